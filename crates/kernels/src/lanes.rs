@@ -1,0 +1,547 @@
+//! Sixteen f32 lanes: the unit in which every floating-point reduction is defined.
+//!
+//! A kernel is written once, over [`Lanes`], and instantiated three times: as plain arrays, as two AVX2 registers and as
+//! one AVX-512 register. Each operation is a correctly rounded IEEE operation per lane and [`Lanes::sum`] is one fixed tree, so
+//! the three agree to the bit. Nothing here may use an approximation instruction (`rcp`, `rsqrt`) or reassociate.
+
+/// Sixteen f32 values.
+///
+/// # Safety
+/// The methods of an implementation may be called only where its instruction set is available: inside a function
+/// that [`simd!`](crate::simd) made, or after a check. Pointers must be valid for the lanes read or written; no alignment is needed.
+pub trait Lanes: Copy {
+    unsafe fn splat(x: f32) -> Self;
+    /// Sixteen f32 from `p`.
+    unsafe fn load(p: *const f32) -> Self;
+    /// The first `n <= 16` lanes from `p`, the rest zero.
+    unsafe fn load_first(p: *const f32, n: usize) -> Self;
+    /// Sixteen bf16 from `p` (32 bytes), widened.
+    unsafe fn load_bf16(p: *const u8) -> Self;
+    /// Sixteen f16 from `p` (32 bytes), widened.
+    unsafe fn load_f16(p: *const u8) -> Self;
+    /// Sixteen bytes from `p`, as unsigned integers converted to f32.
+    unsafe fn load_u8(p: *const u8) -> Self;
+    unsafe fn store(self, p: *mut f32);
+    /// Stores the first `n <= 16` lanes.
+    unsafe fn store_first(self, p: *mut f32, n: usize);
+    unsafe fn add(self, o: Self) -> Self;
+    unsafe fn sub(self, o: Self) -> Self;
+    unsafe fn mul(self, o: Self) -> Self;
+    unsafe fn div(self, o: Self) -> Self;
+    /// `self * b + c`, rounded once.
+    unsafe fn fma(self, b: Self, c: Self) -> Self;
+    /// Per lane `if self > o { self } else { o }`, as `vmaxps` does it: `o` where either is NaN.
+    unsafe fn max(self, o: Self) -> Self;
+    /// Per lane `if self < o { self } else { o }`, as `vminps` does it: `o` where either is NaN.
+    unsafe fn min(self, o: Self) -> Self;
+    unsafe fn sqrt(self) -> Self;
+    /// To the nearest integer, ties to even.
+    unsafe fn round(self) -> Self;
+    /// `2^self` for integral lanes in -126..=127, built in the exponent field.
+    unsafe fn exp2_int(self) -> Self;
+    /// Per lane `if self < bound { a } else { b }` (false where NaN).
+    unsafe fn select_lt(self, bound: Self, a: Self, b: Self) -> Self;
+    /// The sum of all lanes by the fixed tree: lanes i and i+8, then i and i+4, i and i+2, 0 and 1.
+    unsafe fn sum(self) -> f32;
+    /// The greatest lane by the same tree (lanes must not be NaN for a meaningful answer).
+    unsafe fn max_lane(self) -> f32;
+    /// Bits of each lane.
+    unsafe fn to_array(self) -> [f32; 16] {
+        let mut a = [0f32; 16];
+        // SAFETY: `a` holds sixteen lanes; the caller vouches for the instruction set.
+        unsafe { self.store(a.as_mut_ptr()) };
+        a
+    }
+}
+
+/// The oracle: sixteen lanes in an array.
+#[derive(Clone, Copy)]
+pub struct Generic16([f32; 16]);
+
+impl Generic16 {
+    #[inline(always)]
+    fn map(self, f: impl Fn(f32) -> f32) -> Self {
+        Generic16(self.0.map(f))
+    }
+    #[inline(always)]
+    fn zip(self, o: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Generic16(std::array::from_fn(|i| f(self.0[i], o.0[i])))
+    }
+    #[inline(always)]
+    fn tree(self, f: impl Fn(f32, f32) -> f32) -> f32 {
+        let mut v = self.0;
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                v[i] = f(v[i], v[i + half]);
+            }
+        }
+        v[0]
+    }
+}
+
+impl Lanes for Generic16 {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Generic16([x; 16])
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the caller vouches for sixteen lanes at `p`.
+        Generic16(unsafe { p.cast::<[f32; 16]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn load_first(p: *const f32, n: usize) -> Self {
+        let mut a = [0f32; 16];
+        for (i, a) in a.iter_mut().enumerate().take(n) {
+            // SAFETY: the caller vouches for `n` lanes at `p`.
+            *a = unsafe { p.add(i).read_unaligned() };
+        }
+        Generic16(a)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 32 bytes at `p`.
+        let b = unsafe { p.cast::<[[u8; 2]; 16]>().read_unaligned() };
+        Generic16(b.map(|b| f32::from_bits((u16::from_le_bytes(b) as u32) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 32 bytes at `p`.
+        let b = unsafe { p.cast::<[[u8; 2]; 16]>().read_unaligned() };
+        Generic16(b.map(|b| half::f16::from_le_bytes(b).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 16 bytes at `p`.
+        let b = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
+        Generic16(b.map(|b| b as f32))
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the caller vouches for sixteen lanes at `p`.
+        unsafe { p.cast::<[f32; 16]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, p: *mut f32, n: usize) {
+        for (i, v) in self.0.iter().enumerate().take(n) {
+            // SAFETY: the caller vouches for `n` lanes at `p`.
+            unsafe { p.add(i).write_unaligned(*v) };
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        self.zip(o, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        self.zip(o, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        self.zip(o, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        self.zip(o, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn fma(self, b: Self, c: Self) -> Self {
+        Generic16(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
+    }
+    #[inline(always)]
+    unsafe fn max(self, o: Self) -> Self {
+        self.zip(o, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn min(self, o: Self) -> Self {
+        self.zip(o, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn sqrt(self) -> Self {
+        self.map(f32::sqrt)
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        self.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    unsafe fn exp2_int(self) -> Self {
+        self.map(|x| f32::from_bits(((x as i32 + 127) << 23) as u32))
+    }
+    #[inline(always)]
+    unsafe fn select_lt(self, bound: Self, a: Self, b: Self) -> Self {
+        Generic16(std::array::from_fn(|i| if self.0[i] < bound.0[i] { a.0[i] } else { b.0[i] }))
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        self.tree(|a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn max_lane(self) -> f32 {
+        self.tree(|a, b| if a > b { a } else { b })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Lanes;
+    use std::arch::x86_64::*;
+
+    /// Sixteen lanes in two AVX2 registers.
+    #[derive(Clone, Copy)]
+    pub struct Avx2x16(pub __m256, pub __m256);
+    /// Sixteen lanes in one AVX-512 register.
+    #[derive(Clone, Copy)]
+    pub struct Avx512x16(pub __m512);
+
+    /// The last three levels of the tree, on eight lanes.
+    #[inline(always)]
+    unsafe fn sum8(v: __m256) -> f32 {
+        // SAFETY: the caller runs with AVX2.
+        unsafe {
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn max8(v: __m256) -> f32 {
+        // SAFETY: the caller runs with AVX2.
+        unsafe {
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn mask8(n: usize) -> __m256i {
+        // SAFETY: the caller runs with AVX2.
+        unsafe {
+            let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            _mm256_cmpgt_epi32(_mm256_set1_epi32(n.min(8) as i32), lane)
+        }
+    }
+
+    #[inline(always)]
+    fn mask16(n: usize) -> __mmask16 {
+        ((1u32 << n.min(16)) - 1) as __mmask16
+    }
+
+    // Each method's body is a handful of intrinsics under the trait's own contract, so one SAFETY line serves the module:
+    // SAFETY (all): the caller vouches for the instruction set and for the pointers, see `Lanes`.
+    #[allow(clippy::undocumented_unsafe_blocks)]
+    impl Lanes for Avx2x16 {
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            unsafe { Avx2x16(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self {
+            unsafe { Avx2x16(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+        }
+        #[inline(always)]
+        unsafe fn load_first(p: *const f32, n: usize) -> Self {
+            unsafe {
+                let high = if n > 8 { _mm256_maskload_ps(p.add(8), mask8(n - 8)) } else { _mm256_setzero_ps() };
+                Avx2x16(_mm256_maskload_ps(p, mask8(n)), high)
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(p: *const u8) -> Self {
+            unsafe {
+                let half = |p: *const u8| {
+                    let v = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v))
+                };
+                Avx2x16(half(p), half(p.add(16)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_f16(p: *const u8) -> Self {
+            unsafe {
+                let half = |p: *const u8| _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
+                Avx2x16(half(p), half(p.add(16)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_u8(p: *const u8) -> Self {
+            unsafe {
+                let half = |p: *const u8| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())));
+                Avx2x16(half(p), half(p.add(8)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            unsafe {
+                _mm256_storeu_ps(p, self.0);
+                _mm256_storeu_ps(p.add(8), self.1);
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_first(self, p: *mut f32, n: usize) {
+            unsafe {
+                _mm256_maskstore_ps(p, mask8(n), self.0);
+                if n > 8 {
+                    _mm256_maskstore_ps(p.add(8), mask8(n - 8), self.1);
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn add(self, o: Self) -> Self {
+            unsafe { Avx2x16(_mm256_add_ps(self.0, o.0), _mm256_add_ps(self.1, o.1)) }
+        }
+        #[inline(always)]
+        unsafe fn sub(self, o: Self) -> Self {
+            unsafe { Avx2x16(_mm256_sub_ps(self.0, o.0), _mm256_sub_ps(self.1, o.1)) }
+        }
+        #[inline(always)]
+        unsafe fn mul(self, o: Self) -> Self {
+            unsafe { Avx2x16(_mm256_mul_ps(self.0, o.0), _mm256_mul_ps(self.1, o.1)) }
+        }
+        #[inline(always)]
+        unsafe fn div(self, o: Self) -> Self {
+            unsafe { Avx2x16(_mm256_div_ps(self.0, o.0), _mm256_div_ps(self.1, o.1)) }
+        }
+        #[inline(always)]
+        unsafe fn fma(self, b: Self, c: Self) -> Self {
+            unsafe { Avx2x16(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
+        }
+        #[inline(always)]
+        unsafe fn max(self, o: Self) -> Self {
+            unsafe { Avx2x16(_mm256_max_ps(self.0, o.0), _mm256_max_ps(self.1, o.1)) }
+        }
+        #[inline(always)]
+        unsafe fn min(self, o: Self) -> Self {
+            unsafe { Avx2x16(_mm256_min_ps(self.0, o.0), _mm256_min_ps(self.1, o.1)) }
+        }
+        #[inline(always)]
+        unsafe fn sqrt(self) -> Self {
+            unsafe { Avx2x16(_mm256_sqrt_ps(self.0), _mm256_sqrt_ps(self.1)) }
+        }
+        #[inline(always)]
+        unsafe fn round(self) -> Self {
+            unsafe {
+                const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+                Avx2x16(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1))
+            }
+        }
+        #[inline(always)]
+        unsafe fn exp2_int(self) -> Self {
+            unsafe {
+                let half = |v| {
+                    let e = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(127));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(e))
+                };
+                Avx2x16(half(self.0), half(self.1))
+            }
+        }
+        #[inline(always)]
+        unsafe fn select_lt(self, bound: Self, a: Self, b: Self) -> Self {
+            unsafe {
+                let half = |x, y, a, b| _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, y));
+                Avx2x16(half(self.0, bound.0, a.0, b.0), half(self.1, bound.1, a.1, b.1))
+            }
+        }
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            unsafe { sum8(_mm256_add_ps(self.0, self.1)) }
+        }
+        #[inline(always)]
+        unsafe fn max_lane(self) -> f32 {
+            unsafe { max8(_mm256_max_ps(self.0, self.1)) }
+        }
+    }
+
+    #[allow(clippy::undocumented_unsafe_blocks)]
+    impl Lanes for Avx512x16 {
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            unsafe { Avx512x16(_mm512_set1_ps(x)) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self {
+            unsafe { Avx512x16(_mm512_loadu_ps(p)) }
+        }
+        #[inline(always)]
+        unsafe fn load_first(p: *const f32, n: usize) -> Self {
+            unsafe { Avx512x16(_mm512_maskz_loadu_ps(mask16(n), p)) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(p: *const u8) -> Self {
+            unsafe {
+                let v = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+                Avx512x16(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(v)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_f16(p: *const u8) -> Self {
+            unsafe { Avx512x16(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn load_u8(p: *const u8) -> Self {
+            unsafe { Avx512x16(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())))) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            unsafe { _mm512_storeu_ps(p, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn store_first(self, p: *mut f32, n: usize) {
+            unsafe { _mm512_mask_storeu_ps(p, mask16(n), self.0) }
+        }
+        #[inline(always)]
+        unsafe fn add(self, o: Self) -> Self {
+            unsafe { Avx512x16(_mm512_add_ps(self.0, o.0)) }
+        }
+        #[inline(always)]
+        unsafe fn sub(self, o: Self) -> Self {
+            unsafe { Avx512x16(_mm512_sub_ps(self.0, o.0)) }
+        }
+        #[inline(always)]
+        unsafe fn mul(self, o: Self) -> Self {
+            unsafe { Avx512x16(_mm512_mul_ps(self.0, o.0)) }
+        }
+        #[inline(always)]
+        unsafe fn div(self, o: Self) -> Self {
+            unsafe { Avx512x16(_mm512_div_ps(self.0, o.0)) }
+        }
+        #[inline(always)]
+        unsafe fn fma(self, b: Self, c: Self) -> Self {
+            unsafe { Avx512x16(_mm512_fmadd_ps(self.0, b.0, c.0)) }
+        }
+        #[inline(always)]
+        unsafe fn max(self, o: Self) -> Self {
+            unsafe { Avx512x16(_mm512_max_ps(self.0, o.0)) }
+        }
+        #[inline(always)]
+        unsafe fn min(self, o: Self) -> Self {
+            unsafe { Avx512x16(_mm512_min_ps(self.0, o.0)) }
+        }
+        #[inline(always)]
+        unsafe fn sqrt(self) -> Self {
+            unsafe { Avx512x16(_mm512_sqrt_ps(self.0)) }
+        }
+        #[inline(always)]
+        unsafe fn round(self) -> Self {
+            unsafe {
+                const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+                Avx512x16(_mm512_roundscale_ps::<NEAREST>(self.0))
+            }
+        }
+        #[inline(always)]
+        unsafe fn exp2_int(self) -> Self {
+            unsafe {
+                let e = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
+                Avx512x16(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(e)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn select_lt(self, bound: Self, a: Self, b: Self) -> Self {
+            unsafe {
+                let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, bound.0);
+                Avx512x16(_mm512_mask_blend_ps(less, b.0, a.0))
+            }
+        }
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            unsafe {
+                let high = _mm512_extractf32x8_ps::<1>(self.0);
+                sum8(_mm256_add_ps(_mm512_castps512_ps256(self.0), high))
+            }
+        }
+        #[inline(always)]
+        unsafe fn max_lane(self) -> f32 {
+            unsafe {
+                let high = _mm512_extractf32x8_ps::<1>(self.0);
+                max8(_mm256_max_ps(_mm512_castps512_ps256(self.0), high))
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub use x86::{Avx2x16, Avx512x16};
+
+/// Makes a function that runs `$body::<V>(args)` with the lanes of the given [`Isa`], inside a shell that has the
+/// instruction set enabled. `$body` must be `#[inline(always)] unsafe fn body<V: Lanes>(..)`, and sound for any arguments
+/// that the made (safe) function lets through: it does the checks.
+#[macro_export]
+macro_rules! simd {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name(isa: $crate::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[allow(clippy::too_many_arguments)]
+                #[target_feature(enable = "avx2,fma,f16c,bmi2")]
+                unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: this shell has the instruction set enabled.
+                    unsafe { $body::<$crate::lanes::Avx2x16>($($arg),*) }
+                }
+                #[allow(clippy::too_many_arguments)]
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")]
+                unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: as above.
+                    unsafe { $body::<$crate::lanes::Avx512x16>($($arg),*) }
+                }
+                match isa.level() {
+                    // SAFETY: an `Isa` above generic is made only after its features were detected.
+                    $crate::isa::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above.
+                    $crate::isa::Level::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::isa::Level::Generic => {}
+                }
+            }
+            let _ = isa;
+            // SAFETY: the generic lanes need no instruction set; the body is sound for all arguments.
+            unsafe { $body::<$crate::lanes::Generic16>($($arg),*) }
+        }
+    };
+}
+
+#[inline(always)]
+unsafe fn dot_lanes<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let (n, whole) = (a.len(), a.len() / 16 * 16);
+    // SAFETY: every load stays inside the slices; the caller vouches for the instruction set.
+    unsafe {
+        let mut acc = V::splat(0.0);
+        for i in (0..whole).step_by(16) {
+            acc = V::load(a.as_ptr().add(i)).fma(V::load(b.as_ptr().add(i)), acc);
+        }
+        if whole < n {
+            let (x, y) = (a.as_ptr().add(whole), b.as_ptr().add(whole));
+            acc = V::load_first(x, n - whole).fma(V::load_first(y, n - whole), acc);
+        }
+        acc.sum()
+    }
+}
+
+simd! {
+    /// The dot product of two vectors as the numerics define it: element i goes to lane i mod 16, in ascending order, one
+    /// fused multiply-add each; then [`Lanes::sum`].
+    pub fn dot(a: &[f32], b: &[f32]) -> f32 = dot_lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn dot_has_the_same_bits_in_every_instruction_set(n in 0usize..100, seed in any::<u64>()) {
+            let mut s = seed | 1;
+            let mut next = || { s ^= s << 13; s ^= s >> 7; s ^= s << 17; (s as i32) as f32 * 1e-9 };
+            let (a, b): (Vec<f32>, Vec<f32>) = (0..n).map(|_| (next(), next())).unzip();
+            let oracle = dot(Isa::GENERIC, &a, &b);
+            for isa in Isa::supported() {
+                prop_assert_eq!(dot(isa, &a, &b).to_bits(), oracle.to_bits());
+            }
+        }
+    }
+}
