@@ -1,1 +1,85 @@
-fn main() {}
+//! The program `sluice`: flags to engine calls, events to the terminal. One file or folder per subcommand; whatever two of them
+//! share has a file of its own. Every failure is one line on standard error and exit code 2; nothing here panics on what a user or a
+//! file says.
+#![forbid(unsafe_code)]
+
+mod chat;
+mod demo;
+mod engine_args;
+mod eval;
+mod folders;
+mod generate;
+mod inspect;
+mod interrupt;
+mod load;
+mod machine;
+mod progress;
+mod prompt;
+mod run;
+mod sampling_args;
+mod stats;
+mod terminal;
+mod units;
+
+use std::io;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Parser, Subcommand};
+use sluice_backend::{Isa, NUMERICS_VERSION};
+
+/// Runs language models that are bigger than memory, from the files you have.
+#[derive(Parser)]
+#[command(name = "sluice", version = version(), max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answer one prompt, streaming.
+    Run(run::RunArgs),
+    /// Talk with a model, turn by turn.
+    Chat(chat::ChatArgs),
+    /// Show what a checkpoint is, what it weighs and whether it fits this machine.
+    Inspect(inspect::InspectArgs),
+    /// Measure a model: perplexity of a text, or logits to compare with a reference.
+    Eval(eval::EvalArgs),
+}
+
+/// `0.1.0 (numerics 1, avx512)`: what an equal result depends on.
+fn version() -> String {
+    let isa = Isa::from_env().map_or_else(|e| e.to_string(), |isa| isa.to_string());
+    format!("{} (numerics {NUMERICS_VERSION}, {isa})", env!("CARGO_PKG_VERSION"))
+}
+
+fn main() -> ExitCode {
+    let start = Instant::now();
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map_or("an unknown place".to_owned(), |l| l.to_string());
+        let payload = panic.payload();
+        let what = payload.downcast_ref::<&str>().copied().map(str::to_owned);
+        let what = what.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+        terminal::note(&format!("a mistake in sluice, please report it: {what:?} at {place}, version {}", version()));
+    }));
+    let result = interrupt::install().and_then(|()| match Cli::parse().command {
+        Command::Run(args) => run::run(args, start),
+        Command::Chat(args) => chat::run(args, start),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Eval(args) => eval::run(args),
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read our output has seen enough (`| head`).
+        Err(e) if e.chain().any(is_closed_pipe) => ExitCode::SUCCESS,
+        Err(e) => {
+            terminal::note(&format!("{e:#}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,1 +1,13 @@
+//! Text in, text out: tokenizer and chat template, sequences and their caches, the step that takes all of them forward, the sampler.
+#![forbid(unsafe_code)]
 
+mod engine;
+pub mod sampler;
+mod sequence;
+pub mod text;
+
+pub use engine::{Engine, Options};
+pub use sequence::{Event, Finish, Generation, SequenceId};
+pub use sluice_model::{Config, Spec};
+pub use sluice_store::Checkpoint;
+pub use sluice_backend::{Activations, Isa, KvType, MemoryClass, Phase, PhaseRow, Profile};

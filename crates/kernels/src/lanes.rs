@@ -10,6 +10,8 @@
 /// The methods of an implementation may be called only where its instruction set is available: inside a function
 /// that [`simd!`](crate::simd) made, or after a check. Pointers must be valid for the lanes read or written; no alignment is needed.
 pub trait Lanes: Copy {
+    /// Whether sixteen lanes are one register of thirty-two, so that kernels may hold larger tiles (which never changes a result).
+    const WIDE: bool;
     unsafe fn splat(x: f32) -> Self;
     /// Sixteen f32 from `p`.
     unsafe fn load(p: *const f32) -> Self;
@@ -43,6 +45,8 @@ pub trait Lanes: Copy {
     unsafe fn select_lt(self, bound: Self, a: Self, b: Self) -> Self;
     /// The sum of all lanes by the fixed tree: lanes i and i+8, then i and i+4, i and i+2, 0 and 1.
     unsafe fn sum(self) -> f32;
+    /// Lane i is `v[i].sum()`: sixteen sums for a third of the work.
+    unsafe fn sum16(v: [Self; 16]) -> Self;
     /// The greatest lane by the same tree (lanes must not be NaN for a meaningful answer).
     unsafe fn max_lane(self) -> f32;
     /// Bits of each lane.
@@ -80,6 +84,7 @@ impl Generic16 {
 }
 
 impl Lanes for Generic16 {
+    const WIDE: bool = false;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Generic16([x; 16])
@@ -177,6 +182,10 @@ impl Lanes for Generic16 {
         self.tree(|a, b| a + b)
     }
     #[inline(always)]
+    unsafe fn sum16(v: [Self; 16]) -> Self {
+        Generic16(v.map(|v| v.tree(|a, b| a + b)))
+    }
+    #[inline(always)]
     unsafe fn max_lane(self) -> f32 {
         self.tree(|a, b| if a > b { a } else { b })
     }
@@ -202,6 +211,23 @@ mod x86 {
             let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
             let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
             _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    /// The last two levels of the tree, four sums at a time: `v[j]` holds four lanes in each 128-bit part, whose sum goes to
+    /// place j of that part.
+    #[inline(always)]
+    unsafe fn sum_parts(v: [__m256; 4]) -> __m256 {
+        // SAFETY: the caller runs with AVX2.
+        unsafe {
+            let two = |a, b| {
+                let low = _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a), _mm256_castps_pd(b)));
+                let high = _mm256_unpackhi_pd(_mm256_castps_pd(a), _mm256_castps_pd(b));
+                _mm256_add_ps(low, _mm256_castpd_ps(high))
+            };
+            let (a, b) = (two(v[0], v[1]), two(v[2], v[3]));
+            let low = _mm256_shuffle_ps::<0x88>(a, b);
+            _mm256_add_ps(low, _mm256_shuffle_ps::<0xdd>(a, b))
         }
     }
 
@@ -233,6 +259,7 @@ mod x86 {
     // SAFETY (all): the caller vouches for the instruction set and for the pointers, see `Lanes`.
     #[allow(clippy::undocumented_unsafe_blocks)]
     impl Lanes for Avx2x16 {
+        const WIDE: bool = false;
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             unsafe { Avx2x16(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
@@ -349,6 +376,24 @@ mod x86 {
             unsafe { sum8(_mm256_add_ps(self.0, self.1)) }
         }
         #[inline(always)]
+        unsafe fn sum16(v: [Self; 16]) -> Self {
+            unsafe {
+                let mut half = [_mm256_setzero_ps(); 2];
+                for (h, half) in half.iter_mut().enumerate() {
+                    // Of v[8h + 4l + j], l is the 128-bit part and j the place in it where its sum ends up.
+                    let mut four = [_mm256_setzero_ps(); 4];
+                    for (j, four) in four.iter_mut().enumerate() {
+                        let (a, b) = (v[8 * h + j], v[8 * h + 4 + j]);
+                        let (a, b) = (_mm256_add_ps(a.0, a.1), _mm256_add_ps(b.0, b.1));
+                        let low = _mm256_permute2f128_ps::<0x20>(a, b);
+                        *four = _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b));
+                    }
+                    *half = sum_parts(four);
+                }
+                Avx2x16(half[0], half[1])
+            }
+        }
+        #[inline(always)]
         unsafe fn max_lane(self) -> f32 {
             unsafe { max8(_mm256_max_ps(self.0, self.1)) }
         }
@@ -356,6 +401,7 @@ mod x86 {
 
     #[allow(clippy::undocumented_unsafe_blocks)]
     impl Lanes for Avx512x16 {
+        const WIDE: bool = true;
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             unsafe { Avx512x16(_mm512_set1_ps(x)) }
@@ -452,6 +498,30 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn sum16(v: [Self; 16]) -> Self {
+            unsafe {
+                // Of v[4l + j], l is the 128-bit part and j the place in it where its sum ends up.
+                let mut four = [_mm512_setzero_ps(); 4];
+                for (j, four) in four.iter_mut().enumerate() {
+                    let eight = |a: __m512, b: __m512| {
+                        let low = _mm512_shuffle_f32x4::<0x44>(a, b);
+                        _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xee>(a, b))
+                    };
+                    let (a, b) = (eight(v[j].0, v[4 + j].0), eight(v[8 + j].0, v[12 + j].0));
+                    let low = _mm512_shuffle_f32x4::<0x88>(a, b);
+                    *four = _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xdd>(a, b));
+                }
+                let two = |a, b| {
+                    let low = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+                    let high = _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b));
+                    _mm512_add_ps(low, _mm512_castpd_ps(high))
+                };
+                let (a, b) = (two(four[0], four[1]), two(four[2], four[3]));
+                let low = _mm512_shuffle_ps::<0x88>(a, b);
+                Avx512x16(_mm512_add_ps(low, _mm512_shuffle_ps::<0xdd>(a, b)))
+            }
+        }
+        #[inline(always)]
         unsafe fn max_lane(self) -> f32 {
             unsafe {
                 let high = _mm512_extractf32x8_ps::<1>(self.0);
@@ -532,6 +602,21 @@ mod tests {
     use crate::Isa;
     use proptest::prelude::*;
 
+    #[inline(always)]
+    unsafe fn sum_lanes<V: Lanes>(v: &[f32; 16]) -> f32 {
+        // SAFETY: sixteen lanes; the shell has the instruction set.
+        unsafe { V::load(v.as_ptr()).sum() }
+    }
+    simd! { fn sum(v: &[f32; 16]) -> f32 = sum_lanes }
+
+    #[inline(always)]
+    unsafe fn sums_lanes<V: Lanes>(x: &[f32], out: &mut [f32; 16]) {
+        assert_eq!(x.len(), 256);
+        // SAFETY: sixteen times sixteen lanes; the shell has the instruction set.
+        unsafe { V::sum16(std::array::from_fn(|i| V::load(x.as_ptr().add(16 * i)))).store(out.as_mut_ptr()) }
+    }
+    simd! { fn sums(x: &[f32], out: &mut [f32; 16]) = sums_lanes }
+
     proptest! {
         #[test]
         fn dot_has_the_same_bits_in_every_instruction_set(n in 0usize..100, seed in any::<u64>()) {
@@ -541,6 +626,16 @@ mod tests {
             let oracle = dot(Isa::GENERIC, &a, &b);
             for isa in Isa::supported() {
                 prop_assert_eq!(dot(isa, &a, &b).to_bits(), oracle.to_bits());
+            }
+        }
+
+        #[test]
+        fn sixteen_sums_are_each_the_tree(x in prop::collection::vec(-1e3f32..1e3, 256)) {
+            let oracle: Vec<u32> = x.as_chunks::<16>().0.iter().map(|v| sum(Isa::GENERIC, v).to_bits()).collect();
+            for isa in Isa::supported() {
+                let mut out = [0.0; 16];
+                sums(isa, &x, &mut out);
+                prop_assert_eq!(&out.map(f32::to_bits)[..], &oracle);
             }
         }
     }

@@ -4,7 +4,23 @@
 //! reduction is defined. One file is one family of kernels: add a kernel where its family lives, an instruction set as
 //! a folder, a weight form as an unpacker in `matmul`.
 
+pub mod activations;
+pub mod affine;
+pub mod attention;
+pub mod delta;
+pub mod elementwise;
 pub mod isa;
 pub mod lanes;
+pub mod math;
+pub mod matmul;
+pub mod norm;
+pub mod rotary;
+pub mod route;
+pub mod rows;
+#[cfg(test)]
+mod test_random;
 
 pub use isa::Isa;
+
+/// Names the arithmetic of `docs/numerics.md`: a state that another version computed is never used.
+pub const NUMERICS_VERSION: u32 = 1;

@@ -1,1 +1,22 @@
+//! Files to bytes. A checkpoint is opened, its headers are checked once, and its tensors are handed out as views of the
+//! mapped files; new files are written under temporary names and renamed. Knows nothing of what the bytes mean: no model,
+//! no quantisation, no arithmetic.
 
+mod atomic;
+mod bytes;
+mod checkpoint;
+mod dtype;
+mod error;
+mod index;
+mod map;
+pub mod safetensors;
+mod write;
+
+pub use atomic::{AtomicFile, check_space, free_space};
+pub use bytes::Bytes;
+pub use checkpoint::{Checkpoint, Tensor};
+pub use dtype::Dtype;
+pub use error::Error;
+pub use index::{shard_name, write_index};
+pub use map::Buffer;
+pub use write::{TensorPlan, Writer};

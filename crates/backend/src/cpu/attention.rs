@@ -1,0 +1,189 @@
+//! Paged attention on the CPU. Rounds of tasks: norms, rotation and cache writes by tokens; attention by KV heads and runs of queries, or, for
+//! single tokens with few KV heads, by partitions that are joined afterwards.
+
+use sluice_kernels::attention::{self, Head, KvShape, KvView, store_row};
+use sluice_kernels::rows::Rows;
+use sluice_kernels::{elementwise, rotary};
+
+use super::Cpu;
+use super::matmul::part;
+use super::memory::{Parts, Place};
+use crate::{AttentionStep, KvLayout};
+
+/// Tokens that one task norms, rotates and stores.
+const TOKENS: usize = 4;
+/// Query tokens that one task takes through the cache together.
+const QUERIES: usize = 64;
+
+/// What a step keeps between its rounds; allocated at the first and then kept.
+#[derive(Default)]
+pub struct Work {
+    /// Queries without their gates: `[tokens, heads * head_dim]`.
+    q: Vec<f32>,
+    /// Parts of single tokens, task by task.
+    parts: Vec<f32>,
+    tasks: Vec<Task>,
+}
+
+impl Work {
+    pub fn bytes(&self) -> usize {
+        4 * (self.q.len() + self.parts.len()) + self.tasks.capacity() * size_of::<Task>()
+    }
+}
+
+/// A piece of attention: one KV head of one sequence, and some of its queries, or one partition of its only one.
+#[derive(Clone, Copy)]
+struct Task {
+    sequence: usize,
+    kv_head: usize,
+    /// Of the sequence's new tokens.
+    first: usize,
+    tokens: usize,
+    partition: Option<usize>,
+    /// Where its part begins.
+    part: usize,
+}
+
+fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
+    let KvLayout { kv_heads, k_dim, v_dim, kv_type, block_tokens, .. } = *layout;
+    let k_offset = layer * layout.layer_bytes();
+    let v_offset = k_offset + kv_heads * block_tokens * k_dim * kv_type.size();
+    KvShape { block_bytes: layout.block_bytes(), k_offset, v_offset, block_tokens, kv_heads, k_dim, v_dim, kv_type }
+}
+
+impl Cpu {
+    pub(super) fn run_attention(&mut self, step: &AttentionStep) {
+        let (batch, isa, threads) = (step.batch, self.isa, self.pool.threads());
+        let layout = step.pool.layout;
+        let (dim, v_dim, kv_heads) = (layout.k_dim, layout.v_dim, layout.kv_heads);
+        let (tokens, heads, group) = (batch.tokens.len(), step.heads, step.heads / layout.kv_heads);
+        let shape = kv_shape(&layout, step.layer);
+        let [q_in, k, v, out, angles] = [step.q, step.k, step.v, step.out, step.rotary].map(|t| self.place(t));
+        let [q_norm, k_norm] = [step.q_norm, step.k_norm].map(|n| n.map(|n| self.norm_weight(&n)));
+        let Work { q, parts, tasks } = &mut self.attention;
+        let q = Place::of_slice(part(q, tokens * heads * dim), heads * dim);
+        let q_width = if step.gated { 2 * dim } else { dim };
+        let half = angles.cols / 2;
+        let slots = &batch.slots[step.group];
+        let kv_bytes = self.buffers[step.pool.buffer.0 as usize].as_bytes_mut();
+
+        // 1. norms, rotation; keys and values into their slots
+        let pool_bytes = Parts::new(&mut *kv_bytes);
+        let turn = |head: &mut [f32], norm: Option<(&[f32], f32)>, cos: &[f32], sin: &[f32]| match norm {
+            Some((weight, eps)) => rotary::norm_rotate(isa, head, Some(weight), eps, cos, sin),
+            None => rotary::rotate(isa, head, cos, sin),
+        };
+        self.pool.run(tokens.div_ceil(TOKENS), &|task, _| {
+            for t in task * TOKENS..((task + 1) * TOKENS).min(tokens) {
+                // SAFETY: this task alone uses this token's rows and its slots, which no other token has.
+                unsafe {
+                    let (cos, sin) = angles.get(t, 0..2 * half).split_at(half);
+                    for h in 0..heads {
+                        let head = q.get_mut(t, h * dim..(h + 1) * dim);
+                        head.copy_from_slice(q_in.get(t, h * q_width..h * q_width + dim));
+                        turn(head, q_norm, cos, sin);
+                    }
+                    for h in 0..kv_heads {
+                        let head = k.get_mut(t, h * dim..(h + 1) * dim);
+                        turn(head, k_norm, cos, sin);
+                        let slot = slots[t] as usize;
+                        store_row(layout.kv_type, head, pool_bytes.get(shape.k_at(slot, h)));
+                        let value = v.get(t, h * v_dim..(h + 1) * v_dim);
+                        store_row(layout.kv_type, value, pool_bytes.get(shape.v_at(slot, h)));
+                    }
+                }
+            }
+        });
+        // 2. attention
+        let kv_bytes = &*kv_bytes;
+        let head = |sequence: usize, kv_head: usize| Head {
+            kv: KvView { bytes: kv_bytes, shape },
+            table: &batch.sequences[sequence].tables[step.group],
+            kv_head,
+            group,
+            scale: step.scale,
+            window: step.window,
+            softcap: None,
+            sinks: None,
+        };
+        let gate = |t: usize, kv_head: usize| {
+            if !step.gated {
+                return;
+            }
+            for h in kv_head * group..(kv_head + 1) * group {
+                // SAFETY: the task that computed this token's heads alone uses them.
+                unsafe {
+                    let gate = q_in.get(t, h * q_width + dim..(h + 1) * q_width);
+                    elementwise::sigmoid_mul(isa, gate, out.get_mut(t, h * v_dim..(h + 1) * v_dim));
+                }
+            }
+        };
+        // Few heads for many threads: single tokens are split by partitions.
+        let split = batch.sequences.len() * kv_heads < 2 * threads && threads > 1;
+        let part_len = group * (v_dim + 2);
+        tasks.clear();
+        let mut part_end = 0;
+        for (sequence, s) in batch.sequences.iter().enumerate() {
+            for kv_head in 0..kv_heads {
+                let mut add = |first, tokens, partition| {
+                    tasks.push(Task { sequence, kv_head, first, tokens, partition, part: part_end });
+                    part_end += if partition.is_some() { part_len } else { 0 };
+                };
+                let partitions = head(sequence, kv_head).partitions(s.position);
+                if s.rows.len() == 1 && split && partitions.len() > 1 {
+                    partitions.for_each(|p| add(0, 1, Some(p)));
+                } else {
+                    // The longest first.
+                    let runs = s.rows.len().div_ceil(QUERIES);
+                    let run = |i: usize| (i * QUERIES, QUERIES.min(s.rows.len() - i * QUERIES));
+                    (0..runs).rev().map(run).for_each(|(first, n)| add(first, n, None));
+                }
+            }
+        }
+        let room = part(parts, if parts.len() < part_end { part_end.next_power_of_two() } else { part_end });
+        let part_room = Parts::new(room);
+        let (tasks, workers) = (&*tasks, &self.workers);
+        self.pool.run(tasks.len(), &|task, thread| {
+            let task = &tasks[task];
+            let s = &batch.sequences[task.sequence];
+            let head = head(task.sequence, task.kv_head);
+            // SAFETY: one borrow, by the task that runs as this thread.
+            let scratch = part(unsafe { &mut workers.get(thread).floats }, head.scratch_len(task.tokens));
+            let from = s.rows.start + task.first;
+            let rows = from..from + task.tokens;
+            let width = group * dim;
+            // SAFETY: queries are only read now.
+            let queries: Rows =
+                unsafe { q.part(rows.clone(), task.kv_head * width..(task.kv_head + 1) * width).as_rows() };
+            if let Some(p) = task.partition {
+                // SAFETY: this task alone writes its part.
+                let part = unsafe { part_room.get(task.part..task.part + part_len) };
+                attention::attend_partition(isa, &head, queries.row(0), s.position, p, part, scratch);
+                return;
+            }
+            let cols = task.kv_head * group * v_dim..(task.kv_head + 1) * group * v_dim;
+            // SAFETY: this task alone writes these heads of these tokens.
+            let mut to = unsafe { out.part(rows.clone(), cols).as_rows_mut() };
+            attention::attend(isa, &head, queries, s.position + task.first, &mut to, scratch);
+            rows.for_each(|t| gate(t, task.kv_head));
+        });
+        // 3. join what was split
+        let mut at = 0;
+        while at < tasks.len() {
+            let first = &tasks[at];
+            let same = |t: &&Task| (t.sequence, t.kv_head) == (first.sequence, first.kv_head);
+            let run = tasks[at..].iter().take_while(same).count();
+            at += run;
+            if first.partition.is_some() {
+                let s = &batch.sequences[first.sequence];
+                let cols = first.kv_head * group * v_dim..(first.kv_head + 1) * group * v_dim;
+                // SAFETY: no task is under way.
+                let (parts, to) = unsafe {
+                    (part_room.get(first.part..first.part + run * part_len), out.get_mut(s.rows.start, cols))
+                };
+                attention::join(isa, &head(first.sequence, first.kv_head), parts, to);
+                gate(s.rows.start, first.kv_head);
+            }
+        }
+    }
+}

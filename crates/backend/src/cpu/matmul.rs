@@ -1,0 +1,283 @@
+//! Matrix products on the CPU: activations are encoded once for all matrices that share them, then row blocks of the matrices are
+//! dealt to threads. A row of the result is always computed whole by one thread, so how rows are dealt changes nothing.
+
+use sluice_kernels::matmul::{self, Activations, Encoding, Input, Matrix};
+use sluice_kernels::{Isa, activations, norm};
+
+use super::memory::{Parts, PerThread, Place, Weight};
+use crate::pool::Pool;
+
+/// Which encodings of the activations some matrices need.
+#[derive(Clone, Copy, Default)]
+pub struct Needs {
+    pub f32: bool,
+    pub bf16: bool,
+    pub int8: bool,
+}
+
+impl Needs {
+    pub fn add(&mut self, encoding: Encoding) {
+        match encoding {
+            Encoding::F32 => self.f32 = true,
+            Encoding::Bf16 => self.bf16 = true,
+            Encoding::Int8 => self.int8 = true,
+        }
+    }
+
+    pub fn of(encodings: impl IntoIterator<Item = Encoding>) -> Needs {
+        let mut needs = Needs::default();
+        encodings.into_iter().for_each(|e| needs.add(e));
+        needs
+    }
+}
+
+/// Activations `[rows, cols]` in the encodings that were needed. Grows to the largest use and then stays.
+#[derive(Default)]
+pub struct Encoded {
+    rows: usize,
+    cols: usize,
+    f32: Vec<f32>,
+    bf16: Vec<u16>,
+    q: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+/// Elements per scale of int8 activations.
+const GROUP: usize = 32;
+
+fn grow<T: Default + Clone>(v: &mut Vec<T>, len: usize) {
+    if v.len() < len {
+        v.resize(len, T::default());
+    }
+}
+
+impl Encoded {
+    /// Room for `[rows, cols]`.
+    pub fn reset(&mut self, rows: usize, cols: usize, needs: Needs) {
+        (self.rows, self.cols) = (rows, cols);
+        if needs.f32 {
+            grow(&mut self.f32, rows * cols);
+        }
+        if needs.bf16 {
+            grow(&mut self.bf16, rows * cols);
+        }
+        if needs.int8 {
+            grow(&mut self.q, rows * cols);
+            grow(&mut self.scales, rows * cols / GROUP);
+            grow(&mut self.sums, rows * cols / GROUP);
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        4 * (self.f32.len() + self.scales.len() + self.sums.len()) + 2 * self.bf16.len() + self.q.len()
+    }
+
+    pub fn input(&self, encoding: Encoding) -> Input<'_> {
+        let (n, groups) = (self.rows * self.cols, self.rows * self.cols / GROUP);
+        match encoding {
+            Encoding::F32 => Input::F32(&self.f32[..n]),
+            Encoding::Bf16 => Input::Bf16(&self.bf16[..n]),
+            Encoding::Int8 => {
+                Input::Int8 { q: &self.q[..n], scales: &self.scales[..groups], sums: &self.sums[..groups] }
+            }
+        }
+    }
+
+    /// For threads that encode rows, or runs of whole groups of columns, side by side.
+    pub fn writer(&mut self, needs: Needs) -> EncodedWriter<'_> {
+        EncodedWriter {
+            needs,
+            cols: self.cols,
+            f32: Parts::new(&mut self.f32),
+            bf16: Parts::new(&mut self.bf16),
+            q: Parts::new(&mut self.q),
+            scales: Parts::new(&mut self.scales),
+            sums: Parts::new(&mut self.sums),
+        }
+    }
+}
+
+/// See [`Encoded::writer`].
+pub struct EncodedWriter<'a> {
+    needs: Needs,
+    cols: usize,
+    f32: Parts<'a, f32>,
+    bf16: Parts<'a, u16>,
+    q: Parts<'a, i8>,
+    scales: Parts<'a, f32>,
+    sums: Parts<'a, f32>,
+}
+
+impl EncodedWriter<'_> {
+    /// Encodes `x` as columns `from ..` of `row`. For int8, `from` and the length are multiples of 32.
+    ///
+    /// # Safety
+    /// Nobody else writes these elements at the same time.
+    pub unsafe fn write(&self, isa: Isa, row: usize, from: usize, x: &[f32]) {
+        let at = row * self.cols + from;
+        assert!(from + x.len() <= self.cols);
+        // SAFETY: the caller keeps threads apart.
+        unsafe {
+            if self.needs.f32 {
+                self.f32.get(at..at + x.len()).copy_from_slice(x);
+            }
+            if self.needs.bf16 {
+                activations::encode_bf16(isa, x, self.bf16.get(at..at + x.len()));
+            }
+            if self.needs.int8 {
+                assert!(from.is_multiple_of(GROUP) && x.len().is_multiple_of(GROUP));
+                let (g, n) = (at / GROUP, x.len() / GROUP);
+                let (scales, sums) = (self.scales.get(g..g + n), self.sums.get(g..g + n));
+                activations::encode_int8(isa, x, self.q.get(at..at + x.len()), scales, sums);
+            }
+        }
+    }
+}
+
+/// What each thread keeps for itself.
+#[derive(Default)]
+pub struct Worker {
+    pub kernel: matmul::Scratch,
+    /// Results of a row block: `[tokens, rows]`.
+    pub tile: Vec<f32>,
+    pub tile2: Vec<f32>,
+    pub row: Vec<f32>,
+    pub floats: Vec<f32>,
+}
+
+/// `len` elements of `v`, which grows to the largest use and then stays.
+pub fn part(v: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    grow(v, len);
+    &mut v[..len]
+}
+
+impl Worker {
+    pub fn bytes(&self) -> usize {
+        let floats = self.tile.len() + self.tile2.len() + self.row.len() + self.floats.len();
+        4 * floats + self.kernel.bytes()
+    }
+}
+
+/// Tokens that one task encodes.
+const ENCODE_TOKENS: usize = 4;
+
+/// Encodes the rows of `x`, after an RMS norm where one is given.
+pub fn encode(
+    (isa, pool, workers): (Isa, &mut Pool, &PerThread<Worker>),
+    x: Place,
+    norm: Option<(&[f32], f32)>,
+    needs: Needs,
+    into: &mut Encoded,
+) {
+    into.reset(x.rows, x.cols, needs);
+    let writer = into.writer(needs);
+    pool.run(x.rows.div_ceil(ENCODE_TOKENS), &|task, thread| {
+        // SAFETY: one borrow, by the task that runs as this thread.
+        let worker = unsafe { workers.get(thread) };
+        for row in task * ENCODE_TOKENS..((task + 1) * ENCODE_TOKENS).min(x.rows) {
+            // SAFETY: nobody writes `x` while it is encoded.
+            let values = unsafe { x.get(row, 0..x.cols) };
+            let values = match norm {
+                None => values,
+                Some((weight, eps)) => {
+                    let normed = part(&mut worker.row, x.cols);
+                    norm::rms_norm(isa, values, weight, eps, normed);
+                    normed
+                }
+            };
+            // SAFETY: this task alone writes this row.
+            unsafe { writer.write(isa, row, 0, values) };
+        }
+    });
+}
+
+/// `out[t] (+)= W[rows] x[t] + bias` for all tokens.
+#[derive(Clone, Copy)]
+pub struct Job {
+    pub weight: usize,
+    pub row: usize,
+    pub rows: usize,
+    pub out: Place,
+    /// `[1, rows]`
+    pub bias: Option<Place>,
+    pub add: bool,
+    /// Tasks before this job's.
+    pub first_task: usize,
+}
+
+/// Rows that one task takes of matrices with `rows` rows in all: few enough that all threads have some, many enough that a task is
+/// worth its dealing.
+pub fn block_rows(rows: usize, threads: usize) -> usize {
+    (rows / (threads * 4)).next_multiple_of(matmul::ROW_BLOCK).clamp(matmul::ROW_BLOCK, 128)
+}
+
+/// Below so many multiply-adds dealing costs more than it brings.
+const SMALL: usize = 1 << 15;
+
+/// Carries out `jobs` on the rows `tokens` of the encoded activations.
+pub fn run_jobs(
+    (isa, pool, workers): (Isa, &mut Pool, &PerThread<Worker>),
+    weights: &[Weight],
+    mode: Activations,
+    jobs: &mut [Job],
+    encoded: &Encoded,
+    tokens: &[u32],
+) {
+    let rows: usize = jobs.iter().map(|j| j.rows).sum();
+    let small = rows * encoded.cols * tokens.len() < SMALL;
+    let block = if small { usize::MAX } else { block_rows(rows, pool.threads()) };
+    let mut tasks = 0;
+    for job in jobs.iter_mut() {
+        job.first_task = tasks;
+        tasks += if small { 1 } else { job.rows.div_ceil(block) };
+    }
+    let jobs = &*jobs;
+    let task = |task: usize, thread: usize| {
+        let job = &jobs[jobs.partition_point(|j| j.first_task <= task) - 1];
+        let from = (task - job.first_task) * if small { 0 } else { block };
+        let n = block.min(job.rows - from);
+        // SAFETY: one borrow, by the task that runs as this thread.
+        let worker = unsafe { workers.get(thread) };
+        let weight = &weights[job.weight];
+        let input = encoded.input(weight.form().encoding(mode));
+        let tile = part(&mut worker.tile, tokens.len() * n);
+        let first = job.row + from;
+        matmul::matmul(isa, &weight.matrix(), first..first + n, input, tokens, tile, &mut worker.kernel);
+        for (t, tile) in tile.chunks_exact(n).enumerate() {
+            // SAFETY: these columns of the output are this task's alone; the bias is never written.
+            let (out, bias) =
+                unsafe { (job.out.get_mut(t, from..from + n), job.bias.map(|b| b.get(0, from..from + n))) };
+            store(out, tile, bias, job.add);
+        }
+    };
+    if small {
+        (0..tasks).for_each(|t| task(t, 0));
+    } else {
+        pool.run(tasks, &task);
+    }
+}
+
+fn store(out: &mut [f32], values: &[f32], bias: Option<&[f32]>, add: bool) {
+    match (bias, add) {
+        (None, false) => out.copy_from_slice(values),
+        (None, true) => out.iter_mut().zip(values).for_each(|(o, v)| *o += v),
+        (Some(bias), false) => out.iter_mut().zip(values.iter().zip(bias)).for_each(|(o, (v, b))| *o = v + b),
+        (Some(bias), true) => out.iter_mut().zip(values.iter().zip(bias)).for_each(|(o, (v, b))| *o += v + b),
+    }
+}
+
+/// A matrix product that one thread does by itself: `tile = W[rows] x[tokens]`, `[tokens, rows]`.
+pub fn tile<'a>(
+    isa: Isa,
+    matrix: &Matrix,
+    rows: std::ops::Range<usize>,
+    input: Input,
+    tokens: &[u32],
+    tile: &'a mut Vec<f32>,
+    kernel: &mut matmul::Scratch,
+) -> &'a mut [f32] {
+    let tile = part(tile, tokens.len() * rows.len());
+    matmul::matmul(isa, matrix, rows, input, tokens, tile, kernel);
+    tile
+}

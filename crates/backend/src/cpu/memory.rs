@@ -1,0 +1,218 @@
+//! Buffers of the CPU backend, and how threads write into them.
+
+use std::cell::UnsafeCell;
+use std::ops::Range;
+
+use anyhow::{Context, Result};
+use memmap2::{MmapMut, MmapOptions};
+use sluice_kernels::matmul::{Form, Matrix};
+use sluice_kernels::rows::{Rows, RowsMut};
+use sluice_store::Bytes;
+
+use crate::{MatrixSource, MemoryClass, Tensor};
+
+/// Zeroed anonymous memory, committed page by page when touched.
+pub struct Buffer {
+    map: MmapMut,
+    pub class: MemoryClass,
+    pub bytes: usize,
+}
+
+impl Buffer {
+    pub fn zeroed(class: MemoryClass, bytes: usize) -> Result<Buffer> {
+        // A map of nothing is refused by the system; a page that is never touched costs nothing.
+        let map = MmapOptions::new().len(bytes.max(1)).map_anon();
+        let map = map.with_context(|| format!("cannot reserve {bytes} bytes for {}", class.name()))?;
+        Ok(Buffer { map, class, bytes })
+    }
+
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map[..self.bytes]
+    }
+}
+
+/// A row-major f32 matrix that several threads write, each its own part.
+#[derive(Clone, Copy)]
+pub struct Place {
+    start: *mut f32,
+    pub rows: usize,
+    pub cols: usize,
+    pub stride: usize,
+}
+
+// SAFETY: a `Place` is only an address; every access goes through its unsafe methods, whose callers keep threads apart.
+unsafe impl Send for Place {}
+// SAFETY: as above.
+unsafe impl Sync for Place {}
+
+impl Place {
+    /// Where `t` lies in its buffer.
+    pub fn new(buffer: &mut Buffer, t: Tensor) -> Place {
+        let end = if t.rows == 0 { t.offset } else { t.offset + (t.rows - 1) * t.stride + t.cols };
+        assert!(end * size_of::<f32>() <= buffer.bytes, "a tensor reaches beyond its buffer");
+        // SAFETY: the offset lies inside the buffer, as just checked.
+        let start = unsafe { buffer.map.as_mut_ptr().cast::<f32>().add(t.offset) };
+        Place { start, rows: t.rows, cols: t.cols, stride: t.stride }
+    }
+
+    /// Host memory, `[rows, cols]` dense.
+    pub fn of_slice(slice: &mut [f32], cols: usize) -> Place {
+        assert!(cols > 0 && slice.len().is_multiple_of(cols));
+        Place { start: slice.as_mut_ptr(), rows: slice.len() / cols, cols, stride: cols }
+    }
+
+    /// Columns `cols` of row `row`.
+    ///
+    /// # Safety
+    /// The buffer is alive and nobody else writes these elements during the borrow.
+    pub unsafe fn get<'a>(self, row: usize, cols: Range<usize>) -> &'a [f32] {
+        assert!(row < self.rows && cols.start <= cols.end && cols.end <= self.cols);
+        // SAFETY: inside the matrix, as just checked, and quiet, as the caller vouches.
+        unsafe { std::slice::from_raw_parts(self.start.add(row * self.stride + cols.start), cols.len()) }
+    }
+
+    /// Columns `cols` of row `row`, to write.
+    ///
+    /// # Safety
+    /// The buffer is alive and nobody else uses these elements during the borrow.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn get_mut<'a>(self, row: usize, cols: Range<usize>) -> &'a mut [f32] {
+        assert!(row < self.rows && cols.start <= cols.end && cols.end <= self.cols);
+        // SAFETY: inside the matrix, as just checked, and nobody else's, as the caller vouches.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride + cols.start), cols.len()) }
+    }
+
+    /// Some rows and columns of it.
+    pub fn part(self, rows: Range<usize>, cols: Range<usize>) -> Place {
+        assert!(rows.start <= rows.end && rows.end <= self.rows && cols.start <= cols.end && cols.end <= self.cols);
+        // SAFETY: the offset stays inside the matrix (or at its end, when nothing is left), as just checked.
+        let start = unsafe { self.start.add(rows.start * self.stride + cols.start) };
+        Place { start, rows: rows.len(), cols: cols.len(), stride: self.stride }
+    }
+
+    /// The matrix as kernels read it.
+    ///
+    /// # Safety
+    /// As for [`Place::get`].
+    pub unsafe fn as_rows<'a>(self) -> Rows<'a> {
+        // SAFETY: every `Place` lies inside its buffer; quiet, as the caller vouches.
+        unsafe { Rows::from_raw(self.start, self.rows, self.cols, self.stride) }
+    }
+
+    /// The matrix as kernels write it.
+    ///
+    /// # Safety
+    /// As for [`Place::get_mut`].
+    pub unsafe fn as_rows_mut<'a>(self) -> RowsMut<'a> {
+        // SAFETY: every `Place` lies inside its buffer; nobody else's, as the caller vouches.
+        unsafe { RowsMut::from_raw(self.start, self.rows, self.cols, self.stride) }
+    }
+
+    /// `len` elements of row `row` from column `from` as a dense matrix `[len / cols, cols]`.
+    pub fn fold(self, row: usize, from: usize, rows: usize, cols: usize) -> Place {
+        assert!(row < self.rows && from + rows * cols <= self.cols);
+        let part = self.part(row..row + 1, from..from + rows * cols);
+        Place { rows, cols, stride: cols, ..part }
+    }
+}
+
+/// A slice that several threads write, each its own part.
+pub struct Parts<'a, T>(*mut T, usize, std::marker::PhantomData<&'a mut [T]>);
+
+// SAFETY: access goes through `get`, whose callers keep threads apart.
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
+
+impl<'a, T> Parts<'a, T> {
+    pub fn new(slice: &'a mut [T]) -> Parts<'a, T> {
+        Parts(slice.as_mut_ptr(), slice.len(), std::marker::PhantomData)
+    }
+
+    /// Elements `range`, to write.
+    ///
+    /// # Safety
+    /// Nobody else uses these elements during the borrow.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn get(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.1);
+        // SAFETY: inside the slice, as just checked, and nobody else's, as the caller vouches.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(range.start), range.len()) }
+    }
+}
+
+/// One `T` for each thread of the pool.
+pub struct PerThread<T>(Vec<UnsafeCell<T>>);
+
+// SAFETY: `get` hands each thread its own.
+unsafe impl<T: Send> Sync for PerThread<T> {}
+
+impl<T: Default> PerThread<T> {
+    pub fn new(threads: usize) -> Self {
+        PerThread((0..threads).map(|_| UnsafeCell::default()).collect())
+    }
+
+    /// The given thread's own.
+    ///
+    /// # Safety
+    /// Only the task that runs as `thread` calls this, and it keeps one borrow at a time.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn get(&self, thread: usize) -> &mut T {
+        // SAFETY: the pool never runs two tasks as the same thread at once.
+        unsafe { &mut *self.0[thread].get() }
+    }
+
+    /// The sum of `f` over all threads' own. `&mut`: no task is under way.
+    pub fn sum(&mut self, f: impl Fn(&T) -> usize) -> usize {
+        self.0.iter_mut().map(|c| f(c.get_mut())).sum()
+    }
+}
+
+/// A weight matrix where its checkpoint has it.
+pub struct Weight {
+    source: MatrixSource,
+}
+
+impl Weight {
+    pub fn new(source: MatrixSource) -> Result<Weight> {
+        let weight = Weight { source };
+        weight.check()?;
+        Ok(weight)
+    }
+
+    fn check(&self) -> Result<Matrix<'_>> {
+        let s = &self.source;
+        Ok(Matrix::new(s.form, s.rows, s.cols, &s.data, &s.scales, &s.biases)?)
+    }
+
+    pub fn matrix(&self) -> Matrix<'_> {
+        self.check().expect("checked when it was made")
+    }
+
+    pub fn form(&self) -> Form {
+        self.source.form
+    }
+
+    pub fn rows(&self) -> usize {
+        self.source.rows
+    }
+
+    pub fn cols(&self) -> usize {
+        self.source.cols
+    }
+
+    fn parts(&self) -> [&Bytes; 3] {
+        [&self.source.data, &self.source.scales, &self.source.biases]
+    }
+
+    /// Bytes of the whole matrix, and whether they lie in a mapped file.
+    pub fn bytes(&self) -> usize {
+        self.parts().iter().map(|b| b.len()).sum()
+    }
+
+    pub fn bytes_per_row(&self) -> usize {
+        if self.rows() == 0 { 0 } else { self.bytes() / self.rows() }
+    }
+
+    pub fn is_mapped(&self) -> bool {
+        self.source.data.is_mapped()
+    }
+}

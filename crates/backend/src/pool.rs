@@ -1,0 +1,220 @@
+//! A fork-join pool for work of microseconds.
+//!
+//! The caller is one of the threads. A job is a number of tasks, taken from a counter, so that a slow or descheduled thread only takes
+//! fewer; a helper that has not woken by the time the tasks are gone is locked out instead of waited for. Idle helpers
+//! spin for a moment (the next layer's work comes within microseconds) and then sleep.
+
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long an idle helper spins before it sleeps.
+const SPIN: Duration = Duration::from_micros(60);
+
+type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
+/// The state of the current job in one word: epoch (high half), open flag, helpers that entered.
+const OPEN: u64 = 1 << 31;
+const ENTERED: u64 = OPEN - 1;
+
+struct Shared {
+    state: AtomicU64,
+    /// Helpers that have left the current job.
+    left: AtomicUsize,
+    next: AtomicUsize,
+    tasks: AtomicUsize,
+    job: UnsafeCell<Option<Job<'static>>>,
+    panicked: AtomicBool,
+    sleeping: Vec<AtomicBool>,
+    stop: AtomicBool,
+}
+
+// SAFETY: `job` is written only by the thread that owns the pool, while no helper is inside a job (the state word is closed and
+// every helper that entered has left), and read only by helpers that entered after it was published by the state word.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; a job is `Sync`.
+unsafe impl Send for Shared {}
+
+/// Threads that share jobs.
+pub struct Pool {
+    shared: Arc<Shared>,
+    helpers: Vec<(Thread, Option<JoinHandle<()>>)>,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller's among them.
+    pub fn new(threads: usize) -> Pool {
+        let count = threads.max(1) - 1;
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            left: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            tasks: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            panicked: AtomicBool::new(false),
+            sleeping: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            stop: AtomicBool::new(false),
+        });
+        let helpers = (0..count)
+            .map(|i| {
+                let shared = shared.clone();
+                let handle = std::thread::Builder::new()
+                    .name(format!("sluice-{}", i + 1))
+                    .spawn(move || help(&shared, i))
+                    .expect("the system starts a thread");
+                (handle.thread().clone(), Some(handle))
+            })
+            .collect();
+        Pool { shared, helpers }
+    }
+
+    /// Threads, the caller's among them.
+    pub fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Runs `job(task, thread)` for every task below `tasks`; `thread` is below [`Pool::threads`] and no two calls with the same one
+    /// overlap. Returns when all are done. `&mut` because one job runs at a time.
+    pub fn run(&mut self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+        if self.helpers.is_empty() || tasks <= 1 {
+            (0..tasks).for_each(|task| job(task, 0));
+            return;
+        }
+        let s = &*self.shared;
+        // 1. Publish. No helper is inside: the last job was closed and left.
+        // SAFETY: the lifetime is widened only until step 3, which returns after the last helper that entered has left.
+        unsafe { *s.job.get() = Some(std::mem::transmute::<Job<'_>, Job<'static>>(job)) };
+        s.next.store(0, Ordering::Relaxed);
+        s.tasks.store(tasks, Ordering::Relaxed);
+        s.left.store(0, Ordering::Relaxed);
+        let epoch = (s.state.load(Ordering::Relaxed) >> 32) + 1;
+        s.state.store(epoch << 32 | OPEN, Ordering::SeqCst);
+        for (i, (thread, _)) in self.helpers.iter().enumerate() {
+            if s.sleeping[i].load(Ordering::SeqCst) {
+                thread.unpark();
+            }
+        }
+        // 2. Work along.
+        let own = catch_unwind(AssertUnwindSafe(|| take_tasks(s, job, 0)));
+        // 3. Lock out who has not come, wait for who has.
+        let entered = (s.state.fetch_and(!OPEN, Ordering::AcqRel) & ENTERED) as usize;
+        let mut spins = 0u32;
+        while s.left.load(Ordering::Acquire) < entered {
+            spins += 1;
+            if spins < 10_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        if let Err(panic) = own {
+            resume_unwind(panic);
+        }
+        if s.panicked.swap(false, Ordering::Relaxed) {
+            panic!("a helper thread panicked");
+        }
+    }
+}
+
+fn take_tasks(s: &Shared, job: Job, thread: usize) {
+    let tasks = s.tasks.load(Ordering::Relaxed);
+    loop {
+        let task = s.next.fetch_add(1, Ordering::Relaxed);
+        if task >= tasks {
+            return;
+        }
+        job(task, thread);
+    }
+}
+
+fn help(s: &Shared, index: usize) {
+    let mut seen = 0;
+    loop {
+        // 1. Wait for a newer epoch: spin, then sleep.
+        let mut idle = Instant::now();
+        let mut spins = 0u32;
+        let state = loop {
+            if s.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let state = s.state.load(Ordering::Acquire);
+            if state >> 32 != seen {
+                break state;
+            }
+            spins += 1;
+            if !spins.is_multiple_of(64) || idle.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            s.sleeping[index].store(true, Ordering::SeqCst);
+            // Publishing and `sleeping` are both sequentially consistent: one of the two sides sees the other.
+            if s.state.load(Ordering::SeqCst) >> 32 == seen && !s.stop.load(Ordering::SeqCst) {
+                std::thread::park();
+            }
+            s.sleeping[index].store(false, Ordering::SeqCst);
+            idle = Instant::now();
+        };
+        seen = state >> 32;
+        // 2. Enter if it is still open.
+        let entered = s.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+            (now >> 32 == seen && now & OPEN != 0).then_some(now + 1)
+        });
+        if entered.is_err() {
+            continue;
+        }
+        // 3. Work, and say that we left.
+        // SAFETY: we entered, so the owner does not touch `job` until we have left.
+        let job = unsafe { *s.job.get() }.expect("an open job is published");
+        if catch_unwind(AssertUnwindSafe(|| take_tasks(s, job, index + 1))).is_err() {
+            s.panicked.store(true, Ordering::Relaxed);
+        }
+        s.left.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for (thread, handle) in &mut self.helpers {
+            thread.unpark();
+            let _ = handle.take().expect("joined once").join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_on_one_of_the_threads() {
+        for threads in [1, 2, 5] {
+            let mut pool = Pool::new(threads);
+            for round in 0..2000 {
+                let n = round % 37;
+                let hits: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(n, &|task, thread| {
+                    assert!(thread < threads);
+                    hits[task].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
+                if round % 500 == 0 {
+                    std::thread::sleep(2 * SPIN);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_lives() {
+        let mut pool = Pool::new(3);
+        for bad in 0..20 {
+            let caught = catch_unwind(AssertUnwindSafe(|| pool.run(20, &|task, _| assert_ne!(task, bad))));
+            assert!(caught.is_err());
+        }
+        let sum = AtomicUsize::new(0);
+        pool.run(10, &|task, _| {
+            sum.fetch_add(task, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 45);
+    }
+}

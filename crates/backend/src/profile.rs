@@ -1,0 +1,73 @@
+//! Where a step's time goes, by phase of a layer.
+
+use std::time::{Duration, Instant};
+
+/// A phase of a model step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Embed,
+    Project,
+    Attention,
+    DeltaNet,
+    Mlp,
+    Route,
+    Experts,
+    Head,
+}
+
+impl Phase {
+    pub const ALL: [Phase; 8] = [
+        Phase::Embed,
+        Phase::Project,
+        Phase::Attention,
+        Phase::DeltaNet,
+        Phase::Mlp,
+        Phase::Route,
+        Phase::Experts,
+        Phase::Head,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Embed => "embed",
+            Phase::Project => "project",
+            Phase::Attention => "attention",
+            Phase::DeltaNet => "delta_net",
+            Phase::Mlp => "mlp",
+            Phase::Route => "route",
+            Phase::Experts => "experts",
+            Phase::Head => "head",
+        }
+    }
+}
+
+/// What one phase took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PhaseRow {
+    pub time: Duration,
+    pub calls: u64,
+    /// Weight bytes used, counted once per call and matrix row.
+    pub weight_bytes: u64,
+    /// Multiply-adds with weights.
+    pub macs: u64,
+}
+
+/// Time and work by phase.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    rows: [PhaseRow; Phase::ALL.len()],
+}
+
+impl Profile {
+    pub fn row(&self, phase: Phase) -> PhaseRow {
+        self.rows[phase as usize]
+    }
+
+    pub(crate) fn add(&mut self, phase: Phase, since: Instant, weight_bytes: u64, macs: u64) {
+        let row = &mut self.rows[phase as usize];
+        row.time += since.elapsed();
+        row.calls += 1;
+        row.weight_bytes += weight_bytes;
+        row.macs += macs;
+    }
+}

@@ -1,0 +1,101 @@
+//! Which model, and how its engine is set up: flags that several subcommands share.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use sluice_engine::{Activations, KvType, Options};
+
+use crate::demo;
+
+/// The folder that was named, or else the demo model's.
+pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
+    named.map_or_else(demo::folder, |path| Ok(path.to_owned()))
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Threads that compute [default: all cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Precision of activations where they meet weights: f32 is exact, bf16 and int8 are faster [default: int8]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    activations: Option<ActivationsArg>,
+    /// Element type of cached keys and values; auto: f32 with f32 activations, else bf16
+    #[arg(long, value_enum, default_value = "auto", value_name = "TYPE")]
+    kv_type: KvTypeArg,
+    /// Tokens that a conversation may have [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS")]
+    max_context: Option<NonZeroUsize>,
+    /// Tokens of a prompt that are computed at once; changes speed and memory, never the result
+    #[arg(long, value_name = "TOKENS")]
+    chunk: Option<NonZeroUsize>,
+    /// Experts per token instead of the model's own number. LOSSY: this changes the model's output
+    #[arg(long, value_name = "K")]
+    experts_per_token: Option<NonZeroUsize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum ActivationsArg {
+    F32,
+    Bf16,
+    Int8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum KvTypeArg {
+    Auto,
+    F32,
+    Bf16,
+    F16,
+}
+
+impl EngineArgs {
+    /// The engine's options: this machine's defaults, and what the flags say.
+    ///
+    /// # Errors
+    /// When `SLUICE_ISA` asks for what this machine lacks.
+    pub fn options(&self) -> Result<Options> {
+        let defaults = Options::for_this_machine()?;
+        Ok(Options {
+            threads: self.threads.map_or(defaults.threads, NonZeroUsize::get),
+            activations: match self.activations {
+                None => defaults.activations,
+                Some(ActivationsArg::F32) => Activations::F32,
+                Some(ActivationsArg::Bf16) => Activations::Bf16,
+                Some(ActivationsArg::Int8) => Activations::Int8,
+            },
+            kv_type: match self.kv_type {
+                KvTypeArg::Auto => None,
+                KvTypeArg::F32 => Some(KvType::F32),
+                KvTypeArg::Bf16 => Some(KvType::Bf16),
+                KvTypeArg::F16 => Some(KvType::F16),
+            },
+            max_context: self.max_context.map(NonZeroUsize::get),
+            chunk: self.chunk.map_or(defaults.chunk, NonZeroUsize::get),
+            experts_per_token: self.experts_per_token.map(NonZeroUsize::get),
+            ..defaults
+        })
+    }
+}
+
+/// The name under which a flag takes it.
+pub fn activations_name(activations: Activations) -> &'static str {
+    match activations {
+        Activations::F32 => "f32",
+        Activations::Bf16 => "bf16",
+        Activations::Int8 => "int8",
+    }
+}
+
+/// As the flag names it; `auto` where the engine chose.
+pub fn kv_type_name(kv_type: Option<KvType>) -> &'static str {
+    match kv_type {
+        None => "auto",
+        Some(KvType::F32) => "f32",
+        Some(KvType::Bf16) => "bf16",
+        Some(KvType::F16) => "f16",
+    }
+}

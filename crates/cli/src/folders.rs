@@ -1,0 +1,33 @@
+//! Where the program keeps things of its own: the XDG folders. A folder that cannot be had is done without.
+
+use std::env;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+/// Compiled images of tokenizers: `~/.cache/sluice/tokenizers`.
+pub fn tokenizer_cache() -> Option<PathBuf> {
+    private(base("XDG_CACHE_HOME", ".cache")?.join("sluice/tokenizers"))
+}
+
+/// The lines typed in conversations: `~/.local/state/sluice/chat-history`.
+pub fn chat_history() -> Option<PathBuf> {
+    Some(private(base("XDG_STATE_HOME", ".local/state")?.join("sluice"))?.join("chat-history"))
+}
+
+/// `name` if it is an absolute path (the XDG specification has others ignored), else the folder in the user's home.
+fn base(name: &str, in_home: &str) -> Option<PathBuf> {
+    let named = env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    named.or_else(|| Some(home()?.join(in_home)))
+}
+
+/// The user's home, if there is one.
+pub fn home() -> Option<PathBuf> {
+    env::var_os("HOME").map(PathBuf::from).filter(|p| p.is_absolute())
+}
+
+/// The folder, made for this user alone where it is missing.
+fn private(folder: PathBuf) -> Option<PathBuf> {
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
+    Some(folder)
+}

@@ -1,0 +1,128 @@
+//! One answer: prompt tokens into the engine, text out of it piece by piece, and what it took.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use sluice_engine::text::{Detokenizer, StopStrings, Tokenizer};
+use sluice_engine::{Engine, Event, Finish, Generation, Profile, SequenceId};
+
+/// What happens while an answer is made.
+pub enum Piece<'a> {
+    /// So many of the prompt's new tokens are computed.
+    Reading { done: usize, total: usize },
+    /// The answer goes on.
+    Text(&'a str),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum End {
+    Engine(Finish),
+    /// This stop string came.
+    StopString(String),
+}
+
+impl End {
+    pub fn name(&self) -> &'static str {
+        match self {
+            End::Engine(finish) => finish.name(),
+            End::StopString(_) => "stop_string",
+        }
+    }
+}
+
+/// A finished answer.
+pub struct Answer {
+    /// Without special tokens, and without the stop string that ended it.
+    pub text: String,
+    /// All that were generated, also those behind the text's end.
+    pub tokens: Vec<u32>,
+    pub end: End,
+    /// Tokens of the prompt that had to be computed.
+    pub computed: usize,
+    /// Until the first token was there.
+    pub reading: Duration,
+    /// From the first token to the last.
+    pub generating: Duration,
+    pub first_token: Option<Instant>,
+    /// Of the prompt and of the answer; empty unless the engine profiles.
+    pub profiles: [Profile; 2],
+}
+
+/// Appends `prompt` to the sequence and generates. `each` sees all that happens and may break it off.
+///
+/// # Errors
+/// The engine's, and those of `each`.
+pub fn answer(
+    engine: &mut Engine,
+    id: SequenceId,
+    prompt: &[u32],
+    generation: Generation,
+    stop_strings: &[String],
+    tokenizer: &Arc<Tokenizer>,
+    each: &mut dyn FnMut(Piece) -> Result<ControlFlow<()>>,
+) -> Result<Answer> {
+    let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer), true);
+    let mut stops = StopStrings::new(stop_strings.iter().cloned());
+    let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
+    let (mut computed, mut first_token, mut last_token) = (0, None, None);
+    let mut profiles = [Profile::default(), Profile::default()];
+    engine.take_profile();
+    let begun = Instant::now();
+    engine.start(id, prompt, generation)?;
+
+    let end = 'steps: loop {
+        events.clear();
+        events.extend_from_slice(engine.step()?);
+        for event in &events {
+            let flow = match *event {
+                Event::Prefill { done, total, .. } => {
+                    computed = total;
+                    each(Piece::Reading { done, total })?
+                }
+                Event::Token { token, .. } => {
+                    last_token = Some(Instant::now());
+                    if first_token.is_none() {
+                        first_token = last_token;
+                        profiles[0] = engine.take_profile();
+                    }
+                    tokens.push(token);
+                    let (shown, stopped) = stops.push(&detokenizer.push(token)?);
+                    text.push_str(&shown);
+                    let flow = if shown.is_empty() { ControlFlow::Continue(()) } else { each(Piece::Text(&shown))? };
+                    if let (true, Some(stop)) = (stopped, stops.stopped_by()) {
+                        engine.cancel(id)?;
+                        break 'steps End::StopString(stop.to_owned());
+                    }
+                    flow
+                }
+                Event::Finished { reason, .. } => break 'steps End::Engine(reason),
+            };
+            // An answer that has just come to its end is not broken off.
+            let finished = events.iter().any(|e| matches!(e, Event::Finished { .. }));
+            if flow.is_break() && !finished {
+                engine.cancel(id)?;
+                break 'steps End::Engine(Finish::Cancelled);
+            }
+        }
+    };
+    // What was held back, because it might have become a character or a stop string.
+    if !matches!(end, End::StopString(_)) {
+        let (shown, stopped) = stops.push(&detokenizer.flush()?);
+        let rest = if stopped { shown } else { shown + &stops.flush() };
+        if !rest.is_empty() {
+            text.push_str(&rest);
+            let _ = each(Piece::Text(&rest))?;
+        }
+    }
+    if first_token.is_none() {
+        profiles[0] = engine.take_profile();
+    } else {
+        profiles[1] = engine.take_profile();
+    }
+    let reading = first_token.map_or_else(|| begun.elapsed(), |t| t - begun);
+    let generating = last_token.zip(first_token).map_or(Duration::ZERO, |(last, first)| last - first);
+    Ok(Answer { text, tokens, end, computed, reading, generating, first_token, profiles })
+}

@@ -1,0 +1,97 @@
+//! What the kernel says of memory: of this process and of this machine. All in bytes; what cannot be read is `None`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A line of `/proc/self/status`: `VmHWM` (peak resident set), `RssAnon`, `RssFile`.
+pub fn own_memory(line: &str) -> Option<u64> {
+    kilobytes(&fs::read_to_string("/proc/self/status").ok()?, line)
+}
+
+/// What programs may still take without swapping, as the kernel estimates it.
+pub fn available() -> Option<u64> {
+    kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
+}
+
+/// Memory of this machine.
+pub fn total() -> Option<u64> {
+    kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal")
+}
+
+/// `NAME:   123 kB`
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The limit of a control group (a container, say) and what is left of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limit {
+    pub limit: u64,
+    /// Page cache counts as free: the kernel drops it.
+    pub left: u64,
+}
+
+/// The tightest limit of the control groups that this process is in.
+pub fn cgroup() -> Option<Limit> {
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    cgroup_in(Path::new("/sys/fs/cgroup"), &own)
+}
+
+/// `own` is `/proc/self/cgroup`: `0::/path` for version 2, `4:memory:/path` for version 1.
+fn cgroup_in(root: &Path, own: &str) -> Option<Limit> {
+    let found = own.lines().flat_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next().unwrap_or(""), fields.next().unwrap_or(""));
+        match controllers {
+            "" => along(root, path, ["memory.max", "memory.current", "inactive_file", "active_file"]),
+            c if c.split(',').any(|c| c == "memory") => {
+                let names = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"];
+                along(&root.join("memory"), path, names)
+            }
+            _ => vec![],
+        }
+    });
+    // Version 1 writes "no limit" as a huge number.
+    found.filter(|l| l.limit < 1 << 60).min_by_key(|l| l.left)
+}
+
+/// The limits of a group and of all above it. In a container the path may be the host's: what is not there is skipped.
+fn along(root: &Path, path: &str, [max, current, inactive, active]: [&str; 4]) -> Vec<Limit> {
+    let group = PathBuf::from(path.trim_start_matches('/'));
+    let read = |folder: &Path, name: &str| fs::read_to_string(folder.join(name)).ok();
+    let one = |folder: PathBuf| {
+        let limit = read(&folder, max)?.trim().parse().ok()?;
+        let used: u64 = read(&folder, current)?.trim().parse().ok()?;
+        let stat = read(&folder, "memory.stat").unwrap_or_default();
+        let line = |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap_or(0);
+        let cached = line(inactive) + line(active);
+        Some(Limit { limit, left: limit.saturating_sub(used.saturating_sub(cached)) })
+    };
+    group.ancestors().filter_map(|g| one(root.join(g))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tightest_group_counts_and_its_page_cache_is_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path().join("a/b");
+        fs::create_dir_all(&group).unwrap();
+        for (folder, max, current) in [(dir.path().join("a"), "1000\n", "900\n"), (group.clone(), "max\n", "500\n")] {
+            fs::write(folder.join("memory.max"), max).unwrap();
+            fs::write(folder.join("memory.current"), current).unwrap();
+        }
+        fs::write(dir.path().join("a/memory.stat"), "anon 300\nfile 600\ninactive_file 500\nactive_file 100\n").unwrap();
+        assert_eq!(cgroup_in(dir.path(), "0::/a/b\n"), Some(Limit { limit: 1000, left: 700 }));
+        assert_eq!(cgroup_in(dir.path(), "0::/elsewhere\n"), None);
+    }
+
+    #[test]
+    fn this_process_has_memory() {
+        let (peak, now) = (own_memory("VmHWM").unwrap(), own_memory("RssAnon").unwrap());
+        assert!(peak >= now && now > 0 && available().unwrap() <= total().unwrap());
+    }
+}

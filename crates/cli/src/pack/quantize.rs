@@ -1,0 +1,102 @@
+//! Rows of a float matrix to the bytes of MLX's affine groups, with the error that this makes.
+
+use anyhow::{Result, ensure};
+use sluice_kernels::Isa;
+use sluice_kernels::affine::{dequantize_row, quantize_row};
+use sluice_kernels::matmul::{Float, Form, Matrix};
+
+use super::search;
+
+/// How blocks are quantised.
+#[derive(Clone, Copy, Debug)]
+pub struct Quantizer {
+    pub isa: Isa,
+    /// Search scale and bias of each group instead of taking MLX's.
+    pub search: bool,
+}
+
+/// Some rows, quantised.
+#[derive(Debug, Default)]
+pub struct Packed {
+    /// [rows, cols * bits / 8]
+    pub data: Vec<u8>,
+    /// [rows, cols / group] of the input's type.
+    pub scales: Vec<u8>,
+    /// As `scales`.
+    pub biases: Vec<u8>,
+    pub error: Error,
+}
+
+/// Sums over weights that were quantised.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Error {
+    pub count: u64,
+    /// Of w^2.
+    pub weight: f64,
+    /// Of (w - what is stored)^2.
+    pub error: f64,
+}
+
+impl Error {
+    pub fn add(&mut self, other: Error) {
+        self.count += other.count;
+        self.weight += other.weight;
+        self.error += other.error;
+    }
+
+    /// Root of the mean squared error.
+    pub fn rmse(&self) -> f64 {
+        (self.error / self.count.max(1) as f64).sqrt()
+    }
+
+    /// The same in parts of the weights' own root mean square.
+    pub fn relative(&self) -> f64 {
+        if self.weight > 0.0 { (self.error / self.weight).sqrt() } else { 0.0 }
+    }
+}
+
+impl Quantizer {
+    /// Quantises `bytes`, rows of `cols` elements of type `float`, to `bits` in groups of `group`; scales have type `float`.
+    pub fn block(&self, bytes: &[u8], float: Float, cols: usize, bits: u8, group: u16) -> Result<Packed> {
+        let rows = bytes.len() / (cols * float.size());
+        let plain = Matrix::new(Form::Float(float), rows, cols, bytes, &[], &[])?;
+        let mut x = vec![0.0; rows * cols];
+        for (r, x) in x.chunks_exact_mut(cols).enumerate() {
+            dequantize_row(self.isa, &plain, r, x);
+        }
+        ensure!(x.iter().all(|x| x.is_finite()), "holds a value that is not finite");
+
+        let groups = rows * cols / group as usize;
+        let mut packed = Packed {
+            data: vec![0; x.len() / 8 * bits as usize],
+            scales: vec![0; groups * float.size()],
+            biases: vec![0; groups * float.size()],
+            error: Error::default(),
+        };
+        let quantize = if self.search { search::quantize_row } else { quantize_row };
+        quantize(&x, bits, group, float, &mut packed.data, &mut packed.scales, &mut packed.biases);
+
+        let form = Form::Affine { bits, group, scale: float };
+        let stored = Matrix::new(form, rows, cols, &packed.data, &packed.scales, &packed.biases)?;
+        let mut y = vec![0.0; cols];
+        for (r, x) in x.chunks_exact(cols).enumerate() {
+            dequantize_row(self.isa, &stored, r, &mut y);
+            let (weight, error) = squares(x, &y);
+            packed.error.add(Error { count: cols as u64, weight, error });
+        }
+        Ok(packed)
+    }
+}
+
+/// Sums of x^2 and of (x - y)^2, in eight lanes so that the compiler finds its vectors.
+fn squares(x: &[f32], y: &[f32]) -> (f64, f64) {
+    let (mut weight, mut error) = ([0f32; 8], [0f32; 8]);
+    for (x, y) in x.chunks_exact(8).zip(y.chunks_exact(8)) {
+        for i in 0..8 {
+            weight[i] += x[i] * x[i];
+            error[i] += (x[i] - y[i]) * (x[i] - y[i]);
+        }
+    }
+    let sum = |lanes: [f32; 8]| lanes.iter().map(|&v| v as f64).sum();
+    (sum(weight), sum(error))
+}

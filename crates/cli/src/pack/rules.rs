@@ -1,0 +1,190 @@
+//! Which module gets which width: `--bits` and `--group-size` for all, `--set` for some, MLX's own habit for routers.
+
+use std::str::FromStr;
+
+use anyhow::{Result, ensure};
+
+/// How a module is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    /// As it is in the input.
+    Plain,
+    /// Affine groups along the input.
+    Affine { bits: u8, group: u16 },
+}
+
+impl Width {
+    /// Whether rows of `cols` inputs divide into its groups.
+    fn fits(self, cols: usize) -> bool {
+        matches!(self, Width::Affine { group, .. } if cols.is_multiple_of(group as usize))
+    }
+}
+
+/// One `--set PATTERN=BITS[:GROUP]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    pattern: String,
+    /// `None` leaves the module as it is; the group size falls back to `--group-size`.
+    width: Option<(u8, Option<u16>)>,
+}
+
+impl FromStr for Rule {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Rule, String> {
+        let (pattern, width) = text.rsplit_once('=').ok_or("expected PATTERN=BITS[:GROUP]")?;
+        if pattern.is_empty() {
+            return Err("the pattern is empty".into());
+        }
+        let pattern = pattern.to_owned();
+        if matches!(width, "none" | "bf16") {
+            return Ok(Rule { pattern, width: None });
+        }
+        let (bits, group) = match width.split_once(':') {
+            Some((bits, group)) => (bits, Some(self::group(group)?)),
+            None => (width, None),
+        };
+        Ok(Rule { pattern, width: Some((self::bits(bits)?, group)) })
+    }
+}
+
+/// A width that MLX has.
+pub fn bits(text: &str) -> Result<u8, String> {
+    let bits = text.parse().ok().filter(|b| matches!(b, 2 | 3 | 4 | 5 | 6 | 8));
+    bits.ok_or_else(|| format!("{text:?} bits: expected 2, 3, 4, 5, 6 or 8"))
+}
+
+/// A group size that MLX has.
+pub fn group(text: &str) -> Result<u16, String> {
+    let group = text.parse().ok().filter(|g| matches!(g, 32 | 64 | 128));
+    group.ok_or_else(|| format!("groups of {text:?}: expected 32, 64 or 128"))
+}
+
+/// All that was asked for.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    pub bits: u8,
+    pub group: u16,
+    /// The last that matches a module decides.
+    pub set: Vec<Rule>,
+    /// Whether each of `set` has matched something yet.
+    matched: Vec<bool>,
+}
+
+impl Rules {
+    pub fn new(bits: u8, group: u16, set: Vec<Rule>) -> Rules {
+        let matched = vec![false; set.len()];
+        Rules { bits, group, set, matched }
+    }
+
+    /// The width of a matrix with rows of `cols`, and whether a rule said so. `names` are all that a pattern may match.
+    /// Where no rule speaks and the groups do not divide the rows, the matrix stays as it is, as in MLX; a rule that cannot
+    /// be followed leaves it, too.
+    pub fn of(&mut self, names: &[&str], cols: usize) -> (Width, bool) {
+        let mut chosen = None;
+        for (rule, matched) in self.set.iter().zip(&mut self.matched) {
+            if names.iter().any(|name| matches(&rule.pattern, name)) {
+                *matched = true;
+                chosen = Some(rule.width);
+            }
+        }
+        let all = Width::Affine { bits: self.bits, group: self.group };
+        let wanted = match chosen {
+            Some(None) => return (Width::Plain, true),
+            Some(Some((bits, group))) => Width::Affine { bits, group: group.unwrap_or(self.group) },
+            None if !all.fits(cols) => Width::Plain,
+            // A router decides by small differences, and is small: MLX keeps it at 8 bits.
+            None if names.iter().any(|n| n.ends_with("mlp.gate") || n.ends_with("shared_expert_gate")) => {
+                Width::Affine { bits: 8, group: 64 }
+            }
+            None => all,
+        };
+        (if wanted.fits(cols) { wanted } else { Width::Plain }, chosen.is_some())
+    }
+
+    /// Refuses rules that matched no module: a pattern with a slip would otherwise go unnoticed.
+    pub fn check_all_matched(&self) -> Result<()> {
+        let idle = self.set.iter().zip(&self.matched).find(|(_, matched)| !**matched);
+        ensure!(idle.is_none(), "--set: no module matches {:?}", idle.map_or("", |(rule, _)| &rule.pattern));
+        Ok(())
+    }
+}
+
+/// Whether `name` matches `pattern`, in which `*` stands for any run of characters (dots too) and `?` for any one.
+fn matches(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut p, mut n) = (0, 0);
+    // Where to go on when the rest does not fit: the last star takes one character more.
+    let mut retry: Option<(usize, usize)> = None;
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                retry = Some((p, n));
+                p += 1;
+            }
+            Some(&c) if c == b'?' || c == name[n] => (p, n) = (p + 1, n + 1),
+            _ => match &mut retry {
+                Some((star, taken)) => {
+                    *taken += 1;
+                    (p, n) = (*star + 1, *taken);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|&c| c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_as_in_a_shell() {
+        for (pattern, name, fits) in [
+            ("embed_tokens", "embed_tokens", true),
+            ("embed_tokens", "model.embed_tokens", false),
+            ("*.mlp.experts*", "layers.0.mlp.experts.gate_proj", true),
+            ("*.mlp.experts*", "layers.0.mlp.gate", false),
+            ("layers.?.*proj", "layers.7.self_attn.q_proj", true),
+            ("layers.?.*proj", "layers.17.self_attn.q_proj", false),
+            ("*a*ab", "xaabab", true),
+            ("*a*ab", "xaaba", false),
+            ("**", "", true),
+            ("?", "", false),
+        ] {
+            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn the_last_rule_that_matches_decides() {
+        let set = ["layers.*=4:32", "*.down_proj=none", "layers.1.*=6"].map(|r| r.parse().unwrap());
+        let mut rules = Rules::new(2, 64, set.to_vec());
+        let affine = |bits, group| Width::Affine { bits, group };
+        assert_eq!(rules.of(&["layers.0.mlp.up_proj"], 128), (affine(4, 32), true));
+        assert_eq!(rules.of(&["layers.0.mlp.down_proj"], 128), (Width::Plain, true));
+        assert!(rules.check_all_matched().unwrap_err().to_string().contains("layers.1.*"));
+        assert_eq!(rules.of(&["layers.1.mlp.down_proj"], 128), (affine(6, 64), true));
+        assert_eq!(rules.of(&["embed_tokens"], 128), (affine(2, 64), false));
+        rules.check_all_matched().unwrap();
+    }
+
+    #[test]
+    fn routers_keep_8_bits_and_odd_rows_stay_plain() {
+        let mut rules = Rules::new(2, 128, vec!["lm_head=4:64".parse().unwrap()]);
+        assert_eq!(rules.of(&["layers.0.mlp.gate"], 256), (Width::Affine { bits: 8, group: 64 }, false));
+        assert_eq!(rules.of(&["layers.0.mlp.gate"], 192), (Width::Plain, false));
+        assert_eq!(rules.of(&["layers.0.mlp.gate_proj"], 192), (Width::Plain, false));
+        assert_eq!(rules.of(&["lm_head"], 192), (Width::Affine { bits: 4, group: 64 }, true));
+        assert_eq!(rules.of(&["lm_head"], 96), (Width::Plain, true));
+    }
+
+    #[test]
+    fn a_malformed_rule_says_why() {
+        for (text, why) in
+            [("x", "PATTERN=BITS"), ("=4", "empty"), ("x=7", "bits"), ("x=4:48", "groups"), ("x=4:", "groups")]
+        {
+            assert!(text.parse::<Rule>().unwrap_err().contains(why), "{text}");
+        }
+    }
+}

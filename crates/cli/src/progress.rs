@@ -1,0 +1,63 @@
+//! The line that shows how far a long wait is: on a terminal only, only when it takes longer than half a second, and gone afterwards.
+
+use std::io::{self, IsTerminal};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+const PATIENCE: Duration = Duration::from_millis(500);
+const REDRAW: Duration = Duration::from_millis(100);
+
+/// A progress line on standard error.
+pub struct Progress {
+    bar: ProgressBar,
+    /// Shows the line after a while; ends when its channel does.
+    shower: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Progress {
+    /// Something that takes `total` of `unit` ("tokens"), such as "reading the prompt".
+    pub fn new(what: &'static str, unit: &'static str, total: usize) -> Progress {
+        let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::hidden());
+        let shape = format!("{{msg}} {{bar:30}} {{pos}} of {{len}} {unit}, {{elapsed}}");
+        if let Ok(style) = ProgressStyle::with_template(&shape) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_message(what);
+        let shower = io::stderr().is_terminal().then(|| {
+            let (sender, receiver) = mpsc::channel::<()>();
+            let bar = bar.clone();
+            let wait = move || {
+                if receiver.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                    bar.set_draw_target(ProgressDrawTarget::stderr());
+                    bar.enable_steady_tick(REDRAW);
+                }
+            };
+            (sender, thread::spawn(wait))
+        });
+        Progress { bar, shower }
+    }
+
+    /// So much of it is done, of so much.
+    pub fn set(&self, done: usize, total: usize) {
+        self.bar.set_length(total as u64);
+        self.bar.set_position(done as u64);
+    }
+
+    /// Takes the line away.
+    pub fn finish(&mut self) {
+        if let Some((sender, thread)) = self.shower.take() {
+            drop(sender);
+            let _ = thread.join();
+            self.bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}

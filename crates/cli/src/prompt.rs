@@ -1,0 +1,220 @@
+//! What the model is asked: how words on the command line, piped text and messages become one prompt.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use sluice_engine::text::ChatTemplate;
+
+use crate::terminal;
+
+/// How messages become the model's text; `run` and `chat` share it.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Prompt")]
+pub struct PromptArgs {
+    /// Feed the text as it is, without the model's chat template
+    #[arg(long)]
+    raw: bool,
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub system: Option<String>,
+    /// A variable for the chat template, such as enable_thinking=false; may be given several times
+    #[arg(long = "template-arg", value_name = "KEY=JSON", value_parser = template_arg)]
+    template_args: Vec<(String, Value)>,
+}
+
+fn template_arg(text: &str) -> Result<(String, Value)> {
+    let (key, value) = text.split_once('=').filter(|(key, _)| !key.is_empty()).context("expected KEY=JSON")?;
+    let value = serde_json::from_str(value).map_err(|e| anyhow!("{value:?} is not JSON ({e}); a text needs quotes: '{key}=\"..\"'"))?;
+    Ok((key.to_owned(), value))
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    pub content: String,
+}
+
+impl Message {
+    pub fn new(role: &str, content: impl Into<String>) -> Message {
+        Message { role: role.to_owned(), content: content.into() }
+    }
+
+    pub fn to_json(&self) -> Value {
+        json!({"role": self.role, "content": self.content})
+    }
+}
+
+impl PromptArgs {
+    /// The template to render with: none with `--raw`, nor where the checkpoint has none, which is said once.
+    pub fn template<'a>(&self, found: Option<&'a ChatTemplate>) -> Option<&'a ChatTemplate> {
+        if self.raw {
+            return None;
+        }
+        if found.is_none() {
+            terminal::note("this model has no chat template: the text goes in as it is (as with --raw)");
+        }
+        found
+    }
+
+    /// The text for `messages`, up to where the answer begins. Without a template it is the messages themselves: a system message in a paragraph
+    /// of its own, every answer directly behind what it continues, every later message on a new line.
+    pub fn render(&self, template: Option<&ChatTemplate>, messages: &[Message]) -> Result<String> {
+        let Some(template) = template else { return Ok(plain(messages)) };
+        let list = Value::Array(messages.iter().map(Message::to_json).collect());
+        let extra: Map<String, Value> = self.template_args.iter().cloned().collect();
+        template.render(&list, None, true, &extra)
+    }
+}
+
+fn plain(messages: &[Message]) -> String {
+    let mut text = String::new();
+    let mut before = "";
+    for message in messages {
+        text.push_str(match (before, message.role.as_str()) {
+            ("", _) | (_, "assistant") => "",
+            ("system", _) => "\n\n",
+            _ => "\n",
+        });
+        text.push_str(&message.content);
+        before = &message.role;
+    }
+    text
+}
+
+/// Model and prompt as they were meant: `-m MODEL`, up to two words, and text on standard input. `None` for the model: the demo.
+///
+/// # Errors
+/// When there is no prompt, or a word looks like a model's path and nothing is there.
+pub fn from_command_line(model: Option<PathBuf>, words: Vec<OsString>) -> Result<(Option<PathBuf>, String)> {
+    let stdin = std::io::stdin();
+    let piped = !stdin.is_terminal();
+    let (model, word) = sort_words(model, words, piped)?;
+    let mut text = match word {
+        Some(word) => word.into_string().map_err(|w| anyhow!("the prompt is not UTF-8: {w:?}"))?,
+        None if !piped => bail!("no prompt: `sluice run \"Once upon a time\"`, or pipe a text in"),
+        None => String::new(),
+    };
+    if piped {
+        let mut input = String::new();
+        stdin.lock().read_to_string(&mut input).context("standard input")?;
+        join_piped(&mut text, &input);
+    }
+    ensure!(!text.trim().is_empty(), "the prompt is empty");
+    Ok((model, text))
+}
+
+/// Which of the words is the model and which the prompt.
+fn sort_words(
+    model: Option<PathBuf>,
+    words: Vec<OsString>,
+    piped: bool,
+) -> Result<(Option<PathBuf>, Option<OsString>)> {
+    let mut words = words.into_iter();
+    match (model, words.next(), words.next()) {
+        (Some(_), Some(_), Some(second)) => {
+            bail!("with --model there is one PROMPT, so what is {second:?}? (quote a prompt of several words)")
+        }
+        (model @ Some(_), word, _) => Ok((model, word)),
+        (None, Some(first), Some(second)) => Ok((Some(first.into()), Some(second))),
+        (None, Some(only), None) => {
+            let path = Path::new(&only);
+            let is_model = path.join("config.json").is_file() || is_weights(path);
+            if (piped && path.is_dir()) || is_weights(path) {
+                return Ok((Some(path.to_owned()), None));
+            }
+            ensure!(!is_model, "{}: this is a model; what is the prompt? (`sluice run MODEL PROMPT`)", path.display());
+            ensure!(!looks_like_a_path(path), "{}: no such folder", path.display());
+            Ok((None, Some(only)))
+        }
+        (None, None, _) => Ok((None, None)),
+    }
+}
+
+/// A file of weights, which the loader has an answer for.
+fn is_weights(path: &Path) -> bool {
+    let known = path.extension().and_then(|e| e.to_str()).is_some_and(|e| ["safetensors", "gguf"].contains(&e));
+    known && path.is_file()
+}
+
+/// Whether a word was surely meant as a path, mistyped in its last part: "models/dmeo" where there is a folder "models", but neither
+/// "and/or" nor a sentence.
+fn looks_like_a_path(path: &Path) -> bool {
+    let Some(text) = path.to_str() else { return true };
+    let explicit = ["/", "./", "../"].iter().any(|p| text.starts_with(p));
+    let parent_is_there = || path.parent().is_some_and(|p| !p.as_os_str().is_empty() && p.is_dir());
+    !text.contains(char::is_whitespace) && !path.exists() && (explicit || parent_is_there())
+}
+
+/// The prompt, a blank line, and the piped text without the line end that `echo` adds.
+fn join_piped(prompt: &mut String, input: &str) {
+    let input = input.strip_suffix('\n').unwrap_or(input);
+    let input = input.strip_suffix('\r').unwrap_or(input);
+    if !prompt.is_empty() && !input.is_empty() {
+        prompt.push_str("\n\n");
+    }
+    prompt.push_str(input);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sorted(model: Option<&str>, words: &[&str], piped: bool) -> Result<(Option<PathBuf>, Option<OsString>)> {
+        sort_words(model.map(Into::into), words.iter().map(Into::into).collect(), piped)
+    }
+
+    #[test]
+    fn one_word_is_the_prompt_unless_it_is_a_folder_and_text_is_piped() {
+        let src = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+        assert_eq!(sorted(None, &["Once upon a time"], false).unwrap(), (None, Some("Once upon a time".into())));
+        assert_eq!(sorted(None, &["and/or"], true).unwrap(), (None, Some("and/or".into())));
+        assert_eq!(sorted(None, &[src], true).unwrap(), (Some(src.into()), None));
+        assert_eq!(sorted(None, &[src], false).unwrap(), (None, Some(src.into())));
+        assert_eq!(sorted(None, &[], true).unwrap(), (None, None));
+    }
+
+    #[test]
+    fn a_model_can_be_named_in_two_ways() {
+        assert_eq!(sorted(None, &["a/b", "hi"], true).unwrap(), (Some("a/b".into()), Some("hi".into())));
+        assert_eq!(sorted(Some("a/b"), &["hi"], false).unwrap(), (Some("a/b".into()), Some("hi".into())));
+        assert_eq!(sorted(Some("a/b"), &[], true).unwrap(), (Some("a/b".into()), None));
+        sorted(Some("a/b"), &["hi", "there"], false).unwrap_err();
+    }
+
+    #[test]
+    fn a_mistyped_path_is_not_a_prompt() {
+        let wrong = concat!(env!("CARGO_MANIFEST_DIR"), "/scr");
+        let error = sorted(None, &[wrong], false).unwrap_err().to_string();
+        assert_eq!(error, format!("{wrong}: no such folder"));
+    }
+
+    #[test]
+    fn piped_text_follows_the_prompt_after_a_blank_line() {
+        for (prompt, input, whole) in [("Sum up:", "a\nb\n", "Sum up:\n\na\nb"), ("", "hi\r\n", "hi"), ("hi", "", "hi")] {
+            let mut text = prompt.to_owned();
+            join_piped(&mut text, input);
+            assert_eq!(text, whole);
+        }
+    }
+
+    #[test]
+    fn without_a_template_a_conversation_only_grows_at_its_end() {
+        let all = [("system", "S"), ("user", "u"), ("assistant", " a"), ("user", "v"), ("assistant", " b")];
+        let all: Vec<_> = all.iter().map(|(role, text)| Message::new(role, *text)).collect();
+        assert_eq!(plain(&all), "S\n\nu a\nv b");
+        assert!((0..all.len()).all(|n| plain(&all).starts_with(&plain(&all[..n]))));
+    }
+
+    #[test]
+    fn template_arguments_are_json() {
+        assert_eq!(template_arg("enable_thinking=false").unwrap(), ("enable_thinking".into(), json!(false)));
+        assert!(template_arg("style=short").unwrap_err().to_string().contains("needs quotes"));
+        template_arg("enable_thinking").unwrap_err();
+    }
+}

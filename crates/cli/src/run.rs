@@ -1,0 +1,136 @@
+//! `sluice run [MODEL] PROMPT`: one answer, streamed to standard output.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use serde_json::json;
+
+use crate::engine_args::{EngineArgs, model_or_demo};
+use crate::generate::{self, Piece};
+use crate::progress::Progress;
+use crate::prompt::{self, Message, PromptArgs};
+use crate::sampling_args::SamplingArgs;
+use crate::stats::{self, Measured};
+use crate::{load, terminal};
+
+#[derive(Args)]
+#[command(override_usage = "sluice run [OPTIONS] [MODEL] PROMPT\n       COMMAND | sluice run [OPTIONS] [MODEL] [PROMPT]")]
+pub struct RunArgs {
+    /// A model's folder (default: the demo model), and the prompt; text that is piped in follows the prompt
+    #[arg(value_name = "[MODEL] PROMPT", num_args = 0..=2)]
+    words: Vec<OsString>,
+    /// The model's folder
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// Print figures to standard error: times, speeds, memory, seed
+    #[arg(long)]
+    stats: bool,
+    /// Print the time per phase of a layer to standard error
+    #[arg(long)]
+    profile: bool,
+    /// Print one JSON object (text, tokens, finish reason, stats) instead of streaming
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    prompt: PromptArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// Answers. `start` is when the program did.
+pub fn run(args: RunArgs, start: Instant) -> Result<()> {
+    // 1. what is asked, of what
+    let (model, question) = prompt::from_command_line(args.model, args.words)?;
+    let folder = model_or_demo(model.as_deref())?;
+    let mut options = args.engine.options()?;
+    options.profile = args.profile;
+    let loaded = load::model(&folder, options)?;
+    let (mut engine, text) = (loaded.engine, loaded.text);
+
+    // 2. tokens
+    let request = Instant::now();
+    let template = args.prompt.template(text.template.as_ref());
+    let mut messages: Vec<Message> = args.prompt.system.iter().map(|s| Message::new("system", s)).collect();
+    messages.push(Message::new("user", question));
+    let rendered = args.prompt.render(template, &messages).map_err(|e| load::naming(&folder, e))?;
+    // A rendered template has its special tokens already.
+    let tokens = text.tokenizer.encode(&rendered, template.is_none())?;
+    ensure!(!tokens.is_empty(), "the prompt has no tokens");
+    ensure!(
+        tokens.len() < engine.max_context(),
+        "the prompt has {} tokens, which leaves no room for an answer in a context of {} (see --max-context)",
+        tokens.len(),
+        engine.max_context()
+    );
+
+    // 3. the answer
+    let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
+    let seed = generation.sampling.seed;
+    let sequence = engine.add_sequence()?;
+    let mut progress = Progress::new("reading the prompt", "tokens", tokens.len());
+    let mut out = io::stdout().lock();
+    let streams = !args.json;
+    let mut each = |piece: Piece| -> Result<ControlFlow<()>> {
+        match piece {
+            Piece::Reading { done, total } if done < total => progress.set(done, total),
+            Piece::Reading { .. } => progress.finish(),
+            Piece::Text(shown) if streams => {
+                out.write_all(shown.as_bytes())?;
+                out.flush()?;
+            }
+            Piece::Text(_) => {}
+        }
+        Ok(ControlFlow::Continue(()))
+    };
+    let stop = args.sampling.stop_strings();
+    let answer =
+        generate::answer(&mut engine, sequence, &tokens, generation, stop, &text.tokenizer, &mut each)?;
+
+    // 4. what it took
+    let measured = Measured {
+        model: folder.display().to_string(),
+        weights_time: loaded.weights_time,
+        text_time: loaded.text_time,
+        first_from_start: answer.first_token.map(|t| t - start),
+        first_from_request: answer.first_token.map(|t| t - request),
+        context: engine.tokens(sequence)?.len(),
+        seed,
+    };
+    if streams {
+        if !answer.text.ends_with('\n') {
+            writeln!(out)?;
+        }
+        out.flush()?;
+    } else {
+        let mut figures = stats::to_json(&engine, &answer, &measured);
+        if args.profile {
+            let [reading, generating] = answer.profiles.each_ref().map(stats::profile_json);
+            figures["profile"] = json!({"prompt": reading, "generation": generating});
+        }
+        let object = json!({
+            "text": answer.text,
+            "tokens": answer.tokens,
+            "prompt_tokens": tokens.len(),
+            "finish_reason": answer.end.name(),
+            "stats": figures,
+        });
+        writeln!(out, "{object}")?;
+        return Ok(out.flush()?);
+    }
+    if args.profile {
+        for (title, profile) in ["prompt", "generation"].iter().zip(&answer.profiles) {
+            terminal::say(&stats::profile_text(title, profile));
+        }
+    }
+    if args.stats {
+        terminal::say(&stats::to_text(&engine, &answer, &measured));
+    }
+    Ok(())
+}

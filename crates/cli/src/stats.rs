@@ -1,0 +1,176 @@
+//! What an answer took, for people (`--stats`, `/stats`) and for machines (`--json`). Only what was measured in this run.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sluice_backend::NUMERICS_VERSION;
+use sluice_engine::{Engine, MemoryClass, Phase, Profile};
+
+use crate::engine_args::{activations_name, kv_type_name};
+use crate::generate::Answer;
+use crate::{machine, units};
+
+/// What is known besides the answer itself.
+pub struct Measured {
+    pub model: String,
+    pub weights_time: Duration,
+    pub text_time: Duration,
+    /// From the start of the program to the first token.
+    pub first_from_start: Option<Duration>,
+    /// From the request (before the template was rendered) to the first token.
+    pub first_from_request: Option<Duration>,
+    /// Of the whole conversation.
+    pub context: usize,
+    pub seed: u64,
+}
+
+/// All figures, under the names that `--json` has.
+pub fn to_json(engine: &Engine, answer: &Answer, m: &Measured) -> Value {
+    let options = engine.options();
+    let mut memory: serde_json::Map<String, Value> =
+        MemoryClass::ALL.iter().map(|c| (c.name().to_owned(), engine.memory(*c).into())).collect();
+    memory.insert("kv_in_use".into(), engine.kv_in_use().into());
+    for (name, line) in [("peak_rss", "VmHWM"), ("rss_anon", "RssAnon"), ("rss_file", "RssFile")] {
+        memory.insert(name.into(), machine::own_memory(line).into());
+    }
+    json!({
+        "model": m.model,
+        "architecture": engine.spec().architecture,
+        "load_seconds": m.weights_time.max(m.text_time).as_secs_f64(),
+        "load_weights_seconds": m.weights_time.as_secs_f64(),
+        "load_text_seconds": m.text_time.as_secs_f64(),
+        "first_token_seconds": {
+            "from_start": m.first_from_start.map(|t| t.as_secs_f64()),
+            "from_request": m.first_from_request.map(|t| t.as_secs_f64()),
+        },
+        "prompt": {
+            "tokens": answer.computed,
+            "seconds": answer.reading.as_secs_f64(),
+            "tokens_per_second": per_second(answer.computed, answer.reading),
+        },
+        "generation": {
+            "tokens": answer.tokens.len(),
+            "seconds": answer.generating.as_secs_f64(),
+            // The first token belongs to the prompt's time.
+            "tokens_per_second": per_second(answer.tokens.len().saturating_sub(1), answer.generating),
+        },
+        "context": {"tokens": m.context, "max": engine.max_context()},
+        "memory": memory,
+        "seed": m.seed,
+        "threads": options.threads,
+        "isa": options.isa.to_string(),
+        "activations": activations_name(options.activations),
+        "kv_type": kv_type_name(options.kv_type),
+        "experts_per_token": engine.spec().experts.map(|(_, k)| k),
+        "numerics_version": NUMERICS_VERSION,
+        "finish_reason": answer.end.name(),
+    })
+}
+
+fn per_second(n: usize, time: Duration) -> Option<f64> {
+    (n > 0 && !time.is_zero()).then(|| n as f64 / time.as_secs_f64())
+}
+
+/// The same as lines.
+pub fn to_text(engine: &Engine, answer: &Answer, m: &Measured) -> String {
+    let options = engine.options();
+    let ms = |t: Duration| format!("{:.1} ms", t.as_secs_f64() * 1e3);
+    let maybe_ms = |t: Option<Duration>| t.map_or("none".to_owned(), ms);
+    let speed = |n, t| per_second(n, t).map_or(String::new(), |s| format!(", {s:.1} tokens/s"));
+    let memory = |c: MemoryClass| units::bytes(engine.memory(c) as u64);
+    let own = |line| machine::own_memory(line).map_or("unknown".to_owned(), units::bytes);
+    let generated = answer.tokens.len();
+    let lines = [
+        ("model", format!("{} ({})", m.model, engine.spec().architecture)),
+        ("load", format!("weights {}, text {} beside them", ms(m.weights_time), ms(m.text_time))),
+        (
+            "first token",
+            format!("{} from start, {} from request", maybe_ms(m.first_from_start), maybe_ms(m.first_from_request)),
+        ),
+        (
+            "prompt",
+            format!("{} tokens, {}{}", answer.computed, ms(answer.reading), speed(answer.computed, answer.reading)),
+        ),
+        (
+            "generation",
+            format!(
+                "{generated} tokens, {}{}",
+                ms(answer.generating),
+                speed(generated.saturating_sub(1), answer.generating)
+            ),
+        ),
+        ("context", format!("{} of {} tokens", m.context, engine.max_context())),
+        (
+            "memory",
+            format!(
+                "weights mapped {}, weights copied {}, KV {} ({} in use), state {}, scratch {}",
+                memory(MemoryClass::WeightsMapped),
+                memory(MemoryClass::WeightsCopied),
+                memory(MemoryClass::Kv),
+                units::bytes(engine.kv_in_use() as u64),
+                memory(MemoryClass::State),
+                memory(MemoryClass::Scratch)
+            ),
+        ),
+        ("resident", format!("peak {}, now {} anonymous, {} of files", own("VmHWM"), own("RssAnon"), own("RssFile"))),
+        (
+            "engine",
+            format!(
+                "{} threads, {}, activations {}, KV {}, numerics {NUMERICS_VERSION}",
+                options.threads,
+                options.isa,
+                activations_name(options.activations),
+                kv_type_name(options.kv_type)
+            ),
+        ),
+        ("seed", m.seed.to_string()),
+        ("finish", answer.end.name().to_owned()),
+    ];
+    let lines = lines.iter().map(|(name, value)| format!("{name:<12}{value}"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Time per phase of a layer, as a table; empty where nothing was measured.
+pub fn profile_text(title: &str, profile: &Profile) -> String {
+    let total: Duration = Phase::ALL.iter().map(|p| profile.row(*p).time).sum();
+    if total.is_zero() {
+        return String::new();
+    }
+    let mut table = format!(
+        "{:<12}{:>8}{:>12}{:>8}{:>10}{:>10}\n",
+        title, "calls", "ms", "share", "GB/s", "GMAC/s"
+    );
+    for phase in Phase::ALL {
+        let row = profile.row(phase);
+        if row.calls == 0 {
+            continue;
+        }
+        let seconds = row.time.as_secs_f64();
+        let rate = |n: u64| if n == 0 { "-".to_owned() } else { format!("{:.2}", n as f64 / seconds.max(1e-9) / 1e9) };
+        table += &format!(
+            "{:<12}{:>8}{:>12.3}{:>7.1}%{:>10}{:>10}\n",
+            phase.name(),
+            row.calls,
+            seconds * 1e3,
+            100.0 * seconds / total.as_secs_f64(),
+            rate(row.weight_bytes),
+            rate(row.macs)
+        );
+    }
+    table + &format!("{:<12}{:>8}{:>12.3}", "sum", "", total.as_secs_f64() * 1e3)
+}
+
+/// The same for machines.
+pub fn profile_json(profile: &Profile) -> Value {
+    let rows = Phase::ALL.iter().filter(|p| profile.row(**p).calls > 0).map(|p| {
+        let row = profile.row(*p);
+        let value = json!({
+            "calls": row.calls,
+            "seconds": row.time.as_secs_f64(),
+            "weight_bytes": row.weight_bytes,
+            "macs": row.macs,
+        });
+        (p.name().to_owned(), value)
+    });
+    Value::Object(rows.collect())
+}

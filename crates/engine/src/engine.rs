@@ -1,0 +1,448 @@
+//! The engine: a model, its caches, and the sequences that share them. [`Engine::step`] is the only way forward: it takes the next
+//! tokens of every running sequence through the model together and samples where a sequence has come to its end.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use sluice_backend::{
+    Activations, Backend, Batch, Cpu, Isa, KvLayout, KvType, MemoryClass, Profile, SequenceSlice,
+};
+use sluice_cache::{BlockPool, BlockTable};
+use sluice_model::{Caches, Config, Decoder, Spec};
+use sluice_store::Checkpoint;
+
+use crate::sampler::{History, Sampler};
+use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
+
+/// How an engine is set up.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub isa: Isa,
+    pub threads: usize,
+    pub activations: Activations,
+    /// Element type of cached keys and values; `None`: f32 with f32 activations, else bf16.
+    pub kv_type: Option<KvType>,
+    /// Positions that a sequence may have; `None`: the model's own maximum.
+    pub max_context: Option<usize>,
+    /// Sequences at once.
+    pub max_sequences: usize,
+    /// Tokens that one step takes at most: the length of a prefill chunk.
+    pub chunk: usize,
+    /// Tokens in a block of the cache.
+    pub block_tokens: usize,
+    /// Changes the model's output: see `sluice_model::Options`.
+    pub experts_per_token: Option<usize>,
+    pub profile: bool,
+}
+
+impl Options {
+    /// The defaults of this machine: all cores, its fastest instruction set.
+    pub fn for_this_machine() -> Result<Options> {
+        Ok(Options {
+            isa: Isa::from_env()?,
+            threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
+            activations: Activations::Int8,
+            kv_type: None,
+            max_context: None,
+            max_sequences: 1,
+            chunk: 512,
+            block_tokens: 32,
+            experts_per_token: None,
+            profile: false,
+        })
+    }
+}
+
+/// A model with its caches and sequences.
+pub struct Engine {
+    backend: Cpu,
+    decoder: Decoder,
+    caches: Caches,
+    layouts: Vec<KvLayout>,
+    pools: Vec<BlockPool>,
+    state_slots: BlockPool,
+    sequences: Vec<Sequence>,
+    next_id: u64,
+    options: Options,
+    max_context: usize,
+    skipped: Vec<String>,
+    // Kept between steps, so that a step allocates nothing.
+    batch: Batch,
+    wanted: Vec<u32>,
+    takers: Vec<(usize, usize)>,
+    logits: Vec<f32>,
+    events: Vec<Event>,
+}
+
+impl Engine {
+    /// Loads the checkpoint in `folder`.
+    ///
+    /// # Errors
+    /// A file that is missing, broken or not supported; the message names it.
+    pub fn open(folder: &Path, options: Options) -> Result<Engine> {
+        // The config first: a folder that holds something else altogether is best told by it.
+        ensure!(folder.exists(), "{}: no such folder", folder.display());
+        ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
+        let config = Config::open(folder)?;
+        sluice_model::check_supported(&config)?;
+        let checkpoint = Checkpoint::open(folder)?;
+        Engine::load(&checkpoint, &config, options)
+    }
+
+    /// Loads an opened checkpoint.
+    pub fn load(checkpoint: &Checkpoint, config: &Config, options: Options) -> Result<Engine> {
+        ensure!(options.chunk > 0 && options.max_sequences > 0 && options.block_tokens > 0, "sizes must not be zero");
+        let mut backend = Cpu::new(options.isa, options.threads, options.activations);
+        if options.profile {
+            backend.start_profile();
+        }
+        let model_options = sluice_model::Options {
+            max_tokens: options.chunk,
+            context: options.max_context,
+            experts_per_token: options.experts_per_token,
+        };
+        let loaded = sluice_model::load(checkpoint, config, &mut backend, &model_options)?;
+        let decoder = loaded.decoder;
+        let spec = &decoder.spec;
+        let max_context = options.max_context.unwrap_or(spec.max_context);
+        ensure!(max_context > 0, "the context must hold at least one token");
+        let kv_type = options.kv_type.unwrap_or(match options.activations {
+            Activations::F32 => KvType::F32,
+            _ => KvType::Bf16,
+        });
+        let layouts: Vec<KvLayout> = spec.groups.iter().map(|g| g.layout(kv_type, options.block_tokens)).collect();
+        let blocks = max_context.div_ceil(options.block_tokens) * options.max_sequences;
+        let kv = layouts.iter().map(|l| backend.alloc_kv(*l, blocks)).collect::<Result<_>>()?;
+        let states = match spec.state_len {
+            0 => None,
+            len => Some(backend.alloc(MemoryClass::State, options.max_sequences, len)?),
+        };
+        Ok(Engine {
+            backend,
+            caches: Caches { kv, states },
+            pools: layouts.iter().map(|_| BlockPool::new(blocks)).collect(),
+            layouts,
+            state_slots: BlockPool::new(options.max_sequences),
+            sequences: Vec::new(),
+            next_id: 0,
+            max_context,
+            skipped: loaded.skipped,
+            batch: Batch { slots: vec![Vec::new(); spec.groups.len()], ..Batch::default() },
+            decoder,
+            options,
+            wanted: Vec::new(),
+            takers: Vec::new(),
+            logits: Vec::new(),
+            events: Vec::new(),
+        })
+    }
+
+    pub fn spec(&self) -> &Spec {
+        &self.decoder.spec
+    }
+
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub fn max_context(&self) -> usize {
+        self.max_context
+    }
+
+    /// Parts of the checkpoint that were left out (vision, multi-token prediction).
+    pub fn skipped(&self) -> &[String] {
+        &self.skipped
+    }
+
+    /// Bytes allocated or mapped, by class.
+    pub fn memory(&mut self, class: MemoryClass) -> usize {
+        self.backend.memory(class)
+    }
+
+    /// Bytes of KV that hold tokens now, of the address space that [`Engine::memory`] counts.
+    pub fn kv_in_use(&self) -> usize {
+        let used = self.pools.iter().zip(&self.layouts).map(|(p, l)| (p.total() - p.free()) * l.block_bytes());
+        used.sum()
+    }
+
+    /// Time and work by phase since the last call; empty unless profiling was asked for.
+    pub fn take_profile(&mut self) -> Profile {
+        self.backend.take_profile()
+    }
+
+    /// A new, empty sequence.
+    ///
+    /// # Errors
+    /// When [`Options::max_sequences`] are there already.
+    pub fn add_sequence(&mut self) -> Result<SequenceId> {
+        let Some(slot) = self.state_slots.allocate() else {
+            bail!("all {} sequences are in use", self.options.max_sequences)
+        };
+        let id = SequenceId(self.next_id);
+        self.next_id += 1;
+        self.sequences.push(Sequence {
+            id,
+            tokens: Vec::with_capacity(self.max_context),
+            computed: 0,
+            tables: self.layouts.iter().map(|_| BlockTable::default()).collect(),
+            state_slot: slot as usize,
+            history: History::default(),
+            running: None,
+        });
+        self.clear_state(slot as usize);
+        Ok(id)
+    }
+
+    /// Ends a sequence and frees what it holds.
+    pub fn remove_sequence(&mut self, id: SequenceId) {
+        let Some(at) = self.sequences.iter().position(|s| s.id == id) else { return };
+        let mut sequence = self.sequences.swap_remove(at);
+        for ((table, pool), layout) in sequence.tables.iter_mut().zip(&mut self.pools).zip(&self.layouts) {
+            table.shrink(pool, 0, layout.block_tokens);
+        }
+        self.state_slots.release(sequence.state_slot as u32);
+    }
+
+    fn clear_state(&mut self, slot: usize) {
+        if let Some(states) = self.caches.states {
+            self.backend.zero(states.rows(slot..slot + 1));
+        }
+    }
+
+    fn index(&self, id: SequenceId) -> Result<usize> {
+        self.sequences.iter().position(|s| s.id == id).context("no such sequence")
+    }
+
+    /// The sequence's tokens: prompts and answers, without the stop tokens that ended them.
+    pub fn tokens(&self, id: SequenceId) -> Result<&[u32]> {
+        Ok(&self.sequences[self.index(id)?].tokens)
+    }
+
+    /// Adds tokens to be computed in coming steps, and what to generate after them.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary, more tokens than the context holds, sampling parameters out of range.
+    pub fn start(&mut self, id: SequenceId, prompt: &[u32], generation: Generation) -> Result<()> {
+        let at = self.index(id)?;
+        self.append(at, prompt)?;
+        let vocabulary = self.decoder.spec.vocabulary;
+        let s = &mut self.sequences[at];
+        ensure!(s.tokens.len() > s.computed, "there is nothing to generate from: the prompt has no tokens");
+        let sampler = Sampler::new(generation.sampling, vocabulary)?;
+        s.history.add_prompt(prompt);
+        let (stop_ids, max_tokens) = (generation.stop_ids, generation.max_tokens);
+        s.running = Some(Running { sampler, stop_ids, max_tokens, generated: 0, prompt_from: s.computed });
+        Ok(())
+    }
+
+    fn append(&mut self, at: usize, tokens: &[u32]) -> Result<()> {
+        let vocabulary = self.decoder.spec.vocabulary;
+        let s = &mut self.sequences[at];
+        if let Some(bad) = tokens.iter().find(|t| **t as usize >= vocabulary) {
+            bail!("token {bad} is not in the vocabulary of {vocabulary}");
+        }
+        let total = s.tokens.len() + tokens.len();
+        ensure!(
+            total <= self.max_context,
+            "{total} tokens do not fit the context of {} (see --max-context)",
+            self.max_context
+        );
+        s.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Stops generating; the sequence and its state stay.
+    pub fn cancel(&mut self, id: SequenceId) -> Result<()> {
+        let at = self.index(id)?;
+        self.sequences[at].running = None;
+        Ok(())
+    }
+
+    /// Forgets all tokens from position `keep` on. A recurrent state cannot be rolled back: then everything before is computed again
+    /// by the next step, to the same bits.
+    pub fn truncate(&mut self, id: SequenceId, keep: usize) -> Result<()> {
+        let at = self.index(id)?;
+        let s = &mut self.sequences[at];
+        s.running = None;
+        s.tokens.truncate(keep);
+        if keep < s.computed {
+            s.computed = if self.caches.states.is_some() { 0 } else { keep };
+            let (computed, slot) = (s.computed, s.state_slot);
+            for ((table, pool), layout) in s.tables.iter_mut().zip(&mut self.pools).zip(&self.layouts) {
+                table.shrink(pool, computed, layout.block_tokens);
+            }
+            if computed == 0 {
+                self.clear_state(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a step would do anything.
+    pub fn is_idle(&self) -> bool {
+        self.sequences.iter().all(|s| s.running.is_none())
+    }
+
+    /// One step of all running sequences. Returns what came of it.
+    ///
+    /// # Errors
+    /// When the caches are full, or logits are not numbers.
+    pub fn step(&mut self) -> Result<&[Event]> {
+        self.events.clear();
+        // 1. Who takes part, with how many tokens. Single tokens first: a long prompt must not hold up who is generating.
+        self.takers.clear();
+        let mut room = self.options.chunk;
+        for decode in [true, false] {
+            for (i, s) in self.sequences.iter().enumerate() {
+                let due = s.tokens.len() - s.computed;
+                if s.running.is_some() && due > 0 && (due == 1) == decode && room > 0 {
+                    let take = due.min(room);
+                    room -= take;
+                    self.takers.push((i, take));
+                }
+            }
+        }
+        if self.takers.is_empty() {
+            return Ok(&self.events);
+        }
+        // 2. One pass through the model.
+        let takers = std::mem::take(&mut self.takers);
+        let computed = self.compute(&takers, Rows::Last);
+        self.takers = takers;
+        computed?;
+        // 3. Sample where a sequence has come to its end.
+        let vocabulary = self.decoder.spec.vocabulary;
+        let mut row = 0;
+        for &(i, _) in &self.takers {
+            let s = &mut self.sequences[i];
+            let (id, position) = (s.id, s.tokens.len() as u64);
+            let Some(running) = &mut s.running else { continue };
+            if running.generated == 0 {
+                let (done, total) = (s.computed - running.prompt_from, s.tokens.len() - running.prompt_from);
+                self.events.push(Event::Prefill { id, done, total });
+            }
+            if s.computed < s.tokens.len() {
+                continue;
+            }
+            let logits = &self.logits[row * vocabulary..(row + 1) * vocabulary];
+            row += 1;
+            let token = running.sampler.sample(logits, &s.history, position)?;
+            running.generated += 1;
+            let finish = if running.stop_ids.contains(&token) {
+                Some(Finish::Stop)
+            } else {
+                s.tokens.push(token);
+                s.history.add_generated(token);
+                self.events.push(Event::Token { id, token });
+                if running.generated >= running.max_tokens {
+                    Some(Finish::Length)
+                } else if s.tokens.len() >= self.max_context {
+                    Some(Finish::ContextFull)
+                } else {
+                    None
+                }
+            };
+            if let Some(reason) = finish {
+                s.running = None;
+                self.events.push(Event::Finished { id, reason });
+            }
+        }
+        Ok(&self.events)
+    }
+
+    /// Adds `tokens` to a sequence and computes them, in chunks. Each row of logits goes to `each(position, logits)`: of all of these
+    /// positions, or of the last one only.
+    pub fn feed(
+        &mut self,
+        id: SequenceId,
+        tokens: &[u32],
+        all: bool,
+        mut each: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        ensure!(!tokens.is_empty(), "no tokens to compute");
+        let at = self.index(id)?;
+        self.append(at, tokens)?;
+        let vocabulary = self.decoder.spec.vocabulary;
+        loop {
+            let s = &self.sequences[at];
+            let (done, due) = (s.computed, s.tokens.len() - s.computed);
+            if due == 0 {
+                return Ok(());
+            }
+            let take = self.options.chunk.min(due);
+            self.compute(&[(at, take)], if all { Rows::All } else { Rows::Last })?;
+            let rows = self.wanted.len();
+            for (i, logits) in self.logits[..rows * vocabulary].chunks_exact(vocabulary).enumerate() {
+                each(done + take - rows + i, logits)?;
+            }
+        }
+    }
+
+    /// [`Engine::feed`] as a sequence of its own.
+    pub fn score(&mut self, tokens: &[u32], all: bool, each: impl FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+        let id = self.add_sequence()?;
+        let result = self.feed(id, tokens, all, each);
+        self.remove_sequence(id);
+        result
+    }
+
+    /// Takes the next `n` tokens of each (sequence, n) through the model; leaves the logits of the wanted rows.
+    fn compute(&mut self, takers: &[(usize, usize)], rows: Rows) -> Result<()> {
+        // 1. Room for them in every cache group.
+        for &(i, take) in takers {
+            let s = &mut self.sequences[i];
+            for ((table, pool), layout) in s.tables.iter_mut().zip(&mut self.pools).zip(&self.layouts) {
+                let grown = table.grow(pool, s.computed + take, layout.block_tokens);
+                grown.ok().context("the KV cache is full")?;
+            }
+        }
+        // 2. The batch.
+        let b = &mut self.batch;
+        b.tokens.clear();
+        b.positions.clear();
+        b.slots.iter_mut().for_each(Vec::clear);
+        self.wanted.clear();
+        for (n, &(i, take)) in takers.iter().enumerate() {
+            let s = &self.sequences[i];
+            let (from, range) = (b.tokens.len(), s.computed..s.computed + take);
+            b.tokens.extend_from_slice(&s.tokens[range.clone()]);
+            b.positions.extend(range.clone().map(|p| p as u32));
+            for ((slots, table), layout) in b.slots.iter_mut().zip(&s.tables).zip(&self.layouts) {
+                slots.extend(range.clone().map(|p| table.slot(p, layout.block_tokens)));
+            }
+            match rows {
+                Rows::All => self.wanted.extend(from as u32..(from + take) as u32),
+                Rows::Last if s.computed + take == s.tokens.len() => self.wanted.push((from + take - 1) as u32),
+                Rows::Last => {}
+            }
+            if b.sequences.len() <= n {
+                let tables = vec![Vec::new(); self.layouts.len()];
+                b.sequences.push(SequenceSlice { rows: 0..0, position: 0, tables, state_slot: 0 });
+            }
+            let slice = &mut b.sequences[n];
+            (slice.rows, slice.position, slice.state_slot) = (from..from + take, s.computed, s.state_slot);
+            for (to, table) in slice.tables.iter_mut().zip(&s.tables) {
+                to.clear();
+                to.extend_from_slice(table.blocks());
+            }
+        }
+        b.sequences.truncate(takers.len());
+        // 3. Through the model.
+        let needed = self.wanted.len() * self.decoder.spec.vocabulary;
+        if self.logits.len() < needed {
+            self.logits.resize(needed, 0.0);
+        }
+        let logits = &mut self.logits[..needed];
+        self.decoder.step(&mut self.backend, &self.batch, &self.caches, &self.wanted, logits);
+        takers.iter().for_each(|&(i, take)| self.sequences[i].computed += take);
+        Ok(())
+    }
+}
+
+/// Whose logits a pass leaves.
+#[derive(Clone, Copy)]
+enum Rows {
+    All,
+    /// The last token of each sequence that has come to its end.
+    Last,
+}

@@ -1,0 +1,502 @@
+//! Logits to one token.
+//!
+//! The order is: penalties, temperature, top-k, top-p, min-p, draw. Each cut looks at the tokens that the one before it left. Ties are
+//! broken towards the lower id everywhere, all sums run in a fixed order in f64, and the draw comes from a counter-based
+//! generator of (seed, position), so that the token depends on nothing else: not on other sequences, nor on what was drawn before.
+//! Nothing is allocated per token.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+/// How to choose a token. `Default` is the model's own distribution: temperature 1, no cut, no penalty, seed 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 takes the most likely token.
+    pub temperature: f32,
+    /// Keep the k most likely tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the fewest most likely tokens whose probabilities reach this sum; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens at least this fraction as likely as the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Divides the positive logits, and multiplies the negative ones, of all tokens seen in prompt and answer; 1 is none
+    /// (CTRL, <https://arxiv.org/abs/1909.05858>, as in Hugging Face).
+    pub repetition_penalty: f32,
+    /// Taken once off the logit of every token that the answer already has; 0 is none (as in OpenAI and vLLM).
+    pub presence_penalty: f32,
+    /// Taken off the logit once for every time that the answer already has the token; 0 is none (as in OpenAI and vLLM).
+    pub frequency_penalty: f32,
+    pub seed: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+/// A sampling parameter outside its range.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{field} must be {expected}, found {value}")]
+pub struct ParamError {
+    pub field: &'static str,
+    pub value: f32,
+    pub expected: &'static str,
+}
+
+impl SamplingParams {
+    /// # Errors
+    /// The first field that is outside its range.
+    pub fn validate(&self) -> Result<(), ParamError> {
+        let check = |field, value: f32, expected, ok: bool| {
+            if ok { Ok(()) } else { Err(ParamError { field, value, expected }) }
+        };
+        let at_least = |x: f32, low: f32| x.is_finite() && x >= low;
+        let penalty = "between -2 and 2";
+        check("temperature", self.temperature, "0 or more", at_least(self.temperature, 0.0))?;
+        check("top_p", self.top_p, "above 0, at most 1", self.top_p > 0.0 && self.top_p <= 1.0)?;
+        check("min_p", self.min_p, "between 0 and 1", (0.0..=1.0).contains(&self.min_p))?;
+        let repetition = self.repetition_penalty;
+        check("repetition_penalty", repetition, "above 0", repetition.is_finite() && repetition > 0.0)?;
+        check("presence_penalty", self.presence_penalty, penalty, (-2.0..=2.0).contains(&self.presence_penalty))?;
+        check("frequency_penalty", self.frequency_penalty, penalty, (-2.0..=2.0).contains(&self.frequency_penalty))
+    }
+
+    fn has_penalty(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+}
+
+/// Logits that no token can be chosen from.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    #[error("the logit of token {token} is {value}")]
+    NotANumber { token: u32, value: f32 },
+    #[error("every token is ruled out: all logits are -inf")]
+    NothingLeft,
+    #[error("expected {expected} logits, found {found}")]
+    WrongLength { expected: usize, found: usize },
+}
+
+/// The tokens that a sequence has seen, as the penalties need them. Without penalties it can stay empty.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    /// token -> times in the answer; a token of the prompt alone has 0.
+    seen: HashMap<u32, u32>,
+}
+
+impl History {
+    /// A history with room for `tokens` different ones, so that it never grows while generating.
+    pub fn with_capacity(tokens: usize) -> Self {
+        Self { seen: HashMap::with_capacity(tokens) }
+    }
+
+    /// Tokens of the prompt: they count for the repetition penalty only.
+    pub fn add_prompt(&mut self, tokens: &[u32]) {
+        for token in tokens {
+            self.seen.entry(*token).or_insert(0);
+        }
+    }
+
+    /// A token of the answer.
+    pub fn add_generated(&mut self, token: u32) {
+        *self.seen.entry(token).or_insert(0) += 1;
+    }
+
+    pub fn clear(&mut self) {
+        self.seen.clear();
+    }
+}
+
+/// A token that is still in the running.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    logit: f32,
+    token: u32,
+    /// exp((logit - highest) / temperature).
+    weight: f64,
+}
+
+/// Most likely first, then lower id first.
+fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
+    // No logit is NaN here, and -0 equals 0.
+    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
+}
+
+/// Chooses tokens for one sequence.
+pub struct Sampler {
+    params: SamplingParams,
+    vocab: usize,
+    /// The logits after penalties: [vocab], or empty where there are none.
+    penalised: Vec<f32>,
+    /// Room for all that a cut may look at at once.
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    /// A sampler for logits of `vocab` tokens.
+    ///
+    /// # Errors
+    /// A parameter outside its range.
+    pub fn new(params: SamplingParams, vocab: usize) -> Result<Self, ParamError> {
+        params.validate()?;
+        let penalised = if params.has_penalty() { Vec::with_capacity(vocab) } else { Vec::new() };
+        let room = match (params.temperature == 0.0, params.top_k as usize) {
+            (true, _) => 0,
+            (_, k) if k > 0 && k < vocab => top_k_room(k).min(vocab),
+            _ => vocab,
+        };
+        Ok(Self { params, vocab, penalised, candidates: Vec::with_capacity(room) })
+    }
+
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// The token for `position`, from its `logits`: [vocab].
+    ///
+    /// # Errors
+    /// Logits that are NaN or +inf, or all -inf.
+    pub fn sample(&mut self, logits: &[f32], history: &History, position: u64) -> Result<u32, SampleError> {
+        if logits.len() != self.vocab {
+            return Err(SampleError::WrongLength { expected: self.vocab, found: logits.len() });
+        }
+        // 1. penalties, on a copy
+        let mut penalised = std::mem::take(&mut self.penalised);
+        let logits = if self.params.has_penalty() {
+            penalised.clear();
+            penalised.extend_from_slice(logits);
+            self.penalise(&mut penalised, history);
+            &penalised[..]
+        } else {
+            logits
+        };
+        let token = self.choose(logits, position);
+        self.penalised = penalised;
+        token
+    }
+
+    fn penalise(&self, logits: &mut [f32], history: &History) {
+        // Each token is changed on its own, so the order in which the map gives them does not matter.
+        for (token, count) in &history.seen {
+            let Some(logit) = logits.get_mut(*token as usize) else { continue };
+            *logit = if *logit > 0.0 {
+                *logit / self.params.repetition_penalty
+            } else {
+                *logit * self.params.repetition_penalty
+            };
+            if *count > 0 {
+                *logit -= *count as f32 * self.params.frequency_penalty;
+                *logit -= self.params.presence_penalty;
+            }
+        }
+    }
+
+    fn choose(&mut self, logits: &[f32], position: u64) -> Result<u32, SampleError> {
+        let highest = highest(logits)?;
+        if self.params.temperature == 0.0 {
+            let token = logits.iter().position(|x| *x == highest);
+            return token.map(|t| t as u32).ok_or(SampleError::NothingLeft);
+        }
+
+        // 2. temperature, 3. top-k
+        let k = self.params.top_k as usize;
+        let sorted = if k > 0 && k < logits.len() {
+            keep_top_k(&mut self.candidates, logits, k);
+            true
+        } else {
+            self.candidates.clear();
+            self.candidates.extend((0u32..).zip(logits).map(|(token, logit)| Candidate {
+                logit: *logit,
+                token,
+                weight: 0.0,
+            }));
+            false
+        };
+        let temperature = f64::from(self.params.temperature);
+        let mut total = 0.0;
+        for candidate in &mut self.candidates {
+            candidate.weight = libm::exp((f64::from(candidate.logit) - f64::from(highest)) / temperature);
+            total += candidate.weight;
+        }
+
+        // 4. top-p, 5. min-p: both keep the first so many by rank
+        if self.params.top_p < 1.0 {
+            let target = f64::from(self.params.top_p) * total;
+            if !sorted {
+                // Tokens lighter than this weigh less than 1 - top_p together, so the nucleus needs none of them.
+                let lightest = (total - target) / self.candidates.len() as f64;
+                self.candidates.retain(|c| c.weight >= lightest);
+                self.candidates.sort_unstable_by(by_rank);
+            }
+            let mut sum = 0.0;
+            let enough = self.candidates.iter().position(|c| {
+                sum += c.weight;
+                sum >= target
+            });
+            self.candidates.truncate(enough.map_or(self.candidates.len(), |last| last + 1));
+        }
+        if self.params.min_p > 0.0 {
+            // The most likely token weighs exactly 1.
+            self.candidates.retain(|c| c.weight >= f64::from(self.params.min_p));
+        }
+
+        // 6. draw
+        let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
+        let target = uniform(self.params.seed, position) * total;
+        let mut sum = 0.0;
+        let drawn = self.candidates.iter().find(|c| {
+            sum += c.weight;
+            sum > target
+        });
+        // Only rounding can leave nobody: then it is the last one that has any weight.
+        let drawn = drawn.or_else(|| self.candidates.iter().rfind(|c| c.weight > 0.0));
+        drawn.map(|c| c.token).ok_or(SampleError::NothingLeft)
+    }
+}
+
+/// The highest logit; NaN and +inf are errors, as is a vocabulary of -inf.
+fn highest(logits: &[f32]) -> Result<f32, SampleError> {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let mut nan = [false; 16];
+    let (chunks, tail) = logits.as_chunks::<16>();
+    for chunk in chunks {
+        for i in 0..16 {
+            lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
+            nan[i] |= chunk[i].is_nan();
+        }
+    }
+    let highest = lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+    if nan.contains(&true) || tail.iter().any(|x| x.is_nan()) || highest == f32::INFINITY {
+        let bad = logits.iter().position(|x| x.is_nan() || *x == f32::INFINITY).unwrap_or(0);
+        return Err(SampleError::NotANumber { token: bad as u32, value: logits[bad] });
+    }
+    if highest == f32::NEG_INFINITY { Err(SampleError::NothingLeft) } else { Ok(highest) }
+}
+
+/// Candidates held while looking for the k best: enough that throwing out the worse ones is rare.
+fn top_k_room(k: usize) -> usize {
+    4 * k + 1024
+}
+
+/// Leaves the `k` best of `logits` in `candidates`, best first.
+fn keep_top_k(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
+    let room = top_k_room(k).min(logits.len());
+    candidates.clear();
+    // Once k candidates are known, a later token needs more than the worst of them has: an equal logit loses to the lower id.
+    let mut bar = f32::NEG_INFINITY;
+    let mut base = 0;
+    for chunk in logits.chunks(16) {
+        if chunk.iter().fold(false, |any, x| any | (*x > bar)) {
+            for (i, logit) in chunk.iter().enumerate() {
+                if *logit > bar {
+                    if candidates.len() == room {
+                        candidates.select_nth_unstable_by(k - 1, by_rank);
+                        candidates.truncate(k);
+                        bar = candidates[k - 1].logit;
+                        if *logit <= bar {
+                            continue;
+                        }
+                    }
+                    candidates.push(Candidate { logit: *logit, token: (base + i) as u32, weight: 0.0 });
+                }
+            }
+        }
+        base += chunk.len();
+    }
+    candidates.sort_unstable_by(by_rank);
+    candidates.truncate(k);
+}
+
+/// A number in [0, 1) with 53 random bits: a function of seed and position alone.
+fn uniform(seed: u64, position: u64) -> f64 {
+    let [a, b, ..] = philox([position as u32, (position >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
+    let bits = (u64::from(a >> 5) << 26) | u64::from(b >> 6);
+    bits as f64 / (1u64 << 53) as f64
+}
+
+/// Philox4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011).
+fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for round in 0..10 {
+        if round > 0 {
+            key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+        }
+        let a = u64::from(counter[0]) * 0xD251_1F53;
+        let b = u64::from(counter[2]) * 0xCD9E_8D57;
+        counter = [(b >> 32) as u32 ^ counter[1] ^ key[0], b as u32, (a >> 32) as u32 ^ counter[3] ^ key[1], a as u32];
+    }
+    counter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sampler(params: SamplingParams, vocab: usize) -> Sampler {
+        Sampler::new(params, vocab).unwrap()
+    }
+
+    /// Logits in [-8, 8) from the generator itself.
+    fn logits(vocab: usize, seed: u64) -> Vec<f32> {
+        (0..vocab as u64).map(|i| (uniform(seed, i) * 16.0 - 8.0) as f32).collect()
+    }
+
+    /// The definition, slowly: a full sort, then one cut after the other.
+    fn oracle(params: &SamplingParams, logits: &[f32], position: u64) -> u32 {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).unwrap().then(a.cmp(b)));
+        let k = params.top_k as usize;
+        let cut = k > 0 && k < logits.len();
+        if cut {
+            order.truncate(k);
+        }
+        let highest = f64::from(logits[order[0]]);
+        let weight = |i: &usize| libm::exp((f64::from(logits[*i]) - highest) / f64::from(params.temperature));
+        if params.top_p < 1.0 {
+            // The sum runs in the order of ids where nothing was cut before.
+            let total: f64 =
+                if cut { order.iter().map(weight).sum() } else { (0..logits.len()).map(|i| weight(&i)).sum() };
+            let mut sum = 0.0;
+            let n = order.iter().position(|i| {
+                sum += weight(i);
+                sum >= f64::from(params.top_p) * total
+            });
+            order.truncate(n.map_or(order.len(), |n| n + 1));
+        }
+        order.retain(|i| weight(i) >= f64::from(params.min_p));
+        if !cut && params.top_p == 1.0 {
+            order.sort_unstable();
+        }
+        let total: f64 = order.iter().map(weight).sum();
+        let mut sum = 0.0;
+        let drawn = order.iter().find(|i| {
+            sum += weight(i);
+            sum > uniform(params.seed, position) * total
+        });
+        *drawn.unwrap() as u32
+    }
+
+    #[test]
+    fn philox_gives_the_published_values() {
+        // Random123's known answers (kat_vectors, philox4x32 10).
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
+        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
+        assert_eq!(
+            philox([0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344], [0xa4093822, 0x299f31d0]),
+            [0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1]
+        );
+    }
+
+    #[test]
+    fn temperature_zero_is_greedy_and_the_lowest_id_wins() {
+        let mut sampler = sampler(SamplingParams { temperature: 0.0, ..Default::default() }, 5);
+        assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, -1.0, 3.0], &History::default(), 9), Ok(1));
+    }
+
+    #[test]
+    fn logits_without_a_choice_are_errors() {
+        for temperature in [0.0, 1.0] {
+            let mut sampler = sampler(SamplingParams { temperature, ..Default::default() }, 3);
+            let mut sample = |logits: &[f32]| sampler.sample(logits, &History::default(), 0);
+            assert!(matches!(sample(&[0.0, f32::NAN, 0.0]), Err(SampleError::NotANumber { token: 1, .. })));
+            assert!(matches!(sample(&[0.0, 1.0, f32::INFINITY]), Err(SampleError::NotANumber { token: 2, .. })));
+            assert_eq!(sample(&[f32::NEG_INFINITY; 3]), Err(SampleError::NothingLeft));
+            assert_eq!(sample(&[0.0; 2]), Err(SampleError::WrongLength { expected: 3, found: 2 }));
+            assert_eq!(sample(&[f32::NEG_INFINITY, 0.5, f32::NEG_INFINITY]), Ok(1));
+        }
+    }
+
+    #[test]
+    fn parameters_outside_their_range_are_named() {
+        let field = |params: SamplingParams| Sampler::new(params, 4).err().map(|e| e.field);
+        let with = SamplingParams::default;
+        assert_eq!(field(with()), None);
+        assert_eq!(field(SamplingParams { temperature: -0.1, ..with() }), Some("temperature"));
+        assert_eq!(field(SamplingParams { temperature: f32::NAN, ..with() }), Some("temperature"));
+        assert_eq!(field(SamplingParams { top_p: 0.0, ..with() }), Some("top_p"));
+        assert_eq!(field(SamplingParams { min_p: 1.5, ..with() }), Some("min_p"));
+        assert_eq!(field(SamplingParams { repetition_penalty: 0.0, ..with() }), Some("repetition_penalty"));
+        assert_eq!(field(SamplingParams { presence_penalty: 2.5, ..with() }), Some("presence_penalty"));
+        assert_eq!(field(SamplingParams { frequency_penalty: f32::INFINITY, ..with() }), Some("frequency_penalty"));
+    }
+
+    #[test]
+    fn penalties_are_those_of_hugging_face_and_openai() {
+        let params = SamplingParams {
+            repetition_penalty: 2.0,
+            presence_penalty: 0.5,
+            frequency_penalty: 0.25,
+            ..Default::default()
+        };
+        let mut history = History::with_capacity(4);
+        history.add_prompt(&[0, 1, 2]);
+        history.add_generated(2);
+        history.add_generated(2);
+        history.add_generated(3);
+        history.add_generated(99); // beyond the logits: nothing to penalise
+        let mut logits = [4.0, -4.0, 4.0, -4.0, 1.0];
+        sampler(params, 5).penalise(&mut logits, &history);
+        assert_eq!(logits, [2.0, -8.0, 2.0 - 0.5 - 0.5, -8.0 - 0.25 - 0.5, 1.0]);
+    }
+
+    #[test]
+    fn draws_follow_the_distribution() {
+        let logits = [0.0f32, 1.0, 2.0, 3.0];
+        let mut sampler = sampler(SamplingParams { temperature: 2.0, seed: 7, ..Default::default() }, 4);
+        let mut counts = [0u32; 4];
+        for position in 0..40_000 {
+            counts[sampler.sample(&logits, &History::default(), position).unwrap() as usize] += 1;
+        }
+        let total: f64 = logits.iter().map(|x| libm::exp(f64::from(*x) / 2.0)).sum();
+        for (logit, count) in logits.iter().zip(counts) {
+            let expected = libm::exp(f64::from(*logit) / 2.0) / total;
+            assert!((f64::from(count) / 40_000.0 - expected).abs() < 0.01, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn a_draw_depends_on_nothing_but_logits_seed_and_position() {
+        let logits = logits(5000, 1);
+        let params = SamplingParams { top_p: 0.9, seed: 3, ..Default::default() };
+        let mut one = sampler(params.clone(), 5000);
+        let forwards: Vec<u32> = (0..50).map(|p| one.sample(&logits, &History::default(), p).unwrap()).collect();
+        let mut two = sampler(params, 5000);
+        let mut backwards: Vec<u32> =
+            (0..50).rev().map(|p| two.sample(&logits, &History::default(), p).unwrap()).collect();
+        backwards.reverse();
+        assert_eq!(forwards, backwards);
+        assert!(forwards.iter().any(|t| t != &forwards[0]));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+        #[test]
+        fn cuts_are_those_of_a_full_sort(
+            // Few different values, so that ties are everywhere.
+            logits in prop::collection::vec(prop_oneof![(-12i32..12).prop_map(|x| x as f32 * 0.5), Just(-0.0f32)], 1..3000),
+            temperature in prop_oneof![Just(0.1f32), Just(1.0), 0.2f32..4.0],
+            top_k in prop_oneof![Just(0u32), 1u32..50, 1u32..4000],
+            top_p in prop_oneof![Just(1.0f32), 0.01f32..1.0],
+            min_p in prop_oneof![Just(0.0f32), 0.0f32..1.0],
+            seed in any::<u64>(),
+            position in any::<u64>(),
+        ) {
+            let params = SamplingParams { temperature, top_k, top_p, min_p, seed, ..Default::default() };
+            let mut sampler = sampler(params.clone(), logits.len());
+            let room = sampler.candidates.capacity();
+            let token = sampler.sample(&logits, &History::default(), position).unwrap();
+            prop_assert_eq!(token, oracle(&params, &logits, position));
+            prop_assert_eq!(sampler.candidates.capacity(), room, "a step allocates nothing");
+        }
+    }
+}

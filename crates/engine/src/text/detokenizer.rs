@@ -1,0 +1,190 @@
+//! Token ids to text, one at a time, as a reader sees them: never half a character, and all pieces together are exactly the text
+//! that decoding everything at once gives.
+//!
+//! With a byte-level decoder a token is a run of bytes, so only the bytes of an unfinished character are kept back. Any other decoder
+//! may look at a token's neighbours (a word's first piece brings a space, byte tokens make characters together): there the last tokens are
+//! decoded twice, with and without the new one, and the difference is the new text, as vLLM and TGI do it.
+
+use super::Tokenizer;
+use anyhow::Result;
+use std::sync::Arc;
+
+/// A decoder that gives up on a character (it ends in U+FFFD for good) would otherwise hold text back for ever.
+const MAX_PENDING: usize = 16;
+
+/// Turns a stream of token ids into a stream of text.
+pub struct Detokenizer {
+    tokenizer: Arc<Tokenizer>,
+    skip_special: bool,
+    /// Byte-level: bytes of a character whose rest has not come yet (at most 3 between calls).
+    bytes: Vec<u8>,
+    /// Other decoders: `ids[..shown]` is context whose text was given out, `ids[shown..]` waits for a whole character.
+    ids: Vec<u32>,
+    shown: usize,
+}
+
+impl Detokenizer {
+    /// A stream that starts at a text's first token. `skip_special` leaves special tokens out of the text.
+    pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
+        Self { tokenizer, skip_special, bytes: Vec::new(), ids: Vec::new(), shown: 0 }
+    }
+
+    /// The text that the next token completes; empty where a character is still unfinished.
+    ///
+    /// # Errors
+    /// Only where a decoder of an unusual kind fails.
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        if self.tokenizer.is_byte_level() {
+            if !(self.skip_special && self.tokenizer.is_special(id))
+                && let Some(token) = self.tokenizer.token(id)
+            {
+                append_bytes(&mut self.bytes, &token);
+            }
+            return Ok(take_whole_characters(&mut self.bytes));
+        }
+
+        self.ids.push(id);
+        let text = self.new_text()?;
+        let waiting = self.ids.len() - self.shown;
+        if text.is_empty() || (text.ends_with(char::REPLACEMENT_CHARACTER) && waiting < MAX_PENDING) {
+            return Ok(String::new());
+        }
+        // What was shown just now is the context of what follows.
+        self.ids.drain(..self.shown);
+        self.shown = self.ids.len();
+        Ok(text)
+    }
+
+    /// The end of the text: what is still unfinished, as U+FFFD. The stream may be used again afterwards, for another text.
+    pub fn flush(&mut self) -> Result<String> {
+        let text = if self.tokenizer.is_byte_level() {
+            String::from_utf8_lossy(&self.bytes).into_owned()
+        } else {
+            self.new_text()?
+        };
+        self.bytes.clear();
+        self.ids.clear();
+        self.shown = 0;
+        Ok(text)
+    }
+
+    /// Text of the tokens since `shown`, read with their context.
+    fn new_text(&self) -> Result<String> {
+        let before = self.tokenizer.decode(&self.ids[..self.shown], self.skip_special)?;
+        let mut with = self.tokenizer.decode(&self.ids, self.skip_special)?;
+        // A decoder that changes earlier text in the light of later tokens cannot be streamed exactly: the longer text's end is all there is.
+        let mut cut = before.len().min(with.len());
+        while !with.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        Ok(with.split_off(cut))
+    }
+}
+
+/// The bytes of a byte-level token. One with a character outside that alphabet (an added token) stands for its own UTF-8.
+fn append_bytes(bytes: &mut Vec<u8>, token: &str) {
+    let start = bytes.len();
+    for c in token.chars() {
+        match byte_of(c) {
+            Some(byte) => bytes.push(byte),
+            None => {
+                bytes.truncate(start);
+                bytes.extend_from_slice(token.as_bytes());
+                return;
+            }
+        }
+    }
+}
+
+/// GPT-2's alphabet: printable Latin-1 stands for itself, the 68 other bytes, ascending, for U+0100 and up.
+fn byte_of(c: char) -> Option<u8> {
+    Some(match u32::from(c) {
+        c @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => c as u8,
+        c @ 0x100..=0x120 => (c - 0x100) as u8,        // 0x00..=0x20
+        c @ 0x121..=0x142 => (c - 0x121 + 0x7F) as u8, // 0x7F..=0xA0
+        0x143 => 0xAD,
+        _ => return None,
+    })
+}
+
+/// Takes all that is decided from the front of `bytes`: whole characters, and U+FFFD for what cannot become one.
+fn take_whole_characters(bytes: &mut Vec<u8>) -> String {
+    let mut text = String::new();
+    let mut done = 0;
+    while done < bytes.len() {
+        match std::str::from_utf8(&bytes[done..]) {
+            Ok(rest) => {
+                text.push_str(rest);
+                done = bytes.len();
+            }
+            Err(e) => {
+                let valid = done + e.valid_up_to();
+                text.push_str(&String::from_utf8_lossy(&bytes[done..valid]));
+                done = valid;
+                let Some(bad) = e.error_len() else { break }; // the last character is unfinished
+                text.push(char::REPLACEMENT_CHARACTER);
+                done += bad;
+            }
+        }
+    }
+    bytes.drain(..done);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::path::Path;
+    use std::sync::OnceLock;
+
+    fn demo() -> Arc<Tokenizer> {
+        static DEMO: OnceLock<Arc<Tokenizer>> = OnceLock::new();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        DEMO.get_or_init(|| Arc::new(Tokenizer::load(&folder, None).unwrap())).clone()
+    }
+
+    fn stream(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip_special: bool) -> String {
+        let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip_special);
+        let mut text: String = ids.iter().map(|id| detokenizer.push(*id).unwrap()).collect();
+        text.push_str(&detokenizer.flush().unwrap());
+        text
+    }
+
+    #[test]
+    fn alphabet_covers_every_byte_once() {
+        let mut seen: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..=255).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn half_a_character_is_never_shown() {
+        let tokenizer = demo();
+        let text = "naïve 日本 👩‍🚀 ok";
+        let ids = tokenizer.encode(text, false).unwrap();
+        assert!(ids.len() > text.chars().count() / 2);
+        let mut detokenizer = Detokenizer::new(tokenizer, false);
+        let mut shown = String::new();
+        for id in ids {
+            let piece = detokenizer.push(id).unwrap();
+            assert!(!piece.contains(char::REPLACEMENT_CHARACTER));
+            shown.push_str(&piece);
+        }
+        assert_eq!(shown, text);
+        assert_eq!(detokenizer.flush().unwrap(), "");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+        // The first 300 ids hold all single bytes, so that broken characters are common.
+        #[test]
+        fn pieces_are_the_text_decoded_at_once(
+            ids in prop::collection::vec(prop_oneof![0u32..300, 0u32..16500], 0..60),
+            skip in any::<bool>(),
+        ) {
+            let tokenizer = demo();
+            prop_assert_eq!(stream(&tokenizer, &ids, skip), tokenizer.decode(&ids, skip).unwrap());
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The checkpoint's chat template, rendered as `transformers` renders it.
+//!
+//! A template is a program from whoever published the checkpoint. It sees the conversation and nothing else, runs out of fuel instead of
+//! running for ever, and runs on a stack of its own, so that values nested without end cannot overflow the caller's.
+
+use super::generation::token_text;
+use super::{python, read_json};
+use anyhow::{Context, Result, anyhow, bail};
+use jiff::civil::DateTime;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, Value};
+use serde_json::{Map, Value as Json, json};
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+/// Instructions that any template may take, and those it may take more for each value in its input.
+const FUEL: u64 = 2_000_000;
+const FUEL_PER_VALUE: u64 = 2_000;
+/// More text than this is not a prompt.
+const MAX_OUTPUT: usize = 64 << 20;
+/// Reserved, not used: only a template that nests values without end comes near it.
+const STACK: usize = 256 << 20;
+
+/// The tokens that transformers hands to every template by name.
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// A compiled chat template, or several under names.
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    /// Where it was read, for messages.
+    file: PathBuf,
+    names: Vec<String>,
+    special_tokens: Map<String, Json>,
+    clock: Arc<Mutex<Option<DateTime>>>,
+}
+
+impl ChatTemplate {
+    /// Finds the template of a checkpoint: `chat_template.jinja` (with more of them in `additional_chat_templates/`), or `chat_template` in
+    /// `tokenizer_config.json`, a string or a list of named ones, or `chat_template.json`. `None` where there is none.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a template that is no Jinja; the message names file and line.
+    pub fn load(folder: &Path) -> Result<Option<Self>> {
+        let config = read_json(folder, "tokenizer_config.json")?.unwrap_or(Json::Null);
+        let special_tokens: Map<String, Json> = SPECIAL_TOKENS
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), token_text(&config[*name])?.into())))
+            .collect();
+
+        let jinja = folder.join("chat_template.jinja");
+        let (file, templates) = if jinja.exists() {
+            let mut templates = vec![("default".to_owned(), read_text(&jinja)?)];
+            for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten() {
+                let path = entry?.path();
+                if path.extension().is_some_and(|e| e == "jinja") {
+                    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                    templates.push((name, read_text(&path)?));
+                }
+            }
+            (jinja, templates)
+        } else {
+            let file = folder.join("tokenizer_config.json");
+            match named_templates(&config["chat_template"]).with_context(|| file.display().to_string())? {
+                Some(templates) => (file, templates),
+                None => {
+                    let other = read_json(folder, "chat_template.json")?.unwrap_or(Json::Null);
+                    let file = folder.join("chat_template.json");
+                    match named_templates(&other["chat_template"]).with_context(|| file.display().to_string())? {
+                        Some(templates) => (file, templates),
+                        None => return Ok(None),
+                    }
+                }
+            }
+        };
+        Self::compile(file, templates, special_tokens).map(Some)
+    }
+
+    fn compile(file: PathBuf, templates: Vec<(String, String)>, special_tokens: Map<String, Json>) -> Result<Self> {
+        let mut env = Environment::new();
+        let mut syntax = SyntaxConfig::builder();
+        syntax.trim_blocks(true).lstrip_blocks(true);
+        env.set_syntax(syntax.build()?);
+        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        env.set_debug(false);
+        python::install(&mut env);
+
+        let clock: Arc<Mutex<Option<DateTime>>> = Arc::default();
+        let time = clock.clone();
+        env.add_function("strftime_now", move |format: String| {
+            let fixed = *time.lock().unwrap_or_else(PoisonError::into_inner);
+            python::strftime(&format, fixed.unwrap_or_else(|| jiff::Zoned::now().datetime()))
+        });
+
+        let mut names = Vec::new();
+        for (name, source) in templates {
+            env.add_template_owned(name.clone(), without_generation_tags(&source))
+                .map_err(|e| anyhow!("{}: chat template: {e}", file.display()))?;
+            names.push(name);
+        }
+        Ok(Self { env, file, names, special_tokens, clock })
+    }
+
+    /// Stops the template's clock at a local time, written `2026-01-31T12:00:00`: a date in the system prompt then stays the same,
+    /// and with it the prompt's cached state.
+    pub fn set_time(&self, local_time: &str) -> Result<()> {
+        let time = local_time.parse().with_context(|| format!("no date and time: {local_time:?}"))?;
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Some(time);
+        Ok(())
+    }
+
+    /// The prompt for a conversation. `messages` is a list of objects with `role` and `content`; `tools` a list of JSON schemas; `extra` are more names that
+    /// the template may look at (`enable_thinking`, `documents`); they win over the ones we give.
+    ///
+    /// # Errors
+    /// What the template itself raises, any mistake in it, and a template that takes too long or writes too much.
+    pub fn render(
+        &self,
+        messages: &Json,
+        tools: Option<&Json>,
+        add_generation_prompt: bool,
+        extra: &Map<String, Json>,
+    ) -> Result<String> {
+        // 1. which of the named templates
+        let name = match &self.names[..] {
+            [only] => only,
+            names => {
+                let wanted = |want: &str| names.iter().find(|name| *name == want);
+                let tool_use = if tools.is_some() { wanted("tool_use") } else { None };
+                tool_use.or_else(|| wanted("default")).with_context(|| {
+                    format!(
+                        "{}: several chat templates ({}), none of them named default",
+                        self.file.display(),
+                        names.join(", ")
+                    )
+                })?
+            }
+        };
+
+        // 2. the names that it sees
+        let mut context = self.special_tokens.clone();
+        context.insert("messages".into(), plain_messages(messages)?);
+        context.insert("tools".into(), tools.cloned().unwrap_or(Json::Null));
+        context.insert("documents".into(), Json::Null);
+        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
+        context.extend(extra.clone());
+        let context = Json::Object(context);
+
+        // 3. run it
+        let rendered = thread::scope(|scope| {
+            thread::Builder::new()
+                .name("chat-template".into())
+                .stack_size(STACK)
+                .spawn_scoped(scope, || self.run(name, &context))?
+                .join()
+                .map_err(|_| io::Error::other("the template engine panicked"))
+        });
+        rendered.context("chat template")?.map_err(|e| {
+            let at = e.line().map(|line| format!(" (line {line})")).unwrap_or_default();
+            match e.detail() {
+                Some(detail) => anyhow!("{}: chat template{at}: {detail}", self.file.display()),
+                None => anyhow!("{}: chat template{at}: {}", self.file.display(), e.kind()),
+            }
+        })
+    }
+
+    fn run(&self, name: &str, context: &Json) -> Result<String, minijinja::Error> {
+        let mut env = self.env.clone();
+        env.set_fuel(Some(FUEL + FUEL_PER_VALUE * count_values(context)));
+        let mut prompt = Prompt(Vec::new());
+        env.get_template(name)?.render_captured_to(Value::from(Serde(context)), &mut prompt)?;
+        String::from_utf8(prompt.0)
+            .map_err(|_| minijinja::Error::new(minijinja::ErrorKind::WriteFailure, "the prompt is no UTF-8"))
+    }
+}
+
+/// The text being written, up to its limit.
+struct Prompt(Vec<u8>);
+
+impl Write for Prompt {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_OUTPUT {
+            return Err(io::Error::other("the prompt grows beyond 64 MiB"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| path.display().to_string())
+}
+
+/// A template, or a list of `{"name": .., "template": ..}`.
+fn named_templates(value: &Json) -> Result<Option<Vec<(String, String)>>> {
+    match value {
+        Json::Null => Ok(None),
+        Json::String(source) => Ok(Some(vec![("default".into(), source.clone())])),
+        Json::Array(list) if !list.is_empty() => {
+            let one = |entry: &Json| {
+                let text = |field: &str| entry[field].as_str().map(str::to_owned);
+                text("name").zip(text("template")).context("chat_template: an entry without name or template")
+            };
+            list.iter().map(one).collect::<Result<_>>().map(Some)
+        }
+        _ => bail!("chat_template is neither a string nor a list of named templates"),
+    }
+}
+
+/// The messages as transformers hands them on: fields that are null left out, and a message's reasoning under all its names.
+fn plain_messages(messages: &Json) -> Result<Json> {
+    let Some(list) = messages.as_array().filter(|list| !list.is_empty()) else {
+        bail!("a chat template needs a list with at least one message");
+    };
+    let mut plain = Vec::with_capacity(list.len());
+    for message in list {
+        let Some(fields) = message.as_object() else { bail!("a message is not an object: {message}") };
+        let mut fields: Map<String, Json> =
+            fields.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
+        let reasoning =
+            ["reasoning_content", "thinking", "reasoning"].iter().find_map(|name| fields.get(*name)).cloned();
+        if let Some(reasoning) = reasoning {
+            if !fields.contains_key("thinking") {
+                fields.shift_insert(0, "thinking".into(), reasoning.clone());
+            }
+            fields.insert("reasoning_content".into(), reasoning);
+        }
+        plain.push(Json::Object(fields));
+    }
+    Ok(json!(plain))
+}
+
+fn count_values(value: &Json) -> u64 {
+    1 + match value {
+        Json::Array(list) => list.iter().map(count_values).sum(),
+        Json::Object(map) => map.values().map(count_values).sum(),
+        _ => 0,
+    }
+}
+
+/// `{% generation %}` marks the assistant's own words for training. It prints its body, in a scope of its own: `{% with %}` does the same.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let inside = &tag[2..end];
+        let sign = |c: char| c == '-' || c == '+';
+        let word = inside.trim_start_matches(sign).trim_end_matches(sign).trim();
+        match word {
+            "generation" => out.push_str(&format!("{{%{}%}}", inside.replace("generation", "with"))),
+            "endgeneration" => out.push_str(&format!("{{%{}%}}", inside.replace("endgeneration", "endwith"))),
+            _ => out.push_str(&tag[..end + 2]),
+        }
+        rest = &tag[end + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn template(source: &str) -> ChatTemplate {
+        ChatTemplate::compile("test.jinja".into(), vec![("default".into(), source.into())], Map::new()).unwrap()
+    }
+
+    fn render(source: &str) -> Result<String> {
+        let messages = json!([{"role": "user", "content": "Hi"}]);
+        template(source).render(&messages, None, true, &Map::new())
+    }
+
+    #[test]
+    fn raised_exceptions_are_one_line_with_the_place() {
+        let error = render("\n{{ raise_exception('roles must alternate') }}").unwrap_err();
+        assert_eq!(format!("{error:#}"), "test.jinja: chat template (line 2): roles must alternate");
+    }
+
+    #[test]
+    fn hostile_templates_end() {
+        for source in [
+            "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
+            "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+            "{% for a in range(90000) %}{{ 'x' * 1000000 }}{% endfor %}",
+            "{{ 'x' * 100000000000 }}",
+            "{{ range(1000000000) | list | length }}",
+        ] {
+            assert!(render(source).is_err(), "{source}");
+        }
+        // Nested as deep as fuel allows: dropping it must not overflow the stack.
+        let nested = "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}";
+        assert_eq!(render(nested).unwrap(), "");
+        assert!(render(&format!("{nested}{{{{ ns.x | tojson }}}}")).is_err());
+    }
+
+    #[test]
+    fn a_broken_template_names_file_and_line() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(ChatTemplate::load(dir.path()).unwrap().is_none());
+        fs::write(dir.path().join("chat_template.jinja"), "a\n{% if %}").unwrap();
+        let error = format!("{:#}", ChatTemplate::load(dir.path()).err().unwrap());
+        assert!(error.contains("chat_template.jinja") && error.contains(":2)"), "{error}");
+    }
+
+    #[test]
+    fn tool_use_template_is_taken_when_there_are_tools() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = json!({"chat_template": [
+            {"name": "default", "template": "plain {{ bos_token }}"},
+            {"name": "tool_use", "template": "tools {{ tools | tojson }}"},
+        ], "bos_token": {"content": "<s>"}});
+        fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let template = ChatTemplate::load(dir.path()).unwrap().unwrap();
+        let messages = json!([{"role": "user", "content": "Hi"}]);
+        assert_eq!(template.render(&messages, None, true, &Map::new()).unwrap(), "plain <s>");
+        assert_eq!(
+            template.render(&messages, Some(&json!([{"a": 1.0}])), true, &Map::new()).unwrap(),
+            "tools [{\"a\": 1.0}]"
+        );
+    }
+
+    #[test]
+    fn generation_tags_print_their_body() {
+        let source =
+            "a\n{%- generation -%}\n b {{- messages[0].content }}\n{%+ endgeneration %}\nc {% set generation = 1 %}";
+        assert_eq!(render(source).unwrap(), "ab Hi\nc ".replace("ab Hi", "abHi"));
+    }
+}

@@ -1,0 +1,168 @@
+//! The checkpoint's tokenizer: `tokenizer.json`, as the Hugging Face library reads it.
+//!
+//! Normaliser, pre-tokeniser, added tokens, post-processor and decoder are always the library's own. Truncation and padding that the
+//! file asks for are left out, as the Python stack leaves them out for chats.
+
+use anyhow::{Context, Result, anyhow};
+use serde::Deserialize;
+use std::fs;
+use std::path::Path;
+use tokenizers::{
+    AddedToken, DecoderWrapper, Model, ModelWrapper, Normalizer, NormalizerWrapper, OffsetType, PostProcessorWrapper,
+    PreTokenizedString, PreTokenizer, PreTokenizerWrapper, TokenizerBuilder, TokenizerImpl,
+};
+
+type Library =
+    TokenizerImpl<ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// Text to token ids and back.
+pub struct Tokenizer {
+    library: Library,
+    vocab_size: usize,
+    /// The decoder is the byte-level one, so that a token is a run of bytes whatever its neighbours are.
+    byte_level: bool,
+}
+
+/// `tokenizer.json`, without what we leave out.
+#[derive(Deserialize)]
+struct Parts {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    normalizer: Option<NormalizerWrapper>,
+    pre_tokenizer: Option<PreTokenizerWrapper>,
+    post_processor: Option<PostProcessorWrapper>,
+    decoder: Option<DecoderWrapper>,
+    model: ModelWrapper,
+}
+
+impl Tokenizer {
+    /// Reads `folder/tokenizer.json`. `cache` is a folder for compiled images of vocabularies; without one nothing is written.
+    ///
+    /// # Errors
+    /// A missing or broken file; the message names it, and the place in it.
+    pub fn load(folder: &Path, cache: Option<&Path>) -> Result<Self> {
+        let path = folder.join("tokenizer.json");
+        let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
+        let _ = cache;
+        Self::from_bytes(&bytes).with_context(|| path.display().to_string())
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let parts: Parts = serde_json::from_slice(bytes)?;
+        Self::build(parts)
+    }
+
+    fn build(parts: Parts) -> Result<Self> {
+        let byte_level = matches!(parts.decoder, Some(DecoderWrapper::ByteLevel(_)));
+        let mut library: Library = TokenizerBuilder::new()
+            .with_model(parts.model)
+            .with_normalizer(parts.normalizer)
+            .with_pre_tokenizer(parts.pre_tokenizer)
+            .with_post_processor(parts.post_processor)
+            .with_decoder(parts.decoder)
+            .build()
+            .map_err(|e| anyhow!(e))?;
+        library.add_tokens(parts.added_tokens).map_err(|e| anyhow!(e))?;
+        let vocab_size = library.get_vocab_size(true);
+        Ok(Self { library, vocab_size, byte_level })
+    }
+
+    /// The ids of `text`. Special and added tokens that stand in it become their ids, as in the Python stack: templates rely on it.
+    /// `add_special` lets the post-processor add its own (a beginning-of-sequence token, say); a rendered template has them already.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let encoding = self.library.encode_fast(text, add_special).map_err(|e| anyhow!("tokenizer: {e}"))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids of `text` with no special or added token in it: `<|im_end|>` typed by a user stays plain text.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
+        let encode = || -> tokenizers::Result<Vec<u32>> {
+            let mut pieces = PreTokenizedString::from(text);
+            if let Some(normalizer) = self.library.get_normalizer() {
+                pieces.normalize(|piece| normalizer.normalize(piece))?;
+            }
+            if let Some(pre_tokenizer) = self.library.get_pre_tokenizer() {
+                pre_tokenizer.pre_tokenize(&mut pieces)?;
+            }
+            pieces.tokenize(|piece| self.library.get_model().tokenize(piece.get()))?;
+            let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
+            Ok(encoding.get_ids().to_vec())
+        };
+        encode().map_err(|e| anyhow!("tokenizer: {e}"))
+    }
+
+    /// The text of `ids`, with or without special tokens. Unknown ids are left out; bytes that are no UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        self.library.decode(ids, skip_special).map_err(|e| anyhow!("tokenizer: {e}"))
+    }
+
+    /// The token `id` as the vocabulary writes it (byte-level characters, not text).
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.library.id_to_token(id)
+    }
+
+    /// The id of a token written as in the vocabulary, or of a special token.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.library.token_to_id(token)
+    }
+
+    /// Number of tokens, added ones included. A model's embedding may have more rows than this.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Whether `id` is a special token, one that `skip_special` leaves out.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.token(id).is_some_and(|token| self.library.get_added_vocabulary().is_special_token(&token))
+    }
+
+    /// Whether a token is a run of bytes whatever its neighbours are.
+    pub(super) fn is_byte_level(&self) -> bool {
+        self.byte_level
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demo() -> Tokenizer {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        Tokenizer::load(&folder, None).unwrap()
+    }
+
+    #[test]
+    fn special_tokens_are_parsed_in_encode_and_not_in_encode_plain() {
+        let tokenizer = demo();
+        let text = "<|im_start|>user\nHi<|im_end|>";
+        let ids = tokenizer.encode(text, false).unwrap();
+        assert_eq!((ids[0], *ids.last().unwrap()), (1, 2));
+        assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), "user\nHi");
+        let plain = tokenizer.encode_plain(text).unwrap();
+        assert!(plain.iter().all(|id| !tokenizer.is_special(*id)));
+        assert_eq!(tokenizer.decode(&plain, false).unwrap(), text);
+    }
+
+    #[test]
+    fn tokens_have_names() {
+        let tokenizer = demo();
+        assert_eq!(tokenizer.vocab_size(), 16384);
+        assert_eq!(tokenizer.id("<|im_end|>"), Some(2));
+        assert_eq!(tokenizer.token(2).as_deref(), Some("<|im_end|>"));
+        assert_eq!((tokenizer.token(16384), tokenizer.id("no such token")), (None, None));
+    }
+
+    #[test]
+    fn missing_and_broken_files_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = format!("{:#}", Tokenizer::load(dir.path(), None).err().unwrap());
+        assert!(error.contains("tokenizer.json") && error.contains("No such file"), "{error}");
+        fs::write(dir.path().join("tokenizer.json"), "{\n\"model\": oops}").unwrap();
+        let error = format!("{:#}", Tokenizer::load(dir.path(), None).err().unwrap());
+        assert!(error.contains("tokenizer.json") && error.contains("line 2"), "{error}");
+        fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+        let error = format!("{:#}", Tokenizer::load(dir.path(), None).err().unwrap());
+        assert!(error.contains("missing field `model`"), "{error}");
+    }
+}

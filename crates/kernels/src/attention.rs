@@ -1,0 +1,280 @@
+//! Attention over paged keys and values: one KV head of one sequence, for the query heads that share it and any number of
+//! query tokens.
+//!
+//! Keys and values are read through a block table, in the type they are stored in. `docs/numerics.md` fixes the arithmetic:
+//! partitions of 128 positions aligned to position 0, joined in ascending order; so one token at a time, a whole prompt and
+//! partitions on several threads give the same bits, whatever the size of a block. Threads split KV heads, runs of query tokens and,
+//! for a single token far into a context, partitions ([`attend_partition`], [`join`]). Nothing here allocates.
+
+mod kv;
+mod partition;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use crate::lanes::Lanes;
+use crate::math::exp1;
+use crate::rows::{Rows, RowsMut};
+use crate::simd;
+
+pub use kv::{KvShape, KvType, KvView, store_row};
+use partition::{Located, ROWS, Rule, Slot, partition};
+
+/// Positions that are reduced together, from a multiple of as many on.
+pub const PARTITION: usize = 128;
+
+/// From so many query rows on, keys and values in a narrow type are widened once for all of them.
+const WIDEN_ROWS: usize = 12;
+
+/// One KV head of one sequence in one layer, and how its queries look at it.
+#[derive(Clone, Copy)]
+pub struct Head<'a> {
+    pub kv: KvView<'a>,
+    /// Block numbers in ascending position.
+    pub table: &'a [u32],
+    pub kv_head: usize,
+    /// Query heads that share the KV head.
+    pub group: usize,
+    pub scale: f32,
+    /// Only the last so many positions are visible, the token's own among them; at least 1.
+    pub window: Option<usize>,
+    /// Scores become `cap * tanh(s / cap)` (Gemma 2).
+    pub softcap: Option<f32>,
+    /// One logit per query head of the group, `[group]`, that takes part in the softmax and has no value (gpt-oss).
+    pub sinks: Option<&'a [f32]>,
+}
+
+impl Head<'_> {
+    /// The first position that a token at `position` sees.
+    fn first_visible(&self, position: usize) -> usize {
+        self.window.map_or(0, |w| (position + 1).saturating_sub(w))
+    }
+
+    /// The partitions that a token at `position` sees, of which some may be seen in part.
+    pub fn partitions(&self, position: usize) -> Range<usize> {
+        self.first_visible(position) / PARTITION..position / PARTITION + 1
+    }
+
+    /// Elements of a part ([`attend_partition`]): for each query head `v_dim` weighted sums, the greatest score and the sum of weights.
+    pub fn part_len(&self) -> usize {
+        self.group * (self.kv.shape.v_dim + 2)
+    }
+
+    /// Elements of scratch for [`attend`] on `tokens` query tokens ([`attend_partition`]: 1).
+    pub fn scratch_len(&self, tokens: usize) -> usize {
+        scratch_len(&self.kv.shape, self.group, tokens)
+    }
+
+    fn rule(&self) -> Rule {
+        Rule { scale: self.scale, softcap: self.softcap }
+    }
+
+    /// Checks all that the kernels rely on, for queries at positions up to `last`.
+    fn check(&self, last: usize) {
+        let s = &self.kv.shape;
+        assert!(self.group > 0 && s.k_dim > 0 && s.v_dim > 0 && s.block_tokens > 0, "nothing to attend to");
+        assert!(self.kv_head < s.kv_heads, "KV head {} of {}", self.kv_head, s.kv_heads);
+        assert!(self.window != Some(0), "a window of no positions");
+        assert!(self.sinks.is_none_or(|s| s.len() == self.group), "one sink per query head");
+        assert!(last / s.block_tokens < self.table.len(), "position {last} in {} blocks", self.table.len());
+    }
+}
+
+/// As [`Head::scratch_len`], for sizing scratch ahead: it grows with each argument.
+pub fn scratch_len(shape: &KvShape, group: usize, tokens: usize) -> usize {
+    let rows = group * tokens;
+    let widened =
+        if rows >= WIDEN_ROWS && shape.kv_type != KvType::F32 { PARTITION * (shape.k_dim + shape.v_dim) } else { 0 };
+    2 * rows + rows.min(ROWS) * (PARTITION + shape.v_dim) + widened
+}
+
+/// `into = join(into, from)`: each is the greatest score, the sum of weights and the weighted sums of consecutive partitions.
+#[inline(always)]
+unsafe fn join_two<V: Lanes>(m: &mut f32, l: &mut f32, o: &mut [f32], m_next: f32, l_next: f32, o_next: &[f32]) {
+    assert_eq!(o.len(), o_next.len());
+    let top = if m_next > *m { m_next } else { *m };
+    let (a, b) = (exp1(*m - top), exp1(m_next - top));
+    *m = top;
+    *l = l.mul_add(a, l_next * b);
+    let (n, whole) = (o.len(), o.len() / 16 * 16);
+    let (o, next) = (o.as_mut_ptr(), o_next.as_ptr());
+    // SAFETY: both have `n` elements; the caller vouches for the instruction set.
+    unsafe {
+        let (a, b) = (V::splat(a), V::splat(b));
+        for i in (0..whole).step_by(16) {
+            V::load(o.add(i)).fma(a, V::load(next.add(i)).mul(b)).store(o.add(i));
+        }
+        if whole < n {
+            let left = n - whole;
+            let v = V::load_first(o.add(whole), left).fma(a, V::load_first(next.add(whole), left).mul(b));
+            v.store_first(o.add(whole), left);
+        }
+    }
+}
+
+/// `o = o / l`, after the sink has joined l: `m' = max(m, sink)`, `a = exp(m - m')`, `l = fma(l, a, exp(sink - m'))`, `o = o * a`.
+#[inline(always)]
+unsafe fn finish<V: Lanes>(m: f32, l: f32, o: &mut [f32], sink: Option<f32>) {
+    let (n, whole) = (o.len(), o.len() / 16 * 16);
+    let o = o.as_mut_ptr();
+    let (mut l, mut a) = (l, 1.0);
+    if let Some(sink) = sink {
+        let top = if sink > m { sink } else { m };
+        a = exp1(m - top);
+        l = l.mul_add(a, exp1(sink - top));
+    }
+    // SAFETY: `o` has `n` elements; the caller vouches for the instruction set.
+    unsafe {
+        let (a, l) = (V::splat(a), V::splat(l));
+        for i in (0..whole).step_by(16) {
+            V::load(o.add(i)).mul(a).div(l).store(o.add(i));
+        }
+        if whole < n {
+            V::load_first(o.add(whole), n - whole).mul(a).div(l).store_first(o.add(whole), n - whole);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn attend_lanes<V: Lanes>(head: &Head, q: Rows, position: usize, out: &mut RowsMut, scratch: &mut [f32]) {
+    let (tokens, group) = (q.rows(), head.group);
+    let KvShape { k_dim, v_dim, .. } = head.kv.shape;
+    if tokens == 0 {
+        return;
+    }
+    let last = position + tokens - 1;
+    head.check(last);
+    assert_eq!(q.cols(), group * k_dim, "queries of {group} heads");
+    assert!(out.rows() == tokens && out.cols() == group * v_dim, "outputs of {group} heads");
+    let rows = tokens * group;
+    let at_once = rows.min(ROWS);
+    let (m, rest) = scratch.split_at_mut(rows);
+    let (l, rest) = rest.split_at_mut(rows);
+    let (scores, rest) = rest.split_at_mut(at_once * PARTITION);
+    let (parts, widened) = rest.split_at_mut(at_once * v_dim);
+    let widen = rows >= WIDEN_ROWS;
+
+    for p in head.first_visible(position) / PARTITION..last / PARTITION + 1 {
+        let base = p * PARTITION;
+        // What any of the tokens sees of the partition, and the first token that sees it.
+        let seen = head.first_visible(position).saturating_sub(base)..(last + 1 - base).min(PARTITION);
+        let mut located = Located::new(&head.kv, head.table, head.kv_head, base, seen.clone());
+        if widen {
+            // SAFETY: as for this function.
+            unsafe { located.widen::<V>(seen, widened) };
+        }
+        for first in (0..rows).step_by(ROWS) {
+            let mut slots = [Slot::EMPTY; ROWS];
+            let slots = &mut slots[..ROWS.min(rows - first)];
+            for (row, slot) in (first..).zip(slots.iter_mut()) {
+                let (t, g) = (row / group, row % group);
+                let at = position + t;
+                let visible = head.first_visible(at).saturating_sub(base)..(at + 1).saturating_sub(base).min(PARTITION);
+                *slot = Slot::new(&q.row(t)[g * k_dim..(g + 1) * k_dim], visible);
+            }
+            // SAFETY: as for this function.
+            unsafe { partition::<V>(&located, head.rule(), slots, scores, parts) };
+            for (i, (row, slot)) in (first..).zip(slots.iter()).enumerate() {
+                if slot.visible.is_empty() {
+                    continue;
+                }
+                let (t, g) = (row / group, row % group);
+                let o = &mut out.row(t)[g * v_dim..(g + 1) * v_dim];
+                let part = &parts[i * v_dim..(i + 1) * v_dim];
+                if head.first_visible(position + t) / PARTITION == p {
+                    (m[row], l[row]) = (slot.m, slot.l);
+                    o.copy_from_slice(part);
+                } else {
+                    // SAFETY: as for this function.
+                    unsafe { join_two::<V>(&mut m[row], &mut l[row], o, slot.m, slot.l, part) };
+                }
+            }
+        }
+    }
+    for row in 0..rows {
+        let (t, g) = (row / group, row % group);
+        let o = &mut out.row(t)[g * v_dim..(g + 1) * v_dim];
+        // SAFETY: as for this function.
+        unsafe { finish::<V>(m[row], l[row], o, head.sinks.map(|s| s[g])) };
+    }
+}
+
+#[inline(always)]
+unsafe fn one_partition_lanes<V: Lanes>(
+    head: &Head,
+    q: &[f32],
+    position: usize,
+    p: usize,
+    part: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let KvShape { k_dim, v_dim, .. } = head.kv.shape;
+    head.check(position);
+    assert_eq!(q.len(), head.group * k_dim, "queries of {} heads", head.group);
+    assert_eq!(part.len(), head.part_len(), "room for the part of {} heads", head.group);
+    assert!(head.partitions(position).contains(&p), "partition {p} is not seen from {position}");
+    let base = p * PARTITION;
+    let visible = head.first_visible(position).saturating_sub(base)..(position + 1 - base).min(PARTITION);
+    let located = Located::new(&head.kv, head.table, head.kv_head, base, visible.clone());
+    let (sums, ends) = part.split_at_mut(head.group * v_dim);
+    for first in (0..head.group).step_by(ROWS) {
+        let mut slots = [Slot::EMPTY; ROWS];
+        let slots = &mut slots[..ROWS.min(head.group - first)];
+        for (g, slot) in (first..).zip(slots.iter_mut()) {
+            *slot = Slot::new(&q[g * k_dim..(g + 1) * k_dim], visible.clone());
+        }
+        let sums = &mut sums[first * v_dim..(first + slots.len()) * v_dim];
+        // SAFETY: as for this function.
+        unsafe { partition::<V>(&located, head.rule(), slots, scratch, sums) };
+        for (g, slot) in (first..).zip(slots.iter()) {
+            (ends[2 * g], ends[2 * g + 1]) = (slot.m, slot.l);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn join_lanes<V: Lanes>(head: &Head, parts: &[f32], out: &mut [f32]) {
+    let (group, v_dim, len) = (head.group, head.kv.shape.v_dim, head.part_len());
+    assert!(!parts.is_empty() && parts.len().is_multiple_of(len), "{} elements in parts of {len}", parts.len());
+    assert_eq!(out.len(), group * v_dim, "outputs of {group} heads");
+    assert!(head.sinks.is_none_or(|s| s.len() == group), "one sink per query head");
+    for (g, o) in out.chunks_exact_mut(v_dim).enumerate() {
+        let (mut m, mut l) = (0.0, 0.0);
+        for (i, part) in parts.chunks_exact(len).enumerate() {
+            let (sums, ends) = part.split_at(group * v_dim);
+            let (sums, m_next, l_next) = (&sums[g * v_dim..(g + 1) * v_dim], ends[2 * g], ends[2 * g + 1]);
+            if i == 0 {
+                (m, l) = (m_next, l_next);
+                o.copy_from_slice(sums);
+            } else {
+                // SAFETY: as for this function.
+                unsafe { join_two::<V>(&mut m, &mut l, o, m_next, l_next, sums) };
+            }
+        }
+        // SAFETY: as for this function.
+        unsafe { finish::<V>(m, l, o, head.sinks.map(|s| s[g])) };
+    }
+}
+
+simd! {
+    /// Attention of consecutive query tokens, the first at `position`, whose own keys and values are already in the cache. `q`: `[tokens,
+    /// group * k_dim]`, `out`: `[tokens, group * v_dim]`, `scratch`: at least [`Head::scratch_len`] elements. Vaswani et al. 2017; grouped
+    /// queries Ainslie et al. 2023; the online softmax of Milakov and Gimelshein 2018, in fixed partitions. A sink joins at the end as one more
+    /// term of the sum of weights.
+    pub fn attend(head: &Head, q: Rows, position: usize, out: &mut RowsMut, scratch: &mut [f32]) = attend_lanes
+}
+
+simd! {
+    /// One partition, of [`Head::partitions`], of the attention of a single token. `q`: `[group * k_dim]`; `part`:
+    /// [`Head::part_len`] elements for [`join`]; `scratch`: [`Head::scratch_len`] for 1 token.
+    pub fn attend_partition(
+        head: &Head, q: &[f32], position: usize, partition: usize, part: &mut [f32], scratch: &mut [f32],
+    ) = one_partition_lanes
+}
+
+simd! {
+    /// Joins all partitions of a token, ascending and beside each other: the result of [`attend`], to the bit. `out`:
+    /// `[group * v_dim]`.
+    pub fn join(head: &Head, parts: &[f32], out: &mut [f32]) = join_lanes
+}

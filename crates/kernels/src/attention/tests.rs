@@ -1,0 +1,201 @@
+//! The promises of attention: the same bits however the work is cut, and close to the exact result.
+
+use super::*;
+use crate::Isa;
+use crate::test_random::{assert_close, bits, random};
+use proptest::prelude::*;
+
+const TYPES: [KvType; 3] = [KvType::F32, KvType::Bf16, KvType::F16];
+
+/// A sequence's keys and values in blocks at scattered places, and what the cache holds of them (rounded to its type).
+struct Cache {
+    bytes: Vec<u8>,
+    table: Vec<u32>,
+    shape: KvShape,
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+fn round(kv_type: KvType, x: &[f32]) -> Vec<f32> {
+    x.iter()
+        .map(|x| match kv_type {
+            KvType::F32 => *x,
+            KvType::Bf16 => half::bf16::from_f32(*x).to_f32(),
+            KvType::F16 => half::f16::from_f32(*x).to_f32(),
+        })
+        .collect()
+}
+
+const KV_HEADS: usize = 2;
+const HEAD: usize = 1;
+
+/// `positions` tokens; a block also holds a layer before this one. Bytes that nobody wrote are NaNs.
+fn cache(kv_type: KvType, positions: usize, block_tokens: usize, k_dim: usize, v_dim: usize, seed: u64) -> Cache {
+    let layer = KV_HEADS * block_tokens * (k_dim + v_dim) * kv_type.size();
+    let v_offset = layer + 5 + KV_HEADS * block_tokens * k_dim * kv_type.size();
+    let shape = KvShape {
+        block_bytes: 2 * layer + 7,
+        k_offset: layer + 5,
+        v_offset,
+        block_tokens,
+        kv_heads: KV_HEADS,
+        k_dim,
+        v_dim,
+        kv_type,
+    };
+    let blocks = positions.div_ceil(block_tokens);
+    // Blocks 1, 3, 5, .. and then 0, 2, ..: no order, and gaps.
+    let table: Vec<u32> = (0..blocks as u32).map(|i| (2 * i + 1) % (blocks as u32 | 1)).collect();
+    let mut bytes = vec![0xff; (blocks + 1) * shape.block_bytes];
+    let (k, v) = (random(positions * k_dim, seed), random(positions * v_dim, seed + 1));
+    for p in 0..positions {
+        let slot = table[p / block_tokens] as usize * block_tokens + p % block_tokens;
+        store_row(kv_type, &k[p * k_dim..(p + 1) * k_dim], &mut bytes[shape.k_at(slot, HEAD)]);
+        store_row(kv_type, &v[p * v_dim..(p + 1) * v_dim], &mut bytes[shape.v_at(slot, HEAD)]);
+    }
+    Cache { bytes, table, shape, k: round(kv_type, &k), v: round(kv_type, &v) }
+}
+
+impl Cache {
+    fn head(&self, group: usize) -> Head<'_> {
+        Head {
+            kv: KvView { bytes: &self.bytes, shape: self.shape },
+            table: &self.table,
+            kv_head: HEAD,
+            group,
+            scale: 0.3,
+            window: None,
+            softcap: None,
+            sinks: None,
+        }
+    }
+}
+
+/// Queries of the tokens `range`, in chunks; they lie in wider rows, as do the outputs.
+fn in_chunks(isa: Isa, head: &Head, q: &[f32], range: Range<usize>, chunk: usize) -> Vec<f32> {
+    let KvShape { k_dim, v_dim, .. } = head.kv.shape;
+    let (q_cols, o_cols) = (head.group * k_dim, head.group * v_dim);
+    let stride = o_cols + 3;
+    let mut out = vec![f32::NAN; range.len() * stride];
+    for from in range.clone().step_by(chunk) {
+        let n = chunk.min(range.end - from);
+        let q = Rows::dense(q, q_cols).part(from - range.start..from - range.start + n);
+        let mut out = RowsMut::new(&mut out[(from - range.start) * stride..], n, o_cols, stride);
+        let mut scratch = vec![f32::NAN; head.scratch_len(n)];
+        attend(isa, head, q, from, &mut out, &mut scratch);
+    }
+    out.chunks(stride).flat_map(|row| row[..o_cols].to_vec()).collect()
+}
+
+/// Each token by partitions and their join.
+fn in_partitions(isa: Isa, head: &Head, q: &[f32], range: Range<usize>) -> Vec<f32> {
+    let KvShape { k_dim, v_dim, .. } = head.kv.shape;
+    let mut out = Vec::new();
+    for (position, q) in range.zip(q.chunks(head.group * k_dim)) {
+        let partitions = head.partitions(position);
+        let mut parts = vec![f32::NAN; partitions.len() * head.part_len()];
+        let mut scratch = vec![f32::NAN; head.scratch_len(1)];
+        // Any order will do.
+        for (p, part) in partitions.zip(parts.chunks_mut(head.part_len())).rev() {
+            attend_partition(isa, head, q, position, p, part, &mut scratch);
+        }
+        let mut o = vec![0.0; head.group * v_dim];
+        join(isa, head, &parts, &mut o);
+        out.extend(o);
+    }
+    out
+}
+
+fn exact(head: &Head, c: &Cache, q: &[f32], range: Range<usize>) -> Vec<f64> {
+    let KvShape { k_dim, v_dim, .. } = c.shape;
+    let mut out = Vec::new();
+    for (i, q) in q.chunks(k_dim).enumerate() {
+        let (position, g) = (range.start + i / head.group, i % head.group);
+        let visible = head.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
+        let scores: Vec<f64> = visible
+            .clone()
+            .map(|p| {
+                let dot: f64 = (0..k_dim).map(|d| q[d] as f64 * c.k[p * k_dim + d] as f64).sum();
+                let s = dot * head.scale as f64;
+                head.softcap.map_or(s, |cap| cap as f64 * (s / cap as f64).tanh())
+            })
+            .collect();
+        let sink = head.sinks.map(|s| s[g] as f64);
+        let m = scores.iter().chain(&sink).fold(f64::NEG_INFINITY, |m, s| m.max(*s));
+        let sum: f64 = scores.iter().chain(&sink).map(|s| (s - m).exp()).sum();
+        out.extend((0..v_dim).map(|d| {
+            let weigh = |(s, p): (&f64, usize)| (s - m).exp() / sum * c.v[p * v_dim + d] as f64;
+            scores.iter().zip(visible.clone()).map(weigh).sum::<f64>()
+        }));
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn chunks_partitions_blocks_and_instruction_sets_give_the_same_bits(
+        shape in (0usize..3, 1usize..150, 1usize..150, 1usize..9),
+        start in 0usize..300, tokens in 1usize..40, window in 0usize..200, seed in any::<u64>(),
+    ) {
+        let (kv_type, k_dim, v_dim, group) = (TYPES[shape.0], shape.1, shape.2, shape.3);
+        let range = start..start + tokens;
+        let q = random(tokens * group * k_dim, seed);
+        let sinks = random(group, seed + 7);
+        let mut oracle = None;
+        for block_tokens in [16, 48, 256] {
+            let c = cache(kv_type, range.end, block_tokens, k_dim, v_dim, seed + 1);
+            let mut head = c.head(group);
+            if window > 0 {
+                head = Head { window: Some(window), softcap: Some(5.0), sinks: Some(&sinks), ..head };
+            }
+            let oracle = &*oracle.get_or_insert_with(|| bits(&in_chunks(Isa::GENERIC, &head, &q, range.clone(), 1)));
+            for isa in Isa::supported() {
+                for chunk in [1, 7, tokens] {
+                    prop_assert_eq!(&bits(&in_chunks(isa, &head, &q, range.clone(), chunk)), oracle);
+                }
+                prop_assert_eq!(&bits(&in_partitions(isa, &head, &q, range.clone())), oracle);
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_is_close_to_f64() {
+    let isa = *Isa::supported().last().unwrap();
+    for kv_type in TYPES {
+        for (k_dim, v_dim, group, range) in [(128, 128, 8, 250..270), (64, 80, 5, 0..40), (40, 33, 3, 500..501)] {
+            let c = cache(kv_type, range.end, 32, k_dim, v_dim, 11);
+            let q = random(range.len() * group * k_dim, 12);
+            let sinks = random(group, 13);
+            let plain = c.head(group);
+            let window = Head { window: Some(100), ..plain };
+            for head in [plain, window, Head { softcap: Some(4.0), ..plain }, Head { sinks: Some(&sinks), ..window }] {
+                let got = in_chunks(isa, &head, &q, range.clone(), range.len());
+                assert_close(&got, &exact(&head, &c, &q, range.clone()), 3e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_stored_to_nearest_even() {
+    let mut x = random(75, 3);
+    x.extend([0.0, -0.0, 1e-40, 65504.0, 1e9, f32::INFINITY, f32::NAN, 1.00390625, 1.01171875, f32::MAX]);
+    for kv_type in TYPES {
+        let mut row = vec![0; x.len() * kv_type.size()];
+        store_row(kv_type, &x, &mut row);
+        let got: Vec<f32> = row
+            .chunks(kv_type.size())
+            .map(|b| match kv_type {
+                KvType::F32 => f32::from_le_bytes(b.try_into().unwrap()),
+                KvType::Bf16 => half::bf16::from_le_bytes(b.try_into().unwrap()).to_f32(),
+                KvType::F16 => half::f16::from_le_bytes(b.try_into().unwrap()).to_f32(),
+            })
+            .collect();
+        for (g, e) in got.iter().zip(round(kv_type, &x)) {
+            assert!(g.to_bits() == e.to_bits() || g.is_nan() && e.is_nan(), "{kv_type:?}: {g} {e}");
+        }
+    }
+}

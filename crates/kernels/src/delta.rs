@@ -1,0 +1,351 @@
+//! GatedDeltaNet (Yang et al. 2024, as in Qwen3-Next): the short convolution, the gates and the delta rule.
+//!
+//! Everything runs token by token and carries its state, so that a run of tokens gives the same bits as one token at a time. Callers
+//! split channels, heads and columns of a head's state; the kernels keep a block of the state in cache through a whole run.
+
+use crate::lanes::Lanes;
+use crate::math::{exp, exp1, sigmoid, silu, softplus};
+use crate::rows::{Rows, RowsMut};
+use crate::simd;
+
+#[inline(always)]
+unsafe fn conv_lanes<V: Lanes>(x: Rows, weight: Rows, bias: Option<&[f32]>, window: &mut RowsMut, out: &mut RowsMut) {
+    let (tokens, channels, taps) = (x.rows(), x.cols(), weight.rows());
+    assert!(taps >= 1 && weight.cols() == channels, "weights of {taps} x {} for {channels} channels", weight.cols());
+    assert!(window.rows() == taps - 1 && window.cols() == channels, "window of {} x {}", window.rows(), window.cols());
+    assert!(out.rows() == tokens && out.cols() == channels, "output of {} x {}", out.rows(), out.cols());
+    assert!(bias.is_none_or(|b| b.len() == channels), "one bias per channel");
+    // Row t of the window and then the inputs.
+    let row = |window: &RowsMut, t: usize| match t.checked_sub(taps - 1) {
+        Some(t) => x.row(t).as_ptr(),
+        None => window.as_rows().row(t).as_ptr(),
+    };
+    // Blocks of channels, so that a block's inputs are still in cache at the next tap.
+    for c in (0..channels).step_by(16) {
+        let n = (channels - c).min(16);
+        for t in 0..tokens {
+            // SAFETY: `n` elements from `c` on are inside every row; the shell has the instruction set.
+            unsafe {
+                let mut acc = match bias {
+                    Some(b) => V::load_first(b.as_ptr().add(c), n),
+                    None => V::splat(0.0),
+                };
+                for tap in 0..taps {
+                    let w = V::load_first(weight.row(tap).as_ptr().add(c), n);
+                    acc = w.fma(V::load_first(row(window, t + tap).add(c), n), acc);
+                }
+                silu(acc).store_first(out.row(t).as_mut_ptr().add(c), n);
+            }
+        }
+    }
+    // The last inputs become the window; ascending, so that what is read was not written.
+    for t in 0..taps - 1 {
+        let from = row(window, t + tokens);
+        // SAFETY: two rows of `channels` elements; `from` is another one unless there are no tokens.
+        unsafe { std::ptr::copy(from, window.row(t).as_mut_ptr(), channels) };
+    }
+}
+
+#[inline(always)]
+unsafe fn gates_lanes<V: Lanes>(a: &[f32], b: &[f32], a_log: &[f32], dt_bias: &[f32], g: &mut [f32], beta: &mut [f32]) {
+    let n = a.len();
+    assert!([b.len(), a_log.len(), dt_bias.len(), g.len(), beta.len()] == [n; 5], "all have {n} heads");
+    for i in (0..n).step_by(16) {
+        let left = (n - i).min(16);
+        // SAFETY: `left` elements from `i` on are inside all six; the shell has the instruction set.
+        unsafe {
+            let load = |x: &[f32]| V::load_first(x.as_ptr().add(i), left);
+            let step = softplus(load(a).add(load(dt_bias)));
+            V::splat(0.0).sub(exp(load(a_log))).mul(step).store_first(g.as_mut_ptr().add(i), left);
+            sigmoid(load(b)).store_first(beta.as_mut_ptr().add(i), left);
+        }
+    }
+}
+
+/// One head's inputs of a run of tokens.
+#[derive(Clone, Copy)]
+pub struct Run<'a> {
+    /// `[tokens, key_dim]`, L2-normed and scaled.
+    pub q: Rows<'a>,
+    /// `[tokens, key_dim]`, L2-normed.
+    pub k: Rows<'a>,
+    /// `[tokens, columns]`
+    pub v: Rows<'a>,
+    /// Log decay, `[tokens, 1]`.
+    pub g: Rows<'a>,
+    /// `[tokens, 1]`
+    pub beta: Rows<'a>,
+}
+
+#[inline(always)]
+unsafe fn recurrence_lanes<V: Lanes>(state: &mut RowsMut, run: &Run, out: &mut RowsMut) {
+    let (tokens, key_dim, columns) = (run.q.rows(), state.rows(), state.cols());
+    assert!(run.q.cols() == key_dim && run.k.cols() == key_dim, "keys of {} for {key_dim} rows", run.k.cols());
+    assert!(run.v.cols() == columns && out.cols() == columns, "values of {} for {columns} columns", run.v.cols());
+    assert!([run.k.rows(), run.v.rows(), run.g.rows(), run.beta.rows(), out.rows()] == [tokens; 5], "{tokens} tokens");
+    assert!(run.g.cols() == 1 && run.beta.cols() == 1, "one gate per token");
+    if tokens == 0 || key_dim == 0 {
+        // Without keys nothing is remembered.
+        (0..tokens).for_each(|t| out.row(t).fill(0.0));
+        return;
+    }
+    let mut c = 0;
+    // SAFETY: the blocks divide the columns; the shell has the instruction set.
+    unsafe {
+        if V::WIDE {
+            while c + 64 <= columns {
+                block::<V, 4>(state, run, out, c, 16);
+                c += 64;
+            }
+        }
+        while c + 32 <= columns {
+            block::<V, 2>(state, run, out, c, 16);
+            c += 32;
+        }
+        while c < columns {
+            let n = (columns - c).min(16);
+            block::<V, 1>(state, run, out, c, n);
+            c += n;
+        }
+    }
+}
+
+/// `N` registers of columns from `c` on; `n` is 16, or fewer where `N` is 1.
+///
+/// Per token there are two passes over the state's rows: what it holds for the key, and then its update and output. The second pass
+/// of a token is also the first of the next: the rows are decayed as they are stored, so each is loaded and stored once.
+#[inline(always)]
+unsafe fn block<V: Lanes, const N: usize>(state: &mut RowsMut, run: &Run, out: &mut RowsMut, c: usize, n: usize) {
+    let (tokens, key_dim) = (run.q.rows(), state.rows());
+    let (first, stride) = (state.row(0).as_mut_ptr(), if key_dim > 1 { state.stride() } else { 0 });
+    // SAFETY: `N` registers (or `n` lanes) from `c` on are inside each row; the caller vouches for the instruction set.
+    unsafe {
+        let at = first.add(c);
+        let load = |p: *const f32, j: usize| if n == 16 { V::load(p.add(16 * j)) } else { V::load_first(p, n) };
+        let store = |v: V, p: *mut f32, j: usize| if n == 16 { v.store(p.add(16 * j)) } else { v.store_first(p, n) };
+
+        // What the decayed state holds for the first key.
+        let decay = V::splat(exp1(run.g.row(0)[0]));
+        let k = run.k.row(0);
+        let mut held = [V::splat(0.0); N];
+        for i in 0..key_dim {
+            let p = at.add(i * stride);
+            let k = V::splat(*k.get_unchecked(i));
+            for (j, held) in held.iter_mut().enumerate() {
+                let s = load(p, j).mul(decay);
+                store(s, p, j);
+                *held = s.fma(k, *held);
+            }
+        }
+        for t in 0..tokens {
+            let beta = V::splat(run.beta.row(t)[0]);
+            let v = run.v.row(t).as_ptr().add(c);
+            let d: [V; N] = std::array::from_fn(|j| load(v, j).sub(held[j]).mul(beta));
+            let (q, k) = (run.q.row(t), run.k.row(t));
+            let mut o = [V::splat(0.0); N];
+            if t + 1 < tokens {
+                let decay = V::splat(exp1(run.g.row(t + 1)[0]));
+                let next = run.k.row(t + 1);
+                held = [V::splat(0.0); N];
+                for i in 0..key_dim {
+                    let p = at.add(i * stride);
+                    let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
+                    let next = V::splat(*next.get_unchecked(i));
+                    for j in 0..N {
+                        let s = k.fma(d[j], load(p, j));
+                        o[j] = s.fma(q, o[j]);
+                        let s = s.mul(decay);
+                        store(s, p, j);
+                        held[j] = s.fma(next, held[j]);
+                    }
+                }
+            } else {
+                for i in 0..key_dim {
+                    let p = at.add(i * stride);
+                    let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
+                    for j in 0..N {
+                        let s = k.fma(d[j], load(p, j));
+                        store(s, p, j);
+                        o[j] = s.fma(q, o[j]);
+                    }
+                }
+            }
+            let p = out.row(t).as_mut_ptr().add(c);
+            for (j, o) in o.into_iter().enumerate() {
+                store(o, p, j);
+            }
+        }
+    }
+}
+
+simd! {
+    /// Causal depthwise convolution and silu: `out[t, c] = silu(sum over taps j ascending of weight[j, c] * input[t + j - (taps - 1), c])`, from
+    /// `bias` or +0, by fma. `x`, `out`: `[tokens, channels]`; `weight`: `[taps, channels]`, oldest tap first (a checkpoint's
+    /// `[channels, 1, taps]` transposed); `window`: the `taps - 1` inputs before the first, oldest first, `[taps - 1, channels]`, which
+    /// become the last ones. Split by channels.
+    pub fn conv_step(x: Rows, weight: Rows, bias: Option<&[f32]>, window: &mut RowsMut, out: &mut RowsMut) = conv_lanes
+}
+
+simd! {
+    /// One token's gates, all `[value_heads]`: `g = -exp(a_log) * softplus(a + dt_bias)`, the log decay, and `beta = sigmoid(b)`.
+    pub fn gates(a: &[f32], b: &[f32], a_log: &[f32], dt_bias: &[f32], g: &mut [f32], beta: &mut [f32]) = gates_lanes
+}
+
+simd! {
+    /// The delta rule for one value head, or some columns of it, over a run of tokens; `docs/numerics.md` has the formulas. `state`:
+    /// `[key_dim, columns]`, in place; `out`: `[tokens, columns]`. Columns do not depend on each other; blocks of 64 suit the kernel best.
+    pub fn recurrence(state: &mut RowsMut, run: &Run, out: &mut RowsMut) = recurrence_lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::math::{sigmoid1, softplus1};
+    use crate::test_random::{assert_close, bits, random};
+    use proptest::prelude::*;
+
+    /// Feeds `tokens` in runs whose lengths `chunk` gives.
+    fn conv(
+        isa: Isa,
+        x: &[f32],
+        w: &[f32],
+        taps: usize,
+        channels: usize,
+        chunk: usize,
+        split: usize,
+    ) -> (Vec<u32>, Vec<u32>) {
+        let tokens = x.len() / channels;
+        let mut window = random((taps - 1) * channels, 99);
+        let mut out = vec![0.0; x.len()];
+        for from in (0..tokens).step_by(chunk) {
+            let n = chunk.min(tokens - from);
+            let x = Rows::dense(x, channels).part(from..from + n);
+            let w = Rows::dense(w, channels);
+            let window = RowsMut::new(&mut window, taps - 1, channels, channels);
+            let out = RowsMut::dense(&mut out[from * channels..(from + n) * channels], channels);
+            let (mut left, mut right) = window.split_columns(split);
+            let (mut out_left, mut out_right) = out.split_columns(split);
+            conv_step(isa, x.columns(0..split), w.columns(0..split), None, &mut left, &mut out_left);
+            let rest = split..channels;
+            conv_step(isa, x.columns(rest.clone()), w.columns(rest), None, &mut right, &mut out_right);
+        }
+        (bits(&out), bits(&window))
+    }
+
+    fn recur(isa: Isa, tokens: usize, dk: usize, dv: usize, chunk: usize, split: usize) -> (Vec<f32>, Vec<f32>) {
+        // q and k lie beside each other, as the convolution leaves them.
+        let qk = random(tokens * 2 * dk, 1).iter().map(|x| x / (dk as f32).sqrt()).collect::<Vec<_>>();
+        let v = random(tokens * dv, 2);
+        let g: Vec<f32> = random(tokens, 3).iter().map(|x| -x.abs()).collect();
+        let beta: Vec<f32> = random(tokens, 4).iter().map(|x| sigmoid1(*x)).collect();
+        let mut state = random(dk * dv, 5);
+        let mut out = vec![0.0; tokens * dv];
+        for from in (0..tokens).step_by(chunk) {
+            let rows = from..from + chunk.min(tokens - from);
+            let n = rows.len();
+            let qk = Rows::dense(&qk, 2 * dk).part(rows.clone());
+            let run = Run {
+                q: qk.columns(0..dk),
+                k: qk.columns(dk..2 * dk),
+                v: Rows::dense(&v, dv).part(rows.clone()),
+                g: Rows::dense(&g, 1).part(rows.clone()),
+                beta: Rows::dense(&beta, 1).part(rows.clone()),
+            };
+            let (mut left, mut right) = RowsMut::dense(&mut state, dv).split_columns(split);
+            let out = RowsMut::new(&mut out[from * dv..], n, dv, dv);
+            let (mut out_left, mut out_right) = out.split_columns(split);
+            recurrence(isa, &mut left, &Run { v: run.v.columns(0..split), ..run }, &mut out_left);
+            recurrence(isa, &mut right, &Run { v: run.v.columns(split..dv), ..run }, &mut out_right);
+        }
+        (out, state)
+    }
+
+    /// The recurrence as `docs/numerics.md` has it, one rounding per operation, one element at a time.
+    fn plain(tokens: usize, dk: usize, dv: usize) -> (Vec<f32>, Vec<f32>) {
+        let qk = random(tokens * 2 * dk, 1).iter().map(|x| x / (dk as f32).sqrt()).collect::<Vec<_>>();
+        let v = random(tokens * dv, 2);
+        let g: Vec<f32> = random(tokens, 3).iter().map(|x| -x.abs()).collect();
+        let beta: Vec<f32> = random(tokens, 4).iter().map(|x| sigmoid1(*x)).collect();
+        let mut state = random(dk * dv, 5);
+        let mut out = vec![0.0f32; tokens * dv];
+        for t in 0..tokens {
+            let (q, k) = qk[t * 2 * dk..][..2 * dk].split_at(dk);
+            for j in 0..dv {
+                let mut r = 0.0;
+                for i in 0..dk {
+                    let s = &mut state[i * dv + j];
+                    *s *= exp1(g[t]);
+                    r = s.mul_add(k[i], r);
+                }
+                let d = (v[t * dv + j] - r) * beta[t];
+                for i in 0..dk {
+                    let s = &mut state[i * dv + j];
+                    *s = k[i].mul_add(d, *s);
+                    out[t * dv + j] = s.mul_add(q[i], out[t * dv + j]);
+                }
+            }
+        }
+        (out, state)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn convolution_ignores_chunks_splits_and_instruction_set(
+            channels in 1usize..50, tokens in 1usize..9, taps in 1usize..6, split in 0usize..50, seed in any::<u64>()
+        ) {
+            let (x, w) = (random(tokens * channels, seed), random(taps * channels, seed + 1));
+            let oracle = conv(Isa::GENERIC, &x, &w, taps, channels, tokens, 0);
+            for isa in Isa::supported() {
+                for chunk in [1, 2, tokens] {
+                    prop_assert_eq!(&conv(isa, &x, &w, taps, channels, chunk, split.min(channels)), &oracle);
+                }
+            }
+        }
+
+        #[test]
+        fn recurrence_ignores_chunks_splits_and_instruction_set(
+            dk in 1usize..40, dv in 1usize..140, tokens in 1usize..6, split in 0usize..140
+        ) {
+            let (out, state) = plain(tokens, dk, dv);
+            for isa in Isa::supported() {
+                for chunk in [1, 2, tokens] {
+                    let got = recur(isa, tokens, dk, dv, chunk, split.min(dv));
+                    prop_assert_eq!(bits(&got.0), bits(&out));
+                    prop_assert_eq!(bits(&got.1), bits(&state));
+                }
+            }
+        }
+
+        #[test]
+        fn gates_are_the_scalar_formula(n in 1usize..40, seed in any::<u64>()) {
+            let [a, b, a_log, dt] = [0, 1, 2, 3].map(|i| random(n, seed + i));
+            for isa in Isa::supported() {
+                let (mut g, mut beta) = (vec![0.0; n], vec![0.0; n]);
+                gates(isa, &a, &b, &a_log, &dt, &mut g, &mut beta);
+                let expect: Vec<f32> = (0..n).map(|i| (0.0 - exp1(a_log[i])) * softplus1(a[i] + dt[i])).collect();
+                prop_assert_eq!(bits(&g), bits(&expect));
+                prop_assert_eq!(bits(&beta), bits(&b.iter().map(|b| sigmoid1(*b)).collect::<Vec<_>>()));
+            }
+        }
+    }
+
+    #[test]
+    fn convolution_is_close_to_f64() {
+        let (channels, tokens, taps) = (33, 10, 4);
+        let (x, w) = (random(tokens * channels, 7), random(taps * channels, 8));
+        let padded: Vec<f32> = [random((taps - 1) * channels, 99), x.clone()].concat();
+        let (out, window) = conv(*Isa::supported().last().unwrap(), &x, &w, taps, channels, 3, 16);
+        let exact: Vec<f64> = (0..tokens * channels)
+            .map(|i| {
+                let tap = |j: usize| padded[i + j * channels] as f64 * w[j * channels + i % channels] as f64;
+                let sum: f64 = (0..taps).map(tap).sum();
+                sum / (1.0 + (-sum).exp())
+            })
+            .collect();
+        assert_close(&out.iter().map(|b| f32::from_bits(*b)).collect::<Vec<_>>(), &exact, 1e-6);
+        assert_eq!(window, bits(&padded[tokens * channels..]));
+    }
+}

@@ -1,0 +1,158 @@
+//! Element by element: SwiGLU, gates, sums. Any split of the elements gives the same result.
+
+use crate::lanes::Lanes;
+use crate::math::{sigmoid, silu};
+use crate::simd;
+
+/// `y' = f(x, y)`, over lanes. A trait, not a closure, so that it is certain to be inlined into the shell.
+trait Update {
+    unsafe fn of<V: Lanes>(&self, x: V, y: V) -> V;
+}
+
+/// `out[i] = f(x[i], y[i])`; `out` may be either of them.
+#[inline(always)]
+unsafe fn update<V: Lanes>(f: impl Update, x: *const f32, y: *const f32, out: *mut f32, n: usize) {
+    let whole = n / 16 * 16;
+    // SAFETY: the caller vouches for `n` elements of each and for the instruction set.
+    unsafe {
+        for i in (0..whole).step_by(16) {
+            f.of(V::load(x.add(i)), V::load(y.add(i))).store(out.add(i));
+        }
+        let (i, left) = (whole, n - whole);
+        if left > 0 {
+            f.of(V::load_first(x.add(i), left), V::load_first(y.add(i), left)).store_first(out.add(i), left);
+        }
+    }
+}
+
+struct SwiGlu;
+impl Update for SwiGlu {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, gate: V, up: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe { silu(gate).mul(up) }
+    }
+}
+
+struct SigmoidMul;
+impl Update for SigmoidMul {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, gate: V, y: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe { y.mul(sigmoid(gate)) }
+    }
+}
+
+struct Add;
+impl Update for Add {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, x: V, y: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe { y.add(x) }
+    }
+}
+
+struct ScaleAdd(f32);
+impl Update for ScaleAdd {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, x: V, y: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe { V::splat(self.0).fma(x, y) }
+    }
+}
+
+#[inline(always)]
+unsafe fn swiglu_lanes<V: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    assert!(gate.len() == out.len() && up.len() == out.len(), "all have the same length");
+    // SAFETY: equal lengths; the shell has the instruction set.
+    unsafe { update::<V>(SwiGlu, gate.as_ptr(), up.as_ptr(), out.as_mut_ptr(), out.len()) }
+}
+
+#[inline(always)]
+unsafe fn swiglu_in_place_lanes<V: Lanes>(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "both have the same length");
+    // SAFETY: equal lengths; the shell has the instruction set.
+    unsafe { update::<V>(SwiGlu, gate.as_ptr(), up.as_ptr(), gate.as_mut_ptr(), gate.len()) }
+}
+
+#[inline(always)]
+unsafe fn sigmoid_mul_lanes<V: Lanes>(gate: &[f32], out: &mut [f32]) {
+    assert_eq!(gate.len(), out.len(), "both have the same length");
+    // SAFETY: equal lengths; the shell has the instruction set.
+    unsafe { update::<V>(SigmoidMul, gate.as_ptr(), out.as_ptr(), out.as_mut_ptr(), out.len()) }
+}
+
+#[inline(always)]
+unsafe fn add_lanes<V: Lanes>(x: &[f32], out: &mut [f32]) {
+    assert_eq!(x.len(), out.len(), "both have the same length");
+    // SAFETY: equal lengths; the shell has the instruction set.
+    unsafe { update::<V>(Add, x.as_ptr(), out.as_ptr(), out.as_mut_ptr(), out.len()) }
+}
+
+#[inline(always)]
+unsafe fn scale_add_lanes<V: Lanes>(w: f32, x: &[f32], acc: &mut [f32]) {
+    assert_eq!(x.len(), acc.len(), "both have the same length");
+    // SAFETY: equal lengths; the shell has the instruction set.
+    unsafe { update::<V>(ScaleAdd(w), x.as_ptr(), acc.as_ptr(), acc.as_mut_ptr(), acc.len()) }
+}
+
+simd! {
+    /// `out = silu(gate) * up` (Shazeer 2020). All `[n]`.
+    pub fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) = swiglu_lanes
+}
+
+simd! {
+    /// `gate = silu(gate) * up`. Both `[n]`.
+    pub fn swiglu_in_place(gate: &mut [f32], up: &[f32]) = swiglu_in_place_lanes
+}
+
+simd! {
+    /// `out *= sigmoid(gate)`: gated attention output. Both `[n]`.
+    pub fn sigmoid_mul(gate: &[f32], out: &mut [f32]) = sigmoid_mul_lanes
+}
+
+simd! {
+    /// `out += x`. Both `[n]`.
+    pub fn add(x: &[f32], out: &mut [f32]) = add_lanes
+}
+
+simd! {
+    /// `acc = fma(w, x, acc)`: one expert's part of a token. Both `[n]`.
+    pub fn scale_add(w: f32, x: &[f32], acc: &mut [f32]) = scale_add_lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::math::{sigmoid1, silu1};
+    use crate::test_random::{bits, random};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn each_element_is_the_scalar_formula_in_every_instruction_set(n in 0usize..70, seed in any::<u64>()) {
+            let (x, y) = (random(n, seed), random(n, seed + 1));
+            let expect = |f: &dyn Fn(f32, f32) -> f32| -> Vec<u32> {
+                x.iter().zip(&y).map(|(x, y)| f(*x, *y).to_bits()).collect()
+            };
+            for isa in Isa::supported() {
+                let mut out = vec![0.0; n];
+                swiglu(isa, &x, &y, &mut out);
+                prop_assert_eq!(bits(&out), expect(&|x, y| silu1(x) * y));
+                let mut out = x.clone();
+                swiglu_in_place(isa, &mut out, &y);
+                prop_assert_eq!(bits(&out), expect(&|x, y| silu1(x) * y));
+                let mut out = y.clone();
+                sigmoid_mul(isa, &x, &mut out);
+                prop_assert_eq!(bits(&out), expect(&|x, y| y * sigmoid1(x)));
+                let mut out = y.clone();
+                add(isa, &x, &mut out);
+                prop_assert_eq!(bits(&out), expect(&|x, y| y + x));
+                let mut out = y.clone();
+                scale_add(isa, 0.37, &x, &mut out);
+                prop_assert_eq!(bits(&out), expect(&|x, y| 0.37f32.mul_add(x, y)));
+            }
+        }
+    }
+}

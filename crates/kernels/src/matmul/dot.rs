@@ -1,0 +1,136 @@
+//! The register tile of all dot-form products: R rows by T tokens, lanes along the columns, one accumulator per output.
+//!
+//! Each output has its own accumulator and sees its columns in ascending order, so an output's bits do not depend on R, T or
+//! on the blocking above them.
+
+use crate::lanes::Lanes;
+
+/// One way of multiplying a stretch of a weight row by the same stretch of a token.
+///
+/// # Safety
+/// As for [`Lanes`]: called only where the instruction set of `V` is available, with pointers that hold the elements read.
+pub(super) trait Dot<V: Lanes> {
+    /// Elements per [`Dot::mac`].
+    const STEP: usize;
+    /// Bytes per element of a weight row and of a token.
+    const SIZES: (usize, usize);
+    type W: Copy;
+    type X: Copy;
+    unsafe fn w(p: *const u8) -> Self::W;
+    /// The first `n < STEP` elements, the rest zero; reads no further.
+    unsafe fn w_first(p: *const u8, n: usize) -> Self::W;
+    unsafe fn x(p: *const u8) -> Self::X;
+    unsafe fn x_first(p: *const u8, n: usize) -> Self::X;
+    unsafe fn mac(acc: V, w: Self::W, x: Self::X) -> V;
+}
+
+/// Rows of weights and tokens to multiply, and where the results go.
+#[derive(Clone, Copy)]
+pub(super) struct Job<'a> {
+    /// [rows, stride bytes]
+    pub w: *const u8,
+    pub w_stride: usize,
+    pub rows: usize,
+    /// [n, cols], dense
+    pub x: *const u8,
+    pub cols: usize,
+    pub tokens: &'a [u32],
+    /// Token i, row r at `out[i * out_stride + r]`.
+    pub out: *mut f32,
+    pub out_stride: usize,
+}
+
+/// Weight bytes that stay in the first-level cache while the tokens pass by.
+const L1_WEIGHTS: usize = 24 << 10;
+
+/// # Safety
+/// The job's pointers hold what it says; the instruction set of `V` is available.
+#[inline(always)]
+pub(super) unsafe fn run<V: Lanes, D: Dot<V>>(job: Job) {
+    // A wide set has registers for 4 x 4 accumulators, the others for 2 x 2 (one is two registers in AVX2).
+    let wide = size_of::<V>() == 64 && align_of::<V>() == 64;
+    let block = (L1_WEIGHTS / job.w_stride.max(1)).max(4) / 4 * 4;
+    for first in (0..job.rows).step_by(block) {
+        let rows = block.min(job.rows - first);
+        // SAFETY: a sub-range of the job's rows.
+        unsafe {
+            let part = Job { w: job.w.add(first * job.w_stride), rows, out: job.out.add(first), ..job };
+            let mut i = 0;
+            while wide && job.tokens.len() - i >= 4 {
+                rows_by::<V, D, 4, 4>(&part, i);
+                i += 4;
+            }
+            while job.tokens.len() - i >= 2 {
+                rows_by::<V, D, 2, 2>(&part, i);
+                i += 2;
+            }
+            if i < job.tokens.len() {
+                rows_by::<V, D, 4, 1>(&part, i);
+            }
+        }
+    }
+}
+
+/// All rows of `job` for its tokens `i..i + T`.
+#[inline(always)]
+unsafe fn rows_by<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(job: &Job, i: usize) {
+    let mut r = 0;
+    // SAFETY: rows and tokens stay inside the job.
+    unsafe {
+        while job.rows - r >= R {
+            tile::<V, D, R, T>(job, r, i);
+            r += R;
+        }
+        while r < job.rows {
+            tile::<V, D, 1, T>(job, r, i);
+            r += 1;
+        }
+    }
+}
+
+// Plain loops over arrays of constant length: they unroll into registers, where iterators and closures over vectors may not be inlined.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+unsafe fn tile<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(job: &Job, r0: usize, i0: usize) {
+    // SAFETY: the caller vouches for rows r0..r0 + R, tokens i0..i0 + T and the instruction set.
+    unsafe {
+        let mut w = [job.w; R];
+        for r in 0..R {
+            w[r] = job.w.add((r0 + r) * job.w_stride);
+        }
+        let mut x = [job.x; T];
+        for t in 0..T {
+            x[t] = job.x.add(*job.tokens.get_unchecked(i0 + t) as usize * job.cols * D::SIZES.1);
+        }
+        let mut acc = [[V::splat(0.0); T]; R];
+        let whole = job.cols / D::STEP * D::STEP;
+        let mut k = 0;
+        while k < whole {
+            let mut xs = [D::x(x[0].add(k * D::SIZES.1)); T];
+            for t in 1..T {
+                xs[t] = D::x(x[t].add(k * D::SIZES.1));
+            }
+            for r in 0..R {
+                let w = D::w(w[r].add(k * D::SIZES.0));
+                for t in 0..T {
+                    acc[r][t] = D::mac(acc[r][t], w, xs[t]);
+                }
+            }
+            k += D::STEP;
+        }
+        let rest = job.cols - whole;
+        if rest > 0 {
+            for r in 0..R {
+                let w = D::w_first(w[r].add(k * D::SIZES.0), rest);
+                for t in 0..T {
+                    acc[r][t] = D::mac(acc[r][t], w, D::x_first(x[t].add(k * D::SIZES.1), rest));
+                }
+            }
+        }
+        for r in 0..R {
+            for t in 0..T {
+                *job.out.add((i0 + t) * job.out_stride + r0 + r) = acc[r][t].sum();
+            }
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! Integer groups with AVX-512 VNNI, for a few tokens: rows stream once, four at a time, straight from their packed bytes.
+//!
+//! A step is four rows by four groups (128 columns). Its sixteen integer sums are brought into one register, lane 4g + r for group g and row r, so
+//! that the two fused multiply-adds of the definition serve all sixteen, and quad g of the accumulator is accumulator g of the
+//! definition. Before the rows, each token is laid out the way the unpackers want it ([`Order`]), with its scales spread to the same lanes.
+
+use super::{Affine, Groups, affine_of};
+use crate::affine::x86::{first_bytes, spread};
+use crate::matmul::scratch::cut_bytes;
+use crate::matmul::{Float, Matrix, Scratch};
+use std::arch::x86_64::*;
+
+/// Columns of a step.
+const STEP: usize = 128;
+/// Bytes of a token's step: 128 activations, then sixteen `sx` and sixteen `mx`.
+const TOKEN_STEP: usize = STEP + 64 + 64;
+
+fn sizes(cols: usize, tokens: usize) -> [usize; 1] {
+    [cols.div_ceil(STEP) * TOKEN_STEP * tokens.min(super::FEW)]
+}
+
+pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
+    cut_bytes(sizes(cols, tokens))
+}
+
+/// Even columns of a step in one register and odd ones in the other suit widths of which two q, or sixteen, are found at one place;
+/// the other widths unpack in natural order.
+const fn alternate(bits: usize) -> bool {
+    bits <= 4
+}
+
+/// # Safety
+/// `matmul` checked the lengths, there are at most `FEW` tokens, and the instruction set is there.
+#[inline(always)]
+pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    // SAFETY: the caller's.
+    unsafe {
+        match affine_of(w).bits {
+            2 => width::<2>(w, x, tokens, tile, scratch),
+            3 => width::<3>(w, x, tokens, tile, scratch),
+            4 => width::<4>(w, x, tokens, tile, scratch),
+            5 => width::<5>(w, x, tokens, tile, scratch),
+            6 => width::<6>(w, x, tokens, tile, scratch),
+            _ => width::<8>(w, x, tokens, tile, scratch),
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    let [prepared] = scratch.cut(sizes(w.cols, tokens.len()));
+    let token_bytes = w.cols.div_ceil(STEP) * TOKEN_STEP;
+    // SAFETY: the scratch holds all tokens; rows and tokens stay inside the tile.
+    unsafe {
+        for (i, &token) in tokens.iter().enumerate() {
+            prepare::<BITS>(&x, token as usize, w.cols, prepared.add(i * token_bytes));
+        }
+        let form = affine_of(w);
+        for r in (0..w.rows).step_by(4) {
+            let mut i = 0;
+            while i < tokens.len() {
+                let x = prepared.add(i * token_bytes);
+                let out = tile.as_mut_ptr().add(i * w.rows + r);
+                match tokens.len() - i {
+                    1 => rows::<BITS, 1>(w, form, r, x, out),
+                    2 | 3 => rows::<BITS, 2>(w, form, r, x, out),
+                    _ => rows::<BITS, 4>(w, form, r, x, out),
+                }
+                i += [1, 2, 2, 4][(tokens.len() - i).min(4) - 1];
+            }
+        }
+    }
+}
+
+/// Lays out one token: per step 128 activations in the unpacker's order and the scales in the lanes of the accumulator.
+#[inline(always)]
+unsafe fn prepare<const BITS: usize>(x: &Groups, token: usize, cols: usize, out: *mut u8) {
+    let groups = cols / 32;
+    // SAFETY: the token's columns and groups are read under masks; `out` holds a token.
+    unsafe {
+        let q = x.q.as_ptr().add(token * cols).cast::<u8>();
+        let (sx, mx) = (x.scales.as_ptr().add(token * groups), x.sums.as_ptr().add(token * groups));
+        let each_four = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+        for step in 0..cols.div_ceil(STEP) {
+            let (k, out) = (step * STEP, out.add(step * TOKEN_STEP));
+            let (a, b) =
+                (first_bytes(q.add(k), cols - k), first_bytes(q.add((k + 64).min(cols)), cols.saturating_sub(k + 64)));
+            let (first, second) = if alternate(BITS) {
+                let both = |a: __m256i, b: __m256i| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b);
+                let odd = |v| _mm512_cvtepi16_epi8(_mm512_srli_epi16::<8>(v));
+                (both(_mm512_cvtepi16_epi8(a), _mm512_cvtepi16_epi8(b)), both(odd(a), odd(b)))
+            } else {
+                (a, b)
+            };
+            _mm512_storeu_si512(out.cast(), first);
+            _mm512_storeu_si512(out.add(64).cast(), second);
+            let mask = (1u8 << (groups - step * 4).min(4)) - 1;
+            for (i, p) in [sx, mx].into_iter().enumerate() {
+                let four = _mm_maskz_loadu_ps(mask, p.add(step * 4));
+                let all = _mm512_permutexvar_ps(each_four, _mm512_castps128_ps512(four));
+                _mm512_storeu_ps(out.add(STEP + 64 * i).cast(), all);
+            }
+        }
+    }
+}
+
+/// Four rows from `r` times T tokens from `x`: `out[t * w.rows + row]`.
+#[allow(clippy::needless_range_loop)]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+unsafe fn rows<const BITS: usize, const T: usize>(w: &Matrix, form: Affine, r: usize, x: *const u8, out: *mut f32) {
+    let (row_bytes, steps) = (w.cols / 8 * BITS, w.cols / STEP);
+    let token_bytes = w.cols.div_ceil(STEP) * TOKEN_STEP;
+    // Past the last row the last row is read once more, and not written.
+    let row = |i: usize| (r + i).min(w.rows - 1);
+    let index = [row(0), row(1), row(2), row(3)];
+    // SAFETY: rows are inside the matrix, steps inside the rows and the token.
+    unsafe {
+        let mut p = [w.data.as_ptr(); 4];
+        for i in 0..4 {
+            p[i] = p[i].add(index[i] * row_bytes);
+        }
+        let mut scales = Scales::new(w, form, index);
+        let mut acc = [_mm512_setzero_ps(); T];
+        for step in 0..steps {
+            let (s, b) = scales.next(step);
+            let mut d = [[_mm512_setzero_si512(); 4]; T];
+            for i in 0..4 {
+                let (first, second) = weights::<BITS>(p[i].add(step * STEP / 8 * BITS), 4);
+                for t in 0..T {
+                    dots::<BITS>(&mut d[t], i, first, second, x.add(t * token_bytes + step * TOKEN_STEP));
+                }
+            }
+            for t in 0..T {
+                let x = x.add(t * token_bytes + step * TOKEN_STEP + STEP).cast::<f32>();
+                let sums = _mm512_cvtepi32_ps(gather::<BITS>(d[t]));
+                acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(s, _mm512_loadu_ps(x)), sums, acc[t]);
+                acc[t] = _mm512_fmadd_ps(b, _mm512_loadu_ps(x.add(16)), acc[t]);
+            }
+        }
+        let rest = (w.cols - steps * STEP) / 32;
+        if rest > 0 {
+            // The last one to three groups: lanes of groups that are not there keep their sums.
+            let there = (1u16 << (4 * rest)) - 1;
+            let (s, b) = scales.next(steps);
+            for t in 0..T {
+                let x = x.add(t * token_bytes + steps * TOKEN_STEP);
+                let mut d = [_mm512_setzero_si512(); 4];
+                for i in 0..4 {
+                    let (first, second) = weights::<BITS>(p[i].add(steps * STEP / 8 * BITS), rest);
+                    dots::<BITS>(&mut d, i, first, second, x);
+                }
+                let x = x.add(STEP).cast::<f32>();
+                let sums = _mm512_cvtepi32_ps(gather::<BITS>(d));
+                acc[t] = _mm512_mask3_fmadd_ps(_mm512_mul_ps(s, _mm512_loadu_ps(x)), sums, acc[t], there);
+                acc[t] = _mm512_mask3_fmadd_ps(b, _mm512_loadu_ps(x.add(16)), acc[t], there);
+            }
+        }
+        let written = (1u8 << (w.rows - r).min(4)) - 1;
+        for t in 0..T {
+            let pairs = _mm256_add_ps(_mm512_castps512_ps256(acc[t]), _mm512_extractf32x8_ps::<1>(acc[t]));
+            let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+            _mm_mask_storeu_ps(out.add(t * w.rows), written, four);
+        }
+    }
+}
+
+/// The q of a row's step, `groups` (1 to 4) of which are there, the rest zero: even and odd columns, or the first and the second 64.
+#[inline(always)]
+unsafe fn weights<const BITS: usize>(p: *const u8, groups: usize) -> (__m512i, __m512i) {
+    // SAFETY: reads 4 * BITS bytes per group.
+    unsafe {
+        let mask = _mm512_set1_epi8(((1u16 << BITS) - 1) as i8);
+        match BITS {
+            2 => {
+                let v = if groups == 4 {
+                    _mm256_loadu_si256(p.cast())
+                } else {
+                    _mm512_castsi512_si256(first_bytes(p, 8 * groups))
+                };
+                let v = _mm512_cvtepu32_epi64(v);
+                let even = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x1c18_1410_0c08_0400), v);
+                let odd = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x1e1a_1612_0e0a_0602), v);
+                (_mm512_and_si512(even, mask), _mm512_and_si512(odd, mask))
+            }
+            3 => {
+                const LANES: [u8; 64] = lane_bytes(6);
+                let v = _mm512_permutexvar_epi8(_mm512_loadu_si512(LANES.as_ptr().cast()), first_bytes(p, 12 * groups));
+                let even = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x2a24_1e18_120c_0600), v);
+                let odd = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x2d27_211b_150f_0903), v);
+                (_mm512_and_si512(even, mask), _mm512_and_si512(odd, mask))
+            }
+            4 => {
+                let v = if groups == 4 { _mm512_loadu_si512(p.cast()) } else { first_bytes(p, 16 * groups) };
+                (_mm512_and_si512(v, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(v), mask))
+            }
+            _ => {
+                let (n, m) = (4 * BITS * groups.min(2), 4 * BITS * groups.saturating_sub(2));
+                let second = p.add(if groups > 2 { 8 * BITS } else { 0 });
+                (spread::<BITS>(first_bytes(p, n)), spread::<BITS>(first_bytes(second, m)))
+            }
+        }
+    }
+}
+
+/// Byte `step * (i / 8) + i % 8` for byte i.
+const fn lane_bytes(step: usize) -> [u8; 64] {
+    let mut index = [0; 64];
+    let mut i = 0;
+    while i < 64 {
+        index[i] = (i / 8 * step + i % 8) as u8;
+        i += 1;
+    }
+    index
+}
+
+/// Sums of four products each, for row `i` of a step. In natural order the two registers hold different groups: they meet in one register
+/// where the lanes of a group are two apart.
+#[inline(always)]
+unsafe fn dots<const BITS: usize>(d: &mut [__m512i; 4], i: usize, first: __m512i, second: __m512i, x: *const u8) {
+    // SAFETY: `x` holds a step.
+    unsafe {
+        let (x0, x1) = (_mm512_loadu_si512(x.cast()), _mm512_loadu_si512(x.add(64).cast()));
+        let zero = _mm512_setzero_si512();
+        if alternate(BITS) {
+            d[i] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, first, x0), second, x1);
+        } else {
+            let (a, b) = (_mm512_dpbusd_epi32(zero, first, x0), _mm512_dpbusd_epi32(zero, second, x1));
+            d[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        }
+    }
+}
+
+/// The sums of four rows and four groups, in lane 4g + r.
+#[inline(always)]
+unsafe fn gather<const BITS: usize>(d: [__m512i; 4]) -> __m512i {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        if alternate(BITS) {
+            // A quad is a group: a 4 x 4 transposition that adds on its way.
+            let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(d[0], d[1]), _mm512_unpackhi_epi32(d[0], d[1]));
+            let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(d[2], d[3]), _mm512_unpackhi_epi32(d[2], d[3]));
+            _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+        } else {
+            // Quads hold two sums of groups 0, 0, 2, 2 (quads 0 and 1) or 1, 1, 3, 3 (quads 2 and 3).
+            let pair = |a, b| {
+                let (a, b) = (_mm512_castsi512_ps(a), _mm512_castsi512_ps(b));
+                _mm512_add_epi32(
+                    _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(a, b)),
+                    _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(a, b)),
+                )
+            };
+            let (ab, cd) = (pair(d[0], d[1]), pair(d[2], d[3]));
+            let all = _mm512_add_epi32(
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd),
+            );
+            let order = _mm512_setr_epi32(0, 2, 8, 10, 4, 6, 12, 14, 1, 3, 9, 11, 5, 7, 13, 15);
+            _mm512_permutexvar_epi32(order, all)
+        }
+    }
+}
+
+/// The scales and biases of four rows, step by step, spread to lane 4g + r.
+struct Scales {
+    scale: Float,
+    s: [*const u8; 4],
+    b: [*const u8; 4],
+    row_bytes: usize,
+    /// 16 bytes of each row: eight or four numbers.
+    s_block: __m512i,
+    b_block: __m512i,
+    /// Steps that one block serves: this power of two.
+    log_steps: u32,
+    /// Where lane 4g + r finds its number in a block at its first step, in words or double words.
+    index: __m512i,
+    /// Numbers per step.
+    advance: __m512i,
+}
+
+impl Scales {
+    #[inline(always)]
+    unsafe fn new(w: &Matrix, form: Affine, rows: [usize; 4]) -> Scales {
+        let (row_bytes, held) = (w.scale_row_bytes(), 16 / form.scale.size());
+        // SAFETY: rows are inside the matrix.
+        unsafe {
+            let (mut s, mut b) = ([w.scales.as_ptr(); 4], [w.biases.as_ptr(); 4]);
+            for i in 0..4 {
+                (s[i], b[i]) = (s[i].add(rows[i] * row_bytes), b[i].add(rows[i] * row_bytes));
+            }
+            let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let row = _mm512_and_si512(lane, _mm512_set1_epi32(3));
+            let group = _mm512_srlv_epi32(_mm512_srli_epi32::<2>(lane), _mm512_set1_epi32((form.group / 64) as i32));
+            let index = _mm512_add_epi32(_mm512_mullo_epi32(row, _mm512_set1_epi32(held as i32)), group);
+            let advance = _mm512_set1_epi32((STEP / form.group) as i32);
+            // bf16 numbers go to the high half of a lane, f16 numbers to the low half of the register.
+            let (index, advance) = match form.scale {
+                Float::F32 => (index, advance),
+                Float::Bf16 => (_mm512_slli_epi32::<16>(index), _mm512_slli_epi32::<16>(advance)),
+                Float::F16 => (
+                    _mm512_castsi256_si512(_mm512_cvtepi32_epi16(index)),
+                    _mm512_castsi256_si512(_mm512_cvtepi32_epi16(advance)),
+                ),
+            };
+            let zero = _mm512_setzero_si512();
+            let log_steps = (held * form.group / STEP).trailing_zeros();
+            Scales { scale: form.scale, s, b, row_bytes, s_block: zero, b_block: zero, log_steps, index, advance }
+        }
+    }
+
+    /// The scales and biases of step `step`; steps come in order.
+    #[inline(always)]
+    unsafe fn next(&mut self, step: usize) -> (__m512, __m512) {
+        // SAFETY: blocks are read under a mask that ends with the row; the caller vouches for the instruction set.
+        unsafe {
+            let in_block = step & ((1 << self.log_steps) - 1);
+            if in_block == 0 {
+                let at = (step >> self.log_steps) * 16;
+                let mask = ((1u32 << (self.row_bytes - at).min(16)) - 1) as u16;
+                self.s_block = four(self.s, at, mask);
+                self.b_block = four(self.b, at, mask);
+            }
+            let n = _mm512_set1_epi32(in_block as i32);
+            let n = if self.scale == Float::F32 { n } else { _mm512_set1_epi16(in_block as i16) };
+            match self.scale {
+                Float::F32 => {
+                    let index = _mm512_add_epi32(self.index, _mm512_mullo_epi16(n, self.advance));
+                    let take = |v| _mm512_permutexvar_ps(index, _mm512_castsi512_ps(v));
+                    (take(self.s_block), take(self.b_block))
+                }
+                Float::Bf16 => {
+                    let index = _mm512_add_epi16(self.index, _mm512_mullo_epi16(n, self.advance));
+                    let take = |v| _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, index, v));
+                    (take(self.s_block), take(self.b_block))
+                }
+                Float::F16 => {
+                    let index = _mm512_add_epi16(self.index, _mm512_mullo_epi16(n, self.advance));
+                    let take = |v| _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(index, v)));
+                    (take(self.s_block), take(self.b_block))
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen bytes of each of four rows at offset `at`, under `mask`.
+#[inline(always)]
+unsafe fn four(rows: [*const u8; 4], at: usize, mask: u16) -> __m512i {
+    // SAFETY: the caller vouches for the bytes under the mask.
+    unsafe {
+        let part = |i: usize| _mm_maskz_loadu_epi8(mask, rows[i].add(at).cast());
+        let v = _mm512_castsi128_si512(part(0));
+        let v = _mm512_inserti32x4::<1>(v, part(1));
+        let v = _mm512_inserti32x4::<2>(v, part(2));
+        _mm512_inserti32x4::<3>(v, part(3))
+    }
+}

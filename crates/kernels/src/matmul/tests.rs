@@ -1,0 +1,353 @@
+//! Every kernel against the definition in `docs/numerics.md`, written down here once more, plainly, from the weights' values.
+
+use super::*;
+use crate::activations::{encode_bf16, encode_int8};
+use crate::affine;
+use proptest::prelude::*;
+
+/// xorshift
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.bits() >> 20) as usize % n
+    }
+    /// In -1..1.
+    fn unit(&mut self) -> f32 {
+        (self.bits() as i32) as f32 / (1u64 << 31) as f32
+    }
+}
+
+/// Bytes that end where unreadable memory begins, so that a kernel which reads further dies.
+struct Guarded {
+    map: *mut u8,
+    pages: usize,
+    len: usize,
+}
+
+#[cfg(target_os = "linux")]
+impl Guarded {
+    const PAGE: usize = 4096;
+
+    fn new(bytes: &[u8]) -> Guarded {
+        unsafe extern "C" {
+            fn mmap(at: *mut u8, len: usize, prot: i32, flags: i32, fd: i32, offset: i64) -> *mut u8;
+            fn mprotect(at: *mut u8, len: usize, prot: i32) -> i32;
+        }
+        let pages = bytes.len().div_ceil(Self::PAGE);
+        // SAFETY: a private anonymous map (flags 0x22) of our own, readable and writable (3), its last page forbidden (0).
+        unsafe {
+            let map = mmap(std::ptr::null_mut(), (pages + 1) * Self::PAGE, 3, 0x22, -1, 0);
+            assert!(map as isize != -1);
+            assert_eq!(mprotect(map.add(pages * Self::PAGE), Self::PAGE, 0), 0);
+            map.add(pages * Self::PAGE - bytes.len()).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            Guarded { map, pages, len: bytes.len() }
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: written in `new`.
+        unsafe { std::slice::from_raw_parts(self.map.add(self.pages * Self::PAGE - self.len), self.len) }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        unsafe extern "C" {
+            fn munmap(at: *mut u8, len: usize) -> i32;
+        }
+        // SAFETY: the map made in `new`.
+        unsafe { munmap(self.map, (self.pages + 1) * Self::PAGE) };
+    }
+}
+
+struct Weights {
+    form: Form,
+    rows: usize,
+    cols: usize,
+    data: Guarded,
+    scales: Guarded,
+    biases: Guarded,
+}
+
+impl Weights {
+    fn random(form: Form, rows: usize, cols: usize, random: &mut Random) -> Weights {
+        let floats = |float: Float, n: usize, size: f32, random: &mut Random| -> Vec<u8> {
+            (0..n)
+                .flat_map(|_| {
+                    let x = random.unit() * size;
+                    match float {
+                        Float::F32 => x.to_le_bytes().to_vec(),
+                        Float::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+                        Float::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+                    }
+                })
+                .collect()
+        };
+        let (data, scales, biases) = match form {
+            Form::Float(float) => (floats(float, rows * cols, 1.0, random), vec![], vec![]),
+            Form::Affine { bits, group, scale } => {
+                let groups = rows * cols / group as usize;
+                let data = (0..rows * cols / 8 * bits as usize).map(|_| random.bits() as u8).collect();
+                (data, floats(scale, groups, 0.1, random), floats(scale, groups, 1.0, random))
+            }
+        };
+        let [data, scales, biases] = [data, scales, biases].map(|bytes| Guarded::new(&bytes));
+        Weights { form, rows, cols, data, scales, biases }
+    }
+
+    fn matrix(&self) -> Matrix<'_> {
+        Matrix::new(self.form, self.rows, self.cols, self.data.bytes(), self.scales.bytes(), self.biases.bytes())
+            .unwrap()
+    }
+}
+
+/// Tokens in all three encodings.
+struct Tokens {
+    f32: Vec<f32>,
+    bf16: Vec<u16>,
+    q: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+impl Tokens {
+    fn random(n: usize, cols: usize, random: &mut Random) -> Tokens {
+        let f32: Vec<f32> = (0..n * cols).map(|_| random.unit() * random.unit()).collect();
+        let mut bf16 = vec![0; f32.len()];
+        encode_bf16(Isa::GENERIC, &f32, &mut bf16);
+        let groups = if cols.is_multiple_of(32) { f32.len() / 32 } else { 0 };
+        let (mut q, mut scales, mut sums) = (vec![0; groups * 32], vec![0.0; groups], vec![0.0; groups]);
+        encode_int8(Isa::GENERIC, &f32[..groups * 32], &mut q, &mut scales, &mut sums);
+        Tokens { f32, bf16, q, scales, sums }
+    }
+
+    fn input(&self, encoding: Encoding) -> Input<'_> {
+        match encoding {
+            Encoding::F32 => Input::F32(&self.f32),
+            Encoding::Bf16 => Input::Bf16(&self.bf16),
+            Encoding::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
+        }
+    }
+}
+
+fn tree(mut lanes: [f32; 16]) -> f32 {
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+    }
+    lanes[0]
+}
+
+/// One output by the definition, and in f64 from the same encoded values.
+fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: Encoding) -> (f32, f64) {
+    let cols = w.cols();
+    let mut row = vec![0f32; cols];
+    affine::dequantize_row(Isa::GENERIC, w, r, &mut row);
+    match encoding {
+        Encoding::F32 => {
+            let x = &x.f32[token * cols..][..cols];
+            let mut lanes = [0f32; 16];
+            for i in 0..cols.next_multiple_of(16) {
+                let (w, x) = if i < cols { (row[i], x[i]) } else { (0.0, 0.0) };
+                lanes[i % 16] = w.mul_add(x, lanes[i % 16]);
+            }
+            (tree(lanes), row.iter().zip(x).map(|(&w, &x)| w as f64 * x as f64).sum())
+        }
+        Encoding::Bf16 => {
+            let bf16 = |x: u16| f32::from_bits((x as u32) << 16);
+            let row: Vec<f32> = row.iter().map(|&w| bf16(half::bf16::from_f32(w).to_bits())).collect();
+            let x: Vec<f32> = x.bf16[token * cols..][..cols].iter().map(|&x| bf16(x)).collect();
+            let mut lanes = [0f32; 16];
+            for c in 0..cols.div_ceil(32) {
+                for (l, lane) in lanes.iter_mut().enumerate() {
+                    for i in [32 * c + 2 * l + 1, 32 * c + 2 * l] {
+                        let (w, x) = if i < cols { (row[i], x[i]) } else { (0.0, 0.0) };
+                        *lane = w.mul_add(x, *lane);
+                    }
+                }
+            }
+            (tree(lanes), row.iter().zip(&x).map(|(&w, &x)| w as f64 * x as f64).sum())
+        }
+        Encoding::Int8 => {
+            let Form::Affine { bits, group, scale } = w.form() else { unreachable!() };
+            let (mut q, groups) = (vec![0u8; cols], cols / 32);
+            affine::unpack(bits, w.row(r), &mut q);
+            let (scales, biases) = w.row_scales(r);
+            let (mut lanes, mut exact) = ([0f32; 4], 0f64);
+            for g in 0..groups {
+                let (s, b) = (scale.read(scales, g * 32 / group as usize), scale.read(biases, g * 32 / group as usize));
+                let (sx, mx) = (x.scales[token * groups + g], x.sums[token * groups + g]);
+                let sum: i32 = (g * 32..g * 32 + 32).map(|k| q[k] as i32 * x.q[token * cols + k] as i32).sum();
+                lanes[g % 4] = (s * sx).mul_add(sum as f32, lanes[g % 4]);
+                lanes[g % 4] = b.mul_add(mx, lanes[g % 4]);
+                exact += s as f64 * sx as f64 * sum as f64 + b as f64 * mx as f64;
+            }
+            ((lanes[0] + lanes[2]) + (lanes[1] + lanes[3]), exact)
+        }
+    }
+}
+
+fn float() -> impl Strategy<Value = Float> {
+    prop::sample::select(vec![Float::F32, Float::F16, Float::Bf16])
+}
+
+fn form() -> impl Strategy<Value = Form> {
+    let affine = (prop::sample::select(vec![2u8, 3, 4, 5, 6, 8]), prop::sample::select(vec![32u16, 64, 128]), float());
+    prop_oneof![
+        1 => float().prop_map(Form::Float),
+        3 => affine.prop_map(|(bits, group, scale)| Form::Affine { bits, group, scale }),
+    ]
+}
+
+fn mode() -> impl Strategy<Value = Activations> {
+    prop::sample::select(vec![Activations::F32, Activations::Bf16, Activations::Int8])
+}
+
+/// Columns of a form: any for floats, whole groups for affine.
+fn columns(form: Form, random: &mut Random) -> usize {
+    match form {
+        Form::Float(_) => 1 + random.below(300),
+        Form::Affine { group, .. } => group as usize * (1 + random.below(700 / group as usize)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn every_kernel_follows_the_definition(form in form(), mode in mode(), rows in 1usize..80, n in 1usize..20, seed in 1u64..) {
+        let mut random = Random(seed);
+        let cols = columns(form, &mut random);
+        let weights = Weights::random(form, rows, cols, &mut random);
+        let (w, x) = (weights.matrix(), Tokens::random(n, cols, &mut random));
+        let encoding = form.encoding(mode);
+        let wanted: Vec<(f32, f64)> =
+            (0..n).flat_map(|t| (0..rows).map(move |r| (t, r))).map(|(t, r)| defined(&w, r, &x, t, encoding)).collect();
+        for isa in Isa::supported() {
+            for _ in 0..4 {
+                let start = random.below(rows);
+                let range = start..start + 1 + random.below(rows - start);
+                let count = if random.below(2) == 0 { 1 + random.below(4) } else { 1 + random.below(50) };
+                let tokens: Vec<u32> = (0..count).map(|_| random.below(n) as u32).collect();
+                let mut scratch = Scratch::with_bytes(scratch_bytes(form, cols, range.len(), tokens.len(), mode));
+                let ahead = scratch.bytes();
+                let mut tile = vec![f32::NAN; tokens.len() * range.len()];
+                matmul(isa, &w, range.clone(), x.input(encoding), &tokens, &mut tile, &mut scratch);
+                prop_assert_eq!(scratch.bytes(), ahead, "the scratch grew");
+                for (i, &t) in tokens.iter().enumerate() {
+                    for (r, row) in range.clone().enumerate() {
+                        let (got, wanted) = (tile[i * range.len() + r], wanted[t as usize * rows + row]);
+                        prop_assert_eq!(got.to_bits(), wanted.0.to_bits(),
+                            "{} {:?} {:?} {} columns, rows {:?}, {} tokens: row {} of token {}: {} not {}",
+                            isa, form, encoding, cols, &range, tokens.len(), row, t, got, wanted.0);
+                        prop_assert!((got as f64 - wanted.1).abs() < 1e-3, "{} is not {}", got, wanted.1);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Scales, biases, weights and activations that are tiny, huge or not finite: same values everywhere (NaN compares by being NaN).
+    #[test]
+    fn extreme_values_give_the_same_everywhere(form in form(), mode in mode(), n in 1usize..9, seed in 1u64..) {
+        let mut random = Random(seed);
+        let (rows, cols) = (5, columns(form, &mut random));
+        let mut weights = Weights::random(form, rows, cols, &mut random);
+        let wild = |random: &mut Random| match random.below(12) {
+            0 => f32::from_bits(random.bits() as u32),
+            1 => f32::INFINITY,
+            2 => f32::from_bits(random.bits() as u32 & 0x80ff_ffff),
+            3 => f32::from_bits(0x0080_0000 | random.bits() as u32 & 0x8000_0003),
+            _ => random.unit() * 2f32.powi(-60 - random.below(10) as i32),
+        };
+        let mut bytes = |old: &Guarded| {
+            let mut bytes = old.bytes().to_vec();
+            for four in bytes.chunks_exact_mut(4) {
+                four.copy_from_slice(&wild(&mut random).to_le_bytes());
+            }
+            Guarded::new(&bytes)
+        };
+        if matches!(form, Form::Float(_)) {
+            weights.data = bytes(&weights.data);
+        }
+        (weights.scales, weights.biases) = (bytes(&weights.scales), bytes(&weights.biases));
+        let values: Vec<f32> = (0..n * cols).map(|_| wild(&mut random)).collect();
+        let (w, encoding) = (weights.matrix(), form.encoding(mode));
+        let tokens: Vec<u32> = (0..n as u32).collect();
+        let groups = if encoding == Encoding::Int8 { values.len() / 32 } else { 0 };
+        let mut first: Option<(Tokens, Vec<u32>)> = None;
+        for isa in Isa::supported() {
+            let mut x = Tokens {
+                bf16: vec![0; values.len()],
+                q: vec![0; groups * 32],
+                scales: vec![0.0; groups],
+                sums: vec![0.0; groups],
+                f32: values.clone(),
+            };
+            encode_bf16(isa, &values, &mut x.bf16);
+            encode_int8(isa, &values[..groups * 32], &mut x.q, &mut x.scales, &mut x.sums);
+            let mut tile = vec![0f32; rows * n];
+            matmul(isa, &w, 0..rows, x.input(encoding), &tokens, &mut tile, &mut Scratch::default());
+            let bits: Vec<u32> = tile.iter().map(|y| if y.is_nan() { !0 } else { y.to_bits() }).collect();
+            let numbers = |x: &[f32]| -> Vec<u32> { x.iter().map(|x| x.to_bits()).collect() };
+            match &first {
+                None => first = Some((x, bits)),
+                Some((oracle, wanted)) => {
+                    prop_assert_eq!(&x.bf16, &oracle.bf16);
+                    prop_assert_eq!(&x.q, &oracle.q);
+                    prop_assert_eq!(numbers(&x.scales), numbers(&oracle.scales));
+                    prop_assert_eq!(numbers(&x.sums), numbers(&oracle.sums));
+                    prop_assert_eq!(&bits, wanted, "{} {:?} {:?}", isa, form, encoding);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_dequantise_alike_everywhere(form in form(), seed in 1u64..) {
+        let mut random = Random(seed);
+        let cols = columns(form, &mut random);
+        let weights = Weights::random(form, 3, cols, &mut random);
+        let w = weights.matrix();
+        let mut wanted = vec![0f32; cols];
+        let mut q = vec![0u8; cols];
+        match form {
+            Form::Float(float) => wanted.iter_mut().enumerate().for_each(|(i, x)| *x = float.read(w.row(2), i)),
+            Form::Affine { bits, group, scale } => {
+                affine::unpack(bits, w.row(2), &mut q);
+                let ((s, b), group) = (w.row_scales(2), group as usize);
+                for (i, x) in wanted.iter_mut().enumerate() {
+                    *x = (q[i] as f32).mul_add(scale.read(s, i / group), scale.read(b, i / group));
+                }
+            }
+        }
+        for isa in Isa::supported() {
+            let mut got = vec![f32::NAN; cols];
+            affine::dequantize_row(isa, &w, 2, &mut got);
+            prop_assert_eq!(&got, &wanted);
+        }
+    }
+}
+
+#[test]
+fn a_wrong_length_is_an_error() {
+    let form = Form::Affine { bits: 4, group: 64, scale: Float::Bf16 };
+    let (data, scales) = (vec![0u8; 2 * 64], vec![0u8; 2 * 2 * 2]);
+    let new = |form, rows, cols| Matrix::new(form, rows, cols, &data, &scales, &scales).map(|_| ());
+    assert_eq!(new(form, 2, 128), Ok(()));
+    assert_eq!(new(form, 3, 128), Err(MatrixError::Length { part: "data", got: 128, wanted: 192 }));
+    assert_eq!(new(form, 2, 96), Err(MatrixError::Columns { cols: 96, group: 64 }));
+    assert_eq!(new(form, usize::MAX, 128), Err(MatrixError::TooBig { rows: usize::MAX, cols: 128 }));
+    assert_eq!(new(Form::Affine { bits: 7, group: 64, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Bits(7)));
+    assert_eq!(new(Form::Affine { bits: 4, group: 16, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Group(16)));
+    assert!(new(Form::Float(Float::Bf16), 1, 64).is_err());
+}

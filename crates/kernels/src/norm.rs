@@ -1,0 +1,265 @@
+//! Norms of one vector: RMS, RMS with a gate, L2. Callers split tokens and heads; a vector is always normed whole.
+//!
+//! Sums of squares are lane sums. `docs/numerics.md` fixes the order of the products.
+
+use crate::lanes::Lanes;
+use crate::math::silu;
+use crate::simd;
+
+/// The lane sum of squares of `n` elements.
+#[inline(always)]
+unsafe fn squares<V: Lanes>(x: *const f32, n: usize) -> f32 {
+    let whole = n / 16 * 16;
+    // SAFETY: the caller vouches for `n` elements and for the instruction set.
+    unsafe {
+        let mut acc = V::splat(0.0);
+        for i in (0..whole).step_by(16) {
+            let v = V::load(x.add(i));
+            acc = v.fma(v, acc);
+        }
+        if whole < n {
+            let v = V::load_first(x.add(whole), n - whole);
+            acc = v.fma(v, acc);
+        }
+        acc.sum()
+    }
+}
+
+#[inline(always)]
+unsafe fn inverse_rms<V: Lanes>(x: *const f32, n: usize, eps: f32) -> f32 {
+    // SAFETY: as the caller vouches.
+    1.0 / (unsafe { squares::<V>(x, n) } / n as f32 + eps).sqrt()
+}
+
+/// `out = (x * inv) * w`; `out` may be `x`.
+#[inline(always)]
+unsafe fn scaled<V: Lanes>(x: *const f32, inv: f32, w: *const f32, out: *mut f32, n: usize) {
+    let whole = n / 16 * 16;
+    // SAFETY: the caller vouches for `n` elements of each and for the instruction set.
+    unsafe {
+        let inv = V::splat(inv);
+        for i in (0..whole).step_by(16) {
+            V::load(x.add(i)).mul(inv).mul(V::load(w.add(i))).store(out.add(i));
+        }
+        let (i, left) = (whole, n - whole);
+        if left > 0 {
+            let w = V::load_first(w.add(i), left);
+            V::load_first(x.add(i), left).mul(inv).mul(w).store_first(out.add(i), left);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn rms_lanes<V: Lanes>(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+    let n = x.len();
+    assert!(w.len() == n && out.len() == n, "norm of {n}: weight {}, output {}", w.len(), out.len());
+    // SAFETY: all three have `n` elements; the shell has the instruction set.
+    unsafe {
+        let inv = inverse_rms::<V>(x.as_ptr(), n, eps);
+        scaled::<V>(x.as_ptr(), inv, w.as_ptr(), out.as_mut_ptr(), n);
+    }
+}
+
+/// [`rms_norm`] where it lies; `w` of `None` is all ones. For kernels that go on with the vector.
+#[inline(always)]
+pub(crate) unsafe fn rms_in_place_lanes<V: Lanes>(x: &mut [f32], w: Option<&[f32]>, eps: f32) {
+    let n = x.len();
+    // SAFETY: `x` and `w` have `n` elements; the caller vouches for the instruction set.
+    unsafe {
+        let inv = inverse_rms::<V>(x.as_ptr(), n, eps);
+        let p = x.as_mut_ptr();
+        match w {
+            Some(w) => {
+                assert_eq!(w.len(), n, "one weight per element");
+                scaled::<V>(p, inv, w.as_ptr(), p, n);
+            }
+            None => times::<V>(p, inv, p, n),
+        }
+    }
+}
+
+/// `out = x * by`; `out` may be `x`.
+#[inline(always)]
+unsafe fn times<V: Lanes>(x: *const f32, by: f32, out: *mut f32, n: usize) {
+    let whole = n / 16 * 16;
+    // SAFETY: the caller vouches for `n` elements of each and for the instruction set.
+    unsafe {
+        let by = V::splat(by);
+        for i in (0..whole).step_by(16) {
+            V::load(x.add(i)).mul(by).store(out.add(i));
+        }
+        if whole < n {
+            V::load_first(x.add(whole), n - whole).mul(by).store_first(out.add(whole), n - whole);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn add_rms_lanes<V: Lanes>(x: &[f32], residual: &mut [f32], w: &[f32], eps: f32, out: &mut [f32]) {
+    let n = x.len();
+    assert!(residual.len() == n && w.len() == n && out.len() == n, "all have {n} elements");
+    // SAFETY: all four have `n` elements; the shell has the instruction set.
+    unsafe {
+        let r = residual.as_mut_ptr();
+        let mut acc = V::splat(0.0);
+        let whole = n / 16 * 16;
+        for i in (0..whole).step_by(16) {
+            let v = V::load(r.add(i)).add(V::load(x.as_ptr().add(i)));
+            v.store(r.add(i));
+            acc = v.fma(v, acc);
+        }
+        if whole < n {
+            let left = n - whole;
+            let v = V::load_first(r.add(whole), left).add(V::load_first(x.as_ptr().add(whole), left));
+            v.store_first(r.add(whole), left);
+            acc = v.fma(v, acc);
+        }
+        let inv = 1.0 / (acc.sum() / n as f32 + eps).sqrt();
+        scaled::<V>(r, inv, w.as_ptr(), out.as_mut_ptr(), n);
+    }
+}
+
+#[inline(always)]
+unsafe fn l2_lanes<V: Lanes>(x: &mut [f32], eps: f32, scale: f32) {
+    let (p, n) = (x.as_mut_ptr(), x.len());
+    // SAFETY: `n` elements; the shell has the instruction set.
+    unsafe {
+        let inv = 1.0 / (squares::<V>(p, n) + eps).sqrt();
+        let (inv, scale) = (V::splat(inv), V::splat(scale));
+        let whole = n / 16 * 16;
+        for i in (0..whole).step_by(16) {
+            V::load(p.add(i)).mul(inv).mul(scale).store(p.add(i));
+        }
+        if whole < n {
+            let v = V::load_first(p.add(whole), n - whole);
+            v.mul(inv).mul(scale).store_first(p.add(whole), n - whole);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn gated_lanes<V: Lanes>(x: &[f32], w: &[f32], gate: &[f32], eps: f32, out: &mut [f32]) {
+    let n = x.len();
+    assert!(w.len() == n && gate.len() == n && out.len() == n, "all have {n} elements");
+    // SAFETY: all four have `n` elements; the shell has the instruction set.
+    unsafe { gated_raw::<V>(x.as_ptr(), w.as_ptr(), gate.as_ptr(), eps, out.as_mut_ptr(), n) }
+}
+
+#[inline(always)]
+unsafe fn gated_in_place_lanes<V: Lanes>(x: &mut [f32], w: &[f32], gate: &[f32], eps: f32) {
+    let n = x.len();
+    assert!(w.len() == n && gate.len() == n, "all have {n} elements");
+    // SAFETY: all three have `n` elements; the shell has the instruction set.
+    unsafe { gated_raw::<V>(x.as_ptr(), w.as_ptr(), gate.as_ptr(), eps, x.as_mut_ptr(), n) }
+}
+
+/// `out` may be `x`.
+#[inline(always)]
+unsafe fn gated_raw<V: Lanes>(x: *const f32, w: *const f32, gate: *const f32, eps: f32, out: *mut f32, n: usize) {
+    let whole = n / 16 * 16;
+    // SAFETY: the caller vouches for `n` elements of each and for the instruction set.
+    unsafe {
+        let inv = V::splat(inverse_rms::<V>(x, n, eps));
+        for i in (0..whole).step_by(16) {
+            let y = V::load(x.add(i)).mul(inv).mul(V::load(w.add(i)));
+            y.mul(silu(V::load(gate.add(i)))).store(out.add(i));
+        }
+        let (i, left) = (whole, n - whole);
+        if left > 0 {
+            let y = V::load_first(x.add(i), left).mul(inv).mul(V::load_first(w.add(i), left));
+            y.mul(silu(V::load_first(gate.add(i), left))).store_first(out.add(i), left);
+        }
+    }
+}
+
+simd! {
+    /// `out = (x * (1 / sqrt(mean of squares + eps))) * w`: RMSNorm (Zhang and Sennrich 2019). `x`, `w`, `out`: `[n]`; zero-centred
+    /// weights already have 1 added.
+    pub fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) = rms_lanes
+}
+
+simd! {
+    /// [`rms_norm`] where it lies; `w` of `None` is all ones.
+    pub fn rms_norm_in_place(x: &mut [f32], w: Option<&[f32]>, eps: f32) = rms_in_place_lanes
+}
+
+simd! {
+    /// `residual += x`, then `out = rms_norm(residual)`, in one pass less. All `[n]`.
+    pub fn add_rms_norm(x: &[f32], residual: &mut [f32], w: &[f32], eps: f32, out: &mut [f32]) = add_rms_lanes
+}
+
+simd! {
+    /// `out = rms_norm(x) * silu(gate)`: the output norm of GatedDeltaNet (`Qwen3NextRMSNormGated` of transformers). All `[n]`.
+    pub fn rms_norm_gated(x: &[f32], w: &[f32], gate: &[f32], eps: f32, out: &mut [f32]) = gated_lanes
+}
+
+simd! {
+    /// [`rms_norm_gated`] where it lies.
+    pub fn rms_norm_gated_in_place(x: &mut [f32], w: &[f32], gate: &[f32], eps: f32) = gated_in_place_lanes
+}
+
+simd! {
+    /// `x = (x * (1 / sqrt(sum of squares + eps))) * scale`, in place: q and k of GatedDeltaNet, whose q is also scaled by
+    /// `1 / sqrt(key_dim)` (`l2norm` in transformers' Qwen3-Next). A `scale` of 1 changes nothing.
+    pub fn l2_norm(x: &mut [f32], eps: f32, scale: f32) = l2_lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::test_random::{assert_close, random};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn norms_have_the_same_bits_in_every_instruction_set(n in 1usize..150, seed in any::<u64>()) {
+            let [x, w, gate] = [0, 1, 2].map(|i| random(n, seed + i));
+            let run = |isa| {
+                let [mut rms, mut gated, mut summed] = [(); 3].map(|_| vec![0.0; n]);
+                rms_norm(isa, &x, &w, 1e-6, &mut rms);
+                rms_norm_gated(isa, &x, &w, &gate, 1e-6, &mut gated);
+                let (mut in_place, mut gated_in_place, mut l2, mut bare) = (x.clone(), x.clone(), x.clone(), x.clone());
+                rms_norm_in_place(isa, &mut in_place, Some(&w), 1e-6);
+                rms_norm_in_place(isa, &mut bare, None, 1e-6);
+                rms_norm_gated_in_place(isa, &mut gated_in_place, &w, &gate, 1e-6);
+                assert!(in_place == rms && gated_in_place == gated);
+                l2_norm(isa, &mut l2, 1e-6, 0.25);
+                // Fused with the sum: the same as the sum and then the norm.
+                let mut residual = gate.clone();
+                add_rms_norm(isa, &x, &mut residual, &w, 1e-6, &mut summed);
+                let sum: Vec<f32> = gate.iter().zip(&x).map(|(a, b)| a + b).collect();
+                let mut apart = vec![0.0; n];
+                rms_norm(isa, &sum, &w, 1e-6, &mut apart);
+                assert!(residual == sum && summed == apart);
+                [rms, gated, l2, bare, summed].concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            };
+            let oracle = run(Isa::GENERIC);
+            for isa in Isa::supported() {
+                prop_assert_eq!(&run(isa), &oracle);
+            }
+        }
+    }
+
+    #[test]
+    fn norms_are_close_to_f64() {
+        let isa = *Isa::supported().last().unwrap();
+        for n in [5, 16, 127, 128, 2048] {
+            let [x, w, gate] = [0, 1, 2].map(|i| random(n, 77 + i));
+            let squares: f64 = x.iter().map(|x| (*x as f64).powi(2)).sum();
+            let inv = 1.0 / (squares / n as f64 + 1e-6).sqrt();
+            let rms: Vec<f64> = x.iter().zip(&w).map(|(x, w)| *x as f64 * inv * *w as f64).collect();
+            let silu = |x: f64| x / (1.0 + (-x).exp());
+            let mut out = vec![0.0; n];
+            rms_norm(isa, &x, &w, 1e-6, &mut out);
+            assert_close(&out, &rms, 1e-6);
+            rms_norm_gated(isa, &x, &w, &gate, 1e-6, &mut out);
+            let gated: Vec<f64> = rms.iter().zip(&gate).map(|(r, g)| r * silu(*g as f64)).collect();
+            assert_close(&out, &gated, 1e-6);
+            let mut out = x.clone();
+            l2_norm(isa, &mut out, 1e-6, 0.5);
+            let l2: Vec<f64> = x.iter().map(|x| *x as f64 * 0.5 / (squares + 1e-6).sqrt()).collect();
+            assert_close(&out, &l2, 1e-6);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Reading `config.json`: every value is checked once, here, and an error names the key.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::Value;
+
+/// The part of a `config.json` that describes the text model, with accessors that say which key is wrong.
+pub struct Config {
+    path: PathBuf,
+    root: Value,
+    /// `text_config` of a multimodal checkpoint, or nothing: then the root is the text model's.
+    nested: bool,
+}
+
+impl Config {
+    /// Reads `folder/config.json`.
+    pub fn open(folder: &Path) -> Result<Config> {
+        let path = folder.join("config.json");
+        let text = std::fs::read(&path).map_err(|e| anyhow!("{}: {e}", path.display()))?;
+        Config::parse(path, &text)
+    }
+
+    /// Parses `text`; `path` is for messages.
+    pub fn parse(path: PathBuf, text: &[u8]) -> Result<Config> {
+        let root: Value = serde_json::from_slice(text).map_err(|e| anyhow!("{}: not JSON: {e}", path.display()))?;
+        ensure!(root.is_object(), "{}: not a JSON object", path.display());
+        let nested = root.get("text_config").is_some_and(Value::is_object);
+        Ok(Config { path, root, nested })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's `model_type` (of the whole checkpoint, not of its text part).
+    pub fn model_type(&self) -> Result<&str> {
+        let kind = self.root.get("model_type").and_then(Value::as_str);
+        kind.ok_or_else(|| anyhow!("{}: `model_type` is missing", self.path.display()))
+    }
+
+    /// Whether the text model is one part of a multimodal checkpoint.
+    pub fn is_multimodal(&self) -> bool {
+        self.nested
+    }
+
+    /// A value of the text model; of the root where the nested part lacks it.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        let nested = self.nested.then(|| self.root["text_config"].get(key)).flatten();
+        nested.or_else(|| self.root.get(key)).filter(|v| !v.is_null())
+    }
+
+    fn wrong(&self, key: &str, wanted: &str) -> anyhow::Error {
+        match self.get(key) {
+            Some(v) => anyhow!("{}: `{key}` is {v}, expected {wanted}", self.path.display()),
+            None => anyhow!("{}: `{key}` is missing, expected {wanted}", self.path.display()),
+        }
+    }
+
+    /// A whole number of at least 1 and at most 2^24: dimensions and counts.
+    pub fn size(&self, key: &str) -> Result<usize> {
+        let n = self.get(key).and_then(Value::as_u64).filter(|n| (1..=1 << 24).contains(n));
+        n.map(|n| n as usize).ok_or_else(|| self.wrong(key, "a whole number from 1 to 2^24"))
+    }
+
+    pub fn size_or(&self, key: &str, default: usize) -> Result<usize> {
+        if self.get(key).is_some() { self.size(key) } else { Ok(default) }
+    }
+
+    pub fn float_or(&self, key: &str, default: f64) -> Result<f64> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(v) => v.as_f64().filter(|x| x.is_finite()).ok_or_else(|| self.wrong(key, "a number")),
+        }
+    }
+
+    pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(v) => v.as_bool().ok_or_else(|| self.wrong(key, "true or false")),
+        }
+    }
+
+    /// Whether the output head is the embedding. A multimodal checkpoint says so at the top, which the reference obeys.
+    pub fn tied_embeddings(&self) -> Result<bool> {
+        match self.root.get("tie_word_embeddings").and_then(Value::as_bool) {
+            Some(tied) => Ok(tied),
+            None => self.flag_or("tie_word_embeddings", false),
+        }
+    }
+
+    /// A list of layer numbers, empty where it is missing.
+    pub fn indices(&self, key: &str) -> Result<Vec<usize>> {
+        let Some(v) = self.get(key) else { return Ok(vec![]) };
+        let list = v.as_array().and_then(|l| l.iter().map(|n| n.as_u64().map(|n| n as usize)).collect());
+        list.ok_or_else(|| self.wrong(key, "a list of whole numbers"))
+    }
+
+    /// A list of strings, if it is there.
+    pub fn strings(&self, key: &str) -> Result<Option<Vec<&str>>> {
+        let Some(v) = self.get(key) else { return Ok(None) };
+        let list = v.as_array().and_then(|l| l.iter().map(Value::as_str).collect());
+        list.map(Some).ok_or_else(|| self.wrong(key, "a list of strings"))
+    }
+
+    /// Refuses a value that these models do not have, before anything is loaded.
+    pub fn require(&self, key: &str, wanted: &str) -> Result<()> {
+        match self.get(key) {
+            Some(v) if v.as_str() != Some(wanted) => Err(self.wrong(key, wanted)),
+            _ => Ok(()),
+        }
+    }
+
+    /// How weights are quantised: MLX's `quantization` (or its copy under `quantization_config`).
+    pub fn quantization(&self) -> Result<Quantization> {
+        let path = self.path.display();
+        let Some(q) = self.root.get("quantization").or_else(|| self.root.get("quantization_config")) else {
+            return Ok(Quantization { default: None, layers: Value::Null });
+        };
+        if q.is_null() {
+            return Ok(Quantization { default: None, layers: Value::Null });
+        }
+        if let Some(method) = q.get("quant_method").and_then(Value::as_str) {
+            bail!("{path}: quantised by {method:?}, which is not supported (MLX's affine quantisation is)");
+        }
+        let default = affine(q).with_context(|| format!("{path}: `quantization`"))?;
+        Ok(Quantization { default: Some(default), layers: q.clone() })
+    }
+}
+
+fn affine(q: &Value) -> Result<(u8, u16)> {
+    let mode = q.get("mode").and_then(Value::as_str).unwrap_or("affine");
+    ensure!(mode == "affine", "mode {mode:?} is not supported (affine is)");
+    let bits = q.get("bits").and_then(Value::as_u64).unwrap_or(0);
+    let group = q.get("group_size").and_then(Value::as_u64).unwrap_or(0);
+    ensure!([2, 3, 4, 5, 6, 8].contains(&bits), "bits must be 2, 3, 4, 5, 6 or 8, not {bits}");
+    ensure!([32, 64, 128].contains(&group), "group_size must be 32, 64 or 128, not {group}");
+    Ok((bits as u8, group as u16))
+}
+
+/// Bits and group size of each quantised module.
+pub struct Quantization {
+    default: Option<(u8, u16)>,
+    layers: Value,
+}
+
+impl Quantization {
+    /// (bits, group size) of `module`, which the checkpoint stores with scales. A module may override the default.
+    pub fn of(&self, module: &str) -> Result<(u8, u16)> {
+        match self.layers.get(module) {
+            Some(v) if v.is_object() => affine(v).with_context(|| format!("config.json: `quantization` of {module}")),
+            _ => self.default.ok_or_else(|| anyhow!("{module} has scales, but config.json has no `quantization`")),
+        }
+    }
+
+    /// The default (bits, group size), if the checkpoint is quantised.
+    pub fn default(&self) -> Option<(u8, u16)> {
+        self.default
+    }
+}

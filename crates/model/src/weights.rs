@@ -1,0 +1,244 @@
+//! Weights by their checkpoint names, in Hugging Face's and in MLX's spelling.
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use sluice_backend::{
+    Backend, ExpertMatrix, Experts, Float, Form, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Norm, SharedExpert,
+    Tensor,
+};
+use sluice_store::{Bytes, Checkpoint, Dtype};
+
+use crate::config::Quantization;
+
+/// Looks weights up under the text model's prefix, checks their shapes and hands them to the backend.
+pub struct Weights<'a> {
+    checkpoint: &'a Checkpoint,
+    quantization: Quantization,
+    backend: &'a mut dyn Backend,
+    /// In front of `embed_tokens`, `layers` and `norm`: `model.`, `model.language_model.` or `language_model.model.`.
+    prefix: &'static str,
+    /// In front of `lm_head`.
+    head_prefix: &'static str,
+    /// The checkpoint has been through MLX's conversion: zero-centred norms already have 1 added, convolution weights are
+    /// `[channels, taps, 1]`.
+    pub converted_by_mlx: bool,
+}
+
+const PREFIXES: [(&str, &str); 4] = [
+    ("model.language_model.", ""),
+    ("language_model.model.", "language_model."),
+    ("model.", ""),
+    ("", ""),
+];
+
+impl<'a> Weights<'a> {
+    pub fn new(
+        checkpoint: &'a Checkpoint,
+        quantization: Quantization,
+        backend: &'a mut dyn Backend,
+    ) -> Result<Weights<'a>> {
+        let found = PREFIXES.into_iter().find(|(p, _)| checkpoint.tensor(&format!("{p}embed_tokens.weight")).is_some());
+        let Some((prefix, head_prefix)) = found else {
+            bail!("{}: no tensor `model.embed_tokens.weight`", checkpoint.folder().display())
+        };
+        // MLX moves the convolution's single input channel to the end, and centres norms at one in the same breath.
+        let conv = checkpoint.tensors().iter().find(|t| t.name.ends_with("linear_attn.conv1d.weight"));
+        let converted_by_mlx = conv.is_some_and(|t| t.shape.len() == 3 && t.shape[2] == 1 && t.shape[1] != 1);
+        Ok(Weights { checkpoint, quantization, backend, prefix, head_prefix, converted_by_mlx })
+    }
+
+    /// The backend, for what is not a weight.
+    pub fn backend(&mut self) -> &mut dyn Backend {
+        self.backend
+    }
+
+    /// What of the checkpoint is not the text model's, by its first name parts ("visual", "mtp"), for one line to the user.
+    pub fn skipped(&self) -> Vec<String> {
+        let mut parts: Vec<String> = Vec::new();
+        for t in self.checkpoint.tensors() {
+            let ours = ["embed_tokens.", "layers.", "norm."]
+                .iter()
+                .any(|n| t.name.strip_prefix(self.prefix).is_some_and(|rest| rest.starts_with(n)))
+                || t.name.strip_prefix(self.head_prefix).is_some_and(|rest| rest.starts_with("lm_head."));
+            if !ours {
+                let known = ["visual", "vision_tower", "mtp", "audio_tower"];
+                let part = t.name.split('.').find(|p| known.contains(p)).unwrap_or(&*t.name);
+                if !parts.iter().any(|p| p == part) {
+                    parts.push(part.to_string());
+                }
+            }
+        }
+        parts
+    }
+
+    fn exists(&self, name: &str) -> bool {
+        self.checkpoint.tensor(&format!("{}{name}", self.prefix)).is_some()
+    }
+
+    fn float_of(name: &str, dtype: Dtype) -> Result<Float> {
+        match dtype {
+            Dtype::F32 => Ok(Float::F32),
+            Dtype::F16 => Ok(Float::F16),
+            Dtype::BF16 => Ok(Float::Bf16),
+            other => bail!("tensor {name}: {other:?} weights are not supported (F32, F16, BF16 and MLX's U32 are)"),
+        }
+    }
+
+    /// The matrix of a module (its name without `.weight`), `[.., rows, cols]` with `leading` in front (experts of a stack).
+    /// `module` is whole, `plain` says that the tensor has no `.weight` at its end.
+    fn source(&self, module: &str, plain: bool, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixSource> {
+        let name = if plain { module.to_string() } else { format!("{module}.weight") };
+        let t = self.checkpoint.tensor(&name);
+        let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", self.checkpoint.folder().display()))?;
+        let shape = |cols: usize| [leading, &[rows, cols]].concat();
+        let all_rows = leading.iter().product::<usize>() * rows;
+        let checked = |t: &sluice_store::Tensor, cols: usize| -> Result<Bytes> {
+            let wanted = shape(cols);
+            ensure!(t.shape == wanted, "tensor {:?} has shape {:?}, config.json asks for {wanted:?}", t.name, t.shape);
+            Ok(t.bytes.clone())
+        };
+        let Some(scales) = self.checkpoint.tensor(&format!("{module}.scales")) else {
+            let form = Form::Float(Self::float_of(&name, t.dtype)?);
+            let (data, none) = (checked(&t, cols)?, Bytes::from(Vec::new()));
+            return Ok(MatrixSource { form, rows: all_rows, cols, data, scales: none.clone(), biases: none });
+        };
+        let (bits, group) = self.quantization.of(module)?;
+        ensure!(t.dtype == Dtype::U32, "tensor {name:?} has scales, but is {:?} instead of U32", t.dtype);
+        ensure!(cols.is_multiple_of(group as usize), "tensor {name:?}: {cols} inputs are not whole groups of {group}");
+        let biases = self.checkpoint.tensor(&format!("{module}.biases"));
+        let biases = biases.ok_or_else(|| anyhow!("tensor {module:?}: scales without biases are not supported"))?;
+        ensure!(biases.dtype == scales.dtype, "{module:?}: scales and biases differ in type");
+        let scale = Self::float_of(&scales.name, scales.dtype)?;
+        let groups = cols / group as usize;
+        Ok(MatrixSource {
+            form: Form::Affine { bits, group, scale },
+            rows: all_rows,
+            cols,
+            data: checked(&t, cols * bits as usize / 32)?,
+            scales: checked(&scales, groups)?,
+            biases: checked(&biases, groups)?,
+        })
+    }
+
+    fn load(&mut self, module: &str, plain: bool, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixId> {
+        let source = self.source(module, plain, leading, rows, cols)?;
+        self.backend.matrix(source).with_context(|| format!("tensor {module}"))
+    }
+
+    /// `[rows, cols]` matrix of a module.
+    pub fn matrix(&mut self, module: &str, rows: usize, cols: usize) -> Result<MatrixId> {
+        self.load(&format!("{}{module}", self.prefix), false, &[], rows, cols)
+    }
+
+    /// A module's matrix `[rows, cols]` with its bias, if it has one.
+    pub fn linear(&mut self, module: &str, rows: usize, cols: usize) -> Result<Linear> {
+        let matrix = self.matrix(module, rows, cols)?;
+        let bias = format!("{module}.bias");
+        let bias = if self.exists(&bias) { Some(self.vector(&bias, rows)?) } else { None };
+        Ok(Linear { matrix, rows: 0..rows, bias })
+    }
+
+    /// The output head; the embedding's matrix where they are tied.
+    pub fn head(&mut self, tied: bool, vocabulary: usize, hidden: usize, embedding: MatrixId) -> Result<MatrixId> {
+        let module = format!("{}lm_head", self.head_prefix);
+        if tied {
+            return Ok(embedding);
+        }
+        self.load(&module, false, &[], vocabulary, hidden)
+    }
+
+    /// A tensor's values as f32.
+    fn values(&self, name: &str) -> Result<(Vec<f32>, Vec<usize>)> {
+        let name = format!("{}{name}", self.prefix);
+        let t = self.checkpoint.tensor(&name);
+        let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", self.checkpoint.folder().display()))?;
+        let float = Self::float_of(&name, t.dtype)?;
+        Ok((sluice_backend::widen(float, &t.bytes)?, t.shape.clone()))
+    }
+
+    fn upload(&mut self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor> {
+        let t = self.backend.alloc(MemoryClass::WeightsCopied, rows, cols)?;
+        self.backend.upload(values, t);
+        Ok(t)
+    }
+
+    /// A vector `[1, len]`.
+    pub fn vector(&mut self, name: &str, len: usize) -> Result<Tensor> {
+        let (values, shape) = self.values(name)?;
+        ensure!(values.len() == len, "tensor {}{name} has shape {shape:?}, expected [{len}]", self.prefix);
+        self.upload(&values, 1, len)
+    }
+
+    /// An RMS norm's weight; with `centred` the checkpoint stores it minus one.
+    pub fn norm(&mut self, module: &str, len: usize, eps: f64, centred: bool) -> Result<Norm> {
+        let name = format!("{module}.weight");
+        let (mut values, shape) = self.values(&name)?;
+        ensure!(values.len() == len, "tensor {}{name} has shape {shape:?}, expected [{len}]", self.prefix);
+        if centred && !self.converted_by_mlx {
+            values.iter_mut().for_each(|w| *w += 1.0);
+        }
+        Ok(Norm { weight: self.upload(&values, 1, len)?, eps: eps as f32 })
+    }
+
+    /// A depthwise convolution's weight as `[taps, channels]`, from `[channels, 1, taps]` or MLX's `[channels, taps, 1]`.
+    pub fn convolution(&mut self, module: &str, channels: usize, taps: usize) -> Result<Tensor> {
+        let name = format!("{module}.weight");
+        let (values, shape) = self.values(&name)?;
+        let wanted = if self.converted_by_mlx { [channels, taps, 1] } else { [channels, 1, taps] };
+        ensure!(shape == wanted, "tensor {}{name} has shape {shape:?}, expected {wanted:?}", self.prefix);
+        let by_tap: Vec<f32> = (0..taps * channels).map(|i| values[i % channels * taps + i / channels]).collect();
+        self.upload(&by_tap, taps, channels)
+    }
+
+    /// A gated feed-forward module.
+    pub fn mlp(&mut self, module: &str, hidden: usize, intermediate: usize) -> Result<Mlp> {
+        Ok(Mlp {
+            gate: self.linear(&format!("{module}.gate_proj"), intermediate, hidden)?,
+            up: self.linear(&format!("{module}.up_proj"), intermediate, hidden)?,
+            down: self.linear(&format!("{module}.down_proj"), hidden, intermediate)?,
+        })
+    }
+
+    /// A shared expert and its gate.
+    pub fn shared_expert(&mut self, module: &str, hidden: usize, intermediate: usize) -> Result<SharedExpert> {
+        let mlp = self.mlp(&format!("{module}.shared_expert"), hidden, intermediate)?;
+        let gate = Some(self.linear(&format!("{module}.shared_expert_gate"), 1, hidden)?);
+        Ok(SharedExpert { mlp, gate })
+    }
+
+    /// The routed experts of a layer: stacked by Hugging Face (`experts.gate_up_proj`, gate first), by MLX (`switch_mlp`), or one
+    /// tensor each.
+    pub fn experts(&mut self, module: &str, count: usize, hidden: usize, intermediate: usize) -> Result<Experts> {
+        let whole = format!("{}{module}", self.prefix);
+        let [gate, up, down] = if self.exists(&format!("{module}.experts.gate_up_proj")) {
+            let both = self.load(&format!("{whole}.experts.gate_up_proj"), true, &[count], 2 * intermediate, hidden)?;
+            let down = self.load(&format!("{whole}.experts.down_proj"), true, &[count], hidden, intermediate)?;
+            [
+                ExpertMatrix::Stacked { matrix: both, stride: 2 * intermediate, offset: 0 },
+                ExpertMatrix::Stacked { matrix: both, stride: 2 * intermediate, offset: intermediate },
+                ExpertMatrix::Stacked { matrix: down, stride: hidden, offset: 0 },
+            ]
+        } else if self.exists(&format!("{module}.switch_mlp.gate_proj.weight")) {
+            let mut stacked = |part: &str, rows: usize, cols: usize| -> Result<ExpertMatrix> {
+                let matrix = self.load(&format!("{whole}.switch_mlp.{part}"), false, &[count], rows, cols)?;
+                Ok(ExpertMatrix::Stacked { matrix, stride: rows, offset: 0 })
+            };
+            [
+                stacked("gate_proj", intermediate, hidden)?,
+                stacked("up_proj", intermediate, hidden)?,
+                stacked("down_proj", hidden, intermediate)?,
+            ]
+        } else {
+            let mut single = |part: &str, rows: usize, cols: usize| -> Result<ExpertMatrix> {
+                let name = |e| format!("{whole}.experts.{e}.{part}");
+                let each = (0..count).map(|e| self.load(&name(e), false, &[], rows, cols));
+                Ok(ExpertMatrix::Single(each.collect::<Result<_>>()?))
+            };
+            [
+                single("gate_proj", intermediate, hidden)?,
+                single("up_proj", intermediate, hidden)?,
+                single("down_proj", hidden, intermediate)?,
+            ]
+        };
+        Ok(Experts { gate, up, down, count, hidden, intermediate })
+    }
+}

@@ -1,0 +1,197 @@
+//! Files that appear complete or not at all: written beside their place under a temporary name, synced, renamed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+
+/// Bytes gathered before a write; larger pieces go straight through.
+const BUFFER: usize = 1 << 20;
+
+/// A file being written as `.NAME.tmp-PID` beside its final place. [`commit`](AtomicFile::commit) puts it there; dropping it
+/// removes it. One at a time per place and process.
+#[derive(Debug)]
+pub struct AtomicFile {
+    /// `None` once committed.
+    file: Option<BufWriter<File>>,
+    path: PathBuf,
+    temporary: PathBuf,
+    /// Bytes written so far.
+    len: u64,
+    /// Bytes that it will have, as far as its writer knows: for messages about a full disk.
+    expected: u64,
+    /// A write has failed, so what the file holds is unknown.
+    failed: bool,
+}
+
+impl AtomicFile {
+    /// Begins a file that will stand at `path`. What stands there stays until the commit.
+    pub fn create(path: &Path) -> Result<AtomicFile, Error> {
+        let name = path.file_name().ok_or_else(|| Error::NotAFile { path: path.to_owned() })?;
+        if path.is_dir() {
+            return Err(Error::NotAFile { path: path.to_owned() });
+        }
+        let mut temporary = std::ffi::OsString::from(".");
+        temporary.push(name);
+        temporary.push(format!(".tmp-{}", std::process::id()));
+        let temporary = path.with_file_name(temporary);
+
+        // `create_new` follows no symbolic link that somebody laid there. A file of that name was left by a dead process
+        // that had our number.
+        let create = || OpenOptions::new().write(true).create_new(true).open(&temporary);
+        let file = match create() {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => fs::remove_file(&temporary).and_then(|()| create()),
+            other => other,
+        };
+        let file = file.map_err(Error::io(&temporary, "create"))?;
+        let file = Some(BufWriter::with_capacity(BUFFER, file));
+        Ok(AtomicFile { file, path: path.to_owned(), temporary, len: 0, expected: 0, failed: false })
+    }
+
+    /// Says how long the file will be, so that a full disk can be reported with what the rest needs.
+    pub(crate) fn expect(&mut self, len: u64) {
+        self.expected = len;
+    }
+
+    /// The place where the file will stand.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends `bytes`. After an error the file can only be dropped.
+    pub fn write_all(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        if self.failed {
+            return Err(Error::Abandoned { path: self.path.clone() });
+        }
+        let result = self.open().write_all(bytes);
+        result.map_err(|cause| self.write_error(cause, bytes.len() as u64))?;
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Writes the rest to disk, renames the file to its place and makes the name durable.
+    pub fn commit(mut self) -> Result<(), Error> {
+        if self.failed {
+            return Err(Error::Abandoned { path: self.path.clone() });
+        }
+        let buffered = self.open().buffer().len() as u64;
+        let synced = self.open().flush().and_then(|()| self.open().get_ref().sync_all());
+        synced.map_err(|cause| self.write_error(cause, buffered))?;
+        fs::rename(&self.temporary, &self.path).map_err(Error::io(&self.path, "rename to"))?;
+        self.file = None;
+        let folder = folder_of(&self.path);
+        File::open(folder).and_then(|f| f.sync_all()).map_err(Error::io(folder, "sync"))
+    }
+
+    fn open(&mut self) -> &mut BufWriter<File> {
+        self.file.as_mut().expect("a committed file is gone")
+    }
+
+    fn write_error(&mut self, cause: io::Error, pending: u64) -> Error {
+        self.failed = true;
+        let needed = self.expected.saturating_sub(self.len).max(pending);
+        match cause.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                let free = free_space(folder_of(&self.path)).unwrap_or(0);
+                Error::NoSpace { path: self.path.clone(), needed, free }
+            }
+            _ => Error::Io { path: self.path.clone(), doing: "write", cause },
+        }
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            // Into its parts, so that the buffer is not flushed into a file that goes.
+            drop(file.into_parts());
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// The folder that holds `path`.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Bytes that this user may still write to the file system of `path` (which must exist). `u64::MAX` where the file system
+/// keeps no count.
+pub fn free_space(path: &Path) -> io::Result<u64> {
+    let stat = rustix::fs::statvfs(path)?;
+    Ok(if stat.f_blocks == 0 { u64::MAX } else { stat.f_bavail.saturating_mul(stat.f_frsize) })
+}
+
+/// An error unless `needed` bytes are free where `path` is to be written (its folder must exist).
+pub fn check_space(path: &Path, needed: u64) -> Result<(), Error> {
+    let folder = folder_of(path);
+    let free = free_space(folder).map_err(Error::io(folder, "look at"))?;
+    if free < needed {
+        return Err(Error::NoSpace { path: path.to_owned(), needed, free });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_file_stands_only_once_committed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.json");
+        fs::write(&path, "old").unwrap();
+        let mut file = AtomicFile::create(&path).unwrap();
+        file.write_all(b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert!(names(folder.path()).contains(&format!(".x.json.tmp-{}", std::process::id())));
+        file.commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(names(folder.path()), ["x.json"]);
+    }
+
+    #[test]
+    fn a_dropped_file_leaves_nothing_and_follows_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "kept").unwrap();
+        let temporary = folder.path().join(format!(".x.tmp-{}", std::process::id()));
+        std::os::unix::fs::symlink(&victim, temporary).unwrap();
+        let mut file = AtomicFile::create(&folder.path().join("x")).unwrap();
+        file.write_all(&[1; 3 << 20]).unwrap();
+        drop(file);
+        assert_eq!(names(folder.path()), ["victim"]);
+        assert_eq!(fs::read(&victim).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn a_full_disk_is_named_with_what_is_needed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("big");
+        let error = check_space(&path, 1 << 60).unwrap_err().to_string();
+        assert!(error.contains("big: no space left: needs 1152921504606846976 bytes"), "{error}");
+        check_space(&path, 1).unwrap();
+    }
+
+    #[test]
+    fn a_failed_write_is_not_committed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let mut file = AtomicFile::create(&path).unwrap();
+        // /dev/full answers every write with ENOSPC.
+        file.file = Some(BufWriter::new(OpenOptions::new().write(true).open("/dev/full").unwrap()));
+        let error = file.write_all(&[0; 100_000]).unwrap_err();
+        assert!(matches!(error, Error::NoSpace { needed: 100_000, .. }), "{error}");
+        assert!(matches!(file.write_all(b"more"), Err(Error::Abandoned { .. })));
+        assert!(matches!(file.commit(), Err(Error::Abandoned { .. })));
+        assert!(names(folder.path()).is_empty());
+    }
+}

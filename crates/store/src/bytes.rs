@@ -1,0 +1,172 @@
+//! A shared, read-only run of bytes that keeps whatever owns it alive: a mapped file, or memory that it was copied to.
+
+use std::fmt;
+use std::io;
+use std::ops::{Bound, Deref, Range, RangeBounds};
+use std::sync::Arc;
+
+use crate::map::{Buffer, Map};
+
+/// A view of bytes, cheap to clone and to slice, never copied. Any alignment: a tensor lies where its file puts it.
+#[derive(Clone)]
+pub struct Bytes {
+    owner: Arc<Owner>,
+    range: Range<usize>,
+}
+
+enum Owner {
+    /// A file's pages: clean, the kernel may drop and reread them.
+    Mapped(Map),
+    /// Page-aligned anonymous memory.
+    Copied(Map),
+    Vec(Vec<u8>),
+}
+
+impl Owner {
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            Owner::Mapped(map) | Owner::Copied(map) => map.as_slice(),
+            Owner::Vec(bytes) => bytes,
+        }
+    }
+}
+
+impl Bytes {
+    fn whole(owner: Owner) -> Bytes {
+        let range = 0..owner.as_slice().len();
+        Bytes { owner: Arc::new(owner), range }
+    }
+
+    pub(crate) fn mapped(map: Map) -> Bytes {
+        Bytes::whole(Owner::Mapped(map))
+    }
+
+    /// The part of this view in `range` (bytes, relative to the view), sharing the same owner.
+    ///
+    /// # Panics
+    /// When the range is reversed or reaches beyond the view, like a slice's.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Bytes {
+        let start = match range.start_bound() {
+            Bound::Included(&n) => n,
+            Bound::Excluded(&n) => n.checked_add(1).expect("start of range overflows"),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&n) => n.checked_add(1).expect("end of range overflows"),
+            Bound::Excluded(&n) => n,
+            Bound::Unbounded => self.range.len(),
+        };
+        assert!(start <= end && end <= self.range.len(), "{start}..{end} lies outside {} bytes", self.range.len());
+        Bytes { owner: Arc::clone(&self.owner), range: self.range.start + start..self.range.start + end }
+    }
+
+    /// Whether these are pages of a file (counted as mapped weights) and not a copy in anonymous memory.
+    pub fn is_mapped(&self) -> bool {
+        matches!(*self.owner, Owner::Mapped(_))
+    }
+
+    /// Starts reading a mapped view from disk in the background and returns at once; nothing to do for a copy.
+    pub fn will_need(&self) -> io::Result<()> {
+        match &*self.owner {
+            Owner::Mapped(map) => map.will_need(self.range.clone()),
+            Owner::Copied(_) | Owner::Vec(_) => Ok(()),
+        }
+    }
+
+    /// Brings a mapped view into memory and into the page table, so that no page fault is left for its reader; nothing to do
+    /// for a copy. Returns when done. Kernels before 5.14 read ahead instead. Several threads may populate parts of a file
+    /// at once.
+    ///
+    /// # Errors
+    /// The disk's, and EFAULT where the file has been truncated since it was mapped.
+    pub fn populate(&self) -> io::Result<()> {
+        match &*self.owner {
+            Owner::Mapped(map) => map.populate(self.range.clone()),
+            Owner::Copied(_) | Owner::Vec(_) => Ok(()),
+        }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.owner.as_slice()[self.range.clone()]
+    }
+}
+
+impl AsRef<[u8]> for Bytes {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Bytes {
+        Bytes::whole(Owner::Vec(bytes))
+    }
+}
+
+impl From<Buffer> for Bytes {
+    fn from(buffer: Buffer) -> Bytes {
+        Bytes::whole(Owner::Copied(buffer.into_map()))
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let owner = if self.is_mapped() { "mapped" } else { "copied" };
+        write!(f, "Bytes({} {owner} bytes)", self.range.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_of_a_slice_is_relative_to_it() {
+        let bytes = Bytes::from((0u8..100).collect::<Vec<_>>());
+        let part = bytes.slice(10..50).slice(5..=7);
+        assert_eq!(&*part, &[15, 16, 17]);
+        assert_eq!(part.slice(..).len(), 3);
+        assert!(part.slice(3..).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "lies outside 40 bytes")]
+    fn a_slice_never_reaches_beyond_its_view() {
+        Bytes::from(vec![0; 100]).slice(10..50).slice(0..41);
+    }
+
+    #[test]
+    fn a_buffer_is_page_aligned_and_counts_as_copied() {
+        let mut buffer = Buffer::zeroed(5000).unwrap();
+        buffer[4999] = 7;
+        let bytes = Bytes::from(buffer);
+        assert_eq!(bytes.as_ptr() as usize % 4096, 0);
+        assert_eq!((bytes[0], bytes[4999]), (0, 7));
+        assert!(!bytes.is_mapped());
+        assert!(Bytes::from(Buffer::zeroed(0).unwrap()).is_empty());
+    }
+
+    #[test]
+    fn a_view_outlives_the_file_and_populates() {
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, &[3; 10_000]).unwrap();
+        let view = Bytes::mapped(Map::file(&file, 10_000).unwrap()).slice(4097..9001);
+        drop(file);
+        view.will_need().unwrap();
+        view.populate().unwrap();
+        view.slice(0..0).populate().unwrap();
+        assert!(view.is_mapped() && view.iter().all(|&b| b == 3));
+    }
+
+    #[test]
+    fn a_file_truncated_under_its_map_fails_to_populate() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let view = Bytes::mapped(Map::file(&file, 1 << 20).unwrap());
+        file.set_len(4096).unwrap();
+        view.populate().unwrap_err();
+    }
+}

@@ -1,0 +1,234 @@
+//! A model's folder as its user has it: one safetensors file, or shards and their index. Files are mapped once, headers
+//! checked once; a tensor is a view of its file. Nothing is read here but headers.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::bytes::Bytes;
+use crate::dtype::Dtype;
+use crate::error::Error;
+use crate::index::{INDEX_NAME, Index, siblings};
+use crate::map::Map;
+use crate::safetensors::Header;
+
+const SINGLE_NAME: &str = "model.safetensors";
+
+/// One tensor of a checkpoint. Cheap to clone, and keeps its file mapped.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    pub name: Arc<str>,
+    pub dtype: Dtype,
+    /// Row-major; the last dimension is contiguous. Empty for a scalar.
+    pub shape: Vec<usize>,
+    /// Exactly the elements of `shape`, little-endian, at any alignment.
+    pub bytes: Bytes,
+}
+
+/// An open checkpoint: all its tensors by name.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    /// Name and bytes of each file, in order of name.
+    files: Vec<(String, u64)>,
+    /// In file order: files by name, and in a file by offset.
+    tensors: Vec<Tensor>,
+    /// For each tensor its file (position in `files`) and the offset of its bytes there.
+    places: Vec<(usize, u64)>,
+    by_name: HashMap<Arc<str>, usize>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens the safetensors of `folder`: those that `model.safetensors.index.json` names, else `model.safetensors`, else
+    /// every `*.safetensors`. Where there is an index, a shard's tensors that it does not mention are left out.
+    ///
+    /// # Errors
+    /// Anything missing, truncated or contradictory in the folder, the index or a header: see [`Error`].
+    pub fn open(folder: &Path) -> Result<Checkpoint, Error> {
+        // 1. which files
+        check_folder(folder)?;
+        let index_path = folder.join(INDEX_NAME);
+        let index = if is_there(&index_path)? { Some(Index::read(&index_path)?) } else { None };
+        let (names, if_missing) = match &index {
+            Some(index) => (index.files.clone(), "named by the index but not there"),
+            None if is_there(&folder.join(SINGLE_NAME))? => (vec![SINGLE_NAME.to_owned()], "gone since it was found"),
+            None => (all_safetensors(folder)?, "one of a set of shards but not there"),
+        };
+
+        // 2. their tensors; of two of the same name the index tells which is meant
+        let expected = index.as_ref().map(|i| i.tensors.iter().map(|(t, file)| (t.as_str(), *file)).collect());
+        let expected: Option<HashMap<&str, usize>> = expected;
+        let mut checkpoint = Checkpoint {
+            folder: folder.to_owned(),
+            files: Vec::with_capacity(names.len()),
+            tensors: Vec::new(),
+            places: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: BTreeMap::new(),
+        };
+        for (number, name) in names.iter().enumerate() {
+            let path = folder.join(name);
+            let (header, bytes) = open_file(&path, if_missing)?;
+            checkpoint.files.push((name.clone(), bytes.len() as u64));
+            for (key, value) in header.metadata {
+                checkpoint.metadata.entry(key).or_insert(value);
+            }
+            for entry in header.tensors {
+                if expected.as_ref().is_some_and(|e| e.get(entry.name.as_str()) != Some(&number)) {
+                    continue;
+                }
+                if let Some(&other) = checkpoint.by_name.get(entry.name.as_str()) {
+                    let other = names[checkpoint.places[other].0].clone();
+                    return Err(Error::DuplicateTensor { path, tensor: entry.name, other });
+                }
+                // The header was checked against the file's length, which fits `usize` because the file is mapped.
+                let bytes = bytes.slice(entry.range.start as usize..entry.range.end as usize);
+                let tensor = Tensor { name: entry.name.into(), dtype: entry.dtype, shape: entry.shape, bytes };
+                checkpoint.by_name.insert(Arc::clone(&tensor.name), checkpoint.tensors.len());
+                checkpoint.places.push((number, entry.range.start));
+                checkpoint.tensors.push(tensor);
+            }
+        }
+
+        // 3. what the index promised and no file kept
+        for (tensor, file) in index.iter().flat_map(|i| &i.tensors) {
+            if !checkpoint.by_name.contains_key(tensor.as_str()) {
+                return Err(Error::MissingTensor { path: folder.join(&names[*file]), tensor: tensor.clone() });
+            }
+        }
+        Ok(checkpoint)
+    }
+
+    /// The folder as it was given to `open`.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Name and size in bytes of each file of weights, in order of name.
+    pub fn file_sizes(&self) -> &[(String, u64)] {
+        &self.files
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<Tensor> {
+        self.by_name.get(name).map(|&i| self.tensors[i].clone())
+    }
+
+    /// All tensors in file order: files by name, and in a file by offset.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// All names in file order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.iter().map(|t| &*t.name)
+    }
+
+    /// The file that holds the tensor of that name, and the offset of its first byte there: for messages.
+    pub fn place(&self, name: &str) -> Option<(&str, u64)> {
+        let (file, offset) = self.places[*self.by_name.get(name)?];
+        Some((&self.files[file].0, offset))
+    }
+
+    /// What the headers say in `__metadata__`, such as `format` -> `pt` or `mlx`; the first file that has a key wins.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+}
+
+/// An error that says what to give instead, unless `folder` is one.
+fn check_folder(folder: &Path) -> Result<(), Error> {
+    let path = folder.to_owned();
+    match fs::metadata(folder) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => {
+            let hint = match folder.extension().and_then(|e| e.to_str()) {
+                Some("safetensors") => {
+                    "; give the folder that holds this file, its config.json and its tokenizer".to_owned()
+                }
+                Some(extension) => unsupported(extension).map(|why| format!("; {why}")).unwrap_or_default(),
+                None => String::new(),
+            };
+            Err(Error::NotAFolder { path, hint })
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::NotFound { path }),
+        Err(e) => Err(Error::io(folder, "open")(e)),
+    }
+}
+
+/// Whether something has that name. A dangling link counts, so that its error names it.
+fn is_there(path: &Path) -> Result<bool, Error> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(Error::io(path, "open")(e)),
+    }
+}
+
+/// Every `*.safetensors` of `folder` and, if some are named as parts of a set, the whole set, sorted. Hidden files are not
+/// weights: temporaries of writers, and what macOS leaves on foreign disks.
+fn all_safetensors(folder: &Path) -> Result<Vec<String>, Error> {
+    let mut names = Vec::new();
+    let mut hint = String::new();
+    for entry in fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
+        let Ok(name) = entry.map_err(Error::io(folder, "list"))?.file_name().into_string() else { continue };
+        match name.rsplit_once('.') {
+            _ if name.starts_with('.') => {}
+            Some((_, "safetensors")) => names.push(name),
+            Some((_, extension)) => {
+                if let Some(why) = unsupported(extension) {
+                    hint = format!("; {name:?}: {why}");
+                }
+            }
+            None => {}
+        }
+    }
+    if names.is_empty() {
+        return Err(Error::NoWeights { folder: folder.to_owned(), hint });
+    }
+    // A set is followed once: from its first file in order of name.
+    names.sort();
+    let mut whole = BTreeSet::new();
+    for name in names {
+        if !whole.contains(&name) {
+            whole.extend(siblings(&name).into_iter().flatten());
+            whole.insert(name);
+        }
+    }
+    Ok(whole.into_iter().collect())
+}
+
+/// For the extension of another format of weights: what is said about it.
+fn unsupported(extension: &str) -> Option<&'static str> {
+    match extension {
+        "gguf" => Some("GGUF is not supported yet; safetensors are"),
+        "bin" | "pt" | "pth" | "ckpt" => Some("PyTorch pickles are not supported; safetensors are"),
+        "npz" => Some("NumPy archives are not supported; safetensors are"),
+        _ => None,
+    }
+}
+
+/// Maps a file and checks its header. The descriptor is closed on return; the map stays as long as its bytes are used.
+fn open_file(path: &Path, if_missing: &'static str) -> Result<(Header, Bytes), Error> {
+    // Asked before opening, since opening a pipe would wait for a writer.
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() => {}
+        Ok(_) => return Err(Error::NotAFile { path: path.to_owned() }),
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            let dangling = fs::symlink_metadata(path).is_ok();
+            let why = if dangling { "a link to a file that is not there" } else { if_missing };
+            return Err(Error::MissingShard { path: path.to_owned(), why });
+        }
+        Err(e) => return Err(Error::io(path, "open")(e)),
+    }
+    let file = File::open(path).map_err(Error::io(path, "open"))?;
+    let len = file.metadata().map_err(Error::io(path, "open"))?.len();
+    // By reads, not through the map: one request instead of a page fault for every few pages of JSON.
+    let header = Header::read(&file, len, path)?;
+    let too_long = |_| Error::io(path, "map")(ErrorKind::FileTooLarge.into());
+    let map = Map::file(&file, usize::try_from(len).map_err(too_long)?).map_err(Error::io(path, "map"))?;
+    Ok((header, Bytes::mapped(map)))
+}

@@ -1,0 +1,75 @@
+//! What can go wrong with files, each in one line that names the file and, where there is one, the tensor and the offset.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::safetensors::HeaderError;
+
+/// An error of this crate. Its `Display` is complete: causes are part of the line, not a chain.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing is at the path that was given.
+    #[error("{}: no such folder", .path.display())]
+    NotFound { path: PathBuf },
+    /// The path that was given is something else than a folder; `hint` says what to give instead.
+    #[error("{}: not a folder{hint}", .path.display())]
+    NotAFolder { path: PathBuf, hint: String },
+    /// The folder holds no safetensors; `hint` names what it holds instead, if that is a known format.
+    #[error("{}: no model.safetensors, model.safetensors.index.json or other *.safetensors in this folder{hint}", .folder.display())]
+    NoWeights { folder: PathBuf, hint: String },
+    /// The operating system refused; `doing` is the verb ("open", "read", "map", ...).
+    #[error("{}: cannot {doing}: {cause}", .path.display())]
+    Io { path: PathBuf, doing: &'static str, cause: io::Error },
+    /// A folder, a pipe or a device stands where a file should be.
+    #[error("{}: not a regular file", .path.display())]
+    NotAFile { path: PathBuf },
+    /// `model.safetensors.index.json` is not what it should be.
+    #[error("{}: {why}", .path.display())]
+    BadIndex { path: PathBuf, why: String },
+    /// The index names something else than a plain file of its folder.
+    #[error("{}: tensor {} is said to be in {}, which is not a file name in this folder", .path.display(), quoted(.tensor), quoted(.file))]
+    EscapingName { path: PathBuf, tensor: String, file: String },
+    /// A file of the set is missing; `why` says how we know of it.
+    #[error("{}: {why}", .path.display())]
+    MissingShard { path: PathBuf, why: &'static str },
+    /// The index promises a tensor that its file does not hold.
+    #[error("{}: holds no tensor {}, which the index says is in it", .path.display(), quoted(.tensor))]
+    MissingTensor { path: PathBuf, tensor: String },
+    /// Two files hold a tensor of the same name and no index says which is meant.
+    #[error("{}: tensor {} is also in {}", .path.display(), quoted(.tensor), quoted(.other))]
+    DuplicateTensor { path: PathBuf, tensor: String, other: String },
+    /// The header of a safetensors file is not to be trusted, or does not fit its file.
+    #[error("{}: {problem}", .path.display())]
+    Header { path: PathBuf, problem: HeaderError },
+    /// The disk is too full: `needed` bytes for this file, `free` bytes available to this user.
+    #[error("{}: no space left: needs {needed} bytes, {free} are free", .path.display())]
+    NoSpace { path: PathBuf, needed: u64, free: u64 },
+    /// A writer was given a tensor's bytes before or after its turn.
+    #[error("{}: bytes for tensor {} were written when {expected} was due", .path.display(), quoted(.tensor))]
+    OutOfOrder { path: PathBuf, tensor: String, expected: String },
+    /// A writer was given more bytes than the tensor has.
+    #[error("{}: tensor {} has {size} bytes, and more were written", .path.display(), quoted(.tensor))]
+    TooManyBytes { path: PathBuf, tensor: String, size: u64 },
+    /// A writer was finished before its last tensor was complete.
+    #[error("{}: tensor {} is incomplete: {missing} of its {size} bytes were not written", .path.display(), quoted(.tensor))]
+    Incomplete { path: PathBuf, tensor: String, missing: u64, size: u64 },
+    /// A writer was used on after a failed write.
+    #[error("{}: abandoned after a failed write", .path.display())]
+    Abandoned { path: PathBuf },
+}
+
+impl Error {
+    /// For `map_err`: an operating-system error while `doing` something to `path`.
+    pub(crate) fn io(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> Error {
+        move |cause| Error::Io { path: path.to_owned(), doing, cause }
+    }
+}
+
+/// A name out of a file, safe to print on one line: quoted, escaped, and cut at 120 characters.
+pub(crate) fn quoted(name: &str) -> String {
+    match name.char_indices().nth(120) {
+        None => format!("{name:?}"),
+        Some((cut, _)) => format!("{:?}...", &name[..cut]),
+    }
+}
