@@ -122,7 +122,7 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
             "stats": figures,
         });
         writeln!(out, "{object}")?;
-        return Ok(out.flush()?);
+        out.flush()?;
     }
     if args.profile {
         for (title, profile) in ["prompt", "generation"].iter().zip(&answer.profiles) {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use sluice_engine::{Activations, Checkpoint, Config, Engine, Isa, KvType, Options};
+use sluice_engine::{Activations, Checkpoint, Config, Engine, KvType, Options};
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")

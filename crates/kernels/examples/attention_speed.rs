@@ -134,7 +134,11 @@ fn elements(isa: Isa) {
 }
 
 fn main() {
+    let only = std::env::args().nth(1);
     for isa in Isa::supported().into_iter().skip(1) {
+        if only.as_ref().is_some_and(|only| *only != isa.to_string()) {
+            continue;
+        }
         for (kv_type, kv_heads, group, dim) in [
             (KvType::Bf16, 8, 1, 128),
             (KvType::Bf16, 8, 2, 128),

@@ -57,11 +57,21 @@ impl<'a> Located<'a> {
     pub fn new(kv: &KvView<'a>, table: &[u32], kv_head: usize, base: usize, seen: Range<usize>) -> Located<'a> {
         let s = &kv.shape;
         let (mut keys, mut values) = ([kv.bytes.as_ptr(); PARTITION], [kv.bytes.as_ptr(); PARTITION]);
-        for i in seen.clone() {
-            let position = base + i;
-            let slot = table[position / s.block_tokens] as usize * s.block_tokens + position % s.block_tokens;
-            keys[i] = kv.bytes[s.k_at(slot, kv_head)].as_ptr();
-            values[i] = kv.bytes[s.v_at(slot, kv_head)].as_ptr();
+        let mut i = seen.start;
+        while i < seen.end {
+            // The rest of a block: its rows lie one after the other.
+            let (block, token) = ((base + i) / s.block_tokens, (base + i) % s.block_tokens);
+            let n = (s.block_tokens - token).min(seen.end - i);
+            let slot = table[block] as usize * s.block_tokens + token;
+            let (k, v) = (s.k_at(slot, kv_head), s.v_at(slot, kv_head));
+            let (k_row, v_row) = (k.len(), v.len());
+            let k = &kv.bytes[k.start..k.start + n * k_row];
+            let v = &kv.bytes[v.start..v.start + n * v_row];
+            for j in 0..n {
+                keys[i + j] = k[j * k_row..].as_ptr();
+                values[i + j] = v[j * v_row..].as_ptr();
+            }
+            i += n;
         }
         // Tiles of positions read a little beyond what is seen, and forget it.
         let last = keys[seen.end - 1];

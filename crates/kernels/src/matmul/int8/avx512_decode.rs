@@ -12,6 +12,8 @@ use std::arch::x86_64::*;
 
 /// Columns of a step.
 const STEP: usize = 128;
+/// How far ahead rows are fetched, at least, in bytes: what a core reads in the time that memory takes to answer, and some.
+const AHEAD: usize = 12 << 10;
 /// Bytes of a token's step: 128 activations, then sixteen `sx` and sixteen `mx`.
 const TOKEN_STEP: usize = STEP + 64 + 64;
 
@@ -121,13 +123,21 @@ unsafe fn rows<const BITS: usize, const T: usize>(w: &Matrix, form: Affine, r: u
         for i in 0..4 {
             p[i] = p[i].add(index[i] * row_bytes);
         }
-        let mut scales = Scales::new(w, form, index);
+        // The same place some blocks of four rows further on. It may lie past the end: a prefetch does not fault.
+        let blocks_ahead = AHEAD.div_ceil(4 * row_bytes);
+        let ahead = blocks_ahead * 4 * row_bytes;
+        let mut scales = Scales::new(w, form, index, blocks_ahead);
         let mut acc = [_mm512_setzero_ps(); T];
         for step in 0..steps {
             let (s, b) = scales.next(step);
             let mut d = [[_mm512_setzero_si512(); 4]; T];
             for i in 0..4 {
-                let (first, second) = weights::<BITS>(p[i].add(step * STEP / 8 * BITS), 4);
+                let at = p[i].add(step * STEP / 8 * BITS);
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
+                if BITS > 4 {
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead + 64).cast());
+                }
+                let (first, second) = weights::<BITS>(at, 4);
                 for t in 0..T {
                     dots::<BITS>(&mut d[t], i, first, second, x.add(t * token_bytes + step * TOKEN_STEP));
                 }
@@ -268,6 +278,7 @@ struct Scales {
     s: [*const u8; 4],
     b: [*const u8; 4],
     row_bytes: usize,
+    ahead: usize,
     /// 16 bytes of each row: eight or four numbers.
     s_block: __m512i,
     b_block: __m512i,
@@ -281,7 +292,7 @@ struct Scales {
 
 impl Scales {
     #[inline(always)]
-    unsafe fn new(w: &Matrix, form: Affine, rows: [usize; 4]) -> Scales {
+    unsafe fn new(w: &Matrix, form: Affine, rows: [usize; 4], blocks_ahead: usize) -> Scales {
         let (row_bytes, held) = (w.scale_row_bytes(), 16 / form.scale.size());
         // SAFETY: rows are inside the matrix.
         unsafe {
@@ -305,7 +316,8 @@ impl Scales {
             };
             let zero = _mm512_setzero_si512();
             let log_steps = (held * form.group / STEP).trailing_zeros();
-            Scales { scale: form.scale, s, b, row_bytes, s_block: zero, b_block: zero, log_steps, index, advance }
+            let ahead = blocks_ahead * 4 * row_bytes;
+            Scales { scale: form.scale, s, b, row_bytes, ahead, s_block: zero, b_block: zero, log_steps, index, advance }
         }
     }
 
@@ -318,6 +330,10 @@ impl Scales {
             if in_block == 0 {
                 let at = (step >> self.log_steps) * 16;
                 let mask = ((1u32 << (self.row_bytes - at).min(16)) - 1) as u16;
+                for row in [0, 2] {
+                    _mm_prefetch::<_MM_HINT_T0>(self.s[row].wrapping_add(at + self.ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(self.b[row].wrapping_add(at + self.ahead).cast());
+                }
                 self.s_block = four(self.s, at, mask);
                 self.b_block = four(self.b, at, mask);
             }

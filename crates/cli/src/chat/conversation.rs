@@ -1,0 +1,162 @@
+//! The messages of a conversation, and how a new prompt relates to what the engine has computed already.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+use sluice_store::AtomicFile;
+
+use crate::prompt::Message;
+
+/// A conversation under way.
+pub struct Conversation {
+    pub messages: Vec<Message>,
+    /// The text whose tokens the engine's sequence holds, exactly: the last prompt and the answer to it. Empty where that is not known.
+    pub fed: String,
+}
+
+/// What to do with the engine's sequence for a new prompt.
+#[derive(Debug, PartialEq)]
+pub struct Plan {
+    /// So many of its tokens stay.
+    pub keep: usize,
+    /// These follow; at least one.
+    pub new: Vec<u32>,
+}
+
+impl Conversation {
+    pub fn new(system: Option<String>) -> Conversation {
+        let messages = system.into_iter().map(|text| Message::new("system", text)).collect();
+        Conversation { messages, fed: String::new() }
+    }
+
+    /// Replaces the system message, or takes it away.
+    pub fn set_system(&mut self, text: Option<String>) {
+        self.messages.retain(|m| m.role != "system");
+        if let Some(text) = text {
+            self.messages.insert(0, Message::new("system", text));
+        }
+    }
+
+    /// Takes the last message of the user and all after it back, and returns its text.
+    pub fn undo(&mut self) -> Option<String> {
+        let at = self.messages.iter().rposition(|m| m.role == "user")?;
+        self.messages.drain(at..).next().map(|m| m.content)
+    }
+
+    /// How the engine gets from its `known` tokens to those of the prompt `rendered`. Where the prompt goes on from the text fed so far,
+    /// only the rest is encoded: the tokens of an answer stay the ones that were generated, which encoding its text again may not give. Else the
+    /// longest common beginning stays. `encode(text, at_start)` gives the tokens of a piece.
+    pub fn plan(
+        &self,
+        rendered: &str,
+        known: &[u32],
+        encode: impl Fn(&str, bool) -> Result<Vec<u32>>,
+    ) -> Result<Plan> {
+        if !self.fed.is_empty()
+            && let Some(rest) = rendered.strip_prefix(self.fed.as_str())
+        {
+            let new = encode(rest, false)?;
+            if !new.is_empty() {
+                return Ok(Plan { keep: known.len(), new });
+            }
+        }
+        let mut new = encode(rendered, true)?;
+        // The last token has to be computed in any case: what comes next is read off it.
+        let common = new.iter().zip(known).take_while(|(a, b)| a == b).count().min(new.len().saturating_sub(1));
+        new.drain(..common);
+        if new.is_empty() {
+            bail!("the prompt has no tokens");
+        }
+        Ok(Plan { keep: common, new })
+    }
+}
+
+/// Writes messages as a JSON list of `{"role": .., "content": ..}`; the file appears complete or not at all.
+pub fn save(messages: &[Message], path: &Path) -> Result<()> {
+    let list = Value::Array(messages.iter().map(Message::to_json).collect());
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(format!("{list:#}\n").as_bytes())?;
+    Ok(file.commit()?)
+}
+
+/// Reads what [`save`] wrote, or anybody's list of such messages.
+pub fn load(path: &Path) -> Result<Vec<Message>> {
+    let name = || path.display().to_string();
+    let list: Value = serde_json::from_slice(&fs::read(path).with_context(name)?).with_context(name)?;
+    let message = |value: &Value| {
+        let text = |field: &str| value[field].as_str();
+        let (role, content) = text("role").zip(text("content"))?;
+        ["system", "user", "assistant"].contains(&role).then(|| Message::new(role, content))
+    };
+    let messages: Option<Vec<Message>> = list.as_array().and_then(|l| l.iter().map(message).collect());
+    messages.ok_or_else(|| {
+        anyhow!("{}: not a list of messages with a role (system, user or assistant) and a content", path.display())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A token for each character.
+    fn encode(text: &str, _: bool) -> Result<Vec<u32>> {
+        Ok(text.chars().map(u32::from).collect())
+    }
+
+    fn conversation(fed: &str) -> Conversation {
+        Conversation { messages: vec![], fed: fed.to_owned() }
+    }
+
+    #[test]
+    fn a_prompt_that_goes_on_keeps_all_tokens_as_they_were_generated() {
+        // Three tokens for "<u>hi<a>hello" that encoding would never give.
+        let plan = conversation("<u>hi<a>hello").plan("<u>hi<a>hello<u>x", &[7, 8, 9], encode).unwrap();
+        assert_eq!(plan, Plan { keep: 3, new: encode("<u>x", false).unwrap() });
+    }
+
+    #[test]
+    fn a_prompt_that_parts_keeps_the_common_beginning() {
+        let known = encode("abcdef", true).unwrap();
+        let plan = conversation("abcdef").plan("abcxyz", &known, encode).unwrap();
+        assert_eq!(plan, Plan { keep: 3, new: encode("xyz", false).unwrap() });
+        // Nothing is known of the text fed: tokens decide.
+        assert_eq!(conversation("").plan("abcxyz", &known, encode).unwrap().keep, 3);
+    }
+
+    #[test]
+    fn the_last_token_is_always_computed_anew() {
+        let known = encode("abcdef", true).unwrap();
+        for prompt in ["abc", "abcdef"] {
+            let plan = conversation("abcdef").plan(prompt, &known, encode).unwrap();
+            assert_eq!((plan.keep, plan.new.len()), (prompt.len() - 1, 1));
+        }
+        conversation("").plan("", &known, encode).unwrap_err();
+    }
+
+    #[test]
+    fn undo_takes_a_message_and_its_answer() {
+        let mut c = Conversation::new(Some("S".into()));
+        assert_eq!(c.undo(), None);
+        c.messages.extend([("user", "a"), ("assistant", "b")].map(|(r, t)| Message::new(r, t)));
+        assert_eq!((c.undo(), c.messages.len()), (Some("a".into()), 1));
+        c.set_system(None);
+        assert!(c.messages.is_empty());
+    }
+
+    #[test]
+    fn saved_messages_are_loaded_as_they_were() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("chat.json");
+        let messages = vec![Message::new("system", "S"), Message::new("user", "say \"é\"\n\u{1F680}")];
+        save(&messages, &path).unwrap();
+        assert_eq!(load(&path).unwrap(), messages);
+        for bad in ["", "{}", "[1]", r#"[{"role": "user"}]"#, r#"[{"role": "root", "content": ""}]"#] {
+            fs::write(&path, bad).unwrap();
+            assert!(format!("{:#}", load(&path).unwrap_err()).contains("chat.json"), "{bad}");
+        }
+        let missing = dir.path().join("no/chat.json");
+        assert!(format!("{:#}", save(&messages, &missing).unwrap_err()).contains("chat.json"));
+    }
+}

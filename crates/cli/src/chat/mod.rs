@@ -1,0 +1,273 @@
+//! `sluice chat [MODEL]`: a conversation. Only what is new in a turn is computed; the state of all before it is kept.
+
+mod command;
+mod conversation;
+mod input;
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use sluice_engine::text::ChatTemplate;
+use sluice_engine::{Engine, Finish, Generation, SequenceId};
+
+use crate::engine_args::{EngineArgs, model_or_demo};
+use crate::generate::{self, Answer, End, Piece};
+use crate::load::{self, Text};
+use crate::progress::Progress;
+use crate::prompt::{Message, PromptArgs};
+use crate::sampling_args::SamplingArgs;
+use crate::stats::{self, Measured};
+use crate::{interrupt, terminal};
+use command::Command;
+use conversation::Conversation;
+use input::Input;
+
+#[derive(Args)]
+pub struct ChatArgs {
+    /// The model's folder (default: the demo model)
+    #[arg(value_name = "MODEL")]
+    folder: Option<PathBuf>,
+    /// The model's folder
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "folder")]
+    model: Option<PathBuf>,
+    /// Print figures after each answer
+    #[arg(long)]
+    stats: bool,
+    #[command(flatten)]
+    prompt: PromptArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// Talks until the input ends. `start` is when the program did.
+pub fn run(args: ChatArgs, start: Instant) -> Result<()> {
+    let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
+    let loaded = load::model(&folder, args.engine.options()?)?;
+    let (mut engine, text) = (loaded.engine, loaded.text);
+    let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
+    let sequence = engine.add_sequence()?;
+    let measured = Measured {
+        model: folder.display().to_string(),
+        weights_time: loaded.weights_time,
+        text_time: loaded.text_time,
+        first_from_start: None,
+        first_from_request: None,
+        context: 0,
+        seed: generation.sampling.seed,
+    };
+    let mut chat = Chat {
+        template: args.prompt.template(text.template.as_ref()),
+        conversation: Conversation::new(args.prompt.system.clone()),
+        prompt: &args.prompt,
+        stop_strings: args.sampling.stop_strings(),
+        text: &text,
+        engine,
+        sequence,
+        generation,
+        measured,
+        start: Some(start),
+        last: None,
+    };
+    let mut input = Input::open();
+    if input.is_terminal() {
+        let (name, context) = (folder.display(), chat.engine.max_context());
+        terminal::say(&format!("{name}, {context} tokens of context. /help for commands, Ctrl-D to leave."));
+    }
+    while let Some(line) = input.next()? {
+        let more = match command::parse(&line) {
+            None => ControlFlow::Continue(()),
+            Some(Command::Say(message)) => chat.turn(message, args.stats).map(ControlFlow::Continue)?,
+            Some(command) => chat.obey(command),
+        };
+        if more.is_break() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+struct Chat<'a> {
+    conversation: Conversation,
+    template: Option<&'a ChatTemplate>,
+    prompt: &'a PromptArgs,
+    stop_strings: &'a [String],
+    text: &'a Text,
+    engine: Engine,
+    sequence: SequenceId,
+    generation: Generation,
+    measured: Measured,
+    /// When the program started, until the first answer has begun.
+    start: Option<Instant>,
+    last: Option<Answer>,
+}
+
+impl Chat<'_> {
+    /// One message and its answer. What goes wrong with it is said, and the message taken back; only an output that is gone is an error.
+    fn turn(&mut self, message: &str, with_stats: bool) -> Result<()> {
+        self.conversation.messages.push(Message::new("user", message));
+        match self.answer() {
+            Ok(answer) => {
+                let begun = !answer.tokens.is_empty();
+                if begun {
+                    self.conversation.messages.push(Message::new("assistant", answer.text.clone()));
+                } else {
+                    self.conversation.messages.pop();
+                }
+                self.say_end(&answer.end, begun);
+                self.last = Some(answer);
+                if with_stats {
+                    self.print_stats();
+                }
+            }
+            Err(e) if e.is::<OutputGone>() => return Err(e),
+            Err(e) => {
+                self.conversation.messages.pop();
+                terminal::note(&format!("{e:#}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn say_end(&self, end: &End, begun: bool) {
+        match end {
+            End::Engine(Finish::Cancelled) if begun => terminal::say("[stopped]"),
+            End::Engine(Finish::Cancelled) => terminal::say("[stopped before the answer began; the message is taken back]"),
+            End::Engine(Finish::ContextFull) => {
+                terminal::say(&format!("[the context of {} tokens is full: {WAYS_OUT}]", self.engine.max_context()));
+            }
+            End::Engine(Finish::Length) => terminal::say("[as many tokens as --max-tokens allows]"),
+            End::Engine(Finish::Stop) | End::StopString(_) => {}
+        }
+    }
+
+    fn answer(&mut self) -> Result<Answer> {
+        // 1. what of the conversation is new to the engine
+        let request = Instant::now();
+        let rendered = self.prompt.render(self.template, &self.conversation.messages)?;
+        let known = self.engine.tokens(self.sequence)?;
+        // A rendered template has its special tokens already.
+        let special = self.template.is_none();
+        let plan = self.conversation.plan(&rendered, known, |text, at_start| {
+            self.text.tokenizer.encode(text, special && at_start)
+        })?;
+        let (total, max) = (plan.keep + plan.new.len(), self.engine.max_context());
+        if total >= max {
+            bail!("{total} tokens leave no room for an answer in a context of {max}: {WAYS_OUT}");
+        }
+
+        // 2. the engine gives up what no longer holds, and goes on from there
+        if plan.keep < known.len() {
+            self.engine.truncate(self.sequence, plan.keep)?;
+        }
+        self.conversation.fed.clear();
+        let hold = interrupt::hold();
+        let mut progress = Progress::new("reading the prompt", "tokens", plan.new.len());
+        let mut out = io::stdout().lock();
+        let mut each = |piece: Piece| -> Result<ControlFlow<()>> {
+            match piece {
+                Piece::Reading { done, total } if done < total => progress.set(done, total),
+                Piece::Reading { .. } => progress.finish(),
+                Piece::Text(shown) => put(&mut out, shown)?,
+            }
+            Ok(if interrupt::pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        };
+        let (generation, stops) = (self.generation.clone(), self.stop_strings);
+        let (engine, tokenizer) = (&mut self.engine, &self.text.tokenizer);
+        let answer = generate::answer(engine, self.sequence, &plan.new, generation, stops, tokenizer, &mut each)?;
+        progress.finish();
+        drop(hold);
+        if !answer.tokens.is_empty() || io::stdout().is_terminal() {
+            put(&mut out, "\n")?;
+        }
+
+        // 3. what the engine holds now, as text
+        self.conversation.fed = rendered + &self.text.tokenizer.decode(&answer.tokens, false)?;
+        let m = &mut self.measured;
+        m.first_from_request = answer.first_token.map(|t| t - request);
+        m.first_from_start = answer.first_token.zip(self.start.take()).map(|(t, start)| t - start);
+        m.context = self.engine.tokens(self.sequence)?.len();
+        Ok(answer)
+    }
+
+    fn obey(&mut self, command: Command) -> ControlFlow<()> {
+        let messages = &mut self.conversation.messages;
+        match command {
+            Command::Say(_) => {}
+            Command::Exit => return ControlFlow::Break(()),
+            Command::Help => terminal::say(command::HELP),
+            Command::Reset => {
+                messages.retain(|m| m.role == "system");
+                self.forget();
+                terminal::say("[a new conversation]");
+            }
+            // The engine learns of it in the next turn, from what that turn's prompt has in common with this one's.
+            Command::Undo => match self.conversation.undo() {
+                Some(message) => terminal::say(&format!("[taken back: {}]", first_line(&message))),
+                None => terminal::note("there is nothing to take back"),
+            },
+            Command::Stats => self.print_stats(),
+            Command::System(text) => {
+                self.conversation.set_system(text);
+                terminal::say("[the system message holds from the next turn on]");
+            }
+            Command::Save(path) => match conversation::save(messages, &path) {
+                Ok(()) => terminal::say(&format!("[{} messages saved to {}]", messages.len(), path.display())),
+                Err(e) => terminal::note(&format!("{e:#}")),
+            },
+            Command::Load(path) => match conversation::load(&path) {
+                Ok(loaded) => {
+                    terminal::say(&format!("[{} messages loaded from {}]", loaded.len(), path.display()));
+                    *messages = loaded;
+                    self.forget();
+                }
+                Err(e) => terminal::note(&format!("{e:#}")),
+            },
+            Command::Wrong(why) => terminal::note(&why),
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Frees what the engine holds of the conversation.
+    fn forget(&mut self) {
+        self.conversation.fed.clear();
+        self.last = None;
+        if let Err(e) = self.engine.truncate(self.sequence, 0) {
+            terminal::note(&format!("{e:#}"));
+        }
+    }
+
+    fn print_stats(&self) {
+        match &self.last {
+            Some(answer) => terminal::say(&stats::to_text(&self.engine, answer, &self.measured)),
+            None => terminal::note("there is no answer yet to give figures of"),
+        }
+    }
+}
+
+/// Nobody reads the answers any more: the one thing that ends a conversation.
+#[derive(Debug)]
+struct OutputGone;
+
+impl fmt::Display for OutputGone {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("standard output")
+    }
+}
+
+fn put(out: &mut impl Write, text: &str) -> Result<()> {
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(OutputGone)
+}
+
+const WAYS_OUT: &str = "/undo takes the last turn back, /reset begins anew, --max-context N at the start gives more room";
+
+fn first_line(text: &str) -> String {
+    let line: String = text.lines().next().unwrap_or("").chars().take(60).collect();
+    if line.len() < text.len() { line + " .." } else { line }
+}

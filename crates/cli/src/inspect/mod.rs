@@ -1,0 +1,182 @@
+//! `sluice inspect MODEL`: what a checkpoint is, what it weighs, whether it fits. From config and headers alone, so that a checkpoint of any
+//! size is answered for at once; no weight is read.
+
+mod anatomy;
+mod fit;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anyhow::{Result, anyhow};
+use clap::Args;
+use serde_json::{Value, json};
+use sluice_model::Config;
+use sluice_store::Checkpoint;
+
+use crate::engine_args::model_or_demo;
+use crate::{load, units};
+use anatomy::{Anatomy, Part};
+use fit::Fit;
+
+#[derive(Args)]
+pub struct InspectArgs {
+    /// The model's folder (default: the demo model)
+    #[arg(value_name = "MODEL")]
+    folder: Option<PathBuf>,
+    /// The model's folder
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "folder")]
+    model: Option<PathBuf>,
+    /// List every tensor: name, type, shape, bytes, file and offset
+    #[arg(long)]
+    tensors: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: InspectArgs) -> Result<()> {
+    let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
+    if !folder.exists() {
+        return Err(anyhow!("{}: no such folder", folder.display()));
+    }
+    let config = Config::open(&folder).map_err(|e| load::naming(&folder, e))?;
+    let checkpoint = Checkpoint::open(&folder)?;
+    let anatomy = Anatomy::read(&config, &checkpoint).map_err(|e| load::naming(&folder, e))?;
+    let fit = Fit::of_this_machine(&anatomy);
+    let out = &mut io::stdout().lock();
+    if args.json {
+        let mut object = to_json(&folder.display().to_string(), &checkpoint, &anatomy, &fit);
+        if args.tensors {
+            object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(&checkpoint, t)).collect();
+        }
+        writeln!(out, "{object:#}")?;
+    } else {
+        write!(out, "{}", to_text(&folder.display().to_string(), &checkpoint, &anatomy, &fit))?;
+        if args.tensors {
+            list(out, &checkpoint)?;
+        }
+    }
+    Ok(out.flush()?)
+}
+
+fn tensor_json(checkpoint: &Checkpoint, t: &sluice_store::Tensor) -> Value {
+    let (file, offset) = checkpoint.place(&t.name).unwrap_or(("", 0));
+    json!({
+        "name": &*t.name, "dtype": t.dtype.name(), "shape": t.shape, "bytes": t.bytes.len(), "file": file, "offset": offset,
+    })
+}
+
+fn list(out: &mut impl Write, checkpoint: &Checkpoint) -> io::Result<()> {
+    let width = checkpoint.names().map(str::len).max().unwrap_or(0);
+    writeln!(out)?;
+    for t in checkpoint.tensors() {
+        let (file, offset) = checkpoint.place(&t.name).unwrap_or(("", 0));
+        let shape = format!("{:?}", t.shape);
+        let size = units::bytes(t.bytes.len() as u64);
+        writeln!(out, "{:<width$}  {:<4}  {shape:<20}  {size:>9}  {file} @{offset}", t.name, t.dtype)?;
+    }
+    Ok(())
+}
+
+fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Value {
+    let files = checkpoint.file_sizes();
+    json!({
+        "model": model,
+        "model_type": a.model_type,
+        "supported": a.unsupported.is_none(),
+        "files": files.len(),
+        "file_bytes": files.iter().map(|(_, n)| n).sum::<u64>(),
+        "parameters": {"all": a.parameters(), "experts": a.part(Part::Experts).parameters},
+        "layers": {"all": a.layers, "attention": a.attention_layers, "recurrent": a.recurrent_layers, "experts": a.expert_layers},
+        "hidden": a.hidden,
+        "vocabulary": a.vocabulary,
+        "max_context": a.max_context,
+        "experts": a.experts.map(|(count, k)| json!({"count": count, "per_token": k})),
+        "bytes": {
+            "resident": a.resident_bytes(),
+            "embedding": a.part(Part::Embedding).bytes,
+            "experts": a.part(Part::Experts).bytes,
+            "per_expert": a.per_expert().map(|(low, high)| json!({"low": low, "high": high})),
+            "left_out": a.part(Part::LeftOut).bytes,
+        },
+        "left_out": a.left_out,
+        "dtypes": a.dtypes.iter().map(|(d, n)| (d.name().to_owned(), Value::from(*n))).collect::<serde_json::Map<_, _>>(),
+        "quantization": a.quantization.map(|(bits, group)| json!({"bits": bits, "group_size": group, "exceptions": a.exceptions})),
+        "bytes_per_token": {
+            "weights": a.read_per_token(),
+            "kv": {"bf16": a.kv_per_token(2), "f32": a.kv_per_token(4)},
+            "state": a.state_bytes,
+        },
+        "memory": {
+            "available": fit.available,
+            "cgroup_limit": fit.cgroup.map(|l| l.limit),
+            "room": fit.room,
+            "full_context": fit.full_context,
+            "fits": fit.verdict.name(),
+            "context_that_fits": fit.context,
+        },
+    })
+}
+
+fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> String {
+    let files = checkpoint.file_sizes();
+    let all: u64 = files.iter().map(|(_, n)| n).sum();
+    let mut lines = vec![("model", model.to_owned())];
+    lines.push(match &a.unsupported {
+        None => ("type", a.model_type.clone()),
+        Some(why) => ("type", format!("{}: NOT SUPPORTED ({why})", a.model_type)),
+    });
+    lines.push(("files", format!("{} of weights, {}", files.len(), units::bytes(all))));
+    let experts = a.part(Part::Experts);
+    let of_experts = if experts.parameters > 0 {
+        format!(", of them {} in routed experts", units::count(experts.parameters))
+    } else {
+        String::new()
+    };
+    lines.push(("parameters", format!("{}{of_experts}", units::count(a.parameters()))));
+    lines.push(("layers", layers(a)));
+    lines.push(("width", format!("hidden {}, vocabulary {}", a.hidden, a.vocabulary)));
+    lines.push(("context", format!("{} tokens", a.max_context)));
+    if let Some((count, k)) = a.experts {
+        lines.push(("experts", format!("{count} per layer in {} layers, {k} per token", a.expert_layers)));
+    }
+    let dtypes: Vec<String> = a.dtypes.iter().map(|(d, n)| format!("{d} {}", units::bytes(*n))).collect();
+    lines.push(("types", dtypes.join(", ")));
+    lines.push(("quantised", quantised(a)));
+    lines.push(("resident", units::bytes(a.resident_bytes())));
+    if let Some((low, high)) = a.per_expert() {
+        let each = if low == high { units::bytes(low) } else { format!("{} to {}", units::bytes(low), units::bytes(high)) };
+        lines.push(("in experts", format!("{}, {each} each", units::bytes(experts.bytes))));
+    }
+    if !a.left_out.is_empty() {
+        let bytes = units::bytes(a.part(Part::LeftOut).bytes);
+        lines.push(("left out", format!("{bytes}: {}", a.left_out.join(", "))));
+    }
+    let state = if a.state_bytes > 0 {
+        format!("; recurrent state {} per conversation", units::bytes(a.state_bytes))
+    } else {
+        String::new()
+    };
+    lines.push(("per token", format!("reads {} of weights", units::bytes(a.read_per_token()))));
+    lines.push((
+        "context's",
+        format!("{} of KV per token (bf16; f32: {}){state}", units::bytes(a.kv_per_token(2)), units::bytes(a.kv_per_token(4))),
+    ));
+    lines.push(("memory", fit.to_text()));
+    lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect()
+}
+
+fn layers(a: &Anatomy) -> String {
+    match (a.attention_layers, a.recurrent_layers) {
+        (_, 0) => format!("{}, all attention", a.layers),
+        (attention, recurrent) => format!("{}: {attention} attention, {recurrent} recurrent", a.layers),
+    }
+}
+
+fn quantised(a: &Anatomy) -> String {
+    match (a.quantization, a.exceptions) {
+        (None, _) => "no".to_owned(),
+        (Some((bits, group)), 0) => format!("{bits} bits in groups of {group} (affine)"),
+        (Some((bits, group)), n) => format!("{bits} bits in groups of {group} (affine), {n} modules otherwise"),
+    }
+}

@@ -1,0 +1,323 @@
+//! What will be written, before a byte is read: each tensor of the text model with where it comes from and what becomes of it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use anyhow::{Result, bail, ensure};
+use sluice_kernels::matmul::Float;
+use sluice_model::{Config, Quantization};
+use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
+
+use super::names::{self, Names};
+use super::rules::{Rules, Width};
+
+/// Rows that lie in one or several files, each of `row_bytes`.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub row_bytes: usize,
+    /// Of each segment.
+    pub rows: usize,
+    /// File (its position in `Checkpoint::file_sizes`) and offset of each segment.
+    pub segments: Vec<(usize, u64)>,
+    /// The tensor (of several: the first), for messages.
+    pub name: String,
+}
+
+impl Source {
+    pub fn all_rows(&self) -> usize {
+        self.rows * self.segments.len()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.all_rows() as u64 * self.row_bytes as u64
+    }
+}
+
+/// What becomes of a source.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Treatment {
+    Copy,
+    /// Plus one, as f32: bf16 has too few bits to hold 1 + w as well as it holds w.
+    AddOne(Float),
+    Quantize { bits: u8, group: u16, float: Float, cols: usize },
+}
+
+/// One module (three tensors when it is quantised) or one lone tensor.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    pub source: Source,
+    pub treatment: Treatment,
+    /// In the order in which they are written: `weight`, `scales`, `biases`.
+    pub tensors: Vec<TensorPlan>,
+    pub class: &'static str,
+}
+
+impl Unit {
+    pub fn size(&self) -> u64 {
+        self.tensors.iter().filter_map(TensorPlan::size).sum()
+    }
+}
+
+/// The whole of it.
+#[derive(Debug)]
+pub struct Plan {
+    pub units: Vec<Unit>,
+    /// What `config.json` is to say of a module: its width, or that it has none.
+    pub overrides: BTreeMap<String, Width>,
+    /// Some module is quantised by this plan.
+    pub quantizes: bool,
+    /// Modules that were quantised already.
+    pub copied: usize,
+    /// Weights of the model.
+    pub parameters: u64,
+    /// Parts of the checkpoint that stay behind.
+    pub left_out: BTreeSet<String>,
+}
+
+/// Reads `checkpoint`'s headers into a plan.
+pub fn plan(checkpoint: &Checkpoint, config: &Config, rules: &mut Rules) -> Result<Plan> {
+    let names = Names::of(checkpoint, config.model_type()?)?;
+    let files = checkpoint.file_sizes().iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
+    let is_conv = |t: &&Tensor| t.name.ends_with("linear_attn.conv1d.weight");
+    let as_trained = checkpoint.tensors().iter().filter(is_conv).any(|t| t.shape.last() != Some(&1));
+    let mut planner = Planner {
+        checkpoint,
+        files,
+        names,
+        add_one: names.centred && as_trained,
+        quantization: config.quantization()?,
+        rules,
+        units: Vec::new(),
+        plan: Plan {
+            units: Vec::new(),
+            overrides: BTreeMap::new(),
+            quantizes: false,
+            copied: 0,
+            parameters: 0,
+            left_out: BTreeSet::new(),
+        },
+    };
+
+    let tied = config.flag_or("tie_word_embeddings", false)?;
+    let mut single = BTreeMap::<(&str, &str), BTreeMap<usize, (usize, &Tensor)>>::new();
+    for (i, t) in checkpoint.tensors().iter().enumerate() {
+        let Some(short) = names.short(&t.name) else {
+            planner.plan.left_out.insert(names::other_part(&t.name).to_owned());
+            continue;
+        };
+        if tied && short.starts_with("lm_head.") || short.ends_with(".rotary_emb.inv_freq") {
+            continue;
+        }
+        match names::single_expert(short) {
+            Some((module, expert, part)) => {
+                single.entry((module, part)).or_default().insert(expert, (i, t));
+            }
+            None => planner.tensor(i, short, t)?,
+        }
+    }
+    let experts = config.size_or("num_experts", 0)?.max(config.size_or("num_local_experts", 0)?);
+    for ((module, part), tensors) in single {
+        planner.gathered(module, part, tensors, experts)?;
+    }
+    planner.rules.check_all_matched()?;
+
+    let Planner { mut units, mut plan, .. } = planner;
+    units.sort_by_key(|(place, _)| *place);
+    plan.units = units.into_iter().map(|(_, unit)| unit).collect();
+    Ok(plan)
+}
+
+struct Planner<'a> {
+    checkpoint: &'a Checkpoint,
+    files: HashMap<&'a str, usize>,
+    names: Names,
+    /// Zero-centred norms are still as they were trained.
+    add_one: bool,
+    /// Of the input. Where it has a default for modules that `config.json` does not name, ours are all named.
+    quantization: Quantization,
+    rules: &'a mut Rules,
+    /// With their place in the output: part or layer, then as in the input.
+    units: Vec<((usize, usize), Unit)>,
+    plan: Plan,
+}
+
+impl Planner<'_> {
+    /// Plans what becomes of one tensor, number `i` of the checkpoint.
+    fn tensor(&mut self, i: usize, short: &str, t: &Tensor) -> Result<()> {
+        // 1. experts stacked by Hugging Face: the first half of the rows is the gate
+        if let Some((module, part)) = short.split_once(".experts.") {
+            let (&[experts, rows, cols], true) = (&t.shape[..], is_float(t)) else {
+                bail!("tensor {:?}: {} {:?} are no experts that can be packed", t.name, t.dtype, t.shape)
+            };
+            let parts: &[&str] = match part {
+                "gate_up_proj" if rows.is_multiple_of(2) => &["gate_proj", "up_proj"],
+                "down_proj" => &["down_proj"],
+                _ => bail!("tensor {:?}: not a part of an expert that is known", t.name),
+            };
+            let (file, offset) = self.place(t);
+            let row_bytes = cols * t.dtype.size();
+            let per_part = rows / parts.len();
+            for (k, part) in parts.iter().enumerate() {
+                let at = |e: usize| (file, offset + ((e * rows + k * per_part) * row_bytes) as u64);
+                let segments = (0..experts).map(at).collect();
+                let source = Source { row_bytes, rows: per_part, segments, name: t.name.to_string() };
+                let module = format!("{module}.switch_mlp.{part}");
+                self.matrix(i, &module, source, &[experts, per_part, cols], t.dtype)?;
+            }
+            return Ok(());
+        }
+
+        // 2. modules that are quantised already: their three tensors as they are
+        let (module, leaf) = short.rsplit_once('.').unwrap_or(("", short));
+        let sibling = |leaf: &str| self.checkpoint.tensor(&format!("{}.{leaf}", t.name.rsplit_once('.')?.0));
+        if matches!(leaf, "scales" | "biases") || leaf == "weight" && sibling("scales").is_some() {
+            if leaf == "weight" {
+                self.already_packed(module, t)?;
+            }
+            return self.lone(i, short, t, t.dtype, t.shape.clone(), Treatment::Copy);
+        }
+        ensure!(is_float(t), "tensor {:?}: {} cannot be packed (F32, F16, BF16 and MLX's U32 can)", t.name, t.dtype);
+
+        // 3. matrices
+        let is_matrix = t.shape.len() == 2 || t.shape.len() == 3 && module.contains(".switch_mlp.");
+        if leaf == "weight" && is_matrix {
+            return self.matrix(i, module, self.whole(t), &t.shape, t.dtype);
+        }
+
+        // 4. the rest: vectors and convolutions, in MLX's layout
+        self.plan.parameters += elements(t);
+        let (mut dtype, mut shape, mut treatment) = (t.dtype, t.shape.clone(), Treatment::Copy);
+        if short.ends_with("conv1d.weight") && shape.len() == 3 && shape[1] == 1 {
+            // The axis of length one moves to the end; the bytes stay.
+            shape.swap(1, 2);
+        }
+        if self.add_one && shape.len() == 1 && names::is_centred_norm(short) {
+            (dtype, treatment) = (Dtype::F32, Treatment::AddOne(float(t.dtype).expect("checked above")));
+        }
+        self.lone(i, short, t, dtype, shape, treatment)
+    }
+
+    /// Experts that have a tensor each become one stack.
+    fn gathered(
+        &mut self,
+        module: &str,
+        part: &str,
+        tensors: BTreeMap<usize, (usize, &Tensor)>,
+        experts: usize,
+    ) -> Result<()> {
+        let (i, first) = *tensors.values().next().expect("an entry has a tensor");
+        let [rows, cols] = first.shape[..] else { bail!("tensor {:?}: {:?} is no matrix", first.name, first.shape) };
+        ensure!(is_float(first), "tensor {:?}: {} experts cannot be packed", first.name, first.dtype);
+        let whole = tensors.keys().copied().eq(0..tensors.len()) && (experts == 0 || tensors.len() == experts);
+        ensure!(whole, "{module}: {} tensors for {part} of {experts} experts", tensors.len());
+        for (_, t) in tensors.values() {
+            let same = t.shape == first.shape && t.dtype == first.dtype;
+            ensure!(same, "tensor {:?}: {} {:?} unlike the other experts", t.name, t.dtype, t.shape);
+        }
+        let segments = tensors.values().map(|(_, t)| self.place(t)).collect();
+        let source = Source { row_bytes: cols * first.dtype.size(), rows, segments, name: first.name.to_string() };
+        let shape = [tensors.len(), rows, cols];
+        self.matrix(i, &format!("{module}.switch_mlp.{part}"), source, &shape, first.dtype)
+    }
+
+    /// A matrix `[.., rows, cols]` that may be quantised; `module` is its short name.
+    fn matrix(&mut self, i: usize, module: &str, source: Source, shape: &[usize], dtype: Dtype) -> Result<()> {
+        let out = self.names.out(module);
+        let (&cols, leading) = shape.split_last().expect("a matrix has columns");
+        let float = float(dtype).expect("checked by the caller");
+        self.plan.parameters += (source.bytes()) / dtype.size() as u64;
+        let tensor = |leaf: &str, dtype, cols| TensorPlan {
+            name: format!("{out}.{leaf}"),
+            dtype,
+            shape: [leading, &[cols]].concat(),
+        };
+
+        let in_layers = module.replace(".switch_mlp.", ".experts.");
+        let (width, by_rule) = self.rules.of(&[&in_layers, module, &out], cols);
+        let all = Width::Affine { bits: self.rules.bits, group: self.rules.group };
+        if by_rule && width == Width::Plain || width != Width::Plain && (self.quantization.default().is_some() || width != all) {
+            self.plan.overrides.insert(out.clone(), width);
+        }
+        let (tensors, treatment) = match width {
+            Width::Plain => (vec![tensor("weight", dtype, cols)], Treatment::Copy),
+            Width::Affine { bits, group } => {
+                let groups = cols / group as usize;
+                let packed = cols / 32 * bits as usize;
+                self.plan.quantizes = true;
+                (
+                    vec![
+                        tensor("weight", Dtype::U32, packed),
+                        tensor("scales", dtype, groups),
+                        tensor("biases", dtype, groups),
+                    ],
+                    Treatment::Quantize { bits, group, float, cols },
+                )
+            }
+        };
+        self.push(i, module, source, treatment, tensors);
+        Ok(())
+    }
+
+    /// A tensor that stays alone, as `dtype` and `shape`.
+    fn lone(
+        &mut self,
+        i: usize,
+        short: &str,
+        t: &Tensor,
+        dtype: Dtype,
+        shape: Vec<usize>,
+        treatment: Treatment,
+    ) -> Result<()> {
+        let tensors = vec![TensorPlan { name: self.names.out(short), dtype, shape }];
+        self.push(i, short, self.whole(t), treatment, tensors);
+        Ok(())
+    }
+
+    /// Counts a quantised module of the input, and keeps what its config says of it, under the new name.
+    fn already_packed(&mut self, module: &str, t: &Tensor) -> Result<()> {
+        ensure!(t.dtype == Dtype::U32, "tensor {:?} has scales, but is {}", t.name, t.dtype);
+        let (bits, group) = self.quantization.of(t.name.trim_end_matches(".weight"))?;
+        let out = self.names.out(module);
+        // Rules that mean it have found their module, though it stays as it is.
+        self.rules.of(&[&module.replace(".switch_mlp.", ".experts."), module, &out], 0);
+        self.plan.parameters += elements(t) * 32 / bits as u64;
+        self.plan.copied += 1;
+        if self.quantization.default() != Some((bits, group)) {
+            self.plan.overrides.insert(out, Width::Affine { bits, group });
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, i: usize, short: &str, source: Source, treatment: Treatment, tensors: Vec<TensorPlan>) {
+        let unit = Unit { source, treatment, tensors, class: names::class(short) };
+        self.units.push(((names::place(&format!("{short}.")), i), unit));
+    }
+
+    fn place(&self, t: &Tensor) -> (usize, u64) {
+        let (file, offset) = self.checkpoint.place(&t.name).expect("a tensor of this checkpoint");
+        (self.files[file], offset)
+    }
+
+    /// A whole tensor, cut along its last dimension.
+    fn whole(&self, t: &Tensor) -> Source {
+        let row_bytes = t.shape.last().map_or(1, |&n| n) * t.dtype.size();
+        let rows = t.bytes.len().checked_div(row_bytes).unwrap_or(0);
+        Source { row_bytes, rows, segments: vec![self.place(t)], name: t.name.to_string() }
+    }
+}
+
+fn is_float(t: &Tensor) -> bool {
+    float(t.dtype).is_some()
+}
+
+fn float(dtype: Dtype) -> Option<Float> {
+    match dtype {
+        Dtype::F32 => Some(Float::F32),
+        Dtype::F16 => Some(Float::F16),
+        Dtype::BF16 => Some(Float::Bf16),
+        _ => None,
+    }
+}
+
+fn elements(t: &Tensor) -> u64 {
+    (t.bytes.len() / t.dtype.size()) as u64
+}

@@ -1,0 +1,173 @@
+//! Promise 1: the bits of the logits do not depend on how the work is divided or on the instruction set.
+
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use sluice_engine::{Activations, Engine, Event, Generation, Isa, KvType, Options, sampler::SamplingParams};
+
+const ACTIVATIONS: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
+}
+
+/// One checkpoint of each architecture, quantised and not.
+const FOLDERS: [&str; 8] = [
+    "qwen3",
+    "qwen3_window",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "mlx_qwen3_widths",
+    "mlx_qwen3_next",
+    "mlx_qwen3_5_moe",
+];
+
+fn options(isa: Isa, threads: usize, activations: Activations) -> Options {
+    Options {
+        isa,
+        threads,
+        activations,
+        max_context: Some(300),
+        ..Options::for_this_machine().unwrap()
+    }
+}
+
+fn tokens(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
+    let mut s = seed | 1;
+    let mut next = || {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        (s % engine.spec().vocabulary as u64) as u32
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// All logits of `tokens`, taken in pieces of these sizes (the last one repeats).
+fn logits(engine: &mut Engine, tokens: &[u32], pieces: &[usize]) -> Vec<u32> {
+    let id = engine.add_sequence().unwrap();
+    let mut bits = Vec::new();
+    let (mut rest, mut sizes) = (tokens, pieces.iter().copied());
+    let mut size = 1;
+    while !rest.is_empty() {
+        size = sizes.next().unwrap_or(size).min(rest.len());
+        let (piece, after) = rest.split_at(size);
+        let keep = |_, row: &[f32]| {
+            bits.extend(row.iter().map(|x| x.to_bits()));
+            Ok(())
+        };
+        engine.feed(id, piece, true, keep).unwrap();
+        rest = after;
+    }
+    engine.remove_sequence(id);
+    bits
+}
+
+#[test]
+fn chunks_threads_and_instruction_sets_give_the_same_bits() {
+    for name in FOLDERS {
+        for activations in ACTIVATIONS {
+            let best = *Isa::supported().last().unwrap();
+            let mut reference = Engine::open(&folder(name), options(best, 1, activations)).unwrap();
+            let prompt = tokens(&reference, 150, 7);
+            let wanted = logits(&mut reference, &prompt, &[150]);
+            for isa in Isa::supported() {
+                for threads in [1, 2, 3] {
+                    // The generic instruction set is slow: one way of dividing the work there.
+                    let pieces: &[&[usize]] =
+                        if isa == Isa::GENERIC { &[&[64, 7, 1]] } else { &[&[1], &[7], &[64], &[150], &[140, 1]] };
+                    if isa == Isa::GENERIC && threads != 2 {
+                        continue;
+                    }
+                    let mut engine = Engine::open(&folder(name), options(isa, threads, activations)).unwrap();
+                    for pieces in pieces {
+                        let got = logits(&mut engine, &prompt, pieces);
+                        assert!(got == wanted, "{name} {activations:?}: {isa}, {threads} threads, pieces {pieces:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_division_of_a_prompt_gives_the_same_bits(
+        name in prop::sample::select(&FOLDERS[..]),
+        activations in prop::sample::select(&ACTIVATIONS[..]),
+        kv_type in prop::sample::select(&[KvType::F32, KvType::Bf16, KvType::F16][..]),
+        length in 1usize..200,
+        pieces in prop::collection::vec(1usize..90, 1..12),
+        (chunk, block_tokens) in (1usize..100, 1usize..70),
+        seed in any::<u64>(),
+    ) {
+        let isa = *Isa::supported().last().unwrap();
+        let plain = Options { kv_type: Some(kv_type), ..options(isa, 1, activations) };
+        let mut reference = Engine::open(&folder(name), plain.clone()).unwrap();
+        let prompt = tokens(&reference, length, seed);
+        let wanted = logits(&mut reference, &prompt, &[length]);
+        let mut engine = Engine::open(&folder(name), Options { chunk, block_tokens, threads: 2, ..plain }).unwrap();
+        prop_assert!(logits(&mut engine, &prompt, &pieces) == wanted);
+    }
+}
+
+#[test]
+fn other_sequences_in_the_batch_change_nothing() {
+    for name in FOLDERS {
+        let isa = *Isa::supported().last().unwrap();
+        let options = Options { max_sequences: 3, chunk: 20, ..options(isa, 2, Activations::Int8) };
+        let ask = |engine: &mut Engine, prompts: &[Vec<u32>]| -> Vec<Vec<u32>> {
+            let sampling = SamplingParams { temperature: 1.0, seed: 5, ..SamplingParams::default() };
+            let generation = Generation { sampling, max_tokens: 24, stop_ids: vec![] };
+            let ids: Vec<_> = prompts
+                .iter()
+                .map(|prompt| {
+                    let id = engine.add_sequence().unwrap();
+                    engine.start(id, prompt, generation.clone()).unwrap();
+                    id
+                })
+                .collect();
+            let mut answers = vec![Vec::new(); prompts.len()];
+            while !engine.is_idle() {
+                for event in engine.step().unwrap() {
+                    if let Event::Token { id, token } = event {
+                        answers[ids.iter().position(|i| i == id).unwrap()].push(*token);
+                    }
+                }
+            }
+            ids.into_iter().for_each(|id| engine.remove_sequence(id));
+            answers
+        };
+        let mut engine = Engine::open(&folder(name), options).unwrap();
+        let prompts: Vec<Vec<u32>> = (0..3).map(|i| tokens(&engine, 11 + 25 * i, i as u64 + 1)).collect();
+        let together = ask(&mut engine, &prompts);
+        let alone: Vec<_> = prompts.iter().flat_map(|p| ask(&mut engine, std::slice::from_ref(p))).collect();
+        assert_eq!(together, alone, "{name}");
+        assert!(together.iter().all(|a| a.len() == 24));
+    }
+}
+
+#[test]
+fn a_truncated_sequence_goes_on_as_if_it_had_never_been_longer() {
+    for name in FOLDERS {
+        let isa = *Isa::supported().last().unwrap();
+        let mut engine = Engine::open(&folder(name), options(isa, 2, Activations::Int8)).unwrap();
+        let prompt = tokens(&engine, 90, 3);
+        let wanted = logits(&mut engine, &prompt, &[90]);
+        let vocabulary = engine.spec().vocabulary;
+        let id = engine.add_sequence().unwrap();
+        engine.feed(id, &prompt[..60], false, |_, _| Ok(())).unwrap();
+        engine.feed(id, &tokens(&engine, 30, 99), false, |_, _| Ok(())).unwrap();
+        engine.truncate(id, 60).unwrap();
+        let mut last = Vec::new();
+        let keep = |_, row: &[f32]| {
+            last = row.iter().map(|x| x.to_bits()).collect();
+            Ok(())
+        };
+        engine.feed(id, &prompt[60..], false, keep).unwrap();
+        assert!(last == wanted[89 * vocabulary..], "{name}");
+    }
+}
