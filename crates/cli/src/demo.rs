@@ -29,8 +29,14 @@ pub fn folder() -> Result<PathBuf> {
     let near = |from: &Path| from.join("models/demo").display().to_string();
     let tried = [
         format!("models/demo in the folders above {}", executable.display()),
-        executable.parent().and_then(Path::parent).map_or(String::new(), |p| format!("{}/share/sluice/demo", p.display())),
+        executable
+            .parent()
+            .and_then(Path::parent)
+            .map_or(String::new(), |p| format!("{}/share/sluice/demo", p.display())),
         format!("{} and the same in the folders above", near(&here)),
     ];
-    bail!("the demo model is not there: SLUICE_DEMO is not set, and tried {}; name a model's folder instead", tried.join(", "))
+    bail!(
+        "the demo model is not there: SLUICE_DEMO is not set, and tried {}; name a model's folder instead",
+        tried.join(", ")
+    )
 }

@@ -52,7 +52,9 @@ pub fn engine(folder: &Path, options: Options) -> Result<Engine> {
     }
     let (asked, made_for) = (engine.max_context(), engine.spec().max_context);
     if asked > made_for {
-        terminal::note(&format!("a context of {asked} tokens is more than the {made_for} that this model was made for"));
+        terminal::note(&format!(
+            "a context of {asked} tokens is more than the {made_for} that this model was made for"
+        ));
     }
     Ok(engine)
 }

@@ -46,7 +46,8 @@ fn cgroup_in(root: &Path, own: &str) -> Option<Limit> {
         match controllers {
             "" => along(root, path, ["memory.max", "memory.current", "inactive_file", "active_file"]),
             c if c.split(',').any(|c| c == "memory") => {
-                let names = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"];
+                let names =
+                    ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"];
                 along(&root.join("memory"), path, names)
             }
             _ => vec![],
@@ -64,7 +65,8 @@ fn along(root: &Path, path: &str, [max, current, inactive, active]: [&str; 4]) -
         let limit = read(&folder, max)?.trim().parse().ok()?;
         let used: u64 = read(&folder, current)?.trim().parse().ok()?;
         let stat = read(&folder, "memory.stat").unwrap_or_default();
-        let line = |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap_or(0);
+        let line =
+            |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap_or(0);
         let cached = line(inactive) + line(active);
         Some(Limit { limit, left: limit.saturating_sub(used.saturating_sub(cached)) })
     };
@@ -84,7 +86,8 @@ mod tests {
             fs::write(folder.join("memory.max"), max).unwrap();
             fs::write(folder.join("memory.current"), current).unwrap();
         }
-        fs::write(dir.path().join("a/memory.stat"), "anon 300\nfile 600\ninactive_file 500\nactive_file 100\n").unwrap();
+        fs::write(dir.path().join("a/memory.stat"), "anon 300\nfile 600\ninactive_file 500\nactive_file 100\n")
+            .unwrap();
         assert_eq!(cgroup_in(dir.path(), "0::/a/b\n"), Some(Limit { limit: 1000, left: 700 }));
         assert_eq!(cgroup_in(dir.path(), "0::/elsewhere\n"), None);
     }

@@ -13,6 +13,7 @@ mod inspect;
 mod interrupt;
 mod load;
 mod machine;
+mod pack;
 mod progress;
 mod prompt;
 mod run;
@@ -44,6 +45,8 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Show what a checkpoint is, what it weighs and whether it fits this machine.
     Inspect(inspect::InspectArgs),
+    /// Quantise a checkpoint to MLX's format.
+    Pack(pack::PackArgs),
     /// Measure a model: perplexity of a text, or logits to compare with a reference.
     Eval(eval::EvalArgs),
 }
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args, start),
         Command::Chat(args) => chat::run(args, start),
         Command::Inspect(args) => inspect::run(args),
+        Command::Pack(args) => pack::run(args),
         Command::Eval(args) => eval::run(args),
     });
     match result {

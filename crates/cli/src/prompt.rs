@@ -28,7 +28,8 @@ pub struct PromptArgs {
 
 fn template_arg(text: &str) -> Result<(String, Value)> {
     let (key, value) = text.split_once('=').filter(|(key, _)| !key.is_empty()).context("expected KEY=JSON")?;
-    let value = serde_json::from_str(value).map_err(|e| anyhow!("{value:?} is not JSON ({e}); a text needs quotes: '{key}=\"..\"'"))?;
+    let value = serde_json::from_str(value)
+        .map_err(|e| anyhow!("{value:?} is not JSON ({e}); a text needs quotes: '{key}=\"..\"'"))?;
     Ok((key.to_owned(), value))
 }
 
@@ -196,7 +197,8 @@ mod tests {
 
     #[test]
     fn piped_text_follows_the_prompt_after_a_blank_line() {
-        for (prompt, input, whole) in [("Sum up:", "a\nb\n", "Sum up:\n\na\nb"), ("", "hi\r\n", "hi"), ("hi", "", "hi")] {
+        for (prompt, input, whole) in [("Sum up:", "a\nb\n", "Sum up:\n\na\nb"), ("", "hi\r\n", "hi"), ("hi", "", "hi")]
+        {
             let mut text = prompt.to_owned();
             join_piped(&mut text, input);
             assert_eq!(text, whole);

@@ -19,7 +19,9 @@ use crate::stats::{self, Measured};
 use crate::{load, terminal};
 
 #[derive(Args)]
-#[command(override_usage = "sluice run [OPTIONS] [MODEL] PROMPT\n       COMMAND | sluice run [OPTIONS] [MODEL] [PROMPT]")]
+#[command(
+    override_usage = "sluice run [OPTIONS] [MODEL] PROMPT\n       COMMAND | sluice run [OPTIONS] [MODEL] [PROMPT]"
+)]
 pub struct RunArgs {
     /// A model's folder (default: the demo model), and the prompt; text that is piped in follows the prompt
     #[arg(value_name = "[MODEL] PROMPT", num_args = 0..=2)]
@@ -90,8 +92,7 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
         Ok(ControlFlow::Continue(()))
     };
     let stop = args.sampling.stop_strings();
-    let answer =
-        generate::answer(&mut engine, sequence, &tokens, generation, stop, &text.tokenizer, &mut each)?;
+    let answer = generate::answer(&mut engine, sequence, &tokens, generation, stop, &text.tokenizer, &mut each)?;
 
     // 4. what it took
     let measured = Measured {
@@ -109,7 +110,7 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
         }
         out.flush()?;
     } else {
-        let mut figures = stats::to_json(&engine, &answer, &measured);
+        let mut figures = stats::to_json(&mut engine, &answer, &measured);
         if args.profile {
             let [reading, generating] = answer.profiles.each_ref().map(stats::profile_json);
             figures["profile"] = json!({"prompt": reading, "generation": generating});
@@ -130,7 +131,7 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
         }
     }
     if args.stats {
-        terminal::say(&stats::to_text(&engine, &answer, &measured));
+        terminal::say(&stats::to_text(&mut engine, &answer, &measured));
     }
     Ok(())
 }

@@ -25,10 +25,10 @@ pub struct Measured {
 }
 
 /// All figures, under the names that `--json` has.
-pub fn to_json(engine: &Engine, answer: &Answer, m: &Measured) -> Value {
-    let options = engine.options();
+pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
     let mut memory: serde_json::Map<String, Value> =
         MemoryClass::ALL.iter().map(|c| (c.name().to_owned(), engine.memory(*c).into())).collect();
+    let options = engine.options();
     memory.insert("kv_in_use".into(), engine.kv_in_use().into());
     for (name, line) in [("peak_rss", "VmHWM"), ("rss_anon", "RssAnon"), ("rss_file", "RssFile")] {
         memory.insert(name.into(), machine::own_memory(line).into());
@@ -72,12 +72,15 @@ fn per_second(n: usize, time: Duration) -> Option<f64> {
 }
 
 /// The same as lines.
-pub fn to_text(engine: &Engine, answer: &Answer, m: &Measured) -> String {
+pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
+    let classes = MemoryClass::ALL.map(|c| {
+        let name = c.name().replace('_', " ");
+        format!("{name} {}", units::bytes(engine.memory(c) as u64))
+    });
     let options = engine.options();
     let ms = |t: Duration| format!("{:.1} ms", t.as_secs_f64() * 1e3);
     let maybe_ms = |t: Option<Duration>| t.map_or("none".to_owned(), ms);
     let speed = |n, t| per_second(n, t).map_or(String::new(), |s| format!(", {s:.1} tokens/s"));
-    let memory = |c: MemoryClass| units::bytes(engine.memory(c) as u64);
     let own = |line| machine::own_memory(line).map_or("unknown".to_owned(), units::bytes);
     let generated = answer.tokens.len();
     let lines = [
@@ -100,18 +103,7 @@ pub fn to_text(engine: &Engine, answer: &Answer, m: &Measured) -> String {
             ),
         ),
         ("context", format!("{} of {} tokens", m.context, engine.max_context())),
-        (
-            "memory",
-            format!(
-                "weights mapped {}, weights copied {}, KV {} ({} in use), state {}, scratch {}",
-                memory(MemoryClass::WeightsMapped),
-                memory(MemoryClass::WeightsCopied),
-                memory(MemoryClass::Kv),
-                units::bytes(engine.kv_in_use() as u64),
-                memory(MemoryClass::State),
-                memory(MemoryClass::Scratch)
-            ),
-        ),
+        ("memory", format!("{}; KV in use {}", classes.join(", "), units::bytes(engine.kv_in_use() as u64))),
         ("resident", format!("peak {}, now {} anonymous, {} of files", own("VmHWM"), own("RssAnon"), own("RssFile"))),
         (
             "engine",
@@ -136,10 +128,7 @@ pub fn profile_text(title: &str, profile: &Profile) -> String {
     if total.is_zero() {
         return String::new();
     }
-    let mut table = format!(
-        "{:<12}{:>8}{:>12}{:>8}{:>10}{:>10}\n",
-        title, "calls", "ms", "share", "GB/s", "GMAC/s"
-    );
+    let mut table = format!("{:<12}{:>8}{:>12}{:>8}{:>10}{:>10}\n", title, "calls", "ms", "share", "GB/s", "GMAC/s");
     for phase in Phase::ALL {
         let row = profile.row(phase);
         if row.calls == 0 {

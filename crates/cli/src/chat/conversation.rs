@@ -48,12 +48,7 @@ impl Conversation {
     /// How the engine gets from its `known` tokens to those of the prompt `rendered`. Where the prompt goes on from the text fed so far,
     /// only the rest is encoded: the tokens of an answer stay the ones that were generated, which encoding its text again may not give. Else the
     /// longest common beginning stays. `encode(text, at_start)` gives the tokens of a piece.
-    pub fn plan(
-        &self,
-        rendered: &str,
-        known: &[u32],
-        encode: impl Fn(&str, bool) -> Result<Vec<u32>>,
-    ) -> Result<Plan> {
+    pub fn plan(&self, rendered: &str, known: &[u32], encode: impl Fn(&str, bool) -> Result<Vec<u32>>) -> Result<Plan> {
         if !self.fed.is_empty()
             && let Some(rest) = rendered.strip_prefix(self.fed.as_str())
         {

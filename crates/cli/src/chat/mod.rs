@@ -138,7 +138,9 @@ impl Chat<'_> {
     fn say_end(&self, end: &End, begun: bool) {
         match end {
             End::Engine(Finish::Cancelled) if begun => terminal::say("[stopped]"),
-            End::Engine(Finish::Cancelled) => terminal::say("[stopped before the answer began; the message is taken back]"),
+            End::Engine(Finish::Cancelled) => {
+                terminal::say("[stopped before the answer began; the message is taken back]")
+            }
             End::Engine(Finish::ContextFull) => {
                 terminal::say(&format!("[the context of {} tokens is full: {WAYS_OUT}]", self.engine.max_context()));
             }
@@ -154,9 +156,9 @@ impl Chat<'_> {
         let known = self.engine.tokens(self.sequence)?;
         // A rendered template has its special tokens already.
         let special = self.template.is_none();
-        let plan = self.conversation.plan(&rendered, known, |text, at_start| {
-            self.text.tokenizer.encode(text, special && at_start)
-        })?;
+        let plan = self
+            .conversation
+            .plan(&rendered, known, |text, at_start| self.text.tokenizer.encode(text, special && at_start))?;
         let (total, max) = (plan.keep + plan.new.len(), self.engine.max_context());
         if total >= max {
             bail!("{total} tokens leave no room for an answer in a context of {max}: {WAYS_OUT}");
@@ -243,9 +245,9 @@ impl Chat<'_> {
         }
     }
 
-    fn print_stats(&self) {
+    fn print_stats(&mut self) {
         match &self.last {
-            Some(answer) => terminal::say(&stats::to_text(&self.engine, answer, &self.measured)),
+            Some(answer) => terminal::say(&stats::to_text(&mut self.engine, answer, &self.measured)),
             None => terminal::note("there is no answer yet to give figures of"),
         }
     }
@@ -265,7 +267,8 @@ fn put(out: &mut impl Write, text: &str) -> Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(OutputGone)
 }
 
-const WAYS_OUT: &str = "/undo takes the last turn back, /reset begins anew, --max-context N at the start gives more room";
+const WAYS_OUT: &str =
+    "/undo takes the last turn back, /reset begins anew, --max-context N at the start gives more room";
 
 fn first_line(text: &str) -> String {
     let line: String = text.lines().next().unwrap_or("").chars().take(60).collect();

@@ -100,7 +100,7 @@ fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Valu
             "left_out": a.part(Part::LeftOut).bytes,
         },
         "left_out": a.left_out,
-        "dtypes": a.dtypes.iter().map(|(d, n)| (d.name().to_owned(), Value::from(*n))).collect::<serde_json::Map<_, _>>(),
+        "dtypes": a.dtypes.iter().map(|(d, n)| ((*d).to_owned(), Value::from(*n))).collect::<serde_json::Map<_, _>>(),
         "quantization": a.quantization.map(|(bits, group)| json!({"bits": bits, "group_size": group, "exceptions": a.exceptions})),
         "bytes_per_token": {
             "weights": a.read_per_token(),
@@ -145,7 +145,8 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Stri
     lines.push(("quantised", quantised(a)));
     lines.push(("resident", units::bytes(a.resident_bytes())));
     if let Some((low, high)) = a.per_expert() {
-        let each = if low == high { units::bytes(low) } else { format!("{} to {}", units::bytes(low), units::bytes(high)) };
+        let each =
+            if low == high { units::bytes(low) } else { format!("{} to {}", units::bytes(low), units::bytes(high)) };
         lines.push(("in experts", format!("{}, {each} each", units::bytes(experts.bytes))));
     }
     if !a.left_out.is_empty() {
@@ -160,7 +161,11 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Stri
     lines.push(("per token", format!("reads {} of weights", units::bytes(a.read_per_token()))));
     lines.push((
         "context's",
-        format!("{} of KV per token (bf16; f32: {}){state}", units::bytes(a.kv_per_token(2)), units::bytes(a.kv_per_token(4))),
+        format!(
+            "{} of KV per token (bf16; f32: {}){state}",
+            units::bytes(a.kv_per_token(2)),
+            units::bytes(a.kv_per_token(4))
+        ),
     ));
     lines.push(("memory", fit.to_text()));
     lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect()

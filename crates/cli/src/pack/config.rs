@@ -63,39 +63,33 @@ fn for_mlx(root: &mut Map<String, Value>) {
         Some(Value::Object(text)) => text,
         _ => root,
     };
-    let mut missing = |key: &str, value: Option<Value>| {
-        if let (None | Some(Value::Null), Some(value)) = (text.get(key), value) {
-            text.insert(key.to_owned(), value);
-        }
-    };
-    missing("tie_word_embeddings", Some(root_tied.unwrap_or(json!(false))));
     let get = |text: &Map<String, Value>, key: &str| text.get(key).filter(|v| !v.is_null()).cloned();
-    if let Some(interval) = get(text, "layer_types").and_then(|types| attention_interval(&types)) {
-        text.entry("full_attention_interval").or_insert(json!(interval));
-    }
+    let interval = get(text, "layer_types").and_then(|types| attention_interval(&types));
+    let mut wanted = vec![
+        ("tie_word_embeddings", Some(root_tied.unwrap_or(json!(false)))),
+        ("full_attention_interval", interval.map(|n| json!(n))),
+    ];
     if matches!(family.as_str(), "qwen3_moe" | "qwen3_next") {
+        let is_next = family == "qwen3_next";
         let rope = get(text, "rope_parameters");
         let of_rope = |key: &str| rope.as_ref().and_then(|r| r.get(key)).cloned();
         let scaled = of_rope("rope_type").is_some_and(|kind| kind != "default");
-        let heads = (get(text, "hidden_size"), get(text, "num_attention_heads"));
-        let head_dim = match (heads.0.and_then(|v| v.as_u64()), heads.1.and_then(|v| v.as_u64())) {
-            (Some(hidden), Some(heads)) if heads > 0 => Some(json!(hidden / heads)),
-            _ => None,
-        };
-        let is_next = family == "qwen3_next";
-        for (key, value) in [
+        let number = |key: &str| get(text, key).and_then(|v| v.as_u64());
+        let head_dim = number("hidden_size").zip(number("num_attention_heads").filter(|&n| n > 0));
+        wanted.extend([
             ("num_experts", get(text, "num_local_experts")),
             ("rope_theta", of_rope("rope_theta").or(Some(json!(10000.0)))),
             ("rope_scaling", rope.clone().filter(|_| scaled)),
             ("partial_rotary_factor", of_rope("partial_rotary_factor").or(Some(json!(0.25))).filter(|_| is_next)),
-            ("head_dim", head_dim),
+            ("head_dim", head_dim.map(|(hidden, heads)| json!(hidden / heads))),
             ("mlp_only_layers", Some(json!([]))),
             ("decoder_sparse_step", Some(json!(1))),
             ("norm_topk_prob", Some(json!(is_next))),
-        ] {
-            if let (None, Some(value)) = (get(text, key), value) {
-                text.insert(key.to_owned(), value);
-            }
+        ]);
+    }
+    for (key, value) in wanted {
+        if let (None, Some(value)) = (get(text, key), value) {
+            text.insert(key.to_owned(), value);
         }
     }
 }

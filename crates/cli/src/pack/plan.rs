@@ -38,7 +38,12 @@ pub enum Treatment {
     Copy,
     /// Plus one, as f32: bf16 has too few bits to hold 1 + w as well as it holds w.
     AddOne(Float),
-    Quantize { bits: u8, group: u16, float: Float, cols: usize },
+    Quantize {
+        bits: u8,
+        group: u16,
+        float: Float,
+        cols: usize,
+    },
 }
 
 /// One module (three tensors when it is quantised) or one lone tensor.
@@ -234,7 +239,9 @@ impl Planner<'_> {
         let in_layers = module.replace(".switch_mlp.", ".experts.");
         let (width, by_rule) = self.rules.of(&[&in_layers, module, &out], cols);
         let all = Width::Affine { bits: self.rules.bits, group: self.rules.group };
-        if by_rule && width == Width::Plain || width != Width::Plain && (self.quantization.default().is_some() || width != all) {
+        if by_rule && width == Width::Plain
+            || width != Width::Plain && (self.quantization.default().is_some() || width != all)
+        {
             self.plan.overrides.insert(out.clone(), width);
         }
         let (tensors, treatment) = match width {

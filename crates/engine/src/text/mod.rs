@@ -4,14 +4,18 @@
 //! The files are the ones that the Python stack reads, and the results are the ones that it gives: `tests/golden/text` holds it to
 //! that. All of them are hostile input: a broken one is an error that names the file, never a panic.
 
+mod bpe;
+mod compiled;
 mod detokenizer;
 mod generation;
+mod image;
 mod python;
 mod stop;
 mod template;
 mod tojson;
 mod tokenizer;
 
+pub use compiled::Origin;
 pub use detokenizer::Detokenizer;
 pub use generation::{GenerationDefaults, stop_ids};
 pub use stop::StopStrings;

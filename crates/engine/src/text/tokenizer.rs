@@ -1,19 +1,22 @@
 //! The checkpoint's tokenizer: `tokenizer.json`, as the Hugging Face library reads it.
 //!
-//! Normaliser, pre-tokeniser, added tokens, post-processor and decoder are always the library's own. Truncation and padding that the
-//! file asks for are left out, as the Python stack leaves them out for chats.
+//! Normaliser, pre-tokeniser, added tokens, post-processor and decoder are always the library's own; truncation and padding that the
+//! file asks for are left out, as the Python stack leaves them out for chats. The vocabulary of a plain byte-pair model, which is nearly all of
+//! the file, is compiled into an image (`image.rs`) that a cache folder keeps; other models are the library's too.
 
+use super::bpe::Bpe;
+use super::compiled::{self, Compiled, Origin};
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
-use std::fs;
-use std::path::Path;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::{
     AddedToken, DecoderWrapper, Model, ModelWrapper, Normalizer, NormalizerWrapper, OffsetType, PostProcessorWrapper,
-    PreTokenizedString, PreTokenizer, PreTokenizerWrapper, TokenizerBuilder, TokenizerImpl,
+    PreTokenizedString, PreTokenizer, PreTokenizerWrapper, Token, TokenizerBuilder, TokenizerImpl,
 };
 
-type Library =
-    TokenizerImpl<ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+type Library = TokenizerImpl<AnyModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 /// Text to token ids and back.
 pub struct Tokenizer {
@@ -21,41 +24,41 @@ pub struct Tokenizer {
     vocab_size: usize,
     /// The decoder is the byte-level one, so that a token is a run of bytes whatever its neighbours are.
     byte_level: bool,
-}
-
-/// `tokenizer.json`, without what we leave out.
-#[derive(Deserialize)]
-struct Parts {
-    #[serde(default)]
-    added_tokens: Vec<AddedToken>,
-    normalizer: Option<NormalizerWrapper>,
-    pre_tokenizer: Option<PreTokenizerWrapper>,
-    post_processor: Option<PostProcessorWrapper>,
-    decoder: Option<DecoderWrapper>,
-    model: ModelWrapper,
+    origin: Origin,
 }
 
 impl Tokenizer {
-    /// Reads `folder/tokenizer.json`. `cache` is a folder for compiled images of vocabularies; without one nothing is written.
+    /// Reads `folder/tokenizer.json`. `cache` is a folder for compiled images, made if need be (0700); without one nothing is
+    /// written. An image that is damaged, or of another version, is compiled again.
     ///
     /// # Errors
     /// A missing or broken file; the message names it, and the place in it.
     pub fn load(folder: &Path, cache: Option<&Path>) -> Result<Self> {
         let path = folder.join("tokenizer.json");
-        let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
-        let _ = cache;
-        Self::from_bytes(&bytes).with_context(|| path.display().to_string())
+        Self::read(&path, cache).with_context(|| path.display().to_string())
     }
 
-    fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let parts: Parts = serde_json::from_slice(bytes)?;
-        Self::build(parts)
+    fn read(path: &Path, cache: Option<&Path>) -> Result<Self> {
+        match compiled::open(path, cache)? {
+            Compiled::Image(image, origin) => {
+                let parts = serde_json::from_slice(image.rest())?;
+                Self::build(parts, AnyModel::Image(Bpe::new(image)), origin)
+            }
+            Compiled::Json(bytes) => {
+                #[derive(Deserialize)]
+                struct File {
+                    model: ModelWrapper,
+                }
+                let file: File = serde_json::from_slice(&bytes)?;
+                Self::build(serde_json::from_slice(&bytes)?, AnyModel::Library(file.model), Origin::Library)
+            }
+        }
     }
 
-    fn build(parts: Parts) -> Result<Self> {
+    fn build(parts: Parts, model: AnyModel, origin: Origin) -> Result<Self> {
         let byte_level = matches!(parts.decoder, Some(DecoderWrapper::ByteLevel(_)));
         let mut library: Library = TokenizerBuilder::new()
-            .with_model(parts.model)
+            .with_model(model)
             .with_normalizer(parts.normalizer)
             .with_pre_tokenizer(parts.pre_tokenizer)
             .with_post_processor(parts.post_processor)
@@ -64,7 +67,12 @@ impl Tokenizer {
             .map_err(|e| anyhow!(e))?;
         library.add_tokens(parts.added_tokens).map_err(|e| anyhow!(e))?;
         let vocab_size = library.get_vocab_size(true);
-        Ok(Self { library, vocab_size, byte_level })
+        Ok(Self { library, vocab_size, byte_level, origin })
+    }
+
+    /// Where the vocabulary came from.
+    pub fn origin(&self) -> Origin {
+        self.origin
     }
 
     /// The ids of `text`. Special and added tokens that stand in it become their ids, as in the Python stack: templates rely on it.
@@ -122,9 +130,73 @@ impl Tokenizer {
     }
 }
 
+/// `tokenizer.json` without its model, and without what we leave out.
+#[derive(Deserialize)]
+struct Parts {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    normalizer: Option<NormalizerWrapper>,
+    pre_tokenizer: Option<PreTokenizerWrapper>,
+    post_processor: Option<PostProcessorWrapper>,
+    decoder: Option<DecoderWrapper>,
+}
+
+/// The model in the library's pipeline: a compiled one, or one of its own.
+enum AnyModel {
+    Image(Bpe),
+    Library(ModelWrapper),
+}
+
+impl Model for AnyModel {
+    type Trainer = BpeTrainer;
+
+    fn tokenize(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
+        match self {
+            Self::Image(bpe) => bpe.tokenize(word),
+            Self::Library(model) => model.tokenize(word),
+        }
+    }
+
+    fn token_to_id(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::Image(bpe) => bpe.token_to_id(token),
+            Self::Library(model) => model.token_to_id(token),
+        }
+    }
+
+    fn id_to_token(&self, id: u32) -> Option<String> {
+        match self {
+            Self::Image(bpe) => bpe.id_to_token(id),
+            Self::Library(model) => model.id_to_token(id),
+        }
+    }
+
+    fn get_vocab_size(&self) -> usize {
+        match self {
+            Self::Image(bpe) => bpe.vocab_size(),
+            Self::Library(model) => model.get_vocab_size(),
+        }
+    }
+
+    // The rest of the trait is for training, which we never do.
+
+    fn get_vocab(&self) -> HashMap<String, u32> {
+        HashMap::new()
+    }
+
+    fn save(&self, _: &Path, _: Option<&str>) -> tokenizers::Result<Vec<PathBuf>> {
+        Err("a tokenizer that runs is not saved".into())
+    }
+
+    fn get_trainer(&self) -> BpeTrainer {
+        BpeTrainer::default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn demo() -> Tokenizer {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");

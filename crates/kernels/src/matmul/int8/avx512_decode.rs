@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 /// Columns of a step.
 const STEP: usize = 128;
 /// How far ahead rows are fetched, at least, in bytes: what a core reads in the time that memory takes to answer, and some.
-const AHEAD: usize = 12 << 10;
+const AHEAD: usize = 4 << 10;
 /// Bytes of a token's step: 128 activations, then sixteen `sx` and sixteen `mx`.
 const TOKEN_STEP: usize = STEP + 64 + 64;
 
@@ -133,9 +133,9 @@ unsafe fn rows<const BITS: usize, const T: usize>(w: &Matrix, form: Affine, r: u
             let mut d = [[_mm512_setzero_si512(); 4]; T];
             for i in 0..4 {
                 let at = p[i].add(step * STEP / 8 * BITS);
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
+                _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead).cast());
                 if BITS > 4 {
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead + 64).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead + 64).cast());
                 }
                 let (first, second) = weights::<BITS>(at, 4);
                 for t in 0..T {
@@ -331,8 +331,8 @@ impl Scales {
                 let at = (step >> self.log_steps) * 16;
                 let mask = ((1u32 << (self.row_bytes - at).min(16)) - 1) as u16;
                 for row in [0, 2] {
-                    _mm_prefetch::<_MM_HINT_T0>(self.s[row].wrapping_add(at + self.ahead).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(self.b[row].wrapping_add(at + self.ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(self.s[row].wrapping_add(at + self.ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(self.b[row].wrapping_add(at + self.ahead).cast());
                 }
                 self.s_block = four(self.s, at, mask);
                 self.b_block = four(self.b, at, mask);

@@ -1,0 +1,28 @@
+//! `sluice eval`: figures that anybody can compare with any reference.
+
+mod logits;
+mod ppl;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+#[derive(Args)]
+pub struct EvalArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Perplexity of a text, in windows that do not overlap.
+    Ppl(ppl::PplArgs),
+    /// Logits after given token ids; needs no tokenizer.
+    Logits(logits::LogitsArgs),
+}
+
+pub fn run(args: EvalArgs) -> Result<()> {
+    match args.what {
+        What::Ppl(args) => ppl::run(args),
+        What::Logits(args) => logits::run(args),
+    }
+}

@@ -1,0 +1,120 @@
+//! `sluice eval ppl`: how surprised a model is by a text.
+//!
+//! The text is one list of tokens, cut into windows that do not overlap; in each, every token but the first is predicted from those
+//! before it in the window, beginning with an empty context. The last window may be shorter.
+
+use std::fs;
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde_json::json;
+
+use crate::engine_args::{EngineArgs, model_or_demo};
+use crate::load;
+use crate::progress::Progress;
+
+#[derive(Args)]
+pub struct PplArgs {
+    /// The model's folder (default: the demo model)
+    #[arg(value_name = "MODEL")]
+    folder: Option<PathBuf>,
+    /// The model's folder
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "folder")]
+    model: Option<PathBuf>,
+    /// The text, UTF-8; special tokens written in it are parsed
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+    /// Tokens in a window
+    #[arg(long, value_name = "TOKENS", default_value = "512")]
+    window: NonZeroUsize,
+    /// Only the first so many windows
+    #[arg(long, value_name = "N")]
+    windows: Option<NonZeroUsize>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+pub fn run(args: PplArgs) -> Result<()> {
+    // 1. the text's tokens, in windows
+    let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
+    let mut engine = load::engine(&folder, args.engine.options()?)?;
+    let tokenizer = load::tokenizer(&folder)?;
+    let name = || args.text.display().to_string();
+    let text = fs::read(&args.text).with_context(name)?;
+    let text = std::str::from_utf8(&text).with_context(name)?;
+    let tokens = tokenizer.encode(text, false)?;
+    let window = args.window.get();
+    ensure!(window >= 2, "--window {window}: a window needs a token to predict, and one to predict it from");
+    let limit = args.windows.map_or(usize::MAX, NonZeroUsize::get);
+    let windows: Vec<&[u32]> = tokens.chunks(window).filter(|w| w.len() >= 2).take(limit).collect();
+    ensure!(!windows.is_empty(), "{}: too short, {} tokens", name(), tokens.len());
+
+    // 2. how surprising each of them is
+    let begun = Instant::now();
+    let mut progress = Progress::new("measuring", "windows", windows.len());
+    let (mut nats, mut predictions) = (0.0, 0);
+    for (i, window) in windows.iter().enumerate() {
+        let mut own = 0.0;
+        engine.score(window, true, |position, logits| {
+            if let Some(next) = window.get(position + 1) {
+                own += surprise(logits, *next as usize);
+            }
+            Ok(())
+        })?;
+        nats += own;
+        predictions += window.len() - 1;
+        progress.set(i + 1, windows.len());
+    }
+    progress.finish();
+    let seconds = begun.elapsed().as_secs_f64();
+
+    // 3. the figures
+    let mean = nats / predictions as f64;
+    ensure!(mean.is_finite(), "the model's logits are not all finite");
+    let mut out = io::stdout().lock();
+    if args.json {
+        let object = json!({
+            "perplexity": mean.exp(),
+            "nats_per_token": mean,
+            "tokens": predictions,
+            "text_tokens": tokens.len(),
+            "windows": windows.len(),
+            "window": window,
+            "seconds": seconds,
+        });
+        writeln!(out, "{object}")?;
+    } else {
+        let speed = predictions as f64 / seconds;
+        writeln!(out, "perplexity      {:.4}", mean.exp())?;
+        writeln!(out, "nats per token  {mean:.6}")?;
+        writeln!(out, "tokens          {predictions} predicted in {} windows of {window}", windows.len())?;
+        writeln!(out, "seconds         {seconds:.2} ({speed:.0} tokens/s)")?;
+    }
+    Ok(out.flush()?)
+}
+
+/// -log softmax(logits)[token], in f64.
+fn surprise(logits: &[f32], token: usize) -> f64 {
+    let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|x| (f64::from(*x) - highest).exp()).sum();
+    sum.ln() + highest - f64::from(logits[token])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn surprise_is_minus_log_softmax() {
+        assert!((surprise(&[1000.0; 4], 2) - 4f64.ln()).abs() < 1e-12);
+        assert!((surprise(&[0.0, 3f32.ln()], 1) - (4.0f64 / 3.0).ln()).abs() < 1e-7);
+        assert!(surprise(&[f32::NAN, 0.0], 0).is_nan());
+    }
+}

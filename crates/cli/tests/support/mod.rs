@@ -1,0 +1,102 @@
+//! Running the program that ships, and making the folders that it is tried on.
+#![allow(dead_code)] // each test file uses its part
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// The program, in a home of its own, without a demo model unless the test names one.
+pub fn sluice(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    command.args(args).stdin(Stdio::null()).env("HOME", env!("CARGO_TARGET_TMPDIR"));
+    for name in ["XDG_CACHE_HOME", "XDG_STATE_HOME", "SLUICE_DEMO"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs to the end.
+pub fn output(args: &[&str]) -> Output {
+    sluice(args).output().unwrap()
+}
+
+/// Runs to the end with `input` piped in.
+pub fn piped(mut command: Command, input: &str) -> Output {
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// What it printed, after making sure that it went well.
+pub fn success(output: Output) -> String {
+    assert!(output.status.success(), "{:?}: {}", output.status, stderr(&output));
+    stdout(&output)
+}
+
+/// The one JSON object that it printed.
+pub fn json(output: Output) -> serde_json::Value {
+    serde_json::from_str(&success(output)).unwrap()
+}
+
+/// Exit code 2 and one line on standard error, which begins with `sluice: ` and has all of `parts` in it.
+#[track_caller]
+pub fn assert_refused(output: &Output, parts: &[&str]) {
+    let line = stderr(output);
+    assert_eq!(output.status.code(), Some(2), "{line}");
+    assert!(line.starts_with("sluice: ") && line.trim_end().lines().count() == 1, "{line}");
+    assert!(!line.contains("please report"), "{line}");
+    for part in parts {
+        assert!(line.contains(part), "{part:?} is not in: {line}");
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// A tiny checkpoint of `tests/golden`, without a tokenizer.
+pub fn golden(name: &str) -> String {
+    root().join("tests/golden").join(name).display().to_string()
+}
+
+/// The demo model: the one that ships, or the checkpoint that it is packed from. `None`, said aloud, where there is neither.
+pub fn demo() -> Option<String> {
+    let places = [root().join("models/demo"), root().join("../shared/demo-model")];
+    let found = places.into_iter().find(|p| p.join("config.json").is_file());
+    if found.is_none() {
+        eprintln!("SKIPPED: no demo model");
+    }
+    found.map(|p| p.canonicalize().unwrap().display().to_string())
+}
+
+/// A safetensors file: this header, and this many zero bytes.
+pub fn write_safetensors(path: &Path, header: &str, data: usize) {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + data, 0);
+    fs::write(path, bytes).unwrap();
+}
+
+/// A copy of a golden checkpoint that a test may break.
+pub fn copy_of(golden_name: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(golden(golden_name)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+    }
+    dir
+}
+
+pub fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}

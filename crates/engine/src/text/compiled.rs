@@ -1,0 +1,283 @@
+//! From `tokenizer.json` to a compiled vocabulary, or to the image of it that a cache folder keeps.
+//!
+//! Only a plain byte-pair model is compiled: no dropout, no unknown token, no byte fallback, no prefixes or suffixes, and ids without
+//! gaps. That is what byte-level models have; anything else stays the library's, after the checks that the library leaves out.
+
+use super::image::{Image, Vocabulary};
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::{self, DirBuilder, File};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+/// Where a tokenizer's vocabulary came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Read by the library: not a plain byte-pair model.
+    Library,
+    /// Compiled just now; `saved` where the image is in the cache for the next time.
+    Compiled { saved: bool },
+    /// A compiled image from the cache.
+    Cached,
+}
+
+/// A `tokenizer.json` in its fastest form.
+pub(super) enum Compiled {
+    Image(Image, Origin),
+    /// Not compiled: the file's bytes.
+    Json(Vec<u8>),
+}
+
+/// Reads the file, or the image of it that `cache` holds; writes that image where there is none, or a damaged one.
+///
+/// # Errors
+/// A file that cannot be read, is no JSON, or whose model contradicts itself. Trouble with the cache is not an error.
+pub(super) fn open(path: &Path, cache: Option<&Path>) -> Result<Compiled> {
+    let mut file = File::open(path)?;
+    // 1. an image of this very file
+    if let Some(cache) = cache {
+        let source = hash(&mut file)?;
+        if let Ok(bytes) = fs::read(image_path(cache, source))
+            && let Ok(image) = Image::open(bytes, source)
+        {
+            return Ok(Compiled::Image(image, Origin::Cached));
+        }
+        file.rewind()?;
+    }
+
+    // 2. the file itself
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    let source = xxh3_128(&bytes);
+    let Some(image) = compile(&bytes, source)? else { return Ok(Compiled::Json(bytes)) };
+    let saved = cache.is_some_and(|cache| save(cache, source, image.bytes()).is_ok());
+    Ok(Compiled::Image(image, Origin::Compiled { saved }))
+}
+
+/// XXH3-128 of a file, without a copy of it in memory.
+fn hash(file: &mut File) -> Result<u128> {
+    let mut state = Xxh3Default::new();
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(state.digest128()),
+            Ok(n) => state.update(&buffer[..n]),
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+fn image_path(cache: &Path, source: u128) -> PathBuf {
+    cache.join(format!("{source:032x}.tok"))
+}
+
+/// Puts the image in place in one step, so that nobody ever reads half of it.
+fn save(cache: &Path, source: u128, image: &[u8]) -> Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(cache)?;
+    // A temporary file is made with mode 0600.
+    let mut file = tempfile::NamedTempFile::new_in(cache)?;
+    file.write_all(image)?;
+    file.persist(image_path(cache, source))?;
+    Ok(())
+}
+
+/// `tokenizer.json` with a byte-pair model.
+#[derive(Deserialize)]
+struct TokenizerJson {
+    #[serde(default)]
+    added_tokens: Value,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
+    decoder: Value,
+    model: BpeJson,
+}
+
+#[derive(Deserialize)]
+struct BpeJson {
+    #[serde(rename = "type")]
+    kind: String,
+    dropout: Option<f32>,
+    unk_token: Option<String>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    byte_fallback: Option<bool>,
+    ignore_merges: Option<bool>,
+    vocab: HashMap<String, u32>,
+    merges: Vec<Merge>,
+}
+
+/// `["a", "b"]`, or `"a b"` in older files.
+enum Merge {
+    Pair(String, String),
+    /// `#version: 0.2`, the first line of the files that those were made from.
+    Comment,
+}
+
+impl<'de> Deserialize<'de> for Merge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Merge;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a merge: two tokens")
+            }
+
+            fn visit_str<E: Error>(self, line: &str) -> Result<Merge, E> {
+                match line.split_once(' ') {
+                    _ if line.starts_with("#version") => Ok(Merge::Comment),
+                    Some((a, b)) if !b.contains(' ') => Ok(Merge::Pair(a.to_owned(), b.to_owned())),
+                    _ => Err(E::custom(format!("a merge is two tokens, found {line:?}"))),
+                }
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Merge, A::Error> {
+                let mut next =
+                    |n: usize| pair.next_element()?.ok_or_else(|| A::Error::invalid_length(n, &"two tokens"));
+                Ok(Merge::Pair(next(0)?, next(1)?))
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}
+
+/// `None` where the model is not one that we compile.
+fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
+    // A model of another kind has other fields: the library says what is wrong with it, if anything is.
+    let Ok(file) = serde_json::from_slice::<TokenizerJson>(bytes) else { return Ok(None) };
+    let TokenizerJson { added_tokens, normalizer, pre_tokenizer, post_processor, decoder, model } = file;
+    if model.kind != "BPE" {
+        return Ok(None);
+    }
+    let merges: Vec<(String, String)> = model
+        .merges
+        .into_iter()
+        .filter_map(|merge| match merge {
+            Merge::Pair(a, b) => Some((a, b)),
+            Merge::Comment => None,
+        })
+        .collect();
+
+    // 1. is it plain?
+    let prefix = model.continuing_subword_prefix.unwrap_or_default();
+    let mut tokens = vec![None; model.vocab.len()];
+    for (text, id) in &model.vocab {
+        if let Some(token) = tokens.get_mut(*id as usize) {
+            *token = Some(text.as_str());
+        }
+    }
+    let dense: Option<Vec<&str>> = tokens.into_iter().collect();
+    let plain = model.dropout.is_none_or(|p| p == 0.0)
+        && model.unk_token.is_none()
+        && prefix.is_empty()
+        && model.end_of_word_suffix.is_none_or(|suffix| suffix.is_empty())
+        && model.byte_fallback != Some(true);
+    let (true, Some(tokens)) = (plain, dense) else {
+        // The library takes for granted that the prefix is there to be cut off, and that a merged token is no longer than the longest one.
+        for (a, b) in &merges {
+            let both = b.get(prefix.len()..).map(|b| format!("{a}{b}"));
+            if !both.is_some_and(|both| model.vocab.contains_key(&both)) {
+                bail!("the merge of {a:?} and {b:?} gives no token of the vocabulary");
+            }
+        }
+        return Ok(None);
+    };
+
+    // 2. the image, with the rest of the file in it
+    let added_tokens = if added_tokens.is_null() { json!([]) } else { added_tokens };
+    let rest = json!({
+        "added_tokens": added_tokens, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor, "decoder": decoder,
+    })
+    .to_string();
+    let vocabulary =
+        Vocabulary { tokens, merges: &merges, ignore_merges: model.ignore_merges == Some(true), rest: &rest };
+    Image::compile(&vocabulary, source).map(Some).context("model")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn demo() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json")
+    }
+
+    fn origin(path: &Path, cache: Option<&Path>) -> Origin {
+        match open(path, cache).unwrap() {
+            Compiled::Image(_, origin) => origin,
+            Compiled::Json(_) => Origin::Library,
+        }
+    }
+
+    /// A file with this model and nothing else.
+    fn model(fields: &str) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = format!("{{\"model\": {{\"type\": \"BPE\", {fields}}}}}");
+        fs::write(file.path(), text).unwrap();
+        file
+    }
+
+    #[test]
+    fn image_is_kept_privately_and_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = dir.path().join("sluice/tokenizers");
+        assert_eq!(origin(&demo(), None), Origin::Compiled { saved: false });
+        assert_eq!(origin(&demo(), Some(&cache)), Origin::Compiled { saved: true });
+        assert_eq!(origin(&demo(), Some(&cache)), Origin::Cached);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let files: Vec<_> = fs::read_dir(&cache).unwrap().map(|f| f.unwrap().path()).collect();
+        assert_eq!((files.len(), mode(&files[0]), mode(&cache)), (1, 0o600, 0o700));
+    }
+
+    #[test]
+    fn damaged_images_and_a_cache_that_cannot_be_written_are_no_trouble() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(origin(&demo(), Some(dir.path())), Origin::Compiled { saved: true });
+        let image = fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+        let good = fs::read(&image).unwrap();
+        for bad in [&good[..good.len() / 2], &b"x"[..], &[0; 4096]] {
+            fs::write(&image, bad).unwrap();
+            assert_eq!(origin(&demo(), Some(dir.path())), Origin::Compiled { saved: true });
+            assert!(fs::read(&image).unwrap() == good);
+        }
+        assert_eq!(origin(&demo(), Some(&image)), Origin::Compiled { saved: false });
+    }
+
+    #[test]
+    fn only_plain_models_are_compiled() {
+        let plain = r##""vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["#version: 0.2", "a b"]"##;
+        assert_eq!(origin(model(plain).path(), None), Origin::Compiled { saved: false });
+        for option in
+            [r#""dropout": 0.1"#, r#""unk_token": "a""#, r#""byte_fallback": true"#, r#""end_of_word_suffix": "</w>""#]
+        {
+            assert_eq!(origin(model(&format!("{option}, {plain}")).path(), None), Origin::Library, "{option}");
+        }
+        let gap = r#""vocab": {"a": 0, "b": 1, "ab": 3}, "merges": [["a", "b"]]"#;
+        assert_eq!(origin(model(gap).path(), None), Origin::Library);
+    }
+
+    #[test]
+    fn merges_that_the_library_would_panic_at_are_errors() {
+        for fields in [
+            r#""vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]"#,
+            r###""continuing_subword_prefix": "##", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]"###,
+            r#""unk_token": "a", "vocab": {"aaa": 0, "a": 1}, "merges": [["aaa", "aaa"]]"#,
+        ] {
+            assert!(open(model(fields).path(), None).is_err(), "{fields}");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Token ids equal to the library's, for every way of loading and for text of every kind.
+
+use serde_json::Value;
+use sluice_engine::text::{Origin, Tokenizer};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A vocabulary that is compiled, with what the demo's lacks: GPT-2's splitting, words that are tokens without merges, added tokens of all kinds,
+/// and tokens put around the text.
+fn awkward(folder: &Path) {
+    let mut file: Value =
+        serde_json::from_slice(&fs::read(root().join("models/demo/tokenizer.json")).unwrap()).unwrap();
+    file["model"]["ignore_merges"] = true.into();
+    file["normalizer"] = serde_json::json!({"type": "Sequence", "normalizers": [
+        {"type": "NFKC"}, {"type": "Replace", "pattern": {"String": "  "}, "content": " "}
+    ]});
+    file["pre_tokenizer"] =
+        serde_json::json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    file["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing", "pair": [],
+        "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}},
+    });
+    let added = file["added_tokens"].as_array_mut().unwrap();
+    for (id, content, single_word, lstrip, rstrip, normalized, special) in [
+        (16384, "<think>", false, false, false, false, false),
+        (16385, "Story", true, true, true, true, false),
+        (16386, "été", false, false, true, true, false),
+        (16387, "<mask>", false, true, false, false, true),
+    ] {
+        added.push(serde_json::json!({
+            "id": id, "content": content, "single_word": single_word, "lstrip": lstrip, "rstrip": rstrip,
+            "normalized": normalized, "special": special,
+        }));
+    }
+    fs::write(folder.join("tokenizer.json"), file.to_string()).unwrap();
+}
+
+/// A long mixed text: our own sources, and generated characters of many scripts between words, digits, blanks and special tokens.
+fn sample() -> String {
+    let mut text = String::new();
+    let mut folders = vec![root().join("crates"), root().join("docs"), root().join("tests/golden/text")];
+    while let Some(folder) = folders.pop() {
+        let mut paths: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().map(|f| f.unwrap().path()).collect();
+        paths.sort();
+        for path in paths {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs" || e == "md" || e == "py") {
+                text.push_str(&fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    let scripts: [(u32, u32); 22] = [
+        (0x20, 0x7E),
+        (0, 0x1F),
+        (0x7F, 0xFF),
+        (0x100, 0x24F),
+        (0x300, 0x36F),
+        (0x370, 0x3FF),
+        (0x400, 0x4FF),
+        (0x590, 0x5FF),
+        (0x600, 0x6FF),
+        (0x900, 0x97F),
+        (0xE00, 0xE7F),
+        (0x1100, 0x11FF),
+        (0x1E00, 0x1EFF),
+        (0x2000, 0x206F),
+        (0x2070, 0x218F),
+        (0x3000, 0x30FF),
+        (0x4E00, 0x9FFF),
+        (0xAC00, 0xD7A3),
+        (0xFB00, 0xFDFF),
+        (0xFE00, 0xFFFD),
+        (0x1F300, 0x1FAFF),
+        (0, 0x10FFFF),
+    ];
+    let words = [
+        " ",
+        "  ",
+        "\n",
+        "\r\n",
+        "\t",
+        " \n \n",
+        "don't",
+        "I'LL",
+        "x's",
+        "12345",
+        "3.14",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|im_",
+        "été",
+        "e\u{301}",
+        "<think>",
+        "Story",
+        " Story ",
+        "<mask>",
+        "\u{1F469}\u{200D}\u{1F680}",
+        "\u{FEFF}",
+        "hello",
+        " world",
+        "     ",
+        "...",
+        "!?",
+    ];
+    let mut state = 1u64;
+    let mut next = |n: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % n
+    };
+    for _ in 0..40_000 {
+        if next(3) == 0 {
+            text.push_str(words[next(words.len() as u64) as usize]);
+        } else {
+            let (low, high) = scripts[next(scripts.len() as u64) as usize];
+            for _ in 0..next(6) {
+                text.extend(char::from_u32(low + next(u64::from(high - low) + 1) as u32));
+            }
+        }
+    }
+    text
+}
+
+/// Compares every way of loading with the library on the whole sample, at once and line by line.
+fn compare(folder: &Path) {
+    let library = tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let compiled = Tokenizer::load(folder, Some(cache.path())).unwrap();
+    let cached = Tokenizer::load(folder, Some(cache.path())).unwrap();
+    assert_eq!((compiled.origin(), cached.origin()), (Origin::Compiled { saved: true }, Origin::Cached));
+
+    let sample = sample();
+    assert!(sample.len() > 200_000);
+    for tokenizer in [&compiled, &cached] {
+        assert_eq!(tokenizer.vocab_size(), library.get_vocab_size(true));
+        for id in 0..library.get_vocab_size(true) as u32 + 2 {
+            let token = library.id_to_token(id);
+            assert_eq!(tokenizer.token(id), token);
+            if let Some(token) = token {
+                assert_eq!(tokenizer.id(&token), library.token_to_id(&token));
+            }
+        }
+        for text in sample.split_inclusive('\n').chain([sample.as_str(), "", " "]) {
+            for add_special in [false, true] {
+                let expected = library.encode(text, add_special).unwrap();
+                let ids = tokenizer.encode(text, add_special).unwrap();
+                assert!(ids == expected.get_ids(), "{text:?}");
+                assert!(tokenizer.decode(&ids, add_special).unwrap() == library.decode(&ids, add_special).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn demo_tokens_are_the_librarys() {
+    compare(&root().join("models/demo"));
+}
+
+#[test]
+fn tokens_with_unusual_options_are_the_librarys() {
+    let folder = tempfile::tempdir().unwrap();
+    awkward(folder.path());
+    compare(folder.path());
+}
+
+/// Any other tokenizer: `SLUICE_TOKENIZER=folder cargo test --release -p sluice-engine --test tokenizer -- --ignored`.
+#[test]
+#[ignore = "needs a tokenizer of your own"]
+fn tokens_of_a_given_tokenizer_are_the_librarys() {
+    compare(Path::new(&std::env::var("SLUICE_TOKENIZER").expect("SLUICE_TOKENIZER names a folder")));
+}
+
+/// The Python package splits words with another regular-expression library (Oniguruma): `tests/golden/text/make_tokens.py` wrote its ids.
+#[test]
+fn demo_tokens_are_pythons() {
+    let golden = fs::read(root().join("tests/golden/text/tokens.json")).unwrap();
+    let golden: Vec<(String, Vec<u32>)> = serde_json::from_slice(&golden).unwrap();
+    let tokenizer = Tokenizer::load(&root().join("models/demo"), None).unwrap();
+    let mut wrong = String::new();
+    for (text, expected) in &golden {
+        let ids = tokenizer.encode(text, false).unwrap();
+        if ids != *expected {
+            writeln!(wrong, "{text:?}: found {ids:?}, expected {expected:?}").unwrap();
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
