@@ -61,6 +61,11 @@ pub struct BlockTable {
 pub struct OutOfBlocks;
 
 impl BlockTable {
+    /// An empty table that can grow to `blocks` without allocating.
+    pub fn with_room(blocks: usize) -> BlockTable {
+        BlockTable { blocks: Vec::with_capacity(blocks) }
+    }
+
     pub fn blocks(&self) -> &[u32] {
         &self.blocks
     }

@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     }));
     let result = interrupt::install().and_then(|()| match Cli::parse().command {
         Command::Run(args) => run::run(args, start),
-        Command::Chat(args) => chat::run(args, start),
+        Command::Chat(args) => chat::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Eval(args) => eval::run(args),

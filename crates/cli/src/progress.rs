@@ -5,7 +5,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use console::Term;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 const PATIENCE: Duration = Duration::from_millis(500);
 const REDRAW: Duration = Duration::from_millis(100);
@@ -31,7 +32,7 @@ impl Progress {
             let bar = bar.clone();
             let wait = move || {
                 if receiver.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                    bar.set_draw_target(ProgressDrawTarget::stderr());
+                    bar.set_draw_target(ProgressDrawTarget::term_like(Box::new(Narrow(Term::stderr()))));
                     bar.enable_steady_tick(REDRAW);
                 }
             };
@@ -59,5 +60,40 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+/// A terminal whose last columns are left alone. A line is padded to the terminal's width, and the `^C` that the terminal itself prints
+/// behind it would otherwise begin a new one, out of reach of the next redraw.
+#[derive(Debug)]
+struct Narrow(Term);
+
+impl TermLike for Narrow {
+    fn width(&self) -> u16 {
+        self.0.size().1.saturating_sub(4)
+    }
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        self.0.move_cursor_up(n)
+    }
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        self.0.move_cursor_down(n)
+    }
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        self.0.move_cursor_right(n)
+    }
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        self.0.move_cursor_left(n)
+    }
+    fn write_line(&self, s: &str) -> io::Result<()> {
+        self.0.write_line(s)
+    }
+    fn write_str(&self, s: &str) -> io::Result<()> {
+        self.0.write_str(s)
+    }
+    fn clear_line(&self) -> io::Result<()> {
+        self.0.clear_line()
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
     }
 }

@@ -15,7 +15,7 @@ pub struct Measured {
     pub model: String,
     pub weights_time: Duration,
     pub text_time: Duration,
-    /// From the start of the program to the first token.
+    /// From the start of the program to the first token, where nobody typed in between.
     pub first_from_start: Option<Duration>,
     /// From the request (before the template was rendered) to the first token.
     pub first_from_request: Option<Duration>,
@@ -79,17 +79,15 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
     });
     let options = engine.options();
     let ms = |t: Duration| format!("{:.1} ms", t.as_secs_f64() * 1e3);
-    let maybe_ms = |t: Option<Duration>| t.map_or("none".to_owned(), ms);
     let speed = |n, t| per_second(n, t).map_or(String::new(), |s| format!(", {s:.1} tokens/s"));
     let own = |line| machine::own_memory(line).map_or("unknown".to_owned(), units::bytes);
+    let first = [(m.first_from_request, "request"), (m.first_from_start, "the program's start")];
+    let first: Vec<String> = first.iter().filter_map(|(t, of)| t.map(|t| format!("{} after {of}", ms(t)))).collect();
     let generated = answer.tokens.len();
     let lines = [
         ("model", format!("{} ({})", m.model, engine.spec().architecture)),
         ("load", format!("weights {}, text {} beside them", ms(m.weights_time), ms(m.text_time))),
-        (
-            "first token",
-            format!("{} from start, {} from request", maybe_ms(m.first_from_start), maybe_ms(m.first_from_request)),
-        ),
+        ("first token", if first.is_empty() { "none".to_owned() } else { first.join(", ") }),
         (
             "prompt",
             format!("{} tokens, {}{}", answer.computed, ms(answer.reading), speed(answer.computed, answer.reading)),

@@ -55,7 +55,7 @@ fn only_the_new_turn_is_computed() {
         .collect();
     let answers: Vec<_> = stdout(&out).lines().map(str::to_owned).collect();
     assert_eq!(computed.len(), 3, "{}", stderr(&out));
-    assert!(computed[1] < 15 && computed[1] < computed[0], "{computed:?}");
+    assert!(computed[1] < 20 && computed[1] < computed[0], "{computed:?}");
     // The same question after /undo has the same answer.
     assert_eq!(answers[1], answers[2]);
 }
@@ -96,7 +96,8 @@ fn a_full_context_is_said_with_what_can_be_done() {
         return;
     }
     let long = "word ".repeat(80);
-    let out = chat(&["--max-context", "40", "-n", "100"], &format!("{long}\nHi\n/reset\nHi\n"));
+    let out =
+        chat(&["--max-context", "30"], &format!("{long}\nTell me a story.\n/reset\nTell me a story about a fox.\n"));
     let said = stderr(&out);
     assert!(said.contains("leave no room") && said.contains("/undo") && said.contains("--max-context"), "{said}");
     assert!(said.contains("is full"), "{said}");

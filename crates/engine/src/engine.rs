@@ -184,9 +184,9 @@ impl Engine {
             id,
             tokens: Vec::with_capacity(self.max_context),
             computed: 0,
-            tables: self.layouts.iter().map(|_| BlockTable::default()).collect(),
+            tables: self.layouts.iter().map(|l| BlockTable::with_room(self.max_context.div_ceil(l.block_tokens))).collect(),
             state_slot: slot as usize,
-            history: History::default(),
+            history: History::with_capacity(self.max_context.min(self.decoder.spec.vocabulary)),
             running: None,
         });
         self.clear_state(slot as usize);
@@ -416,7 +416,8 @@ impl Engine {
                 Rows::Last => {}
             }
             if b.sequences.len() <= n {
-                let tables = vec![Vec::new(); self.layouts.len()];
+                let blocks = |l: &KvLayout| Vec::with_capacity(self.max_context.div_ceil(l.block_tokens));
+                let tables = self.layouts.iter().map(blocks).collect();
                 b.sequences.push(SequenceSlice { rows: 0..0, position: 0, tables, state_slot: 0 });
             }
             let slice = &mut b.sequences[n];

@@ -1,9 +1,9 @@
 //! Logits to one token.
 //!
 //! The order is: penalties, temperature, top-k, top-p, min-p, draw. Each cut looks at the tokens that the one before it left. Ties are
-//! broken towards the lower id everywhere, all sums run in a fixed order in f64, and the draw comes from a counter-based
-//! generator of (seed, position), so that the token depends on nothing else: not on other sequences, nor on what was drawn before.
-//! Nothing is allocated per token.
+//! broken towards the lower id everywhere. Weights are whole numbers, so that their sums are exact in any order, and the draw comes from a
+//! counter-based generator of (seed, position): the token depends on nothing else, not on the machine, on other sequences, or on what
+//! was drawn before. Nothing is allocated per token.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -122,9 +122,12 @@ impl History {
 struct Candidate {
     logit: f32,
     token: u32,
-    /// exp((logit - highest) / temperature).
-    weight: f64,
+    /// exp((logit - highest) / temperature) in units of 1 / `ONE`.
+    weight: u64,
 }
+
+/// The weight of the most likely token. A token lighter than 1e-12 of it is never drawn, and 2^24 of them do not overflow.
+const ONE: f64 = (1u64 << 40) as f64;
 
 /// Most likely first, then lower id first.
 fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
@@ -210,58 +213,97 @@ impl Sampler {
 
         // 2. temperature, 3. top-k
         let k = self.params.top_k as usize;
-        let sorted = if k > 0 && k < logits.len() {
-            keep_top_k(&mut self.candidates, logits, k);
-            true
+        let candidates = &mut self.candidates;
+        if k > 0 && k < logits.len() {
+            keep_top_k(candidates, logits, k);
         } else {
-            self.candidates.clear();
-            self.candidates.extend((0u32..).zip(logits).map(|(token, logit)| Candidate {
-                logit: *logit,
-                token,
-                weight: 0.0,
-            }));
-            false
-        };
-        let temperature = f64::from(self.params.temperature);
-        let mut total = 0.0;
-        for candidate in &mut self.candidates {
-            candidate.weight = libm::exp((f64::from(candidate.logit) - f64::from(highest)) / temperature);
-            total += candidate.weight;
+            candidates.clear();
+            candidates.extend((0..).zip(logits).map(|(token, logit)| Candidate { logit: *logit, token, weight: 0 }));
+        }
+        let scale = 1.0 / f64::from(self.params.temperature);
+        for candidate in candidates.iter_mut() {
+            candidate.weight = weight((f64::from(candidate.logit) - f64::from(highest)) * scale);
         }
 
-        // 4. top-p, 5. min-p: both keep the first so many by rank
+        // 4. top-p, 5. min-p
         if self.params.top_p < 1.0 {
-            let target = f64::from(self.params.top_p) * total;
-            if !sorted {
-                // Tokens lighter than this weigh less than 1 - top_p together, so the nucleus needs none of them.
-                let lightest = (total - target) / self.candidates.len() as f64;
-                self.candidates.retain(|c| c.weight >= lightest);
-                self.candidates.sort_unstable_by(by_rank);
-            }
-            let mut sum = 0.0;
-            let enough = self.candidates.iter().position(|c| {
-                sum += c.weight;
-                sum >= target
-            });
-            self.candidates.truncate(enough.map_or(self.candidates.len(), |last| last + 1));
+            keep_nucleus(candidates, f64::from(self.params.top_p));
         }
         if self.params.min_p > 0.0 {
-            // The most likely token weighs exactly 1.
-            self.candidates.retain(|c| c.weight >= f64::from(self.params.min_p));
+            let lightest = f64::from(self.params.min_p) * ONE;
+            candidates.retain(|c| c.weight as f64 >= lightest);
         }
 
-        // 6. draw
-        let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
-        let target = uniform(self.params.seed, position) * total;
-        let mut sum = 0.0;
-        let drawn = self.candidates.iter().find(|c| {
-            sum += c.weight;
-            sum > target
+        // 6. draw: by weight, in the order of ids
+        candidates.sort_unstable_by_key(|c| c.token);
+        let total: u64 = candidates.iter().map(|c| c.weight).sum();
+        let mut below = (u128::from(uniform(self.params.seed, position)) * u128::from(total) >> 53) as u64;
+        let drawn = candidates.iter().find(|c| {
+            let hit = below < c.weight;
+            below = below.saturating_sub(c.weight);
+            hit
         });
-        // Only rounding can leave nobody: then it is the last one that has any weight.
-        let drawn = drawn.or_else(|| self.candidates.iter().rfind(|c| c.weight > 0.0));
         drawn.map(|c| c.token).ok_or(SampleError::NothingLeft)
     }
+}
+
+/// exp(x) in units of 1 / `ONE`, for x of 0 or less. Additions and multiplications only, so that it is the same on every machine; the
+/// relative error is below 1e-13.
+fn weight(x: f64) -> u64 {
+    /// Adding this to a small number rounds it to a whole one.
+    const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
+    const LN2_HIGH: f64 = 0.693_147_180_369_123_8;
+    const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+    // Below -40 nothing is left in these units, also of -inf.
+    let x = if x > -40.0 { x } else { -40.0 };
+    let shifted = x * std::f64::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (x - n * LN2_HIGH) - n * LN2_LOW; // |r| <= ln(2) / 2
+    // Taylor's series up to r^12 / 12!
+    let mut sum = 1.0 / 479_001_600.0;
+    for term in [
+        1.0 / 39_916_800.0,
+        1.0 / 3_628_800.0,
+        1.0 / 362_880.0,
+        1.0 / 40_320.0,
+        1.0 / 5_040.0,
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ] {
+        sum = sum * r + term;
+    }
+    // 2^n * ONE, made of bits; n is at least -58.
+    let power = f64::from_bits(((shifted.to_bits() as i64 - ROUND.to_bits() as i64 + 1023 + 40) as u64) << 52);
+    (sum * power) as u64
+}
+
+/// Leaves the fewest of the most likely `candidates` whose weights reach the fraction `p` of all weights.
+fn keep_nucleus(candidates: &mut Vec<Candidate>, p: f64) {
+    let total: u64 = candidates.iter().map(|c| c.weight).sum();
+    let mut need = ((p * total as f64) as u64).clamp(1, total);
+    // All tokens lighter than this weigh less than 1 - p together, so the nucleus needs none of them.
+    let lightest = (total - need) / candidates.len() as u64;
+    candidates.retain(|c| c.weight >= lightest);
+
+    // Halve the range that the nucleus ends in. Sums are exact, so the halves need no order inside.
+    let (mut from, mut to) = (0, candidates.len());
+    while to - from > 1 {
+        let half = (to - from) / 2;
+        candidates[from..to].select_nth_unstable_by(half, by_rank);
+        let better: u64 = candidates[from..from + half].iter().map(|c| c.weight).sum();
+        if better >= need {
+            to = from + half;
+        } else {
+            need -= better;
+            from += half;
+        }
+    }
+    candidates.truncate(from + 1);
 }
 
 /// The highest logit; NaN and +inf are errors, as is a vocabulary of -inf.
@@ -288,7 +330,7 @@ fn top_k_room(k: usize) -> usize {
     4 * k + 1024
 }
 
-/// Leaves the `k` best of `logits` in `candidates`, best first.
+/// Leaves the `k` best of `logits` in `candidates`, in no order.
 fn keep_top_k(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
     let room = top_k_room(k).min(logits.len());
     candidates.clear();
@@ -307,21 +349,22 @@ fn keep_top_k(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
                             continue;
                         }
                     }
-                    candidates.push(Candidate { logit: *logit, token: (base + i) as u32, weight: 0.0 });
+                    candidates.push(Candidate { logit: *logit, token: (base + i) as u32, weight: 0 });
                 }
             }
         }
         base += chunk.len();
     }
-    candidates.sort_unstable_by(by_rank);
-    candidates.truncate(k);
+    if candidates.len() > k {
+        candidates.select_nth_unstable_by(k - 1, by_rank);
+        candidates.truncate(k);
+    }
 }
 
-/// A number in [0, 1) with 53 random bits: a function of seed and position alone.
-fn uniform(seed: u64, position: u64) -> f64 {
+/// 53 random bits: a function of seed and position alone.
+fn uniform(seed: u64, position: u64) -> u64 {
     let [a, b, ..] = philox([position as u32, (position >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
-    let bits = (u64::from(a >> 5) << 26) | u64::from(b >> 6);
-    bits as f64 / (1u64 << 53) as f64
+    (u64::from(a >> 5) << 26) | u64::from(b >> 6)
 }
 
 /// Philox4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011).
@@ -346,44 +389,47 @@ mod tests {
         Sampler::new(params, vocab).unwrap()
     }
 
-    /// Logits in [-8, 8) from the generator itself.
-    fn logits(vocab: usize, seed: u64) -> Vec<f32> {
-        (0..vocab as u64).map(|i| (uniform(seed, i) * 16.0 - 8.0) as f32).collect()
-    }
-
     /// The definition, slowly: a full sort, then one cut after the other.
     fn oracle(params: &SamplingParams, logits: &[f32], position: u64) -> u32 {
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).unwrap().then(a.cmp(b)));
-        let k = params.top_k as usize;
-        let cut = k > 0 && k < logits.len();
-        if cut {
-            order.truncate(k);
+        if params.top_k > 0 {
+            order.truncate(params.top_k as usize);
         }
         let highest = f64::from(logits[order[0]]);
-        let weight = |i: &usize| libm::exp((f64::from(logits[*i]) - highest) / f64::from(params.temperature));
+        let scale = 1.0 / f64::from(params.temperature);
+        let weight_of = |i: &usize| weight((f64::from(logits[*i]) - highest) * scale);
         if params.top_p < 1.0 {
-            // The sum runs in the order of ids where nothing was cut before.
-            let total: f64 =
-                if cut { order.iter().map(weight).sum() } else { (0..logits.len()).map(|i| weight(&i)).sum() };
-            let mut sum = 0.0;
-            let n = order.iter().position(|i| {
-                sum += weight(i);
-                sum >= f64::from(params.top_p) * total
+            let total: u64 = order.iter().map(weight_of).sum();
+            let need = ((f64::from(params.top_p) * total as f64) as u64).max(1);
+            let mut sum = 0;
+            let last = order.iter().position(|i| {
+                sum += weight_of(i);
+                sum >= need
             });
-            order.truncate(n.map_or(order.len(), |n| n + 1));
+            order.truncate(last.unwrap() + 1);
         }
-        order.retain(|i| weight(i) >= f64::from(params.min_p));
-        if !cut && params.top_p == 1.0 {
-            order.sort_unstable();
-        }
-        let total: f64 = order.iter().map(weight).sum();
-        let mut sum = 0.0;
+        order.retain(|i| weight_of(i) as f64 >= f64::from(params.min_p) * ONE);
+        order.sort_unstable();
+        let total: u64 = order.iter().map(weight_of).sum();
+        let target = u128::from(uniform(params.seed, position)) * u128::from(total) >> 53;
+        let mut sum = 0;
         let drawn = order.iter().find(|i| {
-            sum += weight(i);
-            sum > uniform(params.seed, position) * total
+            sum += u128::from(weight_of(i));
+            sum > target
         });
         *drawn.unwrap() as u32
+    }
+
+    #[test]
+    fn weights_are_exponentials() {
+        assert_eq!(weight(0.0), 1 << 40);
+        assert_eq!((weight(f64::NEG_INFINITY), weight(-1e300)), (0, 0));
+        for i in 0..100_000 {
+            let x = -f64::from(i) * 3e-4;
+            let exact = libm::exp(x) * ONE;
+            assert!((weight(x) as f64 - exact).abs() <= 1.0 + exact * 1e-13, "exp({x}): {} and {exact}", weight(x));
+        }
     }
 
     #[test]
@@ -466,7 +512,7 @@ mod tests {
 
     #[test]
     fn a_draw_depends_on_nothing_but_logits_seed_and_position() {
-        let logits = logits(5000, 1);
+        let logits: Vec<f32> = (0..5000).map(|i| (uniform(1, i) >> 33) as f32 / 65536.0).collect();
         let params = SamplingParams { top_p: 0.9, seed: 3, ..Default::default() };
         let mut one = sampler(params.clone(), 5000);
         let forwards: Vec<u32> = (0..50).map(|p| one.sample(&logits, &History::default(), p).unwrap()).collect();

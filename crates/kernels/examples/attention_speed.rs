@@ -58,8 +58,7 @@ fn attention(isa: Isa, kv_type: KvType, kv_heads: usize, group: usize, dim: usiz
         let table: Vec<u32> = (0..blocks).map(|b| (layer * blocks + b) as u32).collect();
         for kv_head in 0..kv_heads {
             let kv = KvView { bytes: &bytes, shape };
-            let head =
-                Head { kv, table: &table, kv_head, group, scale: 0.1, window: None, softcap: None, sinks: None };
+            let head = Head { kv, table: &table, kv_head, group, scale: 0.1, window: None, softcap: None, sinks: None };
             scratch.resize(head.scratch_len(tokens), 0.0);
             let columns = kv_head * group * dim..(kv_head + 1) * group * dim;
             let stride = kv_heads * group * dim;

@@ -7,24 +7,27 @@
 //! for a single token far into a context, partitions ([`attend_partition`], [`join`]). Nothing here allocates.
 
 mod kv;
+mod located;
 mod partition;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
+use crate::Isa;
 use crate::lanes::Lanes;
 use crate::math::exp1;
 use crate::rows::{Rows, RowsMut};
 use crate::simd;
 
 pub use kv::{KvShape, KvType, KvView, store_row};
-use partition::{Located, ROWS, Rule, Slot, partition};
+use located::{Located, widen, widened_len};
+use partition::{ROWS, Rule, Slot, partition, rows_at_once};
 
 /// Positions that are reduced together, from a multiple of as many on.
 pub const PARTITION: usize = 128;
 
-/// From so many query rows on, keys and values in a narrow type are widened once for all of them.
+/// From so many query rows on, keys and values are widened and laid out once for all of them.
 const WIDEN_ROWS: usize = 12;
 
 /// One KV head of one sequence in one layer, and how its queries look at it.
@@ -81,17 +84,16 @@ impl Head<'_> {
     }
 }
 
-/// As [`Head::scratch_len`], for sizing scratch ahead: it grows with each argument.
+/// As [`Head::scratch_len`], for sizing scratch ahead: it grows with `group` and `tokens`.
 pub fn scratch_len(shape: &KvShape, group: usize, tokens: usize) -> usize {
     let rows = group * tokens;
-    let widened =
-        if rows >= WIDEN_ROWS && shape.kv_type != KvType::F32 { PARTITION * (shape.k_dim + shape.v_dim) } else { 0 };
+    let widened = if rows >= WIDEN_ROWS { widened_len(shape.k_dim, shape.v_dim) } else { 0 };
     2 * rows + rows.min(ROWS) * (PARTITION + shape.v_dim) + widened
 }
 
 /// `into = join(into, from)`: each is the greatest score, the sum of weights and the weighted sums of consecutive partitions.
 #[inline(always)]
-unsafe fn join_two<V: Lanes>(m: &mut f32, l: &mut f32, o: &mut [f32], m_next: f32, l_next: f32, o_next: &[f32]) {
+unsafe fn join_two_lanes<V: Lanes>(m: &mut f32, l: &mut f32, o: &mut [f32], m_next: f32, l_next: f32, o_next: &[f32]) {
     assert_eq!(o.len(), o_next.len());
     let top = if m_next > *m { m_next } else { *m };
     let (a, b) = (exp1(*m - top), exp1(m_next - top));
@@ -115,7 +117,7 @@ unsafe fn join_two<V: Lanes>(m: &mut f32, l: &mut f32, o: &mut [f32], m_next: f3
 
 /// `o = o / l`, after the sink has joined l: `m' = max(m, sink)`, `a = exp(m - m')`, `l = fma(l, a, exp(sink - m'))`, `o = o * a`.
 #[inline(always)]
-unsafe fn finish<V: Lanes>(m: f32, l: f32, o: &mut [f32], sink: Option<f32>) {
+unsafe fn finish_lanes<V: Lanes>(m: f32, l: f32, o: &mut [f32], sink: Option<f32>) {
     let (n, whole) = (o.len(), o.len() / 16 * 16);
     let o = o.as_mut_ptr();
     let (mut l, mut a) = (l, 1.0);
@@ -136,8 +138,18 @@ unsafe fn finish<V: Lanes>(m: f32, l: f32, o: &mut [f32], sink: Option<f32>) {
     }
 }
 
-#[inline(always)]
-unsafe fn attend_lanes<V: Lanes>(head: &Head, q: Rows, position: usize, out: &mut RowsMut, scratch: &mut [f32]) {
+simd! {
+    fn join_two(m: &mut f32, l: &mut f32, o: &mut [f32], m_next: f32, l_next: f32, o_next: &[f32]) = join_two_lanes
+}
+simd! {
+    fn finish(m: f32, l: f32, o: &mut [f32], sink: Option<f32>) = finish_lanes
+}
+
+/// Attention of consecutive query tokens, the first at `position`, whose own keys and values are already in the cache. `q`: `[tokens,
+/// group * k_dim]`, `out`: `[tokens, group * v_dim]`, `scratch`: at least [`Head::scratch_len`] elements. Vaswani et al. 2017; grouped
+/// queries Ainslie et al. 2023; the online softmax of Milakov and Gimelshein 2018, in fixed partitions. A sink joins at the end as one more
+/// term of the sum of weights.
+pub fn attend(isa: Isa, head: &Head, q: Rows, position: usize, out: &mut RowsMut, scratch: &mut [f32]) {
     let (tokens, group) = (q.rows(), head.group);
     let KvShape { k_dim, v_dim, .. } = head.kv.shape;
     if tokens == 0 {
@@ -148,33 +160,36 @@ unsafe fn attend_lanes<V: Lanes>(head: &Head, q: Rows, position: usize, out: &mu
     assert_eq!(q.cols(), group * k_dim, "queries of {group} heads");
     assert!(out.rows() == tokens && out.cols() == group * v_dim, "outputs of {group} heads");
     let rows = tokens * group;
-    let at_once = rows.min(ROWS);
+    let at_once = rows.min(rows_at_once(k_dim));
     let (m, rest) = scratch.split_at_mut(rows);
     let (l, rest) = rest.split_at_mut(rows);
     let (scores, rest) = rest.split_at_mut(at_once * PARTITION);
     let (parts, widened) = rest.split_at_mut(at_once * v_dim);
-    let widen = rows >= WIDEN_ROWS;
 
-    for p in head.first_visible(position) / PARTITION..last / PARTITION + 1 {
+    // What any of the tokens sees of a partition.
+    let seen = |p: usize| {
         let base = p * PARTITION;
-        // What any of the tokens sees of the partition, and the first token that sees it.
-        let seen = head.first_visible(position).saturating_sub(base)..(last + 1 - base).min(PARTITION);
-        let mut located = Located::new(&head.kv, head.table, head.kv_head, base, seen.clone());
-        if widen {
-            // SAFETY: as for this function.
-            unsafe { located.widen::<V>(seen, widened) };
+        head.first_visible(position).saturating_sub(base)..(last + 1 - base).min(PARTITION)
+    };
+    let partitions = head.first_visible(position) / PARTITION..last / PARTITION + 1;
+    for p in partitions.clone() {
+        let base = p * PARTITION;
+        let mut located = Located::new(&head.kv, head.table, head.kv_head, base, seen(p));
+        if rows >= WIDEN_ROWS {
+            located = widen(isa, &located, widened);
+        } else if p + 1 < partitions.end {
+            located.followed_by(&Located::new(&head.kv, head.table, head.kv_head, base + PARTITION, 0..1));
         }
-        for first in (0..rows).step_by(ROWS) {
+        for first in (0..rows).step_by(at_once) {
             let mut slots = [Slot::EMPTY; ROWS];
-            let slots = &mut slots[..ROWS.min(rows - first)];
+            let slots = &mut slots[..at_once.min(rows - first)];
             for (row, slot) in (first..).zip(slots.iter_mut()) {
                 let (t, g) = (row / group, row % group);
                 let at = position + t;
                 let visible = head.first_visible(at).saturating_sub(base)..(at + 1).saturating_sub(base).min(PARTITION);
                 *slot = Slot::new(&q.row(t)[g * k_dim..(g + 1) * k_dim], visible);
             }
-            // SAFETY: as for this function.
-            unsafe { partition::<V>(&located, head.rule(), slots, scores, parts) };
+            partition(isa, &located, head.rule(), slots, scores, parts);
             for (i, (row, slot)) in (first..).zip(slots.iter()).enumerate() {
                 if slot.visible.is_empty() {
                     continue;
@@ -186,8 +201,7 @@ unsafe fn attend_lanes<V: Lanes>(head: &Head, q: Rows, position: usize, out: &mu
                     (m[row], l[row]) = (slot.m, slot.l);
                     o.copy_from_slice(part);
                 } else {
-                    // SAFETY: as for this function.
-                    unsafe { join_two::<V>(&mut m[row], &mut l[row], o, slot.m, slot.l, part) };
+                    join_two(isa, &mut m[row], &mut l[row], o, slot.m, slot.l, part);
                 }
             }
         }
@@ -195,13 +209,14 @@ unsafe fn attend_lanes<V: Lanes>(head: &Head, q: Rows, position: usize, out: &mu
     for row in 0..rows {
         let (t, g) = (row / group, row % group);
         let o = &mut out.row(t)[g * v_dim..(g + 1) * v_dim];
-        // SAFETY: as for this function.
-        unsafe { finish::<V>(m[row], l[row], o, head.sinks.map(|s| s[g])) };
+        finish(isa, m[row], l[row], o, head.sinks.map(|s| s[g]));
     }
 }
 
-#[inline(always)]
-unsafe fn one_partition_lanes<V: Lanes>(
+/// One partition, of [`Head::partitions`], of the attention of a single token. `q`: `[group * k_dim]`; `part`:
+/// [`Head::part_len`] elements for [`join`]; `scratch`: [`Head::scratch_len`] for 1 token.
+pub fn attend_partition(
+    isa: Isa,
     head: &Head,
     q: &[f32],
     position: usize,
@@ -218,23 +233,24 @@ unsafe fn one_partition_lanes<V: Lanes>(
     let visible = head.first_visible(position).saturating_sub(base)..(position + 1 - base).min(PARTITION);
     let located = Located::new(&head.kv, head.table, head.kv_head, base, visible.clone());
     let (sums, ends) = part.split_at_mut(head.group * v_dim);
-    for first in (0..head.group).step_by(ROWS) {
+    let at_once = rows_at_once(k_dim);
+    for first in (0..head.group).step_by(at_once) {
         let mut slots = [Slot::EMPTY; ROWS];
-        let slots = &mut slots[..ROWS.min(head.group - first)];
+        let slots = &mut slots[..at_once.min(head.group - first)];
         for (g, slot) in (first..).zip(slots.iter_mut()) {
             *slot = Slot::new(&q[g * k_dim..(g + 1) * k_dim], visible.clone());
         }
         let sums = &mut sums[first * v_dim..(first + slots.len()) * v_dim];
-        // SAFETY: as for this function.
-        unsafe { partition::<V>(&located, head.rule(), slots, scratch, sums) };
+        partition(isa, &located, head.rule(), slots, scratch, sums);
         for (g, slot) in (first..).zip(slots.iter()) {
             (ends[2 * g], ends[2 * g + 1]) = (slot.m, slot.l);
         }
     }
 }
 
-#[inline(always)]
-unsafe fn join_lanes<V: Lanes>(head: &Head, parts: &[f32], out: &mut [f32]) {
+/// Joins all partitions of a token, ascending and beside each other: the result of [`attend`], to the bit. `out`:
+/// `[group * v_dim]`.
+pub fn join(isa: Isa, head: &Head, parts: &[f32], out: &mut [f32]) {
     let (group, v_dim, len) = (head.group, head.kv.shape.v_dim, head.part_len());
     assert!(!parts.is_empty() && parts.len().is_multiple_of(len), "{} elements in parts of {len}", parts.len());
     assert_eq!(out.len(), group * v_dim, "outputs of {group} heads");
@@ -248,33 +264,9 @@ unsafe fn join_lanes<V: Lanes>(head: &Head, parts: &[f32], out: &mut [f32]) {
                 (m, l) = (m_next, l_next);
                 o.copy_from_slice(sums);
             } else {
-                // SAFETY: as for this function.
-                unsafe { join_two::<V>(&mut m, &mut l, o, m_next, l_next, sums) };
+                join_two(isa, &mut m, &mut l, o, m_next, l_next, sums);
             }
         }
-        // SAFETY: as for this function.
-        unsafe { finish::<V>(m, l, o, head.sinks.map(|s| s[g])) };
+        finish(isa, m, l, o, head.sinks.map(|s| s[g]));
     }
-}
-
-simd! {
-    /// Attention of consecutive query tokens, the first at `position`, whose own keys and values are already in the cache. `q`: `[tokens,
-    /// group * k_dim]`, `out`: `[tokens, group * v_dim]`, `scratch`: at least [`Head::scratch_len`] elements. Vaswani et al. 2017; grouped
-    /// queries Ainslie et al. 2023; the online softmax of Milakov and Gimelshein 2018, in fixed partitions. A sink joins at the end as one more
-    /// term of the sum of weights.
-    pub fn attend(head: &Head, q: Rows, position: usize, out: &mut RowsMut, scratch: &mut [f32]) = attend_lanes
-}
-
-simd! {
-    /// One partition, of [`Head::partitions`], of the attention of a single token. `q`: `[group * k_dim]`; `part`:
-    /// [`Head::part_len`] elements for [`join`]; `scratch`: [`Head::scratch_len`] for 1 token.
-    pub fn attend_partition(
-        head: &Head, q: &[f32], position: usize, partition: usize, part: &mut [f32], scratch: &mut [f32],
-    ) = one_partition_lanes
-}
-
-simd! {
-    /// Joins all partitions of a token, ascending and beside each other: the result of [`attend`], to the bit. `out`:
-    /// `[group * v_dim]`.
-    pub fn join(head: &Head, parts: &[f32], out: &mut [f32]) = join_lanes
 }

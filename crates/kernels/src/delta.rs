@@ -3,10 +3,16 @@
 //! Everything runs token by token and carries its state, so that a run of tokens gives the same bits as one token at a time. Callers
 //! split channels, heads and columns of a head's state; the kernels keep a block of the state in cache through a whole run.
 
+// Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
+#![allow(clippy::needless_range_loop)]
+
 use crate::lanes::Lanes;
 use crate::math::{exp, exp1, sigmoid, silu, softplus};
 use crate::rows::{Rows, RowsMut};
 use crate::simd;
+
+/// Channels whose weights and inputs stay in the first-level cache from one token to the next.
+const CONV_BLOCK: usize = 512;
 
 #[inline(always)]
 unsafe fn conv_lanes<V: Lanes>(x: Rows, weight: Rows, bias: Option<&[f32]>, window: &mut RowsMut, out: &mut RowsMut) {
@@ -15,34 +21,55 @@ unsafe fn conv_lanes<V: Lanes>(x: Rows, weight: Rows, bias: Option<&[f32]>, wind
     assert!(window.rows() == taps - 1 && window.cols() == channels, "window of {} x {}", window.rows(), window.cols());
     assert!(out.rows() == tokens && out.cols() == channels, "output of {} x {}", out.rows(), out.cols());
     assert!(bias.is_none_or(|b| b.len() == channels), "one bias per channel");
-    // Row t of the window and then the inputs.
-    let row = |window: &RowsMut, t: usize| match t.checked_sub(taps - 1) {
-        Some(t) => x.row(t).as_ptr(),
-        None => window.as_rows().row(t).as_ptr(),
-    };
-    // Blocks of channels, so that a block's inputs are still in cache at the next tap.
-    for c in (0..channels).step_by(16) {
-        let n = (channels - c).min(16);
+    for from in (0..channels).step_by(CONV_BLOCK) {
+        let to = (from + CONV_BLOCK).min(channels);
         for t in 0..tokens {
-            // SAFETY: `n` elements from `c` on are inside every row; the shell has the instruction set.
-            unsafe {
-                let mut acc = match bias {
-                    Some(b) => V::load_first(b.as_ptr().add(c), n),
-                    None => V::splat(0.0),
-                };
-                for tap in 0..taps {
-                    let w = V::load_first(weight.row(tap).as_ptr().add(c), n);
-                    acc = w.fma(V::load_first(row(window, t + tap).add(c), n), acc);
-                }
-                silu(acc).store_first(out.row(t).as_mut_ptr().add(c), n);
+            let y = &mut out.row(t)[from..to];
+            match bias {
+                Some(b) => y.copy_from_slice(&b[from..to]),
+                None => y.fill(0.0),
+            }
+            for tap in 0..taps {
+                let input = conv_input(&x, window, t + tap);
+                // SAFETY: three slices of the same length; the shell has the instruction set.
+                unsafe { multiply_add::<V>(&weight.row(tap)[from..to], &input[from..to], y, tap + 1 == taps) };
             }
         }
     }
     // The last inputs become the window; ascending, so that what is read was not written.
     for t in 0..taps - 1 {
-        let from = row(window, t + tokens);
+        let from = conv_input(&x, window, t + tokens).as_ptr();
         // SAFETY: two rows of `channels` elements; `from` is another one unless there are no tokens.
         unsafe { std::ptr::copy(from, window.row(t).as_mut_ptr(), channels) };
+    }
+}
+
+/// Row t of the window and then the inputs.
+#[inline(always)]
+fn conv_input<'a>(x: &Rows<'a>, window: &'a RowsMut, t: usize) -> &'a [f32] {
+    match t.checked_sub(window.rows()) {
+        Some(t) => x.row(t),
+        None => window.as_rows().row(t),
+    }
+}
+
+/// `y = fma(w, x, y)`, and then silu after the last tap.
+#[inline(always)]
+unsafe fn multiply_add<V: Lanes>(w: &[f32], x: &[f32], y: &mut [f32], last: bool) {
+    assert!(w.len() == y.len() && x.len() == y.len());
+    let (n, whole) = (y.len(), y.len() / 16 * 16);
+    let (w, x, y) = (w.as_ptr(), x.as_ptr(), y.as_mut_ptr());
+    // SAFETY: `n` elements of each; the caller vouches for the instruction set.
+    unsafe {
+        for i in (0..whole).step_by(16) {
+            let v = V::load(w.add(i)).fma(V::load(x.add(i)), V::load(y.add(i)));
+            if last { silu(v) } else { v }.store(y.add(i));
+        }
+        let (i, left) = (whole, n - whole);
+        if left > 0 {
+            let v = V::load_first(w.add(i), left).fma(V::load_first(x.add(i), left), V::load_first(y.add(i), left));
+            if last { silu(v) } else { v }.store_first(y.add(i), left);
+        }
     }
 }
 
@@ -54,10 +81,10 @@ unsafe fn gates_lanes<V: Lanes>(a: &[f32], b: &[f32], a_log: &[f32], dt_bias: &[
         let left = (n - i).min(16);
         // SAFETY: `left` elements from `i` on are inside all six; the shell has the instruction set.
         unsafe {
-            let load = |x: &[f32]| V::load_first(x.as_ptr().add(i), left);
-            let step = softplus(load(a).add(load(dt_bias)));
-            V::splat(0.0).sub(exp(load(a_log))).mul(step).store_first(g.as_mut_ptr().add(i), left);
-            sigmoid(load(b)).store_first(beta.as_mut_ptr().add(i), left);
+            let (a, dt) = (V::load_first(a.as_ptr().add(i), left), V::load_first(dt_bias.as_ptr().add(i), left));
+            let rate = V::splat(0.0).sub(exp(V::load_first(a_log.as_ptr().add(i), left)));
+            rate.mul(softplus(a.add(dt))).store_first(g.as_mut_ptr().add(i), left);
+            sigmoid(V::load_first(b.as_ptr().add(i), left)).store_first(beta.as_mut_ptr().add(i), left);
         }
     }
 }
@@ -92,20 +119,145 @@ unsafe fn recurrence_lanes<V: Lanes>(state: &mut RowsMut, run: &Run, out: &mut R
     let mut c = 0;
     // SAFETY: the blocks divide the columns; the shell has the instruction set.
     unsafe {
-        if V::WIDE {
+        if tokens == 1 {
+            // The state is read from memory once: in the order in which it lies.
+            while V::WIDE && c + 128 <= columns {
+                one_token::<V, 8>(state, run, out, c, 16);
+                c += 128;
+            }
             while c + 64 <= columns {
-                block::<V, 4>(state, run, out, c, 16);
+                one_token::<V, 4>(state, run, out, c, 16);
                 c += 64;
             }
+            while c < columns {
+                let n = (columns - c).min(16);
+                one_token::<V, 1>(state, run, out, c, n);
+                c += n;
+            }
+        } else {
+            while V::WIDE && c + 64 <= columns {
+                copied::<V, 4>(state, run, out, c, 16);
+                c += 64;
+            }
+            while c + 32 <= columns {
+                copied::<V, 2>(state, run, out, c, 16);
+                c += 32;
+            }
+            while c < columns {
+                let n = (columns - c).min(16);
+                block::<V, 1>(first_row(state, c), run, out, c, n);
+                c += n;
+            }
         }
-        while c + 32 <= columns {
-            block::<V, 2>(state, run, out, c, 16);
-            c += 32;
+    }
+}
+
+/// A block of a state: rows `stride` elements apart.
+#[derive(Clone, Copy)]
+struct Block {
+    at: *mut f32,
+    stride: usize,
+    key_dim: usize,
+}
+
+#[inline(always)]
+fn first_row(state: &mut RowsMut, c: usize) -> Block {
+    let (stride, key_dim) = (state.stride(), state.rows());
+    Block { at: state.row(0)[c..].as_mut_ptr(), stride, key_dim }
+}
+
+#[inline(always)]
+unsafe fn load<V: Lanes>(p: *const f32, j: usize, n: usize) -> V {
+    // SAFETY: as the caller vouches.
+    unsafe { if n == 16 { V::load(p.add(16 * j)) } else { V::load_first(p, n) } }
+}
+
+#[inline(always)]
+unsafe fn store<V: Lanes>(v: V, p: *mut f32, j: usize, n: usize) {
+    // SAFETY: as the caller vouches.
+    unsafe { if n == 16 { v.store(p.add(16 * j)) } else { v.store_first(p, n) } }
+}
+
+/// What the state holds for `k` after `decay`, less the value: `(v - r) * beta`. Registers of columns as for [`block`].
+#[inline(always)]
+unsafe fn correction<V: Lanes, const N: usize>(s: Block, run: &Run, c: usize, n: usize, decay: V) -> [V; N] {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let k = run.k.row(0);
+        let mut held = [V::splat(0.0); N];
+        for i in 0..s.key_dim {
+            let p = s.at.add(i * s.stride);
+            let k = V::splat(*k.get_unchecked(i));
+            for j in 0..N {
+                held[j] = load::<V>(p, j, n).mul(decay).fma(k, held[j]);
+            }
         }
-        while c < columns {
-            let n = (columns - c).min(16);
-            block::<V, 1>(state, run, out, c, n);
-            c += n;
+        corrected(held, run, 0, c, n)
+    }
+}
+
+#[inline(always)]
+unsafe fn corrected<V: Lanes, const N: usize>(mut held: [V; N], run: &Run, t: usize, c: usize, n: usize) -> [V; N] {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let beta = V::splat(run.beta.row(t)[0]);
+        let v = run.v.row(t).as_ptr().add(c);
+        for j in 0..N {
+            held[j] = load::<V>(v, j, n).sub(held[j]).mul(beta);
+        }
+        held
+    }
+}
+
+/// A single token: the state is read, and then updated.
+#[inline(always)]
+unsafe fn one_token<V: Lanes, const N: usize>(state: &mut RowsMut, run: &Run, out: &mut RowsMut, c: usize, n: usize) {
+    let s = first_row(state, c);
+    // SAFETY: as for `block`.
+    unsafe {
+        let decay = V::splat(exp1(run.g.row(0)[0]));
+        let d = correction::<V, N>(s, run, c, n, decay);
+        let (q, k) = (run.q.row(0), run.k.row(0));
+        let mut o = [V::splat(0.0); N];
+        for i in 0..s.key_dim {
+            let p = s.at.add(i * s.stride);
+            let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
+            for j in 0..N {
+                let v = k.fma(d[j], load::<V>(p, j, n).mul(decay));
+                store(v, p, j, n);
+                o[j] = v.fma(q, o[j]);
+            }
+        }
+        let p = out.row(0).as_mut_ptr().add(c);
+        for j in 0..N {
+            store(o[j], p, j, n);
+        }
+    }
+}
+
+/// The greatest key dimension whose blocks are copied.
+const COPIED_ROWS: usize = 256;
+
+/// [`block`] on a copy whose rows lie together: rows a power of two apart fall on too few sets of the first-level cache.
+#[inline(always)]
+unsafe fn copied<V: Lanes, const N: usize>(state: &mut RowsMut, run: &Run, out: &mut RowsMut, c: usize, n: usize) {
+    let s = first_row(state, c);
+    if s.key_dim > COPIED_ROWS {
+        // SAFETY: as the caller vouches.
+        return unsafe { block::<V, N>(s, run, out, c, n) };
+    }
+    #[repr(align(64))]
+    struct Room<const N: usize>([[[f32; 16]; N]; COPIED_ROWS]);
+    let mut room = std::mem::MaybeUninit::<Room<N>>::uninit();
+    let at = room.as_mut_ptr().cast::<f32>();
+    // SAFETY: `16 N` columns of each row at both ends; the copy's rows are written before they are read.
+    unsafe {
+        for i in 0..s.key_dim {
+            std::ptr::copy_nonoverlapping(s.at.add(i * s.stride), at.add(i * 16 * N), 16 * N);
+        }
+        block::<V, N>(Block { at, stride: 16 * N, ..s }, run, out, c, n);
+        for i in 0..s.key_dim {
+            std::ptr::copy_nonoverlapping(at.add(i * 16 * N), s.at.add(i * s.stride), 16 * N);
         }
     }
 }
@@ -115,64 +267,52 @@ unsafe fn recurrence_lanes<V: Lanes>(state: &mut RowsMut, run: &Run, out: &mut R
 /// Per token there are two passes over the state's rows: what it holds for the key, and then its update and output. The second pass
 /// of a token is also the first of the next: the rows are decayed as they are stored, so each is loaded and stored once.
 #[inline(always)]
-unsafe fn block<V: Lanes, const N: usize>(state: &mut RowsMut, run: &Run, out: &mut RowsMut, c: usize, n: usize) {
-    let (tokens, key_dim) = (run.q.rows(), state.rows());
-    let (first, stride) = (state.row(0).as_mut_ptr(), if key_dim > 1 { state.stride() } else { 0 });
-    // SAFETY: `N` registers (or `n` lanes) from `c` on are inside each row; the caller vouches for the instruction set.
+unsafe fn block<V: Lanes, const N: usize>(s: Block, run: &Run, out: &mut RowsMut, c: usize, n: usize) {
+    let tokens = run.q.rows();
+    // SAFETY: `N` registers (or `n` lanes) are inside each row; the caller vouches for the instruction set.
     unsafe {
-        let at = first.add(c);
-        let load = |p: *const f32, j: usize| if n == 16 { V::load(p.add(16 * j)) } else { V::load_first(p, n) };
-        let store = |v: V, p: *mut f32, j: usize| if n == 16 { v.store(p.add(16 * j)) } else { v.store_first(p, n) };
-
-        // What the decayed state holds for the first key.
         let decay = V::splat(exp1(run.g.row(0)[0]));
-        let k = run.k.row(0);
-        let mut held = [V::splat(0.0); N];
-        for i in 0..key_dim {
-            let p = at.add(i * stride);
-            let k = V::splat(*k.get_unchecked(i));
-            for (j, held) in held.iter_mut().enumerate() {
-                let s = load(p, j).mul(decay);
-                store(s, p, j);
-                *held = s.fma(k, *held);
+        let mut d = correction::<V, N>(s, run, c, n, decay);
+        for i in 0..s.key_dim {
+            let p = s.at.add(i * s.stride);
+            for j in 0..N {
+                store(load::<V>(p, j, n).mul(decay), p, j, n);
             }
         }
         for t in 0..tokens {
-            let beta = V::splat(run.beta.row(t)[0]);
-            let v = run.v.row(t).as_ptr().add(c);
-            let d: [V; N] = std::array::from_fn(|j| load(v, j).sub(held[j]).mul(beta));
             let (q, k) = (run.q.row(t), run.k.row(t));
             let mut o = [V::splat(0.0); N];
             if t + 1 < tokens {
                 let decay = V::splat(exp1(run.g.row(t + 1)[0]));
                 let next = run.k.row(t + 1);
-                held = [V::splat(0.0); N];
-                for i in 0..key_dim {
-                    let p = at.add(i * stride);
+                let mut held = [V::splat(0.0); N];
+                for i in 0..s.key_dim {
+                    let p = s.at.add(i * s.stride);
                     let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
                     let next = V::splat(*next.get_unchecked(i));
                     for j in 0..N {
-                        let s = k.fma(d[j], load(p, j));
-                        o[j] = s.fma(q, o[j]);
-                        let s = s.mul(decay);
-                        store(s, p, j);
-                        held[j] = s.fma(next, held[j]);
+                        let v = k.fma(d[j], load::<V>(p, j, n));
+                        o[j] = v.fma(q, o[j]);
+                        let v = v.mul(decay);
+                        store(v, p, j, n);
+                        held[j] = v.fma(next, held[j]);
                     }
                 }
+                d = corrected(held, run, t + 1, c, n);
             } else {
-                for i in 0..key_dim {
-                    let p = at.add(i * stride);
+                for i in 0..s.key_dim {
+                    let p = s.at.add(i * s.stride);
                     let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
                     for j in 0..N {
-                        let s = k.fma(d[j], load(p, j));
-                        store(s, p, j);
-                        o[j] = s.fma(q, o[j]);
+                        let v = k.fma(d[j], load::<V>(p, j, n));
+                        store(v, p, j, n);
+                        o[j] = v.fma(q, o[j]);
                     }
                 }
             }
             let p = out.row(t).as_mut_ptr().add(c);
-            for (j, o) in o.into_iter().enumerate() {
-                store(o, p, j);
+            for j in 0..N {
+                store(o[j], p, j, n);
             }
         }
     }

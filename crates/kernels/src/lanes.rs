@@ -9,6 +9,7 @@
 /// # Safety
 /// The methods of an implementation may be called only where its instruction set is available: inside a function
 /// that [`simd!`](crate::simd) made, or after a check. Pointers must be valid for the lanes read or written; no alignment is needed.
+#[allow(clippy::missing_safety_doc)]
 pub trait Lanes: Copy {
     /// Whether sixteen lanes are one register of thirty-two, so that kernels may hold larger tiles (which never changes a result).
     const WIDE: bool;
@@ -49,6 +50,8 @@ pub trait Lanes: Copy {
     unsafe fn sum16(v: [Self; 16]) -> Self;
     /// The greatest lane by the same tree (lanes must not be NaN for a meaningful answer).
     unsafe fn max_lane(self) -> f32;
+    /// Asks for the cache line of `p`, which may be any address.
+    unsafe fn prefetch(_p: *const u8) {}
     /// Bits of each lane.
     unsafe fn to_array(self) -> [f32; 16] {
         let mut a = [0f32; 16];
@@ -214,18 +217,75 @@ mod x86 {
         }
     }
 
+    #[inline(always)]
+    unsafe fn bf16x8(p: *const u8) -> __m256 {
+        // SAFETY: the caller runs with AVX2 and vouches for 16 bytes at `p`.
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))) }
+    }
+
+    #[inline(always)]
+    unsafe fn f16x8(p: *const u8) -> __m256 {
+        // SAFETY: the caller runs with F16C and vouches for 16 bytes at `p`.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn u8x8(p: *const u8) -> __m256 {
+        // SAFETY: the caller runs with AVX2 and vouches for 8 bytes at `p`.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn exp2_int8(v: __m256) -> __m256 {
+        // SAFETY: the caller runs with AVX2.
+        unsafe {
+            let e = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(e))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn select_lt8(x: __m256, bound: __m256, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the caller runs with AVX2.
+        unsafe { _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, bound)) }
+    }
+
+    /// The pairs of 64 bits of two registers, summed: level i and i + 2 of the tree for both.
+    #[inline(always)]
+    unsafe fn sum_pairs8(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the caller runs with AVX2.
+        unsafe {
+            let low = _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a), _mm256_castps_pd(b)));
+            let high = _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(a), _mm256_castps_pd(b)));
+            _mm256_add_ps(low, high)
+        }
+    }
+
+    /// As [`sum_pairs8`], on sixteen lanes.
+    #[inline(always)]
+    unsafe fn sum_pairs16(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the caller runs with AVX-512.
+        unsafe {
+            let low = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+            let high = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+            _mm512_add_ps(low, high)
+        }
+    }
+
+    /// Lanes i and i + 8 of two registers, summed: eight lanes each.
+    #[inline(always)]
+    unsafe fn sum_halves16(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the caller runs with AVX-512.
+        unsafe { _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b)) }
+    }
+
     /// The last two levels of the tree, four sums at a time: `v[j]` holds four lanes in each 128-bit part, whose sum goes to
     /// place j of that part.
     #[inline(always)]
     unsafe fn sum_parts(v: [__m256; 4]) -> __m256 {
         // SAFETY: the caller runs with AVX2.
         unsafe {
-            let two = |a, b| {
-                let low = _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a), _mm256_castps_pd(b)));
-                let high = _mm256_unpackhi_pd(_mm256_castps_pd(a), _mm256_castps_pd(b));
-                _mm256_add_ps(low, _mm256_castpd_ps(high))
-            };
-            let (a, b) = (two(v[0], v[1]), two(v[2], v[3]));
+            let (a, b) = (sum_pairs8(v[0], v[1]), sum_pairs8(v[2], v[3]));
             let low = _mm256_shuffle_ps::<0x88>(a, b);
             _mm256_add_ps(low, _mm256_shuffle_ps::<0xdd>(a, b))
         }
@@ -261,6 +321,10 @@ mod x86 {
     impl Lanes for Avx2x16 {
         const WIDE: bool = false;
         #[inline(always)]
+        unsafe fn prefetch(p: *const u8) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
+        #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             unsafe { Avx2x16(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
         }
@@ -277,27 +341,15 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load_bf16(p: *const u8) -> Self {
-            unsafe {
-                let half = |p: *const u8| {
-                    let v = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v))
-                };
-                Avx2x16(half(p), half(p.add(16)))
-            }
+            unsafe { Avx2x16(bf16x8(p), bf16x8(p.add(16))) }
         }
         #[inline(always)]
         unsafe fn load_f16(p: *const u8) -> Self {
-            unsafe {
-                let half = |p: *const u8| _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
-                Avx2x16(half(p), half(p.add(16)))
-            }
+            unsafe { Avx2x16(f16x8(p), f16x8(p.add(16))) }
         }
         #[inline(always)]
         unsafe fn load_u8(p: *const u8) -> Self {
-            unsafe {
-                let half = |p: *const u8| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())));
-                Avx2x16(half(p), half(p.add(8)))
-            }
+            unsafe { Avx2x16(u8x8(p), u8x8(p.add(8))) }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
@@ -356,20 +408,11 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn exp2_int(self) -> Self {
-            unsafe {
-                let half = |v| {
-                    let e = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(127));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(e))
-                };
-                Avx2x16(half(self.0), half(self.1))
-            }
+            unsafe { Avx2x16(exp2_int8(self.0), exp2_int8(self.1)) }
         }
         #[inline(always)]
         unsafe fn select_lt(self, bound: Self, a: Self, b: Self) -> Self {
-            unsafe {
-                let half = |x, y, a, b| _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, y));
-                Avx2x16(half(self.0, bound.0, a.0, b.0), half(self.1, bound.1, a.1, b.1))
-            }
+            unsafe { Avx2x16(select_lt8(self.0, bound.0, a.0, b.0), select_lt8(self.1, bound.1, a.1, b.1)) }
         }
         #[inline(always)]
         unsafe fn sum(self) -> f32 {
@@ -402,6 +445,10 @@ mod x86 {
     #[allow(clippy::undocumented_unsafe_blocks)]
     impl Lanes for Avx512x16 {
         const WIDE: bool = true;
+        #[inline(always)]
+        unsafe fn prefetch(p: *const u8) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             unsafe { Avx512x16(_mm512_set1_ps(x)) }
@@ -503,20 +550,12 @@ mod x86 {
                 // Of v[4l + j], l is the 128-bit part and j the place in it where its sum ends up.
                 let mut four = [_mm512_setzero_ps(); 4];
                 for (j, four) in four.iter_mut().enumerate() {
-                    let eight = |a: __m512, b: __m512| {
-                        let low = _mm512_shuffle_f32x4::<0x44>(a, b);
-                        _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xee>(a, b))
-                    };
-                    let (a, b) = (eight(v[j].0, v[4 + j].0), eight(v[8 + j].0, v[12 + j].0));
+                    let a = sum_halves16(v[j].0, v[4 + j].0);
+                    let b = sum_halves16(v[8 + j].0, v[12 + j].0);
                     let low = _mm512_shuffle_f32x4::<0x88>(a, b);
                     *four = _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xdd>(a, b));
                 }
-                let two = |a, b| {
-                    let low = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
-                    let high = _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b));
-                    _mm512_add_ps(low, _mm512_castpd_ps(high))
-                };
-                let (a, b) = (two(four[0], four[1]), two(four[2], four[3]));
+                let (a, b) = (sum_pairs16(four[0], four[1]), sum_pairs16(four[2], four[3]));
                 let low = _mm512_shuffle_ps::<0x88>(a, b);
                 Avx512x16(_mm512_add_ps(low, _mm512_shuffle_ps::<0xdd>(a, b)))
             }
@@ -539,21 +578,21 @@ pub use x86::{Avx2x16, Avx512x16};
 /// that the made (safe) function lets through: it does the checks.
 #[macro_export]
 macro_rules! simd {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident$(<$($life:lifetime),+>)?($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        $vis fn $name(isa: $crate::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name$(<$($life),+>)?(isa: $crate::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
                 #[allow(clippy::too_many_arguments)]
                 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-                unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+                unsafe fn avx2$(<$($life),+>)?($($arg: $ty),*) $(-> $ret)? {
                     // SAFETY: this shell has the instruction set enabled.
                     unsafe { $body::<$crate::lanes::Avx2x16>($($arg),*) }
                 }
                 #[allow(clippy::too_many_arguments)]
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")]
-                unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+                unsafe fn avx512$(<$($life),+>)?($($arg: $ty),*) $(-> $ret)? {
                     // SAFETY: as above.
                     unsafe { $body::<$crate::lanes::Avx512x16>($($arg),*) }
                 }

@@ -14,6 +14,7 @@ pub mod lanes;
 pub mod math;
 pub mod matmul;
 pub mod norm;
+pub mod roofline;
 pub mod rotary;
 pub mod route;
 pub mod rows;

@@ -43,7 +43,11 @@ impl Scoring {
             if !bias.is_empty() && bias.len() != experts {
                 return Err(format!("a correction bias of {} for {experts} experts", bias.len()));
             }
-            if *groups == 0 || *groups > MAX_GROUPS || experts % groups != 0 || *top_groups == 0 || top_groups > groups
+            if *groups == 0
+                || *groups > MAX_GROUPS
+                || !experts.is_multiple_of(*groups)
+                || *top_groups == 0
+                || top_groups > groups
             {
                 return Err(format!("{top_groups} of {groups} groups of {experts} experts"));
             }

@@ -6,7 +6,7 @@ use sluice_kernels::rows::Rows;
 use sluice_kernels::{elementwise, rotary};
 
 use super::Cpu;
-use super::matmul::part;
+use super::matmul::{Crew, part};
 use super::memory::{Parts, Place};
 use crate::{AttentionStep, KvLayout};
 
@@ -122,6 +122,13 @@ impl Cpu {
         let split = batch.sequences.len() * kv_heads < 2 * threads && threads > 1;
         let part_len = group * (v_dim + 2);
         tasks.clear();
+        // Room for as many parts as there can ever be; memory is committed when it is used.
+        let positions = kv_bytes.len() / layout.block_bytes() * layout.block_tokens;
+        let most = kv_heads * (positions.div_ceil(attention::PARTITION) + batch.sequences.len() + tokens);
+        tasks.reserve(most);
+        if split {
+            parts.reserve((most * part_len).saturating_sub(parts.len()));
+        }
         let mut part_end = 0;
         for (sequence, s) in batch.sequences.iter().enumerate() {
             for kv_head in 0..kv_heads {
@@ -140,8 +147,10 @@ impl Cpu {
                 }
             }
         }
-        let room = part(parts, if parts.len() < part_end { part_end.next_power_of_two() } else { part_end });
-        let part_room = Parts::new(room);
+        let part_room = Parts::new(part(parts, part_end));
+        let most = tasks.iter().map(|t| t.tokens).max().unwrap_or(0);
+        let scratch_len = attention::scratch_len(&shape, group, most);
+        Crew { isa, pool: &mut self.pool, workers: &mut self.workers }.reserve(0, 0, scratch_len, 0);
         let (tasks, workers) = (&*tasks, &self.workers);
         self.pool.run(tasks.len(), &|task, thread| {
             let task = &tasks[task];

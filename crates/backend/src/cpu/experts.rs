@@ -4,11 +4,10 @@
 //! In the second, each task owns a block of output rows and adds the experts up in ascending number.
 
 use sluice_kernels::matmul::{Activations, Encoding};
-use sluice_kernels::{Isa, elementwise};
+use sluice_kernels::elementwise;
 
-use super::matmul::{Encoded, Needs, Worker, block_rows, part, tile};
-use super::memory::{PerThread, Place, Weight};
-use crate::pool::Pool;
+use super::matmul::{Crew, Encoded, Needs, Worker, block_rows, part, tile};
+use super::memory::{Place, Weight};
 use crate::{Experts, ExpertMatrix, Routing};
 
 /// One gated unit: an expert with its tokens, or a dense layer with all of them.
@@ -48,6 +47,7 @@ impl Plan {
     pub fn fill(&mut self, routing: &Routing, experts: &Experts) {
         let pairs = routing.experts.len();
         self.units.clear();
+        self.units.reserve(experts.count);
         self.counts.clear();
         self.counts.resize(experts.count, 0);
         routing.experts.iter().for_each(|&e| self.counts[e as usize] += 1);
@@ -86,7 +86,7 @@ impl Plan {
 
 /// The first round: `into[unit.from + i] = silu(gate(x[order[i]])) * up(x[order[i]])`, encoded for the down projections.
 pub fn gate_up(
-    (isa, pool, workers): (Isa, &mut Pool, &PerThread<Worker>),
+    mut crew: Crew,
     weights: &[Weight],
     mode: Activations,
     units: &mut [Unit],
@@ -98,13 +98,20 @@ pub fn gate_up(
     let needs = Needs::of(units.iter().map(|u| weights[u.down.0].form().encoding(mode)));
     into.reset(order.len(), intermediate, needs);
     // Whole groups of int8 activations stay in one task.
-    let block = block_rows(units.len() * intermediate, pool.threads()).next_multiple_of(32);
-    let mut tasks = 0;
+    let block = block_rows(units.len() * intermediate, crew.pool.threads()).next_multiple_of(32);
+    // No unit has more tokens than the step.
+    let most = x.rows();
+    let (mut tasks, mut kernel) = (0, 0);
     for unit in units.iter_mut() {
         unit.first_task = tasks;
         tasks += intermediate.div_ceil(block);
+        for (w, _) in [unit.gate, unit.up] {
+            kernel = kernel.max(weights[w].scratch_bytes(block.min(intermediate), most, mode));
+        }
     }
-    let units = &*units;
+    crew.reserve(most * block.min(intermediate), 0, 0, kernel);
+    let Crew { isa, pool, workers } = crew;
+    let (units, workers) = (&*units, &*workers);
     let writer = into.writer(needs);
     pool.run(tasks, &|task, thread| {
         let unit = &units[units.partition_point(|u| u.first_task <= task) - 1];
@@ -140,7 +147,7 @@ pub struct SharedDown<'a> {
 
 /// The second round: `residual[t] += sum over t's experts of weight * down(hidden) + gate * shared down`.
 pub fn down_and_add(
-    (isa, pool, workers): (Isa, &mut Pool, &PerThread<Worker>),
+    mut crew: Crew,
     weights: &[Weight],
     mode: Activations,
     plan: &Plan,
@@ -150,7 +157,12 @@ pub fn down_and_add(
     residual: Place,
 ) {
     let (tokens, width) = (residual.rows, residual.cols);
-    let block = block_rows(width, pool.threads());
+    let block = block_rows(width, crew.pool.threads());
+    let downs = plan.units.iter().map(|u| u.down.0).chain(shared.iter().map(|s| s.down.0));
+    let kernel = downs.map(|w| weights[w].scratch_bytes(block.min(width), tokens, mode)).max().unwrap_or(0);
+    crew.reserve(tokens * block.min(width), 0, tokens * block.min(width), kernel);
+    let Crew { isa, pool, workers } = crew;
+    let workers = &*workers;
     pool.run(width.div_ceil(block), &|task, thread| {
         let from = task * block;
         let n = block.min(width - from);

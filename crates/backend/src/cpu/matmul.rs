@@ -69,6 +69,10 @@ impl Encoded {
         }
     }
 
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
     pub fn bytes(&self) -> usize {
         4 * (self.f32.len() + self.scales.len() + self.sums.len()) + 2 * self.bf16.len() + self.q.len()
     }
@@ -152,6 +156,26 @@ pub fn part(v: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut v[..len]
 }
 
+/// What carries tasks out: the instruction set, the threads and what each of them keeps.
+pub struct Crew<'a> {
+    pub isa: Isa,
+    pub pool: &'a mut Pool,
+    pub workers: &'a mut PerThread<Worker>,
+}
+
+impl Crew<'_> {
+    /// Sizes every thread's tiles and scratch ahead: which thread gets which task is chance, and a step must not allocate by chance.
+    pub fn reserve(&mut self, tile: usize, row: usize, floats: usize, kernel: usize) {
+        for w in self.workers.iter_mut() {
+            grow(&mut w.tile, tile);
+            grow(&mut w.tile2, tile);
+            grow(&mut w.row, row);
+            grow(&mut w.floats, floats);
+            w.kernel.reserve(kernel);
+        }
+    }
+}
+
 impl Worker {
     pub fn bytes(&self) -> usize {
         let floats = self.tile.len() + self.tile2.len() + self.row.len() + self.floats.len();
@@ -164,13 +188,16 @@ const ENCODE_TOKENS: usize = 4;
 
 /// Encodes the rows of `x`, after an RMS norm where one is given.
 pub fn encode(
-    (isa, pool, workers): (Isa, &mut Pool, &PerThread<Worker>),
+    mut crew: Crew,
     x: Place,
     norm: Option<(&[f32], f32)>,
     needs: Needs,
     into: &mut Encoded,
 ) {
     into.reset(x.rows, x.cols, needs);
+    crew.reserve(0, x.cols, 0, 0);
+    let Crew { isa, pool, workers } = crew;
+    let workers = &*workers;
     let writer = into.writer(needs);
     pool.run(x.rows.div_ceil(ENCODE_TOKENS), &|task, thread| {
         // SAFETY: one borrow, by the task that runs as this thread.
@@ -217,7 +244,7 @@ const SMALL: usize = 1 << 15;
 
 /// Carries out `jobs` on the rows `tokens` of the encoded activations.
 pub fn run_jobs(
-    (isa, pool, workers): (Isa, &mut Pool, &PerThread<Worker>),
+    mut crew: Crew,
     weights: &[Weight],
     mode: Activations,
     jobs: &mut [Job],
@@ -226,13 +253,18 @@ pub fn run_jobs(
 ) {
     let rows: usize = jobs.iter().map(|j| j.rows).sum();
     let small = rows * encoded.cols * tokens.len() < SMALL;
-    let block = if small { usize::MAX } else { block_rows(rows, pool.threads()) };
-    let mut tasks = 0;
+    let block = if small { usize::MAX } else { block_rows(rows, crew.pool.threads()) };
+    let (mut tasks, mut tile_len, mut kernel) = (0, 0, 0);
     for job in jobs.iter_mut() {
         job.first_task = tasks;
         tasks += if small { 1 } else { job.rows.div_ceil(block) };
+        let n = block.min(job.rows);
+        tile_len = tile_len.max(tokens.len() * n);
+        kernel = kernel.max(weights[job.weight].scratch_bytes(n, tokens.len(), mode));
     }
-    let jobs = &*jobs;
+    crew.reserve(tile_len, 0, 0, kernel);
+    let Crew { isa, pool, workers } = crew;
+    let (workers, jobs) = (&*workers, &*jobs);
     let task = |task: usize, thread: usize| {
         let job = &jobs[jobs.partition_point(|j| j.first_task <= task) - 1];
         let from = (task - job.first_task) * if small { 0 } else { block };

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result};
 use memmap2::{MmapMut, MmapOptions};
-use sluice_kernels::matmul::{Form, Matrix};
+use sluice_kernels::matmul::{self, Activations, Form, Matrix};
 use sluice_kernels::rows::{Rows, RowsMut};
 use sluice_store::Bytes;
 
@@ -160,9 +160,9 @@ impl<T: Default> PerThread<T> {
         unsafe { &mut *self.0[thread].get() }
     }
 
-    /// The sum of `f` over all threads' own. `&mut`: no task is under way.
-    pub fn sum(&mut self, f: impl Fn(&T) -> usize) -> usize {
-        self.0.iter_mut().map(|c| f(c.get_mut())).sum()
+    /// Every thread's own. `&mut`: no task is under way.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().map(UnsafeCell::get_mut)
     }
 }
 
@@ -206,6 +206,11 @@ impl Weight {
     /// Bytes of the whole matrix, and whether they lie in a mapped file.
     pub fn bytes(&self) -> usize {
         self.parts().iter().map(|b| b.len()).sum()
+    }
+
+    /// Kernel scratch for `rows` of it times `tokens`.
+    pub fn scratch_bytes(&self, rows: usize, tokens: usize, mode: Activations) -> usize {
+        matmul::scratch_bytes(self.form(), self.cols(), rows, tokens, mode)
     }
 
     pub fn bytes_per_row(&self) -> usize {

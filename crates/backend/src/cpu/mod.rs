@@ -17,7 +17,7 @@ use crate::{
     AttentionStep, Backend, BufferId, DeltaStep, Experts, KvLayout, KvPool, Linear, MatrixId, MatrixSource,
     MemoryClass, Mlp, Norm, Phase, Profile, Projection, RotaryFrequencies, Routing, Scoring, SharedExpert, Tensor,
 };
-use matmul::{Encoded, Job, Needs, Worker};
+use matmul::{Crew, Encoded, Job, Needs, Worker};
 use memory::{Buffer, Parts, PerThread, Place, Weight};
 
 /// The CPU.
@@ -98,8 +98,8 @@ impl Cpu {
     /// Encodes `x` (after `norm`) for matrices with these needs.
     fn encode(&mut self, x: Place, norm: Option<Norm>, needs: Needs) {
         let norm = norm.map(|n| self.norm_weight(&n));
-        let how = (self.isa, &mut self.pool, &self.workers);
-        matmul::encode(how, x, norm, needs, &mut self.encoded);
+        let crew = Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers };
+        matmul::encode(crew, x, norm, needs, &mut self.encoded);
     }
 
     /// Starts a list of jobs; `job` adds one.
@@ -113,9 +113,9 @@ impl Cpu {
     /// Runs the listed jobs on all rows of what was encoded.
     fn run_jobs(&mut self, mode: Activations, tokens: usize) {
         self.count_to(tokens);
-        let how = (self.isa, &mut self.pool, &self.workers);
+        let crew = Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers };
         let tokens = &self.counting[..tokens];
-        matmul::run_jobs(how, &self.weights, mode, &mut self.jobs, &self.encoded, tokens);
+        matmul::run_jobs(crew, &self.weights, mode, &mut self.jobs, &self.encoded, tokens);
         self.jobs.clear();
     }
 
@@ -144,9 +144,9 @@ impl Cpu {
             tokens,
             first_task: 0,
         }];
-        let how = (self.isa, &mut self.pool, &self.workers);
+        let crew = Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers };
         let order = &self.counting[..tokens];
-        experts::gate_up(how, &self.weights, self.mode, &mut unit, order, &self.encoded, &mut self.shared_hidden);
+        experts::gate_up(crew, &self.weights, self.mode, &mut unit, order, &self.encoded, &mut self.shared_hidden);
     }
 }
 
@@ -345,9 +345,9 @@ impl Backend for Cpu {
             }
             self.dense_gate_up(&s.mlp, tokens);
         }
-        let how = (self.isa, &mut self.pool, &self.workers);
+        let crew = Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers };
         let units = &mut plan.units;
-        experts::gate_up(how, &self.weights, self.mode, units, &plan.order, &self.encoded, &mut self.hidden);
+        experts::gate_up(crew, &self.weights, self.mode, units, &plan.order, &self.encoded, &mut self.hidden);
         // 3. down projections, summed
         self.count_to(tokens.max(plan.order.len()));
         let shared_down = shared.map(|s| experts::SharedDown {
@@ -356,9 +356,9 @@ impl Backend for Cpu {
             gate: gate_place,
             tokens: &self.counting[..tokens],
         });
-        let how = (self.isa, &mut self.pool, &self.workers);
+        let crew = Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers };
         let pairs = &self.counting[..plan.order.len()];
-        experts::down_and_add(how, &self.weights, self.mode, &plan, pairs, &self.hidden, shared_down, residual);
+        experts::down_and_add(crew, &self.weights, self.mode, &plan, pairs, &self.hidden, shared_down, residual);
         self.shared_gates = gates;
         self.plan = plan;
         if self.profile.is_some() {
@@ -379,6 +379,7 @@ impl Backend for Cpu {
         let needs = self.needs([head]);
         // 1. norm and encode the wanted rows
         self.encoded.reset(rows.len(), x.cols, needs);
+        Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers }.reserve(0, x.cols, 0, 0);
         let (writer, isa, workers) = (self.encoded.writer(needs), self.isa, &self.workers);
         self.pool.run(rows.len(), &|task, thread| {
             // SAFETY: one borrow, by the task that runs as this thread; x is not written meanwhile; this task alone writes row `task`.
@@ -406,7 +407,7 @@ impl Backend for Cpu {
             MemoryClass::WeightsCopied => buffers + weights(false),
             MemoryClass::Scratch => {
                 let encoded = self.encoded.bytes() + self.hidden.bytes() + self.shared_hidden.bytes();
-                let workers = self.workers.sum(Worker::bytes);
+                let workers = self.workers.iter_mut().map(|w| w.bytes()).sum::<usize>();
                 let lists = 4 * (self.router_logits.len() + self.shared_gates.len() + self.counting.len());
                 buffers + encoded + workers + lists + self.plan.bytes() + self.attention.bytes() + self.delta.bytes()
             }

@@ -46,8 +46,8 @@ pub struct ChatArgs {
     engine: EngineArgs,
 }
 
-/// Talks until the input ends. `start` is when the program did.
-pub fn run(args: ChatArgs, start: Instant) -> Result<()> {
+/// Talks until the input ends.
+pub fn run(args: ChatArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
     let loaded = load::model(&folder, args.engine.options()?)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
@@ -72,7 +72,6 @@ pub fn run(args: ChatArgs, start: Instant) -> Result<()> {
         sequence,
         generation,
         measured,
-        start: Some(start),
         last: None,
     };
     let mut input = Input::open();
@@ -103,8 +102,6 @@ struct Chat<'a> {
     sequence: SequenceId,
     generation: Generation,
     measured: Measured,
-    /// When the program started, until the first answer has begun.
-    start: Option<Instant>,
     last: Option<Answer>,
 }
 
@@ -193,7 +190,6 @@ impl Chat<'_> {
         self.conversation.fed = rendered + &self.text.tokenizer.decode(&answer.tokens, false)?;
         let m = &mut self.measured;
         m.first_from_request = answer.first_token.map(|t| t - request);
-        m.first_from_start = answer.first_token.zip(self.start.take()).map(|(t, start)| t - start);
         m.context = self.engine.tokens(self.sequence)?.len();
         Ok(answer)
     }

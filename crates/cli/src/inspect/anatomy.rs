@@ -67,7 +67,9 @@ impl Anatomy {
         };
         let supported = check_supported(config).map_err(|e| format!("{e:#}"));
         let default = quantization.as_ref().and_then(|q| q.default());
-        let count = config.get("num_experts").map(|_| config.size("num_experts")).transpose()?;
+        // Newer versions of the reference write the second name for some architectures.
+        let key = ["num_experts", "num_local_experts"].into_iter().find(|key| config.get(key).is_some());
+        let count = key.map(|key| config.size(key)).transpose()?;
         let experts = count.map(|n| Ok::<_, anyhow::Error>((n, config.size("num_experts_per_tok")?))).transpose()?;
         let mut a = Anatomy {
             model_type: config.model_type()?.to_owned(),

@@ -153,20 +153,12 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Stri
         let bytes = units::bytes(a.part(Part::LeftOut).bytes);
         lines.push(("left out", format!("{bytes}: {}", a.left_out.join(", "))));
     }
-    let state = if a.state_bytes > 0 {
-        format!("; recurrent state {} per conversation", units::bytes(a.state_bytes))
-    } else {
-        String::new()
-    };
-    lines.push(("per token", format!("reads {} of weights", units::bytes(a.read_per_token()))));
-    lines.push((
-        "context's",
-        format!(
-            "{} of KV per token (bf16; f32: {}){state}",
-            units::bytes(a.kv_per_token(2)),
-            units::bytes(a.kv_per_token(4))
-        ),
-    ));
+    lines.push(("a token", format!("reads {} of weights", units::bytes(a.read_per_token()))));
+    let [bf16, f32] = [2, 4].map(|element| units::bytes(a.kv_per_token(element)));
+    lines.push(("KV", format!("{bf16} per token in bf16, {f32} in f32")));
+    if a.state_bytes > 0 {
+        lines.push(("state", format!("{} per conversation", units::bytes(a.state_bytes))));
+    }
     lines.push(("memory", fit.to_text()));
     lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect()
 }

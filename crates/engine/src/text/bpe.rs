@@ -2,38 +2,90 @@
 
 use super::image::Image;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::Mutex;
 use tokenizers::{Result, Token};
 
 /// Characters below this have their token looked up once, at the start: the byte-level alphabet lies there.
 const ALPHABET: u32 = 0x180;
+/// Words whose tokens are remembered, and the longest of them in bytes.
+const MEMORY: usize = 10_000;
+const MEMORABLE: usize = 64;
 
 /// A byte-pair model.
 pub(super) struct Bpe {
     image: Image,
     alphabet: Vec<Option<u32>>,
+    /// Text repeats its words: word -> parts. Whoever finds it locked goes without.
+    memory: Mutex<HashMap<Box<str>, Box<[Part]>>>,
 }
 
-/// A part of a word, in a list linked in both directions.
+/// A token of a word, and its length in bytes.
+type Part = (u32, u32);
+
+/// A part of a word while it is being merged, in a list linked in both directions.
 struct Symbol {
     token: u32,
     /// Length in bytes; 0 once it was merged into the one before it.
-    len: usize,
-    before: usize,
-    after: usize,
+    len: u32,
+    before: u32,
+    after: u32,
 }
 
-const NONE: usize = usize::MAX;
+const NONE: u32 = u32::MAX;
+
+/// A merge that was possible when it was queued. The order is that of the queue: by rank, then from the left.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Offer {
+    rank: u32,
+    at: u32,
+    left: u32,
+    right: u32,
+    /// What the two become.
+    token: u32,
+}
 
 impl Bpe {
     pub fn new(image: Image) -> Self {
         let mut buffer = [0; 4];
         let alphabet = (0..ALPHABET).map(|c| image.id(char::from_u32(c)?.encode_utf8(&mut buffer))).collect();
-        Self { image, alphabet }
+        Self { image, alphabet, memory: Mutex::default() }
+    }
+
+    /// The tokens of one of the pre-tokeniser's words.
+    pub fn tokenize(&self, word: &str) -> Result<Vec<Token>> {
+        if word.len() > MEMORABLE {
+            return Ok(tokens(&self.parts(word)?));
+        }
+        if let Ok(memory) = self.memory.try_lock()
+            && let Some(parts) = memory.get(word)
+        {
+            return Ok(tokens(parts));
+        }
+        let parts = self.parts(word)?;
+        let tokens = tokens(&parts);
+        if let Ok(mut memory) = self.memory.try_lock()
+            && memory.len() < MEMORY
+        {
+            memory.insert(word.into(), parts.into());
+        }
+        Ok(tokens)
+    }
+
+    fn parts(&self, word: &str) -> Result<Vec<Part>> {
+        if self.image.ignores_merges()
+            && let Some(id) = self.image.id(word)
+        {
+            return Ok(vec![(id, u32::try_from(word.len())?)]);
+        }
+        let mut symbols = self.symbols(word)?;
+        self.merge_all(&mut symbols);
+        Ok(symbols.iter().filter(|s| s.len > 0).map(|s| (s.token, s.len)).collect())
     }
 
     /// The characters of `word` as tokens. One that the vocabulary lacks is left out, as the library does without an unknown token.
-    fn symbols(&self, word: &str) -> Vec<Symbol> {
+    fn symbols(&self, word: &str) -> Result<Vec<Symbol>> {
+        u32::try_from(word.len())?; // so that positions and lengths fit
         let mut symbols: Vec<Symbol> = Vec::with_capacity(word.len());
         let mut buffer = [0; 4];
         for c in word.chars() {
@@ -42,73 +94,47 @@ impl Bpe {
                 None => self.image.id(c.encode_utf8(&mut buffer)),
             };
             if let Some(token) = token {
-                let i = symbols.len();
-                symbols.push(Symbol { token, len: c.len_utf8(), before: i.wrapping_sub(1), after: i + 1 });
+                let i = symbols.len() as u32;
+                symbols.push(Symbol { token, len: c.len_utf8() as u32, before: i.wrapping_sub(1), after: i + 1 });
             }
         }
         if let Some(last) = symbols.last_mut() {
             last.after = NONE;
         }
-        symbols
+        Ok(symbols)
     }
 
     /// Carries out the merges: always the one of lowest rank, of equals the leftmost.
     fn merge_all(&self, symbols: &mut [Symbol]) {
-        // (rank, position, token of the two together)
-        let mut queue: BinaryHeap<Reverse<(u32, usize, u32)>> = BinaryHeap::with_capacity(symbols.len());
-        let offer = |queue: &mut BinaryHeap<_>, symbols: &[Symbol], at: usize| {
-            let after = symbols[at].after;
-            if after != NONE
-                && let Some((rank, token)) = self.image.merge(symbols[at].token, symbols[after].token)
-            {
-                queue.push(Reverse((rank, at, token)));
+        let offer = |symbols: &[Symbol], at: u32| {
+            let (left, after) = (symbols[at as usize].token, symbols[at as usize].after);
+            if after == NONE {
+                return None;
             }
+            let right = symbols[after as usize].token;
+            let (rank, token) = self.image.merge(left, right)?;
+            Some(Reverse(Offer { rank, at, left, right, token }))
         };
-        for at in 0..symbols.len() {
-            offer(&mut queue, symbols, at);
-        }
-        while let Some(Reverse((rank, at, token))) = queue.pop() {
-            // An entry may be older than a merge of one of its two.
-            let after = symbols[at].after;
-            if symbols[at].len == 0
-                || after == NONE
-                || self.image.merge(symbols[at].token, symbols[after].token) != Some((rank, token))
-            {
+        let mut queue: BinaryHeap<_> = (0..symbols.len() as u32).filter_map(|at| offer(symbols, at)).collect();
+        while let Some(Reverse(Offer { at, left, right, token, .. })) = queue.pop() {
+            let symbol = &symbols[at as usize];
+            let after = symbol.after;
+            // One of the two may have been merged with another since.
+            if symbol.len == 0 || symbol.token != left || after == NONE || symbols[after as usize].token != right {
                 continue;
             }
-            let beyond = symbols[after].after;
-            symbols[at].token = token;
-            symbols[at].len += std::mem::take(&mut symbols[after].len);
-            symbols[at].after = beyond;
+            let (before, beyond) = (symbol.before, symbols[after as usize].after);
+            let len = std::mem::take(&mut symbols[after as usize].len);
+            let symbol = &mut symbols[at as usize];
+            (symbol.token, symbol.len, symbol.after) = (token, symbol.len + len, beyond);
             if beyond != NONE {
-                symbols[beyond].before = at;
+                symbols[beyond as usize].before = at;
             }
-            if symbols[at].before != NONE {
-                offer(&mut queue, symbols, symbols[at].before);
+            if before != NONE {
+                queue.extend(offer(symbols, before));
             }
-            offer(&mut queue, symbols, at);
+            queue.extend(offer(symbols, at));
         }
-    }
-
-    /// The tokens of one word of the pre-tokeniser's.
-    pub fn tokenize(&self, word: &str) -> Result<Vec<Token>> {
-        // Nobody reads a token's text on the way to ids, so it is left empty.
-        let token = |id: u32, start: usize, len: usize| Token::new(id, String::new(), (start, start + len));
-        if self.image.ignores_merges()
-            && let Some(id) = self.image.id(word)
-        {
-            return Ok(vec![token(id, 0, word.len())]);
-        }
-        let mut symbols = self.symbols(word);
-        self.merge_all(&mut symbols);
-        let mut start = 0;
-        let left = symbols.iter().filter(|symbol| symbol.len > 0);
-        Ok(left
-            .map(|symbol| {
-                start += symbol.len;
-                token(symbol.token, start - symbol.len, symbol.len)
-            })
-            .collect())
     }
 
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
@@ -122,4 +148,15 @@ impl Bpe {
     pub fn vocab_size(&self) -> usize {
         self.image.len()
     }
+}
+
+/// The parts as the library wants them. Nobody reads a token's text on the way to ids, so it is left empty.
+fn tokens(parts: &[Part]) -> Vec<Token> {
+    let mut end = 0;
+    let token = |(id, len): &Part| {
+        let start = end;
+        end += *len as usize;
+        Token::new(*id, String::new(), (start, end))
+    };
+    parts.iter().map(token).collect()
 }

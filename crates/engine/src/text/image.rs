@@ -17,7 +17,7 @@
 //! | rest | `tokenizer.json` without its model, JSON |
 
 use anyhow::{Result, anyhow, bail, ensure};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -79,18 +79,18 @@ impl Image {
                 .ok_or_else(|| anyhow!("a merge needs the token {text:?}, which is not in the vocabulary"))
         };
         let mut table = Vec::with_capacity(3 * merges.len());
-        let mut ranks = HashMap::with_capacity(merges.len());
         let mut both = String::new();
-        for ((left, right), rank) in merges.iter().zip(1u32..) {
+        for (left, right) in *merges {
             both.clear();
             both.extend([left.as_str(), right]);
-            let pair = (id(left)?, id(right)?);
-            table.extend([pair.0, pair.1, id(&both)?]);
-            ranks.insert(pair, rank);
+            table.extend([id(left)?, id(right)?, id(&both)?]);
         }
         let mut merge_slots = vec![0u32; merge_room];
-        for ((left, right), rank) in &ranks {
-            insert(&mut merge_slots, pair_slot(*left, *right, merge_room), *rank);
+        let mut seen = HashSet::with_capacity(merges.len());
+        for (rank, merge) in table.chunks_exact(3).enumerate().rev() {
+            if seen.insert((merge[0], merge[1])) {
+                insert(&mut merge_slots, pair_slot(merge[0], merge[1], merge_room), rank as u32 + 1);
+            }
         }
 
         // 3. one block

@@ -104,6 +104,7 @@ pub fn store_row(kv_type: KvType, x: &[f32], row: &mut [u8]) {
 ///
 /// # Safety
 /// As for [`Lanes`]; pointers are valid for the elements read.
+#[allow(clippy::missing_safety_doc)]
 pub trait Element {
     const SIZE: usize;
     unsafe fn load<V: Lanes>(p: *const u8) -> V;
@@ -120,6 +121,7 @@ unsafe fn pad(p: *const u8, n: usize) -> [u8; 32] {
     bytes
 }
 
+#[derive(Clone, Copy)]
 pub struct F32;
 impl Element for F32 {
     const SIZE: usize = 4;
@@ -135,6 +137,7 @@ impl Element for F32 {
     }
 }
 
+#[derive(Clone, Copy)]
 pub struct Bf16;
 impl Element for Bf16 {
     const SIZE: usize = 2;
@@ -150,6 +153,7 @@ impl Element for Bf16 {
     }
 }
 
+#[derive(Clone, Copy)]
 pub struct F16;
 impl Element for F16 {
     const SIZE: usize = 2;

@@ -1,18 +1,29 @@
 //! One partition of attention for some query rows: scores, their softmax, the weighted sum of values.
 //!
-//! Rows and positions are worked in tiles that fit the registers; tiles never change a result, since each score is one lane dot and each
-//! weighted sum runs over its row's visible positions in ascending order.
+//! Rows and positions are worked in tiles that fit the registers, and in an order that keeps what is used again in the first-level
+//! cache. Tiles never change a result, since each score is one lane dot and each weighted sum runs over its row's visible
+//! positions in ascending order.
+
+// Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
+#![allow(clippy::needless_range_loop)]
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::PARTITION;
-use super::kv::{Bf16, Element, F16, F32, KvType, KvView};
+use super::kv::{Bf16, Element, F16, F32, KvType};
+use super::located::{AHEAD, Located, Panels, Stored, Values};
 use crate::lanes::Lanes;
 use crate::math::{exp, tanh};
+use crate::simd;
 
-/// Query rows of one call: their scores stay in the first-level cache.
+/// The most query rows of one call.
 pub const ROWS: usize = 32;
+
+/// So many rows that they and their scores stay in the first-level cache.
+pub fn rows_at_once(k_dim: usize) -> usize {
+    (4096 / k_dim).clamp(8, ROWS)
+}
 
 /// What is done to a score before the softmax.
 #[derive(Clone, Copy)]
@@ -42,112 +53,33 @@ impl<'a> Slot<'a> {
     }
 }
 
-/// Where a partition's keys and values lie.
-pub struct Located<'a> {
-    keys: [*const u8; PARTITION],
-    values: [*const u8; PARTITION],
-    kv_type: KvType,
-    k_dim: usize,
-    v_dim: usize,
-    pool: PhantomData<&'a [u8]>,
-}
-
-impl<'a> Located<'a> {
-    /// Looks the positions `base + seen` up and checks that they lie in the pool. The other entries point to the last of them.
-    pub fn new(kv: &KvView<'a>, table: &[u32], kv_head: usize, base: usize, seen: Range<usize>) -> Located<'a> {
-        let s = &kv.shape;
-        let (mut keys, mut values) = ([kv.bytes.as_ptr(); PARTITION], [kv.bytes.as_ptr(); PARTITION]);
-        let mut i = seen.start;
-        while i < seen.end {
-            // The rest of a block: its rows lie one after the other.
-            let (block, token) = ((base + i) / s.block_tokens, (base + i) % s.block_tokens);
-            let n = (s.block_tokens - token).min(seen.end - i);
-            let slot = table[block] as usize * s.block_tokens + token;
-            let (k, v) = (s.k_at(slot, kv_head), s.v_at(slot, kv_head));
-            let (k_row, v_row) = (k.len(), v.len());
-            let k = &kv.bytes[k.start..k.start + n * k_row];
-            let v = &kv.bytes[v.start..v.start + n * v_row];
-            for j in 0..n {
-                keys[i + j] = k[j * k_row..].as_ptr();
-                values[i + j] = v[j * v_row..].as_ptr();
-            }
-            i += n;
-        }
-        // Tiles of positions read a little beyond what is seen, and forget it.
-        let last = keys[seen.end - 1];
-        keys[..seen.start].fill(last);
-        keys[seen.end..].fill(last);
-        Located { keys, values, kv_type: s.kv_type, k_dim: s.k_dim, v_dim: s.v_dim, pool: PhantomData }
-    }
-
-    /// Copies keys and values of the positions `seen` to `room` as f32 (which changes no value) and points there.
-    #[inline(always)]
-    pub unsafe fn widen<V: Lanes>(&mut self, seen: Range<usize>, room: &'a mut [f32]) {
-        let (k_dim, v_dim) = (self.k_dim, self.v_dim);
-        if self.kv_type == KvType::F32 {
-            return;
-        }
-        let (keys, values) = room[..PARTITION * (k_dim + v_dim)].split_at_mut(PARTITION * k_dim);
-        for i in seen.clone() {
-            let (k, v) = (&mut keys[i * k_dim..(i + 1) * k_dim], &mut values[i * v_dim..(i + 1) * v_dim]);
-            // SAFETY: `new` checked that the rows lie in the pool; the caller vouches for the instruction set.
-            unsafe {
-                match self.kv_type {
-                    KvType::F32 => unreachable!("checked above"),
-                    KvType::Bf16 => {
-                        widen_row::<V, Bf16>(self.keys[i], k);
-                        widen_row::<V, Bf16>(self.values[i], v);
-                    }
-                    KvType::F16 => {
-                        widen_row::<V, F16>(self.keys[i], k);
-                        widen_row::<V, F16>(self.values[i], v);
-                    }
-                }
-            }
-        }
-        let last = seen.end - 1;
-        for i in 0..PARTITION {
-            let key = if seen.contains(&i) { i } else { last };
-            self.keys[i] = keys[key * k_dim..].as_ptr().cast();
-            self.values[i] = values[i * v_dim..].as_ptr().cast();
-        }
-        self.kv_type = KvType::F32;
-    }
-}
-
 #[inline(always)]
-unsafe fn widen_row<V: Lanes, T: Element>(from: *const u8, to: &mut [f32]) {
-    let (n, whole) = (to.len(), to.len() / 16 * 16);
-    let to = to.as_mut_ptr();
-    // SAFETY: `n` elements at both; the caller vouches for the instruction set.
-    unsafe {
-        for i in (0..whole).step_by(16) {
-            T::load::<V>(from.add(i * T::SIZE)).store(to.add(i));
-        }
-        if whole < n {
-            T::load_first::<V>(from.add(whole * T::SIZE), n - whole).store_first(to.add(whole), n - whole);
-        }
-    }
-}
-
-/// Sets `m` and `l` of the rows that see something, and their weighted sums of values: row r's are `sums[r * v_dim..][..v_dim]`. `scores`
-/// has room for [`PARTITION`] per row.
-#[inline(always)]
-pub unsafe fn partition<V: Lanes>(at: &Located, rule: Rule, rows: &mut [Slot], scores: &mut [f32], sums: &mut [f32]) {
+unsafe fn partition_lanes<V: Lanes>(at: &Located, rule: Rule, rows: &mut [Slot], scores: &mut [f32], sums: &mut [f32]) {
     assert!(rows.len() <= ROWS && scores.len() >= rows.len() * PARTITION && sums.len() >= rows.len() * at.v_dim);
-    assert!(rows.iter().all(|r| r.q.len() == at.k_dim && r.visible.end <= PARTITION));
-    // SAFETY: checked above and by `Located::new`; the caller vouches for the instruction set.
+    assert!(rows.iter().all(|r| r.visible.is_empty() || r.q.len() == at.k_dim));
+    assert!(
+        rows.iter().all(|r| r.visible.is_empty() || at.seen.start <= r.visible.start && r.visible.end <= at.seen.end)
+    );
+    // SAFETY: checked above and by `Located::new`; the shell has the instruction set.
     unsafe {
-        match at.kv_type {
-            KvType::F32 => typed::<V, F32>(at, rule, rows, scores, sums),
-            KvType::Bf16 => typed::<V, Bf16>(at, rule, rows, scores, sums),
-            KvType::F16 => typed::<V, F16>(at, rule, rows, scores, sums),
+        match (at.panels, at.kv_type) {
+            (Some(p), _) => typed::<V, F32, Panels>(at, Panels(p), rule, rows, scores, sums),
+            (_, KvType::F32) => stored::<V, F32>(at, rule, rows, scores, sums),
+            (_, KvType::Bf16) => stored::<V, Bf16>(at, rule, rows, scores, sums),
+            (_, KvType::F16) => stored::<V, F16>(at, rule, rows, scores, sums),
         }
     }
 }
 
+simd! {
+    /// Sets `m` and `l` of the rows that see something, and their weighted sums of values: row r's are `sums[r * v_dim..][..v_dim]`. `scores`
+    /// has room for [`PARTITION`] per row.
+    pub fn partition(at: &Located, rule: Rule, rows: &mut [Slot], scores: &mut [f32], sums: &mut [f32]) = partition_lanes
+}
+
+/// [`typed`] for keys and values in the cache.
 #[inline(always)]
-unsafe fn typed<V: Lanes, T: Element>(
+unsafe fn stored<V: Lanes, T: Element + Copy>(
     at: &Located,
     rule: Rule,
     rows: &mut [Slot],
@@ -155,25 +87,42 @@ unsafe fn typed<V: Lanes, T: Element>(
     sums: &mut [f32],
 ) {
     // SAFETY: as the caller vouches.
+    unsafe { typed::<V, T, _>(at, Stored::<T>(&at.values, PhantomData), rule, rows, scores, sums) }
+}
+
+#[inline(always)]
+unsafe fn typed<V: Lanes, T: Element, S: Values>(
+    at: &Located,
+    values: S,
+    rule: Rule,
+    rows: &mut [Slot],
+    scores: &mut [f32],
+    sums: &mut [f32],
+) {
+    let seen = rows.iter().filter(|r| !r.visible.is_empty());
+    let Some(from) = seen.clone().map(|r| r.visible.start).min() else { return };
+    let to = seen.map(|r| r.visible.end).max().unwrap_or(0);
+    // SAFETY: as the caller vouches.
     unsafe {
         // 1. scores, sixteen positions at a time for all rows
-        let seen = rows.iter().filter(|r| !r.visible.is_empty());
-        let Some(from) = seen.clone().map(|r| r.visible.start).min() else { return };
-        let to = seen.map(|r| r.visible.end).max().unwrap_or(0);
-        for block in from / 16..to.div_ceil(16) {
+        let blocks = from / 16..to.div_ceil(16);
+        for block in blocks.clone() {
+            // The keys of the next positions, or the first values.
+            let ahead = if block + 1 < blocks.end { at.keys[16 * block + 16] } else { at.values[from] };
             let keys: &[*const u8; 16] = at.keys[16 * block..].first_chunk().expect("a partition is whole blocks");
-            let sees = |r: &Slot| r.visible.start < 16 * block + 16 && r.visible.end > 16 * block;
             let mut r = 0;
             while r < rows.len() {
-                let out = scores.as_mut_ptr().add(r * PARTITION + 16 * block);
-                let q = |i: usize| rows[r + i].q.as_ptr();
-                let left = rows.len() - r;
-                let n = if left >= 4 { 4 } else { left.min(2) };
-                if rows[r..r + n].iter().any(sees) {
-                    match n {
-                        4 => scores_of_four::<V, T>([q(0), q(1), q(2), q(3)], keys, at.k_dim, out),
-                        2 => scores_of_two::<V, T>([q(0), q(1)], keys, at.k_dim, out),
-                        _ => scores_of_one::<V, T>(q(0), keys, at.k_dim, out),
+                let n = tile_rows(rows.len() - r, 4);
+                let tile = &rows[r..r + n];
+                if tile.iter().any(|r| r.visible.start < 16 * block + 16 && r.visible.end > 16 * block) {
+                    let out = scores.as_mut_ptr().add(r * PARTITION + 16 * block);
+                    match (n, S::STORED && r == 0) {
+                        (4, true) => score_tile::<V, T, 4, 4, true>(tile, keys, at.k_dim, out, ahead),
+                        (4, false) => score_tile::<V, T, 4, 4, false>(tile, keys, at.k_dim, out, ahead),
+                        (2, true) => score_tile::<V, T, 2, 8, true>(tile, keys, at.k_dim, out, ahead),
+                        (2, false) => score_tile::<V, T, 2, 8, false>(tile, keys, at.k_dim, out, ahead),
+                        (_, true) => score_tile::<V, T, 1, 16, true>(tile, keys, at.k_dim, out, ahead),
+                        (_, false) => score_tile::<V, T, 1, 16, false>(tile, keys, at.k_dim, out, ahead),
                     }
                 }
                 r += n;
@@ -185,65 +134,73 @@ unsafe fn typed<V: Lanes, T: Element>(
                 (row.m, row.l) = weights::<V>(rule, row.visible.clone(), scores);
             }
         }
-        // 3. weighted sums
+        // 3. weighted sums, some columns at a time for all rows: as many accumulators as there are registers for
         sums[..rows.len() * at.v_dim].fill(0.0);
-        let mut r = 0;
-        while r < rows.len() {
-            let o = |i: usize| sums.as_ptr().add((r + i) * at.v_dim).cast_mut();
-            let p = |i: usize| scores.as_ptr().add((r + i) * PARTITION);
-            let left = rows.len() - r;
-            let n = if left >= 4 && V::WIDE { 4 } else { left.min(2) };
-            let tile = &rows[r..r + n];
-            // Positions that all rows of the tile see are summed together; those before and after, row by row.
-            let from = tile.iter().map(|r| r.visible.start).max().unwrap_or(0);
-            let to = tile.iter().map(|r| r.visible.end).min().unwrap_or(0);
-            let common = if from < to { from..to } else { 0..0 };
-            if !common.is_empty() {
-                for (i, row) in tile.iter().enumerate() {
-                    sum_values::<V, T, 1>(
-                        [o(i)],
-                        [p(i)],
-                        &at.values[row.visible.start..from],
-                        row.visible.start,
-                        at.v_dim,
-                    );
-                }
-                let values = &at.values[common.clone()];
-                match n {
-                    4 => {
-                        let (o, p) = ([o(0), o(1), o(2), o(3)], [p(0), p(1), p(2), p(3)]);
-                        sum_values::<V, T, 4>(o, p, values, from, at.v_dim);
-                    }
-                    2 => sum_values::<V, T, 2>([o(0), o(1)], [p(0), p(1)], values, from, at.v_dim),
-                    _ => sum_values::<V, T, 1>([o(0)], [p(0)], values, from, at.v_dim),
-                }
+        let mut sum = Sum { rows, scores: scores.as_ptr(), sums: sums.as_mut_ptr(), values, v_dim: at.v_dim };
+        let few = rows.len() <= 2 && at.panels.is_none();
+        let mut c = 0;
+        if few && V::WIDE {
+            while c + 128 <= at.v_dim {
+                sum.columns::<V, T, 8>(c, 2);
+                c += 128;
             }
-            for (i, row) in tile.iter().enumerate() {
-                let from = if common.is_empty() { row.visible.start } else { to };
-                sum_values::<V, T, 1>([o(i)], [p(i)], &at.values[from..row.visible.end], from, at.v_dim);
+        }
+        if few || (at.panels.is_none() && V::WIDE && rows.len() < 8) {
+            while c + 64 <= at.v_dim {
+                sum.columns::<V, T, 4>(c, if V::WIDE { 4 } else { 1 });
+                c += 64;
             }
-            r += n;
+        }
+        while c + 32 <= at.v_dim {
+            sum.columns::<V, T, 2>(c, if V::WIDE { 8 } else { 2 });
+            c += 32;
+        }
+        if c + 16 <= at.v_dim {
+            sum.columns::<V, T, 1>(c, 4);
+            c += 16;
+        }
+        if c < at.v_dim {
+            sum.last_columns::<V, T>(c);
         }
     }
 }
 
-/// The sixteen lanes of each of `Q` times `K` dot products.
+/// Rows of the next tile: a power of two, of at most `most`.
 #[inline(always)]
-unsafe fn dots<V: Lanes, T: Element, const Q: usize, const K: usize>(
+fn tile_rows(left: usize, most: usize) -> usize {
+    let mut n = most;
+    while n > left {
+        n /= 2;
+    }
+    n
+}
+
+/// The sixteen lanes of each of `Q` times `K` dot products. With `A`, as many bytes are prefetched from `ahead` on.
+#[inline(always)]
+unsafe fn dots<V: Lanes, T: Element, const Q: usize, const K: usize, const A: bool>(
     q: [*const f32; Q],
     k: [*const u8; K],
     dim: usize,
+    ahead: *const u8,
 ) -> [[V; K]; Q] {
     let whole = dim / 16 * 16;
     // SAFETY: `dim` elements at each pointer; the caller vouches for the instruction set.
     unsafe {
         let mut acc = [[V::splat(0.0); K]; Q];
         for d in (0..whole).step_by(16) {
-            let q: [V; Q] = std::array::from_fn(|i| V::load(q[i].add(d)));
+            let mut x = [V::splat(0.0); Q];
+            for i in 0..Q {
+                x[i] = V::load(q[i].add(d));
+            }
+            if A {
+                for line in 0..K * T::SIZE / 4 {
+                    V::prefetch(ahead.wrapping_add(d * K * T::SIZE + 64 * line));
+                }
+            }
             for j in 0..K {
                 let k = T::load::<V>(k[j].add(d * T::SIZE));
                 for i in 0..Q {
-                    acc[i][j] = q[i].fma(k, acc[i][j]);
+                    acc[i][j] = x[i].fma(k, acc[i][j]);
                 }
             }
         }
@@ -260,70 +217,53 @@ unsafe fn dots<V: Lanes, T: Element, const Q: usize, const K: usize>(
     }
 }
 
-/// Sixteen scores of one row.
+/// Sixteen scores of each of `Q` rows, which lie [`PARTITION`] apart, in tiles of `K` positions; `Q` times `K` is 16.
 #[inline(always)]
-unsafe fn scores_of_one<V: Lanes, T: Element>(q: *const f32, keys: &[*const u8; 16], dim: usize, out: *mut f32) {
+unsafe fn score_tile<V: Lanes, T: Element, const Q: usize, const K: usize, const A: bool>(
+    rows: &[Slot],
+    keys: &[*const u8; 16],
+    dim: usize,
+    out: *mut f32,
+    ahead: *const u8,
+) {
     // SAFETY: as the caller vouches.
     unsafe {
-        let acc = if V::WIDE {
-            let [acc] = dots::<V, T, 1, 16>([q], *keys, dim);
-            acc
-        } else {
-            let mut acc = [V::splat(0.0); 16];
-            for (acc, keys) in acc.as_chunks_mut::<4>().0.iter_mut().zip(keys.as_chunks::<4>().0) {
-                [*acc] = dots::<V, T, 1, 4>([q], *keys, dim);
-            }
-            acc
-        };
-        V::sum16(acc).store(out);
-    }
-}
-
-/// Sixteen scores of each of two rows, whose scores lie [`PARTITION`] apart.
-#[inline(always)]
-unsafe fn scores_of_two<V: Lanes, T: Element>(q: [*const f32; 2], keys: &[*const u8; 16], dim: usize, out: *mut f32) {
-    // SAFETY: as the caller vouches.
-    unsafe {
-        for (h, keys) in keys.as_chunks::<8>().0.iter().enumerate() {
-            let mut acc = [[V::splat(0.0); 8]; 2];
-            if V::WIDE {
-                acc = dots::<V, T, 2, 8>(q, *keys, dim);
-            } else {
-                for (c, keys) in keys.as_chunks::<2>().0.iter().enumerate() {
-                    let part = dots::<V, T, 2, 2>(q, *keys, dim);
-                    for i in 0..2 {
-                        [acc[i][2 * c], acc[i][2 * c + 1]] = part[i];
-                    }
-                }
-            }
-            let sums = V::sum16(std::array::from_fn(|i| acc[i / 8][i % 8])).to_array();
-            for i in 0..2 {
-                std::ptr::copy_nonoverlapping(sums.as_ptr().add(8 * i), out.add(i * PARTITION + 8 * h), 8);
-            }
+        let mut q = [std::ptr::null(); Q];
+        for i in 0..Q {
+            q[i] = rows.get_unchecked(i).q.as_ptr();
         }
-    }
-}
-
-/// As [`scores_of_two`], of four rows.
-#[inline(always)]
-unsafe fn scores_of_four<V: Lanes, T: Element>(q: [*const f32; 4], keys: &[*const u8; 16], dim: usize, out: *mut f32) {
-    // SAFETY: as the caller vouches.
-    unsafe {
-        for (c, keys) in keys.as_chunks::<4>().0.iter().enumerate() {
-            let mut acc = [[V::splat(0.0); 4]; 4];
+        for (c, keys) in keys.as_chunks::<K>().0.iter().enumerate() {
+            let mut acc = [V::splat(0.0); 16];
+            let row = dim * T::SIZE;
+            let ahead = ahead.wrapping_add(c * K * row);
             if V::WIDE {
-                acc = dots::<V, T, 4, 4>(q, *keys, dim);
+                let tile = dots::<V, T, Q, K, A>(q, *keys, dim, ahead);
+                for i in 0..16 {
+                    acc[i] = tile[i / K][i % K];
+                }
+            } else if Q == 1 {
+                for j in (0..K).step_by(4) {
+                    let keys = [keys[j], keys[j + 1], keys[j + 2], keys[j + 3]];
+                    let [tile] = dots::<V, T, 1, 4, A>([q[0]], keys, dim, ahead.wrapping_add(j * row));
+                    acc[j..j + 4].copy_from_slice(&tile);
+                }
             } else {
-                for (a, b) in [(0, 0), (0, 2), (2, 0), (2, 2)] {
-                    let part = dots::<V, T, 2, 2>([q[a], q[a + 1]], [keys[b], keys[b + 1]], dim);
-                    for i in 0..2 {
-                        [acc[a + i][b], acc[a + i][b + 1]] = part[i];
+                for i in (0..Q).step_by(2) {
+                    for j in (0..K).step_by(2) {
+                        let (q, keys) = ([q[i], q[i + 1]], [keys[j], keys[j + 1]]);
+                        let tile = if A && i == 0 {
+                            dots::<V, T, 2, 2, true>(q, keys, dim, ahead.wrapping_add(j * row))
+                        } else {
+                            dots::<V, T, 2, 2, false>(q, keys, dim, ahead)
+                        };
+                        acc[i * K + j..][..2].copy_from_slice(&tile[0]);
+                        acc[(i + 1) * K + j..][..2].copy_from_slice(&tile[1]);
                     }
                 }
             }
-            let sums = V::sum16(std::array::from_fn(|i| acc[i / 4][i % 4])).to_array();
-            for i in 0..4 {
-                std::ptr::copy_nonoverlapping(sums.as_ptr().add(4 * i), out.add(i * PARTITION + 4 * c), 4);
+            let sums = V::sum16(acc).to_array();
+            for i in 0..Q {
+                std::ptr::copy_nonoverlapping(sums.as_ptr().add(K * i), out.add(i * PARTITION + K * c), K);
             }
         }
     }
@@ -366,79 +306,111 @@ unsafe fn weights<V: Lanes>(rule: Rule, visible: Range<usize>, scores: &mut [f32
     }
 }
 
-/// `o[q] += p[q][from + i] * values[i]` in ascending i, for `Q` rows.
-#[inline(always)]
-unsafe fn sum_values<V: Lanes, T: Element, const Q: usize>(
-    o: [*mut f32; Q],
-    p: [*const f32; Q],
-    values: &[*const u8],
-    from: usize,
-    dim: usize,
-) {
-    if values.is_empty() {
-        return;
-    }
-    let mut c = 0;
-    // SAFETY: as the caller vouches; columns from `c` on are inside `dim`.
-    unsafe {
-        let p = p.map(|p| p.add(from));
-        // As many accumulators as there are registers for.
-        if V::WIDE && Q <= 2 {
-            while c + 128 <= dim {
-                columns::<V, T, Q, 8>(o, p, values, c);
-                c += 128;
-            }
-        }
-        if V::WIDE || Q == 1 {
-            while c + 64 <= dim {
-                columns::<V, T, Q, 4>(o, p, values, c);
-                c += 64;
-            }
-        }
-        while c + 32 <= dim {
-            columns::<V, T, Q, 2>(o, p, values, c);
-            c += 32;
-        }
-        if c + 16 <= dim {
-            columns::<V, T, Q, 1>(o, p, values, c);
-            c += 16;
-        }
-        if c < dim {
-            let n = dim - c;
-            for q in 0..Q {
-                let mut acc = V::load_first(o[q].add(c), n);
-                for (i, v) in values.iter().enumerate() {
-                    acc = V::splat(*p[q].add(i)).fma(T::load_first::<V>(v.add(c * T::SIZE), n), acc);
-                }
-                acc.store_first(o[q].add(c), n);
-            }
-        }
-    }
+/// The weighted sums of values of all rows.
+struct Sum<'a, 'b, S> {
+    rows: &'a [Slot<'b>],
+    scores: *const f32,
+    sums: *mut f32,
+    values: S,
+    v_dim: usize,
 }
 
-/// [`sum_values`] of `C` registers of columns from `c` on.
-#[inline(always)]
-unsafe fn columns<V: Lanes, T: Element, const Q: usize, const C: usize>(
-    o: [*mut f32; Q],
-    p: [*const f32; Q],
-    values: &[*const u8],
-    c: usize,
-) {
-    // SAFETY: as the caller vouches.
-    unsafe {
-        let mut acc: [[V; C]; Q] = std::array::from_fn(|q| std::array::from_fn(|j| V::load(o[q].add(c + 16 * j))));
-        for (i, v) in values.iter().enumerate() {
-            let v: [V; C] = std::array::from_fn(|j| T::load(v.add((c + 16 * j) * T::SIZE)));
-            for q in 0..Q {
-                let p = V::splat(*p[q].add(i));
+impl<S: Values> Sum<'_, '_, S> {
+    /// `C` registers of columns from `c` on, in tiles of at most `most` rows.
+    #[inline(always)]
+    unsafe fn columns<V: Lanes, T: Element, const C: usize>(&mut self, c: usize, most: usize) {
+        let mut r = 0;
+        while r < self.rows.len() {
+            let n = tile_rows(self.rows.len() - r, most);
+            let tile = &self.rows[r..r + n];
+            // Positions that all rows of the tile see are summed together; those before and after, row by row.
+            let from = tile.iter().map(|r| r.visible.start).max().unwrap_or(0);
+            let to = tile.iter().map(|r| r.visible.end).min().unwrap_or(0);
+            let common = if from < to { from..to } else { 0..0 };
+            // SAFETY: as the caller vouches.
+            unsafe {
+                for (i, row) in tile.iter().enumerate() {
+                    let end = if common.is_empty() { row.visible.end } else { from };
+                    self.tile::<V, T, 1, C>(r + i, row.visible.start..end, c);
+                }
+                if !common.is_empty() {
+                    match n {
+                        8 => self.tile::<V, T, 8, C>(r, common.clone(), c),
+                        4 => self.tile::<V, T, 4, C>(r, common.clone(), c),
+                        2 => self.tile::<V, T, 2, C>(r, common.clone(), c),
+                        _ => self.tile::<V, T, 1, C>(r, common.clone(), c),
+                    }
+                    for (i, row) in tile.iter().enumerate() {
+                        self.tile::<V, T, 1, C>(r + i, to..row.visible.end, c);
+                    }
+                }
+            }
+            r += n;
+        }
+    }
+
+    /// `o = fma(p, v, o)` in ascending position, for `Q` rows from `r` on.
+    #[inline(always)]
+    unsafe fn tile<V: Lanes, T: Element, const Q: usize, const C: usize>(
+        &mut self,
+        r: usize,
+        at: Range<usize>,
+        c: usize,
+    ) {
+        if at.is_empty() {
+            return;
+        }
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let o = self.sums.add(r * self.v_dim + c);
+            let p = self.scores.add(r * PARTITION);
+            let mut acc = [[V::splat(0.0); C]; Q];
+            for i in 0..Q {
                 for j in 0..C {
-                    acc[q][j] = p.fma(v[j], acc[q][j]);
+                    acc[i][j] = V::load(o.add(i * self.v_dim + 16 * j));
+                }
+            }
+            for position in at {
+                let row = self.values.at(position, c);
+                if S::STORED && r == 0 {
+                    let ahead = self.values.at(position + AHEAD, c);
+                    for line in 0..(C * T::SIZE).div_ceil(4) {
+                        V::prefetch(ahead.wrapping_add(64 * line));
+                    }
+                }
+                let mut v = [V::splat(0.0); C];
+                for j in 0..C {
+                    v[j] = T::load(row.add(16 * j * T::SIZE));
+                }
+                for i in 0..Q {
+                    let p = V::splat(*p.add(i * PARTITION + position));
+                    for j in 0..C {
+                        acc[i][j] = p.fma(v[j], acc[i][j]);
+                    }
+                }
+            }
+            for i in 0..Q {
+                for j in 0..C {
+                    acc[i][j].store(o.add(i * self.v_dim + 16 * j));
                 }
             }
         }
-        for q in 0..Q {
-            for j in 0..C {
-                acc[q][j].store(o[q].add(c + 16 * j));
+    }
+
+    /// The columns from `c` on, fewer than sixteen.
+    #[inline(always)]
+    unsafe fn last_columns<V: Lanes, T: Element>(&mut self, c: usize) {
+        let n = self.v_dim - c;
+        for (r, row) in self.rows.iter().enumerate() {
+            // SAFETY: as the caller vouches.
+            unsafe {
+                let o = self.sums.add(r * self.v_dim + c);
+                let mut acc = V::load_first(o, n);
+                for position in row.visible.clone() {
+                    let v = T::load_first::<V>(self.values.at(position, c), n);
+                    acc = V::splat(*self.scores.add(r * PARTITION + position)).fma(v, acc);
+                }
+                acc.store_first(o, n);
             }
         }
     }

@@ -132,12 +132,12 @@ fn exact(head: &Head, c: &Cache, q: &[f32], range: Range<usize>) -> Vec<f64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
     fn chunks_partitions_blocks_and_instruction_sets_give_the_same_bits(
-        shape in (0usize..3, 1usize..150, 1usize..150, 1usize..9),
-        start in 0usize..300, tokens in 1usize..40, window in 0usize..200, seed in any::<u64>(),
+        shape in (0usize..3, 1usize..150, 1usize..150, 1usize..7),
+        start in 0usize..300, tokens in 1usize..24, window in 0usize..200, seed in any::<u64>(),
     ) {
         let (kv_type, k_dim, v_dim, group) = (TYPES[shape.0], shape.1, shape.2, shape.3);
         let range = start..start + tokens;
@@ -182,7 +182,7 @@ fn attention_is_close_to_f64() {
 #[test]
 fn rows_are_stored_to_nearest_even() {
     let mut x = random(75, 3);
-    x.extend([0.0, -0.0, 1e-40, 65504.0, 1e9, f32::INFINITY, f32::NAN, 1.00390625, 1.01171875, f32::MAX]);
+    x.extend([0.0, -0.0, 1e-40, 65504.0, 1e9, f32::INFINITY, f32::NAN, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, f32::MAX]);
     for kv_type in TYPES {
         let mut row = vec![0; x.len() * kv_type.size()];
         store_row(kv_type, &x, &mut row);

@@ -1,7 +1,7 @@
 //! Matrix times vectors: `y = W x` for every weight form, one token or many, straight from the checkpoint's own bytes.
 //!
-//! A weight form is an unpacker in front of one of three dot cores, chosen by [`Form::encoding`]: lane sums ([`float`]), bf16
-//! pairs ([`pairs`]) and integer groups ([`int8`]). `docs/numerics.md` defines each output to the bit; nothing here may let the range
+//! A weight form is an unpacker in front of one of three dot cores, chosen by [`Form::encoding`]: lane sums (`float`), bf16
+//! pairs (`pairs`) and integer groups (`int8`). `docs/numerics.md` defines each output to the bit; nothing here may let the range
 //! of rows, the number or order of tokens, the blocking or the instruction set show in a result. [`matmul`] allocates nothing
 //! when its [`Scratch`] was sized ahead, and never reads past the end of a matrix (it may end where a file's map ends).
 

@@ -126,16 +126,17 @@ mod x86 {
     #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
     fn one_by_one(acc: __m256, a: __m256i, b: __m256i) -> __m256 {
-        // SAFETY: both are 32 bytes of plain numbers.
-        let (mut acc, a, b): ([f32; 8], [u16; 16], [u16; 16]) =
-            unsafe { (std::mem::transmute(acc), std::mem::transmute(a), std::mem::transmute(b)) };
+        // SAFETY: 32 bytes of plain numbers each.
+        let mut acc = unsafe { std::mem::transmute::<__m256, [f32; 8]>(acc) };
+        // SAFETY: as above.
+        let [a, b] = [a, b].map(|x| unsafe { std::mem::transmute::<__m256i, [u16; 16]>(x) });
         for (l, acc) in acc.iter_mut().enumerate() {
             for i in [2 * l + 1, 2 * l] {
                 *acc = flushed_fma(widen(a[i]), widen(b[i]), *acc);
             }
         }
         // SAFETY: as above.
-        unsafe { std::mem::transmute(acc) }
+        unsafe { std::mem::transmute::<[f32; 8], __m256>(acc) }
     }
 
     /// Eight f32 to bf16 bits in the low halves of eight i32.
@@ -301,4 +302,70 @@ unsafe fn affine_lanes<V: Pairs + Unpack>(
 simd! {
     /// Affine weights, some rows at a time dequantised and rounded into scratch.
     pub(super) fn affine(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = affine_lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use proptest::prelude::*;
+
+    #[inline(always)]
+    unsafe fn mac_lanes<V: Pairs>(acc: &[f32; 16], a: &[u16; 32], b: &[u16; 32]) -> [f32; 16] {
+        // SAFETY: whole registers; the shell has the instruction set.
+        unsafe {
+            let (a, b) = (V::load_pair(a.as_ptr().cast()), V::load_pair(b.as_ptr().cast()));
+            V::load(acc.as_ptr()).mac_pair(a, b).to_array()
+        }
+    }
+    simd! { fn mac(acc: &[f32; 16], a: &[u16; 32], b: &[u16; 32]) -> [f32; 16] = mac_lanes }
+
+    #[inline(always)]
+    unsafe fn round_lanes<V: Pairs>(x: &[f32; 16]) -> [u16; 16] {
+        let mut out = [0u16; 16];
+        // SAFETY: whole registers; the shell has the instruction set.
+        unsafe { V::load(x.as_ptr()).store_bf16(out.as_mut_ptr().cast()) };
+        out
+    }
+    simd! { fn round(x: &[f32; 16]) -> [u16; 16] = round_lanes }
+
+    /// An accumulator and pairs whose products lie about the smallest normal number, or anywhere.
+    fn lane() -> impl Strategy<Value = (f32, [u16; 2], [u16; 2])> {
+        let near = |bits: u32| f32::from_bits((0x0080_0000 + (bits & 3)) | (bits & 0x8000_0000));
+        let acc = prop_oneof![
+            any::<u32>().prop_map(f32::from_bits),
+            any::<u32>().prop_map(near),
+            any::<u32>().prop_map(|x| f32::from_bits(x & 0x81ff_ffff)),
+        ];
+        let pair = (any::<[u16; 2]>(), any::<[u16; 2]>(), 1u16..120, 70u16..140, any::<bool>(), any::<bool>());
+        let pair = pair.prop_map(|(a, b, exponent, sum, anything, powers)| {
+            if anything {
+                return (a, b);
+            }
+            // Exponents that add up to 2^-126 and some bits above or below.
+            let other = (sum + 26).saturating_sub(exponent).min(254);
+            let keep = if powers { 0x8000 } else { 0x807f };
+            (a.map(|a| (a & keep) | (exponent << 7)), b.map(|b| (b & keep) | (other << 7)))
+        });
+        (acc, pair).prop_map(|(acc, (a, b))| (acc, a, b))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(3000))]
+        #[test]
+        fn pairs_round_and_flush_alike_everywhere(lanes in prop::collection::vec(lane(), 16)) {
+            let (mut acc, mut a, mut b) = ([0f32; 16], [0u16; 32], [0u16; 32]);
+            for (l, lane) in lanes.iter().enumerate() {
+                acc[l] = lane.0;
+                a[2 * l..2 * l + 2].copy_from_slice(&lane.1);
+                b[2 * l..2 * l + 2].copy_from_slice(&lane.2);
+            }
+            let bits = |y: [f32; 16]| y.map(|y| if y.is_nan() { !0 } else { y.to_bits() });
+            let wanted = bits(mac(Isa::GENERIC, &acc, &a, &b));
+            for isa in Isa::supported() {
+                prop_assert_eq!(bits(mac(isa, &acc, &a, &b)), wanted, "{}: {:?} {:?} {:?}", isa, acc, a, b);
+                prop_assert_eq!(round(isa, &acc), round(Isa::GENERIC, &acc));
+            }
+        }
+    }
 }

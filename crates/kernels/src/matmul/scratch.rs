@@ -16,6 +16,13 @@ impl Scratch {
         Scratch { lines: vec![Line([0; 64]); bytes.div_ceil(64)] }
     }
 
+    /// Makes room as [`Scratch::with_bytes`] does, unless it is there.
+    pub fn reserve(&mut self, bytes: usize) {
+        if self.bytes() < bytes {
+            self.lines.resize(bytes.div_ceil(64), Line([0; 64]));
+        }
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         self.lines.len() * 64

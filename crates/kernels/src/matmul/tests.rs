@@ -216,7 +216,7 @@ fn mode() -> impl Strategy<Value = Activations> {
 fn columns(form: Form, random: &mut Random) -> usize {
     match form {
         Form::Float(_) => 1 + random.below(300),
-        Form::Affine { group, .. } => group as usize * (1 + random.below(700 / group as usize)),
+        Form::Affine { group, .. } => group as usize * (1 + random.below(1300 / group as usize)),
     }
 }
 

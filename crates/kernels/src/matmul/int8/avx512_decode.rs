@@ -317,7 +317,18 @@ impl Scales {
             let zero = _mm512_setzero_si512();
             let log_steps = (held * form.group / STEP).trailing_zeros();
             let ahead = blocks_ahead * 4 * row_bytes;
-            Scales { scale: form.scale, s, b, row_bytes, ahead, s_block: zero, b_block: zero, log_steps, index, advance }
+            Scales {
+                scale: form.scale,
+                s,
+                b,
+                row_bytes,
+                ahead,
+                s_block: zero,
+                b_block: zero,
+                log_steps,
+                index,
+                advance,
+            }
         }
     }
 

@@ -1,0 +1,165 @@
+"""The random-weight models that are measured: their configs, and every tensor under the names of each format.
+
+Dimensions are those of published models; layers are fewer where a whole model would not fit a small machine. Nothing here is
+random or written: `make_model.py` does that. Standard library only, since the runner imports it too.
+"""
+
+from dataclasses import dataclass
+
+VOCABULARY = 151_936
+
+# As a checkpoint's config.json has them.
+CONFIGS = {
+    # Qwen3-0.6B, whole.
+    "dense": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "tie_word_embeddings": True,
+        "rope_theta": 1_000_000.0,
+    },
+    # Six layers of Qwen3-30B-A3B.
+    "moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "tie_word_embeddings": False,
+        "rope_theta": 1_000_000.0,
+    },
+    # Eight layers of Qwen3-Next-80B-A3B, with a quarter of its experts.
+    "hybrid": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "hidden_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "intermediate_size": 5120,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 128,
+        "num_experts_per_tok": 10,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "tie_word_embeddings": False,
+        "rope_theta": 10_000_000.0,
+    },
+}
+for _config in CONFIGS.values():
+    _config.update(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=40_960,
+        rms_norm_eps=1e-6,
+        hidden_act="silu",
+        attention_bias=False,
+        attention_dropout=0.0,
+        bos_token_id=151_643,
+        eos_token_id=151_645,
+        dtype="bfloat16",
+        torch_dtype="bfloat16",
+    )
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One weight. `name` is MLX's, without `.weight` where it is a matrix; `shape` is row-major, inputs last."""
+
+    name: str
+    gguf: str
+    shape: tuple
+    # matrix: quantised. router: a matrix that both formats keep finer (8 bits in MLX's, f32 in GGUF's).
+    # one: a norm at one. conv: taps of a convolution. decay, bias: vectors of the delta rule.
+    kind: str = "matrix"
+    # The vector shape that GGUF wants, where it differs.
+    gguf_shape: tuple = ()
+
+
+def tensors(shape):
+    """Every weight of a shape, in the order in which a model uses them."""
+    c = CONFIGS[shape]
+    hidden = c["hidden_size"]
+    yield Tensor("model.embed_tokens", "token_embd.weight", (VOCABULARY, hidden))
+    for i in range(c["num_hidden_layers"]):
+        at, to = f"model.layers.{i}", f"blk.{i}"
+        linear = shape == "hybrid" and (i + 1) % c["full_attention_interval"] != 0
+        after = "post_attention_norm" if shape == "hybrid" else "ffn_norm"
+        yield Tensor(f"{at}.input_layernorm.weight", f"{to}.attn_norm.weight", (hidden,), "one")
+        yield from _delta_net(c, at, to) if linear else _attention(c, at, to, gated=shape == "hybrid")
+        yield Tensor(f"{at}.post_attention_layernorm.weight", f"{to}.{after}.weight", (hidden,), "one")
+        yield from _dense(c, at, to) if shape == "dense" else _experts(c, at, to)
+    yield Tensor("model.norm.weight", "output_norm.weight", (hidden,), "one")
+    if not c["tie_word_embeddings"]:
+        yield Tensor("lm_head", "output.weight", (VOCABULARY, hidden))
+
+
+def _attention(c, at, to, gated):
+    hidden, dim = c["hidden_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+    yield Tensor(f"{at}.self_attn.q_proj", f"{to}.attn_q.weight", (2 * q if gated else q, hidden))
+    yield Tensor(f"{at}.self_attn.k_proj", f"{to}.attn_k.weight", (kv, hidden))
+    yield Tensor(f"{at}.self_attn.v_proj", f"{to}.attn_v.weight", (kv, hidden))
+    yield Tensor(f"{at}.self_attn.q_norm.weight", f"{to}.attn_q_norm.weight", (dim,), "one")
+    yield Tensor(f"{at}.self_attn.k_norm.weight", f"{to}.attn_k_norm.weight", (dim,), "one")
+    yield Tensor(f"{at}.self_attn.o_proj", f"{to}.attn_output.weight", (hidden, q))
+
+
+def _delta_net(c, at, to):
+    hidden, heads = c["hidden_size"], c["linear_num_value_heads"]
+    keys = c["linear_num_key_heads"] * c["linear_key_head_dim"]
+    values, taps = heads * c["linear_value_head_dim"], c["linear_conv_kernel_dim"]
+    channels, name = 2 * keys + values, f"{at}.linear_attn"
+    # GGUF has qkvz as two tensors, of which the first is the larger: the maker splits it.
+    yield Tensor(f"{name}.in_proj_qkvz", f"{to}.attn_qkv.weight+{to}.attn_gate.weight", (channels + values, hidden))
+    yield Tensor(f"{name}.in_proj_ba", f"{to}.ssm_ba.weight", (2 * heads, hidden))
+    yield Tensor(f"{name}.conv1d.weight", f"{to}.ssm_conv1d.weight", (channels, taps, 1), "conv", (channels, taps))
+    yield Tensor(f"{name}.A_log", f"{to}.ssm_a", (heads,), "decay")
+    yield Tensor(f"{name}.dt_bias", f"{to}.ssm_dt.bias", (heads,), "bias")
+    yield Tensor(f"{name}.norm.weight", f"{to}.ssm_norm.weight", (c["linear_value_head_dim"],), "one")
+    yield Tensor(f"{name}.out_proj", f"{to}.ssm_out.weight", (hidden, values))
+
+
+def _dense(c, at, to):
+    hidden, wide = c["hidden_size"], c["intermediate_size"]
+    yield Tensor(f"{at}.mlp.gate_proj", f"{to}.ffn_gate.weight", (wide, hidden))
+    yield Tensor(f"{at}.mlp.up_proj", f"{to}.ffn_up.weight", (wide, hidden))
+    yield Tensor(f"{at}.mlp.down_proj", f"{to}.ffn_down.weight", (hidden, wide))
+
+
+def _experts(c, at, to):
+    hidden, wide, n = c["hidden_size"], c["moe_intermediate_size"], c["num_experts"]
+    yield Tensor(f"{at}.mlp.gate", f"{to}.ffn_gate_inp.weight", (n, hidden), "router")
+    yield Tensor(f"{at}.mlp.switch_mlp.gate_proj", f"{to}.ffn_gate_exps.weight", (n, wide, hidden))
+    yield Tensor(f"{at}.mlp.switch_mlp.up_proj", f"{to}.ffn_up_exps.weight", (n, wide, hidden))
+    yield Tensor(f"{at}.mlp.switch_mlp.down_proj", f"{to}.ffn_down_exps.weight", (n, hidden, wide))
+    shared = c.get("shared_expert_intermediate_size")
+    if shared:
+        name = f"{at}.mlp.shared_expert"
+        yield Tensor(f"{name}_gate", f"{to}.ffn_gate_inp_shexp.weight", (1, hidden), "router", (hidden,))
+        yield Tensor(f"{name}.gate_proj", f"{to}.ffn_gate_shexp.weight", (shared, hidden))
+        yield Tensor(f"{name}.up_proj", f"{to}.ffn_up_shexp.weight", (shared, hidden))
+        yield Tensor(f"{name}.down_proj", f"{to}.ffn_down_shexp.weight", (hidden, shared))
