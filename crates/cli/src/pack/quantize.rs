@@ -1,5 +1,7 @@
 //! Rows of a float matrix to the bytes of MLX's affine groups, with the error that this makes.
 
+use std::array::from_fn;
+
 use anyhow::{Result, ensure};
 use sluice_kernels::Isa;
 use sluice_kernels::affine::{dequantize_row, quantize_row};
@@ -91,11 +93,9 @@ impl Quantizer {
 /// Sums of x^2 and of (x - y)^2, in eight lanes so that the compiler finds its vectors.
 fn squares(x: &[f32], y: &[f32]) -> (f64, f64) {
     let (mut weight, mut error) = ([0f32; 8], [0f32; 8]);
-    for (x, y) in x.chunks_exact(8).zip(y.chunks_exact(8)) {
-        for i in 0..8 {
-            weight[i] += x[i] * x[i];
-            error[i] += (x[i] - y[i]) * (x[i] - y[i]);
-        }
+    for (x, y) in x.as_chunks::<8>().0.iter().zip(y.as_chunks::<8>().0) {
+        weight = from_fn(|i| weight[i] + x[i] * x[i]);
+        error = from_fn(|i| error[i] + (x[i] - y[i]) * (x[i] - y[i]));
     }
     let sum = |lanes: [f32; 8]| lanes.iter().map(|&v| v as f64).sum();
     (sum(weight), sum(error))

@@ -5,13 +5,19 @@
 //! step) finds a good pair; s and b are rounded to their stored type inside the search, so the error compared is the error that the
 //! file will have. MLX's own choice stands wherever nothing better is found.
 
+use std::array::from_fn;
+
 use sluice_kernels::affine;
 use sluice_kernels::matmul::Float;
 
 /// Parts of the group's range to start from.
 const SHRINK: [f32; 8] = [1.0, 0.96, 0.92, 0.88, 0.84, 0.78, 0.70, 0.60];
-/// Regressions from each start, at most.
+/// Starts that are followed.
+const KEPT: usize = 3;
+/// Regressions from each, at most.
 const ROUNDS: usize = 6;
+/// Sums run in so many lanes, for the compiler's vectors.
+const LANES: usize = 8;
 
 /// As `sluice_kernels::affine::quantize_row`, with the same form of output.
 pub fn quantize_row(
@@ -62,26 +68,27 @@ fn search(x: &[f32], top: f32, scale: Float, mlx: Pair, mut cost: f32) -> Option
     let (middle, half) = ((low + high) / 2.0, (high - low) / 2.0);
     let shrunk = SHRINK.map(|part| Pair { s: 2.0 * half * part / top, b: middle - half * part });
     let mut best = None;
-    for start in shrunk.into_iter().chain([mlx]) {
-        let mut pair = start;
-        let mut last = f32::INFINITY;
+    let mut judge = |pair: Pair| {
+        let pair = Pair { s: round(scale, pair.s), b: round(scale, pair.b) };
+        let sums = Sums::of(x, top, pair);
+        if sums.cost < cost {
+            (cost, best) = (sums.cost, Some(pair));
+        }
+        sums
+    };
+    // 1. one look at each start
+    let mut starts = shrunk.map(&mut judge);
+    starts.sort_unstable_by(|a, b| a.cost.total_cmp(&b.cost));
+    let mlx = judge(mlx);
+    // 2. regressions from the best few, for as long as they help
+    for mut sums in starts.into_iter().take(KEPT).chain([mlx]) {
         for _ in 0..ROUNDS {
-            pair = Pair { s: round(scale, pair.s), b: round(scale, pair.b) };
-            if pair.s == 0.0 {
+            let Some(pair) = sums.regression(x.len(), sum_x) else { break };
+            let next = judge(pair);
+            let helped = next.cost < sums.cost;
+            sums = next;
+            if !helped {
                 break;
-            }
-            let sums = Sums::of(x, top, pair);
-            if sums.cost < cost {
-                (cost, best) = (sums.cost, Some(pair));
-            }
-            // Rounding can make a regression cost more than the pair before it: then this start has given what it can.
-            if sums.cost >= last {
-                break;
-            }
-            last = sums.cost;
-            match sums.regression(x.len(), sum_x) {
-                Some(next) => pair = next,
-                None => break,
             }
         }
     }
@@ -100,18 +107,16 @@ struct Sums {
 impl Sums {
     fn of(x: &[f32], top: f32, pair: Pair) -> Sums {
         let inverse = 1.0 / pair.s;
-        let (mut q, mut qq, mut qx, mut cost) = ([0f32; 8], [0f32; 8], [0f32; 8], [0f32; 8]);
-        for x in x.chunks_exact(8) {
-            for i in 0..8 {
-                let v = nearest((x[i] - pair.b) * inverse, top);
-                let e = x[i] - (v * pair.s + pair.b);
-                q[i] += v;
-                qq[i] += v * v;
-                qx[i] += v * x[i];
-                cost[i] += e * e;
-            }
+        let (mut q, mut qq, mut qx, mut cost) = ([0f32; LANES], [0f32; LANES], [0f32; LANES], [0f32; LANES]);
+        for x in x.as_chunks::<LANES>().0 {
+            let v: [f32; LANES] = from_fn(|i| nearest((x[i] - pair.b) * inverse, top));
+            let e: [f32; LANES] = from_fn(|i| x[i] - (v[i] * pair.s + pair.b));
+            q = from_fn(|i| q[i] + v[i]);
+            qq = from_fn(|i| qq[i] + v[i] * v[i]);
+            qx = from_fn(|i| qx[i] + v[i] * x[i]);
+            cost = from_fn(|i| cost[i] + e[i] * e[i]);
         }
-        let sum = |lanes: [f32; 8]| lanes.iter().map(|&v| v as f64).sum::<f64>();
+        let sum = |l: [f32; LANES]| (((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))) as f64;
         Sums { q: sum(q), qq: sum(qq), qx: sum(qx), cost: sum(cost) as f32 }
     }
 

@@ -175,6 +175,34 @@ mod tests {
         assert_eq!(detokenizer.flush().unwrap(), "");
     }
 
+    /// A tokenizer in SentencePiece's manner: a word's first piece brings its space, bytes make up missing characters.
+    fn sentence_pieces() -> Arc<Tokenizer> {
+        let folder = tempfile::tempdir().unwrap();
+        let vocab = ["▁the", "▁cat", "s", "<0xC3>", "<0xA9>", "</s>", "▁", "é!"];
+        let vocab: serde_json::Map<_, _> = vocab.iter().zip(0..).map(|(t, i)| (t.to_string(), i.into())).collect();
+        let file = serde_json::json!({
+            "added_tokens": [{"id": 5, "content": "</s>", "special": true, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false}],
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ]},
+            "model": {"type": "BPE", "byte_fallback": true, "vocab": vocab, "merges": []},
+        });
+        std::fs::write(folder.path().join("tokenizer.json"), file.to_string()).unwrap();
+        Arc::new(Tokenizer::load(folder.path(), None).unwrap())
+    }
+
+    #[test]
+    fn spaces_and_bytes_of_other_decoders_are_kept() {
+        let tokenizer = sentence_pieces();
+        assert!(!tokenizer.is_byte_level());
+        let mut detokenizer = Detokenizer::new(tokenizer.clone(), true);
+        let pieces = [0, 1, 2, 6, 3, 4, 5, 7].map(|id| detokenizer.push(id).unwrap());
+        assert_eq!(pieces, ["the", " cat", "s", " ", "", "é", "", "é!"]);
+        assert_eq!(stream(&tokenizer, &[0, 3], true), "the\u{FFFD}");
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
         // The first 300 ids hold all single bytes, so that broken characters are common.

@@ -1,7 +1,8 @@
 //! The checkpoint's chat template, rendered as `transformers` renders it.
 //!
 //! A template is a program from whoever published the checkpoint. It sees the conversation and nothing else, runs out of fuel instead of
-//! running for ever, and runs on a stack of its own, so that values nested without end cannot overflow the caller's.
+//! running for ever, writes so much and no more, and runs on a stack of its own, so that values nested without end cannot overflow the
+//! caller's. What is not bounded is the memory that one expression may take (`s ~ s`, again and again): the engine has no hook for it.
 
 use super::generation::token_text;
 use super::{python, read_json};
