@@ -1,25 +1,26 @@
 //! Which model, and how its engine is set up: flags that several subcommands share.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
-use clap::{Args, ValueEnum};
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum, value_parser};
 use sluice_engine::{Activations, KvType, Options};
 
 use crate::demo;
 
 /// The folder that was named, or else the demo model's.
 pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
-    named.map_or_else(demo::folder, |path| Ok(path.to_owned()))
+    let Some(named) = named else { return demo::folder() };
+    ensure!(!named.as_os_str().is_empty(), "the model's name is empty");
+    Ok(named.to_owned())
 }
 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Threads that compute [default: all cores]
-    #[arg(long, value_name = "N")]
-    threads: Option<NonZeroUsize>,
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
     /// Precision of activations where they meet weights: f32 is exact, bf16 and int8 are faster [default: int8]
     #[arg(long, value_enum, value_name = "TYPE")]
     activations: Option<ActivationsArg>,
@@ -27,14 +28,14 @@ pub struct EngineArgs {
     #[arg(long, value_enum, default_value = "auto", value_name = "TYPE")]
     kv_type: KvTypeArg,
     /// Tokens that a conversation may have [default: what the model was made for]
-    #[arg(long, value_name = "TOKENS")]
-    max_context: Option<NonZeroUsize>,
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=1 << 24))]
+    max_context: Option<u32>,
     /// Tokens of a prompt that are computed at once; changes speed and memory, never the result
-    #[arg(long, value_name = "TOKENS")]
-    chunk: Option<NonZeroUsize>,
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=1 << 16))]
+    chunk: Option<u32>,
     /// Experts per token instead of the model's own number. LOSSY: this changes the model's output
-    #[arg(long, value_name = "K")]
-    experts_per_token: Option<NonZeroUsize>,
+    #[arg(long, value_name = "K", value_parser = value_parser!(u32).range(1..=1 << 16))]
+    experts_per_token: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -58,9 +59,10 @@ impl EngineArgs {
     /// # Errors
     /// When `SLUICE_ISA` asks for what this machine lacks.
     pub fn options(&self) -> Result<Options> {
+        let size = |n: u32| n as usize;
         let defaults = Options::for_this_machine()?;
         Ok(Options {
-            threads: self.threads.map_or(defaults.threads, NonZeroUsize::get),
+            threads: self.threads.map_or(defaults.threads, size),
             activations: match self.activations {
                 None => defaults.activations,
                 Some(ActivationsArg::F32) => Activations::F32,
@@ -73,9 +75,9 @@ impl EngineArgs {
                 KvTypeArg::Bf16 => Some(KvType::Bf16),
                 KvTypeArg::F16 => Some(KvType::F16),
             },
-            max_context: self.max_context.map(NonZeroUsize::get),
-            chunk: self.chunk.map_or(defaults.chunk, NonZeroUsize::get),
-            experts_per_token: self.experts_per_token.map(NonZeroUsize::get),
+            max_context: self.max_context.map(size),
+            chunk: self.chunk.map_or(defaults.chunk, size),
+            experts_per_token: self.experts_per_token.map(size),
             ..defaults
         })
     }

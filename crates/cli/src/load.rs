@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, bail};
 use sluice_engine::text::{ChatTemplate, GenerationDefaults, Tokenizer, stop_ids};
 use sluice_engine::{Engine, Options};
 
@@ -46,7 +46,11 @@ pub fn model(folder: &Path, options: Options) -> Result<Loaded> {
 
 /// Loads the weights only.
 pub fn engine(folder: &Path, options: Options) -> Result<Engine> {
+    let chosen_experts = options.experts_per_token;
     let engine = Engine::open(folder, options).map_err(|e| naming(folder, e))?;
+    if chosen_experts.is_some() && engine.spec().experts.is_none() {
+        bail!("{}: --experts-per-token, but this model has no experts", folder.display());
+    }
     if !engine.skipped().is_empty() {
         terminal::note(&format!("left out, not part of the text model: {}", engine.skipped().join(", ")));
     }

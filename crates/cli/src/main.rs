@@ -3,6 +3,7 @@
 //! file says.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod chat;
 mod demo;
 mod engine_args;
@@ -47,6 +48,8 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Quantise a checkpoint to MLX's format.
     Pack(pack::PackArgs),
+    /// Measure how fast this machine computes, beside what it could do at best.
+    Bench(bench::BenchArgs),
     /// Measure a model: perplexity of a text, or logits to compare with a reference.
     Eval(eval::EvalArgs),
 }
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Pack(args) => pack::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Eval(args) => eval::run(args),
     });
     match result {

@@ -98,7 +98,6 @@ pub fn from_command_line(model: Option<PathBuf>, words: Vec<OsString>) -> Result
     let (model, word) = sort_words(model, words, piped)?;
     let mut text = match word {
         Some(word) => word.into_string().map_err(|w| anyhow!("the prompt is not UTF-8: {w:?}"))?,
-        None if !piped => bail!("no prompt: `sluice run \"Once upon a time\"`, or pipe a text in"),
         None => String::new(),
     };
     if piped {
@@ -106,7 +105,7 @@ pub fn from_command_line(model: Option<PathBuf>, words: Vec<OsString>) -> Result
         stdin.lock().read_to_string(&mut input).context("standard input")?;
         join_piped(&mut text, &input);
     }
-    ensure!(!text.trim().is_empty(), "the prompt is empty");
+    ensure!(!text.trim().is_empty(), "there is no prompt: `sluice run \"Once upon a time\"`, or pipe a text in");
     Ok((model, text))
 }
 

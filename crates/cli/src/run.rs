@@ -23,10 +23,13 @@ use crate::{load, terminal};
     override_usage = "sluice run [OPTIONS] [MODEL] PROMPT\n       COMMAND | sluice run [OPTIONS] [MODEL] [PROMPT]"
 )]
 pub struct RunArgs {
-    /// A model's folder (default: the demo model), and the prompt; text that is piped in follows the prompt
-    #[arg(value_name = "[MODEL] PROMPT", num_args = 0..=2)]
-    words: Vec<OsString>,
-    /// The model's folder
+    /// The model's folder (default: the demo model)
+    #[arg(value_name = "MODEL")]
+    first: Option<OsString>,
+    /// What to answer; one word alone is the prompt, and text that is piped in follows it
+    #[arg(value_name = "PROMPT")]
+    second: Option<OsString>,
+    /// The model's folder, named apart from the prompt
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
     /// Print figures to standard error: times, speeds, memory, seed
@@ -49,7 +52,8 @@ pub struct RunArgs {
 /// Answers. `start` is when the program did.
 pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     // 1. what is asked, of what
-    let (model, question) = prompt::from_command_line(args.model, args.words)?;
+    let (model, question) =
+        prompt::from_command_line(args.model, [args.first, args.second].into_iter().flatten().collect())?;
     let folder = model_or_demo(model.as_deref())?;
     let mut options = args.engine.options()?;
     options.profile = args.profile;

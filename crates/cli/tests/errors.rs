@@ -29,7 +29,8 @@ fn a_file_is_not_a_model() {
     let file = dir.path().join("model.gguf");
     fs::write(&file, "GGUF").unwrap();
     assert_refused(&output(&["run", &text(&file), "hi"]), &["model.gguf"]);
-    assert_refused(&output(&["inspect", &text(&file)]), &["model.gguf"]);
+    assert_refused(&output(&["inspect", &text(&file)]), &["model.gguf", "not a folder"]);
+    assert_refused(&output(&["run", "", "hi"]), &["name is empty"]);
     assert_refused(&logits(dir.path()), &["config.json"]);
 }
 
@@ -128,6 +129,8 @@ fn flags_that_make_no_sense_are_refused_by_name() {
     for (args, part) in [
         (&["run", "--no-such-flag", "hi"][..], "--no-such-flag"),
         (&["run", "--threads", "0", "hi"], "--threads"),
+        (&["run", "--threads", "100000", "hi"], "--threads"),
+        (&["run", "--max-context", "18446744073709551615", "hi"], "--max-context"),
         (&["run", "--activations", "int4", "hi"], "--activations"),
         (&["run", "--template-arg", "a=b", "hi"], "--template-arg"),
         (&["eval", "logits", &model], "--tokens"),
@@ -141,6 +144,14 @@ fn flags_that_make_no_sense_are_refused_by_name() {
 }
 
 #[test]
+fn a_number_of_experts_is_checked_against_the_model() {
+    let logits = |model: &str, k| output(&[LOGITS, &[&golden(model), "--experts-per-token", k]].concat());
+    assert_refused(&logits("qwen3", "2"), &["qwen3", "no experts"]);
+    assert_refused(&logits("qwen3_5_moe", "1000"), &["qwen3_5_moe", "1000"]);
+    success(logits("qwen3_5_moe", "1"));
+}
+
+#[test]
 fn an_instruction_set_that_is_not_there_is_refused() {
     let out = sluice(&[LOGITS, &[&golden("qwen3")]].concat()).env("SLUICE_ISA", "sse9").output().unwrap();
     assert_refused(&out, &["SLUICE_ISA", "sse9"]);
@@ -148,7 +159,7 @@ fn an_instruction_set_that_is_not_there_is_refused() {
 
 #[test]
 fn without_a_prompt_it_is_said_how() {
-    assert_refused(&output(&["run", "--raw"]), &["prompt is empty"]);
+    assert_refused(&output(&["run", "--raw"]), &["no prompt"]);
 }
 
 #[test]

@@ -244,7 +244,7 @@ impl Sampler {
         // 6. draw: by weight, in the order of ids
         candidates.sort_unstable_by_key(|c| c.token);
         let total: u64 = candidates.iter().map(|c| c.weight).sum();
-        let mut below = (u128::from(uniform(self.params.seed, position)) * u128::from(total) >> 53) as u64;
+        let mut below = ((u128::from(uniform(self.params.seed, position)) * u128::from(total)) >> 53) as u64;
         let drawn = candidates.iter().find(|c| {
             let hit = below < c.weight;
             below = below.saturating_sub(c.weight);
@@ -422,7 +422,7 @@ mod tests {
         order.retain(|i| weight_of(i) as f64 >= f64::from(params.min_p) * ONE);
         order.sort_unstable();
         let total: u64 = order.iter().map(weight_of).sum();
-        let target = u128::from(uniform(params.seed, position)) * u128::from(total) >> 53;
+        let target = (u128::from(uniform(params.seed, position)) * u128::from(total)) >> 53;
         let mut sum = 0;
         let drawn = order.iter().find(|i| {
             sum += u128::from(weight_of(i));

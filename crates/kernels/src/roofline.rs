@@ -130,7 +130,10 @@ mod x86 {
             }
         }
         let sum = sums.into_iter().reduce(|a, b| _mm256_xor_si256(a, b)).expect("there is one");
-        (_mm256_extract_epi64::<0>(sum) ^ _mm256_extract_epi64::<2>(sum)) as u64
+        let mut words = [0u64; 4];
+        // SAFETY: 32 bytes.
+        unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), sum) };
+        words.into_iter().fold(0, |a, b| a ^ b)
     }
 
     /// Independent sums: more than latency times throughput of any of these instructions, fewer than registers.

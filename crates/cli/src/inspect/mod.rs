@@ -7,7 +7,7 @@ mod fit;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::{Value, json};
 use sluice_model::Config;
@@ -36,9 +36,8 @@ pub struct InspectArgs {
 
 pub fn run(args: InspectArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
-    if !folder.exists() {
-        return Err(anyhow!("{}: no such folder", folder.display()));
-    }
+    ensure!(folder.exists(), "{}: no such folder", folder.display());
+    ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
     let config = Config::open(&folder).map_err(|e| load::naming(&folder, e))?;
     let checkpoint = Checkpoint::open(&folder)?;
     let anatomy = Anatomy::read(&config, &checkpoint).map_err(|e| load::naming(&folder, e))?;

@@ -1,0 +1,173 @@
+//! `sluice bench decode`: one token at a time, behind a context of a given length.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use serde_json::json;
+use sluice_backend::NUMERICS_VERSION;
+use sluice_engine::{Engine, MemoryClass, Phase, Profile, SequenceId};
+
+use super::figures::Figures;
+use super::roofline::Memory;
+use super::{ModelArgs, Subject, token, tokens};
+use crate::engine_args::activations_name;
+use crate::{machine, stats, units};
+
+#[derive(Args, Debug)]
+pub struct DecodeArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Tokens in front, one number or several
+    #[arg(long, value_delimiter = ',', default_value = "128", value_name = "N,..")]
+    context: Vec<usize>,
+    /// Tokens in each measurement
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    tokens: usize,
+}
+
+pub fn run(args: &DecodeArgs) -> Result<()> {
+    ensure!(args.tokens > 0, "--tokens must be at least 1");
+    ensure!(args.context.iter().all(|c| *c > 0), "--context must be at least 1");
+    let longest = args.context.iter().max().expect("clap wants one");
+    let mut subject = Subject::load(&args.model, longest + args.tokens)?;
+    let mut memory = None;
+    if !args.model.json {
+        print_head(&subject);
+    }
+    for &context in &args.context {
+        let measured = measure(&mut subject.engine, args, context, &mut memory)?;
+        if args.model.json {
+            println!("{}", to_json(&mut subject, args, &measured));
+        } else {
+            print_row(&measured);
+        }
+    }
+    Ok(())
+}
+
+struct Measured {
+    context: usize,
+    tokens_per_second: Figures,
+    /// Bytes per second that the machine reads at best.
+    read: Figures,
+    /// Weights that a token uses: all resident ones, and those of its experts.
+    weight_bytes: f64,
+    /// Keys, values and recurrent state that a token reads, in the middle of the measurement.
+    cache_bytes: f64,
+    /// Highest resident set so far, without the buffer of the roofline.
+    peak_memory: Option<u64>,
+    profile: Profile,
+}
+
+impl Measured {
+    /// Of the read bandwidth, with the weights alone and with everything that is read.
+    fn fractions(&self) -> [Figures; 2] {
+        [self.weight_bytes, self.weight_bytes + self.cache_bytes]
+            .map(|bytes| self.tokens_per_second.map(|t| t * bytes).over(&self.read))
+    }
+}
+
+fn measure(engine: &mut Engine, args: &DecodeArgs, context: usize, memory: &mut Option<Memory>) -> Result<Measured> {
+    let vocabulary = engine.spec().vocabulary;
+    let id = engine.add_sequence()?;
+    engine.feed(id, &tokens(0, context, vocabulary), false, |_, _| Ok(()))?;
+    let mut tokens_per_second = Figures::default();
+    let mut read = Figures::default();
+    // Pages that were never touched, and threads that sleep, are not what is measured.
+    generate(engine, id, context, args.tokens.min(8))?;
+    let peak_memory = machine::own_memory("VmHWM");
+    engine.take_profile();
+    let mut profile = Profile::default();
+    for round in 0..args.model.rounds {
+        if !args.model.no_roofline {
+            let memory = memory.get_or_insert_with(Memory::new);
+            read.push(memory.read(engine.options().isa, engine.options().threads));
+        }
+        // What comes before may take long: a recurrent state is computed again from the start.
+        rewind(engine, id, context)?;
+        engine.take_profile();
+        let start = Instant::now();
+        generate(engine, id, context, args.tokens)?;
+        tokens_per_second.push(args.tokens as f64 / start.elapsed().as_secs_f64());
+        if round + 1 == args.model.rounds {
+            profile = engine.take_profile();
+        }
+    }
+    let weights: u64 = Phase::ALL.iter().map(|p| profile.row(*p).weight_bytes).sum();
+    let cache_bytes = (engine.kv_in_use() + engine.memory(MemoryClass::State)) as f64;
+    engine.remove_sequence(id);
+    let weight_bytes = weights as f64 / args.tokens as f64;
+    Ok(Measured { context, tokens_per_second, read, weight_bytes, cache_bytes, peak_memory, profile })
+}
+
+/// Computes `n` tokens, one after the other, from position `context` on.
+fn generate(engine: &mut Engine, id: SequenceId, context: usize, n: usize) -> Result<()> {
+    let vocabulary = engine.spec().vocabulary;
+    for i in context..context + n {
+        engine.feed(id, &[token(i, vocabulary)], false, |_, _| Ok(()))?;
+    }
+    Ok(())
+}
+
+/// Leaves the sequence with exactly the `context` tokens that it began with, all of them computed.
+fn rewind(engine: &mut Engine, id: SequenceId, context: usize) -> Result<()> {
+    engine.truncate(id, context - 1)?;
+    let vocabulary = engine.spec().vocabulary;
+    engine.feed(id, &[token(context - 1, vocabulary)], false, |_, _| Ok(()))
+}
+
+fn to_json(subject: &mut Subject, args: &DecodeArgs, m: &Measured) -> serde_json::Value {
+    let [of_weights, of_all] = m.fractions();
+    let options = subject.engine.options();
+    json!({
+        "bench": "decode",
+        "model": subject.name,
+        "threads": options.threads,
+        "activations": activations_name(options.activations),
+        "isa": options.isa.to_string(),
+        "numerics_version": NUMERICS_VERSION,
+        "context": m.context,
+        "tokens": args.tokens,
+        "rounds": args.model.rounds,
+        "tokens_per_second": m.tokens_per_second.to_json(),
+        "weight_bytes_per_token": m.weight_bytes,
+        "cache_bytes_per_token": m.cache_bytes,
+        "read_bytes_per_second": m.read.to_json(),
+        "fraction_of_read": of_weights.to_json(),
+        "fraction_of_read_with_cache": of_all.to_json(),
+        "peak_memory": m.peak_memory,
+        "memory": MemoryClass::ALL.map(|c| (c.name(), subject.engine.memory(c))).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "phases": stats::profile_json(&m.profile),
+    })
+}
+
+fn print_head(subject: &Subject) {
+    let options = subject.engine.options();
+    println!(
+        "{}: {} threads, {}, activations {}",
+        subject.name,
+        options.threads,
+        options.isa,
+        activations_name(options.activations)
+    );
+    println!(
+        "{:>8}{:>24}{:>14}{:>14}{:>22}{:>20}{:>20}",
+        "context", "tokens/s", "weights", "cache", "read GB/s", "of it by weights", "by all"
+    );
+}
+
+fn print_row(m: &Measured) {
+    let [of_weights, of_all] = m.fractions();
+    let percent = |f: &Figures| f.map(|x| 100.0 * x).to_text(0) + "%";
+    println!(
+        "{:>8}{:>24}{:>14}{:>14}{:>22}{:>20}{:>20}",
+        m.context,
+        m.tokens_per_second.to_text(1),
+        units::bytes(m.weight_bytes as u64),
+        units::bytes(m.cache_bytes as u64),
+        m.read.map(|x| x / 1e9).to_text(1),
+        percent(&of_weights),
+        percent(&of_all)
+    );
+}

@@ -1,0 +1,88 @@
+//! Several measurements of one thing: their median and range.
+
+use serde_json::{Value, json};
+
+/// Measurements of one thing, at least one.
+#[derive(Clone, Debug, Default)]
+pub struct Figures(Vec<f64>);
+
+impl Figures {
+    pub fn push(&mut self, x: f64) {
+        self.0.push(x);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn sorted(&self) -> Vec<f64> {
+        let mut all = self.0.clone();
+        all.sort_by(f64::total_cmp);
+        all
+    }
+
+    /// The middle one, or the mean of the two in the middle.
+    pub fn median(&self) -> f64 {
+        let all = self.sorted();
+        let n = all.len();
+        (all[(n - 1) / 2] + all[n / 2]) / 2.0
+    }
+
+    pub fn low(&self) -> f64 {
+        self.sorted()[0]
+    }
+
+    pub fn high(&self) -> f64 {
+        self.sorted()[self.0.len() - 1]
+    }
+
+    /// Each measurement over the one of `other` that was made beside it.
+    pub fn over(&self, other: &Figures) -> Figures {
+        Figures(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
+    }
+
+    pub fn map(&self, f: impl Fn(f64) -> f64) -> Figures {
+        Figures(self.0.iter().map(|x| f(*x)).collect())
+    }
+
+    /// `null` where nothing was measured.
+    pub fn to_json(&self) -> Value {
+        if self.is_empty() {
+            return Value::Null;
+        }
+        json!({"median": self.median(), "low": self.low(), "high": self.high()})
+    }
+
+    /// `75.6 (74.1-76.0)`, or `-` where nothing was measured.
+    pub fn to_text(&self, digits: usize) -> String {
+        if self.is_empty() {
+            return "-".into();
+        }
+        if self.0.len() == 1 {
+            return format!("{:.digits$}", self.0[0]);
+        }
+        format!("{:.digits$} ({:.digits$}-{:.digits$})", self.median(), self.low(), self.high())
+    }
+}
+
+impl FromIterator<f64> for Figures {
+    fn from_iter<I: IntoIterator<Item = f64>>(iter: I) -> Figures {
+        Figures(iter.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        let f: Figures = [3.0, 1.0, 2.0].into_iter().collect();
+        assert_eq!((f.median(), f.low(), f.high()), (2.0, 1.0, 3.0));
+        let even: Figures = [4.0, 1.0, 2.0, 3.0].into_iter().collect();
+        assert_eq!(even.median(), 2.5);
+        assert_eq!(even.over(&even).median(), 1.0);
+        assert_eq!(f.to_text(1), "2.0 (1.0-3.0)");
+        assert_eq!(Figures::default().to_json(), Value::Null);
+    }
+}

@@ -1,0 +1,396 @@
+//! `sluice bench kernels`: each kernel by itself, on matrices and caches far larger than the processor's own memory where a model's would be.
+
+use std::hint::black_box;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use sluice_backend::Isa;
+use sluice_kernels::activations::{encode_bf16, encode_int8};
+use sluice_kernels::attention::{Head, KvShape, KvType, KvView, attend, store_row};
+use sluice_kernels::delta::{Run, recurrence};
+use sluice_kernels::matmul::{self, Activations, Encoding, Float, Form, Input, Matrix, ROW_BLOCK, Scratch};
+use sluice_kernels::roofline::Arithmetic;
+use sluice_kernels::rows::{Rows, RowsMut};
+
+use super::figures::Figures;
+use super::roofline::{Memory, peak, threads, together};
+use crate::engine_args::activations_name;
+
+/// The shape of a gate projection of Qwen3-0.6B.
+const ROWS: usize = 3072;
+const COLS: usize = 1024;
+/// Weights that one pass over a matrix for one token reads, at least: no cache keeps them until the next pass.
+const STREAMED: usize = 512 << 20;
+/// Tokens of the many-token products.
+const MANY: usize = 512;
+
+#[derive(Args, Debug)]
+pub struct KernelsArgs {
+    /// Threads, one number or several [default: 1 and all cores]
+    #[arg(long, value_delimiter = ',', value_name = "N,..")]
+    threads: Vec<usize>,
+    /// Precision of activations, one or several [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "TYPE,..")]
+    activations: Vec<Precision>,
+    /// Only kernels whose name has this in it ("affine4", "attention", "512 tokens")
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Measurements, of which the median counts
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    rounds: usize,
+    /// One line of JSON for each kernel
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Precision {
+    F32,
+    Bf16,
+    Int8,
+}
+
+impl Precision {
+    fn mode(self) -> Activations {
+        match self {
+            Precision::F32 => Activations::F32,
+            Precision::Bf16 => Activations::Bf16,
+            Precision::Int8 => Activations::Int8,
+        }
+    }
+}
+
+pub fn run(args: &KernelsArgs) -> Result<()> {
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
+    let mut bench = Bench { isa: Isa::from_env()?, args, memory: Memory::new() };
+    if !args.json {
+        println!("{:<44}{:>8}{:>26}{:>26}{:>20}", "kernel", "threads", "reached", "at best", "of it");
+    }
+    let all = [Precision::Int8, Precision::Bf16, Precision::F32];
+    let wanted = if args.activations.is_empty() { &all[..] } else { &args.activations };
+    for n in threads(&args.threads)? {
+        for (name, form) in forms() {
+            // Several precisions may come to the same encoding.
+            let mut seen = vec![];
+            for mode in wanted.iter().map(|p| p.mode()) {
+                let encoding = form.encoding(mode);
+                if seen.contains(&encoding) {
+                    continue;
+                }
+                seen.push(encoding);
+                let taken = match encoding {
+                    Encoding::F32 => Activations::F32,
+                    Encoding::Bf16 => Activations::Bf16,
+                    Encoding::Int8 => Activations::Int8,
+                };
+                bench.product(&format!("{name} x {}", activations_name(taken)), form, mode, n)?;
+            }
+        }
+        for (kv_heads, group, dim) in [(8, 2, 128), (4, 8, 128), (2, 8, 256)] {
+            for context in [1024, 8192] {
+                bench.attention(kv_heads, group, dim, context, n);
+            }
+        }
+        for tokens in [1, 64] {
+            bench.delta(tokens, n);
+        }
+    }
+    Ok(())
+}
+
+fn forms() -> Vec<(String, Form)> {
+    let affine = [4, 8, 2, 3, 5, 6].map(|bits| {
+        let form = Form::Affine { bits, group: 64, scale: Float::Bf16 };
+        (format!("affine{bits}"), form)
+    });
+    let float = [("bf16", Float::Bf16), ("f16", Float::F16), ("f32", Float::F32)];
+    affine.into_iter().chain(float.map(|(name, float)| (name.to_owned(), Form::Float(float)))).collect()
+}
+
+struct Bench<'a> {
+    isa: Isa,
+    args: &'a KernelsArgs,
+    memory: Memory,
+}
+
+/// What limits a kernel.
+#[derive(Clone, Copy)]
+enum Limit {
+    /// So many bytes are read.
+    Read(usize),
+    /// So many operations (two per multiply-add) are done, in this arithmetic.
+    Operations(usize, Arithmetic),
+}
+
+impl Bench<'_> {
+    fn wants(&self, name: &str) -> bool {
+        self.args.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
+    }
+
+    /// Rounds of `seconds()`, the limit measured before each.
+    fn report(&mut self, name: &str, threads: usize, limit: Limit, mut seconds: impl FnMut() -> f64) {
+        let (mut reached, mut best) = (Figures::default(), Figures::default());
+        seconds();
+        for _ in 0..self.args.rounds {
+            let (work, at_best) = match limit {
+                Limit::Read(bytes) => (bytes, self.memory.read(self.isa, threads)),
+                Limit::Operations(n, arithmetic) => (n, peak(self.isa, threads, arithmetic)),
+            };
+            reached.push(work as f64 / seconds());
+            best.push(at_best);
+        }
+        let fraction = reached.over(&best);
+        if self.args.json {
+            let unit = match limit {
+                Limit::Read(_) => "bytes_per_second",
+                Limit::Operations(..) => "operations_per_second",
+            };
+            println!(
+                "{}",
+                json!({
+                    "bench": "kernels",
+                    "kernel": name,
+                    "threads": threads,
+                    "isa": self.isa.to_string(),
+                    "rounds": self.args.rounds,
+                    "unit": unit,
+                    "reached": reached.to_json(),
+                    "at_best": best.to_json(),
+                    "fraction": fraction.to_json(),
+                })
+            );
+            return;
+        }
+        let (scale, unit) = match limit {
+            Limit::Read(_) => (1e9, "GB/s"),
+            Limit::Operations(..) => (1e9, "GOPS"),
+        };
+        let text = |f: &Figures| f.map(|x| x / scale).to_text(1) + " " + unit;
+        let percent = fraction.map(|x| 100.0 * x).to_text(0) + "%";
+        println!("{name:<44}{threads:>8}{:>26}{:>26}{percent:>20}", text(&reached), text(&best));
+    }
+
+    /// A product of a matrix with one token, and with many.
+    fn product(&mut self, name: &str, form: Form, mode: Activations, threads: usize) -> Result<()> {
+        let isa = self.isa;
+        let one = format!("{name}, 1 token");
+        if self.wants(&one) {
+            let row = form.row_bytes(COLS).context("a row has a size")?;
+            let rows = (STREAMED / row).next_multiple_of(ROWS);
+            let parts = Parts::new(form, rows)?;
+            let x = Tokens::new(isa, 1);
+            let w = parts.matrix()?;
+            // A quarter at a time: each measurement reads another part, and lasts a few milliseconds.
+            let part = rows / 4;
+            let mut next = 0;
+            self.report(&one, threads, Limit::Read(w.bytes() / rows * part), || {
+                let from = next * part;
+                next = (next + 1) % 4;
+                products(isa, &w.rows_slice(from..from + part), &x, 1, mode, threads)
+            });
+        }
+        let many = format!("{name}, {MANY} tokens");
+        if self.wants(&many) {
+            let arithmetic = match form.encoding(mode) {
+                Encoding::F32 => Arithmetic::F32,
+                Encoding::Bf16 => Arithmetic::Bf16,
+                Encoding::Int8 => Arithmetic::Int8,
+            };
+            let parts = Parts::new(form, ROWS)?;
+            let x = Tokens::new(isa, MANY);
+            let w = parts.matrix()?;
+            self.report(&many, threads, Limit::Operations(2 * ROWS * COLS * MANY, arithmetic), || {
+                products(isa, &w, &x, MANY, mode, threads)
+            });
+        }
+        Ok(())
+    }
+
+    /// One token's attention in one layer, all KV heads.
+    fn attention(&mut self, kv_heads: usize, group: usize, dim: usize, context: usize, threads: usize) {
+        let name = format!("attention bf16 {kv_heads} x {group} of {dim}, 1 token at {context}");
+        if !self.wants(&name) {
+            return;
+        }
+        let isa = self.isa;
+        let (kv_type, block_tokens) = (KvType::Bf16, 32);
+        let half = kv_heads * block_tokens * dim * kv_type.size();
+        let shape = KvShape {
+            block_bytes: 2 * half,
+            k_offset: 0,
+            v_offset: half,
+            block_tokens,
+            kv_heads,
+            k_dim: dim,
+            v_dim: dim,
+            kv_type,
+        };
+        let blocks = context / block_tokens;
+        // Many layers' worth, so that each call reads memory, as a model's would.
+        let layers = (STREAMED / (blocks * shape.block_bytes)).max(2);
+        let mut row = vec![0; dim * kv_type.size()];
+        store_row(kv_type, &noise(dim), &mut row);
+        let bytes: Vec<u8> = row.iter().copied().cycle().take(layers * blocks * shape.block_bytes).collect();
+        let q = noise(kv_heads * group * dim);
+        let per_round = layers / 2;
+        let mut from = 0;
+        let bytes_read = per_round * blocks * shape.block_bytes;
+        self.report(&name, threads, Limit::Read(bytes_read), || {
+            from = (from + per_round) % layers;
+            let tables: Vec<Vec<u32>> = (0..per_round)
+                .map(|i| {
+                    let layer = (from + i) % layers;
+                    (layer * blocks..(layer + 1) * blocks).map(|b| b as u32).collect()
+                })
+                .collect();
+            together(threads, |t| {
+                let mut scratch = Vec::new();
+                let mut out = vec![0.0; group * dim];
+                for table in &tables {
+                    for kv_head in (t..kv_heads).step_by(threads) {
+                        let kv = KvView { bytes: &bytes, shape };
+                        let head =
+                            Head { kv, table, kv_head, group, scale: 0.1, window: None, softcap: None, sinks: None };
+                        scratch.resize(head.scratch_len(1), 0.0);
+                        let columns = kv_head * group * dim..(kv_head + 1) * group * dim;
+                        let q = Rows::dense(&q, q.len()).columns(columns);
+                        attend(isa, &head, q, context - 1, &mut RowsMut::dense(&mut out, group * dim), &mut scratch);
+                    }
+                }
+                black_box(&out);
+            })
+        });
+    }
+
+    /// The delta rule of one layer of 32 heads, 128 x 128: the state is read (and written) once per token in a step of one.
+    fn delta(&mut self, tokens: usize, threads: usize) {
+        let name = format!("delta rule 32 of 128 x 128, {tokens} tokens");
+        if !self.wants(&name) {
+            return;
+        }
+        let isa = self.isa;
+        let (heads, dim) = (32, 128);
+        let state_len = heads * dim * dim;
+        let layers = if tokens == 1 { STREAMED / (4 * state_len) } else { 1 };
+        let x: Vec<f32> = noise(tokens * 3 * heads * dim).iter().map(|x| x * 0.08).collect();
+        let gates = vec![-0.05; tokens * heads];
+        let mut states = vec![0.0f32; layers * state_len];
+        let limit = match tokens {
+            1 => Limit::Read(4 * layers * state_len),
+            // Each element of the state: a product with k, one with the update, one with q; and the decay.
+            n => Limit::Operations(7 * n * state_len, Arithmetic::F32),
+        };
+        self.report(&name, threads, limit, || {
+            let mut parts: Vec<Vec<(usize, &mut [f32])>> = (0..threads).map(|_| vec![]).collect();
+            for (i, state) in states.chunks_exact_mut(dim * dim).enumerate() {
+                parts[i % threads].push((i % heads, state));
+            }
+            let parts: Vec<_> = parts.into_iter().map(std::sync::Mutex::new).collect();
+            together(threads, |t| {
+                let mut out = vec![0.0; tokens * dim];
+                let (x, gates) = (Rows::dense(&x, 3 * heads * dim), Rows::dense(&gates, heads));
+                for (h, state) in parts[t].lock().expect("one thread takes it").iter_mut() {
+                    let part = |i: usize| x.columns((i * heads + *h) * dim..(i * heads + *h + 1) * dim);
+                    let gate = gates.columns(*h..*h + 1);
+                    let run = Run { q: part(0), k: part(1), v: part(2), g: gate, beta: gate };
+                    recurrence(isa, &mut RowsMut::dense(state, dim), &run, &mut RowsMut::dense(&mut out, dim));
+                }
+                black_box(&out);
+            })
+        });
+    }
+}
+
+/// Seconds for `w` times `n` tokens, row blocks dealt to the threads in turn.
+fn products(isa: Isa, w: &Matrix, x: &Tokens, n: usize, mode: Activations, threads: usize) -> f64 {
+    let block = 4 * ROW_BLOCK;
+    let input = x.input(w.form().encoding(mode));
+    let list: Vec<u32> = (0..n as u32).collect();
+    let state = || {
+        let scratch = Scratch::with_bytes(matmul::scratch_bytes(w.form(), COLS, block, n, mode));
+        std::sync::Mutex::new((scratch, vec![0f32; block * n]))
+    };
+    let states: Vec<_> = (0..threads).map(|_| state()).collect();
+    together(threads, |t| {
+        let mut state = states[t].lock().expect("one thread takes it");
+        let (scratch, tile) = &mut *state;
+        for from in (t * block..w.rows()).step_by(block * threads) {
+            let rows = from..(from + block).min(w.rows());
+            let tile = &mut tile[..rows.len() * n];
+            matmul::matmul(isa, w, rows, input, &list, tile, scratch);
+        }
+        black_box(&tile);
+    })
+}
+
+/// The bytes of a random matrix of [`COLS`] columns.
+struct Parts {
+    form: Form,
+    rows: usize,
+    data: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+impl Parts {
+    fn new(form: Form, rows: usize) -> Result<Parts> {
+        let row = form.row_bytes(COLS).context("a row has a size")?;
+        let mut s = 1u64;
+        let mut data = vec![0u8; rows * row];
+        for word in data.chunks_exact_mut(8) {
+            s ^= s << 13;
+            s ^= s >> 7;
+            s ^= s << 17;
+            // Exponents of moderate size, should these bytes be floats.
+            let moderate = s & !0x4000_4000_4000_4000 | 0x3000_3000_3000_3000;
+            word.copy_from_slice(&moderate.to_le_bytes());
+        }
+        let scales = match form {
+            Form::Float(_) => vec![],
+            Form::Affine { group, .. } => vec![0x3c; rows * COLS / group as usize * 2],
+        };
+        Ok(Parts { form, rows, data, scales })
+    }
+
+    fn matrix(&self) -> Result<Matrix<'_>> {
+        Ok(Matrix::new(self.form, self.rows, COLS, &self.data, &self.scales, &self.scales)?)
+    }
+}
+
+/// Activations in every encoding.
+struct Tokens {
+    f32: Vec<f32>,
+    bf16: Vec<u16>,
+    q: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+impl Tokens {
+    fn new(isa: Isa, n: usize) -> Tokens {
+        let len = n * COLS;
+        let mut x = Tokens {
+            f32: noise(len),
+            bf16: vec![0; len],
+            q: vec![0; len],
+            scales: vec![0.0; len / 32],
+            sums: vec![0.0; len / 32],
+        };
+        encode_bf16(isa, &x.f32, &mut x.bf16);
+        encode_int8(isa, &x.f32, &mut x.q, &mut x.scales, &mut x.sums);
+        x
+    }
+
+    fn input(&self, encoding: Encoding) -> Input<'_> {
+        match encoding {
+            Encoding::F32 => Input::F32(&self.f32),
+            Encoding::Bf16 => Input::Bf16(&self.bf16),
+            Encoding::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
+        }
+    }
+}
+
+/// Numbers between -1 and 1.
+fn noise(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i as u32).wrapping_mul(2_654_435_761) >> 8) as f32 / 8_388_608.0 - 1.0).collect()
+}

@@ -1,0 +1,122 @@
+//! `sluice bench`: how fast this machine computes, beside what it could do at best, measured in the same run. Weights may be anything and the folder
+//! needs no tokenizer: token ids are random, from a fixed seed.
+
+mod decode;
+mod figures;
+mod kernels;
+mod prefill;
+mod roofline;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::{Args, Subcommand};
+use sluice_engine::{Engine, Options};
+use sluice_model::Config;
+use sluice_store::{Checkpoint, Dtype};
+
+use sluice_kernels::matmul::{Encoding, Float, Form};
+use sluice_kernels::roofline::Arithmetic;
+
+use crate::engine_args::{EngineArgs, model_or_demo};
+use crate::load;
+
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// Tokens per second, one after the other, and how much of the memory's bandwidth that is.
+    Decode(decode::DecodeArgs),
+    /// Tokens per second of a prompt, and how much of the arithmetic's peak that is.
+    Prefill(prefill::PrefillArgs),
+    /// Each kernel by itself: products per weight form, attention, delta rule.
+    Kernels(kernels::KernelsArgs),
+    /// What the machine can do at best: reading memory, multiplying and adding.
+    Roofline(roofline::RooflineArgs),
+}
+
+pub fn run(args: BenchArgs) -> Result<()> {
+    match args.what {
+        What::Decode(args) => decode::run(&args),
+        What::Prefill(args) => prefill::run(&args),
+        What::Kernels(args) => kernels::run(&args),
+        What::Roofline(args) => roofline::run(&args),
+    }
+}
+
+/// What the measurements of a model share.
+#[derive(Args, Debug)]
+struct ModelArgs {
+    /// Folder of the model (config.json and safetensors) [default: the demo model]
+    model: Option<PathBuf>,
+    /// Measurements, of which the median counts
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    rounds: usize,
+    /// Do not measure what the machine can do at best (which takes 2 GB of memory)
+    #[arg(long)]
+    no_roofline: bool,
+    /// One line of JSON for each measurement
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// A model that is ready to be measured.
+struct Subject {
+    name: String,
+    engine: Engine,
+    /// In which its products of matrices are done, for the most part.
+    arithmetic: Arithmetic,
+}
+
+impl Subject {
+    /// Loads the model, with room for `positions` tokens unless the flags say how many.
+    fn load(args: &ModelArgs, positions: usize) -> Result<Subject> {
+        ensure!(args.rounds > 0, "--rounds must be at least 1");
+        let folder = model_or_demo(args.model.as_deref())?;
+        let mut options = args.engine.options()?;
+        options.max_context.get_or_insert(positions);
+        options.profile = true;
+        let arithmetic = arithmetic(&folder, &options)?;
+        let engine = load::engine(&folder, options)?;
+        let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
+        Ok(Subject { name, engine, arithmetic })
+    }
+}
+
+/// The arithmetic of the form that most of a checkpoint's bytes have.
+fn arithmetic(folder: &std::path::Path, options: &Options) -> Result<Arithmetic> {
+    let checkpoint = Checkpoint::open(folder).map_err(|e| load::naming(folder, e.into()))?;
+    let quantization = Config::open(folder)?.quantization()?;
+    let bytes =
+        |dtype: Dtype| checkpoint.tensors().iter().filter(|t| t.dtype == dtype).map(|t| t.bytes.len()).sum::<usize>();
+    let largest = [Dtype::U32, Dtype::BF16, Dtype::F16, Dtype::F32].into_iter().max_by_key(|d| bytes(*d));
+    let form = match (largest, quantization.default()) {
+        (Some(Dtype::U32), Some((bits, group))) => Form::Affine { bits, group, scale: Float::Bf16 },
+        (Some(Dtype::BF16), _) => Form::Float(Float::Bf16),
+        _ => Form::Float(Float::F32),
+    };
+    Ok(match form.encoding(options.activations) {
+        Encoding::F32 => Arithmetic::F32,
+        Encoding::Bf16 => Arithmetic::Bf16,
+        Encoding::Int8 => Arithmetic::Int8,
+    })
+}
+
+/// Token `i` of the text that is measured: splitmix64 of Steele, Lea and Flood 2014, with a fixed seed.
+fn token(i: usize, vocabulary: usize) -> u32 {
+    let mut z = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) % vocabulary as u64) as u32
+}
+
+/// Tokens `from .. from + n` of it.
+fn tokens(from: usize, n: usize, vocabulary: usize) -> Vec<u32> {
+    (from..from + n).map(|i| token(i, vocabulary)).collect()
+}

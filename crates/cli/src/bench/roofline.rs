@@ -1,0 +1,144 @@
+//! What the machine can do at best, on so many threads: bytes read per second, multiply-adds per second.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use serde_json::json;
+use sluice_backend::Isa;
+use sluice_kernels::roofline::{self, Arithmetic};
+
+use super::figures::Figures;
+
+/// Large beside any cache: the largest last-level caches have hundreds of megabytes.
+const BUFFER: usize = 2 << 30;
+/// Read in one measurement; the next one reads the next part, so that nothing is read again before all the rest.
+const WINDOW: usize = 512 << 20;
+/// Seconds that a measurement of arithmetic should take.
+const SPAN: f64 = 0.02;
+
+#[derive(Args, Debug)]
+pub struct RooflineArgs {
+    /// Threads, one number or several
+    #[arg(long, value_delimiter = ',', value_name = "N,..")]
+    threads: Vec<usize>,
+    /// Measurements, of which the median counts
+    #[arg(long, default_value_t = 9, value_name = "N")]
+    rounds: usize,
+    /// One line of JSON for each number of threads
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &RooflineArgs) -> Result<()> {
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
+    let isa = Isa::from_env()?;
+    let mut memory = Memory::new();
+    if !args.json {
+        println!("{:<8}{:>24}{:>24}{:>24}{:>24}", "threads", "read GB/s", "f32 TOPS", "bf16 TOPS", "int8 TOPS");
+    }
+    for n in threads(&args.threads)? {
+        let mut read = Figures::default();
+        let mut peaks = Arithmetic::ALL.map(|a| (a, Figures::default()));
+        for _ in 0..args.rounds {
+            read.push(memory.read(isa, n));
+            for (arithmetic, figures) in &mut peaks {
+                figures.push(peak(isa, n, *arithmetic));
+            }
+        }
+        if args.json {
+            let mut line = json!({"bench": "roofline", "threads": n, "isa": isa.to_string()});
+            line["read_bytes_per_second"] = read.to_json();
+            for (arithmetic, figures) in &peaks {
+                line[format!("{}_operations_per_second", arithmetic.name())] = figures.to_json();
+            }
+            println!("{line}");
+        } else {
+            let tera = |f: &Figures| f.map(|x| x / 1e12).to_text(2);
+            let [f32, bf16, int8] = &peaks;
+            let read = read.map(|x| x / 1e9).to_text(1);
+            println!("{n:<8}{read:>24}{:>24}{:>24}{:>24}", tera(&f32.1), tera(&bf16.1), tera(&int8.1));
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of threads that were asked for: 1 and all cores if none was.
+pub fn threads(asked: &[usize]) -> Result<Vec<usize>> {
+    ensure!(!asked.contains(&0), "--threads must be at least 1");
+    if !asked.is_empty() {
+        return Ok(asked.to_vec());
+    }
+    let all = thread::available_parallelism().map_or(1, |n| n.get());
+    Ok(if all > 1 { vec![1, all] } else { vec![1] })
+}
+
+/// A buffer to be read.
+pub struct Memory {
+    bytes: Vec<u8>,
+    next: usize,
+}
+
+impl Memory {
+    pub fn new() -> Memory {
+        // Not zero: pages of zeros may be one page.
+        Memory { bytes: vec![0x5a; BUFFER], next: 0 }
+    }
+
+    /// Bytes per second that `threads` threads read together.
+    pub fn read(&mut self, isa: Isa, threads: usize) -> f64 {
+        let window = &self.bytes[self.next..self.next + WINDOW];
+        self.next = (self.next + WINDOW) % BUFFER;
+        let part = WINDOW / threads;
+        let seconds = together(threads, |t| {
+            black_box(roofline::read(isa, &window[t * part..(t + 1) * part]));
+        });
+        (part * threads) as f64 / seconds
+    }
+}
+
+/// Operations per second of `threads` threads together: a multiply-add is two.
+pub fn peak(isa: Isa, threads: usize, arithmetic: Arithmetic) -> f64 {
+    // As many as take long enough.
+    let mut macs = 1 << 20;
+    loop {
+        let start = Instant::now();
+        let done = roofline::multiply_add(isa, arithmetic, macs);
+        let seconds = start.elapsed().as_secs_f64();
+        if seconds > SPAN / 4.0 {
+            macs = (done as f64 * SPAN / seconds) as u64;
+            break;
+        }
+        macs *= 4;
+    }
+    let seconds = together(threads, |_| {
+        black_box(roofline::multiply_add(isa, arithmetic, macs));
+    });
+    2.0 * macs as f64 * threads as f64 / seconds
+}
+
+/// Runs `work(thread)` on each of `threads` threads at once; the longest time.
+pub fn together(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
+    let barrier = Barrier::new(threads);
+    let timed = |t: usize| {
+        barrier.wait();
+        let start = Instant::now();
+        work(t);
+        start.elapsed().as_secs_f64()
+    };
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..threads)
+            .map(|t| {
+                scope.spawn({
+                    let timed = &timed;
+                    move || timed(t)
+                })
+            })
+            .collect();
+        let own = timed(0);
+        others.into_iter().map(|o| o.join().expect("a measurement does not panic")).fold(own, f64::max)
+    })
+}

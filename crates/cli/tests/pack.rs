@@ -1,0 +1,359 @@
+//! `sluice pack` writes the model that was asked for, or nothing.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sluice_kernels::affine::quantize_row;
+use sluice_kernels::matmul::Float;
+use sluice_store::{Checkpoint, Dtype, TensorPlan, Writer};
+use support::*;
+
+const HIDDEN: usize = 128;
+const WIDTH: usize = 64;
+const EXPERTS: usize = 3;
+const VOCABULARY: usize = 96;
+
+/// A Qwen3.5-MoE of two layers with rows long enough to quantise: its tensors by name, random bf16. `single`: a tensor for each expert.
+fn tensors(single: bool) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+    let mut all = BTreeMap::new();
+    let mut add = |name: String, shape: &[usize]| {
+        // The values depend on the name alone.
+        let mut state = name.bytes().fold(99u64, |h, b| (h ^ b as u64).wrapping_mul(0x100000001b3));
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            half::bf16::from_f32((state >> 40) as f32 / (1 << 24) as f32 * 0.4 - 0.2).to_f32()
+        };
+        let values = (0..shape.iter().product()).map(|_| next()).collect();
+        all.insert(name, (shape.to_vec(), values));
+    };
+    add("model.embed_tokens.weight".into(), &[VOCABULARY, HIDDEN]);
+    add("model.norm.weight".into(), &[HIDDEN]);
+    for layer in 0..2 {
+        let mut add = |name: &str, shape: &[usize]| add(format!("model.layers.{layer}.{name}"), shape);
+        add("input_layernorm.weight", &[HIDDEN]);
+        add("post_attention_layernorm.weight", &[HIDDEN]);
+        if layer == 0 {
+            add("linear_attn.A_log", &[4]);
+            add("linear_attn.dt_bias", &[4]);
+            add("linear_attn.conv1d.weight", &[192, 1, 4]);
+            add("linear_attn.norm.weight", &[32]);
+            add("linear_attn.in_proj_qkv.weight", &[192, HIDDEN]);
+            add("linear_attn.in_proj_z.weight", &[128, HIDDEN]);
+            add("linear_attn.in_proj_a.weight", &[4, HIDDEN]);
+            add("linear_attn.in_proj_b.weight", &[4, HIDDEN]);
+            add("linear_attn.out_proj.weight", &[HIDDEN, 128]);
+        } else {
+            add("self_attn.q_proj.weight", &[256, HIDDEN]);
+            add("self_attn.k_proj.weight", &[64, HIDDEN]);
+            add("self_attn.v_proj.weight", &[64, HIDDEN]);
+            add("self_attn.o_proj.weight", &[HIDDEN, 128]);
+            add("self_attn.q_norm.weight", &[32]);
+            add("self_attn.k_norm.weight", &[32]);
+        }
+        add("mlp.gate.weight", &[EXPERTS, HIDDEN]);
+        add("mlp.shared_expert.gate_proj.weight", &[WIDTH, HIDDEN]);
+        add("mlp.shared_expert.up_proj.weight", &[WIDTH, HIDDEN]);
+        add("mlp.shared_expert.down_proj.weight", &[HIDDEN, WIDTH]);
+        add("mlp.shared_expert_gate.weight", &[1, HIDDEN]);
+        for e in 0..EXPERTS {
+            add(&format!("mlp.experts.{e}.gate_proj.weight"), &[WIDTH, HIDDEN]);
+            add(&format!("mlp.experts.{e}.up_proj.weight"), &[WIDTH, HIDDEN]);
+            add(&format!("mlp.experts.{e}.down_proj.weight"), &[HIDDEN, WIDTH]);
+        }
+    }
+    if !single {
+        for layer in 0..2 {
+            let (mut gate_up, mut down) = (Vec::new(), Vec::new());
+            for e in 0..EXPERTS {
+                let mut take = |part: &str| all.remove(&format!("model.layers.{layer}.mlp.experts.{e}.{part}.weight"));
+                gate_up.extend(take("gate_proj").unwrap().1);
+                gate_up.extend(take("up_proj").unwrap().1);
+                down.extend(take("down_proj").unwrap().1);
+            }
+            let name = |part: &str| format!("model.layers.{layer}.mlp.experts.{part}");
+            all.insert(name("gate_up_proj"), (vec![EXPERTS, 2 * WIDTH, HIDDEN], gate_up));
+            all.insert(name("down_proj"), (vec![EXPERTS, HIDDEN, WIDTH], down));
+        }
+    }
+    all
+}
+
+fn write_checkpoint(folder: &Path, tensors: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) {
+    let plan = |(name, (shape, _)): (&String, &(Vec<usize>, _))| TensorPlan {
+        name: name.clone(),
+        dtype: Dtype::BF16,
+        shape: shape.clone(),
+    };
+    let plan: Vec<TensorPlan> = tensors.iter().map(plan).collect();
+    let mut writer = Writer::create(&folder.join("model.safetensors"), &plan, &BTreeMap::new()).unwrap();
+    for (name, (_, values)) in tensors {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
+        writer.append(name, &bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    let config = json!({
+        "model_type": "qwen3_5_moe_text", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_act": "silu",
+        "moe_intermediate_size": WIDTH, "shared_expert_intermediate_size": WIDTH, "num_experts": EXPERTS,
+        "num_experts_per_tok": 2, "layer_types": ["linear_attention", "full_attention"], "rms_norm_eps": 1e-6,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_value_head_dim": 32, "tie_word_embeddings": true, "max_position_embeddings": 512,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+    });
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+}
+
+fn tiny(single: bool) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path(), &tensors(single));
+    folder
+}
+
+fn pack(input: &Path, output: &Path, options: &[&str]) -> String {
+    success(support::output(&[&["pack", &text(input), &text(output)], options].concat()))
+}
+
+fn config(folder: &Path) -> Value {
+    serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap()
+}
+
+fn logits(folder: &Path) -> Value {
+    let tokens = "5,17,91,3,44,60,2,8,33,71,12";
+    json(support::output(&[
+        "eval",
+        "logits",
+        &text(folder),
+        "--tokens",
+        tokens,
+        "--activations",
+        "f32",
+        "--all",
+        "--json",
+    ]))["logits"]
+        .take()
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn modules_hold_what_direct_quantisation_gives() {
+    let (input, original) = (tiny(false), tensors(true));
+    for (bits, group) in [(2u8, 32u16), (3, 64), (4, 64), (5, 128), (6, 64), (8, 32)] {
+        let out = tempfile::tempdir().unwrap();
+        pack(input.path(), out.path(), &["--bits", &bits.to_string(), "--group-size", &group.to_string()]);
+        let packed = Checkpoint::open(out.path()).unwrap();
+        let mut quantised = 0;
+        for (name, (shape, values)) in &original {
+            // 1. its name at MLX, and its rows there
+            let short = name.strip_prefix("model.").unwrap();
+            let (expert, short) = match short.split_once(".experts.") {
+                Some((module, rest)) => {
+                    let (expert, part) = rest.split_once('.').unwrap();
+                    (expert.parse().unwrap(), format!("{module}.switch_mlp.{part}"))
+                }
+                None => (0, short.to_owned()),
+            };
+            let out = packed.tensor(&format!("language_model.model.{short}")).unwrap_or_else(|| panic!("{short}"));
+            let module = out.name.strip_suffix(".weight").unwrap_or("").to_owned();
+            let cols = *shape.last().unwrap();
+            let is_router = module.ends_with("mlp.gate") || module.ends_with("shared_expert_gate");
+            if shape.len() != 2 || !cols.is_multiple_of(group as usize) {
+                assert!(packed.tensor(&format!("{module}.scales")).is_none(), "{module}");
+                continue;
+            }
+            // 2. the same bytes
+            let (bits, group) = if is_router { (8, 64) } else { (bits, group) };
+            let groups = values.len() / group as usize;
+            let mut data = vec![0; values.len() / 8 * bits as usize];
+            let (mut scales, mut biases) = (vec![0; 2 * groups], vec![0; 2 * groups]);
+            quantize_row(values, bits, group, Float::Bf16, &mut data, &mut scales, &mut biases);
+            for (leaf, bytes) in [("weight", data), ("scales", scales), ("biases", biases)] {
+                let stored = packed.tensor(&format!("{module}.{leaf}")).unwrap();
+                let of_expert = expert * bytes.len()..(expert + 1) * bytes.len();
+                assert!(stored.bytes[of_expert] == bytes[..], "{module}.{leaf} at {bits} bits");
+            }
+            quantised += 1;
+        }
+        let rows_of_64 = if group == 128 { 2 * (1 + EXPERTS) } else { 0 };
+        assert_eq!(quantised, 1 + 5 + 4 + 2 * (5 + 3 * EXPERTS) - rows_of_64);
+        // 3. norms are one more, in f32; the convolution's axis is last
+        let (_, norm) = &original["model.norm.weight"];
+        let stored = packed.tensor("language_model.model.norm.weight").unwrap();
+        let values = stored.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+        assert!(stored.dtype == Dtype::F32 && values.eq(norm.iter().map(|w| w + 1.0)));
+        let conv = packed.tensor("language_model.model.layers.0.linear_attn.conv1d.weight").unwrap();
+        assert_eq!((conv.shape, conv.dtype), (vec![192, 4, 1], Dtype::BF16));
+    }
+}
+
+#[test]
+fn conversion_alone_changes_no_bit_of_a_logit() {
+    let names = "qwen3 qwen3_rope qwen3_window qwen3_moe qwen3_moe_stacked qwen3_next qwen3_next_stacked qwen3_5 qwen3_5_vl \
+                 qwen3_5_moe qwen3_5_moe_split qwen3_5_moe_vl mlx_qwen3 mlx_qwen3_next_plain mlx_qwen3_5_moe";
+    for name in names.split_whitespace() {
+        let out = tempfile::tempdir().unwrap();
+        let input = golden(name);
+        pack(Path::new(&input), out.path(), &["--set", "*=none"]);
+        assert_eq!(logits(Path::new(&input)), logits(out.path()), "{name}");
+    }
+}
+
+#[test]
+fn experts_are_the_same_stacked_or_single_and_in_any_number_of_threads() {
+    let packed = |single: bool, options: &[&str]| {
+        let (input, out) = (tiny(single), tempfile::tempdir().unwrap());
+        pack(input.path(), out.path(), &[&["--search"], options].concat());
+        fs::read(out.path().join("model.safetensors")).unwrap()
+    };
+    let stacked = packed(false, &["--threads", "3"]);
+    let tensors = |bytes: &[u8]| sluice_store::safetensors::Header::from_bytes(bytes).unwrap().tensors;
+    let single = packed(true, &["--threads", "1"]);
+    let by_name = |bytes: &[u8]| -> BTreeMap<String, Vec<u8>> {
+        let cut = |t: sluice_store::safetensors::Entry| {
+            (t.name, bytes[t.range.start as usize..t.range.end as usize].to_vec())
+        };
+        tensors(bytes).into_iter().map(cut).collect()
+    };
+    assert!(by_name(&stacked) == by_name(&single));
+}
+
+#[test]
+fn widths_that_were_asked_for_are_recorded_and_read_back() {
+    let (input, out) = (tiny(false), tempfile::tempdir().unwrap());
+    let set =
+        ["*.mlp.experts.*=2:32", "embed_tokens=6", "layers.1.self_attn.*=none", "*.switch_mlp.down_proj=3", "*.gate=4"];
+    let options: Vec<&str> = set.iter().flat_map(|s| ["--set", s]).collect();
+    pack(input.path(), out.path(), &options);
+    let config = config(out.path());
+    let of = |module: &str| config["quantization"][format!("language_model.model.{module}")].clone();
+    assert_eq!((&config["quantization"]["bits"], &config["quantization"]["group_size"]), (&json!(4), &json!(64)));
+    assert_eq!(config["quantization"]["mode"], "affine");
+    assert_eq!(config["quantization_config"], config["quantization"]);
+    assert_eq!(of("embed_tokens"), json!({"group_size": 64, "bits": 6}));
+    assert_eq!(of("layers.0.mlp.switch_mlp.up_proj"), json!({"group_size": 32, "bits": 2}));
+    assert_eq!(of("layers.1.mlp.switch_mlp.down_proj"), json!({"group_size": 64, "bits": 3}));
+    assert_eq!(of("layers.1.self_attn.q_proj"), json!(false));
+    // Those that are as the default has them need no entry.
+    assert_eq!((of("layers.0.mlp.gate"), of("layers.0.linear_attn.out_proj")), (Value::Null, Value::Null));
+    assert_eq!(of("layers.0.mlp.shared_expert_gate"), json!({"group_size": 64, "bits": 8}));
+    // For mlx_lm.
+    assert_eq!((&config["model_type"], &config["full_attention_interval"]), (&json!("qwen3_5_moe"), &json!(2)));
+    assert_eq!(logits(out.path()).as_array().unwrap().len(), 11);
+
+    let refused = support::output(&["pack", &text(input.path()), &text(&out.path().join("x")), "--set", "layer.*=4"]);
+    assert_refused(&refused, &["--set", "no module matches", "layer.*"]);
+    let refused = support::output(&["pack", &text(input.path()), "x", "--set", "layers.*=7"]);
+    assert!(!refused.status.success() && stderr(&refused).contains("expected 2, 3, 4, 5, 6 or 8"));
+}
+
+#[test]
+fn what_is_packed_already_stays_as_it_is() {
+    let (input, once, twice) = (tiny(false), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    pack(input.path(), once.path(), &["--set", "*.mlp.experts.*=3", "--set", "*.out_proj=none"]);
+    pack(once.path(), twice.path(), &["--bits", "8", "--set", "*.mlp.experts.*=2", "--set", "*.out_proj=none"]);
+    let bytes = |folder: &Path| fs::read(folder.join("model.safetensors")).unwrap();
+    assert!(bytes(once.path()) == bytes(twice.path()));
+    assert_eq!(config(once.path()), config(twice.path()));
+
+    // The float modules of an MLX checkpoint are quantised, and each is named, since the input's default is another.
+    let rest = tempfile::tempdir().unwrap();
+    pack(once.path(), rest.path(), &["--bits", "8"]);
+    let config = config(rest.path());
+    assert_eq!(config["quantization"]["bits"], 4);
+    let module = "language_model.model.layers.0.linear_attn.out_proj";
+    assert_eq!(config["quantization"][module], json!({"group_size": 64, "bits": 8}));
+    let (before, after) = (Checkpoint::open(once.path()).unwrap(), Checkpoint::open(rest.path()).unwrap());
+    for t in before.tensors().iter().filter(|t| !t.name.starts_with(module)) {
+        assert!(after.tensor(&t.name).unwrap().bytes[..] == t.bytes[..], "{}", t.name);
+    }
+    assert_eq!(after.tensor(&format!("{module}.scales")).unwrap().shape, [HIDDEN, 2]);
+    assert_eq!(logits(rest.path()).as_array().unwrap().len(), 11);
+}
+
+#[test]
+fn large_models_are_divided_and_indexed() {
+    let (input, one, many) = (tiny(false), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(input.path().join("tokenizer.json"), "{}").unwrap();
+    fs::write(input.path().join("heldout.txt"), "not part of a model").unwrap();
+    pack(input.path(), one.path(), &[]);
+    pack(input.path(), many.path(), &["--shard-bytes", "20000"]);
+    assert_eq!(files(one.path()), ["config.json", "model.safetensors", "tokenizer.json"]);
+    let names = files(many.path());
+    assert!(names.contains(&"model.safetensors.index.json".to_owned()), "{names:?}");
+    assert!(names.iter().any(|n| n.starts_with("model-00003-of-")), "{names:?}");
+    assert!(!names.contains(&"model.safetensors".to_owned()));
+    assert_eq!(logits(one.path()), logits(many.path()));
+
+    // Over a divided model, nothing of it is left.
+    pack(input.path(), many.path(), &["--force"]);
+    assert_eq!(files(many.path()), files(one.path()));
+}
+
+#[test]
+fn a_folder_that_holds_something_is_refused() {
+    let (input, out) = (tiny(false), tempfile::tempdir().unwrap());
+    fs::write(out.path().join("notes.txt"), "mine").unwrap();
+    let refused = support::output(&["pack", &text(input.path()), &text(out.path())]);
+    assert_refused(&refused, &["not empty", "--force", &text(out.path())]);
+    assert_eq!(files(out.path()), ["notes.txt"]);
+    let itself = support::output(&["pack", &text(input.path()), &text(input.path()), "--force"]);
+    assert_refused(&itself, &["the same folder"]);
+    let file = support::output(&["pack", &text(input.path()), &text(&out.path().join("notes.txt"))]);
+    assert_refused(&file, &["not a folder"]);
+    assert_refused(&support::output(&["pack", &text(out.path()), &text(&out.path().join("x"))]), &["safetensors"]);
+    pack(input.path(), out.path(), &["--force"]);
+    assert_eq!(files(out.path()), ["config.json", "model.safetensors", "notes.txt"]);
+}
+
+#[test]
+fn a_value_that_is_not_finite_is_named_and_nothing_is_kept() {
+    let input = tempfile::tempdir().unwrap();
+    let mut all = tensors(false);
+    all.get_mut("model.layers.1.mlp.experts.down_proj").unwrap().1[77] = f32::NAN;
+    write_checkpoint(input.path(), &all);
+    let out = tempfile::tempdir().unwrap();
+    let folder = out.path().join("packed");
+    let failed = support::output(&["pack", &text(input.path()), &text(&folder)]);
+    assert_eq!(failed.status.code(), Some(2));
+    assert!(stderr(&failed).contains("model.layers.1.mlp.experts.down_proj") && stderr(&failed).contains("not finite"));
+    assert!(!folder.exists());
+}
+
+#[test]
+fn interrupted_it_leaves_nothing() {
+    let input = tempfile::tempdir().unwrap();
+    let mut all = tensors(false);
+    let embedding = all.get_mut("model.embed_tokens.weight").unwrap();
+    let rows = 200_000;
+    *embedding = (vec![rows, HIDDEN], embedding.1.iter().copied().cycle().take(rows * HIDDEN).collect());
+    write_checkpoint(input.path(), &all);
+
+    let out = tempfile::tempdir().unwrap();
+    let folder = out.path().join("packed");
+    let options = ["pack", &text(input.path()), &text(&folder), "--search", "--threads", "1"];
+    let child = sluice(&options).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    let is_written = || fs::read_dir(&folder).is_ok_and(|mut d| d.next().is_some());
+    while !is_written() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "nothing is written");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Already there, but not under a name that anybody reads.
+    assert!(files(&folder).iter().all(|name| name.starts_with('.')), "{:?}", files(&folder));
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", stderr(&ended));
+    assert!(stderr(&ended).contains("interrupted"), "{}", stderr(&ended));
+    assert!(!folder.exists());
+}
