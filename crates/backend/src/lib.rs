@@ -283,7 +283,11 @@ pub struct Routing {
 #[derive(Clone, Debug)]
 pub enum ExpertMatrix {
     /// Expert e has rows `e * stride + offset ..` of it.
-    Stacked { matrix: MatrixId, stride: usize, offset: usize },
+    Stacked {
+        matrix: MatrixId,
+        stride: usize,
+        offset: usize,
+    },
     Single(Vec<MatrixId>),
 }
 

@@ -46,7 +46,10 @@ pub struct Pool {
 
 impl Pool {
     /// A pool of `threads` threads, the caller's among them.
-    pub fn new(threads: usize) -> Pool {
+    ///
+    /// # Errors
+    /// When the system refuses a thread; those that were started end.
+    pub fn new(threads: usize) -> std::io::Result<Pool> {
         let count = threads.max(1) - 1;
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -58,17 +61,14 @@ impl Pool {
             sleeping: (0..count).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
         });
-        let helpers = (0..count)
-            .map(|i| {
-                let shared = shared.clone();
-                let handle = std::thread::Builder::new()
-                    .name(format!("sluice-{}", i + 1))
-                    .spawn(move || help(&shared, i))
-                    .expect("the system starts a thread");
-                (handle.thread().clone(), Some(handle))
-            })
-            .collect();
-        Pool { shared, helpers }
+        let mut pool = Pool { shared, helpers: Vec::with_capacity(count) };
+        for i in 0..count {
+            let shared = pool.shared.clone();
+            let name = format!("sluice-{}", i + 1);
+            let handle = std::thread::Builder::new().name(name).spawn(move || help(&shared, i))?;
+            pool.helpers.push((handle.thread().clone(), Some(handle)));
+        }
+        Ok(pool)
     }
 
     /// Threads, the caller's among them.
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_on_one_of_the_threads() {
         for threads in [1, 2, 5] {
-            let mut pool = Pool::new(threads);
+            let mut pool = Pool::new(threads).unwrap();
             for round in 0..2000 {
                 let n = round % 37;
                 let hits: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_task_reaches_the_caller_and_the_pool_lives() {
-        let mut pool = Pool::new(3);
+        let mut pool = Pool::new(3).unwrap();
         for bad in 0..20 {
             let caught = catch_unwind(AssertUnwindSafe(|| pool.run(20, &|task, _| assert_ne!(task, bad))));
             assert!(caught.is_err());

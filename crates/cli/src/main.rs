@@ -46,7 +46,7 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Show what a checkpoint is, what it weighs and whether it fits this machine.
     Inspect(inspect::InspectArgs),
-    /// Quantise a checkpoint to MLX's format.
+    /// Quantise a checkpoint to MLX's format. LOSSY: `eval ppl` measures what it costs.
     Pack(pack::PackArgs),
     /// Measure how fast this machine computes, beside what it could do at best.
     Bench(bench::BenchArgs),

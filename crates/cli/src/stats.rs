@@ -60,7 +60,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         "threads": options.threads,
         "isa": options.isa.to_string(),
         "activations": activations_name(options.activations),
-        "kv_type": kv_type_name(options.kv_type),
+        "kv_type": kv_type_name(engine.kv_type()),
         "experts_per_token": engine.spec().experts.map(|(_, k)| k),
         "numerics_version": NUMERICS_VERSION,
         "finish_reason": answer.end.name(),
@@ -110,7 +110,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
                 options.threads,
                 options.isa,
                 activations_name(options.activations),
-                kv_type_name(options.kv_type)
+                kv_type_name(engine.kv_type())
             ),
         ),
         ("seed", m.seed.to_string()),

@@ -4,9 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_backend::{
-    Activations, Backend, Batch, Cpu, Isa, KvLayout, KvType, MemoryClass, Profile, SequenceSlice,
-};
+use sluice_backend::{Activations, Backend, Batch, Cpu, Isa, KvLayout, KvType, MemoryClass, Profile, SequenceSlice};
 use sluice_cache::{BlockPool, BlockTable};
 use sluice_model::{Caches, Config, Decoder, Spec};
 use sluice_store::Checkpoint;
@@ -91,8 +89,11 @@ impl Engine {
 
     /// Loads an opened checkpoint.
     pub fn load(checkpoint: &Checkpoint, config: &Config, options: Options) -> Result<Engine> {
-        ensure!(options.chunk > 0 && options.max_sequences > 0 && options.block_tokens > 0, "sizes must not be zero");
-        let mut backend = Cpu::new(options.isa, options.threads, options.activations);
+        let positive = options.chunk > 0 && options.max_sequences > 0 && options.block_tokens > 0;
+        ensure!(positive, "chunk, sequences and block size must not be zero");
+        let largest = options.chunk.max(options.block_tokens).max(options.max_context.unwrap_or(0));
+        ensure!(largest <= 1 << 24, "{largest} is too many tokens");
+        let mut backend = Cpu::new(options.isa, options.threads, options.activations)?;
         if options.profile {
             backend.start_profile();
         }
@@ -145,6 +146,11 @@ impl Engine {
         &self.options
     }
 
+    /// The element type of cached keys and values.
+    pub fn kv_type(&self) -> Option<KvType> {
+        self.layouts.first().map(|l| l.kv_type)
+    }
+
     pub fn max_context(&self) -> usize {
         self.max_context
     }
@@ -184,7 +190,11 @@ impl Engine {
             id,
             tokens: Vec::with_capacity(self.max_context),
             computed: 0,
-            tables: self.layouts.iter().map(|l| BlockTable::with_room(self.max_context.div_ceil(l.block_tokens))).collect(),
+            tables: self
+                .layouts
+                .iter()
+                .map(|l| BlockTable::with_room(self.max_context.div_ceil(l.block_tokens)))
+                .collect(),
             state_slot: slot as usize,
             history: History::with_capacity(self.max_context.min(self.decoder.spec.vocabulary)),
             running: None,
@@ -229,7 +239,8 @@ impl Engine {
         let s = &mut self.sequences[at];
         ensure!(s.tokens.len() > s.computed, "there is nothing to generate from: the prompt has no tokens");
         let sampler = Sampler::new(generation.sampling, vocabulary)?;
-        s.history.add_prompt(prompt);
+        s.history.clear();
+        s.history.add_prompt(&s.tokens);
         let (stop_ids, max_tokens) = (generation.stop_ids, generation.max_tokens);
         s.running = Some(Running { sampler, stop_ids, max_tokens, generated: 0, prompt_from: s.computed });
         Ok(())
@@ -265,6 +276,9 @@ impl Engine {
         let s = &mut self.sequences[at];
         s.running = None;
         s.tokens.truncate(keep);
+        // What is left counts as prompt: penalties for an answer are for the answer under way.
+        s.history.clear();
+        s.history.add_prompt(&s.tokens);
         if keep < s.computed {
             s.computed = if self.caches.states.is_some() { 0 } else { keep };
             let (computed, slot) = (s.computed, s.state_slot);

@@ -24,13 +24,7 @@ const FOLDERS: [&str; 8] = [
 ];
 
 fn options(isa: Isa, threads: usize, activations: Activations) -> Options {
-    Options {
-        isa,
-        threads,
-        activations,
-        max_context: Some(300),
-        ..Options::for_this_machine().unwrap()
-    }
+    Options { isa, threads, activations, max_context: Some(300), ..Options::for_this_machine().unwrap() }
 }
 
 fn tokens(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {

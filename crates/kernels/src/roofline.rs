@@ -51,7 +51,7 @@ pub fn read(isa: Isa, bytes: &[u8]) -> u64 {
 pub fn multiply_add(isa: Isa, arithmetic: Arithmetic, macs: u64) -> u64 {
     #[cfg(target_arch = "x86_64")]
     match (isa.level(), arithmetic) {
-        // SAFETY (all): an `Isa` above generic is made only after its features were detected.
+        // SAFETY: an `Isa` above generic is made only after its features were detected.
         (crate::isa::Level::Avx512, Arithmetic::F32) => return unsafe { x86::f32_avx512(macs) },
         // SAFETY: as above.
         (crate::isa::Level::Avx512, Arithmetic::Bf16) => return unsafe { x86::bf16_avx512(macs) },

@@ -12,7 +12,7 @@ pub(crate) fn build(config: &Config, w: &mut Weights, options: &Options) -> Resu
     build_with(config, w, options, "qwen3", None, &mut |w, _, module, hidden| {
         let eps = config.float_or("rms_norm_eps", 1e-6)?;
         let norm = w.norm(&format!("{module}.post_attention_layernorm"), hidden, eps, false)?;
-        Ok(FeedForward::Dense { norm, mlp: w.mlp(&format!("{module}.mlp"), hidden, intermediate)? })
+        Ok(FeedForward::Dense { norm, mlp: Box::new(w.mlp(&format!("{module}.mlp"), hidden, intermediate)?) })
     })
 }
 

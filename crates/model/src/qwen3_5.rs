@@ -13,6 +13,6 @@ pub(crate) fn build(config: &Config, w: &mut Weights, options: &Options) -> Resu
     let layout = ProjectionLayout::Separate;
     qwen3_next::build_hybrid(config, w, options, "qwen3_5", layout, None, &mut |w, _, module, hidden| {
         let norm = w.norm(&format!("{module}.post_attention_layernorm"), hidden, eps, true)?;
-        Ok(FeedForward::Dense { norm, mlp: w.mlp(&format!("{module}.mlp"), hidden, intermediate)? })
+        Ok(FeedForward::Dense { norm, mlp: Box::new(w.mlp(&format!("{module}.mlp"), hidden, intermediate)?) })
     })
 }

@@ -19,6 +19,6 @@ pub(crate) fn build(config: &Config, w: &mut Weights, options: &Options) -> Resu
         let norm = w.norm(&format!("{module}.post_attention_layernorm"), hidden, eps, true)?;
         // This architecture always divides by the sum; its config has no `norm_topk_prob`.
         let moe = Moe::load(w, config, &format!("{module}.mlp"), k, true, Some(shared))?;
-        Ok(FeedForward::Moe { norm, moe })
+        Ok(FeedForward::Moe { norm, moe: Box::new(moe) })
     })
 }

@@ -17,10 +17,10 @@ pub(crate) fn build(config: &Config, w: &mut Weights, options: &Options) -> Resu
         let norm = w.norm(&format!("{module}.post_attention_layernorm"), hidden, eps, false)?;
         let module = format!("{module}.mlp");
         if sparse.has(layer) {
-            return Ok(FeedForward::Moe { norm, moe: Moe::load(w, config, &module, k, renormalise, None)? });
+            return Ok(FeedForward::Moe { norm, moe: Box::new(Moe::load(w, config, &module, k, renormalise, None)?) });
         }
         let mlp = w.mlp(&module, hidden, config.size("intermediate_size")?)?;
-        Ok(FeedForward::Dense { norm, mlp })
+        Ok(FeedForward::Dense { norm, mlp: Box::new(mlp) })
     })
 }
 

@@ -21,10 +21,13 @@ pub(crate) fn build(config: &Config, w: &mut Weights, options: &Options) -> Resu
         let module = format!("{module}.mlp");
         if sparse.has(layer) {
             let shared = Some(config.size("shared_expert_intermediate_size")?);
-            return Ok(FeedForward::Moe { norm, moe: Moe::load(w, config, &module, k, renormalise, shared)? });
+            return Ok(FeedForward::Moe {
+                norm,
+                moe: Box::new(Moe::load(w, config, &module, k, renormalise, shared)?),
+            });
         }
         let mlp = w.mlp(&module, hidden, config.size("intermediate_size")?)?;
-        Ok(FeedForward::Dense { norm, mlp })
+        Ok(FeedForward::Dense { norm, mlp: Box::new(mlp) })
     })
 }
 

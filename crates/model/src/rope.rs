@@ -114,7 +114,12 @@ pub fn frequencies(
             let list = parameters.and_then(|p| p.get(key)).and_then(Value::as_array);
             let list: Option<Vec<f64>> = list.and_then(|l| l.iter().map(Value::as_f64).collect());
             let list = list.ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is not a list of numbers"))?;
-            ensure!(list.len() == dim / 2, "{path}: rope parameter `{key}` has {} entries, not {}", list.len(), dim / 2);
+            ensure!(
+                list.len() == dim / 2,
+                "{path}: rope parameter `{key}` has {} entries, not {}",
+                list.len(),
+                dim / 2
+            );
             (powers(theta).iter().zip(list).map(|(p, f)| 1.0 / (f as f32 * p)).collect(), scaling)
         }
         "llama3" => {
@@ -133,7 +138,9 @@ pub fn frequencies(
             });
             (scaled.collect(), 1.0)
         }
-        other => bail!("{path}: rope type {other:?} is not supported (default, linear, dynamic, yarn, longrope, llama3 are)"),
+        other => {
+            bail!("{path}: rope type {other:?} is not supported (default, linear, dynamic, yarn, longrope, llama3 are)")
+        }
     };
     Ok(RotaryFrequencies { inv_freq, scaling: scaling as f32 })
 }

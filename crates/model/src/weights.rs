@@ -23,12 +23,8 @@ pub struct Weights<'a> {
     pub converted_by_mlx: bool,
 }
 
-const PREFIXES: [(&str, &str); 4] = [
-    ("model.language_model.", ""),
-    ("language_model.model.", "language_model."),
-    ("model.", ""),
-    ("", ""),
-];
+const PREFIXES: [(&str, &str); 4] =
+    [("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""), ("", "")];
 
 impl<'a> Weights<'a> {
     pub fn new(

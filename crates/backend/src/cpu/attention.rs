@@ -5,9 +5,9 @@ use sluice_kernels::attention::{self, Head, KvShape, KvView, store_row};
 use sluice_kernels::rows::Rows;
 use sluice_kernels::{elementwise, rotary};
 
-use super::Cpu;
-use super::matmul::{Crew, part};
+use super::matmul::part;
 use super::memory::{Parts, Place};
+use super::{Cpu, crew};
 use crate::{AttentionStep, KvLayout};
 
 /// Tokens that one task norms, rotates and stores.
@@ -74,8 +74,8 @@ impl Cpu {
             None => rotary::rotate(isa, head, cos, sin),
         };
         self.pool.run(tokens.div_ceil(TOKENS), &|task, _| {
-            for t in task * TOKENS..((task + 1) * TOKENS).min(tokens) {
-                // SAFETY: this task alone uses this token's rows and its slots, which no other token has.
+            for (t, &slot) in slots.iter().enumerate().skip(task * TOKENS).take(TOKENS) {
+                // SAFETY: this task alone uses this token's rows and its slot, which no other token has.
                 unsafe {
                     let (cos, sin) = angles.get(t, 0..2 * half).split_at(half);
                     for h in 0..heads {
@@ -86,10 +86,9 @@ impl Cpu {
                     for h in 0..kv_heads {
                         let head = k.get_mut(t, h * dim..(h + 1) * dim);
                         turn(head, k_norm, cos, sin);
-                        let slot = slots[t] as usize;
-                        store_row(layout.kv_type, head, pool_bytes.get(shape.k_at(slot, h)));
+                        store_row(layout.kv_type, head, pool_bytes.get(shape.k_at(slot as usize, h)));
                         let value = v.get(t, h * v_dim..(h + 1) * v_dim);
-                        store_row(layout.kv_type, value, pool_bytes.get(shape.v_at(slot, h)));
+                        store_row(layout.kv_type, value, pool_bytes.get(shape.v_at(slot as usize, h)));
                     }
                 }
             }
@@ -150,7 +149,7 @@ impl Cpu {
         let part_room = Parts::new(part(parts, part_end));
         let most = tasks.iter().map(|t| t.tokens).max().unwrap_or(0);
         let scratch_len = attention::scratch_len(&shape, group, most);
-        Crew { isa, pool: &mut self.pool, workers: &mut self.workers }.reserve(0, 0, scratch_len, 0);
+        crew!(self).reserve(0, 0, scratch_len, 0);
         let (tasks, workers) = (&*tasks, &self.workers);
         self.pool.run(tasks.len(), &|task, thread| {
             let task = &tasks[task];

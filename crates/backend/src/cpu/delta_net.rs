@@ -39,7 +39,8 @@ impl Cpu {
         let (keys, value_dim) = (shape.key_heads * shape.key_dim, shape.value_dim);
         let (heads, ratio) = (shape.value_heads, shape.value_heads / shape.key_heads);
         let [input, z, b, a, out] = [step.qkv, step.z, step.b, step.a, step.out].map(|t| self.place(t));
-        let [weight, a_log, dt_bias, states] = [step.conv, step.a_log, step.dt_bias, step.states].map(|t| self.place(t));
+        let [weight, a_log, dt_bias, states] =
+            [step.conv, step.a_log, step.dt_bias, step.states].map(|t| self.place(t));
         let (norm_weight, eps) = self.norm_weight(&step.norm);
         let Work { qkv, g, beta } = &mut self.delta;
         let qkv = Place::of_slice(part(qkv, tokens * channels), channels);

@@ -3,12 +3,12 @@
 //! Two rounds of tasks. In the first, row blocks of every expert's gate and up projections, combined and encoded where they are computed.
 //! In the second, each task owns a block of output rows and adds the experts up in ascending number.
 
-use sluice_kernels::matmul::{Activations, Encoding};
 use sluice_kernels::elementwise;
+use sluice_kernels::matmul::Encoding;
 
 use super::matmul::{Crew, Encoded, Needs, Worker, block_rows, part, tile};
-use super::memory::{Place, Weight};
-use crate::{Experts, ExpertMatrix, Routing};
+use super::memory::Place;
+use crate::{ExpertMatrix, Experts, Routing};
 
 /// One gated unit: an expert with its tokens, or a dense layer with all of them.
 #[derive(Clone, Copy)]
@@ -85,17 +85,9 @@ impl Plan {
 }
 
 /// The first round: `into[unit.from + i] = silu(gate(x[order[i]])) * up(x[order[i]])`, encoded for the down projections.
-pub fn gate_up(
-    mut crew: Crew,
-    weights: &[Weight],
-    mode: Activations,
-    units: &mut [Unit],
-    order: &[u32],
-    x: &Encoded,
-    into: &mut Encoded,
-) {
+pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, into: &mut Encoded) {
     let Some(intermediate) = units.first().map(|u| u.intermediate) else { return };
-    let needs = Needs::of(units.iter().map(|u| weights[u.down.0].form().encoding(mode)));
+    let needs = Needs::of(units.iter().map(|u| crew.weights[u.down.0].form().encoding(crew.mode)));
     into.reset(order.len(), intermediate, needs);
     // Whole groups of int8 activations stay in one task.
     let block = block_rows(units.len() * intermediate, crew.pool.threads()).next_multiple_of(32);
@@ -106,11 +98,11 @@ pub fn gate_up(
         unit.first_task = tasks;
         tasks += intermediate.div_ceil(block);
         for (w, _) in [unit.gate, unit.up] {
-            kernel = kernel.max(weights[w].scratch_bytes(block.min(intermediate), most, mode));
+            kernel = kernel.max(crew.weights[w].scratch_bytes(block.min(intermediate), most, crew.mode));
         }
     }
     crew.reserve(most * block.min(intermediate), 0, 0, kernel);
-    let Crew { isa, pool, workers } = crew;
+    let Crew { isa, mode, weights, pool, workers } = crew;
     let (units, workers) = (&*units, &*workers);
     let writer = into.writer(needs);
     pool.run(tasks, &|task, thread| {
@@ -148,8 +140,6 @@ pub struct SharedDown<'a> {
 /// The second round: `residual[t] += sum over t's experts of weight * down(hidden) + gate * shared down`.
 pub fn down_and_add(
     mut crew: Crew,
-    weights: &[Weight],
-    mode: Activations,
     plan: &Plan,
     rows_of_pairs: &[u32],
     hidden: &Encoded,
@@ -159,9 +149,9 @@ pub fn down_and_add(
     let (tokens, width) = (residual.rows, residual.cols);
     let block = block_rows(width, crew.pool.threads());
     let downs = plan.units.iter().map(|u| u.down.0).chain(shared.iter().map(|s| s.down.0));
-    let kernel = downs.map(|w| weights[w].scratch_bytes(block.min(width), tokens, mode)).max().unwrap_or(0);
+    let kernel = downs.map(|w| crew.weights[w].scratch_bytes(block.min(width), tokens, crew.mode)).max().unwrap_or(0);
     crew.reserve(tokens * block.min(width), 0, tokens * block.min(width), kernel);
-    let Crew { isa, pool, workers } = crew;
+    let Crew { isa, mode, weights, pool, workers } = crew;
     let workers = &*workers;
     pool.run(width.div_ceil(block), &|task, thread| {
         let from = task * block;

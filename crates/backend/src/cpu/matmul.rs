@@ -156,9 +156,11 @@ pub fn part(v: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut v[..len]
 }
 
-/// What carries tasks out: the instruction set, the threads and what each of them keeps.
+/// What carries tasks out: how to compute, with which weights, the threads and what each of them keeps.
 pub struct Crew<'a> {
     pub isa: Isa,
+    pub mode: Activations,
+    pub weights: &'a [Weight],
     pub pool: &'a mut Pool,
     pub workers: &'a mut PerThread<Worker>,
 }
@@ -187,16 +189,10 @@ impl Worker {
 const ENCODE_TOKENS: usize = 4;
 
 /// Encodes the rows of `x`, after an RMS norm where one is given.
-pub fn encode(
-    mut crew: Crew,
-    x: Place,
-    norm: Option<(&[f32], f32)>,
-    needs: Needs,
-    into: &mut Encoded,
-) {
+pub fn encode(mut crew: Crew, x: Place, norm: Option<(&[f32], f32)>, needs: Needs, into: &mut Encoded) {
     into.reset(x.rows, x.cols, needs);
     crew.reserve(0, x.cols, 0, 0);
-    let Crew { isa, pool, workers } = crew;
+    let Crew { isa, pool, workers, .. } = crew;
     let workers = &*workers;
     let writer = into.writer(needs);
     pool.run(x.rows.div_ceil(ENCODE_TOKENS), &|task, thread| {
@@ -243,14 +239,7 @@ pub fn block_rows(rows: usize, threads: usize) -> usize {
 const SMALL: usize = 1 << 15;
 
 /// Carries out `jobs` on the rows `tokens` of the encoded activations.
-pub fn run_jobs(
-    mut crew: Crew,
-    weights: &[Weight],
-    mode: Activations,
-    jobs: &mut [Job],
-    encoded: &Encoded,
-    tokens: &[u32],
-) {
+pub fn run_jobs(mut crew: Crew, jobs: &mut [Job], encoded: &Encoded, tokens: &[u32]) {
     let rows: usize = jobs.iter().map(|j| j.rows).sum();
     let small = rows * encoded.cols * tokens.len() < SMALL;
     let block = if small { usize::MAX } else { block_rows(rows, crew.pool.threads()) };
@@ -260,10 +249,10 @@ pub fn run_jobs(
         tasks += if small { 1 } else { job.rows.div_ceil(block) };
         let n = block.min(job.rows);
         tile_len = tile_len.max(tokens.len() * n);
-        kernel = kernel.max(weights[job.weight].scratch_bytes(n, tokens.len(), mode));
+        kernel = kernel.max(crew.weights[job.weight].scratch_bytes(n, tokens.len(), crew.mode));
     }
     crew.reserve(tile_len, 0, 0, kernel);
-    let Crew { isa, pool, workers } = crew;
+    let Crew { isa, mode, weights, pool, workers } = crew;
     let (workers, jobs) = (&*workers, &*jobs);
     let task = |task: usize, thread: usize| {
         let job = &jobs[jobs.partition_point(|j| j.first_task <= task) - 1];

@@ -8,7 +8,7 @@ mod memory;
 
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use sluice_kernels::matmul::{Activations, Encoding};
 use sluice_kernels::{Isa, affine, norm, route};
 
@@ -17,8 +17,22 @@ use crate::{
     AttentionStep, Backend, BufferId, DeltaStep, Experts, KvLayout, KvPool, Linear, MatrixId, MatrixSource,
     MemoryClass, Mlp, Norm, Phase, Profile, Projection, RotaryFrequencies, Routing, Scoring, SharedExpert, Tensor,
 };
-use matmul::{Crew, Encoded, Job, Needs, Worker};
+use matmul::{Encoded, Job, Needs, Worker};
 use memory::{Buffer, Parts, PerThread, Place, Weight};
+
+/// A backend's [`Crew`]: a macro, because the borrows are of single fields.
+macro_rules! crew {
+    ($cpu:ident) => {
+        $crate::cpu::matmul::Crew {
+            isa: $cpu.isa,
+            mode: $cpu.mode,
+            weights: &$cpu.weights,
+            pool: &mut $cpu.pool,
+            workers: &mut $cpu.workers,
+        }
+    };
+}
+use crew;
 
 /// The CPU.
 pub struct Cpu {
@@ -46,9 +60,12 @@ pub struct Cpu {
 
 impl Cpu {
     /// `threads` threads, with the arithmetic of `isa` and activations encoded as `mode` says.
-    pub fn new(isa: Isa, threads: usize, mode: Activations) -> Cpu {
-        let pool = Pool::new(threads);
-        Cpu {
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn new(isa: Isa, threads: usize, mode: Activations) -> Result<Cpu> {
+        let pool = Pool::new(threads).with_context(|| format!("cannot start {threads} threads"))?;
+        Ok(Cpu {
             isa,
             mode,
             workers: PerThread::new(pool.threads()),
@@ -66,7 +83,7 @@ impl Cpu {
             attention: attention::Work::default(),
             delta: delta_net::Work::default(),
             profile: None,
-        }
+        })
     }
 
     /// Starts to measure the time of each phase.
@@ -98,7 +115,7 @@ impl Cpu {
     /// Encodes `x` (after `norm`) for matrices with these needs.
     fn encode(&mut self, x: Place, norm: Option<Norm>, needs: Needs) {
         let norm = norm.map(|n| self.norm_weight(&n));
-        let crew = Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers };
+        let crew = crew!(self);
         matmul::encode(crew, x, norm, needs, &mut self.encoded);
     }
 
@@ -113,9 +130,8 @@ impl Cpu {
     /// Runs the listed jobs on all rows of what was encoded.
     fn run_jobs(&mut self, mode: Activations, tokens: usize) {
         self.count_to(tokens);
-        let crew = Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers };
-        let tokens = &self.counting[..tokens];
-        matmul::run_jobs(crew, &self.weights, mode, &mut self.jobs, &self.encoded, tokens);
+        let crew = matmul::Crew { mode, ..crew!(self) };
+        matmul::run_jobs(crew, &mut self.jobs, &self.encoded, &self.counting[..tokens]);
         self.jobs.clear();
     }
 
@@ -144,9 +160,9 @@ impl Cpu {
             tokens,
             first_task: 0,
         }];
-        let crew = Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers };
+        let crew = crew!(self);
         let order = &self.counting[..tokens];
-        experts::gate_up(crew, &self.weights, self.mode, &mut unit, order, &self.encoded, &mut self.shared_hidden);
+        experts::gate_up(crew, &mut unit, order, &self.encoded, &mut self.shared_hidden);
     }
 }
 
@@ -207,10 +223,10 @@ impl Backend for Cpu {
         let place = self.place(out);
         let half = frequencies.inv_freq.len();
         self.pool.run(positions.len().div_ceil(16), &|task, _| {
-            for row in task * 16..((task + 1) * 16).min(positions.len()) {
+            for (row, &position) in positions.iter().enumerate().skip(task * 16).take(16) {
                 // SAFETY: this task alone writes this row.
                 let (cos, sin) = unsafe { place.get_mut(row, 0..2 * half) }.split_at_mut(half);
-                frequencies.angles(positions[row], cos, sin);
+                frequencies.angles(position, cos, sin);
             }
         });
         self.record(Phase::Embed, t0, std::iter::empty(), 0);
@@ -345,9 +361,9 @@ impl Backend for Cpu {
             }
             self.dense_gate_up(&s.mlp, tokens);
         }
-        let crew = Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers };
+        let crew = crew!(self);
         let units = &mut plan.units;
-        experts::gate_up(crew, &self.weights, self.mode, units, &plan.order, &self.encoded, &mut self.hidden);
+        experts::gate_up(crew, units, &plan.order, &self.encoded, &mut self.hidden);
         // 3. down projections, summed
         self.count_to(tokens.max(plan.order.len()));
         let shared_down = shared.map(|s| experts::SharedDown {
@@ -356,9 +372,9 @@ impl Backend for Cpu {
             gate: gate_place,
             tokens: &self.counting[..tokens],
         });
-        let crew = Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers };
+        let crew = crew!(self);
         let pairs = &self.counting[..plan.order.len()];
-        experts::down_and_add(crew, &self.weights, self.mode, &plan, pairs, &self.hidden, shared_down, residual);
+        experts::down_and_add(crew, &plan, pairs, &self.hidden, shared_down, residual);
         self.shared_gates = gates;
         self.plan = plan;
         if self.profile.is_some() {
@@ -379,7 +395,7 @@ impl Backend for Cpu {
         let needs = self.needs([head]);
         // 1. norm and encode the wanted rows
         self.encoded.reset(rows.len(), x.cols, needs);
-        Crew { isa: self.isa, pool: &mut self.pool, workers: &mut self.workers }.reserve(0, x.cols, 0, 0);
+        crew!(self).reserve(0, x.cols, 0, 0);
         let (writer, isa, workers) = (self.encoded.writer(needs), self.isa, &self.workers);
         self.pool.run(rows.len(), &|task, thread| {
             // SAFETY: one borrow, by the task that runs as this thread; x is not written meanwhile; this task alone writes row `task`.

@@ -16,7 +16,7 @@ pub enum Width {
 impl Width {
     /// Whether rows of `cols` inputs divide into its groups.
     fn fits(self, cols: usize) -> bool {
-        matches!(self, Width::Affine { group, .. } if cols.is_multiple_of(group as usize))
+        matches!(self, Width::Affine { group, .. } if cols > 0 && cols.is_multiple_of(group as usize))
     }
 }
 

@@ -59,7 +59,10 @@ impl DeltaNet {
         let name = |part: &str| format!("{module}.linear_attn.{part}");
         let inputs = match layout {
             ProjectionLayout::Separate => vec![
-                Projection { linear: w.linear(&name("in_proj_qkv"), shape.channels(), hidden)?, out: scratch.delta_qkv },
+                Projection {
+                    linear: w.linear(&name("in_proj_qkv"), shape.channels(), hidden)?,
+                    out: scratch.delta_qkv,
+                },
                 Projection { linear: w.linear(&name("in_proj_z"), values, hidden)?, out: scratch.delta_z },
                 Projection { linear: w.linear(&name("in_proj_b"), shape.value_heads, hidden)?, out: scratch.delta_b },
                 Projection { linear: w.linear(&name("in_proj_a"), shape.value_heads, hidden)?, out: scratch.delta_a },

@@ -41,8 +41,8 @@ impl Moe {
 
 /// The second half of a layer.
 pub enum FeedForward {
-    Dense { norm: Norm, mlp: Mlp },
-    Moe { norm: Norm, moe: Moe },
+    Dense { norm: Norm, mlp: Box<Mlp> },
+    Moe { norm: Norm, moe: Box<Moe> },
 }
 
 impl FeedForward {

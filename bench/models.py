@@ -1,0 +1,37 @@
+"""Random-weight models in the scratch folder, made when first asked for. Standard library only; `make_model.py` writes them."""
+
+import os
+from pathlib import Path
+
+from peers import PYTHON
+from scratch import DIR, need_free, run, say
+from shapes import tensors
+
+BITS = {"bf16": 16, "q8": 8.5, "q4": 4.5, "q2": 2.5, "BF16": 16, "Q8_0": 8.5, "Q4_0": 4.5, "Q2_K": 2.625}
+
+
+def model(shape, form):
+    """The path of a model: a folder for Sluice's forms, a file for llama.cpp's."""
+    path = DIR / "models" / f"{shape}-{form}{'.gguf' if form[0].isupper() else ''}"
+    if not path.exists():
+        count = sum(_product(t.shape) for t in tensors(shape))
+        need_free(int(count * BITS[form] / 8), path.name)
+        say(f"making {path.name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path], f"{path.name}.log")
+    return path
+
+
+def size(path):
+    """Bytes of a model's weights; an error if they are not all on the disk."""
+    file = path / "model.safetensors" if path.is_dir() else path
+    stat = os.stat(file)
+    assert stat.st_blocks * 512 >= stat.st_size, f"{file} is sparse"
+    return stat.st_size
+
+
+def _product(numbers):
+    result = 1
+    for n in numbers:
+        result *= n
+    return result

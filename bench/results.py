@@ -1,0 +1,96 @@
+"""Results of a suite: rows, a table for people, JSON lines for machines, a page for the docs. Standard library only."""
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, field
+
+from scratch import ROOT
+
+
+@dataclass
+class Row:
+    """One comparison. `ratio` is ours over the peer's (or over the limit, where `peer` is one); `low` and `high` are its range over the rounds."""
+
+    suite: str
+    case: str
+    figure: str
+    unit: str
+    ours: float
+    # A peer's figure, or a limit measured in the same run, and which.
+    peer: float | None = None
+    peer_name: str = ""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    goal: float | None = None
+    # Whether a ratio must be above the goal, or below it.
+    above: bool = True
+    met: bool | None = None
+    rounds: int = 0
+    threads: int = 0
+    # All measurements, in order.
+    ours_all: list = field(default_factory=list)
+    peer_all: list = field(default_factory=list)
+
+
+def compare(suite, case, figure, unit, ours, peer, peer_name, goal=None, above=True, threads=0):
+    """A row from measurements that were made side by side: the k-th of `ours` beside the k-th of `peer`. Without a peer, a row that only reports."""
+    row = Row(suite, case, figure, unit, statistics.median(ours), goal=goal, above=above, rounds=len(ours), threads=threads, ours_all=ours)
+    if peer:
+        ratios = [a / b for a, b in zip(ours, peer)]
+        row.peer, row.peer_name, row.peer_all = statistics.median(peer), peer_name, peer
+        row.ratio, row.low, row.high = statistics.median(ratios), min(ratios), max(ratios)
+        if goal is not None:
+            row.met = row.ratio >= goal if above else row.ratio <= goal
+    return row
+
+
+def number(x):
+    if x is None:
+        return "-"
+    return f"{x:.0f}" if abs(x) >= 1000 else f"{x:.1f}" if abs(x) >= 10 else f"{x:.2f}"
+
+
+HEAD = ["case", "figure", "threads", "ours", "peer", "ratio", "range", "goal", "met"]
+
+
+def cells(row):
+    sign = "≥" if row.above else "≤"
+    return [
+        row.case,
+        f"{row.figure}, {row.unit}",
+        str(row.threads) if row.threads else "-",
+        number(row.ours),
+        f"{number(row.peer)} ({row.peer_name})" if row.peer is not None else "-",
+        number(row.ratio),
+        f"{number(row.low)}–{number(row.high)}" if row.ratio is not None else "-",
+        f"{sign} {number(row.goal)}" if row.goal is not None else "-",
+        {None: "-", True: "yes", False: "no"}[row.met],
+    ]
+
+
+def table(rows):
+    """Columns for a terminal."""
+    lines = [HEAD, *map(cells, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in lines)
+
+
+def write(suite, title, machine, versions, notes, rows):
+    """`docs/results/SUITE.md`, and the JSON lines beside it."""
+    folder = ROOT / "docs" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{suite}.jsonl", "w") as f:
+        f.write(json.dumps({"suite": suite, "machine": machine, "versions": versions, "notes": notes}) + "\n")
+        f.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+    bar = lambda line: "| " + " | ".join(line) + " |\n"  # noqa: E731
+    with open(folder / f"{suite}.md", "w") as f:
+        f.write(f"# {title}\n\nWritten by `bench/run {suite}`; measurements are in `{suite}.jsonl`. A ratio is the median over the rounds of ours over\n")
+        f.write("the peer's, measured one after the other; the range is the lowest and highest of these ratios.\n\n")
+        f.write(bar(HEAD) + bar(["---"] * len(HEAD)))
+        f.writelines(bar(cells(row)) for row in rows)
+        f.write("\n## Made on\n\n" + bar(["", ""]) + bar(["---"] * 2))
+        f.writelines(bar([name, str(value)]) for name, value in {**machine, **versions}.items())
+        if notes:
+            f.write("\n## Notes\n\n" + "".join(f"- {n}\n" for n in notes))
+    return folder / f"{suite}.md"

@@ -1,0 +1,34 @@
+"""The scratch folder that `BENCH_DIR` names: peers and models live there, and later runs use them again. Standard library only."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DIR = Path(os.environ.get("BENCH_DIR") or Path.home() / ".cache" / "sluice-bench").absolute()
+
+
+def say(text):
+    """A line about what is going on, away from the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def need_free(size, what):
+    """Ends the run if the disk has not `size` bytes, and a tenth of itself, to spare."""
+    DIR.mkdir(parents=True, exist_ok=True)
+    disk = shutil.disk_usage(DIR)
+    if disk.free - size < disk.total // 20:
+        sys.exit(f"bench: {what} needs {size / 1e9:.1f} GB, {DIR} has {disk.free / 1e9:.1f} GB free")
+
+
+def run(command, log, **more):
+    """Runs a command whose output nobody reads unless it fails."""
+    path = DIR / "logs" / log
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as f:
+        done = subprocess.run([str(c) for c in command], stdout=f, stderr=subprocess.STDOUT, **more)
+    if done.returncode != 0:
+        tail = "\n".join(path.read_text(errors="replace").splitlines()[-15:])
+        sys.exit(f"bench: {' '.join(map(str, command))} failed, see {path}:\n{tail}")

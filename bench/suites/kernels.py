@@ -1,0 +1,221 @@
+"""Decode, prefill and memory of a model that is in memory already, at equal bits and threads. The goals are those that the project set itself for its CPU kernels."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+from models import model, size
+from peers import LLAMA_BENCH, PYTHON, SLUICE
+from results import compare
+from scratch import ROOT, say
+
+TITLE = "Kernels: decode, prefill, memory"
+SUITE = "kernels"
+CONTEXT, GENERATED, PROMPT = 128, 64, 512
+THREADS = len(os.sched_getaffinity(0))
+NAMES = {"dense": "Qwen3-0.6B", "moe": "MoE, 6 layers of 30B-A3B", "hybrid": "hybrid, 8 layers of Qwen3-Next"}
+BITS = {"q4": "4 bit", "q8": "8 bit", "q2": "2 bit", "bf16": "bf16"}
+
+
+@dataclass
+class Decode:
+    shape: str
+    ours: str
+    theirs: str
+    threads: int
+    # Over llama.cpp's, and of the read bandwidth.
+    goal: float | None = None
+    limit: float | None = None
+    transformers: bool = False
+    quick: bool = False
+
+
+@dataclass
+class Prefill:
+    shape: str
+    ours: str
+    theirs: str
+    # Over each peer's, and of the peak of our arithmetic.
+    goal: float | None = None
+    limit: float | None = None
+    transformers: bool = False
+    quick: bool = False
+
+
+DECODES = [
+    Decode("dense", "q4", "Q4_0", 1, 1.5, 0.85),
+    Decode("dense", "q4", "Q4_0", THREADS, 1.5, 0.85, quick=True),
+    Decode("dense", "q8", "Q8_0", THREADS, 1.25),
+    Decode("dense", "q2", "Q2_K", THREADS, 2.0, 0.65),
+    Decode("dense", "bf16", "BF16", THREADS, None, 0.94, transformers=True),
+    Decode("moe", "q4", "Q4_0", THREADS, 1.5, quick=True),
+    Decode("hybrid", "q4", "Q4_0", THREADS, 1.5, quick=True),
+]
+PREFILLS = [
+    Prefill("dense", "q4", "Q4_0", 3.0, 0.55, quick=True),
+    Prefill("moe", "q4", "Q4_0", 3.0, quick=True),
+    Prefill("hybrid", "q4", "Q4_0", 4.0, quick=True),
+    Prefill("dense", "bf16", "BF16", 1.5, transformers=True),
+]
+
+
+def run(quick, rounds, only):
+    rows, notes = [], []
+    wants = lambda name, in_quick: only in name and (in_quick or not quick or only)  # noqa: E731
+    if wants("limits", True):
+        rows += limits(rounds)
+    for c in DECODES:
+        if wants(f"decode {c.shape} {c.ours} {c.threads}", c.quick):
+            rows += decode(c, rounds)
+    for c in PREFILLS:
+        if wants(f"prefill {c.shape} {c.ours}", c.quick):
+            rows += prefill(c, rounds)
+    if wants("context", False):
+        rows += context(rounds)
+    if wants("memory", True):
+        rows += memory()
+    if wants("mlx", False):
+        rows += mlx()
+    for shape, ours, theirs in sorted({(c.shape, c.ours, c.theirs) for c in DECODES if quick <= c.quick}):
+        paths = model(shape, ours), model(shape, theirs)
+        notes.append(f"{NAMES[shape]}, {BITS[ours]}: {size(paths[0]) / 1e6:.0f} MB for Sluice, {size(paths[1]) / 1e6:.0f} MB as {theirs}")
+    notes.append(f"decode: {GENERATED} tokens behind {CONTEXT}; KV in bf16 (Sluice) and f16 (llama.cpp); llama.cpp with its repacking, flash attention as it chooses")
+    return rows, notes
+
+
+# --- one measurement each; tokens per second
+
+
+def ours(what, path, threads, *more):
+    """One line of JSON of `sluice bench`, the last."""
+    command = [SLUICE, "bench", what, path, "--threads", threads, "--rounds", 1, "--json", *more]
+    return [json.loads(line) for line in output(command).splitlines()]
+
+
+def llama(path, threads, prompt=0, generated=0, depths=(0,)):
+    """Tokens per second at each depth."""
+    command = [LLAMA_BENCH, "-m", path, "-t", threads, "-p", prompt, "-n", generated, "-d", ",".join(map(str, depths)), "-ngl", 0, "-r", 1, "-o", "json"]
+    return [test["avg_ts"] for test in json.loads(output(command))]
+
+
+def python_peer(name, path, threads, prompt, context, generated):
+    return json.loads(output([PYTHON, ROOT / "bench" / f"with_{name}.py", path, threads, prompt, context, generated]).splitlines()[-1])
+
+
+def output(command):
+    command = [str(c) for c in command]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"bench: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def peak_memory(command):
+    """Highest resident set of a process, in bytes."""
+    with tempfile.TemporaryFile() as sink:
+        process = subprocess.Popen([str(c) for c in command], stdout=sink, stderr=sink)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status
+    if status != 0:
+        sys.exit(f"bench: {command[0]} failed")
+    return usage.ru_maxrss * 1024
+
+
+# --- figures
+
+
+def limits(rounds):
+    lines = [json.loads(x) for x in output([SLUICE, "bench", "roofline", "--threads", f"1,{THREADS}", "--rounds", max(rounds, 5), "--json"]).splitlines()]
+    rows = []
+    for line in lines:
+        for name, value in line.items():
+            if name.endswith("_per_second"):
+                what, scale = ("read, GB/s", 1e9) if name.startswith("read") else (name.split("_")[0] + " dot products, TOPS", 1e12)
+                figure, unit = what.split(", ")
+                rows.append(compare(SUITE, "limits", figure, unit, [value["median"] / scale], None, "", threads=line["threads"]))
+    return rows
+
+
+def decode(c, rounds):
+    case = f"decode, {NAMES[c.shape]}, {BITS[c.ours]}"
+    say(f"{case}, {c.threads} threads")
+    folder, file = model(c.shape, c.ours), model(c.shape, c.theirs)
+    mine, theirs, torch, read, used = [], [], [], [], []
+    for _ in range(rounds):
+        [line] = ours("decode", folder, c.threads, "--context", CONTEXT, "--tokens", GENERATED)
+        mine.append(line["tokens_per_second"]["median"])
+        used.append(mine[-1] * line["weight_bytes_per_token"] / 1e9)
+        read.append(line["read_bytes_per_second"]["median"] / 1e9)
+        theirs += llama(file, c.threads, generated=GENERATED, depths=[CONTEXT])
+        if c.transformers:
+            torch.append(python_peer("transformers", folder, c.threads, 0, CONTEXT, GENERATED)["decode"])
+    rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs, f"llama.cpp {c.theirs}", c.goal, threads=c.threads)]
+    if torch:
+        rows.append(compare(SUITE, case, "speed", "tokens/s", mine, torch, "transformers", threads=c.threads))
+    rows.append(compare(SUITE, case, "weights read", "GB/s", used, read, "read limit", c.limit, threads=c.threads))
+    return rows
+
+
+def prefill(c, rounds):
+    case = f"prefill {PROMPT}, {NAMES[c.shape]}, {BITS[c.ours]}"
+    say(f"{case}, {THREADS} threads")
+    folder, file = model(c.shape, c.ours), model(c.shape, c.theirs)
+    mine, theirs, torch, done, peak = [], [], [], [], []
+    for _ in range(rounds):
+        [line] = ours("prefill", folder, THREADS, "--tokens", PROMPT)
+        mine.append(line["tokens_per_second"]["median"])
+        done.append(line["operations_per_second"]["median"] / 1e12)
+        peak.append(line["peak_operations_per_second"]["median"] / 1e12)
+        theirs += llama(file, THREADS, prompt=PROMPT)
+        if c.transformers:
+            torch.append(python_peer("transformers", folder, THREADS, PROMPT, 0, 0)["prefill"])
+    rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs, f"llama.cpp {c.theirs}", c.goal, threads=THREADS)]
+    if torch:
+        rows.append(compare(SUITE, case, "speed", "tokens/s", mine, torch, "transformers", c.goal, threads=THREADS))
+    rows.append(compare(SUITE, case, "operations", "TOPS", done, peak, f"{line['arithmetic']} peak", c.limit, threads=THREADS))
+    return rows
+
+
+def context(rounds):
+    case = f"decode at 8k over decode at 1k, {NAMES['dense']}, 4 bit"
+    say(case)
+    mine, theirs = [], []
+    for _ in range(rounds):
+        short, long = ours("decode", model("dense", "q4"), THREADS, "--context", "1024,8192", "--tokens", 32, "--no-roofline")
+        mine.append(long["tokens_per_second"]["median"] / short["tokens_per_second"]["median"])
+        short, long = llama(model("dense", "Q4_0"), THREADS, generated=32, depths=[1024, 8192])
+        theirs.append(long / short)
+    return [compare(SUITE, case, "speed kept", "of 1", mine, theirs, "llama.cpp Q4_0", 1.1, threads=THREADS)]
+
+
+def memory():
+    case = f"memory, {NAMES['moe']}, 4 bit"
+    say(case)
+    folder, file = model("moe", "q4"), model("moe", "Q4_0")
+    more = ["--context", CONTEXT, "--tokens", 8, "--no-roofline"]
+    mine = peak_memory([SLUICE, "bench", "decode", folder, "--threads", THREADS, "--rounds", 1, "--json", *more]) / 1e6
+    [line] = ours("decode", folder, THREADS, *more)
+    accounted = line["memory"]
+    allowed = (size(folder) + accounted["weights_copied"] + accounted["scratch"] + line["cache_bytes_per_token"]) / 1e6
+    theirs = peak_memory([LLAMA_BENCH, "-m", file, "-t", THREADS, "-p", CONTEXT, "-n", 8, "-ngl", 0, "-r", 1]) / 1e6
+    return [
+        compare(SUITE, case, "peak resident", "MB", [mine], [theirs], "llama.cpp Q4_0, repacked", threads=THREADS),
+        # The rest is the program itself.
+        compare(SUITE, case, "peak resident", "MB", [mine], [allowed], "file, KV and scratch", 1.02, above=False, threads=THREADS),
+    ]
+
+
+def mlx():
+    case = f"{NAMES['dense']}, 4 bit, few tokens"
+    say(f"mlx-lm, {case}")
+    folder, prompt, generated = model("dense", "q4"), 16, 4
+    theirs = python_peer("mlx", folder, THREADS, prompt, prompt, generated)
+    [decoded] = ours("decode", folder, THREADS, "--context", prompt, "--tokens", generated, "--no-roofline")
+    [read] = ours("prefill", folder, THREADS, "--tokens", prompt, "--no-roofline")
+    return [
+        compare(SUITE, f"decode, {case}", "speed", "tokens/s", [decoded["tokens_per_second"]["median"]], [theirs["decode"]], "mlx-lm, float32", threads=THREADS),
+        compare(SUITE, f"prefill {prompt}, {case}", "speed", "tokens/s", [read["tokens_per_second"]["median"]], [theirs["prefill"]], "mlx-lm, float32", threads=THREADS),
+    ]
