@@ -5,8 +5,9 @@ PROMPT ?= Once upon a time there was a little fox who
 
 .PHONY: demo test setup
 demo: setup
-	@cargo build --release --quiet --locked -p sluice
-	@target/release/sluice run --stats "$(PROMPT)" --raw -n 120
+	@cargo build --release --locked -p sluice
+	@printf '\n%s' "$(PROMPT)"
+	@target/release/sluice run --stats --raw -n 120 "$(PROMPT)"
 
 test: setup
 	cargo test --release --locked --workspace

@@ -3,7 +3,9 @@
 import datetime
 import os
 import platform
+import resource
 import subprocess
+import time
 from pathlib import Path
 
 from scratch import DIR, ROOT
@@ -21,6 +23,27 @@ def describe():
         "disk": disk(),
         "load before": " ".join(f"{x:.2f}" for x in os.getloadavg()),
     }
+
+
+class Others:
+    """How much of the processor everybody else used since this was made. More than a little, and the figures are not to be trusted: threads that wait for each other
+    by spinning suffer most."""
+
+    def __init__(self):
+        self.start = self._now()
+
+    def share(self):
+        """Of all processors, 0 to 1."""
+        (t, busy, own), (t0, busy0, own0) = self._now(), self.start
+        return max(0.0, (busy - busy0 - (own - own0)) / ((t - t0) * os.cpu_count()))
+
+    @staticmethod
+    def _now():
+        # user nice system idle iowait irq softirq steal: what was stolen by other guests counts as used by others.
+        fields = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        busy = (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return time.monotonic(), busy, sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def commit():

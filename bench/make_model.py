@@ -3,7 +3,9 @@
 FORM is `bf16`, `q8`, `q4` or `q2` for a folder with config.json and safetensors (MLX's affine quantisation, groups of 64, which Sluice and mlx-lm
 read; bf16 is also what transformers reads), or `BF16`, `Q8_0`, `Q4_0` or `Q2_K` for a GGUF file (llama.cpp). Every matrix of a file has the same
 form, the embedding and the output head too, so that the formats differ in nothing but their blocks. Weights have a standard deviation of about
-0.02, as trained ones do; all bytes are written, so that no file is sparse.
+0.02, as trained ones do, but the embedding has 1: what a layer adds then stays small beside the token itself, and tokens choose different experts, as they do in a
+trained model. (With 0.02 the mean over the context, alike for all tokens, drowns them, and a mixture uses a handful of its experts.) All bytes are written, so that no
+file is sparse.
 """
 
 import json
@@ -23,14 +25,19 @@ def random_bytes(n):
     return np.frombuffer(random.bytes(n), np.uint8)
 
 
+def deviation(name):
+    return 1.0 if "embd" in name or "embed" in name else DEVIATION
+
+
 def bf16(x):
-    """f32 to bf16's bits, cut off."""
-    return (np.asarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    """f32 to bf16's bits, to the nearest."""
+    return ((np.asarray(x, np.float32).view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
 
 
-def random_bf16(n):
-    # A random sign and mantissa below 2^-6: magnitudes of 1/64 to 1/32.
-    return random_bytes(2 * n).view(np.uint16) & 0x807F | (121 << 7)
+def random_bf16(n, deviation):
+    # A random sign and mantissa: magnitudes from a power of two to the next, 1/64 for 0.02.
+    exponent = 127 + round(np.log2(deviation / 1.53))
+    return random_bytes(2 * n).view(np.uint16) & 0x807F | np.uint16(exponent << 7)
 
 
 def vector(kind, shape):
@@ -56,12 +63,12 @@ def parts(t, form):
         yield t.name, "BF16", t.shape, lambda: bf16(vector(t.kind, t.shape))
         return
     if form == "bf16":
-        yield f"{t.name}.weight", "BF16", t.shape, lambda: random_bf16(int(np.prod(t.shape)))
+        yield f"{t.name}.weight", "BF16", t.shape, lambda: random_bf16(int(np.prod(t.shape)), deviation(t.name))
         return
     bits = 8 if t.kind == "router" else int(form[1:])
     *lead, cols = t.shape
     packed, groups = (*lead, cols * bits // 32), (*lead, cols // GROUP)
-    scale = DEVIATION * 12**0.5 / 2**bits
+    scale = deviation(t.name) * 12**0.5 / 2**bits
     scales = bf16(random.uniform(0.7, 1.3, int(np.prod(groups))) * scale)
     biases = bf16((scales.astype(np.uint32) << 16).view(np.float32) * (-(2**bits - 1) / 2))
     yield f"{t.name}.weight", "U32", packed, lambda: random_bytes(4 * int(np.prod(packed)))
@@ -97,7 +104,7 @@ def write_folder(shape, form, out):
 # --- GGUF
 
 
-def blocks(kind, n):
+def blocks(kind, n, deviation):
     """`n` weights in a format of GGML's: `[blocks, bytes of a block]`."""
 
     def f16(low, high, count):
@@ -105,15 +112,15 @@ def blocks(kind, n):
 
     match kind:
         case "BF16":
-            return random_bf16(n).view(np.uint8)
+            return random_bf16(n, deviation).view(np.uint8)
         case "Q8_0":  # d, 32 times i8
-            count, d = n // 32, DEVIATION / 74
+            count, d = n // 32, deviation / 74
             return np.hstack([f16(0.7 * d, 1.3 * d, count), random_bytes(count * 32).reshape(count, 32)])
         case "Q4_0":  # d, 32 times 4 bits; w = d (q - 8)
-            count, d = n // 32, DEVIATION / 4.6
+            count, d = n // 32, deviation / 4.6
             return np.hstack([f16(0.7 * d, 1.3 * d, count), random_bytes(count * 16).reshape(count, 16)])
         case "Q2_K":  # 16 scales and minima of 4 bits each, 256 times 2 bits, d, dmin
-            count, d = n // 256, DEVIATION / 12
+            count, d = n // 256, deviation / 12
             rest = random_bytes(count * 80).reshape(count, 80)
             return np.hstack([rest, f16(0.7 * d, 1.3 * d, count), f16(1.0 * d, 2.0 * d, count)])
 
@@ -164,7 +171,7 @@ def write_gguf(shape, form, out):
                 w.add_tensor_info(
                     name, (*dims[:-1], dims[-1] // per_block * block_bytes), np.dtype(np.uint8), n // per_block * block_bytes, quant
                 )
-                makers.append(lambda n=n: blocks(form, n))
+                makers.append(lambda n=n, d=deviation(name): blocks(form, n, d))
         else:
             dims = t.gguf_shape or t.shape
             w.add_tensor_info(t.gguf, dims, np.dtype(np.float32), 4 * int(np.prod(dims)))

@@ -1,6 +1,7 @@
 """What Sluice is measured against: llama.cpp, mlx-lm and transformers, made once in the scratch folder and used again. Standard library only."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from scratch import DIR, ROOT, need_free, run, say
 LLAMA_CPP_PYTHON = "0.3.36"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 PYTHON = DIR / "env" / "bin" / "python"
-SLUICE = Path(__import__("os").environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute() / "release" / "sluice"
+SLUICE = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute() / "release" / "sluice"
 LLAMA_BENCH = DIR / f"llama.cpp-{LLAMA_CPP_PYTHON}" / "bin" / "llama-bench"
 
 

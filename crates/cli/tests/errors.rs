@@ -168,14 +168,19 @@ fn a_demo_model_that_is_not_there_is_said_with_what_was_tried() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("sluice");
     fs::copy(env!("CARGO_BIN_EXE_sluice"), &program).unwrap();
-    let out = std::process::Command::new(&program)
-        .args(["run", "hi"])
-        .current_dir(dir.path())
-        .env_remove("SLUICE_DEMO")
-        .env("HOME", dir.path())
-        .stdin(std::process::Stdio::null())
-        .output()
-        .unwrap();
+    let start = || {
+        let mut command = std::process::Command::new(&program);
+        command.args(["run", "hi"]).current_dir(dir.path()).env_remove("SLUICE_DEMO").env("HOME", dir.path());
+        command.stdin(std::process::Stdio::null()).output()
+    };
+    // While another test forks, the copy may still be open for writing in its child: "text file busy".
+    let busy = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ExecutableFileBusy;
+    let mut out = start();
+    while out.as_ref().is_err_and(busy) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        out = start();
+    }
+    let out = out.unwrap();
     assert_refused(&out, &["demo model", "SLUICE_DEMO", "models/demo", "share/sluice/demo"]);
     let out = sluice(&["run", "hi"]).env("SLUICE_DEMO", "/no/demo").output().unwrap();
     assert_refused(&out, &["/no/demo", "no such folder"]);

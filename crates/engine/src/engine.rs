@@ -4,7 +4,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_backend::{Activations, Backend, Batch, Cpu, Isa, KvLayout, KvType, MemoryClass, Profile, SequenceSlice};
+use sluice_backend::{
+    Activations, Backend, Batch, Cpu, Float, Isa, KvLayout, KvType, MemoryClass, Profile, SequenceSlice,
+};
 use sluice_cache::{BlockPool, BlockTable};
 use sluice_model::{Caches, Config, Decoder, Spec};
 use sluice_store::Checkpoint;
@@ -18,7 +20,7 @@ pub struct Options {
     pub isa: Isa,
     pub threads: usize,
     pub activations: Activations,
-    /// Element type of cached keys and values; `None`: f32 with f32 activations, else bf16.
+    /// Element type of cached keys and values; `None`: f32 with f32 activations, else the type that the checkpoint works in.
     pub kv_type: Option<KvType>,
     /// Positions that a sequence may have; `None`: the model's own maximum.
     pub max_context: Option<usize>,
@@ -107,9 +109,10 @@ impl Engine {
         let spec = &decoder.spec;
         let max_context = options.max_context.unwrap_or(spec.max_context);
         ensure!(max_context > 0, "the context must hold at least one token");
-        let kv_type = options.kv_type.unwrap_or(match options.activations {
-            Activations::F32 => KvType::F32,
-            _ => KvType::Bf16,
+        let kv_type = options.kv_type.unwrap_or(match (options.activations, spec.working_type) {
+            (Activations::F32, _) | (_, Float::F32) => KvType::F32,
+            (_, Float::F16) => KvType::F16,
+            (_, Float::Bf16) => KvType::Bf16,
         });
         let layouts: Vec<KvLayout> = spec.groups.iter().map(|g| g.layout(kv_type, options.block_tokens)).collect();
         let blocks = max_context.div_ceil(options.block_tokens) * options.max_sequences;

@@ -25,8 +25,8 @@ impl Arithmetic {
     }
 }
 
-/// Reads every byte (but for a tail of less than 4 KiB) once, in ascending order; returns something that depends on each of them. The time that this takes
-/// on a buffer far larger than the caches is the bandwidth that one thread gets.
+/// Reads every byte once (but for a tail of less than 4 KiB) and returns something that depends on each of them. The time that
+/// this takes on a buffer far larger than the caches is the bandwidth that one thread gets.
 pub fn read(isa: Isa, bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     match isa.level() {
@@ -46,8 +46,8 @@ pub fn read(isa: Isa, bytes: &[u8]) -> u64 {
     sums.iter().fold(0, |a, b| a ^ b)
 }
 
-/// At least `macs` multiply-adds whose factors and sums stay in registers, in as many independent chains as the machine can overlap; returns how many there
-/// were.
+/// At least `macs` multiply-adds whose factors and sums stay in registers, in as many independent chains as the machine can
+/// overlap; returns how many there were.
 pub fn multiply_add(isa: Isa, arithmetic: Arithmetic, macs: u64) -> u64 {
     #[cfg(target_arch = "x86_64")]
     match (isa.level(), arithmetic) {
@@ -182,8 +182,8 @@ mod x86 {
         _mm256_setzero_si256(),
         _mm256_set1_epi8(3),
         _mm256_set1_epi8(1),
-        // What AVX2 has for 8-bit integers: pairs to i16, pairs of those to i32. The first factor goes through `black_box` so that the products are not
-        // taken out of the loop.
+        // What AVX2 has for 8-bit integers: pairs to i16, pairs of those to i32. The sum takes part in the first factor,
+        // so that the products are not taken out of the loop.
         |acc, a, b| {
             let pairs = _mm256_maddubs_epi16(_mm256_xor_si256(a, *acc), b);
             _mm256_add_epi32(*acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))

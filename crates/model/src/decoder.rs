@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 use sluice_backend::{
-    Backend, Batch, DeltaShape, KvLayout, KvPool, KvType, MatrixId, MemoryClass, Norm, RotaryFrequencies, Routing,
-    Tensor,
+    Backend, Batch, DeltaShape, Float, KvLayout, KvPool, KvType, MatrixId, MemoryClass, Norm, RotaryFrequencies,
+    Routing, Tensor,
 };
 
 use crate::layers::{Attention, AttentionShape, DeltaNet, FeedForward};
@@ -49,6 +49,8 @@ pub struct Spec {
     pub state_len: usize,
     /// Experts per layer and per token, for a mixture.
     pub experts: Option<(usize, usize)>,
+    /// The type that the checkpoint works in.
+    pub working_type: Float,
 }
 
 /// The pools that the engine allocated, one for each of [`Spec::groups`], and the recurrent states `[slots, state_len]`.

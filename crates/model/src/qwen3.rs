@@ -60,8 +60,9 @@ pub(crate) fn build_with(
         let feed_forward = feed_forward(w, i, &module, outline.hidden)?;
         layers.push(Layer { mixer: Mixer::Attention(attention), feed_forward });
     }
-    let vocabulary = config.size("vocab_size")?;
-    let spec = Spec { architecture, vocabulary, layers: count, max_context, groups, state_len: 0, experts };
+    let (vocabulary, working_type) = (config.size("vocab_size")?, w.working_type()?);
+    let spec =
+        Spec { architecture, vocabulary, layers: count, max_context, groups, state_len: 0, experts, working_type };
     outline.finish(w, spec, scratch, rotary, layers)
 }
 

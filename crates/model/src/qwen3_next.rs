@@ -78,8 +78,8 @@ pub(crate) fn build_hybrid(
     let attention = CacheGroup { kind: CacheKind::Full, layers: attention_layers, kv_heads, k_dim: dim, v_dim: dim };
     let groups = if attention_layers > 0 { vec![attention] } else { vec![] };
     let state_len = delta_layers * delta.state_len();
-    let vocabulary = config.size("vocab_size")?;
-    let spec = Spec { architecture, vocabulary, layers: count, max_context, groups, state_len, experts };
+    let (vocabulary, working_type) = (config.size("vocab_size")?, w.working_type()?);
+    let spec = Spec { architecture, vocabulary, layers: count, max_context, groups, state_len, experts, working_type };
     outline.finish(w, spec, scratch, rotary, layers)
 }
 

@@ -42,6 +42,15 @@ impl<'a> Weights<'a> {
         Ok(Weights { checkpoint, quantization, backend, prefix, head_prefix, converted_by_mlx })
     }
 
+    /// The floating-point type that the checkpoint works in: that of the embedding, or of its scales where it is quantised
+    /// (never the packed integers').
+    pub fn working_type(&self) -> Result<Float> {
+        let name = |part: &str| format!("{}embed_tokens.{part}", self.prefix);
+        let t = self.checkpoint.tensor(&name("scales")).or_else(|| self.checkpoint.tensor(&name("weight")));
+        let t = t.ok_or_else(|| anyhow!("no tensor {:?}", name("weight")))?;
+        Self::float_of(&t.name, t.dtype)
+    }
+
     /// The backend, for what is not a weight.
     pub fn backend(&mut self) -> &mut dyn Backend {
         self.backend

@@ -8,7 +8,7 @@ use sluice_model::{Config, Quantization};
 use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 
 use super::names::{self, Names};
-use super::rules::{Rules, Width};
+use super::rules::{Choice, Rules, Width};
 
 /// Rows that lie in one or several files, each of `row_bytes`.
 #[derive(Clone, Debug)]
@@ -70,6 +70,8 @@ pub struct Plan {
     pub overrides: BTreeMap<String, Width>,
     /// Some module is quantised by this plan.
     pub quantizes: bool,
+    /// Matrices whose rows do not divide into groups.
+    pub undivided: Vec<String>,
     /// Modules that were quantised already.
     pub copied: usize,
     /// Weights of the model.
@@ -96,6 +98,7 @@ pub fn plan(checkpoint: &Checkpoint, config: &Config, rules: &mut Rules) -> Resu
             units: Vec::new(),
             overrides: BTreeMap::new(),
             quantizes: false,
+            undivided: Vec::new(),
             copied: 0,
             parameters: 0,
             left_out: BTreeSet::new(),
@@ -150,7 +153,7 @@ impl Planner<'_> {
     fn tensor(&mut self, i: usize, short: &str, t: &Tensor) -> Result<()> {
         // 1. experts stacked by Hugging Face: the first half of the rows is the gate
         if let Some((module, part)) = short.split_once(".experts.") {
-            let (&[experts, rows, cols], true) = (&t.shape[..], is_float(t)) else {
+            let (&[experts, rows, cols], true) = (&t.shape[..], is_float(t) && !t.bytes.is_empty()) else {
                 bail!("tensor {:?}: {} {:?} are no experts that can be packed", t.name, t.dtype, t.shape)
             };
             let parts: &[&str] = match part {
@@ -229,7 +232,7 @@ impl Planner<'_> {
         let out = self.names.out(module);
         let (&cols, leading) = shape.split_last().expect("a matrix has columns");
         let float = float(dtype).expect("checked by the caller");
-        self.plan.parameters += (source.bytes()) / dtype.size() as u64;
+        self.plan.parameters += source.bytes() / dtype.size() as u64;
         let tensor = |leaf: &str, dtype, cols| TensorPlan {
             name: format!("{out}.{leaf}"),
             dtype,
@@ -237,11 +240,13 @@ impl Planner<'_> {
         };
 
         let in_layers = module.replace(".switch_mlp.", ".experts.");
-        let (width, by_rule) = self.rules.of(&[&in_layers, module, &out], cols);
+        let Choice { width, left, undivided } = self.rules.of(&[&in_layers, module, &out], cols);
+        if undivided {
+            self.plan.undivided.push(in_layers);
+        }
         let all = Width::Affine { bits: self.rules.bits, group: self.rules.group };
-        if by_rule && width == Width::Plain
-            || width != Width::Plain && (self.quantization.default().is_some() || width != all)
-        {
+        let named = self.quantization.default().is_some() || width != all;
+        if left || width != Width::Plain && named {
             self.plan.overrides.insert(out.clone(), width);
         }
         let (tensors, treatment) = match width {

@@ -59,6 +59,16 @@ pub fn group(text: &str) -> Result<u16, String> {
     group.ok_or_else(|| format!("groups of {text:?}: expected 32, 64 or 128"))
 }
 
+/// What the rules say of one matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    pub width: Width,
+    /// A rule wants it left as it is.
+    pub left: bool,
+    /// It stays as it is because its rows do not divide into the groups that were wanted.
+    pub undivided: bool,
+}
+
 /// All that was asked for.
 #[derive(Clone, Debug)]
 pub struct Rules {
@@ -76,10 +86,9 @@ impl Rules {
         Rules { bits, group, set, matched }
     }
 
-    /// The width of a matrix with rows of `cols`, and whether a rule said so. `names` are all that a pattern may match.
-    /// Where no rule speaks and the groups do not divide the rows, the matrix stays as it is, as in MLX; a rule that cannot
-    /// be followed leaves it, too.
-    pub fn of(&mut self, names: &[&str], cols: usize) -> (Width, bool) {
+    /// The width of a matrix with rows of `cols`; `names` are all that a pattern may match. Where the groups do not divide the
+    /// rows, the matrix stays as it is, as in MLX.
+    pub fn of(&mut self, names: &[&str], cols: usize) -> Choice {
         let mut chosen = None;
         for (rule, matched) in self.set.iter().zip(&mut self.matched) {
             if names.iter().any(|name| matches(&rule.pattern, name)) {
@@ -89,16 +98,17 @@ impl Rules {
         }
         let all = Width::Affine { bits: self.bits, group: self.group };
         let wanted = match chosen {
-            Some(None) => return (Width::Plain, true),
+            Some(None) => return Choice { width: Width::Plain, left: true, undivided: false },
             Some(Some((bits, group))) => Width::Affine { bits, group: group.unwrap_or(self.group) },
-            None if !all.fits(cols) => Width::Plain,
+            None if !all.fits(cols) => all,
             // A router decides by small differences, and is small: MLX keeps it at 8 bits.
             None if names.iter().any(|n| n.ends_with("mlp.gate") || n.ends_with("shared_expert_gate")) => {
                 Width::Affine { bits: 8, group: 64 }
             }
             None => all,
         };
-        (if wanted.fits(cols) { wanted } else { Width::Plain }, chosen.is_some())
+        let fits = wanted.fits(cols);
+        Choice { width: if fits { wanted } else { Width::Plain }, left: false, undivided: !fits }
     }
 
     /// Refuses rules that matched no module: a pattern with a slip would otherwise go unnoticed.
@@ -161,22 +171,26 @@ mod tests {
         let set = ["layers.*=4:32", "*.down_proj=none", "layers.1.*=6"].map(|r| r.parse().unwrap());
         let mut rules = Rules::new(2, 64, set.to_vec());
         let affine = |bits, group| Width::Affine { bits, group };
-        assert_eq!(rules.of(&["layers.0.mlp.up_proj"], 128), (affine(4, 32), true));
-        assert_eq!(rules.of(&["layers.0.mlp.down_proj"], 128), (Width::Plain, true));
+        let mut width = |name: &str| rules.of(&[name], 128).width;
+        assert_eq!(width("layers.0.mlp.up_proj"), affine(4, 32));
+        assert_eq!(width("layers.0.mlp.down_proj"), Width::Plain);
+        assert_eq!(width("embed_tokens"), affine(2, 64));
         assert!(rules.check_all_matched().unwrap_err().to_string().contains("layers.1.*"));
-        assert_eq!(rules.of(&["layers.1.mlp.down_proj"], 128), (affine(6, 64), true));
-        assert_eq!(rules.of(&["embed_tokens"], 128), (affine(2, 64), false));
+        assert_eq!(rules.of(&["layers.1.mlp.down_proj"], 128).width, affine(6, 64));
         rules.check_all_matched().unwrap();
+        assert!(rules.of(&["layers.0.mlp.down_proj"], 128).left);
     }
 
     #[test]
     fn routers_keep_8_bits_and_odd_rows_stay_plain() {
         let mut rules = Rules::new(2, 128, vec!["lm_head=4:64".parse().unwrap()]);
-        assert_eq!(rules.of(&["layers.0.mlp.gate"], 256), (Width::Affine { bits: 8, group: 64 }, false));
-        assert_eq!(rules.of(&["layers.0.mlp.gate"], 192), (Width::Plain, false));
-        assert_eq!(rules.of(&["layers.0.mlp.gate_proj"], 192), (Width::Plain, false));
-        assert_eq!(rules.of(&["lm_head"], 192), (Width::Affine { bits: 4, group: 64 }, true));
-        assert_eq!(rules.of(&["lm_head"], 96), (Width::Plain, true));
+        let affine = |bits, group| Choice { width: Width::Affine { bits, group }, left: false, undivided: false };
+        let plain = Choice { width: Width::Plain, left: false, undivided: true };
+        assert_eq!(rules.of(&["layers.0.mlp.gate"], 256), affine(8, 64));
+        assert_eq!(rules.of(&["layers.0.mlp.gate"], 192), plain);
+        assert_eq!(rules.of(&["layers.0.mlp.gate_proj"], 192), plain);
+        assert_eq!(rules.of(&["lm_head"], 192), affine(4, 64));
+        assert_eq!(rules.of(&["lm_head"], 96), plain);
     }
 
     #[test]

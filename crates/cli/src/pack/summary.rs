@@ -21,6 +21,13 @@ pub fn remarks(plan: &Plan, config: &Config) -> Vec<String> {
     if plan.copied > 0 {
         lines.push(format!("{} modules are quantised already and are copied as they are", plan.copied));
     }
+    if let Some(first) = plan.undivided.first() {
+        let others = match plan.undivided.len() {
+            1 => String::new(),
+            n => format!(" and {} more", n - 1),
+        };
+        lines.push(format!("not quantised, as their inputs do not divide into the groups: {first}{others}"));
+    }
     if !plan.quantizes {
         lines.push("nothing to quantise: tensors are copied".to_owned());
     }
