@@ -7,6 +7,7 @@ use sluice_backend::{
     Routing, Tensor,
 };
 
+use crate::config::Config;
 use crate::layers::{Attention, AttentionShape, DeltaNet, FeedForward};
 use crate::weights::Weights;
 
@@ -174,6 +175,16 @@ pub struct Outline {
 }
 
 impl Outline {
+    pub fn read(config: &Config, centred: bool) -> Result<Outline> {
+        config.require("hidden_act", "silu")?;
+        Ok(Outline {
+            hidden: config.size("hidden_size")?,
+            eps: config.float_or("rms_norm_eps", 1e-6)?,
+            centred,
+            tied: config.tied_embeddings()?,
+        })
+    }
+
     /// Puts the loaded layers together.
     #[allow(clippy::too_many_arguments)]
     pub fn finish(

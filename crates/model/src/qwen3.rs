@@ -27,14 +27,8 @@ pub(crate) fn build_with(
     experts: Option<(usize, usize)>,
     feed_forward: BuildFeedForward,
 ) -> Result<Decoder> {
-    config.require("hidden_act", "silu")?;
     let count = config.size("num_hidden_layers")?;
-    let outline = Outline {
-        hidden: config.size("hidden_size")?,
-        eps: config.float_or("rms_norm_eps", 1e-6)?,
-        centred: false,
-        tied: config.tied_embeddings()?,
-    };
+    let outline = Outline::read(config, false)?;
     let shape = AttentionShape::read(config, false)?;
     let max_context = config.size_or("max_position_embeddings", 32768)?;
     let context = options.context.unwrap_or(max_context);

@@ -43,14 +43,8 @@ pub(crate) fn build_hybrid(
     experts: Option<(usize, usize)>,
     feed_forward: BuildFeedForward,
 ) -> Result<Decoder> {
-    config.require("hidden_act", "silu")?;
     let count = config.size("num_hidden_layers")?;
-    let outline = Outline {
-        hidden: config.size("hidden_size")?,
-        eps: config.float_or("rms_norm_eps", 1e-6)?,
-        centred: true,
-        tied: config.tied_embeddings()?,
-    };
+    let outline = Outline::read(config, true)?;
     let shape = AttentionShape::read(config, true)?;
     let delta = delta_shape(config)?;
     let max_context = config.size_or("max_position_embeddings", 32768)?;
