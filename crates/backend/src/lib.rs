@@ -363,8 +363,6 @@ pub trait Backend: Send {
 
     /// Bytes by class.
     fn memory(&mut self, class: MemoryClass) -> usize;
-    /// Weight bytes that one token reads if it uses the whole of the matrix.
-    fn matrix_bytes(&self, matrix: MatrixId) -> usize;
     /// Time and bytes by phase since the last call, when profiling.
     fn take_profile(&mut self) -> Profile;
 }

@@ -431,10 +431,6 @@ impl Backend for Cpu {
         }
     }
 
-    fn matrix_bytes(&self, matrix: MatrixId) -> usize {
-        self.weights[matrix.0 as usize].bytes()
-    }
-
     fn take_profile(&mut self) -> Profile {
         self.profile.as_mut().map(std::mem::take).unwrap_or_default()
     }
