@@ -1,7 +1,7 @@
 //! Every kernel against the definition in `docs/numerics.md`, written down here once more, plainly, from the weights' values.
 
 use super::*;
-use crate::activations::{encode_bf16, encode_int8};
+use crate::activations::{ORDER, encode_bf16, encode_int8};
 use crate::affine;
 use proptest::prelude::*;
 
@@ -182,14 +182,23 @@ fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: Encoding) -
             let (mut q, groups) = (vec![0u8; cols], cols / 32);
             affine::unpack(bits, w.row(r), &mut q);
             let (scales, biases) = w.row_scales(r);
+            let xq = |k: usize| {
+                let place = ORDER.iter().position(|&i| i == k % 8).unwrap();
+                x.q[token * cols + k / 8 * 8 + place] as i32
+            };
             let (mut lanes, mut exact) = ([0f32; 4], 0f64);
-            for g in 0..groups {
-                let (s, b) = (scale.read(scales, g * 32 / group as usize), scale.read(biases, g * 32 / group as usize));
-                let (sx, mx) = (x.scales[token * groups + g], x.sums[token * groups + g]);
-                let sum: i32 = (g * 32..g * 32 + 32).map(|k| q[k] as i32 * x.q[token * cols + k] as i32).sum();
-                lanes[g % 4] = (s * sx).mul_add(sum as f32, lanes[g % 4]);
-                lanes[g % 4] = b.mul_add(mx, lanes[g % 4]);
-                exact += s as f64 * sx as f64 * sum as f64 + b as f64 * mx as f64;
+            for wide in 0..cols / group as usize {
+                let (s, b) = (scale.read(scales, wide), scale.read(biases, wide));
+                let (mut t, mut m) = (None, None);
+                for g in wide * group as usize / 32..(wide + 1) * group as usize / 32 {
+                    let (sx, mx) = (x.scales[token * groups + g], x.sums[token * groups + g]);
+                    let sum: i32 = (g * 32..g * 32 + 32).map(|k| q[k] as i32 * xq(k)).sum();
+                    t = Some(t.map_or(sx * sum as f32, |t| sx.mul_add(sum as f32, t)));
+                    m = Some(m.map_or(mx, |m| m + mx));
+                    exact += s as f64 * sx as f64 * sum as f64 + b as f64 * mx as f64;
+                }
+                lanes[wide % 4] = s.mul_add(t.unwrap(), lanes[wide % 4]);
+                lanes[wide % 4] = b.mul_add(m.unwrap(), lanes[wide % 4]);
             }
             ((lanes[0] + lanes[2]) + (lanes[1] + lanes[3]), exact)
         }

@@ -1,31 +1,41 @@
 //! Integer groups with AVX-512 VNNI, for a few tokens: rows stream once, four at a time, straight from their packed bytes.
 //!
-//! A step is four rows by four groups (128 columns). Its sixteen integer sums are brought into one register, lane 4g + r for group g and row r, so
-//! that the two fused multiply-adds of the definition serve all sixteen, and quad g of the accumulator is accumulator g of the
-//! definition. Before the rows, each token is laid out the way the unpackers want it ([`Order`]), with its scales spread to the same lanes.
+//! A step is four rows by four weight groups: PARTS pieces of 128 columns. The sixteen integer sums of a piece are brought into one register, lane 4g + r
+//! for activation group g and row r; the pieces' quads then change places so that lane 4w + r of register i has part i of weight group w, and
+//! the float operations of the definition serve all sixteen: quad w of the accumulator is accumulator w of the definition. Before the rows,
+//! each token is laid out the way the unpackers want it, with its scales spread to the same lanes.
 
 use super::{Affine, Groups, affine_of};
+use crate::activations::ORDER;
 use crate::affine::x86::{first_bytes, spread};
 use crate::matmul::scratch::cut_bytes;
 use crate::matmul::{Float, Matrix, Scratch};
 use std::arch::x86_64::*;
 
-/// Columns of a step.
-const STEP: usize = 128;
+/// Columns of a piece.
+const PIECE: usize = 128;
 /// How far ahead rows are fetched, at least, in bytes: what a core reads in the time that memory takes to answer, and some.
 const AHEAD: usize = 4 << 10;
-/// Bytes of a token's step: 128 activations, then sixteen `sx` and sixteen `mx`.
-const TOKEN_STEP: usize = STEP + 64 + 64;
+
+/// Bytes of a token's step: its activations, then sixteen `sx` for each part, then sixteen `mx`.
+const fn token_step(parts: usize) -> usize {
+    parts * (PIECE + 64) + 64
+}
+
+fn token_bytes(cols: usize, parts: usize) -> usize {
+    cols.div_ceil(PIECE * parts) * token_step(parts)
+}
 
 fn sizes(cols: usize, tokens: usize) -> [usize; 1] {
-    [cols.div_ceil(STEP) * TOKEN_STEP * tokens.min(super::FEW)]
+    let most = token_bytes(cols, 1).max(token_bytes(cols, 2)).max(token_bytes(cols, 4));
+    [most * tokens.min(super::FEW)]
 }
 
 pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
     cut_bytes(sizes(cols, tokens))
 }
 
-/// Even columns of a step in one register and odd ones in the other suit widths of which two q, or sixteen, are found at one place;
+/// Even columns of a piece in one register and odd ones in the other suit widths of which two q, or sixteen, are found at one place;
 /// the other widths unpack in natural order.
 const fn alternate(bits: usize) -> bool {
     bits <= 4
@@ -48,15 +58,33 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
     }
 }
 
+#[inline(always)]
+unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    // SAFETY: the caller's.
+    unsafe {
+        match affine_of(w).parts() {
+            1 => all_rows::<BITS, 1>(w, x, tokens, tile, scratch),
+            2 => all_rows::<BITS, 2>(w, x, tokens, tile, scratch),
+            _ => all_rows::<BITS, 4>(w, x, tokens, tile, scratch),
+        }
+    }
+}
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+unsafe fn all_rows<const BITS: usize, const PARTS: usize>(
+    w: &Matrix,
+    x: Groups,
+    tokens: &[u32],
+    tile: &mut [f32],
+    scratch: &mut Scratch,
+) {
     let [prepared] = scratch.cut(sizes(w.cols, tokens.len()));
-    let token_bytes = w.cols.div_ceil(STEP) * TOKEN_STEP;
+    let token_bytes = token_bytes(w.cols, PARTS);
     // SAFETY: the scratch holds all tokens; rows and tokens stay inside the tile.
     unsafe {
         for (i, &token) in tokens.iter().enumerate() {
-            prepare::<BITS>(&x, token as usize, w.cols, prepared.add(i * token_bytes));
+            prepare::<BITS, PARTS>(&x, token as usize, w.cols, prepared.add(i * token_bytes));
         }
         let form = affine_of(w);
         for r in (0..w.rows).step_by(4) {
@@ -65,9 +93,9 @@ unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
                 let x = prepared.add(i * token_bytes);
                 let out = tile.as_mut_ptr().add(i * w.rows + r);
                 match tokens.len() - i {
-                    1 => rows::<BITS, 1>(w, form, r, x, out),
-                    2 | 3 => rows::<BITS, 2>(w, form, r, x, out),
-                    _ => rows::<BITS, 4>(w, form, r, x, out),
+                    1 => rows::<BITS, PARTS, 1>(w, form, r, x, out),
+                    2 | 3 => rows::<BITS, PARTS, 2>(w, form, r, x, out),
+                    _ => rows::<BITS, PARTS, 4>(w, form, r, x, out),
                 }
                 i += [1, 2, 2, 4][(tokens.len() - i).min(4) - 1];
             }
@@ -75,34 +103,57 @@ unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
     }
 }
 
-/// Lays out one token: per step 128 activations in the unpacker's order and the scales in the lanes of the accumulator.
+/// Lays out one token: per step its activations in the unpacker's order and its scales in the lanes of the accumulator.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
-unsafe fn prepare<const BITS: usize>(x: &Groups, token: usize, cols: usize, out: *mut u8) {
-    let groups = cols / 32;
+unsafe fn prepare<const BITS: usize, const PARTS: usize>(x: &Groups, token: usize, cols: usize, out: *mut u8) {
+    const NATURAL: [u8; 64] = {
+        let (mut index, mut i) = ([0; 64], 0);
+        while i < 64 {
+            // Where byte i of natural order lies.
+            index[i / 8 * 8 + ORDER[i % 8]] = (i % 16) as u8;
+            i += 1;
+        }
+        index
+    };
+    let (groups, step_cols) = (cols / 32, PIECE * PARTS);
     // SAFETY: the token's columns and groups are read under masks; `out` holds a token.
     unsafe {
         let q = x.q.as_ptr().add(token * cols).cast::<u8>();
         let (sx, mx) = (x.scales.as_ptr().add(token * groups), x.sums.as_ptr().add(token * groups));
-        let each_four = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-        for step in 0..cols.div_ceil(STEP) {
-            let (k, out) = (step * STEP, out.add(step * TOKEN_STEP));
-            let (a, b) =
-                (first_bytes(q.add(k), cols - k), first_bytes(q.add((k + 64).min(cols)), cols.saturating_sub(k + 64)));
-            let (first, second) = if alternate(BITS) {
-                let both = |a: __m256i, b: __m256i| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b);
-                let odd = |v| _mm512_cvtepi16_epi8(_mm512_srli_epi16::<8>(v));
-                (both(_mm512_cvtepi16_epi8(a), _mm512_cvtepi16_epi8(b)), both(odd(a), odd(b)))
-            } else {
-                (a, b)
-            };
-            _mm512_storeu_si512(out.cast(), first);
-            _mm512_storeu_si512(out.add(64).cast(), second);
-            let mask = (1u8 << (groups - step * 4).min(4)) - 1;
-            for (i, p) in [sx, mx].into_iter().enumerate() {
-                let four = _mm_maskz_loadu_ps(mask, p.add(step * 4));
-                let all = _mm512_permutexvar_ps(each_four, _mm512_castps128_ps512(four));
-                _mm512_storeu_ps(out.add(STEP + 64 * i).cast(), all);
+        let natural = _mm512_loadu_si512(NATURAL.as_ptr().cast());
+        let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+        let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        // Part 0 of the weight group that a lane serves.
+        let part = _mm512_mullo_epi32(_mm512_srli_epi32::<2>(lane), _mm512_set1_epi32(PARTS as i32));
+        for step in 0..cols.div_ceil(step_cols) {
+            let out = out.add(step * token_step(PARTS));
+            for piece in 0..PARTS {
+                let k = (step * step_cols + piece * PIECE).min(cols);
+                let half = (k + 64).min(cols);
+                let (a, b) = (first_bytes(q.add(k), cols - k), first_bytes(q.add(half), cols - half));
+                let (first, second) = if alternate(BITS) {
+                    (_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b))
+                } else {
+                    (_mm512_shuffle_epi8(a, natural), _mm512_shuffle_epi8(b, natural))
+                };
+                _mm512_storeu_si512(out.add(piece * PIECE).cast(), first);
+                _mm512_storeu_si512(out.add(piece * PIECE + 64).cast(), second);
             }
+            let out = out.add(PARTS * PIECE).cast::<f32>();
+            let first = step * 4 * PARTS;
+            let mask = ((1u32 << (groups - first).min(4 * PARTS)) - 1) as u16;
+            let (sx, mx) = (_mm512_maskz_loadu_ps(mask, sx.add(first)), _mm512_maskz_loadu_ps(mask, mx.add(first)));
+            let mut sum = _mm512_permutexvar_ps(part, mx);
+            for i in 0..PARTS {
+                let index = _mm512_add_epi32(part, _mm512_set1_epi32(i as i32));
+                _mm512_storeu_ps(out.add(16 * i), _mm512_permutexvar_ps(index, sx));
+                if i > 0 {
+                    sum = _mm512_add_ps(sum, _mm512_permutexvar_ps(index, mx));
+                }
+            }
+            _mm512_storeu_ps(out.add(16 * PARTS), sum);
         }
     }
 }
@@ -111,9 +162,16 @@ unsafe fn prepare<const BITS: usize>(x: &Groups, token: usize, cols: usize, out:
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn rows<const BITS: usize, const T: usize>(w: &Matrix, form: Affine, r: usize, x: *const u8, out: *mut f32) {
-    let (row_bytes, steps) = (w.cols / 8 * BITS, w.cols / STEP);
-    let token_bytes = w.cols.div_ceil(STEP) * TOKEN_STEP;
+unsafe fn rows<const BITS: usize, const PARTS: usize, const T: usize>(
+    w: &Matrix,
+    form: Affine,
+    r: usize,
+    x: *const u8,
+    out: *mut f32,
+) {
+    let (row_bytes, step_cols) = (w.cols / 8 * BITS, PIECE * PARTS);
+    let (step_bytes, steps) = (step_cols / 8 * BITS, w.cols / step_cols);
+    let token_bytes = token_bytes(w.cols, PARTS);
     // Past the last row the last row is read once more, and not written.
     let row = |i: usize| (r + i).min(w.rows - 1);
     let index = [row(0), row(1), row(2), row(3)];
@@ -130,41 +188,54 @@ unsafe fn rows<const BITS: usize, const T: usize>(w: &Matrix, form: Affine, r: u
         let mut acc = [_mm512_setzero_ps(); T];
         for step in 0..steps {
             let (s, b) = scales.next(step);
-            let mut d = [[_mm512_setzero_si512(); 4]; T];
-            for i in 0..4 {
-                let at = p[i].add(step * STEP / 8 * BITS);
-                _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead).cast());
-                if BITS > 4 {
-                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead + 64).cast());
+            let mut sums = [[_mm512_setzero_si512(); PARTS]; T];
+            for piece in 0..PARTS {
+                let mut d = [[_mm512_setzero_si512(); 4]; T];
+                for i in 0..4 {
+                    let at = p[i].add(step * step_bytes + piece * PIECE / 8 * BITS);
+                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead).cast());
+                    if BITS > 4 {
+                        _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead + 64).cast());
+                    }
+                    let (first, second) = weights::<BITS>(at, 4);
+                    for t in 0..T {
+                        let x = x.add(t * token_bytes + step * token_step(PARTS) + piece * PIECE);
+                        dots::<BITS>(&mut d[t], i, first, second, x);
+                    }
                 }
-                let (first, second) = weights::<BITS>(at, 4);
                 for t in 0..T {
-                    dots::<BITS>(&mut d[t], i, first, second, x.add(t * token_bytes + step * TOKEN_STEP));
+                    sums[t][piece] = gather::<BITS>(d[t]);
                 }
             }
             for t in 0..T {
-                let x = x.add(t * token_bytes + step * TOKEN_STEP + STEP).cast::<f32>();
-                let sums = _mm512_cvtepi32_ps(gather::<BITS>(d[t]));
-                acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(s, _mm512_loadu_ps(x)), sums, acc[t]);
-                acc[t] = _mm512_fmadd_ps(b, _mm512_loadu_ps(x.add(16)), acc[t]);
+                let x = x.add(t * token_bytes + step * token_step(PARTS) + PARTS * PIECE).cast::<f32>();
+                acc[t] = _mm512_fmadd_ps(s, scaled(parts(sums[t]), x), acc[t]);
+                acc[t] = _mm512_fmadd_ps(b, _mm512_loadu_ps(x.add(16 * PARTS)), acc[t]);
             }
         }
-        let rest = (w.cols - steps * STEP) / 32;
+        let rest = (w.cols - steps * step_cols) / (32 * PARTS);
         if rest > 0 {
-            // The last one to three groups: lanes of groups that are not there keep their sums.
+            // The last one to three weight groups: lanes of groups that are not there keep their sums.
             let there = (1u16 << (4 * rest)) - 1;
             let (s, b) = scales.next(steps);
             for t in 0..T {
-                let x = x.add(t * token_bytes + steps * TOKEN_STEP);
-                let mut d = [_mm512_setzero_si512(); 4];
-                for i in 0..4 {
-                    let (first, second) = weights::<BITS>(p[i].add(steps * STEP / 8 * BITS), rest);
-                    dots::<BITS>(&mut d, i, first, second, x);
+                let x = x.add(t * token_bytes + steps * token_step(PARTS));
+                let mut sums = [_mm512_setzero_si512(); PARTS];
+                for piece in 0..PARTS {
+                    let groups = (rest * PARTS).saturating_sub(4 * piece).min(4);
+                    if groups > 0 {
+                        let mut d = [_mm512_setzero_si512(); 4];
+                        for i in 0..4 {
+                            let at = p[i].add(steps * step_bytes + piece * PIECE / 8 * BITS);
+                            let (first, second) = weights::<BITS>(at, groups);
+                            dots::<BITS>(&mut d, i, first, second, x.add(piece * PIECE));
+                        }
+                        sums[piece] = gather::<BITS>(d);
+                    }
                 }
-                let x = x.add(STEP).cast::<f32>();
-                let sums = _mm512_cvtepi32_ps(gather::<BITS>(d));
-                acc[t] = _mm512_mask3_fmadd_ps(_mm512_mul_ps(s, _mm512_loadu_ps(x)), sums, acc[t], there);
-                acc[t] = _mm512_mask3_fmadd_ps(b, _mm512_loadu_ps(x.add(16)), acc[t], there);
+                let x = x.add(PARTS * PIECE).cast::<f32>();
+                acc[t] = _mm512_mask3_fmadd_ps(s, scaled(parts(sums), x), acc[t], there);
+                acc[t] = _mm512_mask3_fmadd_ps(b, _mm512_loadu_ps(x.add(16 * PARTS)), acc[t], there);
             }
         }
         let written = (1u8 << (w.rows - r).min(4)) - 1;
@@ -176,7 +247,44 @@ unsafe fn rows<const BITS: usize, const T: usize>(w: &Matrix, form: Affine, r: u
     }
 }
 
-/// The q of a row's step, `groups` (1 to 4) of which are there, the rest zero: even and odd columns, or the first and the second 64.
+/// From the sums of each piece's four activation groups (lane 4g + r) to part i of four weight groups (lane 4w + r) in register i.
+#[inline(always)]
+unsafe fn parts<const PARTS: usize>(d: [__m512i; PARTS]) -> [__m512i; PARTS] {
+    const LOW: i32 = 0b10_00_10_00;
+    const HIGH: i32 = 0b11_01_11_01;
+    let mut out = d;
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        if PARTS == 2 {
+            out[0] = _mm512_shuffle_i32x4::<LOW>(d[0], d[1]);
+            out[1] = _mm512_shuffle_i32x4::<HIGH>(d[0], d[1]);
+        } else if PARTS == 4 {
+            // A transposition of quads.
+            let (ab, cd) = (_mm512_shuffle_i32x4::<LOW>(d[0], d[1]), _mm512_shuffle_i32x4::<LOW>(d[2], d[3]));
+            out[0] = _mm512_shuffle_i32x4::<LOW>(ab, cd);
+            out[2] = _mm512_shuffle_i32x4::<HIGH>(ab, cd);
+            let (ab, cd) = (_mm512_shuffle_i32x4::<HIGH>(d[0], d[1]), _mm512_shuffle_i32x4::<HIGH>(d[2], d[3]));
+            out[1] = _mm512_shuffle_i32x4::<LOW>(ab, cd);
+            out[3] = _mm512_shuffle_i32x4::<HIGH>(ab, cd);
+        }
+    }
+    out
+}
+
+/// The parts' sums times their scales at `sx` ([PARTS, 16]), joined.
+#[inline(always)]
+unsafe fn scaled<const PARTS: usize>(sums: [__m512i; PARTS], sx: *const f32) -> __m512 {
+    // SAFETY: the caller vouches for the scales and the instruction set.
+    unsafe {
+        let mut t = _mm512_mul_ps(_mm512_loadu_ps(sx), _mm512_cvtepi32_ps(sums[0]));
+        for (i, &sums) in sums.iter().enumerate().skip(1) {
+            t = _mm512_fmadd_ps(_mm512_loadu_ps(sx.add(16 * i)), _mm512_cvtepi32_ps(sums), t);
+        }
+        t
+    }
+}
+
+/// The q of a row's piece, `groups` (1 to 4) of which are there, the rest zero: even and odd columns, or the first and the second 64.
 #[inline(always)]
 unsafe fn weights<const BITS: usize>(p: *const u8, groups: usize) -> (__m512i, __m512i) {
     // SAFETY: reads 4 * BITS bytes per group.
@@ -225,11 +333,11 @@ const fn lane_bytes(step: usize) -> [u8; 64] {
     index
 }
 
-/// Sums of four products each, for row `i` of a step. In natural order the two registers hold different groups: they meet in one register
+/// Sums of four products each, for row `i` of a piece. In natural order the two registers hold different groups: they meet in one register
 /// where the lanes of a group are two apart.
 #[inline(always)]
 unsafe fn dots<const BITS: usize>(d: &mut [__m512i; 4], i: usize, first: __m512i, second: __m512i, x: *const u8) {
-    // SAFETY: `x` holds a step.
+    // SAFETY: `x` holds a piece.
     unsafe {
         let (x0, x1) = (_mm512_loadu_si512(x.cast()), _mm512_loadu_si512(x.add(64).cast()));
         let zero = _mm512_setzero_si512();
@@ -272,7 +380,7 @@ unsafe fn gather<const BITS: usize>(d: [__m512i; 4]) -> __m512i {
     }
 }
 
-/// The scales and biases of four rows, step by step, spread to lane 4g + r.
+/// The scales and biases of four rows, four weight groups at a time, spread to lane 4w + r.
 struct Scales {
     scale: Float,
     s: [*const u8; 4],
@@ -284,7 +392,7 @@ struct Scales {
     b_block: __m512i,
     /// Steps that one block serves: this power of two.
     log_steps: u32,
-    /// Where lane 4g + r finds its number in a block at its first step, in words or double words.
+    /// Where lane 4w + r finds its number in a block at its first step, in words or double words.
     index: __m512i,
     /// Numbers per step.
     advance: __m512i,
@@ -302,9 +410,9 @@ impl Scales {
             }
             let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             let row = _mm512_and_si512(lane, _mm512_set1_epi32(3));
-            let group = _mm512_srlv_epi32(_mm512_srli_epi32::<2>(lane), _mm512_set1_epi32((form.group / 64) as i32));
+            let group = _mm512_srli_epi32::<2>(lane);
             let index = _mm512_add_epi32(_mm512_mullo_epi32(row, _mm512_set1_epi32(held as i32)), group);
-            let advance = _mm512_set1_epi32((STEP / form.group) as i32);
+            let advance = _mm512_set1_epi32(4);
             // bf16 numbers go to the high half of a lane, f16 numbers to the low half of the register.
             let (index, advance) = match form.scale {
                 Float::F32 => (index, advance),
@@ -315,7 +423,7 @@ impl Scales {
                 ),
             };
             let zero = _mm512_setzero_si512();
-            let log_steps = (held * form.group / STEP).trailing_zeros();
+            let log_steps = (held / 4).trailing_zeros();
             let ahead = blocks_ahead * 4 * row_bytes;
             Scales {
                 scale: form.scale,

@@ -1,31 +1,33 @@
-//! Integer groups with AVX-512 VNNI, for many tokens: 32 rows by 512 columns are unpacked into cache, four columns of sixteen rows to a
-//! register, and all tokens pass by.
+//! Integer groups with AVX-512 VNNI, for many tokens.
 //!
-//! A lane is then a row, the sum of a group is eight dot products by a broadcast of four activations, and one fused multiply-add
-//! serves sixteen rows. The four accumulators of the definition are four passes over the groups; between column blocks they rest in scratch.
+//! A tile of rows is unpacked into cache in the layout that `vpdpbusd` likes: sixteen rows per register, four columns of each, so that
+//! no sum is ever spread over lanes. A few tokens at a time then pass over the tile; a weight group's sums stay in registers, and the four
+//! accumulators of the definition rest in scratch, where they are met once per weight group. While tokens pass, the next tile's bytes are fetched.
 
-use super::{Affine, Groups, affine_of};
+use super::{Affine, GROUP, Groups, affine_of, weight_group_sum};
+use crate::activations::ORDER;
 use crate::affine::x86::{first_bytes, spread};
 use crate::matmul::scratch::cut_bytes;
-use crate::matmul::{Matrix, Scratch};
+use crate::matmul::{Float, Matrix, Scratch};
 use std::arch::x86_64::*;
 
 /// Rows of a tile: two registers.
 const ROWS: usize = 32;
-/// Columns of a tile: with their q (16 KB) and the activations of a few tokens they stay in the first-level cache.
+/// Columns of a tile: with their q (16 KB) and the activations of a few tokens they stay in the first-level cache. Four weight groups
+/// of any size divide it, so that a tile begins with accumulator 0.
 const COLS: usize = 512;
-/// Tokens at a time: with two registers of rows, twelve sums of each kind and what feeds them fill the 32 registers.
+/// Tokens at a time: with two registers of rows, twelve integer sums, twelve scaled ones and what feeds them fill the 32 registers.
 const TOKENS: usize = 6;
 /// f32 of a token's accumulators.
 const ACC: usize = 4 * ROWS;
 
-fn sizes(tokens: usize) -> [usize; 4] {
-    let scales = COLS / 32 * ROWS * 4;
-    [ROWS * COLS, scales, scales, tokens.next_multiple_of(TOKENS) * ACC * 4]
+fn sizes(cols: usize, tokens: usize) -> [usize; 5] {
+    let scales = COLS / GROUP * ROWS * 4;
+    [ROWS * COLS, scales, scales, tokens.next_multiple_of(TOKENS) * ACC * 4, tokens * cols / GROUP * 4]
 }
 
-pub(super) fn scratch_bytes(tokens: usize) -> usize {
-    cut_bytes(sizes(tokens))
+pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
+    cut_bytes(sizes(cols, tokens))
 }
 
 /// A tile of rows in cache.
@@ -43,30 +45,72 @@ struct Tile {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    // SAFETY: the caller's.
+    unsafe {
+        match affine_of(w).bits {
+            2 => width::<2>(w, x, tokens, tile, scratch),
+            3 => width::<3>(w, x, tokens, tile, scratch),
+            4 => width::<4>(w, x, tokens, tile, scratch),
+            5 => width::<5>(w, x, tokens, tile, scratch),
+            6 => width::<6>(w, x, tokens, tile, scratch),
+            _ => width::<8>(w, x, tokens, tile, scratch),
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let form = affine_of(w);
-    let [q, s, b, acc] = scratch.cut(sizes(tokens.len()));
+    let [q, s, b, acc, sums] = scratch.cut(sizes(w.cols, tokens.len()));
     let cached = Tile { q, s: s.cast(), b: b.cast() };
-    let acc = acc.cast::<f32>();
+    let (acc, sums) = (acc.cast::<f32>(), sums.cast::<f32>());
+    let groups = w.cols / form.group;
+    for (i, &token) in tokens.iter().enumerate() {
+        let mx = &x.sums[token as usize * w.cols / GROUP..][..w.cols / GROUP];
+        for (g, mx) in mx.chunks_exact(form.parts()).enumerate() {
+            // SAFETY: the scratch holds one number per weight group of each token.
+            unsafe { *sums.add(i * groups + g) = weight_group_sum(mx) };
+        }
+    }
+    // SAFETY: the shell has the instruction set.
+    unsafe { prefetch::<BITS>(w, form, 0, 0, 0..ROWS) };
+    let passes = tokens.len().div_ceil(TOKENS);
     for r in (0..w.rows).step_by(ROWS) {
         for k in (0..w.cols).step_by(COLS) {
             let cols = COLS.min(w.cols - k);
-            // SAFETY: rows, columns and tokens are inside their arrays, the tile and the accumulators in scratch.
+            let (next_r, next_k) = if k + COLS < w.cols { (r, k + COLS) } else { (r + ROWS, 0) };
+            // SAFETY: rows, columns and tokens are inside their arrays, the tile, the sums and the accumulators in scratch.
             unsafe {
-                match form.bits {
-                    2 => fill::<2>(w, form, r, k, cols, &cached),
-                    3 => fill::<3>(w, form, r, k, cols, &cached),
-                    4 => fill::<4>(w, form, r, k, cols, &cached),
-                    5 => fill::<5>(w, form, r, k, cols, &cached),
-                    6 => fill::<6>(w, form, r, k, cols, &cached),
-                    _ => fill::<8>(w, form, r, k, cols, &cached),
-                }
-                for i in (0..tokens.len()).step_by(TOKENS) {
+                fill::<BITS>(w, r, k, cols, &cached);
+                fill_scales(w, form, r, k / form.group, cols / form.group, &cached);
+                for p in 0..passes {
+                    prefetch::<BITS>(w, form, next_r, next_k, ROWS * p / passes..ROWS * (p + 1) / passes);
+                    let i = p * TOKENS;
                     // Past the last token the last one is computed again, into accumulators of its own.
-                    let mut some = [0; TOKENS];
-                    for (t, token) in some.iter_mut().enumerate() {
-                        *token = tokens[(i + t).min(tokens.len() - 1)] as usize;
+                    let rows: [*const i8; TOKENS] = std::array::from_fn(|t| {
+                        let token = tokens[(i + t).min(tokens.len() - 1)] as usize;
+                        x.q.as_ptr().add(token * w.cols + k)
+                    });
+                    let scales: [*const f32; TOKENS] = std::array::from_fn(|t| {
+                        let token = tokens[(i + t).min(tokens.len() - 1)] as usize;
+                        x.scales.as_ptr().add((token * w.cols + k) / GROUP)
+                    });
+                    let sums: [*const f32; TOKENS] = std::array::from_fn(|t| {
+                        sums.add((i + t).min(tokens.len() - 1) * groups + k / form.group).cast_const()
+                    });
+                    let some = Few { q: rows, sx: scales, mx: sums, acc: acc.add(i * ACC), first: k == 0 };
+                    match (form.parts(), tokens.len() - i) {
+                        (1, 1 | 2) => pass::<1, 2>(cols, &cached, &some),
+                        (1, 3 | 4) => pass::<1, 4>(cols, &cached, &some),
+                        (1, _) => pass::<1, TOKENS>(cols, &cached, &some),
+                        (2, 1 | 2) => pass::<2, 2>(cols, &cached, &some),
+                        (2, 3 | 4) => pass::<2, 4>(cols, &cached, &some),
+                        (2, _) => pass::<2, TOKENS>(cols, &cached, &some),
+                        (_, 1 | 2) => pass::<4, 2>(cols, &cached, &some),
+                        (_, 3 | 4) => pass::<4, 4>(cols, &cached, &some),
+                        (_, _) => pass::<4, TOKENS>(cols, &cached, &some),
                     }
-                    pass(form, &x, w.cols, some, k, cols, &cached, acc.add(i * ACC));
                 }
             }
         }
@@ -76,7 +120,10 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
             unsafe {
                 let (acc, out) = (acc.add(i * ACC), tile.as_mut_ptr().add(i * w.rows + r));
                 for half in 0..2 {
-                    let lane = |l: usize| _mm512_loadu_ps(acc.add(l * ROWS + 16 * half));
+                    let lane = |l: usize| {
+                        // Weight groups that are not there leave their accumulator at +0.
+                        if l < groups { _mm512_loadu_ps(acc.add(l * ROWS + 16 * half)) } else { _mm512_setzero_ps() }
+                    };
                     let sum = _mm512_add_ps(_mm512_add_ps(lane(0), lane(2)), _mm512_add_ps(lane(1), lane(3)));
                     _mm512_mask_storeu_ps(out.wrapping_add(16 * half), (written >> (16 * half)) as u16, sum);
                 }
@@ -85,36 +132,112 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
     }
 }
 
+/// Fetches what a tile at (r, k) reads of some of its rows. Places past the end do no harm.
+#[inline(always)]
+unsafe fn prefetch<const BITS: usize>(w: &Matrix, form: Affine, r: usize, k: usize, rows: std::ops::Range<usize>) {
+    let cols = COLS.min(w.cols - k);
+    let scale_bytes = w.scale_row_bytes();
+    // SAFETY: a prefetch does not fault; the caller has the instruction set.
+    unsafe {
+        for row in r + rows.start..(r + rows.end).min(w.rows) {
+            let at = w.data.as_ptr().wrapping_add(row * w.row_bytes() + k / 8 * BITS);
+            for line in (0..cols / 8 * BITS).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast());
+            }
+            let scales = row * scale_bytes + k / form.group * form.scale.size();
+            _mm_prefetch::<_MM_HINT_T0>(w.scales.as_ptr().wrapping_add(scales).cast());
+            _mm_prefetch::<_MM_HINT_T0>(w.biases.as_ptr().wrapping_add(scales).cast());
+        }
+    }
+}
+
 /// Unpacks rows `r..r + ROWS` (the last row again where there is none) and columns `k..k + cols` into the tile.
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn fill<const BITS: usize>(w: &Matrix, form: Affine, r: usize, k: usize, cols: usize, tile: &Tile) {
+unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, tile: &Tile) {
+    const EIGHTS: [u8; 64] = {
+        let (mut index, mut i) = ([0; 64], 0);
+        while i < 64 {
+            index[i] = (i % 16 / 8 * 8 + ORDER[i % 8]) as u8;
+            i += 1;
+        }
+        index
+    };
     let row_bytes = w.row_bytes();
+    // Columns of a row in a register before the transposition: packed, at 4 bits.
+    let width = if BITS == 4 { 128 } else { 64 };
     // SAFETY: reads whole groups of rows that are there; the tile holds ROWS x COLS.
     unsafe {
+        let (order, low) = (_mm512_loadu_si512(EIGHTS.as_ptr().cast()), _mm512_set1_epi8(0x0f));
         for half in 0..2 {
-            for c in (0..cols).step_by(64) {
-                let n = (cols - c).min(64);
+            for c in (0..cols).step_by(width) {
+                let n = (cols - c).min(width);
                 let mut q = [_mm512_setzero_si512(); 16];
                 for i in 0..16 {
                     let row = (r + 16 * half + i).min(w.rows - 1);
                     let p = w.data.as_ptr().add(row * row_bytes + (k + c) / 8 * BITS);
-                    q[i] = spread::<BITS>(first_bytes(p, n / 8 * BITS));
+                    let packed = first_bytes(p, n / 8 * BITS);
+                    q[i] = if BITS == 4 { packed } else { _mm512_shuffle_epi8(spread::<BITS>(packed), order) };
                 }
                 transpose(&mut q);
-                for j in 0..n / 4 {
-                    _mm512_storeu_si512(tile.q.add(((c / 4 + j) * ROWS + 16 * half) * 4).cast(), q[j]);
+                let four = |j: usize| tile.q.add(((c / 4 + j) * ROWS + 16 * half) * 4);
+                if BITS == 4 {
+                    for j in 0..n / 8 {
+                        _mm512_storeu_si512(four(2 * j).cast(), _mm512_and_si512(q[j], low));
+                        let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(q[j]), low);
+                        _mm512_storeu_si512(four(2 * j + 1).cast(), odd);
+                    }
+                } else {
+                    for j in 0..n / 4 {
+                        _mm512_storeu_si512(four(j).cast(), q[j]);
+                    }
                 }
             }
         }
-        let groups = cols.div_ceil(form.group);
-        for i in 0..ROWS {
-            let (s, b) = w.row_scales((r + i).min(w.rows - 1));
-            for g in 0..groups {
-                *tile.s.add(g * ROWS + i) = form.scale.read(s, k / form.group + g);
-                *tile.b.add(g * ROWS + i) = form.scale.read(b, k / form.group + g);
+    }
+}
+
+/// The scales and biases of weight groups `g..g + groups` of those rows.
+#[allow(clippy::needless_range_loop)]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+unsafe fn fill_scales(w: &Matrix, form: Affine, r: usize, g: usize, groups: usize, tile: &Tile) {
+    // SAFETY: loads end with the groups; the tile holds ROWS numbers for each.
+    unsafe {
+        for half in 0..2 {
+            for from in (0..groups).step_by(8) {
+                let n = (groups - from).min(8);
+                // Eight scales and eight biases of each row, transposed together.
+                let mut both = [_mm512_setzero_si512(); 16];
+                for i in 0..16 {
+                    let row = (r + 16 * half + i).min(w.rows - 1);
+                    let at = row * w.scale_row_bytes() + (g + from) * form.scale.size();
+                    let s = eight(form.scale, w.scales.as_ptr().add(at), n);
+                    let b = eight(form.scale, w.biases.as_ptr().add(at), n);
+                    both[i] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(s), b);
+                }
+                transpose(&mut both);
+                for j in 0..n {
+                    let at = (from + j) * ROWS + 16 * half;
+                    _mm512_storeu_si512(tile.s.add(at).cast(), both[j]);
+                    _mm512_storeu_si512(tile.b.add(at).cast(), both[8 + j]);
+                }
             }
+        }
+    }
+}
+
+/// The first `n` (up to 8) numbers at `p` as f32; reads no further.
+#[inline(always)]
+unsafe fn eight(scale: Float, p: *const u8, n: usize) -> __m256i {
+    // SAFETY: the mask keeps the load inside the caller's numbers.
+    unsafe {
+        let mask = ((1u16 << n) - 1) as u8;
+        match scale {
+            Float::F32 => _mm256_maskz_loadu_epi32(mask, p.cast()),
+            Float::F16 => _mm256_castps_si256(_mm256_cvtph_ps(_mm_maskz_loadu_epi16(mask, p.cast()))),
+            Float::Bf16 => _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_maskz_loadu_epi16(mask, p.cast()))),
         }
     }
 }
@@ -153,65 +276,59 @@ unsafe fn transpose(q: &mut [__m512i; 16]) {
     }
 }
 
-/// The tile times columns `k..k + cols` of some tokens, added to `acc` ([TOKENS, 4, ROWS]); at k = 0 the accumulators start.
-#[allow(clippy::needless_range_loop, clippy::too_many_arguments)]
+/// A few tokens over one tile.
+struct Few {
+    q: [*const i8; TOKENS],
+    sx: [*const f32; TOKENS],
+    /// Per weight group.
+    mx: [*const f32; TOKENS],
+    /// [TOKENS, 4, ROWS]
+    acc: *mut f32,
+    /// The tile is the first of its rows: the accumulators start at +0.
+    first: bool,
+}
+
+/// The tile times `cols` columns of T tokens, added to their accumulators. A weight group has PARTS activation groups.
+#[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn pass(
-    form: Affine,
-    x: &Groups,
-    all_cols: usize,
-    tokens: [usize; TOKENS],
-    k: usize,
-    cols: usize,
-    tile: &Tile,
-    acc: *mut f32,
-) {
-    let log_group = form.group.trailing_zeros();
-    // SAFETY: the caller's.
+unsafe fn pass<const PARTS: usize, const T: usize>(cols: usize, tile: &Tile, x: &Few) {
+    // SAFETY: the caller vouches for the tokens' columns, the tile and the accumulators.
     unsafe {
-        let (mut xq, mut sx, mut mx) = ([x.q.as_ptr(); TOKENS], [x.scales.as_ptr(); TOKENS], [x.sums.as_ptr(); TOKENS]);
-        for t in 0..TOKENS {
-            xq[t] = xq[t].add(tokens[t] * all_cols + k);
-            sx[t] = sx[t].add((tokens[t] * all_cols + k) / 32);
-            mx[t] = mx[t].add((tokens[t] * all_cols + k) / 32);
-        }
-        for lane in 0..4 {
-            let at = |t: usize, half: usize| acc.add(t * ACC + lane * ROWS + 16 * half);
-            let mut sums = [[_mm512_setzero_ps(); 2]; TOKENS];
-            if k > 0 {
-                for t in 0..TOKENS {
-                    sums[t] = [_mm512_loadu_ps(at(t, 0)), _mm512_loadu_ps(at(t, 1))];
-                }
-            }
-            let mut g = lane;
-            while g < cols / 32 {
-                let mut dots = [[_mm512_setzero_si512(); 2]; TOKENS];
-                let q = tile.q.add(g * 32 * ROWS);
-                for j in 0..8 {
+        for w in 0..cols / (PARTS * GROUP) {
+            let mut scaled = [[_mm512_setzero_ps(); 2]; T];
+            for part in 0..PARTS {
+                let g = w * PARTS + part;
+                let mut dots = [[_mm512_setzero_si512(); 2]; T];
+                let q = tile.q.add(g * GROUP * ROWS);
+                for j in 0..GROUP / 4 {
                     let q0 = _mm512_loadu_si512(q.add(j * 4 * ROWS).cast());
                     let q1 = _mm512_loadu_si512(q.add(j * 4 * ROWS + 64).cast());
-                    for t in 0..TOKENS {
-                        let four = _mm512_set1_epi32(xq[t].add(g * 32 + j * 4).cast::<i32>().read_unaligned());
+                    for t in 0..T {
+                        let four = _mm512_set1_epi32(x.q[t].add(g * GROUP + j * 4).cast::<i32>().read_unaligned());
                         dots[t][0] = _mm512_dpbusd_epi32(dots[t][0], q0, four);
                         dots[t][1] = _mm512_dpbusd_epi32(dots[t][1], q1, four);
                     }
                 }
-                let wide = ((g * 32) >> log_group) * ROWS;
-                for half in 0..2 {
-                    let s = _mm512_loadu_ps(tile.s.add(wide + 16 * half));
-                    let b = _mm512_loadu_ps(tile.b.add(wide + 16 * half));
-                    for t in 0..TOKENS {
-                        let scale = _mm512_mul_ps(s, _mm512_set1_ps(*sx[t].add(g)));
-                        sums[t][half] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dots[t][half]), sums[t][half]);
-                        sums[t][half] = _mm512_fmadd_ps(b, _mm512_set1_ps(*mx[t].add(g)), sums[t][half]);
+                for t in 0..T {
+                    let sx = _mm512_set1_ps(*x.sx[t].add(g));
+                    for half in 0..2 {
+                        let sum = _mm512_cvtepi32_ps(dots[t][half]);
+                        scaled[t][half] =
+                            if part == 0 { _mm512_mul_ps(sx, sum) } else { _mm512_fmadd_ps(sx, sum, scaled[t][half]) };
                     }
                 }
-                g += 4;
             }
-            for t in 0..TOKENS {
-                _mm512_storeu_ps(at(t, 0), sums[t][0]);
-                _mm512_storeu_ps(at(t, 1), sums[t][1]);
+            let start = x.first && w < 4;
+            for half in 0..2 {
+                let s = _mm512_loadu_ps(tile.s.add(w * ROWS + 16 * half));
+                let b = _mm512_loadu_ps(tile.b.add(w * ROWS + 16 * half));
+                for t in 0..T {
+                    let at = x.acc.add(t * ACC + w % 4 * ROWS + 16 * half);
+                    let acc = if start { _mm512_setzero_ps() } else { _mm512_loadu_ps(at) };
+                    let acc = _mm512_fmadd_ps(s, scaled[t][half], acc);
+                    _mm512_storeu_ps(at, _mm512_fmadd_ps(b, _mm512_set1_ps(*x.mx[t].add(w)), acc));
+                }
             }
         }
     }
