@@ -1,6 +1,7 @@
 //! A fork-join pool for work of microseconds.
 //!
-//! The caller is one of the threads. A job is a number of tasks, taken from a counter, so that a slow or descheduled thread only takes
+//! The caller is one of the threads. A job is a number of tasks. Each thread begins with a run of neighbouring ones, because neighbours mostly
+//! read neighbouring memory, and who is done takes from the end of another's run, so that a slow or descheduled thread only does
 //! fewer; a helper that has not woken by the time the tasks are gone is locked out instead of waited for. Idle helpers
 //! spin for a moment (the next layer's work comes within microseconds) and then sleep.
 
@@ -24,8 +25,8 @@ struct Shared {
     state: AtomicU64,
     /// Helpers that have left the current job.
     left: AtomicUsize,
-    next: AtomicUsize,
-    tasks: AtomicUsize,
+    /// What is left of each thread's run of tasks.
+    runs: Vec<Run>,
     job: UnsafeCell<Option<Job<'static>>>,
     panicked: AtomicBool,
     sleeping: Vec<AtomicBool>,
@@ -37,6 +38,25 @@ struct Shared {
 unsafe impl Sync for Shared {}
 // SAFETY: as above; a job is `Sync`.
 unsafe impl Send for Shared {}
+
+/// Tasks `start..end` in one word, start in the low half; a cache line (and its neighbour, which is fetched along) to itself.
+#[repr(align(128))]
+struct Run(AtomicU64);
+
+impl Run {
+    fn set(&self, start: usize, end: usize) {
+        self.0.store((end as u64) << 32 | start as u64, Ordering::Relaxed);
+    }
+
+    /// The first task, or the last.
+    fn take(&self, last: bool) -> Option<usize> {
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |run| {
+            let (start, end) = (run & u32::MAX as u64, run >> 32);
+            (start < end).then(|| if last { (end - 1) << 32 | start } else { run + 1 })
+        });
+        taken.ok().map(|run| if last { (run >> 32) as usize - 1 } else { (run & u32::MAX as u64) as usize })
+    }
+}
 
 /// Threads that share jobs.
 pub struct Pool {
@@ -54,8 +74,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             left: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
-            tasks: AtomicUsize::new(0),
+            runs: (0..=count).map(|_| Run(AtomicU64::new(0))).collect(),
             job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             sleeping: (0..count).map(|_| AtomicBool::new(false)).collect(),
@@ -87,8 +106,11 @@ impl Pool {
         // 1. Publish. No helper is inside: the last job was closed and left.
         // SAFETY: the lifetime is widened only until step 3, which returns after the last helper that entered has left.
         unsafe { *s.job.get() = Some(std::mem::transmute::<Job<'_>, Job<'static>>(job)) };
-        s.next.store(0, Ordering::Relaxed);
-        s.tasks.store(tasks, Ordering::Relaxed);
+        assert!(tasks <= u32::MAX as usize, "a run is two halves of a word");
+        let threads = s.runs.len();
+        for (i, run) in s.runs.iter().enumerate() {
+            run.set(tasks * i / threads, tasks * (i + 1) / threads);
+        }
         s.left.store(0, Ordering::Relaxed);
         let epoch = (s.state.load(Ordering::Relaxed) >> 32) + 1;
         s.state.store(epoch << 32 | OPEN, Ordering::SeqCst);
@@ -116,13 +138,13 @@ impl Pool {
 }
 
 fn take_tasks(s: &Shared, job: Job, thread: usize) {
-    let tasks = s.tasks.load(Ordering::Relaxed);
-    loop {
-        let task = s.next.fetch_add(1, Ordering::Relaxed);
-        if task >= tasks {
-            return;
-        }
+    while let Some(task) = s.runs[thread].take(false) {
         job(task, thread);
+    }
+    for other in (1..s.runs.len()).map(|i| &s.runs[(thread + i) % s.runs.len()]) {
+        while let Some(task) = other.take(true) {
+            job(task, thread);
+        }
     }
 }
 

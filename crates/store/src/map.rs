@@ -8,10 +8,16 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-/// One mapping, unmapped on drop. Page-aligned.
+/// What a large page of this processor holds. Weights are read from end to end for every token, and with small pages a core spends a third of its time
+/// on translating addresses (`docs/experiments.md`), so maps of at least this size begin at a multiple of it and ask for large pages.
+const LARGE_PAGE: usize = 2 << 20;
+
+/// One mapping, unmapped on drop. Page-aligned; large ones lie at a multiple of [`LARGE_PAGE`].
 pub(crate) struct Map {
     base: NonNull<u8>,
     len: usize,
+    /// Address space that was reserved, the mapping inside it.
+    reserved: (NonNull<u8>, usize),
 }
 
 // SAFETY: the mapping belongs to this value alone and is written only through `&mut` (`Buffer`), so it may move to and be
@@ -27,22 +33,53 @@ impl Map {
     /// reader, and a file that is truncated raises SIGBUS on access to what is gone.
     pub fn file(file: &File, len: usize) -> io::Result<Map> {
         if len == 0 {
-            return Ok(Map { base: NonNull::dangling(), len });
+            return Ok(Map::empty());
         }
+        let map = Map::reserve(len)?;
+        let at = map.base.as_ptr().cast();
+        // SAFETY: the pages lie inside the reservation, which nothing else knows of; they are replaced.
+        unsafe { mm::mmap(at, len, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED, file, 0) }?;
+        map.ask_for_large_pages();
+        Ok(map)
+    }
+
+    fn empty() -> Map {
+        Map { base: NonNull::dangling(), len: 0, reserved: (NonNull::dangling(), 0) }
+    }
+
+    /// Address space for `len` bytes (not 0), inaccessible yet.
+    fn reserve(len: usize) -> io::Result<Map> {
+        let slack = if len >= LARGE_PAGE { LARGE_PAGE } else { 0 };
+        let total = len.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing that Rust knows of.
-        let base = unsafe { mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, file, 0) }?;
-        Ok(Map { base: NonNull::new(base.cast()).expect("mmap never returns null"), len })
+        let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), total, ProtFlags::empty(), flags) }?.cast::<u8>();
+        let to_large = start.align_offset(LARGE_PAGE);
+        let base = start.wrapping_add(if slack > 0 { to_large } else { 0 });
+        let known = |p| NonNull::new(p).expect("mmap never returns null");
+        Ok(Map { base: known(base), len, reserved: (known(start), total) })
+    }
+
+    /// Large pages where kernel and file system have them. A file's pages are large when they were first read into the page cache through
+    /// such a map; what small pages hold already stays as it is.
+    fn ask_for_large_pages(&self) {
+        if self.len >= LARGE_PAGE {
+            // SAFETY: the pages belong to this mapping; the advice changes no contents. A refusal only costs time.
+            let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
+        }
     }
 
     /// `len` bytes of zeroed memory that is committed as it is touched.
     fn anonymous(len: usize) -> io::Result<Map> {
         if len == 0 {
-            return Ok(Map { base: NonNull::dangling(), len });
+            return Ok(Map::empty());
         }
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing that Rust knows of.
-        let base = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
-        Ok(Map { base: NonNull::new(base.cast()).expect("mmap never returns null"), len })
+        let map = Map::reserve(len)?;
+        let (at, protection) = (map.base.as_ptr().cast(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: the pages lie inside the reservation, which nothing else knows of; they are replaced.
+        unsafe { mm::mmap_anonymous(at, len, protection, MapFlags::PRIVATE | MapFlags::FIXED) }?;
+        map.ask_for_large_pages();
+        Ok(map)
     }
 
     pub fn as_slice(&self) -> &[u8] {
@@ -81,9 +118,9 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: mapped by `file` or `anonymous` with this length, and no slice outlives the value. An error could only
+            // SAFETY: reserved with this length, and no slice outlives the value. An error could only
             // mean a wrong address; there is nothing to do about it here.
-            let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.len) };
+            let _ = unsafe { mm::munmap(self.reserved.0.as_ptr().cast(), self.reserved.1) };
         }
     }
 }

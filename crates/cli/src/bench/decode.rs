@@ -81,7 +81,10 @@ fn measure(engine: &mut Engine, args: &DecodeArgs, context: usize, memory: &mut 
     let mut profile = Profile::default();
     for round in 0..args.model.rounds {
         if !args.model.no_roofline {
-            let memory = memory.get_or_insert_with(Memory::new);
+            if memory.is_none() {
+                *memory = Some(Memory::new()?);
+            }
+            let memory = memory.as_mut().expect("made above");
             read.push(memory.read(engine.options().isa, engine.options().threads));
         }
         // What comes before may take long: a recurrent state is computed again from the start.

@@ -63,7 +63,7 @@ impl Precision {
 
 pub fn run(args: &KernelsArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
-    let mut bench = Bench { isa: Isa::from_env()?, args, memory: Memory::new() };
+    let mut bench = Bench { isa: Isa::from_env()?, args, memory: Memory::new()? };
     if !args.json {
         println!("{:<44}{:>8}{:>26}{:>26}{:>20}", "kernel", "threads", "reached", "at best", "of it");
     }

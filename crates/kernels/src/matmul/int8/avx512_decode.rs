@@ -5,17 +5,18 @@
 //! the float operations of the definition serve all sixteen: quad w of the accumulator is accumulator w of the definition. Before the rows,
 //! each token is laid out the way the unpackers want it, with its scales spread to the same lanes.
 
-use super::{Affine, Groups, affine_of};
+use super::{Groups, affine_of};
 use crate::activations::ORDER;
 use crate::affine::x86::{first_bytes, spread};
 use crate::matmul::scratch::cut_bytes;
 use crate::matmul::{Float, Matrix, Scratch};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// Columns of a piece.
 const PIECE: usize = 128;
 /// How far ahead rows are fetched, at least, in bytes: what a core reads in the time that memory takes to answer, and some.
-const AHEAD: usize = 4 << 10;
+const AHEAD: usize = 8 << 10;
 
 /// Bytes of a token's step: its activations, then sixteen `sx` for each part, then sixteen `mx`.
 const fn token_step(parts: usize) -> usize {
@@ -86,18 +87,25 @@ unsafe fn all_rows<const BITS: usize, const PARTS: usize>(
         for (i, &token) in tokens.iter().enumerate() {
             prepare::<BITS, PARTS>(&x, token as usize, w.cols, prepared.add(i * token_bytes));
         }
-        let form = affine_of(w);
-        for r in (0..w.rows).step_by(4) {
+        // All rows with up to four tokens; with more, some rows stay in the first-level cache for the next tokens.
+        let block = if tokens.len() <= 4 { w.rows } else { 16 };
+        for r in (0..w.rows).step_by(block) {
+            let all = r..(r + block).min(w.rows);
             let mut i = 0;
             while i < tokens.len() {
                 let x = prepared.add(i * token_bytes);
-                let out = tile.as_mut_ptr().add(i * w.rows + r);
-                match tokens.len() - i {
-                    1 => rows::<BITS, PARTS, 1>(w, form, r, x, out),
-                    2 | 3 => rows::<BITS, PARTS, 2>(w, form, r, x, out),
-                    _ => rows::<BITS, PARTS, 4>(w, form, r, x, out),
+                let out = tile.as_mut_ptr().add(i * w.rows);
+                let n = match tokens.len() - i {
+                    1 => 1,
+                    2 | 3 => 2,
+                    _ => 4,
+                };
+                match n {
+                    1 => rows::<BITS, PARTS, 1>(w, all.clone(), x, out),
+                    2 => rows::<BITS, PARTS, 2>(w, all.clone(), x, out),
+                    _ => rows::<BITS, PARTS, 4>(w, all.clone(), x, out),
                 }
-                i += [1, 2, 2, 4][(tokens.len() - i).min(4) - 1];
+                i += n;
             }
         }
     }
@@ -158,91 +166,89 @@ unsafe fn prepare<const BITS: usize, const PARTS: usize>(x: &Groups, token: usiz
     }
 }
 
-/// Four rows from `r` times T tokens from `x`: `out[t * w.rows + row]`.
+/// The rows of `all`, four at a time, times T tokens from `x`: `out[t * w.rows + row]`.
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 unsafe fn rows<const BITS: usize, const PARTS: usize, const T: usize>(
     w: &Matrix,
-    form: Affine,
-    r: usize,
+    all: Range<usize>,
     x: *const u8,
     out: *mut f32,
 ) {
     let (row_bytes, step_cols) = (w.cols / 8 * BITS, PIECE * PARTS);
     let (step_bytes, steps) = (step_cols / 8 * BITS, w.cols / step_cols);
     let token_bytes = token_bytes(w.cols, PARTS);
-    // Past the last row the last row is read once more, and not written.
-    let row = |i: usize| (r + i).min(w.rows - 1);
-    let index = [row(0), row(1), row(2), row(3)];
-    // SAFETY: rows are inside the matrix, steps inside the rows and the token.
-    unsafe {
-        let mut p = [w.data.as_ptr(); 4];
-        for i in 0..4 {
-            p[i] = p[i].add(index[i] * row_bytes);
-        }
-        // The same place some blocks of four rows further on. It may lie past the end: a prefetch does not fault.
-        let blocks_ahead = AHEAD.div_ceil(4 * row_bytes);
-        let ahead = blocks_ahead * 4 * row_bytes;
-        let mut scales = Scales::new(w, form, index, blocks_ahead);
-        let mut acc = [_mm512_setzero_ps(); T];
-        for step in 0..steps {
-            let (s, b) = scales.next(step);
-            let mut sums = [[_mm512_setzero_si512(); PARTS]; T];
-            for piece in 0..PARTS {
-                let mut d = [[_mm512_setzero_si512(); 4]; T];
-                for i in 0..4 {
-                    let at = p[i].add(step * step_bytes + piece * PIECE / 8 * BITS);
-                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead).cast());
-                    if BITS > 4 {
-                        _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead + 64).cast());
+    let rest = (w.cols - steps * step_cols) / (32 * PARTS);
+    // The same place some blocks of four rows further on. It may lie past the end: a prefetch does not fault.
+    let blocks_ahead = AHEAD.div_ceil(4 * row_bytes);
+    let ahead = blocks_ahead * 4 * row_bytes;
+    let mut scales = Scales::new(w, blocks_ahead);
+    for r in all.step_by(4) {
+        // Past the last row the last row is read once more, and not written.
+        let index: [usize; 4] = std::array::from_fn(|i| (r + i).min(w.rows - 1));
+        // SAFETY: rows are inside the matrix, steps inside the rows and the token.
+        unsafe {
+            let p = index.map(|row| w.data.as_ptr().add(row * row_bytes));
+            scales.start(w, index);
+            let mut acc = [_mm512_setzero_ps(); T];
+            for step in 0..steps {
+                let (s, b) = scales.next(step);
+                let mut sums = [[_mm512_setzero_si512(); PARTS]; T];
+                for piece in 0..PARTS {
+                    let mut d = [[_mm512_setzero_si512(); 4]; T];
+                    for i in 0..4 {
+                        let at = p[i].add(step * step_bytes + piece * PIECE / 8 * BITS);
+                        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
+                        if BITS > 4 {
+                            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead + 64).cast());
+                        }
+                        let (first, second) = weights::<BITS>(at, 4);
+                        for t in 0..T {
+                            let x = x.add(t * token_bytes + step * token_step(PARTS) + piece * PIECE);
+                            dots::<BITS>(&mut d[t], i, first, second, x);
+                        }
                     }
-                    let (first, second) = weights::<BITS>(at, 4);
                     for t in 0..T {
-                        let x = x.add(t * token_bytes + step * token_step(PARTS) + piece * PIECE);
-                        dots::<BITS>(&mut d[t], i, first, second, x);
+                        sums[t][piece] = gather::<BITS>(d[t]);
                     }
                 }
                 for t in 0..T {
-                    sums[t][piece] = gather::<BITS>(d[t]);
+                    let x = x.add(t * token_bytes + step * token_step(PARTS) + PARTS * PIECE).cast::<f32>();
+                    acc[t] = _mm512_fmadd_ps(s, scaled(parts(sums[t]), x), acc[t]);
+                    acc[t] = _mm512_fmadd_ps(b, _mm512_loadu_ps(x.add(16 * PARTS)), acc[t]);
                 }
             }
-            for t in 0..T {
-                let x = x.add(t * token_bytes + step * token_step(PARTS) + PARTS * PIECE).cast::<f32>();
-                acc[t] = _mm512_fmadd_ps(s, scaled(parts(sums[t]), x), acc[t]);
-                acc[t] = _mm512_fmadd_ps(b, _mm512_loadu_ps(x.add(16 * PARTS)), acc[t]);
-            }
-        }
-        let rest = (w.cols - steps * step_cols) / (32 * PARTS);
-        if rest > 0 {
-            // The last one to three weight groups: lanes of groups that are not there keep their sums.
-            let there = (1u16 << (4 * rest)) - 1;
-            let (s, b) = scales.next(steps);
-            for t in 0..T {
-                let x = x.add(t * token_bytes + steps * token_step(PARTS));
-                let mut sums = [_mm512_setzero_si512(); PARTS];
-                for piece in 0..PARTS {
-                    let groups = (rest * PARTS).saturating_sub(4 * piece).min(4);
-                    if groups > 0 {
-                        let mut d = [_mm512_setzero_si512(); 4];
-                        for i in 0..4 {
-                            let at = p[i].add(steps * step_bytes + piece * PIECE / 8 * BITS);
-                            let (first, second) = weights::<BITS>(at, groups);
-                            dots::<BITS>(&mut d, i, first, second, x.add(piece * PIECE));
+            if rest > 0 {
+                // The last one to three weight groups: lanes of groups that are not there keep their sums.
+                let there = (1u16 << (4 * rest)) - 1;
+                let (s, b) = scales.next(steps);
+                for t in 0..T {
+                    let x = x.add(t * token_bytes + steps * token_step(PARTS));
+                    let mut sums = [_mm512_setzero_si512(); PARTS];
+                    for piece in 0..PARTS {
+                        let groups = (rest * PARTS).saturating_sub(4 * piece).min(4);
+                        if groups > 0 {
+                            let mut d = [_mm512_setzero_si512(); 4];
+                            for i in 0..4 {
+                                let at = p[i].add(steps * step_bytes + piece * PIECE / 8 * BITS);
+                                let (first, second) = weights::<BITS>(at, groups);
+                                dots::<BITS>(&mut d, i, first, second, x.add(piece * PIECE));
+                            }
+                            sums[piece] = gather::<BITS>(d);
                         }
-                        sums[piece] = gather::<BITS>(d);
                     }
+                    let x = x.add(PARTS * PIECE).cast::<f32>();
+                    acc[t] = _mm512_mask3_fmadd_ps(s, scaled(parts(sums), x), acc[t], there);
+                    acc[t] = _mm512_mask3_fmadd_ps(b, _mm512_loadu_ps(x.add(16 * PARTS)), acc[t], there);
                 }
-                let x = x.add(PARTS * PIECE).cast::<f32>();
-                acc[t] = _mm512_mask3_fmadd_ps(s, scaled(parts(sums), x), acc[t], there);
-                acc[t] = _mm512_mask3_fmadd_ps(b, _mm512_loadu_ps(x.add(16 * PARTS)), acc[t], there);
             }
-        }
-        let written = (1u8 << (w.rows - r).min(4)) - 1;
-        for t in 0..T {
-            let pairs = _mm256_add_ps(_mm512_castps512_ps256(acc[t]), _mm512_extractf32x8_ps::<1>(acc[t]));
-            let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
-            _mm_mask_storeu_ps(out.add(t * w.rows), written, four);
+            let written = (1u8 << (w.rows - r).min(4)) - 1;
+            for t in 0..T {
+                let pairs = _mm256_add_ps(_mm512_castps512_ps256(acc[t]), _mm512_extractf32x8_ps::<1>(acc[t]));
+                let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+                _mm_mask_storeu_ps(out.add(t * w.rows + r), written, four);
+            }
         }
     }
 }
@@ -400,14 +406,11 @@ struct Scales {
 
 impl Scales {
     #[inline(always)]
-    unsafe fn new(w: &Matrix, form: Affine, rows: [usize; 4], blocks_ahead: usize) -> Scales {
-        let (row_bytes, held) = (w.scale_row_bytes(), 16 / form.scale.size());
-        // SAFETY: rows are inside the matrix.
+    fn new(w: &Matrix, blocks_ahead: usize) -> Scales {
+        let (form, row_bytes) = (affine_of(w), w.scale_row_bytes());
+        // SAFETY: the shell that this is inlined to has the instruction set.
         unsafe {
-            let (mut s, mut b) = ([w.scales.as_ptr(); 4], [w.biases.as_ptr(); 4]);
-            for i in 0..4 {
-                (s[i], b[i]) = (s[i].add(rows[i] * row_bytes), b[i].add(rows[i] * row_bytes));
-            }
+            let held = 16 / form.scale.size();
             let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             let row = _mm512_and_si512(lane, _mm512_set1_epi32(3));
             let group = _mm512_srli_epi32::<2>(lane);
@@ -423,20 +426,31 @@ impl Scales {
                 ),
             };
             let zero = _mm512_setzero_si512();
-            let log_steps = (held / 4).trailing_zeros();
-            let ahead = blocks_ahead * 4 * row_bytes;
             Scales {
                 scale: form.scale,
-                s,
-                b,
+                s: [w.scales.as_ptr(); 4],
+                b: [w.biases.as_ptr(); 4],
                 row_bytes,
-                ahead,
+                ahead: blocks_ahead * 4 * row_bytes,
                 s_block: zero,
                 b_block: zero,
-                log_steps,
+                log_steps: (held / 4).trailing_zeros(),
                 index,
                 advance,
             }
+        }
+    }
+
+    /// Goes to the first step of four rows.
+    ///
+    /// # Safety
+    /// The rows are inside the matrix.
+    #[inline(always)]
+    unsafe fn start(&mut self, w: &Matrix, rows: [usize; 4]) {
+        // SAFETY: the caller's.
+        unsafe {
+            self.s = rows.map(|row| w.scales.as_ptr().add(row * self.row_bytes));
+            self.b = rows.map(|row| w.biases.as_ptr().add(row * self.row_bytes));
         }
     }
 
@@ -450,8 +464,8 @@ impl Scales {
                 let at = (step >> self.log_steps) * 16;
                 let mask = ((1u32 << (self.row_bytes - at).min(16)) - 1) as u16;
                 for row in [0, 2] {
-                    _mm_prefetch::<_MM_HINT_T1>(self.s[row].wrapping_add(at + self.ahead).cast());
-                    _mm_prefetch::<_MM_HINT_T1>(self.b[row].wrapping_add(at + self.ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(self.s[row].wrapping_add(at + self.ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(self.b[row].wrapping_add(at + self.ahead).cast());
                 }
                 self.s_block = four(self.s, at, mask);
                 self.b_block = four(self.b, at, mask);
