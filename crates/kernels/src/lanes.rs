@@ -24,9 +24,13 @@ pub trait Lanes: Copy {
     unsafe fn load_f16(p: *const u8) -> Self;
     /// Sixteen bytes from `p`, as unsigned integers converted to f32.
     unsafe fn load_u8(p: *const u8) -> Self;
+    /// Sixteen bytes from `p`, as signed integers converted to f32.
+    unsafe fn load_i8(p: *const u8) -> Self;
     unsafe fn store(self, p: *mut f32);
     /// Stores the first `n <= 16` lanes.
     unsafe fn store_first(self, p: *mut f32, n: usize);
+    /// Writes sixteen lanes of at most 127 in size, rounded to the nearest integer, ties to even, as signed bytes.
+    unsafe fn store_rounded_i8(self, p: *mut u8);
     unsafe fn add(self, o: Self) -> Self;
     unsafe fn sub(self, o: Self) -> Self;
     unsafe fn mul(self, o: Self) -> Self;
@@ -123,6 +127,18 @@ impl Lanes for Generic16 {
         // SAFETY: the caller vouches for 16 bytes at `p`.
         let b = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
         Generic16(b.map(|b| b as f32))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 16 bytes at `p`.
+        let b = unsafe { p.cast::<[i8; 16]>().read_unaligned() };
+        Generic16(b.map(|b| b as f32))
+    }
+    #[inline(always)]
+    unsafe fn store_rounded_i8(self, p: *mut u8) {
+        let q = self.0.map(|x| x.round_ties_even() as i8);
+        // SAFETY: the caller vouches for 16 bytes at `p`.
+        unsafe { p.cast::<[i8; 16]>().write_unaligned(q) }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
@@ -233,6 +249,12 @@ mod x86 {
     unsafe fn u8x8(p: *const u8) -> __m256 {
         // SAFETY: the caller runs with AVX2 and vouches for 8 bytes at `p`.
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn i8x8(p: *const u8) -> __m256 {
+        // SAFETY: the caller runs with AVX2 and vouches for 8 bytes at `p`.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
     }
 
     #[inline(always)]
@@ -350,6 +372,20 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_u8(p: *const u8) -> Self {
             unsafe { Avx2x16(u8x8(p), u8x8(p.add(8))) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const u8) -> Self {
+            unsafe { Avx2x16(i8x8(p), i8x8(p.add(8))) }
+        }
+        #[inline(always)]
+        unsafe fn store_rounded_i8(self, p: *mut u8) {
+            unsafe {
+                // The packs saturate, which changes nothing, and work within halves, which the permutation undoes.
+                let words = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+                let words = _mm256_permute4x64_epi64::<0b11011000>(words);
+                let high = _mm256_extracti128_si256::<1>(words);
+                _mm_storeu_si128(p.cast(), _mm_packs_epi16(_mm256_castsi256_si128(words), high));
+            }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
@@ -475,6 +511,14 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_u8(p: *const u8) -> Self {
             unsafe { Avx512x16(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())))) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const u8) -> Self {
+            unsafe { Avx512x16(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))) }
+        }
+        #[inline(always)]
+        unsafe fn store_rounded_i8(self, p: *mut u8) {
+            unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0))) }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {

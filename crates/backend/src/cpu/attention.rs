@@ -47,7 +47,7 @@ struct Task {
 fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
     let KvLayout { kv_heads, k_dim, v_dim, kv_type, block_tokens, .. } = *layout;
     let k_offset = layer * layout.layer_bytes();
-    let v_offset = k_offset + kv_heads * block_tokens * k_dim * kv_type.size();
+    let v_offset = k_offset + kv_type.bytes(kv_heads * block_tokens, k_dim);
     KvShape { block_bytes: layout.block_bytes(), k_offset, v_offset, block_tokens, kv_heads, k_dim, v_dim, kv_type }
 }
 
@@ -86,9 +86,12 @@ impl Cpu {
                     for h in 0..kv_heads {
                         let head = k.get_mut(t, h * dim..(h + 1) * dim);
                         turn(head, k_norm, cos, sin);
-                        store_row(layout.kv_type, head, pool_bytes.get(shape.k_at(slot as usize, h)));
+                        let slot = slot as usize;
+                        let (row, scale) = (shape.k_at(slot, h), shape.k_scale_at(slot, h));
+                        store_row(isa, layout.kv_type, head, pool_bytes.get(row), pool_bytes.get(scale));
                         let value = v.get(t, h * v_dim..(h + 1) * v_dim);
-                        store_row(layout.kv_type, value, pool_bytes.get(shape.v_at(slot as usize, h)));
+                        let (row, scale) = (shape.v_at(slot, h), shape.v_scale_at(slot, h));
+                        store_row(isa, layout.kv_type, value, pool_bytes.get(row), pool_bytes.get(scale));
                     }
                 }
             }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::PARTITION;
-use super::kv::{Bf16, Element, F16, F32, KvType, KvView};
+use super::kv::{Bf16, Element, F16, F32, Int8, KvType, KvView};
 use crate::lanes::Lanes;
 use crate::simd;
 
@@ -21,11 +21,20 @@ pub struct Located<'a> {
     /// Row by row, and then addresses to prefetch; or all of them in panels of [`PANEL`] columns: `[panels, PARTITION, PANEL]` f32.
     pub values: [*const u8; PARTITION + AHEAD],
     pub panels: Option<*const f32>,
+    /// The scales of those keys and values that are seen, where they have some. What is not seen has any scale.
+    pub scales: Option<Scales>,
     pub seen: Range<usize>,
     pub kv_type: KvType,
     pub k_dim: usize,
     pub v_dim: usize,
     pool: PhantomData<&'a [u8]>,
+}
+
+/// Of a partition's keys and values.
+#[derive(Clone, Copy)]
+pub struct Scales {
+    pub k: [f32; PARTITION],
+    pub v: [f32; PARTITION],
 }
 
 impl<'a> Located<'a> {
@@ -34,6 +43,8 @@ impl<'a> Located<'a> {
         let s = &kv.shape;
         let mut keys = [kv.bytes.as_ptr(); PARTITION];
         let mut values = [kv.bytes.as_ptr(); PARTITION + AHEAD];
+        let scaled = s.kv_type.scale_size() > 0;
+        let mut scales = scaled.then_some(Scales { k: [0.0; PARTITION], v: [0.0; PARTITION] });
         let mut i = seen.start;
         while i < seen.end {
             // The rest of a block: its rows lie one after the other.
@@ -48,6 +59,11 @@ impl<'a> Located<'a> {
                 keys[i + j] = k[j * k_row..].as_ptr();
                 values[i + j] = v[j * v_row..].as_ptr();
             }
+            if let Some(scales) = &mut scales {
+                let (k, v) = (s.k_scale_at(slot, kv_head).start, s.v_scale_at(slot, kv_head).start);
+                read_scales(&kv.bytes[k..k + 4 * n], &mut scales.k[i..i + n]);
+                read_scales(&kv.bytes[v..v + 4 * n], &mut scales.v[i..i + n]);
+            }
             i += n;
         }
         // Tiles of positions read a little beyond what is seen, and forget it.
@@ -55,7 +71,7 @@ impl<'a> Located<'a> {
         keys[..seen.start].fill(last);
         keys[seen.end..].fill(last);
         let (kv_type, k_dim, v_dim) = (s.kv_type, s.k_dim, s.v_dim);
-        Located { keys, values, panels: None, seen, kv_type, k_dim, v_dim, pool: PhantomData }
+        Located { keys, values, panels: None, scales, seen, kv_type, k_dim, v_dim, pool: PhantomData }
     }
 
     /// The partition that will be read next: its first keys are prefetched at the end of this one.
@@ -63,6 +79,12 @@ impl<'a> Located<'a> {
         for (i, to) in self.values[PARTITION..].iter_mut().enumerate() {
             *to = next.keys[next.seen.start].wrapping_add(i * self.k_dim * self.kv_type.size());
         }
+    }
+}
+
+fn read_scales(bytes: &[u8], to: &mut [f32]) {
+    for (b, to) in bytes.as_chunks::<4>().0.iter().zip(to) {
+        *to = f32::from_le_bytes(*b);
     }
 }
 
@@ -79,6 +101,7 @@ unsafe fn widen_lanes<'a, V: Lanes>(from: &Located<'a>, room: &'a mut [f32]) -> 
             KvType::F32 => widen_typed::<V, F32>(from, room),
             KvType::Bf16 => widen_typed::<V, Bf16>(from, room),
             KvType::F16 => widen_typed::<V, F16>(from, room),
+            KvType::Int8 => widen_typed::<V, Int8>(from, room),
         }
     }
 }
@@ -122,8 +145,8 @@ unsafe fn widen_row<V: Lanes, T: Element>(from: *const u8, to: *mut f32, n: usiz
 }
 
 simd! {
-    /// Copies the keys and values that are seen to `room` ([`widened_len`] elements), as f32 (which changes no value), in the
-    /// layout that suits many rows.
+    /// Copies the keys and values that are seen to `room` ([`widened_len`] elements), as f32 (which changes no value; scales stay apart), in
+    /// the layout that suits many rows.
     pub fn widen<'a>(from: &Located<'a>, room: &'a mut [f32]) -> Located<'a> = widen_lanes
 }
 

@@ -11,8 +11,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::PARTITION;
-use super::kv::{Bf16, Element, F16, F32, KvType};
-use super::located::{AHEAD, Located, Panels, Stored, Values};
+use super::kv::{Bf16, Element, F16, F32, Int8, KvType};
+use super::located::{AHEAD, Located, Panels, Scales, Stored, Values};
 use crate::lanes::Lanes;
 use crate::math::{exp, tanh};
 use crate::simd;
@@ -67,6 +67,7 @@ unsafe fn partition_lanes<V: Lanes>(at: &Located, rule: Rule, rows: &mut [Slot],
             (_, KvType::F32) => stored::<V, F32>(at, rule, rows, scores, sums),
             (_, KvType::Bf16) => stored::<V, Bf16>(at, rule, rows, scores, sums),
             (_, KvType::F16) => stored::<V, F16>(at, rule, rows, scores, sums),
+            (_, KvType::Int8) => stored::<V, Int8>(at, rule, rows, scores, sums),
         }
     }
 }
@@ -131,7 +132,7 @@ unsafe fn typed<V: Lanes, T: Element, S: Values>(
         // 2. weights
         for (row, scores) in rows.iter_mut().zip(scores.as_chunks_mut::<PARTITION>().0) {
             if !row.visible.is_empty() {
-                (row.m, row.l) = weights::<V>(rule, row.visible.clone(), scores);
+                (row.m, row.l) = weights::<V>(rule, at.scales.as_ref(), row.visible.clone(), scores);
             }
         }
         // 3. weighted sums, some columns at a time for all rows: as many accumulators as there are registers for
@@ -193,7 +194,7 @@ unsafe fn dots<V: Lanes, T: Element, const Q: usize, const K: usize, const A: bo
                 x[i] = V::load(q[i].add(d));
             }
             if A {
-                for line in 0..K * T::SIZE / 4 {
+                for line in 0..(K * T::SIZE).div_ceil(4) {
                     V::prefetch(ahead.wrapping_add(d * K * T::SIZE + 64 * line));
                 }
             }
@@ -269,15 +270,25 @@ unsafe fn score_tile<V: Lanes, T: Element, const Q: usize, const K: usize, const
     }
 }
 
-/// Turns the visible scores of a row into weights `exp(s - m)`; returns m and the lane sum of the weights.
+/// Turns the visible dot products of a row into weights `exp(s - m)`, times the scales of the values; returns m and the lane sum of the
+/// weights without those scales.
 #[inline(always)]
-unsafe fn weights<V: Lanes>(rule: Rule, visible: Range<usize>, scores: &mut [f32; PARTITION]) -> (f32, f32) {
+unsafe fn weights<V: Lanes>(
+    rule: Rule,
+    scales: Option<&Scales>,
+    visible: Range<usize>,
+    scores: &mut [f32; PARTITION],
+) -> (f32, f32) {
     let blocks = visible.start / 16 * 16..visible.end.next_multiple_of(16);
     let p = scores.as_mut_ptr();
     // SAFETY: whole registers inside the partition; the caller vouches for the instruction set.
     unsafe {
         for i in blocks.clone().step_by(16) {
-            let mut s = V::load(p.add(i)).mul(V::splat(rule.scale));
+            let mut s = V::load(p.add(i));
+            if let Some(scales) = scales {
+                s = s.mul(V::load(scales.k.as_ptr().add(i)));
+            }
+            s = s.mul(V::splat(rule.scale));
             if let Some(cap) = rule.softcap {
                 s = tanh(s.div(V::splat(cap))).mul(V::splat(cap));
             }
@@ -297,10 +308,14 @@ unsafe fn weights<V: Lanes>(rule: Rule, visible: Range<usize>, scores: &mut [f32
         }
         scores[blocks.start..visible.start].fill(0.0);
         scores[visible.end..blocks.end].fill(0.0);
-        let p = scores.as_ptr();
+        let p = scores.as_mut_ptr();
         let mut l = V::splat(0.0);
         for i in blocks.step_by(16) {
-            l = l.add(V::load(p.add(i)));
+            let e = V::load(p.add(i));
+            l = l.add(e);
+            if let Some(scales) = scales {
+                e.mul(V::load(scales.v.as_ptr().add(i))).store(p.add(i));
+            }
         }
         (m, l.sum())
     }
