@@ -195,9 +195,9 @@ pub struct KvPool {
 
 /// One attention layer's part of a step. Sources: Vaswani et al. 2017; grouped queries Ainslie et al. 2023.
 pub struct AttentionStep<'a> {
-    /// `[tokens, heads * (head_dim or, with `gated`, 2 head_dim: query then gate)]`
+    /// `[tokens, heads * (head_dim or, with `gated`, 2 head_dim: query then gate)]`; may be normed and turned in place.
     pub q: Tensor,
-    /// `[tokens, kv_heads * head_dim]`
+    /// `[tokens, kv_heads * head_dim]`; as `q`.
     pub k: Tensor,
     /// `[tokens, kv_heads * head_dim]`
     pub v: Tensor,

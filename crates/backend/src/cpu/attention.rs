@@ -12,8 +12,12 @@ use crate::{AttentionStep, KvLayout};
 
 /// Tokens that one task norms, rotates and stores.
 const TOKENS: usize = 4;
-/// Query tokens that one task takes through the cache together.
+/// Query tokens that one task takes through the cache together: the more, the less often keys and values are widened; the fewer, the
+/// better threads share the work.
 const QUERIES: usize = 64;
+const MANY_QUERIES: usize = 128;
+/// So many tasks per thread are enough to share.
+const TASKS: usize = 8;
 
 /// What a step keeps between its rounds; allocated at the first and then kept.
 #[derive(Default)]
@@ -61,7 +65,8 @@ impl Cpu {
         let [q_in, k, v, out, angles] = [step.q, step.k, step.v, step.out, step.rotary].map(|t| self.place(t));
         let [q_norm, k_norm] = [step.q_norm, step.k_norm].map(|n| n.map(|n| self.norm_weight(&n)));
         let Work { q, parts, tasks } = &mut self.attention;
-        let q = Place::of_slice(part(q, tokens * heads * dim), heads * dim);
+        // Queries are turned where they lie, unless gates lie between them.
+        let q = if step.gated { Place::of_slice(part(q, tokens * heads * dim), heads * dim) } else { q_in };
         let q_width = if step.gated { 2 * dim } else { dim };
         let half = angles.cols / 2;
         let slots = &batch.slots[step.group];
@@ -80,7 +85,9 @@ impl Cpu {
                     let (cos, sin) = angles.get(t, 0..2 * half).split_at(half);
                     for h in 0..heads {
                         let head = q.get_mut(t, h * dim..(h + 1) * dim);
-                        head.copy_from_slice(q_in.get(t, h * q_width..h * q_width + dim));
+                        if step.gated {
+                            head.copy_from_slice(q_in.get(t, h * q_width..h * q_width + dim));
+                        }
                         turn(head, q_norm, cos, sin);
                     }
                     for h in 0..kv_heads {
@@ -131,6 +138,8 @@ impl Cpu {
         if split {
             parts.reserve((most * part_len).saturating_sub(parts.len()));
         }
+        let many: usize = batch.sequences.iter().map(|s| kv_heads * s.rows.len().div_ceil(MANY_QUERIES)).sum();
+        let queries = if many >= TASKS * threads { MANY_QUERIES } else { QUERIES };
         let mut part_end = 0;
         for (sequence, s) in batch.sequences.iter().enumerate() {
             for kv_head in 0..kv_heads {
@@ -143,8 +152,8 @@ impl Cpu {
                     partitions.for_each(|p| add(0, 1, Some(p)));
                 } else {
                     // The longest first.
-                    let runs = s.rows.len().div_ceil(QUERIES);
-                    let run = |i: usize| (i * QUERIES, QUERIES.min(s.rows.len() - i * QUERIES));
+                    let runs = s.rows.len().div_ceil(queries);
+                    let run = |i: usize| (i * queries, queries.min(s.rows.len() - i * queries));
                     (0..runs).rev().map(run).for_each(|(first, n)| add(first, n, None));
                 }
             }
