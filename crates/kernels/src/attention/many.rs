@@ -267,10 +267,10 @@ unsafe fn add<V: Lanes, const P: usize>(a: [[V; P]; 4], b: [[V; P]; 4]) -> [[V; 
 /// The sum of a pair of lanes, the one at `at` in [`PAIRS`].
 #[inline(always)]
 unsafe fn pair<V: Lanes, const P: usize>(q: [*const f32; 4], at: usize, keys: *const f32, dim: usize) -> [[V; P]; 4] {
-    let zero = [[unsafe { V::splat(0.0) }; P]; 4];
-    let (mut low, mut high) = (zero, zero);
     // SAFETY: as the caller vouches.
     unsafe {
+        let mut low = [[V::splat(0.0); P]; 4];
+        let mut high = low;
         let (keys, lane) = (keys.add(at * (dim / 8) * ACROSS), PAIRS[at]);
         if V::WIDE {
             for c in 0..dim / 16 {
