@@ -49,6 +49,8 @@ def main():
 
     exact = ("--activations", "f32")
     base = add("bf16, f32 activations", args.checkpoint, *exact)
+    for kv_type in ("bf16", "int8"):
+        add(f"bf16, f32 activations, {kv_type} KV", args.checkpoint, *exact, "--kv-type", kv_type)
     for k in (6, 4, 3):
         add(f"bf16, {k} experts per token instead of 8", args.checkpoint, *exact, "--experts-per-token", k)
     for bits in (8, 6, 4, 3, 2):
@@ -62,6 +64,7 @@ def main():
     demo = ROOT / "models/demo"
     add("models/demo as shipped, f32 activations", demo, *exact)
     add("models/demo as shipped, default activations", demo)
+    add("models/demo as shipped, default activations, int8 KV", demo, "--kv-type", "int8")
 
     out = ROOT / "docs/results"
     out.mkdir(parents=True, exist_ok=True)

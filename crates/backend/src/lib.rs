@@ -162,7 +162,8 @@ pub struct Batch {
 }
 
 /// How one cache group's blocks are laid out: a block is one extent that holds, for each layer of the group, K
-/// `[kv_heads, block_tokens, k_dim]` and then V `[kv_heads, block_tokens, v_dim]`.
+/// `[kv_heads, block_tokens, k_dim]` and then V `[kv_heads, block_tokens, v_dim]`, each followed by its scales `[kv_heads, block_tokens]` where the
+/// type has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     pub layers: usize,
@@ -175,7 +176,8 @@ pub struct KvLayout {
 
 impl KvLayout {
     pub fn layer_bytes(&self) -> usize {
-        self.kv_heads * self.block_tokens * (self.k_dim + self.v_dim) * self.kv_type.size()
+        let rows = self.kv_heads * self.block_tokens;
+        self.kv_type.bytes(rows, self.k_dim) + self.kv_type.bytes(rows, self.v_dim)
     }
 
     /// Bytes of a block: all layers, rounded up to 4 KiB.
@@ -193,9 +195,9 @@ pub struct KvPool {
 
 /// One attention layer's part of a step. Sources: Vaswani et al. 2017; grouped queries Ainslie et al. 2023.
 pub struct AttentionStep<'a> {
-    /// `[tokens, heads * (head_dim or, with `gated`, 2 head_dim: query then gate)]`
+    /// `[tokens, heads * (head_dim or, with `gated`, 2 head_dim: query then gate)]`; may be normed and turned in place.
     pub q: Tensor,
-    /// `[tokens, kv_heads * head_dim]`
+    /// `[tokens, kv_heads * head_dim]`; as `q`.
     pub k: Tensor,
     /// `[tokens, kv_heads * head_dim]`
     pub v: Tensor,

@@ -24,7 +24,8 @@ pub struct EngineArgs {
     /// Precision of activations where they meet weights: f32 is exact, bf16 and int8 are faster [default: int8]
     #[arg(long, value_enum, value_name = "TYPE")]
     activations: Option<ActivationsArg>,
-    /// Element type of cached keys and values; auto: f32 with f32 activations, else bf16
+    /// Element type of cached keys and values; auto: f32 with f32 activations, else the checkpoint's own. int8 halves them (a scale
+    /// per token and head). LOSSY: this changes the model's output
     #[arg(long, value_enum, default_value = "auto", value_name = "TYPE")]
     kv_type: KvTypeArg,
     /// Tokens that a conversation may have [default: what the model was made for]
@@ -51,6 +52,7 @@ enum KvTypeArg {
     F32,
     Bf16,
     F16,
+    Int8,
 }
 
 impl EngineArgs {
@@ -74,6 +76,7 @@ impl EngineArgs {
                 KvTypeArg::F32 => Some(KvType::F32),
                 KvTypeArg::Bf16 => Some(KvType::Bf16),
                 KvTypeArg::F16 => Some(KvType::F16),
+                KvTypeArg::Int8 => Some(KvType::Int8),
             },
             max_context: self.max_context.map(size),
             chunk: self.chunk.map_or(defaults.chunk, size),
@@ -99,5 +102,6 @@ pub fn kv_type_name(kv_type: Option<KvType>) -> &'static str {
         Some(KvType::F32) => "f32",
         Some(KvType::Bf16) => "bf16",
         Some(KvType::F16) => "f16",
+        Some(KvType::Int8) => "int8",
     }
 }

@@ -92,7 +92,7 @@ proptest! {
     fn any_division_of_a_prompt_gives_the_same_bits(
         name in prop::sample::select(&FOLDERS[..]),
         activations in prop::sample::select(&ACTIVATIONS[..]),
-        kv_type in prop::sample::select(&[KvType::F32, KvType::Bf16, KvType::F16][..]),
+        kv_type in prop::sample::select(&[KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8][..]),
         length in 1usize..200,
         pieces in prop::collection::vec(1usize..90, 1..12),
         (chunk, block_tokens) in (1usize..100, 1usize..70),

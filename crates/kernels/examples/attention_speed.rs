@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use sluice_kernels::attention::{Head, KvShape, KvType, KvView, attend};
+use sluice_kernels::attention::{Head, KvShape, KvType, KvView, attend, store_row};
 use sluice_kernels::delta::{Run, conv_step, recurrence};
 use sluice_kernels::rows::{Rows, RowsMut};
 use sluice_kernels::{Isa, elementwise, norm};
@@ -26,10 +26,10 @@ fn noise(n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i as u32).wrapping_mul(2_654_435_761) >> 8) as f32 / 8_388_608.0 - 1.0).collect()
 }
 
-/// `kv_heads` heads over a context of 8192 in blocks of 64, and so many query tokens at its end.
-fn attention(isa: Isa, kv_type: KvType, kv_heads: usize, group: usize, dim: usize, tokens: usize) {
-    let (context, block_tokens) = (8192, 64);
-    let half = kv_heads * block_tokens * dim * kv_type.size();
+/// `kv_heads` heads over a context in blocks of 32, and so many query tokens at its end, in runs of 64.
+fn attention(isa: Isa, kv_type: KvType, kv_heads: usize, group: usize, dim: usize, context: usize, tokens: usize) {
+    let (block_tokens, run) = (32, 64);
+    let half = kv_type.bytes(kv_heads * block_tokens, dim);
     let shape = KvShape {
         block_bytes: 2 * half,
         k_offset: 0,
@@ -43,12 +43,10 @@ fn attention(isa: Isa, kv_type: KvType, kv_heads: usize, group: usize, dim: usiz
     let blocks = context / block_tokens;
     // Several layers' worth, so that each call reads memory, as a model would.
     let layers = if tokens == 1 { (256 << 20) / (blocks * shape.block_bytes) } else { 1 };
-    let row: Vec<u8> = {
-        let mut row = vec![0; dim * kv_type.size()];
-        sluice_kernels::attention::store_row(kv_type, &noise(dim), &mut row);
-        row
-    };
-    let bytes: Vec<u8> = row.iter().copied().cycle().take(layers * blocks * shape.block_bytes).collect();
+    let (mut row, mut scale) = (vec![0; dim * kv_type.size()], vec![0; kv_type.scale_size()]);
+    store_row(isa, kv_type, &noise(dim), &mut row, &mut scale);
+    let half: Vec<u8> = [row.repeat(kv_heads * block_tokens), scale.repeat(kv_heads * block_tokens)].concat();
+    let bytes = half.repeat(2 * layers * blocks);
     let q = noise(tokens * kv_heads * group * dim);
     let mut out = vec![0.0; q.len()];
     let mut scratch = Vec::new();
@@ -59,20 +57,25 @@ fn attention(isa: Isa, kv_type: KvType, kv_heads: usize, group: usize, dim: usiz
         for kv_head in 0..kv_heads {
             let kv = KvView { bytes: &bytes, shape };
             let head = Head { kv, table: &table, kv_head, group, scale: 0.1, window: None, softcap: None, sinks: None };
-            scratch.resize(head.scratch_len(tokens), 0.0);
+            scratch.resize(head.scratch_len(tokens.min(run)), 0.0);
             let columns = kv_head * group * dim..(kv_head + 1) * group * dim;
             let stride = kv_heads * group * dim;
-            let q = Rows::dense(&q, stride).columns(columns.clone());
-            let (_, right) = RowsMut::dense(&mut out, stride).split_columns(columns.start);
-            let (mut out, _) = right.split_columns(columns.len());
-            attend(isa, &head, q, context - tokens, &mut out, &mut scratch);
+            for first in (0..tokens).step_by(run) {
+                let rows = first..tokens.min(first + run);
+                let q = Rows::dense(&q, stride).columns(columns.clone()).part(rows.clone());
+                let out = &mut out[rows.start * stride..rows.end * stride];
+                let (_, right) = RowsMut::dense(out, stride).split_columns(columns.start);
+                let (mut out, _) = right.split_columns(columns.len());
+                attend(isa, &head, q, context - tokens + first, &mut out, &mut scratch);
+            }
         }
         black_box(&out);
     });
     let read = (blocks * shape.block_bytes) as f64;
-    let flops = 4.0 * (tokens * kv_heads * group * dim) as f64 * (context - tokens / 2) as f64;
+    let seen = context as f64 - (tokens - 1) as f64 / 2.0;
+    let flops = 4.0 * (tokens * kv_heads * group * dim) as f64 * seen;
     println!(
-        "{isa:8} attention {kv_type:?} {kv_heads} KV heads x {group} of {dim}, {tokens:3} tokens at 8192: {:9.1} us, {:5.1} GB/s, {:6.1} GFLOP/s",
+        "{isa:8} attention {kv_type:?} {kv_heads} KV heads x {group} of {dim}, {tokens:3} tokens up to {context}: {:9.1} us, {:5.1} GB/s, {:6.1} GFLOP/s",
         seconds * 1e6,
         read / seconds / 1e9,
         flops / seconds / 1e9
@@ -145,12 +148,17 @@ fn main() {
             (KvType::Bf16, 2, 8, 256),
             (KvType::F16, 8, 2, 128),
             (KvType::F32, 8, 2, 128),
+            (KvType::Int8, 8, 1, 128),
+            (KvType::Int8, 8, 2, 128),
+            (KvType::Int8, 4, 8, 128),
         ] {
-            attention(isa, kv_type, kv_heads, group, dim, 1);
+            attention(isa, kv_type, kv_heads, group, dim, 8192, 1);
         }
-        attention(isa, KvType::Bf16, 4, 8, 128, 64);
-        attention(isa, KvType::Bf16, 2, 8, 256, 64);
-        attention(isa, KvType::Bf16, 8, 2, 128, 64);
+        attention(isa, KvType::Bf16, 4, 8, 128, 8192, 64);
+        attention(isa, KvType::Bf16, 2, 8, 256, 8192, 64);
+        attention(isa, KvType::Bf16, 8, 2, 128, 8192, 64);
+        attention(isa, KvType::Bf16, 8, 2, 128, 512, 512);
+        attention(isa, KvType::Int8, 8, 2, 128, 512, 512);
         delta(isa, 1);
         delta(isa, 64);
         elements(isa);

@@ -8,6 +8,7 @@
 
 mod kv;
 mod located;
+mod many;
 mod partition;
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,8 @@ use crate::rows::{Rows, RowsMut};
 use crate::simd;
 
 pub use kv::{KvShape, KvType, KvView, store_row};
-use located::{Located, widen, widened_len};
+use located::Located;
+use many::{Batch, Room, attend_rows, join_rows, widen};
 use partition::{ROWS, Rule, Slot, partition, rows_at_once};
 
 /// Positions that are reduced together, from a multiple of as many on.
@@ -87,20 +89,27 @@ impl Head<'_> {
 /// As [`Head::scratch_len`], for sizing scratch ahead: it grows with `group` and `tokens`.
 pub fn scratch_len(shape: &KvShape, group: usize, tokens: usize) -> usize {
     let rows = group * tokens;
-    let widened = if rows >= WIDEN_ROWS { widened_len(shape.k_dim, shape.v_dim) } else { 0 };
-    2 * rows + rows.min(ROWS) * (PARTITION + shape.v_dim) + widened
+    let few = rows.min(WIDEN_ROWS) * (PARTITION + shape.v_dim);
+    2 * rows + if rows < WIDEN_ROWS { few } else { few.max(many::scratch_len(shape, rows)) }
 }
 
 /// `into = join(into, from)`: each is the greatest score, the sum of weights and the weighted sums of consecutive partitions.
 #[inline(always)]
 unsafe fn join_two_lanes<V: Lanes>(m: &mut f32, l: &mut f32, o: &mut [f32], m_next: f32, l_next: f32, o_next: &[f32]) {
-    assert_eq!(o.len(), o_next.len());
     let top = if m_next > *m { m_next } else { *m };
     let (a, b) = (exp1(*m - top), exp1(m_next - top));
     *m = top;
     *l = l.mul_add(a, l_next * b);
+    // SAFETY: as the caller vouches.
+    unsafe { join_sums::<V>(a, b, o, o_next) }
+}
+
+/// `o = fma(o, a, next * b)`
+#[inline(always)]
+unsafe fn join_sums<V: Lanes>(a: f32, b: f32, o: &mut [f32], next: &[f32]) {
+    assert_eq!(o.len(), next.len());
     let (n, whole) = (o.len(), o.len() / 16 * 16);
-    let (o, next) = (o.as_mut_ptr(), o_next.as_ptr());
+    let (o, next) = (o.as_mut_ptr(), next.as_ptr());
     // SAFETY: both have `n` elements; the caller vouches for the instruction set.
     unsafe {
         let (a, b) = (V::splat(a), V::splat(b));
@@ -160,49 +169,79 @@ pub fn attend(isa: Isa, head: &Head, q: Rows, position: usize, out: &mut RowsMut
     assert_eq!(q.cols(), group * k_dim, "queries of {group} heads");
     assert!(out.rows() == tokens && out.cols() == group * v_dim, "outputs of {group} heads");
     let rows = tokens * group;
-    let at_once = rows.min(rows_at_once(k_dim));
     let (m, rest) = scratch.split_at_mut(rows);
     let (l, rest) = rest.split_at_mut(rows);
-    let (scores, rest) = rest.split_at_mut(at_once * PARTITION);
-    let (parts, widened) = rest.split_at_mut(at_once * v_dim);
-
     // What any of the tokens sees of a partition.
     let seen = |p: usize| {
         let base = p * PARTITION;
         head.first_visible(position).saturating_sub(base)..(last + 1 - base).min(PARTITION)
     };
     let partitions = head.first_visible(position) / PARTITION..last / PARTITION + 1;
-    for p in partitions.clone() {
-        let base = p * PARTITION;
-        let mut located = Located::new(&head.kv, head.table, head.kv_head, base, seen(p));
-        if rows >= WIDEN_ROWS {
-            located = widen(isa, &located, widened);
-        } else if p + 1 < partitions.end {
-            located.followed_by(&Located::new(&head.kv, head.table, head.kv_head, base + PARTITION, 0..1));
-        }
-        for first in (0..rows).step_by(at_once) {
-            let mut slots = [Slot::EMPTY; ROWS];
-            let slots = &mut slots[..at_once.min(rows - first)];
-            for (row, slot) in (first..).zip(slots.iter_mut()) {
-                let (t, g) = (row / group, row % group);
-                let at = position + t;
-                let visible = head.first_visible(at).saturating_sub(base)..(at + 1).saturating_sub(base).min(PARTITION);
-                *slot = Slot::new(&q.row(t)[g * k_dim..(g + 1) * k_dim], visible);
+    let located = |p: usize, seen| Located::new(&head.kv, head.table, head.kv_head, p * PARTITION, seen);
+    // What the token of a row sees of a partition, and whether it has seen one before.
+    let visible = |row: usize, p: usize| {
+        let (at, base) = (position + row / group, p * PARTITION);
+        head.first_visible(at).saturating_sub(base)..(at + 1).saturating_sub(base).min(PARTITION)
+    };
+    let begun = |row: usize, p: usize| head.first_visible(position + row / group) / PARTITION < p;
+    if rows < WIDEN_ROWS {
+        let (scores, parts) = rest.split_at_mut(rows * PARTITION);
+        for p in partitions.clone() {
+            let mut located_here = located(p, seen(p));
+            if p + 1 < partitions.end {
+                located_here.followed_by(&located(p + 1, 0..1));
             }
-            partition(isa, &located, head.rule(), slots, scores, parts);
-            for (i, (row, slot)) in (first..).zip(slots.iter()).enumerate() {
-                if slot.visible.is_empty() {
-                    continue;
+            let at_once = rows_at_once(k_dim);
+            for first in (0..rows).step_by(at_once) {
+                let mut slots = [Slot::EMPTY; ROWS];
+                let slots = &mut slots[..at_once.min(rows - first)];
+                for (row, slot) in (first..).zip(slots.iter_mut()) {
+                    let (t, g) = (row / group, row % group);
+                    *slot = Slot::new(&q.row(t)[g * k_dim..(g + 1) * k_dim], visible(row, p));
                 }
-                let (t, g) = (row / group, row % group);
-                let o = &mut out.row(t)[g * v_dim..(g + 1) * v_dim];
-                let part = &parts[i * v_dim..(i + 1) * v_dim];
-                if head.first_visible(position + t) / PARTITION == p {
-                    (m[row], l[row]) = (slot.m, slot.l);
-                    o.copy_from_slice(part);
-                } else {
-                    join_two(isa, &mut m[row], &mut l[row], o, slot.m, slot.l, part);
+                partition(isa, &located_here, head.rule(), slots, scores, parts);
+                for (i, (row, slot)) in (first..).zip(slots.iter()).enumerate() {
+                    if slot.visible.is_empty() {
+                        continue;
+                    }
+                    let (t, g) = (row / group, row % group);
+                    let o = &mut out.row(t)[g * v_dim..(g + 1) * v_dim];
+                    let part = &parts[i * v_dim..(i + 1) * v_dim];
+                    if begun(row, p) {
+                        join_two(isa, &mut m[row], &mut l[row], o, slot.m, slot.l, part);
+                    } else {
+                        (m[row], l[row]) = (slot.m, slot.l);
+                        o.copy_from_slice(part);
+                    }
                 }
+            }
+        }
+    } else {
+        let room = Room::new(&head.kv.shape, rows, rest);
+        let stride = room.q_stride;
+        // Queries one after the other, whatever lies between them, and with zeros at their ends.
+        for row in 0..rows {
+            let (t, g) = (row / group, row % group);
+            let to = &mut room.q[row * stride..(row + 1) * stride];
+            to[..k_dim].copy_from_slice(&q.row(t)[g * k_dim..(g + 1) * k_dim]);
+            to[k_dim..].fill(0.0);
+        }
+        for p in partitions {
+            let located_here = located(p, seen(p));
+            let widened = widen(isa, &located_here, room.widened);
+            for first in (0..rows).step_by(many::BATCH) {
+                let mut slots = [Slot::EMPTY; many::BATCH];
+                let mut joins = [false; many::BATCH];
+                let n = many::BATCH.min(rows - first);
+                let (slots, joins) = (&mut slots[..n], &mut joins[..n]);
+                for (i, row) in (first..first + n).enumerate() {
+                    slots[i] = Slot::new(&room.q[row * stride..(row + 1) * stride], visible(row, p));
+                    joins[i] = begun(row, p);
+                }
+                attend_rows(isa, &widened, head.rule(), slots, room.scores, room.sums);
+                let batch = Batch { first, group, v_dim, stride: room.v_stride };
+                let (m, l) = (&mut m[first..first + n], &mut l[first..first + n]);
+                join_rows(isa, batch, slots, joins, m, l, room.sums, out);
             }
         }
     }

@@ -24,9 +24,13 @@ pub trait Lanes: Copy {
     unsafe fn load_f16(p: *const u8) -> Self;
     /// Sixteen bytes from `p`, as unsigned integers converted to f32.
     unsafe fn load_u8(p: *const u8) -> Self;
+    /// Sixteen bytes from `p`, as signed integers converted to f32.
+    unsafe fn load_i8(p: *const u8) -> Self;
     unsafe fn store(self, p: *mut f32);
     /// Stores the first `n <= 16` lanes.
     unsafe fn store_first(self, p: *mut f32, n: usize);
+    /// Writes sixteen lanes of at most 127 in size, rounded to the nearest integer, ties to even, as signed bytes.
+    unsafe fn store_rounded_i8(self, p: *mut u8);
     unsafe fn add(self, o: Self) -> Self;
     unsafe fn sub(self, o: Self) -> Self;
     unsafe fn mul(self, o: Self) -> Self;
@@ -48,6 +52,8 @@ pub trait Lanes: Copy {
     unsafe fn sum(self) -> f32;
     /// Lane i is `v[i].sum()`: sixteen sums for a third of the work.
     unsafe fn sum16(v: [Self; 16]) -> Self;
+    /// Lane j of register i becomes lane i of register j.
+    unsafe fn transpose16(v: [Self; 16]) -> [Self; 16];
     /// The greatest lane by the same tree (lanes must not be NaN for a meaningful answer).
     unsafe fn max_lane(self) -> f32;
     /// Asks for the cache line of `p`, which may be any address.
@@ -125,6 +131,18 @@ impl Lanes for Generic16 {
         Generic16(b.map(|b| b as f32))
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 16 bytes at `p`.
+        let b = unsafe { p.cast::<[i8; 16]>().read_unaligned() };
+        Generic16(b.map(|b| b as f32))
+    }
+    #[inline(always)]
+    unsafe fn store_rounded_i8(self, p: *mut u8) {
+        let q = self.0.map(|x| x.round_ties_even() as i8);
+        // SAFETY: the caller vouches for 16 bytes at `p`.
+        unsafe { p.cast::<[i8; 16]>().write_unaligned(q) }
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         // SAFETY: the caller vouches for sixteen lanes at `p`.
         unsafe { p.cast::<[f32; 16]>().write_unaligned(self.0) }
@@ -189,6 +207,10 @@ impl Lanes for Generic16 {
         Generic16(v.map(|v| v.tree(|a, b| a + b)))
     }
     #[inline(always)]
+    unsafe fn transpose16(v: [Self; 16]) -> [Self; 16] {
+        std::array::from_fn(|j| Generic16(std::array::from_fn(|i| v[i].0[j])))
+    }
+    #[inline(always)]
     unsafe fn max_lane(self) -> f32 {
         self.tree(|a, b| if a > b { a } else { b })
     }
@@ -236,6 +258,12 @@ mod x86 {
     }
 
     #[inline(always)]
+    unsafe fn i8x8(p: *const u8) -> __m256 {
+        // SAFETY: the caller runs with AVX2 and vouches for 8 bytes at `p`.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn exp2_int8(v: __m256) -> __m256 {
         // SAFETY: the caller runs with AVX2.
         unsafe {
@@ -277,6 +305,34 @@ mod x86 {
     unsafe fn sum_halves16(a: __m512, b: __m512) -> __m512 {
         // SAFETY: the caller runs with AVX-512.
         unsafe { _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b)) }
+    }
+
+    /// Lane j of register i becomes lane i of register j, for eight of eight.
+    #[inline(always)]
+    unsafe fn transpose8(v: [__m256; 8]) -> [__m256; 8] {
+        // SAFETY: the caller runs with AVX2.
+        unsafe {
+            let mut pairs = v;
+            for i in 0..4 {
+                pairs[2 * i] = _mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]);
+                pairs[2 * i + 1] = _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]);
+            }
+            // Of columns j and j + 4, four rows each.
+            let mut fours = v;
+            for i in 0..2 {
+                for j in 0..2 {
+                    let (a, b) = (_mm256_castps_pd(pairs[4 * i + j]), _mm256_castps_pd(pairs[4 * i + 2 + j]));
+                    fours[4 * i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+                    fours[4 * i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+                }
+            }
+            let mut out = v;
+            for j in 0..4 {
+                out[j] = _mm256_permute2f128_ps::<0x20>(fours[j], fours[4 + j]);
+                out[4 + j] = _mm256_permute2f128_ps::<0x31>(fours[j], fours[4 + j]);
+            }
+            out
+        }
     }
 
     /// The last two levels of the tree, four sums at a time: `v[j]` holds four lanes in each 128-bit part, whose sum goes to
@@ -350,6 +406,20 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_u8(p: *const u8) -> Self {
             unsafe { Avx2x16(u8x8(p), u8x8(p.add(8))) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const u8) -> Self {
+            unsafe { Avx2x16(i8x8(p), i8x8(p.add(8))) }
+        }
+        #[inline(always)]
+        unsafe fn store_rounded_i8(self, p: *mut u8) {
+            unsafe {
+                // The packs saturate, which changes nothing, and work within halves, which the permutation undoes.
+                let words = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+                let words = _mm256_permute4x64_epi64::<0b11011000>(words);
+                let high = _mm256_extracti128_si256::<1>(words);
+                _mm_storeu_si128(p.cast(), _mm_packs_epi16(_mm256_castsi256_si128(words), high));
+            }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
@@ -437,6 +507,23 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn transpose16(v: [Self; 16]) -> [Self; 16] {
+            let zero = unsafe { _mm256_setzero_ps() };
+            let (mut parts, mut out) = ([[zero; 8]; 4], v);
+            for i in 0..8 {
+                (parts[0][i], parts[1][i]) = (v[i].0, v[i].1);
+                (parts[2][i], parts[3][i]) = (v[8 + i].0, v[8 + i].1);
+            }
+            for part in &mut parts {
+                *part = unsafe { transpose8(*part) };
+            }
+            for j in 0..8 {
+                out[j] = Avx2x16(parts[0][j], parts[2][j]);
+                out[8 + j] = Avx2x16(parts[1][j], parts[3][j]);
+            }
+            out
+        }
+        #[inline(always)]
         unsafe fn max_lane(self) -> f32 {
             unsafe { max8(_mm256_max_ps(self.0, self.1)) }
         }
@@ -475,6 +562,14 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_u8(p: *const u8) -> Self {
             unsafe { Avx512x16(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())))) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const u8) -> Self {
+            unsafe { Avx512x16(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))) }
+        }
+        #[inline(always)]
+        unsafe fn store_rounded_i8(self, p: *mut u8) {
+            unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0))) }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
@@ -558,6 +653,37 @@ mod x86 {
                 let (a, b) = (sum_pairs16(four[0], four[1]), sum_pairs16(four[2], four[3]));
                 let low = _mm512_shuffle_ps::<0x88>(a, b);
                 Avx512x16(_mm512_add_ps(low, _mm512_shuffle_ps::<0xdd>(a, b)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn transpose16(v: [Self; 16]) -> [Self; 16] {
+            unsafe {
+                let mut pairs = [_mm512_setzero_ps(); 16];
+                for i in 0..8 {
+                    pairs[2 * i] = _mm512_unpacklo_ps(v[2 * i].0, v[2 * i + 1].0);
+                    pairs[2 * i + 1] = _mm512_unpackhi_ps(v[2 * i].0, v[2 * i + 1].0);
+                }
+                // Register 4i + j: of columns j, j + 4, j + 8, j + 12 the rows 4i to 4i + 3.
+                let mut fours = pairs;
+                for i in 0..4 {
+                    for j in 0..2 {
+                        let (a, b) = (_mm512_castps_pd(pairs[4 * i + j]), _mm512_castps_pd(pairs[4 * i + 2 + j]));
+                        fours[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                        fours[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+                    }
+                }
+                let mut out = v;
+                for j in 0..4 {
+                    let (a, b) = (fours[j], fours[4 + j]);
+                    let (c, d) = (fours[8 + j], fours[12 + j]);
+                    let (ab, cd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d));
+                    out[j] = Avx512x16(_mm512_shuffle_f32x4::<0x88>(ab, cd));
+                    out[8 + j] = Avx512x16(_mm512_shuffle_f32x4::<0xdd>(ab, cd));
+                    let (ab, cd) = (_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d));
+                    out[4 + j] = Avx512x16(_mm512_shuffle_f32x4::<0x88>(ab, cd));
+                    out[12 + j] = Avx512x16(_mm512_shuffle_f32x4::<0xdd>(ab, cd));
+                }
+                out
             }
         }
         #[inline(always)]
@@ -655,6 +781,27 @@ mod tests {
         unsafe { V::sum16(std::array::from_fn(|i| V::load(x.as_ptr().add(16 * i)))).store(out.as_mut_ptr()) }
     }
     simd! { fn sums(x: &[f32], out: &mut [f32; 16]) = sums_lanes }
+
+    #[inline(always)]
+    unsafe fn transposed_lanes<V: Lanes>(x: &mut [f32; 256]) {
+        // SAFETY: sixteen times sixteen lanes; the shell has the instruction set.
+        unsafe {
+            let v = V::transpose16(std::array::from_fn(|i| V::load(x.as_ptr().add(16 * i))));
+            for (i, v) in v.into_iter().enumerate() {
+                v.store(x.as_mut_ptr().add(16 * i));
+            }
+        }
+    }
+    simd! { fn transposed(x: &mut [f32; 256]) = transposed_lanes }
+
+    #[test]
+    fn rows_become_columns() {
+        for isa in Isa::supported() {
+            let mut x: [f32; 256] = std::array::from_fn(|i| i as f32);
+            transposed(isa, &mut x);
+            assert!((0..256).all(|i| x[i] == (i % 16 * 16 + i / 16) as f32), "{isa}");
+        }
+    }
 
     proptest! {
         #[test]

@@ -1,5 +1,7 @@
-//! Paged attention on the CPU. Rounds of tasks: norms, rotation and cache writes by tokens; attention by KV heads and runs of queries, or, for
-//! single tokens with few KV heads, by partitions that are joined afterwards.
+//! Paged attention on the CPU. Rounds of tasks: norms, rotation and cache writes by tokens; attention by KV heads and runs of queries (which it
+//! norms and turns), or, for single tokens with few KV heads, by partitions that are joined afterwards.
+
+use std::ops::Range;
 
 use sluice_kernels::attention::{self, Head, KvShape, KvView, store_row};
 use sluice_kernels::rows::Rows;
@@ -12,8 +14,11 @@ use crate::{AttentionStep, KvLayout};
 
 /// Tokens that one task norms, rotates and stores.
 const TOKENS: usize = 4;
-/// Query tokens that one task takes through the cache together.
-const QUERIES: usize = 64;
+/// Query rows (heads of tokens) that one task takes through the cache together, at most and at least: the more, the less often keys and
+/// values are widened, as long as they stay in the second-level cache; the fewer, the better threads share the work.
+const ROWS: std::ops::RangeInclusive<usize> = 128..=256;
+/// So many tasks per thread are enough to share.
+const TASKS: usize = 8;
 
 /// What a step keeps between its rounds; allocated at the first and then kept.
 #[derive(Default)]
@@ -47,7 +52,7 @@ struct Task {
 fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
     let KvLayout { kv_heads, k_dim, v_dim, kv_type, block_tokens, .. } = *layout;
     let k_offset = layer * layout.layer_bytes();
-    let v_offset = k_offset + kv_heads * block_tokens * k_dim * kv_type.size();
+    let v_offset = k_offset + kv_type.bytes(kv_heads * block_tokens, k_dim);
     KvShape { block_bytes: layout.block_bytes(), k_offset, v_offset, block_tokens, kv_heads, k_dim, v_dim, kv_type }
 }
 
@@ -61,7 +66,8 @@ impl Cpu {
         let [q_in, k, v, out, angles] = [step.q, step.k, step.v, step.out, step.rotary].map(|t| self.place(t));
         let [q_norm, k_norm] = [step.q_norm, step.k_norm].map(|n| n.map(|n| self.norm_weight(&n)));
         let Work { q, parts, tasks } = &mut self.attention;
-        let q = Place::of_slice(part(q, tokens * heads * dim), heads * dim);
+        // Queries are turned where they lie, unless gates lie between them.
+        let q = if step.gated { Place::of_slice(part(q, tokens * heads * dim), heads * dim) } else { q_in };
         let q_width = if step.gated { 2 * dim } else { dim };
         let half = angles.cols / 2;
         let slots = &batch.slots[step.group];
@@ -73,22 +79,43 @@ impl Cpu {
             Some((weight, eps)) => rotary::norm_rotate(isa, head, Some(weight), eps, cos, sin),
             None => rotary::rotate(isa, head, cos, sin),
         };
+        let turn_queries = |t: usize, heads: Range<usize>| {
+            for h in heads {
+                // SAFETY: one task turns the queries of a token's head.
+                unsafe {
+                    let (cos, sin) = angles.get(t, 0..2 * half).split_at(half);
+                    let head = q.get_mut(t, h * dim..(h + 1) * dim);
+                    if step.gated {
+                        head.copy_from_slice(q_in.get(t, h * q_width..h * q_width + dim));
+                    }
+                    turn(head, q_norm, cos, sin);
+                }
+            }
+        };
+        // Queries of a run of tokens are turned by the task that uses them, while they are in its cache; those of a single token, which
+        // several tasks may share, now.
+        let sequences = &batch.sequences;
+        let alone = |t: usize| {
+            let i = sequences.partition_point(|s| s.rows.end <= t);
+            sequences[i].rows.len() == 1
+        };
         self.pool.run(tokens.div_ceil(TOKENS), &|task, _| {
             for (t, &slot) in slots.iter().enumerate().skip(task * TOKENS).take(TOKENS) {
                 // SAFETY: this task alone uses this token's rows and its slot, which no other token has.
                 unsafe {
                     let (cos, sin) = angles.get(t, 0..2 * half).split_at(half);
-                    for h in 0..heads {
-                        let head = q.get_mut(t, h * dim..(h + 1) * dim);
-                        head.copy_from_slice(q_in.get(t, h * q_width..h * q_width + dim));
-                        turn(head, q_norm, cos, sin);
+                    if alone(t) {
+                        turn_queries(t, 0..heads);
                     }
                     for h in 0..kv_heads {
                         let head = k.get_mut(t, h * dim..(h + 1) * dim);
                         turn(head, k_norm, cos, sin);
-                        store_row(layout.kv_type, head, pool_bytes.get(shape.k_at(slot as usize, h)));
+                        let slot = slot as usize;
+                        let (row, scale) = (shape.k_at(slot, h), shape.k_scale_at(slot, h));
+                        store_row(isa, layout.kv_type, head, pool_bytes.get(row), pool_bytes.get(scale));
                         let value = v.get(t, h * v_dim..(h + 1) * v_dim);
-                        store_row(layout.kv_type, value, pool_bytes.get(shape.v_at(slot as usize, h)));
+                        let (row, scale) = (shape.v_at(slot, h), shape.v_scale_at(slot, h));
+                        store_row(isa, layout.kv_type, value, pool_bytes.get(row), pool_bytes.get(scale));
                     }
                 }
             }
@@ -128,21 +155,28 @@ impl Cpu {
         if split {
             parts.reserve((most * part_len).saturating_sub(parts.len()));
         }
+        let runs = |queries: usize| -> usize { batch.sequences.iter().map(|s| s.rows.len().div_ceil(queries)).sum() };
+        let mut queries = (ROWS.end() / group).max(1);
+        while queries > 1 && queries * group > *ROWS.start() && kv_heads * runs(queries) < TASKS * threads {
+            queries = queries.div_ceil(2);
+        }
         let mut part_end = 0;
         for (sequence, s) in batch.sequences.iter().enumerate() {
-            for kv_head in 0..kv_heads {
-                let mut add = |first, tokens, partition| {
-                    tasks.push(Task { sequence, kv_head, first, tokens, partition, part: part_end });
-                    part_end += if partition.is_some() { part_len } else { 0 };
-                };
-                let partitions = head(sequence, kv_head).partitions(s.position);
-                if s.rows.len() == 1 && split && partitions.len() > 1 {
-                    partitions.for_each(|p| add(0, 1, Some(p)));
-                } else {
-                    // The longest first.
-                    let runs = s.rows.len().div_ceil(QUERIES);
-                    let run = |i: usize| (i * QUERIES, QUERIES.min(s.rows.len() - i * QUERIES));
-                    (0..runs).rev().map(run).for_each(|(first, n)| add(first, n, None));
+            let partitions = head(sequence, 0).partitions(s.position);
+            if s.rows.len() == 1 && split && partitions.len() > 1 {
+                for kv_head in 0..kv_heads {
+                    for p in partitions.clone() {
+                        tasks.push(Task { sequence, kv_head, first: 0, tokens: 1, partition: Some(p), part: part_end });
+                        part_end += part_len;
+                    }
+                }
+                continue;
+            }
+            // The longest first: the last queries, which see most.
+            for i in (0..s.rows.len().div_ceil(queries)).rev() {
+                let (first, tokens) = (i * queries, queries.min(s.rows.len() - i * queries));
+                for kv_head in 0..kv_heads {
+                    tasks.push(Task { sequence, kv_head, first, tokens, partition: None, part: part_end });
                 }
             }
         }
@@ -160,7 +194,10 @@ impl Cpu {
             let from = s.rows.start + task.first;
             let rows = from..from + task.tokens;
             let width = group * dim;
-            // SAFETY: queries are only read now.
+            if s.rows.len() > 1 {
+                rows.clone().for_each(|t| turn_queries(t, task.kv_head * group..(task.kv_head + 1) * group));
+            }
+            // SAFETY: these queries are only read now.
             let queries: Rows =
                 unsafe { q.part(rows.clone(), task.kv_head * width..(task.kv_head + 1) * width).as_rows() };
             if let Some(p) = task.partition {

@@ -15,7 +15,7 @@ use sluice_kernels::rows::{Rows, RowsMut};
 
 use super::figures::Figures;
 use super::roofline::{Memory, peak, threads, together};
-use crate::engine_args::activations_name;
+use crate::engine_args::{activations_name, kv_type_name};
 
 /// The shape of a gate projection of Qwen3-0.6B.
 const ROWS: usize = 3072;
@@ -89,7 +89,9 @@ pub fn run(args: &KernelsArgs) -> Result<()> {
         }
         for (kv_heads, group, dim) in [(8, 2, 128), (4, 8, 128), (2, 8, 256)] {
             for context in [1024, 8192] {
-                bench.attention(kv_heads, group, dim, context, n);
+                for kv_type in [KvType::Bf16, KvType::Int8] {
+                    bench.attention(kv_type, kv_heads, group, dim, context, n);
+                }
             }
         }
         for tokens in [1, 64] {
@@ -208,14 +210,23 @@ impl Bench<'_> {
     }
 
     /// One token's attention in one layer, all KV heads.
-    fn attention(&mut self, kv_heads: usize, group: usize, dim: usize, context: usize, threads: usize) {
-        let name = format!("attention bf16 {kv_heads} x {group} of {dim}, 1 token at {context}");
+    fn attention(
+        &mut self,
+        kv_type: KvType,
+        kv_heads: usize,
+        group: usize,
+        dim: usize,
+        context: usize,
+        threads: usize,
+    ) {
+        let name =
+            format!("attention {} {kv_heads} x {group} of {dim}, 1 token at {context}", kv_type_name(Some(kv_type)));
         if !self.wants(&name) {
             return;
         }
         let isa = self.isa;
-        let (kv_type, block_tokens) = (KvType::Bf16, 32);
-        let half = kv_heads * block_tokens * dim * kv_type.size();
+        let block_tokens = 32;
+        let half = kv_type.bytes(kv_heads * block_tokens, dim);
         let shape = KvShape {
             block_bytes: 2 * half,
             k_offset: 0,
@@ -229,9 +240,10 @@ impl Bench<'_> {
         let blocks = context / block_tokens;
         // Many layers' worth, so that each call reads memory, as a model's would.
         let layers = (STREAMED / (blocks * shape.block_bytes)).max(2);
-        let mut row = vec![0; dim * kv_type.size()];
-        store_row(kv_type, &noise(dim), &mut row);
-        let bytes: Vec<u8> = row.iter().copied().cycle().take(layers * blocks * shape.block_bytes).collect();
+        let (mut row, mut scale) = (vec![0; dim * kv_type.size()], vec![0; kv_type.scale_size()]);
+        store_row(isa, kv_type, &noise(dim), &mut row, &mut scale);
+        let half: Vec<u8> = [row.repeat(kv_heads * block_tokens), scale.repeat(kv_heads * block_tokens)].concat();
+        let bytes = half.repeat(2 * layers * blocks);
         let q = noise(kv_heads * group * dim);
         let per_round = layers / 2;
         let mut from = 0;

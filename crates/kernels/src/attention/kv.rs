@@ -6,14 +6,16 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::lanes::Lanes;
+use crate::simd;
 
-/// The element type of cached keys and values. (8-bit, with a scale per token and head, joins here: a variant, its row
-/// length, its [`Element`].)
+/// The element type of cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvType {
     F32,
     Bf16,
     F16,
+    /// Integers of -127..=127 and, for each key and each value of a token and head, an f32 scale.
+    Int8,
 }
 
 impl KvType {
@@ -22,12 +24,26 @@ impl KvType {
         match self {
             KvType::F32 => 4,
             KvType::Bf16 | KvType::F16 => 2,
+            KvType::Int8 => 1,
         }
+    }
+
+    /// Bytes of a row's scale; 0 where there is none.
+    pub const fn scale_size(self) -> usize {
+        match self {
+            KvType::F32 | KvType::Bf16 | KvType::F16 => 0,
+            KvType::Int8 => 4,
+        }
+    }
+
+    /// Bytes of `rows` keys (or values) of `dim` elements and their scales.
+    pub const fn bytes(self, rows: usize, dim: usize) -> usize {
+        rows * (dim * self.size() + self.scale_size())
     }
 }
 
 /// Where one layer's keys and values lie in a pool of blocks: inside each block, K `[kv_heads, block_tokens, k_dim]` and V
-/// `[kv_heads, block_tokens, v_dim]`.
+/// `[kv_heads, block_tokens, v_dim]`, each followed by its scales `[kv_heads, block_tokens]` where the type has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     /// Bytes from one block's start to the next one's.
@@ -53,10 +69,28 @@ impl KvShape {
         self.at(slot, kv_head, self.v_offset, self.v_dim)
     }
 
+    /// The bytes of the scale of one head's K at a slot: none where the type has no scales.
+    pub fn k_scale_at(&self, slot: usize, kv_head: usize) -> Range<usize> {
+        self.scale_at(slot, kv_head, self.k_offset, self.k_dim)
+    }
+
+    /// The bytes of the scale of one head's V at a slot.
+    pub fn v_scale_at(&self, slot: usize, kv_head: usize) -> Range<usize> {
+        self.scale_at(slot, kv_head, self.v_offset, self.v_dim)
+    }
+
     fn at(&self, slot: usize, kv_head: usize, offset: usize, dim: usize) -> Range<usize> {
+        self.row_at(slot, kv_head, offset, dim * self.kv_type.size())
+    }
+
+    fn scale_at(&self, slot: usize, kv_head: usize, offset: usize, dim: usize) -> Range<usize> {
+        let rows = self.kv_heads * self.block_tokens * dim * self.kv_type.size();
+        self.row_at(slot, kv_head, offset + rows, self.kv_type.scale_size())
+    }
+
+    fn row_at(&self, slot: usize, kv_head: usize, offset: usize, row: usize) -> Range<usize> {
         assert!(kv_head < self.kv_heads, "KV head {kv_head} of {}", self.kv_heads);
         let (block, token) = (slot / self.block_tokens, slot % self.block_tokens);
-        let row = dim * self.kv_type.size();
         let start = block * self.block_bytes + offset + (kv_head * self.block_tokens + token) * row;
         start..start + row
     }
@@ -69,9 +103,10 @@ pub struct KvView<'a> {
     pub shape: KvShape,
 }
 
-/// Writes one head's key or value `x` into `row`, the bytes of [`KvShape::k_at`] or [`KvShape::v_at`], rounding to nearest even.
-pub fn store_row(kv_type: KvType, x: &[f32], row: &mut [u8]) {
+#[inline(always)]
+unsafe fn store_row_lanes<V: Lanes>(kv_type: KvType, x: &[f32], row: &mut [u8], scale: &mut [u8]) {
     assert_eq!(row.len(), x.len() * kv_type.size(), "{} elements in {} bytes", x.len(), row.len());
+    assert_eq!(scale.len(), kv_type.scale_size(), "room for the scale");
     match kv_type {
         KvType::F32 => {
             for (x, b) in x.iter().zip(row.as_chunks_mut::<4>().0) {
@@ -97,6 +132,48 @@ pub fn store_row(kv_type: KvType, x: &[f32], row: &mut [u8]) {
                 }
             }
         }
+        // SAFETY: the shell has the instruction set.
+        KvType::Int8 => scale.copy_from_slice(&unsafe { quantise::<V>(x, row) }.to_le_bytes()),
+    }
+}
+
+simd! {
+    /// Writes one head's key or value `x` into `row`, the bytes of [`KvShape::k_at`] or [`KvShape::v_at`], rounding to nearest even, and
+    /// the scale of those integers, if there is one, into the bytes of [`KvShape::k_scale_at`] or [`KvShape::v_scale_at`].
+    pub fn store_row(kv_type: KvType, x: &[f32], row: &mut [u8], scale: &mut [u8]) = store_row_lanes
+}
+
+/// `a = max |x|`, `q = round(x * (127 / a))`, ties to even; returns the scale `a / 127`. What is not finite stays visible, as a scale of NaN.
+#[inline(always)]
+unsafe fn quantise<V: Lanes>(x: &[f32], q: &mut [u8]) -> f32 {
+    assert_eq!(x.len(), q.len());
+    let (n, whole) = (x.len(), x.len() / 16 * 16);
+    // SAFETY: every access stays inside the slices; a rest goes through a buffer; the caller vouches for the instruction set.
+    unsafe {
+        let (zero, mut greatest, mut odd) = (V::splat(0.0), V::splat(0.0), V::splat(0.0));
+        for i in (0..n).step_by(16) {
+            let x = V::load_first(x.as_ptr().add(i), 16.min(n - i));
+            greatest = zero.sub(x).max(x).max(greatest);
+            // Stays 0 but for a NaN or an infinity, which the maximum may pass over.
+            odd = x.fma(zero, odd);
+        }
+        if odd.sum().is_nan() {
+            q.fill(0);
+            return f32::NAN;
+        }
+        let a = greatest.max_lane();
+        let inv = 127.0 / a;
+        // Of zeros, or of values so small that 127 / a is infinite: all 0.
+        let inv = V::splat(if inv.is_finite() { inv } else { 0.0 });
+        for i in (0..whole).step_by(16) {
+            V::load(x.as_ptr().add(i)).mul(inv).store_rounded_i8(q.as_mut_ptr().add(i));
+        }
+        if whole < n {
+            let mut rest = [0; 16];
+            V::load_first(x.as_ptr().add(whole), n - whole).mul(inv).store_rounded_i8(rest.as_mut_ptr());
+            q[whole..].copy_from_slice(&rest[..n - whole]);
+        }
+        a / 127.0
     }
 }
 
@@ -112,12 +189,12 @@ pub trait Element {
     unsafe fn load_first<V: Lanes>(p: *const u8, n: usize) -> V;
 }
 
-/// The first `n` elements of two bytes, in a full register's worth.
+/// The first `n` bytes, at most 32, in a full register's worth.
 #[inline(always)]
 unsafe fn pad(p: *const u8, n: usize) -> [u8; 32] {
     let mut bytes = [0; 32];
-    // SAFETY: the caller vouches for `n <= 16` elements at `p`.
-    unsafe { std::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), 2 * n) };
+    // SAFETY: the caller vouches for `n <= 32` bytes at `p`.
+    unsafe { std::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), n) };
     bytes
 }
 
@@ -149,7 +226,7 @@ impl Element for Bf16 {
     #[inline(always)]
     unsafe fn load_first<V: Lanes>(p: *const u8, n: usize) -> V {
         // SAFETY: as the caller vouches.
-        unsafe { V::load_bf16(pad(p, n).as_ptr()) }
+        unsafe { V::load_bf16(pad(p, 2 * n).as_ptr()) }
     }
 }
 
@@ -165,6 +242,23 @@ impl Element for F16 {
     #[inline(always)]
     unsafe fn load_first<V: Lanes>(p: *const u8, n: usize) -> V {
         // SAFETY: as the caller vouches.
-        unsafe { V::load_f16(pad(p, n).as_ptr()) }
+        unsafe { V::load_f16(pad(p, 2 * n).as_ptr()) }
+    }
+}
+
+/// The integers, without their scale.
+#[derive(Clone, Copy)]
+pub struct Int8;
+impl Element for Int8 {
+    const SIZE: usize = 1;
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(p: *const u8) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe { V::load_i8(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_first<V: Lanes>(p: *const u8, n: usize) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe { V::load_i8(pad(p, n).as_ptr()) }
     }
 }

@@ -1,4 +1,4 @@
-//! One partition of attention for some query rows: scores, their softmax, the weighted sum of values.
+//! One partition of attention for a few query rows, straight from the cache: scores, their softmax, the weighted sum of values.
 //!
 //! Rows and positions are worked in tiles that fit the registers, and in an order that keeps what is used again in the first-level
 //! cache. Tiles never change a result, since each score is one lane dot and each weighted sum runs over its row's visible
@@ -7,12 +7,11 @@
 // Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
 #![allow(clippy::needless_range_loop)]
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::PARTITION;
-use super::kv::{Bf16, Element, F16, F32, KvType};
-use super::located::{AHEAD, Located, Panels, Stored, Values};
+use super::kv::{Bf16, Element, F16, F32, Int8, KvType};
+use super::located::{AHEAD, Located, Scales};
 use crate::lanes::Lanes;
 use crate::math::{exp, tanh};
 use crate::simd;
@@ -35,7 +34,7 @@ pub struct Rule {
 /// One query row: a query head of a token.
 #[derive(Clone)]
 pub struct Slot<'a> {
-    q: &'a [f32],
+    pub q: &'a [f32],
     /// What it sees, from the partition's start.
     pub visible: Range<usize>,
     /// The greatest visible score and the sum of weights; set by [`partition`] where something is visible.
@@ -62,11 +61,11 @@ unsafe fn partition_lanes<V: Lanes>(at: &Located, rule: Rule, rows: &mut [Slot],
     );
     // SAFETY: checked above and by `Located::new`; the shell has the instruction set.
     unsafe {
-        match (at.panels, at.kv_type) {
-            (Some(p), _) => typed::<V, F32, Panels>(at, Panels(p), rule, rows, scores, sums),
-            (_, KvType::F32) => stored::<V, F32>(at, rule, rows, scores, sums),
-            (_, KvType::Bf16) => stored::<V, Bf16>(at, rule, rows, scores, sums),
-            (_, KvType::F16) => stored::<V, F16>(at, rule, rows, scores, sums),
+        match at.kv_type {
+            KvType::F32 => typed::<V, F32>(at, rule, rows, scores, sums),
+            KvType::Bf16 => typed::<V, Bf16>(at, rule, rows, scores, sums),
+            KvType::F16 => typed::<V, F16>(at, rule, rows, scores, sums),
+            KvType::Int8 => typed::<V, Int8>(at, rule, rows, scores, sums),
         }
     }
 }
@@ -77,23 +76,9 @@ simd! {
     pub fn partition(at: &Located, rule: Rule, rows: &mut [Slot], scores: &mut [f32], sums: &mut [f32]) = partition_lanes
 }
 
-/// [`typed`] for keys and values in the cache.
 #[inline(always)]
-unsafe fn stored<V: Lanes, T: Element + Copy>(
+unsafe fn typed<V: Lanes, T: Element>(
     at: &Located,
-    rule: Rule,
-    rows: &mut [Slot],
-    scores: &mut [f32],
-    sums: &mut [f32],
-) {
-    // SAFETY: as the caller vouches.
-    unsafe { typed::<V, T, _>(at, Stored::<T>(&at.values, PhantomData), rule, rows, scores, sums) }
-}
-
-#[inline(always)]
-unsafe fn typed<V: Lanes, T: Element, S: Values>(
-    at: &Located,
-    values: S,
     rule: Rule,
     rows: &mut [Slot],
     scores: &mut [f32],
@@ -116,7 +101,7 @@ unsafe fn typed<V: Lanes, T: Element, S: Values>(
                 let tile = &rows[r..r + n];
                 if tile.iter().any(|r| r.visible.start < 16 * block + 16 && r.visible.end > 16 * block) {
                     let out = scores.as_mut_ptr().add(r * PARTITION + 16 * block);
-                    match (n, S::STORED && r == 0) {
+                    match (n, r == 0) {
                         (4, true) => score_tile::<V, T, 4, 4, true>(tile, keys, at.k_dim, out, ahead),
                         (4, false) => score_tile::<V, T, 4, 4, false>(tile, keys, at.k_dim, out, ahead),
                         (2, true) => score_tile::<V, T, 2, 8, true>(tile, keys, at.k_dim, out, ahead),
@@ -131,13 +116,14 @@ unsafe fn typed<V: Lanes, T: Element, S: Values>(
         // 2. weights
         for (row, scores) in rows.iter_mut().zip(scores.as_chunks_mut::<PARTITION>().0) {
             if !row.visible.is_empty() {
-                (row.m, row.l) = weights::<V>(rule, row.visible.clone(), scores);
+                (row.m, row.l) = weights::<V>(rule, at.scales.as_ref(), row.visible.clone(), scores);
             }
         }
         // 3. weighted sums, some columns at a time for all rows: as many accumulators as there are registers for
         sums[..rows.len() * at.v_dim].fill(0.0);
+        let values = &at.values;
         let mut sum = Sum { rows, scores: scores.as_ptr(), sums: sums.as_mut_ptr(), values, v_dim: at.v_dim };
-        let few = rows.len() <= 2 && at.panels.is_none();
+        let few = rows.len() <= 2;
         let mut c = 0;
         if few && V::WIDE {
             while c + 128 <= at.v_dim {
@@ -145,7 +131,7 @@ unsafe fn typed<V: Lanes, T: Element, S: Values>(
                 c += 128;
             }
         }
-        if few || (at.panels.is_none() && V::WIDE && rows.len() < 8) {
+        if few || (V::WIDE && rows.len() < 8) {
             while c + 64 <= at.v_dim {
                 sum.columns::<V, T, 4>(c, if V::WIDE { 4 } else { 1 });
                 c += 64;
@@ -193,7 +179,7 @@ unsafe fn dots<V: Lanes, T: Element, const Q: usize, const K: usize, const A: bo
                 x[i] = V::load(q[i].add(d));
             }
             if A {
-                for line in 0..K * T::SIZE / 4 {
+                for line in 0..(K * T::SIZE).div_ceil(4) {
                     V::prefetch(ahead.wrapping_add(d * K * T::SIZE + 64 * line));
                 }
             }
@@ -269,15 +255,29 @@ unsafe fn score_tile<V: Lanes, T: Element, const Q: usize, const K: usize, const
     }
 }
 
-/// Turns the visible scores of a row into weights `exp(s - m)`; returns m and the lane sum of the weights.
+/// Turns the visible dot products of a row into weights `exp(s - m)`, times the scales of the values; returns m and the lane sum of the
+/// weights without those scales.
 #[inline(always)]
-unsafe fn weights<V: Lanes>(rule: Rule, visible: Range<usize>, scores: &mut [f32; PARTITION]) -> (f32, f32) {
+pub unsafe fn weights<V: Lanes>(
+    rule: Rule,
+    scales: Option<&Scales>,
+    visible: Range<usize>,
+    scores: &mut [f32; PARTITION],
+) -> (f32, f32) {
+    if visible == (0..PARTITION) {
+        // SAFETY: as the caller vouches.
+        return unsafe { all_weights::<V>(rule, scales, scores) };
+    }
     let blocks = visible.start / 16 * 16..visible.end.next_multiple_of(16);
     let p = scores.as_mut_ptr();
     // SAFETY: whole registers inside the partition; the caller vouches for the instruction set.
     unsafe {
         for i in blocks.clone().step_by(16) {
-            let mut s = V::load(p.add(i)).mul(V::splat(rule.scale));
+            let mut s = V::load(p.add(i));
+            if let Some(scales) = scales {
+                s = s.mul(V::load(scales.k.as_ptr().add(i)));
+            }
+            s = s.mul(V::splat(rule.scale));
             if let Some(cap) = rule.softcap {
                 s = tanh(s.div(V::splat(cap))).mul(V::splat(cap));
             }
@@ -297,25 +297,71 @@ unsafe fn weights<V: Lanes>(rule: Rule, visible: Range<usize>, scores: &mut [f32
         }
         scores[blocks.start..visible.start].fill(0.0);
         scores[visible.end..blocks.end].fill(0.0);
-        let p = scores.as_ptr();
+        let p = scores.as_mut_ptr();
         let mut l = V::splat(0.0);
         for i in blocks.step_by(16) {
-            l = l.add(V::load(p.add(i)));
+            let e = V::load(p.add(i));
+            l = l.add(e);
+            if let Some(scales) = scales {
+                e.mul(V::load(scales.v.as_ptr().add(i))).store(p.add(i));
+            }
+        }
+        (m, l.sum())
+    }
+}
+
+/// [`weights`] where all is visible: in registers.
+#[inline(always)]
+unsafe fn all_weights<V: Lanes>(rule: Rule, scales: Option<&Scales>, scores: &mut [f32; PARTITION]) -> (f32, f32) {
+    const N: usize = PARTITION / 16;
+    let p = scores.as_mut_ptr();
+    // SAFETY: whole registers of the partition; the caller vouches for the instruction set.
+    unsafe {
+        let mut s = [V::splat(0.0); N];
+        let mut top = V::splat(f32::NEG_INFINITY);
+        for i in 0..N {
+            s[i] = V::load(p.add(16 * i));
+            if let Some(scales) = scales {
+                s[i] = s[i].mul(V::load(scales.k.as_ptr().add(16 * i)));
+            }
+            s[i] = s[i].mul(V::splat(rule.scale));
+            if let Some(cap) = rule.softcap {
+                s[i] = tanh(s[i].div(V::splat(cap))).mul(V::splat(cap));
+            }
+            top = s[i].max(top);
+        }
+        let m = top.max_lane();
+        let mut l = V::splat(0.0);
+        for i in 0..N {
+            let e = exp(s[i].sub(V::splat(m)));
+            l = l.add(e);
+            let p = p.add(16 * i);
+            match scales {
+                None => e.store(p),
+                Some(scales) => e.mul(V::load(scales.v.as_ptr().add(16 * i))).store(p),
+            }
         }
         (m, l.sum())
     }
 }
 
 /// The weighted sums of values of all rows.
-struct Sum<'a, 'b, S> {
+struct Sum<'a, 'b> {
     rows: &'a [Slot<'b>],
     scores: *const f32,
     sums: *mut f32,
-    values: S,
+    values: &'a [*const u8; PARTITION + AHEAD],
     v_dim: usize,
 }
 
-impl<S: Values> Sum<'_, '_, S> {
+impl Sum<'_, '_> {
+    /// Column c of the value at a position, or of what is to be prefetched, at most [`AHEAD`] beyond the partition.
+    #[inline(always)]
+    unsafe fn value<T: Element>(&self, position: usize, c: usize) -> *const u8 {
+        // SAFETY: the caller vouches for the position; what is only prefetched may lie anywhere.
+        unsafe { self.values.get_unchecked(position) }.wrapping_add(c * T::SIZE)
+    }
+
     /// `C` registers of columns from `c` on, in tiles of at most `most` rows.
     #[inline(always)]
     unsafe fn columns<V: Lanes, T: Element, const C: usize>(&mut self, c: usize, most: usize) {
@@ -371,9 +417,9 @@ impl<S: Values> Sum<'_, '_, S> {
                 }
             }
             for position in at {
-                let row = self.values.at(position, c);
-                if S::STORED && r == 0 {
-                    let ahead = self.values.at(position + AHEAD, c);
+                let row = self.value::<T>(position, c);
+                if r == 0 {
+                    let ahead = self.value::<T>(position + AHEAD, c);
                     for line in 0..(C * T::SIZE).div_ceil(4) {
                         V::prefetch(ahead.wrapping_add(64 * line));
                     }
@@ -407,7 +453,7 @@ impl<S: Values> Sum<'_, '_, S> {
                 let o = self.sums.add(r * self.v_dim + c);
                 let mut acc = V::load_first(o, n);
                 for position in row.visible.clone() {
-                    let v = T::load_first::<V>(self.values.at(position, c), n);
+                    let v = T::load_first::<V>(self.value::<T>(position, c), n);
                     acc = V::splat(*self.scores.add(r * PARTITION + position)).fma(v, acc);
                 }
                 acc.store_first(o, n);

@@ -5,7 +5,7 @@ use crate::Isa;
 use crate::test_random::{assert_close, bits, random};
 use proptest::prelude::*;
 
-const TYPES: [KvType; 3] = [KvType::F32, KvType::Bf16, KvType::F16];
+const TYPES: [KvType; 4] = [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8];
 
 /// A sequence's keys and values in blocks at scattered places, and what the cache holds of them (rounded to its type).
 struct Cache {
@@ -16,12 +16,16 @@ struct Cache {
     v: Vec<f32>,
 }
 
+/// What the cache holds of a row.
 fn round(kv_type: KvType, x: &[f32]) -> Vec<f32> {
+    let a = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+    let inv = if (127.0 / a).is_finite() { 127.0 / a } else { 0.0 };
     x.iter()
         .map(|x| match kv_type {
             KvType::F32 => *x,
             KvType::Bf16 => half::bf16::from_f32(*x).to_f32(),
             KvType::F16 => half::f16::from_f32(*x).to_f32(),
+            KvType::Int8 => (x * inv).round_ties_even() * (a / 127.0),
         })
         .collect()
 }
@@ -31,8 +35,9 @@ const HEAD: usize = 1;
 
 /// `positions` tokens; a block also holds a layer before this one. Bytes that nobody wrote are NaNs.
 fn cache(kv_type: KvType, positions: usize, block_tokens: usize, k_dim: usize, v_dim: usize, seed: u64) -> Cache {
-    let layer = KV_HEADS * block_tokens * (k_dim + v_dim) * kv_type.size();
-    let v_offset = layer + 5 + KV_HEADS * block_tokens * k_dim * kv_type.size();
+    let rows = KV_HEADS * block_tokens;
+    let layer = kv_type.bytes(rows, k_dim) + kv_type.bytes(rows, v_dim);
+    let v_offset = layer + 5 + kv_type.bytes(rows, k_dim);
     let shape = KvShape {
         block_bytes: 2 * layer + 7,
         k_offset: layer + 5,
@@ -50,10 +55,17 @@ fn cache(kv_type: KvType, positions: usize, block_tokens: usize, k_dim: usize, v
     let (k, v) = (random(positions * k_dim, seed), random(positions * v_dim, seed + 1));
     for p in 0..positions {
         let slot = table[p / block_tokens] as usize * block_tokens + p % block_tokens;
-        store_row(kv_type, &k[p * k_dim..(p + 1) * k_dim], &mut bytes[shape.k_at(slot, HEAD)]);
-        store_row(kv_type, &v[p * v_dim..(p + 1) * v_dim], &mut bytes[shape.v_at(slot, HEAD)]);
+        let mut store = |x: &[f32], row: Range<usize>, scale: Range<usize>| {
+            let (mut to, mut scale_to) = (vec![0; row.len()], vec![0; scale.len()]);
+            store_row(Isa::GENERIC, kv_type, x, &mut to, &mut scale_to);
+            bytes[row].copy_from_slice(&to);
+            bytes[scale].copy_from_slice(&scale_to);
+        };
+        store(&k[p * k_dim..(p + 1) * k_dim], shape.k_at(slot, HEAD), shape.k_scale_at(slot, HEAD));
+        store(&v[p * v_dim..(p + 1) * v_dim], shape.v_at(slot, HEAD), shape.v_scale_at(slot, HEAD));
     }
-    Cache { bytes, table, shape, k: round(kv_type, &k), v: round(kv_type, &v) }
+    let held = |x: &[f32], dim| x.chunks(dim).flat_map(|row| round(kv_type, row)).collect();
+    Cache { bytes, table, shape, k: held(&k, k_dim), v: held(&v, v_dim) }
 }
 
 impl Cache {
@@ -136,7 +148,7 @@ proptest! {
 
     #[test]
     fn chunks_partitions_blocks_and_instruction_sets_give_the_same_bits(
-        shape in (0usize..3, 1usize..150, 1usize..150, 1usize..7),
+        shape in (0usize..4, 1usize..150, 1usize..150, 1usize..7),
         start in 0usize..300, tokens in 1usize..24, window in 0usize..200, seed in any::<u64>(),
     ) {
         let (kv_type, k_dim, v_dim, group) = (TYPES[shape.0], shape.1, shape.2, shape.3);
@@ -183,19 +195,65 @@ fn attention_is_close_to_f64() {
 fn rows_are_stored_to_nearest_even() {
     let mut x = random(75, 3);
     x.extend([0.0, -0.0, 1e-40, 65504.0, 1e9, f32::INFINITY, f32::NAN, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, f32::MAX]);
-    for kv_type in TYPES {
+    for kv_type in TYPES.into_iter().filter(|t| t.scale_size() == 0) {
         let mut row = vec![0; x.len() * kv_type.size()];
-        store_row(kv_type, &x, &mut row);
+        store_row(Isa::GENERIC, kv_type, &x, &mut row, &mut []);
+        for isa in Isa::supported() {
+            let mut again = vec![0; row.len()];
+            store_row(isa, kv_type, &x, &mut again, &mut []);
+            assert!(again == row, "{kv_type:?} {isa}");
+        }
         let got: Vec<f32> = row
             .chunks(kv_type.size())
             .map(|b| match kv_type {
                 KvType::F32 => f32::from_le_bytes(b.try_into().unwrap()),
                 KvType::Bf16 => half::bf16::from_le_bytes(b.try_into().unwrap()).to_f32(),
                 KvType::F16 => half::f16::from_le_bytes(b.try_into().unwrap()).to_f32(),
+                KvType::Int8 => unreachable!(),
             })
             .collect();
         for (g, e) in got.iter().zip(round(kv_type, &x)) {
             assert!(g.to_bits() == e.to_bits() || g.is_nan() && e.is_nan(), "{kv_type:?}: {g} {e}");
         }
+    }
+}
+
+fn quantised(isa: Isa, x: &[f32]) -> (Vec<i8>, f32) {
+    let (mut row, mut scale) = (vec![0; x.len()], [0; 4]);
+    store_row(isa, KvType::Int8, x, &mut row, &mut scale);
+    (row.iter().map(|b| *b as i8).collect(), f32::from_le_bytes(scale))
+}
+
+proptest! {
+    #[test]
+    fn rows_are_quantised_alike_everywhere(n in 1usize..300, seed in any::<u64>(), exponent in -140i32..120) {
+        let size = 2f32.powi(exponent);
+        let x: Vec<f32> = random(n, seed).iter().map(|x| x * size).collect();
+        let (q, scale) = quantised(Isa::GENERIC, &x);
+        let a = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+        let inv = if (127.0 / a).is_finite() { 127.0 / a } else { 0.0 };
+        prop_assert_eq!(scale.to_bits(), (a / 127.0).to_bits());
+        for (q, x) in q.iter().zip(&x) {
+            prop_assert_eq!(*q, (x * inv).round_ties_even() as i8);
+        }
+        for isa in Isa::supported() {
+            prop_assert_eq!(&quantised(isa, &x), &(q.clone(), scale));
+        }
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_has_no_scale() {
+    for isa in Isa::supported() {
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [0, 20, 36] {
+                let mut x = random(37, 9);
+                x[at] = odd;
+                let (q, scale) = quantised(isa, &x);
+                assert!(scale.to_bits() == f32::NAN.to_bits() && q.iter().all(|q| *q == 0), "{isa} {odd} at {at}");
+            }
+        }
+        assert_eq!(quantised(isa, &[0.0; 19]), (vec![0; 19], 0.0));
+        assert_eq!(quantised(isa, &[1.0, -1.0, 0.5, -0.0]), (vec![127, -127, 64, 0], 1.0 / 127.0));
     }
 }
