@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum, value_parser};
-use sluice_engine::{Activations, KvType, Options};
+use sluice_engine::{Activations, KvType, LoadMode, LoadOptions, Options};
 
-use crate::demo;
+use crate::{demo, folders, machine};
 
 /// The folder that was named, or else the demo model's.
 pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
@@ -33,6 +33,9 @@ pub struct EngineArgs {
     /// Tokens of a prompt that are computed at once; changes speed and memory, never the result
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=1 << 16))]
     chunk: Option<u32>,
+    /// How weights come into memory: mapped, read through the page cache or past it; auto chooses for each file and says why with --stats
+    #[arg(long, value_enum, default_value = "auto", value_name = "WAY")]
+    load: LoadArg,
     /// Experts per token instead of the model's own number. LOSSY: this changes the model's output
     #[arg(long, value_name = "K", value_parser = value_parser!(u32).range(1..=1 << 16))]
     experts_per_token: Option<u32>,
@@ -43,6 +46,14 @@ enum ActivationsArg {
     F32,
     Bf16,
     Int8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum LoadArg {
+    Auto,
+    Mmap,
+    Pread,
+    Direct,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -78,8 +89,23 @@ impl EngineArgs {
             max_context: self.max_context.map(size),
             chunk: self.chunk.map_or(defaults.chunk, size),
             experts_per_token: self.experts_per_token.map(size),
+            load: self.load(),
             ..defaults
         })
+    }
+
+    fn load(&self) -> LoadOptions {
+        LoadOptions {
+            mode: match self.load {
+                LoadArg::Auto => LoadMode::Auto,
+                LoadArg::Mmap => LoadMode::Mmap,
+                LoadArg::Pread => LoadMode::Pread,
+                LoadArg::Direct => LoadMode::Direct,
+            },
+            room: machine::room(),
+            memory_of_disks: folders::disk_speeds(),
+            ..LoadOptions::default()
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use sluice_backend::{
 };
 use sluice_cache::{BlockPool, BlockTable};
 use sluice_model::{Caches, Config, Decoder, Spec};
-use sluice_store::Checkpoint;
+use sluice_store::{Checkpoint, LoadOptions, Loading};
 
 use crate::sampler::{History, Sampler};
 use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
@@ -33,6 +33,8 @@ pub struct Options {
     /// Changes the model's output: see `sluice_model::Options`.
     pub experts_per_token: Option<usize>,
     pub profile: bool,
+    /// How the weights come into memory; changes no result.
+    pub load: LoadOptions,
 }
 
 impl Options {
@@ -49,6 +51,7 @@ impl Options {
             block_tokens: 32,
             experts_per_token: None,
             profile: false,
+            load: LoadOptions::default(),
         })
     }
 }
@@ -56,6 +59,8 @@ impl Options {
 /// A model with its caches and sequences.
 pub struct Engine {
     backend: Cpu,
+    /// Dropped after the backend, which may wait for weights.
+    loading: Option<Loading>,
     decoder: Decoder,
     caches: Caches,
     layouts: Vec<KvLayout>,
@@ -75,22 +80,26 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Loads the checkpoint in `folder`.
+    /// Loads the checkpoint in `folder`. Returns before the weights are read: a step waits for those it comes to.
     ///
     /// # Errors
-    /// A file that is missing, broken or not supported; the message names it.
+    /// A file that is missing, broken or not supported; the message names it. What goes wrong later is an error of a step.
     pub fn open(folder: &Path, options: Options) -> Result<Engine> {
         // The config first: a folder that holds something else altogether is best told by it.
         ensure!(folder.exists(), "{}: no such folder", folder.display());
         ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
         let config = Config::open(folder)?;
         sluice_model::check_supported(&config)?;
-        let checkpoint = Checkpoint::open(folder)?;
-        Engine::load(&checkpoint, &config, options)
+        let (checkpoint, loading) = sluice_store::load::open(folder, &options.load)?;
+        Engine::build(&checkpoint, Some(loading), &config, options)
     }
 
-    /// Loads an opened checkpoint.
+    /// An engine for an opened checkpoint, whose weights are used as they are.
     pub fn load(checkpoint: &Checkpoint, config: &Config, options: Options) -> Result<Engine> {
+        Engine::build(checkpoint, None, config, options)
+    }
+
+    fn build(checkpoint: &Checkpoint, loading: Option<Loading>, config: &Config, options: Options) -> Result<Engine> {
         let positive = options.chunk > 0 && options.max_sequences > 0 && options.block_tokens > 0;
         ensure!(positive, "chunk, sequences and block size must not be zero");
         let largest = options.chunk.max(options.block_tokens).max(options.max_context.unwrap_or(0));
@@ -106,6 +115,9 @@ impl Engine {
         };
         let loaded = sluice_model::load(checkpoint, config, &mut backend, &model_options)?;
         let decoder = loaded.decoder;
+        if let Some(loading) = &loading {
+            loading.start(&loaded.order);
+        }
         let spec = &decoder.spec;
         let max_context = options.max_context.unwrap_or(spec.max_context);
         ensure!(max_context > 0, "the context must hold at least one token");
@@ -123,6 +135,7 @@ impl Engine {
         };
         Ok(Engine {
             backend,
+            loading,
             caches: Caches { kv, states },
             pools: layouts.iter().map(|_| BlockPool::new(blocks)).collect(),
             layouts,
@@ -172,6 +185,11 @@ impl Engine {
     pub fn kv_in_use(&self) -> usize {
         let used = self.pools.iter().zip(&self.layouts).map(|(p, l)| (p.total() - p.free()) * l.block_bytes());
         used.sum()
+    }
+
+    /// How the weights come into memory; `None` for a checkpoint that was opened elsewhere. The first steps wait for what they need.
+    pub fn loading(&self) -> Option<&Loading> {
+        self.loading.as_ref()
     }
 
     /// Time and work by phase since the last call; empty unless profiling was asked for.
@@ -303,7 +321,7 @@ impl Engine {
     /// One step of all running sequences. Returns what came of it.
     ///
     /// # Errors
-    /// When the caches are full, or logits are not numbers.
+    /// When the caches are full, logits are not numbers, or weights could not be read: then every further step fails alike.
     pub fn step(&mut self) -> Result<&[Event]> {
         self.events.clear();
         // 1. Who takes part, with how many tokens. Single tokens first: a long prompt must not hold up who is generating.
@@ -452,6 +470,10 @@ impl Engine {
         }
         let logits = &mut self.logits[..needed];
         self.decoder.step(&mut self.backend, &self.batch, &self.caches, &self.wanted, logits);
+        // 4. Whether the weights were what the files hold.
+        if let Some(loading) = &self.loading {
+            loading.check()?;
+        }
         takers.iter().for_each(|&(i, take)| self.sequences[i].computed += take);
         Ok(())
     }

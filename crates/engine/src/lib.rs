@@ -10,4 +10,4 @@ pub use engine::{Engine, Options};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{Activations, Isa, KvType, MemoryClass, NUMERICS_VERSION, Phase, PhaseRow, Profile};
 pub use sluice_model::{Config, Spec};
-pub use sluice_store::Checkpoint;
+pub use sluice_store::{Checkpoint, LoadMode, LoadOptions, Loading};

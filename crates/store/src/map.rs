@@ -1,17 +1,25 @@
 //! Pages from the kernel: a file mapped read-only, or zeroed anonymous memory. The only unsafe code that holds memory here;
 //! everything above sees slices.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+use crate::fault::Watch;
+
+/// What a large page holds on x86-64; images begin at a multiple of it.
+const LARGE_PAGE: usize = 2 << 20;
 
 /// One mapping, unmapped on drop. Page-aligned.
 pub(crate) struct Map {
     base: NonNull<u8>,
     len: usize,
+    watch: OnceLock<Watch>,
 }
 
 // SAFETY: the mapping belongs to this value alone and is written only through `&mut` (`Buffer`), so it may move to and be
@@ -21,28 +29,82 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
+    fn of(base: NonNull<u8>, len: usize) -> Map {
+        Map { base, len, watch: OnceLock::new() }
+    }
+
     /// Maps the first `len` bytes of `file` read-only and private. The descriptor may be closed afterwards.
     ///
     /// Two things lie outside what a map can promise: a file that another process rewrites in place changes under the
     /// reader, and a file that is truncated raises SIGBUS on access to what is gone.
     pub fn file(file: &File, len: usize) -> io::Result<Map> {
         if len == 0 {
-            return Ok(Map { base: NonNull::dangling(), len });
+            return Ok(Map::of(NonNull::dangling(), len));
         }
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing that Rust knows of.
         let base = unsafe { mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, file, 0) }?;
-        Ok(Map { base: NonNull::new(base.cast()).expect("mmap never returns null"), len })
+        Ok(Map::of(NonNull::new(base.cast()).expect("mmap never returns null"), len))
     }
 
     /// `len` bytes of zeroed memory that is committed as it is touched.
     fn anonymous(len: usize) -> io::Result<Map> {
         if len == 0 {
-            return Ok(Map { base: NonNull::dangling(), len });
+            return Ok(Map::of(NonNull::dangling(), len));
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing that Rust knows of.
         let base = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
-        Ok(Map { base: NonNull::new(base.cast()).expect("mmap never returns null"), len })
+        Ok(Map::of(NonNull::new(base.cast()).expect("mmap never returns null"), len))
+    }
+
+    /// Memory that is to hold what a file of `len` bytes holds, at least to the end of its last page; zeroed, committed as it is
+    /// filled, in large pages where the system has them.
+    pub fn image(len: usize) -> io::Result<Map> {
+        let rounded = len.checked_next_multiple_of(rustix::param::page_size()).ok_or(io::ErrorKind::OutOfMemory)?;
+        if rounded < LARGE_PAGE {
+            return Map::anonymous(rounded);
+        }
+        // Room for a start at a large page's boundary; what is left over on both sides is given back.
+        let mut map = Map::anonymous(rounded.checked_add(LARGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?)?;
+        let whole = map.base.as_ptr();
+        let before = whole.align_offset(LARGE_PAGE);
+        let after = map.len - before - rounded;
+        // SAFETY: both parts are whole pages of the mapping just made, outside of what stays; the advice changes no contents.
+        unsafe {
+            let start = whole.add(before);
+            if before > 0 {
+                mm::munmap(whole.cast(), before)?;
+                (map.base, map.len) = (NonNull::new_unchecked(start), map.len - before);
+            }
+            if after > 0 {
+                mm::munmap(start.add(rounded).cast(), after)?;
+                map.len = rounded;
+            }
+            // Where there are no large pages, small ones do.
+            let _ = mm::madvise(start.cast(), rounded, Advice::LinuxHugepage);
+        }
+        Ok(map)
+    }
+
+    /// Where the memory begins, for those who fill it.
+    pub fn start(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// From here on a page that is gone from the file reads as zeros, and [`Map::missing`] tells: whoever asks for this must look.
+    pub fn watch(&self) {
+        if self.len > 0 {
+            self.watch.get_or_init(|| Watch::new(self.base.as_ptr() as usize, self.len));
+        }
+    }
+
+    /// The offset of the first page that was gone when it was read, if one was.
+    pub fn missing(&self) -> Option<u64> {
+        self.watch.get()?.missing()
     }
 
     pub fn as_slice(&self) -> &[u8] {
@@ -78,8 +140,16 @@ impl Map {
     }
 }
 
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Map({} bytes)", self.len)
+    }
+}
+
 impl Drop for Map {
     fn drop(&mut self) {
+        // Before the addresses can belong to somebody else.
+        drop(self.watch.take());
         if self.len > 0 {
             // SAFETY: mapped by `file` or `anonymous` with this length, and no slice outlives the value. An error could only
             // mean a wrong address; there is nothing to do about it here.

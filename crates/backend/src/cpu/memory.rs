@@ -2,11 +2,13 @@
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use memmap2::{MmapMut, MmapOptions};
-use sluice_kernels::matmul::{self, Activations, Form, Matrix};
+use sluice_kernels::matmul::{self, Activations, Form, Matrix, MatrixError};
 use sluice_kernels::rows::{Rows, RowsMut};
+use sluice_kernels::{Isa, affine};
 use sluice_store::Bytes;
 
 use crate::{MatrixSource, MemoryClass, Tensor};
@@ -166,25 +168,68 @@ impl<T: Default> PerThread<T> {
     }
 }
 
-/// A weight matrix where its checkpoint has it.
+/// A weight matrix where its checkpoint has it, which may not be there yet.
 pub struct Weight {
     source: MatrixSource,
+    /// All of it is known to be there.
+    ready: AtomicBool,
 }
 
 impl Weight {
+    /// Checks shape and lengths, without a look at the bytes.
     pub fn new(source: MatrixSource) -> Result<Weight> {
-        let weight = Weight { source };
-        weight.check()?;
-        Ok(weight)
+        let MatrixSource { form, rows, cols, .. } = source;
+        // Form and columns are checked by a matrix without rows, lengths here.
+        Matrix::new(form, 0, cols, &[], &[], &[])?;
+        let scale_row = match form {
+            Form::Float(_) => 0,
+            Form::Affine { group, scale, .. } => cols / group as usize * scale.size(),
+        };
+        let parts = [
+            ("weight", &source.data, form.row_bytes(cols)),
+            ("scales", &source.scales, Some(scale_row)),
+            ("biases", &source.biases, Some(scale_row)),
+        ];
+        for (part, bytes, row) in parts {
+            let wanted = row.and_then(|row| row.checked_mul(rows));
+            let wanted = wanted.ok_or(MatrixError::TooBig { rows, cols })?;
+            ensure!(bytes.len() == wanted, MatrixError::Length { part, got: bytes.len(), wanted });
+        }
+        Ok(Weight { source, ready: AtomicBool::new(false) })
     }
 
-    fn check(&self) -> Result<Matrix<'_>> {
-        let s = &self.source;
-        Ok(Matrix::new(s.form, s.rows, s.cols, &s.data, &s.scales, &s.biases)?)
-    }
-
+    /// The matrix, waiting for what is not there.
     pub fn matrix(&self) -> Matrix<'_> {
-        self.check().expect("checked when it was made")
+        let s = &self.source;
+        Matrix::new(s.form, s.rows, s.cols, &s.data, &s.scales, &s.biases).expect("checked when it was made")
+    }
+
+    /// Waits until all of it is there, or can never be.
+    pub fn wait(&self) {
+        if !self.is_ready() {
+            self.parts().into_iter().for_each(Bytes::wait);
+        }
+    }
+
+    /// Whether all of it is there.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed) || {
+            let ready = self.parts().into_iter().all(Bytes::is_ready);
+            self.ready.store(ready, Ordering::Relaxed);
+            ready
+        }
+    }
+
+    /// One row as f32, read at once where the matrix is not there yet. Where that fails the load has failed, and the row is zeros.
+    pub fn row_now(&self, isa: Isa, row: usize, out: &mut [f32]) {
+        let read = |bytes: &Bytes| {
+            let len = bytes.len() / self.source.rows;
+            let mut copy = vec![0; len];
+            bytes.slice(row * len..(row + 1) * len).read_now(&mut copy).map(|()| copy)
+        };
+        let [Ok(data), Ok(scales), Ok(biases)] = self.parts().map(read) else { return out.fill(0.0) };
+        let matrix = Matrix::new(self.source.form, 1, self.source.cols, &data, &scales, &biases);
+        affine::dequantize_row(isa, &matrix.expect("the parts of a row"), 0, out);
     }
 
     pub fn form(&self) -> Form {
