@@ -74,7 +74,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Pack(args) => pack::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(args, start),
         Command::Eval(args) => eval::run(args),
     });
     match result {

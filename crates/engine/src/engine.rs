@@ -5,12 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{
-    Activations, Backend, Batch, Cpu, Float, Isa, KvLayout, KvType, MemoryClass, Profile, SequenceSlice,
+    Activations, Backend, Batch, Cpu, Float, Isa, KvLayout, KvPool, KvType, MemoryClass, Profile, SequenceSlice,
 };
 use sluice_cache::{BlockPool, BlockTable};
 use sluice_model::{Caches, Config, Decoder, Spec};
 use sluice_store::{Checkpoint, LoadOptions, Loading};
 
+use crate::budget::Need;
 use crate::sampler::{History, Sampler};
 use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 
@@ -35,6 +36,11 @@ pub struct Options {
     pub profile: bool,
     /// How the weights come into memory; changes no result.
     pub load: LoadOptions,
+    /// Tokens whose keys and values are resident from the start, of each sequence; `Some(usize::MAX)`: of the whole context. Beyond them
+    /// memory is committed in steps, as it is without any. Changes no result.
+    pub kv_reserve: Option<usize>,
+    /// Bytes that weights, keys and values, states and scratch may take together.
+    pub memory_budget: Option<u64>,
 }
 
 impl Options {
@@ -52,6 +58,8 @@ impl Options {
             experts_per_token: None,
             profile: false,
             load: LoadOptions::default(),
+            kv_reserve: None,
+            memory_budget: None,
         })
     }
 }
@@ -115,9 +123,6 @@ impl Engine {
         };
         let loaded = sluice_model::load(checkpoint, config, &mut backend, &model_options)?;
         let decoder = loaded.decoder;
-        if let Some(loading) = &loading {
-            loading.start(&loaded.order);
-        }
         let spec = &decoder.spec;
         let max_context = options.max_context.unwrap_or(spec.max_context);
         ensure!(max_context > 0, "the context must hold at least one token");
@@ -127,12 +132,37 @@ impl Engine {
             (_, Float::Bf16) => KvType::Bf16,
         });
         let layouts: Vec<KvLayout> = spec.groups.iter().map(|g| g.layout(kv_type, options.block_tokens)).collect();
-        let blocks = max_context.div_ceil(options.block_tokens) * options.max_sequences;
-        let kv = layouts.iter().map(|l| backend.alloc_kv(*l, blocks)).collect::<Result<_>>()?;
+        let block_tokens = options.block_tokens;
         let states = match spec.state_len {
             0 => None,
             len => Some(backend.alloc(MemoryClass::State, options.max_sequences, len)?),
         };
+        // 1. What the budget has room for, before anything is read
+        let reserved = options.kv_reserve.map_or(0, |tokens| tokens.min(max_context));
+        let max_context = match options.memory_budget {
+            None => max_context,
+            Some(budget) => {
+                let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
+                let need = Need {
+                    weights: backend.memory(MemoryClass::WeightsMapped) + backend.memory(MemoryClass::WeightsCopied),
+                    state: backend.memory(MemoryClass::State),
+                    scratch: backend.memory(MemoryClass::Scratch),
+                    block: block * options.max_sequences,
+                    block_tokens,
+                    reserved,
+                };
+                need.context_within(budget)?.min(max_context)
+            }
+        };
+        // 2. Weights are read while the rest is set up, and while the first steps run
+        if let Some(loading) = &loading {
+            loading.start(&loaded.order);
+        }
+        // 3. The caches
+        let blocks = max_context.div_ceil(block_tokens) * options.max_sequences;
+        let kv: Vec<KvPool> = layouts.iter().map(|l| backend.alloc_kv(*l, blocks)).collect::<Result<_>>()?;
+        let resident = reserved.div_ceil(block_tokens) * options.max_sequences;
+        kv.iter().try_for_each(|pool| backend.commit_kv(pool, resident))?;
         Ok(Engine {
             backend,
             loading,
@@ -176,12 +206,12 @@ impl Engine {
         &self.skipped
     }
 
-    /// Bytes allocated or mapped, by class.
+    /// Bytes allocated, committed (keys and values) or mapped, by class.
     pub fn memory(&mut self, class: MemoryClass) -> usize {
         self.backend.memory(class)
     }
 
-    /// Bytes of KV that hold tokens now, of the address space that [`Engine::memory`] counts.
+    /// Bytes of KV that hold tokens now, of those that [`Engine::memory`] counts as committed.
     pub fn kv_in_use(&self) -> usize {
         let used = self.pools.iter().zip(&self.layouts).map(|(p, l)| (p.total() - p.free()) * l.block_bytes());
         used.sum()
@@ -430,6 +460,9 @@ impl Engine {
                 let grown = table.grow(pool, s.computed + take, layout.block_tokens);
                 grown.ok().context("the KV cache is full")?;
             }
+        }
+        for (kv, pool) in self.caches.kv.iter().zip(&self.pools) {
+            self.backend.commit_kv(kv, pool.touched())?;
         }
         // 2. The batch.
         let b = &mut self.batch;

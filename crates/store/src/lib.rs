@@ -21,7 +21,7 @@ pub use checkpoint::{Checkpoint, Tensor};
 pub use dtype::Dtype;
 pub use error::Error;
 pub use index::{shard_name, write_index};
-pub use load::{LoadError, LoadMode, LoadOptions, LoadProgress, Loading};
+pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loading};
 pub use map::Buffer;
 pub use residency::{drop_cached, resident_bytes};
 pub use write::{TensorPlan, Writer};

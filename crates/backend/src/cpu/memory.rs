@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use memmap2::{MmapMut, MmapOptions};
+use memmap2::{Advice, MmapMut, MmapOptions};
 use sluice_kernels::matmul::{self, Activations, Form, Matrix, MatrixError};
 use sluice_kernels::rows::{Rows, RowsMut};
 use sluice_kernels::{Isa, affine};
@@ -13,19 +13,57 @@ use sluice_store::Bytes;
 
 use crate::{MatrixSource, MemoryClass, Tensor};
 
-/// Zeroed anonymous memory, committed page by page when touched.
+/// Zeroed anonymous memory at an address of its own for good.
 pub struct Buffer {
     map: MmapMut,
     pub class: MemoryClass,
     pub bytes: usize,
+    /// What counts as taken: everything, or of a buffer that is committed in steps, what was committed.
+    pub committed: usize,
 }
 
+/// What a buffer that is committed in steps takes at once, at least: a large page.
+const STEP: usize = 2 << 20;
+
 impl Buffer {
+    /// Committed page by page when touched.
     pub fn zeroed(class: MemoryClass, bytes: usize) -> Result<Buffer> {
         // A map of nothing is refused by the system; a page that is never touched costs nothing.
         let map = MmapOptions::new().len(bytes.max(1)).map_anon();
         let map = map.with_context(|| format!("cannot reserve {bytes} bytes for {}", class.name()))?;
-        Ok(Buffer { map, class, bytes })
+        Ok(Buffer { map, class, bytes, committed: bytes })
+    }
+
+    /// Address space, of which nothing may be touched before it is committed.
+    pub fn reserved(class: MemoryClass, bytes: usize) -> Result<Buffer> {
+        let map = MmapOptions::new().len(bytes.max(1)).no_reserve_swap().map_anon();
+        let map = map.with_context(|| format!("cannot reserve {bytes} bytes of addresses for {}", class.name()))?;
+        if bytes >= STEP {
+            // Where there are no large pages, small ones do.
+            let _ = map.advise(Advice::HugePage);
+        }
+        Ok(Buffer { map, class, bytes, committed: 0 })
+    }
+
+    /// Makes the first `bytes` bytes resident; what is resident already stays as it is, where it is.
+    ///
+    /// # Errors
+    /// When the system has no more memory, or this process may have none.
+    pub fn commit(&mut self, bytes: usize) -> Result<()> {
+        if bytes <= self.committed {
+            return Ok(());
+        }
+        let to = bytes.next_multiple_of(STEP).min(self.bytes);
+        let (from, more) = (self.committed, to - self.committed);
+        match self.map.advise_range(Advice::PopulateWrite, from, more) {
+            Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => {
+                // Kernels before 5.14: a write to each page does it.
+                self.map[from..to].iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(0));
+            }
+            done => done.with_context(|| format!("cannot commit {more} more bytes for {}", self.class.name()))?,
+        }
+        self.committed = to;
+        Ok(())
     }
 
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {

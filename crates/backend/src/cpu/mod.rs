@@ -188,8 +188,14 @@ impl Backend for Cpu {
 
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
         let id = BufferId(self.buffers.len() as u32);
-        self.buffers.push(Buffer::zeroed(MemoryClass::Kv, layout.block_bytes() * blocks)?);
+        let bytes =
+            layout.block_bytes().checked_mul(blocks).context("the KV cache is larger than the address space")?;
+        self.buffers.push(Buffer::reserved(MemoryClass::Kv, bytes)?);
         Ok(KvPool { buffer: id, layout })
+    }
+
+    fn commit_kv(&mut self, pool: &KvPool, blocks: usize) -> Result<()> {
+        self.buffers[pool.buffer.0 as usize].commit(blocks * pool.layout.block_bytes())
     }
 
     fn upload(&mut self, values: &[f32], to: Tensor) {
@@ -446,7 +452,7 @@ impl Backend for Cpu {
     }
 
     fn memory(&mut self, class: MemoryClass) -> usize {
-        let buffers: usize = self.buffers.iter().filter(|b| b.class == class).map(|b| b.bytes).sum();
+        let buffers: usize = self.buffers.iter().filter(|b| b.class == class).map(|b| b.committed).sum();
         let weights = |mapped: bool| -> usize {
             self.weights.iter().filter(|w| w.is_mapped() == mapped).map(Weight::bytes).sum()
         };

@@ -44,7 +44,7 @@ pub struct PplArgs {
 pub fn run(args: PplArgs) -> Result<()> {
     // 1. the text's tokens, in windows
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
-    let mut engine = load::engine(&folder, args.engine.options()?)?;
+    let mut engine = load::engine(&folder, &args.engine, args.engine.options()?)?;
     let tokenizer = load::tokenizer(&folder)?;
     let name = || args.text.display().to_string();
     let text = fs::read(&args.text).with_context(name)?;
