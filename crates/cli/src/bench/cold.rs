@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use sluice_store::{drop_cached, resident_bytes};
+use sluice_store::{Buffer, drop_cached, resident_bytes};
 
 /// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
@@ -23,7 +23,8 @@ impl State {
     }
 
     /// Brings the files into this state, and says how much of them is in the page cache then, of 1: what a caller should print, since
-    /// others may hold pages that cannot be dropped.
+    /// others may hold pages that cannot be dropped. Memory for as much again is taken and given back, so that what follows does not
+    /// depend on whether a hypervisor has reclaimed what was free.
     pub fn prepare(self, files: &[PathBuf]) -> Result<f64> {
         match self {
             State::Cold => {
@@ -46,8 +47,21 @@ impl State {
                 }
             }
         }
+        touch_memory(files)?;
         resident(files)
     }
+}
+
+/// As much memory as the files have bytes, and a little more, as far as there is so much.
+fn touch_memory(files: &[PathBuf]) -> Result<()> {
+    let mut bytes = 256 << 20;
+    for path in files {
+        bytes += open(path)?.metadata()?.len();
+    }
+    let free = crate::machine::free().unwrap_or(0);
+    let mut buffer = Buffer::zeroed(bytes.min(free / 8 * 7) as usize).context("memory to touch")?;
+    buffer.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    Ok(())
 }
 
 fn open(path: &PathBuf) -> Result<File> {

@@ -44,6 +44,9 @@ pub struct LoadArgs {
     /// Requests under way at once with io_uring [default: what measured best]
     #[arg(long, value_name = "N")]
     depth: Option<usize>,
+    /// Threads with an io_uring each [default: what measured best]
+    #[arg(long, value_name = "N")]
+    rings: Option<usize>,
     /// Threads that read without it [default: what measured best]
     #[arg(long, value_name = "N")]
     readers: Option<usize>,
@@ -226,6 +229,7 @@ impl LoadArgs {
     fn set(&self, options: &mut sluice_engine::LoadOptions) {
         options.request = self.request.unwrap_or(options.request);
         options.depth = self.depth.unwrap_or(options.depth);
+        options.rings = self.rings.unwrap_or(options.rings);
         options.threads = self.readers.unwrap_or(options.threads);
     }
 }

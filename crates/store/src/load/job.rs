@@ -22,6 +22,7 @@ pub(crate) struct Job {
     sources: Vec<Arc<Source>>,
     threads: usize,
     depth: usize,
+    rings: usize,
     queue: Mutex<Queue>,
     /// Told when a chunk is settled, or when there will be no more.
     settled: Condvar,
@@ -70,6 +71,7 @@ impl Job {
             sources,
             threads: options.threads.max(1),
             depth: options.depth.max(1),
+            rings: options.rings.max(1),
             queue: Mutex::default(),
             settled: Condvar::new(),
             waiters: AtomicUsize::new(0),
@@ -137,9 +139,9 @@ impl Job {
             if self.is_halted() || self.peek(queue, reader).is_none() {
                 continue;
             }
-            // One thread keeps a ring full.
+            // One thread keeps a ring full. With two, pages of an image are cleared by one while the other submits.
             let ring = reader == Reader::Direct && !self.no_ring.load(Ordering::Acquire);
-            let wanted = if ring { 1 } else { self.threads };
+            let wanted = if ring { self.rings } else { self.threads };
             while queue.lanes[reader as usize].readers < wanted {
                 let job = Arc::clone(self);
                 let read = move || if ring { job.read_by_ring() } else { job.read_by_thread(reader) };

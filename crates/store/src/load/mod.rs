@@ -65,13 +65,23 @@ pub struct LoadOptions {
     pub request: usize,
     /// Requests that io_uring keeps under way.
     pub depth: usize,
+    /// Threads with a ring each.
+    pub rings: usize,
     /// Threads that read where io_uring does not.
     pub threads: usize,
 }
 
 impl Default for LoadOptions {
     fn default() -> LoadOptions {
-        LoadOptions { mode: LoadMode::Auto, room: None, memory_of_disks: None, request: 2 << 20, depth: 8, threads: 4 }
+        LoadOptions {
+            mode: LoadMode::Auto,
+            room: None,
+            memory_of_disks: None,
+            request: 2 << 20,
+            depth: 8,
+            rings: 2,
+            threads: 4,
+        }
     }
 }
 
