@@ -15,12 +15,16 @@ def model(shape, form):
     """The path of a model: a folder for Sluice's forms, a file for llama.cpp's."""
     path = DIR / "models" / f"{shape}-{form}{'.gguf' if form[0].isupper() else ''}"
     if not path.exists():
-        count = sum(_product(t.shape) for t in tensors(shape))
-        need_free(int(count * BITS[form] / 8), path.name)
+        need_free(bytes_of(shape, form), path.name)
         say(f"making {path.name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path], f"{path.name}.log")
     return path
+
+
+def bytes_of(shape, form):
+    """About how many bytes a model has."""
+    return int(sum(_product(t.shape) for t in tensors(shape)) * BITS[form] / 8)
 
 
 def size(path):

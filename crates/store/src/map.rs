@@ -58,10 +58,10 @@ impl Map {
     }
 
     /// Memory that is to hold what a file of `len` bytes holds, at least to the end of its last page; zeroed, committed as it is
-    /// filled, in large pages where the system has them.
-    pub fn image(len: usize) -> io::Result<Map> {
+    /// filled, in `large_pages` if asked for and where the system has them.
+    pub fn image(len: usize, large_pages: bool) -> io::Result<Map> {
         let rounded = len.checked_next_multiple_of(rustix::param::page_size()).ok_or(io::ErrorKind::OutOfMemory)?;
-        if rounded < LARGE_PAGE {
+        if rounded < LARGE_PAGE || !large_pages {
             return Map::anonymous(rounded);
         }
         // Room for a start at a large page's boundary; what is left over on both sides is given back.
@@ -165,6 +165,11 @@ impl Buffer {
     /// `len` bytes; nothing is committed before it is written. Fails when the address space or the memory limit is spent.
     pub fn zeroed(len: usize) -> io::Result<Buffer> {
         Map::anonymous(len).map(Buffer)
+    }
+
+    /// The same in large pages, where the system has them.
+    pub fn large(len: usize) -> io::Result<Buffer> {
+        Map::image(len, true).map(Buffer)
     }
 
     pub(crate) fn into_map(self) -> Map {

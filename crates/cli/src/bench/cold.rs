@@ -59,7 +59,7 @@ fn touch_memory(files: &[PathBuf]) -> Result<()> {
         bytes += open(path)?.metadata()?.len();
     }
     let free = crate::machine::free().unwrap_or(0);
-    let mut buffer = Buffer::zeroed(bytes.min(free / 8 * 7) as usize).context("memory to touch")?;
+    let mut buffer = Buffer::large(bytes.min(free / 8 * 7) as usize).context("memory to touch")?;
     buffer.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
     Ok(())
 }

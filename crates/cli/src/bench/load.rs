@@ -50,6 +50,9 @@ pub struct LoadArgs {
     /// Threads that read without it [default: what measured best]
     #[arg(long, value_name = "N")]
     readers: Option<usize>,
+    /// Copies of files in small pages
+    #[arg(long)]
+    small_pages: bool,
     /// One line of JSON for each way and state
     #[arg(long)]
     json: bool,
@@ -104,6 +107,11 @@ struct Row {
     cached: Figures,
     /// From the start of the program until all weights are there, nothing else being done.
     load_seconds: Figures,
+    /// Highest resident set of it.
+    load_peak: Figures,
+    /// Of it, until headers were read and vectors were there, before any matrix; and what its reading took.
+    open_seconds: Figures,
+    read_seconds: Figures,
     /// What the disk gave just before and just after, the mean of both; cold only.
     disk: Figures,
     /// From the start of the program.
@@ -129,6 +137,9 @@ impl Row {
             mode,
             cached: none(),
             load_seconds: none(),
+            load_peak: none(),
+            open_seconds: none(),
+            read_seconds: none(),
             disk: none(),
             first_token_seconds: none(),
             prompt_seconds: none(),
@@ -161,6 +172,9 @@ impl Row {
         }
         self.cached.push(cached);
         self.load_seconds.push(figure(&found, "load_seconds"));
+        self.open_seconds.push(figure(&found, "open_seconds"));
+        self.read_seconds.push(figure(&found, "read_seconds"));
+        self.load_peak.push(figure(&found, "peak_memory"));
         self.keep_words(&found);
         // 2. a start that answers
         if args.tokens > 0 {
@@ -173,8 +187,6 @@ impl Row {
             self.peak.push(figure(&found, "peak_memory"));
             self.process_seconds.push(time.as_secs_f64());
             self.keep_words(&found);
-        } else {
-            self.peak.push(figure(&found, "peak_memory"));
         }
         Ok(())
     }
@@ -190,6 +202,11 @@ impl Row {
         add(&mut self.chosen, "modes");
         add(&mut self.reasons, "reasons");
         add(&mut self.notes, "fallbacks");
+    }
+
+    /// The highest resident set of all that was measured.
+    fn peak(&self) -> &Figures {
+        if self.peak.is_empty() { &self.load_peak } else { &self.peak }
     }
 
     /// Bytes per second of the load over the disk's.
@@ -209,6 +226,9 @@ impl Row {
             "fallbacks": self.notes,
             "cached_before": self.cached.to_json(),
             "load_seconds": self.load_seconds.to_json(),
+            "open_seconds": self.open_seconds.to_json(),
+            "read_seconds": self.read_seconds.to_json(),
+            "load_peak_memory": self.load_peak.to_json(),
             "disk_bytes_per_second": self.disk.to_json(),
             "fraction_of_disk": if self.disk.is_empty() { json!(null) } else { self.of_disk(bytes).to_json() },
             "first_token_seconds": self.first_token_seconds.to_json(),
@@ -216,7 +236,6 @@ impl Row {
             "prompt_tokens_per_second": self.prompt_speed.to_json(),
             "generation_tokens_per_second": self.generation_speed.to_json(),
             "peak_memory": self.peak.to_json(),
-            "peak_over_weights": self.peak.map(|p| p / bytes as f64).to_json(),
             "process_seconds": self.process_seconds.to_json(),
         })
     }
@@ -229,6 +248,7 @@ impl LoadArgs {
     fn set(&self, options: &mut sluice_engine::LoadOptions) {
         options.request = self.request.unwrap_or(options.request);
         options.depth = self.depth.unwrap_or(options.depth);
+        options.large_pages &= !self.small_pages;
         options.rings = self.rings.unwrap_or(options.rings);
         options.threads = self.readers.unwrap_or(options.threads);
     }
@@ -250,7 +270,7 @@ fn run_case(args: &LoadArgs, case: &str, start: Instant) -> Result<()> {
     });
     let mut engine = load::engine(&folder, &args.engine, options)?;
     let _tokenizer = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-    let mut found = json!({});
+    let mut found = json!({"open_seconds": start.elapsed().as_secs_f64()});
     if kind == "answer" {
         answer(args, &mut engine, start, &mut found)?;
     }
@@ -258,6 +278,7 @@ fn run_case(args: &LoadArgs, case: &str, start: Instant) -> Result<()> {
         loading.finish()?;
     }
     let files = engine.loading().map_or(&[][..], Loading::files);
+    found["read_seconds"] = engine.loading().and_then(Loading::time).map(|t| t.as_secs_f64()).into();
     found["load_seconds"] = start.elapsed().as_secs_f64().into();
     found["modes"] = files.iter().map(|f| f.mode.name()).collect();
     found["reasons"] = files.iter().map(|f| f.reason.clone()).collect();
@@ -315,8 +336,8 @@ fn print(rows: &[Row], name: &str, bytes: u64) {
             row.first_token_seconds.to_text(3),
             if row.prompt_seconds.is_empty() { "-".to_owned() } else { format!("{:.3}", row.prompt_seconds.median()) },
             row.generation_speed.to_text(1),
-            gb(&row.peak).median(),
-            row.peak.median() / bytes as f64,
+            gb(row.peak()).median(),
+            row.peak().median() / bytes as f64,
             row.chosen.join("+"),
             row.notes.iter().map(|n| format!("; {n}")).collect::<String>(),
         );
@@ -338,7 +359,7 @@ fn print(rows: &[Row], name: &str, bytes: u64) {
             both(&|r| format!("{:.3}", r.load_seconds.median())),
             std.load_seconds.median() / mmap.load_seconds.median(),
             both(&speed),
-            both(&|r| format!("{:.2}", r.peak.median() / 1e9)),
+            both(&|r| format!("{:.2}", r.peak().median() / 1e9)),
         );
     }
 }

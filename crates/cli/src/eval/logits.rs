@@ -56,6 +56,7 @@ pub fn run(args: LogitsArgs) -> Result<()> {
     if args.json {
         writeln!(out, "]}}")?;
     }
+    load::say_notes(&engine);
     Ok(out.flush()?)
 }
 

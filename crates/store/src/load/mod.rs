@@ -65,6 +65,8 @@ pub struct LoadOptions {
     pub request: usize,
     /// Requests that io_uring keeps under way.
     pub depth: usize,
+    /// Whether copies of files ask for large pages.
+    pub large_pages: bool,
     /// Threads with a ring each.
     pub rings: usize,
     /// Threads that read where io_uring does not.
@@ -78,6 +80,7 @@ impl Default for LoadOptions {
             room: None,
             memory_of_disks: None,
             request: 2 << 20,
+            large_pages: true,
             depth: 8,
             rings: 2,
             threads: 4,

@@ -110,7 +110,7 @@ impl<'a> Staging<'a> {
         let bytes = buffers.checked_mul(size).ok_or(io::ErrorKind::OutOfMemory)?;
         let state = StagingState { chunks, free: (0..buffers).rev().collect(), error: None, notes: Vec::new() };
         Ok(Staging {
-            ring: Map::image(bytes)?,
+            ring: Map::image(bytes, true)?,
             size,
             state: Mutex::new(state),
             given_back: Condvar::new(),

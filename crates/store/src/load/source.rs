@@ -53,7 +53,7 @@ impl Source {
             map.watch();
             map
         } else {
-            Map::image(len).map_err(Error::io(&file.path, "find memory for"))?
+            Map::image(len, options.large_pages).map_err(Error::io(&file.path, "find memory for"))?
         };
         // What is in the page cache can be used where it is mapped; a touch costs less than being told about it.
         let first = if mapped && resident { READY } else { PENDING };
