@@ -1,7 +1,7 @@
 """Writes a random-weight model: `make_model.py SHAPE FORM OUT`, with the Python of the peers' environment.
 
-FORM is `bf16`, `q8`, `q4` or `q2` for a folder with config.json and safetensors (MLX's affine quantisation, groups of 64, which Sluice and mlx-lm
-read; bf16 is also what transformers reads), or `BF16`, `Q8_0`, `Q4_0` or `Q2_K` for a GGUF file (llama.cpp). Every matrix of a file has the same
+FORM is `bf16`, or `q` and a number of bits from 2 to 8, for a folder with config.json and safetensors (MLX's affine quantisation, groups of 64, which Sluice and mlx-lm
+read; bf16 is also what transformers reads), or `BF16`, `Q8_0`, `Q6_K`, `Q4_0`, `Q3_K` or `Q2_K` for a GGUF file (llama.cpp). Every matrix of a file has the same
 form, the embedding and the output head too, so that the formats differ in nothing but their blocks. Weights have a standard deviation of about
 0.02, as trained ones do, but the embedding has 1: what a layer adds then stays small beside the token itself, and tokens choose different experts, as they do in a
 trained model. (With 0.02 the mean over the context, alike for all tokens, drowns them, and a mixture uses a handful of its experts.) All bytes are written, so that no
@@ -119,6 +119,12 @@ def blocks(kind, n, deviation):
         case "Q4_0":  # d, 32 times 4 bits; w = d (q - 8)
             count, d = n // 32, deviation / 4.6
             return np.hstack([f16(0.7 * d, 1.3 * d, count), random_bytes(count * 16).reshape(count, 16)])
+        case "Q6_K":  # 256 times 6 bits, 16 scales of 8 bits, d; w = d scale (q - 32)
+            count, d = n // 256, deviation / 1350
+            return np.hstack([random_bytes(count * 208).reshape(count, 208), f16(0.7 * d, 1.3 * d, count)])
+        case "Q3_K":  # 256 times 3 bits, 16 scales of 6 bits, d; w = d (scale - 32) (q - 4)
+            count, d = n // 256, deviation / 42
+            return np.hstack([random_bytes(count * 108).reshape(count, 108), f16(0.7 * d, 1.3 * d, count)])
         case "Q2_K":  # 16 scales and minima of 4 bits each, 256 times 2 bits, d, dmin
             count, d = n // 256, deviation / 12
             rest = random_bytes(count * 80).reshape(count, 80)
@@ -129,7 +135,7 @@ def write_gguf(shape, form, out):
     import gguf
 
     c = CONFIGS[shape]
-    arch = {"dense": "qwen3", "moe": "qwen3moe", "hybrid": "qwen3next"}[shape]
+    arch = c["model_type"].replace("_", "")
     w = gguf.GGUFWriter(out, arch)
     w.add_name(f"random {shape}")
     w.add_vocab_size(c["vocab_size"])
@@ -158,8 +164,7 @@ def write_gguf(shape, form, out):
         w.add_full_attention_interval(c["full_attention_interval"])
         w.add_rope_dimension_count(int(c["head_dim"] * c["partial_rotary_factor"]))
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    file_types = {"BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0", "Q2_K": "MOSTLY_Q2_K"}
-    w.add_file_type(gguf.LlamaFileType[file_types[form]])
+    w.add_file_type(gguf.LlamaFileType["MOSTLY_Q3_K_M" if form == "Q3_K" else f"MOSTLY_{form}"])
 
     quant = gguf.GGMLQuantizationType[form]
     per_block, block_bytes = gguf.GGML_QUANT_SIZES[quant]

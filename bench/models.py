@@ -7,19 +7,24 @@ from peers import PYTHON
 from scratch import DIR, need_free, run, say
 from shapes import tensors
 
-BITS = {"bf16": 16, "q8": 8.5, "q4": 4.5, "q2": 2.5, "BF16": 16, "Q8_0": 8.5, "Q4_0": 4.5, "Q2_K": 2.625}
+BITS = {"bf16": 16, "q8": 8.5, "q6": 6.5, "q4": 4.5, "q3": 3.5, "q2": 2.5}
+BITS |= {"BF16": 16, "Q8_0": 8.5, "Q6_K": 6.5625, "Q4_0": 4.5, "Q3_K": 3.4375, "Q2_K": 2.625}
 
 
 def model(shape, form):
     """The path of a model: a folder for Sluice's forms, a file for llama.cpp's."""
     path = DIR / "models" / f"{shape}-{form}{'.gguf' if form[0].isupper() else ''}"
     if not path.exists():
-        count = sum(_product(t.shape) for t in tensors(shape))
-        need_free(int(count * BITS[form] / 8), path.name)
+        need_free(bytes_of(shape, form), path.name)
         say(f"making {path.name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path], f"{path.name}.log")
     return path
+
+
+def bytes_of(shape, form):
+    """About how many bytes a model has."""
+    return int(sum(_product(t.shape) for t in tensors(shape)) * BITS[form] / 8)
 
 
 def size(path):

@@ -70,6 +70,27 @@ CONFIGS = {
         "rope_theta": 10_000_000.0,
     },
 }
+
+
+def _qwen3(hidden, layers, heads, wide, tied):
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": wide,
+        "tie_word_embeddings": tied,
+        "rope_theta": 1_000_000.0,
+    }
+
+
+# Whole Qwen3 models, for the suite that loads them.
+CONFIGS["4b"] = _qwen3(2560, 36, 32, 9728, True)
+CONFIGS["8b"] = _qwen3(4096, 36, 32, 12288, False)
+CONFIGS["14b"] = _qwen3(5120, 40, 40, 17408, False)
 for _config in CONFIGS.values():
     _config.update(
         vocab_size=VOCABULARY,
@@ -111,7 +132,7 @@ def tensors(shape):
         yield Tensor(f"{at}.input_layernorm.weight", f"{to}.attn_norm.weight", (hidden,), "one")
         yield from _delta_net(c, at, to) if linear else _attention(c, at, to, gated=shape == "hybrid")
         yield Tensor(f"{at}.post_attention_layernorm.weight", f"{to}.{after}.weight", (hidden,), "one")
-        yield from _dense(c, at, to) if shape == "dense" else _experts(c, at, to)
+        yield from _experts(c, at, to) if "num_experts" in c else _dense(c, at, to)
     yield Tensor("model.norm.weight", "output_norm.weight", (hidden,), "one")
     if not c["tie_word_embeddings"]:
         yield Tensor("lm_head", "output.weight", (VOCABULARY, hidden))

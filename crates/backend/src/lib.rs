@@ -325,8 +325,10 @@ pub struct SharedExpert {
 pub trait Backend: Send {
     /// A zeroed buffer of `[rows, cols]` f32, committed when touched.
     fn alloc(&mut self, class: MemoryClass, rows: usize, cols: usize) -> anyhow::Result<Tensor>;
-    /// A zeroed pool of `blocks` blocks, committed when touched.
+    /// A zeroed pool of `blocks` blocks: addresses only, until [`Backend::commit_kv`].
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> anyhow::Result<KvPool>;
+    /// Makes the first `blocks` blocks of a pool usable: resident, where they are, for good.
+    fn commit_kv(&mut self, pool: &KvPool, blocks: usize) -> anyhow::Result<()>;
     /// Copies host values into a tensor.
     fn upload(&mut self, values: &[f32], to: Tensor);
     /// Makes a weight matrix known, where it lies.

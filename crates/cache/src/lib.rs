@@ -10,12 +10,14 @@ pub struct BlockPool {
     free: Vec<u32>,
     /// How many sequences hold each block.
     holders: Vec<u32>,
+    /// Blocks that were ever handed out: all below this number.
+    touched: usize,
 }
 
 impl BlockPool {
     pub fn new(blocks: usize) -> BlockPool {
         // The lowest numbers are handed out first, so that memory is touched from the start.
-        BlockPool { free: (0..blocks as u32).rev().collect(), holders: vec![0; blocks] }
+        BlockPool { free: (0..blocks as u32).rev().collect(), holders: vec![0; blocks], touched: 0 }
     }
 
     pub fn free(&self) -> usize {
@@ -26,10 +28,16 @@ impl BlockPool {
         self.holders.len()
     }
 
+    /// One above the highest block that was ever handed out.
+    pub fn touched(&self) -> usize {
+        self.touched
+    }
+
     /// A free block, held once; none when the pool is spent.
     pub fn allocate(&mut self) -> Option<u32> {
         let block = self.free.pop()?;
         self.holders[block as usize] = 1;
+        self.touched = self.touched.max(block as usize + 1);
         Some(block)
     }
 
@@ -110,6 +118,7 @@ mod tests {
         a.grow(&mut pool, 33, 16).unwrap();
         assert_eq!(a.blocks(), [0, 1, 3]);
         assert_eq!(b.slot(5, 16), 2 * 16 + 5);
+        assert_eq!((pool.touched(), pool.free()), (4, 0));
     }
 
     #[test]

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum, value_parser};
-use sluice_engine::{Activations, KvType, Options};
+use sluice_engine::{Activations, KvType, LoadMode, LoadOptions, Options};
 
-use crate::demo;
+use crate::{demo, folders, machine};
 
 /// The folder that was named, or else the demo model's.
 pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
@@ -34,6 +34,19 @@ pub struct EngineArgs {
     /// Tokens of a prompt that are computed at once; changes speed and memory, never the result
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=1 << 16))]
     chunk: Option<u32>,
+    /// How weights come into memory: mapped, read through the page cache or past it; auto chooses for each file and says why with --stats
+    #[arg(long, value_enum, default_value = "auto", value_name = "WAY")]
+    load: LoadArg,
+    /// Memory of keys and values: committed as it is needed, or resident from the start for TOKENS tokens (the whole context, if none
+    /// are given) and committed as it is needed beyond
+    #[arg(long, default_value = "dynamic", value_name = "dynamic|reserve[=TOKENS]", value_parser = kv_arg)]
+    kv: KvArg,
+    /// Bytes that weights, keys and values, states and scratch may take together, such as 8G or 900M; more is refused before reading
+    #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
+    memory_budget: Option<u64>,
+    /// Say how each file of weights is read, and why
+    #[arg(short, long)]
+    verbose: bool,
     /// Experts per token instead of the model's own number. LOSSY: this changes the model's output
     #[arg(long, value_name = "K", value_parser = value_parser!(u32).range(1..=1 << 16))]
     experts_per_token: Option<u32>,
@@ -47,6 +60,14 @@ enum ActivationsArg {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum LoadArg {
+    Auto,
+    Mmap,
+    Pread,
+    Direct,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum KvTypeArg {
     Auto,
     F32,
@@ -55,7 +76,52 @@ enum KvTypeArg {
     Int8,
 }
 
+/// Tokens to reserve.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct KvArg(Option<usize>);
+
+fn kv_arg(text: &str) -> Result<KvArg, String> {
+    match text.split_once('=') {
+        None if text == "dynamic" => Ok(KvArg(None)),
+        None if text == "reserve" => Ok(KvArg(Some(usize::MAX))),
+        Some(("reserve", tokens)) => match tokens.parse::<u32>() {
+            Ok(n) if (1..=1 << 24).contains(&n) => Ok(KvArg(Some(n as usize))),
+            _ => Err("TOKENS must be a number from 1 to 16777216".into()),
+        },
+        _ => Err("expected dynamic, reserve or reserve=TOKENS".into()),
+    }
+}
+
+/// A number of bytes: `123456`, or with a decimal (k, M, G, T) or binary (Ki, Mi, Gi, Ti) unit, and an optional B.
+fn bytes_arg(text: &str) -> Result<u64, String> {
+    let wrong = || "expected a number of bytes, such as 8G, 7.5GB or 900Mi".to_owned();
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let unit = unit.trim().to_ascii_lowercase();
+    let unit = unit.strip_suffix('b').unwrap_or(&unit);
+    let scale = match unit {
+        "" => 1.0,
+        "k" => 1e3,
+        "m" => 1e6,
+        "g" => 1e9,
+        "t" => 1e12,
+        "ki" => 1024.0,
+        "mi" => 1024f64.powi(2),
+        "gi" => 1024f64.powi(3),
+        "ti" => 1024f64.powi(4),
+        _ => return Err(wrong()),
+    };
+    let bytes = number * scale;
+    if bytes >= 1.0 && bytes < 2f64.powi(63) { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
 impl EngineArgs {
+    /// Whether to say how weights are read.
+    pub fn verbose(&self) -> bool {
+        self.verbose
+    }
+
     /// The engine's options: this machine's defaults, and what the flags say.
     ///
     /// # Errors
@@ -81,8 +147,25 @@ impl EngineArgs {
             max_context: self.max_context.map(size),
             chunk: self.chunk.map_or(defaults.chunk, size),
             experts_per_token: self.experts_per_token.map(size),
+            load: self.load(),
+            kv_reserve: self.kv.0,
+            memory_budget: self.memory_budget,
             ..defaults
         })
+    }
+
+    fn load(&self) -> LoadOptions {
+        LoadOptions {
+            mode: match self.load {
+                LoadArg::Auto => LoadMode::Auto,
+                LoadArg::Mmap => LoadMode::Mmap,
+                LoadArg::Pread => LoadMode::Pread,
+                LoadArg::Direct => LoadMode::Direct,
+            },
+            room: machine::room().into_iter().chain(self.memory_budget).min(),
+            memory_of_disks: folders::disk_speeds(),
+            ..LoadOptions::default()
+        }
     }
 }
 
@@ -103,5 +186,32 @@ pub fn kv_type_name(kv_type: Option<KvType>) -> &'static str {
         Some(KvType::Bf16) => "bf16",
         Some(KvType::F16) => "f16",
         Some(KvType::Int8) => "int8",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_units() {
+        for (text, bytes) in
+            [("123", 123), ("8G", 8_000_000_000), ("7.5gb", 7_500_000_000), ("2Ki", 2048), ("1MiB", 1 << 20)]
+        {
+            assert_eq!(bytes_arg(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "G", "-1", "0", "8X", "1e9", "nan", "99999999999T"] {
+            assert!(bytes_arg(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_reservation_may_have_a_size() {
+        assert_eq!(kv_arg("dynamic"), Ok(KvArg(None)));
+        assert_eq!(kv_arg("reserve"), Ok(KvArg(Some(usize::MAX))));
+        assert_eq!(kv_arg("reserve=2048"), Ok(KvArg(Some(2048))));
+        for text in ["", "reserve=", "reserve=0", "dynamic=3", "static"] {
+            assert!(kv_arg(text).is_err(), "{text}");
+        }
     }
 }

@@ -10,6 +10,11 @@ pub fn tokenizer_cache() -> Option<PathBuf> {
     private(base("XDG_CACHE_HOME", ".cache")?.join("sluice/tokenizers"))
 }
 
+/// What disks can do: `~/.cache/sluice/disks.json`.
+pub fn disk_speeds() -> Option<PathBuf> {
+    Some(private(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))?.join("disks.json"))
+}
+
 /// The lines typed in conversations: `~/.local/state/sluice/chat-history`.
 pub fn chat_history() -> Option<PathBuf> {
     Some(private(base("XDG_STATE_HOME", ".local/state")?.join("sluice"))?.join("chat-history"))

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
 use sluice_engine::text::{ChatTemplate, GenerationDefaults, Tokenizer, stop_ids};
-use sluice_engine::{Engine, Options};
+use sluice_engine::{Engine, Loading, Options};
 
-use crate::{folders, terminal};
+use crate::engine_args::EngineArgs;
+use crate::progress::Progress;
+use crate::{folders, terminal, units};
 
 /// Everything between people's text and token ids.
 pub struct Text {
@@ -31,22 +33,22 @@ pub struct Loaded {
 ///
 /// # Errors
 /// What is wrong with a file of the folder; the message names it.
-pub fn model(folder: &Path, options: Options) -> Result<Loaded> {
+pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loaded> {
     let begun = Instant::now();
     let text_folder = folder.to_owned();
     let text = thread::Builder::new()
         .name("text".into())
         .spawn(move || text(&text_folder).map(|text| (text, begun.elapsed())))?;
     // The weights' error first: of a folder that is not there at all, the tokenizer is the least part.
-    let engine = engine(folder, options)?;
+    let engine = engine(folder, args, options)?;
     let weights_time = begun.elapsed();
     let (text, text_time) = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     Ok(Loaded { engine, text, weights_time, text_time })
 }
 
-/// Loads the weights only.
-pub fn engine(folder: &Path, options: Options) -> Result<Engine> {
-    let chosen_experts = options.experts_per_token;
+/// Loads the weights only: they may still be on their way when this returns.
+pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engine> {
+    let (chosen_experts, wanted_context) = (options.experts_per_token, options.max_context);
     let engine = Engine::open(folder, options).map_err(|e| naming(folder, e))?;
     if chosen_experts.is_some() && engine.spec().experts.is_none() {
         bail!("{}: --experts-per-token, but this model has no experts", folder.display());
@@ -54,13 +56,39 @@ pub fn engine(folder: &Path, options: Options) -> Result<Engine> {
     if !engine.skipped().is_empty() {
         terminal::note(&format!("left out, not part of the text model: {}", engine.skipped().join(", ")));
     }
+    if args.verbose() {
+        for file in engine.loading().into_iter().flat_map(Loading::files) {
+            let (size, mode) = (units::bytes(file.bytes), file.mode.name());
+            terminal::note(&format!("{}: {size}, {mode}: {}", file.name, file.reason));
+        }
+    }
     let (asked, made_for) = (engine.max_context(), engine.spec().max_context);
+    if asked < wanted_context.unwrap_or(made_for) {
+        terminal::note(&format!("the memory budget leaves room for a context of {asked} tokens"));
+    }
     if asked > made_for {
         terminal::note(&format!(
             "a context of {asked} tokens is more than the {made_for} that this model was made for"
         ));
     }
     Ok(engine)
+}
+
+/// Waits until all weights are there, behind a progress line where that takes long.
+pub fn finish(engine: &Engine) -> Result<()> {
+    if let Some(loading) = engine.loading() {
+        let mut line = Progress::after_loading(Some(loading.progress()), "loading", "MB", 0);
+        let done = loading.finish();
+        line.finish();
+        done?;
+    }
+    say_notes(engine);
+    Ok(())
+}
+
+/// Says what reading the weights fell back on, a line each.
+pub fn say_notes(engine: &Engine) {
+    engine.loading().into_iter().flat_map(Loading::notes).for_each(|note| terminal::note(&note));
 }
 
 /// Loads the tokenizer only.

@@ -13,6 +13,16 @@ pub fn available() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
 }
 
+/// What nobody uses, not even as page cache.
+pub fn free() -> Option<u64> {
+    kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemFree")
+}
+
+/// What this process may still take: the lesser of what is available and what its control groups leave.
+pub fn room() -> Option<u64> {
+    available().into_iter().chain(cgroup().map(|l| l.left)).min()
+}
+
 /// `NAME:   123 kB`
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;

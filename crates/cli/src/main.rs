@@ -54,7 +54,7 @@ enum Command {
     Eval(eval::EvalArgs),
 }
 
-/// `0.1.0 (numerics 1, avx512)`: what an equal result depends on.
+/// `0.1.0 (numerics 2, avx512)`: what an equal result depends on.
 fn version() -> String {
     let isa = Isa::from_env().map_or_else(|e| e.to_string(), |isa| isa.to_string());
     format!("{} (numerics {NUMERICS_VERSION}, {isa})", env!("CARGO_PKG_VERSION"))
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Pack(args) => pack::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(args, start),
         Command::Eval(args) => eval::run(args),
     });
     match result {

@@ -1,12 +1,15 @@
 //! The line that shows how far a long wait is: on a terminal only, only when it takes longer than half a second, and gone afterwards.
 
 use std::io::{self, IsTerminal};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+use sluice_engine::LoadProgress;
 
 const PATIENCE: Duration = Duration::from_millis(500);
 const REDRAW: Duration = Duration::from_millis(100);
@@ -14,6 +17,8 @@ const REDRAW: Duration = Duration::from_millis(100);
 /// A progress line on standard error.
 pub struct Progress {
     bar: ProgressBar,
+    /// The bar is about the thing itself, and no longer about the loading before it.
+    reached: Arc<AtomicBool>,
     /// Shows the line after a while; ends when its channel does.
     shower: Option<(Sender<()>, JoinHandle<()>)>,
 }
@@ -21,28 +26,55 @@ pub struct Progress {
 impl Progress {
     /// Something that takes `total` of `unit` ("tokens"), such as "reading the prompt".
     pub fn new(what: &'static str, unit: &'static str, total: usize) -> Progress {
-        let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::hidden());
-        let shape = format!("{{msg}} {{bar:30}} {{pos}} of {{len}} {unit}, {{elapsed}}");
-        if let Ok(style) = ProgressStyle::with_template(&shape) {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        bar.set_message(what);
-        let shower = io::stderr().is_terminal().then(|| {
-            let (sender, receiver) = mpsc::channel::<()>();
-            let bar = bar.clone();
-            let wait = move || {
-                if receiver.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                    bar.set_draw_target(ProgressDrawTarget::term_like(Box::new(Narrow(Term::stderr()))));
-                    bar.enable_steady_tick(REDRAW);
-                }
-            };
-            (sender, thread::spawn(wait))
-        });
-        Progress { bar, shower }
+        Progress::after_loading(None, what, unit, total)
     }
 
-    /// So much of it is done, of so much.
+    /// The same behind a load under way, which is shown as long as it lasts.
+    pub fn after_loading(load: Option<LoadProgress>, what: &'static str, unit: &'static str, total: usize) -> Progress {
+        let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::hidden());
+        let reached = Arc::new(AtomicBool::new(load.is_none()));
+        style(&bar, what, unit);
+        let shower = io::stderr().is_terminal().then(|| {
+            let (sender, receiver) = mpsc::channel::<()>();
+            let (bar, reached) = (bar.clone(), Arc::clone(&reached));
+            let show = move || {
+                let waited = |time| receiver.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
+                if !waited(PATIENCE) {
+                    return;
+                }
+                let target = || ProgressDrawTarget::term_like(Box::new(Narrow(Term::stderr())));
+                if let Some(load) = load {
+                    if !load.is_over() {
+                        style(&bar, "loading", "MB");
+                        bar.set_draw_target(target());
+                        bar.enable_steady_tick(REDRAW);
+                    }
+                    while !load.is_over() {
+                        let (done, all) = load.bytes();
+                        bar.set_length(all / 1_000_000);
+                        bar.set_position(done / 1_000_000);
+                        if !waited(REDRAW) {
+                            return;
+                        }
+                    }
+                    style(&bar, what, unit);
+                    bar.set_length(total as u64);
+                    bar.set_position(0);
+                    reached.store(true, Ordering::Relaxed);
+                }
+                bar.set_draw_target(target());
+                bar.enable_steady_tick(REDRAW);
+            };
+            (sender, thread::spawn(show))
+        });
+        Progress { bar, reached, shower }
+    }
+
+    /// So much of it is done, of so much. Not shown while something is still being loaded.
     pub fn set(&self, done: usize, total: usize) {
+        if !self.reached.load(Ordering::Relaxed) {
+            return;
+        }
         self.bar.set_length(total as u64);
         self.bar.set_position(done as u64);
     }
@@ -55,6 +87,14 @@ impl Progress {
             self.bar.finish_and_clear();
         }
     }
+}
+
+fn style(bar: &ProgressBar, what: &'static str, unit: &str) {
+    let shape = format!("{{msg}} {{bar:30}} {{pos}} of {{len}} {unit}, {{elapsed}}");
+    if let Ok(style) = ProgressStyle::with_template(&shape) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.set_message(what);
 }
 
 impl Drop for Progress {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
+use sluice_engine::Loading;
 
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::generate::{self, Piece};
@@ -57,7 +58,7 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     let folder = model_or_demo(model.as_deref())?;
     let mut options = args.engine.options()?;
     options.profile = args.profile;
-    let loaded = load::model(&folder, options)?;
+    let loaded = load::model(&folder, &args.engine, options)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
 
     // 2. tokens
@@ -80,7 +81,8 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
     let seed = generation.sampling.seed;
     let sequence = engine.add_sequence()?;
-    let mut progress = Progress::new("reading the prompt", "tokens", tokens.len());
+    let load = engine.loading().map(Loading::progress);
+    let mut progress = Progress::after_loading(load, "reading the prompt", "tokens", tokens.len());
     let mut out = io::stdout().lock();
     let streams = !args.json;
     let mut each = |piece: Piece| -> Result<ControlFlow<()>> {
@@ -97,6 +99,8 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     };
     let stop = args.sampling.stop_strings();
     let answer = generate::answer(&mut engine, sequence, &tokens, generation, stop, &text.tokenizer, &mut each)?;
+
+    load::say_notes(&engine);
 
     // 4. what it took
     let measured = Measured {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluice_backend::NUMERICS_VERSION;
-use sluice_engine::{Engine, MemoryClass, Phase, Profile};
+use sluice_engine::{Engine, FileReport, MemoryClass, Phase, Profile};
 
 use crate::engine_args::{activations_name, kv_type_name};
 use crate::generate::Answer;
@@ -39,6 +39,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         "load_seconds": m.weights_time.max(m.text_time).as_secs_f64(),
         "load_weights_seconds": m.weights_time.as_secs_f64(),
         "load_text_seconds": m.text_time.as_secs_f64(),
+        "loading": loading_json(engine),
         "first_token_seconds": {
             "from_start": m.first_from_start.map(|t| t.as_secs_f64()),
             "from_request": m.first_from_request.map(|t| t.as_secs_f64()),
@@ -87,6 +88,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
     let lines = [
         ("model", format!("{} ({})", m.model, engine.spec().architecture)),
         ("load", format!("weights {}, text {} beside them", ms(m.weights_time), ms(m.text_time))),
+        ("read", loading_text(engine)),
         ("first token", if first.is_empty() { "none".to_owned() } else { first.join(", ") }),
         (
             "prompt",
@@ -118,6 +120,36 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
     ];
     let lines = lines.iter().map(|(name, value)| format!("{name:<12}{value}"));
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// How each file was read and why, and when the last of what a step needs was there.
+fn loading_json(engine: &Engine) -> Value {
+    let Some(loading) = engine.loading() else { return Value::Null };
+    let file = |f: &FileReport| json!({"name": f.name, "bytes": f.bytes, "mode": f.mode.name(), "reason": f.reason});
+    json!({
+        "seconds": loading.time().map(|t| t.as_secs_f64()),
+        "files": loading.files().iter().map(file).collect::<Vec<_>>(),
+        "fallbacks": loading.notes(),
+    })
+}
+
+/// The same in a line: files that are read alike for the same reason together.
+fn loading_text(engine: &Engine) -> String {
+    let Some(loading) = engine.loading() else { return "as it was".to_owned() };
+    let mut kinds: Vec<(&FileReport, usize, u64)> = Vec::new();
+    for file in loading.files() {
+        match kinds.iter_mut().find(|(k, ..)| k.mode == file.mode && k.reason == file.reason) {
+            Some((_, files, bytes)) => (*files, *bytes) = (*files + 1, *bytes + file.bytes),
+            None => kinds.push((file, 1, file.bytes)),
+        }
+    }
+    let kinds = kinds.into_iter().map(|(kind, files, bytes)| {
+        let (name, plural) = (kind.mode.name(), if files == 1 { "" } else { "s" });
+        format!("{name} {files} file{plural}, {} ({})", units::bytes(bytes), kind.reason)
+    });
+    let when = loading.time().map_or("not all of it yet".to_owned(), |t| format!("in {:.1} ms", t.as_secs_f64() * 1e3));
+    let all = kinds.chain([when]).chain(loading.notes());
+    all.collect::<Vec<_>>().join("; ")
 }
 
 /// Time per phase of a layer, as a table; empty where nothing was measured.

@@ -5,12 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{
-    Activations, Backend, Batch, Cpu, Float, Isa, KvLayout, KvType, MemoryClass, Profile, SequenceSlice,
+    Activations, Backend, Batch, Cpu, Float, Isa, KvLayout, KvPool, KvType, MemoryClass, Profile, SequenceSlice,
 };
 use sluice_cache::{BlockPool, BlockTable};
 use sluice_model::{Caches, Config, Decoder, Spec};
-use sluice_store::Checkpoint;
+use sluice_store::{Checkpoint, LoadOptions, Loading};
 
+use crate::budget::Need;
 use crate::sampler::{History, Sampler};
 use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 
@@ -33,6 +34,13 @@ pub struct Options {
     /// Changes the model's output: see `sluice_model::Options`.
     pub experts_per_token: Option<usize>,
     pub profile: bool,
+    /// How the weights come into memory; changes no result.
+    pub load: LoadOptions,
+    /// Tokens whose keys and values are resident from the start, of each sequence; `Some(usize::MAX)`: of the whole context. Beyond them
+    /// memory is committed in steps, as it is without any. Changes no result.
+    pub kv_reserve: Option<usize>,
+    /// Bytes that weights, keys and values, states and scratch may take together.
+    pub memory_budget: Option<u64>,
 }
 
 impl Options {
@@ -49,6 +57,9 @@ impl Options {
             block_tokens: 32,
             experts_per_token: None,
             profile: false,
+            load: LoadOptions::default(),
+            kv_reserve: None,
+            memory_budget: None,
         })
     }
 }
@@ -56,6 +67,8 @@ impl Options {
 /// A model with its caches and sequences.
 pub struct Engine {
     backend: Cpu,
+    /// Dropped after the backend, which may wait for weights.
+    loading: Option<Loading>,
     decoder: Decoder,
     caches: Caches,
     layouts: Vec<KvLayout>,
@@ -75,22 +88,26 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Loads the checkpoint in `folder`.
+    /// Loads the checkpoint in `folder`. Returns before the weights are read: a step waits for those it comes to.
     ///
     /// # Errors
-    /// A file that is missing, broken or not supported; the message names it.
+    /// A file that is missing, broken or not supported; the message names it. What goes wrong later is an error of a step.
     pub fn open(folder: &Path, options: Options) -> Result<Engine> {
         // The config first: a folder that holds something else altogether is best told by it.
         ensure!(folder.exists(), "{}: no such folder", folder.display());
         ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
         let config = Config::open(folder)?;
         sluice_model::check_supported(&config)?;
-        let checkpoint = Checkpoint::open(folder)?;
-        Engine::load(&checkpoint, &config, options)
+        let (checkpoint, loading) = sluice_store::load::open(folder, &options.load)?;
+        Engine::build(&checkpoint, Some(loading), &config, options)
     }
 
-    /// Loads an opened checkpoint.
+    /// An engine for an opened checkpoint, whose weights are used as they are.
     pub fn load(checkpoint: &Checkpoint, config: &Config, options: Options) -> Result<Engine> {
+        Engine::build(checkpoint, None, config, options)
+    }
+
+    fn build(checkpoint: &Checkpoint, loading: Option<Loading>, config: &Config, options: Options) -> Result<Engine> {
         let positive = options.chunk > 0 && options.max_sequences > 0 && options.block_tokens > 0;
         ensure!(positive, "chunk, sequences and block size must not be zero");
         let largest = options.chunk.max(options.block_tokens).max(options.max_context.unwrap_or(0));
@@ -115,14 +132,40 @@ impl Engine {
             (_, Float::Bf16) => KvType::Bf16,
         });
         let layouts: Vec<KvLayout> = spec.groups.iter().map(|g| g.layout(kv_type, options.block_tokens)).collect();
-        let blocks = max_context.div_ceil(options.block_tokens) * options.max_sequences;
-        let kv = layouts.iter().map(|l| backend.alloc_kv(*l, blocks)).collect::<Result<_>>()?;
+        let block_tokens = options.block_tokens;
         let states = match spec.state_len {
             0 => None,
             len => Some(backend.alloc(MemoryClass::State, options.max_sequences, len)?),
         };
+        // 1. What the budget has room for, before anything is read
+        let reserved = options.kv_reserve.map_or(0, |tokens| tokens.min(max_context));
+        let max_context = match options.memory_budget {
+            None => max_context,
+            Some(budget) => {
+                let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
+                let need = Need {
+                    weights: backend.memory(MemoryClass::WeightsMapped) + backend.memory(MemoryClass::WeightsCopied),
+                    state: backend.memory(MemoryClass::State),
+                    scratch: backend.memory(MemoryClass::Scratch),
+                    block: block * options.max_sequences,
+                    block_tokens,
+                    reserved,
+                };
+                need.context_within(budget)?.min(max_context)
+            }
+        };
+        // 2. Weights are read while the rest is set up, and while the first steps run
+        if let Some(loading) = &loading {
+            loading.start(&loaded.order);
+        }
+        // 3. The caches
+        let blocks = max_context.div_ceil(block_tokens) * options.max_sequences;
+        let kv: Vec<KvPool> = layouts.iter().map(|l| backend.alloc_kv(*l, blocks)).collect::<Result<_>>()?;
+        let resident = reserved.div_ceil(block_tokens) * options.max_sequences;
+        kv.iter().try_for_each(|pool| backend.commit_kv(pool, resident))?;
         Ok(Engine {
             backend,
+            loading,
             caches: Caches { kv, states },
             pools: layouts.iter().map(|_| BlockPool::new(blocks)).collect(),
             layouts,
@@ -163,15 +206,20 @@ impl Engine {
         &self.skipped
     }
 
-    /// Bytes allocated or mapped, by class.
+    /// Bytes allocated, committed (keys and values) or mapped, by class.
     pub fn memory(&mut self, class: MemoryClass) -> usize {
         self.backend.memory(class)
     }
 
-    /// Bytes of KV that hold tokens now, of the address space that [`Engine::memory`] counts.
+    /// Bytes of KV that hold tokens now, of those that [`Engine::memory`] counts as committed.
     pub fn kv_in_use(&self) -> usize {
         let used = self.pools.iter().zip(&self.layouts).map(|(p, l)| (p.total() - p.free()) * l.block_bytes());
         used.sum()
+    }
+
+    /// How the weights come into memory; `None` for a checkpoint that was opened elsewhere. The first steps wait for what they need.
+    pub fn loading(&self) -> Option<&Loading> {
+        self.loading.as_ref()
     }
 
     /// Time and work by phase since the last call; empty unless profiling was asked for.
@@ -303,7 +351,7 @@ impl Engine {
     /// One step of all running sequences. Returns what came of it.
     ///
     /// # Errors
-    /// When the caches are full, or logits are not numbers.
+    /// When the caches are full, logits are not numbers, or weights could not be read: then every further step fails alike.
     pub fn step(&mut self) -> Result<&[Event]> {
         self.events.clear();
         // 1. Who takes part, with how many tokens. Single tokens first: a long prompt must not hold up who is generating.
@@ -413,6 +461,9 @@ impl Engine {
                 grown.ok().context("the KV cache is full")?;
             }
         }
+        for (kv, pool) in self.caches.kv.iter().zip(&self.pools) {
+            self.backend.commit_kv(kv, pool.touched())?;
+        }
         // 2. The batch.
         let b = &mut self.batch;
         b.tokens.clear();
@@ -452,6 +503,10 @@ impl Engine {
         }
         let logits = &mut self.logits[..needed];
         self.decoder.step(&mut self.backend, &self.batch, &self.caches, &self.wanted, logits);
+        // 4. Whether the weights were what the files hold.
+        if let Some(loading) = &self.loading {
+            loading.check()?;
+        }
         takers.iter().for_each(|&(i, take)| self.sequences[i].computed += take);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Text in, text out: tokenizer and chat template, sequences and their caches, the step that takes all of them forward, the sampler.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod engine;
 pub mod sampler;
 mod sequence;
@@ -10,4 +11,4 @@ pub use engine::{Engine, Options};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{Activations, Isa, KvType, MemoryClass, NUMERICS_VERSION, Phase, PhaseRow, Profile};
 pub use sluice_model::{Config, Spec};
-pub use sluice_store::Checkpoint;
+pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};

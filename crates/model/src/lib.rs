@@ -16,7 +16,7 @@ mod weights;
 
 use anyhow::{Result, anyhow, ensure};
 use sluice_backend::Backend;
-use sluice_store::Checkpoint;
+use sluice_store::{Bytes, Checkpoint};
 
 pub use config::{Config, Quantization};
 pub use decoder::{CacheGroup, CacheKind, Caches, Decoder, Spec};
@@ -70,6 +70,8 @@ pub struct Loaded {
     pub decoder: Decoder,
     /// Parts of the checkpoint that are not the text model's.
     pub skipped: Vec<String>,
+    /// The weights that are used where they lie, in the order in which a step uses them: the order to read them in.
+    pub order: Vec<Bytes>,
 }
 
 /// Loads the model of `checkpoint`. Errors name the key of `config.json` or the tensor.
@@ -78,5 +80,6 @@ pub fn load(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend,
     ensure!(options.max_tokens > 0, "a step must take at least one token");
     let mut weights = Weights::new(checkpoint, config.quantization()?, backend)?;
     let skipped = weights.skipped();
-    Ok(Loaded { decoder: build(config, &mut weights, options)?, skipped })
+    let decoder = build(config, &mut weights, options)?;
+    Ok(Loaded { decoder, skipped, order: weights.into_order() })
 }

@@ -21,6 +21,9 @@ pub struct Weights<'a> {
     /// The checkpoint has been through MLX's conversion: zero-centred norms already have 1 added, convolution weights are
     /// `[channels, taps, 1]`.
     pub converted_by_mlx: bool,
+    /// What matrices lie in, in the order in which they were asked for, which is that in which a step uses them: layer by layer, then
+    /// embedding and head.
+    order: Vec<Bytes>,
 }
 
 const PREFIXES: [(&str, &str); 4] =
@@ -39,7 +42,7 @@ impl<'a> Weights<'a> {
         // MLX moves the convolution's single input channel to the end, and centres norms at one in the same breath.
         let conv = checkpoint.tensors().iter().find(|t| t.name.ends_with("linear_attn.conv1d.weight"));
         let converted_by_mlx = conv.is_some_and(|t| t.shape.len() == 3 && t.shape[2] == 1 && t.shape[1] != 1);
-        Ok(Weights { checkpoint, quantization, backend, prefix, head_prefix, converted_by_mlx })
+        Ok(Weights { checkpoint, quantization, backend, prefix, head_prefix, converted_by_mlx, order: Vec::new() })
     }
 
     /// The floating-point type that the checkpoint works in: that of the embedding, or of its scales where it is quantised
@@ -49,6 +52,11 @@ impl<'a> Weights<'a> {
         let t = self.checkpoint.tensor(&name("scales")).or_else(|| self.checkpoint.tensor(&name("weight")));
         let t = t.ok_or_else(|| anyhow!("no tensor {:?}", name("weight")))?;
         Self::float_of(&t.name, t.dtype)
+    }
+
+    /// What was asked for, in the order in which a step uses it.
+    pub fn into_order(self) -> Vec<Bytes> {
+        self.order
     }
 
     /// The backend, for what is not a weight.
@@ -126,6 +134,7 @@ impl<'a> Weights<'a> {
 
     fn load(&mut self, module: &str, plain: bool, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixId> {
         let source = self.source(module, plain, leading, rows, cols)?;
+        self.order.extend([&source.data, &source.scales, &source.biases].map(Bytes::clone));
         self.backend.matrix(source).with_context(|| format!("tensor {module}"))
     }
 

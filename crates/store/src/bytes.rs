@@ -5,6 +5,7 @@ use std::io;
 use std::ops::{Bound, Deref, Range, RangeBounds};
 use std::sync::Arc;
 
+use crate::load::{LoadError, Source};
 use crate::map::{Buffer, Map};
 
 /// A view of bytes, cheap to clone and to slice, never copied. Any alignment: a tensor lies where its file puts it.
@@ -20,25 +21,80 @@ enum Owner {
     /// Page-aligned anonymous memory.
     Copied(Map),
     Vec(Vec<u8>),
+    /// A file that is being loaded: a part of it may not be there yet.
+    Loaded(Arc<Source>),
 }
 
 impl Owner {
-    fn as_slice(&self) -> &[u8] {
+    fn len(&self) -> usize {
         match self {
-            Owner::Mapped(map) | Owner::Copied(map) => map.as_slice(),
-            Owner::Vec(bytes) => bytes,
+            Owner::Mapped(map) | Owner::Copied(map) => map.len(),
+            Owner::Vec(bytes) => bytes.len(),
+            Owner::Loaded(source) => source.file.len as usize,
         }
     }
 }
 
 impl Bytes {
     fn whole(owner: Owner) -> Bytes {
-        let range = 0..owner.as_slice().len();
+        let range = 0..owner.len();
         Bytes { owner: Arc::new(owner), range }
     }
 
     pub(crate) fn mapped(map: Map) -> Bytes {
         Bytes::whole(Owner::Mapped(map))
+    }
+
+    /// A part of a file that is being loaded.
+    pub(crate) fn loaded(source: &Arc<Source>, range: Range<usize>) -> Bytes {
+        Bytes { owner: Arc::new(Owner::Loaded(Arc::clone(source))), range }
+    }
+
+    /// The file that this is a part of, and which, if it is being loaded.
+    pub(crate) fn source(&self) -> Option<(&Arc<Source>, Range<usize>)> {
+        match &*self.owner {
+            Owner::Loaded(source) => Some((source, self.range.clone())),
+            _ => None,
+        }
+    }
+
+    /// Bytes in the view, whether they are there or not.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// Whether the view can be read without waiting.
+    pub fn is_ready(&self) -> bool {
+        self.source().is_none_or(|(source, range)| source.is_ready(&range))
+    }
+
+    /// Waits until the view can be read, and has it read before what nobody waits for. Reading an unready view does the same. What can
+    /// never be there reads as zeros: see [`crate::load::Loading::check`].
+    pub fn wait(&self) {
+        if let Some((source, range)) = self.source() {
+            source.wait(&range);
+        }
+    }
+
+    /// Copies the view to `into`, which is as long, without waiting for the load: what is not there is read at once. For a few bytes.
+    ///
+    /// # Errors
+    /// The disk's; the load has failed with it, too.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn read_now(&self, into: &mut [u8]) -> Result<(), LoadError> {
+        match self.source() {
+            Some((source, range)) => source.read_now(range, into),
+            None => {
+                into.copy_from_slice(self);
+                Ok(())
+            }
+        }
     }
 
     /// The part of this view in `range` (bytes, relative to the view), sharing the same owner.
@@ -62,13 +118,19 @@ impl Bytes {
 
     /// Whether these are pages of a file (counted as mapped weights) and not a copy in anonymous memory.
     pub fn is_mapped(&self) -> bool {
-        matches!(*self.owner, Owner::Mapped(_))
+        match &*self.owner {
+            Owner::Mapped(_) => true,
+            Owner::Loaded(source) => source.is_mapped(),
+            Owner::Copied(_) | Owner::Vec(_) => false,
+        }
     }
 
     /// Starts reading a mapped view from disk in the background and returns at once; nothing to do for a copy.
     pub fn will_need(&self) -> io::Result<()> {
         match &*self.owner {
             Owner::Mapped(map) => map.will_need(self.range.clone()),
+            Owner::Loaded(source) if source.is_mapped() => source.memory().will_need(self.range.clone()),
+            Owner::Loaded(_) => Ok(()),
             Owner::Copied(_) | Owner::Vec(_) => Ok(()),
         }
     }
@@ -82,6 +144,8 @@ impl Bytes {
     pub fn populate(&self) -> io::Result<()> {
         match &*self.owner {
             Owner::Mapped(map) => map.populate(self.range.clone()),
+            Owner::Loaded(source) if source.is_mapped() => source.memory().populate(self.range.clone()),
+            Owner::Loaded(_) => Ok(()),
             Owner::Copied(_) | Owner::Vec(_) => Ok(()),
         }
     }
@@ -90,7 +154,11 @@ impl Bytes {
 impl Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.owner.as_slice()[self.range.clone()]
+        match &*self.owner {
+            Owner::Mapped(map) | Owner::Copied(map) => &map.as_slice()[self.range.clone()],
+            Owner::Vec(bytes) => &bytes[self.range.clone()],
+            Owner::Loaded(source) => source.bytes(self.range.clone()),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use crate::bytes::Bytes;
 use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::index::{INDEX_NAME, Index, siblings};
+use crate::load::ReadFile;
 use crate::map::Map;
 use crate::safetensors::Header;
 
@@ -48,6 +50,11 @@ impl Checkpoint {
     /// # Errors
     /// Anything missing, truncated or contradictory in the folder, the index or a header: see [`Error`].
     pub fn open(folder: &Path) -> Result<Checkpoint, Error> {
+        Checkpoint::open_keeping_files(folder).map(|(checkpoint, _)| checkpoint)
+    }
+
+    /// The same, with each file still open.
+    pub(crate) fn open_keeping_files(folder: &Path) -> Result<(Checkpoint, Vec<ReadFile>), Error> {
         // 1. which files
         check_folder(folder)?;
         let index_path = folder.join(INDEX_NAME);
@@ -69,9 +76,11 @@ impl Checkpoint {
             by_name: HashMap::new(),
             metadata: BTreeMap::new(),
         };
+        let mut files = Vec::with_capacity(names.len());
         for (number, name) in names.iter().enumerate() {
             let path = folder.join(name);
-            let (header, bytes) = open_file(&path, if_missing)?;
+            let (header, bytes, file) = open_file(&path, if_missing)?;
+            files.push(file);
             checkpoint.files.push((name.clone(), bytes.len() as u64));
             for (key, value) in header.metadata {
                 checkpoint.metadata.entry(key).or_insert(value);
@@ -99,7 +108,30 @@ impl Checkpoint {
                 return Err(Error::MissingTensor { path: folder.join(&names[*file]), tensor: tensor.clone() });
             }
         }
-        Ok(checkpoint)
+        Ok((checkpoint, files))
+    }
+
+    /// For each file its tensors' bytes and names, by offset.
+    pub(crate) fn tensors_by_file(&self) -> Vec<Vec<(Range<u64>, Arc<str>)>> {
+        let mut all = vec![Vec::new(); self.files.len()];
+        for (tensor, &(file, offset)) in self.tensors.iter().zip(&self.places) {
+            all[file].push((offset..offset + tensor.bytes.len() as u64, Arc::clone(&tensor.name)));
+        }
+        all
+    }
+
+    /// Gives each tensor other bytes: `of(tensor, file, range in the file)`.
+    pub(crate) fn replace_bytes(&mut self, mut of: impl FnMut(&Tensor, usize, Range<usize>) -> Bytes) {
+        for (tensor, &(file, offset)) in self.tensors.iter_mut().zip(&self.places) {
+            let start = offset as usize;
+            tensor.bytes = of(tensor, file, start..start + tensor.bytes.len());
+        }
+    }
+
+    /// Gives tensor `number`, in file order, other bytes of the same length.
+    pub(crate) fn set_bytes(&mut self, number: usize, bytes: Bytes) {
+        assert_eq!(bytes.len(), self.tensors[number].bytes.len());
+        self.tensors[number].bytes = bytes;
     }
 
     /// The folder as it was given to `open`.
@@ -211,8 +243,8 @@ fn unsupported(extension: &str) -> Option<&'static str> {
     }
 }
 
-/// Maps a file and checks its header. The descriptor is closed on return; the map stays as long as its bytes are used.
-fn open_file(path: &Path, if_missing: &'static str) -> Result<(Header, Bytes), Error> {
+/// Maps a file and checks its header. The map stays as long as its bytes are used, whatever becomes of the descriptor.
+fn open_file(path: &Path, if_missing: &'static str) -> Result<(Header, Bytes, ReadFile), Error> {
     // Asked before opening, since opening a pipe would wait for a writer.
     match fs::metadata(path) {
         Ok(found) if found.is_file() => {}
@@ -230,5 +262,5 @@ fn open_file(path: &Path, if_missing: &'static str) -> Result<(Header, Bytes), E
     let header = Header::read(&file, len, path)?;
     let too_long = |_| Error::io(path, "map")(ErrorKind::FileTooLarge.into());
     let map = Map::file(&file, usize::try_from(len).map_err(too_long)?).map_err(Error::io(path, "map"))?;
-    Ok((header, Bytes::mapped(map)))
+    Ok((header, Bytes::mapped(map), ReadFile::new(path, file)?))
 }

@@ -42,6 +42,15 @@ pub enum Error {
     /// The header of a safetensors file is not to be trusted, or does not fit its file.
     #[error("{}: {problem}", .path.display())]
     Header { path: PathBuf, problem: HeaderError },
+    /// A part of a file could not be read. `tensor` is the one that the offset (in the file) lies in.
+    #[error("{}: cannot read{} at offset {offset}: {cause}", .path.display(), of_tensor(.tensor))]
+    Read { path: PathBuf, tensor: Option<String>, offset: u64, cause: io::Error },
+    /// A file ended before what its header promised, though it was long enough when it was opened.
+    #[error("{}: truncated while it was in use: it had {len} bytes, and ends{} at offset {offset} or before", .path.display(), of_tensor(.tensor))]
+    Shrunk { path: PathBuf, tensor: Option<String>, offset: u64, len: u64 },
+    /// A file was written to, or another one put in its place, while it was being read.
+    #[error("{}: changed or replaced while it was read", .path.display())]
+    Replaced { path: PathBuf },
     /// The disk is too full: `needed` bytes for this file, `free` bytes available to this user.
     #[error("{}: no space left: needs {needed} bytes, {free} are free", .path.display())]
     NoSpace { path: PathBuf, needed: u64, free: u64 },
@@ -64,6 +73,11 @@ impl Error {
     pub(crate) fn io(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> Error {
         move |cause| Error::Io { path: path.to_owned(), doing, cause }
     }
+}
+
+/// ` tensor "name"`, or nothing.
+fn of_tensor(tensor: &Option<String>) -> String {
+    tensor.as_ref().map_or(String::new(), |name| format!(" in tensor {}", quoted(name)))
 }
 
 /// A name out of a file, safe to print on one line: quoted, escaped, and cut at 120 characters.

@@ -1,5 +1,5 @@
 //! Files to bytes. A checkpoint is opened, its headers are checked once, and its tensors are handed out as views of the
-//! mapped files; new files are written under temporary names and renamed. Knows nothing of what the bytes mean: no model,
+//! mapped files, or of memory that one of the readers in `load` fills; new files are written under temporary names and renamed. Knows nothing of what the bytes mean: no model,
 //! no quantisation, no arithmetic.
 
 mod atomic;
@@ -7,8 +7,11 @@ mod bytes;
 mod checkpoint;
 mod dtype;
 mod error;
+mod fault;
 mod index;
+pub mod load;
 mod map;
+mod residency;
 pub mod safetensors;
 mod write;
 
@@ -18,5 +21,7 @@ pub use checkpoint::{Checkpoint, Tensor};
 pub use dtype::Dtype;
 pub use error::Error;
 pub use index::{shard_name, write_index};
+pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loading};
 pub use map::Buffer;
+pub use residency::{drop_cached, resident_bytes};
 pub use write::{TensorPlan, Writer};

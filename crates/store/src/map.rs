@@ -1,23 +1,26 @@
 //! Pages from the kernel: a file mapped read-only, or zeroed anonymous memory. The only unsafe code that holds memory here;
 //! everything above sees slices.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-/// What a large page of this processor holds. Weights are read from end to end for every token, and with small pages a core spends a third of its time
-/// on translating addresses (`docs/experiments.md`), so maps of at least this size begin at a multiple of it and ask for large pages.
+use crate::fault::Watch;
+
+/// What a large page holds on x86-64. Weights are read from end to end for every token, and with small pages a core spends a third of its time
+/// on translating addresses (`docs/experiments.md`), so what is to lie in large pages begins at a multiple of this.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// One mapping, unmapped on drop. Page-aligned; large ones lie at a multiple of [`LARGE_PAGE`].
+/// One mapping, unmapped on drop. Page-aligned.
 pub(crate) struct Map {
     base: NonNull<u8>,
     len: usize,
-    /// Address space that was reserved, the mapping inside it.
-    reserved: (NonNull<u8>, usize),
+    watch: OnceLock<Watch>,
 }
 
 // SAFETY: the mapping belongs to this value alone and is written only through `&mut` (`Buffer`), so it may move to and be
@@ -27,7 +30,16 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps the first `len` bytes of `file` read-only and private. The descriptor may be closed afterwards.
+    fn of(base: NonNull<u8>, len: usize) -> Map {
+        Map { base, len, watch: OnceLock::new() }
+    }
+
+    fn empty() -> Map {
+        Map::of(NonNull::dangling(), 0)
+    }
+
+    /// Maps the first `len` bytes of `file` read-only and private, in large pages where kernel and file system have them: pages that are first read
+    /// into the page cache through such a map are large, those that it holds already stay as they are. The descriptor may be closed afterwards.
     ///
     /// Two things lie outside what a map can promise: a file that another process rewrites in place changes under the
     /// reader, and a file that is truncated raises SIGBUS on access to what is gone.
@@ -35,51 +47,92 @@ impl Map {
         if len == 0 {
             return Ok(Map::empty());
         }
-        let map = Map::reserve(len)?;
-        let at = map.base.as_ptr().cast();
+        let mut map = Map::reserve(len, len >= LARGE_PAGE)?;
+        map.len = len;
+        let (at, flags) = (map.base.as_ptr().cast(), MapFlags::PRIVATE | MapFlags::FIXED);
         // SAFETY: the pages lie inside the reservation, which nothing else knows of; they are replaced.
-        unsafe { mm::mmap(at, len, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED, file, 0) }?;
-        map.ask_for_large_pages();
+        unsafe { mm::mmap(at, len, ProtFlags::READ, flags, file, 0) }?;
+        if len >= LARGE_PAGE {
+            map.ask_for_large_pages();
+        }
         Ok(map)
     }
 
-    fn empty() -> Map {
-        Map { base: NonNull::dangling(), len: 0, reserved: (NonNull::dangling(), 0) }
-    }
-
-    /// Address space for `len` bytes (not 0), inaccessible yet.
-    fn reserve(len: usize) -> io::Result<Map> {
-        let slack = if len >= LARGE_PAGE { LARGE_PAGE } else { 0 };
-        let total = len.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
+    /// Address space for `len` bytes (not 0) that cannot be accessed yet; `aligned`: from a multiple of [`LARGE_PAGE`].
+    fn reserve(len: usize, aligned: bool) -> io::Result<Map> {
+        let len = len.checked_next_multiple_of(rustix::param::page_size()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let total = len.checked_add(if aligned { LARGE_PAGE } else { 0 }).ok_or(io::ErrorKind::OutOfMemory)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing that Rust knows of.
-        let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), total, ProtFlags::empty(), flags) }?.cast::<u8>();
-        let to_large = start.align_offset(LARGE_PAGE);
-        let base = start.wrapping_add(if slack > 0 { to_large } else { 0 });
-        let known = |p| NonNull::new(p).expect("mmap never returns null");
-        Ok(Map { base: known(base), len, reserved: (known(start), total) })
+        let whole = unsafe { mm::mmap_anonymous(ptr::null_mut(), total, ProtFlags::empty(), flags) }?.cast::<u8>();
+        let mut map = Map::of(NonNull::new(whole).expect("mmap never returns null"), total);
+        if aligned {
+            // What is left over on both sides is given back.
+            let before = whole.align_offset(LARGE_PAGE);
+            let after = total - before - len;
+            // SAFETY: both parts are whole pages of the mapping just made, outside of what stays.
+            unsafe {
+                let start = whole.add(before);
+                if before > 0 {
+                    mm::munmap(whole.cast(), before)?;
+                    (map.base, map.len) = (NonNull::new_unchecked(start), total - before);
+                }
+                if after > 0 {
+                    mm::munmap(start.add(len).cast(), after)?;
+                    map.len = len;
+                }
+            }
+        }
+        Ok(map)
     }
 
-    /// Large pages where kernel and file system have them. A file's pages are large when they were first read into the page cache through
-    /// such a map; what small pages hold already stays as it is.
     fn ask_for_large_pages(&self) {
-        if self.len >= LARGE_PAGE {
-            // SAFETY: the pages belong to this mapping; the advice changes no contents. A refusal only costs time.
-            let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
-        }
+        // SAFETY: the pages belong to this mapping; the advice changes no contents. Where there are no large pages, small ones do.
+        let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
     }
 
     /// `len` bytes of zeroed memory that is committed as it is touched.
-    fn anonymous(len: usize) -> io::Result<Map> {
+    fn anonymous(len: usize, large_pages: bool) -> io::Result<Map> {
         if len == 0 {
             return Ok(Map::empty());
         }
-        let map = Map::reserve(len)?;
-        let (at, protection) = (map.base.as_ptr().cast(), ProtFlags::READ | ProtFlags::WRITE);
+        let mut map = Map::reserve(len, large_pages)?;
+        let (at, flags) = (map.base.as_ptr().cast(), MapFlags::PRIVATE | MapFlags::FIXED);
         // SAFETY: the pages lie inside the reservation, which nothing else knows of; they are replaced.
-        unsafe { mm::mmap_anonymous(at, len, protection, MapFlags::PRIVATE | MapFlags::FIXED) }?;
-        map.ask_for_large_pages();
+        unsafe { mm::mmap_anonymous(at, map.len, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+        if large_pages {
+            map.ask_for_large_pages();
+        }
+        map.len = len;
         Ok(map)
+    }
+
+    /// Memory that is to hold what a file of `len` bytes holds, at least to the end of its last page; zeroed, committed as it is
+    /// filled, in `large_pages` if asked for and where the system has them.
+    pub fn image(len: usize, large_pages: bool) -> io::Result<Map> {
+        let rounded = len.checked_next_multiple_of(rustix::param::page_size()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Map::anonymous(rounded, large_pages && rounded >= LARGE_PAGE)
+    }
+
+    /// Where the memory begins, for those who fill it.
+    pub fn start(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// From here on a page that is gone from the file reads as zeros, and [`Map::missing`] tells: whoever asks for this must look.
+    pub fn watch(&self) {
+        if self.len > 0 {
+            self.watch.get_or_init(|| Watch::new(self.base.as_ptr() as usize, self.len));
+        }
+    }
+
+    /// The offset of the first page that was gone when it was read, if one was.
+    pub fn missing(&self) -> Option<u64> {
+        self.watch.get()?.missing()
     }
 
     pub fn as_slice(&self) -> &[u8] {
@@ -115,12 +168,20 @@ impl Map {
     }
 }
 
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Map({} bytes)", self.len)
+    }
+}
+
 impl Drop for Map {
     fn drop(&mut self) {
+        // Before the addresses can belong to somebody else.
+        drop(self.watch.take());
         if self.len > 0 {
-            // SAFETY: reserved with this length, and no slice outlives the value. An error could only
+            // SAFETY: mapped with this length, and no slice outlives the value. An error could only
             // mean a wrong address; there is nothing to do about it here.
-            let _ = unsafe { mm::munmap(self.reserved.0.as_ptr().cast(), self.reserved.1) };
+            let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.len) };
         }
     }
 }
@@ -131,7 +192,12 @@ pub struct Buffer(Map);
 impl Buffer {
     /// `len` bytes; nothing is committed before it is written. Fails when the address space or the memory limit is spent.
     pub fn zeroed(len: usize) -> io::Result<Buffer> {
-        Map::anonymous(len).map(Buffer)
+        Map::anonymous(len, false).map(Buffer)
+    }
+
+    /// The same in large pages, where the system has them.
+    pub fn large(len: usize) -> io::Result<Buffer> {
+        Map::image(len, true).map(Buffer)
     }
 
     pub(crate) fn into_map(self) -> Map {

@@ -2,28 +2,68 @@
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result};
-use memmap2::{MmapMut, MmapOptions};
-use sluice_kernels::matmul::{self, Activations, Form, Matrix};
+use anyhow::{Context, Result, ensure};
+use memmap2::{Advice, MmapMut, MmapOptions};
+use sluice_kernels::matmul::{self, Activations, Form, Matrix, MatrixError};
 use sluice_kernels::rows::{Rows, RowsMut};
+use sluice_kernels::{Isa, affine};
 use sluice_store::Bytes;
 
 use crate::{MatrixSource, MemoryClass, Tensor};
 
-/// Zeroed anonymous memory, committed page by page when touched.
+/// Zeroed anonymous memory at an address of its own for good.
 pub struct Buffer {
     map: MmapMut,
     pub class: MemoryClass,
     pub bytes: usize,
+    /// What counts as taken: everything, or of a buffer that is committed in steps, what was committed.
+    pub committed: usize,
 }
 
+/// What a buffer that is committed in steps takes at once, at least: a large page.
+const STEP: usize = 2 << 20;
+
 impl Buffer {
+    /// Committed page by page when touched.
     pub fn zeroed(class: MemoryClass, bytes: usize) -> Result<Buffer> {
         // A map of nothing is refused by the system; a page that is never touched costs nothing.
         let map = MmapOptions::new().len(bytes.max(1)).map_anon();
         let map = map.with_context(|| format!("cannot reserve {bytes} bytes for {}", class.name()))?;
-        Ok(Buffer { map, class, bytes })
+        Ok(Buffer { map, class, bytes, committed: bytes })
+    }
+
+    /// Address space, of which nothing may be touched before it is committed.
+    pub fn reserved(class: MemoryClass, bytes: usize) -> Result<Buffer> {
+        let map = MmapOptions::new().len(bytes.max(1)).no_reserve_swap().map_anon();
+        let map = map.with_context(|| format!("cannot reserve {bytes} bytes of addresses for {}", class.name()))?;
+        if bytes >= STEP {
+            // Where there are no large pages, small ones do.
+            let _ = map.advise(Advice::HugePage);
+        }
+        Ok(Buffer { map, class, bytes, committed: 0 })
+    }
+
+    /// Makes the first `bytes` bytes resident; what is resident already stays as it is, where it is.
+    ///
+    /// # Errors
+    /// When the system has no more memory, or this process may have none.
+    pub fn commit(&mut self, bytes: usize) -> Result<()> {
+        if bytes <= self.committed {
+            return Ok(());
+        }
+        let to = bytes.next_multiple_of(STEP).min(self.bytes);
+        let (from, more) = (self.committed, to - self.committed);
+        match self.map.advise_range(Advice::PopulateWrite, from, more) {
+            Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => {
+                // Kernels before 5.14: a write to each page does it.
+                self.map[from..to].iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(0));
+            }
+            done => done.with_context(|| format!("cannot commit {more} more bytes for {}", self.class.name()))?,
+        }
+        self.committed = to;
+        Ok(())
     }
 
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
@@ -166,25 +206,68 @@ impl<T: Default> PerThread<T> {
     }
 }
 
-/// A weight matrix where its checkpoint has it.
+/// A weight matrix where its checkpoint has it, which may not be there yet.
 pub struct Weight {
     source: MatrixSource,
+    /// All of it is known to be there.
+    ready: AtomicBool,
 }
 
 impl Weight {
+    /// Checks shape and lengths, without a look at the bytes.
     pub fn new(source: MatrixSource) -> Result<Weight> {
-        let weight = Weight { source };
-        weight.check()?;
-        Ok(weight)
+        let MatrixSource { form, rows, cols, .. } = source;
+        // Form and columns are checked by a matrix without rows, lengths here.
+        Matrix::new(form, 0, cols, &[], &[], &[])?;
+        let scale_row = match form {
+            Form::Float(_) => 0,
+            Form::Affine { group, scale, .. } => cols / group as usize * scale.size(),
+        };
+        let parts = [
+            ("weight", &source.data, form.row_bytes(cols)),
+            ("scales", &source.scales, Some(scale_row)),
+            ("biases", &source.biases, Some(scale_row)),
+        ];
+        for (part, bytes, row) in parts {
+            let wanted = row.and_then(|row| row.checked_mul(rows));
+            let wanted = wanted.ok_or(MatrixError::TooBig { rows, cols })?;
+            ensure!(bytes.len() == wanted, MatrixError::Length { part, got: bytes.len(), wanted });
+        }
+        Ok(Weight { source, ready: AtomicBool::new(false) })
     }
 
-    fn check(&self) -> Result<Matrix<'_>> {
-        let s = &self.source;
-        Ok(Matrix::new(s.form, s.rows, s.cols, &s.data, &s.scales, &s.biases)?)
-    }
-
+    /// The matrix, waiting for what is not there.
     pub fn matrix(&self) -> Matrix<'_> {
-        self.check().expect("checked when it was made")
+        let s = &self.source;
+        Matrix::new(s.form, s.rows, s.cols, &s.data, &s.scales, &s.biases).expect("checked when it was made")
+    }
+
+    /// Waits until all of it is there, or can never be.
+    pub fn wait(&self) {
+        if !self.is_ready() {
+            self.parts().into_iter().for_each(Bytes::wait);
+        }
+    }
+
+    /// Whether all of it is there.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed) || {
+            let ready = self.parts().into_iter().all(Bytes::is_ready);
+            self.ready.store(ready, Ordering::Relaxed);
+            ready
+        }
+    }
+
+    /// One row as f32, read at once where the matrix is not there yet. Where that fails the load has failed, and the row is zeros.
+    pub fn row_now(&self, isa: Isa, row: usize, out: &mut [f32]) {
+        let read = |bytes: &Bytes| {
+            let len = bytes.len() / self.source.rows;
+            let mut copy = vec![0; len];
+            bytes.slice(row * len..(row + 1) * len).read_now(&mut copy).map(|()| copy)
+        };
+        let [Ok(data), Ok(scales), Ok(biases)] = self.parts().map(read) else { return out.fill(0.0) };
+        let matrix = Matrix::new(self.source.form, 1, self.source.cols, &data, &scales, &biases);
+        affine::dequantize_row(isa, &matrix.expect("the parts of a row"), 0, out);
     }
 
     pub fn form(&self) -> Form {

@@ -119,6 +119,12 @@ impl Cpu {
         matmul::encode(crew, x, norm, needs, &mut self.encoded);
     }
 
+    /// Waits for the weights of some linears: here and not in the tasks, so that threads with nothing to do leave the processor to those
+    /// that read.
+    fn wait_for<'a>(&self, linears: impl IntoIterator<Item = &'a Linear>) {
+        linears.into_iter().for_each(|l| self.weights[l.matrix.0 as usize].wait());
+    }
+
     /// Starts a list of jobs; `job` adds one.
     fn job(&mut self, linear: &Linear, out: Place, add: bool) {
         let bias = linear.bias.map(|b| self.place(b));
@@ -166,6 +172,9 @@ impl Cpu {
     }
 }
 
+/// Rows of an embedding that is not there yet which are worth a read each.
+const FEW_ROWS: usize = 64;
+
 fn linear_rows(l: &Linear) -> (usize, usize) {
     (l.matrix.0 as usize, l.rows.len())
 }
@@ -179,8 +188,14 @@ impl Backend for Cpu {
 
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
         let id = BufferId(self.buffers.len() as u32);
-        self.buffers.push(Buffer::zeroed(MemoryClass::Kv, layout.block_bytes() * blocks)?);
+        let bytes =
+            layout.block_bytes().checked_mul(blocks).context("the KV cache is larger than the address space")?;
+        self.buffers.push(Buffer::reserved(MemoryClass::Kv, bytes)?);
         Ok(KvPool { buffer: id, layout })
+    }
+
+    fn commit_kv(&mut self, pool: &KvPool, blocks: usize) -> Result<()> {
+        self.buffers[pool.buffer.0 as usize].commit(blocks * pool.layout.block_bytes())
     }
 
     fn upload(&mut self, values: &[f32], to: Tensor) {
@@ -209,7 +224,18 @@ impl Backend for Cpu {
     fn embed(&mut self, table: MatrixId, tokens: &[u32], out: Tensor) {
         let t0 = Instant::now();
         let place = self.place(out);
-        let matrix = self.weights[table.0 as usize].matrix();
+        let weight = &self.weights[table.0 as usize];
+        // A few rows are read by themselves; for many the whole matrix may as well come first.
+        if !weight.is_ready() && tokens.len() <= FEW_ROWS {
+            self.pool.run(tokens.len(), &|row, _| {
+                // SAFETY: this task alone writes this row.
+                weight.row_now(self.isa, tokens[row] as usize, unsafe { place.get_mut(row, 0..place.cols) });
+            });
+            self.record(Phase::Embed, t0, std::iter::once((table.0 as usize, tokens.len())), 0);
+            return;
+        }
+        weight.wait();
+        let matrix = weight.matrix();
         for (row, &token) in tokens.iter().enumerate() {
             // SAFETY: `&mut self`: no operation is under way.
             let out = unsafe { place.get_mut(row, 0..place.cols) };
@@ -250,6 +276,7 @@ impl Backend for Cpu {
         let (tokens, x) = (x.rows, self.place(x));
         let needs = self.needs(projections.iter().map(|p| p.linear.matrix));
         self.encode(x, norm, needs);
+        self.wait_for(projections.iter().map(|p| &p.linear));
         for p in projections {
             let out = self.place(p.out);
             self.job(&p.linear, out, false);
@@ -263,6 +290,7 @@ impl Backend for Cpu {
         let (tokens, x, out) = (x.rows, self.place(x), self.place(out));
         let needs = self.needs([linear.matrix]);
         self.encode(x, None, needs);
+        self.wait_for([linear]);
         self.job(linear, out, true);
         self.run_jobs(self.mode, tokens);
         self.record(Phase::Project, t0, std::iter::once(linear_rows(linear)), tokens);
@@ -285,7 +313,9 @@ impl Backend for Cpu {
         let (tokens, x, residual) = (x.rows, self.place(x), self.place(residual));
         let needs = self.needs([mlp.gate.matrix, mlp.up.matrix]);
         self.encode(x, Some(norm), needs);
+        self.wait_for([&mlp.gate, &mlp.up]);
         self.dense_gate_up(mlp, tokens);
+        self.wait_for([&mlp.down]);
         std::mem::swap(&mut self.encoded, &mut self.shared_hidden);
         self.job(&mlp.down, residual, true);
         self.run_jobs(self.mode, tokens);
@@ -299,6 +329,7 @@ impl Backend for Cpu {
         let k = scoring.k();
         // 1. logits, always from f32 activations: a decision should not hang on their encoding
         self.encode(x, None, Needs::of([Encoding::F32]));
+        self.wait_for([router]);
         let mut logits = std::mem::take(&mut self.router_logits);
         let out = Place::of_slice(matmul::part(&mut logits, tokens * experts), experts);
         self.job(router, out, false);
@@ -344,6 +375,12 @@ impl Backend for Cpu {
             needs.f32 |= s.gate.is_some();
         }
         self.encode(x, None, needs);
+        for unit in &plan.units {
+            [unit.gate, unit.up, unit.down].iter().for_each(|(weight, _)| self.weights[*weight].wait());
+        }
+        if let Some(s) = shared {
+            self.wait_for([&s.mlp.gate, &s.mlp.up, &s.mlp.down].into_iter().chain(&s.gate));
+        }
         // 2. hidden activations: shared expert, routed experts
         let mut gates = std::mem::take(&mut self.shared_gates);
         let mut gate_place = None;
@@ -408,13 +445,14 @@ impl Backend for Cpu {
         // 2. head
         let out = Place::of_slice(out, vocabulary);
         let linear = Linear { matrix: head, rows: 0..vocabulary, bias: None };
+        self.wait_for([&linear]);
         self.job(&linear, out, false);
         self.run_jobs(self.mode, rows.len());
         self.record(Phase::Head, t0, std::iter::once((head.0 as usize, vocabulary)), rows.len());
     }
 
     fn memory(&mut self, class: MemoryClass) -> usize {
-        let buffers: usize = self.buffers.iter().filter(|b| b.class == class).map(|b| b.bytes).sum();
+        let buffers: usize = self.buffers.iter().filter(|b| b.class == class).map(|b| b.committed).sum();
         let weights = |mapped: bool| -> usize {
             self.weights.iter().filter(|w| w.is_mapped() == mapped).map(Weight::bytes).sum()
         };

@@ -45,12 +45,12 @@ impl Figures {
         Figures(self.0.iter().map(|x| f(*x)).collect())
     }
 
-    /// `null` where nothing was measured.
+    /// Median, range and all of them in order; `null` where nothing was measured.
     pub fn to_json(&self) -> Value {
         if self.is_empty() {
             return Value::Null;
         }
-        json!({"median": self.median(), "low": self.low(), "high": self.high()})
+        json!({"median": self.median(), "low": self.low(), "high": self.high(), "all": self.0})
     }
 
     /// `75.6 (74.1-76.0)`, or `-` where nothing was measured.

@@ -1,13 +1,18 @@
 //! `sluice bench`: how fast this machine computes, beside what it could do at best, measured in the same run. Weights may be anything and the folder
 //! needs no tokenizer: token ids are random, from a fixed seed.
 
+mod case;
+mod cold;
 mod decode;
 mod figures;
 mod kernels;
+mod kv;
+mod load;
 mod prefill;
 mod roofline;
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
@@ -19,7 +24,6 @@ use sluice_kernels::matmul::{Encoding, Float, Form};
 use sluice_kernels::roofline::Arithmetic;
 
 use crate::engine_args::{EngineArgs, model_or_demo};
-use crate::load;
 
 #[derive(Args, Debug)]
 pub struct BenchArgs {
@@ -33,16 +37,23 @@ enum What {
     Decode(decode::DecodeArgs),
     /// Tokens per second of a prompt, and how much of the arithmetic's peak that is.
     Prefill(prefill::PrefillArgs),
+    /// Each way of loading, cold and warm: time, first token, speed after it, peak memory, beside the disk's own speed.
+    Load(load::LoadArgs),
+    /// Keys and values in memory that grows, and in memory that was reserved.
+    Kv(kv::KvArgs),
     /// Each kernel by itself: products per weight form, attention, delta rule.
     Kernels(kernels::KernelsArgs),
     /// What the machine can do at best: reading memory, multiplying and adding.
     Roofline(roofline::RooflineArgs),
 }
 
-pub fn run(args: BenchArgs) -> Result<()> {
+/// Measures. `start` is when the program did.
+pub fn run(args: BenchArgs, start: Instant) -> Result<()> {
     match args.what {
         What::Decode(args) => decode::run(&args),
         What::Prefill(args) => prefill::run(&args),
+        What::Load(args) => load::run(&args, start),
+        What::Kv(args) => kv::run(&args),
         What::Kernels(args) => kernels::run(&args),
         What::Roofline(args) => roofline::run(&args),
     }
@@ -83,7 +94,8 @@ impl Subject {
         options.max_context.get_or_insert(positions);
         options.profile = true;
         let arithmetic = arithmetic(&folder, &options)?;
-        let engine = load::engine(&folder, options)?;
+        let engine = crate::load::engine(&folder, &args.engine, options)?;
+        crate::load::finish(&engine)?;
         let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
         Ok(Subject { name, engine, arithmetic })
     }
@@ -91,7 +103,7 @@ impl Subject {
 
 /// The arithmetic of the form that most of a checkpoint's bytes have.
 fn arithmetic(folder: &std::path::Path, options: &Options) -> Result<Arithmetic> {
-    let checkpoint = Checkpoint::open(folder).map_err(|e| load::naming(folder, e.into()))?;
+    let checkpoint = Checkpoint::open(folder).map_err(|e| crate::load::naming(folder, e.into()))?;
     let quantization = Config::open(folder)?.quantization()?;
     let bytes =
         |dtype: Dtype| checkpoint.tensors().iter().filter(|t| t.dtype == dtype).map(|t| t.bytes.len()).sum::<usize>();

@@ -88,7 +88,7 @@ impl Memory {
     /// When there is no memory for it.
     pub fn new() -> Result<Memory> {
         // In large pages, as weights are: with small ones the limit would be that of translating addresses. Not zero, as pages of zeros may be one page.
-        let mut bytes = Buffer::zeroed(BUFFER)?;
+        let mut bytes = Buffer::large(BUFFER)?;
         bytes.fill(0x5a);
         Ok(Memory { bytes, next: 0 })
     }

@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use sluice_engine::text::ChatTemplate;
-use sluice_engine::{Engine, Finish, Generation, SequenceId};
+use sluice_engine::{Engine, Finish, Generation, LoadProgress, Loading, SequenceId};
 
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::generate::{self, Answer, End, Piece};
@@ -49,7 +49,7 @@ pub struct ChatArgs {
 /// Talks until the input ends.
 pub fn run(args: ChatArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
-    let loaded = load::model(&folder, args.engine.options()?)?;
+    let loaded = load::model(&folder, &args.engine, args.engine.options()?)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
     let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
     let sequence = engine.add_sequence()?;
@@ -118,6 +118,9 @@ impl Chat<'_> {
                     self.conversation.messages.pop();
                 }
                 self.say_end(&answer.end, begun);
+                if self.last.is_none() {
+                    load::say_notes(&self.engine);
+                }
                 self.last = Some(answer);
                 if with_stats {
                     self.print_stats();
@@ -166,10 +169,13 @@ impl Chat<'_> {
             self.engine.truncate(self.sequence, plan.keep)?;
         }
         self.conversation.fed.clear();
-        let hold = interrupt::hold();
-        let mut progress = Progress::new("reading the prompt", "tokens", plan.new.len());
+        // A step that waits for weights cannot be stopped: as long as they are loaded, Ctrl-C leaves.
+        let load = self.engine.loading().map(Loading::progress);
+        let mut hold = load.as_ref().is_none_or(LoadProgress::is_over).then(interrupt::hold);
+        let mut progress = Progress::after_loading(load, "reading the prompt", "tokens", plan.new.len());
         let mut out = io::stdout().lock();
         let mut each = |piece: Piece| -> Result<ControlFlow<()>> {
+            hold.get_or_insert_with(interrupt::hold);
             match piece {
                 Piece::Reading { done, total } if done < total => progress.set(done, total),
                 Piece::Reading { .. } => progress.finish(),

@@ -35,7 +35,7 @@ const BEST: usize = 5;
 
 pub fn run(args: LogitsArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
-    let mut engine = load::engine(&folder, args.engine.options()?)?;
+    let mut engine = load::engine(&folder, &args.engine, args.engine.options()?)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let mut rows = 0;
     // Row by row: all of them together may be large.
@@ -56,6 +56,7 @@ pub fn run(args: LogitsArgs) -> Result<()> {
     if args.json {
         writeln!(out, "]}}")?;
     }
+    load::say_notes(&engine);
     Ok(out.flush()?)
 }
 

@@ -12,6 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde_json::json;
+use sluice_engine::Loading;
 
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::load;
@@ -44,7 +45,7 @@ pub struct PplArgs {
 pub fn run(args: PplArgs) -> Result<()> {
     // 1. the text's tokens, in windows
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
-    let mut engine = load::engine(&folder, args.engine.options()?)?;
+    let mut engine = load::engine(&folder, &args.engine, args.engine.options()?)?;
     let tokenizer = load::tokenizer(&folder)?;
     let name = || args.text.display().to_string();
     let text = fs::read(&args.text).with_context(name)?;
@@ -58,7 +59,8 @@ pub fn run(args: PplArgs) -> Result<()> {
 
     // 2. how surprising each of them is
     let begun = Instant::now();
-    let mut progress = Progress::new("measuring", "windows", windows.len());
+    let load = engine.loading().map(Loading::progress);
+    let mut progress = Progress::after_loading(load, "measuring", "windows", windows.len());
     let (mut nats, mut predictions) = (0.0, 0);
     for (i, window) in windows.iter().enumerate() {
         let mut own = 0.0;
@@ -73,6 +75,7 @@ pub fn run(args: PplArgs) -> Result<()> {
         progress.set(i + 1, windows.len());
     }
     progress.finish();
+    load::say_notes(&engine);
     let seconds = begun.elapsed().as_secs_f64();
 
     // 3. the figures

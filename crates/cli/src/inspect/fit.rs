@@ -43,7 +43,7 @@ pub struct Fit {
 impl Fit {
     pub fn of_this_machine(a: &Anatomy) -> Fit {
         let (available, cgroup) = (machine::available(), machine::cgroup());
-        let room = available.into_iter().chain(cgroup.map(|l| l.left)).min();
+        let room = machine::room();
         let need = Need {
             resident: a.resident_bytes(),
             experts: a.part(Part::Experts).bytes,

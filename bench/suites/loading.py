@@ -1,0 +1,222 @@
+"""Loading, cold and warm: each way of reading beside the disk's own speed, memory, first tokens beside other programs', and keys and values that are reserved beside
+those that grow. The goals are those that the project set itself."""
+
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import scratch
+from models import bytes_of, model, size
+from peers import LLAMA_BENCH, PYTHON, SLUICE
+from results import compare
+from scratch import ROOT, say
+
+TITLE = "Loading: time, first token, memory"
+SUITE = "loading"
+PROMPT, GENERATED = 34, 200
+THREADS = len(os.sched_getaffinity(0))
+# Qwen3's dimensions, random weights: ours and the nearest of llama.cpp's formats.
+VARIANTS = [
+    ("4b", "q4", "Q4_0"),
+    ("4b", "q8", "Q8_0"),
+    ("8b", "q3", "Q3_K"),
+    ("8b", "q4", "Q4_0"),
+    ("8b", "q6", "Q6_K"),
+    ("8b", "q8", "Q8_0"),
+    ("14b", "q4", "Q4_0"),
+    ("14b", "q6", "Q6_K"),
+]
+QUICK = ("4b", "q4")
+# Published on another machine (MLX's loaders, warm): seconds of the default loader and of the mapped one, and peak memory in GB of both.
+PUBLISHED = {
+    ("4b", "q4"): (0.101, 0.131, 2.38, 2.38),
+    ("4b", "q8"): (0.184, 0.246, 4.37, 4.37),
+    ("8b", "q3"): (0.146, 0.075, 4.37, 4.37),
+    ("8b", "q4"): (0.352, 0.328, 4.72, 8.82),
+    ("8b", "q6"): (0.637, 0.435, 8.82, 8.82),
+    ("8b", "q8"): (2.572, 0.125, 8.82, 8.84),
+    ("14b", "q4"): (2.323, 0.535, 8.84, 11.09),
+    ("14b", "q6"): (3.701, 5.388, 12.08, 12.16),
+}
+KV_VARIANTS = [("4b", "q4"), ("8b", "q4"), ("14b", "q4")]
+# What decode reads must stay in memory beside page cache of as much again.
+ROOM = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.4
+
+
+def run(quick, rounds, only):
+    rows, notes = [], []
+    for shape, ours, theirs in VARIANTS:
+        name = f"{shape} {ours}"
+        if only not in name and not name.startswith(only) or quick and not only and (shape, ours) != QUICK:
+            continue
+        if bytes_of(shape, ours) > ROOM:
+            notes.append(f"left out: Qwen3-{shape.upper()}, {ours[1:]} bit, which with its page cache does not fit this memory")
+            continue
+        had = [p.exists() for p in (model_path(shape, ours), model_path(shape, theirs))]
+        rows += loads(shape, ours, rounds)
+        if (shape, ours) in KV_VARIANTS:
+            rows += reserved(shape, ours, rounds)
+        rows += starts(shape, ours, theirs, rounds, quick)
+        # Disks are small: what was made for this variant alone goes again, if it is big.
+        for form, before in zip((ours, theirs), had):
+            path = model_path(shape, form)
+            if not before and not quick and path.exists() and size(path) > 3e9:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    notes.append(f"first token: from the start of the process, {PROMPT} tokens of prompt; speeds over {GENERATED} tokens behind it")
+    notes.append("before each case memory is taken and given back, so that no case pays for what a hypervisor had reclaimed")
+    notes.append("cold: dropped from the page cache and looked at; a cache of the host's beneath a virtual disk cannot be dropped")
+    return rows, notes
+
+
+def model_path(shape, form):
+    return scratch.DIR / "models" / f"{shape}-{form}{'.gguf' if form[0].isupper() else ''}"
+
+
+def title(shape, form):
+    return f"Qwen3-{shape.upper()}, {form[1:]} bit"
+
+
+# --- ours
+
+
+def loads(shape, form, rounds):
+    """The table of `sluice bench load`, as rows."""
+    case, folder = title(shape, form), model(shape, form)
+    say(f"loading {case}")
+    lines = [json.loads(x) for x in output([SLUICE, "bench", "load", folder, "--rounds", rounds, "--prompt", PROMPT, "--tokens", GENERATED, "--json"]).splitlines()]
+    by = {(x["state"], x["mode"]): x for x in lines}
+    rows = []
+
+    def figure(state, mode, name, label, unit, peer=None, peer_name="", goal=None, above=True, scale=1.0):
+        ours = [v * scale for v in by[state, mode][name]["all"]]
+        peer = [v * scale for v in peer] if peer else None
+        rows.append(compare(SUITE, f"{case}, {state}, {mode}", label, unit, ours, peer, peer_name, goal, above, THREADS))
+
+    for state in ("cold", "warm"):
+        for mode in ("mmap", "pread", "direct", "auto"):
+            x = by[state, mode]
+            figure(state, mode, "load_seconds", "load", "s")
+            figure(state, mode, "first_token_seconds", "first token", "s")
+        # The best by median; its rounds beside those of auto.
+        best = min((by[state, m] for m in ("mmap", "pread", "direct")), key=lambda x: x["first_token_seconds"]["median"])
+        figure(state, "auto", "first_token_seconds", "first token", "s", best["first_token_seconds"]["all"], f"best of three, {best['mode']}", 1.05, False)
+        for mode in ("pread", "direct", "auto"):
+            mapped = by[state, "mmap"]["generation_tokens_per_second"]["all"]
+            figure(state, mode, "generation_tokens_per_second", "generation", "tokens/s", mapped, "mmap", 0.97)
+        for mode in ("mmap", "pread", "direct", "auto"):
+            x = by[state, mode]
+            weights = [x["bytes"]] * rounds
+            figure(state, mode, "load_peak_memory", "peak of loading", "GB", weights, "weights", 1.02, False, 1e-9)
+            figure(state, mode, "peak_memory", "peak, KV and scratch too", "GB", weights, "weights", None, False, 1e-9)
+    x = by["cold", "direct"]
+    speed = [x["bytes"] / s / 1e9 for s in x["load_seconds"]["all"]]
+    disk = [d / 1e9 for d in x["disk_bytes_per_second"]["all"]]
+    rows.append(compare(SUITE, f"{case}, cold, direct", "read", "GB/s", speed, disk, "disk alone", 0.95, threads=THREADS))
+    x = by["warm", "mmap"]
+    beyond = [1e3 * (a - b) for a, b in zip(x["first_token_seconds"]["all"], x["prompt_seconds"]["all"])]
+    rows.append(compare(SUITE, f"{case}, warm, mmap", "first token beyond its compute", "ms", beyond, [150.0] * rounds, "limit", 1.0, False, THREADS))
+    pread, mapped = (by["warm", m]["load_seconds"]["all"] for m in ("pread", "mmap"))
+    published = PUBLISHED[shape, form]
+    label = f"published {published[0] / published[1]:.2f} for MLX's two"
+    rows.append(compare(SUITE, f"{case}, warm", "load by pread over mmap", "times", [a / b for a, b in zip(pread, mapped)], [published[0] / published[1]] * rounds, label, threads=THREADS))
+    return rows
+
+
+def reserved(shape, form, rounds):
+    """The table of `sluice bench kv`, as rows: each reservation beside dynamic allocation."""
+    case, folder = title(shape, form), model(shape, form)
+    say(f"keys and values of {case}")
+    lines = [json.loads(x) for x in output([SLUICE, "bench", "kv", folder, "--rounds", max(rounds, 3), "--json"]).splitlines()]
+    dynamic, rows = lines[0], []
+    for line in lines[1:]:
+        name = f"{case}, {line['kv']}"
+        for key, label, unit, goal, above, scale in [
+            ("first_token_seconds", "first token", "ms", 1.01, False, 1e3),
+            ("prompt_tokens_per_second", "prompt", "tokens/s", 0.99, True, 1),
+            ("generation_tokens_per_second", "generation", "tokens/s", 0.99, True, 1),
+            ("peak_memory", "peak", "GB", None, False, 1e-9),
+        ]:
+            ours, other = ([v * scale for v in x[key]["all"]] for x in (line, dynamic))
+            rows.append(compare(SUITE, name, label, unit, ours, other, "dynamic", goal, above, THREADS))
+        rows.append(compare(SUITE, name, "KV grew while generating", "bytes", line["kv_growth"]["all"], None, "", threads=THREADS))
+    return rows
+
+
+# --- from the start of a process to its first token
+
+
+def starts(shape, ours, theirs, rounds, quick):
+    case = title(shape, ours)
+    say(f"first tokens of {case}")
+    folder, file = model(shape, ours), model(shape, theirs)
+    tokens = ",".join(str(1000 + 37 * i) for i in range(PROMPT))
+    mine = [SLUICE, "eval", "logits", folder, "--tokens", tokens, "--threads", THREADS]
+    llama = [LLAMA_BENCH, "-m", file, "-t", THREADS, "-p", PROMPT, "-n", 0, "-ngl", 0, "-r", 1, "--no-warmup", "-o", "jsonl"]
+    # name, what it reads, command, whether it keeps its full decode speed
+    peers = [(f"llama.cpp {theirs}, {lm}, {'repacked' if rp else 'as it is'}", file, [*llama, "-lm", lm, "--repack", rp], rp == 1) for lm in ("mmap", "none", "dio") for rp in (1, 0)]
+    peers.append(("mlx-lm, CPU", folder, [PYTHON, ROOT / "bench" / "first_token_mlx.py", folder, tokens], True))
+    peers.append(("safetensors + torch, weights only", folder, [PYTHON, ROOT / "bench" / "load_torch.py", folder], True))
+    if quick:
+        peers = [p for p in peers if "as it is" not in p[0] and "mlx" not in p[0]]
+    rows = []
+    for state in ("cold", "warm"):
+        own, others = [], {name: [] for name, *_ in peers}
+        for _ in range(rounds):
+            own.append(first_output(mine, folder, state))
+            for name, reads, command, _ in peers:
+                others[name].append(first_output(command, reads, state))
+        full = [name for name, _, _, keeps in peers if keeps]
+        best = min(full, key=lambda name: sorted(others[name])[len(others[name]) // 2])
+        for name, *_ in peers:
+            # Times: ours over theirs, so 1.5 times as fast is at most two thirds.
+            goal = 1 / 1.5 if name == best else None
+            label = name + (", the best at full speed" if name == best else "")
+            rows.append(compare(SUITE, f"{case}, {state}, from the start", "first token", "s", own, others[name], label, goal, False, THREADS))
+    return rows
+
+
+def first_output(command, reads, state):
+    """Seconds from the start of a process to the first line that it prints."""
+    prepare(reads, state)
+    begun = time.perf_counter()
+    process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    line = process.stdout.readline()
+    taken = time.perf_counter() - begun
+    _, errors = process.communicate()
+    if not line or process.returncode != 0:
+        sys.exit(f"bench: {' '.join(map(str, command))} failed:\n{errors.decode(errors='replace')[-2000:]}")
+    return taken
+
+
+def prepare(path, state):
+    """Brings a model into the page cache or out of it, and memory for it into this machine."""
+    path = Path(path)
+    files = [f for f in path.iterdir() if f.suffix == ".safetensors"] if path.is_dir() else [path]
+    for file in files:
+        with open(file, "rb", buffering=0) as f:
+            if state == "warm":
+                buffer = bytearray(4 << 20)
+                while f.readinto(buffer):
+                    pass
+            else:
+                os.fsync(f.fileno())
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if state == "cold" and os.geteuid() == 0:
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    wanted = sum(f.stat().st_size for f in files) + (256 << 20)
+    free = next(int(x.split()[1]) * 1024 for x in open("/proc/meminfo") if x.startswith("MemFree"))
+    with mmap.mmap(-1, min(wanted, free * 7 // 8), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE):
+        pass
+
+
+def output(command):
+    command = [str(c) for c in command]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"bench: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout

@@ -1,0 +1,115 @@
+//! Which way each file is read, where nobody said: by what of it is in the page cache, what fits beside the rest, and what the disk can
+//! do. Every choice comes with its reason.
+
+use std::os::fd::AsRawFd;
+
+use super::read::ReadFile;
+use super::{LoadMode, LoadOptions, Speeds, probe};
+use crate::error::Error;
+use crate::residency::resident_bytes;
+
+/// Files below this are mapped: no way of reading them takes long enough to matter.
+const SMALL: u64 = 64 << 20;
+/// A map must not be more than this much slower to be taken: it leaves the file in the page cache, and the next start is at once.
+const TIE: f64 = 1.03;
+
+pub(crate) struct Chooser<'a> {
+    options: &'a LoadOptions,
+    /// Of all files.
+    total: u64,
+    speeds: Vec<(u64, Option<Speeds>)>,
+}
+
+impl<'a> Chooser<'a> {
+    /// For files of `total` bytes in all.
+    pub fn new(options: &'a LoadOptions, total: u64) -> Chooser<'a> {
+        Chooser { options, total, speeds: Vec::new() }
+    }
+
+    /// The way (never `Auto`), the reason, and whether all of the file is in the page cache.
+    pub fn choose(&mut self, file: &ReadFile) -> Result<(LoadMode, String, bool), Error> {
+        let cached = resident_bytes(&file.buffered, 0, file.len).ok().map(|n| n.min(file.len));
+        let all = cached == Some(file.len);
+        if self.options.mode != LoadMode::Auto {
+            return Ok((self.options.mode, "asked for".into(), all));
+        }
+        let (mode, reason) = self.by_facts(file, cached);
+        Ok((mode, reason, all))
+    }
+
+    fn by_facts(&mut self, file: &ReadFile, cached: Option<u64>) -> (LoadMode, String) {
+        // 1. Nothing to choose
+        if file.len < SMALL {
+            return (LoadMode::Mmap, "small".into());
+        }
+        let Some(cached) = cached else {
+            return (LoadMode::Mmap, "whether it is in the page cache is not told".into());
+        };
+        let percent = 100.0 * cached as f64 / file.len as f64;
+        if cached == file.len {
+            return (LoadMode::Mmap, "all of it is in the page cache".into());
+        }
+        // 2. No room for a copy
+        if let Some(room) = self.options.room.filter(|room| *room < self.total) {
+            let (total, room) = (gigabytes(self.total), gigabytes(room));
+            return (
+                LoadMode::Mmap,
+                format!("{total} of weights, but memory for {room}: the kernel drops and rereads"),
+            );
+        }
+        // 3. Over a network a page fault may wait for ever, and a file may vanish
+        if let Some(name) = remote(file) {
+            return (LoadMode::Pread, format!("on {name}, {percent:.0}% in the page cache"));
+        }
+        // 4. By time
+        let Some(speeds) = self.speeds(file) else {
+            return (LoadMode::Mmap, format!("{percent:.0}% in the page cache"));
+        };
+        let Some(direct) = speeds.direct else {
+            return (LoadMode::Mmap, format!("{percent:.0}% in the page cache, and the disk refuses direct reads"));
+        };
+        let times = [(file.len - cached) as f64 / speeds.mapped, file.len as f64 / direct];
+        let mode = if times[0] <= TIE * times[1] { LoadMode::Mmap } else { LoadMode::Direct };
+        let reason = format!(
+            "{percent:.0}% in the page cache; mapped the rest takes {:.2} s at {}/s, direct all {:.2} s at {}/s",
+            times[0],
+            gigabytes(speeds.mapped as u64),
+            times[1],
+            gigabytes(direct as u64)
+        );
+        (mode, reason)
+    }
+
+    /// The speeds of the file's disk, asked for once.
+    fn speeds(&mut self, file: &ReadFile) -> Option<Speeds> {
+        if let Some((_, known)) = self.speeds.iter().find(|(device, _)| *device == file.device()) {
+            return *known;
+        }
+        let found = probe::speeds(file, self.options).map(|(speeds, _)| speeds);
+        self.speeds.push((file.device(), found));
+        found
+    }
+}
+
+fn gigabytes(n: u64) -> String {
+    format!("{:.2} GB", n as f64 / 1e9)
+}
+
+/// The name of a file system whose files lie elsewhere.
+fn remote(file: &ReadFile) -> Option<&'static str> {
+    const KINDS: [(i64, &str); 7] = [
+        (0x6969, "NFS"),
+        (0x517b, "SMB"),
+        (0xff53_4d42, "SMB"),
+        (0xfe53_4d42, "SMB"),
+        (0x0102_1997, "9p"),
+        (0x00c3_6400, "Ceph"),
+        (0x6573_5546, "FUSE"),
+    ];
+    // SAFETY: an all-zero statfs is a valid one, and outlives the call that fills it.
+    let kind = unsafe {
+        let mut found: libc::statfs = std::mem::zeroed();
+        (libc::fstatfs(file.buffered.as_raw_fd(), &raw mut found) == 0).then_some(found.f_type)
+    }?;
+    KINDS.into_iter().find(|(k, _)| *k == kind as i64).map(|(_, name)| name)
+}

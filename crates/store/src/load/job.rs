@@ -1,0 +1,383 @@
+//! A load under way: which chunk is next, who reads, who waits.
+//!
+//! Chunks are read in the order in which weights will be used; those that somebody waits for go before. Readers are threads of this
+//! process that end when nothing is left, and are started again when somebody waits for what was not asked for at first.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::read::ReadFile;
+use super::sink::{Chunk, ChunkSink, Lent, Next, Reader};
+use super::source::{FAILED, PENDING, READY, Source};
+use super::{LoadError, LoadMode, LoadOptions, ring, threads};
+use crate::bytes::Bytes;
+use crate::error::Error;
+
+#[derive(Debug)]
+pub(crate) struct Job {
+    sources: Vec<Arc<Source>>,
+    threads: usize,
+    depth: usize,
+    rings: usize,
+    queue: Mutex<Queue>,
+    /// Told when a chunk is settled, or when there will be no more.
+    settled: Condvar,
+    waiters: AtomicUsize,
+    stopped: AtomicBool,
+    failure: OnceLock<LoadError>,
+    notes: Mutex<Vec<String>>,
+    /// io_uring was refused.
+    no_ring: AtomicBool,
+    begun: OnceLock<Instant>,
+    took: OnceLock<Duration>,
+    /// Bytes asked for, and bytes of them that are there.
+    wanted: AtomicU64,
+    there: AtomicU64,
+}
+
+/// (Source, chunk)
+type Place = (usize, usize);
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// For each kind of reader: what it reads, how far it is, how many of it run.
+    lanes: [Lane; 2],
+    urgent: VecDeque<Place>,
+    /// Lent and not given back.
+    lent: usize,
+    running: Vec<JoinHandle<()>>,
+    /// For each source and chunk, whether it was asked for at the start.
+    wanted: Vec<Vec<bool>>,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    order: Vec<Place>,
+    next: usize,
+    readers: usize,
+}
+
+fn lane(mode: LoadMode) -> Reader {
+    if mode == LoadMode::Direct { Reader::Direct } else { Reader::Threads }
+}
+
+impl Job {
+    pub fn new(sources: Vec<Arc<Source>>, options: &LoadOptions) -> Arc<Job> {
+        let job = Arc::new(Job {
+            sources,
+            threads: options.threads.max(1),
+            depth: options.depth.max(1),
+            rings: options.rings.max(1),
+            queue: Mutex::default(),
+            settled: Condvar::new(),
+            waiters: AtomicUsize::new(0),
+            stopped: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            notes: Mutex::default(),
+            no_ring: AtomicBool::new(false),
+            begun: OnceLock::new(),
+            took: OnceLock::new(),
+            wanted: AtomicU64::new(0),
+            there: AtomicU64::new(0),
+        });
+        for (number, source) in job.sources.iter().enumerate() {
+            source.set_reader(Arc::downgrade(&job), number);
+            if source.mode == LoadMode::Direct
+                && let Some(note) = source.file.open_direct()
+            {
+                job.note(note);
+            }
+        }
+        job
+    }
+
+    pub fn sources(&self) -> &[Arc<Source>] {
+        &self.sources
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// See [`super::Loading::start`].
+    pub fn start<'a>(self: &Arc<Job>, order: impl IntoIterator<Item = &'a Bytes>) {
+        let _ = self.begun.set(Instant::now());
+        let chunks = |s: &Arc<Source>| s.chunks(&(0..s.file.len as usize)).len();
+        let mut queue = self.lock();
+        queue.wanted = self.sources.iter().map(|s| vec![false; chunks(s)]).collect();
+        let (mut wanted, mut there) = (0, 0);
+        for bytes in order {
+            let Some((source, range)) = bytes.source() else { continue };
+            let Some(number) = self.sources.iter().position(|s| Arc::ptr_eq(s, source)) else { continue };
+            for chunk in source.chunks(&range) {
+                if !std::mem::replace(&mut queue.wanted[number][chunk], true) {
+                    let len = source.chunk(chunk).len() as u64;
+                    wanted += len;
+                    match source.state(chunk) {
+                        READY => there += len,
+                        _ => queue.lanes[lane(source.mode) as usize].order.push((number, chunk)),
+                    }
+                }
+            }
+        }
+        self.wanted.store(wanted, Ordering::Release);
+        self.there.store(there, Ordering::Release);
+        self.ensure_readers(&mut queue);
+        drop(queue);
+        if there == wanted {
+            self.conclude();
+        }
+    }
+
+    /// Starts the readers that are needed and do not run.
+    fn ensure_readers(self: &Arc<Job>, queue: &mut Queue) {
+        for reader in [Reader::Threads, Reader::Direct] {
+            if self.is_halted() || self.peek(queue, reader).is_none() {
+                continue;
+            }
+            // One thread keeps a ring full. With two, pages of an image are cleared by one while the other submits.
+            let ring = reader == Reader::Direct && !self.no_ring.load(Ordering::Acquire);
+            let wanted = if ring { self.rings } else { self.threads };
+            while queue.lanes[reader as usize].readers < wanted {
+                let job = Arc::clone(self);
+                let read = move || if ring { job.read_by_ring() } else { job.read_by_thread(reader) };
+                match std::thread::Builder::new().name("sluice-read".into()).spawn(read) {
+                    Ok(handle) => {
+                        queue.running.push(handle);
+                        queue.lanes[reader as usize].readers += 1;
+                    }
+                    Err(_) if queue.lanes[reader as usize].readers > 0 => break,
+                    Err(cause) => {
+                        let path = self.sources[0].file.path.clone();
+                        self.set_failure(Error::Io { path, doing: "start a thread to read", cause });
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn read_by_ring(self: &Arc<Job>) {
+        if let Err(refused) = ring::read(&self.files(), &**self, self.depth) {
+            self.note(refused);
+            self.no_ring.store(true, Ordering::Release);
+            // This thread goes on as one of the others.
+            self.ensure_readers(&mut self.lock());
+            self.read_by_thread(Reader::Direct);
+        }
+    }
+
+    fn read_by_thread(&self, reader: Reader) {
+        let files = self.files();
+        loop {
+            match self.next(reader, true) {
+                Next::Read(lent) if self.sources[lent.chunk.file].is_mapped() => self.populate(lent),
+                Next::Read(lent) => threads::read_chunk(files[lent.chunk.file], self, lent),
+                Next::Later => {}
+                Next::Done => return,
+            }
+        }
+    }
+
+    fn files(&self) -> Vec<&ReadFile> {
+        self.sources.iter().map(|s| &s.file).collect()
+    }
+
+    fn populate(&self, lent: Lent) {
+        let (source, offset) = (&self.sources[lent.chunk.file], lent.chunk.offset as usize);
+        match source.memory().populate(offset..offset + lent.chunk.len) {
+            Ok(()) => self.filled(lent),
+            // The kernel's word for a page that the file no longer has, or that the disk does not give.
+            Err(e) if e.raw_os_error() == Some(libc::EFAULT) => {
+                let len = source.file.buffered.metadata().map_or(0, |m| m.len());
+                let gone = len < lent.chunk.offset + lent.chunk.len as u64;
+                let at = if gone { len.max(lent.chunk.offset) } else { lent.chunk.offset };
+                let cause = (!gone).then(|| std::io::Error::from_raw_os_error(libc::EIO));
+                self.failed(lent, source.file.error(at, cause));
+            }
+            Err(e) => self.failed(lent, source.file.error(offset as u64, Some(e))),
+        }
+    }
+
+    /// The next chunk for a kind of reader, which stays where it is.
+    fn peek(&self, queue: &mut Queue, reader: Reader) -> Option<Place> {
+        let sources = &self.sources;
+        let pending = |&(source, chunk): &Place| sources[source].state(chunk) == PENDING;
+        queue.urgent.retain(pending);
+        let urgent = queue.urgent.iter().find(|(source, _)| lane(sources[*source].mode) == reader);
+        if let Some(place) = urgent {
+            return Some(*place);
+        }
+        let lane = &mut queue.lanes[reader as usize];
+        while lane.order.get(lane.next).is_some_and(|p| !pending(p)) {
+            lane.next += 1;
+        }
+        lane.order.get(lane.next).copied()
+    }
+
+    /// Waits until a part of a source is there, or can never be, and has it read before everything else.
+    pub fn wait(self: &Arc<Job>, number: usize, source: &Source, range: &Range<usize>) {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let mut queue = self.lock();
+        queue.urgent.extend(source.chunks(range).map(|chunk| (number, chunk)));
+        self.ensure_readers(&mut queue);
+        while !source.is_ready(range) {
+            // After a failure nothing more comes; but what is under way is still written to.
+            if self.is_halted() && queue.lent == 0 {
+                break;
+            }
+            queue = self.settled.wait(queue).unwrap_or_else(|e| e.into_inner());
+        }
+        drop(queue);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn is_halted(&self) -> bool {
+        self.failure.get().is_some() || self.stopped.load(Ordering::Acquire)
+    }
+
+    /// See [`super::Loading::finish`].
+    pub fn finish(self: &Arc<Job>) {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let mut queue = self.lock();
+        while !self.is_over() {
+            queue = self.settled.wait(queue).unwrap_or_else(|e| e.into_inner());
+        }
+        drop(queue);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.took.get().is_some() || self.is_halted() || self.begun.get().is_none()
+    }
+
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        let running = {
+            let mut queue = self.lock();
+            self.settled.notify_all();
+            std::mem::take(&mut queue.running)
+        };
+        running.into_iter().for_each(|handle| drop(handle.join()));
+    }
+
+    /// The chunk has become `state`.
+    fn settle(&self, lent: &Lent, state: u8) {
+        let (number, offset) = (lent.chunk.file, lent.chunk.offset as usize);
+        let source = &self.sources[number];
+        let chunk = source.chunks(&(offset..offset + 1)).start;
+        let mut queue = self.lock();
+        source.settle(chunk, state);
+        queue.lent -= 1;
+        if state == PENDING {
+            queue.urgent.push_back((number, chunk));
+        }
+        let mut over = false;
+        if state == READY && queue.wanted.get(number).is_some_and(|w| w[chunk]) {
+            let len = lent.chunk.len as u64;
+            over = self.there.fetch_add(len, Ordering::AcqRel) + len == self.wanted.load(Ordering::Acquire);
+        }
+        if self.waiters.load(Ordering::SeqCst) > 0 {
+            self.settled.notify_all();
+        }
+        drop(queue);
+        if over {
+            self.conclude();
+        }
+    }
+
+    /// Everything that was asked for is there.
+    fn conclude(&self) {
+        let begun = self.begun.get().expect("begun before anything was asked for");
+        if let Some(error) = self.sources.iter().find_map(|s| s.file.check_unchanged().err()) {
+            self.set_failure(error);
+        }
+        let _ = self.took.set(begun.elapsed());
+        let _queue = self.lock();
+        self.settled.notify_all();
+    }
+
+    /// Ends the load with an error.
+    pub fn fail(&self, error: LoadError) {
+        let _ = self.failure.set(error);
+        let _queue = self.lock();
+        self.settled.notify_all();
+    }
+
+    fn set_failure(&self, error: Error) {
+        let _ = self.failure.set(LoadError(Arc::new(error)));
+    }
+
+    /// See [`super::Loading::check`].
+    pub fn check(&self) -> Result<(), LoadError> {
+        if self.failure.get().is_none()
+            && let Some(error) = self.sources.iter().find_map(|s| s.check().err())
+        {
+            self.fail(LoadError(Arc::new(error)));
+        }
+        self.failure.get().map_or(Ok(()), |e| Err(e.clone()))
+    }
+
+    pub fn progress(&self) -> (u64, u64) {
+        let wanted = self.wanted.load(Ordering::Acquire);
+        (self.there.load(Ordering::Acquire).min(wanted), wanted)
+    }
+
+    pub fn time(&self) -> Option<Duration> {
+        self.took.get().copied()
+    }
+
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+}
+
+// SAFETY: a chunk is lent by whoever turned its state from pending to taken, so once at a time; nobody reads it before it is ready; its
+// memory lives as long as its source, which the job keeps.
+unsafe impl ChunkSink for Job {
+    fn next(&self, reader: Reader, block: bool) -> Next {
+        let mut queue = self.lock();
+        if !self.is_halted() {
+            while let Some((number, chunk)) = self.peek(&mut queue, reader) {
+                let source = &self.sources[number];
+                if source.take(chunk) {
+                    queue.lent += 1;
+                    let range = source.chunk(chunk);
+                    // SAFETY: the chunk lies inside the source's memory.
+                    let memory = unsafe { source.memory().start().add(range.start) };
+                    let chunk = Chunk { file: number, offset: range.start as u64, len: range.len() };
+                    return Next::Read(Lent { chunk, memory, buffer: 0 });
+                }
+            }
+        }
+        // A reader that waits would wait for ever: it leaves.
+        if block {
+            queue.lanes[reader as usize].readers -= 1;
+        }
+        Next::Done
+    }
+
+    fn filled(&self, lent: Lent) {
+        self.settle(&lent, READY);
+    }
+
+    fn failed(&self, lent: Lent, error: Error) {
+        self.set_failure(self.sources[lent.chunk.file].naming(error));
+        self.settle(&lent, FAILED);
+    }
+
+    fn put_back(&self, lent: Lent) {
+        self.settle(&lent, PENDING);
+    }
+
+    fn note(&self, note: String) {
+        let mut notes = self.notes.lock().unwrap_or_else(|e| e.into_inner());
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+}

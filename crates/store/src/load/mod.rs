@@ -1,0 +1,212 @@
+//! From files to weights that can be computed with. A checkpoint that is loaded (rather than merely opened) decides for each file how
+//! it is read, starts reading in the order in which its weights will be used, and lets whoever needs a part wait for just that part.
+//!
+//! Three readers fill the same views: a map whose pages are brought in ahead of use, buffered positional reads, and direct reads past
+//! the page cache. What they read goes through [`ChunkSink`], so that the same engine can feed memory of another kind. Never: bytes
+//! that are not the file's without an error that names file, tensor and offset.
+
+mod choose;
+mod job;
+mod probe;
+mod read;
+mod ring;
+mod sink;
+mod small;
+mod source;
+mod threads;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::bytes::Bytes;
+use crate::checkpoint::Checkpoint;
+use crate::error::Error;
+use job::Job;
+pub use probe::Speeds;
+pub(crate) use read::ReadFile;
+pub use sink::{Chunk, Staging, measure_disk};
+pub(crate) use source::Source;
+
+/// How files of weights come into memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoadMode {
+    /// Each file as it is best, by what is cached, what fits, and what the disk can do.
+    #[default]
+    Auto,
+    /// Mapped, and populated ahead of use.
+    Mmap,
+    /// Buffered reads into memory of our own, leaving no more in the page cache than was there.
+    Pread,
+    /// Reads past the page cache into memory of our own.
+    Direct,
+}
+
+impl LoadMode {
+    pub fn name(self) -> &'static str {
+        match self {
+            LoadMode::Auto => "auto",
+            LoadMode::Mmap => "mmap",
+            LoadMode::Pread => "pread",
+            LoadMode::Direct => "direct",
+        }
+    }
+}
+
+/// How to load.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    pub mode: LoadMode,
+    /// Bytes of memory that copies of files may take; `None`: not known. What does not fit is mapped by [`LoadMode::Auto`].
+    pub room: Option<u64>,
+    /// Where the speeds of disks are remembered; `None`: measured anew where they are needed.
+    pub memory_of_disks: Option<PathBuf>,
+    /// Bytes that one request reads: a power of two, at least a page.
+    pub request: usize,
+    /// Requests that io_uring keeps under way.
+    pub depth: usize,
+    /// Whether copies of files ask for large pages.
+    pub large_pages: bool,
+    /// Threads with a ring each.
+    pub rings: usize,
+    /// Threads that read where io_uring does not.
+    pub threads: usize,
+}
+
+impl Default for LoadOptions {
+    fn default() -> LoadOptions {
+        LoadOptions {
+            mode: LoadMode::Auto,
+            room: None,
+            memory_of_disks: None,
+            request: 2 << 20,
+            large_pages: true,
+            depth: 8,
+            rings: 2,
+            threads: 4,
+        }
+    }
+}
+
+/// How one file is read, and why.
+#[derive(Clone, Debug)]
+pub struct FileReport {
+    pub name: String,
+    /// Of the whole file.
+    pub bytes: u64,
+    /// Never `Auto`.
+    pub mode: LoadMode,
+    /// For people: one clause.
+    pub reason: String,
+}
+
+/// An error of a load under way; the same for all who ask.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct LoadError(#[from] Arc<Error>);
+
+impl LoadError {
+    /// What went wrong.
+    pub fn error(&self) -> &Error {
+        &self.0
+    }
+}
+
+/// A load under way. Reading stops when this is dropped; the weights may be used as long as it lives.
+#[derive(Debug)]
+pub struct Loading {
+    job: Arc<Job>,
+    files: Vec<FileReport>,
+}
+
+/// What may be asked of a load from anywhere, also when it is over.
+#[derive(Clone, Debug)]
+pub struct LoadProgress(Arc<Job>);
+
+impl LoadProgress {
+    /// Bytes that are there, of those that were asked for.
+    pub fn bytes(&self) -> (u64, u64) {
+        self.0.progress()
+    }
+
+    /// Whether nothing more will come: all is there, or the load has failed.
+    pub fn is_over(&self) -> bool {
+        self.0.is_over()
+    }
+}
+
+/// Opens a checkpoint to be loaded. Nothing is read but headers; [`Loading::start`] begins with the rest, as does waiting for a tensor.
+///
+/// # Errors
+/// As for [`Checkpoint::open`], and when there is no address space for a file's image.
+pub fn open(folder: &Path, options: &LoadOptions) -> Result<(Checkpoint, Loading), Error> {
+    let (mut checkpoint, files) = Checkpoint::open_keeping_files(folder)?;
+    let tensors = checkpoint.tensors_by_file();
+    let mut sources = Vec::with_capacity(files.len());
+    let mut reports = Vec::with_capacity(files.len());
+    let mut chooser = choose::Chooser::new(options, files.iter().map(|f| f.len).sum());
+    for (file, tensors) in files.into_iter().zip(tensors) {
+        let (mode, reason, resident) = chooser.choose(&file)?;
+        reports.push(FileReport {
+            name: file.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            bytes: file.len,
+            mode,
+            reason,
+        });
+        sources.push(Arc::new(Source::new(file, mode, resident, options, tensors)?));
+    }
+    let job = Job::new(sources, options);
+    small::replace(&mut checkpoint, job.sources(), options.threads)?;
+    Ok((checkpoint, Loading { job, files: reports }))
+}
+
+impl Loading {
+    /// Starts reading what these views hold, in their order. What lies in none of them is read only when somebody waits for it.
+    /// Call it once.
+    pub fn start<'a>(&self, order: impl IntoIterator<Item = &'a Bytes>) {
+        self.job.start(order);
+    }
+
+    /// Waits until everything that was asked for is there.
+    ///
+    /// # Errors
+    /// As for [`Loading::check`].
+    pub fn finish(&self) -> Result<(), LoadError> {
+        self.job.finish();
+        self.check()
+    }
+
+    /// Whether all that was handed out so far is what the files hold. To be asked after using weights and before believing what was
+    /// computed with them: a part that cannot be read counts as there, with zeros in it.
+    ///
+    /// # Errors
+    /// A file that could not be read, that is shorter than it was, or that was replaced while it was read.
+    pub fn check(&self) -> Result<(), LoadError> {
+        self.job.check()
+    }
+
+    pub fn progress(&self) -> LoadProgress {
+        LoadProgress(Arc::clone(&self.job))
+    }
+
+    /// From [`Loading::start`] until the last byte that was asked for was there; `None` before that.
+    pub fn time(&self) -> Option<Duration> {
+        self.job.time()
+    }
+
+    /// How each file is read, in order of name.
+    pub fn files(&self) -> &[FileReport] {
+        &self.files
+    }
+
+    /// What was fallen back on so far, one clause each.
+    pub fn notes(&self) -> Vec<String> {
+        self.job.notes()
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        self.job.stop();
+    }
+}

@@ -1,0 +1,124 @@
+//! What a disk can do, in bytes per second: past the page cache, and into a map. Measured on parts of a model's file that are not in
+//! the page cache, in a fraction of a second, and remembered for the device.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::LoadOptions;
+use super::read::ReadFile;
+use super::sink::{Chunk, Staging};
+use crate::atomic::AtomicFile;
+use crate::map::Map;
+use crate::residency::{drop_cached, resident_bytes};
+
+/// Bytes that each way of reading is tried on, and the time after which no more is begun.
+const SAMPLE: u64 = 128 << 20;
+const PATIENCE: Duration = Duration::from_millis(150);
+
+/// Bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Speeds {
+    /// Past the page cache; `None` where that is refused.
+    pub direct: Option<f64>,
+    /// Populating a map.
+    pub mapped: f64,
+}
+
+/// Speeds by device number, as JSON.
+#[derive(Default, Serialize, Deserialize)]
+struct Remembered(BTreeMap<String, Speeds>);
+
+fn key(file: &ReadFile) -> String {
+    let device = file.device();
+    format!("{}:{}", libc::major(device), libc::minor(device))
+}
+
+/// What is remembered of the file's device. A memory that cannot be read is none.
+fn recall(file: &ReadFile, memory: &Path) -> Option<Speeds> {
+    let Remembered(all) = serde_json::from_slice(&fs::read(memory).ok()?).ok()?;
+    all.get(&key(file)).copied().filter(|s| s.mapped.is_finite() && s.mapped > 0.0)
+}
+
+fn remember(file: &ReadFile, memory: &Path, speeds: Speeds) {
+    let before = fs::read(memory).ok().and_then(|json| serde_json::from_slice(&json).ok());
+    let Remembered(mut all) = before.unwrap_or_default();
+    all.insert(key(file), speeds);
+    let json = serde_json::to_vec_pretty(&Remembered(all)).expect("strings and numbers are always JSON");
+    // Another start measures again where this could not be kept.
+    let _ = AtomicFile::create(memory).and_then(|mut f| f.write_all(&json).and_then(|()| f.commit()));
+}
+
+/// The speeds of the disk that `file` is on, and whether they were measured now. `None` where they cannot be measured: nearly all of
+/// the file is in the page cache, or it cannot be read.
+pub(crate) fn speeds(file: &ReadFile, options: &LoadOptions) -> Option<(Speeds, bool)> {
+    let memory = options.memory_of_disks.as_deref();
+    if let Some(known) = memory.and_then(|m| recall(file, m)) {
+        return Some((known, false));
+    }
+    // Two stretches that are not cached: one for each way, so that neither profits from the other.
+    let stretches = (0..file.len / SAMPLE).map(|i| i * SAMPLE..(i + 1) * SAMPLE);
+    let is_cold = |r: &Range<u64>| resident_bytes(&file.buffered, r.start, SAMPLE).is_ok_and(|n| n == 0);
+    let cold: Vec<Range<u64>> = stretches.filter(is_cold).collect();
+    let (first, last) = (cold.first()?.clone(), cold.last()?.clone());
+    if first == last {
+        return None;
+    }
+    let speeds = Speeds { direct: direct(file, first, options), mapped: mapped(file, last, options).ok()? };
+    if let Some(memory) = memory {
+        remember(file, memory, speeds);
+    }
+    Some((speeds, true))
+}
+
+fn direct(file: &ReadFile, part: Range<u64>, options: &LoadOptions) -> Option<f64> {
+    let size = options.request as u64;
+    let begun = Instant::now();
+    let (read, late) = (AtomicU64::new(0), AtomicU64::new(0));
+    let count = |chunk: &Chunk, _: &[u8]| {
+        read.fetch_add(chunk.len as u64, Ordering::Relaxed);
+        late.fetch_max(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    };
+    let chunks = part.step_by(size as usize).map(|offset| Chunk { file: 0, offset, len: size as usize });
+    let staging = Staging::new(chunks, options.depth, options.request, count).ok()?.until(begun + PATIENCE);
+    let notes = staging.read(&[&file.path], options).ok()?;
+    let refused = notes.iter().any(|n| n.contains("buffered"));
+    let time = Duration::from_nanos(late.into_inner()).as_secs_f64();
+    (!refused && time > 0.0).then(|| read.into_inner() as f64 / time)
+}
+
+fn mapped(file: &ReadFile, part: Range<u64>, options: &LoadOptions) -> io::Result<f64> {
+    let map = Map::file(&file.buffered, file.len as usize)?;
+    map.watch();
+    let begun = Instant::now();
+    let (next, read) = (AtomicU64::new(part.start), AtomicU64::new(0));
+    let size = options.request as u64;
+    let work = || -> io::Result<()> {
+        while begun.elapsed() < PATIENCE {
+            let from = next.fetch_add(size, Ordering::Relaxed);
+            if from >= part.end {
+                break;
+            }
+            map.populate(from as usize..(from + size).min(part.end) as usize)?;
+            read.fetch_add(size.min(part.end - from), Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    thread::scope(|scope| -> io::Result<()> {
+        let others: Vec<_> = (1..options.threads).map(|_| scope.spawn(work)).collect();
+        work()?;
+        others.into_iter().try_for_each(|t| t.join().unwrap_or(Ok(())))
+    })?;
+    let speed = read.into_inner() as f64 / begun.elapsed().as_secs_f64();
+    drop(map);
+    // Whichever way is chosen, it should find the file as it was.
+    let _ = drop_cached(&file.buffered, part.start, part.end - part.start);
+    Ok(speed)
+}

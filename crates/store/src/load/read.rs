@@ -1,0 +1,230 @@
+//! One file as the readers see it: its descriptors, how it may be read, and how a chunk of it is read to the end whatever the system
+//! does meanwhile.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::Error;
+use crate::residency::{self, resident_bytes};
+
+/// What direct reads must be aligned to: file systems ask for this or less, and one that asks for more refuses.
+pub(crate) const ALIGNMENT: usize = 4096;
+
+/// Of a file, what changes when it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    len: u64,
+    modified: (i64, i64),
+}
+
+impl Identity {
+    fn of(found: &fs::Metadata) -> Identity {
+        let modified = (found.mtime(), found.mtime_nsec());
+        Identity { device: found.dev(), inode: found.ino(), len: found.len(), modified }
+    }
+}
+
+/// A file that is open for reading.
+#[derive(Debug)]
+pub(crate) struct ReadFile {
+    pub path: PathBuf,
+    pub buffered: File,
+    pub len: u64,
+    identity: Identity,
+    direct: OnceLock<File>,
+    refused: AtomicBool,
+}
+
+impl ReadFile {
+    pub fn open(path: &Path) -> Result<ReadFile, Error> {
+        ReadFile::new(path, File::open(path).map_err(Error::io(path, "open"))?)
+    }
+
+    pub fn new(path: &Path, buffered: File) -> Result<ReadFile, Error> {
+        let found = buffered.metadata().map_err(Error::io(path, "open"))?;
+        Ok(ReadFile {
+            path: path.to_owned(),
+            buffered,
+            len: found.len(),
+            identity: Identity::of(&found),
+            direct: OnceLock::new(),
+            refused: AtomicBool::new(false),
+        })
+    }
+
+    pub fn device(&self) -> u64 {
+        self.identity.device
+    }
+
+    /// Opens the file once more for reads past the page cache. Where that is refused the file is read through it, and the answer says so.
+    pub fn open_direct(&self) -> Option<String> {
+        match OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&self.path) {
+            // Another file of that name by now: what is open already is what was checked.
+            Ok(file) if file.metadata().is_ok_and(|m| Identity::of(&m) == self.identity) => {
+                let _ = self.direct.set(file);
+                None
+            }
+            Ok(_) => Some(self.refuse_direct("the name leads to another file now")),
+            Err(e) => Some(self.refuse_direct(&format!("refused at open: {e}"))),
+        }
+    }
+
+    /// From here on the file is read through the page cache.
+    pub fn refuse_direct(&self, why: &str) -> String {
+        self.refused.store(true, Ordering::Relaxed);
+        format!("{}: no direct reads ({why}); buffered ones instead", self.path.display())
+    }
+
+    /// The descriptor for reads past the page cache, unless they were refused.
+    pub fn direct(&self) -> Option<&File> {
+        self.direct.get().filter(|_| !self.refused.load(Ordering::Relaxed))
+    }
+
+    /// Whether the file is still what was opened, in itself and under its name.
+    pub fn check_unchanged(&self) -> Result<(), Error> {
+        let now = self.buffered.metadata().map_err(Error::io(&self.path, "look at"))?;
+        let named = fs::metadata(&self.path).map_err(Error::io(&self.path, "look at"))?;
+        if Identity::of(&now) != self.identity || Identity::of(&named) != self.identity {
+            return Err(Error::Replaced { path: self.path.clone() });
+        }
+        Ok(())
+    }
+
+    /// A chunk's error: `found` bytes of it could be read, `cause` is what stopped it (`None`: the file ends there).
+    pub fn error(&self, offset: u64, cause: Option<io::Error>) -> Error {
+        let path = self.path.clone();
+        match cause {
+            Some(cause) => Error::Read { path, tensor: None, offset, cause },
+            None => Error::Shrunk { path, tensor: None, offset, len: self.len },
+        }
+    }
+
+    /// Reads `len` bytes from `offset` on, through the page cache.
+    ///
+    /// # Safety
+    /// `memory` is valid for writes of `len` bytes and nobody else touches it.
+    ///
+    /// # Errors
+    /// The offset that was reached, and what stopped it there; nothing if it was the file's end.
+    pub unsafe fn read_buffered(
+        &self,
+        memory: *mut u8,
+        offset: u64,
+        len: usize,
+    ) -> Result<(), (u64, Option<io::Error>)> {
+        // SAFETY: as the caller vouches.
+        unsafe { read_to(&self.buffered, memory, offset, len, false) }
+    }
+
+    /// Reads `len` bytes past the page cache, `len` rounded up to whole pages at the file's end.
+    ///
+    /// # Safety
+    /// As for [`ReadFile::read_buffered`], with `len` rounded up to whole pages.
+    pub unsafe fn read_direct(
+        &self,
+        file: &File,
+        memory: *mut u8,
+        offset: u64,
+        len: usize,
+    ) -> Result<(), (u64, Option<io::Error>)> {
+        // SAFETY: as the caller vouches.
+        unsafe { read_to(file, memory, offset, len, true) }
+    }
+
+    /// A buffered read that leaves no more in the page cache than was there before.
+    ///
+    /// # Safety
+    /// As for [`ReadFile::read_buffered`].
+    pub unsafe fn read_leaving_no_trace(
+        &self,
+        memory: *mut u8,
+        offset: u64,
+        len: usize,
+    ) -> Result<(), (u64, Option<io::Error>)> {
+        let trace = self.trace(offset, len);
+        // SAFETY: as the caller vouches.
+        let done = unsafe { self.read_buffered(memory, offset, len) };
+        self.wipe(&trace);
+        done
+    }
+
+    /// The parts of a range of which nothing is in the page cache.
+    pub fn trace(&self, offset: u64, len: usize) -> Vec<(u64, u64)> {
+        let len = len as u64;
+        match resident_bytes(&self.buffered, offset, len) {
+            Ok(0) => vec![(offset, len)],
+            Ok(n) if n >= len => vec![],
+            Ok(_) => {
+                const PART: u64 = 128 << 10;
+                let parts = (0..len.div_ceil(PART)).map(|i| (offset + i * PART, PART.min(len - i * PART)));
+                parts.filter(|&(at, n)| matches!(resident_bytes(&self.buffered, at, n), Ok(0))).collect()
+            }
+            // Not told: pages of somebody else's are left alone.
+            Err(_) => vec![],
+        }
+    }
+
+    /// Drops what a read has brought into the page cache.
+    pub fn wipe(&self, trace: &[(u64, u64)]) {
+        for &(at, n) in trace {
+            // What cannot be dropped stays: page cache is the kernel's to reclaim.
+            let _ = residency::drop_cached(&self.buffered, at, n);
+        }
+    }
+}
+
+/// Whether this says that the file system will not read in this way, rather than that the read failed.
+pub(crate) fn refuses_direct(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+/// Where a read that stopped short goes on: at the byte it came to, or, of a direct read, at the boundary before.
+pub(crate) fn go_on_at(done: usize, direct: bool) -> usize {
+    if direct { done / ALIGNMENT * ALIGNMENT } else { done }
+}
+
+/// Reads until `len` bytes are there, asking for whole pages where the reads are `direct`: short reads are continued, interrupted ones
+/// repeated.
+///
+/// # Safety
+/// `memory` is valid for writes of `len` bytes, rounded up to whole pages where the reads are direct, and nobody else touches it.
+unsafe fn read_to(
+    file: &File,
+    memory: *mut u8,
+    offset: u64,
+    len: usize,
+    direct: bool,
+) -> Result<(), (u64, Option<io::Error>)> {
+    let room = if direct { len.next_multiple_of(ALIGNMENT) } else { len };
+    let mut done = 0;
+    // Short reads that end between two boundaries are asked for again from the boundary before, as long as they come further.
+    let mut from = 0;
+    while done < len {
+        // SAFETY: `from` is at most `len`, so this is a part of what the caller vouches for.
+        let n = unsafe {
+            let vec = libc::iovec { iov_base: memory.add(from).cast(), iov_len: room - from };
+            libc::preadv(file.as_raw_fd(), &raw const vec, 1, (offset + from as u64) as libc::off_t)
+        };
+        if n < 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() == io::ErrorKind::Interrupted {
+                continue;
+            }
+            return Err((offset + done as u64, Some(error)));
+        }
+        let reached = from + n as usize;
+        if reached <= done {
+            return Err((offset + done as u64, None));
+        }
+        done = reached;
+        from = go_on_at(done, direct);
+    }
+    Ok(())
+}

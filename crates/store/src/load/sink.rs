@@ -1,0 +1,233 @@
+//! Where chunks go. The readers know nothing of what becomes of a chunk: they ask a [`ChunkSink`] for the next one and for memory to
+//! read it into, and give it back when it is full, in any order. A load's images are one sink; [`Staging`] is another: a ring of
+//! buffers that a consumer empties, as an upload to a device would, and by which the disk's own speed is measured.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use super::read::ReadFile;
+use super::{LoadOptions, ring, threads};
+use crate::error::Error;
+use crate::map::Map;
+
+/// A part of a file that is read at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Which of the reader's files.
+    pub file: usize,
+    /// In the file; a multiple of the request's size.
+    pub offset: u64,
+    /// Bytes wanted; the last chunk of a file may be shorter than the others, and of any length.
+    pub len: usize,
+}
+
+/// A chunk with the memory that it is to be read into.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub chunk: Chunk,
+    /// Page-aligned, with room for `chunk.len` rounded up to whole pages.
+    pub(crate) memory: *mut u8,
+    /// Which of [`ChunkSink::fixed`] it lies in.
+    pub(crate) buffer: usize,
+}
+
+// SAFETY: the memory is lent to whoever holds this and to nobody else.
+unsafe impl Send for Lent {}
+
+/// What a sink has for a reader.
+#[derive(Debug)]
+pub(crate) enum Next {
+    Read(Lent),
+    /// All memory is lent: ask again when some of it has been given back.
+    Later,
+    /// Nothing is left to read.
+    Done,
+}
+
+/// Who wants chunks, in which order, and where. At most as many are lent at a time as the sink has memory for.
+///
+/// # Safety
+/// Memory that is lent stays valid and is touched by nobody else until it is given back by `filled` or `failed`.
+pub(crate) unsafe trait ChunkSink: Send + Sync {
+    /// The next chunk of a file that this kind of reader reads. With `block`, waits instead of answering [`Next::Later`], and whoever is
+    /// told [`Next::Done`] does not ask again.
+    fn next(&self, reader: Reader, block: bool) -> Next;
+    /// The chunk is there, all of it.
+    fn filled(&self, lent: Lent);
+    /// The chunk cannot be read.
+    fn failed(&self, lent: Lent, error: Error);
+    /// The chunk has not been read and somebody else may try.
+    fn put_back(&self, lent: Lent);
+    /// Something was fallen back on.
+    fn note(&self, note: String);
+    /// The memory, if it is few buffers that are used again and again: worth registering with the kernel. (Start, bytes) of each.
+    fn fixed(&self) -> Vec<(*mut u8, usize)> {
+        Vec::new()
+    }
+}
+
+/// Which kind of reader asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// Threads that wait for each request: maps and buffered reads.
+    Threads,
+    /// Direct reads.
+    Direct,
+}
+
+type Consumer<'a> = Box<dyn Fn(&Chunk, &[u8]) + Send + Sync + 'a>;
+
+/// A sink of a few buffers, each emptied by a consumer before it is used again.
+pub struct Staging<'a> {
+    ring: Map,
+    size: usize,
+    state: Mutex<StagingState>,
+    given_back: Condvar,
+    consumer: Consumer<'a>,
+    deadline: Option<Instant>,
+}
+
+struct StagingState {
+    chunks: Vec<Chunk>,
+    free: Vec<usize>,
+    error: Option<Error>,
+    notes: Vec<String>,
+}
+
+impl<'a> Staging<'a> {
+    /// `buffers` buffers of `size` bytes (whole pages), for `chunks` in that order. `consumer(chunk, bytes)` is called once for each, in
+    /// any order and from any thread, with at most `buffers` of them read or under way.
+    pub fn new(
+        chunks: impl IntoIterator<Item = Chunk>,
+        buffers: usize,
+        size: usize,
+        consumer: impl Fn(&Chunk, &[u8]) + Send + Sync + 'a,
+    ) -> io::Result<Staging<'a>> {
+        let mut chunks: Vec<Chunk> = chunks.into_iter().collect();
+        chunks.reverse();
+        let bytes = buffers.checked_mul(size).ok_or(io::ErrorKind::OutOfMemory)?;
+        let state = StagingState { chunks, free: (0..buffers).rev().collect(), error: None, notes: Vec::new() };
+        Ok(Staging {
+            ring: Map::image(bytes, true)?,
+            size,
+            state: Mutex::new(state),
+            given_back: Condvar::new(),
+            consumer: Box::new(consumer),
+            deadline: None,
+        })
+    }
+
+    /// Begins with no chunk after `deadline`.
+    pub fn until(self, deadline: Instant) -> Staging<'a> {
+        Staging { deadline: Some(deadline), ..self }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, StagingState> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn give_back(&self, lent: &Lent) {
+        self.lock().free.push(lent.buffer);
+        self.given_back.notify_all();
+    }
+
+    /// Reads `chunks` of the files at `paths` past the page cache (by buffered reads where that is refused) and hands each to the consumer.
+    ///
+    /// # Errors
+    /// The first chunk that could not be read.
+    pub fn read(self, paths: &[&Path], options: &LoadOptions) -> Result<Vec<String>, Error> {
+        let files: Vec<ReadFile> = paths.iter().map(|p| ReadFile::open(p)).collect::<Result<_, _>>()?;
+        let files: Vec<&ReadFile> = files.iter().collect();
+        for file in &files {
+            if let Some(note) = file.open_direct() {
+                self.note(note);
+            }
+        }
+        if let Err(refused) = ring::read(&files, &self, options.depth) {
+            self.note(refused);
+            let work = || threads::read(&files, &self, Reader::Direct);
+            std::thread::scope(|scope| (0..options.threads).for_each(|_| drop(scope.spawn(work))));
+        }
+        let mut state = self.lock();
+        match state.error.take() {
+            Some(error) => Err(error),
+            None => Ok(std::mem::take(&mut state.notes)),
+        }
+    }
+}
+
+// SAFETY: a buffer's number is taken from the list of free ones when it is lent and put back when it is returned, so it is lent once at
+// a time; the ring lives as long as the sink.
+unsafe impl ChunkSink for Staging<'_> {
+    fn next(&self, _: Reader, block: bool) -> Next {
+        let mut state = self.lock();
+        loop {
+            if state.chunks.is_empty() || state.error.is_some() || self.deadline.is_some_and(|d| Instant::now() > d) {
+                return Next::Done;
+            }
+            if let Some(buffer) = state.free.pop() {
+                let chunk = state.chunks.pop().expect("not empty");
+                assert!(chunk.len <= self.size, "a chunk is longer than its buffer");
+                // SAFETY: buffer `buffer` lies inside the ring.
+                let memory = unsafe { self.ring.start().add(buffer * self.size) };
+                return Next::Read(Lent { chunk, memory, buffer });
+            }
+            if !block {
+                return Next::Later;
+            }
+            state = self.given_back.wait(state).unwrap_or_else(|e| e.into_inner());
+        }
+    }
+
+    fn filled(&self, lent: Lent) {
+        // SAFETY: lent to us, filled, and given back only below.
+        let bytes = unsafe { std::slice::from_raw_parts(lent.memory, lent.chunk.len) };
+        (self.consumer)(&lent.chunk, bytes);
+        self.give_back(&lent);
+    }
+
+    fn failed(&self, lent: Lent, error: Error) {
+        self.lock().error.get_or_insert(error);
+        self.give_back(&lent);
+    }
+
+    fn put_back(&self, lent: Lent) {
+        self.lock().chunks.push(lent.chunk);
+        self.give_back(&lent);
+    }
+
+    fn note(&self, note: String) {
+        let mut state = self.lock();
+        if !state.notes.contains(&note) {
+            state.notes.push(note);
+        }
+    }
+
+    fn fixed(&self) -> Vec<(*mut u8, usize)> {
+        // SAFETY: the buffers lie inside the ring.
+        (0..self.ring.len() / self.size).map(|i| unsafe { (self.ring.start().add(i * self.size), self.size) }).collect()
+    }
+}
+
+/// Reads `files` from end to end past the page cache, in order, keeping nothing: the disk's own speed. Stops after `limit` bytes. Returns
+/// bytes, time, and what was fallen back on (then it was not the disk's own speed).
+pub fn measure_disk(files: &[&Path], limit: u64, options: &LoadOptions) -> Result<(u64, Duration, Vec<String>), Error> {
+    let mut chunks = Vec::new();
+    let mut total = 0;
+    for (file, path) in files.iter().enumerate() {
+        let len = std::fs::metadata(path).map_err(Error::io(path, "open"))?.len();
+        let mut offset = 0;
+        while offset < len && total < limit {
+            let bytes = (len - offset).min(options.request as u64);
+            chunks.push(Chunk { file, offset, len: bytes as usize });
+            (offset, total) = (offset + bytes, total + bytes);
+        }
+    }
+    let first = files.first().copied().unwrap_or(Path::new(""));
+    let staging = Staging::new(chunks, options.depth, options.request, |_, _| ()).map_err(Error::io(first, "read"))?;
+    let start = Instant::now();
+    let notes = staging.read(files, options)?;
+    Ok((total, start.elapsed(), notes))
+}

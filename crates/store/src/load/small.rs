@@ -1,0 +1,64 @@
+//! The small tensors of a checkpoint: norms, biases, taps of convolutions. They are needed, whole, before the first step and lie
+//! scattered among the matrices, so they are read at once and side by side instead of with the chunks that they lie in.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use super::{LoadMode, Source};
+use crate::bytes::Bytes;
+use crate::checkpoint::{Checkpoint, Tensor};
+use crate::error::Error;
+
+/// No vector of a model is longer, in bytes.
+const LARGEST: usize = 256 << 10;
+/// Elements of a row, at most: the taps of a short convolution.
+const ROW: usize = 8;
+
+fn is_small(tensor: &Tensor) -> bool {
+    let row: usize = tensor.shape.iter().skip(1).product();
+    tensor.bytes.len() <= LARGEST && row <= ROW
+}
+
+/// Gives each tensor of the checkpoint its bytes: small ones in memory of their own, read now, all others where they will be.
+///
+/// # Errors
+/// The first small tensor that cannot be read.
+pub(crate) fn replace(checkpoint: &mut Checkpoint, sources: &[Arc<Source>], threads: usize) -> Result<(), Error> {
+    let mut wanted = Vec::new();
+    let mut number = 0;
+    checkpoint.replace_bytes(|tensor, file, range| {
+        // What is mapped and in the page cache costs nothing where it is.
+        if is_small(tensor) && !(sources[file].mode == LoadMode::Mmap && sources[file].is_ready(&range)) {
+            wanted.push((number, file, range.clone()));
+        }
+        number += 1;
+        Bytes::loaded(&sources[file], range)
+    });
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let (next, read) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(wanted.len())));
+    let work = || {
+        while let Some((tensor, file, range)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut bytes = vec![0; range.len()];
+            let source = &sources[*file];
+            // SAFETY: a buffer of exactly this length, borrowed mutably.
+            let done = unsafe { source.file.read_buffered(bytes.as_mut_ptr(), range.start as u64, bytes.len()) };
+            let done = done.map(|()| (*tensor, bytes));
+            let done = done.map_err(|(at, cause)| source.naming(source.file.error(at, cause)));
+            read.lock().unwrap_or_else(|e| e.into_inner()).push(done);
+        }
+    };
+    thread::scope(|scope| {
+        // Requests wait for the disk, not for a processor; a few of them are not worth a thread.
+        let helpers = (2 * threads).min(wanted.len() / 8);
+        (0..helpers).for_each(|_| drop(thread::Builder::new().spawn_scoped(scope, work)));
+        work();
+    });
+    for done in read.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        let (tensor, bytes) = done?;
+        checkpoint.set_bytes(tensor, Bytes::from(bytes));
+    }
+    Ok(())
+}

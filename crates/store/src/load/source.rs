@@ -1,0 +1,159 @@
+//! A file of weights while it is loaded: the memory that holds it, and which of its chunks are there.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use super::job::Job;
+use super::read::ReadFile;
+use super::{LoadError, LoadMode, LoadOptions};
+use crate::error::Error;
+use crate::map::Map;
+
+/// Nobody has begun to read the chunk.
+pub(crate) const PENDING: u8 = 0;
+/// Somebody reads it.
+pub(crate) const TAKEN: u8 = 1;
+/// It is there.
+pub(crate) const READY: u8 = 2;
+/// It will never be there.
+pub(crate) const FAILED: u8 = 3;
+
+/// One file. The memory holds the file's bytes at their own offsets, so that a tensor lies in it as it lies in the file.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub file: ReadFile,
+    pub mode: LoadMode,
+    memory: Map,
+    chunk: usize,
+    states: Box<[AtomicU8]>,
+    /// Chunks that are not there yet: the quick answer to most questions.
+    left: AtomicUsize,
+    /// Bytes and name of each tensor, by offset; for messages.
+    tensors: Vec<(Range<u64>, Arc<str>)>,
+    /// Who reads it, and under which number.
+    reader: OnceLock<(Weak<Job>, usize)>,
+}
+
+impl Source {
+    /// Room for a file that is read as `mode` says (not `Auto`). `resident`: all of it is in the page cache.
+    pub fn new(
+        file: ReadFile,
+        mode: LoadMode,
+        resident: bool,
+        options: &LoadOptions,
+        tensors: Vec<(Range<u64>, Arc<str>)>,
+    ) -> Result<Source, Error> {
+        let len = usize::try_from(file.len)
+            .map_err(|_| Error::io(&file.path, "map")(std::io::ErrorKind::FileTooLarge.into()))?;
+        let mapped = mode == LoadMode::Mmap;
+        let memory = if mapped {
+            let map = Map::file(&file.buffered, len).map_err(Error::io(&file.path, "map"))?;
+            // Loads are checked after every use: see `Loading::check`.
+            map.watch();
+            map
+        } else {
+            Map::image(len, options.large_pages).map_err(Error::io(&file.path, "find memory for"))?
+        };
+        // What is in the page cache can be used where it is mapped; a touch costs less than being told about it.
+        let first = if mapped && resident { READY } else { PENDING };
+        let states: Box<[AtomicU8]> = (0..len.div_ceil(options.request)).map(|_| AtomicU8::new(first)).collect();
+        let left = AtomicUsize::new(if first == READY { 0 } else { states.len() });
+        Ok(Source { file, mode, memory, chunk: options.request, states, left, tensors, reader: OnceLock::new() })
+    }
+
+    pub fn set_reader(&self, job: Weak<Job>, number: usize) {
+        let _ = self.reader.set((job, number));
+    }
+
+    pub fn is_mapped(&self) -> bool {
+        self.mode == LoadMode::Mmap
+    }
+
+    pub fn memory(&self) -> &Map {
+        &self.memory
+    }
+
+    /// The chunks that hold a part of the file.
+    pub fn chunks(&self, range: &Range<usize>) -> Range<usize> {
+        if range.is_empty() { 0..0 } else { range.start / self.chunk..range.end.div_ceil(self.chunk) }
+    }
+
+    /// The bytes of a chunk.
+    pub fn chunk(&self, number: usize) -> Range<usize> {
+        let start = number * self.chunk;
+        start..(start + self.chunk).min(self.file.len as usize)
+    }
+
+    pub fn state(&self, chunk: usize) -> u8 {
+        self.states[chunk].load(Ordering::Acquire)
+    }
+
+    /// Takes a chunk that nobody has begun with.
+    pub fn take(&self, chunk: usize) -> bool {
+        self.states[chunk].compare_exchange(PENDING, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Says what became of a chunk that was taken.
+    pub fn settle(&self, chunk: usize, state: u8) {
+        self.states[chunk].store(state, Ordering::Release);
+        if state == READY {
+            self.left.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    pub fn is_ready(&self, range: &Range<usize>) -> bool {
+        self.left.load(Ordering::Acquire) == 0 || self.chunks(range).all(|c| self.state(c) == READY)
+    }
+
+    /// Waits until a part of the file is there, or can never be.
+    pub fn wait(&self, range: &Range<usize>) {
+        if self.is_ready(range) {
+            return;
+        }
+        let (job, number) = self.reader.get().expect("a source that is handed out has a reader");
+        let job = job.upgrade().expect("weights are used only as long as their load lives");
+        job.wait(*number, self, range);
+    }
+
+    /// Bytes of the file, waiting for them; zeros for what can never be there.
+    pub fn bytes(&self, range: Range<usize>) -> &[u8] {
+        self.wait(&range);
+        &self.memory.as_slice()[range]
+    }
+
+    /// Copies a part of the file at once: from where it is, if it is there already, else by a read of its own.
+    pub fn read_now(&self, range: Range<usize>, into: &mut [u8]) -> Result<(), LoadError> {
+        assert_eq!(range.len(), into.len());
+        if self.is_ready(&range) {
+            into.copy_from_slice(&self.memory.as_slice()[range]);
+            return Ok(());
+        }
+        // SAFETY: a buffer of exactly this length, borrowed mutably.
+        let done = unsafe { self.file.read_buffered(into.as_mut_ptr(), range.start as u64, into.len()) };
+        done.map_err(|(at, cause)| {
+            let error = LoadError::from(Arc::new(self.naming(self.file.error(at, cause))));
+            if let Some(job) = self.reader.get().and_then(|(job, _)| job.upgrade()) {
+                job.fail(error.clone());
+            }
+            error
+        })
+    }
+
+    /// The error with the name of the tensor that its offset lies in.
+    pub fn naming(&self, mut error: Error) -> Error {
+        if let Error::Read { tensor, offset, .. } | Error::Shrunk { tensor, offset, .. } = &mut error {
+            let after = self.tensors.partition_point(|(range, _)| range.end <= *offset);
+            *tensor = self.tensors.get(after).filter(|(r, _)| r.contains(offset)).map(|(_, name)| name.to_string());
+        }
+        error
+    }
+
+    /// Whether the file is still what it was when it was opened.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.memory.missing() {
+            Some(offset) => Err(self.naming(self.file.error(offset, None))),
+            None => Ok(()),
+        }
+    }
+}

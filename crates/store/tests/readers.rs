@@ -1,0 +1,288 @@
+//! Every way of reading gives the bytes of the file, whatever its layout, and says so when it cannot.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use proptest::prelude::*;
+use sluice_store::load::{self, Chunk, Staging};
+use sluice_store::{
+    Checkpoint, Dtype, LoadMode, LoadOptions, Loading, TensorPlan, Writer, drop_cached, resident_bytes, shard_name,
+};
+use tempfile::TempDir;
+
+const MODES: [LoadMode; 4] = [LoadMode::Auto, LoadMode::Mmap, LoadMode::Pread, LoadMode::Direct];
+
+fn options(mode: LoadMode) -> LoadOptions {
+    LoadOptions { mode, ..LoadOptions::default() }
+}
+
+/// Bytes that differ from place to place.
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut s = seed | 1;
+    let word = |_| {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        s.to_le_bytes()
+    };
+    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(word).collect();
+    bytes.truncate(len);
+    bytes
+}
+
+/// A folder of shards with a tensor of each of these lengths.
+fn folder_of(shards: &[Vec<usize>]) -> TempDir {
+    // Not on a tmpfs: there is no reading past its page cache.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for (n, lengths) in shards.iter().enumerate() {
+        let name = |i: usize| format!("{n}.{i}");
+        let plans: Vec<_> = lengths
+            .iter()
+            .enumerate()
+            .map(|(i, len)| TensorPlan { name: name(i), dtype: Dtype::U8, shape: vec![1, *len] })
+            .collect();
+        let path = folder.path().join(shard_name(n + 1, shards.len()));
+        // The header's length moves all that follows: every alignment comes.
+        let metadata = BTreeMap::from([("pad".to_owned(), "x".repeat(lengths.iter().sum::<usize>() % 13))]);
+        let mut writer = Writer::create(&path, &plans, &metadata).unwrap();
+        for (i, len) in lengths.iter().enumerate() {
+            writer.append(&name(i), &noise(*len, (n * 100 + i) as u64)).unwrap();
+        }
+        writer.finish().unwrap();
+    }
+    folder
+}
+
+/// What the file holds for each tensor, by plain reads.
+fn expected(folder: &Path, checkpoint: &Checkpoint) -> Vec<Vec<u8>> {
+    let read = |t: &sluice_store::Tensor| {
+        let (file, offset) = checkpoint.place(&t.name).unwrap();
+        let mut bytes = vec![0; t.bytes.len()];
+        File::open(folder.join(file)).unwrap().read_exact_at(&mut bytes, offset).unwrap();
+        bytes
+    };
+    checkpoint.tensors().iter().map(read).collect()
+}
+
+fn start(checkpoint: &Checkpoint, loading: &Loading) {
+    loading.start(checkpoint.tensors().iter().map(|t| &t.bytes));
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut all: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+    all.sort();
+    all
+}
+
+fn make_cold(folder: &Path) {
+    for path in files(folder) {
+        let file = File::open(path).unwrap();
+        file.sync_all().unwrap();
+        drop_cached(&file, 0, 0).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_reader_gives_the_bytes_of_the_file(
+        shards in prop::collection::vec(prop::collection::vec(prop_oneof![Just(0usize), 1usize..40, 1usize..60_000], 1..7), 1..5),
+        request in prop_oneof![Just(4096usize), Just(16384), Just(1 << 20)],
+        (depth, rings, threads) in (1usize..9, 1usize..3, 1usize..5),
+        cold in any::<bool>(),
+        reversed in any::<bool>(),
+    ) {
+        let folder = folder_of(&shards);
+        for mode in MODES {
+            if cold {
+                make_cold(folder.path());
+            }
+            let options = LoadOptions { request, depth, rings, threads, ..options(mode) };
+            let (checkpoint, loading) = load::open(folder.path(), &options).unwrap();
+            let expected = expected(folder.path(), &checkpoint);
+            let order: Vec<_> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
+            if reversed {
+                loading.start(order.iter().rev().copied());
+            } else {
+                loading.start(order);
+            }
+            // Read while it is being loaded: a view waits for itself.
+            for (tensor, expected) in checkpoint.tensors().iter().zip(&expected) {
+                prop_assert!(*tensor.bytes == expected[..], "{mode:?} {}", tensor.name);
+            }
+            loading.finish().unwrap();
+            prop_assert!(checkpoint.tensors().iter().all(|t| t.bytes.is_ready()));
+            let (there, wanted) = loading.progress().bytes();
+            prop_assert_eq!(there, wanted);
+        }
+    }
+
+    #[test]
+    fn a_ring_of_staging_buffers_sees_every_chunk_once(
+        len in 1usize..300_000, size in prop_oneof![Just(4096usize), Just(8192), Just(65536)], buffers in 1usize..6,
+    ) {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = folder.path().join("x");
+        let bytes = noise(len, 7);
+        fs::write(&path, &bytes).unwrap();
+        let chunks = (0..len).step_by(size).map(|at| Chunk { file: 0, offset: at as u64, len: size.min(len - at) });
+        let seen = Mutex::new(vec![None; len.div_ceil(size)]);
+        let staging = Staging::new(chunks, buffers, size, |chunk: &Chunk, bytes: &[u8]| {
+            let before = seen.lock().unwrap()[chunk.offset as usize / size].replace(bytes.to_vec());
+            assert!(before.is_none());
+        });
+        staging.unwrap().read(&[&path], &LoadOptions { depth: 3, ..LoadOptions::default() }).unwrap();
+        let seen: Vec<u8> = seen.into_inner().unwrap().into_iter().flat_map(Option::unwrap).collect();
+        prop_assert!(seen == bytes);
+    }
+}
+
+#[test]
+fn tensors_beyond_4_gib_are_where_they_belong() {
+    // The first tensor is a hole in the file and nobody asks for it.
+    let hole = (4u64 << 30) + 12_345;
+    let tail = noise(70_001, 3);
+    let header = format!(
+        r#"{{"hole":{{"dtype":"U8","shape":[1,{hole}],"data_offsets":[0,{hole}]}},"tail":{{"dtype":"U8","shape":[1,70001],"data_offsets":[{hole},{}]}}}}"#,
+        hole + 70_001
+    );
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut file = File::create(folder.path().join("model.safetensors")).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.write_all_at(&tail, 8 + header.len() as u64 + hole).unwrap();
+    for mode in [LoadMode::Mmap, LoadMode::Pread, LoadMode::Direct] {
+        let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
+        let tensor = checkpoint.tensor("tail").unwrap();
+        loading.start([&tensor.bytes]);
+        assert!(*tensor.bytes == tail[..], "{mode:?}");
+        loading.finish().unwrap();
+        // What was not asked for can be had.
+        assert!(checkpoint.tensor("hole").unwrap().bytes.slice(5 << 20..6 << 20).iter().all(|b| *b == 0));
+    }
+}
+
+#[test]
+fn buffered_reads_leave_the_page_cache_as_it_was() {
+    let folder = folder_of(&[vec![9 << 20]]);
+    let path = files(folder.path()).remove(0);
+    make_cold(folder.path());
+    let (checkpoint, loading) = load::open(folder.path(), &options(LoadMode::Pread)).unwrap();
+    start(&checkpoint, &loading);
+    loading.finish().unwrap();
+    let file = File::open(&path).unwrap();
+    let cached = resident_bytes(&file, 0, file.metadata().unwrap().len()).unwrap();
+    // The header and what the kernel read ahead of it.
+    assert!(cached < 2 << 20, "{cached} bytes stayed");
+    // What was there before stays.
+    fs::read(&path).unwrap();
+    let before = resident_bytes(&file, 0, 8 << 20).unwrap();
+    let (checkpoint, loading) = load::open(folder.path(), &options(LoadMode::Pread)).unwrap();
+    start(&checkpoint, &loading);
+    loading.finish().unwrap();
+    assert_eq!(resident_bytes(&file, 0, 8 << 20).unwrap(), before);
+}
+
+#[test]
+fn a_file_that_is_truncated_after_it_was_opened_is_named_with_tensor_and_offset() {
+    for mode in [LoadMode::Mmap, LoadMode::Pread, LoadMode::Direct] {
+        let folder = folder_of(&[vec![5 << 20, 3 << 20]]);
+        let path = files(folder.path()).remove(0);
+        make_cold(folder.path());
+        let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(6 << 20).unwrap();
+        start(&checkpoint, &loading);
+        let error = loading.finish().unwrap_err().to_string();
+        for part in [path.to_str().unwrap(), "truncated", "\"0.1\"", "offset 6291456"] {
+            assert!(error.contains(part), "{mode:?}: {part:?} is not in: {error}");
+        }
+        // Whoever still looks finds zeros and no signal, and the same error afterwards.
+        let tensor = checkpoint.tensor("0.1").unwrap().bytes;
+        assert_eq!(tensor[tensor.len() - 1], 0);
+        assert_eq!(loading.check().unwrap_err().to_string(), error);
+    }
+}
+
+#[test]
+fn a_map_whose_file_shrinks_in_use_reads_zeros_and_is_marked() {
+    let folder = folder_of(&[vec![5 << 20, 3 << 20], vec![100]]);
+    let path = files(folder.path()).remove(0);
+    let (checkpoint, loading) = load::open(folder.path(), &options(LoadMode::Mmap)).unwrap();
+    start(&checkpoint, &loading);
+    loading.finish().unwrap();
+    let last = |name: &str| *checkpoint.tensor(name).unwrap().bytes.last().unwrap();
+    let (before, other) = (last("0.1"), last("1.0"));
+    OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    assert_eq!(last("0.1"), 0);
+    let error = loading.check().unwrap_err().to_string();
+    assert!(error.contains("truncated") && error.contains("0.1"), "{error}, {before} before");
+    assert_eq!(last("1.0"), other);
+}
+
+#[test]
+fn a_file_that_is_replaced_or_written_to_while_it_is_read_is_an_error() {
+    for mode in [LoadMode::Mmap, LoadMode::Pread, LoadMode::Direct] {
+        for replace in [true, false] {
+            let folder = folder_of(&[vec![3 << 20]]);
+            let path = files(folder.path()).remove(0);
+            make_cold(folder.path());
+            let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
+            if replace {
+                let other = folder.path().join("other");
+                fs::copy(&path, &other).unwrap();
+                fs::rename(&other, &path).unwrap();
+            } else {
+                OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&[1], 3 << 20).unwrap();
+            }
+            start(&checkpoint, &loading);
+            let error = loading.finish().unwrap_err().to_string();
+            assert!(error.contains("replaced") && error.contains(path.to_str().unwrap()), "{mode:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_load_that_is_given_up_leaves_nothing_running() {
+    let folder = folder_of(&[vec![20 << 20]]);
+    make_cold(folder.path());
+    for mode in MODES {
+        let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
+        start(&checkpoint, &loading);
+        drop(loading);
+    }
+}
+
+#[test]
+fn vectors_are_there_at_once() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let plans = [
+        TensorPlan { name: "norm".into(), dtype: Dtype::U8, shape: vec![5000] },
+        TensorPlan { name: "matrix".into(), dtype: Dtype::U8, shape: vec![1000, 5000] },
+        TensorPlan { name: "conv".into(), dtype: Dtype::U8, shape: vec![600, 1, 4] },
+    ];
+    let path = folder.path().join("model.safetensors");
+    let mut writer = Writer::create(&path, &plans, &BTreeMap::new()).unwrap();
+    let (norm, conv) = (noise(5000, 1), noise(2400, 2));
+    writer.append("norm", &norm).unwrap();
+    writer.append("matrix", &noise(5_000_000, 3)).unwrap();
+    writer.append("conv", &conv).unwrap();
+    writer.finish().unwrap();
+    make_cold(folder.path());
+    for mode in [LoadMode::Mmap, LoadMode::Pread, LoadMode::Direct] {
+        let (checkpoint, _loading) = load::open(folder.path(), &options(mode)).unwrap();
+        let ready = |name: &str| checkpoint.tensor(name).unwrap().bytes.is_ready();
+        assert!(ready("norm") && ready("conv") && !ready("matrix"), "{mode:?}");
+        assert!(*checkpoint.tensor("norm").unwrap().bytes == norm[..]);
+        assert!(*checkpoint.tensor("conv").unwrap().bytes == conv[..]);
+        let matrix = checkpoint.tensor("matrix").unwrap().bytes;
+        // A row by itself, and then all of it by waiting, without a start.
+        let mut row = vec![0; 5000];
+        matrix.slice(10_000..15_000).read_now(&mut row).unwrap();
+        assert!(*matrix == noise(5_000_000, 3)[..] && row == matrix[10_000..15_000]);
+    }
+}
