@@ -3,6 +3,7 @@
 //! no quantisation, no arithmetic.
 
 mod atomic;
+pub mod bundle;
 mod bytes;
 mod checkpoint;
 mod dtype;
@@ -19,4 +20,5 @@ pub use dtype::Dtype;
 pub use error::Error;
 pub use index::{shard_name, write_index};
 pub use map::Buffer;
+pub use bundle::xxh3_of;
 pub use write::{TensorPlan, Writer};
