@@ -57,13 +57,11 @@ pub struct Quantized {
 }
 
 /// Quantises `w: [rows, cols]` for inputs whose second moments are `h: [cols, cols]` (symmetric, positive diagonal).
-/// `pull: [rows, cols]`, where there is one, is added to the gradient: `w (C - H)` for targets `w x'` of other inputs x' with `C = sum of x' x^T`.
 ///
 /// Panics where lengths do not fit or columns are not whole groups.
-pub fn quantize(isa: Isa, w: &[f32], cols: usize, h: &[f32], pull: Option<&[f32]>, p: Params) -> Quantized {
+pub fn quantize(isa: Isa, w: &[f32], cols: usize, h: &[f32], p: Params) -> Quantized {
     let (rows, g) = (w.len() / cols, p.group);
     assert!(w.len() == rows * cols && h.len() == cols * cols && cols.is_multiple_of(g), "whole rows and groups");
-    assert!(pull.is_none_or(|t| t.len() == w.len()), "a pull for each weight");
     let groups = cols / g;
     let top = ((1u16 << p.bits) - 1) as f32;
     let padded = rows.next_multiple_of(LANES);
@@ -116,11 +114,6 @@ pub fn quantize(isa: Isa, w: &[f32], cols: usize, h: &[f32], pull: Option<&[f32]
                     let to = &mut lanes[j * LANES..(j + 1) * LANES];
                     to.fill(0.0);
                     to[..n].copy_from_slice(&gradient[j * rows + r0..][..n]);
-                    if let Some(pull) = pull {
-                        for (i, to) in to[..n].iter_mut().enumerate() {
-                            *to += pull[(r0 + i) * cols + c0 + j];
-                        }
-                    }
                     let from = (c0 + j) * padded + r0;
                     q16[j * LANES..(j + 1) * LANES].copy_from_slice(&q[from..from + LANES]);
                 }
@@ -431,7 +424,7 @@ mod tests {
             let (w, h) = case(rows, cols, bits as u64);
             let at = |sweeps| {
                 let p = Params { bits, sweeps, ..P };
-                cost(&w, &quantize(Isa::GENERIC, &w, cols, &h, None, p).values(64), &h, cols)
+                cost(&w, &quantize(Isa::GENERIC, &w, cols, &h, p).values(64), &h, cols)
             };
             let costs: Vec<f64> = (0..5).map(at).collect();
             assert!(costs.windows(2).all(|c| c[1] <= c[0] * 1.001), "{bits} bits: {costs:?}");
@@ -445,12 +438,12 @@ mod tests {
         let (w, h) = case(rows, cols, 5);
         for (bits, group, scale) in [(2, 64, Float::Bf16), (3, 32, Float::F16), (4, 128, Float::F32)] {
             let p = Params { bits, group, scale, ..P };
-            let all = quantize(Isa::GENERIC, &w, cols, &h, None, p);
+            let all = quantize(Isa::GENERIC, &w, cols, &h, p);
             for isa in Isa::supported() {
-                assert_eq!(quantize(isa, &w, cols, &h, None, p), all, "{isa}");
+                assert_eq!(quantize(isa, &w, cols, &h, p), all, "{isa}");
             }
             for r in [0, 7, 20] {
-                let one = quantize(Isa::GENERIC, &w[r * cols..(r + 1) * cols], cols, &h, None, p);
+                let one = quantize(Isa::GENERIC, &w[r * cols..(r + 1) * cols], cols, &h, p);
                 assert_eq!(one.q, all.q[r * cols..(r + 1) * cols]);
                 assert_eq!(one.scales, all.scales[r * cols / group..(r + 1) * cols / group]);
             }
@@ -458,24 +451,17 @@ mod tests {
     }
 
     #[test]
-    fn rows_on_a_grid_stay_what_they_are_and_a_pull_moves_them() {
+    fn rows_on_a_grid_stay_what_they_are() {
         let cols = 64;
         let (_, h) = case(1, cols, 9);
         let w: Vec<f32> = (0..cols).map(|c| (c * 7 % 4) as f32 * 0.25 - 0.5).collect();
-        let found = quantize(Isa::GENERIC, &w, cols, &h, None, P);
+        let found = quantize(Isa::GENERIC, &w, cols, &h, P);
         assert_eq!(found.values(64), w);
-        // A pull of `d H` asks for `w + d`.
-        let d = vec![0.03125f32; cols];
-        let pull: Vec<f32> = (0..cols).map(|c| (0..cols).map(|j| d[j] * h[j * cols + c]).sum()).collect();
-        let moved = quantize(Isa::GENERIC, &w, cols, &h, Some(&pull), P).values(64);
-        let target: Vec<f32> = w.iter().map(|w| w + d[0]).collect();
-        let (before, after) = (cost(&target, &w, &h, cols), cost(&target, &moved, &h, cols));
-        assert!(after < 0.5 * before, "{after} of {before}");
         // Zeros, all alike, and an H of zeros but its diagonal.
         let mut eye = vec![0f32; cols * cols];
         (0..cols).for_each(|i| eye[i * cols + i] = 1.0);
         for v in [0.0, 0.5] {
-            let found = quantize(Isa::GENERIC, &vec![v; cols], cols, &eye, None, P).values(64);
+            let found = quantize(Isa::GENERIC, &vec![v; cols], cols, &eye, P).values(64);
             assert!(found.iter().all(|f| (f - v).abs() < 1e-6), "{found:?}");
         }
     }

@@ -1,19 +1,24 @@
-//! Quantising experts by what they see: the model reads a text, and each expert's own inputs say which errors matter.
+//! Quantising experts by what they see: the model reads a text, layer by layer, and each expert's own inputs say which errors matter.
 //!
-//! For every token that an expert takes, its output is weighted by the router's weight w and added to a residual stream of root mean square r, which the next
-//! layer's norm divides by: an error e of the output counts as (w e / r)^2. So the inputs x of the expert's gate and up projections have the moments
-//! `H = sum of (w / r)^2 x x^T`, and those of its down projection likewise; `sluice_kernels::descent` lowers the error under H. The activations are the unquantised
-//! model's, so a layer's result depends on no other layer's, and a packing may go on, or be divided by layers, anywhere.
+//! Two residual streams go through the layers side by side: that of the unquantised model, and that of the model as it is packed so far. An expert with weights W gets
+//! the input x in the first and x' in the second; what it should put out is W x, whatever its input has become. So its new weights V lower
+//! `sum of c |W x - V x'|^2` over the tokens that it takes: with `H = sum of c x' x'^T` the best V without quantisation is `W + W M H^-1`,
+//! `M = sum of c (x - x') x'^T`, and `sluice_kernels::descent` quantises that under H. (The correction is that of asymmetric calibration, Li et al. 2025,
+//! arXiv:2504.02692.) The down projection is treated alike, with what the quantised gate and up projections make of x'.
 //!
-//! Memory: two activations for each token of the text, and for each thread a few matrices of one expert.
+//! A token counts c = (w / r)^2: the router's weight w multiplies the expert's output, and r is the root mean square of the residual stream that it is added to, by
+//! which the next layer's norm divides.
+//!
+//! Memory: three activations for each token of the text, and for each thread a few matrices of one expert.
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_backend::{Activations, Backend, Batch, Cpu, KvType, MemoryClass, SequenceSlice};
 use sluice_kernels::Isa;
 use sluice_kernels::dense::{product, transpose};
 use sluice_kernels::descent::{self, Params};
+use sluice_kernels::elementwise::swiglu_in_place;
 use sluice_model::{Caches, Config, Decoder};
 use sluice_store::Checkpoint;
 
@@ -35,6 +40,11 @@ const ENOUGH: usize = 512;
 const STAND_IN: f32 = 0.1;
 /// Added to H's diagonal, in parts of its mean: what the text did not show is not free.
 const DAMPING: f32 = 0.01;
+/// Steps of conjugate gradients towards the best weights without quantisation; H is damped, so few are enough.
+const STEPS: usize = 12;
+/// Visits of the descent to each group, and passes over it at each.
+const SWEEPS: usize = 6;
+const ROUNDS: usize = 2;
 
 /// How to calibrate.
 pub struct Settings<'a> {
@@ -44,18 +54,18 @@ pub struct Settings<'a> {
     pub isa: Isa,
 }
 
-/// The unquantised model, as far as it has read the text.
+/// Both models, as far as they have read the text.
 pub struct Calibrator {
     backend: Cpu,
     decoder: Decoder,
     caches: Caches,
     windows: Vec<Vec<u32>>,
     isa: Isa,
-    /// The layer that comes next, and the residual stream before it: `[tokens, hidden]`.
+    /// The layer that comes next.
     next: usize,
-    x: Vec<f32>,
-    /// The same of the model as it is packed.
-    y: Vec<f32>,
+    /// The residual stream before it, in the unquantised model and in the packed one: `[tokens, hidden]`.
+    plain: Vec<f32>,
+    packed: Vec<f32>,
 }
 
 /// What the experts of a layer see.
@@ -106,17 +116,20 @@ impl Calibrator {
             windows,
             isa: settings.isa,
             next: 0,
-            x: Vec::new(),
-            y: Vec::new(),
+            plain: Vec::new(),
+            packed: Vec::new(),
         };
 
         // 3. before the first layer
+        let len = WINDOW * all.hidden();
+        all.plain = vec![0.0; all.windows.len() * len];
         for w in 0..all.windows.len() {
             let batch = all.batch(w);
             all.decoder.embed(&mut all.backend, &batch);
-            all.store(w);
+            let x = all.decoder.scratch.x.first_rows(WINDOW);
+            all.backend.download(x, &mut all.plain[w * len..(w + 1) * len]);
         }
-        all.y = all.x.clone();
+        all.packed = all.plain.clone();
         Ok(all)
     }
 
@@ -138,47 +151,54 @@ impl Calibrator {
         }
     }
 
-    /// Takes the residual stream of a window from the backend.
-    fn store(&mut self, window: usize) {
-        let len = WINDOW * self.hidden();
-        self.x.resize(self.windows.len() * len, 0.0);
-        let x = self.decoder.scratch.x.first_rows(WINDOW);
-        self.backend.download(x, &mut self.x[window * len..(window + 1) * len]);
-    }
-
-    /// Takes all windows through the next layer.
-    fn advance(&mut self, mut seen: Option<&mut Seen>) -> Result<()> {
+    /// Takes the windows of a residual stream through the next layer of the unquantised model. Says what its experts see, where it has some.
+    fn advance(&mut self, stream: &mut [f32]) -> Result<Seen> {
         let (layer, hidden) = (self.next, self.hidden());
         let len = WINDOW * hidden;
-        for w in 0..self.windows.len() {
+        let experts = self.decoder.spec.experts.map_or(0, |(count, _)| count);
+        let mut seen = Seen { h: vec![0.0; stream.len()], takers: vec![Vec::new(); experts], ..Seen::default() };
+        for (w, stream) in stream.chunks_exact_mut(len).enumerate() {
             ensure!(!interrupt::pressed(), Interrupted);
             let batch = self.batch(w);
             if let Some(states) = self.caches.states {
                 self.backend.zero(states);
             }
-            let s = self.decoder.scratch;
-            let x = s.x.first_rows(WINDOW);
-            self.backend.upload(&self.x[w * len..(w + 1) * len], x);
+            let (x, normed) = (self.decoder.scratch.x.first_rows(WINDOW), self.decoder.scratch.normed.first_rows(WINDOW));
+            self.backend.upload(stream, x);
             self.decoder.mix(layer, &mut self.backend, &batch, &self.caches);
-            if let Some(seen) = &mut seen {
-                self.store(w);
-                let residual = self.x[w * len..(w + 1) * len].chunks_exact(hidden);
-                let square = |row: &[f32]| row.iter().map(|v| v * v).sum::<f32>() / hidden as f32;
-                seen.importance.extend(residual.map(|row| 1.0 / square(row).max(f32::MIN_POSITIVE)));
-            }
+            self.backend.download(x, stream);
+            let square = |row: &[f32]| row.iter().map(|v| v * v).sum::<f32>() / hidden as f32;
+            seen.importance.extend(stream.chunks_exact(hidden).map(|row| 1.0 / square(row).max(f32::MIN_POSITIVE)));
+            self.decoder.routing.experts.clear();
             self.decoder.feed_forward(layer, &mut self.backend, WINDOW);
-            if let Some(seen) = &mut seen {
-                let from = seen.h.len();
-                seen.h.resize(from + len, 0.0);
-                self.backend.download(s.normed.first_rows(WINDOW), &mut seen.h[from..]);
-                let routing = &self.decoder.routing;
-                for (i, (&e, &weight)) in routing.experts.iter().zip(&routing.weights).enumerate() {
-                    seen.takers[e as usize].push(((w * WINDOW + i / routing.k) as u32, weight));
-                }
+            self.backend.download(normed, &mut seen.h[w * len..(w + 1) * len]);
+            let routing = &self.decoder.routing;
+            for (i, (&e, &weight)) in routing.experts.iter().zip(&routing.weights).enumerate() {
+                seen.takers[e as usize].push(((w * WINDOW + i / routing.k) as u32, weight));
             }
-            self.store(w);
+            self.backend.download(x, stream);
         }
+        Ok(seen)
+    }
+
+    /// Takes both streams through the next layer, the packed one with the unquantised experts for now.
+    fn both(&mut self) -> Result<Seen> {
+        let mut plain = std::mem::take(&mut self.plain);
+        let original = self.advance(&mut plain)?.h;
+        self.plain = plain;
+        let mut packed = std::mem::take(&mut self.packed);
+        let seen = self.advance(&mut packed)?;
+        self.packed = packed;
         self.next += 1;
+        Ok(Seen { original, ..seen })
+    }
+
+    /// Goes on to `layer` by layers that are not packed with a calibration (they have no experts, or keep theirs).
+    fn reach(&mut self, layer: usize) -> Result<()> {
+        ensure!(self.next <= layer, "layer {layer} comes after layer {}", self.next);
+        while self.next < layer {
+            self.both()?;
+        }
         Ok(())
     }
 
@@ -192,37 +212,14 @@ impl Calibrator {
         threads: usize,
         mut put: impl FnMut(usize, Vec<Packed>) -> Result<()>,
     ) -> Result<Option<String>> {
-        // 1. what its experts see
-        let [gate, up, down] = stacks else { anyhow::bail!("layer {layer}: {} projections, not three", stacks.len()) };
-        let count = gate.stack.as_ref().map_or(0, |s| s.count);
-        ensure!(self.next <= layer, "layer {layer} comes after layer {}", self.next);
-        while self.next < layer {
-            self.advance(None)?;
-        }
-        let mut seen = Seen { takers: vec![Vec::new(); count], ..Seen::default() };
-        // The unquantised model first, then the packed one, whose routing counts.
-        let mut plain = Seen { takers: vec![Vec::new(); count], ..Seen::default() };
-        self.advance(Some(&mut plain))?;
-        if flag("CAL_SEQ") {
-            std::mem::swap(&mut self.x, &mut self.y);
-            self.next -= 1;
-            self.advance(Some(&mut seen))?;
-            std::mem::swap(&mut self.x, &mut self.y);
-            seen.original = plain.h;
-        } else {
-            seen = plain;
-        }
-
-        // 2. each expert for itself
-        let isa = self.isa;
-        let (seen, hidden) = (&seen, self.hidden());
-        let work = |e: &usize| Expert { isa, seen, hidden, number: *e }.quantize(input, [gate, up, down]);
+        self.reach(layer)?;
+        let stacks = three(layer, stacks)?;
+        let seen = self.both()?;
+        let (isa, hidden, count) = (self.isa, self.hidden(), seen.takers.len());
+        let work = |e: &usize| Expert { isa, seen: &seen, hidden, number: *e }.quantize(input, stacks);
         let mut few = Vec::new();
-        let y = &mut self.y;
-        ordered(threads, 0..count, work, |e, (parts, delta)| {
-            for (&(t, w), d) in seen.takers[e].iter().zip(delta.chunks_exact(hidden)) {
-                y[t as usize * hidden..][..hidden].iter_mut().zip(d).for_each(|(y, d)| *y += w * d);
-            }
+        ordered(threads, 0..count, work, |e, (parts, difference)| {
+            add(&mut self.packed, &seen.takers[e], &difference, hidden);
             let own = seen.takers[e].len();
             if own < ENOUGH {
                 few.push(own);
@@ -231,11 +228,52 @@ impl Calibrator {
         })?;
         few.sort();
         Ok(few.first().map(|least| {
-            format!(
-                "layer {layer}: {} of {count} experts saw fewer than {ENOUGH} tokens (the least: {least}), others' stood in for them",
-                few.len()
-            )
+            let others = "others' stood in for them";
+            let number = few.len();
+            format!("layer {layer}: {number} of {count} experts saw fewer than {ENOUGH} tokens (the least: {least}), {others}")
         }))
+    }
+
+    /// Takes the streams through a layer that was packed before; `stored` reads the new values of an expert's three projections.
+    pub fn again(
+        &mut self,
+        layer: usize,
+        stacks: &[&Unit],
+        input: &Input,
+        threads: usize,
+        stored: impl Fn(usize) -> Result<Vec<Vec<f32>>> + Sync,
+    ) -> Result<()> {
+        self.reach(layer)?;
+        let stacks = three(layer, stacks)?;
+        let seen = self.both()?;
+        let (isa, hidden, count) = (self.isa, self.hidden(), seen.takers.len());
+        let work = |e: &usize| {
+            let expert = Expert { isa, seen: &seen, hidden, number: *e };
+            let (old, new) = (expert.weights(input, stacks)?, stored(*e)?);
+            ensure!(new.len() == 3, "{} projections, not three", new.len());
+            let x = expert.own_inputs();
+            let inner = expert.inner(&new[0], &new[1], &x);
+            Ok(expert.difference(&old, &new[2], &x, &inner))
+        };
+        ordered(threads, 0..count, work, |e, difference: Vec<f32>| {
+            ensure!(!interrupt::pressed(), Interrupted);
+            add(&mut self.packed, &seen.takers[e], &difference, hidden);
+            Ok(())
+        })
+    }
+}
+
+/// Gate, up and down.
+fn three<'a>(layer: usize, stacks: &[&'a Unit]) -> Result<[&'a Unit; 3]> {
+    let found: Result<[&Unit; 3], _> = stacks.to_vec().try_into();
+    found.map_err(|all| anyhow!("layer {layer}: {} projections, not three", all.len()))
+}
+
+/// `stream[t] += weight * rows[i]` for each taker.
+fn add(stream: &mut [f32], takers: &[(u32, f32)], rows: &[f32], hidden: usize) {
+    for (&(t, weight), row) in takers.iter().zip(rows.chunks_exact(hidden)) {
+        let to = &mut stream[t as usize * hidden..][..hidden];
+        to.iter_mut().zip(row).for_each(|(to, v)| *to += weight * v);
     }
 }
 
@@ -247,99 +285,112 @@ struct Expert<'a> {
     number: usize,
 }
 
+/// What an expert is given.
+struct Inputs {
+    /// `[tokens, hidden]`, in the packed model and in the unquantised one.
+    x: Vec<f32>,
+    original: Vec<f32>,
+    /// `[tokens]`
+    importance: Vec<f32>,
+}
+
 impl Expert<'_> {
-    fn quantize(&self, input: &Input, [gate, up, down]: [&Unit; 3]) -> Result<(Vec<Packed>, Vec<f32>)> {
-        let isa = self.isa;
-        let [gate_w, up_w, down_w] = [gate, up, down].map(|u| self.weights(input, u));
-        let (gate_w, up_w, down_w) = (gate_w?, up_w?, down_w?);
-        // 1. its tokens, and what they count
-        let (x, x_orig, importance) = self.inputs();
-        let alpha: f32 = std::env::var("CAL_ASYM").ok().and_then(|v| v.parse().ok()).unwrap_or(0.0);
-        let h = moments(isa, &x, self.hidden, &importance);
-        // 2. gate and up
-        let cross = (!x_orig.is_empty() && alpha > 0.0).then(|| cross(isa, &x, &x_orig, self.hidden, &importance));
-        let target = |w: &[f32], h: &[f32], cross: &Option<Vec<f32>>, cols| match cross {
-            Some(c) => shifted(isa, w, h, c, cols, alpha),
-            None => w.to_vec(),
-        };
-        let (gate_parts, gate_q) = self.projection(gate, &target(&gate_w, &h, &cross, self.hidden), &h)?;
-        let (up_parts, up_q) = self.projection(up, &target(&up_w, &h, &cross, self.hidden), &h)?;
-        drop(h);
-        // 3. down, by what gate and up make of them
-        let width = gate_w.len() / self.hidden;
-        let inner = |gate: &[f32], up: &[f32], x: &[f32]| {
-            let tokens = importance.len();
-            let (mut g, mut u) = (vec![0.0; tokens * width], vec![0.0; tokens * width]);
-            product(isa, gate, x, self.hidden, &mut g);
-            product(isa, up, x, self.hidden, &mut u);
-            g.iter_mut().zip(&u).for_each(|(g, u)| *g = *g / (1.0 + (-*g).exp()) * u);
-            g
-        };
-        let orig = inner(&gate_w, &up_w, if x_orig.is_empty() { &x } else { &x_orig });
-        let mid = inner(&gate_q, &up_q, &x);
-        let used = if flag("CAL_ORIG") { &orig } else { &mid };
-        let h = moments(isa, used, width, &importance);
-        let alpha2: f32 = std::env::var("CAL_ASYM2").ok().and_then(|v| v.parse().ok()).unwrap_or(0.0);
-        let target = if alpha2 > 0.0 { let c = self::cross(isa, &mid, &orig, width, &importance); shifted(isa, &down_w, &h, &c, width, alpha2) } else { down_w.clone() };
-        let (down_parts, down_q) = self.projection(down, &target, &h)?;
-        let mut delta = Vec::new();
-        if flag("CAL_SEQ") {
-            let n = self.seen.takers[self.number].len();
-            let before = inner(&gate_w, &up_w, &x);
-            let mut a = vec![0.0; n * self.hidden];
-            let mut b = vec![0.0; n * self.hidden];
-            product(isa, &down_q, &mid[..n * width], width, &mut a);
-            product(isa, &down_w, &before[..n * width], width, &mut b);
-            a.iter_mut().zip(&b).for_each(|(a, b)| *a -= b);
-            delta = a;
+    /// Its parts, and what they add to its outputs for its own tokens.
+    fn quantize(&self, input: &Input, units: [&Unit; 3]) -> Result<(Vec<Packed>, Vec<f32>)> {
+        let (isa, hidden) = (self.isa, self.hidden);
+        let old = self.weights(input, units)?;
+        let width = old[0].len() / hidden;
+        // 1. gate and up
+        let Inputs { x, original, importance } = self.inputs();
+        let h = moments(isa, &x, hidden, &importance);
+        let m = mismatch(isa, &x, &original, hidden, &importance);
+        let (gate, new_gate) = self.projection(units[0], &old[0], &h, &m)?;
+        let (up, new_up) = self.projection(units[1], &old[1], &h, &m)?;
+        drop((h, m));
+        // 2. down, by what gate and up make of their inputs now, and made of them
+        let inner = self.inner(&new_gate, &new_up, &x);
+        let original = self.inner(&old[0], &old[1], &original);
+        let h = moments(isa, &inner, width, &importance);
+        let m = mismatch(isa, &inner, &original, width, &importance);
+        let (down, new_down) = self.projection(units[2], &old[2], &h, &m)?;
+        // 3. what that changes
+        let own = self.seen.takers[self.number].len();
+        let difference = self.difference(&old, &new_down, &x[..own * hidden], &inner[..own * width]);
+        Ok((vec![gate, up, down], difference))
+    }
+
+    /// `down(inner(x))`, new less old, `[tokens, hidden]`; `inner` is the new one.
+    fn difference(&self, old: &[Vec<f32>], new_down: &[f32], x: &[f32], inner: &[f32]) -> Vec<f32> {
+        let (tokens, width) = (x.len() / self.hidden, old[0].len() / self.hidden);
+        let (mut new, mut before) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+        if tokens > 0 {
+            product(self.isa, new_down, inner, width, &mut new);
+            product(self.isa, &old[2], &self.inner(&old[0], &old[1], x), width, &mut before);
         }
-        Ok((vec![gate_parts, up_parts, down_parts], delta))
+        new.iter_mut().zip(&before).for_each(|(new, old)| *new -= old);
+        new
     }
 
-    /// The weights of one projection, `[rows, cols]`.
-    fn weights(&self, input: &Input, unit: &Unit) -> Result<Vec<f32>> {
-        let count = unit.stack.as_ref().map_or(1, |s| s.count);
-        let rows = unit.source.all_rows() / count;
-        let parts = input.read(&unit.source, self.number * rows..(self.number + 1) * rows)?;
-        let name = || format!("tensor {:?}, expert {}", unit.source.name, self.number);
-        values(self.isa, &matrix(&unit.source, &parts)?).with_context(name)
+    /// `silu(gate x) * up x`, `[tokens, width]`.
+    fn inner(&self, gate: &[f32], up: &[f32], x: &[f32]) -> Vec<f32> {
+        let (tokens, width) = (x.len() / self.hidden, gate.len() / self.hidden);
+        let (mut g, mut u) = (vec![0.0; tokens * width], vec![0.0; tokens * width]);
+        product(self.isa, gate, x, self.hidden, &mut g);
+        product(self.isa, up, x, self.hidden, &mut u);
+        swiglu_in_place(self.isa, &mut g, &u);
+        g
     }
 
-    /// Inputs `[tokens, hidden]` and what each of them counts.
-    fn inputs(&self) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    /// The weights of its projections, `[rows, cols]` each.
+    fn weights(&self, input: &Input, units: [&Unit; 3]) -> Result<Vec<Vec<f32>>> {
+        let of_unit = |unit: &Unit| {
+            let count = unit.stack.as_ref().map_or(1, |s| s.count);
+            let rows = unit.source.all_rows() / count;
+            let parts = input.read(&unit.source, self.number * rows..(self.number + 1) * rows)?;
+            let name = || format!("tensor {:?}, expert {}", unit.source.name, self.number);
+            values(self.isa, &matrix(&unit.source, &parts)?).with_context(name)
+        };
+        units.into_iter().map(of_unit).collect()
+    }
+
+    /// The inputs of its own tokens.
+    fn own_inputs(&self) -> Vec<f32> {
+        let row = |t: u32| &self.seen.h[t as usize * self.hidden..][..self.hidden];
+        self.seen.takers[self.number].iter().flat_map(|&(t, _)| row(t)).copied().collect()
+    }
+
+    /// Inputs, its own tokens' first, and what each of them counts.
+    fn inputs(&self) -> Inputs {
         let (seen, hidden) = (self.seen, self.hidden);
         let own = &seen.takers[self.number];
-        let (mut x, mut importance) = (Vec::with_capacity(own.len() * hidden), Vec::with_capacity(own.len()));
-        let mut o = Vec::new();
-        let nores = flag("CAL_NORESID");
+        let mut all = Inputs { x: Vec::new(), original: Vec::new(), importance: Vec::new() };
         let mut take = |t: usize, weight: f32| {
-            if !seen.original.is_empty() {
-                o.extend_from_slice(&seen.original[t * hidden..(t + 1) * hidden]);
-            }
-            x.extend_from_slice(&seen.h[t * hidden..(t + 1) * hidden]);
-            importance.push(weight * weight * if nores { 1.0 } else { seen.importance[t] });
+            let at = t * hidden..(t + 1) * hidden;
+            all.x.extend_from_slice(&seen.h[at.clone()]);
+            all.original.extend_from_slice(&seen.original[at]);
+            all.importance.push(weight * weight * seen.importance[t]);
         };
         own.iter().for_each(|&(t, weight)| take(t as usize, weight));
         if own.len() < ENOUGH {
-            let all = seen.importance.len();
-            let wanted = (ENOUGH - own.len()).min(all);
+            let tokens = seen.importance.len();
+            let wanted = (ENOUGH - own.len()).min(tokens);
             let mean = match own.len() {
                 0 => 1.0,
                 n => own.iter().map(|(_, w)| w * w).sum::<f32>() / n as f32,
             };
-            (0..wanted).for_each(|i| take(i * all / wanted, (STAND_IN * mean).sqrt()));
+            (0..wanted).for_each(|i| take(i * tokens / wanted, (STAND_IN * mean).sqrt()));
         }
-        (x, o, importance)
+        all
     }
 
-    /// Quantises one projection under H; returns its parts and its new values.
-    fn projection(&self, unit: &Unit, w: &[f32], h: &[f32]) -> Result<(Packed, Vec<f32>)> {
+    /// Quantises one projection for inputs of moments `h` whose mismatch is `m`; returns its parts and its new values.
+    fn projection(&self, unit: &Unit, w: &[f32], h: &[f32], m: &[f32]) -> Result<(Packed, Vec<f32>)> {
         let Treatment::Quantize { bits, group, float } = unit.treatment else {
-            anyhow::bail!("tensor {:?} is not to be quantised", unit.source.name)
+            bail!("tensor {:?} is not to be quantised", unit.source.name)
         };
-        let env = |n: &str, d: usize| std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
-        let params = Params { bits, group: group as usize, scale: float, sweeps: env("CAL_SWEEPS", 6), rounds: env("CAL_ROUNDS", 2) };
-        let found = descent::quantize(self.isa, w, unit.source.cols, h, None, params);
+        let params = Params { bits, group: group as usize, scale: float, sweeps: SWEEPS, rounds: ROUNDS };
+        let best = corrected(self.isa, w, h, m, unit.source.cols);
+        let found = descent::quantize(self.isa, &best, unit.source.cols, h, params);
         let new = found.values(group as usize);
         let (weight, error) = squares(w, &new);
         let (q, scales, biases) = found.pack(bits, float);
@@ -348,78 +399,112 @@ impl Expert<'_> {
     }
 }
 
-/// `sum of importance x x^T` over the rows of `x: [tokens, cols]`, damped.
-fn moments(isa: Isa, x: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
+/// Rows times the root of their importance, which is made to sum to one; by columns: `[cols, tokens]`.
+fn columns(x: impl Iterator<Item = f32>, cols: usize, importance: &[f32]) -> Vec<f32> {
     let all: f64 = importance.iter().map(|&i| i as f64).sum();
-    let mut scaled = x.to_vec();
-    for (row, i) in scaled.chunks_exact_mut(cols).zip(importance) {
-        let root = (*i as f64 / all.max(f64::MIN_POSITIVE)).sqrt() as f32;
-        row.iter_mut().for_each(|v| *v *= root);
-    }
+    let roots: Vec<f32> = importance.iter().map(|&i| (i as f64 / all.max(f64::MIN_POSITIVE)).sqrt() as f32).collect();
+    let scaled: Vec<f32> = x.enumerate().map(|(i, v)| v * roots[i / cols]).collect();
     let mut columns = Vec::new();
     transpose(&scaled, cols, &mut columns);
-    drop(scaled);
+    columns
+}
+
+/// `sum of importance x x^T` over the rows of `x: [tokens, cols]`, damped.
+fn moments(isa: Isa, x: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
+    let columns = columns(x.iter().copied(), cols, importance);
     let mut h = vec![0.0; cols * cols];
     product(isa, &columns, &columns, importance.len(), &mut h);
     let mean = (0..cols).map(|i| h[i * cols + i]).sum::<f32>() / cols as f32;
-    let damping = std::env::var("CAL_DAMP").ok().and_then(|v| v.parse().ok()).unwrap_or(DAMPING);
-    let floor = (damping * mean).max(f32::MIN_POSITIVE * 1e10);
+    // A diagonal of zeros would leave nothing to divide by.
+    let floor = (DAMPING * mean).max(1e-20);
     (0..cols).for_each(|i| h[i * cols + i] += floor);
     h
 }
 
-fn flag(name: &str) -> bool {
-    std::env::var_os(name).is_some()
+/// `sum of importance x (original - x)^T`, `[cols, cols]`: the transpose of M.
+fn mismatch(isa: Isa, x: &[f32], original: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
+    let off = original.iter().zip(x).map(|(o, x)| o - x);
+    let (off, x) = (columns(off, cols, importance), columns(x.iter().copied(), cols, importance));
+    let mut m = vec![0.0; cols * cols];
+    product(isa, &off, &x, importance.len(), &mut m);
+    m
 }
 
-/// `sum of importance x (x' - x)^T` as `[cols of x, cols of x']`.
-fn cross(isa: Isa, x: &[f32], target: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
-    let all: f64 = importance.iter().map(|&i| i as f64).sum();
-    let mut a = x.to_vec();
-    let mut b: Vec<f32> = target.iter().zip(x).map(|(t, x)| t - x).collect();
-    for ((a, b), i) in a.chunks_exact_mut(cols).zip(b.chunks_exact_mut(cols)).zip(importance) {
-        let root = (*i as f64 / all.max(f64::MIN_POSITIVE)).sqrt() as f32;
-        a.iter_mut().for_each(|v| *v *= root);
-        b.iter_mut().for_each(|v| *v *= root);
-    }
-    let (mut at, mut bt) = (Vec::new(), Vec::new());
-    transpose(&a, cols, &mut at);
-    transpose(&b, cols, &mut bt);
-    let mut out = vec![0.0; cols * cols];
-    product(isa, &bt, &at, importance.len(), &mut out);
-    out
-}
-
-/// `w + alpha * w M H^-1`, M the transpose of `cross`, by conjugate gradients row by row.
-fn shifted(isa: Isa, w: &[f32], h: &[f32], cross: &[f32], cols: usize, alpha: f32) -> Vec<f32> {
-    let rows = w.len() / cols;
-    let mut r = vec![0.0; w.len()];
-    product(isa, cross, w, cols, &mut r);
-    let mut d = vec![0.0; w.len()];
-    let mut p = r.clone();
-    let mut hp = vec![0.0; w.len()];
+/// `w + w M H^-1`, `m` the transpose of M, by conjugate gradients, row by row.
+fn corrected(isa: Isa, w: &[f32], h: &[f32], m: &[f32], cols: usize) -> Vec<f32> {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>();
-    let mut rr: Vec<f64> = (0..rows).map(|i| dot(&r[i * cols..(i + 1) * cols], &r[i * cols..(i + 1) * cols])).collect();
-    for _ in 0..12 {
-        product(isa, h, &p, cols, &mut hp);
-        for i in 0..rows {
+    let mut w = w.to_vec();
+    let mut rest = vec![0.0; w.len()];
+    product(isa, m, &w, cols, &mut rest);
+    let mut direction = rest.clone();
+    let mut image = vec![0.0; w.len()];
+    let mut squares: Vec<f64> = rest.chunks_exact(cols).map(|r| dot(r, r)).collect();
+    for _ in 0..STEPS {
+        product(isa, h, &direction, cols, &mut image);
+        for (i, square) in squares.iter_mut().enumerate() {
             let at = i * cols..(i + 1) * cols;
-            let php = dot(&p[at.clone()], &hp[at.clone()]);
-            if php <= 0.0 || rr[i] <= 0.0 {
+            let (w, rest) = (&mut w[at.clone()], &mut rest[at.clone()]);
+            let (direction, image) = (&mut direction[at.clone()], &image[at]);
+            let curvature = dot(direction, image);
+            if curvature <= 0.0 || *square <= 0.0 {
                 continue;
             }
-            let step = (rr[i] / php) as f32;
-            for c in at.clone() {
-                d[c] += step * p[c];
-                r[c] -= step * hp[c];
-            }
-            let new = dot(&r[at.clone()], &r[at.clone()]);
-            let beta = (new / rr[i]) as f32;
-            rr[i] = new;
-            for c in at {
-                p[c] = r[c] + beta * p[c];
-            }
+            let step = (*square / curvature) as f32;
+            w.iter_mut().zip(&*direction).for_each(|(w, d)| *w += step * d);
+            rest.iter_mut().zip(image).for_each(|(r, v)| *r -= step * v);
+            let new = dot(rest, rest);
+            let turn = (new / *square) as f32;
+            direction.iter_mut().zip(&*rest).for_each(|(d, r)| *d = r + turn * *d);
+            *square = new;
         }
     }
-    w.iter().zip(&d).map(|(w, d)| w + alpha * d).collect()
+    w
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Inputs that hang together, and others that are off from them in a direction of their own.
+    fn inputs(tokens: usize, cols: usize) -> (Vec<f32>, Vec<f32>) {
+        let value = |i: usize| ((i * 7919 + i * i % 104_729) % 1009) as f32 / 504.5 - 1.0;
+        let x: Vec<f32> = (0..tokens * cols).map(|i| value(i) + value(i / cols + 13)).collect();
+        let off = x.iter().enumerate().map(|(i, v)| v + 0.3 * value(i / cols + 13) * value(i % cols + 77)).collect();
+        (x, off)
+    }
+
+    #[test]
+    fn correction_brings_outputs_of_changed_inputs_back() {
+        let (tokens, cols, rows) = (300, 64, 5);
+        let (original, x) = inputs(tokens, cols);
+        let importance: Vec<f32> = (0..tokens).map(|t| 1.0 + (t % 3) as f32).collect();
+        let w: Vec<f32> = (0..rows * cols).map(|i| ((i * 31) % 17) as f32 / 17.0 - 0.5).collect();
+        let isa = Isa::GENERIC;
+        let h = moments(isa, &x, cols, &importance);
+        let v = corrected(isa, &w, &h, &mismatch(isa, &x, &original, cols, &importance), cols);
+        let error = |v: &[f32]| -> f64 {
+            let (mut wanted, mut got) = (vec![0.0; rows * tokens], vec![0.0; rows * tokens]);
+            product(isa, &w, &original, cols, &mut wanted);
+            product(isa, v, &x, cols, &mut got);
+            let each = wanted.iter().zip(&got).enumerate();
+            each.map(|(i, (a, b))| ((a - b) * (a - b) * importance[i / rows]) as f64).sum()
+        };
+        assert!(error(&v) < 0.2 * error(&w), "{} of {}", error(&v), error(&w));
+        // The same inputs ask for nothing.
+        let same = corrected(isa, &w, &h, &mismatch(isa, &x, &x, cols, &importance), cols);
+        assert_eq!(same, w);
+    }
+
+    #[test]
+    fn few_tokens_are_filled_up_with_others_that_count_less() {
+        let (x, original) = inputs(1000, 8);
+        let takers = vec![vec![(3, 0.5), (500, 0.25)], vec![], (0..600).map(|t| (t, 0.1)).collect()];
+        let seen = Seen { h: x.clone(), original, importance: vec![1.0; 1000], takers };
+        let inputs = |number| Expert { isa: Isa::GENERIC, seen: &seen, hidden: 8, number }.inputs();
+        let few = inputs(0);
+        assert_eq!((few.importance.len(), &few.x[..8], &few.x[8..16]), (ENOUGH, &x[24..32], &x[4000..4008]));
+        assert_eq!(few.importance[..2], [0.25, 0.0625]);
+        assert!(few.importance[2..].iter().all(|&i| i < 0.0625));
+        assert_eq!((inputs(1).importance.len(), inputs(2).importance.len()), (ENOUGH, 600));
+    }
 }

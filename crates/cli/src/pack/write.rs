@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_kernels::matmul::{Float, Matrix};
+use sluice_kernels::matmul::{Float, Form, Matrix};
 use sluice_store::bundle::FileEntry;
 use sluice_store::{Checkpoint, Writer, xxh3_of};
 
@@ -20,7 +20,7 @@ use super::journal::Finished;
 use super::layout::{OutFile, Place, Placed};
 use super::ordered::ordered;
 use super::plan::{Source, Treatment, Unit};
-use super::quantize::{Error, Quantizer};
+use super::quantize::{Error, Quantizer, values};
 
 /// Bytes of input that one thread takes at a time.
 const BLOCK: usize = 1 << 20;
@@ -106,26 +106,10 @@ impl Job<'_> {
         let mut notes = Vec::new();
 
         // 1. what is quantised by itself, and what is copied
-        let calibrated = |placed: &Placed| {
-            let unit = &self.units[placed.unit];
-            unit.stack.is_some() && matches!(unit.treatment, Treatment::Quantize { .. })
+        let (layers, alone) = match calibrator {
+            Some(_) => self.calibrated(out),
+            None => (BTreeMap::new(), out.units.iter().collect()),
         };
-        let mut layers = BTreeMap::<usize, Vec<&Placed>>::new();
-        let mut alone = Vec::new();
-        for placed in &out.units {
-            match &self.units[placed.unit].stack {
-                Some(stack) if calibrator.is_some() => layers.entry(stack.layer).or_default().push(placed),
-                _ => alone.push(placed),
-            }
-        }
-        // Where a projection stays as it is, so do its layer's others.
-        layers.retain(|_, placed| {
-            let all = placed.iter().all(|p| calibrated(p));
-            if !all {
-                alone.extend(placed.iter());
-            }
-            all
-        });
         self.units(&alone, &mut writer, &mut errors)?;
 
         // 2. experts with what they see
@@ -166,6 +150,61 @@ impl Job<'_> {
             layer.base = data_start;
         }
         Ok(Finished { entry, experts, errors, notes })
+    }
+
+    /// Takes a calibration through a file that is whole already, `data_start` bytes of it header.
+    pub fn pass(&self, out: &OutFile, calibrator: &mut Calibrator) -> Result<()> {
+        let path = self.folder.join(&out.name);
+        let file = File::open(&path).with_context(|| format!("{}: cannot open", path.display()))?;
+        let failed = || format!("{}: cannot read", path.display());
+        let mut header = [0; 8];
+        file.read_exact_at(&mut header, 0).with_context(failed)?;
+        let data_start = 8 + u64::from_le_bytes(header);
+        for (layer, placed) in self.calibrated(out).0 {
+            let stacks: Vec<&Unit> = placed.iter().map(|p| &self.units[p.unit]).collect();
+            let stored = |expert: usize| {
+                let of_unit = |placed: &&Placed| {
+                    let unit = &self.units[placed.unit];
+                    let (_, rows) = experts_and_rows(unit);
+                    let Treatment::Quantize { bits, group, float } = unit.treatment else { bail!("not quantised") };
+                    let mut parts = Vec::new();
+                    for (place, tensor) in placed.places.iter().zip(&unit.tensors) {
+                        let count = unit.stack.as_ref().map_or(1, |s| s.count);
+                        let mut bytes = vec![0; tensor.size().unwrap_or(0) as usize / count];
+                        let at = data_start + place.base + expert as u64 * place.stride;
+                        file.read_exact_at(&mut bytes, at).with_context(failed)?;
+                        parts.push(bytes);
+                    }
+                    let form = Form::Affine { bits, group, scale: float };
+                    let m = Matrix::new(form, rows, unit.source.cols, &parts[0], &parts[1], &parts[2])?;
+                    values(self.quantizer.isa, &m)
+                };
+                placed.iter().map(of_unit).collect()
+            };
+            calibrator.again(layer, &stacks, self.input, self.threads, stored)?;
+        }
+        Ok(())
+    }
+
+    /// The units of a file that a calibration quantises, by layer, and the others.
+    fn calibrated<'b>(&self, out: &'b OutFile) -> (BTreeMap<usize, Vec<&'b Placed>>, Vec<&'b Placed>) {
+        let (mut layers, mut alone) = (BTreeMap::<usize, Vec<&Placed>>::new(), Vec::new());
+        for placed in &out.units {
+            match &self.units[placed.unit].stack {
+                Some(stack) => layers.entry(stack.layer).or_default().push(placed),
+                None => alone.push(placed),
+            }
+        }
+        // Where a projection stays as it is, so do its layer's others.
+        let quantized = |p: &&Placed| matches!(self.units[p.unit].treatment, Treatment::Quantize { .. });
+        layers.retain(|_, placed| {
+            let all = placed.iter().all(quantized);
+            if !all {
+                alone.append(placed);
+            }
+            all
+        });
+        (layers, alone)
     }
 
     /// Streams units into their places.
