@@ -399,21 +399,33 @@ impl Expert<'_> {
     }
 }
 
-/// Rows times the root of their importance, which is made to sum to one; by columns: `[cols, tokens]`.
-fn columns(x: impl Iterator<Item = f32>, cols: usize, importance: &[f32]) -> Vec<f32> {
-    let all: f64 = importance.iter().map(|&i| i as f64).sum();
-    let roots: Vec<f32> = importance.iter().map(|&i| (i as f64 / all.max(f64::MIN_POSITIVE)).sqrt() as f32).collect();
-    let scaled: Vec<f32> = x.enumerate().map(|(i, v)| v * roots[i / cols]).collect();
-    let mut columns = Vec::new();
-    transpose(&scaled, cols, &mut columns);
-    columns
+/// Tokens whose columns are made at a time: they stay in cache while all pairs of them are multiplied.
+const PIECE: usize = 1024;
+
+/// `sum of importance b a^T` over tokens, `a, b: [tokens, cols]`; importance is made to sum to one.
+fn gram(isa: Isa, a: &[f32], b: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
+    let all = importance.iter().map(|&i| i as f64).sum::<f64>().max(f64::MIN_POSITIVE);
+    let (mut sum, mut part) = (vec![0.0; cols * cols], vec![0.0; cols * cols]);
+    let (mut scaled, mut a_columns, mut b_columns) = (Vec::new(), Vec::new(), Vec::new());
+    let pieces = a.chunks(PIECE * cols).zip(b.chunks(PIECE * cols)).zip(importance.chunks(PIECE));
+    for ((a, b), importance) in pieces {
+        for (x, columns) in [(a, &mut a_columns), (b, &mut b_columns)] {
+            scaled.clear();
+            for (row, i) in x.chunks_exact(cols).zip(importance) {
+                let root = (*i as f64 / all).sqrt() as f32;
+                scaled.extend(row.iter().map(|v| v * root));
+            }
+            transpose(&scaled, cols, columns);
+        }
+        product(isa, &a_columns, &b_columns, importance.len(), &mut part);
+        sum.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
+    }
+    sum
 }
 
 /// `sum of importance x x^T` over the rows of `x: [tokens, cols]`, damped.
 fn moments(isa: Isa, x: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
-    let columns = columns(x.iter().copied(), cols, importance);
-    let mut h = vec![0.0; cols * cols];
-    product(isa, &columns, &columns, importance.len(), &mut h);
+    let mut h = gram(isa, x, x, cols, importance);
     let mean = (0..cols).map(|i| h[i * cols + i]).sum::<f32>() / cols as f32;
     // A diagonal of zeros would leave nothing to divide by.
     let floor = (DAMPING * mean).max(1e-20);
@@ -423,11 +435,8 @@ fn moments(isa: Isa, x: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
 
 /// `sum of importance x (original - x)^T`, `[cols, cols]`: the transpose of M.
 fn mismatch(isa: Isa, x: &[f32], original: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
-    let off = original.iter().zip(x).map(|(o, x)| o - x);
-    let (off, x) = (columns(off, cols, importance), columns(x.iter().copied(), cols, importance));
-    let mut m = vec![0.0; cols * cols];
-    product(isa, &off, &x, importance.len(), &mut m);
-    m
+    let off: Vec<f32> = original.iter().zip(x).map(|(o, x)| o - x).collect();
+    gram(isa, &off, x, cols, importance)
 }
 
 /// `w + w M H^-1`, `m` the transpose of M, by conjugate gradients, row by row.

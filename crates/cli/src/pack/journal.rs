@@ -43,7 +43,7 @@ impl Journal {
     pub fn read(folder: &Path) -> Result<Option<Journal>> {
         let path = path(folder);
         let text = match fs::read(&path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             text => text.with_context(|| path.display().to_string())?,
         };
         // It was renamed to its place whole; another program's file of that name is as good as none.
