@@ -362,7 +362,8 @@ fn a_bundle_is_the_same_model_bit_for_bit() {
         assert!(by_expert(mlx.path()) == by_expert(bundle.path()), "{options:?}");
         assert_eq!(logits(mlx.path()), logits(bundle.path()), "{options:?}");
         let names = files(bundle.path());
-        let wanted = ["bundle.json", "config.json", "experts-00.safetensors", "experts-01.safetensors", "resident.safetensors"];
+        let wanted =
+            ["bundle.json", "config.json", "experts-00.safetensors", "experts-01.safetensors", "resident.safetensors"];
         assert_eq!(names, wanted);
         // Back again: a bundle is an input like any other.
         let back = tempfile::tempdir().unwrap();
@@ -403,7 +404,10 @@ fn experts_lie_in_pages_where_the_manifest_says() {
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(&path, bytes).unwrap();
-    assert_refused(&support::output(&["inspect", &text(out.path()), "--verify"]), &["experts-01.safetensors", "damaged"]);
+    assert_refused(
+        &support::output(&["inspect", &text(out.path()), "--verify"]),
+        &["experts-01.safetensors", "damaged"],
+    );
 }
 
 /// The published layout of an expert of Qwen3.5-397B-A17B at 2 bits: offset and bytes of each part.
@@ -423,7 +427,9 @@ fn an_expert_of_the_397b_has_the_published_layout() {
     .into_iter()
     .map(|(name, shape)| (name.to_owned(), shape))
     .collect();
-    for (part, shape) in [("q_proj", [128, hidden]), ("k_proj", [64, hidden]), ("v_proj", [64, hidden]), ("o_proj", [hidden, 64])] {
+    for (part, shape) in
+        [("q_proj", [128, hidden]), ("k_proj", [64, hidden]), ("v_proj", [64, hidden]), ("o_proj", [hidden, 64])]
+    {
         all.insert(format!("model.layers.0.self_attn.{part}.weight"), shape.to_vec());
     }
     for norm in ["q_norm", "k_norm"] {
@@ -483,9 +489,8 @@ fn packed_experts_can_have_fewer_bits_but_not_more() {
     let source = tensor(four.path(), "mlp.switch_mlp.up_proj.weight");
     let part = |leaf: &str| tensor(four.path(), &format!("mlp.switch_mlp.up_proj.{leaf}"));
     let (scales, biases) = (part("scales"), part("biases"));
-    let value = |t: &sluice_store::Tensor, i: usize| {
-        half::bf16::from_le_bytes([t.bytes[2 * i], t.bytes[2 * i + 1]]).to_f32()
-    };
+    let value =
+        |t: &sluice_store::Tensor, i: usize| half::bf16::from_le_bytes([t.bytes[2 * i], t.bytes[2 * i + 1]]).to_f32();
     let row = WIDTH + 5; // row 5 of expert 1
     let plain: Vec<f32> = (0..HIDDEN)
         .map(|c| {
@@ -554,7 +559,15 @@ fn a_calibration_goes_on_where_it_was() {
     let short = folder.path().join("short.txt");
     fs::write(&short, "Too short.").unwrap();
     let short = text(&short);
-    let refused = support::output(&["pack", &demo, &text(&folder.path().join("x")), "--experts-bits", "2", "--calibration", &short]);
+    let refused = support::output(&[
+        "pack",
+        &demo,
+        &text(&folder.path().join("x")),
+        "--experts-bits",
+        "2",
+        "--calibration",
+        &short,
+    ]);
     assert_refused(&refused, &["short.txt", "too short for a calibration"]);
 }
 

@@ -125,7 +125,8 @@ impl Manifest {
         }
         for (layer, e) in &self.experts {
             let at = format!("layer {layer}");
-            let file = self.files.get(&e.file).ok_or_else(|| format!("{at}: file {} is not listed", quoted(&e.file)))?;
+            let file =
+                self.files.get(&e.file).ok_or_else(|| format!("{at}: file {} is not listed", quoted(&e.file)))?;
             if !e.base.is_multiple_of(PAGE) || !e.stride.is_multiple_of(PAGE) || e.stride == 0 {
                 return Err(format!("{at}: base {} and stride {} are not whole pages", e.base, e.stride));
             }
@@ -135,7 +136,8 @@ impl Manifest {
             }
             let mut offset = 0u64;
             for p in &e.parts {
-                let dtype = Dtype::from_name(&p.dtype).ok_or_else(|| format!("{at}: unknown type {}", quoted(&p.dtype)))?;
+                let dtype =
+                    Dtype::from_name(&p.dtype).ok_or_else(|| format!("{at}: unknown type {}", quoted(&p.dtype)))?;
                 let size = p.shape.iter().try_fold(dtype.size() as u64, |n, &d| n.checked_mul(d as u64));
                 if size != Some(p.bytes) || p.offset != offset {
                     return Err(format!("{at}: part {} is not {} {:?} at {offset}", quoted(&p.name), p.dtype, p.shape));
@@ -208,7 +210,10 @@ mod tests {
             base: 4096,
             stride: 8192,
             count: 2,
-            parts: vec![part("gate_proj.weight", "U32", &[16, 64], 0, 4096), part("gate_proj.scales", "BF16", &[16], 4096, 32)],
+            parts: vec![
+                part("gate_proj.weight", "U32", &[16, 64], 0, 4096),
+                part("gate_proj.scales", "BF16", &[16], 4096, 32),
+            ],
         };
         let entry = FileEntry { bytes: 3 * 8192, xxh3: String::new() };
         Manifest {

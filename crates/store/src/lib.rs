@@ -14,11 +14,11 @@ pub mod safetensors;
 mod write;
 
 pub use atomic::{AtomicFile, check_space, free_space};
+pub use bundle::xxh3_of;
 pub use bytes::Bytes;
 pub use checkpoint::{Checkpoint, Tensor};
 pub use dtype::Dtype;
 pub use error::Error;
 pub use index::{shard_name, write_index};
 pub use map::Buffer;
-pub use bundle::xxh3_of;
 pub use write::{TensorPlan, Writer};

@@ -31,7 +31,8 @@ pub fn run(packed: &Path, original: &Path, as_json: bool) -> Result<()> {
     let ranges: Vec<_> = (0..layers).step_by(step).map(|l| l..(l + step).min(layers)).collect();
     let mut table = BTreeMap::<&str, (Vec<Error>, Error)>::new();
     for (place, error) in &found {
-        let (by_range, all) = table.entry(&place.module).or_insert_with(|| (vec![Error::default(); ranges.len()], Error::default()));
+        let (by_range, all) =
+            table.entry(&place.module).or_insert_with(|| (vec![Error::default(); ranges.len()], Error::default()));
         if let Some(layer) = place.layer {
             by_range[layer / step].add(*error);
         }

@@ -94,7 +94,12 @@ impl Calibrator {
         let tokens = load::tokenizer(checkpoint.folder())?.encode(&text, false)?;
         let windows: Vec<Vec<u32>> =
             tokens.chunks_exact(WINDOW).take(settings.tokens.div_ceil(WINDOW)).map(<[u32]>::to_vec).collect();
-        ensure!(!windows.is_empty(), "{}: {} tokens, too short for a calibration (at least {WINDOW})", name(), tokens.len());
+        ensure!(
+            !windows.is_empty(),
+            "{}: {} tokens, too short for a calibration (at least {WINDOW})",
+            name(),
+            tokens.len()
+        );
 
         // 2. the model, one sequence of one window
         let mut backend = Cpu::new(settings.isa, settings.threads, Activations::F32)?;
@@ -163,7 +168,8 @@ impl Calibrator {
             if let Some(states) = self.caches.states {
                 self.backend.zero(states);
             }
-            let (x, normed) = (self.decoder.scratch.x.first_rows(WINDOW), self.decoder.scratch.normed.first_rows(WINDOW));
+            let (x, normed) =
+                (self.decoder.scratch.x.first_rows(WINDOW), self.decoder.scratch.normed.first_rows(WINDOW));
             self.backend.upload(stream, x);
             self.decoder.mix(layer, &mut self.backend, &batch, &self.caches);
             self.backend.download(x, stream);

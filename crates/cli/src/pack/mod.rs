@@ -172,7 +172,8 @@ fn pack(args: &PackArgs, kept: &mut bool) -> Result<()> {
 
     // 2. whether it fits
     let sizes = summary::Sizes {
-        weights: due.iter().map(|f| f.data_bytes()).sum::<u64>() + journal.done.values().map(|f| f.entry.bytes).sum::<u64>(),
+        weights: due.iter().map(|f| f.data_bytes()).sum::<u64>()
+            + journal.done.values().map(|f| f.entry.bytes).sum::<u64>(),
         others: others.iter().map(|(_, len)| len).sum::<u64>() + config.len() as u64,
         done: journal.done.values().map(|f| f.entry.bytes).sum(),
     };

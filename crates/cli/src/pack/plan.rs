@@ -285,7 +285,11 @@ impl Planner<'_> {
         let (bits, group) = self.quantization.of(name)?;
         let out = self.names.out(module);
         let (&packed, leading) = shape.split_last().expect("a matrix has columns");
-        ensure!((packed * 32).is_multiple_of(bits as usize), "tensor {:?}: {packed} words are no rows of {bits} bits", t.name);
+        ensure!(
+            (packed * 32).is_multiple_of(bits as usize),
+            "tensor {:?}: {packed} words are no rows of {bits} bits",
+            t.name
+        );
         let cols = packed * 32 / bits as usize;
         ensure!(cols.is_multiple_of(group as usize), "tensor {:?}: {cols} inputs are not groups of {group}", t.name);
 

@@ -167,7 +167,11 @@ impl Rules {
     /// Refuses rules that matched no module: a pattern with a slip would otherwise go unnoticed.
     pub fn check_all_matched(&self) -> Result<()> {
         let idle = self.set.iter().zip(&self.matched).find(|(_, matched)| !**matched);
-        ensure!(idle.is_none(), "--set, --experts-bits or recipe: no module matches {:?}", idle.map_or("", |(rule, _)| &rule.pattern));
+        ensure!(
+            idle.is_none(),
+            "--set, --experts-bits or recipe: no module matches {:?}",
+            idle.map_or("", |(rule, _)| &rule.pattern)
+        );
         Ok(())
     }
 }

@@ -23,7 +23,10 @@ pub fn remarks(plan: &Plan, config: &Config) -> Vec<String> {
         lines.push(format!("{} modules are quantised already and are copied as they are", plan.copied));
     }
     if plan.requantised > 0 {
-        lines.push(format!("{} modules are quantised already and are quantised anew, which adds to their error", plan.requantised));
+        lines.push(format!(
+            "{} modules are quantised already and are quantised anew, which adds to their error",
+            plan.requantised
+        ));
     }
     if plan.too_few > 0 {
         lines.push(format!("{} modules stay at the fewer bits that they have", plan.too_few));

@@ -31,7 +31,11 @@ pub fn bandwidth(folder: &Path, files: &[(String, u64)], size: u64) -> Result<f6
         Ok(Some((file.with_context(|| format!("{}: no direct reads (give --disk-bandwidth)", path.display()))?, *len)))
     };
     let files: Vec<(File, u64)> = files.iter().filter_map(|f| open(f).transpose()).collect::<Result<_>>()?;
-    ensure!(!files.is_empty(), "{}: its files are too small to measure a disk by (give --disk-bandwidth)", folder.display());
+    ensure!(
+        !files.is_empty(),
+        "{}: its files are too small to measure a disk by (give --disk-bandwidth)",
+        folder.display()
+    );
     let (files, next, begin) = (&files, &AtomicU64::new(1), Instant::now());
     let one = move || -> Result<u64> {
         // Direct reads want whole pages in memory, too.
@@ -56,4 +60,3 @@ pub fn bandwidth(folder: &Path, files: &[(String, u64)], size: u64) -> Result<f6
     })?;
     Ok(bytes as f64 / begin.elapsed().as_secs_f64())
 }
-

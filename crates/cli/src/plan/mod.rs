@@ -159,27 +159,45 @@ pub fn run(args: PlanArgs) -> Result<()> {
         return Ok(out.flush()?);
     }
     let line = |name: &str, text: String| format!("{name:<12}{text}\n");
-    let mut text = line("model", format!(
-        "{} parameters, {} for a token", units::count(shape.parameters()), units::count(shape.active(k))
-    ));
+    let mut text = line(
+        "model",
+        format!("{} parameters, {} for a token", units::count(shape.parameters()), units::count(shape.active(k))),
+    );
     let widths = match args.experts_bits {
         Some(experts) => format!("{bits} bits, experts {experts}"),
         None => format!("{bits} bits"),
     };
-    text += &line("weights", format!(
-        "{} resident + {} in {} experts of {} ({widths}, groups of {group})",
-        units::bytes(weights.resident), units::bytes(weights.experts), weights.expert_count, units::bytes(weights.per_expert),
-    ));
+    text += &line(
+        "weights",
+        format!(
+            "{} resident + {} in {} experts of {} ({widths}, groups of {group})",
+            units::bytes(weights.resident),
+            units::bytes(weights.experts),
+            weights.expert_count,
+            units::bytes(weights.per_expert),
+        ),
+    );
     let lossy = if k < shape.k { format!(" (LOSSY: the model's own number is {})", shape.k) } else { String::new() };
-    text += &line("a token", format!(
-        "reads {} of resident weights and {} of experts, {k} per layer{lossy}",
-        units::bytes(weights.resident_read), units::bytes(weights.expert_bytes()),
-    ));
-    text += &line("memory", format!(
-        "{} = {} resident + {} for {} tokens of conversation + {} for experts ({:.1} % of them)",
-        units::bytes(memory), units::bytes(split.resident), units::bytes(split.cache), args.context,
-        units::bytes(split.for_experts), 100.0 * part,
-    ));
+    text += &line(
+        "a token",
+        format!(
+            "reads {} of resident weights and {} of experts, {k} per layer{lossy}",
+            units::bytes(weights.resident_read),
+            units::bytes(weights.expert_bytes()),
+        ),
+    );
+    text += &line(
+        "memory",
+        format!(
+            "{} = {} resident + {} for {} tokens of conversation + {} for experts ({:.1} % of them)",
+            units::bytes(memory),
+            units::bytes(split.resident),
+            units::bytes(split.cache),
+            args.context,
+            units::bytes(split.for_experts),
+            100.0 * part,
+        ),
+    );
     if split.missing > 0 {
         text += &line("", format!("TOO LITTLE: {} are missing", units::bytes(split.missing)));
     }
