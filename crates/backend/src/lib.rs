@@ -331,6 +331,8 @@ pub trait Backend: Send {
     fn commit_kv(&mut self, pool: &KvPool, blocks: usize) -> anyhow::Result<()>;
     /// Copies host values into a tensor.
     fn upload(&mut self, values: &[f32], to: Tensor);
+    /// Copies a tensor to the host, `[rows, cols]` dense. For calibration and tests: no step does it.
+    fn download(&mut self, t: Tensor, out: &mut [f32]);
     /// Makes a weight matrix known, where it lies.
     fn matrix(&mut self, source: MatrixSource) -> anyhow::Result<MatrixId>;
     fn zero(&mut self, t: Tensor);

@@ -12,9 +12,11 @@ mod folders;
 mod generate;
 mod inspect;
 mod interrupt;
+mod known;
 mod load;
 mod machine;
 mod pack;
+mod plan;
 mod progress;
 mod prompt;
 mod run;
@@ -48,6 +50,8 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Quantise a checkpoint to MLX's format. LOSSY: `eval ppl` measures what it costs.
     Pack(pack::PackArgs),
+    /// What of a model fits where, how fast it can run, and what bounds it: from its config alone.
+    Plan(plan::PlanArgs),
     /// Measure how fast this machine computes, beside what it could do at best.
     Bench(bench::BenchArgs),
     /// Measure a model: perplexity of a text, or logits to compare with a reference.
@@ -75,6 +79,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Bench(args) => bench::run(args, start),
+        Command::Plan(args) => plan::run(args),
         Command::Eval(args) => eval::run(args),
     });
     match result {

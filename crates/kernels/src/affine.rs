@@ -22,7 +22,7 @@ pub fn unpack(bits: u8, packed: &[u8], q: &mut [u8]) {
 }
 
 /// The inverse of [`unpack`].
-fn pack(bits: u8, q: &[u8], packed: &mut [u8]) {
+pub fn pack(bits: u8, q: &[u8], packed: &mut [u8]) {
     for (packed, q) in packed.chunks_exact_mut(bits as usize).zip(q.chunks_exact(8)) {
         let stream = q.iter().rev().fold(0u64, |stream, &q| stream << bits | q as u64);
         packed.copy_from_slice(&stream.to_le_bytes()[..bits as usize]);

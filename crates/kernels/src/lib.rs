@@ -8,6 +8,8 @@ pub mod activations;
 pub mod affine;
 pub mod attention;
 pub mod delta;
+pub mod dense;
+pub mod descent;
 pub mod elementwise;
 pub mod isa;
 pub mod lanes;

@@ -147,7 +147,13 @@ pub struct Quantization {
 impl Quantization {
     /// (bits, group size) of `module`, which the checkpoint stores with scales. A module may override the default.
     pub fn of(&self, module: &str) -> Result<(u8, u16)> {
-        match self.layers.get(module) {
+        // An expert with tensors of its own (a bundle's) has what is said of its layer's stack.
+        let stack = module.split_once(".experts.").and_then(|(mlp, rest)| {
+            let (expert, part) = rest.split_once('.')?;
+            expert.bytes().all(|b| b.is_ascii_digit()).then(|| format!("{mlp}.switch_mlp.{part}"))
+        });
+        let found = self.layers.get(module).or_else(|| self.layers.get(stack?));
+        match found {
             Some(v) if v.is_object() => affine(v).with_context(|| format!("config.json: `quantization` of {module}")),
             _ => self.default.ok_or_else(|| anyhow!("{module} has scales, but config.json has no `quantization`")),
         }

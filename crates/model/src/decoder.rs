@@ -165,6 +165,30 @@ impl Decoder {
     }
 }
 
+/// A step in pieces, for whoever looks at what flows between them (calibration). The residual stream is `scratch.x`.
+impl Decoder {
+    /// Writes the batch's embeddings to the residual stream.
+    pub fn embed(&self, backend: &mut dyn Backend, batch: &Batch) {
+        backend.embed(self.embedding, &batch.tokens, self.scratch.x);
+    }
+
+    /// Adds what the token mixer of layer `layer` makes of the residual stream.
+    pub fn mix(&self, layer: usize, backend: &mut dyn Backend, batch: &Batch, caches: &Caches) {
+        let s = &self.scratch;
+        backend.rotary(&self.rotary, &batch.positions, s.rotary);
+        match &self.layers[layer].mixer {
+            Mixer::Attention(attention) => attention.forward(backend, s, caches, batch),
+            Mixer::DeltaNet(delta_net) => delta_net.forward(backend, s, caches, batch),
+        }
+    }
+
+    /// Adds what the second half of layer `layer` makes of the residual stream's first `tokens` rows. In a mixture of experts `scratch.normed` is then what
+    /// they were given, and `routing` says to whom it went.
+    pub fn feed_forward(&mut self, layer: usize, backend: &mut dyn Backend, tokens: usize) {
+        self.layers[layer].feed_forward.forward(backend, &self.scratch, &mut self.routing, tokens);
+    }
+}
+
 /// What every architecture's file begins and ends with: embedding and scratch first, layers by the file, final norm and head last.
 pub struct Outline {
     pub hidden: usize,

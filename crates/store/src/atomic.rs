@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
@@ -67,6 +68,18 @@ impl AtomicFile {
         let result = self.open().write_all(bytes);
         result.map_err(|cause| self.write_error(cause, bytes.len() as u64))?;
         self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Writes `bytes` at `offset`, wherever the end is. A gap that this leaves reads as zeros. After an error the file can only be dropped.
+    pub fn write_at(&mut self, bytes: &[u8], offset: u64) -> Result<(), Error> {
+        if self.failed {
+            return Err(Error::Abandoned { path: self.path.clone() });
+        }
+        let flushed = if self.open().buffer().is_empty() { Ok(()) } else { self.open().flush() };
+        let written = flushed.and_then(|()| self.open().get_ref().write_all_at(bytes, offset));
+        written.map_err(|cause| self.write_error(cause, bytes.len() as u64))?;
+        self.len = self.len.max(offset + bytes.len() as u64);
         Ok(())
     }
 

@@ -63,6 +63,18 @@ pub enum Error {
     /// A writer was finished before its last tensor was complete.
     #[error("{}: tensor {} is incomplete: {missing} of its {size} bytes were not written", .path.display(), quoted(.tensor))]
     Incomplete { path: PathBuf, tensor: String, missing: u64, size: u64 },
+    /// A writer was given bytes for a place behind the last tensor.
+    #[error("{}: {len} bytes at data offset {offset} reach beyond the data's {data_len}", .path.display())]
+    BeyondData { path: PathBuf, offset: u64, len: u64, data_len: u64 },
+    /// A writer that takes bytes at their places was finished before all were there (or some came twice).
+    #[error("{}: {written} of {data_len} bytes of data were written", .path.display())]
+    Unfilled { path: PathBuf, written: u64, data_len: u64 },
+    /// The manifest of a bundle is not what it should be, or does not fit its files.
+    #[error("{}: {why}", .path.display())]
+    BadManifest { path: PathBuf, why: String },
+    /// A file's bytes are not those that were written.
+    #[error("{}: damaged: XXH3 {found} instead of {expected}", .path.display())]
+    Damaged { path: PathBuf, found: String, expected: String },
     /// A writer was used on after a failed write.
     #[error("{}: abandoned after a failed write", .path.display())]
     Abandoned { path: PathBuf },

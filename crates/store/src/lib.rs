@@ -3,6 +3,7 @@
 //! no quantisation, no arithmetic.
 
 mod atomic;
+pub mod bundle;
 mod bytes;
 mod checkpoint;
 mod dtype;
@@ -16,6 +17,7 @@ pub mod safetensors;
 mod write;
 
 pub use atomic::{AtomicFile, check_space, free_space};
+pub use bundle::xxh3_of;
 pub use bytes::Bytes;
 pub use checkpoint::{Checkpoint, Tensor};
 pub use dtype::Dtype;

@@ -1,4 +1,4 @@
-//! Writing a safetensors file tensor by tensor, in bounded memory: the plan fixes the header, then the bytes stream through.
+//! Writing a safetensors file in bounded memory: the plan fixes the header, then the tensors' bytes come, in order as a stream or each at its place.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,6 +33,11 @@ pub struct Writer {
     /// The tensor whose bytes are due, and how many of them have come.
     current: usize,
     written: u64,
+    /// Bytes before the data section.
+    data_start: u64,
+    data_len: u64,
+    /// Bytes of the data section that were written at their places.
+    placed: u64,
 }
 
 impl Writer {
@@ -44,8 +49,19 @@ impl Writer {
     /// A plan that no reader would accept (a name twice, too many dimensions, a size that overflows), a disk too full for
     /// the whole file, and what creating a file may meet.
     pub fn create(path: &Path, plan: &[TensorPlan], metadata: &BTreeMap<String, String>) -> Result<Writer, Error> {
+        Writer::aligned(path, plan, metadata, 8)
+    }
+
+    /// As [`create`](Writer::create), with a data section that starts at a multiple of `align` bytes (itself a multiple of 8).
+    pub fn aligned(
+        path: &Path,
+        plan: &[TensorPlan],
+        metadata: &BTreeMap<String, String>,
+        align: usize,
+    ) -> Result<Writer, Error> {
+        assert!(align > 0 && align.is_multiple_of(8), "an alignment of {align} bytes");
         let refuse = |problem| Error::Header { path: path.to_owned(), problem };
-        let (json, data_len) = header(plan, metadata).map_err(refuse)?;
+        let (json, data_len) = header(plan, metadata, align).map_err(refuse)?;
         let file_len = data_len.checked_add(8 + json.len() as u64);
         let file_len = file_len.ok_or_else(|| refuse(HeaderError::Json { why: "the file's size overflows".into() }))?;
         // Our own reader is the judge of names and shapes.
@@ -58,7 +74,8 @@ impl Writer {
         file.write_all(&json)?;
         let size = |t: &TensorPlan| t.size().expect("checked with the header");
         let tensors = plan.iter().map(|t| (t.name.clone(), size(t))).collect();
-        Ok(Writer { file, tensors, current: 0, written: 0 })
+        let data_start = 8 + json.len() as u64;
+        Ok(Writer { file, tensors, current: 0, written: 0, data_start, data_len, placed: 0 })
     }
 
     /// Appends bytes of `tensor`: all of it or the next part, each tensor complete before the next one of the plan begins.
@@ -85,8 +102,35 @@ impl Writer {
         Ok(())
     }
 
+    /// Where the data section starts in the file.
+    pub fn data_start(&self) -> u64 {
+        self.data_start
+    }
+
+    /// Writes bytes at `offset` of the data section, in any order. Whoever does so writes every byte once, and none by
+    /// [`append`](Writer::append): [`finish`](Writer::finish) counts them.
+    ///
+    /// # Errors
+    /// Bytes beyond the last tensor, and what writing may meet; after the latter the file cannot be finished.
+    pub fn write_at(&mut self, bytes: &[u8], offset: u64) -> Result<(), Error> {
+        let (path, len) = (self.file.path(), bytes.len() as u64);
+        if offset.checked_add(len).is_none_or(|end| end > self.data_len) {
+            return Err(Error::BeyondData { path: path.to_owned(), offset, len, data_len: self.data_len });
+        }
+        self.file.write_at(bytes, self.data_start + offset)?;
+        self.placed += len;
+        Ok(())
+    }
+
     /// Checks that every tensor is complete, syncs the file, renames it to its place and makes the name durable.
     pub fn finish(self) -> Result<(), Error> {
+        if self.placed > 0 {
+            if self.placed != self.data_len {
+                let path = self.file.path().to_owned();
+                return Err(Error::Unfilled { path, written: self.placed, data_len: self.data_len });
+            }
+            return self.file.commit();
+        }
         let mut written = self.written;
         for (name, size) in &self.tensors[self.current.min(self.tensors.len())..] {
             let missing = size - std::mem::take(&mut written);
@@ -99,8 +143,12 @@ impl Writer {
     }
 }
 
-/// The JSON of a header, padded with spaces, and the length of the data section it describes.
-fn header(plan: &[TensorPlan], metadata: &BTreeMap<String, String>) -> Result<(Vec<u8>, u64), HeaderError> {
+/// The JSON of a header, padded with spaces so that the data begins at a multiple of `align`, and the length of the data section it describes.
+fn header(
+    plan: &[TensorPlan],
+    metadata: &BTreeMap<String, String>,
+    align: usize,
+) -> Result<(Vec<u8>, u64), HeaderError> {
     let text = |s: &str| serde_json::to_string(s).expect("a string is always JSON");
     let mut json = String::from("{");
     if !metadata.is_empty() {
@@ -125,9 +173,51 @@ fn header(plan: &[TensorPlan], metadata: &BTreeMap<String, String>) -> Result<(V
     }
     json.push('}');
     let mut json = json.into_bytes();
-    json.resize(json.len().next_multiple_of(8), b' ');
+    json.resize((8 + json.len()).next_multiple_of(align) - 8, b' ');
     match json.len() as u64 {
         header if header > MAX_HEADER => Err(HeaderError::TooLarge { header }),
         _ => Ok((json, end)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Checkpoint;
+
+    fn plan() -> Vec<TensorPlan> {
+        let tensor = |name: &str, n: usize| TensorPlan { name: name.into(), dtype: Dtype::U8, shape: vec![n] };
+        vec![tensor("a", 5), tensor("b", 0), tensor("c", 9000)]
+    }
+
+    #[test]
+    fn bytes_at_their_places_make_an_aligned_file() {
+        for align in [8, 64, 4096] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("model.safetensors");
+            let mut writer = Writer::aligned(&path, &plan(), &BTreeMap::new(), align).unwrap();
+            assert!(writer.data_start().is_multiple_of(align as u64));
+            let start = writer.data_start();
+            writer.write_at(&[3; 9000], 5).unwrap();
+            let beyond = writer.write_at(&[1; 6], 9000).unwrap_err().to_string();
+            assert!(beyond.contains("model.safetensors") && beyond.contains("9000"), "{beyond}");
+            writer.write_at(&[1; 5], 0).unwrap();
+            writer.finish().unwrap();
+            let back = Checkpoint::open(folder.path()).unwrap();
+            assert_eq!(back.place("a").unwrap().1, start);
+            assert!(back.tensor("c").unwrap().bytes.iter().all(|b| *b == 3));
+            assert!(back.tensor("a").unwrap().bytes.iter().all(|b| *b == 1));
+        }
+    }
+
+    #[test]
+    fn what_was_not_written_is_missed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let mut writer = Writer::create(&path, &plan(), &BTreeMap::new()).unwrap();
+        writer.write_at(&[3; 9000], 5).unwrap();
+        let error = writer.finish().unwrap_err().to_string();
+        assert!(error.contains("9000 of 9005"), "{error}");
+        assert!(!path.exists());
     }
 }

@@ -207,6 +207,15 @@ impl Backend for Cpu {
         }
     }
 
+    fn download(&mut self, t: Tensor, out: &mut [f32]) {
+        assert_eq!(out.len(), t.rows * t.cols);
+        let place = self.place(t);
+        for (row, out) in out.chunks_exact_mut(t.cols.max(1)).enumerate() {
+            // SAFETY: `&mut self`: no operation is under way.
+            out.copy_from_slice(unsafe { place.get(row, 0..t.cols) });
+        }
+    }
+
     fn matrix(&mut self, source: MatrixSource) -> Result<MatrixId> {
         ensure!(source.rows > 0 && source.cols > 0, "an empty matrix");
         self.weights.push(Weight::new(source)?);

@@ -109,7 +109,7 @@ impl Anatomy {
                 let form = quantization.as_ref().and_then(|q| q.of(module).ok()).or(default);
                 size.parameters += bytes * 8 / form.map_or(32, |(bits, _)| u64::from(bits));
                 a.exceptions += usize::from(form != default);
-            } else if !of_scaled.is_some_and(is_scaled) {
+            } else if !of_scaled.is_some_and(is_scaled) && !t.name.ends_with(".padding") {
                 size.parameters += bytes / t.dtype.size() as u64;
             }
 

@@ -3,17 +3,20 @@
 
 mod anatomy;
 mod fit;
+mod quality;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use serde_json::{Value, json};
 use sluice_model::Config;
 use sluice_store::Checkpoint;
+use sluice_store::bundle::Manifest;
 
 use crate::engine_args::model_or_demo;
+use crate::progress::Progress;
 use crate::{load, units};
 use anatomy::{Anatomy, Part};
 use fit::Fit;
@@ -29,6 +32,12 @@ pub struct InspectArgs {
     /// List every tensor: name, type, shape, bytes, file and offset
     #[arg(long)]
     tensors: bool,
+    /// Read every file of a bundle and compare it with the sums in its manifest
+    #[arg(long)]
+    verify: bool,
+    /// Compare with the model that this one was packed from, weight by weight: errors by layers and projection
+    #[arg(long, value_name = "ORIGINAL", conflicts_with = "tensors")]
+    quality: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -39,7 +48,24 @@ pub fn run(args: InspectArgs) -> Result<()> {
     ensure!(folder.exists(), "{}: no such folder", folder.display());
     ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
     let config = Config::open(&folder).map_err(|e| load::naming(&folder, e))?;
+    if let Some(original) = &args.quality {
+        return quality::run(&folder, original, args.json);
+    }
     let checkpoint = Checkpoint::open(&folder)?;
+    let bundle = Manifest::read(&folder)?;
+    if args.verify {
+        let Some(manifest) = &bundle else {
+            bail!("{}: --verify is for bundles, which have the sums of their files in bundle.json", folder.display())
+        };
+        let all: u64 = manifest.files.values().map(|f| f.bytes).sum();
+        let mut progress = Progress::new("verifying", "MB", (all / 1_000_000) as usize);
+        let mut read = 0;
+        manifest.verify(&folder, |bytes| {
+            read += bytes;
+            progress.set((read / 1_000_000) as usize, (all / 1_000_000) as usize);
+        })?;
+        progress.finish();
+    }
     let anatomy = Anatomy::read(&config, &checkpoint).map_err(|e| load::naming(&folder, e))?;
     let fit = Fit::of_this_machine(&anatomy);
     let out = &mut io::stdout().lock();
@@ -54,6 +80,9 @@ pub fn run(args: InspectArgs) -> Result<()> {
         if args.tensors {
             list(out, &checkpoint)?;
         }
+    }
+    if let (true, false, Some(manifest)) = (args.verify, args.json, &bundle) {
+        writeln!(out, "verified    {} files, every byte as it was written", manifest.files.len())?;
     }
     Ok(out.flush()?)
 }

@@ -1,11 +1,13 @@
-//! The folder that is written: refused when it holds something, removed again when the packing does not end well. It holds a
-//! `config.json` only when everything else is in its place, so that an interrupted packing never looks like a model.
+//! The folder that is written: refused when it holds something that is not ours, removed again when a packing ends before its first file is whole. It
+//! holds a `config.json` only when everything else is in its place, so that an interrupted packing never looks like a model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_store::AtomicFile;
+use sluice_store::{AtomicFile, bundle};
+
+use super::journal;
 
 /// Files of a model that hold no weights, by their names' beginnings and ends; the input's are copied.
 const COPIED: [(&str, &str); 12] = [
@@ -23,23 +25,24 @@ const COPIED: [(&str, &str); 12] = [
     ("NOTICE", ""),
 ];
 
-/// A folder being filled. Dropped before [`complete`](Output::complete), it takes back what was written.
+/// A folder being filled. Dropped before [`complete`](Output::complete), it takes back what was written, unless files of weights are whole: then
+/// these stay for the next try.
 pub struct Output {
     folder: PathBuf,
     /// It was not there before.
     created: bool,
     written: Vec<PathBuf>,
-    complete: bool,
+    kept: bool,
 }
 
-/// Refuses a folder that must not be written to: it holds something (unless `force`), is no folder, or is the input.
-pub fn check(input: &Path, output: &Path, force: bool) -> Result<()> {
+/// Refuses a folder that must not be written to: it holds something else than an unfinished packing (unless `force`), is no folder, or is the input.
+pub fn check(input: &Path, output: &Path, force: bool, unfinished: bool) -> Result<()> {
     let Ok(found) = fs::metadata(output) else { return Ok(()) };
     ensure!(found.is_dir(), "{}: not a folder", output.display());
     let same = fs::canonicalize(output).ok().zip(fs::canonicalize(input).ok()).is_some_and(|(a, b)| a == b);
     ensure!(!same, "{}: input and output are the same folder", output.display());
     let mut entries = fs::read_dir(output).with_context(|| output.display().to_string())?;
-    if !force && entries.next().is_some() {
+    if !force && !unfinished && entries.next().is_some() {
         bail!("{}: not empty (--force overwrites the model in it)", output.display());
     }
     Ok(())
@@ -48,11 +51,18 @@ pub fn check(input: &Path, output: &Path, force: bool) -> Result<()> {
 /// Weights that `--force` removes: those of an earlier packing, and what an interrupted one left behind.
 fn old_weights(output: &Path) -> Vec<PathBuf> {
     let is_old = |name: &str| {
-        let plain = name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".index.json"));
-        plain || name.starts_with(".model") && name.contains(".safetensors.") && name.contains(".tmp-")
+        let begins = |name: &str| ["model", "resident", "experts-"].iter().any(|b| name.starts_with(b));
+        let plain = begins(name) && (name.ends_with(".safetensors") || name.ends_with(".index.json"));
+        plain || name == bundle::MANIFEST || is_temporary(name)
     };
     let entries = fs::read_dir(output).into_iter().flatten().flatten();
     entries.filter(|e| e.file_name().to_str().is_some_and(is_old)).map(|e| e.path()).collect()
+}
+
+/// A file that a dead writer of weights left under its temporary name.
+fn is_temporary(name: &str) -> bool {
+    let ours = [".model", ".resident.", ".experts-"].iter().any(|b| name.starts_with(b));
+    ours && name.contains(".safetensors.") && name.contains(".tmp-")
 }
 
 /// Bytes that `--force` will free.
@@ -77,23 +87,40 @@ pub fn other_files(input: &Path) -> Result<Vec<(PathBuf, u64)>> {
 }
 
 impl Output {
-    /// Makes the folder, or empties it of an earlier model's weights and config.
-    pub fn create(folder: &Path) -> Result<Output> {
+    /// Makes the folder, or empties it of an earlier model's weights and config; to go on with an unfinished packing, only of what its death left behind.
+    pub fn create(folder: &Path, going_on: bool) -> Result<Output> {
         let created = !folder.exists();
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot create", folder.display()))?;
-        let config = folder.join("config.json");
-        let old = config.exists().then_some(config).into_iter().chain(old_weights(folder));
+        let mut old = old_weights(folder);
+        if going_on {
+            old.retain(|path| path.file_name().and_then(|n| n.to_str()).is_some_and(is_temporary));
+        } else {
+            old.extend([folder.join("config.json"), journal::path(folder)].into_iter().filter(|p| p.exists()));
+        }
         for path in old {
             fs::remove_file(&path).with_context(|| format!("{}: cannot remove", path.display()))?;
         }
-        Ok(Output { folder: folder.to_owned(), created, written: Vec::new(), complete: false })
+        Ok(Output { folder: folder.to_owned(), created, written: Vec::new(), kept: going_on })
     }
 
-    /// The place of a file that is about to be written.
-    pub fn file(&mut self, name: &str) -> PathBuf {
-        let path = self.folder.join(name);
-        self.written.push(path.clone());
-        path
+    /// A file of weights is whole, and stays whatever happens.
+    pub fn keep(&mut self) {
+        self.kept = true;
+    }
+
+    /// Whether something of an unfinished packing stays.
+    pub fn is_kept(&self) -> bool {
+        self.kept
+    }
+
+    /// Says that this file will be written: it goes, too, if nothing is kept.
+    pub fn written(&mut self, name: &str) {
+        self.written.push(self.folder.join(name));
+    }
+
+    fn file(&mut self, name: &str) -> PathBuf {
+        self.written(name);
+        self.folder.join(name)
     }
 
     /// Copies a small file.
@@ -113,14 +140,18 @@ impl Output {
     /// Writes `config.json`, the last file: from now on this is a model.
     pub fn complete(mut self, config: &str) -> Result<()> {
         self.write("config.json", config.as_bytes())?;
-        self.complete = true;
+        self.kept = true;
+        let journal = journal::path(&self.folder);
+        if journal.exists() {
+            fs::remove_file(&journal).with_context(|| format!("{}: cannot remove", journal.display()))?;
+        }
         Ok(())
     }
 }
 
 impl Drop for Output {
     fn drop(&mut self) {
-        if self.complete {
+        if self.kept {
             return;
         }
         for path in &self.written {

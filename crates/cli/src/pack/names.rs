@@ -84,9 +84,9 @@ pub fn class(short: &str) -> &'static str {
     }
 }
 
-/// `layers.0.mlp`, 17 and `gate_proj` of `layers.0.mlp.experts.17.gate_proj.weight`: experts that have a tensor each.
+/// `layers.0.mlp`, 17 and `gate_proj.weight` of `layers.0.mlp.experts.17.gate_proj.weight`: experts that have tensors of their own.
 pub fn single_expert(short: &str) -> Option<(&str, usize, &str)> {
     let (module, rest) = short.split_once(".experts.")?;
-    let (expert, part) = rest.strip_suffix(".weight")?.split_once('.')?;
-    Some((module, expert.parse().ok()?, part))
+    let (expert, leaf) = rest.split_once('.')?;
+    Some((module, expert.parse().ok()?, leaf))
 }

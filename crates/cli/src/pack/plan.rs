@@ -3,32 +3,46 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Result, bail, ensure};
-use sluice_kernels::matmul::Float;
+use sluice_kernels::matmul::{Float, Form};
 use sluice_model::{Config, Quantization};
 use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 
 use super::names::{self, Names};
 use super::rules::{Choice, Rules, Width};
 
-/// Rows that lie in one or several files, each of `row_bytes`.
+/// The bytes of a tensor by rows, wherever they lie.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct Rows {
     pub row_bytes: usize,
-    /// Of each segment.
-    pub rows: usize,
     /// File (its position in `Checkpoint::file_sizes`) and offset of each segment.
     pub segments: Vec<(usize, u64)>,
+}
+
+/// A module's or a tensor's rows in the input: one run of bytes each, or three (q, scales, biases) where it is quantised.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub parts: Vec<Rows>,
+    /// Of each segment.
+    pub rows: usize,
+    /// How a row is stored, where its values are wanted.
+    pub form: Option<Form>,
+    pub cols: usize,
     /// The tensor (of several: the first), for messages.
     pub name: String,
 }
 
 impl Source {
     pub fn all_rows(&self) -> usize {
-        self.rows * self.segments.len()
+        self.rows * self.parts[0].segments.len()
+    }
+
+    /// Of all parts of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.parts.iter().map(|p| p.row_bytes).sum()
     }
 
     pub fn bytes(&self) -> u64 {
-        self.all_rows() as u64 * self.row_bytes as u64
+        self.all_rows() as u64 * self.row_bytes() as u64
     }
 }
 
@@ -41,9 +55,20 @@ pub enum Treatment {
     Quantize {
         bits: u8,
         group: u16,
+        /// Of scales and biases.
         float: Float,
-        cols: usize,
     },
+}
+
+/// Which projection of which layer's experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stack {
+    pub layer: usize,
+    /// In front of the expert's number: `model.layers.0.mlp.experts`.
+    pub prefix: String,
+    /// `gate_proj`, `up_proj` or `down_proj`.
+    pub part: String,
+    pub count: usize,
 }
 
 /// One module (three tensors when it is quantised) or one lone tensor.
@@ -51,9 +76,10 @@ pub enum Treatment {
 pub struct Unit {
     pub source: Source,
     pub treatment: Treatment,
-    /// In the order in which they are written: `weight`, `scales`, `biases`.
+    /// `weight`, `scales`, `biases`. A stack's have the experts in front.
     pub tensors: Vec<TensorPlan>,
     pub class: &'static str,
+    pub stack: Option<Stack>,
 }
 
 impl Unit {
@@ -72,8 +98,11 @@ pub struct Plan {
     pub quantizes: bool,
     /// Matrices whose rows do not divide into groups.
     pub undivided: Vec<String>,
-    /// Modules that were quantised already.
+    /// Modules that were quantised already and stay as they are, and how many of them were to have more bits than they have.
     pub copied: usize,
+    pub too_few: usize,
+    /// Modules that were quantised already and are quantised anew.
+    pub requantised: usize,
     /// Weights of the model.
     pub parameters: u64,
     /// Parts of the checkpoint that stay behind.
@@ -100,12 +129,15 @@ pub fn plan(checkpoint: &Checkpoint, config: &Config, rules: &mut Rules) -> Resu
             quantizes: false,
             undivided: Vec::new(),
             copied: 0,
+            too_few: 0,
+            requantised: 0,
             parameters: 0,
             left_out: BTreeSet::new(),
         },
     };
 
     let tied = config.flag_or("tie_word_embeddings", false)?;
+    // Experts that have tensors of their own, by module and projection; in a bundle these may be quantised.
     let mut single = BTreeMap::<(&str, &str), BTreeMap<usize, (usize, &Tensor)>>::new();
     for (i, t) in checkpoint.tensors().iter().enumerate() {
         let Some(short) = names.short(&t.name) else {
@@ -116,9 +148,14 @@ pub fn plan(checkpoint: &Checkpoint, config: &Config, rules: &mut Rules) -> Resu
             continue;
         }
         match names::single_expert(short) {
-            Some((module, expert, part)) => {
-                single.entry((module, part)).or_default().insert(expert, (i, t));
-            }
+            Some((module, expert, leaf)) => match leaf.strip_suffix(".weight") {
+                Some(part) => drop(single.entry((module, part)).or_default().insert(expert, (i, t))),
+                // Scales and biases come with their weights; padding is for the file, not for the model.
+                None => {
+                    let known = leaf == "padding" || leaf.ends_with(".scales") || leaf.ends_with(".biases");
+                    ensure!(known, "tensor {:?}: not a part of an expert that is known", t.name);
+                }
+            },
             None => planner.tensor(i, short, t)?,
         }
     }
@@ -134,6 +171,9 @@ pub fn plan(checkpoint: &Checkpoint, config: &Config, rules: &mut Rules) -> Resu
     Ok(plan)
 }
 
+/// Part or layer; experts after the rest of their layer, by projection; as in the input.
+type Place = (usize, usize, usize);
+
 struct Planner<'a> {
     checkpoint: &'a Checkpoint,
     files: HashMap<&'a str, usize>,
@@ -144,7 +184,7 @@ struct Planner<'a> {
     quantization: Quantization,
     rules: &'a mut Rules,
     /// With their place in the output: part or layer, then as in the input.
-    units: Vec<((usize, usize), Unit)>,
+    units: Vec<(Place, Unit)>,
     plan: Plan,
 }
 
@@ -167,21 +207,23 @@ impl Planner<'_> {
             for (k, part) in parts.iter().enumerate() {
                 let at = |e: usize| (file, offset + ((e * rows + k * per_part) * row_bytes) as u64);
                 let segments = (0..experts).map(at).collect();
-                let source = Source { row_bytes, rows: per_part, segments, name: t.name.to_string() };
+                let form = float(t.dtype).map(Form::Float);
+                let parts = vec![Rows { row_bytes, segments }];
+                let source = Source { parts, rows: per_part, form, cols, name: t.name.to_string() };
                 let module = format!("{module}.switch_mlp.{part}");
                 self.matrix(i, &module, source, &[experts, per_part, cols], t.dtype)?;
             }
             return Ok(());
         }
 
-        // 2. modules that are quantised already: their three tensors as they are
+        // 2. modules that are quantised already: their three tensors together
         let (module, leaf) = short.rsplit_once('.').unwrap_or(("", short));
         let sibling = |leaf: &str| self.checkpoint.tensor(&format!("{}.{leaf}", t.name.rsplit_once('.')?.0));
-        if matches!(leaf, "scales" | "biases") || leaf == "weight" && sibling("scales").is_some() {
-            if leaf == "weight" {
-                self.already_packed(module, t)?;
-            }
-            return self.lone(i, short, t, t.dtype, t.shape.clone(), Treatment::Copy);
+        if matches!(leaf, "scales" | "biases") && sibling("weight").is_some() {
+            return Ok(());
+        }
+        if leaf == "weight" && sibling("scales").is_some() {
+            return self.packed(i, module, &[t], &t.shape);
         }
         ensure!(is_float(t), "tensor {:?}: {} cannot be packed (F32, F16, BF16 and MLX's U32 can)", t.name, t.dtype);
 
@@ -214,17 +256,106 @@ impl Planner<'_> {
     ) -> Result<()> {
         let (i, first) = *tensors.values().next().expect("an entry has a tensor");
         let [rows, cols] = first.shape[..] else { bail!("tensor {:?}: {:?} is no matrix", first.name, first.shape) };
-        ensure!(is_float(first), "tensor {:?}: {} experts cannot be packed", first.name, first.dtype);
         let whole = tensors.keys().copied().eq(0..tensors.len()) && (experts == 0 || tensors.len() == experts);
         ensure!(whole, "{module}: {} tensors for {part} of {experts} experts", tensors.len());
         for (_, t) in tensors.values() {
             let same = t.shape == first.shape && t.dtype == first.dtype;
             ensure!(same, "tensor {:?}: {} {:?} unlike the other experts", t.name, t.dtype, t.shape);
         }
-        let segments = tensors.values().map(|(_, t)| self.place(t)).collect();
-        let source = Source { row_bytes: cols * first.dtype.size(), rows, segments, name: first.name.to_string() };
-        let shape = [tensors.len(), rows, cols];
-        self.matrix(i, &format!("{module}.switch_mlp.{part}"), source, &shape, first.dtype)
+        let all: Vec<&Tensor> = tensors.values().map(|(_, t)| *t).collect();
+        let module = format!("{module}.switch_mlp.{part}");
+        let shape = [all.len(), rows, cols];
+        if first.dtype == Dtype::U32 {
+            return self.packed(i, &module, &all, &shape);
+        }
+        ensure!(is_float(first), "tensor {:?}: {} experts cannot be packed", first.name, first.dtype);
+        let segments = all.iter().map(|t| self.place(t)).collect();
+        let parts = vec![Rows { row_bytes: cols * first.dtype.size(), segments }];
+        let form = float(first.dtype).map(Form::Float);
+        let source = Source { parts, rows, form, cols, name: first.name.to_string() };
+        self.matrix(i, &module, source, &shape, first.dtype)
+    }
+
+    /// A module that is quantised already, in one tensor or in one per expert; `shape` is that of its packed weights, all together. It stays as
+    /// it is unless a rule that means it asks for fewer bits (or another group size at as many).
+    fn packed(&mut self, i: usize, module: &str, all: &[&Tensor], shape: &[usize]) -> Result<()> {
+        let t = all[0];
+        ensure!(t.dtype == Dtype::U32, "tensor {:?} has scales, but is {}", t.name, t.dtype);
+        let name = t.name.trim_end_matches(".weight");
+        let (bits, group) = self.quantization.of(name)?;
+        let out = self.names.out(module);
+        let (&packed, leading) = shape.split_last().expect("a matrix has columns");
+        ensure!(
+            (packed * 32).is_multiple_of(bits as usize),
+            "tensor {:?}: {packed} words are no rows of {bits} bits",
+            t.name
+        );
+        let cols = packed * 32 / bits as usize;
+        ensure!(cols.is_multiple_of(group as usize), "tensor {:?}: {cols} inputs are not groups of {group}", t.name);
+
+        // 1. where its parts lie
+        let rows = leading.iter().product::<usize>() / all.len();
+        let mut parts = vec![Rows { row_bytes: packed * 4, segments: all.iter().map(|t| self.place(t)).collect() }];
+        let mut scale = None;
+        for leaf in ["scales", "biases"] {
+            let mut segments = Vec::with_capacity(all.len());
+            for t in all {
+                let name = format!("{}.{leaf}", t.name.trim_end_matches(".weight"));
+                let Some(s) = self.checkpoint.tensor(&name) else { bail!("no tensor {name:?}") };
+                let float = float(s.dtype).filter(|f| scale.is_none_or(|s| s == *f));
+                let Some(float) = float else { bail!("tensor {name:?}: {} unlike the other scales", s.dtype) };
+                let len = rows * (cols / group as usize) * float.size();
+                ensure!(s.bytes.len() == len, "tensor {name:?}: {:?} does not fit {:?}", s.shape, t.shape);
+                scale = Some(float);
+                segments.push(self.place(&s));
+            }
+            let float = scale.expect("there is a tensor");
+            parts.push(Rows { row_bytes: cols / group as usize * float.size(), segments });
+        }
+        let scale = scale.expect("set above");
+        let form = Some(Form::Affine { bits, group, scale });
+        let source = Source { parts, rows, form, cols, name: t.name.to_string() };
+        self.plan.parameters += rows as u64 * all.len() as u64 * cols as u64;
+
+        // 2. what it is to be
+        let in_layers = module.replace(".switch_mlp.", ".experts.");
+        let wanted = self.rules.asked_for(&[&in_layers, module, &out]);
+        let new = match wanted {
+            Some((b, g)) if b < bits || b == bits && g != group => Some((b, g)),
+            Some((b, _)) if b > bits => {
+                self.plan.too_few += 1;
+                None
+            }
+            _ => None,
+        };
+        let dtype = dtype_of(scale);
+        let tensor = |leaf: &str, dtype, cols| TensorPlan {
+            name: format!("{out}.{leaf}"),
+            dtype,
+            shape: [leading, &[cols]].concat(),
+        };
+        let (bits, group, treatment) = match new {
+            Some((bits, group)) => {
+                ensure!(cols.is_multiple_of(group as usize), "{in_layers}: {cols} inputs are not groups of {group}");
+                self.plan.requantised += 1;
+                self.plan.quantizes = true;
+                (bits, group, Treatment::Quantize { bits, group, float: scale })
+            }
+            None => {
+                self.plan.copied += 1;
+                (bits, group, Treatment::Copy)
+            }
+        };
+        if self.quantization.default() != Some((bits, group)) {
+            self.plan.overrides.insert(out.clone(), Width::Affine { bits, group });
+        }
+        let tensors = vec![
+            tensor("weight", Dtype::U32, cols / 32 * bits as usize),
+            tensor("scales", dtype, cols / group as usize),
+            tensor("biases", dtype, cols / group as usize),
+        ];
+        self.push(i, module, source, treatment, tensors);
+        Ok(())
     }
 
     /// A matrix `[.., rows, cols]` that may be quantised; `module` is its short name.
@@ -261,7 +392,7 @@ impl Planner<'_> {
                         tensor("scales", dtype, groups),
                         tensor("biases", dtype, groups),
                     ],
-                    Treatment::Quantize { bits, group, float, cols },
+                    Treatment::Quantize { bits, group, float },
                 )
             }
         };
@@ -284,24 +415,24 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Counts a quantised module of the input, and keeps what its config says of it, under the new name.
-    fn already_packed(&mut self, module: &str, t: &Tensor) -> Result<()> {
-        ensure!(t.dtype == Dtype::U32, "tensor {:?} has scales, but is {}", t.name, t.dtype);
-        let (bits, group) = self.quantization.of(t.name.trim_end_matches(".weight"))?;
-        let out = self.names.out(module);
-        // Rules that mean it have found their module, though it stays as it is.
-        self.rules.of(&[&module.replace(".switch_mlp.", ".experts."), module, &out], 0);
-        self.plan.parameters += elements(t) * 32 / bits as u64;
-        self.plan.copied += 1;
-        if self.quantization.default() != Some((bits, group)) {
-            self.plan.overrides.insert(out, Width::Affine { bits, group });
-        }
-        Ok(())
+    fn push(&mut self, i: usize, short: &str, source: Source, treatment: Treatment, tensors: Vec<TensorPlan>) {
+        let stack = self.stack(short, &tensors);
+        let order = stack.as_ref().map_or(0, |s| match s.part.as_str() {
+            "gate_proj" => 1,
+            "up_proj" => 2,
+            _ => 3,
+        });
+        let unit = Unit { source, treatment, tensors, class: names::class(short), stack };
+        self.units.push(((names::place(&format!("{short}.")), order, i), unit));
     }
 
-    fn push(&mut self, i: usize, short: &str, source: Source, treatment: Treatment, tensors: Vec<TensorPlan>) {
-        let unit = Unit { source, treatment, tensors, class: names::class(short) };
-        self.units.push(((names::place(&format!("{short}.")), i), unit));
+    /// What a module `layers.N.mlp.switch_mlp.PART` is of.
+    fn stack(&self, short: &str, tensors: &[TensorPlan]) -> Option<Stack> {
+        let (module, part) = short.split_once(".switch_mlp.")?;
+        let part = part.strip_suffix(".weight").unwrap_or(part);
+        let layer = module.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
+        let prefix = format!("{}.experts", self.names.out(module));
+        Some(Stack { layer, prefix, part: part.to_owned(), count: *tensors[0].shape.first()? })
     }
 
     fn place(&self, t: &Tensor) -> (usize, u64) {
@@ -311,9 +442,20 @@ impl Planner<'_> {
 
     /// A whole tensor, cut along its last dimension.
     fn whole(&self, t: &Tensor) -> Source {
-        let row_bytes = t.shape.last().map_or(1, |&n| n) * t.dtype.size();
+        let cols = t.shape.last().map_or(1, |&n| n);
+        let row_bytes = cols * t.dtype.size();
         let rows = t.bytes.len().checked_div(row_bytes).unwrap_or(0);
-        Source { row_bytes, rows, segments: vec![self.place(t)], name: t.name.to_string() }
+        let parts = vec![Rows { row_bytes, segments: vec![self.place(t)] }];
+        Source { parts, rows, form: float(t.dtype).map(Form::Float), cols, name: t.name.to_string() }
+    }
+}
+
+/// The element type of scales of that kind.
+fn dtype_of(float: Float) -> Dtype {
+    match float {
+        Float::F32 => Dtype::F32,
+        Float::F16 => Dtype::F16,
+        Float::Bf16 => Dtype::BF16,
     }
 }
 

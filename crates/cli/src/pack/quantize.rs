@@ -3,6 +3,7 @@
 use std::array::from_fn;
 
 use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
 use sluice_kernels::Isa;
 use sluice_kernels::affine::{dequantize_row, quantize_row};
 use sluice_kernels::matmul::{Float, Form, Matrix};
@@ -30,7 +31,7 @@ pub struct Packed {
 }
 
 /// Sums over weights that were quantised.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Error {
     pub count: u64,
     /// Of w^2.
@@ -58,15 +59,11 @@ impl Error {
 }
 
 impl Quantizer {
-    /// Quantises `bytes`, rows of `cols` elements of type `float`, to `bits` in groups of `group`; scales have type `float`.
-    pub fn block(&self, bytes: &[u8], float: Float, cols: usize, bits: u8, group: u16) -> Result<Packed> {
-        let rows = bytes.len() / (cols * float.size());
-        let plain = Matrix::new(Form::Float(float), rows, cols, bytes, &[], &[])?;
-        let mut x = vec![0.0; rows * cols];
-        for (r, x) in x.chunks_exact_mut(cols).enumerate() {
-            dequantize_row(self.isa, &plain, r, x);
-        }
-        ensure!(x.iter().all(|x| x.is_finite()), "holds a value that is not finite");
+    /// Quantises rows to `bits` in groups of `group`; scales have type `float`. Rows that are affine already are dequantised first; the
+    /// error is against what they stood for.
+    pub fn block(&self, plain: &Matrix, float: Float, bits: u8, group: u16) -> Result<Packed> {
+        let (rows, cols) = (plain.rows(), plain.cols());
+        let x = values(self.isa, plain)?;
 
         let groups = rows * cols / group as usize;
         let mut packed = Packed {
@@ -90,8 +87,18 @@ impl Quantizer {
     }
 }
 
+/// All rows as f32.
+pub fn values(isa: Isa, m: &Matrix) -> Result<Vec<f32>> {
+    let mut x = vec![0.0; m.rows() * m.cols()];
+    for (r, x) in x.chunks_exact_mut(m.cols()).enumerate() {
+        dequantize_row(isa, m, r, x);
+    }
+    ensure!(x.iter().all(|x| x.is_finite()), "holds a value that is not finite");
+    Ok(x)
+}
+
 /// Sums of x^2 and of (x - y)^2, in eight lanes so that the compiler finds its vectors.
-fn squares(x: &[f32], y: &[f32]) -> (f64, f64) {
+pub fn squares(x: &[f32], y: &[f32]) -> (f64, f64) {
     let (mut weight, mut error) = ([0f32; 8], [0f32; 8]);
     for (x, y) in x.as_chunks::<8>().0.iter().zip(y.as_chunks::<8>().0) {
         weight = from_fn(|i| weight[i] + x[i] * x[i]);

@@ -20,10 +20,12 @@ impl Width {
     }
 }
 
-/// One `--set PATTERN=BITS[:GROUP]`.
+/// One `--set PATTERN=BITS[:GROUP]`, or a line of a recipe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     pattern: String,
+    /// The pattern with each `{A-B}` replaced by a number of that range.
+    expanded: Vec<String>,
     /// `None` leaves the module as it is; the group size falls back to `--group-size`.
     width: Option<(u8, Option<u16>)>,
 }
@@ -35,22 +37,61 @@ impl FromStr for Rule {
         if pattern.is_empty() {
             return Err("the pattern is empty".into());
         }
-        let pattern = pattern.to_owned();
+        let (pattern, width) = (pattern.trim().to_owned(), width.trim());
+        let expanded = expand(&pattern)?;
         if matches!(width, "none" | "bf16") {
-            return Ok(Rule { pattern, width: None });
+            return Ok(Rule { pattern, expanded, width: None });
         }
         let (bits, group) = match width.split_once(':') {
             Some((bits, group)) => (bits, Some(self::group(group)?)),
             None => (width, None),
         };
-        Ok(Rule { pattern, width: Some((self::bits(bits)?, group)) })
+        Ok(Rule { pattern, expanded, width: Some((self::bits(bits)?, group)) })
     }
+}
+
+impl Rule {
+    /// The experts of all layers.
+    pub fn experts(bits: u8) -> Rule {
+        let pattern = "layers.*.mlp.experts.*_proj".to_owned();
+        Rule { expanded: vec![pattern.clone()], pattern, width: Some((bits, None)) }
+    }
+}
+
+/// The rules of a recipe: one `PATTERN=BITS[:GROUP]` a line; what follows a `#` is for people.
+pub fn recipe(text: &str) -> Result<Vec<Rule>, String> {
+    let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line.split('#').next().unwrap_or("").trim()));
+    let rules = lines.filter(|(_, line)| !line.is_empty());
+    rules.map(|(number, line)| line.parse().map_err(|e| format!("line {number}: {e}"))).collect()
+}
+
+/// The patterns that one with ranges `{A-B}` stands for.
+fn expand(pattern: &str) -> Result<Vec<String>, String> {
+    let Some((before, rest)) = pattern.split_once('{') else { return Ok(vec![pattern.to_owned()]) };
+    let wrong = || format!("{pattern:?}: expected a range of numbers in braces, such as {{0-9}}");
+    let (range, after) = rest.split_once('}').ok_or_else(wrong)?;
+    let (first, last) = range.split_once('-').ok_or_else(wrong)?;
+    let number = |n: &str| n.parse::<usize>().map_err(|_| wrong());
+    let (first, last) = (number(first)?, number(last)?);
+    if first > last || last > 9999 {
+        return Err(wrong());
+    }
+    let after = expand(after)?;
+    Ok((first..=last).flat_map(|n| after.iter().map(move |a| format!("{before}{n}{a}"))).collect())
 }
 
 /// A width that MLX has.
 pub fn bits(text: &str) -> Result<u8, String> {
     let bits = text.parse().ok().filter(|b| matches!(b, 2 | 3 | 4 | 5 | 6 | 8));
     bits.ok_or_else(|| format!("{text:?} bits: expected 2, 3, 4, 5, 6 or 8"))
+}
+
+/// `--bits`: a width for all, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bits(pub Option<u8>);
+
+pub fn bits_or_none(text: &str) -> Result<Bits, String> {
+    if text == "none" { Ok(Bits(None)) } else { bits(text).map(|b| Bits(Some(b))) }
 }
 
 /// A group size that MLX has.
@@ -91,7 +132,7 @@ impl Rules {
     pub fn of(&mut self, names: &[&str], cols: usize) -> Choice {
         let mut chosen = None;
         for (rule, matched) in self.set.iter().zip(&mut self.matched) {
-            if names.iter().any(|name| matches(&rule.pattern, name)) {
+            if names.iter().any(|name| rule.expanded.iter().any(|p| matches(p, name))) {
                 *matched = true;
                 chosen = Some(rule.width);
             }
@@ -111,10 +152,26 @@ impl Rules {
         Choice { width: if fits { wanted } else { Width::Plain }, left: false, undivided: !fits }
     }
 
+    /// (bits, group size) that a rule asks for by name; rules that leave a module as it is ask for nothing.
+    pub fn asked_for(&mut self, names: &[&str]) -> Option<(u8, u16)> {
+        let mut chosen = None;
+        for (rule, matched) in self.set.iter().zip(&mut self.matched) {
+            if names.iter().any(|name| rule.expanded.iter().any(|p| matches(p, name))) {
+                *matched = true;
+                chosen = rule.width;
+            }
+        }
+        chosen.map(|(bits, group)| (bits, group.unwrap_or(self.group)))
+    }
+
     /// Refuses rules that matched no module: a pattern with a slip would otherwise go unnoticed.
     pub fn check_all_matched(&self) -> Result<()> {
         let idle = self.set.iter().zip(&self.matched).find(|(_, matched)| !**matched);
-        ensure!(idle.is_none(), "--set: no module matches {:?}", idle.map_or("", |(rule, _)| &rule.pattern));
+        ensure!(
+            idle.is_none(),
+            "--set, --experts-bits or recipe: no module matches {:?}",
+            idle.map_or("", |(rule, _)| &rule.pattern)
+        );
         Ok(())
     }
 }
@@ -191,6 +248,21 @@ mod tests {
         assert_eq!(rules.of(&["layers.0.mlp.gate_proj"], 192), plain);
         assert_eq!(rules.of(&["lm_head"], 192), affine(4, 64));
         assert_eq!(rules.of(&["lm_head"], 96), plain);
+    }
+
+    #[test]
+    fn a_recipe_is_rules_by_line_with_ranges_of_layers() {
+        let text = "# finer at both ends\nlayers.{0-2}.mlp.experts.* = 4\n\nlayers.{10-11}.mlp.experts.down_proj=3:32 # sensitive\n";
+        let mut rules = Rules::new(2, 64, recipe(text).unwrap());
+        let mut bits = |name: &str| rules.asked_for(&[name]);
+        assert_eq!(bits("layers.2.mlp.experts.up_proj"), Some((4, 64)));
+        assert_eq!(bits("layers.3.mlp.experts.up_proj"), None);
+        assert_eq!(bits("layers.11.mlp.experts.down_proj"), Some((3, 32)));
+        rules.check_all_matched().unwrap();
+        assert!(recipe("a=4\nb=9").unwrap_err().contains("line 2"));
+        for wrong in ["x{1=4", "x{1}=4", "x{3-1}=4", "x{a-b}=4", "x{0-99999}=4"] {
+            assert!(recipe(wrong).unwrap_err().contains("{0-9}"), "{wrong}");
+        }
     }
 
     #[test]

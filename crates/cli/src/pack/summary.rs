@@ -1,5 +1,6 @@
 //! What the user is told: remarks before, arithmetic of the space, and the figures at the end.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::units::bytes;
 
 use super::config::mlx_knows_layers;
 use super::plan::{Plan, Treatment};
-use super::write::Done;
+use super::quantize::Error;
 
 /// Lines about what the user might not expect.
 pub fn remarks(plan: &Plan, config: &Config) -> Vec<String> {
@@ -20,6 +21,15 @@ pub fn remarks(plan: &Plan, config: &Config) -> Vec<String> {
     }
     if plan.copied > 0 {
         lines.push(format!("{} modules are quantised already and are copied as they are", plan.copied));
+    }
+    if plan.requantised > 0 {
+        lines.push(format!(
+            "{} modules are quantised already and are quantised anew, which adds to their error",
+            plan.requantised
+        ));
+    }
+    if plan.too_few > 0 {
+        lines.push(format!("{} modules stay at the fewer bits that they have", plan.too_few));
     }
     if let Some(first) = plan.undivided.first() {
         let others = match plan.undivided.len() {
@@ -41,26 +51,36 @@ pub fn remarks(plan: &Plan, config: &Config) -> Vec<String> {
 pub struct Sizes {
     pub weights: u64,
     pub others: u64,
-    /// Scales and biases that wait on disk for their tensor's weights.
-    pub spooled: u64,
+    /// Of the weights, what an unfinished packing has left behind for this one.
+    pub done: u64,
 }
 
 impl Sizes {
     pub fn needed(&self) -> u64 {
         // Headers: far less than this.
-        self.weights + self.others + self.spooled + (16 << 20)
+        self.weights.saturating_sub(self.done) + self.others + (16 << 20)
     }
 
     pub fn line(&self, free: u64) -> String {
+        let done = if self.done > 0 { format!(" (of which {} are there)", bytes(self.done)) } else { String::new() };
         format!(
-            "needs {} of weights + {} of other files + {} while writing = {}; {} are free",
+            "needs {} of weights{done} + {} of other files + {} for headers = {}; {} are free",
             bytes(self.weights),
             bytes(self.others),
-            bytes(self.needed() - self.weights - self.others),
+            bytes(16 << 20),
             bytes(self.needed()),
             bytes(free)
         )
     }
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub struct Done {
+    /// By class of module: weights and their error.
+    pub errors: BTreeMap<String, Error>,
+    /// Of the files of weights.
+    pub bytes: u64,
 }
 
 /// The figures of a finished packing.
@@ -81,7 +101,7 @@ pub fn report(plan: &Plan, done: &Done, input: u64, time: Duration) -> String {
     }
     let _ = writeln!(text, "{:18} {:>10} {:>6} {:>10} {:>9}", "quantised", "M weights", "bits", "RMSE", "of RMS");
     for (class, error) in &done.errors {
-        let units = plan.units.iter().filter(|u| u.class == *class);
+        let units = plan.units.iter().filter(|u| u.class == class.as_str());
         let packed: u64 = units.filter(|u| matches!(u.treatment, Treatment::Quantize { .. })).map(|u| u.size()).sum();
         let _ = writeln!(
             text,

@@ -1,177 +1,266 @@
-//! Carrying a plan out: rows are read, quantised on all cores, and appended in order, a few megabytes at a time.
+//! Carrying a plan out: rows are read, quantised on all cores, and written to their places, a few megabytes at a time.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use sluice_kernels::matmul::Float;
-use sluice_store::{Checkpoint, TensorPlan, Writer, shard_name, write_index};
-use tempfile::SpooledTempFile;
+use anyhow::{Context, Result, bail, ensure};
+use sluice_kernels::matmul::{Float, Form, Matrix};
+use sluice_store::bundle::FileEntry;
+use sluice_store::{Checkpoint, Writer, xxh3_of};
 
 use crate::interrupt;
 use crate::progress::Progress;
 
 use super::Interrupted;
-use super::folder::Output;
+use super::calibrate::Calibrator;
+use super::journal::Finished;
+use super::layout::{OutFile, Place, Placed};
 use super::ordered::ordered;
 use super::plan::{Source, Treatment, Unit};
-use super::quantize::{Error, Packed, Quantizer};
+use super::quantize::{Error, Quantizer, values};
 
 /// Bytes of input that one thread takes at a time.
 const BLOCK: usize = 1 << 20;
-/// Scales and biases of a tensor wait in memory up to here, and beyond it in a file without a name, until its weights are written.
-const SPOOL: usize = 8 << 20;
 
-/// What was done.
-#[derive(Debug, Default)]
-pub struct Done {
-    /// By class of module: weights and their error.
-    pub errors: BTreeMap<&'static str, Error>,
-    /// Of the files of weights.
-    pub bytes: u64,
-    /// Of the input, read so far.
-    read: u64,
+/// The open files of a checkpoint, to be read at any place by any thread.
+pub struct Input(Vec<(PathBuf, File)>);
+
+impl Input {
+    pub fn open(checkpoint: &Checkpoint) -> Result<Input> {
+        let open = |(name, _): &(String, u64)| {
+            let path = checkpoint.folder().join(name);
+            let file = File::open(&path).with_context(|| format!("{}: cannot open", path.display()))?;
+            Ok((path, file))
+        };
+        Ok(Input(checkpoint.file_sizes().iter().map(open).collect::<Result<_>>()?))
+    }
+
+    /// Rows of each part of a source, wherever their segments lie.
+    pub fn read(&self, source: &Source, rows: Range<usize>) -> Result<Vec<Vec<u8>>> {
+        let part = |part: usize| {
+            let p = &source.parts[part];
+            let mut bytes = vec![0; rows.len() * p.row_bytes];
+            let (mut row, mut rest) = (rows.start, &mut bytes[..]);
+            while row < rows.end {
+                let (segment, within) = (row / source.rows, row % source.rows);
+                let count = (source.rows - within).min(rows.end - row);
+                let (piece, after) = rest.split_at_mut(count * p.row_bytes);
+                let (file, offset) = p.segments[segment];
+                let (path, file) = &self.0[file];
+                file.read_exact_at(piece, offset + (within * p.row_bytes) as u64)
+                    .with_context(|| format!("{}: cannot read tensor {:?}", path.display(), source.name))?;
+                (row, rest) = (row + count, after);
+            }
+            Ok(bytes)
+        };
+        (0..source.parts.len()).map(part).collect()
+    }
+}
+
+/// The matrix that rows of a source are; `parts` from [`Input::read`].
+pub fn matrix<'a>(source: &Source, parts: &'a [Vec<u8>]) -> Result<Matrix<'a>> {
+    let Some(form) = source.form else { bail!("tensor {:?} is no matrix of numbers", source.name) };
+    let rows = parts[0].len() / source.parts[0].row_bytes;
+    let part = |i: usize| parts.get(i).map_or(&[][..], Vec::as_slice);
+    Ok(Matrix::new(form, rows, source.cols, part(0), part(1), part(2))?)
 }
 
 /// Everything that carrying out needs to know.
 pub struct Job<'a> {
-    pub checkpoint: &'a Checkpoint,
+    pub input: &'a Input,
+    pub units: &'a [Unit],
+    pub folder: &'a Path,
     pub quantizer: Quantizer,
     pub threads: usize,
-    /// Bytes of tensors in a file, at most (but at least one module).
-    pub shard: u64,
     pub progress: &'a Progress,
     /// That all units have: what the progress is measured by.
     pub input_bytes: u64,
+    /// Of the input, read so far.
+    pub read: u64,
 }
 
-/// Divides `units` into files of at most `limit` bytes of tensors, as MLX does: greedily, in order.
-pub fn shards(units: &[Unit], limit: u64) -> Vec<Range<usize>> {
-    let mut shards = Vec::new();
-    let (mut start, mut size) = (0, 0u64);
-    for (i, unit) in units.iter().enumerate() {
-        if i > start && size + unit.size() > limit {
-            shards.push(start..i);
-            (start, size) = (i, 0);
-        }
-        size += unit.size();
-    }
-    shards.push(start..units.len());
-    shards
+/// Rows of one expert of a unit, or of a unit that has none.
+struct Block<'a> {
+    placed: &'a Placed,
+    expert: usize,
+    /// Within the expert.
+    rows: Range<usize>,
 }
 
-/// Bytes of scales and biases that wait for their tensor's weights, at most.
-pub fn spooled(units: &[Unit]) -> u64 {
-    let of = |unit: &Unit| unit.tensors.iter().skip(1).filter_map(TensorPlan::size).sum();
-    units.iter().map(of).max().unwrap_or(0)
+/// Experts of a unit (one of what has none), and the rows of each.
+fn experts_and_rows(unit: &Unit) -> (usize, usize) {
+    let experts = unit.stack.as_ref().map_or(1, |s| s.count);
+    (experts, unit.source.all_rows() / experts)
 }
 
 impl Job<'_> {
-    /// Writes all files of weights, and their index where there are several.
-    pub fn run(&self, units: &[Unit], folder: &Path, output: &mut Output) -> Result<Done> {
-        let files: Vec<(PathBuf, File)> = self.open_files()?;
-        let shards = shards(units, self.shard);
-        let (mut done, mut index, mut total) = (Done::default(), BTreeMap::new(), 0);
+    /// Writes one file of weights. Where there is a calibration, it quantises the experts.
+    pub fn file(&mut self, out: &OutFile, mut calibrator: Option<&mut Calibrator>) -> Result<Finished> {
+        let path = self.folder.join(&out.name);
         let metadata = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
-        for (number, range) in shards.iter().enumerate() {
-            let name = match shards.len() {
-                1 => "model.safetensors".to_owned(),
-                count => shard_name(number + 1, count),
-            };
-            let path = output.file(&name);
-            let units = &units[range.clone()];
-            let plan: Vec<TensorPlan> = units.iter().flat_map(|u| u.tensors.iter().cloned()).collect();
-            let mut writer = Writer::create(&path, &plan, &metadata)?;
-            self.units(units, folder, &files, &mut writer, &mut done)?;
-            writer.finish()?;
-            done.bytes += std::fs::metadata(&path).with_context(|| path.display().to_string())?.len();
-            total += plan.iter().filter_map(TensorPlan::size).sum::<u64>();
-            index.extend(plan.into_iter().map(|t| (t.name, name.clone())));
-        }
-        if shards.len() > 1 {
-            output.file("model.safetensors.index.json");
-            write_index(folder, &index, total)?;
-        }
-        Ok(done)
-    }
+        let mut writer = Writer::aligned(&path, &out.tensors, &metadata, out.align)?;
+        let mut errors = BTreeMap::new();
+        let mut notes = Vec::new();
 
-    fn open_files(&self) -> Result<Vec<(PathBuf, File)>> {
-        let open = |(name, _): &(String, u64)| {
-            let path = self.checkpoint.folder().join(name);
-            let file = File::open(&path).with_context(|| format!("{}: cannot open", path.display()))?;
-            Ok((path, file))
+        // 1. what is quantised by itself, and what is copied
+        let (layers, alone) = match calibrator {
+            Some(_) => self.calibrated(out),
+            None => (BTreeMap::new(), out.units.iter().collect()),
         };
-        self.checkpoint.file_sizes().iter().map(open).collect()
+        self.units(&alone, &mut writer, &mut errors)?;
+
+        // 2. experts with what they see
+        for (layer, placed) in &layers {
+            let calibrator = calibrator.as_deref_mut().expect("there are such layers only then");
+            let stacks: Vec<&Unit> = placed.iter().map(|p| &self.units[p.unit]).collect();
+            let (input, threads) = (self.input, self.threads);
+            let line = calibrator.layer(*layer, &stacks, input, threads, |expert, parts| {
+                if interrupt::pressed() {
+                    bail!(Interrupted);
+                }
+                for (placed, (part, error)) in placed.iter().zip(parts) {
+                    put(&mut writer, &placed.places, expert, part)?;
+                    errors.entry(self.units[placed.unit].class.to_owned()).or_insert_with(Error::default).add(error);
+                }
+                Ok(())
+            })?;
+            notes.extend(line);
+            self.read += placed.iter().map(|p| self.units[p.unit].source.bytes()).sum::<u64>();
+            self.progress.set((self.read / 1_000_000) as usize, (self.input_bytes / 1_000_000) as usize);
+        }
+
+        // 3. padding
+        if let Some((place, bytes, count)) = out.padding {
+            let zeros = vec![0; bytes as usize];
+            for e in 0..count as u64 {
+                writer.write_at(&zeros, place.base + e * place.stride)?;
+            }
+        }
+        let data_start = writer.data_start();
+        writer.finish()?;
+
+        // 4. its sum, from what is stored
+        let bytes = std::fs::metadata(&path).with_context(|| path.display().to_string())?.len();
+        let entry = FileEntry { bytes, xxh3: xxh3_of(&path, &mut |_| {})? };
+        let mut experts = out.experts.clone();
+        if let Some((_, layer)) = &mut experts {
+            layer.base = data_start;
+        }
+        Ok(Finished { entry, experts, errors, notes })
     }
 
-    /// Streams the units of one file.
-    fn units(
-        &self,
-        units: &[Unit],
-        folder: &Path,
-        files: &[(PathBuf, File)],
-        writer: &mut Writer,
-        done: &mut Done,
-    ) -> Result<()> {
-        let blocks = units.iter().flat_map(|unit| {
-            let step = (BLOCK / unit.source.row_bytes.max(1)).max(1);
-            let rows = unit.source.all_rows();
-            (0..rows).step_by(step).map(move |row| (unit, row..(row + step).min(rows)))
+    /// Takes a calibration through a file that is whole already, `data_start` bytes of it header.
+    pub fn pass(&self, out: &OutFile, calibrator: &mut Calibrator) -> Result<()> {
+        let path = self.folder.join(&out.name);
+        let file = File::open(&path).with_context(|| format!("{}: cannot open", path.display()))?;
+        let failed = || format!("{}: cannot read", path.display());
+        let mut header = [0; 8];
+        file.read_exact_at(&mut header, 0).with_context(failed)?;
+        let data_start = 8 + u64::from_le_bytes(header);
+        for (layer, placed) in self.calibrated(out).0 {
+            let stacks: Vec<&Unit> = placed.iter().map(|p| &self.units[p.unit]).collect();
+            let stored = |expert: usize| {
+                let of_unit = |placed: &&Placed| {
+                    let unit = &self.units[placed.unit];
+                    let (_, rows) = experts_and_rows(unit);
+                    let Treatment::Quantize { bits, group, float } = unit.treatment else { bail!("not quantised") };
+                    let mut parts = Vec::new();
+                    for (place, tensor) in placed.places.iter().zip(&unit.tensors) {
+                        let count = unit.stack.as_ref().map_or(1, |s| s.count);
+                        let mut bytes = vec![0; tensor.size().unwrap_or(0) as usize / count];
+                        let at = data_start + place.base + expert as u64 * place.stride;
+                        file.read_exact_at(&mut bytes, at).with_context(failed)?;
+                        parts.push(bytes);
+                    }
+                    let form = Form::Affine { bits, group, scale: float };
+                    let m = Matrix::new(form, rows, unit.source.cols, &parts[0], &parts[1], &parts[2])?;
+                    values(self.quantizer.isa, &m)
+                };
+                placed.iter().map(of_unit).collect()
+            };
+            calibrator.again(layer, &stacks, self.input, self.threads, stored)?;
+        }
+        Ok(())
+    }
+
+    /// The units of a file that a calibration quantises, by layer, and the others.
+    fn calibrated<'b>(&self, out: &'b OutFile) -> (BTreeMap<usize, Vec<&'b Placed>>, Vec<&'b Placed>) {
+        let (mut layers, mut alone) = (BTreeMap::<usize, Vec<&Placed>>::new(), Vec::new());
+        for placed in &out.units {
+            match &self.units[placed.unit].stack {
+                Some(stack) => layers.entry(stack.layer).or_default().push(placed),
+                None => alone.push(placed),
+            }
+        }
+        // Where a projection stays as it is, so do its layer's others.
+        let quantized = |p: &&Placed| matches!(self.units[p.unit].treatment, Treatment::Quantize { .. });
+        layers.retain(|_, placed| {
+            let all = placed.iter().all(quantized);
+            if !all {
+                alone.append(placed);
+            }
+            all
         });
-        let work = |(unit, rows): &(&Unit, Range<usize>)| {
-            let bytes = read(&unit.source, rows.clone(), files)?;
+        (layers, alone)
+    }
+
+    /// Streams units into their places.
+    fn units(&mut self, placed: &[&Placed], writer: &mut Writer, errors: &mut BTreeMap<String, Error>) -> Result<()> {
+        let (units, input, quantizer) = (self.units, self.input, self.quantizer);
+        let blocks = placed.iter().flat_map(|placed| {
+            let (experts, rows) = experts_and_rows(&units[placed.unit]);
+            let row_bytes = units[placed.unit].source.row_bytes();
+            let step = (BLOCK / row_bytes.max(1)).max(1);
+            (0..experts).flat_map(move |expert| {
+                let block = move |row| Block { placed, expert, rows: row..(row + step).min(rows) };
+                (0..rows).step_by(step).map(block)
+            })
+        });
+        let work = |b: &Block| {
+            let unit = &units[b.placed.unit];
+            let from = b.expert * experts_and_rows(unit).1;
+            let parts = input.read(&unit.source, from + b.rows.start..from + b.rows.end)?;
             let packed = match unit.treatment {
-                Treatment::Copy => Ok(Packed { data: bytes, ..Packed::default() }),
-                Treatment::AddOne(float) => Ok(Packed { data: plus_one(&bytes, float), ..Packed::default() }),
-                Treatment::Quantize { bits, group, float, cols } => {
-                    self.quantizer.block(&bytes, float, cols, bits, group)
-                }
+                Treatment::Copy => Ok((parts, Error::default())),
+                Treatment::AddOne(float) => Ok((vec![plus_one(&parts[0], float)], Error::default())),
+                Treatment::Quantize { bits, group, float } => matrix(&unit.source, &parts)
+                    .and_then(|m| quantizer.block(&m, float, bits, group))
+                    .map(|p| (vec![p.data, p.scales, p.biases], p.error)),
             };
             packed.with_context(|| format!("tensor {:?}", unit.source.name))
         };
-        let mut waiting = [Spool::new(folder), Spool::new(folder)];
-        let take = |(unit, rows): (&Unit, Range<usize>), packed: Packed| {
+        let (read, all, progress) = (&mut self.read, self.input_bytes, self.progress);
+        let take = |b: Block, (parts, error): (Vec<Vec<u8>>, Error)| {
             if interrupt::pressed() {
                 bail!(Interrupted);
             }
-            writer.append(&unit.tensors[0].name, &packed.data)?;
-            if let Treatment::Quantize { .. } = unit.treatment {
-                waiting[0].push(&packed.scales)?;
-                waiting[1].push(&packed.biases)?;
-                done.errors.entry(unit.class).or_default().add(packed.error);
-                if rows.end == unit.source.all_rows() {
-                    for (spool, tensor) in waiting.iter_mut().zip(&unit.tensors[1..]) {
-                        spool.drain(|bytes| Ok(writer.append(&tensor.name, bytes)?))?;
-                    }
-                }
+            let unit = &units[b.placed.unit];
+            for (place, part) in b.placed.places.iter().zip(&parts) {
+                let row_bytes = part.len() / b.rows.len();
+                let at = place.base + b.expert as u64 * place.stride + (b.rows.start * row_bytes) as u64;
+                writer.write_at(part, at)?;
             }
-            done.read += rows.len() as u64 * unit.source.row_bytes as u64;
-            self.progress.set((done.read / 1_000_000) as usize, (self.input_bytes / 1_000_000) as usize);
+            if let Treatment::Quantize { .. } = unit.treatment {
+                errors.entry(unit.class.to_owned()).or_default().add(error);
+            }
+            *read += b.rows.len() as u64 * unit.source.row_bytes() as u64;
+            progress.set((*read / 1_000_000) as usize, (all / 1_000_000) as usize);
             Ok(())
         };
         ordered(self.threads, blocks, work, take)
     }
 }
 
-/// Rows of a source, wherever their segments lie.
-fn read(source: &Source, rows: Range<usize>, files: &[(PathBuf, File)]) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; rows.len() * source.row_bytes];
-    let (mut row, mut rest) = (rows.start, &mut bytes[..]);
-    while row < rows.end {
-        let (segment, within) = (row / source.rows, row % source.rows);
-        let count = (source.rows - within).min(rows.end - row);
-        let (part, after) = rest.split_at_mut(count * source.row_bytes);
-        let (file, offset) = source.segments[segment];
-        let (path, file) = &files[file];
-        file.read_exact_at(part, offset + (within * source.row_bytes) as u64)
-            .with_context(|| format!("{}: cannot read tensor {:?}", path.display(), source.name))?;
-        (row, rest) = (row + count, after);
+/// The parts of a whole expert to their places.
+fn put(writer: &mut Writer, places: &[Place], expert: usize, parts: Vec<Vec<u8>>) -> Result<()> {
+    ensure!(places.len() == parts.len(), "{} parts for {} places", parts.len(), places.len());
+    for (place, part) in places.iter().zip(parts) {
+        writer.write_at(&part, place.base + expert as u64 * place.stride)?;
     }
-    Ok(bytes)
+    Ok(())
 }
 
 /// f32 values, each one more.
@@ -182,33 +271,4 @@ fn plus_one(bytes: &[u8], float: Float) -> Vec<u8> {
         Float::Bf16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
     };
     bytes.chunks_exact(float.size()).flat_map(|b| (value(b) + 1.0).to_le_bytes()).collect()
-}
-
-/// Bytes that wait, in memory while they are few and otherwise in a nameless file of the output's disk.
-struct Spool(SpooledTempFile);
-
-impl Spool {
-    fn new(folder: &Path) -> Spool {
-        Spool(tempfile::spooled_tempfile_in(SPOOL, folder))
-    }
-
-    fn push(&mut self, bytes: &[u8]) -> Result<()> {
-        self.0.write_all(bytes).context("cannot write a temporary file")
-    }
-
-    /// Hands everything to `take`, piece by piece, and starts anew.
-    fn drain(&mut self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let failed = "cannot read a temporary file";
-        self.0.seek(SeekFrom::Start(0)).context(failed)?;
-        let mut piece = vec![0; BLOCK];
-        loop {
-            match self.0.read(&mut piece).context(failed)? {
-                0 => break,
-                n => take(&piece[..n])?,
-            }
-        }
-        self.0.set_len(0).context(failed)?;
-        self.0.seek(SeekFrom::Start(0)).context(failed)?;
-        Ok(())
-    }
 }

@@ -1,0 +1,55 @@
+//! `sluice inspect PACKED --quality ORIGINAL`: what packing did to the weights, by layers and projection. What it does to answers only `eval ppl` says.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::json;
+use sluice_backend::Isa;
+
+use crate::pack::compare::compare;
+use crate::pack::quantize::Error;
+
+/// Ranges of layers that the table has.
+const RANGES: usize = 4;
+
+pub fn run(packed: &Path, original: &Path, as_json: bool) -> Result<()> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let found = compare(packed, original, threads, Isa::from_env()?)?;
+    let out = &mut io::stdout().lock();
+    if as_json {
+        let rows = found.iter().map(|(place, e)| {
+            json!({"layer": place.layer, "module": place.module, "weights": e.count, "rmse": e.rmse(), "of_rms": e.relative()})
+        });
+        writeln!(out, "{:#}", json!({"quality": rows.collect::<Vec<_>>()}))?;
+        return Ok(out.flush()?);
+    }
+    // Modules by ranges of layers; those outside of layers, and all layers together, last.
+    let layers = found.keys().filter_map(|p| p.layer).max().map_or(0, |l| l + 1);
+    let step = layers.div_ceil(RANGES).max(1);
+    let ranges: Vec<_> = (0..layers).step_by(step).map(|l| l..(l + step).min(layers)).collect();
+    let mut table = BTreeMap::<&str, (Vec<Error>, Error)>::new();
+    for (place, error) in &found {
+        let (by_range, all) =
+            table.entry(&place.module).or_insert_with(|| (vec![Error::default(); ranges.len()], Error::default()));
+        if let Some(layer) = place.layer {
+            by_range[layer / step].add(*error);
+        }
+        all.add(*error);
+    }
+    let width = table.keys().map(|m| m.len()).max().unwrap_or(0).max("RMSE of layers".len());
+    write!(out, "{:<width$}", "RMSE of layers")?;
+    for r in &ranges {
+        write!(out, "{:>11}", format!("{}-{}", r.start, r.end - 1))?;
+    }
+    writeln!(out, "{:>11}{:>9}", "all", "of RMS")?;
+    for (module, (by_range, all)) in &table {
+        write!(out, "{module:<width$}")?;
+        for e in by_range {
+            write!(out, "{:>11}", if e.count > 0 { format!("{:.6}", e.rmse()) } else { "-".into() })?;
+        }
+        writeln!(out, "{:>11.6}{:>8.2}%", all.rmse(), 100.0 * all.relative())?;
+    }
+    Ok(out.flush()?)
+}

@@ -1,0 +1,40 @@
+//! Configs of large models that people ask about, so that `plan` and `synth` need no checkpoint: the text model's part of each `config.json`, as published.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use sluice_model::Config;
+
+/// Names and configs.
+pub const KNOWN: [(&str, &str); 4] = [
+    ("qwen3-30b-a3b", include_str!("qwen3-30b-a3b.json")),
+    ("qwen3-235b-a22b", include_str!("qwen3-235b-a22b.json")),
+    ("qwen3.5-35b-a3b", include_str!("qwen3.5-35b-a3b.json")),
+    ("qwen3.5-397b-a17b", include_str!("qwen3.5-397b-a17b.json")),
+];
+
+/// All names, for messages.
+pub fn names() -> String {
+    KNOWN.map(|(name, _)| name).join(", ")
+}
+
+/// The text of a known model's config; upper and lower case are alike.
+pub fn text(name: &str) -> Option<&'static str> {
+    KNOWN.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, text)| *text)
+}
+
+/// The config that `named` means: a folder with a `config.json`, such a file, or a known model.
+pub fn config(named: &Path) -> Result<Config> {
+    if named.is_dir() {
+        return Config::open(named);
+    }
+    if named.is_file() {
+        let text = std::fs::read(named).with_context(|| named.display().to_string())?;
+        return Config::parse(named.to_owned(), &text);
+    }
+    let name = named.display().to_string();
+    let Some(text) = text(&name) else {
+        bail!("{name}: no such folder or file, and no model that is known (known are {})", names())
+    };
+    Config::parse(PathBuf::from(format!("{name}/config.json")), text.as_bytes())
+}

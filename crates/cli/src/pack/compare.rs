@@ -1,0 +1,101 @@
+//! Two checkpoints of one model, weight by weight, however either of them is named, laid out and quantised.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use sluice_kernels::Isa;
+use sluice_model::Config;
+use sluice_store::Checkpoint;
+
+use crate::progress::Progress;
+
+use super::ordered::ordered;
+use super::plan::{self, Unit};
+use super::quantize::{Error, squares, values};
+use super::rules::Rules;
+use super::write::{Input, matrix};
+
+/// Bytes of one side that a thread takes at a time.
+const BLOCK: usize = 1 << 20;
+
+/// What a matrix belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// `None` for embedding and head.
+    pub layer: Option<usize>,
+    /// `experts.gate_proj`, `self_attn.q_proj`, `embed_tokens`, ...
+    pub module: String,
+}
+
+struct Side {
+    units: Vec<Unit>,
+    input: Input,
+}
+
+impl Side {
+    fn open(folder: &Path) -> Result<Side> {
+        let (checkpoint, config) = (Checkpoint::open(folder)?, Config::open(folder)?);
+        let mut rules = Rules::new(4, 64, vec!["*=none".parse().expect("a rule")]);
+        let units = plan::plan(&checkpoint, &config, &mut rules)?.units;
+        Ok(Side { units, input: Input::open(&checkpoint)? })
+    }
+}
+
+/// The error of every matrix of `packed` that is quantised, beside `original`'s.
+///
+/// # Errors
+/// Checkpoints that are not of one model.
+pub fn compare(packed: &Path, original: &Path, threads: usize, isa: Isa) -> Result<BTreeMap<Place, Error>> {
+    let (a, b) = (Side::open(packed)?, Side::open(original)?);
+    let by_name: HashMap<&str, &Unit> = b.units.iter().map(|u| (u.tensors[0].name.as_str(), u)).collect();
+    let mut pairs = Vec::new();
+    for unit in a.units.iter().filter(|u| u.source.parts.len() == 3) {
+        let name = unit.tensors[0].name.as_str();
+        let other = by_name.get(name).with_context(|| format!("{}: no tensor {name:?}", original.display()))?;
+        let same = other.source.all_rows() == unit.source.all_rows() && other.source.cols == unit.source.cols;
+        ensure!(same, "tensor {name:?}: not of the same shape in {} and {}", packed.display(), original.display());
+        pairs.push((unit, *other));
+    }
+    ensure!(!pairs.is_empty(), "{}: nothing in it is quantised", packed.display());
+
+    let all: u64 = pairs.iter().map(|(_, other)| other.source.bytes()).sum();
+    let mut progress = Progress::new("comparing", "MB", (all / 1_000_000) as usize);
+    let blocks = pairs.iter().flat_map(|&(unit, other)| {
+        let step = (BLOCK / other.source.row_bytes().max(1)).max(1);
+        let rows = unit.source.all_rows();
+        (0..rows).step_by(step).map(move |row| (unit, other, row..(row + step).min(rows)))
+    });
+    let work = |(unit, other, rows): &(&Unit, &Unit, Range<usize>)| {
+        let read = |side: &Side, unit: &Unit| -> Result<Vec<f32>> {
+            let parts = side.input.read(&unit.source, rows.clone())?;
+            values(isa, &matrix(&unit.source, &parts)?).with_context(|| format!("tensor {:?}", unit.source.name))
+        };
+        let (new, old) = (read(&a, unit)?, read(&b, other)?);
+        let (weight, error) = squares(&old, &new);
+        Ok(Error { count: old.len() as u64, weight, error })
+    };
+    let (mut found, mut read) = (BTreeMap::<Place, Error>::new(), 0);
+    ordered(threads, blocks, work, |(unit, other, rows), error| {
+        found.entry(place(&unit.tensors[0].name)).or_default().add(error);
+        read += rows.len() as u64 * other.source.row_bytes() as u64;
+        progress.set((read / 1_000_000) as usize, (all / 1_000_000) as usize);
+        Ok(())
+    })?;
+    progress.finish();
+    Ok(found)
+}
+
+/// Where a module of MLX's name belongs.
+fn place(name: &str) -> Place {
+    let module = name.trim_end_matches(".weight");
+    let inside = module.split_once("layers.").and_then(|(_, rest)| rest.split_once('.'));
+    match inside.and_then(|(layer, module)| Some((layer.parse().ok()?, module))) {
+        Some((layer, module)) => {
+            let module = module.strip_prefix("mlp.").unwrap_or(module).replace("switch_mlp.", "experts.");
+            Place { layer: Some(layer), module }
+        }
+        None => Place { layer: None, module: module.rsplit('.').next().unwrap_or(module).to_owned() },
+    }
+}

@@ -1,0 +1,215 @@
+//! The arithmetic of `plan`: bytes, times, and what bounds them. Nothing here looks at a machine.
+
+use super::shape::Shape;
+
+/// How weights are stored: affine groups with a 16-bit scale and bias each, or plain 16-bit floats (`bits` 16).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Form {
+    pub bits: u64,
+    pub group: u64,
+}
+
+impl Form {
+    /// Bytes of so many weights.
+    pub fn bytes(self, weights: u64) -> u64 {
+        if self.bits == 16 { 2 * weights } else { weights * self.bits / 8 + weights / self.group * 4 }
+    }
+}
+
+/// Bytes of a model at given widths.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weights {
+    /// Everything but the routed experts.
+    pub resident: u64,
+    /// Of `resident`, what a token reads: all but the embedding, of which it is a row.
+    pub resident_read: u64,
+    pub per_expert: u64,
+    pub experts: u64,
+    /// Experts of all layers.
+    pub expert_count: u64,
+    /// Experts that a token takes, all layers together.
+    pub taken: u64,
+}
+
+impl Weights {
+    pub fn new(s: &Shape, resident: Form, experts: Form, k: usize) -> Weights {
+        let routers = if resident.bits == 16 { resident } else { Form { bits: 8, group: 64 } };
+        let rest = resident.bytes(s.head) + resident.bytes(s.dense) + routers.bytes(s.routers) + 2 * s.vectors;
+        let embedding = resident.bytes(s.embedding);
+        let row = embedding / s.vocabulary;
+        let per_expert = experts.bytes(s.per_expert);
+        let expert_count = s.expert_layers as u64 * s.experts as u64;
+        Weights {
+            resident: rest + embedding,
+            // A tied head reads the embedding as a matrix.
+            resident_read: rest + if s.head == 0 { embedding } else { row },
+            per_expert,
+            experts: per_expert * expert_count,
+            expert_count,
+            taken: s.expert_layers as u64 * k as u64,
+        }
+    }
+
+    /// Expert bytes that a token takes.
+    pub fn expert_bytes(&self) -> u64 {
+        self.taken * self.per_expert
+    }
+}
+
+/// Where the memory goes. All in bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Split {
+    pub resident: u64,
+    /// Keys, values and states of one conversation.
+    pub cache: u64,
+    /// What is left for experts.
+    pub for_experts: u64,
+    /// What is missing where not even the rest fits.
+    pub missing: u64,
+}
+
+impl Split {
+    /// `memory` bytes for a model and one conversation of `context` tokens with keys and values of `element` bytes.
+    pub fn new(s: &Shape, w: &Weights, memory: u64, context: u64, element: u64) -> Split {
+        let cache = s.kv_elements * element * context + 4 * s.state_elements;
+        let fixed = w.resident + cache;
+        let for_experts = memory.saturating_sub(fixed).min(w.experts);
+        Split { resident: w.resident, cache, for_experts, missing: fixed.saturating_sub(memory) }
+    }
+}
+
+/// What bounds the speed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    Disk,
+    Memory,
+}
+
+impl Bound {
+    pub fn name(self) -> &'static str {
+        match self {
+            Bound::Disk => "disk",
+            Bound::Memory => "memory bandwidth",
+        }
+    }
+}
+
+/// A token's cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    /// Bytes read from disk.
+    pub from_disk: f64,
+    /// Seconds: reads at the disk's bandwidth, weights passed through memory.
+    pub disk: f64,
+    pub memory: f64,
+    /// Seconds of a token if nothing overlaps but a layer's reads with its experts' arithmetic: what is passed through memory before a layer's
+    /// router cannot hide its reads.
+    pub seconds: f64,
+    pub bound: Bound,
+}
+
+impl Token {
+    /// At a hit rate, with bandwidths in bytes per second. Arithmetic is taken to keep up with memory, as quantised decoding of one token does.
+    pub fn new(w: &Weights, hit_rate: f64, disk: f64, memory: f64) -> Token {
+        let from_disk = w.expert_bytes() as f64 * (1.0 - hit_rate);
+        let (read, before) = (from_disk / disk, w.resident_read as f64 / memory);
+        let experts = w.expert_bytes() as f64 / memory;
+        let seconds = before + read.max(experts);
+        let bound = if read > before + experts { Bound::Disk } else { Bound::Memory };
+        Token { from_disk, disk: read, memory: before + experts, seconds, bound }
+    }
+}
+
+/// Hit rate by the part of a layer's experts that memory holds, least recently used goes first: (part, rate), as published for Qwen3.5-397B-A17B
+/// (16, 32, 64 and 128 of 512). Another model, another text: other rates.
+const LRU: [(f64, f64); 6] =
+    [(0.0, 0.0), (16.0 / 512.0, 0.49), (32.0 / 512.0, 0.59), (64.0 / 512.0, 0.68), (128.0 / 512.0, 0.71), (1.0, 1.0)];
+
+/// The hit rate to expect where `part` (0 to 1) of the experts are in memory: straight lines between published points.
+pub fn hit_rate(part: f64) -> f64 {
+    let part = part.clamp(0.0, 1.0);
+    let after = LRU.iter().position(|(p, _)| *p >= part).unwrap_or(LRU.len() - 1).max(1);
+    let ((p0, r0), (p1, r1)) = (LRU[after - 1], LRU[after]);
+    r0 + (r1 - r0) * (part - p0) / (p1 - p0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::known;
+    use crate::plan::shape::Shape;
+    use std::path::Path;
+
+    const Q2: Form = Form { bits: 2, group: 64 };
+    const Q4: Form = Form { bits: 4, group: 64 };
+
+    fn shape(name: &str) -> Shape {
+        Shape::read(&known::config(Path::new(name)).unwrap()).unwrap()
+    }
+
+    /// Published for Qwen3.5-397B-A17B at 2-bit experts and K = 4.
+    #[test]
+    fn the_published_figures_of_the_397b_come_out() {
+        let s = shape("qwen3.5-397b-a17b");
+        let w = Weights::new(&s, Q4, Q2, 4);
+        assert_eq!(w.per_expert, 3_932_160);
+        assert_eq!(Weights::new(&s, Q4, Q4, 4).per_expert, 7_077_888);
+        assert_eq!(s.per_expert, 12_582_912);
+        assert_eq!((w.expert_bytes() as f64 / 1e6).floor(), 943.0);
+        let token = Token::new(&w, 0.0, 17.5e9, f64::INFINITY);
+        assert_eq!((token.disk * 1e4).round() / 10.0, 53.9);
+        assert_eq!((1.0 / token.disk * 10.0).round() / 10.0, 18.5);
+        assert_eq!(token.bound, Bound::Disk);
+        assert!((5.4e9..5.7e9).contains(&(w.resident as f64)), "{}", w.resident);
+        assert!((119e9..122e9).contains(&(w.experts as f64)), "{}", w.experts);
+        assert!((390e9..400e9).contains(&(s.parameters() as f64)), "{}", s.parameters());
+        assert!((15e9..18e9).contains(&(s.active(10) as f64)), "{}", s.active(10));
+    }
+
+    #[test]
+    fn known_models_have_the_parameters_of_their_names() {
+        for (name, all, active) in
+            [("qwen3-30b-a3b", 30.5e9, 3.3e9), ("qwen3-235b-a22b", 235e9, 22e9), ("qwen3.5-35b-a3b", 35e9, 3.0e9)]
+        {
+            let s = shape(name);
+            let near = |found: u64, wanted: f64| (found as f64 / wanted - 1.0).abs() < 0.05;
+            assert!(near(s.parameters(), all), "{name}: {}", s.parameters());
+            assert!((s.active(s.k) as f64 / active - 1.0).abs() < 0.2, "{name}: {}", s.active(s.k));
+        }
+    }
+
+    #[test]
+    fn memory_is_split_and_never_more_than_there_is() {
+        let s = shape("qwen3.5-397b-a17b");
+        let w = Weights::new(&s, Q4, Q2, 10);
+        for gigabytes in [1u64, 8, 24, 64, 500] {
+            let memory = gigabytes * 1_000_000_000;
+            let split = Split::new(&s, &w, memory, 8192, 2);
+            if split.missing == 0 {
+                assert!(split.resident + split.cache + split.for_experts <= memory);
+                assert!(split.for_experts <= w.experts);
+            } else {
+                assert_eq!((split.for_experts, split.resident + split.cache - memory), (0, split.missing));
+            }
+        }
+        // 15 attention layers, 2 heads of 256, keys and values.
+        assert_eq!(s.kv_elements, 15 * 2 * 2 * 256);
+    }
+
+    #[test]
+    fn hit_rates_rise_from_nothing_to_all() {
+        assert_eq!((hit_rate(0.0), hit_rate(32.0 / 512.0), hit_rate(1.0), hit_rate(7.0)), (0.0, 0.59, 1.0, 1.0));
+        let rates: Vec<f64> = (0..=100).map(|i| hit_rate(i as f64 / 100.0)).collect();
+        assert!(rates.windows(2).all(|r| r[0] < r[1]));
+    }
+
+    #[test]
+    fn what_bounds_a_token_changes_with_the_disk() {
+        let w = Weights::new(&shape("qwen3-30b-a3b"), Q4, Q4, 8);
+        let slow = Token::new(&w, 0.0, 1e9, 50e9);
+        let fast = Token::new(&w, 1.0, 1e9, 50e9);
+        assert_eq!((slow.bound, fast.bound), (Bound::Disk, Bound::Memory));
+        assert!(slow.seconds > 5.0 * fast.seconds && fast.from_disk == 0.0);
+        assert!((fast.seconds - fast.memory).abs() < 1e-12);
+    }
+}

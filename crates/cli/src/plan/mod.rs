@@ -1,0 +1,256 @@
+//! `sluice plan`: what of a model fits where, what a token costs, and what bounds it; from a config alone, before anything is downloaded.
+//!
+//! [`shape`] counts parameters, [`estimate`] is the arithmetic, [`disk`] measures where nothing is given. What is printed is an expectation, and says from what.
+
+mod disk;
+mod estimate;
+mod shape;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde_json::json;
+use sluice_backend::Isa;
+use sluice_kernels::roofline;
+use sluice_store::Checkpoint;
+
+use crate::pack::rules;
+use crate::{known, machine, units};
+use estimate::{Form, Split, Token, Weights, hit_rate};
+use shape::Shape;
+
+/// Disks that people have, for the table: bytes per second of large reads.
+const DISKS: [(&str, f64); 6] = [
+    ("SATA SSD", 0.55e9),
+    ("NVMe, PCIe 3", 3.5e9),
+    ("NVMe, PCIe 4", 7.0e9),
+    ("NVMe, PCIe 5", 14.0e9),
+    ("Apple M3 Max", 17.5e9),
+    ("two PCIe 5", 28.0e9),
+];
+
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// A model's folder, a config.json, or a known model: qwen3-30b-a3b, qwen3-235b-a22b, qwen3.5-35b-a3b, qwen3.5-397b-a17b
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Memory for weights, experts and the conversation, such as 24GB [default: what is available here]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory: Option<u64>,
+    /// Bytes per second of the disk, such as 7GB; auto measures with the model's own files
+    #[arg(long, value_name = "BYTES|auto", default_value = "auto")]
+    disk_bandwidth: String,
+    /// Bytes per second of memory, such as 60GB [default: measured here]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory_bandwidth: Option<u64>,
+    /// Bits per weight, 16 for bf16 [default: as the checkpoint is, else 4]
+    #[arg(long, value_parser = bits)]
+    bits: Option<u64>,
+    /// Bits per weight of the routed experts [default: as --bits]
+    #[arg(long, value_parser = bits)]
+    experts_bits: Option<u64>,
+    /// Weights that share a scale
+    #[arg(long, default_value = "64", value_parser = rules::group)]
+    group_size: u16,
+    /// Tokens of one conversation
+    #[arg(long, default_value_t = 8192)]
+    context: u64,
+    /// Experts per token instead of the model's own number. LOSSY when it is run so
+    #[arg(long, value_name = "K")]
+    experts_per_token: Option<usize>,
+    /// Part of the experts' reads that memory serves, 0 to 1 [default: expected from the memory]
+    #[arg(long, value_name = "RATE")]
+    hit_rate: Option<f64>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn bits(text: &str) -> Result<u64, String> {
+    if text == "16" { Ok(16) } else { rules::bits(text).map(u64::from) }
+}
+
+/// `24GB`, `512MiB`, `1000`.
+fn bytes(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "t" | "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1048576.0,
+        "gib" => 1073741824.0,
+        _ => return Err(format!("{text:?}: expected bytes, such as 24GB")),
+    };
+    let number = number.trim().parse::<f64>().ok().filter(|n| n.is_finite() && *n > 0.0 && n * scale < 1e18);
+    number.map(|n| (n * scale) as u64).ok_or_else(|| format!("{text:?}: expected bytes, such as 24GB"))
+}
+
+pub fn run(args: PlanArgs) -> Result<()> {
+    // 1. the model
+    let config = known::config(&args.model)?;
+    sluice_model::check_supported(&config)?;
+    let shape = Shape::read(&config)?;
+    let stored = config.quantization().ok().and_then(|q| q.default()).map(|(bits, _)| u64::from(bits));
+    let bits = args.bits.or(stored).unwrap_or(4);
+    let group = u64::from(args.group_size);
+    let form = |bits| Form { bits, group };
+    let k = args.experts_per_token.unwrap_or(shape.k);
+    ensure!(k <= shape.experts, "--experts-per-token {k}: the model has {} experts", shape.experts);
+    let weights = Weights::new(&shape, form(bits), form(args.experts_bits.unwrap_or(bits)), k);
+
+    // 2. the machine
+    let room = machine::available().into_iter().chain(machine::cgroup().map(|l| l.left)).min();
+    let memory = args.memory.or(room).context("this machine's memory is not known: give --memory")?;
+    let memory_bandwidth = args.memory_bandwidth.map_or_else(measure_memory, |b| Ok(b as f64))?;
+    let disk_bandwidth = match args.disk_bandwidth.as_str() {
+        "auto" if args.model.is_dir() => {
+            let checkpoint = Checkpoint::open(&args.model)?;
+            Some(disk::bandwidth(&args.model, checkpoint.file_sizes(), weights.per_expert)?)
+        }
+        "auto" => None,
+        given => match bytes(given) {
+            Ok(bytes) => Some(bytes as f64),
+            Err(why) => bail!("--disk-bandwidth {why}"),
+        },
+    };
+
+    // 3. where things go, and what a token costs
+    let split = Split::new(&shape, &weights, memory, args.context, 2);
+    let part = if weights.experts > 0 { split.for_experts as f64 / weights.experts as f64 } else { 1.0 };
+    if let Some(rate) = args.hit_rate {
+        ensure!((0.0..=1.0).contains(&rate), "--hit-rate {rate}: expected 0 to 1");
+    }
+    let expected = args.hit_rate.unwrap_or_else(|| hit_rate(part));
+    let mut disks: Vec<(&str, f64)> = disk_bandwidth.map(|b| ("this disk", b)).into_iter().collect();
+    if disk_bandwidth.is_none() || args.disk_bandwidth == "auto" {
+        disks.extend(DISKS);
+    }
+    let mut rates = vec![0.0, 0.5, 0.7, 0.9, expected];
+    rates.sort_by(f64::total_cmp);
+    rates.dedup();
+
+    let out = &mut io::stdout().lock();
+    let token = |disk: f64, rate: f64| Token::new(&weights, rate, disk, memory_bandwidth);
+    if args.json {
+        let rows = disks.iter().flat_map(|(name, disk)| rates.iter().map(move |rate| (name, *disk, *rate)));
+        let rows: Vec<_> = rows
+            .map(|(name, disk, rate)| {
+                let t = token(disk, rate);
+                json!({
+                    "disk": name, "disk_bandwidth": disk, "hit_rate": rate, "bytes_from_disk": t.from_disk, "disk_seconds": t.disk,
+                    "memory_seconds": t.memory, "tokens_per_second": 1.0 / t.seconds, "bound": t.bound.name(),
+                })
+            })
+            .collect();
+        let object = json!({
+            "parameters": shape.parameters(), "active": shape.active(k), "resident": weights.resident, "experts": weights.experts,
+            "per_expert": weights.per_expert, "expert_bytes_per_token": weights.expert_bytes(),
+            "resident_bytes_per_token": weights.resident_read, "memory": memory, "cache": split.cache,
+            "memory_for_experts": split.for_experts, "missing": split.missing, "expected_hit_rate": expected,
+            "memory_bandwidth": memory_bandwidth, "tokens": rows,
+        });
+        writeln!(out, "{object:#}")?;
+        return Ok(out.flush()?);
+    }
+    let line = |name: &str, text: String| format!("{name:<12}{text}\n");
+    let mut text = line(
+        "model",
+        format!("{} parameters, {} for a token", units::count(shape.parameters()), units::count(shape.active(k))),
+    );
+    let widths = match args.experts_bits {
+        Some(experts) => format!("{bits} bits, experts {experts}"),
+        None => format!("{bits} bits"),
+    };
+    text += &line(
+        "weights",
+        format!(
+            "{} resident + {} in {} experts of {} ({widths}, groups of {group})",
+            units::bytes(weights.resident),
+            units::bytes(weights.experts),
+            weights.expert_count,
+            units::bytes(weights.per_expert),
+        ),
+    );
+    let lossy = if k < shape.k { format!(" (LOSSY: the model's own number is {})", shape.k) } else { String::new() };
+    text += &line(
+        "a token",
+        format!(
+            "reads {} of resident weights and {} of experts, {k} per layer{lossy}",
+            units::bytes(weights.resident_read),
+            units::bytes(weights.expert_bytes()),
+        ),
+    );
+    text += &line(
+        "memory",
+        format!(
+            "{} = {} resident + {} for {} tokens of conversation + {} for experts ({:.1} % of them)",
+            units::bytes(memory),
+            units::bytes(split.resident),
+            units::bytes(split.cache),
+            args.context,
+            units::bytes(split.for_experts),
+            100.0 * part,
+        ),
+    );
+    if split.missing > 0 {
+        text += &line("", format!("TOO LITTLE: {} are missing", units::bytes(split.missing)));
+    }
+    text += &line("bandwidth", format!("memory {}/s", units::bytes(memory_bandwidth as u64)));
+    let whence = match args.hit_rate {
+        Some(_) => "as given",
+        None if part >= 1.0 => "all are in memory",
+        None => "from published LRU rates of Qwen3.5-397B-A17B by the part that fits; other models and texts differ",
+    };
+    text += &line("hit rate", format!("{:.0} % expected ({whence})", 100.0 * expected));
+    text += &format!("\n{:<16}{:>10}", "tokens/s", "bandwidth");
+    rates.iter().for_each(|r| text += &format!("{:>10}", format!("{:.0} %", 100.0 * r)));
+    text += &format!("  bound at {:.0} %\n", 100.0 * expected);
+    for (name, disk) in &disks {
+        text += &format!("{name:<16}{:>10}", format!("{}/s", units::bytes(*disk as u64)));
+        rates.iter().for_each(|&r| text += &format!("{:>10.2}", 1.0 / token(*disk, r).seconds));
+        text += &format!("  {}\n", token(*disk, expected).bound.name());
+    }
+    text += &format!("{:<16}{:>10}", "from disk", "");
+    rates.iter().for_each(|&r| text += &format!("{:>10}", units::bytes(token(1.0, r).from_disk as u64)));
+    write!(out, "{text}\n")?;
+    Ok(out.flush()?)
+}
+
+/// Bytes per second that all cores read from memory together.
+fn measure_memory() -> Result<f64> {
+    const BYTES: usize = 256 << 20;
+    let isa = Isa::from_env()?;
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let buffers: Vec<Vec<u8>> = (0..threads).map(|i| vec![i as u8 + 1; BYTES / threads]).collect();
+    let once = || {
+        let begin = std::time::Instant::now();
+        std::thread::scope(|scope| {
+            for buffer in &buffers {
+                scope.spawn(|| std::hint::black_box(roofline::read(isa, buffer)));
+            }
+        });
+        BYTES as f64 / begin.elapsed().as_secs_f64()
+    };
+    Ok((0..5).map(|_| once()).fold(0.0, f64::max))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_read_with_their_units() {
+        for (text, n) in [("24GB", 24_000_000_000), ("1.5 gb", 1_500_000_000), ("2GiB", 2 << 30), ("77", 77)] {
+            assert_eq!(bytes(text), Ok(n), "{text}");
+        }
+        for wrong in ["", "GB", "-1GB", "1XB", "nanGB", "1e300"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+}
