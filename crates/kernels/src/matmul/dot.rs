@@ -44,7 +44,7 @@ pub(super) struct Job<'a> {
 const L1_WEIGHTS: usize = 24 << 10;
 
 /// How far ahead the rows of one token are fetched, at least, in bytes.
-const AHEAD: usize = 4 << 10;
+const AHEAD: usize = 8 << 10;
 
 /// Asks for the line at `p`, which may lie anywhere: a prefetch does not fault.
 #[inline(always)]
@@ -53,7 +53,7 @@ fn fetch(p: *const u8) {
     // SAFETY: a prefetch has no effect but on speed; the instruction is part of every x86-64.
     unsafe {
         use std::arch::x86_64::*;
-        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;
