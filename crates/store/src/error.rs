@@ -46,7 +46,7 @@ pub enum Error {
     #[error("{}: cannot read{} at offset {offset}: {cause}", .path.display(), of_tensor(.tensor))]
     Read { path: PathBuf, tensor: Option<String>, offset: u64, cause: io::Error },
     /// A file ended before what its header promised, though it was long enough when it was opened.
-    #[error("{}: truncated while it was in use: it had {len} bytes, and ends{} at offset {offset} or before", .path.display(), of_tensor(.tensor))]
+    #[error("{}: truncated while it was in use: it had {len} bytes, and ends{} at offset {offset}", .path.display(), of_tensor(.tensor))]
     Shrunk { path: PathBuf, tensor: Option<String>, offset: u64, len: u64 },
     /// A file was written to, or another one put in its place, while it was being read.
     #[error("{}: changed or replaced while it was read", .path.display())]

@@ -102,7 +102,7 @@ proptest! {
             if cold {
                 make_cold(folder.path());
             }
-            let options = LoadOptions { request, depth, rings, threads, ..options(mode) };
+            let options = LoadOptions { request: Some(request), depth, rings, threads, ..options(mode) };
             let (checkpoint, loading) = load::open(folder.path(), &options).unwrap();
             let expected = expected(folder.path(), &checkpoint);
             let order: Vec<_> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();

@@ -23,8 +23,8 @@ impl State {
     }
 
     /// Brings the files into this state, and says how much of them is in the page cache then, of 1: what a caller should print, since
-    /// others may hold pages that cannot be dropped. Memory for as much again is taken and given back, so that what follows does not
-    /// depend on whether a hypervisor has reclaimed what was free.
+    /// others may hold pages that cannot be dropped. Most of the free memory is taken and given back, so that what follows does not
+    /// depend on how much of it a hypervisor had reclaimed.
     pub fn prepare(self, files: &[PathBuf]) -> Result<f64> {
         match self {
             State::Cold => {
@@ -47,19 +47,15 @@ impl State {
                 }
             }
         }
-        touch_memory(files)?;
+        touch_memory()?;
         resident(files)
     }
 }
 
-/// As much memory as the files have bytes, and a little more, as far as there is so much.
-fn touch_memory(files: &[PathBuf]) -> Result<()> {
-    let mut bytes = 256 << 20;
-    for path in files {
-        bytes += open(path)?.metadata()?.len();
-    }
+/// Takes most of the free memory and gives it back.
+fn touch_memory() -> Result<()> {
     let free = crate::machine::free().unwrap_or(0);
-    let mut buffer = Buffer::large(bytes.min(free / 8 * 7) as usize).context("memory to touch")?;
+    let mut buffer = Buffer::large((free / 4 * 3) as usize).context("memory to touch")?;
     buffer.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
     Ok(())
 }

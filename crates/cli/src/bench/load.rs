@@ -246,7 +246,7 @@ const DISK_SAMPLE: u64 = 2 << 30;
 
 impl LoadArgs {
     fn set(&self, options: &mut sluice_engine::LoadOptions) {
-        options.request = self.request.unwrap_or(options.request);
+        options.request = self.request;
         options.depth = self.depth.unwrap_or(options.depth);
         options.large_pages &= !self.small_pages;
         options.rings = self.rings.unwrap_or(options.rings);

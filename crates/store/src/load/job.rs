@@ -193,10 +193,10 @@ impl Job {
             Ok(()) => self.filled(lent),
             // The kernel's word for a page that the file no longer has, or that the disk does not give.
             Err(e) if e.raw_os_error() == Some(libc::EFAULT) => {
-                let len = source.file.buffered.metadata().map_or(0, |m| m.len());
-                let gone = len < lent.chunk.offset + lent.chunk.len as u64;
-                let at = if gone { len.max(lent.chunk.offset) } else { lent.chunk.offset };
+                let ends = source.file.buffered.metadata().map_or(0, |m| m.len());
+                let gone = ends < lent.chunk.offset + lent.chunk.len as u64;
                 let cause = (!gone).then(|| std::io::Error::from_raw_os_error(libc::EIO));
+                let at = if gone { ends } else { lent.chunk.offset };
                 self.failed(lent, source.file.error(at, cause));
             }
             Err(e) => self.failed(lent, source.file.error(offset as u64, Some(e))),

@@ -61,8 +61,8 @@ pub struct LoadOptions {
     pub room: Option<u64>,
     /// Where the speeds of disks are remembered; `None`: measured anew where they are needed.
     pub memory_of_disks: Option<PathBuf>,
-    /// Bytes that one request reads: a power of two, at least a page.
-    pub request: usize,
+    /// Bytes that one request reads: a power of two, at least a page. `None`: what measured best for the way of reading.
+    pub request: Option<usize>,
     /// Requests that io_uring keeps under way.
     pub depth: usize,
     /// Whether copies of files ask for large pages.
@@ -73,13 +73,22 @@ pub struct LoadOptions {
     pub threads: usize,
 }
 
+impl LoadOptions {
+    /// Bytes that one request reads in this mode.
+    pub(crate) fn request(&self, mode: LoadMode) -> usize {
+        // Direct requests hide the clearing of pages behind more bytes under way; a buffered one is copied, best within a cache.
+        let best = if mode == LoadMode::Direct { 4 << 20 } else { 2 << 20 };
+        self.request.unwrap_or(best).next_power_of_two().max(read::ALIGNMENT)
+    }
+}
+
 impl Default for LoadOptions {
     fn default() -> LoadOptions {
         LoadOptions {
             mode: LoadMode::Auto,
             room: None,
             memory_of_disks: None,
-            request: 2 << 20,
+            request: None,
             large_pages: true,
             depth: 8,
             rings: 2,

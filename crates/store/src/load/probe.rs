@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::LoadOptions;
 use super::read::ReadFile;
 use super::sink::{Chunk, Staging};
+use super::{LoadMode, LoadOptions};
 use crate::atomic::AtomicFile;
 use crate::map::Map;
 use crate::residency::{drop_cached, resident_bytes};
@@ -79,7 +79,7 @@ pub(crate) fn speeds(file: &ReadFile, options: &LoadOptions) -> Option<(Speeds, 
 }
 
 fn direct(file: &ReadFile, part: Range<u64>, options: &LoadOptions) -> Option<f64> {
-    let size = options.request as u64;
+    let size = options.request(LoadMode::Direct) as u64;
     let begun = Instant::now();
     let (read, late) = (AtomicU64::new(0), AtomicU64::new(0));
     let count = |chunk: &Chunk, _: &[u8]| {
@@ -87,7 +87,7 @@ fn direct(file: &ReadFile, part: Range<u64>, options: &LoadOptions) -> Option<f6
         late.fetch_max(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
     };
     let chunks = part.step_by(size as usize).map(|offset| Chunk { file: 0, offset, len: size as usize });
-    let staging = Staging::new(chunks, options.depth, options.request, count).ok()?.until(begun + PATIENCE);
+    let staging = Staging::new(chunks, options.depth, size as usize, count).ok()?.until(begun + PATIENCE);
     let notes = staging.read(&[&file.path], options).ok()?;
     let refused = notes.iter().any(|n| n.contains("buffered"));
     let time = Duration::from_nanos(late.into_inner()).as_secs_f64();
@@ -99,7 +99,7 @@ fn mapped(file: &ReadFile, part: Range<u64>, options: &LoadOptions) -> io::Resul
     map.watch();
     let begun = Instant::now();
     let (next, read) = (AtomicU64::new(part.start), AtomicU64::new(0));
-    let size = options.request as u64;
+    let size = options.request(LoadMode::Mmap) as u64;
     let work = || -> io::Result<()> {
         while begun.elapsed() < PATIENCE {
             let from = next.fetch_add(size, Ordering::Relaxed);

@@ -97,12 +97,15 @@ impl ReadFile {
         Ok(())
     }
 
-    /// A chunk's error: `found` bytes of it could be read, `cause` is what stopped it (`None`: the file ends there).
+    /// What stopped a read at `offset`: `cause`, or (`None`) that the file ends there or, as it may be by now, before.
     pub fn error(&self, offset: u64, cause: Option<io::Error>) -> Error {
         let path = self.path.clone();
         match cause {
             Some(cause) => Error::Read { path, tensor: None, offset, cause },
-            None => Error::Shrunk { path, tensor: None, offset, len: self.len },
+            None => {
+                let ends = self.buffered.metadata().map_or(offset, |now| now.len().min(offset));
+                Error::Shrunk { path, tensor: None, offset: ends, len: self.len }
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::read::ReadFile;
-use super::{LoadOptions, ring, threads};
+use super::{LoadMode, LoadOptions, ring, threads};
 use crate::error::Error;
 use crate::map::Map;
 
@@ -214,19 +214,20 @@ unsafe impl ChunkSink for Staging<'_> {
 /// Reads `files` from end to end past the page cache, in order, keeping nothing: the disk's own speed. Stops after `limit` bytes. Returns
 /// bytes, time, and what was fallen back on (then it was not the disk's own speed).
 pub fn measure_disk(files: &[&Path], limit: u64, options: &LoadOptions) -> Result<(u64, Duration, Vec<String>), Error> {
+    let request = options.request(LoadMode::Direct);
     let mut chunks = Vec::new();
     let mut total = 0;
     for (file, path) in files.iter().enumerate() {
         let len = std::fs::metadata(path).map_err(Error::io(path, "open"))?.len();
         let mut offset = 0;
         while offset < len && total < limit {
-            let bytes = (len - offset).min(options.request as u64);
+            let bytes = (len - offset).min(request as u64);
             chunks.push(Chunk { file, offset, len: bytes as usize });
             (offset, total) = (offset + bytes, total + bytes);
         }
     }
     let first = files.first().copied().unwrap_or(Path::new(""));
-    let staging = Staging::new(chunks, options.depth, options.request, |_, _| ()).map_err(Error::io(first, "read"))?;
+    let staging = Staging::new(chunks, options.depth, request, |_, _| ()).map_err(Error::io(first, "read"))?;
     let start = Instant::now();
     let notes = staging.read(files, options)?;
     Ok((total, start.elapsed(), notes))

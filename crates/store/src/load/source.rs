@@ -46,7 +46,7 @@ impl Source {
     ) -> Result<Source, Error> {
         let len = usize::try_from(file.len)
             .map_err(|_| Error::io(&file.path, "map")(std::io::ErrorKind::FileTooLarge.into()))?;
-        let mapped = mode == LoadMode::Mmap;
+        let (mapped, chunk) = (mode == LoadMode::Mmap, options.request(mode));
         let memory = if mapped {
             let map = Map::file(&file.buffered, len).map_err(Error::io(&file.path, "map"))?;
             // Loads are checked after every use: see `Loading::check`.
@@ -57,9 +57,9 @@ impl Source {
         };
         // What is in the page cache can be used where it is mapped; a touch costs less than being told about it.
         let first = if mapped && resident { READY } else { PENDING };
-        let states: Box<[AtomicU8]> = (0..len.div_ceil(options.request)).map(|_| AtomicU8::new(first)).collect();
+        let states: Box<[AtomicU8]> = (0..len.div_ceil(chunk)).map(|_| AtomicU8::new(first)).collect();
         let left = AtomicUsize::new(if first == READY { 0 } else { states.len() });
-        Ok(Source { file, mode, memory, chunk: options.request, states, left, tensors, reader: OnceLock::new() })
+        Ok(Source { file, mode, memory, chunk, states, left, tensors, reader: OnceLock::new() })
     }
 
     pub fn set_reader(&self, job: Weak<Job>, number: usize) {
