@@ -3,7 +3,7 @@
 
     bench/experts_quality.py CHECKPOINT --calibration FILE [--bits 2,3,4] [--tokens N] [--scratch FOLDER] [--sluice BINARY]
 
-CHECKPOINT is the unpacked demo checkpoint (bf16). Each width is packed in groups of 64 by MLX's rounding (for 2 bits that of R2: minimum and maximum), by the search for least
+CHECKPOINT is the unpacked demo checkpoint (bf16). Each width is packed in groups of 64 by MLX's rounding, by the search for least
 squares, and by what the experts see when the model reads the calibration text (which must not be the held-out one: the script refuses a text that shares a
 line of 60 characters with it). Each is measured by `sluice eval ppl` (f32 activations, windows of 512). Writes docs/results/experts-quality.md and .json; what is in the scratch folder
 already is not packed or measured again.
@@ -49,7 +49,7 @@ def main():
     rows = []
     for bits in map(int, args.bits.split(",")):
         recipes = {
-            "minimum and maximum": [],
+            "MLX's rounding": [],
             "search for least squares": ["--search"],
             "what experts see": ["--calibration", args.calibration, "--calibration-tokens", args.tokens],
         }

@@ -232,7 +232,8 @@ fn nearest(v: f32, top: f32) -> f32 {
     (v + MAGIC) - MAGIC
 }
 
-#[allow(clippy::too_many_arguments)]
+// The vectors are the compiler's: what it needs is the shell's instruction set.
+#[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters)]
 #[inline(always)]
 unsafe fn start_lanes<V: Lanes>(
     w: &[f32],
@@ -299,7 +300,8 @@ simd! {
     fn start(w: &[f32], weights: &[f32], top: f32, scale: Float, q: &mut [f32], s: &mut Row16, b: &mut Row16) = start_lanes
 }
 
-#[allow(clippy::too_many_arguments)]
+// The vectors are the compiler's: what it needs is the shell's instruction set.
+#[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters)]
 #[inline(always)]
 unsafe fn descend_lanes<V: Lanes>(
     block: &[f32],

@@ -218,7 +218,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     }
     text += &format!("{:<16}{:>10}", "from disk", "");
     rates.iter().for_each(|&r| text += &format!("{:>10}", units::bytes(token(1.0, r).from_disk as u64)));
-    write!(out, "{text}\n")?;
+    writeln!(out, "{text}")?;
     Ok(out.flush()?)
 }
 
