@@ -27,6 +27,14 @@ def bytes_of(shape, form):
     return int(sum(_product(t.shape) for t in tensors(shape)) * BITS[form] / 8)
 
 
+def evict(path):
+    """Drops a model's file from the page cache, where it may lie in small pages since it was written: as after a start of the machine, the next load decides."""
+    file = os.open(path / "model.safetensors", os.O_RDONLY)
+    os.fsync(file)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(file)
+
+
 def size(path):
     """Bytes of a model's weights; an error if they are not all on the disk."""
     file = path / "model.safetensors" if path.is_dir() else path

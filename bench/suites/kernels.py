@@ -7,7 +7,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from models import model, size
+from models import evict, model, size
 from peers import LLAMA_BENCH, PYTHON, SLUICE
 from results import compare
 from scratch import ROOT, say
@@ -143,6 +143,7 @@ def decode(c, rounds):
     case = f"decode, {NAMES[c.shape]}, {BITS[c.ours]}"
     say(f"{case}, {c.threads} threads")
     folder, file = model(c.shape, c.ours), model(c.shape, c.theirs)
+    evict(folder)
     mine, theirs, torch, read, used = [], [], [], [], []
     for _ in range(rounds):
         [line] = ours("decode", folder, c.threads, "--context", CONTEXT, "--tokens", GENERATED)
@@ -163,6 +164,7 @@ def prefill(c, rounds):
     case = f"prefill {PROMPT}, {NAMES[c.shape]}, {BITS[c.ours]}"
     say(f"{case}, {THREADS} threads")
     folder, file = model(c.shape, c.ours), model(c.shape, c.theirs)
+    evict(folder)
     mine, theirs, torch, done, peak = [], [], [], [], []
     for _ in range(rounds):
         [line] = ours("prefill", folder, THREADS, "--tokens", PROMPT)
@@ -182,6 +184,7 @@ def prefill(c, rounds):
 def context(rounds):
     case = f"decode at 8k over decode at 1k, {NAMES['dense']}, 4 bit"
     say(case)
+    evict(model("dense", "q4"))
     mine, theirs = [], []
     for _ in range(rounds):
         short, long = ours("decode", model("dense", "q4"), THREADS, "--context", "1024,8192", "--tokens", 32, "--no-roofline")
