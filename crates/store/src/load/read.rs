@@ -76,8 +76,15 @@ impl ReadFile {
         }
     }
 
+    /// To be called before buffered reads that should leave no trace: nothing is read ahead of what is asked for.
+    pub fn read_nothing_ahead(&self) {
+        // Where it cannot be had, more stays in the page cache.
+        let _ = residency::advise(&self.buffered, 0, 0, libc::POSIX_FADV_RANDOM);
+    }
+
     /// From here on the file is read through the page cache.
     pub fn refuse_direct(&self, why: &str) -> String {
+        self.read_nothing_ahead();
         self.refused.store(true, Ordering::Relaxed);
         format!("{}: no direct reads ({why}); buffered ones instead", self.path.display())
     }

@@ -47,6 +47,9 @@ impl Source {
         let len = usize::try_from(file.len)
             .map_err(|_| Error::io(&file.path, "map")(std::io::ErrorKind::FileTooLarge.into()))?;
         let (mapped, chunk) = (mode == LoadMode::Mmap, options.request(mode));
+        if mode == LoadMode::Pread {
+            file.read_nothing_ahead();
+        }
         let memory = if mapped {
             let map = Map::file(&file.buffered, len).map_err(Error::io(&file.path, "map"))?;
             // Loads are checked after every use: see `Loading::check`.
