@@ -179,8 +179,10 @@ fn buffered_reads_leave_the_page_cache_as_it_was() {
     let before = cached();
     start(&checkpoint, &loading);
     loading.finish().unwrap();
+    drop(loading);
     let after = cached();
-    assert!(after <= before + (128 << 10), "{before} bytes before, {after} after");
+    // The kernel keeps a page that is on its way between lists, and pages of its cache may be large.
+    assert!(after <= before + (2 << 20), "{before} bytes before, {after} after");
     // What was there before stays.
     fs::read(&path).unwrap();
     let before = resident_bytes(&file, 0, 8 << 20).unwrap();
