@@ -173,12 +173,16 @@ fn buffered_reads_leave_the_page_cache_as_it_was() {
     let path = files(folder.path()).remove(0);
     make_cold(folder.path());
     let (checkpoint, loading) = load::open(folder.path(), &options(LoadMode::Pread)).unwrap();
+    let file = File::open(&path).unwrap();
+    let cached = || resident_bytes(&file, 0, file.metadata().unwrap().len()).unwrap();
+    // The header, what the kernel read ahead of it, and what it would not drop.
+    let before = cached();
     start(&checkpoint, &loading);
     loading.finish().unwrap();
-    let file = File::open(&path).unwrap();
-    let cached = resident_bytes(&file, 0, file.metadata().unwrap().len()).unwrap();
-    // The header and what the kernel read ahead of it.
-    assert!(cached < 2 << 20, "{cached} bytes stayed");
+    drop(loading);
+    let after = cached();
+    // The kernel keeps a page that is on its way between lists, and pages of its cache may be large.
+    assert!(after <= before + (2 << 20), "{before} bytes before, {after} after");
     // What was there before stays.
     fs::read(&path).unwrap();
     let before = resident_bytes(&file, 0, 8 << 20).unwrap();
@@ -216,11 +220,11 @@ fn a_map_whose_file_shrinks_in_use_reads_zeros_and_is_marked() {
     start(&checkpoint, &loading);
     loading.finish().unwrap();
     let last = |name: &str| *checkpoint.tensor(name).unwrap().bytes.last().unwrap();
-    let (before, other) = (last("0.1"), last("1.0"));
+    let other = last("1.0");
     OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
     assert_eq!(last("0.1"), 0);
     let error = loading.check().unwrap_err().to_string();
-    assert!(error.contains("truncated") && error.contains("0.1"), "{error}, {before} before");
+    assert!(error.contains("truncated") && error.contains("\"0.0\" at offset 4096"), "{error}");
     assert_eq!(last("1.0"), other);
 }
 

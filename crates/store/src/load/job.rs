@@ -297,6 +297,7 @@ impl Job {
             self.set_failure(error);
         }
         let _ = self.took.set(begun.elapsed());
+        self.sources.iter().for_each(|s| s.sweep());
         let _queue = self.lock();
         self.settled.notify_all();
     }

@@ -76,8 +76,15 @@ impl ReadFile {
         }
     }
 
+    /// To be called before buffered reads that should leave no trace: nothing is read ahead of what is asked for.
+    pub fn read_nothing_ahead(&self) {
+        // Where it cannot be had, more stays in the page cache.
+        let _ = residency::advise(&self.buffered, 0, 0, libc::POSIX_FADV_RANDOM);
+    }
+
     /// From here on the file is read through the page cache.
     pub fn refuse_direct(&self, why: &str) -> String {
+        self.read_nothing_ahead();
         self.refused.store(true, Ordering::Relaxed);
         format!("{}: no direct reads ({why}); buffered ones instead", self.path.display())
     }
@@ -151,27 +158,33 @@ impl ReadFile {
         offset: u64,
         len: usize,
     ) -> Result<(), (u64, Option<io::Error>)> {
-        let trace = self.trace(offset, len);
+        let trace = self.trace(offset, len as u64);
         // SAFETY: as the caller vouches.
         let done = unsafe { self.read_buffered(memory, offset, len) };
         self.wipe(&trace);
         done
     }
 
-    /// The parts of a range of which nothing is in the page cache.
-    pub fn trace(&self, offset: u64, len: usize) -> Vec<(u64, u64)> {
-        let len = len as u64;
-        match resident_bytes(&self.buffered, offset, len) {
-            Ok(0) => vec![(offset, len)],
-            Ok(n) if n >= len => vec![],
-            Ok(_) => {
-                const PART: u64 = 128 << 10;
-                let parts = (0..len.div_ceil(PART)).map(|i| (offset + i * PART, PART.min(len - i * PART)));
-                parts.filter(|&(at, n)| matches!(resident_bytes(&self.buffered, at, n), Ok(0))).collect()
+    /// The parts of a range of which nothing is in the page cache, as few as possible: a large page of the cache is dropped only whole.
+    pub fn trace(&self, offset: u64, len: u64) -> Vec<(u64, u64)> {
+        let mut found: Vec<(u64, u64)> = Vec::new();
+        let mut left = vec![(offset, len)];
+        while let Some((at, n)) = left.pop() {
+            match resident_bytes(&self.buffered, at, n) {
+                Ok(0) => match found.last_mut() {
+                    Some((start, len)) if *start + *len == at => *len += n,
+                    _ => found.push((at, n)),
+                },
+                Ok(cached) if cached >= n || n <= 16 << 10 => {}
+                Ok(_) => {
+                    let half = (n / 2).next_multiple_of(ALIGNMENT as u64);
+                    left.extend([(at + half, n - half), (at, half)]);
+                }
+                // Not told: pages of somebody else's are left alone.
+                Err(_) => return Vec::new(),
             }
-            // Not told: pages of somebody else's are left alone.
-            Err(_) => vec![],
         }
+        found
     }
 
     /// Drops what a read has brought into the page cache.

@@ -125,7 +125,7 @@ impl Requests<'_> {
         let (chunk, file) = (flight.lent.chunk, self.files[flight.lent.chunk.file]);
         let direct = file.direct();
         if direct.is_none() && flight.trace.is_empty() {
-            flight.trace = file.trace(chunk.offset, chunk.len);
+            flight.trace = file.trace(chunk.offset, chunk.len as u64);
         }
         flight.direct = direct.is_some();
         flight.from = go_on_at(flight.done, flight.direct);

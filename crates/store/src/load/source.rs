@@ -31,6 +31,8 @@ pub(crate) struct Source {
     left: AtomicUsize,
     /// Bytes and name of each tensor, by offset; for messages.
     tensors: Vec<(Range<u64>, Arc<str>)>,
+    /// What was not in the page cache, of a file that is read through it.
+    trace: Vec<(u64, u64)>,
     /// Who reads it, and under which number.
     reader: OnceLock<(Weak<Job>, usize)>,
 }
@@ -47,6 +49,11 @@ impl Source {
         let len = usize::try_from(file.len)
             .map_err(|_| Error::io(&file.path, "map")(std::io::ErrorKind::FileTooLarge.into()))?;
         let (mapped, chunk) = (mode == LoadMode::Mmap, options.request(mode));
+        let mut trace = Vec::new();
+        if mode == LoadMode::Pread {
+            file.read_nothing_ahead();
+            trace = file.trace(0, file.len);
+        }
         let memory = if mapped {
             let map = Map::file(&file.buffered, len).map_err(Error::io(&file.path, "map"))?;
             // Loads are checked after every use: see `Loading::check`.
@@ -59,7 +66,7 @@ impl Source {
         let first = if mapped && resident { READY } else { PENDING };
         let states: Box<[AtomicU8]> = (0..len.div_ceil(chunk)).map(|_| AtomicU8::new(first)).collect();
         let left = AtomicUsize::new(if first == READY { 0 } else { states.len() });
-        Ok(Source { file, mode, memory, chunk, states, left, tensors, reader: OnceLock::new() })
+        Ok(Source { file, mode, memory, chunk, states, left, tensors, trace, reader: OnceLock::new() })
     }
 
     pub fn set_reader(&self, job: Weak<Job>, number: usize) {
@@ -149,7 +156,12 @@ impl Source {
         error
     }
 
-    /// Whether the file is still what it was when it was opened.
+    /// Drops what reading left in the page cache after all.
+    pub fn sweep(&self) {
+        self.file.wipe(&self.trace);
+    }
+
+    /// Whether what was read through a map was there.
     pub fn check(&self) -> Result<(), Error> {
         match self.memory.missing() {
             Some(offset) => Err(self.naming(self.file.error(offset, None))),
