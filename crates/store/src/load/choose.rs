@@ -8,8 +8,8 @@ use super::{LoadMode, LoadOptions, Speeds, probe};
 use crate::error::Error;
 use crate::residency::resident_bytes;
 
-/// Files below this are mapped: no way of reading them takes long enough to matter.
-const SMALL: u64 = 64 << 20;
+/// Files below this many bytes are mapped: no way of reading them takes long enough to matter.
+pub(crate) const SMALL: u64 = 64 << 20;
 /// A map must not be more than this much slower to be taken: it leaves the file in the page cache, and the next start is at once.
 const TIE: f64 = 1.03;
 

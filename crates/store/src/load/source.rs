@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use super::choose::SMALL;
 use super::job::Job;
 use super::read::ReadFile;
 use super::{LoadError, LoadMode, LoadOptions};
@@ -62,8 +63,9 @@ impl Source {
         } else {
             Map::image(len, options.large_pages).map_err(Error::io(&file.path, "find memory for"))?
         };
-        // What is in the page cache can be used where it is mapped; a touch costs less than being told about it.
-        let first = if mapped && resident { READY } else { PENDING };
+        // A small file in the page cache can be used where it is mapped: a touch costs less than a thread. Page by page, a large one
+        // costs more than all else at a warm start.
+        let first = if mapped && resident && file.len < SMALL { READY } else { PENDING };
         let states: Box<[AtomicU8]> = (0..len.div_ceil(chunk)).map(|_| AtomicU8::new(first)).collect();
         let left = AtomicUsize::new(if first == READY { 0 } else { states.len() });
         Ok(Source { file, mode, memory, chunk, states, left, tensors, trace, reader: OnceLock::new() })
