@@ -13,7 +13,7 @@ use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::index::{INDEX_NAME, Index, siblings};
 use crate::load::ReadFile;
-use crate::map::Map;
+use crate::map::{Buffer, Map};
 use crate::safetensors::Header;
 
 const SINGLE_NAME: &str = "model.safetensors";
@@ -27,6 +27,22 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Exactly the elements of `shape`, little-endian, at any alignment.
     pub bytes: Bytes,
+}
+
+impl Tensor {
+    /// The bytes at an address that is a multiple of the element's size: the view itself where it lies so, else a copy of this one tensor
+    /// (headers promise no alignment). For whoever needs it, as a typed slice or an upload to a device does; kernels here do not.
+    ///
+    /// # Errors
+    /// When there is no memory for the copy.
+    pub fn aligned(&self) -> std::io::Result<Bytes> {
+        if (self.bytes.as_ptr() as usize).is_multiple_of(self.dtype.size()) {
+            return Ok(self.bytes.clone());
+        }
+        let mut copy = Buffer::zeroed(self.bytes.len())?;
+        copy.copy_from_slice(&self.bytes);
+        Ok(copy.into())
+    }
 }
 
 /// An open checkpoint: all its tensors by name.

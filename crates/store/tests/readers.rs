@@ -290,3 +290,30 @@ fn vectors_are_there_at_once() {
         assert!(*matrix == noise(5_000_000, 3)[..] && row == matrix[10_000..15_000]);
     }
 }
+
+#[test]
+fn a_tensor_at_an_odd_offset_is_copied_for_who_needs_alignment_and_no_other_is() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let plan = |name: &str, dtype, shape: &[usize]| TensorPlan { name: name.into(), dtype, shape: shape.to_vec() };
+    let plans = [
+        plan("even", Dtype::F32, &[100, 100]),
+        plan("bytes", Dtype::U8, &[3, 1001]),
+        plan("odd", Dtype::F32, &[100, 100]),
+    ];
+    let mut writer = Writer::create(&folder.path().join("model.safetensors"), &plans, &BTreeMap::new()).unwrap();
+    let values = noise(40_000, 9);
+    writer.append("even", &values).unwrap();
+    writer.append("bytes", &noise(3003, 8)).unwrap();
+    writer.append("odd", &values).unwrap();
+    writer.finish().unwrap();
+    for mode in MODES {
+        let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
+        start(&checkpoint, &loading);
+        let address = |b: &sluice_store::Bytes| b.as_ptr() as usize;
+        let (even, odd) = (checkpoint.tensor("even").unwrap(), checkpoint.tensor("odd").unwrap());
+        assert_eq!(address(&even.aligned().unwrap()), address(&even.bytes));
+        let copy = odd.aligned().unwrap();
+        assert_ne!(address(&copy), address(&odd.bytes));
+        assert!(address(&copy) % 4 == 0 && *copy == values[..] && !copy.is_mapped());
+    }
+}
