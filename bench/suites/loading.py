@@ -18,7 +18,7 @@ from scratch import ROOT, say
 
 TITLE = "Loading: time, first token, memory"
 SUITE = "loading"
-PROMPT, GENERATED = 34, 200
+PROMPT, GENERATED = 34, 64
 THREADS = len(os.sched_getaffinity(0))
 # Qwen3's dimensions, random weights: ours and the nearest of llama.cpp's formats.
 VARIANTS = [

@@ -293,9 +293,22 @@ pub enum ExpertMatrix {
     Single(Vec<MatrixId>),
 }
 
+/// What a router chose when a step came to its layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Routed {
+    /// As [`Experts::layer`].
+    pub layer: usize,
+    /// Experts per token.
+    pub k: usize,
+    /// `[tokens, k]`, ascending within a token.
+    pub experts: Vec<u32>,
+}
+
 /// The experts of a layer, each `down(silu(gate(x)) * up(x))`.
 #[derive(Clone, Debug)]
 pub struct Experts {
+    /// Number among the layers that have experts.
+    pub layer: usize,
     pub gate: ExpertMatrix,
     pub up: ExpertMatrix,
     pub down: ExpertMatrix,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{
-    Activations, Backend, Batch, Cpu, Float, Isa, KvLayout, KvPool, KvType, MemoryClass, Profile, SequenceSlice,
+    Activations, Backend, Batch, Cpu, Float, Isa, KvLayout, KvPool, KvType, MemoryClass, Profile, Routed, SequenceSlice,
 };
 use sluice_cache::{BlockPool, BlockTable};
 use sluice_model::{Caches, Config, Decoder, Spec};
@@ -225,6 +225,16 @@ impl Engine {
     /// Time and work by phase since the last call; empty unless profiling was asked for.
     pub fn take_profile(&mut self) -> Profile {
         self.backend.take_profile()
+    }
+
+    /// Starts to record what routers choose.
+    pub fn record_routing(&mut self) {
+        self.backend.record_routing();
+    }
+
+    /// What routers chose since the last call, in the order of the steps and their layers; nothing where it is not recorded.
+    pub fn take_routing(&mut self) -> Vec<Routed> {
+        self.backend.take_routing()
     }
 
     /// A new, empty sequence.

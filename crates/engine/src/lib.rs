@@ -9,6 +9,6 @@ pub mod text;
 
 pub use engine::{Engine, Options};
 pub use sequence::{Event, Finish, Generation, SequenceId};
-pub use sluice_backend::{Activations, Isa, KvType, MemoryClass, NUMERICS_VERSION, Phase, PhaseRow, Profile};
+pub use sluice_backend::{Activations, Isa, KvType, MemoryClass, NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed};
 pub use sluice_model::{Config, Spec};
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};

@@ -24,6 +24,7 @@ pub struct Weights<'a> {
     /// What matrices lie in, in the order in which they were asked for, which is that in which a step uses them: layer by layer, then
     /// embedding and head.
     order: Vec<Bytes>,
+    expert_layers: usize,
 }
 
 const PREFIXES: [(&str, &str); 4] =
@@ -42,7 +43,16 @@ impl<'a> Weights<'a> {
         // MLX moves the convolution's single input channel to the end, and centres norms at one in the same breath.
         let conv = checkpoint.tensors().iter().find(|t| t.name.ends_with("linear_attn.conv1d.weight"));
         let converted_by_mlx = conv.is_some_and(|t| t.shape.len() == 3 && t.shape[2] == 1 && t.shape[1] != 1);
-        Ok(Weights { checkpoint, quantization, backend, prefix, head_prefix, converted_by_mlx, order: Vec::new() })
+        Ok(Weights {
+            checkpoint,
+            quantization,
+            backend,
+            prefix,
+            head_prefix,
+            converted_by_mlx,
+            order: Vec::new(),
+            expert_layers: 0,
+        })
     }
 
     /// The floating-point type that the checkpoint works in: that of the embedding, or of its scales where it is quantised
@@ -253,6 +263,7 @@ impl<'a> Weights<'a> {
                 single("down_proj", hidden, intermediate)?,
             ]
         };
-        Ok(Experts { gate, up, down, count, hidden, intermediate })
+        self.expert_layers += 1;
+        Ok(Experts { layer: self.expert_layers - 1, gate, up, down, count, hidden, intermediate })
     }
 }

@@ -8,6 +8,7 @@ mod bytes;
 mod checkpoint;
 mod dtype;
 mod error;
+pub mod experts;
 mod fault;
 mod index;
 pub mod load;

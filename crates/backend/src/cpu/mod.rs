@@ -15,7 +15,8 @@ use sluice_kernels::{Isa, affine, norm, route};
 use crate::pool::Pool;
 use crate::{
     AttentionStep, Backend, BufferId, DeltaStep, Experts, KvLayout, KvPool, Linear, MatrixId, MatrixSource,
-    MemoryClass, Mlp, Norm, Phase, Profile, Projection, RotaryFrequencies, Routing, Scoring, SharedExpert, Tensor,
+    MemoryClass, Mlp, Norm, Phase, Profile, Projection, RotaryFrequencies, Routed, Routing, Scoring, SharedExpert,
+    Tensor,
 };
 use matmul::{Encoded, Job, Needs, Worker};
 use memory::{Buffer, Parts, PerThread, Place, Weight};
@@ -56,6 +57,7 @@ pub struct Cpu {
     attention: attention::Work,
     delta: delta_net::Work,
     profile: Option<Profile>,
+    routed: Option<Vec<Routed>>,
 }
 
 impl Cpu {
@@ -83,12 +85,23 @@ impl Cpu {
             attention: attention::Work::default(),
             delta: delta_net::Work::default(),
             profile: None,
+            routed: None,
         })
     }
 
     /// Starts to measure the time of each phase.
     pub fn start_profile(&mut self) {
         self.profile = Some(Profile::default());
+    }
+
+    /// Starts to record what routers choose.
+    pub fn record_routing(&mut self) {
+        self.routed = Some(Vec::new());
+    }
+
+    /// What routers chose since the last call, in the order of the steps and their layers; nothing where it is not recorded.
+    pub fn take_routing(&mut self) -> Vec<Routed> {
+        self.routed.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn place(&mut self, t: Tensor) -> Place {
@@ -372,6 +385,9 @@ impl Backend for Cpu {
     ) {
         let t0 = Instant::now();
         let (tokens, x, residual) = (x.rows, self.place(x), self.place(residual));
+        if let Some(routed) = &mut self.routed {
+            routed.push(Routed { layer: experts.layer, k: routing.k, experts: routing.experts.clone() });
+        }
         let mut plan = std::mem::take(&mut self.plan);
         plan.fill(routing, experts);
         // 1. one encoding of x for all
