@@ -47,7 +47,7 @@ fn a_step_allocates_nothing() {
             let options = Options {
                 activations,
                 threads: 2,
-                chunk: 32,
+                chunk: Some(32),
                 max_context: Some(400),
                 ..Options::for_this_machine().unwrap()
             };
