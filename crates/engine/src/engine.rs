@@ -283,6 +283,12 @@ impl Engine {
         &self.placed
     }
 
+    /// What reading fell back on so far, one clause each.
+    pub fn fallbacks(&self) -> Vec<String> {
+        let loading = self.loading.iter().flat_map(Loading::notes);
+        loading.chain(self.backend.streaming_notes().iter().cloned()).collect()
+    }
+
     /// What streamed experts took since the last call; `None` where none are streamed.
     pub fn take_streamed(&mut self) -> Option<Streamed> {
         self.backend.take_streamed()

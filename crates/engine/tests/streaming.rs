@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::{
-    Activations, Engine, Event, ExpertOptions, Finish, Generation, Lookahead, MemoryClass, Options, Placement, Policy,
+    Activations, Checkpoint, Engine, Event, ExpertOptions, Finish, Generation, Lookahead, MemoryClass, Options,
+    Placement, Policy,
 };
+use sluice_store::{Tensor, TensorPlan, Writer};
 
 /// A mixture of each kind: stacked and single tensors, Hugging Face's and MLX's, with recurrent layers and without.
 const FOLDERS: [&str; 7] = [
@@ -71,25 +73,31 @@ fn slot_bytes(name: &str) -> u64 {
     engine.memory(MemoryClass::Experts) as u64 / slots.0 as u64
 }
 
+/// Bytes that a token's experts take at least, as the refusal of less says.
+fn least_bytes(name: &str) -> u64 {
+    let options = Options { expert_budget: Some(1), ..streamed(Placement::Slots) };
+    let error = format!("{:#}", Engine::open(&folder(name), options).err().unwrap());
+    error.rsplit("which takes ").next().unwrap().parse().unwrap()
+}
+
 #[test]
 fn streamed_experts_give_the_bits_of_mapped_ones() {
     for name in FOLDERS {
         let mut reference = Engine::open(&folder(name), mapped()).unwrap();
-        let (_, k) = reference.spec().experts.unwrap();
         let prompt = tokens(&reference, 170, 7);
         let wanted = logits(&mut reference, &prompt, &[170]);
-        let one = slot_bytes(name);
+        let (one, least) = (slot_bytes(name), least_bytes(name));
         for placement in [Placement::Slots, Placement::PageCache] {
-            for slots in [k as u64, k as u64 + 3, u64::MAX / one] {
-                let options = Options { expert_budget: Some(slots * one), ..streamed(placement) };
+            for more in [0, 3, u64::MAX / one / 2] {
+                let options = Options { expert_budget: Some(least + more * one), ..streamed(placement) };
                 let mut engine = Engine::open(&folder(name), options).unwrap();
                 for pieces in [&[170][..], &[1], &[140, 1], &[64, 7]] {
                     let got = logits(&mut engine, &prompt, pieces);
-                    assert!(got == wanted, "{name} {placement:?}, {slots} slots, pieces {pieces:?}");
+                    assert!(got == wanted, "{name} {placement:?}, {more} more slots, pieces {pieces:?}");
                 }
                 let stats = engine.take_streamed().unwrap().stats;
                 assert!(stats.wanted > 0 && stats.read_bytes > 0, "{stats:?}");
-                let all_fit = placement == Placement::Slots && slots > 1 << 20;
+                let all_fit = placement == Placement::Slots && more > 1 << 20;
                 assert!(!all_fit || stats.hits > stats.wanted / 2, "{stats:?}");
             }
         }
@@ -114,13 +122,12 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let mut reference = Engine::open(&folder(name), Options { activations, ..mapped() }).unwrap();
-        let (_, k) = reference.spec().experts.unwrap();
         let prompt = tokens(&reference, 120, seed);
         let wanted = logits(&mut reference, &prompt, &[120]);
         let options = Options {
             activations,
             lookahead,
-            expert_budget: Some((k as u64 + more_slots) * slot_bytes(name)),
+            expert_budget: Some(least_bytes(name) + more_slots * slot_bytes(name)),
             expert_options: ExpertOptions { policy, request: pages * 4096, depth, pinned, ..ExpertOptions::default() },
             ..streamed(placement)
         };
@@ -149,28 +156,33 @@ fn what_does_not_fit_is_streamed_unasked() {
     assert!(format!("{error:#}").contains("experts"), "{error:#}");
 }
 
-/// A copy of a golden model whose file can be cut.
-fn copy_of(name: &str) -> tempfile::TempDir {
+/// A copy of a golden model with its experts at the end of the file, and where they begin.
+fn copy_of(name: &str) -> (tempfile::TempDir, u64) {
     let to = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for entry in fs::read_dir(folder(name)).unwrap().flatten() {
-        if entry.file_type().unwrap().is_file() {
-            fs::copy(entry.path(), to.path().join(entry.file_name())).unwrap();
-        }
-    }
-    to
+    fs::copy(folder(name).join("config.json"), to.path().join("config.json")).unwrap();
+    let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+    let is_expert = |t: &Tensor| t.name.contains(".switch_mlp.") || t.name.contains(".mlp.experts.");
+    let mut tensors: Vec<_> = checkpoint.tensors().iter().collect();
+    tensors.sort_by_key(|t| is_expert(t));
+    let plan = |t: &&Tensor| TensorPlan { name: t.name.to_string(), dtype: t.dtype, shape: t.shape.clone() };
+    let plans: Vec<TensorPlan> = tensors.iter().map(plan).collect();
+    let mut writer = Writer::create(&to.path().join("model.safetensors"), &plans, checkpoint.metadata()).unwrap();
+    tensors.iter().for_each(|t| writer.append(&t.name, &t.bytes).unwrap());
+    writer.finish().unwrap();
+    let first = tensors.iter().find(|t| is_expert(t)).unwrap();
+    let begin = Checkpoint::open(to.path()).unwrap().place(&first.name).unwrap().1;
+    (to, begin)
 }
 
 #[test]
 fn experts_that_cannot_be_read_end_their_own_request_only() {
     for name in ["qwen3_moe", "mlx_qwen3_next"] {
-        let model = copy_of(name);
+        let (model, experts_begin) = copy_of(name);
         let file = model.path().join("model.safetensors");
         let whole = fs::read(&file).unwrap();
-        let one = slot_bytes(name);
-        let (_, k) = Engine::open(&folder(name), mapped()).unwrap().spec().experts.unwrap();
         let options = Options {
             max_sequences: 2,
-            expert_budget: Some(one * (k as u64 + 1)),
+            expert_budget: Some(least_bytes(name)),
             lookahead: Lookahead::Off,
             ..streamed(Placement::Slots)
         };
@@ -196,8 +208,8 @@ fn experts_that_cannot_be_read_end_their_own_request_only() {
         };
         let (wanted, end) = answer(&mut engine);
         assert_eq!(end, Finish::Length, "{name}");
-        // The file loses its end: the last tensors' experts among others.
-        OpenOptions::new().write(true).open(&file).unwrap().set_len(whole.len() as u64 / 8).unwrap();
+        // The file loses its end: nearly all experts.
+        OpenOptions::new().write(true).open(&file).unwrap().set_len(experts_begin + 4096).unwrap();
         let (_, end) = answer(&mut engine);
         assert_eq!(end, Finish::Failed, "{name}");
         let failure = engine.take_failure().unwrap().to_string();

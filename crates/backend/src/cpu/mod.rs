@@ -119,6 +119,11 @@ impl Cpu {
         self.streaming.as_mut().map(streaming::Streaming::take)
     }
 
+    /// What reading experts fell back on, a clause each.
+    pub fn streaming_notes(&self) -> &[String] {
+        self.streaming.as_ref().map_or(&[], |s| s.store.notes())
+    }
+
     /// Which rows of the last step lack experts that could not be read, and why; nothing where all was there. The other rows are as they should be.
     pub fn take_failure(&mut self) -> Option<(Vec<u32>, sluice_store::Error)> {
         self.streaming.as_mut()?.take_failure()

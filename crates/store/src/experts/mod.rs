@@ -208,23 +208,25 @@ impl ExpertStore {
         let sizes = layout::classes(&mut layers);
         let path = files.first().map(|f| f.file.path.clone()).unwrap_or_default();
         let no_memory = |cause| Error::Io { path: path.clone(), doing: "find memory for experts of", cause };
-        // 1. The budget, by what each class has to hold
+        // 1. The budget: each class has what a token needs, and of the rest what its share of all experts is
+        let of_class = |number: usize| -> Vec<usize> {
+            layers.iter().map(|l| if l.class == number { l.len() } else { 0 }).collect()
+        };
+        let least = |number: usize| most.min(of_class(number).into_iter().max().unwrap_or(0));
+        let needed: u64 = sizes.iter().enumerate().map(|(c, size)| least(c) as u64 * *size as u64).sum();
+        if needed > options.budget {
+            return Err(Error::ExpertBudget { budget: options.budget, needed, experts: most });
+        }
         let all: u64 = sizes.iter().enumerate().map(|(c, size)| class_bytes(&layers, c, *size)).sum();
         let mut classes = Vec::with_capacity(sizes.len());
         let mut first = 0;
         let mut ahead = VecDeque::with_capacity(1024);
         for (number, &slot_bytes) in sizes.iter().enumerate() {
-            let of_class = |l: &Layer| if l.class == number { l.len() } else { 0 };
-            let experts: Vec<usize> = layers.iter().map(of_class).collect();
+            let experts = of_class(number);
             let count: usize = experts.iter().sum();
-            let share = u128::from(options.budget) * u128::from(class_bytes(&layers, number, slot_bytes));
-            let room = (share / u128::from(all.max(1))) as u64 / slot_bytes.max(1) as u64;
-            let slots = room.min(count as u64) as usize;
-            let needed = most.min(*experts.iter().max().unwrap_or(&0));
-            if slots < needed {
-                let needed = needed as u64 * all.div_ceil(count.max(1) as u64) * sizes.len() as u64;
-                return Err(Error::ExpertBudget { budget: options.budget, needed, experts: most });
-            }
+            let rest = u128::from(options.budget - needed) * u128::from(class_bytes(&layers, number, slot_bytes));
+            let more = (rest / u128::from(all.max(1))) as u64 / slot_bytes.max(1) as u64;
+            let slots = (least(number) as u64).saturating_add(more).min(count as u64) as usize;
             let slots = if options.keep == Keep::PageCache { slots.min(PASSING.max(2 * most)) } else { slots };
             let pinned: Vec<(usize, usize)> =
                 options.pinned.iter().copied().filter(|&(l, e)| experts.get(l).is_some_and(|n| e < *n)).collect();
@@ -451,6 +453,11 @@ impl ExpertStore {
         loop {
             if let Some(next) = self.hand_over() {
                 return next;
+            }
+            if self.reads.under_way() == 0 {
+                // What is wanted now comes before what look-ahead holds.
+                self.unlock_foreseen();
+                self.issue();
             }
             let began = Instant::now();
             let under_way = self.reads.under_way();

@@ -249,9 +249,8 @@ fn settle(
 ) -> Option<Done> {
     let Read { tag, len, offset, file, .. } = flight.read;
     let source = &files[file as usize];
-    let failed = |at: usize, cause| {
-        Some(Done { tag, error: Some(source.naming(source.file.error(offset + at as u64, cause))) })
-    };
+    let failed =
+        |at: usize, cause| Some(Done { tag, error: Some(source.naming(source.file.error(offset + at as u64, cause))) });
     match came {
         Ok(n) => {
             let reached = flight.from + n;
