@@ -63,6 +63,9 @@ pub struct EngineArgs {
     /// Bytes that one request for a part of an expert reads at most
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg, hide_short_help = true)]
     expert_request: Option<u64>,
+    /// Experts that look-ahead guesses for a layer
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
+    lookahead_experts: Option<u32>,
     /// Requests for experts that the kernel has at once
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     expert_depth: Option<u32>,
@@ -229,6 +232,7 @@ impl EngineArgs {
             policy: self.expert_policy.unwrap_or(defaults.policy),
             pinned: self.pin.as_deref().map(read_pins).transpose()?.unwrap_or_default(),
             request: self.expert_request.map_or(defaults.request, |n| n as usize),
+            ahead: self.lookahead_experts.map_or(defaults.ahead, |n| n as usize),
             depth: self.expert_depth.map_or(defaults.depth, |n| n as usize),
             ..defaults
         })

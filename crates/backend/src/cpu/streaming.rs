@@ -56,12 +56,16 @@ impl Streamed {
 
 /// Pairs of token and expert up to which outputs are kept until all experts are there; beyond, experts are taken in order.
 const FEW_PAIRS: usize = 256;
+/// Experts of the next layer that are read ahead while many tokens go through this one.
+const AHEAD_IN_ORDER: usize = 24;
 /// Experts that go through a round together when they come in order.
 const WAVE: usize = 8;
 
 pub struct Streaming {
     pub store: ExpertStore,
     lookahead: Trial,
+    /// Experts that are guessed for the next layer.
+    ahead: usize,
     /// Kept between steps, so that nothing is allocated.
     wave: Vec<Unit>,
     positions: Vec<usize>,
@@ -73,6 +77,7 @@ pub struct Streaming {
     router_logits: Vec<f32>,
     guessed: Vec<u32>,
     guessed_weights: Vec<f32>,
+    likeliest: Vec<(f32, u32)>,
     failed_rows: Vec<u32>,
     steps: u64,
     step_time: Duration,
@@ -100,6 +105,7 @@ impl Streaming {
         Ok(Streaming {
             store,
             lookahead: Trial::new(lookahead),
+            ahead: options.ahead,
             wave: Vec::new(),
             positions: Vec::new(),
             downs: Vec::new(),
@@ -108,6 +114,7 @@ impl Streaming {
             router_logits: Vec::new(),
             guessed: Vec::new(),
             guessed_weights: Vec::new(),
+            likeliest: Vec::new(),
             failed_rows: Vec::new(),
             steps: 0,
             step_time: Duration::ZERO,
@@ -344,7 +351,16 @@ impl Cpu {
     /// See [`crate::Backend::foresee`].
     pub(super) fn run_foresee(&mut self, x: Tensor, norm: Norm, router: &Linear, scoring: &Scoring, experts: &Experts) {
         let few = x.rows * scoring.k() <= FEW_PAIRS;
-        let Some(mut s) = self.streaming.take_if(|s| few && s.lookahead.is_on()) else { return };
+        let wanted = |s: &mut Streaming| if few { s.lookahead.is_on() } else { s.lookahead.mode != Lookahead::Off };
+        let Some(mut s) = self.streaming.take_if(wanted) else { return };
+        if !few {
+            // So many tokens want nearly all experts: the first of them are read while this layer ends and the next one's tokens are mixed.
+            s.guessed.clear();
+            s.guessed.extend(0..(s.store.slots().0 / 4).min(experts.count).min(AHEAD_IN_ORDER) as u32);
+            s.store.foresee(experts.layer, &s.guessed);
+            self.streaming = Some(s);
+            return;
+        }
         let (tokens, count, k) = (x.rows, router.rows.len(), scoring.k());
         let x = self.place(x);
         self.encode(x, Some(norm), Needs::of([Encoding::F32]));
@@ -352,15 +368,23 @@ impl Cpu {
         let out = Place::of_slice(matmul::part(&mut s.router_logits, tokens * count), count);
         self.job(router, out, false);
         self.run_jobs(Activations::F32, tokens);
-        s.guessed.resize(tokens * k, 0);
+        s.guessed.resize(k, 0);
         s.guessed_weights.resize(k, 0.0);
+        s.likeliest.clear();
         for t in 0..tokens {
             // SAFETY: the jobs are done; nobody else uses the logits now.
             let logits = unsafe { out.get_mut(t, 0..count) };
-            route::route(self.isa, scoring, logits, &mut s.guessed[t * k..(t + 1) * k], &mut s.guessed_weights);
+            route::route(self.isa, scoring, logits, &mut s.guessed, &mut s.guessed_weights);
+            s.likeliest.extend(s.guessed_weights.iter().copied().zip(s.guessed.iter().copied()));
         }
-        s.guessed.sort_unstable();
-        s.guessed.dedup();
+        // Few, and the likeliest: the disk has the time between two layers for them, and what is read in vain is waited for.
+        s.likeliest.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        s.guessed.clear();
+        for &(_, expert) in &s.likeliest {
+            if s.guessed.len() < s.ahead && !s.guessed.contains(&expert) {
+                s.guessed.push(expert);
+            }
+        }
         s.store.foresee(experts.layer, &s.guessed);
         self.streaming = Some(s);
     }

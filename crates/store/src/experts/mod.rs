@@ -44,6 +44,8 @@ pub struct ExpertOptions {
     pub depth: usize,
     /// Threads that read where io_uring is refused.
     pub threads: usize,
+    /// Experts that look-ahead guesses for a layer of few tokens.
+    pub ahead: usize,
 }
 
 impl Default for ExpertOptions {
@@ -56,6 +58,7 @@ impl Default for ExpertOptions {
             request: 4 << 20,
             depth: 64,
             threads: 8,
+            ahead: 3,
         }
     }
 }
@@ -319,7 +322,8 @@ impl ExpertStore {
         self.issue();
     }
 
-    /// Names experts of a layer that will probably be asked for: they are read when no other read is under way.
+    /// Names experts of a layer that will probably be asked for, the likeliest first: they are read when no other read is under way, or (behind an ordered
+    /// fetch) none is left to begin with.
     pub fn foresee(&mut self, layer: usize, experts: &[u32]) {
         self.ahead.clear();
         self.predicted.clear();
@@ -339,11 +343,14 @@ impl ExpertStore {
         self.stats.predicted += self.predicted.len() as u64;
         self.stats.predicted_right += right as u64;
         let class = &self.classes[self.layers[layer].class];
-        let used =
-            |e: &u32| class.cache.slot(layer, *e as usize).is_some_and(|s| self.foreseen.contains(&(class.first + s)));
-        let used = wanted.iter().filter(|e| used(e)).count();
-        self.stats.foreseen += used as u64;
-        self.stats.read_in_vain += (self.foreseen.len() - used) as u64;
+        let of = |e: &u32| class.cache.slot(layer, *e as usize).map(|s| class.first + s);
+        let read = self.predicted.iter().filter(|e| of(e).is_some_and(|s| self.foreseen.contains(&s)));
+        for expert in read {
+            match wanted.binary_search(expert) {
+                Ok(_) => self.stats.foreseen += 1,
+                Err(_) => self.stats.read_in_vain += 1,
+            }
+        }
         self.foreseen_layer = usize::MAX;
         self.predicted.clear();
     }
@@ -365,7 +372,8 @@ impl ExpertStore {
 
     /// Begins to read what look-ahead named, if nothing else is read.
     fn look_ahead(&mut self) {
-        if self.reads.under_way() > 0 || self.fetch.items.contains(&Item::Missing) {
+        // In order, what is under way will be used up in time, and the disk need not pause between layers.
+        if self.reads.under_way() > 0 && !self.fetch.ordered || self.fetch.items.contains(&Item::Missing) {
             return;
         }
         while let Some((layer, expert)) = self.ahead.pop_front() {

@@ -12,6 +12,8 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use crate::error::Error;
 use crate::load::{ALIGNMENT, Source, go_on_at, refuses_direct};
 
+/// Requests that one call gives the kernel. It begins with none before it has looked at all: the disk should not wait for that.
+const AT_ONCE: usize = 8;
 /// How often a read that the disk fails is tried again.
 const RETRIES: u8 = 2;
 
@@ -139,7 +141,8 @@ impl Reads {
     fn enter(&mut self, wanted: usize) {
         let By::Ring { ring, flights, free, waiting } = &mut self.by else { return };
         loop {
-            while let (Some(&slot), Some(&flight)) = (free.last(), waiting.front()) {
+            let mut pushed = 0;
+            while let (Some(&slot), Some(&flight), true) = (free.last(), waiting.front(), pushed < AT_ONCE) {
                 let entry = request(&self.files, &flight, slot);
                 // SAFETY: the memory is lent until the completion is taken, and files live as long as the ring.
                 if unsafe { ring.submission().push(&entry) }.is_err() {
@@ -148,8 +151,11 @@ impl Reads {
                 waiting.pop_front();
                 free.pop();
                 flights[slot as usize] = Some(flight);
+                pushed += 1;
             }
-            match ring.submit_and_wait(wanted) {
+            let more = pushed == AT_ONCE && !waiting.is_empty() && !free.is_empty();
+            match ring.submit_and_wait(if more { 0 } else { wanted }) {
+                Ok(_) if more => {}
                 Ok(_) => return,
                 Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
                 // The kernel is short of something: what is complete has to be taken first.
