@@ -89,3 +89,79 @@ fn a_short_last_window_counts_from_two_tokens_on() {
     fs::write(&path, b"\xff\xfe").unwrap();
     assert_refused(&output(&["eval", "ppl", &demo, "--text", path.to_str().unwrap()]), &["text", "utf-8"]);
 }
+
+/// Prose with some variety, where no held-out text is at hand.
+fn prose() -> String {
+    let names = ["the cat", "a small boat", "my brother", "the old king", "nobody"];
+    let deeds =
+        ["ran to the river", "asked 3 + 4", "slept under a tree", "told a story about the moon", "was very hungry"];
+    (0..60).map(|i| format!("Then {} {}, and it was day {i}. ", names[i % 5], deeds[(i * i + i / 7) % 5])).collect()
+}
+
+#[test]
+fn routing_is_recorded_and_its_figures_agree() {
+    let Some(demo) = demo() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| text(&dir.path().join(name));
+    fs::write(path("text"), prose()).unwrap();
+    let args = ["eval", "routing", &demo, "--text", &path("text"), "--tokens", "300"];
+    let files = ["--csv", &path("csv"), "--png", &path("all.png"), "--pin-out", &path("pins")];
+    let found = json(output(&[&args[..], &files, &["--json"]].concat()));
+    let (layers, experts, k) = (8, 64, 8);
+    assert_eq!((&found["tokens"], &found["layers"], &found["experts"]), (&300.into(), &layers.into(), &experts.into()));
+    assert_eq!(found["experts_per_token"], k);
+
+    // 1. every token used k experts of every layer
+    let uses = found["uses"].as_array().unwrap();
+    for layer in uses {
+        let layer: Vec<u64> = layer.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+        assert_eq!((layer.len(), layer.iter().sum::<u64>()), (experts, 300 * k as u64));
+    }
+    // 2. shares are shares; a cache of a whole layer's experts misses each only once
+    let share = |value: &serde_json::Value| (0.0..=1.0).contains(&value.as_f64().unwrap());
+    assert!(share(&found["diversity"]["30"]["mean"]) && share(&found["overlap"]["mean"]));
+    assert!(found["diversity"]["30"]["mean"].as_f64() > found["diversity"]["3"]["mean"].as_f64());
+    assert!(found["lru_hits"]["32"]["mean"].as_f64() > found["lru_hits"]["16"]["mean"].as_f64());
+    // 3. nobody is better than the optimum
+    let pools = found["pools"].as_array().unwrap();
+    assert!(pools.len() > 5);
+    for pool in pools {
+        let misses = |policy: &str| pool["misses"][policy].as_u64().unwrap();
+        for policy in ["lru", "lfu", "scan"] {
+            assert!(misses(policy) >= misses("belady") && misses(policy) <= 300 * (layers * k) as u64, "{pool}");
+        }
+    }
+    // 4. the files say the same
+    let csv = fs::read_to_string(path("csv")).unwrap();
+    let (first, half) = (csv.lines().next().unwrap(), experts * layers / 2);
+    assert_eq!(first, "statistic,layer,series,x,value");
+    assert!(csv.lines().all(|l| l.split(',').count() == 5));
+    let pool = pools.iter().find(|p| p["slots"] == half).unwrap();
+    assert!(csv.contains(&format!("\nmisses,all,belady,{half},{}\n", pool["misses"]["belady"])));
+    assert!(fs::read(path("all.png")).unwrap().starts_with(b"\x89PNG\r\n"));
+    let pins: serde_json::Value = serde_json::from_str(&fs::read_to_string(path("pins")).unwrap()).unwrap();
+    let hottest = pins["hottest"].as_array().unwrap();
+    assert!(hottest.windows(2).all(|w| w[0][2].as_f64() >= w[1][2].as_f64()));
+    let (layer, expert) = (hottest[0][0].as_u64().unwrap() as usize, hottest[0][1].as_u64().unwrap() as usize);
+    let most = uses.iter().flat_map(|l| l.as_array().unwrap()).map(|n| n.as_u64().unwrap()).max();
+    assert_eq!(uses[layer][expert].as_u64(), most);
+
+    // 5. routing does not depend on chunks and threads
+    let again = json(output(&[&args[..], &["--json", "--chunk", "7", "--threads", "1"]].concat()));
+    assert_eq!(again, found);
+    // 6. tables for people, and a folder of images
+    let out = success(output(&[&args[..], &["--png", &path("images")]].concat()));
+    assert!(out.contains("belady") && out.contains("layer before"), "{out}");
+    assert_eq!(fs::read_dir(path("images")).unwrap().count(), 6);
+}
+
+#[test]
+fn routing_is_refused_where_there_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = text(&dir.path().join("text"));
+    fs::write(&path, "too short").unwrap();
+    assert_refused(&output(&["eval", "routing", &golden("qwen3"), "--text", &path]), &["qwen3", "no experts"]);
+    let Some(demo) = demo() else { return };
+    assert_refused(&output(&["eval", "routing", &demo, "--text", &path]), &["text: too short", "tokens"]);
+    assert_refused(&output(&["eval", "routing", &demo, "--text", "/nowhere"]), &["/nowhere"]);
+}

@@ -2,6 +2,7 @@
 
 mod logits;
 mod ppl;
+mod routing;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -18,11 +19,14 @@ enum What {
     Ppl(ppl::PplArgs),
     /// Logits after given token ids; needs no tokenizer.
     Logits(logits::LogitsArgs),
+    /// Which experts the tokens of a text want: how they repeat, and what each policy of caching them makes of it.
+    Routing(routing::RoutingArgs),
 }
 
 pub fn run(args: EvalArgs) -> Result<()> {
     match args.what {
         What::Ppl(args) => ppl::run(args),
         What::Logits(args) => logits::run(args),
+        What::Routing(args) => routing::run(args),
     }
 }

@@ -2,8 +2,10 @@
 //! once, reads those that are missing, all at once, and hands each over when it is there, so that some are computed while others are on their way.
 
 mod cache;
+mod forecast;
 mod layout;
 mod reads;
+pub mod simulate;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

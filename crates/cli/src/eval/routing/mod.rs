@@ -1,0 +1,141 @@
+//! `sluice eval routing`: which experts the tokens of a text want, and what a cache of them could do.
+//!
+//! The text goes through the model in chunks, since routing does not depend on them, and is then looked at as decoding would have come to
+//! it: token by token, layer by layer. It is cut into contexts of at most [`CONTEXT`] tokens.
+
+mod chart;
+mod pins;
+mod report;
+mod statistics;
+
+use std::fs;
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use sluice_engine::{Engine, Loading};
+use sluice_store::AtomicFile;
+
+use crate::engine_args::{EngineArgs, model_or_demo};
+use crate::load;
+use crate::progress::Progress;
+use pins::Pins;
+use report::Report;
+use statistics::Routing;
+
+#[derive(Args)]
+pub struct RoutingArgs {
+    /// The model's folder (default: the demo model)
+    #[arg(value_name = "MODEL")]
+    folder: Option<PathBuf>,
+    /// The model's folder
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "folder")]
+    model: Option<PathBuf>,
+    /// The text, UTF-8; special tokens written in it are parsed
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+    /// Only the first so many tokens of it
+    #[arg(long, value_name = "N")]
+    tokens: Option<NonZeroUsize>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Write all figures as CSV, a row for each: statistic, layer (counted among those with experts, or `all`), series, x, value
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Draw the figures: one image if the name ends in .png, else a folder with an image for each
+    #[arg(long, value_name = "FILE|DIR")]
+    png: Option<PathBuf>,
+    /// Write the experts by heat, for `--pin`: JSON with rows of layer, expert, share of the tokens that want it
+    #[arg(long, value_name = "FILE")]
+    pin_out: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// Tokens after which the model begins with an empty context.
+const CONTEXT: usize = 4096;
+
+/// Fewer tokens have no statistics.
+const FEWEST: usize = 32;
+
+pub fn run(args: RoutingArgs) -> Result<()> {
+    // 1. the text's tokens
+    let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
+    let mut engine = load::engine(&folder, &args.engine, args.engine.options()?)?;
+    ensure!(engine.spec().experts.is_some(), "{}: this model has no experts", folder.display());
+    let tokenizer = load::tokenizer(&folder)?;
+    let name = || args.text.display().to_string();
+    let text = fs::read(&args.text).with_context(name)?;
+    let text = std::str::from_utf8(&text).with_context(name)?;
+    let mut tokens = tokenizer.encode(text, false)?;
+    tokens.truncate(args.tokens.map_or(usize::MAX, NonZeroUsize::get));
+    ensure!(tokens.len() >= FEWEST, "{}: too short, {} tokens; {FEWEST} are needed", name(), tokens.len());
+
+    // 2. what they want, and what follows from it
+    let routing = record(&mut engine, &tokens)?;
+    load::say_notes(&engine);
+    let report = Report::new(&routing, engine.options().threads);
+
+    // 3. the figures
+    if let Some(path) = &args.csv {
+        write(path, report.to_csv().as_bytes())?;
+    }
+    if let Some(path) = &args.png {
+        draw(path, &report.charts())?;
+    }
+    if let Some(path) = &args.pin_out {
+        let uses: Vec<Vec<u64>> = (0..routing.layers.len()).map(|l| routing.uses(l)).collect();
+        write(path, Pins::new(&uses, routing.tokens()).to_text().as_bytes())?;
+    }
+    let mut out = io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", report.to_json())?;
+    } else {
+        write!(out, "{}", report.to_text())?;
+    }
+    Ok(out.flush()?)
+}
+
+/// Takes the tokens through the model.
+fn record(engine: &mut Engine, tokens: &[u32]) -> Result<Routing> {
+    let (experts, k) = engine.spec().experts.context("a model without experts")?;
+    let mut routing = Routing { experts, k, layers: Vec::new() };
+    let context = engine.max_context().min(CONTEXT);
+    let load = engine.loading().map(Loading::progress);
+    let mut progress = Progress::after_loading(load, "reading the text", "tokens", tokens.len());
+    engine.record_routing();
+    for (i, part) in tokens.chunks(context).enumerate() {
+        engine.score(part, false, |_, _| Ok(()))?;
+        for routed in engine.take_routing() {
+            routing.k = routed.k;
+            if routing.layers.len() <= routed.layer {
+                routing.layers.resize(routed.layer + 1, Vec::new());
+            }
+            routing.layers[routed.layer].extend_from_slice(&routed.experts);
+        }
+        progress.set((i + 1) * context.min(tokens.len()), tokens.len());
+    }
+    progress.finish();
+    let whole = routing.layers.iter().all(|l| l.len() == tokens.len() * routing.k);
+    ensure!(whole && !routing.layers.is_empty(), "the model has not routed every token in every layer");
+    Ok(routing)
+}
+
+fn draw(path: &Path, charts: &[chart::Chart]) -> Result<()> {
+    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("png")) {
+        return write(path, &chart::png(charts)?);
+    }
+    fs::create_dir_all(path).with_context(|| path.display().to_string())?;
+    charts
+        .iter()
+        .try_for_each(|c| write(&path.join(c.name).with_extension("png"), &chart::png(std::slice::from_ref(c))?))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(bytes)?;
+    Ok(file.commit()?)
+}
