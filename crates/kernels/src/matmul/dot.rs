@@ -3,6 +3,7 @@
 //! Each output has its own accumulator and sees its columns in ascending order, so an output's bits do not depend on R, T or
 //! on the blocking above them.
 
+use crate::fetch;
 use crate::lanes::Lanes;
 
 /// One way of multiplying a stretch of a weight row by the same stretch of a token.
@@ -26,7 +27,7 @@ pub(super) trait Dot<V: Lanes> {
 
 /// Rows of weights and tokens to multiply, and where the results go.
 #[derive(Clone, Copy)]
-pub(super) struct Job<'a> {
+pub(crate) struct Job<'a> {
     /// [rows, stride bytes]
     pub w: *const u8,
     pub w_stride: usize,
@@ -46,19 +47,6 @@ const L1_WEIGHTS: usize = 24 << 10;
 /// How far ahead the rows of one token are fetched, at least, in bytes.
 const AHEAD: usize = 8 << 10;
 
-/// Asks for the line at `p`, which may lie anywhere: a prefetch does not fault.
-#[inline(always)]
-fn fetch(p: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch has no effect but on speed; the instruction is part of every x86-64.
-    unsafe {
-        use std::arch::x86_64::*;
-        _mm_prefetch::<_MM_HINT_T0>(p.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
-}
-
 /// # Safety
 /// The job's pointers hold what it says; the instruction set of `V` is available.
 #[inline(always)]
@@ -66,6 +54,7 @@ pub(super) unsafe fn run<V: Lanes, D: Dot<V>>(job: Job) {
     // A wide set has registers for 4 x 4 accumulators, the others for 2 x 2 (one is two registers in AVX2).
     let wide = size_of::<V>() == 64 && align_of::<V>() == 64;
     let block = (L1_WEIGHTS / job.w_stride.max(1)).max(4) / 4 * 4;
+    let block = if job.tokens.len() == 1 { job.rows } else { block };
     for first in (0..job.rows).step_by(block) {
         let rows = block.min(job.rows - first);
         // SAFETY: a sub-range of the job's rows.
@@ -81,7 +70,7 @@ pub(super) unsafe fn run<V: Lanes, D: Dot<V>>(job: Job) {
                 i += 2;
             }
             if i < job.tokens.len() {
-                rows_by::<V, D, 4, 1>(&part, i);
+                rows_in_streams::<V, D>(&part, i);
             }
         }
     }
@@ -94,32 +83,51 @@ unsafe fn rows_by<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(job: &Job
     // SAFETY: rows and tokens stay inside the job.
     unsafe {
         while job.rows - r >= R {
-            tile::<V, D, R, T>(job, r, i);
+            tile::<V, D, R, T>(job, std::array::from_fn(|i| r + i), i, 0);
             r += R;
         }
         while r < job.rows {
-            tile::<V, D, 1, T>(job, r, i);
+            tile::<V, D, 1, T>(job, [r], i, 0);
             r += 1;
         }
+    }
+}
+
+/// All rows of `job` for its token `i`, in four streams of a quarter of the rows each: these lie on pages of their own, so that more of the
+/// prefetchers' trackers work at once.
+#[inline(always)]
+unsafe fn rows_in_streams<V: Lanes, D: Dot<V>>(job: &Job, i: usize) {
+    let quarter = job.rows.div_ceil(4);
+    let ahead = AHEAD.div_ceil(4 * job.w_stride.max(1));
+    for r in 0..quarter {
+        // The same place some rows further on in the stream, or in that of as many rows behind these, which often come next.
+        let further = if r + ahead < quarter { ahead } else { job.rows + ahead - quarter };
+        // Past the last row the last row is computed once more.
+        let rows = std::array::from_fn(|i| (i * quarter + r).min(job.rows - 1));
+        // SAFETY: these rows and this token are the job's.
+        unsafe { tile::<V, D, 4, 1>(job, rows, i, further * job.w_stride) };
     }
 }
 
 // Plain loops over arrays of constant length: they unroll into registers, where iterators and closures over vectors may not be inlined.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-unsafe fn tile<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(job: &Job, r0: usize, i0: usize) {
-    // SAFETY: the caller vouches for rows r0..r0 + R, tokens i0..i0 + T and the instruction set.
+unsafe fn tile<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(
+    job: &Job,
+    rows: [usize; R],
+    i0: usize,
+    ahead: usize,
+) {
+    // SAFETY: the caller vouches for the rows, tokens i0..i0 + T and the instruction set.
     unsafe {
         let mut w = [job.w; R];
         for r in 0..R {
-            w[r] = job.w.add((r0 + r) * job.w_stride);
+            w[r] = job.w.add(rows[r] * job.w_stride);
         }
         let mut x = [job.x; T];
         for t in 0..T {
             x[t] = job.x.add(*job.tokens.get_unchecked(i0 + t) as usize * job.cols * D::SIZES.1);
         }
-        // One token reads at the speed of memory: the same place in rows that come soon.
-        let ahead = R * job.w_stride * AHEAD.div_ceil(R * job.w_stride);
         let mut acc = [[V::splat(0.0); T]; R];
         let whole = job.cols / D::STEP * D::STEP;
         let mut k = 0;
@@ -130,8 +138,9 @@ unsafe fn tile<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(job: &Job, r
             }
             for r in 0..R {
                 let w = w[r].add(k * D::SIZES.0);
+                // One token reads at the speed of memory.
                 if T == 1 {
-                    fetch(w.wrapping_add(ahead));
+                    fetch(w.addr().wrapping_add(ahead));
                 }
                 let w = D::w(w);
                 for t in 0..T {
@@ -151,7 +160,7 @@ unsafe fn tile<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(job: &Job, r
         }
         for r in 0..R {
             for t in 0..T {
-                *job.out.add((i0 + t) * job.out_stride + r0 + r) = acc[r][t].sum();
+                *job.out.add((i0 + t) * job.out_stride + rows[r]) = acc[r][t].sum();
             }
         }
     }

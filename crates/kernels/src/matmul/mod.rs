@@ -202,6 +202,11 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// Its bytes: scales, biases, data.
+    pub fn parts(&self) -> [&'a [u8]; 3] {
+        [self.scales, self.biases, self.data]
+    }
+
     /// The packed bytes of row `r`.
     pub(crate) fn row(&self, r: usize) -> &'a [u8] {
         let n = self.row_bytes();
@@ -269,7 +274,7 @@ pub fn matmul(
     assert!(tokens.iter().all(|&t| (t as usize) < n), "a token is not among the {n} of the input");
     match (w.form, x) {
         (Form::Float(_), Input::F32(x)) => float::direct(isa, w, x, tokens, tile),
-        (Form::Float(Float::Bf16), Input::Bf16(x)) => pairs::direct(isa, w, x, tokens, tile),
+        (Form::Float(Float::Bf16), Input::Bf16(x)) => pairs::direct(isa, w, x, tokens, tile, scratch),
         (Form::Affine { .. }, Input::F32(x)) => float::affine(isa, w, x, tokens, tile, scratch),
         (Form::Affine { .. }, Input::Bf16(x)) => pairs::affine(isa, w, x, tokens, tile, scratch),
         (Form::Affine { .. }, Input::Int8 { q, scales, sums }) => {
@@ -281,11 +286,12 @@ pub fn matmul(
 }
 
 /// Bytes of [`Scratch`] that [`matmul`] needs for ranges of up to `rows` rows and up to `tokens` tokens.
-pub fn scratch_bytes(form: Form, cols: usize, _rows: usize, tokens: usize, mode: Activations) -> usize {
+pub fn scratch_bytes(form: Form, cols: usize, rows: usize, tokens: usize, mode: Activations) -> usize {
     match (form, form.encoding(mode)) {
+        (Form::Float(_), Encoding::Bf16) => pairs::direct_scratch_bytes(rows, cols, tokens),
         (Form::Float(_), _) => 0,
         (_, Encoding::F32) => float::scratch_bytes(cols),
-        (_, Encoding::Bf16) => pairs::scratch_bytes(cols),
+        (_, Encoding::Bf16) => pairs::affine_scratch_bytes(cols, tokens),
         (_, Encoding::Int8) => int8::scratch_bytes(cols, tokens),
     }
 }

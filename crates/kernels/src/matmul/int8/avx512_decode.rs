@@ -180,17 +180,21 @@ unsafe fn rows<const BITS: usize, const PARTS: usize, const T: usize>(
     let (step_bytes, steps) = (step_cols / 8 * BITS, w.cols / step_cols);
     let token_bytes = token_bytes(w.cols, PARTS);
     let rest = (w.cols - steps * step_cols) / (32 * PARTS);
-    // The same place some blocks of four rows further on. It may lie past the end: a prefetch does not fault.
-    let blocks_ahead = AHEAD.div_ceil(4 * row_bytes);
-    let ahead = blocks_ahead * 4 * row_bytes;
-    let mut scales = Scales::new(w, blocks_ahead);
-    for r in all.step_by(4) {
-        // Past the last row the last row is read once more, and not written.
-        let index: [usize; 4] = std::array::from_fn(|i| (r + i).min(w.rows - 1));
+    // Four streams, a quarter of the rows each: they lie on pages of their own, so that more of the prefetchers' trackers work at once.
+    let quarter = all.len().div_ceil(4);
+    let rows_ahead = AHEAD.div_ceil(4 * row_bytes);
+    let mut scales = Scales::new(w);
+    for r in 0..quarter {
+        // Past the last row the last row is computed once more.
+        let index: [usize; 4] = std::array::from_fn(|i| all.start + (i * quarter + r).min(all.len() - 1));
+        // The same place some rows further on in the stream, or in that of as many rows behind these, which often come next. It may lie
+        // past the end: a prefetch does not fault.
+        let further = if r + rows_ahead < quarter { rows_ahead } else { all.len() + rows_ahead - quarter };
+        let ahead = further * row_bytes;
         // SAFETY: rows are inside the matrix, steps inside the rows and the token.
         unsafe {
             let p = index.map(|row| w.data.as_ptr().add(row * row_bytes));
-            scales.start(w, index);
+            scales.start(w, index, further);
             let mut acc = [_mm512_setzero_ps(); T];
             for step in 0..steps {
                 let (s, b) = scales.next(step);
@@ -243,11 +247,14 @@ unsafe fn rows<const BITS: usize, const PARTS: usize, const T: usize>(
                     acc[t] = _mm512_mask3_fmadd_ps(b, _mm512_loadu_ps(x.add(16 * PARTS)), acc[t], there);
                 }
             }
-            let written = (1u8 << (w.rows - r).min(4)) - 1;
             for t in 0..T {
                 let pairs = _mm256_add_ps(_mm512_castps512_ps256(acc[t]), _mm512_extractf32x8_ps::<1>(acc[t]));
                 let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
-                _mm_mask_storeu_ps(out.add(t * w.rows + r), written, four);
+                let mut sums = [0f32; 4];
+                _mm_storeu_ps(sums.as_mut_ptr(), four);
+                for i in 0..4 {
+                    *out.add(t * w.rows + index[i]) = sums[i];
+                }
             }
         }
     }
@@ -406,7 +413,7 @@ struct Scales {
 
 impl Scales {
     #[inline(always)]
-    fn new(w: &Matrix, blocks_ahead: usize) -> Scales {
+    fn new(w: &Matrix) -> Scales {
         let (form, row_bytes) = (affine_of(w), w.scale_row_bytes());
         // SAFETY: the shell that this is inlined to has the instruction set.
         unsafe {
@@ -431,7 +438,7 @@ impl Scales {
                 s: [w.scales.as_ptr(); 4],
                 b: [w.biases.as_ptr(); 4],
                 row_bytes,
-                ahead: blocks_ahead * 4 * row_bytes,
+                ahead: 0,
                 s_block: zero,
                 b_block: zero,
                 log_steps: (held / 4).trailing_zeros(),
@@ -441,12 +448,13 @@ impl Scales {
         }
     }
 
-    /// Goes to the first step of four rows.
+    /// Goes to the first step of four rows, and will fetch what lies `further` rows on.
     ///
     /// # Safety
     /// The rows are inside the matrix.
     #[inline(always)]
-    unsafe fn start(&mut self, w: &Matrix, rows: [usize; 4]) {
+    unsafe fn start(&mut self, w: &Matrix, rows: [usize; 4], further: usize) {
+        self.ahead = further * self.row_bytes;
         // SAFETY: the caller's.
         unsafe {
             self.s = rows.map(|row| w.scales.as_ptr().add(row * self.row_bytes));
@@ -463,7 +471,7 @@ impl Scales {
             if in_block == 0 {
                 let at = (step >> self.log_steps) * 16;
                 let mask = ((1u32 << (self.row_bytes - at).min(16)) - 1) as u16;
-                for row in [0, 2] {
+                for row in 0..4 {
                     _mm_prefetch::<_MM_HINT_T0>(self.s[row].wrapping_add(at + self.ahead).cast());
                     _mm_prefetch::<_MM_HINT_T0>(self.b[row].wrapping_add(at + self.ahead).cast());
                 }

@@ -2,7 +2,11 @@
 //!
 //! The arithmetic is that of `vdpbf16ps`: per lane two fused multiply-adds, the odd element first, with denormal inputs (the
 //! accumulator too) taken as zero and a result that is below the normal range *after rounding with an unbounded exponent* flushed to zero
-//! of its sign. Where the instruction is missing, [`flushed_fma`] and its vector forms do the same.
+//! of its sign. Where the instruction is missing, [`flushed_fma`] and its vector forms do the same. With AVX-512 many tokens go through
+//! `avx512_prefill`, which rearranges tiles of rows in cache; all else streams the rows as they lie.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512_prefill;
 
 use super::dot::{self, Dot, Job};
 use super::{Matrix, Scratch};
@@ -22,7 +26,16 @@ pub(crate) trait Pairs: Lanes {
     unsafe fn mac_pair(self, a: Self::Pair, b: Self::Pair) -> Self;
     /// Rounds to bf16 as `vcvtneps2bf16` does it: to nearest even, denormals to zero, NaN quieted; 32 bytes to `p`.
     unsafe fn store_bf16(self, p: *mut u8);
+    /// The instruction set's way through a product; `working` has [`working_bytes`].
+    #[inline(always)]
+    unsafe fn product(job: Job, _working: *mut u8) {
+        // SAFETY: the caller's.
+        unsafe { dot::run::<Self, BothBf16>(job) }
+    }
 }
+
+/// Up to this many tokens stream through the rows; from there on tiles of rows in cache pay.
+const FEW: usize = 32;
 
 /// A denormal as zero of its sign.
 #[inline(always)]
@@ -197,6 +210,16 @@ mod x86 {
                 _mm256_storeu_si256(p.cast(), r);
             }
         }
+        #[inline(always)]
+        unsafe fn product(job: Job, working: *mut u8) {
+            unsafe {
+                if job.tokens.len() <= FEW {
+                    dot::run::<Self, BothBf16>(job);
+                } else {
+                    avx512_prefill::product(job, working);
+                }
+            }
+        }
     }
 }
 
@@ -236,32 +259,51 @@ impl<V: Pairs> Dot<V> for BothBf16 {
 }
 
 #[inline(always)]
-unsafe fn direct_lanes<V: Pairs>(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32]) {
+unsafe fn direct_lanes<V: Pairs>(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    let job = Job {
+        w: w.data.as_ptr(),
+        w_stride: w.row_bytes(),
+        rows: w.rows,
+        x: x.as_ptr().cast(),
+        cols: w.cols,
+        tokens,
+        out: tile.as_mut_ptr(),
+        out_stride: w.rows,
+    };
+    let [working] = scratch.cut([working_bytes(w.rows, w.cols, tokens.len())]);
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
-    unsafe {
-        dot::run::<V, BothBf16>(Job {
-            w: w.data.as_ptr(),
-            w_stride: w.row_bytes(),
-            rows: w.rows,
-            x: x.as_ptr().cast(),
-            cols: w.cols,
-            tokens,
-            out: tile.as_mut_ptr(),
-            out_stride: w.rows,
-        });
-    }
+    unsafe { V::product(job, working) }
 }
 
 simd! {
     /// bf16 weights as they lie.
-    pub(super) fn direct(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32]) = direct_lanes
+    pub(super) fn direct(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = direct_lanes
+}
+
+/// What a product of so many rows and tokens keeps in scratch.
+fn working_bytes(rows: usize, cols: usize, tokens: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if tokens > FEW {
+        return avx512_prefill::working_bytes(rows, cols);
+    }
+    let _ = (rows, cols, tokens);
+    0
+}
+
+pub(super) fn direct_scratch_bytes(rows: usize, cols: usize, tokens: usize) -> usize {
+    super::scratch::cut_bytes([working_bytes(rows, cols, tokens)])
 }
 
 /// Rows that are dequantised at a time.
-const ROWS: usize = 16;
+const ROWS: usize = 32;
 
-pub(super) fn scratch_bytes(cols: usize) -> usize {
-    super::scratch::cut_bytes([cols * 4, ROWS * cols * 2])
+/// A row as f32, some as bf16, and what a product needs.
+fn affine_sizes(cols: usize, tokens: usize) -> [usize; 3] {
+    [cols * 4, ROWS * cols * 2, working_bytes(ROWS, cols, tokens)]
+}
+
+pub(super) fn affine_scratch_bytes(cols: usize, tokens: usize) -> usize {
+    super::scratch::cut_bytes(affine_sizes(cols, tokens))
 }
 
 #[inline(always)]
@@ -272,7 +314,7 @@ unsafe fn affine_lanes<V: Pairs + Unpack>(
     tile: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    let [row, rows] = scratch.cut([w.cols * 4, ROWS * w.cols * 2]);
+    let [row, rows, working] = scratch.cut(affine_sizes(w.cols, tokens.len()));
     let row = row.cast::<f32>();
     for r0 in (0..w.rows).step_by(ROWS) {
         let n = ROWS.min(w.rows - r0);
@@ -285,7 +327,7 @@ unsafe fn affine_lanes<V: Pairs + Unpack>(
                     V::load(row.add(k)).store_bf16(rows.add((r * w.cols + k) * 2));
                 }
             }
-            dot::run::<V, BothBf16>(Job {
+            let job = Job {
                 w: rows,
                 w_stride: w.cols * 2,
                 rows: n,
@@ -294,7 +336,8 @@ unsafe fn affine_lanes<V: Pairs + Unpack>(
                 tokens,
                 out: tile.as_mut_ptr().add(r0),
                 out_stride: w.rows,
-            });
+            };
+            V::product(job, working);
         }
     }
 }
