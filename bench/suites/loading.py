@@ -219,9 +219,10 @@ def prepare(path, state):
                 os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if state == "cold" and os.geteuid() == 0:
         Path("/proc/sys/vm/drop_caches").write_text("1")
-    # Most of the free memory is taken and given back: what a hypervisor has reclaimed of it costs whoever touches it first.
+    # As much free memory as a model and a copy of it take is touched and given back: what a hypervisor has reclaimed of it costs whoever touches it first.
     free = next(int(x.split()[1]) * 1024 for x in open("/proc/meminfo") if x.startswith("MemFree"))
-    with mmap.mmap(-1, free // 4 * 3, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+    wanted = int(2.5 * sum(f.stat().st_size for f in files))
+    with mmap.mmap(-1, min(wanted, free // 4 * 3), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
         memory.madvise(MADV_POPULATE_WRITE)
 
