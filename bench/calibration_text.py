@@ -4,7 +4,7 @@
     bench/calibration_text.py CORPUS HELDOUT OUT [--characters N] [--seed N]
 
 CORPUS has one JSON object per line (`.xz` and `.gz` are unpacked): `messages` (a list of role and content), or `prompt` and `response`, or `text`. Dialogues become
-ChatML, long documents are cut, and `<|endoftext|>` stands between two. Sharing is judged with runs of white space as one space and without ChatML's marks.
+ChatML, long documents are cut, and `<|endoftext|>` stands between two. Sharing is judged document by document, with white space as one space and without ChatML's marks.
 `bench/experts_quality.py` asks `shares` once more about the text that it is given. Standard library only.
 """
 
@@ -22,22 +22,22 @@ SHARED = 60
 DIALOGUE, PROSE = 4000, 2000
 
 
-def plain(text):
-    """What is compared: no marks, one space for any white space."""
-    text = re.sub(r"<\|im_(start|end)\|>(user|assistant|system)?", "", text.replace(END, " "))
-    return re.sub(r"\s+", " ", text).strip()
+def runs(text):
+    """Every run of 60 characters inside a document, of one or several: no marks, one space for any white space."""
+    for document in text.split(END):
+        document = re.sub(r"<\|im_(start|end)\|>(user|assistant|system)?", "", document)
+        document = re.sub(r"\s+", " ", document).strip()
+        yield from (document[i : i + SHARED] for i in range(len(document) - SHARED + 1))
 
 
 def windows(heldout):
-    """Every run of 60 characters of a held-out text."""
-    text = plain(heldout)
-    return {text[i : i + SHARED] for i in range(len(text) - SHARED + 1)}
+    """What a text must not share with a held-out one."""
+    return set(runs(heldout))
 
 
-def shares(document, held):
-    """The first 60 characters that a document has in common with a held-out text's `windows`, or None."""
-    text = plain(document)
-    return next((w for i in range(len(text) - SHARED + 1) if (w := text[i : i + SHARED]) in held), None)
+def shares(text, held):
+    """The first 60 characters that a text has in common with a held-out one's `windows`, or None."""
+    return next((run for run in runs(text) if run in held), None)
 
 
 def written(document):
