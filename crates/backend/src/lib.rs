@@ -10,7 +10,7 @@ mod profile;
 
 use std::ops::Range;
 
-pub use cpu::Cpu;
+pub use cpu::{Cpu, Lookahead, Streamed};
 pub use profile::{Phase, PhaseRow, Profile};
 pub use sluice_kernels::attention::KvType;
 pub use sluice_kernels::isa::Isa;
@@ -18,6 +18,7 @@ pub use sluice_kernels::matmul::{Activations, Float, Form};
 pub use sluice_kernels::route::Scoring;
 pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 use sluice_store::Bytes;
+pub use sluice_store::experts::{ExpertOptions, ExpertStats};
 
 /// Floats of a checkpoint as f32.
 pub fn widen(float: Float, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {
@@ -40,16 +41,19 @@ pub enum MemoryClass {
     Kv,
     /// Recurrent states.
     State,
+    /// Slots of experts that are read when tokens want them.
+    Experts,
     /// Activations and everything else a step needs.
     Scratch,
 }
 
 impl MemoryClass {
-    pub const ALL: [MemoryClass; 5] = [
+    pub const ALL: [MemoryClass; 6] = [
         MemoryClass::WeightsMapped,
         MemoryClass::WeightsCopied,
         MemoryClass::Kv,
         MemoryClass::State,
+        MemoryClass::Experts,
         MemoryClass::Scratch,
     ];
 
@@ -59,6 +63,7 @@ impl MemoryClass {
             MemoryClass::WeightsCopied => "weights_copied",
             MemoryClass::Kv => "kv",
             MemoryClass::State => "state",
+            MemoryClass::Experts => "experts",
             MemoryClass::Scratch => "scratch",
         }
     }
@@ -368,7 +373,12 @@ pub trait Backend: Send {
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor);
     /// Which experts the rows of `x` (normed) take. The one read-back of a layer.
     fn route(&mut self, x: Tensor, router: &Linear, scoring: &Scoring, routing: &mut Routing);
-    /// `residual += sum of the routed experts of x + shared expert of x`; `x` is normed.
+    /// Says which experts [`Backend::experts`] will be called with next: where they are not in memory, they begin to come.
+    fn fetch(&mut self, routing: &Routing, experts: &Experts);
+    /// Applies a later layer's norm and router to `x`, to guess which of its experts will be wanted. Changes no result, and does nothing where all experts
+    /// are in memory. Between [`Backend::fetch`] and [`Backend::experts`], so that it costs time that is waited anyway.
+    fn foresee(&mut self, x: Tensor, norm: Norm, router: &Linear, scoring: &Scoring, experts: &Experts);
+    /// `residual += sum of the routed experts of x + shared expert of x`; `x` is normed, the experts were fetched.
     fn experts(
         &mut self,
         x: Tensor,

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum, value_parser};
-use sluice_engine::{Activations, KvType, LoadMode, LoadOptions, Options};
+use sluice_engine::{Activations, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Options, Placement, Policy};
 
 use crate::{demo, folders, machine};
 
@@ -44,6 +44,31 @@ pub struct EngineArgs {
     /// Bytes that weights, keys and values, states and scratch may take together, such as 8G or 900M; more is refused before reading
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     memory_budget: Option<u64>,
+    /// Where the experts of a mixture live: mapped with all other weights; on disk, read when tokens want them, into slots of memory (slots) or through the
+    /// page cache (pagecache). auto streams what does not fit in memory. Changes speed and memory, never the result
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHERE")]
+    experts: ExpertsArg,
+    /// Memory for experts that are on disk [default: what is left of --memory-budget, or of this machine's memory]
+    #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
+    expert_budget: Option<u64>,
+    /// Guess the next layer's experts and read them while the disk is idle; auto keeps it while it is faster. Never changes the result
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
+    lookahead: LookaheadArg,
+    /// Experts that stay in memory: a file of `sluice eval routing --pin-out`, the hottest first; as many as half of the memory for experts holds
+    #[arg(long, value_name = "FILE")]
+    pin: Option<PathBuf>,
+    /// Which expert goes when another needs its place
+    #[arg(long, value_name = "POLICY", value_parser = policy_arg, hide_short_help = true)]
+    expert_policy: Option<Policy>,
+    /// Bytes that one request for a part of an expert reads at most
+    #[arg(long, value_name = "BYTES", value_parser = bytes_arg, hide_short_help = true)]
+    expert_request: Option<u64>,
+    /// Experts that look-ahead guesses for a layer
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
+    lookahead_experts: Option<u32>,
+    /// Requests for experts that the kernel has at once
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
+    expert_depth: Option<u32>,
     /// Say how each file of weights is read, and why
     #[arg(short, long)]
     verbose: bool,
@@ -65,6 +90,40 @@ enum LoadArg {
     Mmap,
     Pread,
     Direct,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum ExpertsArg {
+    Auto,
+    Mapped,
+    Pagecache,
+    Slots,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum LookaheadArg {
+    On,
+    Off,
+    Auto,
+}
+
+fn policy_arg(name: &str) -> Result<Policy, String> {
+    let names = || Policy::ALL.map(Policy::name).join(", ");
+    Policy::ALL.into_iter().find(|p| p.name() == name).ok_or_else(|| format!("expected one of: {}", names()))
+}
+
+/// Layers and experts of a file in which each line begins with both numbers; what begins with # is a comment.
+fn read_pins(path: &Path) -> Result<Vec<(usize, usize)>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#'));
+    let pair = |(number, line): (usize, &str)| {
+        let mut numbers = line.split([',', '\t', ' ']).filter(|n| !n.is_empty()).map(str::parse::<usize>);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(layer)), Some(Ok(expert))) => Ok((layer, expert)),
+            _ => bail!("{}: line {}: expected a layer and an expert", path.display(), number + 1),
+        }
+    };
+    lines.map(pair).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -145,11 +204,36 @@ impl EngineArgs {
                 KvTypeArg::Int8 => Some(KvType::Int8),
             },
             max_context: self.max_context.map(size),
-            chunk: self.chunk.map_or(defaults.chunk, size),
+            chunk: self.chunk.map(size),
             experts_per_token: self.experts_per_token.map(size),
             load: self.load(),
             kv_reserve: self.kv.0,
             memory_budget: self.memory_budget,
+            experts: match self.experts {
+                ExpertsArg::Auto => Placement::Auto,
+                ExpertsArg::Mapped => Placement::Mapped,
+                ExpertsArg::Pagecache => Placement::PageCache,
+                ExpertsArg::Slots => Placement::Slots,
+            },
+            expert_budget: self.expert_budget,
+            expert_options: self.expert_options()?,
+            lookahead: match self.lookahead {
+                LookaheadArg::On => Lookahead::On,
+                LookaheadArg::Off => Lookahead::Off,
+                LookaheadArg::Auto => Lookahead::Auto,
+            },
+            ..defaults
+        })
+    }
+
+    fn expert_options(&self) -> Result<ExpertOptions> {
+        let defaults = ExpertOptions::default();
+        Ok(ExpertOptions {
+            policy: self.expert_policy.unwrap_or(defaults.policy),
+            pinned: self.pin.as_deref().map(read_pins).transpose()?.unwrap_or_default(),
+            request: self.expert_request.map_or(defaults.request, |n| n as usize),
+            ahead: self.lookahead_experts.map_or(defaults.ahead, |n| n as usize),
+            depth: self.expert_depth.map_or(defaults.depth, |n| n as usize),
             ..defaults
         })
     }

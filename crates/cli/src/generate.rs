@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use sluice_engine::text::{Detokenizer, StopStrings, Tokenizer};
-use sluice_engine::{Engine, Event, Finish, Generation, Profile, SequenceId};
+use sluice_engine::{Engine, Event, Finish, Generation, Profile, SequenceId, Streamed};
 
 /// What happens while an answer is made.
 pub enum Piece<'a> {
@@ -49,6 +49,8 @@ pub struct Answer {
     pub first_token: Option<Instant>,
     /// Of the prompt and of the answer; empty unless the engine profiles.
     pub profiles: [Profile; 2],
+    /// What streamed experts took; `None` where none are.
+    pub streamed: Option<Streamed>,
 }
 
 /// Appends `prompt` to the sequence and generates. `each` sees all that happens and may break it off.
@@ -70,6 +72,7 @@ pub fn answer(
     let (mut computed, mut first_token, mut last_token) = (0, None, None);
     let mut profiles = [Profile::default(), Profile::default()];
     engine.take_profile();
+    engine.take_streamed();
     let begun = Instant::now();
     engine.start(id, prompt, generation)?;
 
@@ -98,6 +101,9 @@ pub fn answer(
                     }
                     flow
                 }
+                Event::Finished { reason: Finish::Failed, .. } => {
+                    return Err(engine.take_failure().unwrap_or_else(|| anyhow::anyhow!("experts could not be read")));
+                }
                 Event::Finished { reason, .. } => break 'steps End::Engine(reason),
             };
             // An answer that has just come to its end is not broken off.
@@ -124,5 +130,6 @@ pub fn answer(
     }
     let reading = first_token.map_or_else(|| begun.elapsed(), |t| t - begun);
     let generating = last_token.zip(first_token).map_or(Duration::ZERO, |(last, first)| last - first);
-    Ok(Answer { text, tokens, end, computed, reading, generating, first_token, profiles })
+    let streamed = engine.take_streamed();
+    Ok(Answer { text, tokens, end, computed, reading, generating, first_token, profiles, streamed })
 }

@@ -88,7 +88,7 @@ pub fn finish(engine: &Engine) -> Result<()> {
 
 /// Says what reading the weights fell back on, a line each.
 pub fn say_notes(engine: &Engine) {
-    engine.loading().into_iter().flat_map(Loading::notes).for_each(|note| terminal::note(&note));
+    engine.fallbacks().iter().for_each(|note| terminal::note(note));
 }
 
 /// Loads the tokenizer only.

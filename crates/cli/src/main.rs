@@ -22,6 +22,7 @@ mod prompt;
 mod run;
 mod sampling_args;
 mod stats;
+mod streamed;
 mod terminal;
 mod units;
 

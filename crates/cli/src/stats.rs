@@ -8,7 +8,7 @@ use sluice_engine::{Engine, FileReport, MemoryClass, Phase, Profile};
 
 use crate::engine_args::{activations_name, kv_type_name};
 use crate::generate::Answer;
-use crate::{machine, units};
+use crate::{machine, streamed, units};
 
 /// What is known besides the answer itself.
 pub struct Measured {
@@ -40,6 +40,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         "load_weights_seconds": m.weights_time.as_secs_f64(),
         "load_text_seconds": m.text_time.as_secs_f64(),
         "loading": loading_json(engine),
+        "experts": streamed::to_json(engine, answer.streamed.as_ref(), answer.reading + answer.generating, answer.computed + answer.tokens.len()),
         "first_token_seconds": {
             "from_start": m.first_from_start.map(|t| t.as_secs_f64()),
             "from_request": m.first_from_request.map(|t| t.as_secs_f64()),
@@ -104,6 +105,15 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
         ),
         ("context", format!("{} of {} tokens", m.context, engine.max_context())),
         ("memory", format!("{}; KV in use {}", classes.join(", "), units::bytes(engine.kv_in_use() as u64))),
+        (
+            "experts",
+            streamed::to_text(
+                engine,
+                answer.streamed.as_ref(),
+                answer.reading + answer.generating,
+                answer.computed + answer.tokens.len(),
+            ),
+        ),
         ("resident", format!("peak {}, now {} anonymous, {} of files", own("VmHWM"), own("RssAnon"), own("RssFile"))),
         (
             "engine",

@@ -7,26 +7,12 @@ mod support;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
 use support::*;
 
 const TOKENS: &[&str] = &["--tokens", "1,2,3,4,5", "--json"];
-
-/// The shim, compiled once.
-fn shim() -> &'static Path {
-    static SHIM: OnceLock<PathBuf> = OnceLock::new();
-    SHIM.get_or_init(|| {
-        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("faults-{}.so", std::process::id()));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/faults.c");
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-w", "-o"]).arg(&library).arg(source).arg("-ldl");
-        assert!(cc.status().unwrap().success());
-        library
-    })
-}
 
 fn logits(folder: &Path, load: &str) -> Command {
     let mut command = sluice(&["eval", "logits", &text(folder), "--load", load, "-v"]);

@@ -7,6 +7,8 @@ pub(crate) struct Need {
     pub weights: usize,
     pub state: usize,
     pub scratch: usize,
+    /// Slots of experts that stay on disk.
+    pub experts: usize,
     /// A block of keys and values, of all cache groups, for each sequence.
     pub block: usize,
     /// Tokens of a block.
@@ -21,14 +23,15 @@ impl Need {
     /// # Errors
     /// Where not even a block, or not what is to be reserved, fits beside the rest.
     pub fn context_within(&self, budget: u64) -> Result<usize> {
-        let fixed = (self.weights + self.state + self.scratch) as u64;
+        let fixed = (self.weights + self.experts + self.state + self.scratch) as u64;
         let first = self.reserved.div_ceil(self.block_tokens).max(1);
         let kv = first as u64 * self.block as u64;
         if fixed + kv > budget {
             let tokens = first * self.block_tokens;
             let sum = format!(
-                "weights {} + scratch {} + state {} + keys and values of {tokens} tokens {} = {}, {} more than the memory budget of {}",
+                "weights {}{} + scratch {} + state {} + keys and values of {tokens} tokens {} = {}, {} more than the memory budget of {}",
                 bytes(self.weights as u64),
+                if self.experts > 0 { format!(" + experts {}", bytes(self.experts as u64)) } else { String::new() },
                 bytes(self.scratch as u64),
                 bytes(self.state as u64),
                 bytes(kv),
@@ -40,8 +43,8 @@ impl Need {
                 bail!("{sum}; reserve fewer tokens (--kv reserve=TOKENS) or none (--kv dynamic)");
             }
             bail!(
-                "{sum}; weights that do not fit have to be streamed from disk, which this version does not do yet: \
-                 fewer bits (`sluice pack`) or a larger budget are what is left"
+                "{sum}; a mixture's experts can be streamed from disk (--experts slots); else fewer bits (`sluice pack`) or a larger budget \
+                 are what is left"
             );
         }
         let blocks = (budget - fixed).checked_div(self.block as u64).unwrap_or(u64::MAX);
@@ -62,7 +65,8 @@ fn bytes(n: u64) -> String {
 mod tests {
     use super::*;
 
-    const NEED: Need = Need { weights: 1000, state: 10, scratch: 90, block: 100, block_tokens: 32, reserved: 0 };
+    const NEED: Need =
+        Need { weights: 1000, state: 10, scratch: 90, experts: 0, block: 100, block_tokens: 32, reserved: 0 };
 
     #[test]
     fn what_is_left_of_a_budget_is_context() {

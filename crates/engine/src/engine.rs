@@ -5,13 +5,16 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{
-    Activations, Backend, Batch, Cpu, Float, Isa, KvLayout, KvPool, KvType, MemoryClass, Profile, Routed, SequenceSlice,
+    Activations, Backend, Batch, Cpu, ExpertOptions, Float, Isa, KvLayout, KvPool, KvType, Lookahead, MemoryClass,
+    Profile, Routed, SequenceSlice, Streamed,
 };
 use sluice_cache::{BlockPool, BlockTable};
 use sluice_model::{Caches, Config, Decoder, Spec};
+use sluice_store::experts::Keep;
 use sluice_store::{Checkpoint, LoadOptions, Loading};
 
 use crate::budget::Need;
+use crate::placement::{self, Placed, Placement};
 use crate::sampler::{History, Sampler};
 use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 
@@ -27,8 +30,8 @@ pub struct Options {
     pub max_context: Option<usize>,
     /// Sequences at once.
     pub max_sequences: usize,
-    /// Tokens that one step takes at most: the length of a prefill chunk.
-    pub chunk: usize,
+    /// Tokens that one step takes at most: the length of a prefill chunk. `None`: 512, or more where each expert of a chunk is read from disk.
+    pub chunk: Option<usize>,
     /// Tokens in a block of the cache.
     pub block_tokens: usize,
     /// Changes the model's output: see `sluice_model::Options`.
@@ -39,9 +42,25 @@ pub struct Options {
     /// Tokens whose keys and values are resident from the start, of each sequence; `Some(usize::MAX)`: of the whole context. Beyond them
     /// memory is committed in steps, as it is without any. Changes no result.
     pub kv_reserve: Option<usize>,
-    /// Bytes that weights, keys and values, states and scratch may take together.
+    /// Bytes that weights, keys and values, states, experts and scratch may take together.
     pub memory_budget: Option<u64>,
+    /// Where the experts of a mixture live; changes no result.
+    pub experts: Placement,
+    /// Bytes of memory for experts that are read when tokens want them. `None`: what the memory budget, or else the machine, leaves.
+    pub expert_budget: Option<u64>,
+    /// How such experts are read and kept; where and within how many bytes is decided by the two above.
+    pub expert_options: ExpertOptions,
+    pub lookahead: Lookahead,
 }
+
+/// Tokens of a chunk.
+const CHUNK: usize = 512;
+/// Where experts are read for each chunk anew: as many as most experts are used by anyway, several times over.
+const STREAMED_CHUNK: usize = 2048;
+/// What a process takes beside all that is accounted: its program, tokenizer, headers, tables of pages.
+const PROGRAM: u64 = 64 << 20;
+/// Positions whose keys and values have room before experts take what is left.
+const USUAL_CONTEXT: usize = 8192;
 
 impl Options {
     /// The defaults of this machine: all cores, its fastest instruction set.
@@ -53,13 +72,17 @@ impl Options {
             kv_type: None,
             max_context: None,
             max_sequences: 1,
-            chunk: 512,
+            chunk: None,
             block_tokens: 32,
             experts_per_token: None,
             profile: false,
             load: LoadOptions::default(),
             kv_reserve: None,
             memory_budget: None,
+            experts: Placement::Auto,
+            expert_budget: None,
+            expert_options: ExpertOptions::default(),
+            lookahead: Lookahead::Auto,
         })
     }
 }
@@ -77,6 +100,12 @@ pub struct Engine {
     sequences: Vec<Sequence>,
     next_id: u64,
     options: Options,
+    chunk: usize,
+    placed: Placed,
+    /// Why the experts of some tokens of the last step were not there.
+    failure: Option<anyhow::Error>,
+    /// Whose they are, and whether logits were asked for.
+    failed: Vec<(usize, bool)>,
     max_context: usize,
     skipped: Vec<String>,
     // Kept between steps, so that a step allocates nothing.
@@ -98,26 +127,40 @@ impl Engine {
         ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
         let config = Config::open(folder)?;
         sluice_model::check_supported(&config)?;
-        let (checkpoint, loading) = sluice_store::load::open(folder, &options.load)?;
-        Engine::build(&checkpoint, Some(loading), &config, options)
+        let placed = placement::decide(folder, &config, &options)?;
+        let mut load = options.load.clone();
+        if placed.placement != Placement::Mapped {
+            load.left = Some(sluice_model::is_of_experts);
+        }
+        let (checkpoint, loading) = sluice_store::load::open(folder, &load)?;
+        Engine::build(&checkpoint, Some(loading), &config, options, placed)
     }
 
     /// An engine for an opened checkpoint, whose weights are used as they are.
     pub fn load(checkpoint: &Checkpoint, config: &Config, options: Options) -> Result<Engine> {
-        Engine::build(checkpoint, None, config, options)
+        let placed = Placed { placement: Placement::Mapped, reason: "opened elsewhere".into() };
+        Engine::build(checkpoint, None, config, options, placed)
     }
 
-    fn build(checkpoint: &Checkpoint, loading: Option<Loading>, config: &Config, options: Options) -> Result<Engine> {
-        let positive = options.chunk > 0 && options.max_sequences > 0 && options.block_tokens > 0;
+    fn build(
+        checkpoint: &Checkpoint,
+        loading: Option<Loading>,
+        config: &Config,
+        options: Options,
+        placed: Placed,
+    ) -> Result<Engine> {
+        let streamed = placed.placement != Placement::Mapped;
+        let chunk = options.chunk.unwrap_or(if streamed { STREAMED_CHUNK } else { CHUNK });
+        let positive = chunk > 0 && options.max_sequences > 0 && options.block_tokens > 0;
         ensure!(positive, "chunk, sequences and block size must not be zero");
-        let largest = options.chunk.max(options.block_tokens).max(options.max_context.unwrap_or(0));
+        let largest = chunk.max(options.block_tokens).max(options.max_context.unwrap_or(0));
         ensure!(largest <= 1 << 24, "{largest} is too many tokens");
         let mut backend = Cpu::new(options.isa, options.threads, options.activations)?;
         if options.profile {
             backend.start_profile();
         }
         let model_options = sluice_model::Options {
-            max_tokens: options.chunk,
+            max_tokens: chunk,
             context: options.max_context,
             experts_per_token: options.experts_per_token,
         };
@@ -137,7 +180,29 @@ impl Engine {
             0 => None,
             len => Some(backend.alloc(MemoryClass::State, options.max_sequences, len)?),
         };
-        // 1. What the budget has room for, before anything is read
+        // 1. Experts that stay on disk: the rest of the memory is theirs
+        let by_experts: usize = loaded.order.iter().filter(|used| used.by_experts).map(|used| used.bytes.len()).sum();
+        if streamed {
+            let k = spec.experts.map_or(1, |(_, k)| k);
+            let block: usize = layouts.iter().map(KvLayout::block_bytes).sum::<usize>() * options.max_sequences;
+            let context = max_context.min(options.max_context.unwrap_or(USUAL_CONTEXT));
+            let weights = backend.memory(MemoryClass::WeightsMapped) + backend.memory(MemoryClass::WeightsCopied);
+            let step = placement::step_scratch(config, chunk, k)?;
+            let others = (weights - by_experts) as u64
+                + (backend.memory(MemoryClass::State) + backend.memory(MemoryClass::Scratch) + step) as u64
+                + (context.div_ceil(block_tokens) * block) as u64
+                + PROGRAM;
+            let room = options.memory_budget.or(options.load.room.map(|room| room - room / 16));
+            let budget = options.expert_budget.unwrap_or_else(|| room.map_or(u64::MAX, |r| r.saturating_sub(others)));
+            let keep = if placed.placement == Placement::PageCache { Keep::PageCache } else { Keep::Slots };
+            let expert_options = ExpertOptions { keep, budget, ..options.expert_options.clone() };
+            let opened = backend.stream_experts(&decoder.experts(), k, &expert_options, options.lookahead);
+            opened.with_context(|| {
+                let gb = |n: u64| format!("{:.2} GB", n as f64 / 1e9);
+                format!("weights, keys and values of {context} tokens, scratch and the program take {}", gb(others))
+            })?;
+        }
+        // 2. What the budget has room for, before anything is read
         let reserved = options.kv_reserve.map_or(0, |tokens| tokens.min(max_context));
         let max_context = match options.memory_budget {
             None => max_context,
@@ -146,7 +211,14 @@ impl Engine {
                 let need = Need {
                     weights: backend.memory(MemoryClass::WeightsMapped) + backend.memory(MemoryClass::WeightsCopied),
                     state: backend.memory(MemoryClass::State),
-                    scratch: backend.memory(MemoryClass::Scratch),
+                    scratch: backend.memory(MemoryClass::Scratch)
+                        + if streamed {
+                            let k = spec.experts.map_or(1, |(_, k)| k);
+                            placement::step_scratch(config, chunk, k)? + PROGRAM as usize
+                        } else {
+                            0
+                        },
+                    experts: backend.memory(MemoryClass::Experts),
                     block: block * options.max_sequences,
                     block_tokens,
                     reserved,
@@ -154,11 +226,11 @@ impl Engine {
                 need.context_within(budget)?.min(max_context)
             }
         };
-        // 2. Weights are read while the rest is set up, and while the first steps run
+        // 3. Weights are read while the rest is set up, and while the first steps run
         if let Some(loading) = &loading {
-            loading.start(&loaded.order);
+            loading.start(loaded.order.iter().filter(|used| !(streamed && used.by_experts)).map(|used| &used.bytes));
         }
-        // 3. The caches
+        // 4. The caches
         let blocks = max_context.div_ceil(block_tokens) * options.max_sequences;
         let kv: Vec<KvPool> = layouts.iter().map(|l| backend.alloc_kv(*l, blocks)).collect::<Result<_>>()?;
         let resident = reserved.div_ceil(block_tokens) * options.max_sequences;
@@ -177,6 +249,10 @@ impl Engine {
             batch: Batch { slots: vec![Vec::new(); spec.groups.len()], ..Batch::default() },
             decoder,
             options,
+            chunk,
+            placed,
+            failure: None,
+            failed: Vec::new(),
             wanted: Vec::new(),
             takers: Vec::new(),
             logits: Vec::new(),
@@ -195,6 +271,32 @@ impl Engine {
     /// The element type of cached keys and values.
     pub fn kv_type(&self) -> Option<KvType> {
         self.layouts.first().map(|l| l.kv_type)
+    }
+
+    /// Tokens that a step takes at most.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Where experts live, and why.
+    pub fn placed(&self) -> &Placed {
+        &self.placed
+    }
+
+    /// What reading fell back on so far, one clause each.
+    pub fn fallbacks(&self) -> Vec<String> {
+        let loading = self.loading.iter().flat_map(Loading::notes);
+        loading.chain(self.backend.streaming_notes().iter().cloned()).collect()
+    }
+
+    /// What streamed experts took since the last call; `None` where none are streamed.
+    pub fn take_streamed(&mut self) -> Option<Streamed> {
+        self.backend.take_streamed()
+    }
+
+    /// Why the last sequence that ended with [`Finish::Failed`] did.
+    pub fn take_failure(&mut self) -> Option<anyhow::Error> {
+        self.failure.take()
     }
 
     pub fn max_context(&self) -> usize {
@@ -341,16 +443,22 @@ impl Engine {
         s.history.clear();
         s.history.add_prompt(&s.tokens);
         if keep < s.computed {
-            s.computed = if self.caches.states.is_some() { 0 } else { keep };
-            let (computed, slot) = (s.computed, s.state_slot);
-            for ((table, pool), layout) in s.tables.iter_mut().zip(&mut self.pools).zip(&self.layouts) {
-                table.shrink(pool, computed, layout.block_tokens);
-            }
-            if computed == 0 {
-                self.clear_state(slot);
-            }
+            self.roll_back(at, keep);
         }
         Ok(())
+    }
+
+    /// Forgets what was computed of a sequence from position `keep` on; all of it, where a recurrent state cannot be rolled back.
+    fn roll_back(&mut self, at: usize, keep: usize) {
+        let s = &mut self.sequences[at];
+        s.computed = if self.caches.states.is_some() { 0 } else { keep };
+        let (computed, slot) = (s.computed, s.state_slot);
+        for ((table, pool), layout) in s.tables.iter_mut().zip(&mut self.pools).zip(&self.layouts) {
+            table.shrink(pool, computed, layout.block_tokens);
+        }
+        if computed == 0 {
+            self.clear_state(slot);
+        }
     }
 
     /// Whether a step would do anything.
@@ -366,7 +474,7 @@ impl Engine {
         self.events.clear();
         // 1. Who takes part, with how many tokens. Single tokens first: a long prompt must not hold up who is generating.
         self.takers.clear();
-        let mut room = self.options.chunk;
+        let mut room = self.chunk;
         for decode in [true, false] {
             for (i, s) in self.sequences.iter().enumerate() {
                 let due = s.tokens.len() - s.computed;
@@ -391,6 +499,12 @@ impl Engine {
         for &(i, _) in &self.takers {
             let s = &mut self.sequences[i];
             let (id, position) = (s.id, s.tokens.len() as u64);
+            if let Some((_, has_logits)) = self.failed.iter().find(|(failed, _)| *failed == i) {
+                row += usize::from(*has_logits);
+                s.running = None;
+                self.events.push(Event::Finished { id, reason: Finish::Failed });
+                continue;
+            }
             let Some(running) = &mut s.running else { continue };
             if running.generated == 0 {
                 let (done, total) = (s.computed - running.prompt_from, s.tokens.len() - running.prompt_from);
@@ -444,8 +558,11 @@ impl Engine {
             if due == 0 {
                 return Ok(());
             }
-            let take = self.options.chunk.min(due);
+            let take = self.chunk.min(due);
             self.compute(&[(at, take)], if all { Rows::All } else { Rows::Last })?;
+            if !self.failed.is_empty() {
+                return Err(self.failure.take().expect("what failed has a reason"));
+            }
             let rows = self.wanted.len();
             for (i, logits) in self.logits[..rows * vocabulary].chunks_exact(vocabulary).enumerate() {
                 each(done + take - rows + i, logits)?;
@@ -518,6 +635,19 @@ impl Engine {
             loading.check()?;
         }
         takers.iter().for_each(|&(i, take)| self.sequences[i].computed += take);
+        // 5. Whose experts could not be read is where it was before; all others are none the worse for it.
+        self.failed.clear();
+        if let Some((rows, error)) = self.backend.take_failure() {
+            self.failure = Some(error.into());
+            for (n, &(i, take)) in takers.iter().enumerate() {
+                let of = &self.batch.sequences[n].rows;
+                if rows.iter().any(|r| of.contains(&(*r as usize))) {
+                    let s = &mut self.sequences[i];
+                    self.failed.push((i, s.computed == s.tokens.len()));
+                    self.roll_back(i, self.sequences[i].computed - take);
+                }
+            }
+        }
         Ok(())
     }
 }

@@ -3,12 +3,18 @@
 
 mod budget;
 mod engine;
+mod placement;
 pub mod sampler;
 mod sequence;
 pub mod text;
 
 pub use engine::{Engine, Options};
+pub use placement::{Placed, Placement};
 pub use sequence::{Event, Finish, Generation, SequenceId};
-pub use sluice_backend::{Activations, Isa, KvType, MemoryClass, NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed};
+pub use sluice_backend::{
+    Activations, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass, NUMERICS_VERSION, Phase, PhaseRow,
+    Profile, Routed, Streamed,
+};
 pub use sluice_model::{Config, Spec};
+pub use sluice_store::experts::Policy;
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};

@@ -29,6 +29,8 @@ pub enum Finish {
     ContextFull,
     /// The caller stopped it.
     Cancelled,
+    /// Experts that its tokens wanted could not be read.
+    Failed,
 }
 
 impl Finish {
@@ -38,6 +40,7 @@ impl Finish {
             Finish::Length => "length",
             Finish::ContextFull => "context_full",
             Finish::Cancelled => "cancelled",
+            Finish::Failed => "failed",
         }
     }
 }

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use sluice_engine::{Activations, Engine, Generation, Options, sampler::SamplingParams};
+use sluice_engine::{Activations, Engine, Generation, Options, Placement, sampler::SamplingParams};
 
 /// The system's allocator, counting while told to.
 struct Counting;
@@ -43,11 +43,17 @@ static ALLOCATOR: Counting = Counting;
 fn a_step_allocates_nothing() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     for folder in ["qwen3", "qwen3_window", "qwen3_moe", "qwen3_next", "mlx_qwen3_widths", "mlx_qwen3_5_moe"] {
-        for activations in [Activations::F32, Activations::Bf16, Activations::Int8] {
+        let streamed = [Placement::Mapped, Placement::Slots, Placement::PageCache].map(|p| (Activations::Int8, p));
+        let mapped = [Activations::F32, Activations::Bf16].map(|a| (a, Placement::Mapped));
+        for (activations, experts) in mapped.into_iter().chain(streamed) {
+            if experts != Placement::Mapped && !(folder.contains("moe") || folder.contains("next")) {
+                continue;
+            }
             let options = Options {
                 activations,
+                experts,
                 threads: 2,
-                chunk: 32,
+                chunk: Some(32),
                 max_context: Some(400),
                 ..Options::for_this_machine().unwrap()
             };
@@ -71,7 +77,7 @@ fn a_step_allocates_nothing() {
             }
             COUNTING.store(false, Ordering::Relaxed);
             let made = ALLOCATIONS.load(Ordering::Relaxed);
-            assert_eq!(made, 0, "{folder} {activations:?}: {made} allocations in 200 steps");
+            assert_eq!(made, 0, "{folder} {activations:?} {experts:?}: {made} allocations in 200 steps");
         }
     }
 }

@@ -103,7 +103,7 @@ proptest! {
         let mut reference = Engine::open(&folder(name), plain.clone()).unwrap();
         let prompt = tokens(&reference, length, seed);
         let wanted = logits(&mut reference, &prompt, &[length]);
-        let mut engine = Engine::open(&folder(name), Options { chunk, block_tokens, threads: 2, ..plain }).unwrap();
+        let mut engine = Engine::open(&folder(name), Options { chunk: Some(chunk), block_tokens, threads: 2, ..plain }).unwrap();
         prop_assert!(logits(&mut engine, &prompt, &pieces) == wanted);
     }
 }
@@ -112,7 +112,7 @@ proptest! {
 fn other_sequences_in_the_batch_change_nothing() {
     for name in FOLDERS {
         let isa = *Isa::supported().last().unwrap();
-        let options = Options { max_sequences: 3, chunk: 20, ..options(isa, 2, Activations::Int8) };
+        let options = Options { max_sequences: 3, chunk: Some(20), ..options(isa, 2, Activations::Int8) };
         let ask = |engine: &mut Engine, prompts: &[Vec<u32>]| -> Vec<Vec<u32>> {
             let sampling = SamplingParams { temperature: 1.0, seed: 5, ..SamplingParams::default() };
             let generation = Generation { sampling, max_tokens: 24, stop_ids: vec![] };

@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 use sluice_backend::{
-    Backend, Batch, DeltaShape, Float, KvLayout, KvPool, KvType, MatrixId, MemoryClass, Norm, RotaryFrequencies,
-    Routing, Tensor,
+    Backend, Batch, DeltaShape, Experts, Float, KvLayout, KvPool, KvType, MatrixId, MemoryClass, Norm,
+    RotaryFrequencies, Routing, Tensor,
 };
 
 use crate::config::Config;
@@ -151,17 +151,29 @@ impl Decoder {
         backend.embed(self.embedding, &batch.tokens, s.x);
         backend.rotary(&self.rotary, &batch.positions, s.rotary);
         // 2. layers
-        for layer in &self.layers {
+        for (number, layer) in self.layers.iter().enumerate() {
             match &layer.mixer {
                 Mixer::Attention(attention) => attention.forward(backend, s, caches, batch),
                 Mixer::DeltaNet(delta_net) => delta_net.forward(backend, s, caches, batch),
             }
-            layer.feed_forward.forward(backend, s, &mut self.routing, tokens);
+            let next = self.layers.get(number + 1).map(|l| &l.feed_forward);
+            layer.feed_forward.forward(backend, s, &mut self.routing, tokens, next);
         }
         // 3. logits of the rows that somebody wants
         if !wanted.is_empty() {
             backend.logits(s.x, self.norm, self.head, wanted, logits);
         }
+    }
+}
+
+impl Decoder {
+    /// The experts of each layer that has some, in order.
+    pub fn experts<'a>(&'a self) -> Vec<&'a Experts> {
+        let of = |layer: &'a Layer| match &layer.feed_forward {
+            FeedForward::Moe { moe, .. } => Some(&moe.experts),
+            FeedForward::Dense { .. } => None,
+        };
+        self.layers.iter().filter_map(of).collect()
     }
 }
 
@@ -185,7 +197,7 @@ impl Decoder {
     /// Adds what the second half of layer `layer` makes of the residual stream's first `tokens` rows. In a mixture of experts `scratch.normed` is then what
     /// they were given, and `routing` says to whom it went.
     pub fn feed_forward(&mut self, layer: usize, backend: &mut dyn Backend, tokens: usize) {
-        self.layers[layer].feed_forward.forward(backend, &self.scratch, &mut self.routing, tokens);
+        self.layers[layer].feed_forward.forward(backend, &self.scratch, &mut self.routing, tokens, None);
     }
 }
 

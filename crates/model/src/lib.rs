@@ -16,11 +16,12 @@ mod weights;
 
 use anyhow::{Result, anyhow, ensure};
 use sluice_backend::Backend;
-use sluice_store::{Bytes, Checkpoint};
+use sluice_store::Checkpoint;
 
 pub use config::{Config, Quantization};
 pub use decoder::{CacheGroup, CacheKind, Caches, Decoder, Spec};
 use weights::Weights;
+pub use weights::{Used, is_of_experts};
 
 /// How to load a model.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +72,7 @@ pub struct Loaded {
     /// Parts of the checkpoint that are not the text model's.
     pub skipped: Vec<String>,
     /// The weights that are used where they lie, in the order in which a step uses them: the order to read them in.
-    pub order: Vec<Bytes>,
+    pub order: Vec<Used>,
 }
 
 /// Loads the model of `checkpoint`. Errors name the key of `config.json` or the tensor.

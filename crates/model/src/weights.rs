@@ -23,8 +23,21 @@ pub struct Weights<'a> {
     pub converted_by_mlx: bool,
     /// What matrices lie in, in the order in which they were asked for, which is that in which a step uses them: layer by layer, then
     /// embedding and head.
-    order: Vec<Bytes>,
+    order: Vec<Used>,
     expert_layers: usize,
+}
+
+/// Whether this is a tensor of routed experts, by its name.
+pub fn is_of_experts(name: &str) -> bool {
+    name.contains(".mlp.experts.") || name.contains(".mlp.switch_mlp.")
+}
+
+/// What a matrix lies in.
+#[derive(Clone, Debug)]
+pub struct Used {
+    pub bytes: Bytes,
+    /// Of a mixture: not every token uses it.
+    pub by_experts: bool,
 }
 
 const PREFIXES: [(&str, &str); 4] =
@@ -65,7 +78,7 @@ impl<'a> Weights<'a> {
     }
 
     /// What was asked for, in the order in which a step uses it.
-    pub fn into_order(self) -> Vec<Bytes> {
+    pub fn into_order(self) -> Vec<Used> {
         self.order
     }
 
@@ -144,7 +157,8 @@ impl<'a> Weights<'a> {
 
     fn load(&mut self, module: &str, plain: bool, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixId> {
         let source = self.source(module, plain, leading, rows, cols)?;
-        self.order.extend([&source.data, &source.scales, &source.biases].map(Bytes::clone));
+        let parts = [&source.data, &source.scales, &source.biases];
+        self.order.extend(parts.map(|bytes| Used { bytes: bytes.clone(), by_experts: false }));
         self.backend.matrix(source).with_context(|| format!("tensor {module}"))
     }
 
@@ -233,6 +247,7 @@ impl<'a> Weights<'a> {
     /// tensor each.
     pub fn experts(&mut self, module: &str, count: usize, hidden: usize, intermediate: usize) -> Result<Experts> {
         let whole = format!("{}{module}", self.prefix);
+        let from = self.order.len();
         let [gate, up, down] = if self.exists(&format!("{module}.experts.gate_up_proj")) {
             let both = self.load(&format!("{whole}.experts.gate_up_proj"), true, &[count], 2 * intermediate, hidden)?;
             let down = self.load(&format!("{whole}.experts.down_proj"), true, &[count], hidden, intermediate)?;
@@ -263,6 +278,7 @@ impl<'a> Weights<'a> {
                 single("down_proj", hidden, intermediate)?,
             ]
         };
+        self.order[from..].iter_mut().for_each(|used| used.by_experts = true);
         self.expert_layers += 1;
         Ok(Experts { layer: self.expert_layers - 1, gate, up, down, count, hidden, intermediate })
     }

@@ -1,28 +1,94 @@
 //! Feed-forward parts on the CPU: dense, and routed experts grouped so that all tokens of one expert go through it together.
 //!
 //! Two rounds of tasks. In the first, row blocks of every expert's gate and up projections, combined and encoded where they are computed.
-//! In the second, each task owns a block of output rows and adds the experts up in ascending number.
+//! In the second, each task owns a block of output rows and adds the experts up in ascending number. Of experts that come from disk one after the other,
+//! each wave of them goes through both rounds by itself: where they come in ascending order sums are carried from wave to wave, else each expert's output is
+//! kept until all are there. The sums are the same, term by term.
 
 use sluice_kernels::elementwise;
-use sluice_kernels::matmul::Encoding;
+use sluice_kernels::matmul::{Encoding, Matrix};
 
 use super::matmul::{Crew, Encoded, Needs, Worker, block_rows, part, tile};
-use super::memory::Place;
-use crate::{ExpertMatrix, Experts, Routing};
+use super::memory::{Place, Weight};
+use crate::{ExpertMatrix, Experts, Linear, Routing};
+
+/// A projection: rows of a matrix, where its checkpoint has it or in memory that it was read to.
+#[derive(Clone, Copy)]
+pub struct Operand {
+    pub weight: usize,
+    row: usize,
+    rows: usize,
+    read: Option<[Run; 3]>,
+}
+
+/// Some bytes in memory: elements, scales or biases.
+#[derive(Clone, Copy)]
+struct Run(*const u8, usize);
+
+// SAFETY: an address; whoever makes an operand of it vouches for what lies there.
+unsafe impl Send for Run {}
+// SAFETY: as above.
+unsafe impl Sync for Run {}
+
+impl Operand {
+    pub fn new(weight: usize, row: usize, rows: usize) -> Operand {
+        Operand { weight, row, rows, read: None }
+    }
+
+    pub fn of(linear: &Linear) -> Operand {
+        Operand::new(linear.matrix.0 as usize, linear.rows.start, linear.rows.len())
+    }
+
+    /// The same rows, of which a copy lies in memory: elements, scales, biases.
+    ///
+    /// # Safety
+    /// The memory stays as it is for as long as [`Operand::matrix`] is asked for and used.
+    unsafe fn read_to(self, arrays: [&[u8]; 3]) -> Operand {
+        Operand { read: Some(arrays.map(|a| Run(a.as_ptr(), a.len()))), ..self }
+    }
+
+    /// A matrix and its first row of these.
+    fn matrix<'a>(&self, weights: &'a [Weight]) -> (Matrix<'a>, usize) {
+        let weight = &weights[self.weight];
+        let Some(runs) = self.read else { return (weight.matrix(), self.row) };
+        // SAFETY: as whoever made the operand has vouched.
+        let [data, scales, biases] = runs.map(|Run(start, len)| unsafe { std::slice::from_raw_parts(start, len) });
+        let matrix = Matrix::new(weight.form(), self.rows, weight.cols(), data, scales, biases);
+        (matrix.expect("as long as these rows are in the checkpoint"), 0)
+    }
+}
 
 /// One gated unit: an expert with its tokens, or a dense layer with all of them.
 #[derive(Clone, Copy)]
 pub struct Unit {
-    /// Matrix and first row of each projection.
-    pub gate: (usize, usize),
-    pub up: (usize, usize),
-    pub down: (usize, usize),
+    pub gate: Operand,
+    pub up: Operand,
+    pub down: Operand,
     pub intermediate: usize,
     /// Its tokens: this many from here in the order list, and its activations' rows.
     pub from: usize,
     pub tokens: usize,
     /// Tasks before this unit's in the first round.
     pub first_task: usize,
+}
+
+impl Unit {
+    /// The unit with its matrices in memory that an expert was read to: the nine arrays in order.
+    ///
+    /// # Safety
+    /// The memory stays as it is for as long as the unit is used.
+    pub unsafe fn read_to<'a>(self, array: impl Fn(usize) -> &'a [u8]) -> Unit {
+        let three = |i: usize| [array(i), array(i + 1), array(i + 2)];
+        // SAFETY: as the caller vouches.
+        unsafe {
+            Unit {
+                gate: self.gate.read_to(three(0)),
+                up: self.up.read_to(three(3)),
+                down: self.down.read_to(three(6)),
+                ..self
+            }
+        }
+    }
 }
 
 /// The tokens of each used expert, in ascending expert number. Kept between steps so that nothing is allocated.
@@ -32,13 +98,31 @@ pub struct Plan {
     /// Row of x of each (expert, token) pair.
     pub order: Vec<u32>,
     pub weights: Vec<f32>,
+    /// The experts that are used, ascending, and the tokens of each.
+    pub wanted: Vec<u32>,
+    pub tokens: Vec<u32>,
     counts: Vec<u32>,
 }
 
-fn place(matrix: &ExpertMatrix, expert: usize) -> (usize, usize) {
+fn operand(matrix: &ExpertMatrix, expert: usize, rows: usize) -> Operand {
     match matrix {
-        ExpertMatrix::Stacked { matrix, stride, offset } => (matrix.0 as usize, expert * stride + offset),
-        ExpertMatrix::Single(all) => (all[expert].0 as usize, 0),
+        ExpertMatrix::Stacked { matrix, stride, offset } => {
+            Operand::new(matrix.0 as usize, expert * stride + offset, rows)
+        }
+        ExpertMatrix::Single(all) => Operand::new(all[expert].0 as usize, 0, rows),
+    }
+}
+
+/// Gate, up and down projection of an expert.
+pub fn operands(experts: &Experts, expert: usize) -> [Operand; 3] {
+    let Experts { gate, up, down, intermediate, hidden, .. } = experts;
+    [operand(gate, expert, *intermediate), operand(up, expert, *intermediate), operand(down, expert, *hidden)]
+}
+
+impl Operand {
+    /// Its bytes in the checkpoint: elements, scales, biases.
+    pub fn bytes(&self, weights: &[Weight]) -> [sluice_store::Bytes; 3] {
+        weights[self.weight].rows_bytes(self.row..self.row + self.rows)
     }
 }
 
@@ -48,6 +132,10 @@ impl Plan {
         let pairs = routing.experts.len();
         self.units.clear();
         self.units.reserve(experts.count);
+        self.wanted.clear();
+        self.wanted.reserve(experts.count);
+        self.tokens.clear();
+        self.tokens.reserve(experts.count);
         self.counts.clear();
         self.counts.resize(experts.count, 0);
         routing.experts.iter().for_each(|&e| self.counts[e as usize] += 1);
@@ -56,10 +144,13 @@ impl Plan {
         let mut from = 0;
         for (e, count) in self.counts.iter_mut().enumerate() {
             if *count > 0 {
+                let [gate, up, down] = operands(experts, e);
+                self.wanted.push(e as u32);
+                self.tokens.push(*count);
                 self.units.push(Unit {
-                    gate: place(&experts.gate, e),
-                    up: place(&experts.up, e),
-                    down: place(&experts.down, e),
+                    gate,
+                    up,
+                    down,
                     intermediate: experts.intermediate,
                     from,
                     tokens: *count as usize,
@@ -80,15 +171,20 @@ impl Plan {
     }
 
     pub fn bytes(&self) -> usize {
-        self.units.len() * size_of::<Unit>() + 4 * (self.order.len() + self.weights.len() + self.counts.len())
+        let words = self.order.len() + self.weights.len() + self.counts.len() + 2 * self.wanted.len();
+        self.units.len() * size_of::<Unit>() + 4 * words
     }
 }
 
-/// The first round: `into[unit.from + i] = silu(gate(x[order[i]])) * up(x[order[i]])`, encoded for the down projections.
-pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, into: &mut Encoded) {
+/// In which encodings the down projections of these units want their inputs.
+pub fn hidden_needs(crew: &Crew, units: &[Unit]) -> Needs {
+    Needs::of(units.iter().map(|u| crew.weights[u.down.weight].form().encoding(crew.mode)))
+}
+
+/// The first round: `into[unit.from + i] = silu(gate(x[order[i]])) * up(x[order[i]])`, encoded for the down projections. `into` has room for
+/// `[order.len(), intermediate]` in the encodings `needs`.
+pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, needs: Needs, into: &mut Encoded) {
     let Some(intermediate) = units.first().map(|u| u.intermediate) else { return };
-    let needs = Needs::of(units.iter().map(|u| crew.weights[u.down.0].form().encoding(crew.mode)));
-    into.reset(order.len(), intermediate, needs);
     // Whole groups of int8 activations stay in one task.
     let block = block_rows(units.len() * intermediate, crew.pool.threads()).next_multiple_of(32);
     // No unit has more tokens than the step.
@@ -97,7 +193,7 @@ pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, i
     for unit in units.iter_mut() {
         unit.first_task = tasks;
         tasks += intermediate.div_ceil(block);
-        for (w, _) in [unit.gate, unit.up] {
+        for w in [unit.gate.weight, unit.up.weight] {
             kernel = kernel.max(crew.weights[w].scratch_bytes(block.min(intermediate), most, crew.mode));
         }
     }
@@ -112,9 +208,10 @@ pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, i
         let tokens = &order[unit.from..unit.from + unit.tokens];
         // SAFETY: one borrow, by the task that runs as this thread.
         let Worker { kernel, tile: gates, tile2: ups, .. } = unsafe { workers.get(thread) };
-        let mut project = |(weight, row): (usize, usize), out| {
-            let (w, first) = (&weights[weight], row + from);
-            tile(isa, &w.matrix(), first..first + n, x.input(w.form().encoding(mode)), tokens, out, kernel);
+        let mut project = |operand: Operand, out| {
+            let (matrix, row) = operand.matrix(weights);
+            let input = x.input(weights[operand.weight].form().encoding(mode));
+            tile(isa, &matrix, row + from..row + from + n, input, tokens, out, kernel);
         };
         project(unit.gate, gates);
         project(unit.up, ups);
@@ -129,7 +226,7 @@ pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, i
 
 /// An expert that every token takes, after its first round: its down projection, activations and each token's weight.
 pub struct SharedDown<'a> {
-    pub down: (usize, usize),
+    pub down: Operand,
     pub hidden: &'a Encoded,
     /// `[tokens, 1]`; 1 where there is no gate.
     pub gate: Option<Place>,
@@ -137,18 +234,32 @@ pub struct SharedDown<'a> {
     pub tokens: &'a [u32],
 }
 
-/// The second round: `residual[t] += sum over t's experts of weight * down(hidden) + gate * shared down`.
+/// Sums of a layer that is computed in several waves: `[tokens, hidden]`.
+#[derive(Clone, Copy)]
+pub struct Carry {
+    pub sums: Place,
+    /// Nothing is in them yet.
+    pub first: bool,
+    /// The shared expert and the residual follow.
+    pub last: bool,
+}
+
+/// The second round: `residual[t] += sum over t's experts of weight * down(hidden) + gate * shared down`. With a carry, of these units only, the sum
+/// going on from there.
+#[allow(clippy::too_many_arguments)]
 pub fn down_and_add(
     mut crew: Crew,
+    units: &[Unit],
     plan: &Plan,
     rows_of_pairs: &[u32],
     hidden: &Encoded,
     shared: Option<SharedDown>,
+    carry: Option<Carry>,
     residual: Place,
 ) {
     let (tokens, width) = (residual.rows, residual.cols);
     let block = block_rows(width, crew.pool.threads());
-    let downs = plan.units.iter().map(|u| u.down.0).chain(shared.iter().map(|s| s.down.0));
+    let downs = units.iter().map(|u| u.down.weight).chain(shared.iter().map(|s| s.down.weight));
     let kernel = downs.map(|w| crew.weights[w].scratch_bytes(block.min(width), tokens, crew.mode)).max().unwrap_or(0);
     crew.reserve(tokens * block.min(width), 0, tokens * block.min(width), kernel);
     let Crew { isa, mode, weights, pool, workers } = crew;
@@ -159,23 +270,38 @@ pub fn down_and_add(
         // SAFETY: one borrow, by the task that runs as this thread.
         let Worker { kernel, tile: out, floats, .. } = unsafe { workers.get(thread) };
         let sum = part(floats, tokens * n);
-        sum.fill(0.0);
+        match carry {
+            Some(c) if !c.first => sum.chunks_exact_mut(n).enumerate().for_each(|(t, sum)| {
+                // SAFETY: these columns are this task's alone.
+                sum.copy_from_slice(unsafe { c.sums.get(t, from..from + n) });
+            }),
+            _ => sum.fill(0.0),
+        }
         let encoding = |w: usize| -> Encoding { weights[w].form().encoding(mode) };
         // 1. routed experts, ascending
-        for unit in &plan.units {
-            let (w, row) = (unit.down.0, unit.down.1 + from);
+        for unit in units {
+            let (matrix, row) = unit.down.matrix(weights);
+            let rows = row + from..row + from + n;
             let pairs = unit.from..unit.from + unit.tokens;
-            let input = hidden.input(encoding(w));
-            let y = tile(isa, &weights[w].matrix(), row..row + n, input, &rows_of_pairs[pairs.clone()], out, kernel);
+            let input = hidden.input(encoding(unit.down.weight));
+            let y = tile(isa, &matrix, rows, input, &rows_of_pairs[pairs.clone()], out, kernel);
             for (pair, y) in pairs.zip(y.chunks_exact(n)) {
                 let t = plan.order[pair] as usize;
                 elementwise::scale_add(isa, plan.weights[pair], y, &mut sum[t * n..(t + 1) * n]);
             }
         }
+        if let Some(c) = carry.filter(|c| !c.last) {
+            for (t, sum) in sum.chunks_exact(n).enumerate() {
+                // SAFETY: these columns are this task's alone.
+                unsafe { c.sums.get_mut(t, from..from + n) }.copy_from_slice(sum);
+            }
+            return;
+        }
         // 2. the shared one
         if let Some(s) = &shared {
-            let (w, row) = (s.down.0, s.down.1 + from);
-            let y = tile(isa, &weights[w].matrix(), row..row + n, s.hidden.input(encoding(w)), s.tokens, out, kernel);
+            let (matrix, row) = s.down.matrix(weights);
+            let input = s.hidden.input(encoding(s.down.weight));
+            let y = tile(isa, &matrix, row + from..row + from + n, input, s.tokens, out, kernel);
             for (t, y) in y.chunks_exact(n).enumerate() {
                 // SAFETY: the gates are not written in this round.
                 let gate = s.gate.map_or(1.0, |g| unsafe { g.get(t, 0..1) }[0]);
@@ -187,6 +313,80 @@ pub fn down_and_add(
             // SAFETY: these columns are this task's alone.
             let out = unsafe { residual.get_mut(t, from..from + n) };
             out.iter_mut().zip(sum).for_each(|(o, s)| *o += s);
+        }
+    });
+}
+
+/// Down projections by themselves: `outputs[from + i] = down(hidden[rows[i]])` for each (projection, rows, from), where `outputs` is `[.., hidden]`.
+pub fn down(
+    mut crew: Crew,
+    downs: &[(Operand, std::ops::Range<usize>, usize)],
+    rows: &[u32],
+    hidden: &Encoded,
+    outputs: Place,
+) {
+    let width = outputs.cols;
+    let block = block_rows(downs.len() * width, crew.pool.threads()).min(width);
+    let per_unit = width.div_ceil(block);
+    let most = downs.iter().map(|(_, rows, _)| rows.len()).max().unwrap_or(0);
+    let kernel = downs.iter().map(|(d, ..)| crew.weights[d.weight].scratch_bytes(block, most, crew.mode)).max();
+    crew.reserve(most * block, 0, 0, kernel.unwrap_or(0));
+    let Crew { isa, mode, weights, pool, workers } = crew;
+    let workers = &*workers;
+    pool.run(downs.len() * per_unit, &|task, thread| {
+        let (operand, pairs, to) = &downs[task / per_unit];
+        let from = task % per_unit * block;
+        let n = block.min(width - from);
+        // SAFETY: one borrow, by the task that runs as this thread.
+        let Worker { kernel, tile: out, .. } = unsafe { workers.get(thread) };
+        let (matrix, row) = operand.matrix(weights);
+        let input = hidden.input(weights[operand.weight].form().encoding(mode));
+        let y = tile(isa, &matrix, row + from..row + from + n, input, &rows[pairs.clone()], out, kernel);
+        for (i, y) in y.chunks_exact(n).enumerate() {
+            // SAFETY: these columns of these rows are this task's alone.
+            unsafe { outputs.get_mut(to + i, from..from + n) }.copy_from_slice(y);
+        }
+    });
+}
+
+/// Adds up what [`down`] has left: as [`down_and_add`], with routed outputs in `outputs[pair]` and the shared expert's in `outputs[pairs + t]`.
+pub fn add(
+    crew: Crew,
+    units: impl Iterator<Item = Unit> + Clone + Sync,
+    plan: &Plan,
+    outputs: Place,
+    shared: Option<Option<Place>>,
+    residual: Place,
+) {
+    let (tokens, width) = (residual.rows, residual.cols);
+    let block = 512.min(width);
+    let mut crew = crew;
+    crew.reserve(0, 0, block, 0);
+    let Crew { isa, pool, workers, .. } = crew;
+    let workers = &*workers;
+    let blocks = width.div_ceil(block);
+    pool.run(tokens * blocks, &|task, thread| {
+        let (t, from) = (task / blocks, task % blocks * block);
+        let n = block.min(width - from);
+        // SAFETY: one borrow, by the task that runs as this thread.
+        let Worker { floats, .. } = unsafe { workers.get(thread) };
+        let sum = part(floats, n);
+        sum.fill(0.0);
+        // SAFETY: outputs and gates are not written in this round; these columns of the residual are this task's alone.
+        unsafe {
+            for unit in units.clone() {
+                for pair in unit.from..unit.from + unit.tokens {
+                    if plan.order[pair] as usize == t {
+                        elementwise::scale_add(isa, plan.weights[pair], outputs.get(pair, from..from + n), sum);
+                    }
+                }
+            }
+            if let Some(gates) = shared {
+                let gate = gates.map_or(1.0, |g| g.get(t, 0..1)[0]);
+                elementwise::scale_add(isa, gate, outputs.get(plan.order.len() + t, from..from + n), sum);
+            }
+            let out = residual.get_mut(t, from..from + n);
+            out.iter_mut().zip(&*sum).for_each(|(o, s)| *o += s);
         }
     });
 }

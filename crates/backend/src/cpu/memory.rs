@@ -211,6 +211,8 @@ pub struct Weight {
     source: MatrixSource,
     /// All of it is known to be there.
     ready: AtomicBool,
+    /// It stays on disk, and what is used of it is read elsewhere.
+    pub streamed: bool,
 }
 
 impl Weight {
@@ -233,7 +235,7 @@ impl Weight {
             let wanted = wanted.ok_or(MatrixError::TooBig { rows, cols })?;
             ensure!(bytes.len() == wanted, MatrixError::Length { part, got: bytes.len(), wanted });
         }
-        Ok(Weight { source, ready: AtomicBool::new(false) })
+        Ok(Weight { source, ready: AtomicBool::new(false), streamed: false })
     }
 
     /// The matrix, waiting for what is not there.
@@ -268,6 +270,14 @@ impl Weight {
         let [Ok(data), Ok(scales), Ok(biases)] = self.parts().map(read) else { return out.fill(0.0) };
         let matrix = Matrix::new(self.source.form, 1, self.source.cols, &data, &scales, &biases);
         affine::dequantize_row(isa, &matrix.expect("the parts of a row"), 0, out);
+    }
+
+    /// Elements, scales and biases of some rows, whether they are there or not.
+    pub fn rows_bytes(&self, rows: Range<usize>) -> [Bytes; 3] {
+        self.parts().map(|bytes| {
+            let row = bytes.len() / self.rows();
+            bytes.slice(rows.start * row..rows.end * row)
+        })
     }
 
     pub fn form(&self) -> Form {

@@ -5,6 +5,7 @@ mod delta_net;
 mod experts;
 mod matmul;
 mod memory;
+mod streaming;
 
 use std::time::Instant;
 
@@ -14,9 +15,9 @@ use sluice_kernels::{Isa, affine, norm, route};
 
 use crate::pool::Pool;
 use crate::{
-    AttentionStep, Backend, BufferId, DeltaStep, Experts, KvLayout, KvPool, Linear, MatrixId, MatrixSource,
-    MemoryClass, Mlp, Norm, Phase, Profile, Projection, RotaryFrequencies, Routed, Routing, Scoring, SharedExpert,
-    Tensor,
+    AttentionStep, Backend, BufferId, DeltaStep, ExpertOptions, Experts, KvLayout, KvPool, Linear, MatrixId,
+    MatrixSource, MemoryClass, Mlp, Norm, Phase, Profile, Projection, RotaryFrequencies, Routed, Routing, Scoring,
+    SharedExpert, Tensor,
 };
 use matmul::{Encoded, Job, Needs, Worker};
 use memory::{Buffer, Parts, PerThread, Place, Weight};
@@ -34,6 +35,7 @@ macro_rules! crew {
     };
 }
 use crew;
+pub use streaming::{Lookahead, Streamed};
 
 /// The CPU.
 pub struct Cpu {
@@ -58,6 +60,7 @@ pub struct Cpu {
     delta: delta_net::Work,
     profile: Option<Profile>,
     routed: Option<Vec<Routed>>,
+    streaming: Option<streaming::Streaming>,
 }
 
 impl Cpu {
@@ -86,12 +89,44 @@ impl Cpu {
             delta: delta_net::Work::default(),
             profile: None,
             routed: None,
+            streaming: None,
         })
     }
 
     /// Starts to measure the time of each phase.
     pub fn start_profile(&mut self) {
         self.profile = Some(Profile::default());
+    }
+
+    /// From here on these layers' experts are read when tokens want them, instead of being used where their files are mapped. `layers` are all that have
+    /// experts, in order; a token wants at most `k` of a layer.
+    ///
+    /// # Errors
+    /// When the budget holds fewer experts than a token wants, or there is no memory.
+    pub fn stream_experts(
+        &mut self,
+        layers: &[&Experts],
+        k: usize,
+        options: &ExpertOptions,
+        lookahead: Lookahead,
+    ) -> Result<()> {
+        self.streaming = Some(streaming::Streaming::open(&mut self.weights, layers, k, options, lookahead)?);
+        Ok(())
+    }
+
+    /// What streamed experts took since the last call, and how they are read; `None` where none are.
+    pub fn take_streamed(&mut self) -> Option<Streamed> {
+        self.streaming.as_mut().map(streaming::Streaming::take)
+    }
+
+    /// What reading experts fell back on, a clause each.
+    pub fn streaming_notes(&self) -> &[String] {
+        self.streaming.as_ref().map_or(&[], |s| s.store.notes())
+    }
+
+    /// Which rows of the last step lack experts that could not be read, and why; nothing where all was there. The other rows are as they should be.
+    pub fn take_failure(&mut self) -> Option<(Vec<u32>, sluice_store::Error)> {
+        self.streaming.as_mut()?.take_failure()
     }
 
     /// Starts to record what routers choose.
@@ -169,11 +204,10 @@ impl Cpu {
     /// First round of a dense gated part: its hidden activations into `shared_hidden`. What it reads is in `encoded`.
     fn dense_gate_up(&mut self, mlp: &Mlp, tokens: usize) {
         self.count_to(tokens);
-        let start = |l: &Linear| (l.matrix.0 as usize, l.rows.start);
         let mut unit = [experts::Unit {
-            gate: start(&mlp.gate),
-            up: start(&mlp.up),
-            down: start(&mlp.down),
+            gate: experts::Operand::of(&mlp.gate),
+            up: experts::Operand::of(&mlp.up),
+            down: experts::Operand::of(&mlp.down),
             intermediate: mlp.gate.rows.len(),
             from: 0,
             tokens,
@@ -181,7 +215,9 @@ impl Cpu {
         }];
         let crew = crew!(self);
         let order = &self.counting[..tokens];
-        experts::gate_up(crew, &mut unit, order, &self.encoded, &mut self.shared_hidden);
+        let needs = experts::hidden_needs(&crew, &unit);
+        self.shared_hidden.reset(tokens, mlp.gate.rows.len(), needs);
+        experts::gate_up(crew, &mut unit, order, &self.encoded, needs, &mut self.shared_hidden);
     }
 }
 
@@ -375,6 +411,20 @@ impl Backend for Cpu {
         self.record(Phase::Route, t0, std::iter::once(linear_rows(router)), tokens);
     }
 
+    fn fetch(&mut self, routing: &Routing, experts: &Experts) {
+        if let Some(routed) = &mut self.routed {
+            routed.push(Routed { layer: experts.layer, k: routing.k, experts: routing.experts.clone() });
+        }
+        self.plan.fill(routing, experts);
+        if let Some(streaming) = &mut self.streaming {
+            streaming.fetch(experts.layer, &self.plan);
+        }
+    }
+
+    fn foresee(&mut self, x: Tensor, norm: Norm, router: &Linear, scoring: &Scoring, experts: &Experts) {
+        self.run_foresee(x, norm, router, scoring, experts);
+    }
+
     fn experts(
         &mut self,
         x: Tensor,
@@ -385,13 +435,10 @@ impl Backend for Cpu {
     ) {
         let t0 = Instant::now();
         let (tokens, x, residual) = (x.rows, self.place(x), self.place(residual));
-        if let Some(routed) = &mut self.routed {
-            routed.push(Routed { layer: experts.layer, k: routing.k, experts: routing.experts.clone() });
-        }
         let mut plan = std::mem::take(&mut self.plan);
-        plan.fill(routing, experts);
+        assert_eq!(plan.order.len(), routing.experts.len(), "experts are fetched before they are used");
         // 1. one encoding of x for all
-        let ids = plan.units.iter().flat_map(|u| [u.gate.0, u.up.0]).map(|m| MatrixId(m as u32));
+        let ids = plan.units.iter().flat_map(|u| [u.gate.weight, u.up.weight]).map(|m| MatrixId(m as u32));
         let mut needs = self.needs(ids);
         if let Some(s) = shared {
             for e in [&s.mlp.gate, &s.mlp.up] {
@@ -400,8 +447,10 @@ impl Backend for Cpu {
             needs.f32 |= s.gate.is_some();
         }
         self.encode(x, None, needs);
-        for unit in &plan.units {
-            [unit.gate, unit.up, unit.down].iter().for_each(|(weight, _)| self.weights[*weight].wait());
+        if self.streaming.is_none() {
+            for unit in &plan.units {
+                [unit.gate, unit.up, unit.down].iter().for_each(|o| self.weights[o.weight].wait());
+            }
         }
         if let Some(s) = shared {
             self.wait_for([&s.mlp.gate, &s.mlp.up, &s.mlp.down].into_iter().chain(&s.gate));
@@ -423,26 +472,46 @@ impl Backend for Cpu {
             }
             self.dense_gate_up(&s.mlp, tokens);
         }
-        let crew = crew!(self);
-        let units = &mut plan.units;
-        experts::gate_up(crew, units, &plan.order, &self.encoded, &mut self.hidden);
-        // 3. down projections, summed
         self.count_to(tokens.max(plan.order.len()));
-        let shared_down = shared.map(|s| experts::SharedDown {
-            down: (s.mlp.down.matrix.0 as usize, s.mlp.down.rows.start),
-            hidden: &self.shared_hidden,
-            gate: gate_place,
-            tokens: &self.counting[..tokens],
-        });
         let crew = crew!(self);
-        let pairs = &self.counting[..plan.order.len()];
-        experts::down_and_add(crew, &plan, pairs, &self.hidden, shared_down, residual);
+        let needs = experts::hidden_needs(&crew, &plan.units);
+        self.hidden.reset(plan.order.len(), experts.intermediate, needs);
+        let shared_down = shared.map(|s| experts::Operand::of(&s.mlp.down));
+        // Those that are read, as they come. Where all are there, they are computed together.
+        let there = match self.streaming.take() {
+            None => true,
+            Some(mut streaming) => {
+                let there = streaming.all_there(&mut plan);
+                if !there {
+                    self.run_streamed(&mut streaming, &mut plan, needs, shared_down, gate_place, residual);
+                }
+                self.streaming = Some(streaming);
+                there
+            }
+        };
+        // 3. down projections, summed
+        if there {
+            let crew = crew!(self);
+            experts::gate_up(crew, &mut plan.units, &plan.order, &self.encoded, needs, &mut self.hidden);
+            let shared_down = shared_down.map(|down| experts::SharedDown {
+                down,
+                hidden: &self.shared_hidden,
+                gate: gate_place,
+                tokens: &self.counting[..tokens],
+            });
+            let crew = crew!(self);
+            let pairs = &self.counting[..plan.order.len()];
+            experts::down_and_add(crew, &plan.units, &plan, pairs, &self.hidden, shared_down, None, residual);
+            if let Some(streaming) = &mut self.streaming {
+                streaming.release_all(&plan);
+            }
+        }
         self.shared_gates = gates;
         self.plan = plan;
         if self.profile.is_some() {
             let plan = std::mem::take(&mut self.plan);
             let (i, h) = (experts.intermediate, experts.hidden);
-            let routed = plan.units.iter().flat_map(|u| [(u.gate.0, i), (u.up.0, i), (u.down.0, h)]);
+            let routed = plan.units.iter().flat_map(|u| [(u.gate.weight, i), (u.up.weight, i), (u.down.weight, h)]);
             let dense = shared.into_iter().flat_map(|s| [&s.mlp.gate, &s.mlp.up, &s.mlp.down].map(linear_rows));
             let pairs = plan.order.len().div_ceil(plan.units.len().max(1));
             self.record(Phase::Experts, t0, routed.chain(dense), pairs);
@@ -479,17 +548,26 @@ impl Backend for Cpu {
     fn memory(&mut self, class: MemoryClass) -> usize {
         let buffers: usize = self.buffers.iter().filter(|b| b.class == class).map(|b| b.committed).sum();
         let weights = |mapped: bool| -> usize {
-            self.weights.iter().filter(|w| w.is_mapped() == mapped).map(Weight::bytes).sum()
+            self.weights.iter().filter(|w| !w.streamed && w.is_mapped() == mapped).map(Weight::bytes).sum()
         };
         match class {
             MemoryClass::WeightsMapped => buffers + weights(true),
             MemoryClass::WeightsCopied => buffers + weights(false),
             MemoryClass::Scratch => {
                 let encoded = self.encoded.bytes() + self.hidden.bytes() + self.shared_hidden.bytes();
+                let streamed = self.streaming.as_ref().map_or(0, |s| s.scratch_bytes());
                 let workers = self.workers.iter_mut().map(|w| w.bytes()).sum::<usize>();
                 let lists = 4 * (self.router_logits.len() + self.shared_gates.len() + self.counting.len());
-                buffers + encoded + workers + lists + self.plan.bytes() + self.attention.bytes() + self.delta.bytes()
+                buffers
+                    + encoded
+                    + workers
+                    + lists
+                    + self.plan.bytes()
+                    + streamed
+                    + self.attention.bytes()
+                    + self.delta.bytes()
             }
+            MemoryClass::Experts => self.streaming.as_ref().map_or(0, |s| s.store.bytes()),
             MemoryClass::Kv | MemoryClass::State => buffers,
         }
     }

@@ -1,18 +1,18 @@
 //! `sluice bench decode`: one token at a time, behind a context of a given length.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
 use sluice_backend::NUMERICS_VERSION;
-use sluice_engine::{Engine, MemoryClass, Phase, Profile, SequenceId};
+use sluice_engine::{Engine, MemoryClass, Phase, Profile, SequenceId, Streamed};
 
 use super::figures::Figures;
 use super::roofline::Memory;
 use super::{ModelArgs, Subject, token, tokens};
 use crate::engine_args::activations_name;
-use crate::{machine, stats, units};
+use crate::{machine, stats, streamed, units};
 
 #[derive(Args, Debug)]
 pub struct DecodeArgs {
@@ -30,7 +30,8 @@ pub fn run(args: &DecodeArgs) -> Result<()> {
     ensure!(args.tokens > 0, "--tokens must be at least 1");
     ensure!(args.context.iter().all(|c| *c > 0), "--context must be at least 1");
     let longest = args.context.iter().max().expect("clap wants one");
-    let mut subject = Subject::load(&args.model, longest + args.tokens)?;
+    // Where experts are read, each round goes on behind the one before: the same tokens again would find theirs in memory.
+    let mut subject = Subject::load(&args.model, longest + args.tokens * (args.model.rounds + 1))?;
     let mut memory = None;
     if !args.model.json {
         print_head(&subject);
@@ -41,6 +42,10 @@ pub fn run(args: &DecodeArgs) -> Result<()> {
             println!("{}", to_json(&mut subject, args, &measured));
         } else {
             print_row(&measured);
+            if measured.streamed.is_some() {
+                let (all, tokens) = (Duration::from_secs_f64(measured.seconds), args.tokens * args.model.rounds);
+                println!("{}", streamed::to_text(&subject.engine, measured.streamed.as_ref(), all, tokens));
+            }
         }
     }
     Ok(())
@@ -58,6 +63,9 @@ struct Measured {
     /// Highest resident set so far, without the buffer of the roofline.
     peak_memory: Option<u64>,
     profile: Profile,
+    streamed: Option<Streamed>,
+    /// Of all rounds.
+    seconds: f64,
 }
 
 impl Measured {
@@ -79,6 +87,8 @@ fn measure(engine: &mut Engine, args: &DecodeArgs, context: usize, memory: &mut 
     let peak_memory = machine::own_memory("VmHWM");
     engine.take_profile();
     let mut profile = Profile::default();
+    let streams = engine.take_streamed().is_some();
+    let (mut streamed, mut seconds, mut at) = (None::<Streamed>, 0.0, context + args.tokens.min(8));
     for round in 0..args.model.rounds {
         if !args.model.no_roofline {
             if memory.is_none() {
@@ -88,11 +98,22 @@ fn measure(engine: &mut Engine, args: &DecodeArgs, context: usize, memory: &mut 
             read.push(memory.read(engine.options().isa, engine.options().threads));
         }
         // What comes before may take long: a recurrent state is computed again from the start.
-        rewind(engine, id, context)?;
+        if !streams {
+            rewind(engine, id, context)?;
+            at = context;
+        }
         engine.take_profile();
+        engine.take_streamed();
         let start = Instant::now();
-        generate(engine, id, context, args.tokens)?;
-        tokens_per_second.push(args.tokens as f64 / start.elapsed().as_secs_f64());
+        generate(engine, id, at, args.tokens)?;
+        let taken = start.elapsed().as_secs_f64();
+        at += args.tokens;
+        seconds += taken;
+        tokens_per_second.push(args.tokens as f64 / taken);
+        match (&mut streamed, engine.take_streamed()) {
+            (Some(all), Some(more)) => all.add(&more),
+            (all, more) => *all = more,
+        }
         if round + 1 == args.model.rounds {
             profile = engine.take_profile();
         }
@@ -101,7 +122,17 @@ fn measure(engine: &mut Engine, args: &DecodeArgs, context: usize, memory: &mut 
     let cache_bytes = (engine.kv_in_use() + engine.memory(MemoryClass::State)) as f64;
     engine.remove_sequence(id);
     let weight_bytes = weights as f64 / args.tokens as f64;
-    Ok(Measured { context, tokens_per_second, read, weight_bytes, cache_bytes, peak_memory, profile })
+    Ok(Measured {
+        context,
+        tokens_per_second,
+        read,
+        weight_bytes,
+        cache_bytes,
+        peak_memory,
+        profile,
+        streamed,
+        seconds,
+    })
 }
 
 /// Computes `n` tokens, one after the other, from position `context` on.
@@ -140,6 +171,8 @@ fn to_json(subject: &mut Subject, args: &DecodeArgs, m: &Measured) -> serde_json
         "fraction_of_read": of_weights.to_json(),
         "fraction_of_read_with_cache": of_all.to_json(),
         "peak_memory": m.peak_memory,
+        "resident": {"anonymous": machine::own_memory("RssAnon"), "file": machine::own_memory("RssFile"), "peak": machine::own_memory("VmHWM")},
+        "experts": streamed::to_json(&subject.engine, m.streamed.as_ref(), Duration::from_secs_f64(m.seconds), args.tokens * args.model.rounds),
         "memory": MemoryClass::ALL.map(|c| (c.name(), subject.engine.memory(c))).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "phases": stats::profile_json(&m.profile),
     })

@@ -1,18 +1,18 @@
 //! `sluice bench prefill`: a prompt in an empty sequence.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
 use sluice_backend::NUMERICS_VERSION;
-use sluice_engine::{Engine, Phase, Profile};
+use sluice_engine::{Engine, Phase, Profile, Streamed};
 
 use super::figures::Figures;
 use super::roofline::peak;
 use super::{ModelArgs, Subject, tokens};
 use crate::engine_args::activations_name;
-use crate::{machine, stats, units};
+use crate::{machine, stats, streamed, units};
 
 #[derive(Args, Debug)]
 pub struct PrefillArgs {
@@ -61,6 +61,7 @@ pub fn run(args: &PrefillArgs) -> Result<()> {
                 "peak_operations_per_second": m.peak.to_json(),
                 "fraction_of_peak": fraction.to_json(),
                 "peak_memory": machine::own_memory("VmHWM"),
+                "experts": streamed::to_json(&subject.engine, m.streamed.as_ref(), m.time, n),
                 "phases": stats::profile_json(&m.profile),
             });
             println!("{line}");
@@ -85,6 +86,9 @@ struct Measured {
     /// Multiply-adds with weights, of the whole prompt.
     macs: u64,
     profile: Profile,
+    /// Of the last round, and its time.
+    streamed: Option<Streamed>,
+    time: Duration,
 }
 
 fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measured> {
@@ -93,18 +97,22 @@ fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measur
     read_prompt(engine, &prompt)?;
     let (mut tokens_per_second, mut best) = (Figures::default(), Figures::default());
     let mut profile = Profile::default();
+    let (mut streamed, mut time) = (None, Duration::ZERO);
     for _ in 0..args.model.rounds {
         if !args.model.no_roofline {
             best.push(peak(engine.options().isa, engine.options().threads, *arithmetic));
         }
         engine.take_profile();
+        engine.take_streamed();
         let start = Instant::now();
         read_prompt(engine, &prompt)?;
-        tokens_per_second.push(n as f64 / start.elapsed().as_secs_f64());
+        time = start.elapsed();
+        streamed = engine.take_streamed();
+        tokens_per_second.push(n as f64 / time.as_secs_f64());
         profile = engine.take_profile();
     }
     let macs = Phase::ALL.iter().map(|p| profile.row(*p).macs).sum();
-    Ok(Measured { tokens_per_second, peak: best, macs, profile })
+    Ok(Measured { tokens_per_second, peak: best, macs, profile, streamed, time })
 }
 
 /// The prompt as a sequence of its own.

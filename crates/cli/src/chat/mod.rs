@@ -145,7 +145,8 @@ impl Chat<'_> {
                 terminal::say(&format!("[the context of {} tokens is full: {WAYS_OUT}]", self.engine.max_context()));
             }
             End::Engine(Finish::Length) => terminal::say("[as many tokens as --max-tokens allows]"),
-            End::Engine(Finish::Stop) | End::StopString(_) => {}
+            // A failure is an error, and was said.
+            End::Engine(Finish::Stop | Finish::Failed) | End::StopString(_) => {}
         }
     }
 

@@ -46,8 +46,15 @@ pub enum FeedForward {
 }
 
 impl FeedForward {
-    /// `x += feed_forward(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Backend, s: &Scratch, routing: &mut Routing, tokens: usize) {
+    /// `x += feed_forward(norm(x))`; `next`: the feed-forward part of the layer after this one.
+    pub fn forward(
+        &self,
+        backend: &mut dyn Backend,
+        s: &Scratch,
+        routing: &mut Routing,
+        tokens: usize,
+        next: Option<&FeedForward>,
+    ) {
         let x = s.x.first_rows(tokens);
         match self {
             FeedForward::Dense { norm, mlp } => backend.mlp(x, *norm, mlp, x),
@@ -55,6 +62,10 @@ impl FeedForward {
                 let h = s.normed.first_rows(tokens);
                 backend.norm(x, *norm, h);
                 backend.route(h, &moe.router, &moe.scoring, routing);
+                backend.fetch(routing, &moe.experts);
+                if let Some(FeedForward::Moe { norm, moe }) = next {
+                    backend.foresee(x, *norm, &moe.router, &moe.scoring, &moe.experts);
+                }
                 backend.experts(h, routing, &moe.experts, moe.shared.as_ref(), x);
             }
         }

@@ -115,6 +115,10 @@ impl ExpertCache {
         self.locks[slot as usize] += 1;
     }
 
+    pub fn is_locked(&self, slot: u32) -> bool {
+        self.locks[slot as usize] > 0
+    }
+
     pub fn unlock(&mut self, slot: u32) {
         self.locks[slot as usize] -= 1;
     }

@@ -1,5 +1,656 @@
-//! Experts of a mixture that stay on disk until tokens want them.
+//! Experts of a mixture that stay on disk until tokens want them. An [`ExpertStore`] holds as many as a budget allows in slots of memory that are set up
+//! once, reads those that are missing, all at once, and hands each over when it is there, so that some are computed while others are on their way.
 
 mod cache;
+mod layout;
+mod reads;
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::mm::{Advice, madvise};
+
+use crate::bytes::Bytes;
+use crate::error::Error;
+use crate::load::Source;
+use crate::map::Map;
 pub use cache::{ExpertCache, Policy};
+use layout::Layer;
+use reads::{Read, Reads};
+
+/// Where experts that were used remain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keep {
+    /// In slots of ours: read past the page cache, replaced by a [`Policy`].
+    #[default]
+    Slots,
+    /// In the kernel's page cache: slots are used for as long as tokens go through them.
+    PageCache,
+}
+
+/// How experts are read and kept.
+#[derive(Clone, Debug)]
+pub struct ExpertOptions {
+    pub keep: Keep,
+    /// Bytes of slots.
+    pub budget: u64,
+    pub policy: Policy,
+    /// (Layer, expert) that stay in memory once they are there, and are read ahead of need.
+    pub pinned: Vec<(usize, usize)>,
+    /// Bytes that one request reads at most: whole pages.
+    pub request: usize,
+    /// Requests in the kernel at once.
+    pub depth: usize,
+    /// Threads that read where io_uring is refused.
+    pub threads: usize,
+    /// Experts that look-ahead guesses for a layer of few tokens.
+    pub ahead: usize,
+}
+
+impl Default for ExpertOptions {
+    fn default() -> ExpertOptions {
+        ExpertOptions {
+            keep: Keep::Slots,
+            budget: u64::MAX,
+            policy: Policy::default(),
+            pinned: Vec::new(),
+            request: 4 << 20,
+            depth: 64,
+            threads: 8,
+            ahead: 3,
+        }
+    }
+}
+
+/// What the store did, since it was opened or last asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertStats {
+    /// Layers that asked.
+    pub visits: u64,
+    /// Experts that they asked for.
+    pub wanted: u64,
+    /// Of these, those that were in memory.
+    pub hits: u64,
+    /// Of these, those that look-ahead had begun to read or had read.
+    pub foreseen: u64,
+    /// Bytes of the arrays that were asked for.
+    pub wanted_bytes: u64,
+    /// Bytes that were read, look-ahead's and what pages hold beside the arrays included.
+    pub read_bytes: u64,
+    /// Requests.
+    pub reads: u64,
+    /// Experts that look-ahead named, and of these those that were then wanted.
+    pub predicted: u64,
+    pub predicted_right: u64,
+    /// Experts that look-ahead read and nobody wanted.
+    pub read_in_vain: u64,
+    /// At least one read was under way.
+    pub reading: Duration,
+    /// Nothing was left to do but to wait for a read.
+    pub waiting: Duration,
+}
+
+impl ExpertStats {
+    /// Adds what came later.
+    pub fn add(&mut self, later: &ExpertStats) {
+        let ExpertStats { visits, wanted, hits, foreseen, wanted_bytes, read_bytes, reads, .. } = later;
+        self.visits += visits;
+        self.wanted += wanted;
+        self.hits += hits;
+        self.foreseen += foreseen;
+        self.wanted_bytes += wanted_bytes;
+        self.read_bytes += read_bytes;
+        self.reads += reads;
+        self.predicted += later.predicted;
+        self.predicted_right += later.predicted_right;
+        self.read_in_vain += later.read_in_vain;
+        self.reading += later.reading;
+        self.waiting += later.waiting;
+    }
+}
+
+/// Slots of one size.
+#[derive(Debug)]
+struct Class {
+    memory: Map,
+    slot_bytes: usize,
+    cache: ExpertCache,
+    /// Number of its first slot among those of all classes.
+    first: u32,
+}
+
+/// What a slot is busy with.
+#[derive(Clone, Copy, Default)]
+struct SlotState {
+    /// Reads that are not over.
+    pending: u16,
+    failed: bool,
+    /// Which of the experts that are fetched.
+    item: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Item {
+    /// Not there, and no read was begun.
+    Missing,
+    /// In this slot as soon as its reads are over.
+    Coming(u32),
+    /// There and locked.
+    There(u32),
+    Failed,
+    /// The caller has it.
+    HandedOver(u32),
+    Over,
+}
+
+/// The experts that a layer asked for.
+#[derive(Default)]
+struct Fetch {
+    layer: usize,
+    wanted: Vec<u32>,
+    items: Vec<Item>,
+    /// Everything before was handed over, or (unordered) begun with.
+    next: usize,
+    ordered: bool,
+    /// Items that are not handed over.
+    left: usize,
+}
+
+/// What [`ExpertStore::next`] has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The expert at this position of what was asked for is there until it is released.
+    Expert(usize),
+    /// The expert at this position cannot be read: see [`ExpertStore::take_error`].
+    Failed(usize),
+    /// More are on their way.
+    Later,
+    /// All were handed over.
+    Over,
+}
+
+/// Experts that may be read and not yet used, in ordered fetches.
+const WINDOW: usize = 32;
+/// Slots that experts pass through where the page cache keeps them.
+const PASSING: usize = 48;
+
+pub struct ExpertStore {
+    // Before the memory: it waits for what is under way.
+    reads: Reads,
+    layers: Vec<Layer>,
+    classes: Vec<Class>,
+    slots: Vec<SlotState>,
+    keep: Keep,
+    request: usize,
+    fetch: Fetch,
+    /// (Layer, expert) to be read when nothing else is.
+    ahead: VecDeque<(u32, u32)>,
+    /// Slots that look-ahead has locked.
+    foreseen: Vec<u32>,
+    /// Whom they are for, and what was foreseen for it.
+    foreseen_layer: usize,
+    predicted: Vec<u32>,
+    error: Option<Error>,
+    stats: ExpertStats,
+    reading_since: Option<Instant>,
+}
+
+impl ExpertStore {
+    /// Sets slots up for the experts of some layers; each expert is the views of its arrays, the same number for all experts of a layer.
+    ///
+    /// # Errors
+    /// When the budget is too small for a layer's `most` experts at once, or there is no memory.
+    pub fn open<E: Iterator<Item = Vec<Bytes>>>(
+        layers: impl Iterator<Item = E>,
+        most: usize,
+        options: &ExpertOptions,
+    ) -> Result<ExpertStore, Error> {
+        let mut files: Vec<Arc<Source>> = Vec::new();
+        let mut layers: Vec<Layer> = layers.map(|experts| Layer::new(experts, &mut files)).collect();
+        let sizes = layout::classes(&mut layers);
+        let path = files.first().map(|f| f.file.path.clone()).unwrap_or_default();
+        let no_memory = |cause| Error::Io { path: path.clone(), doing: "find memory for experts of", cause };
+        // 1. The budget: each class has what a token needs, and of the rest what its share of all experts is
+        let of_class = |number: usize| -> Vec<usize> {
+            layers.iter().map(|l| if l.class == number { l.len() } else { 0 }).collect()
+        };
+        let least = |number: usize| most.min(of_class(number).into_iter().max().unwrap_or(0));
+        let needed: u64 = sizes.iter().enumerate().map(|(c, size)| least(c) as u64 * *size as u64).sum();
+        if needed > options.budget {
+            return Err(Error::ExpertBudget { budget: options.budget, needed, experts: most });
+        }
+        let all: u64 = sizes.iter().enumerate().map(|(c, size)| class_bytes(&layers, c, *size)).sum();
+        let mut classes = Vec::with_capacity(sizes.len());
+        let mut first = 0;
+        let mut ahead = VecDeque::with_capacity(1024);
+        for (number, &slot_bytes) in sizes.iter().enumerate() {
+            let experts = of_class(number);
+            let count: usize = experts.iter().sum();
+            let rest = u128::from(options.budget - needed) * u128::from(class_bytes(&layers, number, slot_bytes));
+            let more = (rest / u128::from(all.max(1))) as u64 / slot_bytes.max(1) as u64;
+            let slots = (least(number) as u64).saturating_add(more).min(count as u64) as usize;
+            let slots = if options.keep == Keep::PageCache { slots.min(PASSING.max(2 * most)) } else { slots };
+            let pinned: Vec<(usize, usize)> =
+                options.pinned.iter().copied().filter(|&(l, e)| experts.get(l).is_some_and(|n| e < *n)).collect();
+            // Half must stay free to move.
+            let pinned = &pinned[..pinned.len().min(slots / 2)];
+            if options.keep == Keep::Slots {
+                ahead.extend(pinned.iter().map(|&(layer, expert)| (layer as u32, expert as u32)));
+            }
+            classes.push(Class {
+                memory: Map::image(slots * slot_bytes, true).map_err(no_memory)?,
+                slot_bytes,
+                cache: ExpertCache::new(&experts, slots, options.policy, pinned),
+                first,
+            });
+            first += slots as u32;
+        }
+        let direct = options.keep == Keep::Slots;
+        let reads = Reads::new(files, direct, options.depth, options.threads).map_err(no_memory)?;
+        let mut store = ExpertStore {
+            reads,
+            layers,
+            classes,
+            slots: vec![SlotState::default(); first as usize],
+            keep: options.keep,
+            request: options.request.next_multiple_of(crate::load::ALIGNMENT).max(crate::load::ALIGNMENT),
+            fetch: Fetch::default(),
+            ahead,
+            foreseen: Vec::with_capacity(64),
+            foreseen_layer: usize::MAX,
+            predicted: Vec::with_capacity(64),
+            error: None,
+            stats: ExpertStats::default(),
+            reading_since: None,
+        };
+        store.commit();
+        store.look_ahead();
+        Ok(store)
+    }
+
+    /// Makes the slots' memory resident: no read waits for pages to be found and cleared, and nothing is taken later.
+    fn commit(&self) {
+        for class in self.classes.iter().filter(|c| c.memory.len() > 0) {
+            let (start, len) = (class.memory.start(), class.memory.len());
+            // SAFETY: the class's own memory, whose contents this does not change. Kernels before 5.14 refuse, and commit when it is first read to.
+            let _ = unsafe { madvise(start.cast(), len, Advice::LinuxPopulateWrite) };
+        }
+    }
+
+    /// Asks for experts of a layer, `wanted` in ascending order, `tokens[i]` tokens for each: reads of all that are not there begin. With `ordered` they
+    /// are handed over in this order, else as they come. Everything of the fetch before must have been handed over and released.
+    pub fn fetch(&mut self, layer: usize, wanted: &[u32], tokens: &[u32], ordered: bool) {
+        assert!(self.fetch.items.iter().all(|i| *i == Item::Over), "a fetch is under way");
+        self.stats.visits += 1;
+        self.stats.wanted += wanted.len() as u64;
+        let class = self.layers[layer].class;
+        // 1. What was foreseen and is not wanted may go.
+        self.settle_foreseen(layer, wanted);
+        let cache = &mut self.classes[class].cache;
+        cache.visit(layer, wanted, tokens);
+        // 2. What is there stays.
+        let first = self.classes[class].first;
+        let f = &mut self.fetch;
+        (f.layer, f.ordered, f.next, f.left) = (layer, ordered, 0, wanted.len());
+        f.wanted.clear();
+        f.wanted.extend_from_slice(wanted);
+        f.items.clear();
+        for (i, &expert) in wanted.iter().enumerate() {
+            let cache = &mut self.classes[class].cache;
+            let item = match cache.slot(layer, expert as usize) {
+                None => Item::Missing,
+                Some(slot) => {
+                    cache.lock(slot);
+                    let slot = first + slot;
+                    let state = &mut self.slots[slot as usize];
+                    if state.pending > 0 {
+                        state.item = Some(i as u32);
+                        Item::Coming(slot)
+                    } else {
+                        self.stats.hits += 1;
+                        Item::There(slot)
+                    }
+                }
+            };
+            self.fetch.items.push(item);
+        }
+        let layer = &self.layers[layer];
+        self.stats.wanted_bytes += layer.bytes / layer.len() as u64 * wanted.len() as u64;
+        // 3. What is not there is read.
+        self.unlock_foreseen();
+        self.issue();
+    }
+
+    /// Names experts of a layer that will probably be asked for, the likeliest first: they are read when no other read is under way, or (behind an ordered
+    /// fetch) none is left to begin with.
+    pub fn foresee(&mut self, layer: usize, experts: &[u32]) {
+        self.ahead.clear();
+        self.predicted.clear();
+        self.predicted.extend_from_slice(experts);
+        self.foreseen_layer = layer;
+        self.ahead.extend(experts.iter().map(|e| (layer as u32, *e)));
+        self.look_ahead();
+    }
+
+    /// Counts what was foreseen.
+    fn settle_foreseen(&mut self, layer: usize, wanted: &[u32]) {
+        self.ahead.clear();
+        if self.foreseen_layer != layer {
+            return;
+        }
+        let right = self.predicted.iter().filter(|e| wanted.binary_search(e).is_ok()).count();
+        self.stats.predicted += self.predicted.len() as u64;
+        self.stats.predicted_right += right as u64;
+        let class = &self.classes[self.layers[layer].class];
+        let of = |e: &u32| class.cache.slot(layer, *e as usize).map(|s| class.first + s);
+        let read = self.predicted.iter().filter(|e| of(e).is_some_and(|s| self.foreseen.contains(&s)));
+        for expert in read {
+            match wanted.binary_search(expert) {
+                Ok(_) => self.stats.foreseen += 1,
+                Err(_) => self.stats.read_in_vain += 1,
+            }
+        }
+        self.foreseen_layer = usize::MAX;
+        self.predicted.clear();
+    }
+
+    /// Look-ahead gives its slots back, but for those that are still written to.
+    fn unlock_foreseen(&mut self) {
+        let mut left = 0;
+        for i in 0..self.foreseen.len() {
+            let slot = self.foreseen[i];
+            if self.slots[slot as usize].pending > 0 {
+                self.foreseen[left] = slot;
+                left += 1;
+            } else {
+                self.unlock(slot);
+            }
+        }
+        self.foreseen.truncate(left);
+    }
+
+    /// Begins to read what look-ahead named, if nothing else is read.
+    fn look_ahead(&mut self) {
+        // In order, what is under way will be used up in time, and the disk need not pause between layers.
+        if self.reads.under_way() > 0 && !self.fetch.ordered || self.fetch.items.contains(&Item::Missing) {
+            return;
+        }
+        while let Some((layer, expert)) = self.ahead.pop_front() {
+            let (layer, expert) = (layer as usize, expert as usize);
+            let class = self.layers[layer].class;
+            if self.classes[class].cache.slot(layer, expert).is_some() {
+                continue;
+            }
+            let Some(slot) = self.classes[class].cache.place(layer, expert) else { break };
+            let slot = self.classes[class].first + slot;
+            self.foreseen.push(slot);
+            self.begin(layer, expert, slot);
+        }
+        self.submit();
+    }
+
+    /// Begins to read what is missing, as far as there are slots.
+    fn issue(&mut self) {
+        let layer = self.fetch.layer;
+        let class = self.layers[layer].class;
+        let mut ahead = 0;
+        for i in self.fetch.next..self.fetch.items.len() {
+            if self.fetch.ordered && ahead >= WINDOW {
+                break;
+            }
+            match self.fetch.items[i] {
+                Item::Missing => {}
+                Item::Coming(_) | Item::There(_) => {
+                    ahead += 1;
+                    continue;
+                }
+                _ => continue,
+            }
+            let expert = self.fetch.wanted[i] as usize;
+            let Some(slot) = self.classes[class].cache.place(layer, expert) else { break };
+            let slot = self.classes[class].first + slot;
+            self.begin(layer, expert, slot);
+            self.slots[slot as usize].item = Some(i as u32);
+            self.fetch.items[i] = Item::Coming(slot);
+            ahead += 1;
+        }
+        self.submit();
+    }
+
+    /// Queues the reads of an expert.
+    fn begin(&mut self, layer: usize, expert: usize, slot: u32) {
+        let class = &self.classes[self.layers[layer].class];
+        // SAFETY: the slot lies inside the class's memory.
+        let memory = unsafe { class.memory.start().add((slot - class.first) as usize * class.slot_bytes) };
+        let mut pending = 0;
+        for extent in self.layers[layer].extents(expert) {
+            let mut done = 0;
+            while done < extent.len {
+                let len = (extent.len - done).min(self.request as u32);
+                // SAFETY: inside the slot, as the layout was made; nobody reads a slot with reads under way, and it is locked so that no other
+                // expert is read into it; the store drops its reads before its memory.
+                unsafe {
+                    let memory = memory.add((extent.at + done) as usize);
+                    let offset = extent.offset + u64::from(done);
+                    self.reads.push(Read { file: extent.file, offset, len, memory, tag: slot });
+                }
+                self.stats.read_bytes += u64::from(len);
+                self.stats.reads += 1;
+                pending += 1;
+                done += len;
+            }
+        }
+        self.slots[slot as usize] = SlotState { pending, failed: false, item: None };
+    }
+
+    fn submit(&mut self) {
+        if self.reads.under_way() > 0 {
+            if self.reading_since.is_none() {
+                self.reading_since = Some(Instant::now());
+            }
+            self.reads.submit();
+        }
+    }
+
+    /// The next expert of the fetch; with `wait` never [`Next::Later`]. It stays where it is until [`ExpertStore::release`].
+    ///
+    /// # Panics
+    /// With `wait`, when nothing can come because the caller holds all slots.
+    pub fn next(&mut self, wait: bool) -> Next {
+        loop {
+            if let Some(next) = self.hand_over() {
+                return next;
+            }
+            if self.reads.under_way() == 0 {
+                // What is wanted now comes before what look-ahead holds.
+                self.unlock_foreseen();
+                self.issue();
+            }
+            let began = Instant::now();
+            let under_way = self.reads.under_way();
+            assert!(under_way > 0 || !wait, "experts are waited for and none is read: all slots are held");
+            self.reap(wait);
+            if wait {
+                self.stats.waiting += began.elapsed();
+            }
+            if self.reads.under_way() < under_way {
+                self.issue();
+                self.look_ahead();
+            } else if !wait {
+                return Next::Later;
+            }
+        }
+    }
+
+    fn hand_over(&mut self) -> Option<Next> {
+        if self.fetch.left == 0 {
+            return Some(Next::Over);
+        }
+        let mut i = self.fetch.next;
+        while i < self.fetch.items.len() {
+            match self.fetch.items[i] {
+                Item::There(slot) => {
+                    self.fetch.items[i] = Item::HandedOver(slot);
+                    self.fetch.left -= 1;
+                    return Some(Next::Expert(i));
+                }
+                Item::Failed => {
+                    self.fetch.items[i] = Item::Over;
+                    self.fetch.left -= 1;
+                    return Some(Next::Failed(i));
+                }
+                Item::HandedOver(_) | Item::Over => {
+                    if i == self.fetch.next {
+                        self.fetch.next += 1;
+                    }
+                }
+                Item::Missing if self.fetch.ordered => {
+                    self.make_room(i);
+                    return None;
+                }
+                Item::Coming(_) if self.fetch.ordered => return None,
+                Item::Missing | Item::Coming(_) => {}
+            }
+            i += 1;
+        }
+        None
+    }
+
+    /// All slots are taken, and the next in order has none: the last of those that wait for their turn has to go.
+    fn make_room(&mut self, next: usize) {
+        self.issue();
+        if self.reads.under_way() > 0 {
+            return;
+        }
+        let there = |item: &Item| matches!(item, Item::There(_));
+        let Some(last) = self.fetch.items.iter().rposition(there).filter(|last| *last > next) else { return };
+        let Item::There(slot) = self.fetch.items[last] else { return };
+        self.fetch.items[last] = Item::Missing;
+        let class = &mut self.classes[self.layers[self.fetch.layer].class];
+        class.cache.unlock(slot - class.first);
+        class.cache.forget(slot - class.first);
+        self.issue();
+    }
+
+    fn reap(&mut self, wait: bool) {
+        let (slots, fetch, error) = (&mut self.slots, &mut self.fetch, &mut self.error);
+        let mut over = 0;
+        self.reads.reap(wait, |done| {
+            let state = &mut slots[done.tag as usize];
+            state.pending -= 1;
+            if let Some(e) = done.error {
+                state.failed = true;
+                error.get_or_insert(e);
+            }
+            over += 1;
+            if state.pending == 0
+                && let Some(item) = state.item.take()
+            {
+                fetch.items[item as usize] = if state.failed { Item::Failed } else { Item::There(done.tag) };
+            }
+        });
+        if self.reads.under_way() == 0
+            && let Some(since) = self.reading_since.take()
+        {
+            self.stats.reading += since.elapsed();
+        }
+        if over > 0 {
+            self.drop_failed();
+        }
+    }
+
+    /// Frees slots whose reads failed.
+    fn drop_failed(&mut self) {
+        if self.error.is_none() {
+            return;
+        }
+        for slot in 0..self.slots.len() as u32 {
+            if self.slots[slot as usize].failed && self.slots[slot as usize].pending == 0 {
+                self.slots[slot as usize].failed = false;
+                self.foreseen.retain(|s| *s != slot);
+                let class = self.class_of(slot);
+                class.cache.forget(slot - class.first);
+            }
+        }
+    }
+
+    fn class_of(&mut self, slot: u32) -> &mut Class {
+        let number = self.classes.partition_point(|c| c.first <= slot) - 1;
+        &mut self.classes[number]
+    }
+
+    fn unlock(&mut self, slot: u32) {
+        let passing = self.keep == Keep::PageCache;
+        let class = self.class_of(slot);
+        class.cache.unlock(slot - class.first);
+        if passing && !class.cache.is_locked(slot - class.first) {
+            class.cache.forget(slot - class.first);
+        }
+    }
+
+    /// Gives back the expert at this position of what was asked for: its slot may be used for another.
+    pub fn release(&mut self, position: usize) {
+        let Item::HandedOver(slot) = self.fetch.items[position] else { panic!("not handed over, or released before") };
+        self.fetch.items[position] = Item::Over;
+        self.unlock(slot);
+        if self.fetch.left > 0 {
+            self.issue();
+        }
+    }
+
+    /// Array `array` of the expert at this position, which was handed over and not released.
+    pub fn array(&self, position: usize, array: usize) -> &[u8] {
+        let Item::HandedOver(slot) = self.fetch.items[position] else { panic!("not handed over, or released before") };
+        let layer = &self.layers[self.fetch.layer];
+        let class = &self.classes[layer.class];
+        let start = (slot - class.first) as usize * class.slot_bytes;
+        let part = layer.part(self.fetch.wanted[position] as usize, array);
+        &class.memory.as_slice()[start + part.start..start + part.end]
+    }
+
+    /// Why experts could not be read, since last asked.
+    pub fn take_error(&mut self) -> Option<Error> {
+        self.error.take()
+    }
+
+    /// Bytes of the slots.
+    pub fn bytes(&self) -> usize {
+        self.classes.iter().map(|c| c.memory.len()).sum()
+    }
+
+    /// Slots, and experts of all layers.
+    pub fn slots(&self) -> (usize, usize) {
+        (self.slots.len(), self.layers.iter().map(Layer::len).sum())
+    }
+
+    /// Bytes of the arrays of all experts on disk.
+    pub fn file_bytes(&self) -> u64 {
+        self.layers.iter().map(|l| l.bytes).sum()
+    }
+
+    /// What was counted since the last call.
+    pub fn take_stats(&mut self) -> ExpertStats {
+        std::mem::take(&mut self.stats)
+    }
+
+    /// What reading fell back on, a clause each.
+    pub fn notes(&self) -> &[String] {
+        self.reads.notes()
+    }
+
+    /// The way in which experts are read, for people.
+    pub fn reader(&self) -> &'static str {
+        match (self.reads.is_ring(), self.keep) {
+            (true, Keep::Slots) => "io_uring, direct",
+            (true, Keep::PageCache) => "io_uring, buffered",
+            (false, Keep::Slots) => "threads, direct",
+            (false, Keep::PageCache) => "threads, buffered",
+        }
+    }
+}
+
+/// Bytes of slots that would hold all experts of a class.
+fn class_bytes(layers: &[Layer], class: usize, slot_bytes: usize) -> u64 {
+    layers.iter().filter(|l| l.class == class).map(|l| l.len() as u64 * slot_bytes as u64).sum()
+}

@@ -27,11 +27,15 @@ impl<'a> Chooser<'a> {
     }
 
     /// The way (never `Auto`), the reason, and whether all of the file is in the page cache.
-    pub fn choose(&mut self, file: &ReadFile) -> Result<(LoadMode, String, bool), Error> {
+    pub fn choose(&mut self, file: &ReadFile, wanted: u64) -> Result<(LoadMode, String, bool), Error> {
         let cached = resident_bytes(&file.buffered, 0, file.len).ok().map(|n| n.min(file.len));
         let all = cached == Some(file.len);
         if self.options.mode != LoadMode::Auto {
             return Ok((self.options.mode, "asked for".into(), all));
+        }
+        if wanted < file.len / 2 {
+            // An image's addresses would be mostly empty, and its large pages mostly somebody else's bytes.
+            return Ok((LoadMode::Mmap, "most of it stays on disk".into(), all));
         }
         let (mode, reason) = self.by_facts(file, cached);
         Ok((mode, reason, all))

@@ -24,7 +24,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use job::Job;
 pub use probe::Speeds;
-pub(crate) use read::ReadFile;
+pub(crate) use read::{ALIGNMENT, ReadFile, go_on_at, refuses_direct};
 pub use sink::{Chunk, Staging, measure_disk};
 pub(crate) use source::Source;
 
@@ -71,6 +71,8 @@ pub struct LoadOptions {
     pub rings: usize,
     /// Threads that read where io_uring does not.
     pub threads: usize,
+    /// By name, which tensors stay on disk: others read them, a part at a time.
+    pub left: Option<fn(&str) -> bool>,
 }
 
 impl LoadOptions {
@@ -93,6 +95,7 @@ impl Default for LoadOptions {
             depth: 8,
             rings: 2,
             threads: 4,
+            left: None,
         }
     }
 }
@@ -153,9 +156,13 @@ pub fn open(folder: &Path, options: &LoadOptions) -> Result<(Checkpoint, Loading
     let tensors = checkpoint.tensors_by_file();
     let mut sources = Vec::with_capacity(files.len());
     let mut reports = Vec::with_capacity(files.len());
-    let mut chooser = choose::Chooser::new(options, files.iter().map(|f| f.len).sum());
+    let is_left = |name: &str| options.left.is_some_and(|left| left(name));
+    let wanted = |tensors: &[(std::ops::Range<u64>, Arc<str>)]| -> u64 {
+        tensors.iter().filter(|(_, name)| !is_left(name)).map(|(range, _)| range.end - range.start).sum()
+    };
+    let mut chooser = choose::Chooser::new(options, tensors.iter().map(|t| wanted(t)).sum());
     for (file, tensors) in files.into_iter().zip(tensors) {
-        let (mode, reason, resident) = chooser.choose(&file)?;
+        let (mode, reason, resident) = chooser.choose(&file, wanted(&tensors))?;
         reports.push(FileReport {
             name: file.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             bytes: file.len,
@@ -165,7 +172,7 @@ pub fn open(folder: &Path, options: &LoadOptions) -> Result<(Checkpoint, Loading
         sources.push(Arc::new(Source::new(file, mode, resident, options, tensors)?));
     }
     let job = Job::new(sources, options);
-    small::replace(&mut checkpoint, job.sources(), options.threads)?;
+    small::replace(&mut checkpoint, job.sources(), options)?;
     Ok((checkpoint, Loading { job, files: reports }))
 }
 

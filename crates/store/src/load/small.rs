@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use super::{LoadMode, Source};
+use super::{LoadMode, LoadOptions, Source};
 use crate::bytes::Bytes;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::Error;
@@ -15,21 +15,26 @@ const LARGEST: usize = 256 << 10;
 /// Elements of a row, at most: the taps of a short convolution.
 const ROW: usize = 8;
 
-fn is_small(tensor: &Tensor) -> bool {
+fn is_small(tensor: &Tensor, options: &LoadOptions) -> bool {
     let row: usize = tensor.shape.iter().skip(1).product();
-    tensor.bytes.len() <= LARGEST && row <= ROW
+    tensor.bytes.len() <= LARGEST && row <= ROW && !options.left.is_some_and(|left| left(&tensor.name))
 }
 
 /// Gives each tensor of the checkpoint its bytes: small ones in memory of their own, read now, all others where they will be.
 ///
 /// # Errors
 /// The first small tensor that cannot be read.
-pub(crate) fn replace(checkpoint: &mut Checkpoint, sources: &[Arc<Source>], threads: usize) -> Result<(), Error> {
+pub(crate) fn replace(
+    checkpoint: &mut Checkpoint,
+    sources: &[Arc<Source>],
+    options: &LoadOptions,
+) -> Result<(), Error> {
+    let threads = options.threads;
     let mut wanted = Vec::new();
     let mut number = 0;
     checkpoint.replace_bytes(|tensor, file, range| {
         // What is mapped and in the page cache costs nothing where it is.
-        if is_small(tensor) && !(sources[file].mode == LoadMode::Mmap && sources[file].is_ready(&range)) {
+        if is_small(tensor, options) && !(sources[file].mode == LoadMode::Mmap && sources[file].is_ready(&range)) {
             wanted.push((number, file, range.clone()));
         }
         number += 1;

@@ -1,0 +1,391 @@
+//! Experts that are read from disk when tokens want them: which are ready is computed while the others are on their way.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use sluice_kernels::matmul::Encoding;
+use sluice_kernels::route;
+use sluice_store::experts::{ExpertStats, ExpertStore, Next};
+use sluice_store::{Bytes, Error};
+
+use super::experts::{self, Carry, Operand, Plan, Unit};
+use super::matmul::{self, Needs};
+use super::memory::{Place, Weight};
+use super::{Cpu, crew};
+use crate::{Activations, ExpertOptions, Experts, Linear, Norm, Scoring, Tensor};
+
+/// Whether the experts of the next layer are guessed and read ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lookahead {
+    #[default]
+    Off,
+    On,
+    /// Tried now and then, and kept while tokens come faster with it.
+    Auto,
+}
+
+/// What streamed experts took, and how they are read.
+#[derive(Clone, Debug)]
+pub struct Streamed {
+    pub stats: ExpertStats,
+    /// Such as "io_uring, direct".
+    pub reader: &'static str,
+    /// What reading fell back on.
+    pub notes: Vec<String>,
+    /// Experts that there is room for, and experts of all layers.
+    pub slots: (usize, usize),
+    /// Bytes of all experts on disk.
+    pub file_bytes: u64,
+    /// From a step's first fetch to the next one's, of steps of one token per sequence.
+    pub steps: u64,
+    pub step_time: Duration,
+    /// Whether look-ahead is on just now.
+    pub looks_ahead: bool,
+}
+
+impl Streamed {
+    /// Adds what came later.
+    pub fn add(&mut self, later: &Streamed) {
+        self.stats.add(&later.stats);
+        self.steps += later.steps;
+        self.step_time += later.step_time;
+        self.looks_ahead = later.looks_ahead;
+        self.notes.clone_from(&later.notes);
+    }
+}
+
+/// Pairs of token and expert up to which outputs are kept until all experts are there; beyond, experts are taken in order.
+const FEW_PAIRS: usize = 256;
+/// Experts of the next layer that are read ahead while many tokens go through this one.
+const AHEAD_IN_ORDER: usize = 24;
+/// Experts that go through a round together when they come in order.
+const WAVE: usize = 8;
+
+pub struct Streaming {
+    pub store: ExpertStore,
+    lookahead: Trial,
+    /// Experts that are guessed for the next layer.
+    ahead: usize,
+    /// Kept between steps, so that nothing is allocated.
+    wave: Vec<Unit>,
+    positions: Vec<usize>,
+    downs: Vec<(Operand, std::ops::Range<usize>, usize)>,
+    /// By position in the plan: computed.
+    done: Vec<bool>,
+    /// Outputs of experts, or sums that are carried from wave to wave.
+    floats: Vec<f32>,
+    router_logits: Vec<f32>,
+    guessed: Vec<u32>,
+    guessed_weights: Vec<f32>,
+    likeliest: Vec<(f32, u32)>,
+    failed_rows: Vec<u32>,
+    steps: u64,
+    step_time: Duration,
+    last_step: Option<Instant>,
+}
+
+impl Streaming {
+    pub fn open(
+        weights: &mut [Weight],
+        layers: &[&Experts],
+        k: usize,
+        options: &ExpertOptions,
+        lookahead: Lookahead,
+    ) -> Result<Streaming> {
+        let arrays = |experts: &Experts, e: usize| -> Vec<Bytes> {
+            experts::operands(experts, e).iter().flat_map(|o| o.bytes(weights)).collect()
+        };
+        let sources = layers.iter().map(|l| (0..l.count).map(|e| arrays(l, e)));
+        let store = ExpertStore::open(sources, k, options)?;
+        for layer in layers {
+            for expert in 0..layer.count {
+                experts::operands(layer, expert).iter().for_each(|o| weights[o.weight].streamed = true);
+            }
+        }
+        Ok(Streaming {
+            store,
+            lookahead: Trial::new(lookahead),
+            ahead: options.ahead,
+            wave: Vec::new(),
+            positions: Vec::new(),
+            downs: Vec::new(),
+            done: Vec::new(),
+            floats: Vec::new(),
+            router_logits: Vec::new(),
+            guessed: Vec::new(),
+            guessed_weights: Vec::new(),
+            likeliest: Vec::new(),
+            failed_rows: Vec::new(),
+            steps: 0,
+            step_time: Duration::ZERO,
+            last_step: None,
+        })
+    }
+
+    pub fn fetch(&mut self, layer: usize, plan: &Plan) {
+        let few = plan.order.len() <= FEW_PAIRS;
+        if layer == 0 {
+            let now = Instant::now();
+            if few && let Some(before) = self.last_step {
+                self.steps += 1;
+                self.step_time += now - before;
+                self.lookahead.step(now - before);
+            }
+            self.last_step = few.then_some(now);
+        }
+        self.store.fetch(layer, &plan.wanted, &plan.tokens, !few);
+    }
+
+    /// Whether all that was fetched is in memory; then the plan's units are where they were read to.
+    pub fn all_there(&mut self, plan: &mut Plan) -> bool {
+        let count = plan.units.len();
+        self.positions.clear();
+        self.positions.reserve(count);
+        self.done.clear();
+        self.done.resize(count, false);
+        while self.positions.len() < count {
+            match self.store.next(false) {
+                Next::Expert(i) => {
+                    self.positions.push(i);
+                    plan.units[i] = self.read_to(i, plan.units[i]);
+                }
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// The unit at position `i` in the memory that it was read to.
+    fn read_to(&self, i: usize, unit: Unit) -> Unit {
+        // SAFETY: the expert was handed over, and is released only when the rounds with its unit are over; the plan is filled anew before its
+        // units are used again.
+        unsafe { unit.read_to(|array| self.store.array(i, array)) }
+    }
+
+    pub fn release_all(&mut self, plan: &Plan) {
+        (0..plan.units.len()).for_each(|i| self.store.release(i));
+    }
+
+    fn fail(&mut self, plan: &Plan, i: usize) {
+        let unit = &plan.units[i];
+        self.failed_rows.extend_from_slice(&plan.order[unit.from..unit.from + unit.tokens]);
+    }
+
+    pub fn take_failure(&mut self) -> Option<(Vec<u32>, Error)> {
+        let error = self.store.take_error();
+        if self.failed_rows.is_empty() {
+            // What only look-ahead wanted is nobody's loss.
+            return None;
+        }
+        let mut rows = std::mem::take(&mut self.failed_rows);
+        rows.sort_unstable();
+        rows.dedup();
+        error.map(|e| (rows, e))
+    }
+
+    pub fn take(&mut self) -> Streamed {
+        Streamed {
+            stats: self.store.take_stats(),
+            reader: self.store.reader(),
+            notes: self.store.notes().to_vec(),
+            slots: self.store.slots(),
+            file_bytes: self.store.file_bytes(),
+            steps: std::mem::take(&mut self.steps),
+            step_time: std::mem::take(&mut self.step_time),
+            looks_ahead: self.lookahead.is_on(),
+        }
+    }
+
+    pub fn scratch_bytes(&self) -> usize {
+        4 * (self.floats.len() + self.router_logits.len() + self.guessed.len() + self.guessed_weights.len())
+            + self.wave.capacity() * size_of::<Unit>()
+    }
+}
+
+/// Steps in a row of which one way of going on is judged, and how many follow the better one.
+const TRIED: u32 = 8;
+const KEPT: u32 = 128;
+
+/// Whether to look ahead, found out by trying: some steps without, some with, then many in the faster way.
+struct Trial {
+    mode: Lookahead,
+    on: bool,
+    /// Steps left in this phase; in the first two, times are gathered.
+    left: u32,
+    phase: u8,
+    times: [Vec<Duration>; 2],
+}
+
+impl Trial {
+    fn new(mode: Lookahead) -> Trial {
+        let times = [(); 2].map(|()| Vec::with_capacity(TRIED as usize));
+        Trial { mode, on: mode == Lookahead::On, left: TRIED, phase: 0, times }
+    }
+
+    fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// A step has taken so long.
+    fn step(&mut self, time: Duration) {
+        if self.mode != Lookahead::Auto {
+            return;
+        }
+        if self.phase < 2 {
+            self.times[usize::from(self.phase)].push(time);
+        }
+        self.left -= 1;
+        if self.left > 0 {
+            return;
+        }
+        self.phase = (self.phase + 1) % 3;
+        self.left = if self.phase == 2 { KEPT } else { TRIED };
+        self.on = match self.phase {
+            0 => false,
+            1 => true,
+            _ => {
+                let [without, with] = &mut self.times;
+                without.sort_unstable();
+                with.sort_unstable();
+                let better = with[with.len() / 2] < without[without.len() / 2];
+                without.clear();
+                with.clear();
+                better
+            }
+        };
+    }
+}
+
+impl Cpu {
+    /// Computes experts as they are read: `residual += ..` as the rounds without reading give it.
+    pub(super) fn run_streamed(
+        &mut self,
+        s: &mut Streaming,
+        plan: &mut Plan,
+        needs: Needs,
+        shared_down: Option<Operand>,
+        gate: Option<Place>,
+        residual: Place,
+    ) {
+        let (pairs, tokens, width) = (plan.order.len(), residual.rows, residual.cols);
+        let in_order = pairs > FEW_PAIRS;
+        let rows = if in_order { tokens } else { pairs + tokens };
+        let mut floats = std::mem::take(&mut s.floats);
+        let place = Place::of_slice(matmul::part(&mut floats, rows * width), width);
+        // 1. What waits for no expert
+        if let (false, Some(down)) = (in_order, shared_down) {
+            s.downs.clear();
+            s.downs.push((down, 0..tokens, pairs));
+            experts::down(crew!(self), &s.downs, &self.counting[..tokens], &self.shared_hidden, place);
+        }
+        // 2. Experts, in waves of those that are there; some were handed over already
+        let mut handed = 0;
+        let mut first = true;
+        loop {
+            s.wave.clear();
+            let from = handed;
+            let mut over = false;
+            loop {
+                if handed < s.positions.len() {
+                    let i = s.positions[handed];
+                    s.wave.push(plan.units[i]);
+                    handed += 1;
+                } else {
+                    match s.store.next(s.wave.is_empty()) {
+                        Next::Expert(i) => {
+                            plan.units[i] = s.read_to(i, plan.units[i]);
+                            s.positions.push(i);
+                            continue;
+                        }
+                        Next::Failed(i) => s.fail(plan, i),
+                        Next::Later => break,
+                        Next::Over => {
+                            over = true;
+                            break;
+                        }
+                    }
+                }
+                if s.wave.len() == WAVE {
+                    break;
+                }
+            }
+            if !s.wave.is_empty() {
+                experts::gate_up(crew!(self), &mut s.wave, &plan.order, &self.encoded, needs, &mut self.hidden);
+                let rows = &self.counting[..pairs];
+                if in_order {
+                    let carry = Some(Carry { sums: place, first, last: false });
+                    experts::down_and_add(crew!(self), &s.wave, plan, rows, &self.hidden, None, carry, residual);
+                } else {
+                    s.downs.clear();
+                    s.downs.extend(s.wave.iter().map(|u| (u.down, u.from..u.from + u.tokens, u.from)));
+                    experts::down(crew!(self), &s.downs, rows, &self.hidden, place);
+                }
+                first = false;
+                for &i in &s.positions[from..handed] {
+                    s.done[i] = true;
+                    s.store.release(i);
+                }
+            }
+            if over {
+                break;
+            }
+        }
+        // 3. Sums
+        if in_order {
+            let shared = shared_down.map(|down| experts::SharedDown {
+                down,
+                hidden: &self.shared_hidden,
+                gate,
+                tokens: &self.counting[..tokens],
+            });
+            let carry = Some(Carry { sums: place, first, last: true });
+            let rows = &self.counting[..pairs];
+            experts::down_and_add(crew!(self), &[], plan, rows, &self.hidden, shared, carry, residual);
+        } else {
+            let units = plan.units.iter().zip(&s.done).filter(|(_, done)| **done).map(|(unit, _)| *unit);
+            experts::add(crew!(self), units, plan, place, shared_down.map(|_| gate), residual);
+        }
+        s.floats = floats;
+    }
+
+    /// See [`crate::Backend::foresee`].
+    pub(super) fn run_foresee(&mut self, x: Tensor, norm: Norm, router: &Linear, scoring: &Scoring, experts: &Experts) {
+        let few = x.rows * scoring.k() <= FEW_PAIRS;
+        let wanted = |s: &mut Streaming| if few { s.lookahead.is_on() } else { s.lookahead.mode != Lookahead::Off };
+        let Some(mut s) = self.streaming.take_if(wanted) else { return };
+        if !few {
+            // So many tokens want nearly all experts: the first of them are read while this layer ends and the next one's tokens are mixed.
+            s.guessed.clear();
+            s.guessed.extend(0..(s.store.slots().0 / 4).min(experts.count).min(AHEAD_IN_ORDER) as u32);
+            s.store.foresee(experts.layer, &s.guessed);
+            self.streaming = Some(s);
+            return;
+        }
+        let (tokens, count, k) = (x.rows, router.rows.len(), scoring.k());
+        let x = self.place(x);
+        self.encode(x, Some(norm), Needs::of([Encoding::F32]));
+        self.wait_for([router]);
+        let out = Place::of_slice(matmul::part(&mut s.router_logits, tokens * count), count);
+        self.job(router, out, false);
+        self.run_jobs(Activations::F32, tokens);
+        s.guessed.resize(k, 0);
+        s.guessed_weights.resize(k, 0.0);
+        s.likeliest.clear();
+        for t in 0..tokens {
+            // SAFETY: the jobs are done; nobody else uses the logits now.
+            let logits = unsafe { out.get_mut(t, 0..count) };
+            route::route(self.isa, scoring, logits, &mut s.guessed, &mut s.guessed_weights);
+            s.likeliest.extend(s.guessed_weights.iter().copied().zip(s.guessed.iter().copied()));
+        }
+        // Few, and the likeliest: the disk has the time between two layers for them, and what is read in vain is waited for.
+        s.likeliest.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        s.guessed.clear();
+        for &(_, expert) in &s.likeliest {
+            if s.guessed.len() < s.ahead && !s.guessed.contains(&expert) {
+                s.guessed.push(expert);
+            }
+        }
+        s.store.foresee(experts.layer, &s.guessed);
+        self.streaming = Some(s);
+    }
+}

@@ -1,0 +1,95 @@
+//! Where the experts of a mixture live: mapped with everything else, or on disk until tokens want them. Decided before a byte of a weight is read.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use sluice_model::Config;
+
+use crate::engine::Options;
+
+/// Where experts live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Mapped where all weights fit in memory, else in slots.
+    #[default]
+    Auto,
+    /// Mapped like all other weights; the kernel drops and rereads pages that do not fit.
+    Mapped,
+    /// Read when tokens want them, through the page cache, which is the only cache.
+    PageCache,
+    /// Read past the page cache into slots of ours.
+    Slots,
+}
+
+impl Placement {
+    pub fn name(self) -> &'static str {
+        match self {
+            Placement::Auto => "auto",
+            Placement::Mapped => "mapped",
+            Placement::PageCache => "pagecache",
+            Placement::Slots => "slots",
+        }
+    }
+}
+
+/// A placement that is not `Auto`, and why.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    pub placement: Placement,
+    pub reason: String,
+}
+
+/// Part of the memory for weights that `Auto` leaves to everything else: keys and values, scratch, other programs.
+const SPARE: f64 = 0.1;
+
+/// Decides where the experts of the model in `folder` live.
+///
+/// # Errors
+/// When streaming was asked for and the model has no experts.
+pub fn decide(folder: &Path, config: &Config, options: &Options) -> Result<Placed> {
+    let has_experts = ["num_experts", "num_local_experts", "n_routed_experts"].iter().any(|k| config.get(k).is_some());
+    let placed = |placement, reason: String| Ok(Placed { placement, reason });
+    match options.experts {
+        Placement::Auto => {}
+        Placement::Mapped => return placed(Placement::Mapped, "asked for".into()),
+        streamed => {
+            ensure!(has_experts, "--experts {}: this model has no experts", streamed.name());
+            return placed(streamed, "asked for".into());
+        }
+    }
+    if !has_experts {
+        return placed(Placement::Mapped, "no experts".into());
+    }
+    if options.expert_budget.is_some() {
+        return placed(Placement::Slots, "a budget for experts is given".into());
+    }
+    let Some(room) = options.memory_budget.into_iter().chain(options.load.room).min() else {
+        return placed(Placement::Mapped, "how much memory there is, is not known".into());
+    };
+    let weights = weight_bytes(folder);
+    let gb = |n: u64| n as f64 / 1e9;
+    if weights as f64 > room as f64 * (1.0 - SPARE) {
+        let reason =
+            format!("{:.2} GB of weights do not fit {:.2} GB of memory with room to spare", gb(weights), gb(room));
+        return placed(Placement::Slots, reason);
+    }
+    placed(Placement::Mapped, format!("{:.2} GB of weights fit {:.2} GB of memory", gb(weights), gb(room)))
+}
+
+/// Bytes of all files of weights in a folder; what cannot be looked at counts as nothing, and is told by whoever opens it.
+fn weight_bytes(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let weights = |e: &fs::DirEntry| e.path().extension().is_some_and(|x| x == "safetensors");
+    let size = |e: fs::DirEntry| fs::metadata(e.path()).map_or(0, |m| m.len());
+    entries.flatten().filter(weights).map(size).sum()
+}
+
+/// Bytes that a step of `tokens` tokens needs beside what is set up at the start, at most: encoded activations, the hidden ones of experts, sums,
+/// attention's. A rough bound, measured on random models (`docs/experiments.md`).
+pub fn step_scratch(config: &Config, tokens: usize, k: usize) -> Result<usize> {
+    let hidden = config.size("hidden_size")?;
+    let intermediate = config.size("moe_intermediate_size")?;
+    let per_token = 12 * hidden + 2 * k * intermediate + 24 * 1024;
+    Ok(tokens * per_token + (24 << 20))
+}

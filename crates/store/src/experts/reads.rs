@@ -1,0 +1,383 @@
+//! Reads under way: many at once through io_uring, by the thread that computes, or by threads where io_uring is refused. A read is repeated
+//! or continued until it is whole or cannot be; whoever asked hears of it once.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+
+use crate::error::Error;
+use crate::load::{ALIGNMENT, Source, go_on_at, refuses_direct};
+
+/// Requests that one call gives the kernel. It begins with none before it has looked at all: the disk should not wait for that.
+const AT_ONCE: usize = 8;
+/// How often a read that the disk fails is tried again.
+const RETRIES: u8 = 2;
+
+/// A part of a file and where it goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Read {
+    pub file: u32,
+    /// A multiple of [`ALIGNMENT`].
+    pub offset: u64,
+    pub len: u32,
+    /// Aligned to [`ALIGNMENT`], with room for whole pages.
+    pub memory: *mut u8,
+    /// The caller's.
+    pub tag: u32,
+}
+
+// SAFETY: the memory is lent to whoever holds this, and to nobody else, until the read is over.
+unsafe impl Send for Read {}
+
+/// What came of a read.
+pub(super) struct Done {
+    pub tag: u32,
+    pub error: Option<Error>,
+}
+
+/// A read with its progress.
+#[derive(Clone, Copy)]
+struct Flight {
+    read: Read,
+    done: usize,
+    from: usize,
+    direct: bool,
+    failures: u8,
+}
+
+pub(super) struct Reads {
+    files: Vec<Arc<Source>>,
+    /// Past the page cache, where the file system allows.
+    direct: bool,
+    under_way: usize,
+    notes: Vec<String>,
+    by: By,
+}
+
+enum By {
+    Ring { ring: Box<IoUring>, flights: Vec<Option<Flight>>, free: Vec<u32>, waiting: VecDeque<Flight> },
+    Threads(Threads),
+}
+
+impl Reads {
+    /// Reads of `files` with at most `depth` requests in the kernel at once.
+    pub fn new(files: Vec<Arc<Source>>, direct: bool, depth: usize, threads: usize) -> io::Result<Reads> {
+        let mut notes = Vec::new();
+        if direct {
+            notes.extend(files.iter().filter_map(|f| f.file.open_direct()));
+        }
+        let depth = depth.clamp(1, 1024).next_power_of_two();
+        let by = match ring(depth as u32) {
+            Ok(ring) => By::Ring {
+                ring: Box::new(ring),
+                flights: vec![None; depth],
+                free: (0..depth as u32).rev().collect(),
+                waiting: VecDeque::with_capacity(1024),
+            },
+            Err(e) => {
+                notes.push(format!("no io_uring ({e}); experts are read by threads instead"));
+                By::Threads(Threads::new(&files, threads)?)
+            }
+        };
+        Ok(Reads { files, direct, under_way: 0, notes, by })
+    }
+
+    /// Reads that were begun and not yet handed back by [`Reads::reap`].
+    pub fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    /// What was fallen back on.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    pub fn is_ring(&self) -> bool {
+        matches!(self.by, By::Ring { .. })
+    }
+
+    /// Adds a read; [`Reads::submit`] begins with it.
+    ///
+    /// # Safety
+    /// The memory stays valid and untouched until the read was handed back, and the reads are dropped before it.
+    pub unsafe fn push(&mut self, read: Read) {
+        self.under_way += 1;
+        let direct = self.direct && self.files[read.file as usize].file.direct().is_some();
+        let flight = Flight { read, done: 0, from: 0, direct, failures: 0 };
+        match &mut self.by {
+            By::Ring { waiting, .. } => waiting.push_back(flight),
+            By::Threads(threads) => threads.shared.lock().waiting.push_back(flight),
+        }
+    }
+
+    /// Begins with what was pushed.
+    pub fn submit(&mut self) {
+        match &mut self.by {
+            By::Ring { .. } => self.enter(0),
+            By::Threads(threads) => threads.shared.work.notify_all(),
+        }
+    }
+
+    /// Hands back reads that are over; with `wait` at least one, if any is under way.
+    pub fn reap(&mut self, wait: bool, mut each: impl FnMut(Done)) {
+        let before = self.under_way;
+        while self.under_way > 0 {
+            self.collect(&mut each);
+            if self.under_way < before || !wait {
+                return;
+            }
+            match &mut self.by {
+                By::Ring { .. } => self.enter(1),
+                By::Threads(threads) => threads.wait(),
+            }
+        }
+    }
+
+    /// Moves what waits into the ring, and waits for `wanted` completions.
+    fn enter(&mut self, wanted: usize) {
+        let By::Ring { ring, flights, free, waiting } = &mut self.by else { return };
+        loop {
+            let mut pushed = 0;
+            while let (Some(&slot), Some(&flight), true) = (free.last(), waiting.front(), pushed < AT_ONCE) {
+                let entry = request(&self.files, &flight, slot);
+                // SAFETY: the memory is lent until the completion is taken, and files live as long as the ring.
+                if unsafe { ring.submission().push(&entry) }.is_err() {
+                    break;
+                }
+                waiting.pop_front();
+                free.pop();
+                flights[slot as usize] = Some(flight);
+                pushed += 1;
+            }
+            let more = pushed == AT_ONCE && !waiting.is_empty() && !free.is_empty();
+            match ring.submit_and_wait(if more { 0 } else { wanted }) {
+                Ok(_) if more => {}
+                Ok(_) => return,
+                Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+                // The kernel is short of something: what is complete has to be taken first.
+                Err(e) if [libc::EAGAIN, libc::EBUSY].contains(&e.raw_os_error().unwrap_or(0)) => return,
+                // Requests that the kernel has would go on writing: nothing can be handed back.
+                Err(e) => panic!("io_uring_enter: {e}"),
+            }
+        }
+    }
+
+    /// Hands back what is over by now.
+    fn collect(&mut self, each: &mut impl FnMut(Done)) {
+        match &mut self.by {
+            By::Threads(threads) => {
+                let mut queue = threads.shared.lock();
+                self.notes.append(&mut queue.notes);
+                self.under_way -= queue.over.len();
+                queue.over.drain(..).for_each(each);
+            }
+            By::Ring { ring, flights, free, waiting } => {
+                for completion in ring.completion() {
+                    let slot = completion.user_data() as u32;
+                    let mut flight = flights[slot as usize].take().expect("under way");
+                    free.push(slot);
+                    let came = match completion.result() {
+                        n if n >= 0 => Ok(n as usize),
+                        e => Err(io::Error::from_raw_os_error(-e)),
+                    };
+                    match settle(&self.files, &mut flight, came, &mut self.notes) {
+                        Some(done) => {
+                            self.under_way -= 1;
+                            each(done);
+                        }
+                        None => waiting.push_front(flight),
+                    }
+                }
+                if !waiting.is_empty() && !free.is_empty() {
+                    self.enter(0);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Reads {
+    fn drop(&mut self) {
+        // The kernel must be done with the memory.
+        while self.under_way > 0 {
+            self.reap(true, |_| ());
+        }
+    }
+}
+
+fn ring(entries: u32) -> io::Result<IoUring> {
+    let mut ring = IoUring::new(entries)?;
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    if !probe.is_supported(opcode::Read::CODE) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    // A sandbox may allow the ring and not its use.
+    // SAFETY: a request without memory, and an empty queue.
+    unsafe { ring.submission().push(&opcode::Nop::new().build()) }.expect("room for one");
+    ring.submit_and_wait(1)?;
+    ring.completion().for_each(drop);
+    Ok(ring)
+}
+
+/// Bytes that a read asks for in all.
+fn room(flight: &Flight) -> usize {
+    let len = flight.read.len as usize;
+    if flight.direct { len.next_multiple_of(ALIGNMENT) } else { len }
+}
+
+fn request(files: &[Arc<Source>], flight: &Flight, slot: u32) -> squeue::Entry {
+    let read = &flight.read;
+    let file = &files[read.file as usize].file;
+    let direct = file.direct().filter(|_| flight.direct);
+    // SAFETY: inside the memory that was lent, of which `from` bytes are there.
+    let memory = unsafe { read.memory.add(flight.from) };
+    let entry = opcode::Read::new(
+        types::Fd(direct.unwrap_or(&file.buffered).as_raw_fd()),
+        memory,
+        (room(flight) - flight.from) as u32,
+    );
+    let entry = entry.offset(read.offset + flight.from as u64).build().user_data(u64::from(slot));
+    // A buffered read that finds its pages is copied by whoever submits it, one after the other: workers of the kernel do it side by side.
+    if direct.is_none() { entry.flags(squeue::Flags::ASYNC) } else { entry }
+}
+
+/// What came of a request of a flight; `None`: there is more to ask for.
+fn settle(
+    files: &[Arc<Source>],
+    flight: &mut Flight,
+    came: io::Result<usize>,
+    notes: &mut Vec<String>,
+) -> Option<Done> {
+    let Read { tag, len, offset, file, .. } = flight.read;
+    let source = &files[file as usize];
+    let failed =
+        |at: usize, cause| Some(Done { tag, error: Some(source.naming(source.file.error(offset + at as u64, cause))) });
+    match came {
+        Ok(n) => {
+            let reached = flight.from + n;
+            if reached <= flight.done {
+                return failed(flight.done, None);
+            }
+            flight.done = reached;
+            flight.from = go_on_at(reached, flight.direct);
+            (reached >= len as usize).then_some(Done { tag, error: None })
+        }
+        Err(e) if [libc::EINTR, libc::EAGAIN].contains(&e.raw_os_error().unwrap_or(0)) => None,
+        Err(e) if flight.direct && refuses_direct(&e) => {
+            let note = source.file.refuse_direct(&format!("refused at read: {e}"));
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+            flight.direct = false;
+            None
+        }
+        Err(_) if flight.failures < RETRIES => {
+            flight.failures += 1;
+            None
+        }
+        Err(e) => failed(flight.done, Some(e)),
+    }
+}
+
+/// Readers that wait for each request.
+struct Threads {
+    shared: Arc<Shared>,
+    running: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    work: Condvar,
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Flight>,
+    over: Vec<Done>,
+    notes: Vec<String>,
+    stopped: bool,
+}
+
+// SAFETY: the memory of the reads in it is lent to whoever takes them out.
+unsafe impl Send for Flight {}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn read(&self, files: &[Arc<Source>]) {
+        let mut queue = self.lock();
+        loop {
+            let Some(mut flight) = queue.waiting.pop_front() else {
+                if queue.stopped {
+                    return;
+                }
+                queue = self.work.wait(queue).unwrap_or_else(|e| e.into_inner());
+                continue;
+            };
+            drop(queue);
+            let mut notes = Vec::new();
+            let done = loop {
+                let came = read_once(files, &flight);
+                if let Some(done) = settle(files, &mut flight, came, &mut notes) {
+                    break done;
+                }
+            };
+            queue = self.lock();
+            let unknown = notes.into_iter().filter(|n| !queue.notes.contains(n)).collect::<Vec<_>>();
+            queue.notes.extend(unknown);
+            queue.over.push(done);
+            self.done.notify_all();
+        }
+    }
+}
+
+fn read_once(files: &[Arc<Source>], flight: &Flight) -> io::Result<usize> {
+    let file = &files[flight.read.file as usize].file;
+    let fd = file.direct().filter(|_| flight.direct).unwrap_or(&file.buffered).as_raw_fd();
+    let offset = flight.read.offset + flight.from as u64;
+    // SAFETY: inside the memory that was lent, of which `from` bytes are there.
+    let n = unsafe {
+        let start = flight.read.memory.add(flight.from);
+        let vec = libc::iovec { iov_base: start.cast(), iov_len: room(flight) - flight.from };
+        libc::preadv(fd, &raw const vec, 1, offset as libc::off_t)
+    };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+}
+
+impl Threads {
+    fn new(files: &[Arc<Source>], threads: usize) -> io::Result<Threads> {
+        let queue = Mutex::new(Queue { over: Vec::with_capacity(1024), ..Queue::default() });
+        let shared = Arc::new(Shared { queue, work: Condvar::new(), done: Condvar::new() });
+        let mut running = Vec::new();
+        for _ in 0..threads.max(1) {
+            let (shared, files) = (Arc::clone(&shared), files.to_vec());
+            let read = move || shared.read(&files);
+            running.push(std::thread::Builder::new().name("sluice-experts".into()).spawn(read)?);
+        }
+        Ok(Threads { shared, running })
+    }
+
+    /// Waits until something is over.
+    fn wait(&self) {
+        let mut queue = self.shared.lock();
+        while queue.over.is_empty() {
+            queue = self.shared.done.wait(queue).unwrap_or_else(|e| e.into_inner());
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shared.lock().stopped = true;
+        self.shared.work.notify_all();
+        self.running.drain(..).for_each(|handle| drop(handle.join()));
+    }
+}
