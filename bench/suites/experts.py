@@ -19,10 +19,6 @@ SUITE = "experts"
 THREADS = len(os.sched_getaffinity(0))
 CONTEXT, GENERATED, PROMPT = 64, 32, 512
 FACTORS = (2, 4.4, 10)
-# Where the ablation is made.
-MIDDLE = 4.4
-# Of a limit, what the program itself, its libraries and the kernel's tables take beside what the budget accounts for.
-PROGRAM = 48 << 20
 # Expert bytes of a request to the disk where it is measured alone.
 REQUEST = 4 << 20
 DEPTH = 64
@@ -38,6 +34,8 @@ class Giant:
     bits: int
     k: int
     factors: tuple = FACTORS
+    # Where everything but decode is measured.
+    middle: float = 4.4
     # An ordinary checkpoint beside the bundle, and one thing changed at a time.
     whole: bool = False
     quick: bool = False
@@ -54,7 +52,7 @@ GIANTS = [
     Giant("qwen3.5-397b-a17b@4", "q4-q2", "Q4_0-Q2_K", "4 layers of Qwen3.5-397B-A17B", 2, 10),
     # Three: a checkpoint and the bundle that is packed from it take 23 GB meanwhile.
     Giant("qwen3.5-397b-a17b@3", "q4", "Q4_0", "3 layers of Qwen3.5-397B-A17B", 4, 10),
-    Giant("qwen3-30b-a3b@4", "q4", "Q4_0", "4 layers of 30B-A3B", 4, 8, (MIDDLE,), whole=True, quick=True),
+    Giant("qwen3-30b-a3b@4", "q4", "Q4_0", "4 layers of 30B-A3B", 4, 8, (2.5,), 2.5, whole=True, quick=True),
 ]
 
 
@@ -99,7 +97,7 @@ def run(quick, rounds, only):
     if not only or only == "fits":
         rows += fits(rounds, quick, notes)
     notes.append(f"decode: {GENERATED} tokens behind {CONTEXT}, after 8 that are not counted; KV in bf16 (Sluice) and f16 (llama.cpp, mapped, not repacked)")
-    notes.append(f"memory limit: a control group, page cache charged to it, the model's files evicted before each run; Sluice's budget is the limit less {PROGRAM >> 20} MiB")
+    notes.append(f"memory limit: a control group, page cache charged to it, the model's files evicted before each run; Sluice's budget is the limit")
     notes.append("bound of decode: compute before the routers, the longer of reads (bytes missed over the disk's bandwidth) and ready compute, the last expert's compute; sums of a token's layers")
     return rows, notes
 
@@ -148,7 +146,7 @@ def drop(giant, what):
 def ours(what, path, flags, limit, *more, rounds=1, timeout=900):
     """A line of JSON of `sluice bench` under a limit, and what its group saw; None where it did not work, which the caller notes."""
     evict(path)
-    words = flags.words(limit - PROGRAM if limit else None)
+    words = flags.words(limit)
     command = [SLUICE, "bench", what, path, *words, "--rounds", rounds, "--no-roofline", "--json", *more]
     ran = cgroup.run(command, limit, timeout)
     if ran.code != 0:
@@ -194,16 +192,19 @@ def seconds_of(line, phase):
     return line["phases"].get(phase, {}).get("seconds", 0.0)
 
 
-def bound(line, bandwidth):
-    """Tokens per second that disk and processor allow a run, from its own misses and its own compute; the second with look-ahead: all reads beside all compute."""
+def compute_of(line):
+    """Seconds of computing, and of these of routed and shared experts; nothing of either is waiting for reads."""
+    waiting = line["experts"]["waiting_seconds"]
+    return sum(p["seconds"] for p in line["phases"].values()) - waiting, max(0.0, seconds_of(line, "experts") - waiting)
+
+
+def bound(line, bandwidth, k):
+    """Tokens per second that disk and processor allow a run, from its own misses and its own compute; and with look-ahead: all reads beside all compute."""
     e, tokens = line["experts"], line["tokens"]
-    reads = e["read_bytes"] / bandwidth
-    compute = sum(p["seconds"] for p in line["phases"].values()) - e["waiting_seconds"]
-    experts = max(0.0, seconds_of(line, "experts") - e["waiting_seconds"])
+    reads, (compute, experts) = e["read_bytes"] / bandwidth, compute_of(line)
     hits = e["hits"] / max(1, e["wanted"])
-    last = experts * e["visits"] / max(1, e["wanted"])
-    plain = compute - experts + max(reads, experts * hits) + last * (1 - hits)
-    return tokens / plain, tokens / max(reads, compute)
+    alone = compute - experts + max(reads, experts * hits) + experts / k * (1 - hits)
+    return tokens / alone, tokens / max(reads, compute)
 
 
 # --- figures
@@ -217,7 +218,7 @@ def one(giant, rounds, quick, notes):
     rows = []
     for factor in giant.factors:
         rows += decodes(giant, bundle, gguf, there / factor, factor, rounds, notes)
-    limit, case = there / MIDDLE, f"{giant.name}, {giant.bits} bit, {MIDDLE} times the limit"
+    limit, case = there / giant.middle, f"{giant.name}, {giant.bits} bit, {giant.middle} times the limit"
     rows += prefills(giant, case, bundle, gguf, limit, 1 if quick else min(rounds, 3), quick, notes)
     if giant.whole:
         rows += layouts(giant, case, bundle, limit, rounds, notes)
@@ -245,12 +246,12 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
                 continue
             found[name].append(speed(line))
             if name == "plain":
-                bounds.append(bound(line, bandwidth)[0])
+                bounds.append(bound(line, bandwidth, giant.k)[0])
                 read.append((line["experts"]["read_bytes"] / line["tokens"] / 1e6, bandwidth / 1e9))
                 hits.append(100 * line["experts"]["hits"] / max(1, line["experts"]["wanted"]))
                 memory.append((ran, line))
             elif name == "ahead":
-                ideals.append(bound(line, bandwidth)[1])
+                ideals.append(bound(line, bandwidth, giant.k)[1])
         # Slow enough that few tokens say it.
         found["theirs"].append(llama(gguf, limit, 4 if limit < 3e9 else 8)[0])
     rows = []
@@ -299,9 +300,7 @@ def prefills(giant, case, bundle, gguf, limit, rounds, quick, notes):
             failed(name, ran, notes)
             return []
         mine.append(speed(line))
-        e = line["experts"]
-        compute = sum(p["seconds"] for p in line["phases"].values()) - e["waiting_seconds"]
-        bounds.append(PROMPT / max(e["read_bytes"] / bandwidth, compute))
+        bounds.append(PROMPT / max(line["experts"]["read_bytes"] / bandwidth, compute_of(line)[0]))
         if not quick:
             theirs.append(llama(gguf, limit, 0, PROMPT)[0])
         # One token at a time from the same beginning; what fewer tokens take says what all would.
@@ -341,9 +340,7 @@ def ablation(giant, case, bundle, limit, rounds, quick, notes):
         "neither: one layer's slots": Flags(more=("--expert-budget", 2 * giant.k * expert_bytes(bundle))),
         "look-ahead off": Flags(lookahead="off"),
         "look-ahead on": Flags(lookahead="on"),
-        "replacement lru": Flags(more=("--expert-policy", "lru")),
-        "replacement lfu": Flags(more=("--expert-policy", "lfu")),
-        "replacement by layers": Flags(more=("--expert-policy", "layers")),
+        **{f"replacement {p}": Flags(more=("--expert-policy", p)) for p in policies()},
         **{f"K = {k}, lossy": Flags(more=("--experts-per-token", k)) for k in (6, 4, 3, 2)},
         **{f"requests of {r >> 10} KiB": Flags(more=("--expert-request", r)) for r in (64 << 10, 256 << 10, 1 << 20, 4 << 20)},
         **{f"{d} requests at once": Flags(more=("--expert-depth", d)) for d in (1, 2, 4, 8, 16, 64)},
@@ -378,6 +375,12 @@ def ablation(giant, case, bundle, limit, rounds, quick, notes):
     return rows
 
 
+def policies():
+    """The ways of replacement that there are, by what is said to a name that is none."""
+    ran = cgroup.run([SLUICE, "bench", "decode", "--expert-policy", "-"])
+    return ran.errors.partition("expected one of:")[2].splitlines()[0].replace(",", " ").split()
+
+
 def disks(case, bundle, rounds):
     """The disk alone: requests of an expert's size beside smaller and larger ones, fewer at once, in order, aligned further."""
     whole = expert_bytes(bundle)
@@ -403,8 +406,8 @@ def fits(rounds, quick, notes):
     mapped, slots = [], []
     for _ in range(rounds):
         for flags, into in ((Flags("mapped"), mapped), (Flags(lookahead="off"), slots)):
-            # The first of three rounds still reads what its tokens are the first to want; the median does not.
-            line, ran = ours("decode", path, flags, None, "--context", CONTEXT, "--tokens", 128, rounds=3)
+            # A long prompt, so that hardly an expert is wanted for the first time behind it.
+            line, ran = ours("decode", path, flags, None, "--context", PROMPT, "--tokens", 128, rounds=3)
             if line is None:
                 failed(case, ran, notes)
                 return []
