@@ -3,12 +3,19 @@
 
     bench/experts_quality.py CHECKPOINT --calibration FILE [--bits 2,3,4] [--tokens N] [--scratch FOLDER] [--sluice BINARY]
 
-CHECKPOINT is the unpacked demo checkpoint (bf16). Each width is packed in groups of 64 by MLX's rounding, by the search for least
-squares, and by what the experts see when the model reads the calibration text (which must not be the held-out one: the script refuses a text that shares a
-line of 60 characters with it). Each is measured by `sluice eval ppl` (f32 activations, windows of 512). Writes docs/results/experts-quality.md and .json; what is in the scratch folder
-already is not packed or measured again.
+CHECKPOINT is the unpacked demo checkpoint (bf16). Each width is packed in groups of 64 by the range of each group (s = (max - min) / (2^bits - 1), b = min), by MLX's
+rounding, by the search for least squares, and by what the experts see when the model reads the calibration text (which `bench/calibration_text.py` makes; a text that shares
+60 characters with the held-out one is refused). Each is measured by `sluice eval ppl` (f32 activations, windows of 512). Writes docs/results/experts-quality.md and .json;
+what is in the scratch folder already is not packed or measured again.
 """
-import argparse, json, pathlib, subprocess, tempfile, time
+
+import argparse
+import json
+import pathlib
+import subprocess
+import tempfile
+
+from calibration_text import shares, windows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOALS = {2: 8.0, 3: 2.0, 4: 0.5}
@@ -26,10 +33,8 @@ def main():
     scratch = args.scratch or pathlib.Path(tempfile.mkdtemp(prefix="sluice-quality-"))
     scratch.mkdir(parents=True, exist_ok=True)
     heldout = args.checkpoint / "heldout.txt"
-    shared = {line[:60] for line in heldout.read_text().splitlines() if len(line) >= 60}
-    shared &= {line[:60] for line in args.calibration.read_text().splitlines()}
-    if shared:
-        raise SystemExit(f"{args.calibration} shares lines with the held-out text: {sorted(shared)[0]!r}")
+    if shared := shares(args.calibration.read_text(), windows(heldout.read_text())):
+        raise SystemExit(f"{args.calibration} shares text with the held-out one: {shared!r}")
 
     def sluice(*what):
         return subprocess.run([*args.sluice.split(), *map(str, what)], check=True, capture_output=True, text=True).stdout
@@ -49,25 +54,25 @@ def main():
     rows = []
     for bits in map(int, args.bits.split(",")):
         recipes = {
+            "minimum and maximum": ["--min-max"],
             "MLX's rounding": [],
             "search for least squares": ["--search"],
             "what experts see": ["--calibration", args.calibration, "--calibration-tokens", args.tokens],
         }
-        for number, (recipe, flags) in enumerate(recipes.items()):
-            name = f"{bits}bit-{number}-{args.tokens}"
+        for recipe, flags in recipes.items():
+            name = f"{bits}bit-{recipe.replace(' ', '-')}" + (f"-{args.tokens}" if args.calibration in flags else "")
             folder = scratch / name
 
             def pack():
                 print(f"pack {folder}", flush=True)
-                begin = time.time()
                 sluice("pack", args.checkpoint, folder, "--bits", "none", "--experts-bits", bits, "--layout", "bundle", *flags)
-                return time.time() - begin
+                return "packed"
 
-            seconds = once(f"{name}.pack.json", pack)
+            once(f"{name}.pack.json", pack)
             result = measure(folder, name)
             size = sum(f.stat().st_size for f in folder.glob("experts-*.safetensors"))
             cost = 100 * (result["perplexity"] / base["perplexity"] - 1)
-            rows.append({"bits": bits, "recipe": recipe, "expert_bytes": size, "pack_seconds": round(seconds, 1), "against_bf16": cost, "goal": GOALS[bits], **result})
+            rows.append({"bits": bits, "recipe": recipe, "expert_bytes": size, "against_bf16": cost, "goal": GOALS[bits], **result})
 
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
     out = ROOT / "docs/results/experts-quality"

@@ -2,31 +2,52 @@
 
 FORM is `bf16`, or `q` and a number of bits from 2 to 8, for a folder with config.json and safetensors (MLX's affine quantisation, groups of 64, which Sluice and mlx-lm
 read; bf16 is also what transformers reads), or `BF16`, `Q8_0`, `Q6_K`, `Q4_0`, `Q3_K` or `Q2_K` for a GGUF file (llama.cpp). Every matrix of a file has the same
-form, the embedding and the output head too, so that the formats differ in nothing but their blocks. Weights have a standard deviation of about
+form, the embedding and the output head too, so that the formats differ in nothing but their blocks. A giant's experts may have another form than the rest: `q4-q2`,
+`Q4_0-Q2_K`. Weights have a standard deviation of about
 0.02, as trained ones do, but the embedding has 1: what a layer adds then stays small beside the token itself, and tokens choose different experts, as they do in a
 trained model. (With 0.02 the mean over the context, alike for all tokens, drowns them, and a mixture uses a handful of its experts.) All bytes are written, so that no
-file is sparse.
+file is sparse, in blocks of some megabytes, so that memory stays small however large the file.
+
+A giant's routing repeats itself as a trained model's does. Each token's embedding is a part that all tokens have in common (COMMON) and one of its own (TOKEN). What is
+common makes some experts popular at all times, since routers' rows differ in it. Queries and keys lean to the common part (LEAN), all rows alike, so that they hardly depend
+on the token and the rotary embedding makes attention fade with the distance; what GatedDeltaNet writes with fades alike. So a router sees a popularity, a mean over the last
+few tokens, and the token, and the second grows with the layers (shapes.OUT says how much all of them add). Measured on 256 random tokens, three times, as layers' mean (lowest
+to highest): tokens next to each other share 21 % (9 to 33) of their experts with 12 layers of 30B-A3B, 21 % (19 to 23) with 4 of Qwen3.5-35B-A3B, 16 % with one of
+Qwen3.5-397B-A17B; the trained demo model 30 % (17 to 47), the published 397B 8 to 34. LRU finds, with an eighth, a quarter, a half and three quarters of the experts in
+memory, 32, 55, 81, 93 % with 30B-A3B and 42, 61, 84, 94 % with 35B-A3B; demo 21, 44, 70, 88. It misses 1.5 to 2.4 times as often as Belady's optimum, up to a half in memory; demo 1.5 to 2.3. With
+16, 32, 64 and 128 of 512 it finds 16, 28, 42, 62 % with 397B-A17B at K = 10; published, at a smaller K, 49, 59, 68, 71. In 30 tokens 58, 40 and 30 % of the experts are used
+(of 128, 256 and 512); published 43 to 57.
 """
 
 import json
 import os
 import sys
+import zlib
 
 import numpy as np
 
-from shapes import CONFIGS, tensors
+from shapes import config, is_giant, is_hybrid, tensors
 
 GROUP = 64
 DEVIATION = 0.02
-random = np.random.default_rng(0)
+# Weights that are made at a time: a multiple of all blocks, and of a group for each of 4096 columns.
+BLOCK = 1 << 24
 
 
-def random_bytes(n):
-    return np.frombuffer(random.bytes(n), np.uint8)
+class Source:
+    """Random numbers of one tensor's part, the same whenever they are asked for."""
+
+    def __init__(self, name):
+        self.bits = np.random.SFC64(zlib.crc32(name.encode()))
+        self.random = np.random.Generator(self.bits)
+
+    def bytes(self, n):
+        return self.bits.random_raw(-(-n // 8)).view(np.uint8)[:n]
 
 
-def deviation(name):
-    return 1.0 if "embd" in name or "embed" in name else DEVIATION
+def blocks_of(n):
+    """`n` weights as so many at a time."""
+    return [min(BLOCK, n - at) for at in range(0, n, BLOCK)]
 
 
 def bf16(x):
@@ -34,17 +55,49 @@ def bf16(x):
     return ((np.asarray(x, np.float32).view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
 
 
-def random_bf16(n, deviation):
+def widened(x):
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def deviation(t):
+    if t.name.endswith("embed_tokens"):
+        return TOKEN if t.kind == "embedding" else 1.0
+    return DEVIATION * t.part
+
+
+def random_bf16(source, n, deviation):
     # A random sign and mantissa: magnitudes from a power of two to the next, 1/64 for 0.02.
     exponent = 127 + round(np.log2(deviation / 1.53))
-    return random_bytes(2 * n).view(np.uint16) & 0x807F | np.uint16(exponent << 7)
+    return source.bytes(2 * n).view(np.uint16) & 0x807F | np.uint16(exponent << 7)
 
 
-def vector(kind, shape):
-    n = int(np.prod(shape))
-    match kind:
+# A giant's routing: the part of its embeddings that all tokens have in common, each token's own, and how far what leans leans to the common one.
+COMMON, TOKEN, LEAN = 0.2, 0.9, 20.0
+MATRICES = ("matrix", "embedding", "expert", "router")
+
+
+def is_shifted(t):
+    return t.kind == "embedding" or t.lean != 0
+
+
+def shifts(t, per):
+    """What is added to each `per` weights of a tensor, block by block: a direction that its rows have in common."""
+    rows, cols = t.shape
+    u = Source("common").random.normal(0, 1, cols // GROUP)
+    u *= (COMMON if t.kind == "embedding" else t.lean * LEAN / cols) / np.sqrt(np.mean(u * u))
+    one = np.repeat(u, GROUP // per).astype(np.float32)
+    at, leaning = 0, t.leaning or rows
+    for k in blocks_of(rows * cols):
+        here = np.arange(at, at + k // cols)
+        yield np.where(here[:, None] < leaning, one, np.float32(0)).reshape(-1)
+        at += k // cols
+
+
+def vector(t, shape):
+    n, random = int(np.prod(shape)), Source(t.name).random
+    match t.kind:
         case "one":
-            values = np.ones(n)
+            values = np.full(n, t.part)
         case "conv":
             values = random.normal(0, 0.5, n)
         case "decay":  # A_log
@@ -58,35 +111,60 @@ def vector(kind, shape):
 
 
 def parts(t, form):
-    """(name, dtype, shape, maker of the bytes) of each tensor in the file."""
-    if t.kind not in ("matrix", "router"):
-        yield t.name, "BF16", t.shape, lambda: bf16(vector(t.kind, t.shape))
+    """(name, dtype, shape, maker) of each tensor in the file; a maker yields its bytes, block by block."""
+    if t.kind not in MATRICES:
+        yield t.name, "BF16", t.shape, lambda: [bf16(vector(t, t.shape))]
         return
+    n = int(np.prod(t.shape))
     if form == "bf16":
-        yield f"{t.name}.weight", "BF16", t.shape, lambda: random_bf16(int(np.prod(t.shape)), deviation(t.name))
+
+        def plain():
+            source = Source(t.name)
+            return (random_bf16(source, k, deviation(t)) for k in blocks_of(n))
+
+        yield f"{t.name}.weight", "BF16", t.shape, plain
         return
-    bits = 8 if t.kind == "router" else int(form[1:])
+    bits = bits_of(t, form)
     *lead, cols = t.shape
     packed, groups = (*lead, cols * bits // 32), (*lead, cols // GROUP)
-    scale = deviation(t.name) * 12**0.5 / 2**bits
-    scales = bf16(random.uniform(0.7, 1.3, int(np.prod(groups))) * scale)
-    biases = bf16((scales.astype(np.uint32) << 16).view(np.float32) * (-(2**bits - 1) / 2))
-    yield f"{t.name}.weight", "U32", packed, lambda: random_bytes(4 * int(np.prod(packed)))
-    yield f"{t.name}.scales", "BF16", groups, lambda: scales
-    yield f"{t.name}.biases", "BF16", groups, lambda: biases
+    # Scales are 256 numbers around the one that gives the deviation, drawn by a byte each.
+    scales = bf16(np.linspace(0.7, 1.3, 256) * deviation(t) * 12**0.5 / 2**bits)
+    biases = bf16(widened(scales) * (-(2**bits - 1) / 2))
+
+    def weights():
+        source = Source(t.name)
+        return (source.bytes(k * bits // 8) for k in blocks_of(n))
+
+    def drawn(table):
+        source = Source(f"{t.name}.scales")
+        return (table[source.bytes(k // GROUP)] for k in blocks_of(n))
+
+    def shifted():
+        return (bf16(widened(b) + shift) for b, shift in zip(drawn(biases), shifts(t, GROUP)))
+
+    yield f"{t.name}.weight", "U32", packed, weights
+    yield f"{t.name}.scales", "BF16", groups, lambda: drawn(scales)
+    yield f"{t.name}.biases", "BF16", groups, shifted if is_shifted(t) else lambda: drawn(biases)
+
+
+def bits_of(t, form):
+    """In a form such as `q4`, or `q4-q2`: of the rest and of experts."""
+    rest, _, experts = form.partition("-")
+    return 8 if t.kind == "router" else int((experts if experts and t.kind == "expert" else rest)[1:])
 
 
 def write_folder(shape, form, out):
     os.makedirs(out, exist_ok=True)
-    config = dict(CONFIGS[shape])
+    written = dict(config(shape))
     if form != "bf16":
-        config["quantization"] = {"group_size": GROUP, "bits": int(form[1:])}
+        usual = int(form.partition("-")[0][1:])
+        written["quantization"] = {"group_size": GROUP, "bits": usual}
         for t in tensors(shape):
-            if t.kind == "router":
-                config["quantization"][t.name] = {"group_size": GROUP, "bits": 8}
-        config["quantization_config"] = config["quantization"]
+            if t.kind in MATRICES and bits_of(t, form) != usual:
+                written["quantization"][t.name] = {"group_size": GROUP, "bits": bits_of(t, form)}
+        written["quantization_config"] = written["quantization"]
     with open(f"{out}/config.json", "w") as f:
-        json.dump(config, f, indent=2)
+        json.dump(written, f, indent=2)
     all_parts = [p for t in tensors(shape) for p in parts(t, form)]
     header, at = {"__metadata__": {"format": "mlx"}}, 0
     for name, dtype, dims, _ in all_parts:
@@ -98,44 +176,58 @@ def write_folder(shape, form, out):
     with open(f"{out}/model.safetensors", "wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
         for _, _, _, make in all_parts:
-            f.write(np.ascontiguousarray(make()).tobytes())
+            for block in make():
+                f.write(np.ascontiguousarray(block).data)
 
 
 # --- GGUF
 
 
-def blocks(kind, n, deviation):
-    """`n` weights in a format of GGML's: `[blocks, bytes of a block]`."""
+def blocks(source, kind, n, deviation, common=None):
+    """`n` weights in a format of GGML's: `[blocks, bytes of a block]`. `common`: what is added to each block of 32."""
 
-    def f16(low, high, count):
-        return random.uniform(low, high, (count, 1)).astype(np.float16).view(np.uint8).reshape(count, 2)
+    def f16(low, high):
+        return np.linspace(low, high, 256).astype(np.float16)[source.bytes(count)]
 
+    def laid(*columns):
+        """Columns side by side: some random bytes, or an f16 for each block."""
+        wide = [c if isinstance(c, int) else 2 for c in columns]
+        out, at = np.empty((count, sum(wide)), np.uint8), 0
+        for c, w in zip(columns, wide):
+            out[:, at : at + w] = source.bytes(count * c).reshape(count, c) if isinstance(c, int) else c.view(np.uint8).reshape(count, 2)
+            at += w
+        return out
+
+    count = n // (32 if kind in ("Q8_0", "Q4_0", "Q4_1") else 256)
     match kind:
         case "BF16":
-            return random_bf16(n, deviation).view(np.uint8)
+            return random_bf16(source, n, deviation).view(np.uint8)
         case "Q8_0":  # d, 32 times i8
-            count, d = n // 32, deviation / 74
-            return np.hstack([f16(0.7 * d, 1.3 * d, count), random_bytes(count * 32).reshape(count, 32)])
+            d = deviation / 74
+            return laid(f16(0.7 * d, 1.3 * d), 32)
         case "Q4_0":  # d, 32 times 4 bits; w = d (q - 8)
-            count, d = n // 32, deviation / 4.6
-            return np.hstack([f16(0.7 * d, 1.3 * d, count), random_bytes(count * 16).reshape(count, 16)])
+            d = deviation / 4.6
+            return laid(f16(0.7 * d, 1.3 * d), 16)
+        case "Q4_1":  # d, m, 32 times 4 bits; w = d q + m
+            d = f16(0.7 * deviation / 4.6, 1.3 * deviation / 4.6)
+            return laid(d, (common - 7.5 * d.astype(np.float32)).astype(np.float16), 16)
         case "Q6_K":  # 256 times 6 bits, 16 scales of 8 bits, d; w = d scale (q - 32)
-            count, d = n // 256, deviation / 1350
-            return np.hstack([random_bytes(count * 208).reshape(count, 208), f16(0.7 * d, 1.3 * d, count)])
+            d = deviation / 1350
+            return laid(208, f16(0.7 * d, 1.3 * d))
         case "Q3_K":  # 256 times 3 bits, 16 scales of 6 bits, d; w = d (scale - 32) (q - 4)
-            count, d = n // 256, deviation / 42
-            return np.hstack([random_bytes(count * 108).reshape(count, 108), f16(0.7 * d, 1.3 * d, count)])
+            d = deviation / 42
+            return laid(108, f16(0.7 * d, 1.3 * d))
         case "Q2_K":  # 16 scales and minima of 4 bits each, 256 times 2 bits, d, dmin
-            count, d = n // 256, deviation / 12
-            rest = random_bytes(count * 80).reshape(count, 80)
-            return np.hstack([rest, f16(0.7 * d, 1.3 * d, count), f16(1.0 * d, 2.0 * d, count)])
+            d = deviation / 12
+            return laid(80, f16(0.7 * d, 1.3 * d), f16(1.0 * d, 2.0 * d))
 
 
 def write_gguf(shape, form, out):
     import gguf
 
-    c = CONFIGS[shape]
-    arch = c["model_type"].replace("_", "")
+    c = config(shape)
+    arch = c["model_type"].removesuffix("_text").replace("_", "")
+    rope_theta = c.get("rope_theta") or c["rope_parameters"]["rope_theta"]
     w = gguf.GGUFWriter(out, arch)
     w.add_name(f"random {shape}")
     w.add_vocab_size(c["vocab_size"])
@@ -143,18 +235,18 @@ def write_gguf(shape, form, out):
     w.add_context_length(c["max_position_embeddings"])
     w.add_embedding_length(c["hidden_size"])
     w.add_block_count(c["num_hidden_layers"])
-    w.add_feed_forward_length(c["intermediate_size"])
+    w.add_feed_forward_length(c.get("intermediate_size", 0))
     w.add_head_count(c["num_attention_heads"])
     w.add_head_count_kv(c["num_key_value_heads"])
     w.add_key_length(c["head_dim"])
     w.add_value_length(c["head_dim"])
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
-    w.add_rope_freq_base(c["rope_theta"])
+    w.add_rope_freq_base(rope_theta)
     if "num_experts" in c:
         w.add_expert_count(c["num_experts"])
         w.add_expert_used_count(c["num_experts_per_tok"])
         w.add_expert_feed_forward_length(c["moe_intermediate_size"])
-    if shape == "hybrid":
+    if is_hybrid(c):
         w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
         w.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
         w.add_ssm_state_size(c["linear_key_head_dim"])
@@ -162,31 +254,48 @@ def write_gguf(shape, form, out):
         w.add_ssm_time_step_rank(c["linear_num_value_heads"])
         w.add_ssm_inner_size(c["linear_value_head_dim"] * c["linear_num_value_heads"])
         w.add_full_attention_interval(c["full_attention_interval"])
+        if arch == "qwen35moe":
+            # Text counts alike in time, height and width.
+            w.add_rope_dimension_sections([11, 11, 10, 0])
         w.add_rope_dimension_count(int(c["head_dim"] * c["partial_rotary_factor"]))
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    w.add_file_type(gguf.LlamaFileType["MOSTLY_Q3_K_M" if form == "Q3_K" else f"MOSTLY_{form}"])
+    rest, _, experts = form.partition("-")
+    w.add_file_type(gguf.LlamaFileType["MOSTLY_Q3_K_M" if rest == "Q3_K" else f"MOSTLY_{rest}"])
 
-    quant = gguf.GGMLQuantizationType[form]
-    per_block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
     makers = []
     for t in tensors(shape):
-        if t.kind == "matrix":
+        if t.kind in MATRICES and t.kind != "router":
+            # What is shifted needs a minimum in each block.
+            kind = "Q4_1" if is_shifted(t) else experts if experts and t.kind == "expert" else rest
+            quant = gguf.GGMLQuantizationType[kind]
+            per_block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
             for name, dims in halves(c, t):
                 n = int(np.prod(dims))
-                w.add_tensor_info(
-                    name, (*dims[:-1], dims[-1] // per_block * block_bytes), np.dtype(np.uint8), n // per_block * block_bytes, quant
-                )
-                makers.append(lambda n=n, d=deviation(name): blocks(form, n, d))
+                w.add_tensor_info(name, (*dims[:-1], dims[-1] // per_block * block_bytes), np.dtype(np.uint8), n // per_block * block_bytes, quant)
+                makers.append(lambda t=t, name=name, n=n, kind=kind: matrix(t, name, n, kind))
         else:
             dims = t.gguf_shape or t.shape
             w.add_tensor_info(t.gguf, dims, np.dtype(np.float32), 4 * int(np.prod(dims)))
-            makers.append(lambda t=t, dims=dims: float_tensor(t, dims))
+            makers.append(lambda t=t, dims=dims: [float_tensor(t, dims)])
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_ti_data_to_file()
+    # As GGUFWriter.write_tensor_data does, but in blocks.
+    [file] = w.fout
+    w.write_padding(file, file.tell())
     for make in makers:
-        w.write_tensor_data(np.ascontiguousarray(make()))
+        begin = file.tell()
+        for block in make():
+            file.write(np.ascontiguousarray(block).data)
+        w.write_padding(file, file.tell() - begin)
     w.close()
+
+
+def matrix(t, name, n, kind):
+    source = Source(name)
+    if not is_shifted(t):
+        return (blocks(source, kind, k, deviation(t)) for k in blocks_of(n))
+    return (blocks(source, kind, k, deviation(t), shift) for k, shift in zip(blocks_of(n), shifts(t, 32)))
 
 
 def halves(c, t):
@@ -201,8 +310,8 @@ def halves(c, t):
 
 def float_tensor(t, dims):
     if t.kind == "router":
-        return random.normal(0, DEVIATION, dims).astype(np.float32)
-    values = vector(t.kind, dims)
+        return Source(t.name).random.normal(0, DEVIATION, dims).astype(np.float32)
+    values = vector(t, dims)
     return -np.exp(values) if t.kind == "decay" else values
 
 
@@ -216,4 +325,5 @@ def main():
     os.rename(unfinished, out)
 
 
-main()
+if __name__ == "__main__":
+    main()

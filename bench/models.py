@@ -1,9 +1,10 @@
-"""Random-weight models in the scratch folder, made when first asked for. Standard library only; `make_model.py` writes them."""
+"""Random-weight models in the scratch folder, made when first asked for. Standard library only; `make_model.py` writes them, and `sluice pack` makes bundles of them."""
 
 import os
+import shutil
 from pathlib import Path
 
-from peers import PYTHON
+from peers import PYTHON, SLUICE
 from scratch import DIR, need_free, run, say
 from shapes import tensors
 
@@ -11,36 +12,58 @@ BITS = {"bf16": 16, "q8": 8.5, "q6": 6.5, "q4": 4.5, "q3": 3.5, "q2": 2.5}
 BITS |= {"BF16": 16, "Q8_0": 8.5, "Q6_K": 6.5625, "Q4_0": 4.5, "Q3_K": 3.4375, "Q2_K": 2.625}
 
 
+BUNDLE = "-bundle"
+
+
+def model_path(shape, form):
+    return DIR / "models" / f"{shape}-{form}{'.gguf' if form[0].isupper() else ''}"
+
+
 def model(shape, form):
-    """The path of a model: a folder for Sluice's forms, a file for llama.cpp's."""
-    path = DIR / "models" / f"{shape}-{form}{'.gguf' if form[0].isupper() else ''}"
+    """The path of a model: a folder for Sluice's forms, a file for llama.cpp's. A form that ends with `-bundle` is packed from the one without."""
+    path = model_path(shape, form)
     if not path.exists():
         need_free(bytes_of(shape, form), path.name)
-        say(f"making {path.name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path], f"{path.name}.log")
+        if form.endswith(BUNDLE):
+            source = model(shape, form.removesuffix(BUNDLE))
+            say(f"making {path.name}")
+            unfinished = path.with_name(path.name + ".part")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            run([SLUICE, "pack", source, unfinished, "--bits", "none", "--layout", "bundle"], f"{path.name}.log")
+            unfinished.rename(path)
+        else:
+            say(f"making {path.name}")
+            run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path], f"{path.name}.log")
     return path
 
 
 def bytes_of(shape, form):
     """About how many bytes a model has."""
-    return int(sum(_product(t.shape) for t in tensors(shape)) * BITS[form] / 8)
+    rest, _, experts = form.removesuffix(BUNDLE).partition("-")
+    return int(sum(_product(t.shape) * BITS[experts if experts and t.kind == "expert" else rest] for t in tensors(shape)) / 8)
+
+
+def files(path):
+    """A model's files of weights."""
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
 
 
 def evict(path):
-    """Drops a model's file from the page cache, where it may lie in small pages since it was written: as after a start of the machine, the next load decides."""
-    file = os.open(path / "model.safetensors", os.O_RDONLY)
-    os.fsync(file)
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(file)
+    """Drops a model's files from the page cache, where they may lie in small pages since they were written: as after a start of the machine, the next load decides."""
+    for name in files(path):
+        file = os.open(name, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
 
 
 def size(path):
     """Bytes of a model's weights; an error if they are not all on the disk."""
-    file = path / "model.safetensors" if path.is_dir() else path
-    stat = os.stat(file)
-    assert stat.st_blocks * 512 >= stat.st_size, f"{file} is sparse"
-    return stat.st_size
+    for file in files(path):
+        stat = os.stat(file)
+        assert stat.st_blocks * 512 >= stat.st_size, f"{file} is sparse"
+    return sum(file.stat().st_size for file in files(path))
 
 
 def _product(numbers):

@@ -1,12 +1,21 @@
 """The random-weight models that are measured: their configs, and every tensor under the names of each format.
 
-Dimensions are those of published models; layers are fewer where a whole model would not fit a small machine. Nothing here is
-random or written: `make_model.py` does that. Standard library only, since the runner imports it too.
+Dimensions are those of published models; layers are fewer where a whole model would not fit a small machine. A shape is one of `CONFIGS`, or a *giant*: a model that
+`sluice plan` knows by name (`crates/cli/src/known`), `@` and a number of layers, such as `qwen3.5-397b-a17b@4`. A giant's vocabulary is cut in proportion to its layers,
+so that embedding and head are the same part of the file as in the whole model; or it is given, as in `qwen3.5-397b-a17b@1:16384`. Nothing here is random or written: `make_model.py` does that. Standard library
+only, since the runner imports it too.
 """
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+KNOWN = Path(__file__).resolve().parent.parent / "crates" / "cli" / "src" / "known"
 
 VOCABULARY = 151_936
+# What a giant's mixers add to the residual stream, all layers together, beside those of the usual deviation in one layer: see `make_model.py` on routing.
+OUT = 2.0
 
 # As a checkpoint's config.json has them.
 CONFIGS = {
@@ -106,6 +115,28 @@ for _config in CONFIGS.values():
     )
 
 
+def is_giant(shape):
+    return "@" in shape
+
+
+@cache
+def config(shape):
+    """The config.json of a shape, before quantisation."""
+    if not is_giant(shape):
+        return CONFIGS[shape]
+    name, size = shape.split("@")
+    layers, _, vocabulary = size.partition(":")
+    found = json.loads((KNOWN / f"{name}.json").read_text())
+    of_layers = found["vocab_size"] * int(layers) // found["num_hidden_layers"] // 256 * 256
+    found["vocab_size"] = int(vocabulary or max(1024, of_layers))
+    found["num_hidden_layers"] = int(layers)
+    return found
+
+
+def is_hybrid(c):
+    return "full_attention_interval" in c
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One weight. `name` is MLX's, without `.weight` where it is a matrix; `shape` is row-major, inputs last."""
@@ -113,55 +144,70 @@ class Tensor:
     name: str
     gguf: str
     shape: tuple
-    # matrix: quantised. router: a matrix that both formats keep finer (8 bits in MLX's, f32 in GGUF's).
-    # one: a norm at one. conv: taps of a convolution. decay, bias: vectors of the delta rule.
+    # matrix: quantised. embedding, expert: a giant's, quantised too. router: a matrix that both formats keep finer (8 bits in MLX's,
+    # f32 in GGUF's). one: a norm at one. conv: taps of a convolution. decay, bias: vectors of the delta rule.
     kind: str = "matrix"
     # The vector shape that GGUF wants, where it differs.
     gguf_shape: tuple = ()
+    # Of the usual deviation, or of one.
+    part: float = 1.0
+    # How far the first `leaning` rows (0: all) lean to what a giant's embeddings have in common.
+    lean: float = 0.0
+    leaning: int = 0
 
 
 def tensors(shape):
     """Every weight of a shape, in the order in which a model uses them."""
-    c = CONFIGS[shape]
-    hidden = c["hidden_size"]
-    yield Tensor("model.embed_tokens", "token_embd.weight", (VOCABULARY, hidden))
+    c = config(shape)
+    hidden, hybrid, giant = c["hidden_size"], is_hybrid(c), is_giant(shape)
+    yield Tensor("model.embed_tokens", "token_embd.weight", (c["vocab_size"], hidden), "embedding" if giant else "matrix")
     for i in range(c["num_hidden_layers"]):
         at, to = f"model.layers.{i}", f"blk.{i}"
-        linear = shape == "hybrid" and (i + 1) % c["full_attention_interval"] != 0
-        after = "post_attention_norm" if shape == "hybrid" else "ffn_norm"
+        linear = hybrid and (i + 1) % c["full_attention_interval"] != 0
+        after = "post_attention_norm" if hybrid else "ffn_norm"
         yield Tensor(f"{at}.input_layernorm.weight", f"{to}.attn_norm.weight", (hidden,), "one")
-        yield from _delta_net(c, at, to) if linear else _attention(c, at, to, gated=shape == "hybrid")
+        part = OUT / c["num_hidden_layers"] ** 0.5 if giant else 1.0
+        mixer = _delta_net if linear else _attention
+        yield from mixer(c, at, to, float(giant), part)
         yield Tensor(f"{at}.post_attention_layernorm.weight", f"{to}.{after}.weight", (hidden,), "one")
-        yield from _experts(c, at, to) if "num_experts" in c else _dense(c, at, to)
+        yield from _experts(c, at, to, "expert" if giant else "matrix") if "num_experts" in c else _dense(c, at, to)
     yield Tensor("model.norm.weight", "output_norm.weight", (hidden,), "one")
     if not c["tie_word_embeddings"]:
-        yield Tensor("lm_head", "output.weight", (VOCABULARY, hidden))
+        yield Tensor("lm_head", "output.weight", (c["vocab_size"], hidden))
 
 
-def _attention(c, at, to, gated):
-    hidden, dim = c["hidden_size"], c["head_dim"]
+def _attention(c, at, to, lean, part):
+    hidden, dim, gated = c["hidden_size"], c["head_dim"], is_hybrid(c)
+    # Where few of the dimensions turn with the distance, they have to say it louder.
+    louder = 2.0 if gated and lean else 1.0
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
-    yield Tensor(f"{at}.self_attn.q_proj", f"{to}.attn_q.weight", (2 * q if gated else q, hidden))
-    yield Tensor(f"{at}.self_attn.k_proj", f"{to}.attn_k.weight", (kv, hidden))
+    yield Tensor(f"{at}.self_attn.q_proj", f"{to}.attn_q.weight", (2 * q if gated else q, hidden), lean=lean)
+    yield Tensor(f"{at}.self_attn.k_proj", f"{to}.attn_k.weight", (kv, hidden), lean=lean)
     yield Tensor(f"{at}.self_attn.v_proj", f"{to}.attn_v.weight", (kv, hidden))
-    yield Tensor(f"{at}.self_attn.q_norm.weight", f"{to}.attn_q_norm.weight", (dim,), "one")
+    yield Tensor(f"{at}.self_attn.q_norm.weight", f"{to}.attn_q_norm.weight", (dim,), "one", part=louder)
     yield Tensor(f"{at}.self_attn.k_norm.weight", f"{to}.attn_k_norm.weight", (dim,), "one")
-    yield Tensor(f"{at}.self_attn.o_proj", f"{to}.attn_output.weight", (hidden, q))
+    yield Tensor(f"{at}.self_attn.o_proj", f"{to}.attn_output.weight", (hidden, q), part=part)
 
 
-def _delta_net(c, at, to):
+def _delta_net(c, at, to, lean, part):
     hidden, heads = c["hidden_size"], c["linear_num_value_heads"]
     keys = c["linear_num_key_heads"] * c["linear_key_head_dim"]
     values, taps = heads * c["linear_value_head_dim"], c["linear_conv_kernel_dim"]
     channels, name = 2 * keys + values, f"{at}.linear_attn"
-    # GGUF has qkvz as two tensors, of which the first is the larger: the maker splits it.
-    yield Tensor(f"{name}.in_proj_qkvz", f"{to}.attn_qkv.weight+{to}.attn_gate.weight", (channels + values, hidden))
-    yield Tensor(f"{name}.in_proj_ba", f"{to}.ssm_ba.weight", (2 * heads, hidden))
+    if c["model_type"] == "qwen3_next":
+        # GGUF has qkvz as two tensors, of which the first is the larger: the maker splits it.
+        yield Tensor(f"{name}.in_proj_qkvz", f"{to}.attn_qkv.weight+{to}.attn_gate.weight", (channels + values, hidden))
+        yield Tensor(f"{name}.in_proj_ba", f"{to}.ssm_ba.weight", (2 * heads, hidden))
+    else:
+        yield Tensor(f"{name}.in_proj_qkv", f"{to}.attn_qkv.weight", (channels, hidden), lean=lean, leaning=2 * keys)
+        yield Tensor(f"{name}.in_proj_z", f"{to}.attn_gate.weight", (values, hidden), lean=lean)
+        yield Tensor(f"{name}.in_proj_b", f"{to}.ssm_beta.weight", (heads, hidden), lean=-0.4 * lean)
+        yield Tensor(f"{name}.in_proj_a", f"{to}.ssm_alpha.weight", (heads, hidden))
     yield Tensor(f"{name}.conv1d.weight", f"{to}.ssm_conv1d.weight", (channels, taps, 1), "conv", (channels, taps))
     yield Tensor(f"{name}.A_log", f"{to}.ssm_a", (heads,), "decay")
     yield Tensor(f"{name}.dt_bias", f"{to}.ssm_dt.bias", (heads,), "bias")
     yield Tensor(f"{name}.norm.weight", f"{to}.ssm_norm.weight", (c["linear_value_head_dim"],), "one")
-    yield Tensor(f"{name}.out_proj", f"{to}.ssm_out.weight", (hidden, values))
+    yield Tensor(f"{name}.out_proj", f"{to}.ssm_out.weight", (hidden, values), part=part)
 
 
 def _dense(c, at, to):
@@ -171,12 +217,12 @@ def _dense(c, at, to):
     yield Tensor(f"{at}.mlp.down_proj", f"{to}.ffn_down.weight", (hidden, wide))
 
 
-def _experts(c, at, to):
+def _experts(c, at, to, kind):
     hidden, wide, n = c["hidden_size"], c["moe_intermediate_size"], c["num_experts"]
     yield Tensor(f"{at}.mlp.gate", f"{to}.ffn_gate_inp.weight", (n, hidden), "router")
-    yield Tensor(f"{at}.mlp.switch_mlp.gate_proj", f"{to}.ffn_gate_exps.weight", (n, wide, hidden))
-    yield Tensor(f"{at}.mlp.switch_mlp.up_proj", f"{to}.ffn_up_exps.weight", (n, wide, hidden))
-    yield Tensor(f"{at}.mlp.switch_mlp.down_proj", f"{to}.ffn_down_exps.weight", (n, hidden, wide))
+    yield Tensor(f"{at}.mlp.switch_mlp.gate_proj", f"{to}.ffn_gate_exps.weight", (n, wide, hidden), kind)
+    yield Tensor(f"{at}.mlp.switch_mlp.up_proj", f"{to}.ffn_up_exps.weight", (n, wide, hidden), kind)
+    yield Tensor(f"{at}.mlp.switch_mlp.down_proj", f"{to}.ffn_down_exps.weight", (n, hidden, wide), kind)
     shared = c.get("shared_expert_intermediate_size")
     if shared:
         name = f"{at}.mlp.shared_expert"

@@ -4,6 +4,7 @@
 mod case;
 mod cold;
 mod decode;
+mod disk;
 mod figures;
 mod kernels;
 mod kv;
@@ -41,6 +42,8 @@ enum What {
     Load(load::LoadArgs),
     /// Keys and values in memory that grows, and in memory that was reserved.
     Kv(kv::KvArgs),
+    /// The disk's own speed for requests of one size or another.
+    Disk(disk::DiskArgs),
     /// Each kernel by itself: products per weight form, attention, delta rule.
     Kernels(kernels::KernelsArgs),
     /// What the machine can do at best: reading memory, multiplying and adding.
@@ -54,6 +57,7 @@ pub fn run(args: BenchArgs, start: Instant) -> Result<()> {
         What::Prefill(args) => prefill::run(&args),
         What::Load(args) => load::run(&args, start),
         What::Kv(args) => kv::run(&args),
+        What::Disk(args) => disk::run(&args),
         What::Kernels(args) => kernels::run(&args),
         What::Roofline(args) => roofline::run(&args),
     }

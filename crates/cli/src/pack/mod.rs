@@ -13,6 +13,7 @@ mod names;
 pub mod ordered;
 pub mod plan;
 pub mod quantize;
+mod range;
 pub mod rules;
 mod search;
 mod summary;
@@ -34,7 +35,7 @@ use crate::{interrupt, terminal};
 use calibrate::Calibrator;
 use journal::Journal;
 use layout::Layout;
-use quantize::Quantizer;
+use quantize::{Quantizer, Rounding};
 use rules::{Bits, Rule, Rules};
 
 /// Exit code after Ctrl-C, as shells have it: 128 + SIGINT.
@@ -73,6 +74,9 @@ pub struct PackArgs {
     /// Search the scale and bias of each group by least squares instead of taking MLX's: slower, closer to the original
     #[arg(long)]
     search: bool,
+    /// Take the scale and bias of each group from its least and its greatest weight: worse than either, for comparison with who does so
+    #[arg(long, conflicts_with_all = ["search", "calibration"])]
+    min_max: bool,
     /// Quantise routed experts by what they see when the model reads this text: slowest, closest in what comes out
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
@@ -199,7 +203,7 @@ fn pack(args: &PackArgs, kept: &mut bool) -> Result<()> {
     *kept = output.is_kept();
     let input_bytes: u64 = due.iter().flat_map(|f| &f.units).map(|p| plan.units[p.unit].source.bytes()).sum();
     let mut progress = Progress::new("packing", "MB", (input_bytes / 1_000_000) as usize);
-    let quantizer = Quantizer { isa, search: args.search || args.calibration.is_some() };
+    let quantizer = Quantizer { isa, rounding: rounding(args) };
     let mut job = write::Job {
         input: &input,
         units: &plan.units,
@@ -281,6 +285,15 @@ fn pack(args: &PackArgs, kept: &mut bool) -> Result<()> {
     Ok(())
 }
 
+fn rounding(args: &PackArgs) -> Rounding {
+    match args {
+        PackArgs { min_max: true, .. } => Rounding::Range,
+        // A calibration starts from what the search finds.
+        PackArgs { search: true, .. } | PackArgs { calibration: Some(_), .. } => Rounding::Search,
+        _ => Rounding::Mlx,
+    }
+}
+
 fn position(files: &[layout::OutFile], name: &str) -> Option<usize> {
     files.iter().position(|f| f.name == name)
 }
@@ -310,7 +323,7 @@ fn fingerprint(
     files: &[layout::OutFile],
 ) -> Result<String> {
     let mut hash = Xxh3::new();
-    hash.update(format!("{} {:?} {:?} {files:?}", env!("CARGO_PKG_VERSION"), args.search, plan.units).as_bytes());
+    hash.update(format!("{} {:?} {:?} {files:?}", env!("CARGO_PKG_VERSION"), rounding(args), plan.units).as_bytes());
     for (name, len) in checkpoint.file_sizes() {
         let path = checkpoint.folder().join(name);
         let time = std::fs::metadata(&path).and_then(|m| m.modified()).with_context(|| path.display().to_string())?;

@@ -8,14 +8,23 @@ use sluice_kernels::Isa;
 use sluice_kernels::affine::{dequantize_row, quantize_row};
 use sluice_kernels::matmul::{Float, Form, Matrix};
 
-use super::search;
+use super::{range, search};
 
 /// How blocks are quantised.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantizer {
     pub isa: Isa,
-    /// Search scale and bias of each group instead of taking MLX's.
-    pub search: bool,
+    pub rounding: Rounding,
+}
+
+/// Where a group's scale and bias come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    Mlx,
+    /// Its least and its greatest weight.
+    Range,
+    /// A search for the least squared error.
+    Search,
 }
 
 /// Some rows, quantised.
@@ -72,7 +81,11 @@ impl Quantizer {
             biases: vec![0; groups * float.size()],
             error: Error::default(),
         };
-        let quantize = if self.search { search::quantize_row } else { quantize_row };
+        let quantize = match self.rounding {
+            Rounding::Mlx => quantize_row,
+            Rounding::Range => range::quantize_row,
+            Rounding::Search => search::quantize_row,
+        };
         quantize(&x, bits, group, float, &mut packed.data, &mut packed.scales, &mut packed.biases);
 
         let form = Form::Affine { bits, group, scale: float };

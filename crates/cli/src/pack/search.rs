@@ -44,7 +44,7 @@ pub fn quantize_row(
         // 2. anything better?
         if let Some(best) = search(x, top, scale, mlx, cost) {
             best.nearest(x, top, q);
-            pack(bits, q, data);
+            affine::pack(bits, q, data);
             put(scale, best.s, s);
             put(scale, best.b, b);
         }
@@ -168,19 +168,11 @@ fn read(float: Float, bytes: &[u8]) -> f32 {
     }
 }
 
-fn put(float: Float, v: f32, bytes: &mut [u8]) {
+pub fn put(float: Float, v: f32, bytes: &mut [u8]) {
     match float {
         Float::F32 => bytes.copy_from_slice(&v.to_le_bytes()),
         Float::F16 => bytes.copy_from_slice(&half::f16::from_f32(v).to_le_bytes()),
         Float::Bf16 => bytes.copy_from_slice(&half::bf16::from_f32(v).to_le_bytes()),
-    }
-}
-
-/// The inverse of `sluice_kernels::affine::unpack`.
-fn pack(bits: u8, q: &[u8], packed: &mut [u8]) {
-    for (packed, q) in packed.chunks_exact_mut(bits as usize).zip(q.chunks_exact(8)) {
-        let stream = q.iter().rev().fold(0u64, |stream, &q| stream << bits | q as u64);
-        packed.copy_from_slice(&stream.to_le_bytes()[..bits as usize]);
     }
 }
 

@@ -1,0 +1,421 @@
+"""Experts from disk: models several times larger than the memory that they are given, beside llama.cpp under the same limit, beside what disk and processor allow, and with each
+part of the design taken away. The goals are those that the project set itself."""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import cgroup
+from models import bytes_of, evict, model, model_path, size
+from peers import LLAMA_BENCH, SLUICE
+from results import compare
+from scratch import DIR, say
+
+TITLE = "Experts from disk: decode, prefill, memory"
+SUITE = "experts"
+THREADS = len(os.sched_getaffinity(0))
+CONTEXT, GENERATED, PROMPT = 64, 32, 512
+FACTORS = (2, 4.4, 10)
+# Expert bytes of a request to the disk where it is measured alone.
+REQUEST = 4 << 20
+DEPTH = 64
+
+
+@dataclass
+class Giant:
+    shape: str
+    # Our form, and llama.cpp's of as many bits.
+    ours: str
+    theirs: str
+    name: str
+    bits: int
+    k: int
+    factors: tuple = FACTORS
+    # Where everything but decode is measured.
+    middle: float = 4.4
+    # An ordinary checkpoint beside the bundle, and one thing changed at a time.
+    whole: bool = False
+    quick: bool = False
+
+    @property
+    def bundle(self):
+        return f"{self.ours}-bundle"
+
+
+GIANTS = [
+    Giant("qwen3-30b-a3b@22", "q4", "Q4_0", "22 layers of 30B-A3B", 4, 8, whole=True),
+    Giant("qwen3-30b-a3b@22", "q4-q2", "Q4_0-Q2_K", "22 layers of 30B-A3B", 2, 8),
+    Giant("qwen3.5-35b-a3b@16", "q4", "Q4_0", "16 layers of Qwen3.5-35B-A3B", 4, 8),
+    Giant("qwen3.5-397b-a17b@4", "q4-q2", "Q4_0-Q2_K", "4 layers of Qwen3.5-397B-A17B", 2, 10),
+    # Three: a checkpoint and the bundle that is packed from it take 23 GB meanwhile.
+    Giant("qwen3.5-397b-a17b@3", "q4", "Q4_0", "3 layers of Qwen3.5-397B-A17B", 4, 10),
+    Giant("qwen3-30b-a3b@4", "q4", "Q4_0", "4 layers of 30B-A3B", 4, 8, (2.5,), 2.5, whole=True, quick=True),
+]
+
+
+@dataclass
+class Flags:
+    """How Sluice is asked to stream."""
+
+    experts: str = "slots"
+    lookahead: str = "auto"
+    more: tuple = field(default_factory=tuple)
+
+    def words(self, budget):
+        words = ["--experts", self.experts, "--lookahead", self.lookahead, *self.more, "--threads", THREADS]
+        # What is mapped is as large as it is.
+        return [*map(str, words), *([] if budget is None or self.experts == "mapped" else ["--memory-budget", str(int(budget))])]
+
+
+class Notes(list):
+    def add(self, text):
+        if text not in self:
+            self.append(text)
+            say(f"note: {text}")
+
+
+def run(quick, rounds, only):
+    rows, notes = [], Notes()
+    if reason := cgroup.why_not():
+        notes.add(f"left out, all of it: {reason}")
+        return rows, notes
+    for giant in GIANTS:
+        if giant.quick != quick and not only or only and only not in f"{giant.shape} {giant.ours}":
+            continue
+        had = {form: model_path(giant.shape, form).exists() for form in forms(giant)}
+        if not room_for(giant, notes):
+            continue
+        try:
+            rows += one(giant, rounds, quick, notes)
+        finally:
+            # Disks are small: what was made for this giant alone goes again.
+            if not quick:
+                drop(giant, [form for form, before in had.items() if not before])
+    if not only or only == "fits":
+        rows += fits(rounds, quick, notes)
+    notes.append(f"decode: {GENERATED} tokens behind {CONTEXT}, after 8 that are not counted; KV in bf16 (Sluice) and f16 (llama.cpp, mapped, not repacked)")
+    notes.append(f"memory limit: a control group, page cache charged to it, the model's files evicted before each run; Sluice's budget is the limit")
+    notes.append("bound of decode: compute before the routers, the longer of reads (bytes missed over the disk's bandwidth) and ready compute, the last expert's compute; sums of a token's layers")
+    return rows, notes
+
+
+# --- models
+
+
+def forms(giant):
+    return [giant.ours, giant.bundle, giant.theirs]
+
+
+def room_for(giant, notes):
+    """Whether the disk takes what is not there yet: a bundle beside the checkpoint that it is packed from, and llama.cpp's file when one of them is gone, or not."""
+    missing = [f for f in forms(giant) if not model_path(giant.shape, f).exists()]
+    sizes = {f: bytes_of(giant.shape, f) for f in missing}
+    wanted = sum(sizes.values()) if giant.whole else sum(sizes.values()) - min(sizes.get(giant.ours, 0), sizes.get(giant.theirs, 0))
+    DIR.mkdir(parents=True, exist_ok=True)
+    disk = shutil.disk_usage(DIR)
+    if disk.free - wanted >= disk.total // 20:
+        return True
+    notes.add(f"left out: {giant.name}, {giant.bits} bit, which takes {wanted / 1e9:.0f} GB of disk while {disk.free / 1e9:.0f} GB are free")
+    return False
+
+
+def make(giant, quick):
+    """The paths of the bundle and of llama.cpp's file."""
+    had = model_path(giant.shape, giant.ours).exists()
+    bundle = model(giant.shape, giant.bundle)
+    if not (had or giant.whole or quick):
+        drop(giant, [giant.ours])
+    return bundle, model(giant.shape, giant.theirs)
+
+
+def drop(giant, what):
+    for form in what:
+        path = model_path(giant.shape, form)
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.exists():
+            path.unlink()
+
+
+# --- one measurement each
+
+
+def ours(what, path, flags, limit, *more, rounds=1, timeout=900):
+    """A line of JSON of `sluice bench` under a limit, and what its group saw; None where it did not work, which the caller notes."""
+    evict(path)
+    words = flags.words(limit)
+    command = [SLUICE, "bench", what, path, *words, "--rounds", rounds, "--no-roofline", "--json", *more]
+    ran = cgroup.run(command, limit, timeout)
+    if ran.code != 0:
+        return None, ran
+    return json.loads(ran.out.splitlines()[-1]), ran
+
+
+def decode(path, flags, limit, tokens=GENERATED):
+    return ours("decode", path, flags, limit, "--context", CONTEXT, "--tokens", tokens)
+
+
+def prefill(path, flags, limit, *more):
+    return ours("prefill", path, flags, limit, "--tokens", PROMPT, *more)
+
+
+def llama(path, limit, generated, prompt=0, timeout=900):
+    """Tokens per second of llama.cpp under a limit, and what its group saw; 0 where there was no token in time."""
+    evict(path)
+    command = [LLAMA_BENCH, "-m", path, "-t", THREADS, "-p", prompt, "-n", generated, "-d", 0 if prompt else CONTEXT, "-ngl", 0]
+    command += ["-lm", "mmap", "--repack", 0, "-r", 1, "--no-warmup", "-o", "json"]
+    ran = cgroup.run(command, limit, timeout)
+    if ran.timed_out or ran.killed:
+        return 0.0, ran
+    if ran.code != 0:
+        sys.exit(f"bench: llama-bench failed:\n{ran.errors[-2000:]}")
+    return json.loads(ran.out)[0]["avg_ts"], ran
+
+
+def disk(path, request, depth=DEPTH, order="random", seconds=1.0, align=4096):
+    """Bytes per second past the page cache."""
+    command = [SLUICE, "bench", "disk", path, "--request", int(request), "--depth", depth, "--order", order, "--align", align, "--seconds", seconds, "--rounds", 1, "--json"]
+    ran = cgroup.run(command)
+    if ran.code != 0:
+        sys.exit(f"bench: the disk cannot be measured:\n{ran.errors[-2000:]}")
+    return json.loads(ran.out.splitlines()[-1])["bytes_per_second"]
+
+
+def speed(line):
+    return line["tokens_per_second"]["median"]
+
+
+def seconds_of(line, phase):
+    return line["phases"].get(phase, {}).get("seconds", 0.0)
+
+
+def compute_of(line):
+    """Seconds of computing, and of these of routed and shared experts; nothing of either is waiting for reads."""
+    waiting = line["experts"]["waiting_seconds"]
+    return sum(p["seconds"] for p in line["phases"].values()) - waiting, max(0.0, seconds_of(line, "experts") - waiting)
+
+
+def bound(line, bandwidth, k):
+    """Tokens per second that disk and processor allow a run, from its own misses and its own compute; and with look-ahead: all reads beside all compute."""
+    e, tokens = line["experts"], line["tokens"]
+    reads, (compute, experts) = e["read_bytes"] / bandwidth, compute_of(line)
+    hits = e["hits"] / max(1, e["wanted"])
+    alone = compute - experts + max(reads, experts * hits) + experts / k * (1 - hits)
+    return tokens / alone, tokens / max(reads, compute)
+
+
+# --- figures
+
+
+def one(giant, rounds, quick, notes):
+    """All that is measured of one giant."""
+    bundle, gguf = make(giant, quick)
+    there = size(bundle)
+    notes.append(f"{giant.name}, {giant.bits} bit: {there / 1e9:.2f} GB, as {giant.theirs} {size(gguf) / 1e9:.2f} GB")
+    rows = []
+    for factor in giant.factors:
+        rows += decodes(giant, bundle, gguf, there / factor, factor, rounds, notes)
+    limit, case = there / giant.middle, f"{giant.name}, {giant.bits} bit, {giant.middle} times the limit"
+    rows += prefills(giant, case, bundle, gguf, limit, 1 if quick else min(rounds, 3), quick, notes)
+    if giant.whole:
+        rows += layouts(giant, case, bundle, limit, rounds, notes)
+        rows += ablation(giant, case, bundle, limit, min(rounds, 3), quick, notes)
+    return rows
+
+
+def failed(case, ran, notes):
+    why = "killed for memory" if ran.killed else "no answer in time" if ran.timed_out else (ran.errors.strip().splitlines() or ["no message"])[-1]
+    notes.add(f"{case}: {why}")
+
+
+def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
+    case = f"decode, {giant.name}, {giant.bits} bit, {factor} times the limit"
+    say(case)
+    request = min(REQUEST, expert_bytes(bundle))
+    found = {"plain": [], "ahead": [], "no cache": [], "theirs": []}
+    bounds, ideals, read, memory, hits = [], [], [], [], []
+    for _ in range(rounds):
+        bandwidth = disk(bundle, request)
+        for name, flags in (("plain", Flags(lookahead="off")), ("ahead", Flags(lookahead="on")), ("no cache", Flags("pagecache", lookahead="off"))):
+            line, ran = decode(bundle, flags, limit)
+            if line is None:
+                failed(f"{case}, {name}", ran, notes)
+                continue
+            found[name].append(speed(line))
+            if name == "plain":
+                bounds.append(bound(line, bandwidth, giant.k)[0])
+                read.append((line["experts"]["read_bytes"] / line["tokens"] / 1e6, bandwidth / 1e9))
+                hits.append(100 * line["experts"]["hits"] / max(1, line["experts"]["wanted"]))
+                memory.append((ran, line))
+            elif name == "ahead":
+                ideals.append(bound(line, bandwidth, giant.k)[1])
+        # Slow enough that few tokens say it.
+        found["theirs"].append(llama(gguf, limit, 4 if limit < 3e9 else 8)[0])
+    rows = []
+    add = lambda *a, **more: rows.append(compare(SUITE, case, *a, threads=THREADS, **more))  # noqa: E731
+    plain, ahead = found["plain"], found["ahead"]
+    whole = lambda other: plain and len(other) == len(plain)  # noqa: E731
+    if plain:
+        add("slots", "tokens/s", plain, bounds, "bound", goal=0.85)
+        add("experts found in slots", "%", hits, None, "")
+        add("read", "MB a token", [r for r, _ in read], None, "")
+        add("disk alone", "GB/s", [b for _, b in read], None, "")
+    if whole(ahead):
+        add("slots, look-ahead", "tokens/s", ahead, plain, "without")
+        add("slots, look-ahead", "tokens/s", ahead, ideals, "max(reads, compute)")
+    if whole(found["no cache"]):
+        add("slots", "tokens/s", plain, found["no cache"], "page cache", goal=1.0)
+    if whole(found["theirs"]):
+        if all(found["theirs"]):
+            add("slots", "tokens/s", plain, found["theirs"], f"llama.cpp {giant.theirs}", goal=10)
+        else:
+            notes.add(f"{case}: llama.cpp had no token in time")
+    if memory:
+        rows += memories(case, limit, memory)
+    return rows
+
+
+def memories(case, limit, memory):
+    """What runs held, beside their budget and beside the limit."""
+    held = [(ran.anonymous + ran.mapped) / 1e6 for ran, _ in memory]
+    budget = [limit / 1e6] * len(memory)
+    return [
+        compare(SUITE, case, "anonymous and mapped, peak", "MB", held, budget, "limit", 1.0, False, THREADS),
+        compare(SUITE, case, "locked or pinned, peak", "MB", [ran.pinned / 1e6 for ran, _ in memory], None, "", threads=THREADS),
+        compare(SUITE, case, "control group, peak", "MB", [ran.peak / 1e6 for ran, _ in memory], budget, "limit", 1.0, False, THREADS),
+    ]
+
+
+def prefills(giant, case, bundle, gguf, limit, rounds, quick, notes):
+    name = f"prefill {PROMPT}, {case}"
+    say(name)
+    mine, bounds, single, theirs = [], [], [], []
+    for _ in range(rounds):
+        bandwidth = disk(bundle, min(REQUEST, expert_bytes(bundle)))
+        line, ran = prefill(bundle, Flags(), limit)
+        if line is None:
+            failed(name, ran, notes)
+            return []
+        mine.append(speed(line))
+        bounds.append(PROMPT / max(line["experts"]["read_bytes"] / bandwidth, compute_of(line)[0]))
+        if not quick:
+            theirs.append(llama(gguf, limit, 0, PROMPT)[0])
+        # One token at a time from the same beginning; what fewer tokens take says what all would.
+        line, ran = ours("decode", bundle, Flags(), limit, "--context", 1, "--tokens", GENERATED if quick else PROMPT // 4)
+        if line is None:
+            failed(f"{name}, token by token", ran, notes)
+            return []
+        single.append(speed(line))
+    rows = [
+        compare(SUITE, name, "slots", "tokens/s", mine, bounds, "bound", 0.85, threads=THREADS),
+        compare(SUITE, name, "slots", "tokens/s", mine, single, "token by token", 10, threads=THREADS),
+    ]
+    if theirs and all(theirs):
+        rows.append(compare(SUITE, name, "slots", "tokens/s", mine, theirs, f"llama.cpp {giant.theirs}", threads=THREADS))
+    return rows
+
+
+def layouts(giant, case, bundle, limit, rounds, notes):
+    """An ordinary checkpoint beside the bundle that was packed from it."""
+    say(f"ordinary checkpoint, {case}")
+    plain, packed = [], []
+    for _ in range(rounds):
+        for path, into in ((model(giant.shape, giant.ours), plain), (bundle, packed)):
+            line, ran = decode(path, Flags(), limit)
+            if line is None:
+                failed(f"ordinary checkpoint, {case}", ran, notes)
+                return []
+            into.append(speed(line))
+    return [compare(SUITE, f"decode, {case}", "from an ordinary checkpoint", "tokens/s", plain, packed, "bundle", 0.85, threads=THREADS)]
+
+
+def ablation(giant, case, bundle, limit, rounds, quick, notes):
+    """One thing changed at a time, each beside the run with nothing changed of the same round."""
+    changes = {
+        "mapped: a fault for each page": Flags("mapped"),
+        "page cache, no slots": Flags("pagecache"),
+        "neither: one layer's slots": Flags(more=("--expert-budget", 2 * giant.k * expert_bytes(bundle))),
+        "look-ahead off": Flags(lookahead="off"),
+        "look-ahead on": Flags(lookahead="on"),
+        **{f"replacement {p}": Flags(more=("--expert-policy", p)) for p in policies()},
+        **{f"K = {k}, lossy": Flags(more=("--experts-per-token", k)) for k in (6, 4, 3, 2)},
+        **{f"requests of {r >> 10} KiB": Flags(more=("--expert-request", r)) for r in (64 << 10, 256 << 10, 1 << 20, 4 << 20)},
+        **{f"{d} requests at once": Flags(more=("--expert-depth", d)) for d in (1, 2, 4, 8, 16, 64)},
+    }
+    if quick:
+        changes = {name: changes[name] for name in ("mapped: a fault for each page", "page cache, no slots")}
+    say(f"ablation, {case}")
+    base, with_change = {name: [] for name in changes}, {name: [] for name in changes}
+    lines = {}
+    for _ in range(rounds):
+        line, ran = decode(bundle, Flags(), limit)
+        if line is None:
+            failed(f"ablation, {case}", ran, notes)
+            return []
+        usual = speed(line)
+        for name, flags in changes.items():
+            if name in lines and lines[name] is None:
+                continue
+            lines[name], ran = decode(bundle, flags, limit, GENERATED if flags.experts == "slots" else 8)
+            if lines[name] is None:
+                failed(f"{name}, {case}", ran, notes)
+                continue
+            base[name].append(usual)
+            with_change[name].append(speed(lines[name]))
+    rows = [
+        compare(SUITE, f"ablation, {case}", name, "tokens/s", with_change[name], base[name], "slots, all as by default", threads=THREADS)
+        for name in changes
+        if with_change[name]
+    ]
+    if not quick:
+        rows += disks(f"disk, {giant.name}", bundle, rounds)
+    return rows
+
+
+def policies():
+    """The ways of replacement that there are, by what is said to a name that is none."""
+    ran = cgroup.run([SLUICE, "bench", "decode", "--expert-policy", "-"])
+    return ran.errors.partition("expected one of:")[2].splitlines()[0].replace(",", " ").split()
+
+
+def disks(case, bundle, rounds):
+    """The disk alone: requests of an expert's size beside smaller and larger ones, fewer at once, in order, aligned further."""
+    whole = expert_bytes(bundle)
+    cases = {f"requests of {r >> 10} KiB": {"request": r} for r in (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)}
+    cases |= {f"an expert at a time, {d} at once": {"request": whole, "depth": d} for d in (1, 2, 4, 8, 16)}
+    cases |= {"an expert at a time, in order": {"request": whole, "order": "sequential"}}
+    cases |= {f"an expert at a time, at multiples of {a >> 10} KiB": {"request": whole, "align": a} for a in (64 << 10, 2 << 20)}
+    usual, found = {name: [] for name in cases}, {name: [] for name in cases}
+    for _ in range(rounds):
+        base = disk(bundle, whole) / 1e9
+        for name, how in cases.items():
+            usual[name].append(base)
+            found[name].append(disk(bundle, **how) / 1e9)
+    peer = f"an expert ({whole >> 10} KiB) at a time, {DEPTH} at once"
+    return [compare(SUITE, case, name, "GB/s", found[name], usual[name], peer) for name in cases]
+
+
+def fits(rounds, quick, notes):
+    """Slots for all experts beside plain mapped weights, without a limit."""
+    case = "everything fits, 4 layers of 30B-A3B, 4 bit"
+    say(case)
+    path = model("qwen3-30b-a3b@4", "q4-bundle")
+    mapped, slots = [], []
+    for _ in range(rounds):
+        for flags, into in ((Flags("mapped"), mapped), (Flags(lookahead="off"), slots)):
+            # A long prompt, so that hardly an expert is wanted for the first time behind it.
+            line, ran = ours("decode", path, flags, None, "--context", PROMPT, "--tokens", 128, rounds=3)
+            if line is None:
+                failed(case, ran, notes)
+                return []
+            into.append(speed(line))
+    return [compare(SUITE, case, "slots", "tokens/s", slots, mapped, "mapped", 0.97, threads=THREADS)]
+
+
+def expert_bytes(bundle):
+    """From one expert to the next in a bundle."""
+    manifest = json.loads((Path(bundle) / "bundle.json").read_text())
+    return next(iter(manifest["experts"].values()))["stride"]
