@@ -184,6 +184,15 @@ def disk(path, request, depth=DEPTH, order="random", seconds=1.0, align=4096):
     return json.loads(ran.out.splitlines()[-1])["bytes_per_second"]
 
 
+def plan(path, limit, bandwidth, hit_rate):
+    """Tokens per second that `sluice plan` expects of this memory and disk where so many experts are found in memory."""
+    command = [SLUICE, "plan", path, "--memory", int(limit), "--disk-bandwidth", int(bandwidth), "--hit-rate", hit_rate, "--context", CONTEXT + GENERATED, "--json"]
+    ran = cgroup.run(command)
+    if ran.code != 0:
+        sys.exit(f"bench: sluice plan failed:\n{ran.errors[-2000:]}")
+    return next(t["tokens_per_second"] for t in json.loads(ran.out)["tokens"] if abs(t["hit_rate"] - hit_rate) < 1e-9)
+
+
 def speed(line):
     return line["tokens_per_second"]["median"]
 
@@ -236,7 +245,7 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
     say(case)
     request = min(REQUEST, expert_bytes(bundle))
     found = {"plain": [], "ahead": [], "no cache": [], "theirs": []}
-    bounds, ideals, read, memory, hits = [], [], [], [], []
+    bounds, ideals, read, memory, hits, plans = [], [], [], [], [], []
     for _ in range(rounds):
         bandwidth = disk(bundle, request)
         for name, flags in (("plain", Flags(lookahead="off")), ("ahead", Flags(lookahead="on")), ("no cache", Flags("pagecache", lookahead="off"))):
@@ -250,6 +259,7 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
                 read.append((line["experts"]["read_bytes"] / line["tokens"] / 1e6, bandwidth / 1e9))
                 hits.append(100 * line["experts"]["hits"] / max(1, line["experts"]["wanted"]))
                 memory.append((ran, line))
+                plans.append(plan(bundle, limit, bandwidth, hits[-1] / 100))
             elif name == "ahead":
                 ideals.append(bound(line, bandwidth, giant.k)[1])
         # Slow enough that few tokens say it.
@@ -263,6 +273,7 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
         add("experts found in slots", "%", hits, None, "")
         add("read", "MB a token", [r for r, _ in read], None, "")
         add("disk alone", "GB/s", [b for _, b in read], None, "")
+        add("sluice plan, told the disk and the hits", "tokens/s", plans, plain, "measured")
     if whole(ahead):
         add("slots, look-ahead", "tokens/s", ahead, plain, "without")
         add("slots, look-ahead", "tokens/s", ahead, ideals, "max(reads, compute)")
