@@ -9,9 +9,10 @@ use embedded_graphics::primitives::{Circle, Line, PrimitiveStyle, Rectangle};
 use embedded_graphics::text::{Alignment, Baseline, Text, TextStyleBuilder};
 
 /// Pixels of one chart, and of what lies around its plot.
-const SIZE: Size = Size::new(720, 440);
+const SIZE: Size = Size::new(860, 440);
 const LEFT: i32 = 76;
-const RIGHT: i32 = 20;
+/// Of which the legend takes most.
+const RIGHT: i32 = 190;
 const TOP: i32 = 40;
 const BOTTOM: i32 = 56;
 
@@ -141,17 +142,9 @@ impl Chart {
             drawn.windows(2).for_each(|w| canvas.line(w[0], w[1], colour, 2));
             drawn.iter().for_each(|p| mark(canvas, *p, colour));
         }
-        // 4. the legend, in the corner where it hides the fewest points
-        let widest = self.series.iter().map(|s| s.name.chars().count()).max().unwrap_or(0) as i32;
-        let size = Size::new((widest * 7 + 44) as u32, (self.series.len() * 16 + 8) as u32);
-        let (right, bottom) = (high.x - size.width as i32 - 6, high.y - size.height as i32 - 6);
-        let corners = [(right, low.y + 6), (low.x + 8, low.y + 6), (right, bottom), (low.x + 8, bottom)];
-        let places = corners.map(|(x, y)| Rectangle::new(Point::new(x, y), size));
-        let hidden = |r: &Rectangle| points().filter(|p| r.contains(place(**p))).count();
-        let Some(legend) = places.into_iter().min_by_key(hidden) else { return };
-        let Ok(()) = legend.into_styled(PrimitiveStyle::with_fill(Rgb888::WHITE)).draw(canvas);
+        // 4. the legend, beside the plot, where it hides nothing
         for (i, series) in self.series.iter().enumerate() {
-            let at = legend.top_left + Point::new(6, 12 + i as i32 * 16);
+            let at = Point::new(high.x + 16, low.y + 8 + i as i32 * 18);
             let colour = COLOURS[i % COLOURS.len()];
             canvas.line(at, at + Point::new(22, 0), colour, 2);
             mark(canvas, at + Point::new(11, 0), colour);
