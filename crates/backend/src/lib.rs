@@ -307,6 +307,8 @@ pub struct Routed {
     pub k: usize,
     /// `[tokens, k]`, ascending within a token.
     pub experts: Vec<u32>,
+    /// The same as its router would have chosen from what came to the layer before; empty for the first.
+    pub guessed: Vec<u32>,
 }
 
 /// The experts of a layer, each `down(silu(gate(x)) * up(x))`.

@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum, value_parser};
 use sluice_engine::{Activations, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Options, Placement, Policy};
 
+use crate::eval::Pins;
 use crate::{demo, folders, machine};
 
 /// The folder that was named, or else the demo model's.
@@ -112,18 +113,12 @@ fn policy_arg(name: &str) -> Result<Policy, String> {
     Policy::ALL.into_iter().find(|p| p.name() == name).ok_or_else(|| format!("expected one of: {}", names()))
 }
 
-/// Layers and experts of a file in which each line begins with both numbers; what begins with # is a comment.
+/// The experts of a file of `eval routing --pin-out`, the hottest first.
 fn read_pins(path: &Path) -> Result<Vec<(usize, usize)>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#'));
-    let pair = |(number, line): (usize, &str)| {
-        let mut numbers = line.split([',', '\t', ' ']).filter(|n| !n.is_empty()).map(str::parse::<usize>);
-        match (numbers.next(), numbers.next()) {
-            (Some(Ok(layer)), Some(Ok(expert))) => Ok((layer, expert)),
-            _ => bail!("{}: line {}: expected a layer and an expert", path.display(), number + 1),
-        }
-    };
-    lines.map(pair).collect()
+    let name = || path.display().to_string();
+    let text = std::fs::read(path).with_context(name)?;
+    let pins: Pins = serde_json::from_slice(&text).with_context(name)?;
+    Ok(pins.hottest.into_iter().map(|(layer, expert, _)| (layer, expert)).collect())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]

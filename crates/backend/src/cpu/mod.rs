@@ -61,6 +61,7 @@ pub struct Cpu {
     profile: Option<Profile>,
     routed: Option<Vec<Routed>>,
     streaming: Option<streaming::Streaming>,
+    guess: streaming::Guess,
 }
 
 impl Cpu {
@@ -90,6 +91,7 @@ impl Cpu {
             profile: None,
             routed: None,
             streaming: None,
+            guess: streaming::Guess::default(),
         })
     }
 
@@ -413,7 +415,13 @@ impl Backend for Cpu {
 
     fn fetch(&mut self, routing: &Routing, experts: &Experts) {
         if let Some(routed) = &mut self.routed {
-            routed.push(Routed { layer: experts.layer, k: routing.k, experts: routing.experts.clone() });
+            let guessed = self.guess.layer.take_if(|l| *l == experts.layer).map(|_| self.guess.experts.clone());
+            routed.push(Routed {
+                layer: experts.layer,
+                k: routing.k,
+                experts: routing.experts.clone(),
+                guessed: guessed.unwrap_or_default(),
+            });
         }
         self.plan.fill(routing, experts);
         if let Some(streaming) = &mut self.streaming {
@@ -555,7 +563,7 @@ impl Backend for Cpu {
             MemoryClass::WeightsCopied => buffers + weights(false),
             MemoryClass::Scratch => {
                 let encoded = self.encoded.bytes() + self.hidden.bytes() + self.shared_hidden.bytes();
-                let streamed = self.streaming.as_ref().map_or(0, |s| s.scratch_bytes());
+                let streamed = self.streaming.as_ref().map_or(0, |s| s.scratch_bytes()) + self.guess.bytes();
                 let workers = self.workers.iter_mut().map(|w| w.bytes()).sum::<usize>();
                 let lists = 4 * (self.router_logits.len() + self.shared_gates.len() + self.counting.len());
                 buffers

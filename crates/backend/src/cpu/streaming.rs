@@ -74,9 +74,7 @@ pub struct Streaming {
     done: Vec<bool>,
     /// Outputs of experts, or sums that are carried from wave to wave.
     floats: Vec<f32>,
-    router_logits: Vec<f32>,
     guessed: Vec<u32>,
-    guessed_weights: Vec<f32>,
     likeliest: Vec<(f32, u32)>,
     failed_rows: Vec<u32>,
     steps: u64,
@@ -111,9 +109,7 @@ impl Streaming {
             downs: Vec::new(),
             done: Vec::new(),
             floats: Vec::new(),
-            router_logits: Vec::new(),
             guessed: Vec::new(),
-            guessed_weights: Vec::new(),
             likeliest: Vec::new(),
             failed_rows: Vec::new(),
             steps: 0,
@@ -197,7 +193,8 @@ impl Streaming {
     }
 
     pub fn scratch_bytes(&self) -> usize {
-        4 * (self.floats.len() + self.router_logits.len() + self.guessed.len() + self.guessed_weights.len())
+        4 * (self.floats.len() + self.guessed.len())
+            + 8 * self.likeliest.len()
             + self.wave.capacity() * size_of::<Unit>()
     }
 }
@@ -351,41 +348,65 @@ impl Cpu {
     /// See [`crate::Backend::foresee`].
     pub(super) fn run_foresee(&mut self, x: Tensor, norm: Norm, router: &Linear, scoring: &Scoring, experts: &Experts) {
         let few = x.rows * scoring.k() <= FEW_PAIRS;
-        let wanted = |s: &mut Streaming| if few { s.lookahead.is_on() } else { s.lookahead.mode != Lookahead::Off };
-        let Some(mut s) = self.streaming.take_if(wanted) else { return };
-        if !few {
-            // So many tokens want nearly all experts: the first of them are read while this layer ends and the next one's tokens are mixed.
-            s.guessed.clear();
-            s.guessed.extend(0..(s.store.slots().0 / 4).min(experts.count).min(AHEAD_IN_ORDER) as u32);
-            s.store.foresee(experts.layer, &s.guessed);
-            self.streaming = Some(s);
-            return;
+        let ahead = |s: &Streaming| if few { s.lookahead.is_on() } else { s.lookahead.mode != Lookahead::Off };
+        let ahead = self.streaming.as_ref().is_some_and(ahead);
+        if self.routed.is_some() || ahead && few {
+            self.guess(x, norm, router, scoring, experts.layer);
         }
+        let Some(s) = self.streaming.as_mut().filter(|_| ahead) else { return };
+        s.guessed.clear();
+        if few {
+            // Few, and the likeliest: the disk has the time between two layers for them, and what is read in vain is waited for.
+            s.likeliest.clear();
+            s.likeliest.extend(self.guess.weights.iter().copied().zip(self.guess.experts.iter().copied()));
+            s.likeliest.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            for &(_, expert) in &s.likeliest {
+                if s.guessed.len() < s.ahead && !s.guessed.contains(&expert) {
+                    s.guessed.push(expert);
+                }
+            }
+        } else {
+            // So many tokens want nearly all experts: the first of them are read while this layer ends and the next one's tokens are mixed.
+            s.guessed.extend(0..(s.store.slots().0 / 4).min(experts.count).min(AHEAD_IN_ORDER) as u32);
+        }
+        s.store.foresee(experts.layer, &s.guessed);
+    }
+
+    /// What the router of layer `layer` would choose if `x` came to it as it is.
+    fn guess(&mut self, x: Tensor, norm: Norm, router: &Linear, scoring: &Scoring, layer: usize) {
         let (tokens, count, k) = (x.rows, router.rows.len(), scoring.k());
         let x = self.place(x);
         self.encode(x, Some(norm), Needs::of([Encoding::F32]));
         self.wait_for([router]);
-        let out = Place::of_slice(matmul::part(&mut s.router_logits, tokens * count), count);
+        let mut guess = std::mem::take(&mut self.guess);
+        let out = Place::of_slice(matmul::part(&mut guess.logits, tokens * count), count);
         self.job(router, out, false);
         self.run_jobs(Activations::F32, tokens);
-        s.guessed.resize(k, 0);
-        s.guessed_weights.resize(k, 0.0);
-        s.likeliest.clear();
-        for t in 0..tokens {
+        guess.experts.resize(tokens * k, 0);
+        guess.weights.resize(tokens * k, 0.0);
+        let chosen = guess.experts.chunks_exact_mut(k).zip(guess.weights.chunks_exact_mut(k));
+        for (t, (experts, weights)) in chosen.enumerate() {
             // SAFETY: the jobs are done; nobody else uses the logits now.
             let logits = unsafe { out.get_mut(t, 0..count) };
-            route::route(self.isa, scoring, logits, &mut s.guessed, &mut s.guessed_weights);
-            s.likeliest.extend(s.guessed_weights.iter().copied().zip(s.guessed.iter().copied()));
+            route::route(self.isa, scoring, logits, experts, weights);
         }
-        // Few, and the likeliest: the disk has the time between two layers for them, and what is read in vain is waited for.
-        s.likeliest.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        s.guessed.clear();
-        for &(_, expert) in &s.likeliest {
-            if s.guessed.len() < s.ahead && !s.guessed.contains(&expert) {
-                s.guessed.push(expert);
-            }
-        }
-        s.store.foresee(experts.layer, &s.guessed);
-        self.streaming = Some(s);
+        guess.layer = Some(layer);
+        self.guess = guess;
+    }
+}
+
+/// What a router would have chosen ahead of its time.
+#[derive(Default)]
+pub struct Guess {
+    pub layer: Option<usize>,
+    /// `[tokens, k]` each
+    pub experts: Vec<u32>,
+    weights: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+impl Guess {
+    pub fn bytes(&self) -> usize {
+        4 * (self.experts.len() + self.weights.len() + self.logits.len())
     }
 }

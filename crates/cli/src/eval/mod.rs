@@ -6,6 +6,7 @@ mod routing;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+pub use routing::Pins;
 
 #[derive(Args)]
 pub struct EvalArgs {

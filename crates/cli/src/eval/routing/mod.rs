@@ -21,7 +21,7 @@ use sluice_store::AtomicFile;
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::load;
 use crate::progress::Progress;
-use pins::Pins;
+pub use pins::Pins;
 use report::Report;
 use statistics::Routing;
 
@@ -75,9 +75,9 @@ pub fn run(args: RoutingArgs) -> Result<()> {
     ensure!(tokens.len() >= FEWEST, "{}: too short, {} tokens; {FEWEST} are needed", name(), tokens.len());
 
     // 2. what they want, and what follows from it
-    let routing = record(&mut engine, &tokens)?;
+    let (routing, lookahead) = record(&mut engine, &tokens)?;
     load::say_notes(&engine);
-    let report = Report::new(&routing, engine.options().threads);
+    let report = Report::new(&routing, lookahead, engine.options().threads);
 
     // 3. the figures
     if let Some(path) = &args.csv {
@@ -99,21 +99,27 @@ pub fn run(args: RoutingArgs) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Takes the tokens through the model.
-fn record(engine: &mut Engine, tokens: &[u32]) -> Result<Routing> {
+/// Takes the tokens through the model. Also by layer, what share of a token's experts its router names when it is applied to what comes to the layer
+/// before; NaN for the first, which has none.
+fn record(engine: &mut Engine, tokens: &[u32]) -> Result<(Routing, Vec<f64>)> {
     let (experts, k) = engine.spec().experts.context("a model without experts")?;
     let mut routing = Routing { experts, k, layers: Vec::new() };
     let context = engine.max_context().min(CONTEXT);
     let load = engine.loading().map(Loading::progress);
     let mut progress = Progress::after_loading(load, "reading the text", "tokens", tokens.len());
     engine.record_routing();
+    let mut right: Vec<usize> = Vec::new();
     for (i, part) in tokens.chunks(context).enumerate() {
         engine.score(part, false, |_, _| Ok(()))?;
         for routed in engine.take_routing() {
             routing.k = routed.k;
             if routing.layers.len() <= routed.layer {
                 routing.layers.resize(routed.layer + 1, Vec::new());
+                right.resize(routed.layer + 1, 0);
             }
+            let pairs = routed.experts.chunks_exact(routed.k).zip(routed.guessed.chunks_exact(routed.k));
+            let hits = pairs.map(|(wanted, guessed)| guessed.iter().filter(|e| wanted.contains(e)).count());
+            right[routed.layer] += hits.sum::<usize>();
             routing.layers[routed.layer].extend_from_slice(&routed.experts);
         }
         progress.set((i + 1) * context.min(tokens.len()), tokens.len());
@@ -121,7 +127,9 @@ fn record(engine: &mut Engine, tokens: &[u32]) -> Result<Routing> {
     progress.finish();
     let whole = routing.layers.iter().all(|l| l.len() == tokens.len() * routing.k);
     ensure!(whole && !routing.layers.is_empty(), "the model has not routed every token in every layer");
-    Ok(routing)
+    let pairs = (tokens.len() * routing.k) as f64;
+    let share = |(layer, right): (usize, usize)| if layer == 0 { f64::NAN } else { right as f64 / pairs };
+    Ok((routing, right.into_iter().enumerate().map(share).collect()))
 }
 
 fn draw(path: &Path, charts: &[chart::Chart]) -> Result<()> {

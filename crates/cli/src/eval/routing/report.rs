@@ -36,8 +36,8 @@ pub struct Report {
     /// By layer.
     guesses: Vec<Guesses>,
     /// By layer: share of a token's experts that the layer's router names when it is applied to the input of the layer before. Counted where the
-    /// hidden states are, by the engine; `None` where it was not.
-    lookahead: Option<Vec<f64>>,
+    /// hidden states are, by the engine; NaN for the first layer.
+    lookahead: Vec<f64>,
     /// By layer: uses of each expert.
     uses: Vec<Vec<u64>>,
     pools: Vec<Pool>,
@@ -65,8 +65,8 @@ impl Pool {
 }
 
 impl Report {
-    /// Counts, with so many threads.
-    pub fn new(routing: &Routing, threads: usize) -> Report {
+    /// Counts, with so many threads. `lookahead`: as in [`Report`].
+    pub fn new(routing: &Routing, lookahead: Vec<f64>, threads: usize) -> Report {
         let layers = routing.layers.len();
         let by_layer = |of: &(dyn Fn(usize) -> f64 + Sync)| parallel(layers, threads, of);
         let diversity = WINDOWS.into_iter().filter(|w| *w <= routing.tokens());
@@ -80,7 +80,7 @@ impl Report {
             overlap: by_layer(&|l| routing.overlap(l)),
             lru_hits: entries.map(|n| (n, by_layer(&|l| routing.lru_hits(l, n)))).collect(),
             guesses: parallel(layers, threads, |l| routing.guesses(l)),
-            lookahead: None,
+            lookahead,
             uses: (0..layers).map(|l| routing.uses(l)).collect(),
             pools: pools(routing, threads),
         }
@@ -120,16 +120,15 @@ impl Report {
         }
 
         // 2. what foretells them, how evenly they are used
-        text += "\nexperts guessed right: by the layer before, by the token before, always the hottest";
-        _ = writeln!(text, "{}", if self.lookahead.is_some() { ", by the router ahead of time" } else { "" });
+        text += "\nexperts guessed right: by the layer before, by the token before, always the hottest, by the router ahead of time\n";
         let guesses: Vec<Vec<f64>> =
             [|g: &Guesses| g.layer_before, |g: &Guesses| g.token_before, |g: &Guesses| g.hottest]
                 .map(|f| self.guesses.iter().map(f).collect())
                 .into_iter()
-                .chain(self.lookahead.clone())
+                .chain([self.lookahead.clone()])
                 .collect();
         let names = ["layer before", "token before", "hottest", "look-ahead"].map(str::to_owned);
-        text += &table("layer", names.into_iter().take(guesses.len()), &by_layer(&guesses.iter().collect::<Vec<_>>()));
+        text += &table("layer", names.into_iter(), &by_layer(&guesses.iter().collect::<Vec<_>>()));
         text += "\nuses that go to the hottest part of a layer's experts; experts never used\n";
         let hottest = HOTTEST.map(|part| self.uses.iter().map(|u| share_of_hottest(u, part)).collect::<Vec<f64>>());
         let unused: Vec<f64> = self.uses.iter().map(|u| unused(u) as f64 / experts as f64).collect();
@@ -227,9 +226,7 @@ impl Report {
             row("guessed", &l, "layer_before", None, g.layer_before);
             row("guessed", &l, "token_before", None, g.token_before);
             row("guessed", &l, "hottest", None, g.hottest);
-            if let Some(lookahead) = &self.lookahead {
-                row("guessed", &l, "lookahead", None, lookahead[l]);
-            }
+            row("guessed", &l, "lookahead", None, self.lookahead[l]);
             self.uses[l].iter().enumerate().for_each(|(e, n)| row("uses", &l, "", Some(e), *n as f64));
         }
         for pool in &self.pools {
@@ -259,13 +256,13 @@ impl Report {
             points: values.enumerate().filter(|p| p.1.is_finite()).map(|(l, v)| (l as f64, percent(v))).collect(),
         };
         let chance = self.k as f64 / self.experts as f64;
-        let mut guesses = vec![
+        let guesses = vec![
             by_layer("by the layer before", &mut self.guesses.iter().map(|g| g.layer_before)),
             by_layer("by the token before", &mut self.guesses.iter().map(|g| g.token_before)),
             by_layer("always the hottest", &mut self.guesses.iter().map(|g| g.hottest)),
             by_layer("by chance", &mut self.guesses.iter().map(|_| chance)),
+            by_layer("by the router ahead", &mut self.lookahead.iter().copied()),
         ];
-        guesses.extend(self.lookahead.iter().map(|l| by_layer("by the router ahead", &mut l.iter().copied())));
         let uses = |name: &str, layer: usize| {
             let mut uses = self.uses[layer].clone();
             uses.sort_unstable_by(|a, b| b.cmp(a));
