@@ -11,7 +11,6 @@ pub mod delta;
 pub mod dense;
 pub mod descent;
 pub mod elementwise;
-mod fetch;
 pub mod isa;
 pub mod lanes;
 pub mod math;
@@ -24,7 +23,6 @@ pub mod rows;
 #[cfg(test)]
 mod test_random;
 
-pub use fetch::fetch;
 pub use isa::Isa;
 
 /// Names the arithmetic of `docs/numerics.md`: a state that another version computed is never used.

@@ -3,7 +3,6 @@
 //! Each output has its own accumulator and sees its columns in ascending order, so an output's bits do not depend on R, T or
 //! on the blocking above them.
 
-use crate::fetch;
 use crate::lanes::Lanes;
 
 /// One way of multiplying a stretch of a weight row by the same stretch of a token.
@@ -46,6 +45,19 @@ const L1_WEIGHTS: usize = 24 << 10;
 
 /// How far ahead the rows of one token are fetched, at least, in bytes.
 const AHEAD: usize = 8 << 10;
+
+/// Asks for the line at `p`, which may lie anywhere: a prefetch does not fault.
+#[inline(always)]
+fn fetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch has no effect but on speed; the instruction is part of every x86-64.
+    unsafe {
+        use std::arch::x86_64::*;
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
 
 /// # Safety
 /// The job's pointers hold what it says; the instruction set of `V` is available.
@@ -140,7 +152,7 @@ unsafe fn tile<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(
                 let w = w[r].add(k * D::SIZES.0);
                 // One token reads at the speed of memory.
                 if T == 1 {
-                    fetch(w.addr().wrapping_add(ahead));
+                    fetch(w.wrapping_add(ahead));
                 }
                 let w = D::w(w);
                 for t in 0..T {

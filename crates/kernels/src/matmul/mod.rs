@@ -202,11 +202,6 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Its bytes: scales, biases, data.
-    pub fn parts(&self) -> [&'a [u8]; 3] {
-        [self.scales, self.biases, self.data]
-    }
-
     /// The packed bytes of row `r`.
     pub(crate) fn row(&self, r: usize) -> &'a [u8] {
         let n = self.row_bytes();

@@ -35,6 +35,7 @@ pub(crate) trait Pairs: Lanes {
 }
 
 /// Up to this many tokens stream through the rows; from there on tiles of rows in cache pay.
+#[cfg(target_arch = "x86_64")]
 const FEW: usize = 32;
 
 /// A denormal as zero of its sign.
