@@ -49,7 +49,8 @@ fn a_visit_allocates_nothing() {
     };
     for policy in Policy::ALL {
         let mut cache = ExpertCache::new(&[EXPERTS as usize; LAYERS], 100, policy, &[(1, 7), (3, 0)]);
-        let (mut wanted, mut tokens, mut held) = (Vec::with_capacity(64), Vec::with_capacity(64), Vec::with_capacity(64));
+        let (mut wanted, mut tokens, mut held) =
+            (Vec::with_capacity(64), Vec::with_capacity(64), Vec::with_capacity(64));
         COUNTING.store(true, Ordering::Relaxed);
         for token in 0..300 {
             for layer in 0..LAYERS {
