@@ -462,7 +462,8 @@ mod tests {
         /// A look at all slots finds the same victim, where the order within a layer does not depend on when it is looked at.
         #[test]
         fn the_victim_is_the_one_of_least_worth(
-            policy in 0..2usize, visits in proptest::collection::vec(proptest::collection::btree_set(0u32..8, 1..4), 1..80),
+            policy in 0..2usize,
+            visits in proptest::collection::vec(proptest::collection::btree_set(0u32..8, 1..4), 1..80),
         ) {
             let policy = [Policy::Lru, Policy::Lfu][policy];
             let mut cache = ExpertCache::new(&[8, 8, 8], 7, policy, &[(1, 3)]);
@@ -478,7 +479,9 @@ mod tests {
                     let worth = |key: &Key| cache.worth(*key, cache.distance(cache.layer_of[*key as usize] as usize));
                     let going = |key: &&Key| **key != NONE && cache.may_go(**key) && !cache.is_wanted_now(**key);
                     let least = cache.keys.iter().filter(going).map(worth).min_by(f64::total_cmp);
-                    let (before, worths) = (cache.keys.clone(), cache.keys.iter().map(|key| if *key == NONE { 0.0 } else { worth(key) }).collect::<Vec<_>>());
+                    let of_slot = |key: &Key| if *key == NONE { 0.0 } else { worth(key) };
+                    let worths: Vec<f64> = cache.keys.iter().map(of_slot).collect();
+                    let before = cache.keys.clone();
                     let full = cache.free.is_empty();
                     let slot = cache.place(layer, expert as usize).unwrap();
                     if full {
