@@ -223,13 +223,16 @@ impl ExpertStore {
             return Err(Error::ExpertBudget { budget: options.budget, needed, experts: most });
         }
         let all: u64 = sizes.iter().enumerate().map(|(c, size)| class_bytes(&layers, c, *size)).sum();
+        // A policy learns what experts say about each other: a number for each pair of a layer's, and some for each.
+        let tables: u64 = layers.iter().map(|l| l.len() as u64).map(|n| 4 * n * n + 256 * n).sum();
+        let spare = (options.budget - needed).saturating_sub(tables);
         let mut classes = Vec::with_capacity(sizes.len());
         let mut first = 0;
         let mut ahead = VecDeque::with_capacity(1024);
         for (number, &slot_bytes) in sizes.iter().enumerate() {
             let experts = of_class(number);
             let count: usize = experts.iter().sum();
-            let rest = u128::from(options.budget - needed) * u128::from(class_bytes(&layers, number, slot_bytes));
+            let rest = u128::from(spare) * u128::from(class_bytes(&layers, number, slot_bytes));
             let more = (rest / u128::from(all.max(1))) as u64 / slot_bytes.max(1) as u64;
             let slots = (least(number) as u64).saturating_add(more).min(count as u64) as usize;
             let slots = if options.keep == Keep::PageCache { slots.min(PASSING.max(2 * most)) } else { slots };
@@ -616,9 +619,9 @@ impl ExpertStore {
         self.error.take()
     }
 
-    /// Bytes of the slots.
+    /// Bytes of the slots, and of what is kept to choose among experts.
     pub fn bytes(&self) -> usize {
-        self.classes.iter().map(|c| c.memory.len()).sum()
+        self.classes.iter().map(|c| c.memory.len() + c.cache.bookkeeping_bytes()).sum()
     }
 
     /// Slots, and experts of all layers.
