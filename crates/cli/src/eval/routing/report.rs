@@ -128,7 +128,7 @@ impl Report {
                 .chain([self.lookahead.clone()])
                 .collect();
         let names = ["layer before", "token before", "hottest", "look-ahead"].map(str::to_owned);
-        text += &table("layer", names.into_iter(), &by_layer(&guesses.iter().collect::<Vec<_>>()));
+        text += &table("layer", names, &by_layer(&guesses.iter().collect::<Vec<_>>()));
         text += "\nuses that go to the hottest part of a layer's experts; experts never used\n";
         let hottest = HOTTEST.map(|part| self.uses.iter().map(|u| share_of_hottest(u, part)).collect::<Vec<f64>>());
         let unused: Vec<f64> = self.uses.iter().map(|u| unused(u) as f64 / experts as f64).collect();
