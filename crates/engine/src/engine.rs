@@ -58,7 +58,7 @@ const CHUNK: usize = 512;
 /// Where experts are read for each chunk anew: as many as most experts are used by anyway, several times over.
 const STREAMED_CHUNK: usize = 2048;
 /// What a process takes beside all that is accounted: its program, tokenizer, headers, tables of pages.
-const PROGRAM: u64 = 64 << 20;
+const PROGRAM: usize = 64 << 20;
 /// Positions whose keys and values have room before experts take what is left.
 const USUAL_CONTEXT: usize = 8192;
 
@@ -182,16 +182,19 @@ impl Engine {
         };
         // 1. Experts that stay on disk: the rest of the memory is theirs
         let by_experts: usize = loaded.order.iter().filter(|used| used.by_experts).map(|used| used.bytes.len()).sum();
+        // What a step takes beside what is set up by now, and the program.
+        let mut beside = 0;
         if streamed {
             let k = spec.experts.map_or(1, |(_, k)| k);
             let block: usize = layouts.iter().map(KvLayout::block_bytes).sum::<usize>() * options.max_sequences;
             let context = max_context.min(options.max_context.unwrap_or(USUAL_CONTEXT));
             let weights = backend.memory(MemoryClass::WeightsMapped) + backend.memory(MemoryClass::WeightsCopied);
-            let step = placement::step_scratch(config, chunk, k)?;
-            let others = (weights - by_experts) as u64
-                + (backend.memory(MemoryClass::State) + backend.memory(MemoryClass::Scratch) + step) as u64
-                + (context.div_ceil(block_tokens) * block) as u64
-                + PROGRAM;
+            beside = placement::step_scratch(config, chunk, k)? + PROGRAM;
+            let others = (weights - by_experts
+                + backend.memory(MemoryClass::State)
+                + backend.memory(MemoryClass::Scratch)
+                + context.div_ceil(block_tokens) * block
+                + beside) as u64;
             let room = options.memory_budget.or(options.load.room.map(|room| room - room / 16));
             let budget = options.expert_budget.unwrap_or_else(|| room.map_or(u64::MAX, |r| r.saturating_sub(others)));
             let keep = if placed.placement == Placement::PageCache { Keep::PageCache } else { Keep::Slots };
@@ -211,13 +214,7 @@ impl Engine {
                 let need = Need {
                     weights: backend.memory(MemoryClass::WeightsMapped) + backend.memory(MemoryClass::WeightsCopied),
                     state: backend.memory(MemoryClass::State),
-                    scratch: backend.memory(MemoryClass::Scratch)
-                        + if streamed {
-                            let k = spec.experts.map_or(1, |(_, k)| k);
-                            placement::step_scratch(config, chunk, k)? + PROGRAM as usize
-                        } else {
-                            0
-                        },
+                    scratch: backend.memory(MemoryClass::Scratch) + beside,
                     experts: backend.memory(MemoryClass::Experts),
                     block: block * options.max_sequences,
                     block_tokens,

@@ -1,15 +1,12 @@
 //! Promise 1: the bits of the logits do not depend on how the work is divided or on the instruction set.
 
-use std::path::{Path, PathBuf};
+mod support;
 
 use proptest::prelude::*;
 use sluice_engine::{Activations, Engine, Event, Generation, Isa, KvType, Options, sampler::SamplingParams};
+use support::*;
 
 const ACTIVATIONS: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
-
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
-}
 
 /// One checkpoint of each architecture, quantised and not.
 const FOLDERS: [&str; 8] = [
@@ -25,37 +22,6 @@ const FOLDERS: [&str; 8] = [
 
 fn options(isa: Isa, threads: usize, activations: Activations) -> Options {
     Options { isa, threads, activations, max_context: Some(300), ..Options::for_this_machine().unwrap() }
-}
-
-fn tokens(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
-    let mut s = seed | 1;
-    let mut next = || {
-        s ^= s << 13;
-        s ^= s >> 7;
-        s ^= s << 17;
-        (s % engine.spec().vocabulary as u64) as u32
-    };
-    (0..n).map(|_| next()).collect()
-}
-
-/// All logits of `tokens`, taken in pieces of these sizes (the last one repeats).
-fn logits(engine: &mut Engine, tokens: &[u32], pieces: &[usize]) -> Vec<u32> {
-    let id = engine.add_sequence().unwrap();
-    let mut bits = Vec::new();
-    let (mut rest, mut sizes) = (tokens, pieces.iter().copied());
-    let mut size = 1;
-    while !rest.is_empty() {
-        size = sizes.next().unwrap_or(size).min(rest.len());
-        let (piece, after) = rest.split_at(size);
-        let keep = |_, row: &[f32]| {
-            bits.extend(row.iter().map(|x| x.to_bits()));
-            Ok(())
-        };
-        engine.feed(id, piece, true, keep).unwrap();
-        rest = after;
-    }
-    engine.remove_sequence(id);
-    bits
 }
 
 #[test]

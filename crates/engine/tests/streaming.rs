@@ -1,7 +1,8 @@
 //! Experts that are read from disk when tokens want them: the same bits as mapped ones, whatever is kept, guessed or read in pieces.
 
+mod support;
+
 use std::fs::{self, OpenOptions};
-use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use sluice_engine::sampler::SamplingParams;
@@ -10,6 +11,7 @@ use sluice_engine::{
     Placement, Policy,
 };
 use sluice_store::{Tensor, TensorPlan, Writer};
+use support::*;
 
 /// A mixture of each kind: stacked and single tensors, Hugging Face's and MLX's, with recurrent layers and without.
 const FOLDERS: [&str; 7] = [
@@ -22,47 +24,12 @@ const FOLDERS: [&str; 7] = [
     "mlx_qwen3_5_moe",
 ];
 
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
-}
-
 fn mapped() -> Options {
     Options { threads: 2, max_context: Some(400), experts: Placement::Mapped, ..Options::for_this_machine().unwrap() }
 }
 
 fn streamed(placement: Placement) -> Options {
     Options { experts: placement, ..mapped() }
-}
-
-fn tokens(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
-    let mut s = seed | 1;
-    let mut next = || {
-        s ^= s << 13;
-        s ^= s >> 7;
-        s ^= s << 17;
-        (s % engine.spec().vocabulary as u64) as u32
-    };
-    (0..n).map(|_| next()).collect()
-}
-
-/// All logits of `tokens`, taken in pieces of these sizes (the last one repeats).
-fn logits(engine: &mut Engine, tokens: &[u32], pieces: &[usize]) -> Vec<u32> {
-    let id = engine.add_sequence().unwrap();
-    let mut bits = Vec::new();
-    let (mut rest, mut sizes) = (tokens, pieces.iter().copied());
-    let mut size = 1;
-    while !rest.is_empty() {
-        size = sizes.next().unwrap_or(size).min(rest.len());
-        let (piece, after) = rest.split_at(size);
-        let keep = |_, row: &[f32]| {
-            bits.extend(row.iter().map(|x| x.to_bits()));
-            Ok(())
-        };
-        engine.feed(id, piece, true, keep).unwrap();
-        rest = after;
-    }
-    engine.remove_sequence(id);
-    bits
 }
 
 /// Bytes of a slot.

@@ -36,9 +36,6 @@ pub struct Streamed {
     pub slots: (usize, usize),
     /// Bytes of all experts on disk.
     pub file_bytes: u64,
-    /// From a step's first fetch to the next one's, of steps of one token per sequence.
-    pub steps: u64,
-    pub step_time: Duration,
     /// Whether look-ahead is on just now.
     pub looks_ahead: bool,
 }
@@ -47,8 +44,6 @@ impl Streamed {
     /// Adds what came later.
     pub fn add(&mut self, later: &Streamed) {
         self.stats.add(&later.stats);
-        self.steps += later.steps;
-        self.step_time += later.step_time;
         self.looks_ahead = later.looks_ahead;
         self.notes.clone_from(&later.notes);
     }
@@ -77,8 +72,6 @@ pub struct Streaming {
     guessed: Vec<u32>,
     likeliest: Vec<(f32, u32)>,
     failed_rows: Vec<u32>,
-    steps: u64,
-    step_time: Duration,
     last_step: Option<Instant>,
 }
 
@@ -112,8 +105,6 @@ impl Streaming {
             guessed: Vec::new(),
             likeliest: Vec::new(),
             failed_rows: Vec::new(),
-            steps: 0,
-            step_time: Duration::ZERO,
             last_step: None,
         })
     }
@@ -123,8 +114,6 @@ impl Streaming {
         if layer == 0 {
             let now = Instant::now();
             if few && let Some(before) = self.last_step {
-                self.steps += 1;
-                self.step_time += now - before;
                 self.lookahead.step(now - before);
             }
             self.last_step = few.then_some(now);
@@ -186,8 +175,6 @@ impl Streaming {
             notes: self.store.notes().to_vec(),
             slots: self.store.slots(),
             file_bytes: self.store.file_bytes(),
-            steps: std::mem::take(&mut self.steps),
-            step_time: std::mem::take(&mut self.step_time),
             looks_ahead: self.lookahead.is_on(),
         }
     }

@@ -68,8 +68,6 @@ impl Default for ExpertOptions {
 /// What the store did, since it was opened or last asked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertStats {
-    /// Layers that asked.
-    pub visits: u64,
     /// Experts that they asked for.
     pub wanted: u64,
     /// Of these, those that were in memory.
@@ -96,8 +94,7 @@ pub struct ExpertStats {
 impl ExpertStats {
     /// Adds what came later.
     pub fn add(&mut self, later: &ExpertStats) {
-        let ExpertStats { visits, wanted, hits, foreseen, wanted_bytes, read_bytes, reads, .. } = later;
-        self.visits += visits;
+        let ExpertStats { wanted, hits, foreseen, wanted_bytes, read_bytes, reads, .. } = later;
         self.wanted += wanted;
         self.hits += hits;
         self.foreseen += foreseen;
@@ -287,7 +284,6 @@ impl ExpertStore {
     /// are handed over in this order, else as they come. Everything of the fetch before must have been handed over and released.
     pub fn fetch(&mut self, layer: usize, wanted: &[u32], tokens: &[u32], ordered: bool) {
         assert!(self.fetch.items.iter().all(|i| *i == Item::Over), "a fetch is under way");
-        self.stats.visits += 1;
         self.stats.wanted += wanted.len() as u64;
         let class = self.layers[layer].class;
         // 1. What was foreseen and is not wanted may go.

@@ -1,0 +1,40 @@
+//! Golden checkpoints, tokens, and the bits of their logits.
+
+use std::path::{Path, PathBuf};
+
+use sluice_engine::Engine;
+
+pub fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
+}
+
+pub fn tokens(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
+    let mut s = seed | 1;
+    let mut next = || {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        (s % engine.spec().vocabulary as u64) as u32
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// All logits of `tokens`, taken in pieces of these sizes (the last one repeats).
+pub fn logits(engine: &mut Engine, tokens: &[u32], pieces: &[usize]) -> Vec<u32> {
+    let id = engine.add_sequence().unwrap();
+    let mut bits = Vec::new();
+    let (mut rest, mut sizes) = (tokens, pieces.iter().copied());
+    let mut size = 1;
+    while !rest.is_empty() {
+        size = sizes.next().unwrap_or(size).min(rest.len());
+        let (piece, after) = rest.split_at(size);
+        let keep = |_, row: &[f32]| {
+            bits.extend(row.iter().map(|x| x.to_bits()));
+            Ok(())
+        };
+        engine.feed(id, piece, true, keep).unwrap();
+        rest = after;
+    }
+    engine.remove_sequence(id);
+    bits
+}
