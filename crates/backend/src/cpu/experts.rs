@@ -8,7 +8,7 @@
 use sluice_kernels::elementwise;
 use sluice_kernels::matmul::{Encoding, Matrix};
 
-use super::matmul::{Crew, Encoded, Needs, Worker, block_rows, part, tile};
+use super::matmul::{Crew, Encoded, MOST_ROWS, Needs, Worker, block_rows, part, tile};
 use super::memory::{Place, Weight};
 use crate::{ExpertMatrix, Experts, Linear, Routing};
 
@@ -181,6 +181,14 @@ pub fn hidden_needs(crew: &Crew, units: &[Unit]) -> Needs {
     Needs::of(units.iter().map(|u| crew.weights[u.down.weight].form().encoding(crew.mode)))
 }
 
+/// Sizes every thread's scratch for all that may be done with these units, whichever of them go through it together: what is read first is chance.
+pub fn reserve(mut crew: Crew, units: &[Unit], shared_down: Option<Operand>, tokens: usize, width: usize) {
+    let most = MOST_ROWS.min(width.max(units.first().map_or(0, |u| u.intermediate)));
+    let operands = units.iter().flat_map(|u| [u.gate, u.up, u.down]).chain(shared_down);
+    let kernel = operands.map(|o| crew.weights[o.weight].scratch_bytes(most, tokens, crew.mode)).max().unwrap_or(0);
+    crew.reserve(tokens * most, 0, (tokens * most).max(ADDED.min(width)), kernel);
+}
+
 /// The first round: `into[unit.from + i] = silu(gate(x[order[i]])) * up(x[order[i]])`, encoded for the down projections. `into` has room for
 /// `[order.len(), intermediate]` in the encodings `needs`.
 pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, needs: Needs, into: &mut Encoded) {
@@ -349,6 +357,9 @@ pub fn down(
     });
 }
 
+/// Columns that one task of [`add`] takes.
+const ADDED: usize = 512;
+
 /// Adds up what [`down`] has left: as [`down_and_add`], with routed outputs in `outputs[pair]` and the shared expert's in `outputs[pairs + t]`.
 pub fn add(
     crew: Crew,
@@ -359,7 +370,7 @@ pub fn add(
     residual: Place,
 ) {
     let (tokens, width) = (residual.rows, residual.cols);
-    let block = 512.min(width);
+    let block = ADDED.min(width);
     let mut crew = crew;
     crew.reserve(0, 0, block, 0);
     let Crew { isa, pool, workers, .. } = crew;

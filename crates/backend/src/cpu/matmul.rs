@@ -229,10 +229,13 @@ pub struct Job {
     pub first_task: usize,
 }
 
+/// Rows that one task takes at most.
+pub const MOST_ROWS: usize = 128;
+
 /// Rows that one task takes of matrices with `rows` rows in all: few enough that all threads have some, many enough that a task is
 /// worth its dealing.
 pub fn block_rows(rows: usize, threads: usize) -> usize {
-    (rows / (threads * 4)).next_multiple_of(matmul::ROW_BLOCK).clamp(matmul::ROW_BLOCK, 128)
+    (rows / (threads * 4)).next_multiple_of(matmul::ROW_BLOCK).clamp(matmul::ROW_BLOCK, MOST_ROWS)
 }
 
 /// Below so many multiply-adds dealing costs more than it brings.

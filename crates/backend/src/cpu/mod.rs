@@ -489,6 +489,8 @@ impl Backend for Cpu {
         let there = match self.streaming.take() {
             None => true,
             Some(mut streaming) => {
+                streaming.reserve(&plan, tokens, residual.cols);
+                experts::reserve(crew!(self), &plan.units, shared_down, tokens, residual.cols);
                 let there = streaming.all_there(&mut plan);
                 if !there {
                     self.run_streamed(&mut streaming, &mut plan, needs, shared_down, gate_place, residual);

@@ -93,17 +93,18 @@ impl Streaming {
                 experts::operands(layer, expert).iter().for_each(|o| weights[o.weight].streamed = true);
             }
         }
+        let most = layers.iter().map(|l| l.count).max().unwrap_or(0);
         Ok(Streaming {
             store,
             lookahead: Trial::new(lookahead),
             ahead: options.ahead,
-            wave: Vec::new(),
-            positions: Vec::new(),
-            downs: Vec::new(),
-            done: Vec::new(),
+            wave: Vec::with_capacity(WAVE),
+            positions: Vec::with_capacity(most),
+            downs: Vec::with_capacity(WAVE),
+            done: Vec::with_capacity(most),
             floats: Vec::new(),
-            guessed: Vec::new(),
-            likeliest: Vec::new(),
+            guessed: Vec::with_capacity(options.ahead.max(AHEAD_IN_ORDER)),
+            likeliest: Vec::with_capacity(FEW_PAIRS),
             failed_rows: Vec::new(),
             last_step: None,
         })
@@ -121,11 +122,15 @@ impl Streaming {
         self.store.fetch(layer, &plan.wanted, &plan.tokens, !few);
     }
 
+    /// Room for what [`Cpu::run_streamed`] keeps of this plan, even if all is there by chance and none of it is needed this time.
+    pub fn reserve(&mut self, plan: &Plan, tokens: usize, width: usize) {
+        matmul::part(&mut self.floats, kept_rows(plan, tokens) * width);
+    }
+
     /// Whether all that was fetched is in memory; then the plan's units are where they were read to.
     pub fn all_there(&mut self, plan: &mut Plan) -> bool {
         let count = plan.units.len();
         self.positions.clear();
-        self.positions.reserve(count);
         self.done.clear();
         self.done.resize(count, false);
         while self.positions.len() < count {
@@ -240,6 +245,12 @@ impl Trial {
     }
 }
 
+/// Rows of sums (in order) or outputs (of experts as they come, and of the shared one) that are kept while a layer's experts are read.
+fn kept_rows(plan: &Plan, tokens: usize) -> usize {
+    let pairs = plan.order.len();
+    if pairs > FEW_PAIRS { tokens } else { pairs + tokens }
+}
+
 impl Cpu {
     /// Computes experts as they are read: `residual += ..` as the rounds without reading give it.
     pub(super) fn run_streamed(
@@ -253,9 +264,8 @@ impl Cpu {
     ) {
         let (pairs, tokens, width) = (plan.order.len(), residual.rows, residual.cols);
         let in_order = pairs > FEW_PAIRS;
-        let rows = if in_order { tokens } else { pairs + tokens };
         let mut floats = std::mem::take(&mut s.floats);
-        let place = Place::of_slice(matmul::part(&mut floats, rows * width), width);
+        let place = Place::of_slice(matmul::part(&mut floats, kept_rows(plan, tokens) * width), width);
         // 1. What waits for no expert
         if let (false, Some(down)) = (in_order, shared_down) {
             s.downs.clear();

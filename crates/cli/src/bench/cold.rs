@@ -23,8 +23,8 @@ impl State {
     }
 
     /// Brings the files into this state, and says how much of them is in the page cache then, of 1: what a caller should print, since
-    /// others may hold pages that cannot be dropped. Most of the free memory is taken and given back, so that what follows does not
-    /// depend on how much of it a hypervisor had reclaimed.
+    /// others may hold pages that cannot be dropped. As much free memory as loading will take is taken and given back, so that what
+    /// follows does not depend on how much of it a hypervisor had reclaimed.
     pub fn prepare(self, files: &[PathBuf]) -> Result<f64> {
         match self {
             State::Cold => {
@@ -52,7 +52,7 @@ impl State {
             bytes += open(path)?.metadata()?.len();
         }
         if bytes > SMALL {
-            touch_memory()?;
+            touch_memory(bytes)?;
         }
         resident(files)
     }
@@ -61,10 +61,11 @@ impl State {
 /// Models below this many bytes take too little memory for it to matter where it comes from.
 const SMALL: u64 = 256 << 20;
 
-/// Takes most of the free memory and gives it back.
-fn touch_memory() -> Result<()> {
+/// Takes free memory for a model of so many bytes, and for keys, values and scratch, and gives it back.
+fn touch_memory(bytes: u64) -> Result<()> {
     let free = crate::machine::free().unwrap_or(0);
-    let mut buffer = Buffer::large((free / 4 * 3) as usize).context("memory to touch")?;
+    let wanted = (bytes + bytes / 4 + SMALL).min(free / 4 * 3);
+    let mut buffer = Buffer::large(wanted as usize).context("memory to touch")?;
     buffer.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
     Ok(())
 }

@@ -250,6 +250,7 @@ impl ExpertStore {
         }
         let direct = options.keep == Keep::Slots;
         let reads = Reads::new(files, direct, options.depth, options.threads).map_err(no_memory)?;
+        let widest = layers.iter().map(Layer::len).max().unwrap_or(0);
         let mut store = ExpertStore {
             reads,
             layers,
@@ -257,7 +258,7 @@ impl ExpertStore {
             slots: vec![SlotState::default(); first as usize],
             keep: options.keep,
             request: options.request.next_multiple_of(crate::load::ALIGNMENT).max(crate::load::ALIGNMENT),
-            fetch: Fetch::default(),
+            fetch: Fetch { wanted: Vec::with_capacity(widest), items: Vec::with_capacity(widest), ..Fetch::default() },
             ahead,
             foreseen: Vec::with_capacity(64),
             foreseen_layer: usize::MAX,

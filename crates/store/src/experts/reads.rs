@@ -14,6 +14,8 @@ use crate::load::{ALIGNMENT, Source, go_on_at, refuses_direct};
 
 /// Requests that one call gives the kernel. It begins with none before it has looked at all: the disk should not wait for that.
 const AT_ONCE: usize = 8;
+/// Reads that there is room for from the beginning, so that usually nothing is allocated later.
+const QUEUED: usize = 1024;
 /// How often a read that the disk fails is tried again.
 const RETRIES: u8 = 2;
 
@@ -76,7 +78,7 @@ impl Reads {
                 ring: Box::new(ring),
                 flights: vec![None; depth],
                 free: (0..depth as u32).rev().collect(),
-                waiting: VecDeque::with_capacity(1024),
+                waiting: VecDeque::with_capacity(QUEUED),
             },
             Err(e) => {
                 notes.push(format!("no io_uring ({e}); experts are read by threads instead"));
@@ -296,7 +298,6 @@ struct Shared {
     done: Condvar,
 }
 
-#[derive(Default)]
 struct Queue {
     waiting: VecDeque<Flight>,
     over: Vec<Done>,
@@ -354,7 +355,8 @@ fn read_once(files: &[Arc<Source>], flight: &Flight) -> io::Result<usize> {
 
 impl Threads {
     fn new(files: &[Arc<Source>], threads: usize) -> io::Result<Threads> {
-        let queue = Mutex::new(Queue { over: Vec::with_capacity(1024), ..Queue::default() });
+        let (waiting, over) = (VecDeque::with_capacity(QUEUED), Vec::with_capacity(QUEUED));
+        let queue = Mutex::new(Queue { waiting, over, notes: Vec::new(), stopped: false });
         let shared = Arc::new(Shared { queue, work: Condvar::new(), done: Condvar::new() });
         let mut running = Vec::new();
         for _ in 0..threads.max(1) {
