@@ -32,3 +32,12 @@ def run(command, log, **more):
     if done.returncode != 0:
         tail = "\n".join(path.read_text(errors="replace").splitlines()[-15:])
         sys.exit(f"bench: {' '.join(map(str, command))} failed, see {path}:\n{tail}")
+
+
+def output(command):
+    """What a command prints; ends the run if it fails."""
+    command = [str(c) for c in command]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"bench: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout

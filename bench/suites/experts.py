@@ -4,9 +4,11 @@ part of the design taken away. The goals are those that the project set itself."
 import json
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import cgroup
 from models import bytes_of, evict, model, model_path, size
@@ -175,6 +177,17 @@ def llama(path, limit, generated, prompt=0, timeout=600):
     return json.loads(ran.out)[0]["avg_ts"], ran
 
 
+def busy_disk(path, request):
+    """The same while something runs on every thread: completions, copies and the processor's time are the same machine's."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(THREADS)]
+    try:
+        return disk(path, request)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 def disk(path, request, depth=DEPTH, order="random", seconds=1.0, align=4096):
     """Bytes per second past the page cache."""
     command = [SLUICE, "bench", "disk", path, "--request", int(request), "--depth", depth, "--order", order, "--align", align, "--seconds", seconds, "--rounds", 1, "--json"]
@@ -184,9 +197,9 @@ def disk(path, request, depth=DEPTH, order="random", seconds=1.0, align=4096):
     return json.loads(ran.out.splitlines()[-1])["bytes_per_second"]
 
 
-def plan(path, limit, bandwidth, hit_rate):
+def plan(path, limit, bandwidth, latency, hit_rate):
     """Tokens per second that `sluice plan` expects of this memory and disk where so many experts are found in memory."""
-    command = [SLUICE, "plan", path, "--memory", int(limit), "--disk-bandwidth", int(bandwidth), "--hit-rate", hit_rate, "--context", CONTEXT + GENERATED, "--json"]
+    command = [SLUICE, "plan", path, "--memory", int(limit), "--disk-bandwidth", int(bandwidth), "--disk-latency", 1e6 * latency, "--hit-rate", hit_rate, "--context", CONTEXT + GENERATED, "--json"]
     ran = cgroup.run(command)
     if ran.code != 0:
         sys.exit(f"bench: sluice plan failed:\n{ran.errors[-2000:]}")
@@ -245,7 +258,7 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
     say(case)
     request = min(REQUEST, expert_bytes(bundle))
     found = {"plain": [], "ahead": [], "no cache": [], "theirs": []}
-    bounds, ideals, read, memory, hits, plans = [], [], [], [], [], []
+    bounds, shallow, ideals, read, memory, hits, plans, misses = [], [], [], [], [], [], [], []
     for _ in range(rounds):
         bandwidth = disk(bundle, request)
         for name, flags in (("plain", Flags(lookahead="off")), ("ahead", Flags(lookahead="on")), ("no cache", Flags("pagecache", lookahead="off"))):
@@ -259,12 +272,17 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
                 read.append((line["experts"]["read_bytes"] / line["tokens"] / 1e6, bandwidth / 1e9))
                 hits.append(100 * line["experts"]["hits"] / max(1, line["experts"]["wanted"]))
                 memory.append((ran, line))
-                plans.append(plan(bundle, limit, bandwidth, hits[-1] / 100))
+                # As many reads as a layer has at once, and one by itself.
+                misses.append(giant.k * (1 - hits[-1] / 100))
+                shallow.append(bound(line, disk(bundle, request, depth=max(1, round(misses[-1]))), giant.k)[0])
+                latency = max(0.0, request / disk(bundle, request, depth=1) - request / bandwidth)
+                plans.append(plan(bundle, limit, bandwidth, latency, hits[-1] / 100))
             elif name == "ahead":
                 ideals.append(bound(line, bandwidth, giant.k)[1])
         if all(found["theirs"]):
-            # Slow enough that few tokens say it; once without an answer is enough.
-            found["theirs"].append(llama(gguf, limit, 4 if limit < 3e9 else 8)[0])
+            # Where it is slow few tokens say it; once without an answer is enough.
+            few = bool(found["theirs"]) and found["theirs"][-1] < 1 or not found["theirs"] and factor > 3
+            found["theirs"].append(llama(gguf, limit, 4 if few else GENERATED)[0])
     rows = []
     add = lambda *a, **more: rows.append(compare(SUITE, case, *a, threads=THREADS, **more))  # noqa: E731
     plain, ahead = found["plain"], found["ahead"]
@@ -274,8 +292,9 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
         add("experts found in slots", "%", hits, None, "")
         add("read", "MB a token", [r for r, _ in read], None, "")
         add("disk alone", "GB/s", [b for _, b in read], None, "")
-        add("sluice plan, told the disk and the hits", "tokens/s", plans, plain, "measured")
+        add("slots", "tokens/s", plain, shallow, f"bound, the disk given {max(1, round(median(misses)))} at once, as a layer misses")
     if whole(ahead):
+        add("sluice plan, told the disk and the hits", "tokens/s", plans, ahead, "measured, look-ahead")
         add("slots, look-ahead", "tokens/s", ahead, plain, "without")
         add("slots, look-ahead", "tokens/s", ahead, ideals, "max(reads, compute)")
     if whole(found["no cache"]):
@@ -303,7 +322,7 @@ def memories(case, limit, memory):
 def prefills(giant, case, bundle, gguf, limit, rounds, quick, notes):
     name = f"prefill {PROMPT}, {case}"
     say(name)
-    mine, bounds, single, theirs = [], [], [], []
+    mine, bounds, busy, single, theirs = [], [], [], [], []
     for _ in range(rounds):
         bandwidth = disk(bundle, min(REQUEST, expert_bytes(bundle)))
         line, ran = prefill(bundle, Flags(), limit)
@@ -311,7 +330,8 @@ def prefills(giant, case, bundle, gguf, limit, rounds, quick, notes):
             failed(name, ran, notes)
             return []
         mine.append(speed(line))
-        bounds.append(PROMPT / max(line["experts"]["read_bytes"] / bandwidth, compute_of(line)[0]))
+        for into, speed_of_disk in ((bounds, bandwidth), (busy, busy_disk(bundle, min(REQUEST, expert_bytes(bundle))))):
+            into.append(PROMPT / max(line["experts"]["read_bytes"] / speed_of_disk, compute_of(line)[0]))
         if not quick and all(theirs):
             theirs.append(llama(gguf, limit, 0, PROMPT)[0])
         # One token at a time from the same beginning; what fewer tokens take says what all would.
@@ -322,6 +342,7 @@ def prefills(giant, case, bundle, gguf, limit, rounds, quick, notes):
         single.append(speed(line))
     rows = [
         compare(SUITE, name, "slots", "tokens/s", mine, bounds, "bound", 0.85, threads=THREADS),
+        compare(SUITE, name, "slots", "tokens/s", mine, busy, "bound, the disk while all threads run", threads=THREADS),
         compare(SUITE, name, "slots", "tokens/s", mine, single, "token by token", 10, threads=THREADS),
     ]
     if len(theirs) == len(mine) and all(theirs):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from models import evict, model, size
 from peers import LLAMA_BENCH, PYTHON, SLUICE
 from results import compare
-from scratch import ROOT, say
+from scratch import ROOT, output, say
 
 TITLE = "Kernels: decode, prefill, memory"
 SUITE = "kernels"
@@ -103,14 +103,6 @@ def llama(path, threads, prompt=0, generated=0, depths=(0,)):
 
 def python_peer(name, path, threads, prompt, context, generated):
     return json.loads(output([PYTHON, ROOT / "bench" / f"with_{name}.py", path, threads, prompt, context, generated]).splitlines()[-1])
-
-
-def output(command):
-    command = [str(c) for c in command]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"bench: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return done.stdout
 
 
 def peak_memory(command):

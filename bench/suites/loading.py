@@ -15,7 +15,7 @@ import scratch
 from models import bytes_of, model, size
 from peers import LLAMA_BENCH, PYTHON, SLUICE
 from results import compare
-from scratch import ROOT, say
+from scratch import ROOT, output, say
 
 TITLE = "Loading: time, first token, memory"
 SUITE = "loading"
@@ -226,11 +226,3 @@ def prepare(path, state):
     with mmap.mmap(-1, min(wanted, free // 4 * 3), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
         memory.madvise(MADV_POPULATE_WRITE)
-
-
-def output(command):
-    command = [str(c) for c in command]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"bench: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return done.stdout

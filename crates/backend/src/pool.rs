@@ -3,7 +3,7 @@
 //! The caller is one of the threads. A job is a number of tasks. Each thread begins with a run of neighbouring ones, because neighbours mostly
 //! read neighbouring memory, and who is done takes from the end of another's run, so that a slow or descheduled thread only does
 //! fewer; a helper that has not woken by the time the tasks are gone is locked out instead of waited for. Idle helpers
-//! spin for a moment (the next layer's work comes within microseconds) and then sleep.
+//! spin for a moment (the next layer's work comes within microseconds, or when a read is over) and then sleep.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long an idle helper spins before it sleeps.
+/// How long an idle helper spins before it sleeps, where work comes from memory.
 const SPIN: Duration = Duration::from_micros(60);
 
 type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
@@ -30,6 +30,8 @@ struct Shared {
     job: UnsafeCell<Option<Job<'static>>>,
     panicked: AtomicBool,
     sleeping: Vec<AtomicBool>,
+    /// Nanoseconds that an idle helper spins.
+    spin: AtomicU64,
     stop: AtomicBool,
 }
 
@@ -78,6 +80,7 @@ impl Pool {
             job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             sleeping: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            spin: AtomicU64::new(SPIN.as_nanos() as u64),
             stop: AtomicBool::new(false),
         });
         let mut pool = Pool { shared, helpers: Vec::with_capacity(count) };
@@ -93,6 +96,11 @@ impl Pool {
     /// Threads, the caller's among them.
     pub fn threads(&self) -> usize {
         self.helpers.len() + 1
+    }
+
+    /// How long idle helpers spin before they sleep: as long as it is worth to have them at once.
+    pub fn set_spin(&self, spin: Duration) {
+        self.shared.spin.store(spin.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Runs `job(task, thread)` for every task below `tasks`; `thread` is below [`Pool::threads`] and no two calls with the same one
@@ -163,7 +171,7 @@ fn help(s: &Shared, index: usize) {
                 break state;
             }
             spins += 1;
-            if !spins.is_multiple_of(64) || idle.elapsed() < SPIN {
+            if !spins.is_multiple_of(64) || (idle.elapsed().as_nanos() as u64) < s.spin.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
                 continue;
             }

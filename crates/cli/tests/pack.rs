@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sluice_kernels::affine::quantize_row;
+use sluice_kernels::affine::{quantize_row, unpack};
 use sluice_kernels::matmul::Float;
 use sluice_store::{Checkpoint, Dtype, TensorPlan, Writer};
 use support::*;
@@ -508,6 +508,59 @@ fn packed_experts_can_have_fewer_bits_but_not_more() {
     let said = support::output(&["pack", &text(two.path()), &text(back.path()), "--experts-bits", "4"]);
     assert!(said.status.success() && stderr(&said).contains("fewer bits that they have"), "{}", stderr(&said));
     assert!(by_expert(back.path()) == by_expert(two.path()));
+}
+
+/// What rounding to 4 bits in groups of 64 costs these values, as MLX does it: the root of the mean square, and of the values' own.
+fn rounding_error(values: &[f32]) -> (f64, f64) {
+    let groups = values.len() / 64;
+    let (mut data, mut scales, mut biases) = (vec![0; values.len() / 2], vec![0; 2 * groups], vec![0; 2 * groups]);
+    quantize_row(values, 4, 64, Float::Bf16, &mut data, &mut scales, &mut biases);
+    let mut q = vec![0; values.len()];
+    unpack(4, &data, &mut q);
+    let stored = |bytes: &[u8], i: usize| half::bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f64();
+    let error = |(i, x): (usize, &f32)| {
+        f64::from(*x) - (f64::from(q[i]) * stored(&scales, i / 64) + stored(&biases, i / 64))
+    };
+    let root = |sum: f64| (sum / values.len() as f64).sqrt();
+    let squares = |x: &f32| f64::from(*x).powi(2);
+    (root(values.iter().enumerate().map(|p| error(p).powi(2)).sum()), root(values.iter().map(squares).sum()))
+}
+
+#[test]
+fn quality_is_the_error_of_each_layer_and_projection() {
+    let (input, packed) = (tiny(false), tempfile::tempdir().unwrap());
+    pack(input.path(), packed.path(), &["--bits", "4"]);
+    let (packed, original) = (text(packed.path()), text(input.path()));
+    let found = json(support::output(&["inspect", &packed, "--quality", &original, "--json"]));
+    let row = |layer: usize, module: &str| -> Value {
+        let rows = found["quality"].as_array().unwrap();
+        let is_it = |r: &&Value| r["layer"] == layer && r["module"].as_str().unwrap().contains(module);
+        rows.iter().find(is_it).unwrap_or_else(|| panic!("{layer} {module}: {found:#}")).clone()
+    };
+    // A matrix, and a projection of all experts.
+    let all = tensors(true);
+    let experts: Vec<f32> =
+        (0..EXPERTS).flat_map(|e| all[&format!("model.layers.1.mlp.experts.{e}.up_proj.weight")].1.clone()).collect();
+    let cases = [
+        (0, "linear_attn.out_proj", &all["model.layers.0.linear_attn.out_proj.weight"].1),
+        (1, "experts.up_proj", &experts),
+    ];
+    for (layer, module, values) in cases {
+        let (row, (rmse, rms)) = (row(layer, module), rounding_error(values));
+        assert_eq!(row["weights"], values.len(), "{module}");
+        let near = |found: &Value, wanted: f64| (found.as_f64().unwrap() / wanted - 1.0).abs() < 1e-4;
+        assert!(near(&row["rmse"], rmse) && near(&row["of_rms"], rmse / rms), "{row}: {rmse} of {rms}");
+    }
+    // The table has a line for each projection, and another model is refused.
+    let table = success(support::output(&["inspect", &packed, "--quality", &original]));
+    assert!(table.lines().next().unwrap().starts_with("RMSE of layers"), "{table}");
+    assert_eq!(table.lines().filter(|l| l.contains("experts.up_proj")).count(), 1, "{table}");
+    let other = tempfile::tempdir().unwrap();
+    let mut half = tensors(false);
+    half.retain(|name, _| !name.contains("layers.1.self_attn"));
+    write_checkpoint(other.path(), &half);
+    let said = support::output(&["inspect", &packed, "--quality", &text(other.path())]);
+    assert!(!said.status.success() && stderr(&said).contains("no tensor"), "{}", stderr(&said));
 }
 
 #[test]

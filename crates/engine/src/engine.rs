@@ -55,8 +55,6 @@ pub struct Options {
 
 /// Tokens of a chunk.
 const CHUNK: usize = 512;
-/// Where experts are read for each chunk anew: as many as most experts are used by anyway, several times over.
-const STREAMED_CHUNK: usize = 2048;
 /// What a process takes beside all that is accounted: its program, tokenizer, headers, tables of pages.
 const PROGRAM: usize = 64 << 20;
 /// Positions whose keys and values have room before experts take what is left.
@@ -150,7 +148,12 @@ impl Engine {
         placed: Placed,
     ) -> Result<Engine> {
         let streamed = placed.placement != Placement::Mapped;
-        let chunk = options.chunk.unwrap_or(if streamed { STREAMED_CHUNK } else { CHUNK });
+        let room = options.memory_budget.or(options.load.room.map(|room| room - room / 16));
+        let chunk = match options.chunk {
+            Some(chunk) => chunk,
+            None if streamed => placement::chunk(config, options.experts_per_token, room)?,
+            None => CHUNK,
+        };
         let positive = chunk > 0 && options.max_sequences > 0 && options.block_tokens > 0;
         ensure!(positive, "chunk, sequences and block size must not be zero");
         let largest = chunk.max(options.block_tokens).max(options.max_context.unwrap_or(0));
@@ -195,7 +198,6 @@ impl Engine {
                 + backend.memory(MemoryClass::Scratch)
                 + context.div_ceil(block_tokens) * block
                 + beside) as u64;
-            let room = options.memory_budget.or(options.load.room.map(|room| room - room / 16));
             let budget = options.expert_budget.unwrap_or_else(|| room.map_or(u64::MAX, |r| r.saturating_sub(others)));
             let keep = if placed.placement == Placement::PageCache { Keep::PageCache } else { Keep::Slots };
             let expert_options = ExpertOptions { keep, budget, ..options.expert_options.clone() };

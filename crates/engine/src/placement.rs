@@ -85,6 +85,24 @@ fn weight_bytes(folder: &Path) -> u64 {
     entries.flatten().filter(weights).map(size).sum()
 }
 
+/// Tokens of a chunk where experts are read for each anew: as many as most experts are used by anyway, several times over.
+const CHUNK: usize = 2048;
+/// No fewer, or each expert that is read serves too few tokens.
+const SMALLEST_CHUNK: usize = 256;
+/// Part of the memory that a chunk's scratch may take: experts have more use for it.
+const SCRATCH: f64 = 1.0 / 12.0;
+
+/// The longest chunk whose scratch leaves `room` bytes of memory to experts; `k`: experts per token, if not the model's own number.
+pub fn chunk(config: &Config, k: Option<usize>, room: Option<u64>) -> Result<usize> {
+    let k = k.map_or_else(|| config.size("num_experts_per_tok"), Ok)?;
+    let most = room.map_or(f64::INFINITY, |room| room as f64 * SCRATCH);
+    let mut chunk = CHUNK;
+    while chunk > SMALLEST_CHUNK && step_scratch(config, chunk, k)? as f64 > most {
+        chunk /= 2;
+    }
+    Ok(chunk)
+}
+
 /// Bytes that a step of `tokens` tokens needs beside what is set up at the start, at most: encoded activations, the hidden ones of experts, sums,
 /// attention's. A rough bound, measured on random models (`docs/experiments.md`).
 pub fn step_scratch(config: &Config, tokens: usize, k: usize) -> Result<usize> {

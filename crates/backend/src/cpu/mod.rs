@@ -113,6 +113,8 @@ impl Cpu {
         lookahead: Lookahead,
     ) -> Result<()> {
         self.streaming = Some(streaming::Streaming::open(&mut self.weights, layers, k, options, lookahead)?);
+        // Helpers are there when a read is over.
+        self.pool.set_spin(sluice_store::experts::SPIN);
         Ok(())
     }
 

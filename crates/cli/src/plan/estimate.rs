@@ -27,6 +27,8 @@ pub struct Weights {
     pub experts: u64,
     /// Experts of all layers.
     pub expert_count: u64,
+    /// Layers with experts.
+    pub expert_layers: u64,
     /// Experts that a token takes, all layers together.
     pub taken: u64,
 }
@@ -46,6 +48,7 @@ impl Weights {
             per_expert,
             experts: per_expert * expert_count,
             expert_count,
+            expert_layers: s.expert_layers as u64,
             taken: s.expert_layers as u64 * k as u64,
         }
     }
@@ -94,12 +97,24 @@ impl Bound {
     }
 }
 
+/// What reads take: a time for each that nothing else hides, and bytes over bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Disk {
+    /// Bytes per second of large reads, many at once.
+    pub bandwidth: f64,
+    /// Seconds of a read alone beyond its bytes over that bandwidth.
+    pub latency: f64,
+}
+
+/// Part of the bandwidth at which memory is read in a plain loop that products of one token's row reach (`docs/results/kernels.md`).
+const PRODUCTS: f64 = 0.7;
+
 /// A token's cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// Bytes read from disk.
     pub from_disk: f64,
-    /// Seconds: reads at the disk's bandwidth, weights passed through memory.
+    /// Seconds: reads from disk, weights passed through memory.
     pub disk: f64,
     pub memory: f64,
     /// Seconds of a token if nothing overlaps but a layer's reads with its experts' arithmetic: what is passed through memory before a layer's
@@ -109,11 +124,15 @@ pub struct Token {
 }
 
 impl Token {
-    /// At a hit rate, with bandwidths in bytes per second. Arithmetic is taken to keep up with memory, as quantised decoding of one token does.
-    pub fn new(w: &Weights, hit_rate: f64, disk: f64, memory: f64) -> Token {
+    /// At a hit rate, with memory's bandwidth in bytes per second. Arithmetic is taken to keep up with memory, as quantised decoding of one token does.
+    pub fn new(w: &Weights, hit_rate: f64, disk: Disk, memory: f64) -> Token {
         let from_disk = w.expert_bytes() as f64 * (1.0 - hit_rate);
-        let (read, before) = (from_disk / disk, w.resident_read as f64 / memory);
-        let experts = w.expert_bytes() as f64 / memory;
+        // A layer's reads run side by side: each layer that reads at all waits once.
+        let layers = w.expert_layers as f64;
+        let hits_all = hit_rate.powf(w.taken as f64 / layers.max(1.0));
+        let read = from_disk / disk.bandwidth + layers * (1.0 - hits_all) * disk.latency;
+        let passed = |bytes: u64| bytes as f64 / (memory * PRODUCTS);
+        let (before, experts) = (passed(w.resident_read), passed(w.expert_bytes()));
         let seconds = before + read.max(experts);
         let bound = if read > before + experts { Bound::Disk } else { Bound::Memory };
         Token { from_disk, disk: read, memory: before + experts, seconds, bound }
@@ -143,6 +162,10 @@ mod tests {
     const Q2: Form = Form { bits: 2, group: 64 };
     const Q4: Form = Form { bits: 4, group: 64 };
 
+    fn at(bandwidth: f64) -> Disk {
+        Disk { bandwidth, latency: 0.0 }
+    }
+
     fn shape(name: &str) -> Shape {
         Shape::read(&known::config(Path::new(name)).unwrap()).unwrap()
     }
@@ -156,7 +179,7 @@ mod tests {
         assert_eq!(Weights::new(&s, Q4, Q4, 4).per_expert, 7_077_888);
         assert_eq!(s.per_expert, 12_582_912);
         assert_eq!((w.expert_bytes() as f64 / 1e6).floor(), 943.0);
-        let token = Token::new(&w, 0.0, 17.5e9, f64::INFINITY);
+        let token = Token::new(&w, 0.0, at(17.5e9), f64::INFINITY);
         assert_eq!((token.disk * 1e4).round() / 10.0, 53.9);
         assert_eq!((1.0 / token.disk * 10.0).round() / 10.0, 18.5);
         assert_eq!(token.bound, Bound::Disk);
@@ -206,10 +229,23 @@ mod tests {
     #[test]
     fn what_bounds_a_token_changes_with_the_disk() {
         let w = Weights::new(&shape("qwen3-30b-a3b"), Q4, Q4, 8);
-        let slow = Token::new(&w, 0.0, 1e9, 50e9);
-        let fast = Token::new(&w, 1.0, 1e9, 50e9);
+        let slow = Token::new(&w, 0.0, at(1e9), 50e9);
+        let fast = Token::new(&w, 1.0, at(1e9), 50e9);
         assert_eq!((slow.bound, fast.bound), (Bound::Disk, Bound::Memory));
         assert!(slow.seconds > 5.0 * fast.seconds && fast.from_disk == 0.0);
         assert!((fast.seconds - fast.memory).abs() < 1e-12);
+    }
+
+    #[test]
+    fn each_layer_that_reads_waits_once() {
+        let w = Weights::new(&shape("qwen3-30b-a3b"), Q4, Q4, 8);
+        let wait = |hit_rate: f64| {
+            let [none, some] = [0.0, 1e-3].map(|latency| Token::new(&w, hit_rate, Disk { latency, ..at(1e9) }, 50e9));
+            (some.disk - none.disk) * 1e3
+        };
+        assert!((wait(0.0) - 48.0).abs() < 1e-9);
+        // Eight of eight are there in 0.9^8 of the layers.
+        assert!((wait(0.9) - 48.0 * (1.0 - 0.9f64.powi(8))).abs() < 1e-9);
+        assert_eq!(wait(1.0), 0.0);
     }
 }

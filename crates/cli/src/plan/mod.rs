@@ -18,7 +18,7 @@ use sluice_store::Checkpoint;
 
 use crate::pack::rules;
 use crate::{known, machine, units};
-use estimate::{Form, Split, Token, Weights, hit_rate};
+use estimate::{Disk, Form, Split, Token, Weights, hit_rate};
 use shape::Shape;
 
 /// Disks that people have, for the table: bytes per second of large reads.
@@ -31,6 +31,9 @@ const DISKS: [(&str, f64); 6] = [
     ("two PCIe 5", 28.0e9),
 ];
 
+/// Seconds that a read of a solid-state disk takes beyond its bytes over the bandwidth, where nothing is measured.
+const LATENCY: f64 = 100e-6;
+
 #[derive(Args, Debug)]
 pub struct PlanArgs {
     /// A model's folder, a config.json, or a known model: qwen3-30b-a3b, qwen3-235b-a22b, qwen3.5-35b-a3b, qwen3.5-397b-a17b
@@ -42,6 +45,9 @@ pub struct PlanArgs {
     /// Bytes per second of the disk, such as 7GB; auto measures with the model's own files
     #[arg(long, value_name = "BYTES|auto", default_value = "auto")]
     disk_bandwidth: String,
+    /// Microseconds that a read alone takes beyond its bytes over the bandwidth [default: measured, or 100 where the bandwidth is given]
+    #[arg(long, value_name = "MICROSECONDS")]
+    disk_latency: Option<f64>,
     /// Bytes per second of memory, such as 60GB [default: measured here]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     memory_bandwidth: Option<u64>,
@@ -108,14 +114,17 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let room = machine::available().into_iter().chain(machine::cgroup().map(|l| l.left)).min();
     let memory = args.memory.or(room).context("this machine's memory is not known: give --memory")?;
     let memory_bandwidth = args.memory_bandwidth.map_or_else(measure_memory, |b| Ok(b as f64))?;
-    let disk_bandwidth = match args.disk_bandwidth.as_str() {
+    let latency = args.disk_latency.map_or(LATENCY, |us| us / 1e6);
+    ensure!(latency.is_finite() && latency >= 0.0, "--disk-latency must be 0 or more");
+    let this_disk = match args.disk_bandwidth.as_str() {
         "auto" if args.model.is_dir() => {
             let checkpoint = Checkpoint::open(&args.model)?;
-            Some(disk::bandwidth(&args.model, checkpoint.file_sizes(), weights.per_expert)?)
+            let found = disk::measure(&args.model, checkpoint.file_sizes(), weights.per_expert)?;
+            Some(if args.disk_latency.is_some() { Disk { latency, ..found } } else { found })
         }
         "auto" => None,
         given => match bytes(given) {
-            Ok(bytes) => Some(bytes as f64),
+            Ok(bytes) => Some(Disk { bandwidth: bytes as f64, latency }),
             Err(why) => bail!("--disk-bandwidth {why}"),
         },
     };
@@ -127,23 +136,23 @@ pub fn run(args: PlanArgs) -> Result<()> {
         ensure!((0.0..=1.0).contains(&rate), "--hit-rate {rate}: expected 0 to 1");
     }
     let expected = args.hit_rate.unwrap_or_else(|| hit_rate(part));
-    let mut disks: Vec<(&str, f64)> = disk_bandwidth.map(|b| ("this disk", b)).into_iter().collect();
-    if disk_bandwidth.is_none() || args.disk_bandwidth == "auto" {
-        disks.extend(DISKS);
+    let mut disks: Vec<(&str, Disk)> = this_disk.map(|disk| ("this disk", disk)).into_iter().collect();
+    if args.disk_bandwidth == "auto" {
+        disks.extend(DISKS.map(|(name, bandwidth)| (name, Disk { bandwidth, latency })));
     }
     let mut rates = vec![0.0, 0.5, 0.7, 0.9, expected];
     rates.sort_by(f64::total_cmp);
     rates.dedup();
 
     let out = &mut io::stdout().lock();
-    let token = |disk: f64, rate: f64| Token::new(&weights, rate, disk, memory_bandwidth);
+    let token = |disk: Disk, rate: f64| Token::new(&weights, rate, disk, memory_bandwidth);
     if args.json {
         let rows = disks.iter().flat_map(|(name, disk)| rates.iter().map(move |rate| (name, *disk, *rate)));
         let rows: Vec<_> = rows
             .map(|(name, disk, rate)| {
                 let t = token(disk, rate);
                 json!({
-                    "disk": name, "disk_bandwidth": disk, "hit_rate": rate, "bytes_from_disk": t.from_disk, "disk_seconds": t.disk,
+                    "disk": name, "disk_bandwidth": disk.bandwidth, "disk_latency": disk.latency, "hit_rate": rate, "bytes_from_disk": t.from_disk, "disk_seconds": t.disk,
                     "memory_seconds": t.memory, "tokens_per_second": 1.0 / t.seconds, "bound": t.bound.name(),
                 })
             })
@@ -202,6 +211,8 @@ pub fn run(args: PlanArgs) -> Result<()> {
         text += &line("", format!("TOO LITTLE: {} are missing", units::bytes(split.missing)));
     }
     text += &line("bandwidth", format!("memory {}/s", units::bytes(memory_bandwidth as u64)));
+    let wait = this_disk.map_or(latency, |disk| disk.latency) * 1e6;
+    text += &line("latency", format!("{wait:.0} us for a layer that reads"));
     let whence = match args.hit_rate {
         Some(_) => "as given",
         None if part >= 1.0 => "all are in memory",
@@ -212,12 +223,12 @@ pub fn run(args: PlanArgs) -> Result<()> {
     rates.iter().for_each(|r| text += &format!("{:>10}", format!("{:.0} %", 100.0 * r)));
     text += &format!("  bound at {:.0} %\n", 100.0 * expected);
     for (name, disk) in &disks {
-        text += &format!("{name:<16}{:>10}", format!("{}/s", units::bytes(*disk as u64)));
+        text += &format!("{name:<16}{:>10}", format!("{}/s", units::bytes(disk.bandwidth as u64)));
         rates.iter().for_each(|&r| text += &format!("{:>10.2}", 1.0 / token(*disk, r).seconds));
         text += &format!("  {}\n", token(*disk, expected).bound.name());
     }
     text += &format!("{:<16}{:>10}", "from disk", "");
-    rates.iter().for_each(|&r| text += &format!("{:>10}", units::bytes(token(1.0, r).from_disk as u64)));
+    rates.iter().for_each(|&r| text += &format!("{:>10}", units::bytes((weights.expert_bytes() as f64 * (1.0 - r)) as u64)));
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
 }

@@ -4,10 +4,10 @@
 mod cache;
 mod forecast;
 mod layout;
+mod lookahead;
 mod reads;
 pub mod simulate;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,8 @@ use crate::load::Source;
 use crate::map::Map;
 pub use cache::{ExpertCache, Policy};
 use layout::Layer;
+use lookahead::Ahead;
+pub use reads::SPIN;
 use reads::{Read, Reads};
 
 /// Where experts that were used remain.
@@ -183,13 +185,7 @@ pub struct ExpertStore {
     keep: Keep,
     request: usize,
     fetch: Fetch,
-    /// (Layer, expert) to be read when nothing else is.
-    ahead: VecDeque<(u32, u32)>,
-    /// Slots that look-ahead has locked.
-    foreseen: Vec<u32>,
-    /// Whom they are for, and what was foreseen for it.
-    foreseen_layer: usize,
-    predicted: Vec<u32>,
+    ahead: Ahead,
     error: Option<Error>,
     stats: ExpertStats,
     reading_since: Option<Instant>,
@@ -225,7 +221,7 @@ impl ExpertStore {
         let spare = (options.budget - needed).saturating_sub(tables);
         let mut classes = Vec::with_capacity(sizes.len());
         let mut first = 0;
-        let mut ahead = VecDeque::with_capacity(1024);
+        let mut ahead = Ahead::new();
         for (number, &slot_bytes) in sizes.iter().enumerate() {
             let experts = of_class(number);
             let count: usize = experts.iter().sum();
@@ -238,7 +234,7 @@ impl ExpertStore {
             // Half must stay free to move.
             let pinned = &pinned[..pinned.len().min(slots / 2)];
             if options.keep == Keep::Slots {
-                ahead.extend(pinned.iter().map(|&(layer, expert)| (layer as u32, expert as u32)));
+                ahead.queue.extend(pinned.iter().map(|&(layer, expert)| (layer as u32, expert as u32)));
             }
             classes.push(Class {
                 memory: Map::image(slots * slot_bytes, true).map_err(no_memory)?,
@@ -260,9 +256,6 @@ impl ExpertStore {
             request: options.request.next_multiple_of(crate::load::ALIGNMENT).max(crate::load::ALIGNMENT),
             fetch: Fetch { wanted: Vec::with_capacity(widest), items: Vec::with_capacity(widest), ..Fetch::default() },
             ahead,
-            foreseen: Vec::with_capacity(64),
-            foreseen_layer: usize::MAX,
-            predicted: Vec::with_capacity(64),
             error: None,
             stats: ExpertStats::default(),
             reading_since: None,
@@ -322,74 +315,6 @@ impl ExpertStore {
         // 3. What is not there is read.
         self.unlock_foreseen();
         self.issue();
-    }
-
-    /// Names experts of a layer that will probably be asked for, the likeliest first: they are read when no other read is under way, or (behind an ordered
-    /// fetch) none is left to begin with.
-    pub fn foresee(&mut self, layer: usize, experts: &[u32]) {
-        self.ahead.clear();
-        self.predicted.clear();
-        self.predicted.extend_from_slice(experts);
-        self.foreseen_layer = layer;
-        self.ahead.extend(experts.iter().map(|e| (layer as u32, *e)));
-        self.look_ahead();
-    }
-
-    /// Counts what was foreseen.
-    fn settle_foreseen(&mut self, layer: usize, wanted: &[u32]) {
-        self.ahead.clear();
-        if self.foreseen_layer != layer {
-            return;
-        }
-        let right = self.predicted.iter().filter(|e| wanted.binary_search(e).is_ok()).count();
-        self.stats.predicted += self.predicted.len() as u64;
-        self.stats.predicted_right += right as u64;
-        let class = &self.classes[self.layers[layer].class];
-        let of = |e: &u32| class.cache.slot(layer, *e as usize).map(|s| class.first + s);
-        let read = self.predicted.iter().filter(|e| of(e).is_some_and(|s| self.foreseen.contains(&s)));
-        for expert in read {
-            match wanted.binary_search(expert) {
-                Ok(_) => self.stats.foreseen += 1,
-                Err(_) => self.stats.read_in_vain += 1,
-            }
-        }
-        self.foreseen_layer = usize::MAX;
-        self.predicted.clear();
-    }
-
-    /// Look-ahead gives its slots back, but for those that are still written to.
-    fn unlock_foreseen(&mut self) {
-        let mut left = 0;
-        for i in 0..self.foreseen.len() {
-            let slot = self.foreseen[i];
-            if self.slots[slot as usize].pending > 0 {
-                self.foreseen[left] = slot;
-                left += 1;
-            } else {
-                self.unlock(slot);
-            }
-        }
-        self.foreseen.truncate(left);
-    }
-
-    /// Begins to read what look-ahead named, if nothing else is read.
-    fn look_ahead(&mut self) {
-        // In order, what is under way will be used up in time, and the disk need not pause between layers.
-        if self.reads.under_way() > 0 && !self.fetch.ordered || self.fetch.items.contains(&Item::Missing) {
-            return;
-        }
-        while let Some((layer, expert)) = self.ahead.pop_front() {
-            let (layer, expert) = (layer as usize, expert as usize);
-            let class = self.layers[layer].class;
-            if self.classes[class].cache.slot(layer, expert).is_some() {
-                continue;
-            }
-            let Some(slot) = self.classes[class].cache.place(layer, expert) else { break };
-            let slot = self.classes[class].first + slot;
-            self.foreseen.push(slot);
-            self.begin(layer, expert, slot);
-        }
-        self.submit();
     }
 
     /// Begins to read what is missing, as far as there are slots.
@@ -570,7 +495,7 @@ impl ExpertStore {
         for slot in 0..self.slots.len() as u32 {
             if self.slots[slot as usize].failed && self.slots[slot as usize].pending == 0 {
                 self.slots[slot as usize].failed = false;
-                self.foreseen.retain(|s| *s != slot);
+                self.ahead.slots.retain(|s| *s != slot);
                 let class = self.class_of(slot);
                 class.cache.forget(slot - class.first);
             }

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
@@ -14,6 +15,8 @@ use crate::load::{ALIGNMENT, Source, go_on_at, refuses_direct};
 
 /// Requests that one call gives the kernel. It begins with none before it has looked at all: the disk should not wait for that.
 const AT_ONCE: usize = 8;
+/// How long who waits looks for a completion before it sleeps: a processor that went to sleep, in a virtual machine above all, is late for each.
+pub const SPIN: Duration = Duration::from_millis(3);
 /// Reads that there is room for from the beginning, so that usually nothing is allocated later.
 const QUEUED: usize = 1024;
 /// How often a read that the disk fails is tried again.
@@ -133,7 +136,15 @@ impl Reads {
                 return;
             }
             match &mut self.by {
-                By::Ring { .. } => self.enter(1),
+                By::Ring { ring, .. } => {
+                    let begun = Instant::now();
+                    while ring.completion().is_empty() && begun.elapsed() < SPIN {
+                        std::hint::spin_loop();
+                    }
+                    if ring.completion().is_empty() {
+                        self.enter(1);
+                    }
+                }
                 By::Threads(threads) => threads.wait(),
             }
         }

@@ -1,0 +1,97 @@
+//! Look-ahead: experts that will probably be wanted are read while the disk has nothing else to do.
+
+use std::collections::VecDeque;
+
+use super::{ExpertStore, Item};
+
+/// What is foreseen.
+pub(super) struct Ahead {
+    /// (Layer, expert) to be read when nothing else is.
+    pub queue: VecDeque<(u32, u32)>,
+    /// Slots that look-ahead has locked.
+    pub slots: Vec<u32>,
+    /// Whom they are for, and what was foreseen for it.
+    layer: usize,
+    predicted: Vec<u32>,
+}
+
+impl Ahead {
+    pub fn new() -> Ahead {
+        Ahead {
+            queue: VecDeque::with_capacity(1024),
+            slots: Vec::with_capacity(64),
+            layer: usize::MAX,
+            predicted: Vec::with_capacity(64),
+        }
+    }
+}
+
+impl ExpertStore {
+    /// Names experts of a layer that will probably be asked for, the likeliest first: they are read when no other read is under way, or (behind an ordered
+    /// fetch) none is left to begin with.
+    pub fn foresee(&mut self, layer: usize, experts: &[u32]) {
+        self.ahead.queue.clear();
+        self.ahead.predicted.clear();
+        self.ahead.predicted.extend_from_slice(experts);
+        self.ahead.layer = layer;
+        self.ahead.queue.extend(experts.iter().map(|e| (layer as u32, *e)));
+        self.look_ahead();
+    }
+
+    /// Counts what was foreseen.
+    pub(super) fn settle_foreseen(&mut self, layer: usize, wanted: &[u32]) {
+        self.ahead.queue.clear();
+        if self.ahead.layer != layer {
+            return;
+        }
+        let right = self.ahead.predicted.iter().filter(|e| wanted.binary_search(e).is_ok()).count();
+        self.stats.predicted += self.ahead.predicted.len() as u64;
+        self.stats.predicted_right += right as u64;
+        let class = &self.classes[self.layers[layer].class];
+        let of = |e: &u32| class.cache.slot(layer, *e as usize).map(|s| class.first + s);
+        let read = self.ahead.predicted.iter().filter(|e| of(e).is_some_and(|s| self.ahead.slots.contains(&s)));
+        for expert in read {
+            match wanted.binary_search(expert) {
+                Ok(_) => self.stats.foreseen += 1,
+                Err(_) => self.stats.read_in_vain += 1,
+            }
+        }
+        self.ahead.layer = usize::MAX;
+        self.ahead.predicted.clear();
+    }
+
+    /// Look-ahead gives its slots back, but for those that are still written to.
+    pub(super) fn unlock_foreseen(&mut self) {
+        let mut left = 0;
+        for i in 0..self.ahead.slots.len() {
+            let slot = self.ahead.slots[i];
+            if self.slots[slot as usize].pending > 0 {
+                self.ahead.slots[left] = slot;
+                left += 1;
+            } else {
+                self.unlock(slot);
+            }
+        }
+        self.ahead.slots.truncate(left);
+    }
+
+    /// Begins to read what look-ahead named, if nothing else is read.
+    pub(super) fn look_ahead(&mut self) {
+        // In order, what is under way will be used up in time, and the disk need not pause between layers.
+        if self.reads.under_way() > 0 && !self.fetch.ordered || self.fetch.items.contains(&Item::Missing) {
+            return;
+        }
+        while let Some((layer, expert)) = self.ahead.queue.pop_front() {
+            let (layer, expert) = (layer as usize, expert as usize);
+            let class = self.layers[layer].class;
+            if self.classes[class].cache.slot(layer, expert).is_some() {
+                continue;
+            }
+            let Some(slot) = self.classes[class].cache.place(layer, expert) else { break };
+            let slot = self.classes[class].first + slot;
+            self.ahead.slots.push(slot);
+            self.begin(layer, expert, slot);
+        }
+        self.submit();
+    }
+}
