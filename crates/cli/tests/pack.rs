@@ -518,9 +518,8 @@ fn rounding_error(values: &[f32]) -> (f64, f64) {
     let mut q = vec![0; values.len()];
     unpack(4, &data, &mut q);
     let stored = |bytes: &[u8], i: usize| half::bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f64();
-    let error = |(i, x): (usize, &f32)| {
-        f64::from(*x) - (f64::from(q[i]) * stored(&scales, i / 64) + stored(&biases, i / 64))
-    };
+    let error =
+        |(i, x): (usize, &f32)| f64::from(*x) - (f64::from(q[i]) * stored(&scales, i / 64) + stored(&biases, i / 64));
     let root = |sum: f64| (sum / values.len() as f64).sqrt();
     let squares = |x: &f32| f64::from(*x).powi(2);
     (root(values.iter().enumerate().map(|p| error(p).powi(2)).sum()), root(values.iter().map(squares).sum()))

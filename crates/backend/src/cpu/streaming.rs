@@ -52,7 +52,7 @@ impl Streamed {
 /// Pairs of token and expert up to which outputs are kept until all experts are there; beyond, experts are taken in order.
 const FEW_PAIRS: usize = 256;
 /// Experts of the next layer that are read ahead while many tokens go through this one.
-const AHEAD_IN_ORDER: usize = 24;
+const AHEAD_IN_ORDER: usize = 64;
 /// Experts that go through a round together when they come in order.
 const WAVE: usize = 8;
 

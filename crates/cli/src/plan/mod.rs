@@ -228,7 +228,9 @@ pub fn run(args: PlanArgs) -> Result<()> {
         text += &format!("  {}\n", token(*disk, expected).bound.name());
     }
     text += &format!("{:<16}{:>10}", "from disk", "");
-    rates.iter().for_each(|&r| text += &format!("{:>10}", units::bytes((weights.expert_bytes() as f64 * (1.0 - r)) as u64)));
+    rates
+        .iter()
+        .for_each(|&r| text += &format!("{:>10}", units::bytes((weights.expert_bytes() as f64 * (1.0 - r)) as u64)));
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
 }

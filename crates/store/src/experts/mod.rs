@@ -44,7 +44,7 @@ pub struct ExpertOptions {
     pub pinned: Vec<(usize, usize)>,
     /// Bytes that one request reads at most: whole pages.
     pub request: usize,
-    /// Requests in the kernel at once.
+    /// Reads under way at once.
     pub depth: usize,
     /// Threads that read where io_uring is refused.
     pub threads: usize,
@@ -60,7 +60,7 @@ impl Default for ExpertOptions {
             policy: Policy::default(),
             pinned: Vec::new(),
             request: 4 << 20,
-            depth: 64,
+            depth: 16,
             threads: 8,
             ahead: 3,
         }

@@ -13,8 +13,8 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use crate::error::Error;
 use crate::load::{ALIGNMENT, Source, go_on_at, refuses_direct};
 
-/// Requests that one call gives the kernel. It begins with none before it has looked at all: the disk should not wait for that.
-const AT_ONCE: usize = 8;
+/// Requests that the kernel knows of at most.
+const KNOWN: usize = 128;
 /// How long who waits looks for a completion before it sleeps: a processor that went to sleep, in a virtual machine above all, is late for each.
 pub const SPIN: Duration = Duration::from_millis(3);
 /// Reads that there is room for from the beginning, so that usually nothing is allocated later.
@@ -52,6 +52,8 @@ struct Flight {
     from: usize,
     direct: bool,
     failures: u8,
+    /// No other follows in its lane.
+    last: bool,
 }
 
 pub(super) struct Reads {
@@ -64,25 +66,40 @@ pub(super) struct Reads {
 }
 
 enum By {
-    Ring { ring: Box<IoUring>, flights: Vec<Option<Flight>>, free: Vec<u32>, waiting: VecDeque<Flight> },
+    Ring(Box<Ring>),
     Threads(Threads),
 }
 
+/// Reads in lanes: disks serve all that they are given at once, and of many none is there soon. So few are under way, and the kernel, which knows those
+/// that come next, begins each when the one before it in its lane is over, while the thread that computes need not look.
+struct Ring {
+    ring: IoUring,
+    /// By slot: what the kernel knows of.
+    flights: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    waiting: VecDeque<Flight>,
+    lanes: usize,
+    /// Lanes that are in use.
+    used: usize,
+}
+
 impl Reads {
-    /// Reads of `files` with at most `depth` requests in the kernel at once.
+    /// Reads of `files` with at most `depth` under way at once.
     pub fn new(files: Vec<Arc<Source>>, direct: bool, depth: usize, threads: usize) -> io::Result<Reads> {
         let mut notes = Vec::new();
         if direct {
             notes.extend(files.iter().filter_map(|f| f.file.open_direct()));
         }
-        let depth = depth.clamp(1, 1024).next_power_of_two();
-        let by = match ring(depth as u32) {
-            Ok(ring) => By::Ring {
-                ring: Box::new(ring),
-                flights: vec![None; depth],
-                free: (0..depth as u32).rev().collect(),
+        let known = depth.clamp(KNOWN, 1024).next_power_of_two();
+        let by = match ring(known as u32) {
+            Ok(ring) => By::Ring(Box::new(Ring {
+                ring,
+                flights: vec![None; known],
+                free: (0..known as u32).rev().collect(),
                 waiting: VecDeque::with_capacity(QUEUED),
-            },
+                lanes: depth.clamp(1, known),
+                used: 0,
+            })),
             Err(e) => {
                 notes.push(format!("no io_uring ({e}); experts are read by threads instead"));
                 By::Threads(Threads::new(&files, threads)?)
@@ -102,7 +119,7 @@ impl Reads {
     }
 
     pub fn is_ring(&self) -> bool {
-        matches!(self.by, By::Ring { .. })
+        matches!(self.by, By::Ring(_))
     }
 
     /// Adds a read; [`Reads::submit`] begins with it.
@@ -112,9 +129,9 @@ impl Reads {
     pub unsafe fn push(&mut self, read: Read) {
         self.under_way += 1;
         let direct = self.direct && self.files[read.file as usize].file.direct().is_some();
-        let flight = Flight { read, done: 0, from: 0, direct, failures: 0 };
+        let flight = Flight { read, done: 0, from: 0, direct, failures: 0, last: true };
         match &mut self.by {
-            By::Ring { waiting, .. } => waiting.push_back(flight),
+            By::Ring(ring) => ring.waiting.push_back(flight),
             By::Threads(threads) => threads.shared.lock().waiting.push_back(flight),
         }
     }
@@ -122,7 +139,7 @@ impl Reads {
     /// Begins with what was pushed.
     pub fn submit(&mut self) {
         match &mut self.by {
-            By::Ring { .. } => self.enter(0),
+            By::Ring(ring) => ring.enter(&self.files, 0),
             By::Threads(threads) => threads.shared.work.notify_all(),
         }
     }
@@ -136,45 +153,8 @@ impl Reads {
                 return;
             }
             match &mut self.by {
-                By::Ring { ring, .. } => {
-                    let begun = Instant::now();
-                    while ring.completion().is_empty() && begun.elapsed() < SPIN {
-                        std::hint::spin_loop();
-                    }
-                    if ring.completion().is_empty() {
-                        self.enter(1);
-                    }
-                }
+                By::Ring(ring) => ring.wait(&self.files),
                 By::Threads(threads) => threads.wait(),
-            }
-        }
-    }
-
-    /// Moves what waits into the ring, and waits for `wanted` completions.
-    fn enter(&mut self, wanted: usize) {
-        let By::Ring { ring, flights, free, waiting } = &mut self.by else { return };
-        loop {
-            let mut pushed = 0;
-            while let (Some(&slot), Some(&flight), true) = (free.last(), waiting.front(), pushed < AT_ONCE) {
-                let entry = request(&self.files, &flight, slot);
-                // SAFETY: the memory is lent until the completion is taken, and files live as long as the ring.
-                if unsafe { ring.submission().push(&entry) }.is_err() {
-                    break;
-                }
-                waiting.pop_front();
-                free.pop();
-                flights[slot as usize] = Some(flight);
-                pushed += 1;
-            }
-            let more = pushed == AT_ONCE && !waiting.is_empty() && !free.is_empty();
-            match ring.submit_and_wait(if more { 0 } else { wanted }) {
-                Ok(_) if more => {}
-                Ok(_) => return,
-                Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
-                // The kernel is short of something: what is complete has to be taken first.
-                Err(e) if [libc::EAGAIN, libc::EBUSY].contains(&e.raw_os_error().unwrap_or(0)) => return,
-                // Requests that the kernel has would go on writing: nothing can be handed back.
-                Err(e) => panic!("io_uring_enter: {e}"),
             }
         }
     }
@@ -188,27 +168,79 @@ impl Reads {
                 self.under_way -= queue.over.len();
                 queue.over.drain(..).for_each(each);
             }
-            By::Ring { ring, flights, free, waiting } => {
-                for completion in ring.completion() {
-                    let slot = completion.user_data() as u32;
-                    let mut flight = flights[slot as usize].take().expect("under way");
-                    free.push(slot);
-                    let came = match completion.result() {
-                        n if n >= 0 => Ok(n as usize),
-                        e => Err(io::Error::from_raw_os_error(-e)),
-                    };
-                    match settle(&self.files, &mut flight, came, &mut self.notes) {
-                        Some(done) => {
-                            self.under_way -= 1;
-                            each(done);
-                        }
-                        None => waiting.push_front(flight),
-                    }
-                }
-                if !waiting.is_empty() && !free.is_empty() {
-                    self.enter(0);
-                }
+            By::Ring(ring) => {
+                ring.collect(&self.files, &mut self.notes, |done| {
+                    self.under_way -= 1;
+                    each(done);
+                });
             }
+        }
+    }
+}
+
+impl Ring {
+    /// Moves what waits into lanes that are free, and waits for `wanted` completions.
+    fn enter(&mut self, files: &[Arc<Source>], wanted: usize) {
+        let lanes = self.waiting.len().min(self.free.len()).min(self.lanes - self.used);
+        // Lanes that are in use now have their share left when they are over.
+        let count = self.waiting.len().min(self.free.len()).min(lanes * self.waiting.len().div_ceil(self.lanes));
+        // One lane after the other, each with every so manieth read.
+        for lane in 0..lanes {
+            for i in (lane..count).step_by(lanes) {
+                let slot = self.free.pop().expect("counted");
+                let flight = Flight { last: i + lanes >= count, ..self.waiting[i] };
+                let entry = request(files, &flight, slot);
+                // Whatever becomes of a read, the next is begun.
+                let entry = if flight.last { entry } else { entry.flags(squeue::Flags::IO_HARDLINK) };
+                // SAFETY: the memory is lent until the completion is taken, and files live as long as the ring.
+                unsafe { self.ring.submission().push(&entry) }.expect("as many entries as slots, all submitted before");
+                self.flights[slot as usize] = Some(flight);
+            }
+        }
+        self.waiting.drain(..count);
+        self.used += lanes;
+        loop {
+            match self.ring.submit_and_wait(wanted) {
+                Ok(_) if self.ring.submission().is_empty() => return,
+                Ok(_) => {}
+                Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+                // The kernel is short of something: what is complete has to be taken first.
+                Err(e) if [libc::EAGAIN, libc::EBUSY].contains(&e.raw_os_error().unwrap_or(0)) => return,
+                // Requests that the kernel has would go on writing: nothing can be handed back.
+                Err(e) => panic!("io_uring_enter: {e}"),
+            }
+        }
+    }
+
+    /// Waits for a completion: awake for a while, then asleep.
+    fn wait(&mut self, files: &[Arc<Source>]) {
+        let begun = Instant::now();
+        while self.ring.completion().is_empty() && begun.elapsed() < SPIN {
+            std::hint::spin_loop();
+        }
+        if self.ring.completion().is_empty() {
+            self.enter(files, 1);
+        }
+    }
+
+    /// Hands back what is over by now, and begins with what waits for its place.
+    fn collect(&mut self, files: &[Arc<Source>], notes: &mut Vec<String>, mut each: impl FnMut(Done)) {
+        for completion in self.ring.completion() {
+            let slot = completion.user_data() as u32;
+            let mut flight = self.flights[slot as usize].take().expect("under way");
+            self.free.push(slot);
+            self.used -= usize::from(flight.last);
+            let came = match completion.result() {
+                n if n >= 0 => Ok(n as usize),
+                e => Err(io::Error::from_raw_os_error(-e)),
+            };
+            match settle(files, &mut flight, came, notes) {
+                Some(done) => each(done),
+                None => self.waiting.push_front(flight),
+            }
+        }
+        if !self.waiting.is_empty() && self.used < self.lanes {
+            self.enter(files, 0);
         }
     }
 }
@@ -280,7 +312,7 @@ fn settle(
             flight.from = go_on_at(reached, flight.direct);
             (reached >= len as usize).then_some(Done { tag, error: None })
         }
-        Err(e) if [libc::EINTR, libc::EAGAIN].contains(&e.raw_os_error().unwrap_or(0)) => None,
+        Err(e) if [libc::EINTR, libc::EAGAIN, libc::ECANCELED].contains(&e.raw_os_error().unwrap_or(0)) => None,
         Err(e) if flight.direct && refuses_direct(&e) => {
             let note = source.file.refuse_direct(&format!("refused at read: {e}"));
             if !notes.contains(&note) {
