@@ -4,7 +4,7 @@ import json
 import statistics
 from dataclasses import asdict, dataclass, field
 
-from scratch import ROOT
+from scratch import DIR, ROOT
 
 
 @dataclass
@@ -45,6 +45,38 @@ def compare(suite, case, figure, unit, ours, peer, peer_name, goal=None, above=T
     return row
 
 
+class Parts:
+    """Parts of a suite, measured one after the other; kept until all are there, so that a run that was interrupted can go on."""
+
+    def __init__(self, suite, commit, resume):
+        self.path, self.commit = DIR / "unfinished" / f"{suite}.jsonl", commit
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = self.path.read_text().splitlines() if resume and self.path.exists() else []
+        self.found = {part["name"]: part for part in map(json.loads, lines)}
+        self.path.write_text("".join(line + "\n" for line in lines))
+
+    def measure(self, name, what, notes):
+        """The rows that `what()` gives, or has given before."""
+        if name in self.found:
+            part = self.found[name]
+            notes.extend(n for n in part["notes"] if n not in notes)
+            return [Row(**row) for row in part["rows"]]
+        known = len(notes)
+        rows = what()
+        part = {"name": name, "commit": self.commit, "notes": notes[known:], "rows": [asdict(row) for row in rows]}
+        self.found[name] = part
+        with open(self.path, "a") as f:
+            f.write(json.dumps(part) + "\n")
+        return rows
+
+    def finish(self, notes):
+        """All are there: the next run begins anew."""
+        commits = sorted({part["commit"] for part in self.found.values()})
+        if len(commits) > 1:
+            notes.append(f"measured in several runs, at commits {', '.join(commits)}")
+        self.path.unlink()
+
+
 def number(x):
     if x is None:
         return "-"
@@ -76,21 +108,25 @@ def table(rows):
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in lines)
 
 
-def write(suite, title, machine, versions, notes, rows):
-    """`docs/results/SUITE.md`, and the JSON lines beside it."""
+def lines(head, body):
+    """A table in Markdown."""
+    bar = lambda line: "| " + " | ".join(line) + " |\n"  # noqa: E731
+    return bar(head) + bar(["---"] * len(head)) + "".join(map(bar, body))
+
+
+def write(suite, title, machine, versions, notes, rows, sections=()):
+    """`docs/results/SUITE.md`, and the JSON lines beside it. `sections`: (heading, Markdown) behind the table."""
     folder = ROOT / "docs" / "results"
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{suite}.jsonl", "w") as f:
         f.write(json.dumps({"suite": suite, "machine": machine, "versions": versions, "notes": notes}) + "\n")
         f.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
-    bar = lambda line: "| " + " | ".join(line) + " |\n"  # noqa: E731
     with open(folder / f"{suite}.md", "w") as f:
         f.write(f"# {title}\n\nWritten by `bench/run {suite}`; measurements are in `{suite}.jsonl`. A ratio is the median over the rounds of ours over\n")
         f.write("the peer's, measured one after the other; the range is the lowest and highest of these ratios.\n\n")
-        f.write(bar(HEAD) + bar(["---"] * len(HEAD)))
-        f.writelines(bar(cells(row)) for row in rows)
-        f.write("\n## Made on\n\n" + bar(["", ""]) + bar(["---"] * 2))
-        f.writelines(bar([name, str(value)]) for name, value in {**machine, **versions}.items())
+        f.write(lines(HEAD, map(cells, rows)))
+        f.writelines(f"\n## {heading}\n\n{text}" for heading, text in sections)
+        f.write("\n## Made on\n\n" + lines(["", ""], [[name, str(value)] for name, value in {**machine, **versions}.items()]))
         if notes:
             f.write("\n## Notes\n\n" + "".join(f"- {n}\n" for n in notes))
     return folder / f"{suite}.md"

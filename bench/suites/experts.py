@@ -1,6 +1,7 @@
 """Experts from disk: models several times larger than the memory that they are given, beside llama.cpp under the same limit, beside what disk and processor allow, and with each
 part of the design taken away. The goals are those that the project set itself."""
 
+import functools
 import json
 import os
 import shutil
@@ -79,7 +80,7 @@ class Notes(list):
             say(f"note: {text}")
 
 
-def run(quick, rounds, only):
+def run(quick, rounds, only, parts):
     rows, notes = [], Notes()
     if reason := cgroup.why_not():
         notes.add(f"left out, all of it: {reason}")
@@ -91,13 +92,13 @@ def run(quick, rounds, only):
         if not room_for(giant, notes):
             continue
         try:
-            rows += one(giant, rounds, quick, notes)
+            rows += one(giant, rounds, quick, notes, parts)
         finally:
             # Disks are small: what was made for this giant alone goes again.
             if not quick:
                 drop(giant, [form for form, before in had.items() if not before])
     if not only or only == "fits":
-        rows += fits(rounds, quick, notes)
+        rows += parts.measure("fits", lambda: fits(rounds, quick, notes), notes)
     notes.append(f"decode: {GENERATED} tokens behind {CONTEXT}, after 8 that are not counted; KV in bf16 (Sluice) and f16 (llama.cpp, mapped, not repacked)")
     notes.append("memory limit: a control group, page cache charged to it, the model's files evicted before each run; Sluice's budget is the limit")
     notes.append("bound of decode: compute before the routers, the longer of reads (bytes missed over the disk's bandwidth) and ready compute, the last expert's compute; sums of a token's layers")
@@ -232,19 +233,26 @@ def bound(line, bandwidth, k):
 # --- figures
 
 
-def one(giant, rounds, quick, notes):
+def one(giant, rounds, quick, notes, parts):
     """All that is measured of one giant."""
-    bundle, gguf = make(giant, quick)
-    there = size(bundle)
-    notes.append(f"{giant.name}, {giant.bits} bit: {there / 1e9:.2f} GB, as {giant.theirs} {size(gguf) / 1e9:.2f} GB")
-    rows = []
+    rows, case = [], f"{giant.name}, {giant.bits} bit, {giant.middle} times the limit"
+
+    @functools.cache
+    def made():
+        bundle, gguf = make(giant, quick)
+        notes.append(f"{giant.name}, {giant.bits} bit: {size(bundle) / 1e9:.2f} GB, as {giant.theirs} {size(gguf) / 1e9:.2f} GB")
+        return bundle, gguf, size(bundle)
+
+    def part(name, what):
+        nonlocal rows
+        rows += parts.measure(f"{giant.shape} {giant.ours} {name}", lambda: what(*made()), notes)
+
     for factor in giant.factors:
-        rows += decodes(giant, bundle, gguf, there / factor, factor, rounds, notes)
-    limit, case = there / giant.middle, f"{giant.name}, {giant.bits} bit, {giant.middle} times the limit"
-    rows += prefills(giant, case, bundle, gguf, limit, 1 if quick else min(rounds, 3), quick, notes)
+        part(f"decode {factor}", lambda bundle, gguf, there: decodes(giant, bundle, gguf, there / factor, factor, rounds, notes))
+    part("prefill", lambda bundle, gguf, there: prefills(giant, case, bundle, gguf, there / giant.middle, 1 if quick else min(rounds, 3), quick, notes))
     if giant.whole:
-        rows += layouts(giant, case, bundle, limit, rounds, notes)
-        rows += ablation(giant, case, bundle, limit, min(rounds, 3), quick, notes)
+        part("layouts", lambda bundle, _, there: layouts(giant, case, bundle, there / giant.middle, rounds, notes))
+        part("ablation", lambda bundle, _, there: ablation(giant, case, bundle, there / giant.middle, min(rounds, 3), quick, notes))
     return rows
 
 
@@ -292,10 +300,13 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
         add("experts found in slots", "%", hits, None, "")
         add("read", "MB a token", [r for r, _ in read], None, "")
         add("disk alone", "GB/s", [b for _, b in read], None, "")
+        add("computed", "ms a token", [1e3 * compute_of(line)[0] / line["tokens"] for _, line in memory], None, "")
+        add("waited for reads", "ms a token", [1e3 * line["experts"]["waiting_seconds"] / line["tokens"] for _, line in memory], None, "")
         add("slots", "tokens/s", plain, shallow, f"bound, the disk given {max(1, round(median(misses)))} at once, as a layer misses")
     if whole(ahead):
         add("sluice plan, told the disk and the hits", "tokens/s", plans, ahead, "measured, look-ahead")
         add("slots, look-ahead", "tokens/s", ahead, plain, "without")
+        add("slots, look-ahead", "tokens/s", ahead, bounds, "bound without it", goal=0.85)
         add("slots, look-ahead", "tokens/s", ahead, ideals, "max(reads, compute)")
     if whole(found["no cache"]):
         add("slots", "tokens/s", plain, found["no cache"], "page cache", goal=1.0)

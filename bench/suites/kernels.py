@@ -62,23 +62,22 @@ PREFILLS = [
 ]
 
 
-def run(quick, rounds, only):
+def run(quick, rounds, only, parts):
     rows, notes = [], []
-    wants = lambda name, in_quick: only in name and (in_quick or not quick or only)  # noqa: E731
-    if wants("limits", True):
-        rows += limits(rounds)
+
+    def part(name, in_quick, what, *how):
+        nonlocal rows
+        if only in name and (in_quick or not quick or only):
+            rows += parts.measure(name, lambda: what(*how), notes)
+
+    part("limits", True, limits, rounds)
     for c in DECODES:
-        if wants(f"decode {c.shape} {c.ours} {c.threads}", c.quick):
-            rows += decode(c, rounds)
+        part(f"decode {c.shape} {c.ours} {c.threads}", c.quick, decode, c, rounds)
     for c in PREFILLS:
-        if wants(f"prefill {c.shape} {c.ours}", c.quick):
-            rows += prefill(c, rounds)
-    if wants("context", False):
-        rows += context(rounds)
-    if wants("memory", True):
-        rows += memory()
-    if wants("mlx", False):
-        rows += mlx()
+        part(f"prefill {c.shape} {c.ours}", c.quick, prefill, c, rounds)
+    part("context", False, context, rounds)
+    part("memory", True, memory)
+    part("mlx", False, mlx)
     for shape, ours, theirs in sorted({(c.shape, c.ours, c.theirs) for c in DECODES if quick <= c.quick}):
         paths = model(shape, ours), model(shape, theirs)
         notes.append(f"{NAMES[shape]}, {BITS[ours]}: {size(paths[0]) / 1e6:.0f} MB for Sluice, {size(paths[1]) / 1e6:.0f} MB as {theirs}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import scratch
 from models import bytes_of, model, size
 from peers import LLAMA_BENCH, PYTHON, SLUICE
-from results import compare
+from results import compare, lines
 from scratch import ROOT, output, say
 
 TITLE = "Loading: time, first token, memory"
@@ -52,7 +52,7 @@ LIMIT = 60
 ROOM = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.4
 
 
-def run(quick, rounds, only):
+def run(quick, rounds, only, parts):
     rows, notes = [], []
     for shape, ours, theirs in VARIANTS:
         name = f"{shape} {ours}"
@@ -62,10 +62,10 @@ def run(quick, rounds, only):
             notes.append(f"left out: Qwen3-{shape.upper()}, {ours[1:]} bit, which with its page cache does not fit this memory")
             continue
         had = [p.exists() for p in (model_path(shape, ours), model_path(shape, theirs))]
-        rows += loads(shape, ours, rounds)
+        rows += parts.measure(f"{name} loads", lambda: loads(shape, ours, rounds), notes)
         if (shape, ours) in KV_VARIANTS:
-            rows += reserved(shape, ours, rounds)
-        rows += starts(shape, ours, theirs, rounds, quick)
+            rows += parts.measure(f"{name} kv", lambda: reserved(shape, ours, rounds), notes)
+        rows += parts.measure(f"{name} starts", lambda: starts(shape, ours, theirs, rounds, quick), notes)
         # Disks are small: what was made for this variant alone goes again, if it is big.
         for form, before in zip((ours, theirs), had):
             path = model_path(shape, form)
@@ -76,6 +76,42 @@ def run(quick, rounds, only):
     notes.append(f"stopped: no token within {LIMIT} s, which is what the ratio is to")
     notes.append("cold: dropped from the page cache and looked at; a cache of the host's beneath a virtual disk cannot be dropped")
     return rows, notes
+
+
+LEARNED = """\
+Cold, the disk decides: `direct` reads at its speed without a copy, and a map whose chunks are populated ahead of use is as fast within the noise; buffered reads (`pread`) pay for a copy through the page
+cache and are the slowest by far. Warm, a map wins always, and by more the larger the model: nothing is read, page tables are filled while the prompt runs; `pread` copies, `direct` goes to the disk as if nothing were
+there. So `auto` maps what is in the page cache, reads past it what is not, and is never far from the best of the three. After a cold `direct` the page cache is as empty as before: a machine that starts the same
+model often, and has the memory, is better served by `--load mmap`, whose second start is warm.
+
+Published for MLX, neither its reader nor its map wins everywhere, and the map's peak doubles where a second copy is made. Here no way of reading makes a second copy: peaks are the weights, whatever the reader. Speed behind a
+reader is the same within the noise of the machine.
+"""
+
+
+def sections(rows):
+    """The published table with our figures beside it, and what there is to learn."""
+    found = {(row.case, row.figure): row.ours for row in rows if not row.peer_name or row.figure == "generation"}
+    body = []
+    for shape, form, _ in VARIANTS:
+        case, (pread, mapped, peak, mapped_peak) = title(shape, form), PUBLISHED[shape, form]
+        of = lambda mode, figure: found.get((f"{case}, warm, {mode}", figure))  # noqa: E731, B023
+        if of("mmap", "load") is None:
+            continue
+        peaks = {row.case: row for row in rows if row.figure == "peak of loading"}
+        pair = lambda mode: peaks[f"{case}, warm, {mode}"].ours  # noqa: E731, B023
+        body.append([
+            case,
+            f"{peaks[f'{case}, warm, mmap'].peer:.2f}",
+            f"{of('pread', 'load'):.3f} / {of('mmap', 'load'):.3f}",
+            f"{of('pread', 'load') / of('mmap', 'load'):.2f}",
+            f"{pread:.3f} / {mapped:.3f}",
+            f"{pread / mapped:.2f}",
+            f"{pair('pread'):.2f} / {pair('mmap'):.2f}",
+            f"{peak:.2f} / {mapped_peak:.2f}",
+        ])
+    head = ["model", "GB", "load, warm, pread / mmap, s", "speed-up", "published (MLX, M1 Max)", "speed-up", "peak, pread / mmap, GB", "published"]
+    return [("Beside the published table", lines(head, body)), ("When each reader wins", LEARNED)]
 
 
 def model_path(shape, form):

@@ -339,6 +339,15 @@ pub struct SharedExpert {
     pub gate: Option<Linear>,
 }
 
+/// When the next layer's experts are guessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foresight {
+    /// Before this layer's experts have had their say.
+    Early,
+    /// With only the next layer's mixing of tokens in between.
+    Late,
+}
+
 /// The operations of a model step. Shapes are given at the arguments; `tokens` is the number of rows of the batch, and
 /// tensors that are written may have more rows than that.
 /// Results do not depend on how tokens are divided among steps (`docs/numerics.md`).
@@ -377,9 +386,17 @@ pub trait Backend: Send {
     fn route(&mut self, x: Tensor, router: &Linear, scoring: &Scoring, routing: &mut Routing);
     /// Says which experts [`Backend::experts`] will be called with next: where they are not in memory, they begin to come.
     fn fetch(&mut self, routing: &Routing, experts: &Experts);
-    /// Applies a later layer's norm and router to `x`, to guess which of its experts will be wanted. Changes no result, and does nothing where all experts
-    /// are in memory. Between [`Backend::fetch`] and [`Backend::experts`], so that it costs time that is waited anyway.
-    fn foresee(&mut self, x: Tensor, norm: Norm, router: &Linear, scoring: &Scoring, experts: &Experts);
+    /// Applies the next layer's norm and router to `x`, to guess which of its experts will be wanted. Changes no result, and does nothing where all experts
+    /// are in memory. Between [`Backend::fetch`] and [`Backend::experts`], where it costs time that is waited anyway, and again after them, where it knows better.
+    fn foresee(
+        &mut self,
+        x: Tensor,
+        norm: Norm,
+        router: &Linear,
+        scoring: &Scoring,
+        experts: &Experts,
+        sight: Foresight,
+    );
     /// `residual += sum of the routed experts of x + shared expert of x`; `x` is normed, the experts were fetched.
     fn experts(
         &mut self,

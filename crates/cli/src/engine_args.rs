@@ -67,7 +67,7 @@ pub struct EngineArgs {
     /// Experts that look-ahead guesses for a layer
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     lookahead_experts: Option<u32>,
-    /// Requests for experts that the kernel has at once
+    /// Reads of experts under way at once
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     expert_depth: Option<u32>,
     /// Say how each file of weights is read, and why

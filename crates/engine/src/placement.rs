@@ -1,17 +1,18 @@
 //! Where the experts of a mixture live: mapped with everything else, or on disk until tokens want them. Decided before a byte of a weight is read.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use sluice_model::Config;
+use sluice_store::load::{Speeds, disk_speeds};
 
 use crate::engine::Options;
 
 /// Where experts live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// Mapped where all weights fit in memory, else in slots.
+    /// Mapped where all weights fit in memory, else in slots, or in the page cache where the disk does not read past it well.
     #[default]
     Auto,
     /// Mapped like all other weights; the kernel drops and rereads pages that do not fit.
@@ -43,6 +44,9 @@ pub struct Placed {
 /// Part of the memory for weights that `Auto` leaves to everything else: keys and values, scratch, other programs.
 const SPARE: f64 = 0.1;
 
+/// Part of the speed of reads through the page cache below which reads past it are too slow for slots, which save more reads than it does.
+const SLOW: f64 = 0.5;
+
 /// Decides where the experts of the model in `folder` live.
 ///
 /// # Errors
@@ -67,22 +71,47 @@ pub fn decide(folder: &Path, config: &Config, options: &Options) -> Result<Place
     let Some(room) = options.memory_budget.into_iter().chain(options.load.room).min() else {
         return placed(Placement::Mapped, "how much memory there is, is not known".into());
     };
-    let weights = weight_bytes(folder);
+    let weights: u64 = weight_files(folder).iter().map(|(_, size)| size).sum();
     let gb = |n: u64| n as f64 / 1e9;
     if weights as f64 > room as f64 * (1.0 - SPARE) {
-        let reason =
-            format!("{:.2} GB of weights do not fit {:.2} GB of memory with room to spare", gb(weights), gb(room));
-        return placed(Placement::Slots, reason);
+        let (placement, why) = streamed(folder, options);
+        let reason = format!(
+            "{:.2} GB of weights do not fit {:.2} GB of memory with room to spare; {why}",
+            gb(weights),
+            gb(room)
+        );
+        return placed(placement, reason);
     }
     placed(Placement::Mapped, format!("{:.2} GB of weights fit {:.2} GB of memory", gb(weights), gb(room)))
 }
 
-/// Bytes of all files of weights in a folder; what cannot be looked at counts as nothing, and is told by whoever opens it.
-fn weight_bytes(folder: &Path) -> u64 {
-    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+/// Slots or the page cache, by what the disk of the largest file does, and why.
+fn streamed(folder: &Path, options: &Options) -> (Placement, String) {
+    let largest = weight_files(folder).into_iter().max_by_key(|(_, size)| *size);
+    let speeds = largest.and_then(|(file, _)| disk_speeds(&file, &options.load));
+    let per_second = |speed: f64| format!("{:.2} GB/s", speed / 1e9);
+    match speeds {
+        // Slots filled through the page cache would hold everything twice.
+        Some(Speeds { direct: None, .. }) => {
+            (Placement::PageCache, "the disk refuses reads past the page cache, which is the only cache then".into())
+        }
+        Some(Speeds { direct: Some(direct), mapped }) if direct < mapped * SLOW => {
+            let (direct, mapped) = (per_second(direct), per_second(mapped));
+            (Placement::PageCache, format!("reads past the page cache give {direct}, through it {mapped}"))
+        }
+        Some(Speeds { direct: Some(direct), .. }) => {
+            (Placement::Slots, format!("reads past the page cache give {}", per_second(direct)))
+        }
+        None => (Placement::Slots, "the disk is not measured".into()),
+    }
+}
+
+/// The files of weights in a folder with their sizes; what cannot be looked at is left out, and is told by whoever opens it.
+fn weight_files(folder: &Path) -> Vec<(PathBuf, u64)> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let weights = |e: &fs::DirEntry| e.path().extension().is_some_and(|x| x == "safetensors");
-    let size = |e: fs::DirEntry| fs::metadata(e.path()).map_or(0, |m| m.len());
-    entries.flatten().filter(weights).map(size).sum()
+    let sized = |e: fs::DirEntry| (e.path(), fs::metadata(e.path()).map_or(0, |m| m.len()));
+    entries.flatten().filter(weights).map(sized).collect()
 }
 
 /// Tokens of a chunk where experts are read for each anew: as many as most experts are used by anyway, several times over.

@@ -15,7 +15,7 @@ use sluice_kernels::{Isa, affine, norm, route};
 
 use crate::pool::Pool;
 use crate::{
-    AttentionStep, Backend, BufferId, DeltaStep, ExpertOptions, Experts, KvLayout, KvPool, Linear, MatrixId,
+    AttentionStep, Backend, BufferId, DeltaStep, ExpertOptions, Experts, Foresight, KvLayout, KvPool, Linear, MatrixId,
     MatrixSource, MemoryClass, Mlp, Norm, Phase, Profile, Projection, RotaryFrequencies, Routed, Routing, Scoring,
     SharedExpert, Tensor,
 };
@@ -431,8 +431,16 @@ impl Backend for Cpu {
         }
     }
 
-    fn foresee(&mut self, x: Tensor, norm: Norm, router: &Linear, scoring: &Scoring, experts: &Experts) {
-        self.run_foresee(x, norm, router, scoring, experts);
+    fn foresee(
+        &mut self,
+        x: Tensor,
+        norm: Norm,
+        router: &Linear,
+        scoring: &Scoring,
+        experts: &Experts,
+        sight: Foresight,
+    ) {
+        self.run_foresee(x, norm, router, scoring, experts, sight);
     }
 
     fn experts(

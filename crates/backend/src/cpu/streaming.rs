@@ -12,7 +12,7 @@ use super::experts::{self, Carry, Operand, Plan, Unit};
 use super::matmul::{self, Needs};
 use super::memory::{Place, Weight};
 use super::{Cpu, crew};
-use crate::{Activations, ExpertOptions, Experts, Linear, Norm, Scoring, Tensor};
+use crate::{Activations, ExpertOptions, Experts, Foresight, Linear, Norm, Scoring, Tensor};
 
 /// Whether the experts of the next layer are guessed and read ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +53,8 @@ impl Streamed {
 const FEW_PAIRS: usize = 256;
 /// Experts of the next layer that are read ahead while many tokens go through this one.
 const AHEAD_IN_ORDER: usize = 64;
+/// Guesses more for a layer once the layer before it is done.
+const MORE_LATE: usize = 2;
 /// Experts that go through a round together when they come in order.
 const WAVE: usize = 8;
 
@@ -343,22 +345,35 @@ impl Cpu {
     }
 
     /// See [`crate::Backend::foresee`].
-    pub(super) fn run_foresee(&mut self, x: Tensor, norm: Norm, router: &Linear, scoring: &Scoring, experts: &Experts) {
+    pub(super) fn run_foresee(
+        &mut self,
+        x: Tensor,
+        norm: Norm,
+        router: &Linear,
+        scoring: &Scoring,
+        experts: &Experts,
+        sight: Foresight,
+    ) {
         let few = x.rows * scoring.k() <= FEW_PAIRS;
         let ahead = |s: &Streaming| if few { s.lookahead.is_on() } else { s.lookahead.mode != Lookahead::Off };
         let ahead = self.streaming.as_ref().is_some_and(ahead);
+        // What is recorded is the early guess; of many tokens all is known early.
+        if sight == Foresight::Late && (self.routed.is_some() || !few || !ahead) {
+            return;
+        }
         if self.routed.is_some() || ahead && few {
             self.guess(x, norm, router, scoring, experts.layer);
         }
         let Some(s) = self.streaming.as_mut().filter(|_| ahead) else { return };
         s.guessed.clear();
         if few {
-            // Few, and the likeliest: the disk has the time between two layers for them, and what is read in vain is waited for.
+            // The likeliest alone: what is read in vain is waited for.
+            let most = if sight == Foresight::Early { s.ahead } else { s.ahead + MORE_LATE };
             s.likeliest.clear();
             s.likeliest.extend(self.guess.weights.iter().copied().zip(self.guess.experts.iter().copied()));
             s.likeliest.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
             for &(_, expert) in &s.likeliest {
-                if s.guessed.len() < s.ahead && !s.guessed.contains(&expert) {
+                if s.guessed.len() < most && !s.guessed.contains(&expert) {
                     s.guessed.push(expert);
                 }
             }

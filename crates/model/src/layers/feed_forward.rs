@@ -1,7 +1,7 @@
 //! Feed-forward layers: a dense gated one, or a router with its experts.
 
 use anyhow::{Result, ensure};
-use sluice_backend::{Backend, Experts, Linear, Mlp, Norm, Routing, Scoring, SharedExpert};
+use sluice_backend::{Backend, Experts, Foresight, Linear, Mlp, Norm, Routing, Scoring, SharedExpert};
 
 use crate::config::Config;
 use crate::decoder::Scratch;
@@ -63,10 +63,14 @@ impl FeedForward {
                 backend.norm(x, *norm, h);
                 backend.route(h, &moe.router, &moe.scoring, routing);
                 backend.fetch(routing, &moe.experts);
-                if let Some(FeedForward::Moe { norm, moe }) = next {
-                    backend.foresee(x, *norm, &moe.router, &moe.scoring, &moe.experts);
-                }
+                let foresee = |backend: &mut dyn Backend, sight| {
+                    if let Some(FeedForward::Moe { norm, moe }) = next {
+                        backend.foresee(x, *norm, &moe.router, &moe.scoring, &moe.experts, sight);
+                    }
+                };
+                foresee(backend, Foresight::Early);
                 backend.experts(h, routing, &moe.experts, moe.shared.as_ref(), x);
+                foresee(backend, Foresight::Late);
             }
         }
     }

@@ -28,13 +28,21 @@ impl Ahead {
 
 impl ExpertStore {
     /// Names experts of a layer that will probably be asked for, the likeliest first: they are read when no other read is under way, or (behind an ordered
-    /// fetch) none is left to begin with.
+    /// fetch) none is left to begin with. Said again of the same layer, it takes the place of what has not begun.
     pub fn foresee(&mut self, layer: usize, experts: &[u32]) {
-        self.ahead.queue.clear();
-        self.ahead.predicted.clear();
-        self.ahead.predicted.extend_from_slice(experts);
+        // Reads that are over by now do not keep these waiting.
+        self.reap(false);
+        if self.ahead.layer != layer {
+            self.ahead.predicted.clear();
+        }
         self.ahead.layer = layer;
-        self.ahead.queue.extend(experts.iter().map(|e| (layer as u32, *e)));
+        self.ahead.queue.clear();
+        for &expert in experts {
+            self.ahead.queue.push_back((layer as u32, expert));
+            if !self.ahead.predicted.contains(&expert) {
+                self.ahead.predicted.push(expert);
+            }
+        }
         self.look_ahead();
     }
 

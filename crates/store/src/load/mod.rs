@@ -75,6 +75,12 @@ pub struct LoadOptions {
     pub left: Option<fn(&str) -> bool>,
 }
 
+/// What the disk can do that a file is on: measured on parts of it that are not in the page cache, or remembered. `None` where there is too little to
+/// measure with, or the file cannot be read.
+pub fn disk_speeds(file: &Path, options: &LoadOptions) -> Option<Speeds> {
+    probe::speeds(&ReadFile::open(file).ok()?, options).map(|(speeds, _)| speeds)
+}
+
 impl LoadOptions {
     /// Bytes that one request reads in this mode.
     pub(crate) fn request(&self, mode: LoadMode) -> usize {
