@@ -228,7 +228,7 @@ impl EngineArgs {
             pinned: self.pin.as_deref().map(read_pins).transpose()?.unwrap_or_default(),
             request: self.expert_request.map_or(defaults.request, |n| n as usize),
             ahead: self.lookahead_experts.map_or(defaults.ahead, |n| n as usize),
-            depth: self.expert_depth.map_or(defaults.depth, |n| n as usize),
+            depth: self.expert_depth.map(|n| n as usize).or(defaults.depth),
             ..defaults
         })
     }

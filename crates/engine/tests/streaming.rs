@@ -95,7 +95,7 @@ proptest! {
             activations,
             lookahead,
             expert_budget: Some(least_bytes(name) + more_slots * slot_bytes(name)),
-            expert_options: ExpertOptions { policy, request: pages * 4096, depth, pinned, ..ExpertOptions::default() },
+            expert_options: ExpertOptions { policy, request: pages * 4096, depth: Some(depth), pinned, ..ExpertOptions::default() },
             ..streamed(placement)
         };
         let mut engine = Engine::open(&folder(name), options).unwrap();

@@ -44,8 +44,8 @@ pub struct ExpertOptions {
     pub pinned: Vec<(usize, usize)>,
     /// Bytes that one request reads at most: whole pages.
     pub request: usize,
-    /// Reads under way at once.
-    pub depth: usize,
+    /// Reads under way at once; `None`: so many that some [`IN_FLIGHT`] bytes are.
+    pub depth: Option<usize>,
     /// Threads that read where io_uring is refused.
     pub threads: usize,
     /// Experts that look-ahead guesses for a layer of few tokens.
@@ -60,7 +60,7 @@ impl Default for ExpertOptions {
             policy: Policy::default(),
             pinned: Vec::new(),
             request: 4 << 20,
-            depth: 16,
+            depth: None,
             threads: 8,
             ahead: 3,
         }
@@ -171,6 +171,11 @@ pub enum Next {
     Over,
 }
 
+/// Bytes that reads under way ask for: enough to keep a disk busy, and no more, since it serves all at once and each is there the later.
+const IN_FLIGHT: usize = 40 << 20;
+/// How many reads that may be.
+const DEPTHS: std::ops::RangeInclusive<usize> = 8..=128;
+
 /// Experts that may be read and not yet used, in ordered fetches.
 const WINDOW: usize = 32;
 /// Slots that experts pass through where the page cache keeps them.
@@ -245,7 +250,8 @@ impl ExpertStore {
             first += slots as u32;
         }
         let direct = options.keep == Keep::Slots;
-        let reads = Reads::new(files, direct, options.depth, options.threads).map_err(no_memory)?;
+        let depth = options.depth.unwrap_or_else(|| usual_depth(&layers, options.request));
+        let reads = Reads::new(files, direct, depth, options.threads).map_err(no_memory)?;
         let widest = layers.iter().map(Layer::len).max().unwrap_or(0);
         let mut store = ExpertStore {
             reads,
@@ -575,6 +581,16 @@ impl ExpertStore {
             (false, Keep::PageCache) => "threads, buffered",
         }
     }
+}
+
+/// Reads of these experts that ask for [`IN_FLIGHT`] bytes, where one asks for `request` at most.
+fn usual_depth(layers: &[Layer], request: usize) -> usize {
+    let of_expert = |l: &Layer| l.extents(0).iter().map(|e| (e.len as usize).div_ceil(request)).sum::<usize>();
+    let (bytes, reads) = layers
+        .iter()
+        .filter(|l| l.len() > 0)
+        .fold((0, 0), |(bytes, reads), l| (bytes + l.bytes as usize / l.len(), reads + of_expert(l)));
+    (IN_FLIGHT / (bytes / reads.max(1)).max(1)).clamp(*DEPTHS.start(), *DEPTHS.end())
 }
 
 /// Bytes of slots that would hold all experts of a class.
