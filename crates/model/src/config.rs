@@ -159,8 +159,35 @@ impl Quantization {
         }
     }
 
+    /// (bits, group size) of routed experts: what is said of the first of their modules that anything is said of, else the default.
+    pub fn of_experts(&self) -> Option<(u8, u16)> {
+        let modules = self.layers.as_object().into_iter().flatten();
+        let of_expert = |(name, v): (&String, &Value)| name.contains(".switch_mlp.").then(|| affine(v).ok()).flatten();
+        modules.filter_map(of_expert).next().or(self.default)
+    }
+
     /// The default (bits, group size), if the checkpoint is quantised.
     pub fn default(&self) -> Option<(u8, u16)> {
         self.default
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_may_have_widths_of_their_own() {
+        let of = |text: &str| Config::parse("config.json".into(), text.as_bytes()).unwrap().quantization().unwrap();
+        let plain = of(
+            r#"{"quantization": {"bits": 4, "group_size": 64, "model.layers.0.mlp.gate": {"bits": 8, "group_size": 64}}}"#,
+        );
+        assert_eq!((plain.default(), plain.of_experts()), (Some((4, 64)), Some((4, 64))));
+        let mixed = of(
+            r#"{"quantization": {"bits": 4, "group_size": 64, "model.layers.0.mlp.switch_mlp.up_proj": {"bits": 2, "group_size": 32}}}"#,
+        );
+        assert_eq!(mixed.of_experts(), Some((2, 32)));
+        assert_eq!(mixed.of("model.layers.0.mlp.experts.7.up_proj").unwrap(), (2, 32));
+        assert_eq!(of("{}").of_experts(), None);
     }
 }

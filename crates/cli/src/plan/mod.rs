@@ -14,7 +14,7 @@ use clap::Args;
 use serde_json::json;
 use sluice_backend::Isa;
 use sluice_kernels::roofline;
-use sluice_store::Checkpoint;
+use sluice_store::{Buffer, Checkpoint};
 
 use crate::pack::rules;
 use crate::{known, machine, units};
@@ -54,7 +54,7 @@ pub struct PlanArgs {
     /// Bits per weight, 16 for bf16 [default: as the checkpoint is, else 4]
     #[arg(long, value_parser = bits)]
     bits: Option<u64>,
-    /// Bits per weight of the routed experts [default: as --bits]
+    /// Bits per weight of the routed experts [default: as --bits, else as the checkpoint is]
     #[arg(long, value_parser = bits)]
     experts_bits: Option<u64>,
     /// Weights that share a scale
@@ -102,13 +102,16 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let config = known::config(&args.model)?;
     sluice_model::check_supported(&config)?;
     let shape = Shape::read(&config)?;
-    let stored = config.quantization().ok().and_then(|q| q.default()).map(|(bits, _)| u64::from(bits));
-    let bits = args.bits.or(stored).unwrap_or(4);
+    let stored = config.quantization().ok();
+    let bits_of = |width: Option<(u8, u16)>| width.map(|(bits, _)| u64::from(bits));
+    let bits = args.bits.or(stored.as_ref().and_then(|q| bits_of(q.default()))).unwrap_or(4);
+    let stored_experts = stored.as_ref().and_then(|q| bits_of(q.of_experts()));
+    let experts_bits = args.experts_bits.or(args.bits).or(stored_experts).unwrap_or(bits);
     let group = u64::from(args.group_size);
     let form = |bits| Form { bits, group };
     let k = args.experts_per_token.unwrap_or(shape.k);
     ensure!(k <= shape.experts, "--experts-per-token {k}: the model has {} experts", shape.experts);
-    let weights = Weights::new(&shape, form(bits), form(args.experts_bits.unwrap_or(bits)), k);
+    let weights = Weights::new(&shape, form(bits), form(experts_bits), k);
 
     // 2. the machine
     let room = machine::available().into_iter().chain(machine::cgroup().map(|l| l.left)).min();
@@ -172,10 +175,8 @@ pub fn run(args: PlanArgs) -> Result<()> {
         "model",
         format!("{} parameters, {} for a token", units::count(shape.parameters()), units::count(shape.active(k))),
     );
-    let widths = match args.experts_bits {
-        Some(experts) => format!("{bits} bits, experts {experts}"),
-        None => format!("{bits} bits"),
-    };
+    let widths =
+        if experts_bits == bits { format!("{bits} bits") } else { format!("{bits} bits, experts {experts_bits}") };
     text += &line(
         "weights",
         format!(
@@ -240,12 +241,14 @@ fn measure_memory() -> Result<f64> {
     const BYTES: usize = 256 << 20;
     let isa = Isa::from_env()?;
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let buffers: Vec<Vec<u8>> = (0..threads).map(|i| vec![i as u8 + 1; BYTES / threads]).collect();
+    // In large pages, as weights are; not zero, as pages of zeros may be one page.
+    let mut buffer = Buffer::large(BYTES).context("memory to measure (give --memory-bandwidth)")?;
+    buffer.fill(0x5a);
     let once = || {
         let begin = std::time::Instant::now();
         std::thread::scope(|scope| {
-            for buffer in &buffers {
-                scope.spawn(|| std::hint::black_box(roofline::read(isa, buffer)));
+            for part in buffer.chunks(BYTES.div_ceil(threads)) {
+                scope.spawn(move || std::hint::black_box(roofline::read(isa, part)));
             }
         });
         BYTES as f64 / begin.elapsed().as_secs_f64()
