@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ import cgroup
 from models import bytes_of, evict, model, model_path, size
 from peers import LLAMA_BENCH, SLUICE
 from results import compare
-from scratch import DIR, say
+from scratch import DIR, ROOT, output, say
 
 TITLE = "Experts from disk: decode, prefill, memory"
 SUITE = "experts"
@@ -99,6 +100,8 @@ def run(quick, rounds, only, parts):
                 drop(giant, [form for form, before in had.items() if not before])
     if not only or only == "fits":
         rows += parts.measure("fits", lambda: fits(rounds, quick, notes), notes)
+    if only == "packing" or not only and not quick:
+        rows += parts.measure("packing", packing, notes)
     notes.append(f"decode: {GENERATED} tokens behind {CONTEXT}, after 8 that are not counted; KV in bf16 (Sluice) and f16 (llama.cpp, mapped, not repacked)")
     notes.append("memory limit: a control group, page cache charged to it, the model's files evicted before each run; Sluice's budget is the limit")
     notes.append("bound of decode: compute before the routers, the longer of reads (bytes missed over the disk's bandwidth) and ready compute, the last expert's compute; sums of a token's layers")
@@ -457,6 +460,36 @@ def fits(rounds, quick, notes):
                 return []
             into.append(speed(line))
     return [compare(SUITE, case, "slots", "tokens/s", slots, mapped, "mapped", 0.97, threads=THREADS)]
+
+
+def packing():
+    """A layer of 397B-A17B's dimensions, 4 bit, packed to 2 bit by every recipe."""
+    case = "a layer of Qwen3.5-397B-A17B, 4 bit, packed to 2 bit"
+    say(case)
+    shape, form = "qwen3.5-397b-a17b@1:16384", "q4"
+    had = model_path(shape, form).exists()
+    source, out = model(shape, form), DIR / "models" / "packed"
+    # Any text: weights are random, and what counts is time.
+    for file in (ROOT / "models" / "demo").glob("tokenizer*"):
+        shutil.copy(file, source)
+    text = DIR / "calibration.txt"
+    text.write_text("".join(file.read_text() for file in sorted((ROOT / "crates").rglob("*.rs"))))
+    recipes = {
+        "minimum and maximum": ["--min-max"],
+        "MLX's rounding": [],
+        "search for least squares": ["--search"],
+        "what experts see, 131,072 tokens": ["--calibration", text],
+    }
+    rows = []
+    for recipe, flags in recipes.items():
+        shutil.rmtree(out, ignore_errors=True)
+        begun = time.perf_counter()
+        output([SLUICE, "pack", source, out, "--bits", "none", "--experts-bits", 2, "--layout", "bundle", *flags])
+        rows.append(compare(SUITE, case, recipe, "minutes", [(time.perf_counter() - begun) / 60], None, "", threads=THREADS))
+    shutil.rmtree(out)
+    if not had:
+        shutil.rmtree(source)
+    return rows
 
 
 def expert_bytes(bundle):

@@ -339,6 +339,15 @@ pub struct SharedExpert {
     pub gate: Option<Linear>,
 }
 
+/// The mixture of experts after this layer.
+#[derive(Clone, Copy, Debug)]
+pub struct NextMixture<'a> {
+    pub norm: Norm,
+    pub router: &'a Linear,
+    pub scoring: &'a Scoring,
+    pub experts: &'a Experts,
+}
+
 /// When the next layer's experts are guessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foresight {
@@ -388,15 +397,7 @@ pub trait Backend: Send {
     fn fetch(&mut self, routing: &Routing, experts: &Experts);
     /// Applies the next layer's norm and router to `x`, to guess which of its experts will be wanted. Changes no result, and does nothing where all experts
     /// are in memory. Between [`Backend::fetch`] and [`Backend::experts`], where it costs time that is waited anyway, and again after them, where it knows better.
-    fn foresee(
-        &mut self,
-        x: Tensor,
-        norm: Norm,
-        router: &Linear,
-        scoring: &Scoring,
-        experts: &Experts,
-        sight: Foresight,
-    );
+    fn foresee(&mut self, x: Tensor, next: NextMixture, sight: Foresight);
     /// `residual += sum of the routed experts of x + shared expert of x`; `x` is normed, the experts were fetched.
     fn experts(
         &mut self,

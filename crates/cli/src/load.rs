@@ -61,6 +61,9 @@ pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engi
             let (size, mode) = (units::bytes(file.bytes), file.mode.name());
             terminal::note(&format!("{}: {size}, {mode}: {}", file.name, file.reason));
         }
+        if engine.spec().experts.is_some() {
+            terminal::note(&format!("experts: {}: {}", engine.placed().placement.name(), engine.placed().reason));
+        }
     }
     let (asked, made_for) = (engine.max_context(), engine.spec().max_context);
     if asked < wanted_context.unwrap_or(made_for) {

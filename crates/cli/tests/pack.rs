@@ -9,8 +9,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sluice_kernels::affine::{quantize_row, unpack};
+use sluice_kernels::Isa;
+use sluice_kernels::affine::unpack;
 use sluice_kernels::matmul::Float;
+use sluice_kernels::quantize::{Rounding, quantize};
 use sluice_store::{Checkpoint, Dtype, TensorPlan, Writer};
 use support::*;
 
@@ -177,7 +179,17 @@ fn modules_hold_what_direct_quantisation_gives() {
             let groups = values.len() / group as usize;
             let mut data = vec![0; values.len() / 8 * bits as usize];
             let (mut scales, mut biases) = (vec![0; 2 * groups], vec![0; 2 * groups]);
-            quantize_row(values, bits, group, Float::Bf16, &mut data, &mut scales, &mut biases);
+            quantize(
+                Isa::GENERIC,
+                Rounding::Mlx,
+                values,
+                bits,
+                group,
+                Float::Bf16,
+                &mut data,
+                &mut scales,
+                &mut biases,
+            );
             for (leaf, bytes) in [("weight", data), ("scales", scales), ("biases", biases)] {
                 let stored = packed.tensor(&format!("{module}.{leaf}")).unwrap();
                 let of_expert = expert * bytes.len()..(expert + 1) * bytes.len();
@@ -500,7 +512,7 @@ fn packed_experts_can_have_fewer_bits_but_not_more() {
         })
         .collect();
     let mut wanted = vec![0; HIDDEN / 4];
-    quantize_row(&plain, 2, 64, Float::Bf16, &mut wanted, &mut [0; 4], &mut [0; 4]);
+    quantize(Isa::GENERIC, Rounding::Mlx, &plain, 2, 64, Float::Bf16, &mut wanted, &mut [0; 4], &mut [0; 4]);
     let found = tensor(two.path(), "mlp.experts.1.up_proj.weight");
     assert!(found.bytes[5 * HIDDEN / 4..6 * HIDDEN / 4] == wanted[..]);
 
@@ -514,7 +526,7 @@ fn packed_experts_can_have_fewer_bits_but_not_more() {
 fn rounding_error(values: &[f32]) -> (f64, f64) {
     let groups = values.len() / 64;
     let (mut data, mut scales, mut biases) = (vec![0; values.len() / 2], vec![0; 2 * groups], vec![0; 2 * groups]);
-    quantize_row(values, 4, 64, Float::Bf16, &mut data, &mut scales, &mut biases);
+    quantize(Isa::GENERIC, Rounding::Mlx, values, 4, 64, Float::Bf16, &mut data, &mut scales, &mut biases);
     let mut q = vec![0; values.len()];
     unpack(4, &data, &mut q);
     let stored = |bytes: &[u8], i: usize| half::bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f64();

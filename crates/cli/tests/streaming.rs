@@ -3,14 +3,19 @@
 
 mod support;
 
+use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 use support::*;
 
 /// Logits of a model whose experts live where these flags say.
 fn logits(folder: &str, flags: &[&str], fault: Option<(&str, &str)>, no_ring: bool) -> Output {
+    command(folder, flags, fault, no_ring).output().unwrap()
+}
+
+fn command(folder: &str, flags: &[&str], fault: Option<(&str, &str)>, no_ring: bool) -> Command {
     let tokens: Vec<String> = (0..40).map(|i| (i * 37 % 250).to_string()).collect();
     let tokens = tokens.join(",");
     let mut command = sluice(&["eval", "logits", folder, "--tokens", &tokens, "--chunk", "1", "--json", "-v"]);
@@ -21,7 +26,7 @@ fn logits(folder: &str, flags: &[&str], fault: Option<(&str, &str)>, no_ring: bo
             command.env("FAULT_URING", "none");
         }
     }
-    command.output().unwrap()
+    command
 }
 
 const SLOTS: &[&str] = &["--experts", "slots", "--load", "mmap"];
@@ -48,9 +53,12 @@ fn experts_come_from_disk_with_the_same_bits_however_it_answers() {
         ("short", true, "no io_uring"),
         ("eintr", true, "no io_uring"),
     ] {
-        let found = logits(&folder, SLOTS, Some((fault, "0")), no_ring);
-        assert!(stderr(&found).contains(said), "{fault}: {}", stderr(&found));
-        assert!(success(found) == expected, "{fault}");
+        // With two under way at once the others are linked behind them.
+        for flags in [SLOTS, &[SLOTS, &["--expert-depth", "2"]].concat()] {
+            let found = logits(&folder, flags, Some((fault, "0")), no_ring);
+            assert!(stderr(&found).contains(said), "{fault}: {}", stderr(&found));
+            assert!(success(found) == expected, "{fault}, {flags:?}");
+        }
     }
 }
 
@@ -68,13 +76,32 @@ fn a_disk_that_fails_ends_the_request_with_file_tensor_and_offset() {
         .find(|t| t["name"].as_str().is_some_and(|n| n.contains("layers.2.mlp.switch_mlp.up_proj.weight")));
     let tensor = found.expect("a layer with experts");
     let at = (tensor["offset"].as_u64().unwrap() + tensor["bytes"].as_u64().unwrap() / 2).to_string();
-    for (fault, no_ring) in [("ring-eio", false), ("eio", true)] {
-        let found = logits(&folder, SLOTS, Some((fault, &at)), no_ring);
+    let linked = [SLOTS, &["--expert-depth", "2"]].concat();
+    for (fault, no_ring, flags) in [("ring-eio", false, SLOTS), ("ring-eio", false, &linked), ("eio", true, SLOTS)] {
+        let found = logits(&folder, flags, Some((fault, &at)), no_ring);
         assert!(!found.status.success(), "{fault}");
         let said = stderr(&found);
         for part in ["model.safetensors", "tensor \"", "at offset ", "Input/output error"] {
             assert!(said.contains(part), "{fault}: {part:?} is not in {said}");
         }
+    }
+}
+
+#[test]
+fn where_direct_reads_are_refused_the_page_cache_is_the_cache() {
+    let dir = copy_of("mlx_qwen3_moe");
+    let folder = text(dir.path());
+    // Less memory than there are weights in the folder, most of them of nobody's: `auto` streams.
+    let others = fs::File::create(dir.path().join("others.safetensors")).unwrap();
+    others.set_len(400 << 20).unwrap();
+    let flags = ["--memory-budget", "256M", "--experts", "auto"];
+    let expected = success(logits(&folder, &["--experts", "mapped"], None, false));
+    for (fault, said) in [(None, "experts: slots: "), (Some(("open-einval", "0")), "experts: pagecache: ")] {
+        // A disk that nothing is remembered of.
+        let memory = tempfile::tempdir().unwrap();
+        let found = command(&folder, &flags, fault, false).env("XDG_CACHE_HOME", memory.path()).output().unwrap();
+        assert!(stderr(&found).contains(said), "{fault:?}: {}", stderr(&found));
+        assert!(success(found) == expected, "{fault:?}");
     }
 }
 

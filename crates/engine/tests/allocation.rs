@@ -1,43 +1,12 @@
 //! Promise 2: once a few steps have sized the scratch, a step allocates nothing.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "../../../tests/counting.rs"]
+mod counting;
+
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use counting::allocations;
 use sluice_engine::{Activations, Engine, Generation, Options, Placement, sampler::SamplingParams};
-
-/// The system's allocator, counting while told to.
-struct Counting;
-
-static COUNTING: AtomicBool = AtomicBool::new(false);
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-fn count() {
-    if COUNTING.load(Ordering::Relaxed) {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: the caller's.
-        unsafe { System.dealloc(p, layout) }
-    }
-    unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's.
-        unsafe { System.realloc(p, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn a_step_allocates_nothing() {
@@ -70,13 +39,11 @@ fn a_step_allocates_nothing() {
             }
             // Threads that the system starts late allocate as they start.
             std::thread::sleep(std::time::Duration::from_millis(200));
-            ALLOCATIONS.store(0, Ordering::Relaxed);
-            COUNTING.store(true, Ordering::Relaxed);
-            for _ in 0..200 {
-                engine.step().unwrap();
-            }
-            COUNTING.store(false, Ordering::Relaxed);
-            let made = ALLOCATIONS.load(Ordering::Relaxed);
+            let made = allocations(|| {
+                for _ in 0..200 {
+                    engine.step().unwrap();
+                }
+            });
             assert_eq!(made, 0, "{folder} {activations:?} {experts:?}: {made} allocations in 200 steps");
         }
     }

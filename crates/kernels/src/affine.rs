@@ -1,7 +1,6 @@
 //! MLX's affine quantisation: groups of 32, 64 or 128 columns share a scale s and a bias b, `w = q * s + b`.
 //!
-//! The q of a row lie in one little-endian bit stream, all widths alike. [`quantize_row`] gives the bytes that `mlx.core.quantize` of
-//! the CPU package gives, so that a packed model is the model that `mlx_lm` would have packed.
+//! The q of a row lie in one little-endian bit stream, all widths alike. Where scales and biases come from: [`crate::quantize`].
 
 use crate::lanes::{Generic16, Lanes};
 use crate::matmul::{Float, Form, Matrix};
@@ -225,58 +224,4 @@ unsafe fn dequantize_row_lanes<V: Unpack>(w: &Matrix, row: usize, out: &mut [f32
 simd! {
     /// Row `row` of a matrix of any form as f32: widened, or `fma(q, s, b)`. `out`: [cols].
     pub fn dequantize_row(w: &Matrix, row: usize, out: &mut [f32]) = dequantize_row_lanes
-}
-
-/// Rounds to `float` and writes the bytes.
-fn put(float: Float, x: f32, out: &mut [u8]) {
-    match float {
-        Float::F32 => out.copy_from_slice(&x.to_le_bytes()),
-        Float::F16 => out.copy_from_slice(&half::f16::from_f32(x).to_le_bytes()),
-        Float::Bf16 => out.copy_from_slice(&half::bf16::from_f32(x).to_le_bytes()),
-    }
-}
-
-/// Quantises a row (or any whole number of groups) as `mlx.core.quantize(mode="affine")` does it: all in f32, s and b rounded
-/// to `scale` (MLX: the type that x had) only when they are stored. Values that are not finite give unspecified q.
-///
-/// `x`: [n groups * group]; `data`: `x.len() * bits / 8` bytes; `scales`, `biases`: n groups of type `scale`.
-pub fn quantize_row(
-    x: &[f32],
-    bits: u8,
-    group: u16,
-    scale: Float,
-    data: &mut [u8],
-    scales: &mut [u8],
-    biases: &mut [u8],
-) {
-    assert!(matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) && matches!(group, 32 | 64 | 128), "{bits} bits, groups of {group}");
-    let group = group as usize;
-    let n = x.len() / group;
-    assert!(x.len() == n * group && data.len() == x.len() / 8 * bits as usize, "whole groups");
-    assert!(scales.len() == n * scale.size() && biases.len() == scales.len(), "one scale and one bias per group");
-    let top = ((1u16 << bits) - 1) as f32;
-    let mut q = [0u8; 128];
-    for (g, x) in x.chunks_exact(group).enumerate() {
-        // The greater end of the range becomes exact: q = 0 is the end of greater size, and s is stretched so that zero is a whole step.
-        let (low, high) =
-            x.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), &x| (low.min(x), high.max(x)));
-        let low_is_edge = low.abs() > high.abs();
-        let mut s = ((high - low) / top).max(1e-7);
-        if !low_is_edge {
-            s = -s;
-        }
-        let edge = if low_is_edge { low } else { high };
-        let steps = (edge / s).round_ties_even();
-        let mut b = 0.0;
-        if steps != 0.0 {
-            s = edge / steps;
-            b = edge;
-        }
-        for (q, x) in q.iter_mut().zip(x) {
-            *q = ((x - b) / s).round_ties_even().max(0.0).min(top) as u8;
-        }
-        pack(bits, &q[..group], &mut data[g * group / 8 * bits as usize..][..group / 8 * bits as usize]);
-        put(scale, s, &mut scales[g * scale.size()..][..scale.size()]);
-        put(scale, b, &mut biases[g * scale.size()..][..scale.size()]);
-    }
 }

@@ -1,8 +1,9 @@
-//! `quantize_row` against `mlx.core.quantize`. `AFFINE_GOLDEN` names another file from `make_affine_golden.py` to check.
+//! `quantize` against `mlx.core.quantize`. `AFFINE_GOLDEN` names another file from `make_affine_golden.py` to check.
 
 use sluice_kernels::Isa;
-use sluice_kernels::affine::{dequantize_row, quantize_row, unpack};
+use sluice_kernels::affine::{dequantize_row, unpack};
 use sluice_kernels::matmul::{Float, Form, Matrix};
+use sluice_kernels::quantize::{Rounding, quantize};
 
 /// `n` bytes from the front.
 fn take<'a>(bytes: &mut &'a [u8], n: usize) -> &'a [u8] {
@@ -29,7 +30,7 @@ fn quantises_to_the_bytes_of_mlx() {
                     [cols / 8 * bits as usize, scale_bytes, scale_bytes].map(|n| take(&mut bytes, n));
                 let mut got = wanted.map(|w| vec![0; w.len()]);
                 let [data, scales, biases] = &mut got;
-                quantize_row(&x, bits, group, float, data, scales, biases);
+                quantize(Isa::GENERIC, Rounding::Mlx, &x, bits, group, float, data, scales, biases);
                 let case = format!("{float:?}, {bits} bits, groups of {group}");
                 if got[0] != wanted[0] {
                     let (mut a, mut b) = (vec![0; cols], vec![0; cols]);

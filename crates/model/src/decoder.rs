@@ -194,10 +194,15 @@ impl Decoder {
         }
     }
 
-    /// Adds what the second half of layer `layer` makes of the residual stream's first `tokens` rows. In a mixture of experts `scratch.normed` is then what
-    /// they were given, and `routing` says to whom it went.
+    /// Adds what the second half of layer `layer` makes of the residual stream's first `tokens` rows.
     pub fn feed_forward(&mut self, layer: usize, backend: &mut dyn Backend, tokens: usize) {
         self.layers[layer].feed_forward.forward(backend, &self.scratch, &mut self.routing, tokens, None);
+    }
+
+    /// As [`Decoder::feed_forward`], without what the routed experts add. In a mixture of experts `scratch.normed` is then what they would have been given, and
+    /// `routing` says to whom it would have gone.
+    pub fn feed_forward_but_experts(&mut self, layer: usize, backend: &mut dyn Backend, tokens: usize) {
+        self.layers[layer].feed_forward.forward_but_experts(backend, &self.scratch, &mut self.routing, tokens);
     }
 }
 

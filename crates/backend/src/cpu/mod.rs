@@ -16,8 +16,8 @@ use sluice_kernels::{Isa, affine, norm, route};
 use crate::pool::Pool;
 use crate::{
     AttentionStep, Backend, BufferId, DeltaStep, ExpertOptions, Experts, Foresight, KvLayout, KvPool, Linear, MatrixId,
-    MatrixSource, MemoryClass, Mlp, Norm, Phase, Profile, Projection, RotaryFrequencies, Routed, Routing, Scoring,
-    SharedExpert, Tensor,
+    MatrixSource, MemoryClass, Mlp, NextMixture, Norm, Phase, Profile, Projection, RotaryFrequencies, Routed, Routing,
+    Scoring, SharedExpert, Tensor,
 };
 use matmul::{Encoded, Job, Needs, Worker};
 use memory::{Buffer, Parts, PerThread, Place, Weight};
@@ -431,16 +431,8 @@ impl Backend for Cpu {
         }
     }
 
-    fn foresee(
-        &mut self,
-        x: Tensor,
-        norm: Norm,
-        router: &Linear,
-        scoring: &Scoring,
-        experts: &Experts,
-        sight: Foresight,
-    ) {
-        self.run_foresee(x, norm, router, scoring, experts, sight);
+    fn foresee(&mut self, x: Tensor, next: NextMixture, sight: Foresight) {
+        self.run_foresee(x, next, sight);
     }
 
     fn experts(

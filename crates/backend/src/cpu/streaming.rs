@@ -12,7 +12,7 @@ use super::experts::{self, Carry, Operand, Plan, Unit};
 use super::matmul::{self, Needs};
 use super::memory::{Place, Weight};
 use super::{Cpu, crew};
-use crate::{Activations, ExpertOptions, Experts, Foresight, Linear, Norm, Scoring, Tensor};
+use crate::{Activations, ExpertOptions, Experts, Foresight, NextMixture, Tensor};
 
 /// Whether the experts of the next layer are guessed and read ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Streaming {
             downs: Vec::with_capacity(WAVE),
             done: Vec::with_capacity(most),
             floats: Vec::new(),
-            guessed: Vec::with_capacity(options.ahead.max(AHEAD_IN_ORDER)),
+            guessed: Vec::with_capacity((options.ahead + MORE_LATE).max(AHEAD_IN_ORDER)),
             likeliest: Vec::with_capacity(FEW_PAIRS),
             failed_rows: Vec::new(),
             last_step: None,
@@ -345,16 +345,8 @@ impl Cpu {
     }
 
     /// See [`crate::Backend::foresee`].
-    pub(super) fn run_foresee(
-        &mut self,
-        x: Tensor,
-        norm: Norm,
-        router: &Linear,
-        scoring: &Scoring,
-        experts: &Experts,
-        sight: Foresight,
-    ) {
-        let few = x.rows * scoring.k() <= FEW_PAIRS;
+    pub(super) fn run_foresee(&mut self, x: Tensor, next: NextMixture, sight: Foresight) {
+        let few = x.rows * next.scoring.k() <= FEW_PAIRS;
         let ahead = |s: &Streaming| if few { s.lookahead.is_on() } else { s.lookahead.mode != Lookahead::Off };
         let ahead = self.streaming.as_ref().is_some_and(ahead);
         // What is recorded is the early guess; of many tokens all is known early.
@@ -362,7 +354,7 @@ impl Cpu {
             return;
         }
         if self.routed.is_some() || ahead && few {
-            self.guess(x, norm, router, scoring, experts.layer);
+            self.guess(x, &next);
         }
         let Some(s) = self.streaming.as_mut().filter(|_| ahead) else { return };
         s.guessed.clear();
@@ -379,13 +371,14 @@ impl Cpu {
             }
         } else {
             // So many tokens want nearly all experts: the first of them are read while this layer ends and the next one's tokens are mixed.
-            s.guessed.extend(0..(s.store.slots().0 / 4).min(experts.count).min(AHEAD_IN_ORDER) as u32);
+            s.guessed.extend(0..(s.store.slots().0 / 4).min(next.experts.count).min(AHEAD_IN_ORDER) as u32);
         }
-        s.store.foresee(experts.layer, &s.guessed);
+        s.store.foresee(next.experts.layer, &s.guessed);
     }
 
-    /// What the router of layer `layer` would choose if `x` came to it as it is.
-    fn guess(&mut self, x: Tensor, norm: Norm, router: &Linear, scoring: &Scoring, layer: usize) {
+    /// What the router of the next mixture would choose if `x` came to it as it is.
+    fn guess(&mut self, x: Tensor, next: &NextMixture) {
+        let NextMixture { norm, router, scoring, experts } = *next;
         let (tokens, count, k) = (x.rows, router.rows.len(), scoring.k());
         let x = self.place(x);
         self.encode(x, Some(norm), Needs::of([Encoding::F32]));
@@ -397,12 +390,12 @@ impl Cpu {
         guess.experts.resize(tokens * k, 0);
         guess.weights.resize(tokens * k, 0.0);
         let chosen = guess.experts.chunks_exact_mut(k).zip(guess.weights.chunks_exact_mut(k));
-        for (t, (experts, weights)) in chosen.enumerate() {
+        for (t, (ids, weights)) in chosen.enumerate() {
             // SAFETY: the jobs are done; nobody else uses the logits now.
             let logits = unsafe { out.get_mut(t, 0..count) };
-            route::route(self.isa, scoring, logits, experts, weights);
+            route::route(self.isa, scoring, logits, ids, weights);
         }
-        guess.layer = Some(layer);
+        guess.layer = Some(experts.layer);
         self.guess = guess;
     }
 }

@@ -2,23 +2,25 @@
 //!
 //! Two residual streams go through the layers side by side: that of the unquantised model, and that of the model as it is packed so far. An expert with weights W gets
 //! the input x in the first and x' in the second; what it should put out is W x, whatever its input has become. So its new weights V lower
-//! `sum of c |W x - V x'|^2` over the tokens that it takes: with `H = sum of c x' x'^T` the best V without quantisation is `W + W M H^-1`,
-//! `M = sum of c (x - x') x'^T`, and `sluice_kernels::descent` quantises that under H. (The correction is that of asymmetric calibration, Li et al. 2025,
-//! arXiv:2504.02692.) The down projection is treated alike, with what the quantised gate and up projections make of x'.
+//! `sum of c |W x - V x'|^2` over the tokens that it takes, which `sluice_kernels::quantize::descent` does, given `H = sum of c x' x'^T` and the pull
+//! `sum of c (W x - W x') x'^T`. (The target is that of asymmetric calibration, Li et al. 2025, arXiv:2504.02692.) The down projection is treated alike, with what
+//! the quantised gate and up projections make of x'.
 //!
 //! A token counts c = (w / r)^2: the router's weight w multiplies the expert's output, and r is the root mean square of the residual stream that it is added to, by
 //! which the next layer's norm divides.
 //!
-//! Memory: three activations for each token of the text, and for each thread a few matrices of one expert.
+//! An expert's weights are read once in a layer: all its tokens of the whole text go through it together, those of the unquantised model with them.
+//!
+//! Memory: four activations for each token of the text, and for each thread a few matrices of one expert.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_backend::{Activations, Backend, Batch, Cpu, KvType, MemoryClass, SequenceSlice};
 use sluice_kernels::Isa;
-use sluice_kernels::dense::{product, transpose};
-use sluice_kernels::descent::{self, Params};
+use sluice_kernels::dense::{self, Buffer, LEFT, Panels, RIGHT, add_product};
 use sluice_kernels::elementwise::swiglu_in_place;
+use sluice_kernels::quantize::descent::{self, Params};
 use sluice_model::{Caches, Config, Decoder};
 use sluice_store::Checkpoint;
 
@@ -40,10 +42,8 @@ const ENOUGH: usize = 512;
 const STAND_IN: f32 = 0.1;
 /// Added to H's diagonal, in parts of its mean: what the text did not show is not free.
 const DAMPING: f32 = 0.01;
-/// Steps of conjugate gradients towards the best weights without quantisation; H is damped, so few are enough.
-const STEPS: usize = 12;
 /// Visits of the descent to each group, and passes over it at each.
-const SWEEPS: usize = 6;
+const SWEEPS: usize = 2;
 const ROUNDS: usize = 2;
 
 /// How to calibrate.
@@ -77,9 +77,13 @@ struct Seen {
     importance: Vec<f32>,
     /// Their inputs in the unquantised model.
     original: Vec<f32>,
-    /// Of each expert: tokens and the router's weights.
-    takers: Vec<Vec<(u32, f32)>>,
+    /// Of each expert: tokens, ascending, and the router's weights.
+    takers: Vec<Takers>,
+    /// Those of the unquantised model.
+    original_takers: Vec<Takers>,
 }
+
+type Takers = Vec<(u32, f32)>;
 
 /// The parts (q, scales, biases) of one projection and their error.
 type Packed = (Vec<Vec<u8>>, Error);
@@ -102,7 +106,7 @@ impl Calibrator {
         );
 
         // 2. the model, one sequence of one window
-        let mut backend = Cpu::new(settings.isa, settings.threads, Activations::F32)?;
+        let mut backend = Cpu::new(settings.isa, settings.threads, Activations::Int8)?;
         let options = sluice_model::Options { max_tokens: WINDOW, context: Some(WINDOW), experts_per_token: None };
         let decoder = sluice_model::load(checkpoint, config, &mut backend, &options)?.decoder;
         let spec = &decoder.spec;
@@ -156,12 +160,14 @@ impl Calibrator {
         }
     }
 
-    /// Takes the windows of a residual stream through the next layer of the unquantised model. Says what its experts see, where it has some.
-    fn advance(&mut self, stream: &mut [f32]) -> Result<Seen> {
+    /// Takes the windows of a residual stream through the next layer of the unquantised model, its routed experts left out where `but_experts` says so. Says what
+    /// they see, where it has some: inputs, importance and takers.
+    fn advance(&mut self, stream: &mut [f32], but_experts: bool) -> Result<(Vec<f32>, Vec<f32>, Vec<Takers>)> {
         let (layer, hidden) = (self.next, self.hidden());
         let len = WINDOW * hidden;
         let experts = self.decoder.spec.experts.map_or(0, |(count, _)| count);
-        let mut seen = Seen { h: vec![0.0; stream.len()], takers: vec![Vec::new(); experts], ..Seen::default() };
+        let mut h = vec![0.0; if but_experts { stream.len() } else { 0 }];
+        let (mut importance, mut takers) = (Vec::new(), vec![Takers::new(); experts]);
         for (w, stream) in stream.chunks_exact_mut(len).enumerate() {
             ensure!(!interrupt::pressed(), Interrupted);
             let batch = self.batch(w);
@@ -172,40 +178,58 @@ impl Calibrator {
                 (self.decoder.scratch.x.first_rows(WINDOW), self.decoder.scratch.normed.first_rows(WINDOW));
             self.backend.upload(stream, x);
             self.decoder.mix(layer, &mut self.backend, &batch, &self.caches);
-            self.backend.download(x, stream);
-            let square = |row: &[f32]| row.iter().map(|v| v * v).sum::<f32>() / hidden as f32;
-            seen.importance.extend(stream.chunks_exact(hidden).map(|row| 1.0 / square(row).max(f32::MIN_POSITIVE)));
-            self.decoder.routing.experts.clear();
-            self.decoder.feed_forward(layer, &mut self.backend, WINDOW);
-            self.backend.download(normed, &mut seen.h[w * len..(w + 1) * len]);
-            let routing = &self.decoder.routing;
-            for (i, (&e, &weight)) in routing.experts.iter().zip(&routing.weights).enumerate() {
-                seen.takers[e as usize].push(((w * WINDOW + i / routing.k) as u32, weight));
+            if but_experts {
+                self.backend.download(x, stream);
+                let square = |row: &[f32]| row.iter().map(|v| v * v).sum::<f32>() / hidden as f32;
+                importance.extend(stream.chunks_exact(hidden).map(|row| 1.0 / square(row).max(f32::MIN_POSITIVE)));
+                self.decoder.feed_forward_but_experts(layer, &mut self.backend, WINDOW);
+                self.backend.download(normed, &mut h[w * len..(w + 1) * len]);
+                let routing = &self.decoder.routing;
+                for (i, (&e, &weight)) in routing.experts.iter().zip(&routing.weights).enumerate() {
+                    takers[e as usize].push(((w * WINDOW + i / routing.k) as u32, weight));
+                }
+            } else {
+                self.decoder.feed_forward(layer, &mut self.backend, WINDOW);
             }
             self.backend.download(x, stream);
         }
-        Ok(seen)
+        Ok((h, importance, takers))
     }
 
-    /// Takes both streams through the next layer, the packed one with the unquantised experts for now.
-    fn both(&mut self) -> Result<Seen> {
+    /// Takes both streams through the next layer.
+    fn both(&mut self, but_experts: bool) -> Result<Seen> {
         let mut plain = std::mem::take(&mut self.plain);
-        let original = self.advance(&mut plain)?.h;
+        let (original, _, original_takers) = self.advance(&mut plain, but_experts)?;
         self.plain = plain;
         let mut packed = std::mem::take(&mut self.packed);
-        let seen = self.advance(&mut packed)?;
+        let (h, importance, takers) = self.advance(&mut packed, but_experts)?;
         self.packed = packed;
         self.next += 1;
-        Ok(Seen { original, ..seen })
+        Ok(Seen { h, importance, original, takers, original_takers })
     }
 
     /// Goes on to `layer` by layers that are not packed with a calibration (they have no experts, or keep theirs).
     fn reach(&mut self, layer: usize) -> Result<()> {
         ensure!(self.next <= layer, "layer {layer} comes after layer {}", self.next);
         while self.next < layer {
-            self.both()?;
+            self.both(false)?;
         }
         Ok(())
+    }
+
+    /// Adds an expert's outputs to both streams.
+    fn add(&mut self, seen: &Seen, expert: usize, outputs: &Outputs) {
+        let hidden = self.hidden();
+        let streams = [
+            (&mut self.packed, &seen.takers, &outputs.packed),
+            (&mut self.plain, &seen.original_takers, &outputs.plain),
+        ];
+        for (stream, takers, rows) in streams {
+            for (&(t, weight), row) in takers[expert].iter().zip(rows.chunks_exact(hidden)) {
+                let to = &mut stream[t as usize * hidden..][..hidden];
+                to.iter_mut().zip(row).for_each(|(to, v)| *to += weight * v);
+            }
+        }
     }
 
     /// Quantises the experts of `layer`, whose gate, up and down projections are `stacks`; each expert's parts go to `put`, in order. Returns what the user
@@ -220,12 +244,12 @@ impl Calibrator {
     ) -> Result<Option<String>> {
         self.reach(layer)?;
         let stacks = three(layer, stacks)?;
-        let seen = self.both()?;
+        let seen = self.both(true)?;
         let (isa, hidden, count) = (self.isa, self.hidden(), seen.takers.len());
         let work = |e: &usize| Expert { isa, seen: &seen, hidden, number: *e }.quantize(input, stacks);
         let mut few = Vec::new();
-        ordered(threads, 0..count, work, |e, (parts, difference)| {
-            add(&mut self.packed, &seen.takers[e], &difference, hidden);
+        ordered(threads, 0..count, work, |e, (parts, outputs)| {
+            self.add(&seen, e, &outputs);
             let own = seen.takers[e].len();
             if own < ENOUGH {
                 few.push(own);
@@ -251,36 +275,34 @@ impl Calibrator {
     ) -> Result<()> {
         self.reach(layer)?;
         let stacks = three(layer, stacks)?;
-        let seen = self.both()?;
+        let seen = self.both(true)?;
         let (isa, hidden, count) = (self.isa, self.hidden(), seen.takers.len());
         let work = |e: &usize| {
             let expert = Expert { isa, seen: &seen, hidden, number: *e };
             let (old, new) = (expert.weights(input, stacks)?, stored(*e)?);
             ensure!(new.len() == 3, "{} projections, not three", new.len());
-            let x = expert.own_inputs();
-            let inner = expert.inner(&new[0], &new[1], &x);
-            Ok(expert.difference(&old, &new[2], &x, &inner))
+            let rows = |h: &[f32], takers: &[Takers]| expert.rows(h, takers[*e].iter().map(|t| t.0 as usize));
+            let (packed, plain) = (rows(&seen.h, &seen.takers), rows(&seen.original, &seen.original_takers));
+            Ok(Outputs { packed: expert.output(&new, &packed), plain: expert.output(&old, &plain) })
         };
-        ordered(threads, 0..count, work, |e, difference: Vec<f32>| {
+        ordered(threads, 0..count, work, |e, outputs| {
             ensure!(!interrupt::pressed(), Interrupted);
-            add(&mut self.packed, &seen.takers[e], &difference, hidden);
+            self.add(&seen, e, &outputs);
             Ok(())
         })
     }
+}
+
+/// What an expert puts out for its takers: `[takers, hidden]`, quantised in the packed model, as it was in the plain one.
+struct Outputs {
+    packed: Vec<f32>,
+    plain: Vec<f32>,
 }
 
 /// Gate, up and down.
 fn three<'a>(layer: usize, stacks: &[&'a Unit]) -> Result<[&'a Unit; 3]> {
     let found: Result<[&Unit; 3], _> = stacks.to_vec().try_into();
     found.map_err(|all| anyhow!("layer {layer}: {} projections, not three", all.len()))
-}
-
-/// `stream[t] += weight * rows[i]` for each taker.
-fn add(stream: &mut [f32], takers: &[(u32, f32)], rows: &[f32], hidden: usize) {
-    for (&(t, weight), row) in takers.iter().zip(rows.chunks_exact(hidden)) {
-        let to = &mut stream[t as usize * hidden..][..hidden];
-        to.iter_mut().zip(row).for_each(|(to, v)| *to += weight * v);
-    }
 }
 
 /// One expert and its inputs.
@@ -293,58 +315,62 @@ struct Expert<'a> {
 
 /// What an expert is given.
 struct Inputs {
-    /// `[tokens, hidden]`, in the packed model and in the unquantised one.
-    x: Vec<f32>,
-    original: Vec<f32>,
-    /// `[tokens]`
+    /// In the packed model, its own takers' first: `[tokens, hidden]`.
+    x: Buffer,
+    /// `[tokens]`, of a sum of one.
     importance: Vec<f32>,
+    /// In the unquantised model, those of the same tokens first.
+    original: Buffer,
+    /// Which of them each taker of the unquantised model has.
+    original_rows: Vec<usize>,
 }
 
 impl Expert<'_> {
-    /// Its parts, and what they add to its outputs for its own tokens.
-    fn quantize(&self, input: &Input, units: [&Unit; 3]) -> Result<(Vec<Packed>, Vec<f32>)> {
+    /// Its parts, and what it then puts out.
+    fn quantize(&self, input: &Input, units: [&Unit; 3]) -> Result<(Vec<Packed>, Outputs)> {
         let (isa, hidden) = (self.isa, self.hidden);
         let old = self.weights(input, units)?;
         let width = old[0].len() / hidden;
-        // 1. gate and up
-        let Inputs { x, original, importance } = self.inputs();
-        let h = moments(isa, &x, hidden, &importance);
-        let m = mismatch(isa, &x, &original, hidden, &importance);
-        let (gate, new_gate) = self.projection(units[0], &old[0], &h, &m)?;
-        let (up, new_up) = self.projection(units[1], &old[1], &h, &m)?;
-        drop((h, m));
-        // 2. down, by what gate and up make of their inputs now, and made of them
-        let inner = self.inner(&new_gate, &new_up, &x);
-        let original = self.inner(&old[0], &old[1], &original);
-        let h = moments(isa, &inner, width, &importance);
-        let m = mismatch(isa, &inner, &original, width, &importance);
-        let (down, new_down) = self.projection(units[2], &old[2], &h, &m)?;
-        // 3. what that changes
         let own = self.seen.takers[self.number].len();
-        let difference = self.difference(&old, &new_down, &x[..own * hidden], &inner[..own * width]);
-        Ok((vec![gate, up, down], difference))
+        let Inputs { x, importance, original, original_rows } = self.inputs();
+        let tokens = importance.len();
+        // 1. gate and up
+        let (now, before) = (Panels::of_rows(&x, hidden), Panels::of_rows(&original, hidden));
+        let h = damped(isa, &x, hidden, &importance);
+        let columns = Panels::of_columns(&x, hidden, &importance);
+        let project = |i: usize| -> Result<_> {
+            let w = Panels::of_rows(&old[i], hidden);
+            let wanted = times(isa, &w, &before);
+            let pull = pull(isa, &wanted[..tokens * width], times(isa, &w, &now), width, &columns);
+            let (part, new) = self.projection(units[i], &old[i], &h, &pull)?;
+            Ok((part, times(isa, &Panels::of_rows(&new, hidden), &now), wanted))
+        };
+        let (gate_part, mut inner, mut original_inner) = project(0)?;
+        let (up_part, up, original_up) = project(1)?;
+        swiglu_in_place(isa, &mut inner, &up);
+        swiglu_in_place(isa, &mut original_inner, &original_up);
+        drop((h, columns, now, before, up, original_up));
+        // 2. down, by what gate and up make of their inputs now, and made of them
+        let w = Panels::of_rows(&old[2], width);
+        let outputs = times(isa, &w, &Panels::of_rows(&original_inner, width));
+        let now = Panels::of_rows(&inner, width);
+        let columns = Panels::of_columns(&inner, width, &importance);
+        let pull = pull(isa, &outputs[..tokens * hidden], times(isa, &w, &now), hidden, &columns);
+        let h = damped(isa, &inner, width, &importance);
+        let (down_part, new) = self.projection(units[2], &old[2], &h, &pull)?;
+        // 3. what comes of it, as memory that other threads may have
+        let packed = times(isa, &Panels::of_rows(&new, width), &now)[..own * hidden].to_vec();
+        let plain = original_rows.iter().flat_map(|r| &outputs[r * hidden..(r + 1) * hidden]).copied().collect();
+        Ok((vec![gate_part, up_part, down_part], Outputs { packed, plain }))
     }
 
-    /// `down(inner(x))`, new less old, `[tokens, hidden]`; `inner` is the new one.
-    fn difference(&self, old: &[Vec<f32>], new_down: &[f32], x: &[f32], inner: &[f32]) -> Vec<f32> {
-        let (tokens, width) = (x.len() / self.hidden, old[0].len() / self.hidden);
-        let (mut new, mut before) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-        if tokens > 0 {
-            product(self.isa, new_down, inner, width, &mut new);
-            product(self.isa, &old[2], &self.inner(&old[0], &old[1], x), width, &mut before);
-        }
-        new.iter_mut().zip(&before).for_each(|(new, old)| *new -= old);
-        new
-    }
-
-    /// `silu(gate x) * up x`, `[tokens, width]`.
-    fn inner(&self, gate: &[f32], up: &[f32], x: &[f32]) -> Vec<f32> {
-        let (tokens, width) = (x.len() / self.hidden, gate.len() / self.hidden);
-        let (mut g, mut u) = (vec![0.0; tokens * width], vec![0.0; tokens * width]);
-        product(self.isa, gate, x, self.hidden, &mut g);
-        product(self.isa, up, x, self.hidden, &mut u);
-        swiglu_in_place(self.isa, &mut g, &u);
-        g
+    /// `down(silu(gate x) * up x)`, `[tokens, hidden]`.
+    fn output(&self, weights: &[Vec<f32>], x: &[f32]) -> Vec<f32> {
+        let x = Panels::of_rows(x, self.hidden);
+        let [mut gate, up] = [0, 1].map(|i| times(self.isa, &Panels::of_rows(&weights[i], self.hidden), &x));
+        swiglu_in_place(self.isa, &mut gate, &up);
+        let width = weights[0].len() / self.hidden;
+        times(self.isa, &Panels::of_rows(&weights[2], width), &Panels::of_rows(&gate, width)).to_vec()
     }
 
     /// The weights of its projections, `[rows, cols]` each.
@@ -359,44 +385,58 @@ impl Expert<'_> {
         units.into_iter().map(of_unit).collect()
     }
 
-    /// The inputs of its own tokens.
-    fn own_inputs(&self) -> Vec<f32> {
-        let row = |t: u32| &self.seen.h[t as usize * self.hidden..][..self.hidden];
-        self.seen.takers[self.number].iter().flat_map(|&(t, _)| row(t)).copied().collect()
+    /// Some tokens' inputs in one of the models.
+    fn rows(&self, h: &[f32], tokens: impl ExactSizeIterator<Item = usize>) -> Buffer {
+        let mut rows = Buffer::zeros(tokens.len() * self.hidden);
+        for (row, t) in rows.chunks_exact_mut(self.hidden).zip(tokens) {
+            row.copy_from_slice(&h[t * self.hidden..][..self.hidden]);
+        }
+        rows
     }
 
-    /// Inputs, its own tokens' first, and what each of them counts.
+    /// Inputs, and what each token counts.
     fn inputs(&self) -> Inputs {
-        let (seen, hidden) = (self.seen, self.hidden);
+        let seen = self.seen;
         let own = &seen.takers[self.number];
-        let mut all = Inputs { x: Vec::new(), original: Vec::new(), importance: Vec::new() };
-        let mut take = |t: usize, weight: f32| {
-            let at = t * hidden..(t + 1) * hidden;
-            all.x.extend_from_slice(&seen.h[at.clone()]);
-            all.original.extend_from_slice(&seen.original[at]);
-            all.importance.push(weight * weight * seen.importance[t]);
-        };
-        own.iter().for_each(|&(t, weight)| take(t as usize, weight));
+        // 1. its own, and stand-ins where they are few
+        let mut tokens: Vec<(usize, f32)> = own.iter().map(|&(t, weight)| (t as usize, weight)).collect();
         if own.len() < ENOUGH {
-            let tokens = seen.importance.len();
-            let wanted = (ENOUGH - own.len()).min(tokens);
+            let all = seen.importance.len();
+            let wanted = (ENOUGH - own.len()).min(all);
             let mean = match own.len() {
                 0 => 1.0,
                 n => own.iter().map(|(_, w)| w * w).sum::<f32>() / n as f32,
             };
-            (0..wanted).for_each(|i| take(i * tokens / wanted, (STAND_IN * mean).sqrt()));
+            tokens.extend((0..wanted).map(|i| (i * all / wanted, (STAND_IN * mean).sqrt())));
         }
-        all
+        let mut importance: Vec<f32> = tokens.iter().map(|&(t, weight)| weight * weight * seen.importance[t]).collect();
+        let sum = importance.iter().map(|&i| i as f64).sum::<f64>().max(f64::MIN_POSITIVE);
+        importance.iter_mut().for_each(|i| *i = (*i as f64 / sum) as f32);
+        // 2. whoever takes it in the unquantised model alone
+        let mut originals: Vec<usize> = tokens.iter().map(|t| t.0).collect();
+        let mut original_rows = Vec::new();
+        for &(t, _) in &seen.original_takers[self.number] {
+            let row = own.binary_search_by_key(&t, |own| own.0).unwrap_or(originals.len());
+            if row == originals.len() {
+                originals.push(t as usize);
+            }
+            original_rows.push(row);
+        }
+        Inputs {
+            x: self.rows(&seen.h, tokens.iter().map(|t| t.0)),
+            importance,
+            original: self.rows(&seen.original, originals.into_iter()),
+            original_rows,
+        }
     }
 
-    /// Quantises one projection for inputs of moments `h` whose mismatch is `m`; returns its parts and its new values.
-    fn projection(&self, unit: &Unit, w: &[f32], h: &[f32], m: &[f32]) -> Result<(Packed, Vec<f32>)> {
+    /// Quantises one projection for inputs of moments `h` and a pull; returns its parts and its new values.
+    fn projection(&self, unit: &Unit, w: &[f32], h: &[f32], pull: &[f32]) -> Result<(Packed, Vec<f32>)> {
         let Treatment::Quantize { bits, group, float } = unit.treatment else {
             bail!("tensor {:?} is not to be quantised", unit.source.name)
         };
         let params = Params { bits, group: group as usize, scale: float, sweeps: SWEEPS, rounds: ROUNDS };
-        let best = corrected(self.isa, w, h, m, unit.source.cols);
-        let found = descent::quantize(self.isa, &best, unit.source.cols, h, params);
+        let found = descent::quantize(self.isa, w, unit.source.cols, h, pull, params);
         let new = found.values(group as usize);
         let (weight, error) = squares(w, &new);
         let (q, scales, biases) = found.pack(bits, float);
@@ -405,33 +445,16 @@ impl Expert<'_> {
     }
 }
 
-/// Tokens whose columns are made at a time: they stay in cache while all pairs of them are multiplied.
-const PIECE: usize = 1024;
-
-/// `sum of importance b a^T` over tokens, `a, b: [tokens, cols]`; importance is made to sum to one.
-fn gram(isa: Isa, a: &[f32], b: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
-    let all = importance.iter().map(|&i| i as f64).sum::<f64>().max(f64::MIN_POSITIVE);
-    let (mut sum, mut part) = (vec![0.0; cols * cols], vec![0.0; cols * cols]);
-    let (mut scaled, mut a_columns, mut b_columns) = (Vec::new(), Vec::new(), Vec::new());
-    let pieces = a.chunks(PIECE * cols).zip(b.chunks(PIECE * cols)).zip(importance.chunks(PIECE));
-    for ((a, b), importance) in pieces {
-        for (x, columns) in [(a, &mut a_columns), (b, &mut b_columns)] {
-            scaled.clear();
-            for (row, i) in x.chunks_exact(cols).zip(importance) {
-                let root = (*i as f64 / all).sqrt() as f32;
-                scaled.extend(row.iter().map(|v| v * root));
-            }
-            transpose(&scaled, cols, columns);
-        }
-        product(isa, &a_columns, &b_columns, importance.len(), &mut part);
-        sum.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
-    }
-    sum
+/// `w x` for the rows of `x`: `[x.rows, w.rows]`.
+fn times(isa: Isa, w: &Panels<LEFT>, x: &Panels<RIGHT>) -> Buffer {
+    let mut out = Buffer::zeros(w.rows * x.rows);
+    add_product(isa, w, x, &mut out);
+    out
 }
 
 /// `sum of importance x x^T` over the rows of `x: [tokens, cols]`, damped.
-fn moments(isa: Isa, x: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
-    let mut h = gram(isa, x, x, cols, importance);
+fn damped(isa: Isa, x: &[f32], cols: usize, importance: &[f32]) -> Buffer {
+    let mut h = dense::moments(isa, x, cols, importance);
     let mean = (0..cols).map(|i| h[i * cols + i]).sum::<f32>() / cols as f32;
     // A diagonal of zeros would leave nothing to divide by.
     let floor = (DAMPING * mean).max(1e-20);
@@ -439,45 +462,16 @@ fn moments(isa: Isa, x: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
     h
 }
 
-/// `sum of importance x (original - x)^T`, `[cols, cols]`: the transpose of M.
-fn mismatch(isa: Isa, x: &[f32], original: &[f32], cols: usize, importance: &[f32]) -> Vec<f32> {
-    let off: Vec<f32> = original.iter().zip(x).map(|(o, x)| o - x).collect();
-    gram(isa, &off, x, cols, importance)
-}
-
-/// `w + w M H^-1`, `m` the transpose of M, by conjugate gradients, row by row.
-fn corrected(isa: Isa, w: &[f32], h: &[f32], m: &[f32], cols: usize) -> Vec<f32> {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>();
-    let mut w = w.to_vec();
-    let mut rest = vec![0.0; w.len()];
-    product(isa, m, &w, cols, &mut rest);
-    let mut direction = rest.clone();
-    let mut image = vec![0.0; w.len()];
-    let mut squares: Vec<f64> = rest.chunks_exact(cols).map(|r| dot(r, r)).collect();
-    for _ in 0..STEPS {
-        product(isa, h, &direction, cols, &mut image);
-        for (i, square) in squares.iter_mut().enumerate() {
-            let at = i * cols..(i + 1) * cols;
-            let (w, rest) = (&mut w[at.clone()], &mut rest[at.clone()]);
-            let (direction, image) = (&mut direction[at.clone()], &image[at]);
-            let curvature = dot(direction, image);
-            if curvature <= 0.0 || *square <= 0.0 {
-                continue;
-            }
-            let step = (*square / curvature) as f32;
-            w.iter_mut().zip(&*direction).for_each(|(w, d)| *w += step * d);
-            rest.iter_mut().zip(image).for_each(|(r, v)| *r -= step * v);
-            let new = dot(rest, rest);
-            let turn = (new / *square) as f32;
-            direction.iter_mut().zip(&*rest).for_each(|(d, r)| *d = r + turn * *d);
-            *square = new;
-        }
-    }
-    w
+/// `sum of (wanted - got) x^T` over tokens, `wanted, got: [tokens, rows]` and `x` the columns of the inputs, each times its importance: `[cols, rows]`.
+fn pull(isa: Isa, wanted: &[f32], mut got: Buffer, rows: usize, x: &Panels<RIGHT>) -> Buffer {
+    got.iter_mut().zip(wanted).for_each(|(got, wanted)| *got = wanted - *got);
+    times(isa, &Panels::of_columns(&got, rows, &vec![1.0; x.depth]), x)
 }
 
 #[cfg(test)]
 mod tests {
+    use sluice_kernels::matmul::Float;
+
     use super::*;
 
     /// Inputs that hang together, and others that are off from them in a direction of their own.
@@ -489,37 +483,48 @@ mod tests {
     }
 
     #[test]
-    fn correction_brings_outputs_of_changed_inputs_back() {
+    fn a_pull_brings_outputs_of_changed_inputs_back() {
         let (tokens, cols, rows) = (300, 64, 5);
         let (original, x) = inputs(tokens, cols);
-        let importance: Vec<f32> = (0..tokens).map(|t| 1.0 + (t % 3) as f32).collect();
+        let importance: Vec<f32> = (0..tokens).map(|t| (1.0 + (t % 3) as f32) / 600.0).collect();
         let w: Vec<f32> = (0..rows * cols).map(|i| ((i * 31) % 17) as f32 / 17.0 - 0.5).collect();
         let isa = Isa::GENERIC;
-        let h = moments(isa, &x, cols, &importance);
-        let v = corrected(isa, &w, &h, &mismatch(isa, &x, &original, cols, &importance), cols);
+        let outputs = |w: &[f32], x: &[f32]| times(isa, &Panels::of_rows(w, cols), &Panels::of_rows(x, cols));
+        let h = damped(isa, &x, cols, &importance);
+        let columns = Panels::of_columns(&x, cols, &importance);
+        let quantized = |original: &[f32]| {
+            let pull = pull(isa, &outputs(&w, original), outputs(&w, &x), rows, &columns);
+            let p = Params { bits: 8, group: 64, scale: Float::F32, sweeps: 20, rounds: 2 };
+            descent::quantize(isa, &w, cols, &h, &pull, p).values(64)
+        };
         let error = |v: &[f32]| -> f64 {
-            let (mut wanted, mut got) = (vec![0.0; rows * tokens], vec![0.0; rows * tokens]);
-            product(isa, &w, &original, cols, &mut wanted);
-            product(isa, v, &x, cols, &mut got);
-            let each = wanted.iter().zip(&got).enumerate();
+            let (wanted, got) = (outputs(&w, &original), outputs(v, &x));
+            let each = wanted.iter().zip(&got[..]).enumerate();
             each.map(|(i, (a, b))| ((a - b) * (a - b) * importance[i / rows]) as f64).sum()
         };
-        assert!(error(&v) < 0.2 * error(&w), "{} of {}", error(&v), error(&w));
-        // The same inputs ask for nothing.
-        let same = corrected(isa, &w, &h, &mismatch(isa, &x, &x, cols, &importance), cols);
-        assert_eq!(same, w);
+        let (pulled, left) = (error(&quantized(&original)), error(&quantized(&x)));
+        assert!(pulled < 0.2 * left, "{pulled} of {left}");
+        // The same inputs ask for nothing: what is left is the error of eight bits.
+        assert!((left / error(&w) - 1.0).abs() < 0.02, "{left}, {}", error(&w));
     }
 
     #[test]
     fn few_tokens_are_filled_up_with_others_that_count_less() {
         let (x, original) = inputs(1000, 8);
         let takers = vec![vec![(3, 0.5), (500, 0.25)], vec![], (0..600).map(|t| (t, 0.1)).collect()];
-        let seen = Seen { h: x.clone(), original, importance: vec![1.0; 1000], takers };
+        let original_takers = vec![vec![(2, 0.5), (500, 0.5)], vec![(9, 0.5)], vec![]];
+        let seen =
+            Seen { h: x.clone(), original: original.clone(), importance: vec![1.0; 1000], takers, original_takers };
         let inputs = |number| Expert { isa: Isa::GENERIC, seen: &seen, hidden: 8, number }.inputs();
         let few = inputs(0);
         assert_eq!((few.importance.len(), &few.x[..8], &few.x[8..16]), (ENOUGH, &x[24..32], &x[4000..4008]));
-        assert_eq!(few.importance[..2], [0.25, 0.0625]);
-        assert!(few.importance[2..].iter().all(|&i| i < 0.0625));
+        assert_eq!(few.importance[0], 4.0 * few.importance[1]);
+        assert!(few.importance[2..].iter().all(|&i| i < few.importance[1]));
+        assert!((few.importance.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+        // What the unquantised model gives it goes with the same tokens, and once more for the token that it alone sends here.
+        assert_eq!(few.original_rows, [ENOUGH, 1]);
+        assert_eq!((few.original.len(), &few.original[ENOUGH * 8..]), ((ENOUGH + 1) * 8, &original[16..24]));
+        assert_eq!(few.original[8..16], original[4000..4008]);
         assert_eq!((inputs(1).importance.len(), inputs(2).importance.len()), (ENOUGH, 600));
     }
 }

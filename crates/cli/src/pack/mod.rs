@@ -13,9 +13,7 @@ mod names;
 pub mod ordered;
 pub mod plan;
 pub mod quantize;
-mod range;
 pub mod rules;
-mod search;
 mod summary;
 mod write;
 
@@ -25,6 +23,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_kernels::Isa;
+use sluice_kernels::quantize::Rounding;
 use sluice_model::{Config, check_supported};
 use sluice_store::safetensors::Header;
 use sluice_store::{Checkpoint, bundle, free_space, write_index, xxh3_of};
@@ -35,7 +34,7 @@ use crate::{interrupt, terminal};
 use calibrate::Calibrator;
 use journal::Journal;
 use layout::Layout;
-use quantize::{Quantizer, Rounding};
+use quantize::Quantizer;
 use rules::{Bits, Rule, Rules};
 
 /// Exit code after Ctrl-C, as shells have it: 128 + SIGINT.

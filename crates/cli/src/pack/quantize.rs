@@ -5,26 +5,15 @@ use std::array::from_fn;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use sluice_kernels::Isa;
-use sluice_kernels::affine::{dequantize_row, quantize_row};
+use sluice_kernels::affine::dequantize_row;
 use sluice_kernels::matmul::{Float, Form, Matrix};
-
-use super::{range, search};
+use sluice_kernels::quantize::{Rounding, quantize};
 
 /// How blocks are quantised.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantizer {
     pub isa: Isa,
     pub rounding: Rounding,
-}
-
-/// Where a group's scale and bias come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rounding {
-    Mlx,
-    /// Its least and its greatest weight.
-    Range,
-    /// A search for the least squared error.
-    Search,
 }
 
 /// Some rows, quantised.
@@ -81,12 +70,8 @@ impl Quantizer {
             biases: vec![0; groups * float.size()],
             error: Error::default(),
         };
-        let quantize = match self.rounding {
-            Rounding::Mlx => quantize_row,
-            Rounding::Range => range::quantize_row,
-            Rounding::Search => search::quantize_row,
-        };
-        quantize(&x, bits, group, float, &mut packed.data, &mut packed.scales, &mut packed.biases);
+        let Packed { data, scales, biases, .. } = &mut packed;
+        quantize(self.isa, self.rounding, &x, bits, group, float, data, scales, biases);
 
         let form = Form::Affine { bits, group, scale: float };
         let stored = Matrix::new(form, rows, cols, &packed.data, &packed.scales, &packed.biases)?;

@@ -1,13 +1,13 @@
 //! `sluice plan`: what of a model fits where, what a token costs, and what bounds it; from a config alone, before anything is downloaded.
 //!
-//! [`shape`] counts parameters, [`estimate`] is the arithmetic, [`disk`] measures where nothing is given. What is printed is an expectation, and says from what.
+//! [`shape`] counts parameters, [`estimate`] is the arithmetic; a disk of which nothing is said is measured. What is printed is an expectation, and says from what.
 
-mod disk;
 mod estimate;
 mod shape;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -16,6 +16,7 @@ use sluice_backend::Isa;
 use sluice_kernels::roofline;
 use sluice_store::{Buffer, Checkpoint};
 
+use crate::disk::{self, Case, Order, PAGE};
 use crate::pack::rules;
 use crate::{known, machine, units};
 use estimate::{Disk, Form, Split, Token, Weights, hit_rate};
@@ -122,7 +123,9 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let this_disk = match args.disk_bandwidth.as_str() {
         "auto" if args.model.is_dir() => {
             let checkpoint = Checkpoint::open(&args.model)?;
-            let found = disk::measure(&args.model, checkpoint.file_sizes(), weights.per_expert)?;
+            let found = measure_disk(&args.model, checkpoint.file_sizes(), weights.per_expert).with_context(|| {
+                format!("{}: its disk cannot be measured (give --disk-bandwidth)", args.model.display())
+            })?;
             Some(if args.disk_latency.is_some() { Disk { latency, ..found } } else { found })
         }
         "auto" => None,
@@ -234,6 +237,20 @@ pub fn run(args: PlanArgs) -> Result<()> {
         .for_each(|&r| text += &format!("{:>10}", units::bytes((weights.expert_bytes() as f64 * (1.0 - r)) as u64)));
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
+}
+
+/// What reads of an expert's size take at places all over a model's files: alone, and many at once.
+fn measure_disk(folder: &Path, files: &[(String, u64)], per_expert: u64) -> Result<Disk> {
+    let request = per_expert.next_multiple_of(PAGE).clamp(256 << 10, 16 << 20);
+    let files: Vec<_> =
+        files.iter().map(|(name, len)| (folder.join(name), *len)).filter(|(_, len)| *len >= request).collect();
+    let speed = |depth, milliseconds, round| {
+        let case = Case { request, depth, order: Order::Random, align: PAGE };
+        disk::measure(&files, case, Duration::from_millis(milliseconds), round)
+    };
+    let (alone, bandwidth) = (speed(1, 500, 0)?, speed(8, 1500, 1)?);
+    let latency = request as f64 / alone - request as f64 / bandwidth;
+    Ok(Disk { bandwidth, latency: latency.max(0.0) })
 }
 
 /// Bytes per second that all cores read from memory together.

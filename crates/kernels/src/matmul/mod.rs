@@ -49,6 +49,30 @@ impl Float {
             Float::Bf16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
         }
     }
+
+    /// Rounds `v` to this type, ties to even, and writes its little-endian bytes.
+    #[inline(always)]
+    pub fn write(self, v: f32, bytes: &mut [u8]) {
+        match self {
+            Float::F32 => bytes.copy_from_slice(&v.to_le_bytes()),
+            Float::F16 => bytes.copy_from_slice(&half::f16::from_f32(v).to_le_bytes()),
+            Float::Bf16 => bytes.copy_from_slice(&half::bf16::from_f32(v).to_le_bytes()),
+        }
+    }
+
+    /// `v` as it will be read back from this type.
+    #[inline(always)]
+    pub(crate) fn round(self, v: f32) -> f32 {
+        match self {
+            Float::F32 => v,
+            Float::F16 => half::f16::from_f32(v).to_f32(),
+            // In arithmetic that the compiler finds vectors for. What overflows becomes infinite, as it should; a NaN may, too.
+            Float::Bf16 => {
+                let bits = v.to_bits();
+                f32::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1))) & 0xffff_0000)
+            }
+        }
+    }
 }
 
 /// How a matrix lies in its bytes.

@@ -1,7 +1,7 @@
 //! Feed-forward layers: a dense gated one, or a router with its experts.
 
 use anyhow::{Result, ensure};
-use sluice_backend::{Backend, Experts, Foresight, Linear, Mlp, Norm, Routing, Scoring, SharedExpert};
+use sluice_backend::{Backend, Experts, Foresight, Linear, Mlp, NextMixture, Norm, Routing, Scoring, SharedExpert};
 
 use crate::config::Config;
 use crate::decoder::Scratch;
@@ -65,7 +65,8 @@ impl FeedForward {
                 backend.fetch(routing, &moe.experts);
                 let foresee = |backend: &mut dyn Backend, sight| {
                     if let Some(FeedForward::Moe { norm, moe }) = next {
-                        backend.foresee(x, *norm, &moe.router, &moe.scoring, &moe.experts, sight);
+                        let Moe { router, scoring, experts, .. } = &**moe;
+                        backend.foresee(x, NextMixture { norm: *norm, router, scoring, experts }, sight);
                     }
                 };
                 foresee(backend, Foresight::Early);
@@ -73,5 +74,18 @@ impl FeedForward {
                 foresee(backend, Foresight::Late);
             }
         }
+    }
+
+    /// As [`FeedForward::forward`], without what the routed experts add; `routing` says which they would be.
+    pub fn forward_but_experts(&self, backend: &mut dyn Backend, s: &Scratch, routing: &mut Routing, tokens: usize) {
+        let FeedForward::Moe { norm, moe } = self else {
+            return self.forward(backend, s, routing, tokens, None);
+        };
+        let (x, h) = (s.x.first_rows(tokens), s.normed.first_rows(tokens));
+        backend.norm(x, *norm, h);
+        backend.route(h, &moe.router, &moe.scoring, routing);
+        let none = Routing { k: routing.k, ..Routing::default() };
+        backend.fetch(&none, &moe.experts);
+        backend.experts(h, &none, &moe.experts, moe.shared.as_ref(), x);
     }
 }

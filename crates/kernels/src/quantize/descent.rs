@@ -13,15 +13,16 @@
 
 use std::array::from_fn;
 
+use super::nearest;
 use crate::affine;
-use crate::dense::product;
+use crate::dense::{Buffer, LEFT, Panels, RIGHT, add_panels};
 use crate::isa::Isa;
 use crate::lanes::Lanes;
 use crate::matmul::Float;
 use crate::simd;
 
 /// Rows that go together.
-const LANES: usize = 16;
+const LANES: usize = LEFT;
 type Row16 = [f32; LANES];
 
 /// Parts of a group's range that the search for a start tries.
@@ -56,127 +57,83 @@ pub struct Quantized {
     pub biases: Vec<f32>,
 }
 
-/// Quantises `w: [rows, cols]` for inputs whose second moments are `h: [cols, cols]` (symmetric, positive diagonal).
+/// Quantises `w: [rows, cols]` for inputs whose second moments are `h: [cols, cols]` (symmetric, positive diagonal), lowering
+/// `(w - v) H (w - v)^T + 2 (w - v) pull^T`: `pull: [cols, rows]`, or empty for zeros, moves the outputs that are wanted away from those of w.
 ///
 /// Panics where lengths do not fit or columns are not whole groups.
-pub fn quantize(isa: Isa, w: &[f32], cols: usize, h: &[f32], p: Params) -> Quantized {
+pub fn quantize(isa: Isa, w: &[f32], cols: usize, h: &[f32], pull: &[f32], p: Params) -> Quantized {
     let (rows, g) = (w.len() / cols, p.group);
     assert!(w.len() == rows * cols && h.len() == cols * cols && cols.is_multiple_of(g), "whole rows and groups");
+    assert!(pull.is_empty() || pull.len() == w.len(), "a pull for each weight");
     let groups = cols / g;
     let top = ((1u16 << p.bits) - 1) as f32;
-    let padded = rows.next_multiple_of(LANES);
-    // Of each group: q `[group, column, padded row]`, scale and bias `[group, padded row]`.
-    let mut q = vec![0f32; padded * cols];
-    let (mut s, mut b) = (vec![0f32; padded * groups], vec![0f32; padded * groups]);
+    // Sixteen rows are a panel, `[cols, 16]`: weights, what is left of them (`w - v`) and q; scales and biases are `[groups, 16]` in each.
+    let w = Panels::<LANES>::of_rows(w, cols).data;
+    let h_panels = Panels::<RIGHT>::of_rows(h, cols).data;
+    let (mut rest, mut q) = (Buffer::zeros(w.len()), Buffer::zeros(w.len()));
+    let mut pairs = vec![[[0f32; LANES]; 2]; w.len() / (g * LANES)];
+    // Of group k in a panel: its lanes, and its scales and biases.
+    let at = |panel: usize, k: usize| {
+        ((panel * cols + k * g) * LANES..(panel * cols + (k + 1) * g) * LANES, panel * groups + k)
+    };
 
     // 1. a start: least squares weighted by H's diagonal
-    let mut column = vec![0f32; g * LANES];
     for k in 0..groups {
-        let weights: Vec<f32> = (0..g).map(|j| h[(k * g + j) * cols + k * g + j]).collect();
-        for r0 in (0..rows).step_by(LANES) {
-            gather(w, cols, r0, k * g, g, &mut column);
-            let at = (k * padded + r0, (k * g * padded, r0));
-            let (mut s16, mut b16) = ([0.0; LANES], [0.0; LANES]);
-            let mut q16 = vec![0f32; g * LANES];
-            start(isa, &column, &weights, top, p.scale, &mut q16, &mut s16, &mut b16);
-            s[at.0..at.0 + LANES].copy_from_slice(&s16);
-            b[at.0..at.0 + LANES].copy_from_slice(&b16);
-            for (j, lane) in q16.as_chunks::<LANES>().0.iter().enumerate() {
-                let to = at.1.0 + j * padded + at.1.1;
-                q[to..to + LANES].copy_from_slice(lane);
-            }
+        let weights: Vec<f32> = (k * g..(k + 1) * g).map(|j| h[j * cols + j]).collect();
+        for panel in 0..rows.div_ceil(LANES) {
+            let (lanes, pair) = at(panel, k);
+            let [s, b] = &mut pairs[pair];
+            start(isa, &w[lanes.clone()], &weights, top, p.scale, &mut q[lanes.clone()], s, b, &mut rest[lanes]);
         }
     }
 
-    // 2. what is left of each weight, `w - v`
-    let mut rest = w.to_vec();
-    for k in 0..groups {
-        put_rest(w, cols, rows, k, g, padded, &q, &s, &b, &mut rest);
-    }
-
-    // 3. descent, group by group; the gradient of a group is a product with its rows of H
-    let mut gradient = vec![0f32; g * rows];
+    // 2. descent, group by group; the gradient of a group is a product with its rows of H
+    let mut gradient = Buffer::zeros(g * rows);
     let mut block = vec![0f32; g * g];
     let mut sums = vec![0f32; g];
     let mut lanes = vec![0f32; g * LANES];
-    let mut q16 = vec![0f32; g * LANES];
     for _ in 0..p.sweeps {
         for k in 0..groups {
-            let c0 = k * g;
-            product(isa, &rest, &h[c0 * cols..(c0 + g) * cols], cols, &mut gradient);
-            for j in 0..g {
-                block[j * g..(j + 1) * g].copy_from_slice(&h[(c0 + j) * cols + c0..][..g]);
+            let columns = k * g..(k + 1) * g;
+            match pull {
+                [] => gradient.fill(0.0),
+                pull => gradient.copy_from_slice(&pull[columns.start * rows..columns.end * rows]),
+            }
+            let of_group = &h_panels[columns.start * cols..columns.end * cols];
+            add_panels(isa, (&rest, rows), (of_group, g), cols, false, &mut gradient);
+            for (j, column) in columns.clone().enumerate() {
+                block[j * g..(j + 1) * g].copy_from_slice(&h[column * cols..][columns.clone()]);
                 sums[j] = block[j * g..(j + 1) * g].iter().sum();
             }
-            for r0 in (0..rows).step_by(LANES) {
-                let n = LANES.min(rows - r0);
-                for j in 0..g {
-                    let to = &mut lanes[j * LANES..(j + 1) * LANES];
-                    to.fill(0.0);
-                    to[..n].copy_from_slice(&gradient[j * rows + r0..][..n]);
-                    let from = (c0 + j) * padded + r0;
-                    q16[j * LANES..(j + 1) * LANES].copy_from_slice(&q[from..from + LANES]);
+            for panel in 0..rows.div_ceil(LANES) {
+                let n = LANES.min(rows - panel * LANES);
+                for (to, from) in lanes.chunks_exact_mut(LANES).zip(gradient.chunks_exact(rows)) {
+                    to[..n].copy_from_slice(&from[panel * LANES..][..n]);
+                    to[n..].fill(0.0);
                 }
-                let at = k * padded + r0;
-                let (mut s16, mut b16): (Row16, Row16) = (from_fn(|i| s[at + i]), from_fn(|i| b[at + i]));
-                descend(isa, &block, &sums, top, p.scale, p.rounds, &mut lanes, &mut q16, &mut s16, &mut b16);
-                s[at..at + LANES].copy_from_slice(&s16);
-                b[at..at + LANES].copy_from_slice(&b16);
-                for j in 0..g {
-                    let to = (c0 + j) * padded + r0;
-                    q[to..to + LANES].copy_from_slice(&q16[j * LANES..(j + 1) * LANES]);
-                }
+                let (at, pair) = at(panel, k);
+                let (w, q, rest) = (&w[at.clone()], &mut q[at.clone()], &mut rest[at]);
+                let [s, b] = &mut pairs[pair];
+                descend(isa, &block, &sums, top, p.scale, p.rounds, w, &mut lanes, q, s, b, rest);
             }
-            put_rest(w, cols, rows, k, g, padded, &q, &s, &b, &mut rest);
         }
     }
 
-    // 4. row-major
+    // 3. row-major
     let mut out = Quantized {
         q: vec![0; rows * cols],
         scales: Vec::with_capacity(rows * groups),
         biases: Vec::with_capacity(rows * groups),
     };
     for r in 0..rows {
-        for c in 0..cols {
-            out.q[r * cols + c] = q[c * padded + r] as u8;
-        }
-        out.scales.extend((0..groups).map(|k| s[k * padded + r]));
-        out.biases.extend((0..groups).map(|k| b[k * padded + r]));
+        let (panel, lane) = (r / LANES, r % LANES);
+        let column = q[panel * cols * LANES..][..cols * LANES].as_chunks::<LANES>().0;
+        out.q[r * cols..(r + 1) * cols].iter_mut().zip(column).for_each(|(to, q)| *to = q[lane] as u8);
+        let pairs = &pairs[panel * groups..][..groups];
+        out.scales.extend(pairs.iter().map(|[s, _]| s[lane]));
+        out.biases.extend(pairs.iter().map(|[_, b]| b[lane]));
     }
     out
-}
-
-/// `[g, 16]` of rows `r0..` and columns `c0..c0 + g`; zeros where there are no more rows.
-fn gather(w: &[f32], cols: usize, r0: usize, c0: usize, g: usize, out: &mut [f32]) {
-    out.fill(0.0);
-    for (lane, row) in w.chunks_exact(cols).skip(r0).take(LANES).enumerate() {
-        for (j, v) in row[c0..c0 + g].iter().enumerate() {
-            out[j * LANES + lane] = *v;
-        }
-    }
-}
-
-/// `rest = w - (q s + b)` in the columns of group `k`.
-#[allow(clippy::too_many_arguments)]
-fn put_rest(
-    w: &[f32],
-    cols: usize,
-    rows: usize,
-    k: usize,
-    g: usize,
-    padded: usize,
-    q: &[f32],
-    s: &[f32],
-    b: &[f32],
-    rest: &mut [f32],
-) {
-    for r in 0..rows {
-        let (s, b) = (s[k * padded + r], b[k * padded + r]);
-        for c in k * g..(k + 1) * g {
-            rest[r * cols + c] = w[r * cols + c] - (q[c * padded + r] * s + b);
-        }
-    }
 }
 
 impl Quantized {
@@ -185,14 +142,8 @@ impl Quantized {
         let mut data = vec![0; self.q.len() / 8 * bits as usize];
         affine::pack(bits, &self.q, &mut data);
         let bytes = |values: &[f32]| {
-            let mut out = Vec::with_capacity(values.len() * scale.size());
-            for &v in values {
-                match scale {
-                    Float::F32 => out.extend(v.to_le_bytes()),
-                    Float::F16 => out.extend(half::f16::from_f32(v).to_le_bytes()),
-                    Float::Bf16 => out.extend(half::bf16::from_f32(v).to_le_bytes()),
-                }
-            }
+            let mut out = vec![0; values.len() * scale.size()];
+            out.chunks_exact_mut(scale.size()).zip(values).for_each(|(out, &v)| scale.write(v, out));
             out
         };
         (data, bytes(&self.scales), bytes(&self.biases))
@@ -209,29 +160,6 @@ impl Quantized {
     }
 }
 
-/// As the stored type will give it back.
-#[inline(always)]
-fn round(float: Float, v: f32) -> f32 {
-    match float {
-        Float::F32 => v,
-        Float::F16 => half::f16::from_f32(v).to_f32(),
-        // To the nearest, ties to even; what overflows is caught by the comparison of costs.
-        Float::Bf16 => {
-            let bits = v.to_bits();
-            f32::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1))) & 0xffff_0000)
-        }
-    }
-}
-
-/// `v` clamped to 0..=top and rounded to a whole number (ties to even); 0 for NaN.
-#[inline(always)]
-fn nearest(v: f32, top: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0;
-    let v = if v > 0.0 { v } else { 0.0 };
-    let v = if v < top { v } else { top };
-    (v + MAGIC) - MAGIC
-}
-
 // The vectors are the compiler's: what it needs is the shell's instruction set.
 #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters)]
 #[inline(always)]
@@ -243,6 +171,7 @@ unsafe fn start_lanes<V: Lanes>(
     q: &mut [f32],
     s: &mut Row16,
     b: &mut Row16,
+    rest: &mut [f32],
 ) {
     let w = w.as_chunks::<LANES>().0;
     let (mut low, mut high) = (w[0], w[0]);
@@ -255,9 +184,9 @@ unsafe fn start_lanes<V: Lanes>(
     }
     let (mut best, mut best_s, mut best_b) = ([f32::INFINITY; LANES], [1f32; LANES], [0f32; LANES]);
     for part in SHRINK {
-        let mut s16: Row16 = from_fn(|i| round(scale, (high[i] - low[i]) * part / top));
+        let mut s16: Row16 = from_fn(|i| scale.round((high[i] - low[i]) * part / top));
         s16 = from_fn(|i| if s16[i] > TINY { s16[i] } else { 1.0 });
-        let mut b16: Row16 = from_fn(|i| round(scale, 0.5 * (low[i] + high[i]) - 0.5 * (high[i] - low[i]) * part));
+        let mut b16: Row16 = from_fn(|i| scale.round(0.5 * (low[i] + high[i]) - 0.5 * (high[i] - low[i]) * part));
         for _ in 0..=REGRESSIONS {
             // 1. the nearest q, and sums for the next regression
             let inverse: Row16 = from_fn(|i| 1.0 / s16[i]);
@@ -279,10 +208,10 @@ unsafe fn start_lanes<V: Lanes>(
             for i in 0..LANES {
                 let spread = d_sum * dqq[i] - dq[i] * dq[i];
                 if spread > 1e-6 * d_sum * dqq[i] {
-                    let slope = round(scale, (d_sum * dqw[i] - dq[i] * dw[i]) / spread);
+                    let slope = scale.round((d_sum * dqw[i] - dq[i] * dw[i]) / spread);
                     if slope.abs() > TINY {
                         s16[i] = slope;
-                        b16[i] = round(scale, (dw[i] - slope * dq[i]) / d_sum);
+                        b16[i] = scale.round((dw[i] - slope * dq[i]) / d_sum);
                     }
                 }
             }
@@ -290,14 +219,25 @@ unsafe fn start_lanes<V: Lanes>(
     }
     (*s, *b) = (best_s, best_b);
     let inverse: Row16 = from_fn(|i| 1.0 / s[i]);
-    for (q, w) in q.as_chunks_mut::<LANES>().0.iter_mut().zip(w) {
+    let q = q.as_chunks_mut::<LANES>().0;
+    for (q, w) in q.iter_mut().zip(w) {
         *q = from_fn(|i| nearest((w[i] - b[i]) * inverse[i], top));
+    }
+    leave(w, q, s, b, rest);
+}
+
+/// `rest = w - (q s + b)`
+#[inline(always)]
+fn leave(w: &[Row16], q: &[Row16], s: &Row16, b: &Row16, rest: &mut [f32]) {
+    for ((rest, w), q) in rest.as_chunks_mut::<LANES>().0.iter_mut().zip(w).zip(q) {
+        *rest = from_fn(|i| w[i] - (q[i] * s[i] + b[i]));
     }
 }
 
 simd! {
-    /// Scale, bias and q of sixteen rows of one group, `w: [group, 16]`, by a search for the least squared error weighted by `weights: [group]`.
-    fn start(w: &[f32], weights: &[f32], top: f32, scale: Float, q: &mut [f32], s: &mut Row16, b: &mut Row16) = start_lanes
+    /// Scale, bias and q of sixteen rows of one group, `w: [group, 16]`, by a search for the least squared error weighted by `weights: [group]`, and what is
+    /// left of them.
+    fn start(w: &[f32], weights: &[f32], top: f32, scale: Float, q: &mut [f32], s: &mut Row16, b: &mut Row16, rest: &mut [f32]) = start_lanes
 }
 
 // The vectors are the compiler's: what it needs is the shell's instruction set.
@@ -309,10 +249,12 @@ unsafe fn descend_lanes<V: Lanes>(
     top: f32,
     scale: Float,
     rounds: usize,
+    w: &[f32],
     gradient: &mut [f32],
     q: &mut [f32],
     s: &mut Row16,
     b: &mut Row16,
+    rest: &mut [f32],
 ) {
     let g = sums.len();
     let gradient = gradient.as_chunks_mut::<LANES>().0;
@@ -355,9 +297,9 @@ unsafe fn descend_lanes<V: Lanes>(
         for i in 0..LANES {
             let spread = a[i] * total - c[i] * c[i];
             if spread > 1e-5 * a[i] * total {
-                let new_s = round(scale, s[i] + (total * rq[i] - c[i] * r1[i]) / spread);
+                let new_s = scale.round(s[i] + (total * rq[i] - c[i] * r1[i]) / spread);
                 let d = new_s - s[i];
-                let new_b = round(scale, b[i] + (r1[i] - d * c[i]) / total);
+                let new_b = scale.round(b[i] + (r1[i] - d * c[i]) / total);
                 let e = new_b - b[i];
                 let gain = 2.0 * (d * rq[i] + e * r1[i]) - (d * d * a[i] + 2.0 * d * e * c[i] + e * e * total);
                 if gain > 0.0 && new_s.abs() > TINY && new_b.is_finite() {
@@ -369,12 +311,13 @@ unsafe fn descend_lanes<V: Lanes>(
             gradient[j] = from_fn(|i| gradient[j][i] - (ds[i] * hq[j][i] + db[i] * sums[j]));
         }
     }
+    leave(w.as_chunks::<LANES>().0, q, s, b, rest);
 }
 
 simd! {
     /// Lowers the error of sixteen rows in one group. `block: [group, group]` of H and `sums`, those of its rows; `gradient: [group, 16]`, `(w - v) H` in the
-    /// group's columns, is kept up; `q: [group, 16]`.
-    fn descend(block: &[f32], sums: &[f32], top: f32, scale: Float, rounds: usize, gradient: &mut [f32], q: &mut [f32], s: &mut Row16, b: &mut Row16) = descend_lanes
+    /// group's columns, is used up; `w`, `q` and `rest`, what is left of w: `[group, 16]`.
+    fn descend(block: &[f32], sums: &[f32], top: f32, scale: Float, rounds: usize, w: &[f32], gradient: &mut [f32], q: &mut [f32], s: &mut Row16, b: &mut Row16, rest: &mut [f32]) = descend_lanes
 }
 
 #[cfg(test)]
@@ -426,7 +369,7 @@ mod tests {
             let (w, h) = case(rows, cols, bits as u64);
             let at = |sweeps| {
                 let p = Params { bits, sweeps, ..P };
-                cost(&w, &quantize(Isa::GENERIC, &w, cols, &h, p).values(64), &h, cols)
+                cost(&w, &quantize(Isa::GENERIC, &w, cols, &h, &[], p).values(64), &h, cols)
             };
             let costs: Vec<f64> = (0..5).map(at).collect();
             assert!(costs.windows(2).all(|c| c[1] <= c[0] * 1.001), "{bits} bits: {costs:?}");
@@ -440,12 +383,12 @@ mod tests {
         let (w, h) = case(rows, cols, 5);
         for (bits, group, scale) in [(2, 64, Float::Bf16), (3, 32, Float::F16), (4, 128, Float::F32)] {
             let p = Params { bits, group, scale, ..P };
-            let all = quantize(Isa::GENERIC, &w, cols, &h, p);
+            let all = quantize(Isa::GENERIC, &w, cols, &h, &[], p);
             for isa in Isa::supported() {
-                assert_eq!(quantize(isa, &w, cols, &h, p), all, "{isa}");
+                assert_eq!(quantize(isa, &w, cols, &h, &[], p), all, "{isa}");
             }
             for r in [0, 7, 20] {
-                let one = quantize(Isa::GENERIC, &w[r * cols..(r + 1) * cols], cols, &h, p);
+                let one = quantize(Isa::GENERIC, &w[r * cols..(r + 1) * cols], cols, &h, &[], p);
                 assert_eq!(one.q, all.q[r * cols..(r + 1) * cols]);
                 assert_eq!(one.scales, all.scales[r * cols / group..(r + 1) * cols / group]);
             }
@@ -457,13 +400,13 @@ mod tests {
         let cols = 64;
         let (_, h) = case(1, cols, 9);
         let w: Vec<f32> = (0..cols).map(|c| (c * 7 % 4) as f32 * 0.25 - 0.5).collect();
-        let found = quantize(Isa::GENERIC, &w, cols, &h, P);
+        let found = quantize(Isa::GENERIC, &w, cols, &h, &[], P);
         assert_eq!(found.values(64), w);
         // Zeros, all alike, and an H of zeros but its diagonal.
         let mut eye = vec![0f32; cols * cols];
         (0..cols).for_each(|i| eye[i * cols + i] = 1.0);
         for v in [0.0, 0.5] {
-            let found = quantize(Isa::GENERIC, &vec![v; cols], cols, &eye, P).values(64);
+            let found = quantize(Isa::GENERIC, &vec![v; cols], cols, &eye, &[], P).values(64);
             assert!(found.iter().all(|f| (f - v).abs() < 1e-6), "{found:?}");
         }
     }

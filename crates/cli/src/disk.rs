@@ -1,0 +1,133 @@
+//! The disk's own speed: direct reads of one size, so many at once, from the files of a model.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use sluice_store::load::{Chunk, LoadOptions, Staging};
+
+/// What direct reads want of offsets and lengths.
+pub const PAGE: u64 = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Order {
+    Random,
+    Sequential,
+}
+
+/// How to read.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Bytes, whole pages.
+    pub request: u64,
+    /// Requests under way at once.
+    pub depth: usize,
+    pub order: Order,
+    /// Requests in random order begin at multiples of so many bytes.
+    pub align: u64,
+}
+
+/// At most `wanted` requests for parts of files of these lengths; another `round` asks for other parts.
+fn requests(lens: &[u64], case: Case, wanted: u64, round: u64) -> Vec<Chunk> {
+    let places: Vec<u64> = lens.iter().map(|len| len / case.request).collect();
+    let all: u64 = places.iter().sum();
+    // A place by its number among all.
+    let place = |number: u64| {
+        let (mut file, mut left) = (0, number);
+        while left >= places[file] {
+            left -= places[file];
+            file += 1;
+        }
+        (file, left * case.request)
+    };
+    let one = |i: u64| {
+        let (file, offset) = match case.order {
+            Order::Sequential => place((round * wanted + i) % all),
+            Order::Random => {
+                // A file by its length, and anywhere in it.
+                let r = mix((round << 40) + i);
+                let (file, _) = place(r % all);
+                (file, mix(r) % ((lens[file] - case.request) / case.align + 1) * case.align)
+            }
+        };
+        Chunk { file, offset, len: case.request as usize }
+    };
+    (0..wanted.min(all)).map(one).collect()
+}
+
+/// Bytes per second of one case over about `span`, from files of these lengths; another `round` reads other parts.
+///
+/// # Errors
+/// Files that are too small for such requests, cannot be read, or cannot be read past the page cache.
+pub fn measure(files: &[(PathBuf, u64)], case: Case, span: Duration, round: u64) -> Result<f64> {
+    // 1. more requests than the time will be enough for
+    let lens: Vec<u64> = files.iter().map(|(_, len)| *len).collect();
+    let all: u64 = lens.iter().map(|len| len / case.request).sum();
+    ensure!(all >= 2 * case.depth as u64, "the files are too small for requests of {} bytes", case.request);
+    let fastest = (span.as_secs_f64() * 32e9) as u64 / case.request;
+    let wanted = fastest.min((span.as_secs_f64() * 2e6) as u64) + 1;
+    let chunks = requests(&lens, case, wanted, round);
+
+    // 2. the first few alone: memory that was never touched, and buffers to be made known to the kernel, take time that is not the disk's
+    let begun = Instant::now();
+    read(files, chunks[..case.depth.min(chunks.len())].to_vec(), case, begun + Duration::from_secs(60))?;
+    let preparing = begun.elapsed();
+
+    // 3. as many as the time is enough for, from when as many as are under way at once have come
+    let times = read(files, chunks, case, Instant::now() + preparing + span)?;
+    let steady = &times[case.depth.min(times.len() / 2)..];
+    ensure!(steady.len() > 1, "no two requests in {span:?}");
+    let time = steady[steady.len() - 1] - steady[0];
+    Ok((steady.len() - 1) as f64 * case.request as f64 / time.as_secs_f64())
+}
+
+/// Reads `chunks` until they or the time come to an end; when each had come, in order.
+fn read(files: &[(PathBuf, u64)], chunks: Vec<Chunk>, case: Case, until: Instant) -> Result<Vec<Instant>> {
+    let times = Mutex::new(Vec::with_capacity(chunks.len()));
+    let note = |_: &Chunk, _: &[u8]| times.lock().unwrap_or_else(|e| e.into_inner()).push(Instant::now());
+    let staging = Staging::new(chunks, case.depth, case.request as usize, note).context("no memory for the reads")?;
+    let paths: Vec<&Path> = files.iter().map(|(path, _)| path.as_path()).collect();
+    let options = LoadOptions { depth: case.depth, threads: case.depth, ..LoadOptions::default() };
+    let notes = staging.until(until).read(&paths, &options)?;
+    ensure!(!notes.iter().any(|n| n.contains("buffered")), "{}", notes.join("; "));
+    Ok(times.into_inner().unwrap_or_else(|e| e.into_inner()))
+}
+
+/// splitmix64 of Steele, Lea and Flood 2014: places far from each other.
+fn mix(i: u64) -> u64 {
+    let mut z = i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_lie_inside_their_files_and_rounds_differ() {
+        let lens = [10_000, 3 << 20, 100, (1 << 20) + 5000];
+        for align in [4096, 65536] {
+            for order in [Order::Random, Order::Sequential] {
+                let case = Case { request: 12288, depth: 4, align, order };
+                let [one, two] = [0, 1].map(|round| requests(&lens, case, 50, round));
+                assert_eq!((one.len(), two.len()), (50, 50));
+                assert_ne!(one, two);
+                for c in one.iter().chain(&two) {
+                    assert!(c.offset + c.len as u64 <= lens[c.file] && c.offset.is_multiple_of(PAGE), "{c:?}");
+                    assert!(order == Order::Sequential || c.offset.is_multiple_of(align), "{c:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn in_order_is_from_the_first_byte_to_the_last_and_on() {
+        let case = Case { request: 4096, depth: 1, align: 4096, order: Order::Sequential };
+        let found: Vec<(usize, u64)> = requests(&[8192, 4096], case, 2, 1).iter().map(|c| (c.file, c.offset)).collect();
+        assert_eq!(found, [(1, 0), (0, 0)]);
+    }
+}
