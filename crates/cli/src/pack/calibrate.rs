@@ -69,7 +69,6 @@ pub struct Calibrator {
 }
 
 /// What the experts of a layer see.
-#[derive(Default)]
 struct Seen {
     /// Their inputs, normed: `[tokens, hidden]`.
     h: Vec<f32>,

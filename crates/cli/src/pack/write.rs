@@ -117,6 +117,9 @@ impl Job<'_> {
             let calibrator = calibrator.as_deref_mut().expect("there are such layers only then");
             let stacks: Vec<&Unit> = placed.iter().map(|p| &self.units[p.unit]).collect();
             let (input, threads) = (self.input, self.threads);
+            let bytes = stacks.iter().map(|u| u.source.bytes()).sum::<u64>();
+            let experts = stacks.first().map_or(1, |u| experts_and_rows(u).0 as u64);
+            let (read, all, progress) = (self.read, self.input_bytes, self.progress);
             let line = calibrator.layer(*layer, &stacks, input, threads, |expert, parts| {
                 if interrupt::pressed() {
                     bail!(Interrupted);
@@ -125,11 +128,12 @@ impl Job<'_> {
                     put(&mut writer, &placed.places, expert, part)?;
                     errors.entry(self.units[placed.unit].class.to_owned()).or_insert_with(Error::default).add(error);
                 }
+                let done = read + bytes * (expert as u64 + 1) / experts;
+                progress.set((done / 1_000_000) as usize, (all / 1_000_000) as usize);
                 Ok(())
             })?;
             notes.extend(line);
-            self.read += placed.iter().map(|p| self.units[p.unit].source.bytes()).sum::<u64>();
-            self.progress.set((self.read / 1_000_000) as usize, (self.input_bytes / 1_000_000) as usize);
+            self.read += bytes;
         }
 
         // 3. padding
