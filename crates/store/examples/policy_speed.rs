@@ -45,6 +45,11 @@ fn main() {
         }
         each.sort_by(f64::total_cmp);
         let missed = misses as f64 / (300 * layers * k) as f64;
-        println!("{:<8}{:>8.3} ms a token (median){:>8.1} % misses", policy.name(), each[each.len() / 2] * 1e3, 100.0 * missed);
+        println!(
+            "{:<8}{:>8.3} ms a token (median){:>8.1} % misses",
+            policy.name(),
+            each[each.len() / 2] * 1e3,
+            100.0 * missed
+        );
     }
 }

@@ -78,7 +78,11 @@ pub struct LoadOptions {
 /// What the disk can do that a file is on: measured on parts of it that are not in the page cache, or remembered. `None` where there is too little to
 /// measure with, or the file cannot be read.
 pub fn disk_speeds(file: &Path, options: &LoadOptions) -> Option<Speeds> {
-    probe::speeds(&ReadFile::open(file).ok()?, options).map(|(speeds, _)| speeds)
+    let file = ReadFile::open(file).ok()?;
+    let (speeds, _) = probe::speeds(&file, options)?;
+    // What is remembered is the device's: this file may refuse all the same.
+    let direct = speeds.direct.filter(|_| file.open_direct().is_none());
+    Some(Speeds { direct, ..speeds })
 }
 
 impl LoadOptions {
