@@ -102,14 +102,17 @@ impl<const N: usize> Panels<N> {
     }
 }
 
-/// `out[j * a.rows + i] += dot(a's row i, b's row j)`, that is `out += b a^T`: `[b.rows, a.rows]`.
+/// `out[j * a.rows + i] = dot(a's row i, b's row j)`, that is `b a^T`: `[b.rows, a.rows]`.
 ///
-/// Panics where the lengths do not fit.
-pub fn add_product(isa: Isa, a: &Panels<LEFT>, b: &Panels<RIGHT>, out: &mut [f32]) {
-    add_panels(isa, (&a.data, a.rows), (&b.data, b.rows), a.depth, false, out);
+/// Panics where the depths differ.
+pub fn product(isa: Isa, a: &Panels<LEFT>, b: &Panels<RIGHT>) -> Buffer {
+    assert_eq!(a.depth, b.depth, "one depth");
+    let mut out = Buffer::zeros(a.rows * b.rows);
+    add_panels(isa, (&a.data, a.rows), (&b.data, b.rows), a.depth, false, &mut out);
+    out
 }
 
-/// As [`add_product`], of panels: of `a` and `b` those of so many rows. `lower`: outputs with `j > i` may be left as they are.
+/// Adds a [`product`] of panels, of `a` and `b` those of so many rows. `lower`: outputs with `j > i` may be left as they are.
 pub(crate) fn add_panels(
     isa: Isa,
     (a, a_rows): (&[f32], usize),
@@ -122,14 +125,6 @@ pub(crate) fn add_panels(
     assert_eq!(b.len(), b_rows.next_multiple_of(RIGHT) * depth, "panels of {b_rows} rows");
     assert_eq!(out.len(), a_rows * b_rows, "the product is [{b_rows}, {a_rows}]");
     add(isa, a, a_rows, b, b_rows, depth, lower, out);
-}
-
-/// `out[i * rows_a + r] = dot(a[r], b[i])` for `a: [rows_a, depth]` and `b: [rows_b, depth]`, that is `out = b a^T`: `[rows_b, rows_a]`.
-///
-/// Panics where the lengths do not fit.
-pub fn product(isa: Isa, a: &[f32], b: &[f32], depth: usize, out: &mut [f32]) {
-    out.fill(0.0);
-    add_product(isa, &Panels::of_rows(a, depth), &Panels::of_rows(b, depth), out);
 }
 
 /// `sum over k of factors[k] x[k] x[k]^T` for `x: [factors, cols]`: `[cols, cols]`, symmetric to the bit.
@@ -264,8 +259,7 @@ mod tests {
             let a: Vec<f32> = (0..ra * k).map(|i| (i * 7 % 13) as f32 - 6.0).collect();
             let b: Vec<f32> = (0..rb * k).map(|i| (i * 5 % 11) as f32 - 5.0).collect();
             for isa in Isa::supported() {
-                let mut out = vec![f32::NAN; ra * rb];
-                product(isa, &a, &b, k, &mut out);
+                let out = product(isa, &Panels::of_rows(&a, k), &Panels::of_rows(&b, k));
                 for i in 0..rb {
                     for r in 0..ra {
                         let exact: f32 = (0..k).map(|c| a[r * k + c] * b[i * k + c]).sum();
@@ -290,8 +284,7 @@ mod tests {
         let value = |i: usize| ((i * 7919 + i * i % 104_729) % 1009) as f32 / 504.5 - 1.0;
         let x: Vec<f32> = (0..rows * k).map(value).collect();
         for isa in Isa::supported() {
-            let mut out = vec![0.0; rows * rows];
-            product(isa, &x, &x, k, &mut out);
+            let out = product(isa, &Panels::of_rows(&x, k), &Panels::of_rows(&x, k));
             for i in 0..rows {
                 for r in 0..rows {
                     let chain = (0..k).fold(0f32, |sum, c| x[r * k + c].mul_add(x[i * k + c], sum));

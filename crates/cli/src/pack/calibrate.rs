@@ -18,7 +18,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_backend::{Activations, Backend, Batch, Cpu, KvType, MemoryClass, SequenceSlice};
 use sluice_kernels::Isa;
-use sluice_kernels::dense::{self, Buffer, LEFT, Panels, RIGHT, add_product};
+use sluice_kernels::dense::{self, Buffer, Panels, RIGHT, product};
 use sluice_kernels::elementwise::swiglu_in_place;
 use sluice_kernels::quantize::descent::{self, Params};
 use sluice_model::{Caches, Config, Decoder};
@@ -339,10 +339,10 @@ impl Expert<'_> {
         let columns = Panels::of_columns(&x, hidden, &importance);
         let project = |i: usize| -> Result<_> {
             let w = Panels::of_rows(&old[i], hidden);
-            let wanted = times(isa, &w, &before);
-            let pull = pull(isa, &wanted[..tokens * width], times(isa, &w, &now), width, &columns);
+            let wanted = product(isa, &w, &before);
+            let pull = pull(isa, &wanted[..tokens * width], product(isa, &w, &now), width, &columns);
             let (part, new) = self.projection(units[i], &old[i], &h, &pull)?;
-            Ok((part, times(isa, &Panels::of_rows(&new, hidden), &now), wanted))
+            Ok((part, product(isa, &Panels::of_rows(&new, hidden), &now), wanted))
         };
         let (gate_part, mut inner, mut original_inner) = project(0)?;
         let (up_part, up, original_up) = project(1)?;
@@ -351,14 +351,14 @@ impl Expert<'_> {
         drop((h, columns, now, before, up, original_up));
         // 2. down, by what gate and up make of their inputs now, and made of them
         let w = Panels::of_rows(&old[2], width);
-        let outputs = times(isa, &w, &Panels::of_rows(&original_inner, width));
+        let outputs = product(isa, &w, &Panels::of_rows(&original_inner, width));
         let now = Panels::of_rows(&inner, width);
         let columns = Panels::of_columns(&inner, width, &importance);
-        let pull = pull(isa, &outputs[..tokens * hidden], times(isa, &w, &now), hidden, &columns);
+        let pull = pull(isa, &outputs[..tokens * hidden], product(isa, &w, &now), hidden, &columns);
         let h = damped(isa, &inner, width, &importance);
         let (down_part, new) = self.projection(units[2], &old[2], &h, &pull)?;
         // 3. what comes of it, as memory that other threads may have
-        let packed = times(isa, &Panels::of_rows(&new, width), &now)[..own * hidden].to_vec();
+        let packed = product(isa, &Panels::of_rows(&new, width), &now)[..own * hidden].to_vec();
         let plain = original_rows.iter().flat_map(|r| &outputs[r * hidden..(r + 1) * hidden]).copied().collect();
         Ok((vec![gate_part, up_part, down_part], Outputs { packed, plain }))
     }
@@ -366,10 +366,10 @@ impl Expert<'_> {
     /// `down(silu(gate x) * up x)`, `[tokens, hidden]`.
     fn output(&self, weights: &[Vec<f32>], x: &[f32]) -> Vec<f32> {
         let x = Panels::of_rows(x, self.hidden);
-        let [mut gate, up] = [0, 1].map(|i| times(self.isa, &Panels::of_rows(&weights[i], self.hidden), &x));
+        let [mut gate, up] = [0, 1].map(|i| product(self.isa, &Panels::of_rows(&weights[i], self.hidden), &x));
         swiglu_in_place(self.isa, &mut gate, &up);
         let width = weights[0].len() / self.hidden;
-        times(self.isa, &Panels::of_rows(&weights[2], width), &Panels::of_rows(&gate, width)).to_vec()
+        product(self.isa, &Panels::of_rows(&weights[2], width), &Panels::of_rows(&gate, width)).to_vec()
     }
 
     /// The weights of its projections, `[rows, cols]` each.
@@ -444,13 +444,6 @@ impl Expert<'_> {
     }
 }
 
-/// `w x` for the rows of `x`: `[x.rows, w.rows]`.
-fn times(isa: Isa, w: &Panels<LEFT>, x: &Panels<RIGHT>) -> Buffer {
-    let mut out = Buffer::zeros(w.rows * x.rows);
-    add_product(isa, w, x, &mut out);
-    out
-}
-
 /// `sum of importance x x^T` over the rows of `x: [tokens, cols]`, damped.
 fn damped(isa: Isa, x: &[f32], cols: usize, importance: &[f32]) -> Buffer {
     let mut h = dense::moments(isa, x, cols, importance);
@@ -464,7 +457,7 @@ fn damped(isa: Isa, x: &[f32], cols: usize, importance: &[f32]) -> Buffer {
 /// `sum of (wanted - got) x^T` over tokens, `wanted, got: [tokens, rows]` and `x` the columns of the inputs, each times its importance: `[cols, rows]`.
 fn pull(isa: Isa, wanted: &[f32], mut got: Buffer, rows: usize, x: &Panels<RIGHT>) -> Buffer {
     got.iter_mut().zip(wanted).for_each(|(got, wanted)| *got = wanted - *got);
-    times(isa, &Panels::of_columns(&got, rows, &vec![1.0; x.depth]), x)
+    product(isa, &Panels::of_columns(&got, rows, &vec![1.0; x.depth]), x)
 }
 
 #[cfg(test)]
@@ -488,7 +481,7 @@ mod tests {
         let importance: Vec<f32> = (0..tokens).map(|t| (1.0 + (t % 3) as f32) / 600.0).collect();
         let w: Vec<f32> = (0..rows * cols).map(|i| ((i * 31) % 17) as f32 / 17.0 - 0.5).collect();
         let isa = Isa::GENERIC;
-        let outputs = |w: &[f32], x: &[f32]| times(isa, &Panels::of_rows(w, cols), &Panels::of_rows(x, cols));
+        let outputs = |w: &[f32], x: &[f32]| product(isa, &Panels::of_rows(w, cols), &Panels::of_rows(x, cols));
         let h = damped(isa, &x, cols, &importance);
         let columns = Panels::of_columns(&x, cols, &importance);
         let quantized = |original: &[f32]| {
