@@ -121,9 +121,9 @@ PUBLISHED = [
 ]
 
 LEARNED = """\
-Also published: parallel reads of whole experts beat everything smaller. Holds: the disk alone wants requests of 1 MiB and four of them at once; smaller ones cost a decode a third at 64 KiB, and from 256 KiB on nothing
-that is told from noise, nor does alignment beyond a page. Caches of their own were a loss there, where memory is shared with a GPU; here they are what the speed comes from, and the policy matters
-little beside having one (LRU 0.90, aged LFU and the scan-aware one alike). Two bits instead of four gain what the bytes say where reads are the bound, and nothing where the cache holds what tokens want anyway.
+Also published: parallel reads of whole experts beat everything smaller. Holds: the disk alone wants large requests and a few of them at once, and small ones cost a decode dearly; from 256 KiB on nothing is told from noise,
+nor is alignment beyond a page. Caches of their own were a loss there, where memory is shared with a GPU; here they are what the speed comes from, and the policy matters little beside having one: LRU is somewhat behind aged
+LFU and the scan-aware one, which are alike. Two bits instead of four gain what the bytes say where reads are the bound, and nothing where the cache holds what tokens want anyway.
 """
 
 
