@@ -105,6 +105,7 @@ impl Calibrator {
         );
 
         // 2. the model, one sequence of one window
+        // For mixers and shared experts; what routed experts are fitted to is computed in f32. Far quicker, and no worse (docs/experiments.md).
         let mut backend = Cpu::new(settings.isa, settings.threads, Activations::Int8)?;
         let options = sluice_model::Options { max_tokens: WINDOW, context: Some(WINDOW), experts_per_token: None };
         let decoder = sluice_model::load(checkpoint, config, &mut backend, &options)?.decoder;
@@ -245,7 +246,11 @@ impl Calibrator {
         let stacks = three(layer, stacks)?;
         let seen = self.both(true)?;
         let (isa, hidden, count) = (self.isa, self.hidden(), seen.takers.len());
-        let work = |e: &usize| Expert { isa, seen: &seen, hidden, number: *e }.quantize(input, stacks);
+        let work = |e: &usize| {
+            // An expert may take seconds, and several are in the queue.
+            ensure!(!interrupt::pressed(), Interrupted);
+            Expert { isa, seen: &seen, hidden, number: *e }.quantize(input, stacks)
+        };
         let mut few = Vec::new();
         ordered(threads, 0..count, work, |e, (parts, outputs)| {
             self.add(&seen, e, &outputs);

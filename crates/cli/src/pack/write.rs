@@ -269,10 +269,5 @@ fn put(writer: &mut Writer, places: &[Place], expert: usize, parts: Vec<Vec<u8>>
 
 /// f32 values, each one more.
 fn plus_one(bytes: &[u8], float: Float) -> Vec<u8> {
-    let value = |b: &[u8]| match float {
-        Float::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-        Float::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f32(),
-        Float::Bf16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-    };
-    bytes.chunks_exact(float.size()).flat_map(|b| (value(b) + 1.0).to_le_bytes()).collect()
+    (0..bytes.len() / float.size()).flat_map(|i| (float.read(bytes, i) + 1.0).to_le_bytes()).collect()
 }

@@ -41,7 +41,7 @@ impl Float {
     }
 
     /// Element `i` of little-endian `bytes`.
-    pub(crate) fn read(self, bytes: &[u8], i: usize) -> f32 {
+    pub fn read(self, bytes: &[u8], i: usize) -> f32 {
         let b = &bytes[i * self.size()..][..self.size()];
         match self {
             Float::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
