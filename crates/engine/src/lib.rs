@@ -16,5 +16,5 @@ pub use sluice_backend::{
     Profile, Routed, Streamed,
 };
 pub use sluice_model::{Config, Spec};
-pub use sluice_store::experts::Policy;
+pub use sluice_store::experts::{Policy, ReadFaults};
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};

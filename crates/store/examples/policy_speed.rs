@@ -35,7 +35,7 @@ fn main() {
                 for &expert in &wanted {
                     if cache.slot(layer, expert as usize).is_none() {
                         let slot = cache.place(layer, expert as usize).expect("a slot that is not in use");
-                        cache.unlock(slot);
+                        cache.let_go(slot);
                         misses += 1;
                     }
                 }

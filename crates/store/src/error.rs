@@ -48,8 +48,8 @@ pub enum Error {
     /// A file ended before what its header promised, though it was long enough when it was opened.
     #[error("{}: truncated while it was in use: it had {len} bytes, and ends{} at offset {offset}", .path.display(), of_tensor(.tensor))]
     Shrunk { path: PathBuf, tensor: Option<String>, offset: u64, len: u64 },
-    /// A file was written to, or another one put in its place, while it was being read.
-    #[error("{}: changed or replaced while it was read", .path.display())]
+    /// A file was written to, or another one put in its place, while it was in use.
+    #[error("{}: changed or replaced while it was in use", .path.display())]
     Replaced { path: PathBuf },
     /// The disk is too full: `needed` bytes for this file, `free` bytes available to this user.
     #[error("{}: no space left: needs {needed} bytes, {free} are free", .path.display())]

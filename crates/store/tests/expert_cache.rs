@@ -37,13 +37,13 @@ fn a_visit_allocates_nothing() {
                     cache.visit(layer, &wanted, &tokens);
                     held.clear();
                     held.extend(wanted.iter().filter_map(|e| cache.slot(layer, *e as usize)));
-                    held.iter().for_each(|slot| cache.lock(*slot));
+                    held.iter().for_each(|slot| cache.hold(*slot));
                     for expert in &wanted {
                         if cache.slot(layer, *expert as usize).is_none() {
                             held.push(cache.place(layer, *expert as usize).unwrap());
                         }
                     }
-                    held.iter().for_each(|slot| cache.unlock(*slot));
+                    held.iter().for_each(|slot| cache.let_go(*slot));
                 }
             }
         });

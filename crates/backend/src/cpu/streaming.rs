@@ -73,7 +73,9 @@ pub struct Streaming {
     floats: Vec<f32>,
     guessed: Vec<u32>,
     likeliest: Vec<(f32, u32)>,
+    /// Rows whose experts could not be read, and why the first of them could not.
     failed_rows: Vec<u32>,
+    error: Option<Error>,
     last_step: Option<Instant>,
 }
 
@@ -108,6 +110,7 @@ impl Streaming {
             guessed: Vec::with_capacity((options.ahead + MORE_LATE).max(AHEAD_IN_ORDER)),
             likeliest: Vec::with_capacity(FEW_PAIRS),
             failed_rows: Vec::new(),
+            error: None,
             last_step: None,
         })
     }
@@ -129,7 +132,8 @@ impl Streaming {
         matmul::part(&mut self.floats, kept_rows(plan, tokens) * width);
     }
 
-    /// Whether all that was fetched is in memory; then the plan's units are where they were read to.
+    /// Whether all that was fetched is in memory; then the plan's units are where they were read to. If not, what was handed over so far is in
+    /// `positions`, and what has failed is noted.
     pub fn all_there(&mut self, plan: &mut Plan) -> bool {
         let count = plan.units.len();
         self.positions.clear();
@@ -141,7 +145,11 @@ impl Streaming {
                     self.positions.push(i);
                     plan.units[i] = self.read_to(i, plan.units[i]);
                 }
-                _ => return false,
+                Next::Failed(i) => {
+                    self.fail(plan, i);
+                    return false;
+                }
+                Next::Later | Next::Over => return false,
             }
         }
         true
@@ -158,21 +166,21 @@ impl Streaming {
         (0..plan.units.len()).for_each(|i| self.store.release(i));
     }
 
+    /// Notes that the expert at position `i` of what was fetched cannot be read: its tokens' rows are lost.
     fn fail(&mut self, plan: &Plan, i: usize) {
+        let error = self.store.take_error(i);
+        self.error.get_or_insert(error);
         let unit = &plan.units[i];
         self.failed_rows.extend_from_slice(&plan.order[unit.from..unit.from + unit.tokens]);
     }
 
+    /// Which rows of the step were lost, ascending, and why; `None` if none was.
     pub fn take_failure(&mut self) -> Option<(Vec<u32>, Error)> {
-        let error = self.store.take_error();
-        if self.failed_rows.is_empty() {
-            // What only look-ahead wanted is nobody's loss.
-            return None;
-        }
+        let error = self.error.take()?;
         let mut rows = std::mem::take(&mut self.failed_rows);
         rows.sort_unstable();
         rows.dedup();
-        error.map(|e| (rows, e))
+        Some((rows, error))
     }
 
     pub fn take(&mut self) -> Streamed {

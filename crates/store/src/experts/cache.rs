@@ -76,8 +76,8 @@ struct Layer {
     /// Its keys: `first..end`.
     first: Key,
     end: Key,
-    /// Holds every expert of the layer that has a slot and is neither locked, pinned nor wanted at the present visit; perhaps some that have
-    /// become so since, which are dropped when they come to the top, and listed again when they are unlocked.
+    /// Holds every expert of the layer that has a slot and is neither held, pinned nor wanted at the present visit; perhaps some that have
+    /// become so since, which are dropped when they come to the top, and listed again when they are let go.
     candidates: BinaryHeap<Candidate>,
     /// What the heap holds is of no more use: it is to be made anew.
     stale: bool,
@@ -107,7 +107,7 @@ pub struct ExpertCache {
     layer_of: Vec<u32>,
     /// By slot.
     keys: Vec<Key>,
-    locks: Vec<u32>,
+    held: Vec<bool>,
     free: Vec<u32>,
     visits: u64,
     /// The layer of the last visit.
@@ -121,6 +121,17 @@ pub struct ExpertCache {
 impl ExpertCache {
     /// `slots` slots for the experts of some layers, of which there are `experts[layer]`. `pinned`: (layer, expert) that stay once they are there.
     pub fn new(experts: &[usize], slots: usize, policy: Policy, pinned: &[(usize, usize)]) -> ExpertCache {
+        ExpertCache::with_pairs(experts, slots, policy, pinned, u64::MAX)
+    }
+
+    /// The same, where what a policy learns about pairs of experts may take so many bytes.
+    pub(super) fn with_pairs(
+        experts: &[usize],
+        slots: usize,
+        policy: Policy,
+        pinned: &[(usize, usize)],
+        pairs: u64,
+    ) -> ExpertCache {
         let mut layers = Vec::with_capacity(experts.len());
         let mut all = 0;
         for &n in experts {
@@ -133,7 +144,7 @@ impl ExpertCache {
             policy,
             layer_of: layers.iter().zip(0..).flat_map(|(l, i)| (l.first..l.end).map(move |_| i)).collect(),
             // Where there is room for all, nobody has to go.
-            forecast: Forecast::new(if policy == Policy::Scan && slots < keys { experts } else { &[] }),
+            forecast: Forecast::new(if policy == Policy::Scan && slots < keys { experts } else { &[] }, pairs),
             slots: vec![NONE; keys],
             last_wanted: vec![0; keys],
             worth: vec![f64::NEG_INFINITY; keys],
@@ -142,7 +153,7 @@ impl ExpertCache {
             listed: vec![false; keys],
             pinned: vec![false; keys],
             keys: vec![NONE; slots],
-            locks: vec![0; slots],
+            held: vec![false; slots],
             free: (0..slots as u32).rev().collect(),
             visits: 0,
             current: 0,
@@ -212,14 +223,14 @@ impl ExpertCache {
         Some(self.slots[self.key(layer, expert) as usize]).filter(|s| *s != NONE)
     }
 
-    /// A slot for an expert that has none: a free one, or that of an expert which then has none. Locked once. `None` if all are locked or pinned.
+    /// A slot for an expert that has none: a free one, or that of an expert which then has none. Held. `None` if all are held or pinned.
     pub fn place(&mut self, layer: usize, expert: usize) -> Option<u32> {
         let key = self.key(layer, expert);
         debug_assert_eq!(self.slots[key as usize], NONE);
         let slot = self.free.pop().or_else(|| self.evict())?;
         self.keys[slot as usize] = key;
         self.slots[key as usize] = slot;
-        self.locks[slot as usize] = 1;
+        self.held[slot as usize] = true;
         Some(slot)
     }
 
@@ -298,26 +309,22 @@ impl ExpertCache {
 
     /// Of an expert that has a slot.
     fn may_go(&self, key: Key) -> bool {
-        !self.pinned[key as usize] && self.locks[self.slots[key as usize] as usize] == 0
+        !self.pinned[key as usize] && !self.held[self.slots[key as usize] as usize]
     }
 
     fn is_wanted_now(&self, key: Key) -> bool {
         self.visits > 0 && self.last_wanted[key as usize] == self.visits
     }
 
-    /// Keeps a slot's expert where it is until it is unlocked as often as it was locked.
-    pub fn lock(&mut self, slot: u32) {
-        self.locks[slot as usize] += 1;
+    /// Keeps a slot's expert where it is until it is let go. Who holds it, and how often, is for the caller to know.
+    pub fn hold(&mut self, slot: u32) {
+        self.held[slot as usize] = true;
     }
 
-    pub fn is_locked(&self, slot: u32) -> bool {
-        self.locks[slot as usize] > 0
-    }
-
-    pub fn unlock(&mut self, slot: u32) {
-        self.locks[slot as usize] -= 1;
+    pub fn let_go(&mut self, slot: u32) {
+        self.held[slot as usize] = false;
         let key = self.keys[slot as usize];
-        if self.locks[slot as usize] > 0 || self.listed[key as usize] || self.pinned[key as usize] {
+        if self.listed[key as usize] || self.pinned[key as usize] {
             return;
         }
         let layer = self.layer_of[key as usize] as usize;
@@ -332,14 +339,14 @@ impl ExpertCache {
     pub fn forget(&mut self, slot: u32) {
         let key = std::mem::replace(&mut self.keys[slot as usize], NONE);
         self.slots[key as usize] = NONE;
-        self.locks[slot as usize] = 0;
+        self.held[slot as usize] = false;
         self.free.push(slot);
     }
 
     /// Bytes that the bookkeeping itself takes: with [`Policy::Scan`] mostly a number for each pair of a layer's experts.
     pub fn bookkeeping_bytes(&self) -> usize {
         let by_key = size_of::<(u32, u64, f64, f32, f32, bool, bool, u32, Candidate)>();
-        let by_slot = size_of::<(Key, u32, u32)>();
+        let by_slot = size_of::<(Key, bool, u32)>();
         self.slots.len() * by_key + self.keys.len() * by_slot + self.forecast.bytes()
     }
 
@@ -362,7 +369,7 @@ mod tests {
     impl ExpertCache {
         /// What must hold between any two calls.
         fn check(&mut self) {
-            // 1. slots and keys name each other, and what is free is empty and unlocked
+            // 1. slots and keys name each other, and what is free is empty and not held
             let used = self.keys.iter().filter(|key| **key != NONE).count();
             assert_eq!(self.slots.iter().filter(|slot| **slot != NONE).count(), used);
             for (slot, key) in self.keys.iter().enumerate().filter(|(_, key)| **key != NONE) {
@@ -372,7 +379,7 @@ mod tests {
             free.sort_unstable();
             free.dedup();
             assert_eq!((free.len(), free.len() + used), (self.free.len(), self.keys.len()));
-            assert!(free.iter().all(|s| self.keys[*s as usize] == NONE && self.locks[*s as usize] == 0));
+            assert!(free.iter().all(|s| self.keys[*s as usize] == NONE && !self.held[*s as usize]));
             // 2. heaps that are not stale hold all that may go, each once
             for layer in &self.layers {
                 assert!(layer.candidates.len() <= (layer.end - layer.first) as usize);
@@ -395,8 +402,8 @@ mod tests {
     enum Call {
         Visit { layer: usize, experts: Vec<u32> },
         Place { layer: usize, expert: usize },
-        Lock(usize),
-        Unlock(usize),
+        Hold(usize),
+        LetGo(usize),
         Forget(usize),
     }
 
@@ -410,8 +417,8 @@ mod tests {
                 Call::Visit { layer, experts }
             }),
             (layer(), 0usize..8).prop_map(|(layer, e)| Call::Place { layer, expert: e % EXPERTS[layer] }),
-            (0usize..64).prop_map(Call::Lock),
-            (0usize..64).prop_map(Call::Unlock),
+            (0usize..64).prop_map(Call::Hold),
+            (0usize..64).prop_map(Call::LetGo),
             (0usize..64).prop_map(Call::Forget),
         ]
     }
@@ -431,9 +438,9 @@ mod tests {
                         cache.visit(layer, &experts, &tokens);
                     }
                     Call::Place { layer, expert } if cache.slot(layer, expert).is_none() => {
-                        let before = (cache.keys.clone(), cache.locks.clone());
+                        let before = (cache.keys.clone(), cache.held.clone());
                         let stays = |key: Key, slot: usize| {
-                            key != NONE && (before.1[slot] > 0 || cache.pinned[key as usize])
+                            key != NONE && (before.1[slot] || cache.pinned[key as usize])
                         };
                         let stays: Vec<bool> = before.0.iter().enumerate().map(|(s, key)| stays(*key, s)).collect();
                         match cache.place(layer, expert) {
@@ -441,18 +448,17 @@ mod tests {
                             Some(slot) => {
                                 prop_assert!(!stays[slot as usize]);
                                 prop_assert_eq!(cache.slot(layer, expert), Some(slot));
-                                prop_assert_eq!(cache.locks[slot as usize], 1);
+                                prop_assert!(cache.held[slot as usize]);
                                 let others = before.0.iter().zip(&cache.keys).enumerate();
                                 prop_assert!(others.filter(|(s, _)| *s != slot as usize).all(|(_, (a, b))| a == b));
                             }
                         }
                     }
                     Call::Place { .. } => {}
-                    Call::Lock(slot) | Call::Unlock(slot) | Call::Forget(slot)
+                    Call::Hold(slot) | Call::LetGo(slot) | Call::Forget(slot)
                         if slot >= slots || cache.keys[slot] == NONE => {}
-                    Call::Lock(slot) => cache.lock(slot as u32),
-                    Call::Unlock(slot) if cache.locks[slot] == 0 => {}
-                    Call::Unlock(slot) => cache.unlock(slot as u32),
+                    Call::Hold(slot) => cache.hold(slot as u32),
+                    Call::LetGo(slot) => cache.let_go(slot as u32),
                     Call::Forget(slot) => cache.forget(slot as u32),
                 }
                 cache.check();
@@ -471,7 +477,7 @@ mod tests {
                 let (layer, wanted) = (i % 3, Vec::from_iter(wanted));
                 cache.visit(layer, &wanted, &vec![1; wanted.len()]);
                 let mut held: Vec<u32> = wanted.iter().filter_map(|e| cache.slot(layer, *e as usize)).collect();
-                held.iter().for_each(|s| cache.lock(*s));
+                held.iter().for_each(|s| cache.hold(*s));
                 for expert in wanted {
                     if cache.slot(layer, expert as usize).is_some() {
                         continue;
@@ -490,7 +496,7 @@ mod tests {
                     }
                     held.push(slot);
                 }
-                held.iter().for_each(|s| cache.unlock(*s));
+                held.iter().for_each(|s| cache.let_go(*s));
             }
         }
     }
@@ -500,10 +506,10 @@ mod tests {
         cache.visit(layer, wanted, &vec![1; wanted.len()]);
         let there = |cache: &ExpertCache, e: u32| cache.slot(layer, e as usize);
         let mut held: Vec<u32> = wanted.iter().filter_map(|e| there(cache, *e)).collect();
-        held.iter().for_each(|s| cache.lock(*s));
+        held.iter().for_each(|s| cache.hold(*s));
         let missing: Vec<u32> = wanted.iter().copied().filter(|e| there(cache, *e).is_none()).collect();
         held.extend(missing.iter().map(|e| cache.place(layer, *e as usize).unwrap()));
-        held.iter().for_each(|s| cache.unlock(*s));
+        held.iter().for_each(|s| cache.let_go(*s));
         missing
     }
 
@@ -559,12 +565,12 @@ mod tests {
             let mut cache = ExpertCache::new(&[8], 3, policy, &[]);
             serve(&mut cache, 0, &[0, 1, 2]);
             cache.visit(0, &[0, 1, 3, 4], &[1; 4]);
-            // Not locked, and yet 2 goes first; then there is no other left.
+            // Not held, and yet 2 goes first; then there is no other left.
             let slot = cache.slot(0, 2).unwrap();
             assert_eq!(cache.place(0, 3), Some(slot), "{policy:?}");
             assert!(cache.place(0, 4).is_some());
             assert!(cache.place(0, 5).is_some());
-            assert_eq!(cache.place(0, 6), None, "all are locked");
+            assert_eq!(cache.place(0, 6), None, "all are held");
         }
     }
 }

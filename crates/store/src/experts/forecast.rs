@@ -4,7 +4,7 @@
 //! that the present visit wants adds what it says about each that may follow. Both learn at every visit from what was wrong about the forecast.
 //! What experts of *other* layers say was tried as well: it foretells the token at hand better, but not the ones that a slot is kept for.
 //!
-//! A visit of E experts of which K are wanted takes O(K E); E² numbers per layer are kept.
+//! A visit of E experts of which K are wanted takes O(K E); E² numbers per layer are kept, where there is room for them.
 
 /// Tokens after which a use counts half, one for each average.
 const HALF_LIVES: [f32; 4] = [1.0, 8.0, 64.0, 512.0];
@@ -35,7 +35,7 @@ struct Layer {
     weights: [f32; FEATURES],
     /// Mean square of each weight's gradient.
     power: [f32; FEATURES],
-    /// `[experts, experts]`: what one that is wanted adds to the log-odds of each at the next visit.
+    /// `[experts, experts]`: what one that is wanted adds to the log-odds of each at the next visit; empty where that would take too much memory.
     follows: Vec<f32>,
     /// What the last visit wanted: (expert, share of its tokens).
     before: Vec<(u32, f32)>,
@@ -45,14 +45,22 @@ struct Layer {
 }
 
 impl Forecast {
-    /// For layers of so many experts.
-    pub fn new(experts: &[usize]) -> Forecast {
+    /// For layers of so many experts. What they say about each other is learned if its [`Forecast::pair_bytes`] are no more than `pairs`: how many
+    /// experts there are says a file.
+    pub fn new(experts: &[usize], pairs: u64) -> Forecast {
+        let paired = Forecast::pair_bytes(experts) <= pairs;
         let widest = experts.iter().copied().max().unwrap_or(0);
         Forecast {
-            layers: experts.iter().map(|n| Layer::new(*n)).collect(),
+            layers: experts.iter().map(|n| Layer::new(*n, paired)).collect(),
             wanted: vec![0.0; widest],
             excess: vec![0.0; widest],
         }
+    }
+
+    /// Bytes of what experts say about each other.
+    pub fn pair_bytes(experts: &[usize]) -> u64 {
+        let of_layer = |n: &usize| 4u64.saturating_mul(*n as u64).saturating_mul(*n as u64);
+        experts.iter().map(of_layer).fold(0, u64::saturating_add)
     }
 
     /// What it takes in memory.
@@ -84,7 +92,7 @@ impl Forecast {
 }
 
 impl Layer {
-    fn new(experts: usize) -> Layer {
+    fn new(experts: usize, paired: bool) -> Layer {
         // The geometric mean of the averages, until it is known better.
         let mut weights = [1.0 / HALF_LIVES.len() as f32; FEATURES];
         weights[0] = 0.3;
@@ -94,7 +102,7 @@ impl Layer {
             logarithms: vec![logarithm(LEAST); HALF_LIVES.len() * experts],
             weights,
             power: [1.0; FEATURES],
-            follows: vec![0.0; experts * experts],
+            follows: if paired { vec![0.0; experts * experts] } else { Vec::new() },
             before: Vec::with_capacity(experts),
             alone: vec![0.0; experts],
             together: vec![0.0; experts],
@@ -116,6 +124,9 @@ impl Layer {
             *weight -= STEP * g / (power.sqrt() + 1e-3);
         }
         // 2. what experts say about each other, by the whole forecast
+        if self.follows.is_empty() {
+            return;
+        }
         let errors = excess.iter_mut().zip(&self.together).zip(wanted);
         errors.for_each(|((excess, odds), share)| *excess = probability(*odds) - share);
         for &(expert, share) in &self.before {
@@ -141,7 +152,7 @@ impl Layer {
             self.alone.iter_mut().zip(logarithms).for_each(|(odds, l)| *odds += weight * l);
         }
         self.together.copy_from_slice(&self.alone);
-        for &(expert, share) in &self.before {
+        for &(expert, share) in self.before.iter().filter(|_| !self.follows.is_empty()) {
             let row = &self.follows[expert as usize * self.experts..][..self.experts];
             self.together.iter_mut().zip(row).for_each(|(odds, w)| *odds += share * w);
         }
@@ -171,7 +182,7 @@ mod tests {
 
     /// The probabilities after these visits of one token each, to a single layer.
     fn after(experts: usize, visits: impl Iterator<Item = Vec<u32>>) -> (Vec<f32>, Vec<f32>) {
-        let mut forecast = Forecast::new(&[experts]);
+        let mut forecast = Forecast::new(&[experts], u64::MAX);
         let (mut soon, mut later) = (vec![0.0; experts], vec![0.0; experts]);
         visits.for_each(|w| forecast.visit(0, &w, &vec![1; w.len()], 1.0, &mut soon, &mut later));
         (soon, later)
@@ -201,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_prefill_counts_by_its_tokens() {
-        let mut forecast = Forecast::new(&[3]);
+        let mut forecast = Forecast::new(&[3], u64::MAX);
         let (mut soon, mut later) = ([0.0; 3], [0.0; 3]);
         forecast.visit(0, &[0, 1, 2], &[512, 100, 1], 512.0, &mut soon, &mut later);
         assert!(soon[0] > soon[1] && soon[1] > soon[2] && soon[2] > 0.0, "{soon:?}");

@@ -14,26 +14,29 @@ pub(super) struct Extent {
     /// A multiple of [`ALIGNMENT`].
     pub offset: u64,
     /// To the end of the last array in it: the last page may reach beyond the file's end.
-    pub len: u32,
+    pub len: usize,
     /// From the slot's start; a multiple of [`ALIGNMENT`].
-    pub at: u32,
+    pub at: usize,
 }
 
 impl Extent {
     /// Bytes that it takes in the slot.
     fn room(&self) -> usize {
-        (self.len as usize).next_multiple_of(ALIGNMENT)
+        self.len.next_multiple_of(ALIGNMENT)
     }
 }
 
+/// An array of an expert: the file's number, where it lies in the file, and which of the expert's arrays it is.
+type Part = (u32, Range<u64>, usize);
+
 /// The experts of a layer.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Layer {
     extents: Vec<Extent>,
     /// For each expert where its extents end.
-    ends: Vec<u32>,
-    /// For each expert and array, where it lies in the slot.
-    parts: Vec<Range<u32>>,
+    ends: Vec<usize>,
+    /// For each expert and array, where it lies in the slot. Sizes come from files that may be hostile, and sparse: nothing is counted in 32 bits.
+    parts: Vec<Range<usize>>,
     arrays: usize,
     /// Bytes that an expert takes in a slot, at most.
     pub room: usize,
@@ -51,50 +54,54 @@ impl Layer {
     pub fn new(experts: impl Iterator<Item = Vec<Bytes>>, files: &mut Vec<Arc<Source>>) -> Layer {
         let mut layer = Layer::default();
         for arrays in experts {
-            layer.arrays = arrays.len();
-            layer.add(&arrays, files);
+            let parts = arrays.iter().enumerate().filter(|(_, b)| !b.is_empty()).map(|(array, bytes)| {
+                let (source, range) = bytes.source().expect("experts are streamed from files that are being loaded");
+                let file = files.iter().position(|f| Arc::ptr_eq(f, source)).unwrap_or_else(|| {
+                    files.push(Arc::clone(source));
+                    files.len() - 1
+                });
+                (file as u32, range.start as u64..range.end as u64, array)
+            });
+            layer.add(arrays.len(), parts.collect());
         }
         layer
     }
 
-    fn add(&mut self, arrays: &[Bytes], files: &mut Vec<Arc<Source>>) {
+    /// Adds an expert of `arrays` arrays, of which those that are not empty lie in files.
+    pub fn add(&mut self, arrays: usize, mut places: Vec<Part>) {
+        self.arrays = arrays;
         // 1. in file order
-        let mut places: Vec<(u32, Range<usize>, usize)> = Vec::with_capacity(arrays.len());
-        for (i, bytes) in arrays.iter().enumerate().filter(|(_, b)| !b.is_empty()) {
-            let (source, range) = bytes.source().expect("experts are streamed from files that are being loaded");
-            let file = files.iter().position(|f| Arc::ptr_eq(f, source)).unwrap_or_else(|| {
-                files.push(Arc::clone(source));
-                files.len() - 1
-            });
-            places.push((file as u32, range, i));
-            self.bytes += bytes.len() as u64;
-        }
         places.sort_by_key(|(file, range, _)| (*file, range.start));
         // 2. pages, each read once
         let first = self.extents.len();
         let parts = self.parts.len();
-        self.parts.resize(parts + arrays.len(), 0..0);
+        self.parts.resize(parts + arrays, 0..0);
         for (file, range, array) in places {
-            let page = range.start / ALIGNMENT * ALIGNMENT;
-            let next = |e: &Extent| e.at + e.room() as u32;
-            let last = self.extents[first..].last_mut();
-            let extent = match last {
-                Some(e) if e.file == file && page as u64 <= e.offset + e.room() as u64 => {
-                    e.len = e.len.max((range.end as u64 - e.offset) as u32);
+            let len = (range.end - range.start) as usize;
+            self.bytes += len as u64;
+            let page = range.start / ALIGNMENT as u64 * ALIGNMENT as u64;
+            let extent = match self.extents[first..].last_mut() {
+                Some(e) if e.file == file && page <= e.offset + e.room() as u64 => {
+                    e.len = e.len.max((range.end - e.offset) as usize);
                     e
                 }
                 last => {
-                    let at = last.map_or(0, |e| next(e));
-                    self.extents.push(Extent { file, offset: page as u64, len: (range.end - page) as u32, at });
+                    let at = last.map_or(0, |e| e.at + e.room());
+                    self.extents.push(Extent { file, offset: page, len: (range.end - page) as usize, at });
                     self.extents.last_mut().expect("just pushed")
                 }
             };
-            let start = extent.at + (range.start as u64 - extent.offset) as u32;
-            self.parts[parts + array] = start..start + range.len() as u32;
+            let start = extent.at + (range.start - extent.offset) as usize;
+            self.parts[parts + array] = start..start + len;
         }
-        let end = self.extents[first..].last().map_or(0, |e| e.at as usize + e.room());
+        let end = self.extents[first..].last().map_or(0, |e| e.at + e.room());
         self.room = self.room.max(end);
-        self.ends.push(self.extents.len() as u32);
+        self.ends.push(self.extents.len());
+    }
+
+    /// What it takes in memory to know where they lie.
+    pub fn table_bytes(&self) -> usize {
+        size_of_val(&*self.extents) + size_of_val(&*self.ends) + size_of_val(&*self.parts)
     }
 
     /// How many experts there are.
@@ -104,13 +111,12 @@ impl Layer {
 
     pub fn extents(&self, expert: usize) -> &[Extent] {
         let from = expert.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.extents[from as usize..self.ends[expert] as usize]
+        &self.extents[from..self.ends[expert]]
     }
 
     /// Where array `array` of an expert lies in its slot.
     pub fn part(&self, expert: usize, array: usize) -> Range<usize> {
-        let Range { start, end } = self.parts[expert * self.arrays + array];
-        start as usize..end as usize
+        self.parts[expert * self.arrays + array].clone()
     }
 }
 
@@ -128,4 +134,36 @@ pub(super) fn classes(layers: &mut [Layer]) -> Vec<usize> {
         layer.class = classes.iter().rposition(|&c| c >= layer.room).expect("the largest is a class");
     }
     classes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sparse file may say that an expert is larger than any memory.
+    #[test]
+    fn experts_beyond_four_gibibytes_are_laid_out_without_overlap() {
+        let gib = 1u64 << 30;
+        for sizes in [[5 * gib, 3, 6 * gib], [4 * gib - 4096, 4096, 4096], [1 << 40, 1 << 41, 7]] {
+            let mut layer = Layer::default();
+            let mut at = 100;
+            let mut places = Vec::new();
+            for (array, size) in sizes.into_iter().enumerate() {
+                places.push((0, at..at + size, array));
+                at += size + 3 * ALIGNMENT as u64;
+            }
+            layer.add(3, places.clone());
+            let mut end = 0;
+            for (array, (_, place, _)) in places.iter().enumerate() {
+                let part = layer.part(0, array);
+                assert_eq!(part.len() as u64, place.end - place.start);
+                assert_eq!(part.start % ALIGNMENT, place.start as usize % ALIGNMENT);
+                assert!(part.start >= end && part.end <= layer.room, "{part:?} in {}", layer.room);
+                end = part.end;
+            }
+            let read: u64 = layer.extents(0).iter().map(|e| e.len as u64).sum();
+            assert!(read >= sizes.iter().sum::<u64>() && read <= layer.room as u64);
+            assert!(layer.extents(0).iter().all(|e| e.at + e.len <= layer.room));
+        }
+    }
 }

@@ -8,7 +8,7 @@ use super::{ExpertStore, Item};
 pub(super) struct Ahead {
     /// (Layer, expert) to be read when nothing else is.
     pub queue: VecDeque<(u32, u32)>,
-    /// Slots that look-ahead has locked.
+    /// Slots that look-ahead keeps: those that say so themselves.
     pub slots: Vec<u32>,
     /// Whom they are for, and what was foreseen for it.
     layer: usize,
@@ -68,19 +68,12 @@ impl ExpertStore {
         self.ahead.predicted.clear();
     }
 
-    /// Look-ahead gives its slots back, but for those that are still written to.
-    pub(super) fn unlock_foreseen(&mut self) {
-        let mut left = 0;
-        for i in 0..self.ahead.slots.len() {
-            let slot = self.ahead.slots[i];
-            if self.slots[slot as usize].pending > 0 {
-                self.ahead.slots[left] = slot;
-                left += 1;
-            } else {
-                self.unlock(slot);
-            }
+    /// Look-ahead gives its slots back; those that are still written to are free when that is over.
+    pub(super) fn give_up_foreseen(&mut self) {
+        while let Some(slot) = self.ahead.slots.pop() {
+            self.slots[slot as usize].foreseen = false;
+            self.let_go(slot);
         }
-        self.ahead.slots.truncate(left);
     }
 
     /// Begins to read what look-ahead named, if nothing else is read.
@@ -98,6 +91,7 @@ impl ExpertStore {
             let Some(slot) = self.classes[class].cache.place(layer, expert) else { break };
             let slot = self.classes[class].first + slot;
             self.ahead.slots.push(slot);
+            self.slots[slot as usize].foreseen = true;
             self.begin(layer, expert, slot);
         }
         self.submit();

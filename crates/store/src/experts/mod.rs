@@ -6,6 +6,8 @@ mod forecast;
 mod layout;
 mod lookahead;
 mod reads;
+#[cfg(test)]
+mod schedules;
 pub mod simulate;
 
 use std::sync::Arc;
@@ -18,10 +20,11 @@ use crate::error::Error;
 use crate::load::Source;
 use crate::map::Map;
 pub use cache::{ExpertCache, Policy};
+use forecast::Forecast;
 use layout::Layer;
 use lookahead::Ahead;
-pub use reads::SPIN;
 use reads::{Read, Reads};
+pub use reads::{ReadFaults, SPIN};
 
 /// Where experts that were used remain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,10 +49,14 @@ pub struct ExpertOptions {
     pub request: usize,
     /// Reads under way at once; `None`: so many that some [`IN_FLIGHT`] bytes are.
     pub depth: Option<usize>,
-    /// Threads that read where io_uring is refused.
+    /// Whether reads go through io_uring, where it is to be had.
+    pub io_uring: bool,
+    /// Threads that read where they do not.
     pub threads: usize,
     /// Experts that look-ahead guesses for a layer of few tokens.
     pub ahead: usize,
+    /// What reads meet, in tests.
+    pub faults: Option<Arc<dyn ReadFaults>>,
 }
 
 impl Default for ExpertOptions {
@@ -61,8 +68,10 @@ impl Default for ExpertOptions {
             pinned: Vec::new(),
             request: 4 << 20,
             depth: None,
+            io_uring: true,
             threads: 8,
             ahead: 3,
+            faults: None,
         }
     }
 }
@@ -121,14 +130,23 @@ struct Class {
     first: u32,
 }
 
-/// What a slot is busy with.
-#[derive(Clone, Copy, Default)]
-struct SlotState {
-    /// Reads that are not over.
-    pending: u16,
-    failed: bool,
-    /// Which of the experts that are fetched.
+/// Who needs a slot to stay as it is. While anybody does, the cache holds it, and no other expert is put there.
+#[derive(Debug, Default)]
+struct Slot {
+    /// Requests in flight that write to it.
+    pending: u32,
+    /// Why one of those that are over failed.
+    error: Option<Error>,
+    /// Which of the experts that are fetched is in it, or will be.
     item: Option<u32>,
+    /// Look-ahead keeps it until its layer's turn.
+    foreseen: bool,
+}
+
+impl Slot {
+    fn is_needed(&self) -> bool {
+        self.pending > 0 || self.item.is_some() || self.foreseen
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -137,8 +155,9 @@ enum Item {
     Missing,
     /// In this slot as soon as its reads are over.
     Coming(u32),
-    /// There and locked.
+    /// There, and not handed over.
     There(u32),
+    /// Its error is among the fetch's.
     Failed,
     /// The caller has it.
     HandedOver(u32),
@@ -151,6 +170,8 @@ struct Fetch {
     layer: usize,
     wanted: Vec<u32>,
     items: Vec<Item>,
+    /// (Item, why it cannot be read)
+    errors: Vec<(u32, Error)>,
     /// Everything before was handed over, or (unordered) begun with.
     next: usize,
     ordered: bool,
@@ -163,7 +184,7 @@ struct Fetch {
 pub enum Next {
     /// The expert at this position of what was asked for is there until it is released.
     Expert(usize),
-    /// The expert at this position cannot be read: see [`ExpertStore::take_error`].
+    /// The expert at this position cannot be read: [`ExpertStore::take_error`] says why.
     Failed(usize),
     /// More are on their way.
     Later,
@@ -186,12 +207,13 @@ pub struct ExpertStore {
     reads: Reads,
     layers: Vec<Layer>,
     classes: Vec<Class>,
-    slots: Vec<SlotState>,
+    slots: Vec<Slot>,
     keep: Keep,
     request: usize,
     fetch: Fetch,
     ahead: Ahead,
-    error: Option<Error>,
+    /// Kept, so that nothing is allocated.
+    over: Vec<reads::Done>,
     stats: ExpertStats,
     reading_since: Option<Instant>,
 }
@@ -207,30 +229,53 @@ impl ExpertStore {
         options: &ExpertOptions,
     ) -> Result<ExpertStore, Error> {
         let mut files: Vec<Arc<Source>> = Vec::new();
-        let mut layers: Vec<Layer> = layers.map(|experts| Layer::new(experts, &mut files)).collect();
-        let sizes = layout::classes(&mut layers);
+        let layers: Vec<Layer> = layers.map(|experts| Layer::new(experts, &mut files)).collect();
+        files.iter().for_each(|f| f.set_streamed());
         let path = files.first().map(|f| f.file.path.clone()).unwrap_or_default();
+        let direct = options.keep == Keep::Slots;
+        let depth = options.depth.unwrap_or_else(|| usual_depth(&layers, request(options)));
+        let reads = Reads::new(files, direct, depth, options);
         let no_memory = |cause| Error::Io { path: path.clone(), doing: "find memory for experts of", cause };
+        match reads {
+            Ok(reads) => ExpertStore::with(layers, reads, most, options, no_memory),
+            Err(cause) => Err(no_memory(cause)),
+        }
+    }
+
+    fn with(
+        mut layers: Vec<Layer>,
+        reads: Reads,
+        most: usize,
+        options: &ExpertOptions,
+        no_memory: impl Fn(std::io::Error) -> Error,
+    ) -> Result<ExpertStore, Error> {
+        let sizes = layout::classes(&mut layers);
         // 1. The budget: each class has what a token needs, and of the rest what its share of all experts is
         let of_class = |number: usize| -> Vec<usize> {
             layers.iter().map(|l| if l.class == number { l.len() } else { 0 }).collect()
         };
         let least = |number: usize| most.min(of_class(number).into_iter().max().unwrap_or(0));
-        let needed: u64 = sizes.iter().enumerate().map(|(c, size)| least(c) as u64 * *size as u64).sum();
+        let needed = sizes.iter().enumerate().map(|(c, size)| (least(c) as u64).saturating_mul(*size as u64));
+        let needed = needed.fold(0, u64::saturating_add);
         if needed > options.budget {
             return Err(Error::ExpertBudget { budget: options.budget, needed, experts: most });
         }
-        let all: u64 = sizes.iter().enumerate().map(|(c, size)| class_bytes(&layers, c, *size)).sum();
-        // A policy learns what experts say about each other: a number for each pair of a layer's, and some for each.
-        let tables: u64 = layers.iter().map(|l| l.len() as u64).map(|n| 4 * n * n + 256 * n).sum();
-        let spare = (options.budget - needed).saturating_sub(tables);
+        let bytes = |number: usize| class_bytes(&layers, number, sizes[number]);
+        let all = (0..sizes.len()).map(bytes).fold(0, u64::saturating_add);
+        // What a policy learns: some numbers for each expert, and one for each pair of a layer's, if these leave most of the memory to slots.
+        let counts: Vec<usize> = layers.iter().map(Layer::len).collect();
+        let tables = 256 * counts.iter().sum::<usize>() + layers.iter().map(Layer::table_bytes).sum::<usize>();
+        let spare = (options.budget - needed).saturating_sub(tables as u64);
+        let pairs = Forecast::pair_bytes(&counts);
+        let paired = pairs <= spare / 4;
+        let spare = if paired { spare - pairs } else { spare };
         let mut classes = Vec::with_capacity(sizes.len());
         let mut first = 0;
         let mut ahead = Ahead::new();
         for (number, &slot_bytes) in sizes.iter().enumerate() {
             let experts = of_class(number);
             let count: usize = experts.iter().sum();
-            let rest = u128::from(spare) * u128::from(class_bytes(&layers, number, slot_bytes));
+            let rest = u128::from(spare) * u128::from(bytes(number));
             let more = (rest / u128::from(all.max(1))) as u64 / slot_bytes.max(1) as u64;
             let slots = (least(number) as u64).saturating_add(more).min(count as u64) as usize;
             let slots = if options.keep == Keep::PageCache { slots.min(PASSING.max(2 * most)) } else { slots };
@@ -242,27 +287,24 @@ impl ExpertStore {
                 ahead.queue.extend(pinned.iter().map(|&(layer, expert)| (layer as u32, expert as u32)));
             }
             classes.push(Class {
-                memory: Map::image(slots * slot_bytes, true).map_err(no_memory)?,
+                memory: Map::image(slots.saturating_mul(slot_bytes), true).map_err(&no_memory)?,
                 slot_bytes,
-                cache: ExpertCache::new(&experts, slots, options.policy, pinned),
+                cache: ExpertCache::with_pairs(&experts, slots, options.policy, pinned, if paired { pairs } else { 0 }),
                 first,
             });
             first += slots as u32;
         }
-        let direct = options.keep == Keep::Slots;
-        let depth = options.depth.unwrap_or_else(|| usual_depth(&layers, options.request));
-        let reads = Reads::new(files, direct, depth, options.threads).map_err(no_memory)?;
         let widest = layers.iter().map(Layer::len).max().unwrap_or(0);
         let mut store = ExpertStore {
             reads,
             layers,
             classes,
-            slots: vec![SlotState::default(); first as usize],
+            slots: (0..first).map(|_| Slot::default()).collect(),
             keep: options.keep,
-            request: options.request.next_multiple_of(crate::load::ALIGNMENT).max(crate::load::ALIGNMENT),
+            request: request(options),
             fetch: Fetch { wanted: Vec::with_capacity(widest), items: Vec::with_capacity(widest), ..Fetch::default() },
             ahead,
-            error: None,
+            over: Vec::with_capacity(1024),
             stats: ExpertStats::default(),
             reading_since: None,
         };
@@ -297,16 +339,17 @@ impl ExpertStore {
         f.wanted.clear();
         f.wanted.extend_from_slice(wanted);
         f.items.clear();
+        f.errors.clear();
         for (i, &expert) in wanted.iter().enumerate() {
             let cache = &mut self.classes[class].cache;
             let item = match cache.slot(layer, expert as usize) {
                 None => Item::Missing,
                 Some(slot) => {
-                    cache.lock(slot);
+                    cache.hold(slot);
                     let slot = first + slot;
                     let state = &mut self.slots[slot as usize];
+                    state.item = Some(i as u32);
                     if state.pending > 0 {
-                        state.item = Some(i as u32);
                         Item::Coming(slot)
                     } else {
                         self.stats.hits += 1;
@@ -319,7 +362,7 @@ impl ExpertStore {
         let layer = &self.layers[layer];
         self.stats.wanted_bytes += layer.bytes / layer.len() as u64 * wanted.len() as u64;
         // 3. What is not there is read.
-        self.unlock_foreseen();
+        self.give_up_foreseen();
         self.issue();
     }
 
@@ -343,9 +386,11 @@ impl ExpertStore {
             let expert = self.fetch.wanted[i] as usize;
             let Some(slot) = self.classes[class].cache.place(layer, expert) else { break };
             let slot = self.classes[class].first + slot;
-            self.begin(layer, expert, slot);
             self.slots[slot as usize].item = Some(i as u32);
-            self.fetch.items[i] = Item::Coming(slot);
+            self.begin(layer, expert, slot);
+            // An expert may be empty.
+            let is_read = self.slots[slot as usize].pending > 0;
+            self.fetch.items[i] = if is_read { Item::Coming(slot) } else { Item::There(slot) };
             ahead += 1;
         }
         self.submit();
@@ -356,25 +401,25 @@ impl ExpertStore {
         let class = &self.classes[self.layers[layer].class];
         // SAFETY: the slot lies inside the class's memory.
         let memory = unsafe { class.memory.start().add((slot - class.first) as usize * class.slot_bytes) };
-        let mut pending = 0;
+        let mut pending = 0u32;
         for extent in self.layers[layer].extents(expert) {
             let mut done = 0;
             while done < extent.len {
-                let len = (extent.len - done).min(self.request as u32);
-                // SAFETY: inside the slot, as the layout was made; nobody reads a slot with reads under way, and it is locked so that no other
-                // expert is read into it; the store drops its reads before its memory.
+                let len = (extent.len - done).min(self.request);
+                // SAFETY: inside the slot, as the layout was made; nobody reads a slot with requests in flight, and the cache holds it, so that no
+                // other expert is read into it; the store drops its reads before its memory.
                 unsafe {
-                    let memory = memory.add((extent.at + done) as usize);
-                    let offset = extent.offset + u64::from(done);
+                    let memory = memory.add(extent.at + done);
+                    let offset = extent.offset + done as u64;
                     self.reads.push(Read { file: extent.file, offset, len, memory, tag: slot });
                 }
-                self.stats.read_bytes += u64::from(len);
+                self.stats.read_bytes += len as u64;
                 self.stats.reads += 1;
                 pending += 1;
                 done += len;
             }
         }
-        self.slots[slot as usize] = SlotState { pending, failed: false, item: None };
+        self.slots[slot as usize].pending = pending;
     }
 
     fn submit(&mut self) {
@@ -397,7 +442,7 @@ impl ExpertStore {
             }
             if self.reads.under_way() == 0 {
                 // What is wanted now comes before what look-ahead holds.
-                self.unlock_foreseen();
+                self.give_up_foreseen();
                 self.issue();
             }
             let began = Instant::now();
@@ -460,52 +505,71 @@ impl ExpertStore {
         let Some(last) = self.fetch.items.iter().rposition(there).filter(|last| *last > next) else { return };
         let Item::There(slot) = self.fetch.items[last] else { return };
         self.fetch.items[last] = Item::Missing;
-        let class = &mut self.classes[self.layers[self.fetch.layer].class];
-        class.cache.unlock(slot - class.first);
-        class.cache.forget(slot - class.first);
+        self.empty(slot);
         self.issue();
     }
 
+    /// Takes what is over from the reads.
     fn reap(&mut self, wait: bool) {
-        let (slots, fetch, error) = (&mut self.slots, &mut self.fetch, &mut self.error);
-        let mut over = 0;
-        self.reads.reap(wait, |done| {
-            let state = &mut slots[done.tag as usize];
-            state.pending -= 1;
-            if let Some(e) = done.error {
-                state.failed = true;
-                error.get_or_insert(e);
+        let mut reads = std::mem::take(&mut self.over);
+        self.reads.reap(wait, |done| reads.push(done));
+        for done in reads.drain(..) {
+            let slot = &mut self.slots[done.tag as usize];
+            slot.pending -= 1;
+            if let Some(error) = done.error {
+                slot.error.get_or_insert(error);
             }
-            over += 1;
-            if state.pending == 0
-                && let Some(item) = state.item.take()
-            {
-                fetch.items[item as usize] = if state.failed { Item::Failed } else { Item::There(done.tag) };
+            if slot.pending == 0 {
+                self.filled(done.tag);
             }
-        });
+        }
+        self.over = reads;
         if self.reads.under_way() == 0
             && let Some(since) = self.reading_since.take()
         {
             self.stats.reading += since.elapsed();
         }
-        if over > 0 {
-            self.drop_failed();
+    }
+
+    /// No request writes to the slot any more: its expert is there, or has failed.
+    fn filled(&mut self, slot: u32) {
+        let state = &mut self.slots[slot as usize];
+        let item = state.item;
+        match state.error.take() {
+            Some(error) => {
+                // Nobody may find it, whoever asked for it; what only look-ahead wanted is nobody's loss and is tried again when it is wanted.
+                if let Some(item) = item {
+                    self.fetch.items[item as usize] = Item::Failed;
+                    self.fetch.errors.push((item, error));
+                }
+                self.empty(slot);
+            }
+            None => match item {
+                Some(item) => self.fetch.items[item as usize] = Item::There(slot),
+                None => self.let_go(slot),
+            },
         }
     }
 
-    /// Frees slots whose reads failed.
-    fn drop_failed(&mut self) {
-        if self.error.is_none() {
+    /// Frees a slot that no request writes to, whoever needed what is in it.
+    fn empty(&mut self, slot: u32) {
+        debug_assert_eq!(self.slots[slot as usize].pending, 0);
+        self.slots[slot as usize] = Slot::default();
+        self.ahead.slots.retain(|s| *s != slot);
+        let class = self.class_of(slot);
+        class.cache.forget(slot - class.first);
+    }
+
+    /// Lets another expert have the slot when its turn comes, unless somebody needs it.
+    fn let_go(&mut self, slot: u32) {
+        if self.slots[slot as usize].is_needed() {
             return;
         }
-        for slot in 0..self.slots.len() as u32 {
-            if self.slots[slot as usize].failed && self.slots[slot as usize].pending == 0 {
-                self.slots[slot as usize].failed = false;
-                self.ahead.slots.retain(|s| *s != slot);
-                let class = self.class_of(slot);
-                class.cache.forget(slot - class.first);
-            }
+        if self.keep == Keep::PageCache {
+            return self.empty(slot);
         }
+        let class = self.class_of(slot);
+        class.cache.let_go(slot - class.first);
     }
 
     fn class_of(&mut self, slot: u32) -> &mut Class {
@@ -513,20 +577,12 @@ impl ExpertStore {
         &mut self.classes[number]
     }
 
-    fn unlock(&mut self, slot: u32) {
-        let passing = self.keep == Keep::PageCache;
-        let class = self.class_of(slot);
-        class.cache.unlock(slot - class.first);
-        if passing && !class.cache.is_locked(slot - class.first) {
-            class.cache.forget(slot - class.first);
-        }
-    }
-
     /// Gives back the expert at this position of what was asked for: its slot may be used for another.
     pub fn release(&mut self, position: usize) {
         let Item::HandedOver(slot) = self.fetch.items[position] else { panic!("not handed over, or released before") };
         self.fetch.items[position] = Item::Over;
-        self.unlock(slot);
+        self.slots[slot as usize].item = None;
+        self.let_go(slot);
         if self.fetch.left > 0 {
             self.issue();
         }
@@ -537,19 +593,28 @@ impl ExpertStore {
         let Item::HandedOver(slot) = self.fetch.items[position] else { panic!("not handed over, or released before") };
         let layer = &self.layers[self.fetch.layer];
         let class = &self.classes[layer.class];
-        let start = (slot - class.first) as usize * class.slot_bytes;
         let part = layer.part(self.fetch.wanted[position] as usize, array);
-        &class.memory.as_slice()[start + part.start..start + part.end]
+        let start = (slot - class.first) as usize * class.slot_bytes + part.start;
+        assert!(part.end <= class.slot_bytes && start + part.len() <= class.memory.len());
+        // SAFETY: inside the class's memory; no request writes to the slot of an expert that was handed over, and none will until it is released,
+        // which takes `&mut self`. (Not a part of a slice of all memory: requests write to other slots meanwhile.)
+        unsafe { std::slice::from_raw_parts(class.memory.start().add(start), part.len()) }
     }
 
-    /// Why experts could not be read, since last asked.
-    pub fn take_error(&mut self) -> Option<Error> {
-        self.error.take()
+    /// Why the expert at this position, which has failed, cannot be read. To be asked once.
+    ///
+    /// # Panics
+    /// When it has not failed, or was asked before.
+    pub fn take_error(&mut self, position: usize) -> Error {
+        let errors = &mut self.fetch.errors;
+        let at = errors.iter().position(|(item, _)| *item as usize == position).expect("failed, and not asked before");
+        errors.swap_remove(at).1
     }
 
-    /// Bytes of the slots, and of what is kept to choose among experts.
+    /// Bytes of the slots, and of what is kept to find experts and to choose among them.
     pub fn bytes(&self) -> usize {
-        self.classes.iter().map(|c| c.memory.len() + c.cache.bookkeeping_bytes()).sum()
+        let classes = self.classes.iter().map(|c| c.memory.len() + c.cache.bookkeeping_bytes());
+        classes.chain(self.layers.iter().map(Layer::table_bytes)).sum()
     }
 
     /// Slots, and experts of all layers.
@@ -583,9 +648,14 @@ impl ExpertStore {
     }
 }
 
+/// Bytes that one request asks for at most: whole pages, one at least, and no more than the kernel moves at once.
+fn request(options: &ExpertOptions) -> usize {
+    options.request.clamp(1, reads::MOST).next_multiple_of(crate::load::ALIGNMENT)
+}
+
 /// Reads of these experts that ask for [`IN_FLIGHT`] bytes, where one asks for `request` at most.
 fn usual_depth(layers: &[Layer], request: usize) -> usize {
-    let of_expert = |l: &Layer| l.extents(0).iter().map(|e| (e.len as usize).div_ceil(request)).sum::<usize>();
+    let of_expert = |l: &Layer| l.extents(0).iter().map(|e| e.len.div_ceil(request)).sum::<usize>();
     let (bytes, reads) = layers
         .iter()
         .filter(|l| l.len() > 0)
@@ -595,5 +665,6 @@ fn usual_depth(layers: &[Layer], request: usize) -> usize {
 
 /// Bytes of slots that would hold all experts of a class.
 fn class_bytes(layers: &[Layer], class: usize, slot_bytes: usize) -> u64 {
-    layers.iter().filter(|l| l.class == class).map(|l| l.len() as u64 * slot_bytes as u64).sum()
+    let of_layer = |l: &Layer| (l.len() as u64).saturating_mul(slot_bytes as u64);
+    layers.iter().filter(|l| l.class == class).map(of_layer).fold(0, u64::saturating_add)
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
+use super::ExpertOptions;
 use crate::error::Error;
 use crate::load::{ALIGNMENT, Source, go_on_at, refuses_direct};
 
@@ -21,6 +22,21 @@ pub const SPIN: Duration = Duration::from_millis(3);
 const QUEUED: usize = 1024;
 /// How often a read that the disk fails is tried again.
 const RETRIES: u8 = 2;
+/// Bytes that one read asks for at most: the kernel moves no more than 2 GiB less a page at once.
+pub(super) const MOST: usize = 1 << 30;
+
+/// What happens to reads in tests: a disk that fails, stops short or is late, whichever way it is read.
+pub trait ReadFaults: std::fmt::Debug + Send + Sync {
+    /// A request for `memory.len()` bytes of a file from `offset` on is over and `came` of it. What is returned counts instead; `None`: it is not over
+    /// yet, and will be asked about again. Memory that is not covered by what is returned may be overwritten.
+    fn meet(
+        &self,
+        file: &std::path::Path,
+        offset: u64,
+        memory: &mut [u8],
+        came: io::Result<usize>,
+    ) -> Option<io::Result<usize>>;
+}
 
 /// A part of a file and where it goes.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +44,8 @@ pub(super) struct Read {
     pub file: u32,
     /// A multiple of [`ALIGNMENT`].
     pub offset: u64,
-    pub len: u32,
+    /// At most [`MOST`].
+    pub len: usize,
     /// Aligned to [`ALIGNMENT`], with room for whole pages.
     pub memory: *mut u8,
     /// The caller's.
@@ -68,6 +85,16 @@ pub(super) struct Reads {
 enum By {
     Ring(Box<Ring>),
     Threads(Threads),
+    #[cfg(test)]
+    Scripted(Box<dyn Disk>),
+}
+
+/// A disk that a test decides about, read by read.
+#[cfg(test)]
+pub(super) trait Disk: Send {
+    fn push(&mut self, read: Read);
+    /// Ends some reads, with `wait` at least one.
+    fn reap(&mut self, wait: bool, each: &mut dyn FnMut(Done));
 }
 
 /// Reads in lanes: disks serve all that they are given at once, and of many none is there soon. So few are under way, and the kernel, which knows those
@@ -81,28 +108,40 @@ struct Ring {
     lanes: usize,
     /// Lanes that are in use.
     used: usize,
+    faults: Option<Arc<dyn ReadFaults>>,
+    /// Over, and said by `faults` not to be.
+    late: Vec<(Flight, io::Result<usize>)>,
 }
 
 impl Reads {
-    /// Reads of `files` with at most `depth` under way at once.
-    pub fn new(files: Vec<Arc<Source>>, direct: bool, depth: usize, threads: usize) -> io::Result<Reads> {
+    #[cfg(test)]
+    pub fn scripted(disk: Box<dyn Disk>) -> Reads {
+        Reads { files: Vec::new(), direct: false, under_way: 0, notes: Vec::new(), by: By::Scripted(disk) }
+    }
+
+    /// Reads of `files` with at most `depth` requests in flight, past the page cache if they are to be `direct`.
+    pub fn new(files: Vec<Arc<Source>>, direct: bool, depth: usize, options: &ExpertOptions) -> io::Result<Reads> {
         let mut notes = Vec::new();
         if direct {
             notes.extend(files.iter().filter_map(|f| f.file.open_direct()));
         }
         let known = depth.clamp(KNOWN, 1024).next_power_of_two();
-        let by = match ring(known as u32) {
-            Ok(ring) => By::Ring(Box::new(Ring {
+        let faults = options.faults.clone();
+        let by = match options.io_uring.then(|| ring(known as u32)) {
+            Some(Ok(ring)) => By::Ring(Box::new(Ring {
                 ring,
                 flights: vec![None; known],
                 free: (0..known as u32).rev().collect(),
                 waiting: VecDeque::with_capacity(QUEUED),
                 lanes: depth.clamp(1, known),
                 used: 0,
+                faults,
+                late: Vec::new(),
             })),
-            Err(e) => {
-                notes.push(format!("no io_uring ({e}); experts are read by threads instead"));
-                By::Threads(Threads::new(&files, threads)?)
+            refused => {
+                let why = refused.map(|r| r.err().expect("no ring"));
+                notes.extend(why.map(|e| format!("no io_uring ({e}); experts are read by threads instead")));
+                By::Threads(Threads::new(&files, options.threads, faults)?)
             }
         };
         Ok(Reads { files, direct, under_way: 0, notes, by })
@@ -128,11 +167,17 @@ impl Reads {
     /// The memory stays valid and untouched until the read was handed back, and the reads are dropped before it.
     pub unsafe fn push(&mut self, read: Read) {
         self.under_way += 1;
+        #[cfg(test)]
+        if let By::Scripted(disk) = &mut self.by {
+            return disk.push(read);
+        }
         let direct = self.direct && self.files[read.file as usize].file.direct().is_some();
         let flight = Flight { read, done: 0, from: 0, direct, failures: 0, last: true };
         match &mut self.by {
             By::Ring(ring) => ring.waiting.push_back(flight),
             By::Threads(threads) => threads.shared.lock().waiting.push_back(flight),
+            #[cfg(test)]
+            By::Scripted(_) => unreachable!(),
         }
     }
 
@@ -141,6 +186,8 @@ impl Reads {
         match &mut self.by {
             By::Ring(ring) => ring.enter(&self.files, 0),
             By::Threads(threads) => threads.shared.work.notify_all(),
+            #[cfg(test)]
+            By::Scripted(_) => {}
         }
     }
 
@@ -155,6 +202,11 @@ impl Reads {
             match &mut self.by {
                 By::Ring(ring) => ring.wait(&self.files),
                 By::Threads(threads) => threads.wait(),
+                #[cfg(test)]
+                By::Scripted(disk) => disk.reap(true, &mut |done| {
+                    self.under_way -= 1;
+                    each(done);
+                }),
             }
         }
     }
@@ -174,6 +226,11 @@ impl Reads {
                     each(done);
                 });
             }
+            #[cfg(test)]
+            By::Scripted(disk) => disk.reap(false, &mut |done| {
+                self.under_way -= 1;
+                each(done);
+            }),
         }
     }
 }
@@ -214,6 +271,9 @@ impl Ring {
 
     /// Waits for a completion: awake for a while, then asleep.
     fn wait(&mut self, files: &[Arc<Source>]) {
+        if !self.late.is_empty() {
+            return;
+        }
         let begun = Instant::now();
         while self.ring.completion().is_empty() && begun.elapsed() < SPIN {
             std::hint::spin_loop();
@@ -225,24 +285,64 @@ impl Ring {
 
     /// Hands back what is over by now, and begins with what waits for its place.
     fn collect(&mut self, files: &[Arc<Source>], notes: &mut Vec<String>, mut each: impl FnMut(Done)) {
-        for completion in self.ring.completion() {
+        for (mut flight, came) in std::mem::take(&mut self.late) {
+            self.over(&mut flight, came, files, notes, &mut each);
+        }
+        loop {
+            let Some(completion) = self.ring.completion().next() else { break };
             let slot = completion.user_data() as u32;
-            let mut flight = self.flights[slot as usize].take().expect("under way");
+            let mut flight = self.flights[slot as usize].take().expect("in flight");
             self.free.push(slot);
             self.used -= usize::from(flight.last);
             let came = match completion.result() {
                 n if n >= 0 => Ok(n as usize),
                 e => Err(io::Error::from_raw_os_error(-e)),
             };
-            match settle(files, &mut flight, came, notes) {
-                Some(done) => each(done),
-                None => self.waiting.push_front(flight),
-            }
+            self.over(&mut flight, came, files, notes, &mut each);
         }
         if !self.waiting.is_empty() && self.used < self.lanes {
             self.enter(files, 0);
         }
     }
+
+    /// A request of a flight is over.
+    fn over(
+        &mut self,
+        flight: &mut Flight,
+        came: io::Result<usize>,
+        files: &[Arc<Source>],
+        notes: &mut Vec<String>,
+        each: &mut impl FnMut(Done),
+    ) {
+        let came = match &self.faults {
+            None => came,
+            Some(faults) => match meet(&**faults, files, flight, came) {
+                Ok(came) => came,
+                Err(later) => return self.late.push((*flight, later)),
+            },
+        };
+        match settle(files, flight, came, notes) {
+            Some(done) => each(done),
+            None => self.waiting.push_front(*flight),
+        }
+    }
+}
+
+/// What a test makes of a request; `Err`: it is not over yet.
+fn meet(
+    faults: &dyn ReadFaults,
+    files: &[Arc<Source>],
+    flight: &Flight,
+    came: io::Result<usize>,
+) -> Result<io::Result<usize>, io::Result<usize>> {
+    let read = &flight.read;
+    let again = match &came {
+        Ok(n) => Ok(*n),
+        Err(e) => Err(io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(libc::EIO))),
+    };
+    // SAFETY: memory that was lent, and that the request which is over was about: nobody else uses it.
+    let memory = unsafe { std::slice::from_raw_parts_mut(read.memory.add(flight.from), room(flight) - flight.from) };
+    faults.meet(&files[read.file as usize].file.path, read.offset + flight.from as u64, memory, came).ok_or(again)
 }
 
 impl Drop for Reads {
@@ -271,7 +371,7 @@ fn ring(entries: u32) -> io::Result<IoUring> {
 
 /// Bytes that a read asks for in all.
 fn room(flight: &Flight) -> usize {
-    let len = flight.read.len as usize;
+    let len = flight.read.len;
     if flight.direct { len.next_multiple_of(ALIGNMENT) } else { len }
 }
 
@@ -310,7 +410,7 @@ fn settle(
             }
             flight.done = reached;
             flight.from = go_on_at(reached, flight.direct);
-            (reached >= len as usize).then_some(Done { tag, error: None })
+            (reached >= len).then_some(Done { tag, error: None })
         }
         Err(e) if [libc::EINTR, libc::EAGAIN, libc::ECANCELED].contains(&e.raw_os_error().unwrap_or(0)) => None,
         Err(e) if flight.direct && refuses_direct(&e) => {
@@ -356,7 +456,7 @@ impl Shared {
         self.queue.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn read(&self, files: &[Arc<Source>]) {
+    fn read(&self, files: &[Arc<Source>], faults: Option<&dyn ReadFaults>) {
         let mut queue = self.lock();
         loop {
             let Some(mut flight) = queue.waiting.pop_front() else {
@@ -369,7 +469,16 @@ impl Shared {
             drop(queue);
             let mut notes = Vec::new();
             let done = loop {
-                let came = read_once(files, &flight);
+                let mut came = read_once(files, &flight);
+                if let Some(faults) = faults {
+                    came = loop {
+                        match meet(faults, files, &flight, came) {
+                            Ok(came) => break came,
+                            Err(later) => came = later,
+                        }
+                        std::thread::yield_now();
+                    };
+                }
                 if let Some(done) = settle(files, &mut flight, came, &mut notes) {
                     break done;
                 }
@@ -397,14 +506,14 @@ fn read_once(files: &[Arc<Source>], flight: &Flight) -> io::Result<usize> {
 }
 
 impl Threads {
-    fn new(files: &[Arc<Source>], threads: usize) -> io::Result<Threads> {
+    fn new(files: &[Arc<Source>], threads: usize, faults: Option<Arc<dyn ReadFaults>>) -> io::Result<Threads> {
         let (waiting, over) = (VecDeque::with_capacity(QUEUED), Vec::with_capacity(QUEUED));
         let queue = Mutex::new(Queue { waiting, over, notes: Vec::new(), stopped: false });
         let shared = Arc::new(Shared { queue, work: Condvar::new(), done: Condvar::new() });
         let mut running = Vec::new();
         for _ in 0..threads.max(1) {
-            let (shared, files) = (Arc::clone(&shared), files.to_vec());
-            let read = move || shared.read(&files);
+            let (shared, files, faults) = (Arc::clone(&shared), files.to_vec(), faults.clone());
+            let read = move || shared.read(&files, faults.as_deref());
             running.push(std::thread::Builder::new().name("sluice-experts".into()).spawn(read)?);
         }
         Ok(Threads { shared, running })

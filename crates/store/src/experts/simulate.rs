@@ -86,7 +86,7 @@ pub fn misses(trace: &Trace, slots: usize, policy: Policy, pinned: &[(usize, usi
         held.clear();
         for &expert in wanted {
             if let Some(slot) = cache.slot(layer, expert as usize) {
-                cache.lock(slot);
+                cache.hold(slot);
                 held.push(slot);
             }
         }
@@ -97,7 +97,7 @@ pub fn misses(trace: &Trace, slots: usize, policy: Policy, pinned: &[(usize, usi
                 misses += 1;
             }
         }
-        held.iter().for_each(|slot| cache.unlock(*slot));
+        held.iter().for_each(|slot| cache.let_go(*slot));
     }
     misses
 }

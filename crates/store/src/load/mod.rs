@@ -206,7 +206,8 @@ impl Loading {
     /// computed with them: a part that cannot be read counts as there, with zeros in it.
     ///
     /// # Errors
-    /// A file that could not be read, that is shorter than it was, or that was replaced while it was read.
+    /// A file that could not be read, that is shorter than it was, that was replaced while it was read, or that was written to while it is mapped or parts
+    /// of it are still read.
     pub fn check(&self) -> Result<(), LoadError> {
         self.job.check()
     }

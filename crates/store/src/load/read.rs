@@ -6,8 +6,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use crate::error::Error;
 use crate::residency::{self, resident_bytes};
@@ -24,6 +24,28 @@ struct Identity {
     modified: (i64, i64),
 }
 
+/// What changes of a file's inode with its contents, and what changes without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Inode {
+    len: u64,
+    modified: (i64, i64),
+    /// Of anything about it: that cannot be set to what it was.
+    changed: (i64, i64),
+    /// Links, permissions, owner, group.
+    other: (u64, u32, u32, u32),
+}
+
+impl Inode {
+    fn of(found: &fs::Metadata) -> Inode {
+        Inode {
+            len: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+            other: (found.nlink(), found.mode(), found.uid(), found.gid()),
+        }
+    }
+}
+
 impl Identity {
     fn of(found: &fs::Metadata) -> Identity {
         let modified = (found.mtime(), found.mtime_nsec());
@@ -38,6 +60,8 @@ pub(crate) struct ReadFile {
     pub buffered: File,
     pub len: u64,
     identity: Identity,
+    /// As it was last seen with the contents that were opened.
+    inode: Mutex<Inode>,
     direct: OnceLock<File>,
     refused: AtomicBool,
 }
@@ -54,6 +78,7 @@ impl ReadFile {
             buffered,
             len: found.len(),
             identity: Identity::of(&found),
+            inode: Mutex::new(Inode::of(&found)),
             direct: OnceLock::new(),
             refused: AtomicBool::new(false),
         })
@@ -101,6 +126,33 @@ impl ReadFile {
         if Identity::of(&now) != self.identity || Identity::of(&named) != self.identity {
             return Err(Error::Replaced { path: self.path.clone() });
         }
+        Ok(())
+    }
+
+    /// Whether the file still has the contents that were opened, as its inode tells: for whoever goes on reading it, after each use and before what was
+    /// read is believed. Costs one `fstat`. That the file got another name, link, owner or mode is no harm.
+    ///
+    /// # Errors
+    /// When it was written to, even if its time of modification was set back, or is shorter than it was.
+    pub fn check_contents(&self) -> Result<(), Error> {
+        let found = self.buffered.metadata().map_err(Error::io(&self.path, "look at"))?;
+        let now = Inode::of(&found);
+        let mut known = self.inode.lock().unwrap_or_else(|e| e.into_inner());
+        if now == *known {
+            return Ok(());
+        }
+        if now.len < known.len {
+            return Err(self.error(now.len, None));
+        }
+        if (now.len, now.modified) != (known.len, known.modified) {
+            return Err(Error::Replaced { path: self.path.clone() });
+        }
+        // Written to, and the time set back; or something else than the contents explains it: an attribute, or that the name leads elsewhere.
+        let renamed = || fs::metadata(&self.path).map_or(true, |m| (m.dev(), m.ino()) != (found.dev(), found.ino()));
+        if now.other == known.other && !renamed() {
+            return Err(Error::Replaced { path: self.path.clone() });
+        }
+        *known = now;
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! A file of weights while it is loaded: the memory that holds it, and which of its chunks are there.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::choose::SMALL;
@@ -34,6 +34,8 @@ pub(crate) struct Source {
     tensors: Vec<(Range<u64>, Arc<str>)>,
     /// What was not in the page cache, of a file that is read through it.
     trace: Vec<(u64, u64)>,
+    /// Parts of it are read for as long as the model is used: what it holds must not change.
+    streamed: AtomicBool,
     /// Who reads it, and under which number.
     reader: OnceLock<(Weak<Job>, usize)>,
 }
@@ -68,7 +70,18 @@ impl Source {
         let first = if mapped && resident && file.len < SMALL { READY } else { PENDING };
         let states: Box<[AtomicU8]> = (0..len.div_ceil(chunk)).map(|_| AtomicU8::new(first)).collect();
         let left = AtomicUsize::new(if first == READY { 0 } else { states.len() });
-        Ok(Source { file, mode, memory, chunk, states, left, tensors, trace, reader: OnceLock::new() })
+        Ok(Source {
+            file,
+            mode,
+            memory,
+            chunk,
+            states,
+            left,
+            tensors,
+            trace,
+            streamed: AtomicBool::new(false),
+            reader: OnceLock::new(),
+        })
     }
 
     pub fn set_reader(&self, job: Weak<Job>, number: usize) {
@@ -163,11 +176,20 @@ impl Source {
         self.file.wipe(&self.trace);
     }
 
-    /// Whether what was read through a map was there.
+    /// From here on parts of the file are read again and again.
+    pub fn set_streamed(&self) {
+        self.streamed.store(true, Ordering::Release);
+    }
+
+    /// Whether what was used of it is what the file held when it was opened: what was read through a map was there, and a file that is still read
+    /// was not written to.
     pub fn check(&self) -> Result<(), Error> {
-        match self.memory.missing() {
-            Some(offset) => Err(self.naming(self.file.error(offset, None))),
-            None => Ok(()),
+        if let Some(offset) = self.memory.missing() {
+            return Err(self.naming(self.file.error(offset, None)));
         }
+        if self.is_mapped() || self.streamed.load(Ordering::Acquire) {
+            return self.file.check_contents().map_err(|e| self.naming(e));
+        }
+        Ok(())
     }
 }

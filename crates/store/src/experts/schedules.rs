@@ -1,0 +1,308 @@
+//! Random schedules of the store against a scripted disk: reads end in any order, late, torn or failed, and every expert that is handed over is
+//! nevertheless the one that was asked for, until it is released; what is not handed over has failed with an error.
+//!
+//! A model checker by random walk: a schedule is a seed. `SLUICE_SCHEDULES` says how many.
+
+use fastrand::Rng;
+
+use super::*;
+use crate::load::ALIGNMENT;
+
+/// True in `percent` of a hundred cases.
+fn chance(random: &mut Rng, percent: u64) -> bool {
+    random.u64(..100) < percent
+}
+
+/// What the disk holds from this page on: every byte of a page is told from those of its neighbours.
+fn page_bytes(page: u64) -> [u8; 8] {
+    (page + 1).wrapping_mul(0xd6e8_feb8_6659_fd93).to_le_bytes()
+}
+
+/// Whether the memory holds what the disk holds from `offset` on: looked at sparsely, since what goes wrong goes wrong by whole requests.
+fn is_right(offset: u64, bytes: &[u8]) -> bool {
+    let right = |i: usize| bytes[i] == page_bytes((offset + i as u64) / ALIGNMENT as u64)[(offset as usize + i) % 8];
+    (0..bytes.len()).step_by(509).chain(bytes.len().checked_sub(1)).all(right)
+}
+
+/// A disk that keeps reads for as long as it likes.
+struct Scripted {
+    random: Rng,
+    waiting: Vec<Read>,
+    /// Percent of the reads that fail; that are done when somebody looks.
+    failing: u64,
+    done: u64,
+}
+
+// SAFETY: the memory of the reads in it is lent to whoever holds it.
+unsafe impl Send for Scripted {}
+
+impl Scripted {
+    /// Writes to a part of the memory: what the disk holds, or anything, as long as the read is not over.
+    fn write(&mut self, read: &Read, sound: bool) {
+        let room = read.len.next_multiple_of(ALIGNMENT);
+        // SAFETY: memory that was lent until the read is over.
+        let memory = unsafe { std::slice::from_raw_parts_mut(read.memory, room) };
+        for (page, bytes) in memory.chunks_exact_mut(ALIGNMENT).enumerate() {
+            let held = page_bytes(read.offset / ALIGNMENT as u64 + page as u64);
+            if sound {
+                bytes.as_chunks_mut::<8>().0.iter_mut().for_each(|b| *b = held);
+            } else {
+                bytes.fill(0xee);
+            }
+        }
+    }
+}
+
+impl reads::Disk for Scripted {
+    fn push(&mut self, read: Read) {
+        // Whatever was in the memory is gone at once, in most cases.
+        if chance(&mut self.random, 80) {
+            self.write(&read, false);
+        }
+        self.waiting.push(read);
+    }
+
+    fn reap(&mut self, wait: bool, each: &mut dyn FnMut(reads::Done)) {
+        let mut over = 0;
+        while !self.waiting.is_empty() && (chance(&mut self.random, self.done) || wait && over == 0) {
+            let i = self.random.usize(..self.waiting.len());
+            let read = self.waiting.swap_remove(i);
+            let fails = chance(&mut self.random, self.failing);
+            self.write(&read, !fails);
+            let cause = || std::io::Error::from_raw_os_error(libc::EIO);
+            let error = || Error::Read { path: "disk".into(), tensor: None, offset: read.offset, cause: cause() };
+            each(reads::Done { tag: read.tag, error: fails.then(error) });
+            over += 1;
+        }
+    }
+}
+
+/// Where each array of each expert lies: `[layer][expert][array]`.
+type Places = Vec<Vec<Vec<std::ops::Range<u64>>>>;
+
+/// Some layers of some sizes, each with experts of one to three arrays.
+fn layers(random: &mut Rng) -> (Vec<Layer>, Places) {
+    let mut at = 0;
+    let (mut layers, mut places) = (Vec::new(), Vec::new());
+    for _ in 0..1 + random.usize(..4) {
+        let mut layer = Layer::default();
+        let mut of_layer = Vec::new();
+        // Sizes that differ by more than a sixteenth are classes of their own.
+        let sizes: Vec<u64> = (0..1 + random.usize(..3)).map(|_| [600, 3000, 9000][random.usize(..3)]).collect();
+        for _ in 0..2 + random.usize(..11) {
+            let mut of_expert = Vec::new();
+            for size in &sizes {
+                // Next to each other, or apart.
+                at += if chance(random, 50) { 0 } else { 50_000 };
+                of_expert.push(at..at + size);
+                at += size;
+            }
+            layer.add(sizes.len(), of_expert.iter().enumerate().map(|(i, r)| (0, r.clone(), i)).collect());
+            of_layer.push(of_expert);
+        }
+        layers.push(layer);
+        places.push(of_layer);
+    }
+    (layers, places)
+}
+
+struct Run {
+    random: Rng,
+    store: ExpertStore,
+    places: Places,
+    /// Who was handed over and not released.
+    held: Vec<(usize, usize)>,
+    failing: bool,
+    wrong: Option<String>,
+}
+
+impl Run {
+    fn new(seed: u64, sound: bool) -> Run {
+        let mut random = Rng::with_seed(seed);
+        let (layers, places) = layers(&mut random);
+        let most = 1 + random.usize(..6);
+        let (failing, done) = (if sound { 0 } else { [1, 5, 30][random.usize(..3)] }, [10, 50, 90][random.usize(..3)]);
+        let keep = if chance(&mut random, 70) { Keep::Slots } else { Keep::PageCache };
+        let pinned = (0..random.usize(..4)).map(|_| (random.usize(..places.len()), random.usize(..13))).collect();
+        let mut options = ExpertOptions {
+            keep,
+            policy: Policy::ALL[random.usize(..3)],
+            pinned,
+            request: ALIGNMENT * (1 + random.usize(..3)),
+            budget: 0,
+            ..ExpertOptions::default()
+        };
+        // The least that will do, and sometimes more.
+        let fits = |layers: &[Layer], options: &ExpertOptions| {
+            let copy = layers.to_vec();
+            let disk = Scripted { random: Rng::with_seed(seed), waiting: Vec::new(), failing, done };
+            let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };
+            ExpertStore::with(copy, Reads::scripted(Box::new(disk)), most, options, none)
+        };
+        let least = match fits(&layers, &options) {
+            Err(Error::ExpertBudget { needed, .. }) => needed,
+            _ => panic!("a budget of nothing is refused"),
+        };
+        options.budget = least + [0, 0, 20_000, 200_000][random.usize(..4)];
+        let store = fits(&layers, &options).unwrap();
+        Run { random, store, places, held: Vec::new(), failing: !sound, wrong: None }
+    }
+
+    fn experts(&self, layer: usize) -> usize {
+        self.places[layer].len()
+    }
+
+    /// What was handed over is what was asked for.
+    fn check(&mut self, layer: usize, when: &str) {
+        for &(position, expert) in &self.held {
+            for (array, place) in self.places[layer][expert].iter().enumerate() {
+                if !is_right(place.start, self.store.array(position, array)) {
+                    self.wrong = Some(format!("{when}: layer {layer} expert {expert} array {array}"));
+                }
+            }
+        }
+    }
+
+    fn foresee(&mut self, layer: usize) {
+        let n = self.experts(layer);
+        let guessed: Vec<u32> = (0..self.random.usize(..4)).map(|_| self.random.usize(..n) as u32).collect();
+        self.store.foresee(layer, &guessed);
+    }
+
+    /// A layer's turn, as a backend takes it.
+    fn layer(&mut self, layer: usize) {
+        let n = self.experts(layer);
+        let count = if chance(&mut self.random, 30) { n } else { 1 + self.random.usize(..n.min(6)) };
+        let mut wanted: Vec<u32> = (0..n as u32).collect();
+        while wanted.len() > count {
+            let gone = self.random.usize(..wanted.len());
+            wanted.remove(gone);
+        }
+        let tokens = vec![1; wanted.len()];
+        let ordered = chance(&mut self.random, 40);
+        self.store.fetch(layer, &wanted, &tokens, ordered);
+        let next = (layer + 1) % self.places.len();
+        if chance(&mut self.random, 50) {
+            self.foresee(next);
+        }
+        let mut answered = vec![false; wanted.len()];
+        let wave = 1 + self.random.usize(..4);
+        'over: loop {
+            // 1. some that are there, or one that is waited for
+            while self.held.len() < wave {
+                let wait = self.held.is_empty();
+                match self.store.next(wait) {
+                    Next::Expert(i) => {
+                        assert!(!std::mem::replace(&mut answered[i], true), "handed over twice");
+                        assert!(!ordered || answered[..i].iter().all(|a| *a), "out of order");
+                        self.held.push((i, wanted[i] as usize));
+                    }
+                    Next::Failed(i) => {
+                        assert!(!std::mem::replace(&mut answered[i], true), "answered twice");
+                        assert!(self.failing, "nothing fails in this schedule");
+                        let error = self.store.take_error(i);
+                        assert!(matches!(error, Error::Read { .. }), "{error}");
+                    }
+                    Next::Later => {
+                        assert!(!wait);
+                        break;
+                    }
+                    Next::Over => {
+                        if self.held.is_empty() {
+                            break 'over;
+                        }
+                        break;
+                    }
+                }
+            }
+            // 2. computed with, while the disk goes on
+            self.check(layer, "handed over");
+            if chance(&mut self.random, 20) {
+                self.foresee(next);
+            }
+            self.check(layer, "computing");
+            for (position, _) in std::mem::take(&mut self.held) {
+                self.store.release(position);
+            }
+        }
+        assert!(answered.iter().all(|a| *a), "an expert was forgotten");
+        if chance(&mut self.random, 30) {
+            self.foresee(next);
+        }
+    }
+}
+
+fn schedules() -> u64 {
+    std::env::var("SLUICE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000)
+}
+
+/// What goes wrong in a schedule, if anything does.
+fn schedule(seed: u64, sound: bool) -> Option<String> {
+    let mut run = Run::new(seed, sound);
+    for _ in 0..1 + run.random.usize(..12) {
+        for layer in 0..run.places.len() {
+            run.layer(layer);
+            if run.wrong.is_some() {
+                return run.wrong;
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn every_expert_is_the_right_one_or_has_failed_with_an_error() {
+    let went = |seed| std::panic::catch_unwind(|| schedule(seed, seed % 3 == 0)).unwrap_or(Some("panicked".into()));
+    let wrong: Vec<(u64, String)> = (0..schedules()).filter_map(|seed| Some((seed, went(seed)?))).collect();
+    assert!(wrong.is_empty(), "{} schedules went wrong, such as {:?}", wrong.len(), &wrong[..wrong.len().min(5)]);
+}
+
+/// One layer of experts of one array each.
+fn store_of(experts: usize, bytes: u64, options: &ExpertOptions) -> Result<ExpertStore, Error> {
+    let mut layer = Layer::default();
+    (0..experts as u64).for_each(|e| layer.add(1, vec![(0, e * bytes..(e + 1) * bytes, 0)]));
+    let disk = Scripted { random: Rng::with_seed(1), waiting: Vec::new(), failing: 0, done: 50 };
+    let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };
+    ExpertStore::with(vec![layer], Reads::scripted(Box::new(disk)), 1, options, none)
+}
+
+#[test]
+fn an_expert_of_many_requests_comes_when_the_last_is_over() {
+    // More than 16 bits count, of a page each.
+    let pages = (1 << 16) + 3;
+    let options = ExpertOptions { request: 1, ..ExpertOptions::default() };
+    let mut store = store_of(1, pages * ALIGNMENT as u64, &options).unwrap();
+    store.fetch(0, &[0], &[1], false);
+    assert_eq!(store.next(true), Next::Expert(0));
+    assert_eq!(store.stats.reads, pages);
+    assert!(is_right(0, store.array(0, 0)));
+}
+
+#[test]
+fn requests_are_never_larger_than_the_kernel_moves_at_once() {
+    for asked in [0, 1, 4097, 4 << 30, usize::MAX] {
+        let request = request(&ExpertOptions { request: asked, ..ExpertOptions::default() });
+        assert!(
+            request >= ALIGNMENT && request <= reads::MOST && request.is_multiple_of(ALIGNMENT),
+            "{asked}: {request}"
+        );
+    }
+}
+
+#[test]
+fn what_no_memory_holds_is_an_error() {
+    // Two experts of 2^62 bytes in a sparse file.
+    let error = store_of(2, 1 << 62, &ExpertOptions::default()).err().unwrap();
+    assert!(matches!(error, Error::Io { doing: "find", .. }), "{error}");
+    let budget = 1 << 30;
+    let error = store_of(2, 1 << 62, &ExpertOptions { budget, ..ExpertOptions::default() }).err().unwrap();
+    assert!(matches!(error, Error::ExpertBudget { .. }), "{error}");
+}
+
+#[test]
+fn bookkeeping_stays_within_the_budget_however_many_experts_a_file_has() {
+    // A number for each pair of these would be 40 GB.
+    let (experts, budget) = (100_000, 64 << 20);
+    let store = store_of(experts, 8, &ExpertOptions { budget, ..ExpertOptions::default() }).unwrap();
+    assert!(store.bytes() as u64 <= budget, "{} bytes", store.bytes());
+}
