@@ -1,6 +1,6 @@
 //! Where a step's time goes, by phase of a layer.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A phase of a model step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +63,10 @@ impl Profile {
         self.rows[phase as usize]
     }
 
-    pub(crate) fn add(&mut self, phase: Phase, since: Instant, weight_bytes: u64, macs: u64) {
+    /// A call of a phase took `time`, used so many bytes of weights and multiplied so often.
+    pub fn add(&mut self, phase: Phase, time: Duration, weight_bytes: u64, macs: u64) {
         let row = &mut self.rows[phase as usize];
-        row.time += since.elapsed();
+        row.time += time;
         row.calls += 1;
         row.weight_bytes += weight_bytes;
         row.macs += macs;

@@ -9,8 +9,8 @@ use sluice_kernels::{elementwise, rotary};
 
 use super::matmul::part;
 use super::memory::{Parts, Place};
-use super::{Cpu, crew};
-use crate::{AttentionStep, KvLayout};
+use super::Cpu;
+use crate::{AttentionLayer, KvLayout};
 
 /// Tokens that one task norms, rotates and stores.
 const TOKENS: usize = 4;
@@ -57,21 +57,26 @@ fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
 }
 
 impl Cpu {
-    pub(super) fn run_attention(&mut self, step: &AttentionStep) {
-        let (batch, isa, threads) = (step.batch, self.isa, self.pool.threads());
-        let layout = step.pool.layout;
+    pub(super) fn run_attention(&mut self, step: &AttentionLayer) {
+        let (isa, threads) = (self.isa, self.pool.threads());
+        let pool = self.kv[step.group];
+        let layout = pool.layout;
         let (dim, v_dim, kv_heads) = (layout.k_dim, layout.v_dim, layout.kv_heads);
-        let (tokens, heads, group) = (batch.tokens.len(), step.heads, step.heads / layout.kv_heads);
+        let (heads, group) = (step.heads, step.heads / layout.kv_heads);
         let shape = kv_shape(&layout, step.layer);
-        let [q_in, k, v, out, angles] = [step.q, step.k, step.v, step.out, step.rotary].map(|t| self.place(t));
+        let [q_in, k, v, out] = [step.q, step.k, step.v, step.out].map(|t| self.place(t));
+        let sinks = step.sinks.map(|t| self.place(t));
+        let angles = self.rotary[step.rotary.number()].place();
         let [q_norm, k_norm] = [step.q_norm, step.k_norm].map(|n| n.map(|n| self.norm_weight(&n)));
+        let inputs = &self.inputs;
+        let tokens = inputs.tokens().len();
         let Work { q, parts, tasks } = &mut self.attention;
         // Queries are turned where they lie, unless gates lie between them.
         let q = if step.gated { Place::of_slice(part(q, tokens * heads * dim), heads * dim) } else { q_in };
         let q_width = if step.gated { 2 * dim } else { dim };
         let half = angles.cols / 2;
-        let slots = &batch.slots[step.group];
-        let kv_bytes = self.buffers[step.pool.buffer.0 as usize].as_bytes_mut();
+        let (slots, positions) = (inputs.slots(step.group), inputs.positions());
+        let kv_bytes = self.buffers[pool.buffer.number()].as_bytes_mut();
 
         // 1. norms, rotation; keys and values into their slots
         let pool_bytes = Parts::new(&mut *kv_bytes);
@@ -83,7 +88,7 @@ impl Cpu {
             for h in heads {
                 // SAFETY: one task turns the queries of a token's head.
                 unsafe {
-                    let (cos, sin) = angles.get(t, 0..2 * half).split_at(half);
+                    let (cos, sin) = angles.get(positions[t] as usize, 0..2 * half).split_at(half);
                     let head = q.get_mut(t, h * dim..(h + 1) * dim);
                     if step.gated {
                         head.copy_from_slice(q_in.get(t, h * q_width..h * q_width + dim));
@@ -94,16 +99,12 @@ impl Cpu {
         };
         // Queries of a run of tokens are turned by the task that uses them, while they are in its cache; those of a single token, which
         // several tasks may share, now.
-        let sequences = &batch.sequences;
-        let alone = |t: usize| {
-            let i = sequences.partition_point(|s| s.rows.end <= t);
-            sequences[i].rows.len() == 1
-        };
+        let alone = |t: usize| inputs.rows(inputs.sequence_of(t)).len() == 1;
         self.pool.run(tokens.div_ceil(TOKENS), &|task, _| {
             for (t, &slot) in slots.iter().enumerate().skip(task * TOKENS).take(TOKENS) {
                 // SAFETY: this task alone uses this token's rows and its slot, which no other token has.
                 unsafe {
-                    let (cos, sin) = angles.get(t, 0..2 * half).split_at(half);
+                    let (cos, sin) = angles.get(positions[t] as usize, 0..2 * half).split_at(half);
                     if alone(t) {
                         turn_queries(t, 0..heads);
                     }
@@ -124,13 +125,14 @@ impl Cpu {
         let kv_bytes = &*kv_bytes;
         let head = |sequence: usize, kv_head: usize| Head {
             kv: KvView { bytes: kv_bytes, shape },
-            table: &batch.sequences[sequence].tables[step.group],
+            table: inputs.table(step.group, sequence),
             kv_head,
             group,
             scale: step.scale,
             window: step.window,
-            softcap: None,
-            sinks: None,
+            softcap: step.softcap,
+            // SAFETY: weights are written once, at load.
+            sinks: sinks.map(|s| unsafe { s.get(0, kv_head * group..(kv_head + 1) * group) }),
         };
         let gate = |t: usize, kv_head: usize| {
             if !step.gated {
@@ -145,25 +147,28 @@ impl Cpu {
             }
         };
         // Few heads for many threads: single tokens are split by partitions.
-        let split = batch.sequences.len() * kv_heads < 2 * threads && threads > 1;
+        let split = inputs.sequences() * kv_heads < 2 * threads && threads > 1;
         let part_len = group * (v_dim + 2);
         tasks.clear();
         // Room for as many parts as there can ever be; memory is committed when it is used.
-        let positions = kv_bytes.len() / layout.block_bytes() * layout.block_tokens;
-        let most = kv_heads * (positions.div_ceil(attention::PARTITION) + batch.sequences.len() + tokens);
+        let room = kv_bytes.len() / layout.block_bytes() * layout.block_tokens;
+        let most = kv_heads * (room.div_ceil(attention::PARTITION) + inputs.sequences() + tokens);
         tasks.reserve(most);
         if split {
             parts.reserve((most * part_len).saturating_sub(parts.len()));
         }
-        let runs = |queries: usize| -> usize { batch.sequences.iter().map(|s| s.rows.len().div_ceil(queries)).sum() };
+        let runs = |queries: usize| -> usize {
+            (0..inputs.sequences()).map(|s| inputs.rows(s).len().div_ceil(queries)).sum()
+        };
         let mut queries = (ROWS.end() / group).max(1);
         while queries > 1 && queries * group > *ROWS.start() && kv_heads * runs(queries) < TASKS * threads {
             queries = queries.div_ceil(2);
         }
         let mut part_end = 0;
-        for (sequence, s) in batch.sequences.iter().enumerate() {
-            let partitions = head(sequence, 0).partitions(s.position);
-            if s.rows.len() == 1 && split && partitions.len() > 1 {
+        for sequence in 0..inputs.sequences() {
+            let queries_of = inputs.rows(sequence).len();
+            let partitions = head(sequence, 0).partitions(inputs.position(sequence));
+            if queries_of == 1 && split && partitions.len() > 1 {
                 for kv_head in 0..kv_heads {
                     for p in partitions.clone() {
                         tasks.push(Task { sequence, kv_head, first: 0, tokens: 1, partition: Some(p), part: part_end });
@@ -173,8 +178,8 @@ impl Cpu {
                 continue;
             }
             // The longest first: the last queries, which see most.
-            for i in (0..s.rows.len().div_ceil(queries)).rev() {
-                let (first, tokens) = (i * queries, queries.min(s.rows.len() - i * queries));
+            for i in (0..queries_of.div_ceil(queries)).rev() {
+                let (first, tokens) = (i * queries, queries.min(queries_of - i * queries));
                 for kv_head in 0..kv_heads {
                     tasks.push(Task { sequence, kv_head, first, tokens, partition: None, part: part_end });
                 }
@@ -183,18 +188,18 @@ impl Cpu {
         let part_room = Parts::new(part(parts, part_end));
         let most = tasks.iter().map(|t| t.tokens).max().unwrap_or(0);
         let scratch_len = attention::scratch_len(&shape, group, most);
-        crew!(self).reserve(0, 0, scratch_len, 0);
+        self.workers.reserve(0, 0, scratch_len, 0);
         let (tasks, workers) = (&*tasks, &self.workers);
         self.pool.run(tasks.len(), &|task, thread| {
             let task = &tasks[task];
-            let s = &batch.sequences[task.sequence];
+            let (own, position) = (inputs.rows(task.sequence), inputs.position(task.sequence));
             let head = head(task.sequence, task.kv_head);
             // SAFETY: one borrow, by the task that runs as this thread.
             let scratch = part(unsafe { &mut workers.get(thread).floats }, head.scratch_len(task.tokens));
-            let from = s.rows.start + task.first;
+            let from = own.start + task.first;
             let rows = from..from + task.tokens;
             let width = group * dim;
-            if s.rows.len() > 1 {
+            if own.len() > 1 {
                 rows.clone().for_each(|t| turn_queries(t, task.kv_head * group..(task.kv_head + 1) * group));
             }
             // SAFETY: these queries are only read now.
@@ -203,13 +208,13 @@ impl Cpu {
             if let Some(p) = task.partition {
                 // SAFETY: this task alone writes its part.
                 let part = unsafe { part_room.get(task.part..task.part + part_len) };
-                attention::attend_partition(isa, &head, queries.row(0), s.position, p, part, scratch);
+                attention::attend_partition(isa, &head, queries.row(0), position, p, part, scratch);
                 return;
             }
             let cols = task.kv_head * group * v_dim..(task.kv_head + 1) * group * v_dim;
             // SAFETY: this task alone writes these heads of these tokens.
             let mut to = unsafe { out.part(rows.clone(), cols).as_rows_mut() };
-            attention::attend(isa, &head, queries, s.position + task.first, &mut to, scratch);
+            attention::attend(isa, &head, queries, position + task.first, &mut to, scratch);
             rows.for_each(|t| gate(t, task.kv_head));
         });
         // 3. join what was split
@@ -220,14 +225,14 @@ impl Cpu {
             let run = tasks[at..].iter().take_while(same).count();
             at += run;
             if first.partition.is_some() {
-                let s = &batch.sequences[first.sequence];
+                let row = inputs.rows(first.sequence).start;
                 let cols = first.kv_head * group * v_dim..(first.kv_head + 1) * group * v_dim;
                 // SAFETY: no task is under way.
                 let (parts, to) = unsafe {
-                    (part_room.get(first.part..first.part + run * part_len), out.get_mut(s.rows.start, cols))
+                    (part_room.get(first.part..first.part + run * part_len), out.get_mut(row, cols))
                 };
                 attention::join(isa, &head(first.sequence, first.kv_head), parts, to);
-                gate(s.rows.start, first.kv_head);
+                gate(row, first.kv_head);
             }
         }
     }

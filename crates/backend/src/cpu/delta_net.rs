@@ -5,7 +5,7 @@ use sluice_kernels::{delta, norm};
 use super::Cpu;
 use super::matmul::part;
 use super::memory::Place;
-use crate::DeltaStep;
+use crate::DeltaLayer;
 
 /// Epsilon of the L2 norm of q and k (`l2norm` of transformers).
 const L2_EPS: f32 = 1e-6;
@@ -33,14 +33,14 @@ impl Work {
 }
 
 impl Cpu {
-    pub(super) fn run_delta_net(&mut self, step: &DeltaStep) {
-        let (shape, batch, isa) = (step.shape, step.batch, self.isa);
-        let (tokens, channels) = (batch.tokens.len(), shape.channels());
+    pub(super) fn run_delta_net(&mut self, step: &DeltaLayer) {
+        let (shape, isa) = (step.shape, self.isa);
+        let (tokens, channels) = (self.inputs.tokens().len(), shape.channels());
         let (keys, value_dim) = (shape.key_heads * shape.key_dim, shape.value_dim);
         let (heads, ratio) = (shape.value_heads, shape.value_heads / shape.key_heads);
         let [input, z, b, a, out] = [step.qkv, step.z, step.b, step.a, step.out].map(|t| self.place(t));
-        let [weight, a_log, dt_bias, states] =
-            [step.conv, step.a_log, step.dt_bias, step.states].map(|t| self.place(t));
+        let states = self.states.expect("a model with recurrent layers has a pool of states");
+        let [weight, a_log, dt_bias, states] = [step.conv, step.a_log, step.dt_bias, states].map(|t| self.place(t));
         let (norm_weight, eps) = self.norm_weight(&step.norm);
         let Work { qkv, g, beta } = &mut self.delta;
         let qkv = Place::of_slice(part(qkv, tokens * channels), channels);
@@ -48,21 +48,22 @@ impl Cpu {
         let beta = Place::of_slice(part(beta, tokens * heads), heads);
         let state_from = step.layer * shape.state_len();
         let matrix = shape.key_dim * value_dim;
-        let sequences = &batch.sequences;
+        let inputs = &self.inputs;
+        let sequences = inputs.sequences();
 
         // 1. convolution over each sequence's tokens, by blocks of channels
         let blocks = channels.div_ceil(CHANNELS);
-        self.pool.run(sequences.len() * blocks, &|task, _| {
-            let s = &sequences[task / blocks];
+        self.pool.run(sequences * blocks, &|task, _| {
+            let s = task / blocks;
             let from = task % blocks * CHANNELS;
             let cols = from..(from + CHANNELS).min(channels);
-            let window = states.fold(s.state_slot, state_from + heads * matrix, shape.taps - 1, channels);
+            let window = states.fold(inputs.state(s), state_from + heads * matrix, shape.taps - 1, channels);
             // SAFETY: this task alone uses these channels of this sequence; weights are never written.
             unsafe {
-                let x = input.part(s.rows.clone(), cols.clone()).as_rows();
+                let x = input.part(inputs.rows(s), cols.clone()).as_rows();
                 let weight = weight.part(0..shape.taps, cols.clone()).as_rows();
                 let mut window = window.part(0..shape.taps - 1, cols.clone()).as_rows_mut();
-                let mut out = qkv.part(s.rows.clone(), cols).as_rows_mut();
+                let mut out = qkv.part(inputs.rows(s), cols).as_rows_mut();
                 delta::conv_step(isa, x, weight, None, &mut window, &mut out);
             }
         });
@@ -83,12 +84,12 @@ impl Cpu {
         });
         // 3. recurrence, by value heads and blocks of their columns
         let blocks = value_dim.div_ceil(COLUMNS);
-        self.pool.run(sequences.len() * heads * blocks, &|task, _| {
-            let s = &sequences[task / (heads * blocks)];
+        self.pool.run(sequences * heads * blocks, &|task, _| {
+            let s = task / (heads * blocks);
             let (head, block) = (task / blocks % heads, task % blocks);
             let cols = block * COLUMNS..((block + 1) * COLUMNS).min(value_dim);
-            let rows = s.rows.clone();
-            let state = states.fold(s.state_slot, state_from + head * matrix, shape.key_dim, value_dim);
+            let rows = inputs.rows(s);
+            let state = states.fold(inputs.state(s), state_from + head * matrix, shape.key_dim, value_dim);
             let key = |from: usize| {
                 let from = from + head / ratio * shape.key_dim;
                 qkv.part(rows.clone(), from..from + shape.key_dim)

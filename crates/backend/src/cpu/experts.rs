@@ -10,7 +10,7 @@ use sluice_kernels::matmul::{Encoding, Matrix};
 
 use super::matmul::{Crew, Encoded, MOST_ROWS, Needs, Worker, block_rows, part, tile};
 use super::memory::{Place, Weight};
-use crate::{ExpertMatrix, Experts, Linear, Routing};
+use crate::{ExpertMatrix, ExpertPart, Experts, Linear, Mlp, Routing};
 
 /// A projection: rows of a matrix, where its checkpoint has it or in memory that it was read to.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ impl Operand {
     }
 
     pub fn of(linear: &Linear) -> Operand {
-        Operand::new(linear.matrix.0 as usize, linear.rows.start, linear.rows.len())
+        Operand::new(linear.matrix.number(), linear.rows.start, linear.rows.len())
     }
 
     /// The same rows, of which a copy lies in memory: elements, scales, biases.
@@ -104,19 +104,19 @@ pub struct Plan {
     counts: Vec<u32>,
 }
 
-fn operand(matrix: &ExpertMatrix, expert: usize, rows: usize) -> Operand {
-    match matrix {
+fn operand(part: &ExpertPart, expert: usize) -> Operand {
+    match &part.matrix {
         ExpertMatrix::Stacked { matrix, stride, offset } => {
-            Operand::new(matrix.0 as usize, expert * stride + offset, rows)
+            Operand::new(matrix.number(), expert * stride + offset, part.rows)
         }
-        ExpertMatrix::Single(all) => Operand::new(all[expert].0 as usize, 0, rows),
+        ExpertMatrix::Single(all) => Operand::new(all[expert].number(), 0, part.rows),
     }
 }
 
 /// Gate, up and down projection of an expert.
 pub fn operands(experts: &Experts, expert: usize) -> [Operand; 3] {
-    let Experts { gate, up, down, intermediate, hidden, .. } = experts;
-    [operand(gate, expert, *intermediate), operand(up, expert, *intermediate), operand(down, expert, *hidden)]
+    let [gate, up, down] = &experts.parts[..] else { panic!("{:?} has three projections", experts.kind) };
+    [gate, up, down].map(|part| operand(part, expert))
 }
 
 impl Operand {
@@ -151,7 +151,7 @@ impl Plan {
                     gate,
                     up,
                     down,
-                    intermediate: experts.intermediate,
+                    intermediate: experts.intermediate(),
                     from,
                     tokens: *count as usize,
                     first_task: 0,
@@ -181,6 +181,22 @@ pub fn hidden_needs(crew: &Crew, units: &[Unit]) -> Needs {
     Needs::of(units.iter().map(|u| crew.weights[u.down.weight].form().encoding(crew.mode)))
 }
 
+/// First round of a dense gated part: the hidden activations of all its tokens.
+pub fn dense_gate_up(crew: Crew, mlp: &Mlp, x: &Encoded, tokens: &[u32], into: &mut Encoded) {
+    let mut unit = [Unit {
+        gate: Operand::of(&mlp.gate),
+        up: Operand::of(&mlp.up),
+        down: Operand::of(&mlp.down),
+        intermediate: mlp.gate.rows.len(),
+        from: 0,
+        tokens: tokens.len(),
+        first_task: 0,
+    }];
+    let needs = hidden_needs(&crew, &unit);
+    into.reset(tokens.len(), mlp.gate.rows.len(), needs);
+    gate_up(crew, &mut unit, tokens, x, needs, into);
+}
+
 /// Sizes every thread's scratch for all that may be done with these units, whichever of them go through it together: what is read first is chance.
 pub fn reserve(mut crew: Crew, units: &[Unit], shared_down: Option<Operand>, tokens: usize, width: usize) {
     let most = MOST_ROWS.min(width.max(units.first().map_or(0, |u| u.intermediate)));
@@ -206,7 +222,7 @@ pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, n
         }
     }
     crew.reserve(most * block.min(intermediate), 0, 0, kernel);
-    let Crew { isa, mode, weights, pool, workers } = crew;
+    let Crew { isa, mode, weights, pool, workers, .. } = crew;
     let (units, workers) = (&*units, &*workers);
     let writer = into.writer(needs);
     pool.run(tasks, &|task, thread| {
@@ -270,7 +286,7 @@ pub fn down_and_add(
     let downs = units.iter().map(|u| u.down.weight).chain(shared.iter().map(|s| s.down.weight));
     let kernel = downs.map(|w| crew.weights[w].scratch_bytes(block.min(width), tokens, crew.mode)).max().unwrap_or(0);
     crew.reserve(tokens * block.min(width), 0, tokens * block.min(width), kernel);
-    let Crew { isa, mode, weights, pool, workers } = crew;
+    let Crew { isa, mode, weights, pool, workers, .. } = crew;
     let workers = &*workers;
     pool.run(width.div_ceil(block), &|task, thread| {
         let from = task * block;
@@ -339,7 +355,7 @@ pub fn down(
     let most = downs.iter().map(|(_, rows, _)| rows.len()).max().unwrap_or(0);
     let kernel = downs.iter().map(|(d, ..)| crew.weights[d.weight].scratch_bytes(block, most, crew.mode)).max();
     crew.reserve(most * block, 0, 0, kernel.unwrap_or(0));
-    let Crew { isa, mode, weights, pool, workers } = crew;
+    let Crew { isa, mode, weights, pool, workers, .. } = crew;
     let workers = &*workers;
     pool.run(downs.len() * per_unit, &|task, thread| {
         let (operand, pairs, to) = &downs[task / per_unit];
@@ -362,7 +378,7 @@ const ADDED: usize = 512;
 
 /// Adds up what [`down`] has left: as [`down_and_add`], with routed outputs in `outputs[pair]` and the shared expert's in `outputs[pairs + t]`.
 pub fn add(
-    crew: Crew,
+    mut crew: Crew,
     units: impl Iterator<Item = Unit> + Clone + Sync,
     plan: &Plan,
     outputs: Place,
@@ -371,7 +387,6 @@ pub fn add(
 ) {
     let (tokens, width) = (residual.rows, residual.cols);
     let block = ADDED.min(width);
-    let mut crew = crew;
     crew.reserve(0, 0, block, 0);
     let Crew { isa, pool, workers, .. } = crew;
     let workers = &*workers;

@@ -4,8 +4,9 @@
 use sluice_kernels::matmul::{self, Activations, Encoding, Input, Matrix};
 use sluice_kernels::{Isa, activations, norm};
 
-use super::memory::{Parts, PerThread, Place, Weight};
+use super::memory::{Buffer, Parts, PerThread, Place, Weight};
 use crate::pool::Pool;
+use crate::{Linear, MatrixId, Norm, Tensor};
 
 /// Which encodings of the activations some matrices need.
 #[derive(Clone, Copy, Default)]
@@ -161,14 +162,56 @@ pub struct Crew<'a> {
     pub isa: Isa,
     pub mode: Activations,
     pub weights: &'a [Weight],
+    pub buffers: &'a [Buffer],
     pub pool: &'a mut Pool,
     pub workers: &'a mut PerThread<Worker>,
 }
 
-impl Crew<'_> {
+impl<'a> Crew<'a> {
+    /// The same for a while.
+    pub fn again(&mut self) -> Crew<'_> {
+        Crew { pool: self.pool, workers: self.workers, ..*self }
+    }
+
+    /// Where a tensor lies.
+    pub fn place(&self, t: Tensor) -> Place {
+        Place::new(&self.buffers[t.buffer.number()], t)
+    }
+
+    /// The weight of a norm, and its epsilon.
+    pub fn norm(&self, norm: &Norm) -> (&'a [f32], f32) {
+        let place = self.place(norm.weight);
+        // SAFETY: weights are written once, at load, and their buffers outlive the crew.
+        (unsafe { place.get(0, 0..place.cols) }, norm.eps)
+    }
+
+    /// What inputs these matrices take.
+    pub fn needs(&self, matrices: impl IntoIterator<Item = MatrixId>) -> Needs {
+        Needs::of(matrices.into_iter().map(|m| self.weights[m.number()].form().encoding(self.mode)))
+    }
+
+    /// Waits for the weights of some linears: here and not in the tasks, so that threads with nothing to do leave the processor to those that read.
+    pub fn wait_for<'l>(&self, linears: impl IntoIterator<Item = &'l Linear>) {
+        linears.into_iter().for_each(|l| self.weights[l.matrix.number()].wait());
+    }
+
+    /// `out = linear(..)`, or with `add` `out += linear(..)`, as a job.
+    pub fn job(&self, linear: &Linear, out: Place, add: bool) -> Job {
+        let bias = linear.bias.map(|b| self.place(b));
+        let (weight, row) = (linear.matrix.number(), linear.rows.start);
+        Job { weight, row, rows: linear.rows.len(), out, bias, add, first_task: 0 }
+    }
+
+    /// See [`PerThread::reserve`].
+    pub fn reserve(&mut self, tile: usize, row: usize, floats: usize, kernel: usize) {
+        self.workers.reserve(tile, row, floats, kernel);
+    }
+}
+
+impl PerThread<Worker> {
     /// Sizes every thread's tiles and scratch ahead: which thread gets which task is chance, and a step must not allocate by chance.
     pub fn reserve(&mut self, tile: usize, row: usize, floats: usize, kernel: usize) {
-        for w in self.workers.iter_mut() {
+        for w in self.iter_mut() {
             grow(&mut w.tile, tile);
             grow(&mut w.tile2, tile);
             grow(&mut w.row, row);
@@ -189,7 +232,8 @@ impl Worker {
 const ENCODE_TOKENS: usize = 4;
 
 /// Encodes the rows of `x`, after an RMS norm where one is given.
-pub fn encode(mut crew: Crew, x: Place, norm: Option<(&[f32], f32)>, needs: Needs, into: &mut Encoded) {
+pub fn encode(mut crew: Crew, x: Place, norm: Option<&Norm>, needs: Needs, into: &mut Encoded) {
+    let norm = norm.map(|n| crew.norm(n));
     into.reset(x.rows, x.cols, needs);
     crew.reserve(0, x.cols, 0, 0);
     let Crew { isa, pool, workers, .. } = crew;
@@ -255,7 +299,7 @@ pub fn run_jobs(mut crew: Crew, jobs: &mut [Job], encoded: &Encoded, tokens: &[u
         kernel = kernel.max(crew.weights[job.weight].scratch_bytes(n, tokens.len(), crew.mode));
     }
     crew.reserve(tile_len, 0, 0, kernel);
-    let Crew { isa, mode, weights, pool, workers } = crew;
+    let Crew { isa, mode, weights, pool, workers, .. } = crew;
     let (workers, jobs) = (&*workers, &*jobs);
     let task = |task: usize, thread: usize| {
         let job = &jobs[jobs.partition_point(|j| j.first_task <= task) - 1];

@@ -7,20 +7,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, ensure};
 use memmap2::{Advice, MmapMut, MmapOptions};
 use sluice_kernels::matmul::{self, Activations, Form, Matrix, MatrixError};
+use sluice_kernels::rotary::RotaryFrequencies;
 use sluice_kernels::rows::{Rows, RowsMut};
 use sluice_kernels::{Isa, affine};
 use sluice_store::Bytes;
 
+use crate::pool::Pool;
 use crate::{MatrixSource, MemoryClass, Tensor};
 
 /// Zeroed anonymous memory at an address of its own for good.
 pub struct Buffer {
     map: MmapMut,
+    start: *mut u8,
     pub class: MemoryClass,
     pub bytes: usize,
     /// What counts as taken: everything, or of a buffer that is committed in steps, what was committed.
     pub committed: usize,
 }
+
+// SAFETY: the address is that of the buffer's own memory; every access through it goes by `Place`, whose callers keep threads apart.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
 
 /// What a buffer that is committed in steps takes at once, at least: a large page.
 const STEP: usize = 2 << 20;
@@ -30,19 +38,19 @@ impl Buffer {
     pub fn zeroed(class: MemoryClass, bytes: usize) -> Result<Buffer> {
         // A map of nothing is refused by the system; a page that is never touched costs nothing.
         let map = MmapOptions::new().len(bytes.max(1)).map_anon();
-        let map = map.with_context(|| format!("cannot reserve {bytes} bytes for {}", class.name()))?;
-        Ok(Buffer { map, class, bytes, committed: bytes })
+        let mut map = map.with_context(|| format!("cannot reserve {bytes} bytes for {}", class.name()))?;
+        Ok(Buffer { start: map.as_mut_ptr(), map, class, bytes, committed: bytes })
     }
 
     /// Address space, of which nothing may be touched before it is committed.
     pub fn reserved(class: MemoryClass, bytes: usize) -> Result<Buffer> {
         let map = MmapOptions::new().len(bytes.max(1)).no_reserve_swap().map_anon();
-        let map = map.with_context(|| format!("cannot reserve {bytes} bytes of addresses for {}", class.name()))?;
+        let mut map = map.with_context(|| format!("cannot reserve {bytes} bytes of addresses for {}", class.name()))?;
         if bytes >= STEP {
             // Where there are no large pages, small ones do.
             let _ = map.advise(Advice::HugePage);
         }
-        Ok(Buffer { map, class, bytes, committed: 0 })
+        Ok(Buffer { start: map.as_mut_ptr(), map, class, bytes, committed: 0 })
     }
 
     /// Makes the first `bytes` bytes resident; what is resident already stays as it is, where it is.
@@ -87,11 +95,11 @@ unsafe impl Sync for Place {}
 
 impl Place {
     /// Where `t` lies in its buffer.
-    pub fn new(buffer: &mut Buffer, t: Tensor) -> Place {
+    pub fn new(buffer: &Buffer, t: Tensor) -> Place {
         let end = if t.rows == 0 { t.offset } else { t.offset + (t.rows - 1) * t.stride + t.cols };
         assert!(end * size_of::<f32>() <= buffer.bytes, "a tensor reaches beyond its buffer");
         // SAFETY: the offset lies inside the buffer, as just checked.
-        let start = unsafe { buffer.map.as_mut_ptr().cast::<f32>().add(t.offset) };
+        let start = unsafe { buffer.start.cast::<f32>().add(t.offset) };
         Place { start, rows: t.rows, cols: t.cols, stride: t.stride }
     }
 
@@ -120,6 +128,18 @@ impl Place {
         assert!(row < self.rows && cols.start <= cols.end && cols.end <= self.cols);
         // SAFETY: inside the matrix, as just checked, and nobody else's, as the caller vouches.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride + cols.start), cols.len()) }
+    }
+
+    /// Copies a matrix of this shape.
+    ///
+    /// # Safety
+    /// Both buffers are alive, and nobody else uses these elements meanwhile.
+    pub unsafe fn copy_from(self, from: Place) {
+        assert_eq!((self.rows, self.cols), (from.rows, from.cols));
+        for row in 0..self.rows {
+            // SAFETY: rows of `cols` elements, inside their matrices.
+            unsafe { std::ptr::copy(from.start.add(row * from.stride), self.start.add(row * self.stride), self.cols) };
+        }
     }
 
     /// Some rows and columns of it.
@@ -153,6 +173,55 @@ impl Place {
         assert!(row < self.rows && from + rows * cols <= self.cols);
         let part = self.part(row..row + 1, from..from + rows * cols);
         Place { rows, cols, stride: cols, ..part }
+    }
+}
+
+/// Cosines and then sines of each position's angles, `[positions, 2 * frequencies]`: addresses for all positions, of which the first are filled.
+pub struct RotaryTable {
+    pub frequencies: RotaryFrequencies,
+    buffer: Buffer,
+    positions: usize,
+    filled: usize,
+}
+
+/// Positions that are filled at once, at least.
+const FILLED: usize = 256;
+
+impl RotaryTable {
+    pub fn new(frequencies: &RotaryFrequencies, positions: usize) -> Result<RotaryTable> {
+        let bytes = positions.checked_mul(frequencies.inv_freq.len() * 2 * size_of::<f32>());
+        let bytes = bytes.with_context(|| format!("{positions} positions are too many"))?;
+        let buffer = Buffer { committed: 0, ..Buffer::zeroed(MemoryClass::Scratch, bytes)? };
+        Ok(RotaryTable { frequencies: frequencies.clone(), buffer, positions, filled: 0 })
+    }
+
+    /// Bytes that are filled.
+    pub fn bytes(&self) -> usize {
+        self.buffer.committed
+    }
+
+    pub fn place(&self) -> Place {
+        let cols = 2 * self.frequencies.inv_freq.len();
+        Place { start: self.buffer.start.cast(), rows: self.filled, cols, stride: cols }
+    }
+
+    /// Computes the angles of all positions below `reach` that are not there yet.
+    pub fn fill(&mut self, reach: usize, pool: &mut Pool) {
+        if reach <= self.filled {
+            return;
+        }
+        assert!(reach <= self.positions, "position {} of {}", reach - 1, self.positions);
+        let from = self.filled;
+        self.filled = reach.next_multiple_of(FILLED).min(self.positions);
+        let (place, half, frequencies) = (self.place(), self.frequencies.inv_freq.len(), &self.frequencies);
+        self.buffer.committed = self.filled * place.cols * size_of::<f32>();
+        pool.run((self.filled - from).div_ceil(16), &|task, _| {
+            for row in (from + task * 16..place.rows).take(16) {
+                // SAFETY: this task alone writes this row.
+                let (cos, sin) = unsafe { place.get_mut(row, 0..2 * half) }.split_at_mut(half);
+                frequencies.angles(row as u32, cos, sin);
+            }
+        });
     }
 }
 

@@ -5,22 +5,25 @@ mod delta_net;
 mod experts;
 mod matmul;
 mod memory;
+mod mixture;
 mod streaming;
 
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use sluice_kernels::matmul::{Activations, Encoding};
-use sluice_kernels::{Isa, affine, norm, route};
+use sluice_kernels::matmul::Activations;
+use sluice_kernels::{Isa, affine, norm};
 
 use crate::pool::Pool;
 use crate::{
-    AttentionStep, Backend, BufferId, DeltaStep, ExpertOptions, Experts, Foresight, KvLayout, KvPool, Linear, MatrixId,
-    MatrixSource, MemoryClass, Mlp, NextMixture, Norm, Phase, Profile, Projection, RotaryFrequencies, Routed, Routing,
-    Scoring, SharedExpert, Tensor,
+    AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, ExpertOptions, KvLayout, KvPool, Linear, Logits,
+    MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile, Projection,
+    RotaryFrequencies, RotaryId, Routing, StepInputs, Tensor,
 };
-use matmul::{Encoded, Job, Needs, Worker};
-use memory::{Buffer, Parts, PerThread, Place, Weight};
+use matmul::{Encoded, Job, Worker};
+use memory::{Buffer, PerThread, Place, RotaryTable, Weight};
+use mixture::HostMixture;
+pub use streaming::{Lookahead, Streamed};
 
 /// A backend's [`Crew`]: a macro, because the borrows are of single fields.
 macro_rules! crew {
@@ -29,13 +32,12 @@ macro_rules! crew {
             isa: $cpu.isa,
             mode: $cpu.mode,
             weights: &$cpu.weights,
+            buffers: &$cpu.buffers,
             pool: &mut $cpu.pool,
             workers: &mut $cpu.workers,
         }
     };
 }
-use crew;
-pub use streaming::{Lookahead, Streamed};
 
 /// The CPU.
 pub struct Cpu {
@@ -44,24 +46,26 @@ pub struct Cpu {
     pool: Pool,
     buffers: Vec<Buffer>,
     weights: Vec<Weight>,
+    rotary: Vec<RotaryTable>,
+    /// One for each cache group.
+    kv: Vec<KvPool>,
+    /// `[rows, state]`
+    states: Option<Tensor>,
     workers: PerThread<Worker>,
-    /// Encoded inputs, hidden activations of routed experts and of the dense or shared part.
+    inputs: StepInputs,
+    /// Encoded inputs, and hidden activations of dense parts.
     encoded: Encoded,
     hidden: Encoded,
-    shared_hidden: Encoded,
     jobs: Vec<Job>,
-    plan: experts::Plan,
-    /// Router logits `[tokens, experts]` and the shared expert's gates `[tokens, 1]`.
-    router_logits: Vec<f32>,
-    shared_gates: Vec<f32>,
     /// 0, 1, 2, ..: token lists that take every row.
     counting: Vec<u32>,
     attention: attention::Work,
     delta: delta_net::Work,
+    mixture: HostMixture,
+    /// `[rows, vocabulary]`
+    logits: Vec<f32>,
+    left: Logits,
     profile: Option<Profile>,
-    routed: Option<Vec<Routed>>,
-    streaming: Option<streaming::Streaming>,
-    guess: streaming::Guess,
 }
 
 impl Cpu {
@@ -78,77 +82,29 @@ impl Cpu {
             pool,
             buffers: Vec::new(),
             weights: Vec::new(),
+            rotary: Vec::new(),
+            kv: Vec::new(),
+            states: None,
+            inputs: StepInputs::new(&[], Capacity { tokens: 0, sequences: 0, blocks: 0 }),
             encoded: Encoded::default(),
             hidden: Encoded::default(),
-            shared_hidden: Encoded::default(),
             jobs: Vec::new(),
-            plan: experts::Plan::default(),
-            router_logits: Vec::new(),
-            shared_gates: Vec::new(),
             counting: Vec::new(),
             attention: attention::Work::default(),
             delta: delta_net::Work::default(),
+            mixture: HostMixture::default(),
+            logits: Vec::new(),
+            left: Logits::default(),
             profile: None,
-            routed: None,
-            streaming: None,
-            guess: streaming::Guess::default(),
         })
     }
 
-    /// Starts to measure the time of each phase.
-    pub fn start_profile(&mut self) {
-        self.profile = Some(Profile::default());
-    }
-
-    /// From here on these layers' experts are read when tokens want them, instead of being used where their files are mapped. `layers` are all that have
-    /// experts, in order; a token wants at most `k` of a layer.
-    ///
-    /// # Errors
-    /// When the budget holds fewer experts than a token wants, or there is no memory.
-    pub fn stream_experts(
-        &mut self,
-        layers: &[&Experts],
-        k: usize,
-        options: &ExpertOptions,
-        lookahead: Lookahead,
-    ) -> Result<()> {
-        self.streaming = Some(streaming::Streaming::open(&mut self.weights, layers, k, options, lookahead)?);
-        // Helpers are there when a read is over.
-        self.pool.set_spin(sluice_store::experts::SPIN);
-        Ok(())
-    }
-
-    /// What streamed experts took since the last call, and how they are read; `None` where none are.
-    pub fn take_streamed(&mut self) -> Option<Streamed> {
-        self.streaming.as_mut().map(streaming::Streaming::take)
-    }
-
-    /// What reading experts fell back on, a clause each.
-    pub fn streaming_notes(&self) -> &[String] {
-        self.streaming.as_ref().map_or(&[], |s| s.store.notes())
-    }
-
-    /// Which rows of the last step lack experts that could not be read, and why; nothing where all was there. The other rows are as they should be.
-    pub fn take_failure(&mut self) -> Option<(Vec<u32>, sluice_store::Error)> {
-        self.streaming.as_mut()?.take_failure()
-    }
-
-    /// Starts to record what routers choose.
-    pub fn record_routing(&mut self) {
-        self.routed = Some(Vec::new());
-    }
-
-    /// What routers chose since the last call, in the order of the steps and their layers; nothing where it is not recorded.
-    pub fn take_routing(&mut self) -> Vec<Routed> {
-        self.routed.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    fn place(&mut self, t: Tensor) -> Place {
-        Place::new(&mut self.buffers[t.buffer.0 as usize], t)
+    fn place(&self, t: Tensor) -> Place {
+        Place::new(&self.buffers[t.buffer.number()], t)
     }
 
     /// The weight of a norm.
-    fn norm_weight(&mut self, norm: &Norm) -> (&'static [f32], f32) {
+    fn norm_weight(&self, norm: &Norm) -> (&'static [f32], f32) {
         let place = self.place(norm.weight);
         // SAFETY: weights are written once, at load, and their buffers live as long as the backend; the slice is not kept
         // beyond the operation.
@@ -160,36 +116,22 @@ impl Cpu {
         self.counting.extend((from..n).map(|i| i as u32));
     }
 
-    fn needs(&self, linears: impl IntoIterator<Item = MatrixId>) -> Needs {
-        Needs::of(linears.into_iter().map(|m| self.weights[m.0 as usize].form().encoding(self.mode)))
+    /// The state in this row.
+    fn state(&self, row: u32) -> Place {
+        let states = self.states.expect("a pool of states");
+        self.place(states.rows(row as usize..row as usize + 1))
     }
 
-    /// Encodes `x` (after `norm`) for matrices with these needs.
-    fn encode(&mut self, x: Place, norm: Option<Norm>, needs: Needs) {
-        let norm = norm.map(|n| self.norm_weight(&n));
-        let crew = crew!(self);
-        matmul::encode(crew, x, norm, needs, &mut self.encoded);
-    }
-
-    /// Waits for the weights of some linears: here and not in the tasks, so that threads with nothing to do leave the processor to those
-    /// that read.
-    fn wait_for<'a>(&self, linears: impl IntoIterator<Item = &'a Linear>) {
-        linears.into_iter().for_each(|l| self.weights[l.matrix.0 as usize].wait());
-    }
-
-    /// Starts a list of jobs; `job` adds one.
-    fn job(&mut self, linear: &Linear, out: Place, add: bool) {
-        let bias = linear.bias.map(|b| self.place(b));
-        let (weight, row) = (linear.matrix.0 as usize, linear.rows.start);
-        let rows = linear.rows.len();
-        self.jobs.push(Job { weight, row, rows, out, bias, add, first_task: 0 });
+    /// The bytes of a block.
+    fn block(&mut self, pool: &KvPool, block: u32) -> &mut [u8] {
+        let len = pool.layout.block_bytes();
+        &mut self.buffers[pool.buffer.number()].as_bytes_mut()[block as usize * len..][..len]
     }
 
     /// Runs the listed jobs on all rows of what was encoded.
-    fn run_jobs(&mut self, mode: Activations, tokens: usize) {
+    fn run_jobs(&mut self, tokens: usize) {
         self.count_to(tokens);
-        let crew = matmul::Crew { mode, ..crew!(self) };
-        matmul::run_jobs(crew, &mut self.jobs, &self.encoded, &self.counting[..tokens]);
+        matmul::run_jobs(crew!(self), &mut self.jobs, &self.encoded, &self.counting[..tokens]);
         self.jobs.clear();
     }
 
@@ -202,26 +144,7 @@ impl Cpu {
             bytes += (rows * w.bytes_per_row()) as u64;
             macs += (rows * w.cols() * tokens) as u64;
         }
-        profile.add(phase, since, bytes, macs);
-    }
-
-    /// First round of a dense gated part: its hidden activations into `shared_hidden`. What it reads is in `encoded`.
-    fn dense_gate_up(&mut self, mlp: &Mlp, tokens: usize) {
-        self.count_to(tokens);
-        let mut unit = [experts::Unit {
-            gate: experts::Operand::of(&mlp.gate),
-            up: experts::Operand::of(&mlp.up),
-            down: experts::Operand::of(&mlp.down),
-            intermediate: mlp.gate.rows.len(),
-            from: 0,
-            tokens,
-            first_task: 0,
-        }];
-        let crew = crew!(self);
-        let order = &self.counting[..tokens];
-        let needs = experts::hidden_needs(&crew, &unit);
-        self.shared_hidden.reset(tokens, mlp.gate.rows.len(), needs);
-        experts::gate_up(crew, &mut unit, order, &self.encoded, needs, &mut self.shared_hidden);
+        profile.add(phase, since.elapsed(), bytes, macs);
     }
 }
 
@@ -229,26 +152,14 @@ impl Cpu {
 const FEW_ROWS: usize = 64;
 
 fn linear_rows(l: &Linear) -> (usize, usize) {
-    (l.matrix.0 as usize, l.rows.len())
+    (l.matrix.number(), l.rows.len())
 }
 
 impl Backend for Cpu {
     fn alloc(&mut self, class: MemoryClass, rows: usize, cols: usize) -> Result<Tensor> {
-        let id = BufferId(self.buffers.len() as u32);
+        let id = BufferId::new(self.buffers.len());
         self.buffers.push(Buffer::zeroed(class, rows * cols * size_of::<f32>())?);
         Ok(Tensor { buffer: id, offset: 0, rows, cols, stride: cols })
-    }
-
-    fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
-        let id = BufferId(self.buffers.len() as u32);
-        let bytes =
-            layout.block_bytes().checked_mul(blocks).context("the KV cache is larger than the address space")?;
-        self.buffers.push(Buffer::reserved(MemoryClass::Kv, bytes)?);
-        Ok(KvPool { buffer: id, layout })
-    }
-
-    fn commit_kv(&mut self, pool: &KvPool, blocks: usize) -> Result<()> {
-        self.buffers[pool.buffer.0 as usize].commit(blocks * pool.layout.block_bytes())
     }
 
     fn upload(&mut self, values: &[f32], to: Tensor) {
@@ -272,28 +183,115 @@ impl Backend for Cpu {
     fn matrix(&mut self, source: MatrixSource) -> Result<MatrixId> {
         ensure!(source.rows > 0 && source.cols > 0, "an empty matrix");
         self.weights.push(Weight::new(source)?);
-        Ok(MatrixId(self.weights.len() as u32 - 1))
+        Ok(MatrixId::new(self.weights.len() - 1))
     }
 
-    fn zero(&mut self, t: Tensor) {
-        let place = self.place(t);
-        for row in 0..t.rows {
-            // SAFETY: `&mut self`: no operation is under way.
-            unsafe { place.get_mut(row, 0..t.cols) }.fill(0.0);
+    fn rotary(&mut self, frequencies: &RotaryFrequencies, positions: usize) -> Result<RotaryId> {
+        self.rotary.push(RotaryTable::new(frequencies, positions)?);
+        Ok(RotaryId::new(self.rotary.len() - 1))
+    }
+
+    fn moe(&mut self, moe: Moe, follows: Option<MoeId>) -> Result<MoeId> {
+        Ok(self.mixture.register(moe, follows))
+    }
+
+    fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
+        self.mixture.stream(&mut self.weights, options, lookahead)?;
+        // Helpers are there when a read is over.
+        self.pool.set_spin(sluice_store::experts::SPIN);
+        Ok(())
+    }
+
+    fn start_profile(&mut self) {
+        self.profile = Some(Profile::default());
+    }
+
+    fn record_routing(&mut self) {
+        self.mixture.record_routing();
+    }
+
+    fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
+        let id = BufferId::new(self.buffers.len());
+        let bytes =
+            layout.block_bytes().checked_mul(blocks).context("the KV cache is larger than the address space")?;
+        self.buffers.push(Buffer::reserved(MemoryClass::Kv, bytes)?);
+        self.kv.push(KvPool { buffer: id, layout });
+        Ok(KvPool { buffer: id, layout })
+    }
+
+    fn commit_kv(&mut self, pool: &KvPool, blocks: usize) -> Result<()> {
+        self.buffers[pool.buffer.number()].commit(blocks * pool.layout.block_bytes())
+    }
+
+    fn copy_blocks(&mut self, pool: &KvPool, pairs: &[(u32, u32)]) {
+        let len = pool.layout.block_bytes();
+        let bytes = self.buffers[pool.buffer.number()].as_bytes_mut();
+        for &(from, to) in pairs {
+            bytes.copy_within(from as usize * len..(from as usize + 1) * len, to as usize * len);
         }
     }
 
-    fn embed(&mut self, table: MatrixId, tokens: &[u32], out: Tensor) {
+    fn read_block(&mut self, pool: &KvPool, block: u32, out: &mut [u8]) {
+        out.copy_from_slice(self.block(pool, block));
+    }
+
+    fn write_block(&mut self, pool: &KvPool, block: u32, bytes: &[u8]) {
+        self.block(pool, block).copy_from_slice(bytes);
+    }
+
+    fn alloc_states(&mut self, rows: usize, len: usize) -> Result<()> {
+        ensure!(self.states.is_none(), "a pool of states is there");
+        self.states = Some(self.alloc(MemoryClass::State, rows, len)?);
+        Ok(())
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        let (from, to) = (self.state(from), self.state(to));
+        // SAFETY: `&mut self`: no operation is under way; two rows, or the same, which is only read then.
+        unsafe { to.copy_from(from) };
+    }
+
+    fn zero_state(&mut self, row: u32) {
+        let state = self.state(row);
+        // SAFETY: `&mut self`: no operation is under way.
+        unsafe { state.get_mut(0, 0..state.cols) }.fill(0.0);
+    }
+
+    fn read_state(&mut self, row: u32, out: &mut [f32]) {
+        let state = self.state(row);
+        // SAFETY: `&mut self`: no operation is under way.
+        out.copy_from_slice(unsafe { state.get(0, 0..state.cols) });
+    }
+
+    fn write_state(&mut self, row: u32, from: &[f32]) {
+        let state = self.state(row);
+        // SAFETY: `&mut self`: no operation is under way.
+        unsafe { state.get_mut(0, 0..state.cols) }.copy_from_slice(from);
+    }
+
+    fn begin(&mut self, inputs: &StepInputs) {
+        // Reuses what earlier steps allocated.
+        self.inputs.clone_from(inputs);
+        self.left = Logits::default();
+        for table in &mut self.rotary {
+            table.fill(self.inputs.reach(), &mut self.pool);
+        }
+    }
+
+    fn embed(&mut self, table: MatrixId, out: Tensor) {
         let t0 = Instant::now();
         let place = self.place(out);
-        let weight = &self.weights[table.0 as usize];
+        let weight = &self.weights[table.number()];
+        let tokens = self.inputs.tokens();
         // A few rows are read by themselves; for many the whole matrix may as well come first.
         if !weight.is_ready() && tokens.len() <= FEW_ROWS {
+            let isa = self.isa;
             self.pool.run(tokens.len(), &|row, _| {
                 // SAFETY: this task alone writes this row.
-                weight.row_now(self.isa, tokens[row] as usize, unsafe { place.get_mut(row, 0..place.cols) });
+                weight.row_now(isa, tokens[row] as usize, unsafe { place.get_mut(row, 0..place.cols) });
             });
-            self.record(Phase::Embed, t0, std::iter::once((table.0 as usize, tokens.len())), 0);
+            let tokens = tokens.len();
+            self.record(Phase::Embed, t0, std::iter::once((table.number(), tokens)), 0);
             return;
         }
         weight.wait();
@@ -303,244 +301,81 @@ impl Backend for Cpu {
             let out = unsafe { place.get_mut(row, 0..place.cols) };
             affine::dequantize_row(self.isa, &matrix, token as usize, out);
         }
-        self.record(Phase::Embed, t0, std::iter::once((table.0 as usize, tokens.len())), 0);
-    }
-
-    fn rotary(&mut self, frequencies: &RotaryFrequencies, positions: &[u32], out: Tensor) {
-        let t0 = Instant::now();
-        let place = self.place(out);
-        let half = frequencies.inv_freq.len();
-        self.pool.run(positions.len().div_ceil(16), &|task, _| {
-            for (row, &position) in positions.iter().enumerate().skip(task * 16).take(16) {
-                // SAFETY: this task alone writes this row.
-                let (cos, sin) = unsafe { place.get_mut(row, 0..2 * half) }.split_at_mut(half);
-                frequencies.angles(position, cos, sin);
-            }
-        });
-        self.record(Phase::Embed, t0, std::iter::empty(), 0);
-    }
-
-    fn norm(&mut self, x: Tensor, norm: Norm, out: Tensor) {
-        let t0 = Instant::now();
-        let (x, out, (weight, eps), isa) = (self.place(x), self.place(out), self.norm_weight(&norm), self.isa);
-        self.pool.run(x.rows.div_ceil(4), &|task, _| {
-            for row in task * 4..((task + 1) * 4).min(x.rows) {
-                // SAFETY: this task alone uses these rows.
-                let (x, out) = unsafe { (x.get(row, 0..x.cols), out.get_mut(row, 0..x.cols)) };
-                norm::rms_norm(isa, x, weight, eps, out);
-            }
-        });
-        self.record(Phase::Project, t0, std::iter::empty(), 0);
+        let tokens = tokens.len();
+        self.record(Phase::Embed, t0, std::iter::once((table.number(), tokens)), 0);
     }
 
     fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]) {
         let t0 = Instant::now();
-        let (tokens, x) = (x.rows, self.place(x));
-        let needs = self.needs(projections.iter().map(|p| p.linear.matrix));
-        self.encode(x, norm, needs);
-        self.wait_for(projections.iter().map(|p| &p.linear));
-        for p in projections {
-            let out = self.place(p.out);
-            self.job(&p.linear, out, false);
-        }
-        self.run_jobs(self.mode, tokens);
+        let (tokens, x, crew) = (x.rows, self.place(x), crew!(self));
+        let needs = crew.needs(projections.iter().map(|p| p.linear.matrix));
+        crew.wait_for(projections.iter().map(|p| &p.linear));
+        self.jobs.extend(projections.iter().map(|p| crew.job(&p.linear, crew.place(p.out), false)));
+        matmul::encode(crew, x, norm.as_ref(), needs, &mut self.encoded);
+        self.run_jobs(tokens);
         self.record(Phase::Project, t0, projections.iter().map(|p| linear_rows(&p.linear)), tokens);
     }
 
     fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
         let t0 = Instant::now();
-        let (tokens, x, out) = (x.rows, self.place(x), self.place(out));
-        let needs = self.needs([linear.matrix]);
-        self.encode(x, None, needs);
-        self.wait_for([linear]);
-        self.job(linear, out, true);
-        self.run_jobs(self.mode, tokens);
+        let (tokens, x, crew) = (x.rows, self.place(x), crew!(self));
+        crew.wait_for([linear]);
+        self.jobs.push(crew.job(linear, crew.place(out), true));
+        let needs = crew.needs([linear.matrix]);
+        matmul::encode(crew, x, None, needs, &mut self.encoded);
+        self.run_jobs(tokens);
         self.record(Phase::Project, t0, std::iter::once(linear_rows(linear)), tokens);
     }
 
-    fn attention(&mut self, step: &AttentionStep) {
+    fn attention(&mut self, layer: &AttentionLayer) {
         let t0 = Instant::now();
-        self.run_attention(step);
+        self.run_attention(layer);
         self.record(Phase::Attention, t0, std::iter::empty(), 0);
     }
 
-    fn delta_net(&mut self, step: &DeltaStep) {
+    fn delta_net(&mut self, layer: &DeltaLayer) {
         let t0 = Instant::now();
-        self.run_delta_net(step);
+        self.run_delta_net(layer);
         self.record(Phase::DeltaNet, t0, std::iter::empty(), 0);
     }
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         let t0 = Instant::now();
         let (tokens, x, residual) = (x.rows, self.place(x), self.place(residual));
-        let needs = self.needs([mlp.gate.matrix, mlp.up.matrix]);
-        self.encode(x, Some(norm), needs);
-        self.wait_for([&mlp.gate, &mlp.up]);
-        self.dense_gate_up(mlp, tokens);
-        self.wait_for([&mlp.down]);
-        std::mem::swap(&mut self.encoded, &mut self.shared_hidden);
-        self.job(&mlp.down, residual, true);
-        self.run_jobs(self.mode, tokens);
-        std::mem::swap(&mut self.encoded, &mut self.shared_hidden);
+        self.count_to(tokens);
+        let mut crew = crew!(self);
+        crew.wait_for([&mlp.gate, &mlp.up, &mlp.down]);
+        let needs = crew.needs([mlp.gate.matrix, mlp.up.matrix]);
+        matmul::encode(crew.again(), x, Some(&norm), needs, &mut self.encoded);
+        let counting = &self.counting[..tokens];
+        experts::dense_gate_up(crew.again(), mlp, &self.encoded, counting, &mut self.hidden);
+        let down = crew.job(&mlp.down, residual, true);
+        matmul::run_jobs(crew, &mut [down], &self.hidden, counting);
         self.record(Phase::Mlp, t0, [&mlp.gate, &mlp.up, &mlp.down].into_iter().map(linear_rows), tokens);
     }
 
-    fn route(&mut self, x: Tensor, router: &Linear, scoring: &Scoring, routing: &mut Routing) {
+    fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
+        let (x, residual) = (self.place(x), self.place(residual));
+        self.mixture.run(crew!(self), moe.number(), x, residual, self.profile.as_mut());
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
+        let (x, normed, residual) = (self.place(x), self.place(normed), self.place(residual));
+        self.mixture.run_but_experts(crew!(self), moe.number(), x, normed, residual)
+    }
+
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
         let t0 = Instant::now();
-        let (tokens, experts, x) = (x.rows, router.rows.len(), self.place(x));
-        let k = scoring.k();
-        // 1. logits, always from f32 activations: a decision should not hang on their encoding
-        self.encode(x, None, Needs::of([Encoding::F32]));
-        self.wait_for([router]);
-        let mut logits = std::mem::take(&mut self.router_logits);
-        let out = Place::of_slice(matmul::part(&mut logits, tokens * experts), experts);
-        self.job(router, out, false);
-        self.run_jobs(Activations::F32, tokens);
-        // 2. choose
-        routing.k = k;
-        routing.experts.resize(tokens * k, 0);
-        routing.weights.resize(tokens * k, 0.0);
-        let (ids, weights) = (Parts::new(&mut routing.experts), Parts::new(&mut routing.weights));
-        let isa = self.isa;
-        self.pool.run(tokens.div_ceil(8), &|task, _| {
-            for t in task * 8..((task + 1) * 8).min(tokens) {
-                // SAFETY: this task alone uses this token's parts.
-                let (logits, ids, weights) = unsafe {
-                    (out.get_mut(t, 0..experts), ids.get(t * k..(t + 1) * k), weights.get(t * k..(t + 1) * k))
-                };
-                route::route(isa, scoring, logits, ids, weights);
-            }
-        });
-        self.router_logits = logits;
-        self.record(Phase::Route, t0, std::iter::once(linear_rows(router)), tokens);
-    }
-
-    fn fetch(&mut self, routing: &Routing, experts: &Experts) {
-        if let Some(routed) = &mut self.routed {
-            let guessed = self.guess.layer.take_if(|l| *l == experts.layer).map(|_| self.guess.experts.clone());
-            routed.push(Routed {
-                layer: experts.layer,
-                k: routing.k,
-                experts: routing.experts.clone(),
-                guessed: guessed.unwrap_or_default(),
-            });
-        }
-        self.plan.fill(routing, experts);
-        if let Some(streaming) = &mut self.streaming {
-            streaming.fetch(experts.layer, &self.plan);
-        }
-    }
-
-    fn foresee(&mut self, x: Tensor, next: NextMixture, sight: Foresight) {
-        self.run_foresee(x, next, sight);
-    }
-
-    fn experts(
-        &mut self,
-        x: Tensor,
-        routing: &Routing,
-        experts: &Experts,
-        shared: Option<&SharedExpert>,
-        residual: Tensor,
-    ) {
-        let t0 = Instant::now();
-        let (tokens, x, residual) = (x.rows, self.place(x), self.place(residual));
-        let mut plan = std::mem::take(&mut self.plan);
-        assert_eq!(plan.order.len(), routing.experts.len(), "experts are fetched before they are used");
-        // 1. one encoding of x for all
-        let ids = plan.units.iter().flat_map(|u| [u.gate.weight, u.up.weight]).map(|m| MatrixId(m as u32));
-        let mut needs = self.needs(ids);
-        if let Some(s) = shared {
-            for e in [&s.mlp.gate, &s.mlp.up] {
-                needs.add(self.weights[e.matrix.0 as usize].form().encoding(self.mode));
-            }
-            needs.f32 |= s.gate.is_some();
-        }
-        self.encode(x, None, needs);
-        if self.streaming.is_none() {
-            for unit in &plan.units {
-                [unit.gate, unit.up, unit.down].iter().for_each(|o| self.weights[o.weight].wait());
-            }
-        }
-        if let Some(s) = shared {
-            self.wait_for([&s.mlp.gate, &s.mlp.up, &s.mlp.down].into_iter().chain(&s.gate));
-        }
-        // 2. hidden activations: shared expert, routed experts
-        let mut gates = std::mem::take(&mut self.shared_gates);
-        let mut gate_place = None;
-        if let Some(s) = shared {
-            if let Some(gate) = &s.gate {
-                let place = Place::of_slice(matmul::part(&mut gates, tokens), 1);
-                self.job(gate, place, false);
-                self.run_jobs(Activations::F32, tokens);
-                gate_place = Some(place);
-                // SAFETY: the jobs are done; nobody else uses the gates now.
-                (0..tokens).for_each(|t| unsafe {
-                    let g = &mut place.get_mut(t, 0..1)[0];
-                    *g = sluice_kernels::math::sigmoid1(*g);
-                });
-            }
-            self.dense_gate_up(&s.mlp, tokens);
-        }
-        self.count_to(tokens.max(plan.order.len()));
-        let crew = crew!(self);
-        let needs = experts::hidden_needs(&crew, &plan.units);
-        self.hidden.reset(plan.order.len(), experts.intermediate, needs);
-        let shared_down = shared.map(|s| experts::Operand::of(&s.mlp.down));
-        // Those that are read, as they come. Where all are there, they are computed together.
-        let there = match self.streaming.take() {
-            None => true,
-            Some(mut streaming) => {
-                streaming.reserve(&plan, tokens, residual.cols);
-                experts::reserve(crew!(self), &plan.units, shared_down, tokens, residual.cols);
-                let there = streaming.all_there(&mut plan);
-                if !there {
-                    self.run_streamed(&mut streaming, &mut plan, needs, shared_down, gate_place, residual);
-                }
-                self.streaming = Some(streaming);
-                there
-            }
-        };
-        // 3. down projections, summed
-        if there {
-            let crew = crew!(self);
-            experts::gate_up(crew, &mut plan.units, &plan.order, &self.encoded, needs, &mut self.hidden);
-            let shared_down = shared_down.map(|down| experts::SharedDown {
-                down,
-                hidden: &self.shared_hidden,
-                gate: gate_place,
-                tokens: &self.counting[..tokens],
-            });
-            let crew = crew!(self);
-            let pairs = &self.counting[..plan.order.len()];
-            experts::down_and_add(crew, &plan.units, &plan, pairs, &self.hidden, shared_down, None, residual);
-            if let Some(streaming) = &mut self.streaming {
-                streaming.release_all(&plan);
-            }
-        }
-        self.shared_gates = gates;
-        self.plan = plan;
-        if self.profile.is_some() {
-            let plan = std::mem::take(&mut self.plan);
-            let (i, h) = (experts.intermediate, experts.hidden);
-            let routed = plan.units.iter().flat_map(|u| [(u.gate.weight, i), (u.up.weight, i), (u.down.weight, h)]);
-            let dense = shared.into_iter().flat_map(|s| [&s.mlp.gate, &s.mlp.up, &s.mlp.down].map(linear_rows));
-            let pairs = plan.order.len().div_ceil(plan.units.len().max(1));
-            self.record(Phase::Experts, t0, routed.chain(dense), pairs);
-            self.plan = plan;
-        }
-    }
-
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, rows: &[u32], out: &mut [f32]) {
-        let t0 = Instant::now();
-        let (x, vocabulary) = (self.place(x), self.weights[head.0 as usize].rows());
+        let (x, vocabulary) = (self.place(x), self.weights[head.number()].rows());
         let (weight, eps) = self.norm_weight(&norm);
-        let needs = self.needs([head]);
+        let needs = crew!(self).needs([head]);
         // 1. norm and encode the wanted rows
-        self.encoded.reset(rows.len(), x.cols, needs);
-        crew!(self).reserve(0, x.cols, 0, 0);
+        let rows = self.inputs.wanted();
+        let count = rows.len();
+        self.encoded.reset(count, x.cols, needs);
+        self.workers.reserve(0, x.cols, 0, 0);
         let (writer, isa, workers) = (self.encoded.writer(needs), self.isa, &self.workers);
-        self.pool.run(rows.len(), &|task, thread| {
+        self.pool.run(count, &|task, thread| {
             // SAFETY: one borrow, by the task that runs as this thread; x is not written meanwhile; this task alone writes row `task`.
             unsafe {
                 let normed = matmul::part(&mut workers.get(thread).row, x.cols);
@@ -549,42 +384,54 @@ impl Backend for Cpu {
             }
         });
         // 2. head
-        let out = Place::of_slice(out, vocabulary);
+        let out = Place::of_slice(matmul::part(&mut self.logits, count * vocabulary), vocabulary);
         let linear = Linear { matrix: head, rows: 0..vocabulary, bias: None };
-        self.wait_for([&linear]);
-        self.job(&linear, out, false);
-        self.run_jobs(self.mode, rows.len());
-        self.record(Phase::Head, t0, std::iter::once((head.0 as usize, vocabulary)), rows.len());
+        let crew = crew!(self);
+        crew.wait_for([&linear]);
+        self.jobs.push(crew.job(&linear, out, false));
+        self.run_jobs(count);
+        self.left = Logits { rows: count, vocabulary };
+        self.record(Phase::Head, t0, std::iter::once((head.number(), vocabulary)), count);
     }
 
-    fn memory(&mut self, class: MemoryClass) -> usize {
-        let buffers: usize = self.buffers.iter().filter(|b| b.class == class).map(|b| b.committed).sum();
-        let weights = |mapped: bool| -> usize {
-            self.weights.iter().filter(|w| !w.streamed && w.is_mapped() == mapped).map(Weight::bytes).sum()
-        };
-        match class {
-            MemoryClass::WeightsMapped => buffers + weights(true),
-            MemoryClass::WeightsCopied => buffers + weights(false),
-            MemoryClass::Scratch => {
-                let encoded = self.encoded.bytes() + self.hidden.bytes() + self.shared_hidden.bytes();
-                let streamed = self.streaming.as_ref().map_or(0, |s| s.scratch_bytes()) + self.guess.bytes();
-                let workers = self.workers.iter_mut().map(|w| w.bytes()).sum::<usize>();
-                let lists = 4 * (self.router_logits.len() + self.shared_gates.len() + self.counting.len());
-                buffers
-                    + encoded
-                    + workers
-                    + lists
-                    + self.plan.bytes()
-                    + streamed
-                    + self.attention.bytes()
-                    + self.delta.bytes()
-            }
-            MemoryClass::Experts => self.streaming.as_ref().map_or(0, |s| s.store.bytes()),
-            MemoryClass::Kv | MemoryClass::State => buffers,
-        }
+    fn end(&mut self) -> Outcome {
+        let (failed, routed, synchronisations) = self.mixture.end();
+        Outcome { logits: self.left, failed, routed, synchronisations }
+    }
+
+    fn read_logits(&mut self, logits: Logits) -> &[f32] {
+        assert_eq!(logits, self.left, "logits of the last step");
+        &self.logits[..logits.rows * logits.vocabulary]
     }
 
     fn take_profile(&mut self) -> Profile {
         self.profile.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn take_streamed(&mut self) -> Option<Streamed> {
+        self.mixture.streaming_mut().map(streaming::Streaming::take)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.mixture.streaming().map_or(Vec::new(), |s| s.store.notes().to_vec())
+    }
+
+    fn memory(&mut self) -> Vec<MemoryUse> {
+        let of = |class| -> usize { self.buffers.iter().filter(|b| b.class == class).map(|b| b.committed).sum() };
+        let weights = |mapped: bool| -> usize {
+            self.weights.iter().filter(|w| !w.streamed && w.is_mapped() == mapped).map(Weight::bytes).sum()
+        };
+        let scratch = self.encoded.bytes() + self.hidden.bytes() + self.mixture.scratch_bytes();
+        let scratch = scratch + self.workers.iter_mut().map(|w| w.bytes()).sum::<usize>() + 4 * self.counting.len();
+        let scratch = scratch + self.rotary.iter().map(RotaryTable::bytes).sum::<usize>();
+        let scratch = scratch + self.attention.bytes() + self.delta.bytes();
+        let bytes = |class| match class {
+            MemoryClass::WeightsMapped => of(class) + weights(true),
+            MemoryClass::WeightsCopied => of(class) + weights(false),
+            MemoryClass::Scratch => of(class) + scratch,
+            MemoryClass::Experts => self.mixture.streaming().map_or(0, |s| s.store.bytes()),
+            MemoryClass::Kv | MemoryClass::State => of(class),
+        };
+        MemoryClass::ALL.map(|class| MemoryUse { class, device: Device::Host, bytes: bytes(class) }).into()
     }
 }

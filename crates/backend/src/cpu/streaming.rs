@@ -1,18 +1,17 @@
 //! Experts that are read from disk when tokens want them: which are ready is computed while the others are on their way.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use sluice_kernels::matmul::Encoding;
-use sluice_kernels::route;
 use sluice_store::experts::{ExpertStats, ExpertStore, Next};
 use sluice_store::{Bytes, Error};
 
-use super::experts::{self, Carry, Operand, Plan, Unit};
-use super::matmul::{self, Needs};
+use super::experts::{self, Carry, Operand, Plan, SharedDown, Unit};
+use super::matmul::{self, Crew, Encoded};
 use super::memory::{Place, Weight};
-use super::{Cpu, crew};
-use crate::{Activations, ExpertOptions, Experts, Foresight, NextMixture, Tensor};
+use super::mixture::InTurn;
+use crate::{ExpertOptions, Experts, Failed, Routing};
 
 /// Whether the experts of the next layer are guessed and read ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,8 +48,10 @@ impl Streamed {
     }
 }
 
-/// Pairs of token and expert up to which outputs are kept until all experts are there; beyond, experts are taken in order.
-const FEW_PAIRS: usize = 256;
+/// Bytes of experts' outputs that are kept until all experts of a layer are there, at most.
+const MOST_OUTPUTS: usize = 16 << 20;
+/// Guesses that there is room for from the beginning.
+const GUESSES: usize = 256;
 /// Experts of the next layer that are read ahead while many tokens go through this one.
 const AHEAD_IN_ORDER: usize = 64;
 /// Guesses more for a layer once the layer before it is done.
@@ -61,6 +62,9 @@ const WAVE: usize = 8;
 pub struct Streaming {
     pub store: ExpertStore,
     lookahead: Trial,
+    /// How the fetch under way goes: experts are computed as they come, and their outputs kept until all are there; or they are taken in ascending order,
+    /// and only sums are kept.
+    as_they_come: bool,
     /// Experts that are guessed for the next layer.
     ahead: usize,
     /// Kept between steps, so that nothing is allocated.
@@ -101,6 +105,7 @@ impl Streaming {
         Ok(Streaming {
             store,
             lookahead: Trial::new(lookahead),
+            as_they_come: true,
             ahead: options.ahead,
             wave: Vec::with_capacity(WAVE),
             positions: Vec::with_capacity(most),
@@ -108,28 +113,62 @@ impl Streaming {
             done: Vec::with_capacity(most),
             floats: Vec::new(),
             guessed: Vec::with_capacity((options.ahead + MORE_LATE).max(AHEAD_IN_ORDER)),
-            likeliest: Vec::with_capacity(FEW_PAIRS),
+            likeliest: Vec::with_capacity(GUESSES),
             failed_rows: Vec::new(),
             error: None,
             last_step: None,
         })
     }
 
-    pub fn fetch(&mut self, layer: usize, plan: &Plan) {
-        let few = plan.order.len() <= FEW_PAIRS;
+    /// Begins to read what the tokens of a layer want of its `count` experts, whose outputs have `width` elements.
+    pub fn fetch(&mut self, layer: usize, plan: &Plan, count: usize, width: usize) {
+        // Where nearly all are wanted, which comes first makes no difference to the disk, and what comes next is known without a guess. Else those that
+        // are there are not kept waiting for those that are not, as long as there is room for what they give.
+        let nearly_all = plan.wanted.len() * 8 > count * 7;
+        self.as_they_come = !nearly_all && keeps_outputs(plan.order.len(), width);
         if layer == 0 {
             let now = Instant::now();
-            if few && let Some(before) = self.last_step {
+            if self.as_they_come && let Some(before) = self.last_step {
                 self.lookahead.step(now - before);
             }
-            self.last_step = few.then_some(now);
+            self.last_step = self.as_they_come.then_some(now);
         }
-        self.store.fetch(layer, &plan.wanted, &plan.tokens, !few);
+        self.store.fetch(layer, &plan.wanted, &plan.tokens, !self.as_they_come);
     }
 
-    /// Room for what [`Cpu::run_streamed`] keeps of this plan, even if all is there by chance and none of it is needed this time.
-    pub fn reserve(&mut self, plan: &Plan, tokens: usize, width: usize) {
-        matmul::part(&mut self.floats, kept_rows(plan, tokens) * width);
+    pub fn as_they_come(&self) -> bool {
+        self.as_they_come
+    }
+
+    /// Whether experts of the next layer are to be read ahead.
+    pub fn looks_ahead(&self) -> bool {
+        if self.as_they_come { self.lookahead.is_on() } else { self.lookahead.mode != Lookahead::Off }
+    }
+
+    /// Has experts of the next layer read while nothing else is: those that `guess` holds for the likeliest, or the first of all that many tokens will want.
+    pub fn look_ahead(&mut self, layer: usize, count: usize, guess: &Routing, late: bool) {
+        self.guessed.clear();
+        if self.as_they_come {
+            // The likeliest alone: what is read in vain is waited for.
+            let most = if late { self.ahead + MORE_LATE } else { self.ahead };
+            self.likeliest.clear();
+            self.likeliest.extend(guess.weights.iter().copied().zip(guess.experts.iter().copied()));
+            self.likeliest.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            for &(_, expert) in &self.likeliest {
+                if self.guessed.len() < most && !self.guessed.contains(&expert) {
+                    self.guessed.push(expert);
+                }
+            }
+        } else {
+            self.guessed.extend(0..(self.store.slots().0 / 4).min(count).min(AHEAD_IN_ORDER) as u32);
+        }
+        self.store.foresee(layer, &self.guessed);
+    }
+
+    /// Room for what [`Streaming::run`] keeps of so many pairs of token and expert, whichever way it goes and even if all is there by chance.
+    pub fn reserve(&mut self, pairs: usize, tokens: usize, width: usize) {
+        let rows = if keeps_outputs(pairs, width) { pairs + tokens } else { tokens };
+        matmul::part(&mut self.floats, rows * width);
     }
 
     /// Whether all that was fetched is in memory; then the plan's units are where they were read to. If not, what was handed over so far is in
@@ -175,12 +214,12 @@ impl Streaming {
     }
 
     /// Which rows of the step were lost, ascending, and why; `None` if none was.
-    pub fn take_failure(&mut self) -> Option<(Vec<u32>, Error)> {
+    pub fn take_failure(&mut self) -> Option<Failed> {
         let error = self.error.take()?;
         let mut rows = std::mem::take(&mut self.failed_rows);
         rows.sort_unstable();
         rows.dedup();
-        Some((rows, error))
+        Some(Failed { rows, why: Arc::new(error.into()) })
     }
 
     pub fn take(&mut self) -> Streamed {
@@ -255,79 +294,47 @@ impl Trial {
     }
 }
 
-/// Rows of sums (in order) or outputs (of experts as they come, and of the shared one) that are kept while a layer's experts are read.
-fn kept_rows(plan: &Plan, tokens: usize) -> usize {
-    let pairs = plan.order.len();
-    if pairs > FEW_PAIRS { tokens } else { pairs + tokens }
+/// Whether outputs of so many pairs of token and expert, of `width` elements, may be kept.
+fn keeps_outputs(pairs: usize, width: usize) -> bool {
+    pairs * width * size_of::<f32>() <= MOST_OUTPUTS
 }
 
-impl Cpu {
-    /// Computes experts as they are read: `residual += ..` as the rounds without reading give it.
-    pub(super) fn run_streamed(
-        &mut self,
-        s: &mut Streaming,
-        plan: &mut Plan,
-        needs: Needs,
-        shared_down: Option<Operand>,
-        gate: Option<Place>,
-        residual: Place,
-    ) {
+impl Streaming {
+    /// Computes experts as they are read: `residual += ..` as the rounds without reading give it. Begins with those that [`Streaming::all_there`] was handed.
+    pub fn run(&mut self, mut crew: Crew, plan: &mut Plan, layer: InTurn, hidden: &mut Encoded) {
+        let InTurn { x, needs, counting, shared, residual } = layer;
         let (pairs, tokens, width) = (plan.order.len(), residual.rows, residual.cols);
-        let in_order = pairs > FEW_PAIRS;
-        let mut floats = std::mem::take(&mut s.floats);
-        let place = Place::of_slice(matmul::part(&mut floats, kept_rows(plan, tokens) * width), width);
+        let in_order = !self.as_they_come;
+        let mut floats = std::mem::take(&mut self.floats);
+        let kept = if in_order { tokens } else { pairs + tokens };
+        let place = Place::of_slice(matmul::part(&mut floats, kept * width), width);
         // 1. What waits for no expert
-        if let (false, Some(down)) = (in_order, shared_down) {
-            s.downs.clear();
-            s.downs.push((down, 0..tokens, pairs));
-            experts::down(crew!(self), &s.downs, &self.counting[..tokens], &self.shared_hidden, place);
+        if let (false, Some((down, hidden, _))) = (in_order, shared) {
+            self.downs.clear();
+            self.downs.push((down, 0..tokens, pairs));
+            experts::down(crew.again(), &self.downs, &counting[..tokens], hidden, place);
         }
         // 2. Experts, in waves of those that are there; some were handed over already
         let mut handed = 0;
         let mut first = true;
         loop {
-            s.wave.clear();
             let from = handed;
-            let mut over = false;
-            loop {
-                if handed < s.positions.len() {
-                    let i = s.positions[handed];
-                    s.wave.push(plan.units[i]);
-                    handed += 1;
-                } else {
-                    match s.store.next(s.wave.is_empty()) {
-                        Next::Expert(i) => {
-                            plan.units[i] = s.read_to(i, plan.units[i]);
-                            s.positions.push(i);
-                            continue;
-                        }
-                        Next::Failed(i) => s.fail(plan, i),
-                        Next::Later => break,
-                        Next::Over => {
-                            over = true;
-                            break;
-                        }
-                    }
-                }
-                if s.wave.len() == WAVE {
-                    break;
-                }
-            }
-            if !s.wave.is_empty() {
-                experts::gate_up(crew!(self), &mut s.wave, &plan.order, &self.encoded, needs, &mut self.hidden);
-                let rows = &self.counting[..pairs];
+            let over = self.gather(plan, &mut handed);
+            if !self.wave.is_empty() {
+                experts::gate_up(crew.again(), &mut self.wave, &plan.order, x, needs, hidden);
+                let rows = &counting[..pairs];
                 if in_order {
                     let carry = Some(Carry { sums: place, first, last: false });
-                    experts::down_and_add(crew!(self), &s.wave, plan, rows, &self.hidden, None, carry, residual);
+                    experts::down_and_add(crew.again(), &self.wave, plan, rows, hidden, None, carry, residual);
                 } else {
-                    s.downs.clear();
-                    s.downs.extend(s.wave.iter().map(|u| (u.down, u.from..u.from + u.tokens, u.from)));
-                    experts::down(crew!(self), &s.downs, rows, &self.hidden, place);
+                    self.downs.clear();
+                    self.downs.extend(self.wave.iter().map(|u| (u.down, u.from..u.from + u.tokens, u.from)));
+                    experts::down(crew.again(), &self.downs, rows, hidden, place);
                 }
                 first = false;
-                for &i in &s.positions[from..handed] {
-                    s.done[i] = true;
-                    s.store.release(i);
+                for &i in &self.positions[from..handed] {
+                    self.done[i] = true;
+                    self.store.release(i);
                 }
             }
             if over {
@@ -336,90 +343,37 @@ impl Cpu {
         }
         // 3. Sums
         if in_order {
-            let shared = shared_down.map(|down| experts::SharedDown {
-                down,
-                hidden: &self.shared_hidden,
-                gate,
-                tokens: &self.counting[..tokens],
-            });
+            let tokens = &counting[..tokens];
+            let shared = shared.map(|(down, hidden, gate)| SharedDown { down, hidden, gate, tokens });
             let carry = Some(Carry { sums: place, first, last: true });
-            let rows = &self.counting[..pairs];
-            experts::down_and_add(crew!(self), &[], plan, rows, &self.hidden, shared, carry, residual);
+            experts::down_and_add(crew, &[], plan, &counting[..pairs], hidden, shared, carry, residual);
         } else {
-            let units = plan.units.iter().zip(&s.done).filter(|(_, done)| **done).map(|(unit, _)| *unit);
-            experts::add(crew!(self), units, plan, place, shared_down.map(|_| gate), residual);
+            let units = plan.units.iter().zip(&self.done).filter(|(_, done)| **done).map(|(unit, _)| *unit);
+            experts::add(crew, units, plan, place, shared.map(|(.., gate)| gate), residual);
         }
-        s.floats = floats;
+        self.floats = floats;
     }
 
-    /// See [`crate::Backend::foresee`].
-    pub(super) fn run_foresee(&mut self, x: Tensor, next: NextMixture, sight: Foresight) {
-        let few = x.rows * next.scoring.k() <= FEW_PAIRS;
-        let ahead = |s: &Streaming| if few { s.lookahead.is_on() } else { s.lookahead.mode != Lookahead::Off };
-        let ahead = self.streaming.as_ref().is_some_and(ahead);
-        // What is recorded is the early guess; of many tokens all is known early.
-        if sight == Foresight::Late && (self.routed.is_some() || !few || !ahead) {
-            return;
-        }
-        if self.routed.is_some() || ahead && few {
-            self.guess(x, &next);
-        }
-        let Some(s) = self.streaming.as_mut().filter(|_| ahead) else { return };
-        s.guessed.clear();
-        if few {
-            // The likeliest alone: what is read in vain is waited for.
-            let most = if sight == Foresight::Early { s.ahead } else { s.ahead + MORE_LATE };
-            s.likeliest.clear();
-            s.likeliest.extend(self.guess.weights.iter().copied().zip(self.guess.experts.iter().copied()));
-            s.likeliest.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-            for &(_, expert) in &s.likeliest {
-                if s.guessed.len() < most && !s.guessed.contains(&expert) {
-                    s.guessed.push(expert);
-                }
+    /// Fills a wave with experts that are there, waiting for one if none is, from position `handed` of those that were handed over on. Whether they were the
+    /// last.
+    fn gather(&mut self, plan: &mut Plan, handed: &mut usize) -> bool {
+        self.wave.clear();
+        while self.wave.len() < WAVE {
+            if *handed < self.positions.len() {
+                self.wave.push(plan.units[self.positions[*handed]]);
+                *handed += 1;
+                continue;
             }
-        } else {
-            // So many tokens want nearly all experts: the first of them are read while this layer ends and the next one's tokens are mixed.
-            s.guessed.extend(0..(s.store.slots().0 / 4).min(next.experts.count).min(AHEAD_IN_ORDER) as u32);
+            match self.store.next(self.wave.is_empty()) {
+                Next::Expert(i) => {
+                    plan.units[i] = self.read_to(i, plan.units[i]);
+                    self.positions.push(i);
+                }
+                Next::Failed(i) => self.fail(plan, i),
+                Next::Later => return false,
+                Next::Over => return true,
+            }
         }
-        s.store.foresee(next.experts.layer, &s.guessed);
-    }
-
-    /// What the router of the next mixture would choose if `x` came to it as it is.
-    fn guess(&mut self, x: Tensor, next: &NextMixture) {
-        let NextMixture { norm, router, scoring, experts } = *next;
-        let (tokens, count, k) = (x.rows, router.rows.len(), scoring.k());
-        let x = self.place(x);
-        self.encode(x, Some(norm), Needs::of([Encoding::F32]));
-        self.wait_for([router]);
-        let mut guess = std::mem::take(&mut self.guess);
-        let out = Place::of_slice(matmul::part(&mut guess.logits, tokens * count), count);
-        self.job(router, out, false);
-        self.run_jobs(Activations::F32, tokens);
-        guess.experts.resize(tokens * k, 0);
-        guess.weights.resize(tokens * k, 0.0);
-        let chosen = guess.experts.chunks_exact_mut(k).zip(guess.weights.chunks_exact_mut(k));
-        for (t, (ids, weights)) in chosen.enumerate() {
-            // SAFETY: the jobs are done; nobody else uses the logits now.
-            let logits = unsafe { out.get_mut(t, 0..count) };
-            route::route(self.isa, scoring, logits, ids, weights);
-        }
-        guess.layer = Some(experts.layer);
-        self.guess = guess;
-    }
-}
-
-/// What a router would have chosen ahead of its time.
-#[derive(Default)]
-pub struct Guess {
-    pub layer: Option<usize>,
-    /// `[tokens, k]` each
-    pub experts: Vec<u32>,
-    weights: Vec<f32>,
-    logits: Vec<f32>,
-}
-
-impl Guess {
-    pub fn bytes(&self) -> usize {
-        4 * (self.experts.len() + self.weights.len() + self.logits.len())
+        false
     }
 }

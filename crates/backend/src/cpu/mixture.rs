@@ -1,0 +1,355 @@
+//! A mixture of experts on the host: routing, tokens grouped by expert, experts where they are mapped or as they are read, and their ordered sum.
+//!
+//! It knows no step and no model, only a [`Crew`] that carries tasks out, so that another device can share a layer with it.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use sluice_kernels::matmul::{Activations, Encoding};
+use sluice_kernels::{math, norm, route};
+
+use super::experts::{self, Operand, Plan, SharedDown};
+use super::matmul::{self, Crew, Encoded, Needs};
+use super::memory::{Parts, Place, Weight};
+use super::streaming::{Lookahead, Streaming};
+use crate::{ExpertOptions, Failed, Moe, MoeId, Phase, Profile, Routed, Routing, SharedExpert};
+
+/// The mixtures of a model.
+#[derive(Default)]
+pub struct HostMixture {
+    moes: Vec<Registered>,
+    /// The normed input `[tokens, hidden]`, and its encodings.
+    normed: Vec<f32>,
+    encoded: Encoded,
+    /// Hidden activations of routed experts, and of the shared one.
+    hidden: Encoded,
+    shared_hidden: Encoded,
+    routing: Routing,
+    plan: Plan,
+    /// Router logits `[tokens, experts]`, and the shared expert's gates `[tokens, 1]`.
+    logits: Vec<f32>,
+    gates: Vec<f32>,
+    /// 0, 1, 2, ..: lists that take every row.
+    counting: Vec<u32>,
+    streaming: Option<Streaming>,
+    guess: Guess,
+    routed: Option<Vec<Routed>>,
+    synchronisations: usize,
+}
+
+struct Registered {
+    moe: Moe,
+    /// The mixture of the layer right after.
+    next: Option<usize>,
+}
+
+/// What a router would have chosen ahead of its time.
+#[derive(Default)]
+pub struct Guess {
+    /// Of which mixture.
+    pub moe: Option<usize>,
+    pub routing: Routing,
+}
+
+/// When the next layer's experts are guessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sight {
+    /// Before this layer's experts are added to the residual stream.
+    Early,
+    /// After, with only the next layer's token mixer in between.
+    Late,
+}
+
+impl HostMixture {
+    pub fn register(&mut self, moe: Moe, follows: Option<MoeId>) -> MoeId {
+        let number = self.moes.len();
+        if let Some(before) = follows {
+            self.moes[before.number()].next = Some(number);
+        }
+        self.moes.push(Registered { moe, next: None });
+        MoeId::new(number)
+    }
+
+    /// See [`crate::Backend::stream_experts`].
+    pub fn stream(&mut self, weights: &mut [Weight], options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
+        let layers: Vec<_> = self.moes.iter().map(|r| &r.moe.experts).collect();
+        let k = self.moes.iter().map(|r| r.moe.scoring.k()).max().unwrap_or(0);
+        self.streaming = Some(Streaming::open(weights, &layers, k, options, lookahead)?);
+        Ok(())
+    }
+
+    pub fn streaming(&self) -> Option<&Streaming> {
+        self.streaming.as_ref()
+    }
+
+    pub fn streaming_mut(&mut self) -> Option<&mut Streaming> {
+        self.streaming.as_mut()
+    }
+
+    pub fn record_routing(&mut self) {
+        self.routed.get_or_insert_default();
+    }
+
+    /// What there is to say of the step that ends.
+    pub fn end(&mut self) -> (Vec<Failed>, Vec<Routed>, usize) {
+        let failed = self.streaming.as_mut().and_then(Streaming::take_failure).into_iter().collect();
+        let routed = self.routed.as_mut().map(std::mem::take).unwrap_or_default();
+        (failed, routed, std::mem::take(&mut self.synchronisations))
+    }
+
+    pub fn scratch_bytes(&self) -> usize {
+        let encoded = self.encoded.bytes() + self.hidden.bytes() + self.shared_hidden.bytes();
+        let routing = |r: &Routing| r.experts.len() + r.weights.len();
+        let lists = self.normed.len() + self.logits.len() + self.gates.len() + self.counting.len();
+        let words = lists + routing(&self.routing) + routing(&self.guess.routing);
+        encoded + 4 * words + self.plan.bytes() + self.streaming.as_ref().map_or(0, Streaming::scratch_bytes)
+    }
+
+    fn count_to(&mut self, n: usize) {
+        let from = self.counting.len() as u32;
+        self.counting.extend(from..n as u32);
+    }
+
+    /// `residual += mixture(norm(x))`, where `x` may be the residual.
+    pub fn run(&mut self, mut crew: Crew, number: usize, x: Place, residual: Place, profile: Option<&mut Profile>) {
+        let t0 = Instant::now();
+        // What is registered does not change while it runs.
+        let moes = std::mem::take(&mut self.moes);
+        let Registered { moe, next } = &moes[number];
+        let next = next.map(|n| (n, &moes[n].moe));
+        // 1. norm, router
+        self.norm(crew.again(), moe, x);
+        self.route(crew.again(), moe, x.rows);
+        if let Some(routed) = &mut self.routed {
+            let guessed = self.guess.moe.take_if(|m| *m == number).map(|_| self.guess.routing.experts.clone());
+            routed.push(Routed {
+                layer: number,
+                k: self.routing.k,
+                experts: self.routing.experts.clone(),
+                guessed: guessed.unwrap_or_default(),
+            });
+        }
+        let t1 = Instant::now();
+        // 2. reads of what is not there begin; the next layer's experts are guessed while they are under way
+        self.plan.fill(&self.routing, &moe.experts);
+        if let Some(streaming) = &mut self.streaming {
+            streaming.fetch(number, &self.plan, moe.experts.count, residual.cols);
+        }
+        self.look_ahead(crew.again(), x, next, Sight::Early);
+        // 3. experts, and their sum
+        self.experts(crew.again(), moe, residual);
+        self.look_ahead(crew.again(), x, next, Sight::Late);
+        if let Some(profile) = profile {
+            self.record(&crew, moe, x.rows, profile, t0, t1);
+        }
+        self.moes = moes;
+    }
+
+    /// As [`HostMixture::run`] without what the routed experts add; leaves their inputs in `normed`, and returns who would have had them.
+    pub fn run_but_experts(&mut self, mut crew: Crew, number: usize, x: Place, normed: Place, residual: Place) -> Routing {
+        let moes = std::mem::take(&mut self.moes);
+        let moe = &moes[number].moe;
+        self.norm(crew.again(), moe, x);
+        for (t, row) in self.normed.chunks_exact(x.cols).take(x.rows).enumerate() {
+            // SAFETY: no task is under way.
+            unsafe { normed.get_mut(t, 0..x.cols) }.copy_from_slice(row);
+        }
+        self.route(crew.again(), moe, x.rows);
+        let none = Routing { k: self.routing.k, ..Routing::default() };
+        let routing = std::mem::replace(&mut self.routing, none);
+        self.plan.fill(&self.routing, &moe.experts);
+        self.experts(crew.again(), moe, residual);
+        self.moes = moes;
+        routing
+    }
+
+    /// `normed = norm(x)`
+    fn norm(&mut self, crew: Crew, moe: &Moe, x: Place) {
+        let (weight, eps) = crew.norm(&moe.norm);
+        let (out, isa) = (Place::of_slice(matmul::part(&mut self.normed, x.rows * x.cols), x.cols), crew.isa);
+        crew.pool.run(x.rows.div_ceil(4), &|task, _| {
+            for row in task * 4..((task + 1) * 4).min(x.rows) {
+                // SAFETY: this task alone uses these rows.
+                let (x, out) = unsafe { (x.get(row, 0..x.cols), out.get_mut(row, 0..x.cols)) };
+                norm::rms_norm(isa, x, weight, eps, out);
+            }
+        });
+    }
+
+    fn normed(&mut self, moe: &Moe, tokens: usize) -> Place {
+        let hidden = moe.experts.hidden();
+        Place::of_slice(&mut self.normed[..tokens * hidden], hidden)
+    }
+
+    /// Which experts the rows of what was normed take.
+    fn route(&mut self, mut crew: Crew, moe: &Moe, tokens: usize) {
+        let x = self.normed(moe, tokens);
+        self.count_to(tokens);
+        matmul::encode(crew.again(), x, None, Needs::of([Encoding::F32]), &mut self.encoded);
+        choose(crew, moe, &self.encoded, &self.counting[..tokens], &mut self.logits, &mut self.routing);
+    }
+
+    /// `residual += sum of the routed experts of what was normed + shared expert of it`
+    fn experts(&mut self, mut crew: Crew, moe: &Moe, residual: Place) {
+        let (tokens, shared) = (residual.rows, moe.shared.as_ref());
+        let mut plan = std::mem::take(&mut self.plan);
+        let pairs = plan.order.len();
+        // 1. one encoding of x for all
+        let ids = plan.units.iter().flat_map(|u| [u.gate.weight, u.up.weight]).map(crate::MatrixId::new);
+        let mut needs = crew.needs(ids);
+        if let Some(s) = shared {
+            for e in [&s.mlp.gate, &s.mlp.up] {
+                needs.add(crew.weights[e.matrix.number()].form().encoding(crew.mode));
+            }
+            needs.f32 |= s.gate.is_some();
+        }
+        let x = self.normed(moe, tokens);
+        matmul::encode(crew.again(), x, None, needs, &mut self.encoded);
+        if self.streaming.is_none() {
+            for unit in &plan.units {
+                [unit.gate, unit.up, unit.down].iter().for_each(|o| crew.weights[o.weight].wait());
+            }
+        }
+        self.count_to(tokens.max(pairs));
+        // 2. hidden activations: shared expert, routed experts
+        let gate = shared.and_then(|s| self.shared_gate_up(crew.again(), s, tokens));
+        let needs = experts::hidden_needs(&crew, &plan.units);
+        self.hidden.reset(pairs, moe.experts.intermediate(), needs);
+        let shared_down = shared.map(|s| Operand::of(&s.mlp.down));
+        // Those that are read, as they come. Where all are there, they are computed together.
+        let there = match self.streaming.take() {
+            Some(mut streaming) if !plan.units.is_empty() => {
+                streaming.reserve(pairs, tokens, residual.cols);
+                experts::reserve(crew.again(), &plan.units, shared_down, tokens, residual.cols);
+                let there = streaming.all_there(&mut plan);
+                if !there {
+                    self.synchronisations += 1;
+                    let layer = InTurn {
+                        x: &self.encoded,
+                        needs,
+                        counting: &self.counting,
+                        shared: shared_down.map(|down| (down, &self.shared_hidden, gate)),
+                        residual,
+                    };
+                    streaming.run(crew.again(), &mut plan, layer, &mut self.hidden);
+                }
+                self.streaming = Some(streaming);
+                there
+            }
+            streaming => {
+                self.streaming = streaming;
+                true
+            }
+        };
+        // 3. down projections, summed
+        if there {
+            experts::gate_up(crew.again(), &mut plan.units, &plan.order, &self.encoded, needs, &mut self.hidden);
+            let counting = &self.counting;
+            let hidden = &self.shared_hidden;
+            let shared = shared_down.map(|down| SharedDown { down, hidden, gate, tokens: &counting[..tokens] });
+            let rows = &counting[..pairs];
+            experts::down_and_add(crew, &plan.units, &plan, rows, &self.hidden, shared, None, residual);
+            if let Some(streaming) = &mut self.streaming {
+                streaming.release_all(&plan);
+            }
+        }
+        self.plan = plan;
+    }
+
+    /// First round of the shared expert, into `shared_hidden`; its gates, where it has some.
+    fn shared_gate_up(&mut self, mut crew: Crew, s: &SharedExpert, tokens: usize) -> Option<Place> {
+        crew.wait_for([&s.mlp.gate, &s.mlp.up, &s.mlp.down].into_iter().chain(&s.gate));
+        let gate = s.gate.as_ref().map(|gate| {
+            let place = Place::of_slice(matmul::part(&mut self.gates, tokens), 1);
+            let job = crew.job(gate, place, false);
+            let crew = Crew { mode: Activations::F32, ..crew.again() };
+            matmul::run_jobs(crew, &mut [job], &self.encoded, &self.counting[..tokens]);
+            // SAFETY: the job is done; nobody else uses the gates now.
+            (0..tokens).for_each(|t| unsafe {
+                let g = &mut place.get_mut(t, 0..1)[0];
+                *g = math::sigmoid1(*g);
+            });
+            place
+        });
+        experts::dense_gate_up(crew, &s.mlp, &self.encoded, &self.counting[..tokens], &mut self.shared_hidden);
+        gate
+    }
+
+    /// Guesses what the next mixture will want from the residual stream as it is, and has it read. Changes no result.
+    fn look_ahead(&mut self, crew: Crew, x: Place, next: Option<(usize, &Moe)>, sight: Sight) {
+        let Some((number, moe)) = next else { return };
+        let few = self.streaming.as_ref().is_none_or(Streaming::as_they_come);
+        let ahead = self.streaming.as_ref().is_some_and(Streaming::looks_ahead);
+        // What is recorded is the early guess; of many tokens all is known early.
+        if sight == Sight::Late && (self.routed.is_some() || !few || !ahead) {
+            return;
+        }
+        if self.routed.is_some() || ahead && few {
+            self.guess(crew, x, number, moe);
+        }
+        if let Some(s) = self.streaming.as_mut().filter(|_| ahead) {
+            s.look_ahead(number, moe.experts.count, &self.guess.routing, sight == Sight::Late);
+        }
+    }
+
+    /// What the router of mixture `number` would choose if `x` came to it as it is.
+    fn guess(&mut self, mut crew: Crew, x: Place, number: usize, moe: &Moe) {
+        self.count_to(x.rows);
+        matmul::encode(crew.again(), x, Some(&moe.norm), Needs::of([Encoding::F32]), &mut self.encoded);
+        choose(crew, moe, &self.encoded, &self.counting[..x.rows], &mut self.logits, &mut self.guess.routing);
+        self.guess.moe = Some(number);
+    }
+
+    fn record(&self, crew: &Crew, moe: &Moe, tokens: usize, profile: &mut Profile, t0: Instant, t1: Instant) {
+        let pairs = self.plan.order.len();
+        let mut add = |phase, time, used: &mut dyn Iterator<Item = (usize, usize)>, tokens: usize| {
+            let (mut bytes, mut macs) = (0, 0);
+            for (weight, rows) in used {
+                let w = &crew.weights[weight];
+                bytes += (rows * w.bytes_per_row()) as u64;
+                macs += (rows * w.cols() * tokens) as u64;
+            }
+            profile.add(phase, time, bytes, macs);
+        };
+        let router = (moe.router.matrix.number(), moe.router.rows.len());
+        add(Phase::Route, t1 - t0, &mut std::iter::once(router), tokens);
+        let (i, h) = (moe.experts.intermediate(), moe.experts.hidden());
+        let units = self.plan.units.iter();
+        let routed = units.flat_map(|u| [(u.gate.weight, i), (u.up.weight, i), (u.down.weight, h)]);
+        let dense = moe.shared.iter().flat_map(|s| [&s.mlp.gate, &s.mlp.up, &s.mlp.down]);
+        let dense = dense.map(|l| (l.matrix.number(), l.rows.len()));
+        add(Phase::Experts, t1.elapsed(), &mut routed.chain(dense), pairs.div_ceil(self.plan.units.len().max(1)));
+    }
+}
+
+/// What experts that are computed as they come are given, and where they go.
+pub struct InTurn<'a> {
+    pub x: &'a Encoded,
+    pub needs: Needs,
+    pub counting: &'a [u32],
+    /// Down projection of the shared expert, its hidden activations and its gates.
+    pub shared: Option<(Operand, &'a Encoded, Option<Place>)>,
+    pub residual: Place,
+}
+
+/// Router logits of the encoded tokens, always from f32: a decision should not hang on their encoding; and what they choose.
+fn choose(mut crew: Crew, moe: &Moe, x: &Encoded, tokens: &[u32], logits: &mut Vec<f32>, routing: &mut Routing) {
+    let (n, count, k, isa) = (tokens.len(), moe.router.rows.len(), moe.scoring.k(), crew.isa);
+    crew.wait_for([&moe.router]);
+    let out = Place::of_slice(matmul::part(logits, n * count), count);
+    let job = crew.job(&moe.router, out, false);
+    matmul::run_jobs(Crew { mode: Activations::F32, ..crew.again() }, &mut [job], x, tokens);
+    routing.k = k;
+    routing.experts.resize(n * k, 0);
+    routing.weights.resize(n * k, 0.0);
+    let (ids, weights) = (Parts::new(&mut routing.experts), Parts::new(&mut routing.weights));
+    crew.pool.run(n.div_ceil(8), &|task, _| {
+        for t in task * 8..((task + 1) * 8).min(n) {
+            // SAFETY: this task alone uses this token's parts.
+            let (logits, ids, weights) = unsafe {
+                (out.get_mut(t, 0..count), ids.get(t * k..(t + 1) * k), weights.get(t * k..(t + 1) * k))
+            };
+            route::route(isa, &moe.scoring, logits, ids, weights);
+        }
+    });
+}

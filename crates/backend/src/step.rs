@@ -1,0 +1,239 @@
+//! What goes into a model step and what comes out of it.
+//!
+//! A step is `begin(inputs)`, operations that are only enqueued, and `end()`: on a device, one upload, one graph, one look at the outcome.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::Routed;
+
+/// The tokens of some sequences that one step takes through the model, in flat arrays whose capacity is fixed when they are made, so that a device
+/// can hold their counterparts at fixed addresses. Prefill and decode are the same step with different lengths.
+#[derive(Clone, Debug)]
+pub struct StepInputs {
+    /// Tokens per block of each cache group.
+    block_tokens: Vec<usize>,
+    capacity: Capacity,
+    /// `[tokens]`, sequence after sequence.
+    tokens: Vec<u32>,
+    /// `[tokens]`
+    positions: Vec<u32>,
+    /// `[groups, capacity.tokens]`: where each token's keys and values go: block number times tokens per block plus offset.
+    slots: Vec<u64>,
+    /// `[sequences + 1]`: where each sequence's rows begin, and the last one's end.
+    starts: Vec<u32>,
+    /// `[sequences]`: rows of the pool of recurrent states.
+    states: Vec<u32>,
+    /// `[groups, capacity.blocks]`: the block tables of all sequences, one after the other, in ascending position.
+    tables: Vec<u32>,
+    /// `[groups, capacity.sequences + 1]`: where each sequence's table begins in them.
+    table_starts: Vec<u32>,
+    /// Rows whose logits are wanted, ascending.
+    wanted: Vec<u32>,
+}
+
+/// What [`StepInputs`] have room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    pub tokens: usize,
+    pub sequences: usize,
+    /// Blocks in the tables of all sequences, in each cache group.
+    pub blocks: usize,
+}
+
+/// Whose logits a step leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    None,
+    /// After the sequence's last token of this step.
+    Last,
+    /// After each of its tokens.
+    All,
+}
+
+/// The new tokens of one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceInput<'a, T> {
+    pub tokens: &'a [u32],
+    /// Position of the first of them; the others follow.
+    pub position: usize,
+    /// Row of the pool of recurrent states.
+    pub state: u32,
+    /// For each cache group, the block numbers in ascending position; those that no query sees any more may be anything.
+    pub tables: &'a [T],
+    pub wanted: Wanted,
+}
+
+impl StepInputs {
+    /// Room for steps of a model whose cache groups have so many tokens per block.
+    pub fn new(block_tokens: &[usize], capacity: Capacity) -> StepInputs {
+        let groups = block_tokens.len();
+        let mut inputs = StepInputs {
+            block_tokens: block_tokens.to_vec(),
+            tokens: Vec::with_capacity(capacity.tokens),
+            positions: Vec::with_capacity(capacity.tokens),
+            slots: vec![0; groups * capacity.tokens],
+            starts: Vec::with_capacity(capacity.sequences + 1),
+            states: Vec::with_capacity(capacity.sequences),
+            tables: vec![0; groups * capacity.blocks],
+            table_starts: vec![0; groups * (capacity.sequences + 1)],
+            wanted: Vec::with_capacity(capacity.tokens),
+            capacity,
+        };
+        inputs.clear();
+        inputs
+    }
+
+    /// Takes all sequences out.
+    pub fn clear(&mut self) {
+        for list in [&mut self.tokens, &mut self.positions, &mut self.states, &mut self.wanted, &mut self.starts] {
+            list.clear();
+        }
+        self.starts.push(0);
+    }
+
+    /// Adds the new tokens of a sequence.
+    ///
+    /// # Panics
+    /// When there is no room for it, a table does not reach as far as the tokens, or there is not one table for each cache group.
+    pub fn push<T: AsRef<[u32]>>(&mut self, sequence: &SequenceInput<T>) {
+        let SequenceInput { tokens, position, state, tables, wanted } = *sequence;
+        let (from, number) = (self.tokens.len(), self.sequences());
+        let to = from + tokens.len();
+        assert_eq!(tables.len(), self.block_tokens.len(), "one table for each cache group");
+        assert!(to <= self.capacity.tokens && number < self.capacity.sequences, "no room in {:?}", self.capacity);
+        self.tokens.extend_from_slice(tokens);
+        self.positions.extend((position..position + tokens.len()).map(|p| p as u32));
+        for (group, table) in tables.iter().enumerate() {
+            let (table, per_block) = (table.as_ref(), self.block_tokens[group]);
+            let slots = &mut self.slots[group * self.capacity.tokens..][from..to];
+            for (p, slot) in (position..).zip(slots) {
+                *slot = u64::from(table[p / per_block]) * per_block as u64 + (p % per_block) as u64;
+            }
+            let starts = &mut self.table_starts[group * (self.capacity.sequences + 1)..][number..number + 2];
+            starts[1] = starts[0] + table.len() as u32;
+            let room = &mut self.tables[group * self.capacity.blocks..][..self.capacity.blocks];
+            room[starts[0] as usize..starts[1] as usize].copy_from_slice(table);
+        }
+        self.starts.push(to as u32);
+        self.states.push(state);
+        match wanted {
+            Wanted::Last if to > from => self.wanted.push(to as u32 - 1),
+            Wanted::All => self.wanted.extend(from as u32..to as u32),
+            Wanted::Last | Wanted::None => {}
+        }
+    }
+
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    /// `[tokens]`
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// `[tokens]`
+    pub fn positions(&self) -> &[u32] {
+        &self.positions
+    }
+
+    /// `[tokens]`: where keys and values go in this cache group.
+    pub fn slots(&self, group: usize) -> &[u64] {
+        &self.slots[group * self.capacity.tokens..][..self.tokens.len()]
+    }
+
+    /// How many sequences there are.
+    pub fn sequences(&self) -> usize {
+        self.states.len()
+    }
+
+    /// The rows of a sequence.
+    pub fn rows(&self, sequence: usize) -> Range<usize> {
+        self.starts[sequence] as usize..self.starts[sequence + 1] as usize
+    }
+
+    /// The sequence that a row belongs to.
+    pub fn sequence_of(&self, row: usize) -> usize {
+        self.starts.partition_point(|start| *start as usize <= row) - 1
+    }
+
+    /// The position of a sequence's first row.
+    pub fn position(&self, sequence: usize) -> usize {
+        self.positions[self.starts[sequence] as usize] as usize
+    }
+
+    /// Row of the pool of recurrent states.
+    pub fn state(&self, sequence: usize) -> usize {
+        self.states[sequence] as usize
+    }
+
+    /// A sequence's block table in a cache group.
+    pub fn table(&self, group: usize, sequence: usize) -> &[u32] {
+        let starts = &self.table_starts[group * (self.capacity.sequences + 1)..][sequence..sequence + 2];
+        &self.tables[group * self.capacity.blocks..][starts[0] as usize..starts[1] as usize]
+    }
+
+    /// Rows whose logits are wanted, ascending.
+    pub fn wanted(&self) -> &[u32] {
+        &self.wanted
+    }
+
+    /// Positions that the step's tokens see at most: one more than the highest.
+    pub fn reach(&self) -> usize {
+        self.positions.iter().max().map_or(0, |p| *p as usize + 1)
+    }
+}
+
+/// What came of a step.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Logits of the rows that were wanted, until the next step begins: see [`crate::Backend::read_logits`].
+    pub logits: Logits,
+    /// Rows that are not what they should be, and why; all others are.
+    pub failed: Vec<Failed>,
+    /// What routers chose, layer after layer, where it is recorded.
+    pub routed: Vec<Routed>,
+    /// How often the host waited for the device: to read a value, or to give it one.
+    pub synchronisations: usize,
+}
+
+/// Names the logits of a step: `[rows, vocabulary]`, wherever they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Logits {
+    pub rows: usize,
+    pub vocabulary: usize,
+}
+
+/// Rows that a step could not compute, because weights that they needed could not be had.
+#[derive(Clone, Debug)]
+pub struct Failed {
+    /// Ascending.
+    pub rows: Vec<u32>,
+    pub why: Arc<anyhow::Error>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_lie_one_after_the_other() {
+        let mut inputs = StepInputs::new(&[16, 4], Capacity { tokens: 8, sequences: 2, blocks: 16 });
+        for _ in 0..2 {
+            inputs.clear();
+            let tables = [vec![7, 9], vec![1, 2, 3, 4, 5]];
+            inputs.push(&SequenceInput { tokens: &[10, 11, 12], position: 15, state: 3, tables: &tables, wanted: Wanted::Last });
+            let tables = [vec![0], vec![8]];
+            inputs.push(&SequenceInput { tokens: &[20, 21], position: 0, state: 1, tables: &tables, wanted: Wanted::All });
+            assert_eq!((inputs.tokens(), inputs.positions()), (&[10, 11, 12, 20, 21][..], &[15, 16, 17, 0, 1][..]));
+            assert_eq!(inputs.slots(0), [7 * 16 + 15, 9 * 16, 9 * 16 + 1, 0, 1]);
+            assert_eq!(inputs.slots(1), [4 * 4 + 3, 5 * 4, 5 * 4 + 1, 32, 33]);
+            assert_eq!((inputs.sequences(), inputs.rows(0), inputs.rows(1)), (2, 0..3, 3..5));
+            assert_eq!([0, 2, 3, 4].map(|row| inputs.sequence_of(row)), [0, 0, 1, 1]);
+            assert_eq!((inputs.position(0), inputs.position(1), inputs.state(0), inputs.state(1)), (15, 0, 3, 1));
+            assert_eq!((inputs.table(0, 0), inputs.table(1, 1)), (&[7, 9][..], &[8][..]));
+            assert_eq!((inputs.wanted(), inputs.reach()), (&[2, 3, 4][..], 18));
+        }
+    }
+}
