@@ -30,5 +30,5 @@ pub use index::{shard_name, write_index};
 pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loading};
 pub use map::Buffer;
 pub use residency::{drop_cached, resident_bytes};
-pub use small::{MAX_SETTINGS, read_small};
+pub use small::{MAX_SETTINGS, open_small, read_small};
 pub use write::{TensorPlan, Writer};

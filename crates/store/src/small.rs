@@ -2,7 +2,7 @@
 //! a folder in its place is refused before it is opened (opening a pipe waits for a writer, opening a device may do anything), and so is a file above its
 //! limit, even one that grows while it is read.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -17,6 +17,17 @@ pub const MAX_SETTINGS: u64 = 16 << 20;
 /// # Errors
 /// [`Error::NotAFile`], [`Error::TooLarge`], or what the system says: a missing file is an [`Error::Io`] whose cause is `NotFound`.
 pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    open_small(path, limit)?.take(limit + 1).read_to_end(&mut bytes).map_err(Error::io(path, "read"))?;
+    // It may have grown.
+    if bytes.len() as u64 > limit {
+        return Err(Error::TooLarge { path: path.to_owned(), limit });
+    }
+    Ok(bytes)
+}
+
+/// The same file opened, for whoever need not have all of it at once. It may still grow.
+pub fn open_small(path: &Path, limit: u64) -> Result<File, Error> {
     let refuse = || Error::NotAFile { path: path.to_owned() };
     if !fs::metadata(path).map_err(Error::io(path, "open"))?.is_file() {
         return Err(refuse());
@@ -28,18 +39,15 @@ pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     if !found.is_file() {
         return Err(refuse());
     }
-    let mut bytes = Vec::with_capacity(found.len().min(limit) as usize);
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(Error::io(path, "read"))?;
-    if bytes.len() as u64 > limit {
+    if found.len() > limit {
         return Err(Error::TooLarge { path: path.to_owned(), limit });
     }
-    Ok(bytes)
+    Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
     use std::io::ErrorKind;
 
     #[test]
