@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
 use sluice_engine::text::{ChatTemplate, GenerationDefaults, Tokenizer, stop_ids};
-use sluice_engine::{Engine, Loading, Options};
+use sluice_backend::{Activations, Cpu, Isa};
+use sluice_engine::{Checkpoint, Config, Engine, Loading, Options};
 
 use crate::engine_args::EngineArgs;
 use crate::progress::Progress;
@@ -109,7 +110,22 @@ fn text(folder: &Path) -> Result<Text> {
             tokenizer: Arc::new(tokenizer),
         })
     };
-    load().map_err(|e| naming(folder, e))
+    let text: Text = load().map_err(|e| naming(folder, e))?;
+    if let Some(note) = text.template.as_ref().and_then(ChatTemplate::note) {
+        terminal::note(note);
+    }
+    Ok(text)
+}
+
+/// Refuses what [`model`] would refuse, with the same words, but reads no weight. A folder may lack a tokenizer: without one there is still `eval logits`.
+pub fn check(folder: &Path, config: &Config, checkpoint: &Checkpoint) -> Result<()> {
+    let check = || -> Result<()> {
+        let mut backend = Cpu::new(Isa::from_env()?, 1, Activations::Int8)?;
+        sluice_model::check(checkpoint, config, &mut backend)?;
+        Ok(())
+    };
+    check().map_err(|e| naming(folder, e))?;
+    if folder.join("tokenizer.json").exists() { text(folder).map(|_| ()) } else { Ok(()) }
 }
 
 /// The error with the model's folder in front, unless it names it already.

@@ -3,12 +3,14 @@
 
 mod budget;
 mod engine;
+mod pins;
 mod placement;
 pub mod sampler;
 mod sequence;
 pub mod text;
 
 pub use engine::{Engine, Options};
+pub use pins::Pins;
 pub use placement::{Placed, Placement};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{

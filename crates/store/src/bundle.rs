@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::atomic::AtomicFile;
 use crate::dtype::Dtype;
 use crate::error::{Error, quoted};
+use crate::small::read_small;
 
 /// The manifest's name in its folder.
 pub const MANIFEST: &str = "bundle.json";
@@ -90,19 +91,11 @@ impl Manifest {
     pub fn read(folder: &Path) -> Result<Option<Manifest>, Error> {
         let path = folder.join(MANIFEST);
         let bad = |why: String| Error::BadManifest { path: path.clone(), why };
-        let found = match fs::metadata(&path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-            found => found.map_err(Error::io(&path, "open"))?,
+        let text = match read_small(&path, MAX_MANIFEST) {
+            Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::NotFound => return Ok(None),
+            text => text?,
         };
-        if !found.is_file() {
-            return Err(Error::NotAFile { path });
-        }
-        if found.len() > MAX_MANIFEST {
-            return Err(bad(format!("{} bytes, above the limit of {MAX_MANIFEST}", found.len())));
-        }
-        let text = fs::read(&path).map_err(Error::io(&path, "read"))?;
-        let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| bad(format!("malformed manifest: {e}")))?;
-        manifest.check().map_err(bad)?;
+        let manifest = Manifest::parse(&text).map_err(bad)?;
         for (name, entry) in &manifest.files {
             let file = folder.join(name);
             let len = fs::metadata(&file).map_err(Error::io(&file, "open"))?.len();
@@ -111,6 +104,12 @@ impl Manifest {
             }
         }
         Ok(Some(manifest))
+    }
+
+    /// Checks the text of a manifest, its files unseen; the error says what is wrong.
+    pub fn parse(text: &[u8]) -> Result<Manifest, String> {
+        let manifest: Manifest = serde_json::from_slice(text).map_err(|e| format!("malformed manifest: {e}"))?;
+        manifest.check().map(|()| manifest)
     }
 
     /// Says what is wrong with it, the files unseen.

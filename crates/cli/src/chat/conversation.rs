@@ -1,11 +1,11 @@
 //! The messages of a conversation, and how a new prompt relates to what the engine has computed already.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use sluice_store::AtomicFile;
+use sluice_engine::text::parse_messages;
+use sluice_store::{AtomicFile, read_small};
 
 use crate::prompt::Message;
 
@@ -76,24 +76,19 @@ pub fn save(messages: &[Message], path: &Path) -> Result<()> {
     Ok(file.commit()?)
 }
 
+/// Bytes that a saved conversation may have: some ten million tokens.
+const MAX_CHAT: u64 = 64 << 20;
+
 /// Reads what [`save`] wrote, or anybody's list of such messages.
 pub fn load(path: &Path) -> Result<Vec<Message>> {
-    let name = || path.display().to_string();
-    let list: Value = serde_json::from_slice(&fs::read(path).with_context(name)?).with_context(name)?;
-    let message = |value: &Value| {
-        let text = |field: &str| value[field].as_str();
-        let (role, content) = text("role").zip(text("content"))?;
-        ["system", "user", "assistant"].contains(&role).then(|| Message::new(role, content))
-    };
-    let messages: Option<Vec<Message>> = list.as_array().and_then(|l| l.iter().map(message).collect());
-    messages.ok_or_else(|| {
-        anyhow!("{}: not a list of messages with a role (system, user or assistant) and a content", path.display())
-    })
+    let messages = parse_messages(&read_small(path, MAX_CHAT)?).with_context(|| path.display().to_string())?;
+    Ok(messages.into_iter().map(|m| Message::new(&m.role, m.content)).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     /// A token for each character.
     fn encode(text: &str, _: bool) -> Result<Vec<u32>> {
