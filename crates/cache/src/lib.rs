@@ -64,6 +64,12 @@ pub struct BlockTable {
     blocks: Vec<u32>,
 }
 
+impl AsRef<[u32]> for BlockTable {
+    fn as_ref(&self) -> &[u32] {
+        &self.blocks
+    }
+}
+
 /// No block is free.
 #[derive(Debug, PartialEq, Eq)]
 pub struct OutOfBlocks;

@@ -51,7 +51,7 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
 pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engine> {
     let (chosen_experts, wanted_context) = (options.experts_per_token, options.max_context);
     let engine = Engine::open(folder, options).map_err(|e| naming(folder, e))?;
-    if chosen_experts.is_some() && engine.spec().experts.is_none() {
+    if chosen_experts.is_some() && engine.model().experts().is_none() {
         bail!("{}: --experts-per-token, but this model has no experts", folder.display());
     }
     if !engine.skipped().is_empty() {
@@ -62,11 +62,11 @@ pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engi
             let (size, mode) = (units::bytes(file.bytes), file.mode.name());
             terminal::note(&format!("{}: {size}, {mode}: {}", file.name, file.reason));
         }
-        if engine.spec().experts.is_some() {
+        if engine.model().experts().is_some() {
             terminal::note(&format!("experts: {}: {}", engine.placed().placement.name(), engine.placed().reason));
         }
     }
-    let (asked, made_for) = (engine.max_context(), engine.spec().max_context);
+    let (asked, made_for) = (engine.max_context(), engine.model().max_context);
     if asked < wanted_context.unwrap_or(made_for) {
         terminal::note(&format!("the memory budget leaves room for a context of {asked} tokens"));
     }

@@ -35,7 +35,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
     }
     json!({
         "model": m.model,
-        "architecture": engine.spec().architecture,
+        "architecture": engine.model().architecture,
         "load_seconds": m.weights_time.max(m.text_time).as_secs_f64(),
         "load_weights_seconds": m.weights_time.as_secs_f64(),
         "load_text_seconds": m.text_time.as_secs_f64(),
@@ -63,7 +63,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         "isa": options.isa.to_string(),
         "activations": activations_name(options.activations),
         "kv_type": kv_type_name(engine.kv_type()),
-        "experts_per_token": engine.spec().experts.map(|(_, k)| k),
+        "experts_per_token": engine.model().experts().map(|(_, k)| k),
         "numerics_version": NUMERICS_VERSION,
         "finish_reason": answer.end.name(),
     })
@@ -87,7 +87,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
     let first: Vec<String> = first.iter().filter_map(|(t, of)| t.map(|t| format!("{} after {of}", ms(t)))).collect();
     let generated = answer.tokens.len();
     let lines = [
-        ("model", format!("{} ({})", m.model, engine.spec().architecture)),
+        ("model", format!("{} ({})", m.model, engine.model().architecture)),
         ("load", format!("weights {}, text {} beside them", ms(m.weights_time), ms(m.text_time))),
         ("read", loading_text(engine)),
         ("first token", if first.is_empty() { "none".to_owned() } else { first.join(", ") }),

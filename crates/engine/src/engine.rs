@@ -6,9 +6,12 @@ mod open;
 pub use open::Options;
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_backend::{Backend, Batch, Cpu, KvLayout, KvType, MemoryClass, Profile, Routed, SequenceSlice, Streamed};
+use sluice_backend::{
+    Backend, KvLayout, KvPool, KvType, MemoryClass, Outcome, Profile, Routed, SequenceInput, StepInputs, Streamed,
+    Wanted,
+};
 use sluice_cache::{BlockPool, BlockTable};
-use sluice_model::{Caches, Decoder, Spec};
+use sluice_model::{Decoder, Description};
 use sluice_store::Loading;
 
 use crate::placement::Placed;
@@ -17,11 +20,13 @@ use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 
 /// A model with its caches and sequences.
 pub struct Engine {
-    backend: Cpu,
+    backend: Box<dyn Backend>,
     /// Dropped after the backend, which may wait for weights.
     loading: Option<Loading>,
+    model: Description,
     decoder: Decoder,
-    caches: Caches,
+    kv: Vec<KvPool>,
+    recurrent: bool,
     layouts: Vec<KvLayout>,
     pools: Vec<BlockPool>,
     state_slots: BlockPool,
@@ -37,16 +42,17 @@ pub struct Engine {
     max_context: usize,
     skipped: Vec<String>,
     // Kept between steps, so that a step allocates nothing.
-    batch: Batch,
-    wanted: Vec<u32>,
+    inputs: StepInputs,
+    routed: Vec<Routed>,
     takers: Vec<(usize, usize)>,
-    logits: Vec<f32>,
+    outcome: Outcome,
     events: Vec<Event>,
 }
 
 impl Engine {
-    pub fn spec(&self) -> &Spec {
-        &self.decoder.spec
+    /// What the model is.
+    pub fn model(&self) -> &Description {
+        &self.model
     }
 
     pub fn options(&self) -> &Options {
@@ -71,7 +77,7 @@ impl Engine {
     /// What reading fell back on so far, one clause each.
     pub fn fallbacks(&self) -> Vec<String> {
         let loading = self.loading.iter().flat_map(Loading::notes);
-        loading.chain(self.backend.streaming_notes().iter().cloned()).collect()
+        loading.chain(self.backend.notes()).collect()
     }
 
     /// What streamed experts took since the last call; `None` where none are streamed.
@@ -95,7 +101,7 @@ impl Engine {
 
     /// Bytes allocated, committed (keys and values) or mapped, by class.
     pub fn memory(&mut self, class: MemoryClass) -> usize {
-        self.backend.memory(class)
+        self.backend.memory().iter().filter(|m| m.class == class).map(|m| m.bytes).sum()
     }
 
     /// Bytes of KV that hold tokens now, of those that [`Engine::memory`] counts as committed.
@@ -121,7 +127,7 @@ impl Engine {
 
     /// What routers chose since the last call, in the order of the steps and their layers; nothing where it is not recorded.
     pub fn take_routing(&mut self) -> Vec<Routed> {
-        self.backend.take_routing()
+        std::mem::take(&mut self.routed)
     }
 
     /// A new, empty sequence.
@@ -144,7 +150,7 @@ impl Engine {
                 .map(|l| BlockTable::with_room(self.max_context.div_ceil(l.block_tokens)))
                 .collect(),
             state_slot: slot as usize,
-            history: History::with_capacity(self.max_context.min(self.decoder.spec.vocabulary)),
+            history: History::with_capacity(self.max_context.min(self.model.vocabulary)),
             running: None,
         });
         self.clear_state(slot as usize);
@@ -162,8 +168,8 @@ impl Engine {
     }
 
     fn clear_state(&mut self, slot: usize) {
-        if let Some(states) = self.caches.states {
-            self.backend.zero(states.rows(slot..slot + 1));
+        if self.recurrent {
+            self.backend.zero_state(slot as u32);
         }
     }
 
@@ -183,7 +189,7 @@ impl Engine {
     pub fn start(&mut self, id: SequenceId, prompt: &[u32], generation: Generation) -> Result<()> {
         let at = self.index(id)?;
         self.append(at, prompt)?;
-        let vocabulary = self.decoder.spec.vocabulary;
+        let vocabulary = self.model.vocabulary;
         let s = &mut self.sequences[at];
         ensure!(s.tokens.len() > s.computed, "there is nothing to generate from: the prompt has no tokens");
         let sampler = Sampler::new(generation.sampling, vocabulary)?;
@@ -195,7 +201,7 @@ impl Engine {
     }
 
     fn append(&mut self, at: usize, tokens: &[u32]) -> Result<()> {
-        let vocabulary = self.decoder.spec.vocabulary;
+        let vocabulary = self.model.vocabulary;
         let s = &mut self.sequences[at];
         if let Some(bad) = tokens.iter().find(|t| **t as usize >= vocabulary) {
             bail!("token {bad} is not in the vocabulary of {vocabulary}");
@@ -236,7 +242,7 @@ impl Engine {
     /// Forgets what was computed of a sequence from position `keep` on; all of it, where a recurrent state cannot be rolled back.
     fn roll_back(&mut self, at: usize, keep: usize) {
         let s = &mut self.sequences[at];
-        s.computed = if self.caches.states.is_some() { 0 } else { keep };
+        s.computed = if self.recurrent { 0 } else { keep };
         let (computed, slot) = (s.computed, s.state_slot);
         for ((table, pool), layout) in s.tables.iter_mut().zip(&mut self.pools).zip(&self.layouts) {
             table.shrink(pool, computed, layout.block_tokens);
@@ -275,11 +281,11 @@ impl Engine {
         }
         // 2. One pass through the model.
         let takers = std::mem::take(&mut self.takers);
-        let computed = self.compute(&takers, Rows::Last);
+        let computed = self.compute(&takers, Wanted::Last);
         self.takers = takers;
         computed?;
         // 3. Sample where a sequence has come to its end.
-        let vocabulary = self.decoder.spec.vocabulary;
+        let vocabulary = self.model.vocabulary;
         let mut row = 0;
         for &(i, _) in &self.takers {
             let s = &mut self.sequences[i];
@@ -298,7 +304,7 @@ impl Engine {
             if s.computed < s.tokens.len() {
                 continue;
             }
-            let logits = &self.logits[row * vocabulary..(row + 1) * vocabulary];
+            let logits = &self.backend.read_logits(self.outcome.logits)[row * vocabulary..(row + 1) * vocabulary];
             row += 1;
             let token = running.sampler.sample(logits, &s.history, position)?;
             running.generated += 1;
@@ -339,7 +345,7 @@ impl Engine {
         ensure!(!tokens.is_empty(), "no tokens to compute");
         let at = self.index(id)?;
         self.append(at, tokens)?;
-        let vocabulary = self.decoder.spec.vocabulary;
+        let vocabulary = self.model.vocabulary;
         loop {
             let s = &self.sequences[at];
             let (done, due) = (s.computed, s.tokens.len() - s.computed);
@@ -347,12 +353,13 @@ impl Engine {
                 return Ok(());
             }
             let take = self.chunk.min(due);
-            self.compute(&[(at, take)], if all { Rows::All } else { Rows::Last })?;
+            self.compute(&[(at, take)], if all { Wanted::All } else { Wanted::Last })?;
             if !self.failed.is_empty() {
                 return Err(self.failure.take().expect("what failed has a reason"));
             }
-            let rows = self.wanted.len();
-            for (i, logits) in self.logits[..rows * vocabulary].chunks_exact(vocabulary).enumerate() {
+            let left = self.outcome.logits;
+            let rows = left.rows;
+            for (i, logits) in self.backend.read_logits(left).chunks_exact(vocabulary).enumerate() {
                 let position = done + take - rows + i;
                 if let Some(bad) = logits.iter().position(|x| !x.is_finite()) {
                     bail!("the logit of token {bad} at position {position} is {}", logits[bad]);
@@ -371,7 +378,7 @@ impl Engine {
     }
 
     /// Takes the next `n` tokens of each (sequence, n) through the model; leaves the logits of the wanted rows.
-    fn compute(&mut self, takers: &[(usize, usize)], rows: Rows) -> Result<()> {
+    fn compute(&mut self, takers: &[(usize, usize)], wanted: Wanted) -> Result<()> {
         // 1. Room for them in every cache group.
         for &(i, take) in takers {
             let s = &mut self.sequences[i];
@@ -380,74 +387,47 @@ impl Engine {
                 grown.ok().context("the KV cache is full")?;
             }
         }
-        for (kv, pool) in self.caches.kv.iter().zip(&self.pools) {
+        for (kv, pool) in self.kv.iter().zip(&self.pools) {
             self.backend.commit_kv(kv, pool.touched())?;
         }
-        // 2. The batch.
-        let b = &mut self.batch;
-        b.tokens.clear();
-        b.positions.clear();
-        b.slots.iter_mut().for_each(Vec::clear);
-        self.wanted.clear();
-        for (n, &(i, take)) in takers.iter().enumerate() {
+        // 2. The step's inputs.
+        self.inputs.clear();
+        for &(i, take) in takers {
             let s = &self.sequences[i];
-            let (from, range) = (b.tokens.len(), s.computed..s.computed + take);
-            b.tokens.extend_from_slice(&s.tokens[range.clone()]);
-            b.positions.extend(range.clone().map(|p| p as u32));
-            for ((slots, table), layout) in b.slots.iter_mut().zip(&s.tables).zip(&self.layouts) {
-                slots.extend(range.clone().map(|p| table.slot(p, layout.block_tokens)));
-            }
-            match rows {
-                Rows::All => self.wanted.extend(from as u32..(from + take) as u32),
-                Rows::Last if s.computed + take == s.tokens.len() => self.wanted.push((from + take - 1) as u32),
-                Rows::Last => {}
-            }
-            if b.sequences.len() <= n {
-                let blocks = |l: &KvLayout| Vec::with_capacity(self.max_context.div_ceil(l.block_tokens));
-                let tables = self.layouts.iter().map(blocks).collect();
-                b.sequences.push(SequenceSlice { rows: 0..0, position: 0, tables, state_slot: 0 });
-            }
-            let slice = &mut b.sequences[n];
-            (slice.rows, slice.position, slice.state_slot) = (from..from + take, s.computed, s.state_slot);
-            for (to, table) in slice.tables.iter_mut().zip(&s.tables) {
-                to.clear();
-                to.extend_from_slice(table.blocks());
-            }
+            let to = s.computed + take;
+            let wanted = if wanted == Wanted::Last && to < s.tokens.len() { Wanted::None } else { wanted };
+            self.inputs.push(&SequenceInput {
+                tokens: &s.tokens[s.computed..to],
+                position: s.computed,
+                state: s.state_slot as u32,
+                tables: &s.tables,
+                wanted,
+            });
         }
-        b.sequences.truncate(takers.len());
         // 3. Through the model.
-        let needed = self.wanted.len() * self.decoder.spec.vocabulary;
-        if self.logits.len() < needed {
-            self.logits.resize(needed, 0.0);
-        }
-        let logits = &mut self.logits[..needed];
-        self.decoder.step(&mut self.backend, &self.batch, &self.caches, &self.wanted, logits);
+        let backend = &mut *self.backend;
+        backend.begin(&self.inputs);
+        self.decoder.step(backend, &self.inputs);
+        self.outcome = backend.end();
+        self.routed.append(&mut self.outcome.routed);
         // 4. Whether the weights were what the files hold.
         if let Some(loading) = &self.loading {
             loading.check()?;
         }
         takers.iter().for_each(|&(i, take)| self.sequences[i].computed += take);
-        // 5. Whose experts could not be read is where it was before; all others are none the worse for it.
+        // 5. Whose rows failed is where it was before; all others are as they should be.
         self.failed.clear();
-        if let Some((rows, error)) = self.backend.take_failure() {
-            self.failure = Some(error.into());
+        for failed in std::mem::take(&mut self.outcome.failed) {
             for (n, &(i, take)) in takers.iter().enumerate() {
-                let of = &self.batch.sequences[n].rows;
-                if rows.iter().any(|r| of.contains(&(*r as usize))) {
+                let of = self.inputs.rows(n);
+                if failed.rows.iter().any(|r| of.contains(&(*r as usize))) && !self.failed.iter().any(|f| f.0 == i) {
                     let s = &mut self.sequences[i];
                     self.failed.push((i, s.computed == s.tokens.len()));
                     self.roll_back(i, self.sequences[i].computed - take);
                 }
             }
+            self.failure = Some(anyhow::anyhow!("{:#}", failed.why));
         }
         Ok(())
     }
-}
-
-/// Whose logits a pass leaves.
-#[derive(Clone, Copy)]
-enum Rows {
-    All,
-    /// The last token of each sequence that has come to its end.
-    Last,
 }

@@ -17,6 +17,6 @@ pub use sluice_backend::{
     Activations, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass, NUMERICS_VERSION, Phase, PhaseRow,
     Profile, Routed, Streamed,
 };
-pub use sluice_model::{Config, Spec};
+pub use sluice_model::{Config, Description};
 pub use sluice_store::experts::{Policy, ReadFaults};
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};

@@ -27,7 +27,7 @@ fn a_step_allocates_nothing() {
                 ..Options::for_this_machine().unwrap()
             };
             let mut engine = Engine::open(&golden.join(folder), options).unwrap();
-            let vocabulary = engine.spec().vocabulary as u32;
+            let vocabulary = engine.model().vocabulary as u32;
             let sampling = SamplingParams { temperature: 0.8, top_k: 20, top_p: 0.9, ..SamplingParams::default() };
             let generation = Generation { sampling, max_tokens: 1000, stop_ids: vec![] };
             let id = engine.add_sequence().unwrap();

@@ -117,7 +117,7 @@ fn a_truncated_sequence_goes_on_as_if_it_had_never_been_longer() {
         let mut engine = Engine::open(&folder(name), options(isa, 2, Activations::Int8)).unwrap();
         let prompt = tokens(&engine, 90, 3);
         let wanted = logits(&mut engine, &prompt, &[90]);
-        let vocabulary = engine.spec().vocabulary;
+        let vocabulary = engine.model().vocabulary;
         let id = engine.add_sequence().unwrap();
         engine.feed(id, &prompt[..60], false, |_, _| Ok(())).unwrap();
         engine.feed(id, &tokens(&engine, 30, 99), false, |_, _| Ok(())).unwrap();

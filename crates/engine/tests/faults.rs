@@ -179,7 +179,7 @@ struct Tally {
 /// Takes the prompt through the model in pieces; every row of logits must be right, or the piece an error. `sure`: it must be an error.
 fn feed(engine: &mut Engine, sound: &Sound, random: &mut Rng, faults: &Faults, sure: bool) -> Tally {
     let mut tally = Tally::default();
-    let vocabulary = engine.spec().vocabulary;
+    let vocabulary = engine.model().vocabulary;
     let id = engine.add_sequence().unwrap();
     let mut from = 0;
     while from < sound.prompt.len() {

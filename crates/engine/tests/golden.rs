@@ -91,7 +91,7 @@ fn logits_agree_with_the_references_for_every_architecture() {
     let mut seen = 0;
     for case in cases() {
         let mut engine = case.engine(options(case.tokens.len()));
-        assert_eq!(engine.spec().vocabulary, case.vocab, "{}", case.name);
+        assert_eq!(engine.model().vocabulary, case.vocab, "{}", case.name);
         let ours = case.run(&mut engine);
         assert_eq!(ours.len() / case.vocab, case.tokens.len());
         assert_eq!(case.logits.len() / case.vocab, case.tokens.len() - case.first);

@@ -22,7 +22,7 @@ fn the_bits_of_the_logits_belong_to_the_numerics_version() {
         for (mode, activations) in MODES {
             let options = Options { activations, max_context: Some(160), ..Options::for_this_machine().unwrap() };
             let mut engine = Engine::open(&golden().join(folder), options).unwrap();
-            let tokens: Vec<u32> = (0..140).map(|i| i * 37 % engine.spec().vocabulary as u32).collect();
+            let tokens: Vec<u32> = (0..140).map(|i| i * 37 % engine.model().vocabulary as u32).collect();
             let mut bytes = Vec::new();
             engine
                 .score(&tokens, true, |_, row| {

@@ -1,10 +1,11 @@
-//! Models: one file per architecture, from `config.json` and checkpoint names to a [`Decoder`] that the engine steps.
+//! Models: one file per architecture, from `config.json` to a [`Description`], of which a [`Decoder`] is made that the engine steps.
 //!
 //! A model speaks to its backend only. A new architecture is one file here and one line in [`ARCHITECTURES`].
 #![forbid(unsafe_code)]
 
 mod config;
 mod decoder;
+mod description;
 mod layers;
 mod qwen3;
 mod qwen3_5;
@@ -15,11 +16,12 @@ mod rope;
 mod weights;
 
 use anyhow::{Result, anyhow, ensure};
-use sluice_backend::Backend;
+use sluice_backend::{Backend, Float};
 use sluice_store::Checkpoint;
 
 pub use config::{Config, Quantization};
-pub use decoder::{CacheGroup, CacheKind, Caches, Decoder, Spec};
+pub use decoder::Decoder;
+pub use description::*;
 use weights::Weights;
 pub use weights::{Used, is_of_experts};
 
@@ -34,17 +36,17 @@ pub struct Options {
     pub experts_per_token: Option<usize>,
 }
 
-type Build = fn(&Config, &mut Weights, &Options) -> Result<Decoder>;
+type Describe = fn(&Config, &Options) -> Result<Description>;
 
-/// `model_type` and the function that builds it.
-const ARCHITECTURES: &[(&str, Build)] = &[
-    ("qwen3", qwen3::build),
-    ("qwen3_moe", qwen3_moe::build),
-    ("qwen3_next", qwen3_next::build),
-    ("qwen3_5", qwen3_5::build),
-    ("qwen3_5_text", qwen3_5::build),
-    ("qwen3_5_moe", qwen3_5_moe::build),
-    ("qwen3_5_moe_text", qwen3_5_moe::build),
+/// `model_type` and the function that describes such a model.
+const ARCHITECTURES: &[(&str, Describe)] = &[
+    ("qwen3", qwen3::describe),
+    ("qwen3_moe", qwen3_moe::describe),
+    ("qwen3_next", qwen3_next::describe),
+    ("qwen3_5", qwen3_5::describe),
+    ("qwen3_5_text", qwen3_5::describe),
+    ("qwen3_5_moe", qwen3_5_moe::describe),
+    ("qwen3_5_moe_text", qwen3_5_moe::describe),
 ];
 
 /// The `model_type`s that can be loaded.
@@ -52,10 +54,10 @@ pub fn supported() -> Vec<&'static str> {
     ARCHITECTURES.iter().map(|(name, _)| *name).collect()
 }
 
-fn builder(config: &Config) -> Result<Build> {
+fn describer(config: &Config) -> Result<Describe> {
     let kind = config.model_type()?;
     let found = ARCHITECTURES.iter().find(|(name, _)| *name == kind);
-    found.map(|(_, build)| *build).ok_or_else(|| {
+    found.map(|(_, describe)| *describe).ok_or_else(|| {
         let (path, all) = (config.path().display(), supported().join(", "));
         anyhow!("{path}: architecture {kind:?} is not supported (supported are {all})")
     })
@@ -63,12 +65,20 @@ fn builder(config: &Config) -> Result<Build> {
 
 /// Refuses an architecture that is not supported, naming those that are.
 pub fn check_supported(config: &Config) -> Result<()> {
-    builder(config).map(|_| ())
+    describer(config).map(|_| ())
+}
+
+/// What the config says the model is. Errors name the key of `config.json`.
+pub fn describe(config: &Config, options: &Options) -> Result<Description> {
+    describer(config)?(config, options)
 }
 
 /// A loaded model and what the user should be told about the loading.
 pub struct Loaded {
+    pub description: Description,
     pub decoder: Decoder,
+    /// The type that the checkpoint works in.
+    pub working_type: Float,
     /// Parts of the checkpoint that are not the text model's.
     pub skipped: Vec<String>,
     /// The weights that are used where they lie, in the order in which a step uses them: the order to read them in.
@@ -76,19 +86,23 @@ pub struct Loaded {
 }
 
 /// What would keep [`load`] from loading the model of `checkpoint`, with the same error. Reads no weight.
-pub fn check(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend) -> Result<Spec> {
-    let build = builder(config)?;
-    let mut weights = Weights::new(checkpoint, config.quantization()?, backend)?.without_values();
+pub fn check(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend) -> Result<Description> {
     let options = Options { max_tokens: 1, context: None, experts_per_token: None };
-    Ok(build(config, &mut weights, &options)?.spec)
+    let description = describe(config, &options)?;
+    let mut weights = Weights::new(checkpoint, config.quantization()?, &description, backend, 1)?.without_values();
+    weights.working_type()?;
+    Decoder::load(&mut weights, &description, 1)?;
+    Ok(description)
 }
 
 /// Loads the model of `checkpoint`. Errors name the key of `config.json` or the tensor.
 pub fn load(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend, options: &Options) -> Result<Loaded> {
-    let build = builder(config)?;
+    let description = describe(config, options)?;
     ensure!(options.max_tokens > 0, "a step must take at least one token");
-    let mut weights = Weights::new(checkpoint, config.quantization()?, backend)?;
-    let skipped = weights.skipped();
-    let decoder = build(config, &mut weights, options)?;
-    Ok(Loaded { decoder, skipped, order: weights.into_order() })
+    let positions = options.context.unwrap_or(description.max_context);
+    let mut weights = Weights::new(checkpoint, config.quantization()?, &description, backend, options.max_tokens)?;
+    let (skipped, working_type) = (weights.skipped(), weights.working_type()?);
+    let decoder = Decoder::load(&mut weights, &description, positions)?;
+    let order = weights.into_order();
+    Ok(Loaded { description, decoder, working_type, skipped, order })
 }

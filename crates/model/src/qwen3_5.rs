@@ -2,17 +2,11 @@
 
 use anyhow::Result;
 
-use crate::decoder::Decoder;
-use crate::layers::{FeedForward, ProjectionLayout};
-use crate::weights::Weights;
+use crate::description::{Description, FeedForwardDescription, ProjectionLayout};
 use crate::{Config, Options, qwen3_next};
 
-pub(crate) fn build(config: &Config, w: &mut Weights, options: &Options) -> Result<Decoder> {
-    let eps = config.norm_eps()?;
+pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let intermediate = config.size("intermediate_size")?;
-    let layout = ProjectionLayout::Separate;
-    qwen3_next::build_hybrid(config, w, options, "qwen3_5", layout, None, &mut |w, _, module, hidden| {
-        let norm = w.norm(&format!("{module}.post_attention_layernorm"), hidden, eps, true)?;
-        Ok(FeedForward::Dense { norm, mlp: Box::new(w.mlp(&format!("{module}.mlp"), hidden, intermediate)?) })
-    })
+    let dense = |_| Ok(FeedForwardDescription::Dense { intermediate });
+    qwen3_next::describe_hybrid(config, options, "qwen3_5", ProjectionLayout::Separate, dense)
 }

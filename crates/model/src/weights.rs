@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_backend::{
-    Backend, ExpertMatrix, Experts, Float, Form, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Norm, SharedExpert,
-    Tensor,
+    Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Form, Linear, MatrixId, MatrixSource, MemoryClass,
+    Mlp, Norm, SharedExpert, Tensor,
 };
 use sluice_store::{Bytes, Checkpoint, Dtype};
 
 use crate::config::Quantization;
+use crate::description::Description;
 
 /// Looks weights up under the text model's prefix, checks their shapes and hands them to the backend.
 pub struct Weights<'a> {
@@ -24,7 +25,11 @@ pub struct Weights<'a> {
     /// What matrices lie in, in the order in which they were asked for, which is that in which a step uses them: layer by layer, then
     /// embedding and head.
     order: Vec<Used>,
-    expert_layers: usize,
+    hidden: usize,
+    eps: f32,
+    centred_norms: bool,
+    /// Rows of activations.
+    max_tokens: usize,
     /// Values of vectors are read; without them only names, types and shapes are looked at.
     reads: bool,
 }
@@ -49,7 +54,9 @@ impl<'a> Weights<'a> {
     pub fn new(
         checkpoint: &'a Checkpoint,
         quantization: Quantization,
+        description: &Description,
         backend: &'a mut dyn Backend,
+        max_tokens: usize,
     ) -> Result<Weights<'a>> {
         let found = PREFIXES.into_iter().find(|(p, _)| checkpoint.tensor(&format!("{p}embed_tokens.weight")).is_some());
         let Some((prefix, head_prefix)) = found else {
@@ -66,7 +73,10 @@ impl<'a> Weights<'a> {
             head_prefix,
             converted_by_mlx,
             order: Vec::new(),
-            expert_layers: 0,
+            hidden: description.hidden,
+            eps: description.eps as f32,
+            centred_norms: description.centred_norms,
+            max_tokens,
             reads: true,
         })
     }
@@ -88,6 +98,16 @@ impl<'a> Weights<'a> {
     /// What was asked for, in the order in which a step uses it.
     pub fn into_order(self) -> Vec<Used> {
         self.order
+    }
+
+    /// Width of the residual stream.
+    pub fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// Activations of a step: `[max_tokens, cols]`.
+    pub fn scratch(&mut self, cols: usize) -> Result<Tensor> {
+        self.backend.alloc(MemoryClass::Scratch, self.max_tokens, cols)
     }
 
     /// The backend, for what is not a weight.
@@ -183,12 +203,9 @@ impl<'a> Weights<'a> {
         Ok(Linear { matrix, rows: 0..rows, bias })
     }
 
-    /// The output head; the embedding's matrix where they are tied.
-    pub fn head(&mut self, tied: bool, vocabulary: usize, hidden: usize, embedding: MatrixId) -> Result<MatrixId> {
+    /// The output head.
+    pub fn head(&mut self, vocabulary: usize, hidden: usize) -> Result<MatrixId> {
         let module = format!("{}lm_head", self.head_prefix);
-        if tied {
-            return Ok(embedding);
-        }
         self.load(&module, false, &[], vocabulary, hidden)
     }
 
@@ -218,14 +235,24 @@ impl<'a> Weights<'a> {
         self.upload(&values, 1, len)
     }
 
-    /// An RMS norm's weight; with `centred` the checkpoint stores it minus one.
-    pub fn norm(&mut self, module: &str, len: usize, eps: f64, centred: bool) -> Result<Norm> {
+    /// An RMS norm's weight, where the model centres it.
+    pub fn norm(&mut self, module: &str, len: usize) -> Result<Norm> {
+        self.norm_of(module, len, self.centred_norms)
+    }
+
+    /// The weight of a norm that is stored as it is in every model.
+    pub fn plain_norm(&mut self, module: &str, len: usize) -> Result<Norm> {
+        self.norm_of(module, len, false)
+    }
+
+    /// An RMS norm's weight; `centred`: the checkpoint stores it minus one.
+    fn norm_of(&mut self, module: &str, len: usize, centred: bool) -> Result<Norm> {
         let name = format!("{module}.weight");
         let (mut values, _) = self.values(&name, &[len])?;
         if centred && !self.converted_by_mlx {
             values.iter_mut().for_each(|w| *w += 1.0);
         }
-        Ok(Norm { weight: self.upload(&values, 1, len)?, eps: eps as f32 })
+        Ok(Norm { weight: self.upload(&values, 1, len)?, eps: self.eps })
     }
 
     /// A depthwise convolution's weight as `[taps, channels]`, from `[channels, 1, taps]` or MLX's `[channels, taps, 1]`.
@@ -290,7 +317,8 @@ impl<'a> Weights<'a> {
             ]
         };
         self.order[from..].iter_mut().for_each(|used| used.by_experts = true);
-        self.expert_layers += 1;
-        Ok(Experts { layer: self.expert_layers - 1, gate, up, down, count, hidden, intermediate })
+        let parts = [(gate, intermediate, hidden), (up, intermediate, hidden), (down, hidden, intermediate)];
+        let parts = parts.map(|(matrix, rows, cols)| ExpertPart { matrix, rows, cols }).into();
+        Ok(Experts { count, kind: ExpertKind::SwiGlu, parts })
     }
 }

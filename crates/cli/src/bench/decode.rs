@@ -77,7 +77,7 @@ impl Measured {
 }
 
 fn measure(engine: &mut Engine, args: &DecodeArgs, context: usize, memory: &mut Option<Memory>) -> Result<Measured> {
-    let vocabulary = engine.spec().vocabulary;
+    let vocabulary = engine.model().vocabulary;
     let id = engine.add_sequence()?;
     engine.feed(id, &tokens(0, context, vocabulary), false, |_, _| Ok(()))?;
     let mut tokens_per_second = Figures::default();
@@ -137,7 +137,7 @@ fn measure(engine: &mut Engine, args: &DecodeArgs, context: usize, memory: &mut 
 
 /// Computes `n` tokens, one after the other, from position `context` on.
 fn generate(engine: &mut Engine, id: SequenceId, context: usize, n: usize) -> Result<()> {
-    let vocabulary = engine.spec().vocabulary;
+    let vocabulary = engine.model().vocabulary;
     for i in context..context + n {
         engine.feed(id, &[token(i, vocabulary)], false, |_, _| Ok(()))?;
     }
@@ -147,7 +147,7 @@ fn generate(engine: &mut Engine, id: SequenceId, context: usize, n: usize) -> Re
 /// Leaves the sequence with exactly the `context` tokens that it began with, all of them computed.
 fn rewind(engine: &mut Engine, id: SequenceId, context: usize) -> Result<()> {
     engine.truncate(id, context - 1)?;
-    let vocabulary = engine.spec().vocabulary;
+    let vocabulary = engine.model().vocabulary;
     engine.feed(id, &[token(context - 1, vocabulary)], false, |_, _| Ok(()))
 }
 

@@ -120,7 +120,7 @@ fn run_case(args: &KvArgs, case: &str) -> Result<()> {
         .get_or_insert(args.reserve.iter().copied().max().unwrap_or(0).max(args.prompt + args.tokens + 1));
     let mut engine = load::engine(&folder, &args.engine, options)?;
     load::finish(&engine)?;
-    let vocabulary = engine.spec().vocabulary;
+    let vocabulary = engine.model().vocabulary;
     // Weights and scratch are touched once before anything is measured, in a sequence that leaves its one block behind.
     let id = engine.add_sequence()?;
     engine.feed(id, &tokens(0, args.prompt.min(8), vocabulary), false, |_, _| Ok(()))?;

@@ -291,7 +291,7 @@ fn run_case(args: &LoadArgs, case: &str, start: Instant) -> Result<()> {
 }
 
 fn answer(args: &LoadArgs, engine: &mut Engine, start: Instant, found: &mut serde_json::Value) -> Result<()> {
-    let vocabulary = engine.spec().vocabulary;
+    let vocabulary = engine.model().vocabulary;
     let prompt = tokens(0, args.prompt, vocabulary);
     let id = engine.add_sequence()?;
     engine.feed(id, &prompt, false, |_, _| Ok(()))?;

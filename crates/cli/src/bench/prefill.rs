@@ -93,7 +93,7 @@ struct Measured {
 
 fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measured> {
     let Subject { engine, arithmetic, .. } = subject;
-    let prompt = tokens(0, n, engine.spec().vocabulary);
+    let prompt = tokens(0, n, engine.model().vocabulary);
     read_prompt(engine, &prompt)?;
     let (mut tokens_per_second, mut best) = (Figures::default(), Figures::default());
     let mut profile = Profile::default();

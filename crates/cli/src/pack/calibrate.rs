@@ -16,12 +16,14 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use sluice_backend::{Activations, Backend, Batch, Cpu, KvType, MemoryClass, SequenceSlice};
+use sluice_backend::{
+    Activations, Backend, Capacity, Cpu, KvType, MemoryClass, SequenceInput, StepInputs, Tensor, Wanted,
+};
 use sluice_kernels::Isa;
 use sluice_kernels::dense::{self, Buffer, Panels, RIGHT, product};
 use sluice_kernels::elementwise::swiglu_in_place;
 use sluice_kernels::quantize::descent::{self, Params};
-use sluice_model::{Caches, Config, Decoder};
+use sluice_model::{Config, Decoder, Description};
 use sluice_store::Checkpoint;
 
 use crate::{interrupt, load};
@@ -34,8 +36,9 @@ use super::write::{Input, matrix};
 
 /// Tokens of a window: read from an empty context, as `eval ppl` does.
 const WINDOW: usize = 512;
-/// Tokens of a cache block.
+/// Tokens of a cache block, and blocks of a window.
 const BLOCK: usize = 32;
+const BLOCKS: usize = WINDOW / BLOCK;
 /// Tokens that an expert must have seen; where it saw fewer, tokens of others stand in.
 const ENOUGH: usize = 512;
 /// What a stand-in counts beside a token of the expert's own.
@@ -57,8 +60,10 @@ pub struct Settings<'a> {
 /// Both models, as far as they have read the text.
 pub struct Calibrator {
     backend: Cpu,
+    model: Description,
     decoder: Decoder,
-    caches: Caches,
+    /// What routed experts are given: `[WINDOW, hidden]`.
+    normed: Tensor,
     windows: Vec<Vec<u32>>,
     isa: Isa,
     /// The layer that comes next.
@@ -108,20 +113,22 @@ impl Calibrator {
         // For mixers and shared experts; what routed experts are fitted to is computed in f32. Far quicker, and no worse (docs/experiments.md).
         let mut backend = Cpu::new(settings.isa, settings.threads, Activations::Int8)?;
         let options = sluice_model::Options { max_tokens: WINDOW, context: Some(WINDOW), experts_per_token: None };
-        let decoder = sluice_model::load(checkpoint, config, &mut backend, &options)?.decoder;
-        let spec = &decoder.spec;
-        ensure!(spec.experts.is_some(), "--calibration is for routed experts, and this model has none");
-        let blocks = WINDOW.div_ceil(BLOCK);
-        let pool = |g: &sluice_model::CacheGroup| g.layout(KvType::F32, BLOCK);
-        let kv = spec.groups.iter().map(|g| backend.alloc_kv(pool(g), blocks)).collect::<Result<_>>()?;
-        let states = match spec.state_len {
-            0 => None,
-            len => Some(backend.alloc(MemoryClass::State, 1, len)?),
-        };
+        let loaded = sluice_model::load(checkpoint, config, &mut backend, &options)?;
+        let model = loaded.description;
+        ensure!(model.experts().is_some(), "--calibration is for routed experts, and this model has none");
+        for group in model.groups() {
+            let pool = backend.alloc_kv(group.layout(KvType::F32, BLOCK), BLOCKS)?;
+            backend.commit_kv(&pool, BLOCKS)?;
+        }
+        if model.state_len() > 0 {
+            backend.alloc_states(1, model.state_len())?;
+        }
+        let normed = backend.alloc(MemoryClass::Scratch, WINDOW, model.hidden)?;
         let mut all = Calibrator {
             backend,
-            caches: Caches { kv, states },
-            decoder,
+            model,
+            decoder: loaded.decoder,
+            normed,
             windows,
             isa: settings.isa,
             next: 0,
@@ -133,9 +140,11 @@ impl Calibrator {
         let len = WINDOW * all.hidden();
         all.plain = vec![0.0; all.windows.len() * len];
         for w in 0..all.windows.len() {
-            let batch = all.batch(w);
-            all.decoder.embed(&mut all.backend, &batch);
-            let x = all.decoder.scratch.x.first_rows(WINDOW);
+            let inputs = all.inputs(w);
+            all.backend.begin(&inputs);
+            all.decoder.embed(&mut all.backend, &inputs);
+            all.backend.end();
+            let x = all.decoder.residual().first_rows(WINDOW);
             all.backend.download(x, &mut all.plain[w * len..(w + 1) * len]);
         }
         all.packed = all.plain.clone();
@@ -143,21 +152,18 @@ impl Calibrator {
     }
 
     fn hidden(&self) -> usize {
-        self.decoder.scratch.x.cols
+        self.model.hidden
     }
 
     /// A window as a sequence of its own.
-    fn batch(&self, window: usize) -> Batch {
-        let tokens = self.windows[window].clone();
-        let groups = self.caches.kv.len();
-        let positions: Vec<u32> = (0..tokens.len() as u32).collect();
-        let tables = vec![(0..tokens.len().div_ceil(BLOCK) as u32).collect(); groups];
-        Batch {
-            slots: vec![positions.iter().map(|&p| p as u64).collect(); groups],
-            sequences: vec![SequenceSlice { rows: 0..tokens.len(), position: 0, tables, state_slot: 0 }],
-            tokens,
-            positions,
-        }
+    fn inputs(&self, window: usize) -> StepInputs {
+        let groups = self.model.groups().len();
+        let mut inputs =
+            StepInputs::new(&vec![BLOCK; groups], Capacity { tokens: WINDOW, sequences: 1, blocks: BLOCKS });
+        let tables: Vec<Vec<u32>> = vec![(0..BLOCKS as u32).collect(); groups];
+        let tokens = &self.windows[window];
+        inputs.push(&SequenceInput { tokens, position: 0, state: 0, tables: &tables, wanted: Wanted::None });
+        inputs
     }
 
     /// Takes the windows of a residual stream through the next layer of the unquantised model, its routed experts left out where `but_experts` says so. Says what
@@ -165,32 +171,34 @@ impl Calibrator {
     fn advance(&mut self, stream: &mut [f32], but_experts: bool) -> Result<(Vec<f32>, Vec<f32>, Vec<Takers>)> {
         let (layer, hidden) = (self.next, self.hidden());
         let len = WINDOW * hidden;
-        let experts = self.decoder.spec.experts.map_or(0, |(count, _)| count);
+        let experts = self.model.experts().map_or(0, |(count, _)| count);
         let mut h = vec![0.0; if but_experts { stream.len() } else { 0 }];
         let (mut importance, mut takers) = (Vec::new(), vec![Takers::new(); experts]);
         for (w, stream) in stream.chunks_exact_mut(len).enumerate() {
             ensure!(!interrupt::pressed(), Interrupted);
-            let batch = self.batch(w);
-            if let Some(states) = self.caches.states {
-                self.backend.zero(states);
+            let inputs = self.inputs(w);
+            if self.model.state_len() > 0 {
+                self.backend.zero_state(0);
             }
-            let (x, normed) =
-                (self.decoder.scratch.x.first_rows(WINDOW), self.decoder.scratch.normed.first_rows(WINDOW));
+            let x = self.decoder.residual().first_rows(WINDOW);
             self.backend.upload(stream, x);
-            self.decoder.mix(layer, &mut self.backend, &batch, &self.caches);
+            self.backend.begin(&inputs);
+            self.decoder.mix(layer, &mut self.backend, WINDOW);
             if but_experts {
                 self.backend.download(x, stream);
                 let square = |row: &[f32]| row.iter().map(|v| v * v).sum::<f32>() / hidden as f32;
                 importance.extend(stream.chunks_exact(hidden).map(|row| 1.0 / square(row).max(f32::MIN_POSITIVE)));
-                self.decoder.feed_forward_but_experts(layer, &mut self.backend, WINDOW);
+                let (backend, normed) = (&mut self.backend, self.normed);
+                let routing = self.decoder.feed_forward_but_experts(layer, backend, WINDOW, normed);
                 self.backend.download(normed, &mut h[w * len..(w + 1) * len]);
-                let routing = &self.decoder.routing;
+                let routing = routing.unwrap_or_default();
                 for (i, (&e, &weight)) in routing.experts.iter().zip(&routing.weights).enumerate() {
                     takers[e as usize].push(((w * WINDOW + i / routing.k) as u32, weight));
                 }
             } else {
                 self.decoder.feed_forward(layer, &mut self.backend, WINDOW);
             }
+            self.backend.end();
             self.backend.download(x, stream);
         }
         Ok((h, importance, takers))

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use sluice_backend::{
-    Activations, Backend, Batch, Cpu, ExpertOptions, Float, Isa, KvLayout, KvPool, KvType, Lookahead, MemoryClass,
+    Activations, Backend, Capacity, Cpu, ExpertOptions, Float, Isa, KvLayout, KvPool, KvType, Lookahead, MemoryClass,
+    Outcome, StepInputs,
 };
 use sluice_cache::BlockPool;
-use sluice_model::{Caches, Config};
+use sluice_model::Config;
 use sluice_store::experts::Keep;
 use sluice_store::{Checkpoint, LoadOptions, Loading};
 
@@ -126,7 +127,7 @@ impl Engine {
         ensure!(positive, "chunk, sequences and block size must not be zero");
         let largest = chunk.max(options.block_tokens).max(options.max_context.unwrap_or(0));
         ensure!(largest <= 1 << 24, "{largest} is too many tokens");
-        let mut backend = Cpu::new(options.isa, options.threads, options.activations)?;
+        let mut backend: Box<dyn Backend> = Box::new(Cpu::new(options.isa, options.threads, options.activations)?);
         if options.profile {
             backend.start_profile();
         }
@@ -135,41 +136,43 @@ impl Engine {
             context: options.max_context,
             experts_per_token: options.experts_per_token,
         };
-        let loaded = sluice_model::load(checkpoint, config, &mut backend, &model_options)?;
-        let decoder = loaded.decoder;
-        let spec = &decoder.spec;
-        let max_context = options.max_context.unwrap_or(spec.max_context);
+        let loaded = sluice_model::load(checkpoint, config, &mut *backend, &model_options)?;
+        let (model, decoder) = (loaded.description, loaded.decoder);
+        let max_context = options.max_context.unwrap_or(model.max_context);
         ensure!(max_context > 0, "the context must hold at least one token");
-        let kv_type = options.kv_type.unwrap_or(match (options.activations, spec.working_type) {
+        let kv_type = options.kv_type.unwrap_or(match (options.activations, loaded.working_type) {
             (Activations::F32, _) | (_, Float::F32) => KvType::F32,
             (_, Float::F16) => KvType::F16,
             (_, Float::Bf16) => KvType::Bf16,
         });
-        let layouts: Vec<KvLayout> = spec.groups.iter().map(|g| g.layout(kv_type, options.block_tokens)).collect();
+        let layouts: Vec<KvLayout> = model.groups().iter().map(|g| g.layout(kv_type, options.block_tokens)).collect();
         let block_tokens = options.block_tokens;
-        let states = match spec.state_len {
-            0 => None,
-            len => Some(backend.alloc(MemoryClass::State, options.max_sequences, len)?),
+        let recurrent = model.state_len() > 0;
+        if recurrent {
+            backend.alloc_states(options.max_sequences, model.state_len())?;
+        }
+        let memory = |backend: &mut dyn Backend, class| -> usize {
+            backend.memory().iter().filter(|m| m.class == class).map(|m| m.bytes).sum()
         };
         // 1. Experts that stay on disk: the rest of the memory is theirs
         let by_experts: usize = loaded.order.iter().filter(|used| used.by_experts).map(|used| used.bytes.len()).sum();
         // What a step takes beside what is set up by now, and the program.
         let mut beside = 0;
         if streamed {
-            let k = spec.experts.map_or(1, |(_, k)| k);
+            let k = model.experts().map_or(1, |(_, k)| k);
             let block: usize = layouts.iter().map(KvLayout::block_bytes).sum::<usize>() * options.max_sequences;
             let context = max_context.min(options.max_context.unwrap_or(USUAL_CONTEXT));
-            let weights = backend.memory(MemoryClass::WeightsMapped) + backend.memory(MemoryClass::WeightsCopied);
+            let weights = memory(&mut *backend, MemoryClass::WeightsMapped) + memory(&mut *backend, MemoryClass::WeightsCopied);
             beside = placement::step_scratch(config, chunk, k)? + PROGRAM;
             let others = (weights - by_experts
-                + backend.memory(MemoryClass::State)
-                + backend.memory(MemoryClass::Scratch)
+                + memory(&mut *backend, MemoryClass::State)
+                + memory(&mut *backend, MemoryClass::Scratch)
                 + context.div_ceil(block_tokens) * block
                 + beside) as u64;
             let budget = options.expert_budget.unwrap_or_else(|| room.map_or(u64::MAX, |r| r.saturating_sub(others)));
             let keep = if placed.placement == Placement::PageCache { Keep::PageCache } else { Keep::Slots };
             let expert_options = ExpertOptions { keep, budget, ..options.expert_options.clone() };
-            let opened = backend.stream_experts(&decoder.experts(), k, &expert_options, options.lookahead);
+            let opened = backend.stream_experts(&expert_options, options.lookahead);
             opened.with_context(|| {
                 let gb = |n: u64| format!("{:.2} GB", n as f64 / 1e9);
                 format!("weights, keys and values of {context} tokens, scratch and the program take {}", gb(others))
@@ -182,10 +185,10 @@ impl Engine {
             Some(budget) => {
                 let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
                 let need = Need {
-                    weights: backend.memory(MemoryClass::WeightsMapped) + backend.memory(MemoryClass::WeightsCopied),
-                    state: backend.memory(MemoryClass::State),
-                    scratch: backend.memory(MemoryClass::Scratch) + beside,
-                    experts: backend.memory(MemoryClass::Experts),
+                    weights: memory(&mut *backend, MemoryClass::WeightsMapped) + memory(&mut *backend, MemoryClass::WeightsCopied),
+                    state: memory(&mut *backend, MemoryClass::State),
+                    scratch: memory(&mut *backend, MemoryClass::Scratch) + beside,
+                    experts: memory(&mut *backend, MemoryClass::Experts),
                     block: block * options.max_sequences,
                     block_tokens,
                     reserved,
@@ -202,10 +205,17 @@ impl Engine {
         let kv: Vec<KvPool> = layouts.iter().map(|l| backend.alloc_kv(*l, blocks)).collect::<Result<_>>()?;
         let resident = reserved.div_ceil(block_tokens) * options.max_sequences;
         kv.iter().try_for_each(|pool| backend.commit_kv(pool, resident))?;
+        let block_counts: Vec<usize> = layouts.iter().map(|l| l.block_tokens).collect();
+        let capacity = Capacity { tokens: chunk, sequences: options.max_sequences, blocks };
         Ok(Engine {
             backend,
             loading,
-            caches: Caches { kv, states },
+            model,
+            kv,
+            recurrent,
+            inputs: StepInputs::new(&block_counts, capacity),
+            routed: Vec::new(),
+            outcome: Outcome::default(),
             pools: layouts.iter().map(|_| BlockPool::new(blocks)).collect(),
             layouts,
             state_slots: BlockPool::new(options.max_sequences),
@@ -213,16 +223,13 @@ impl Engine {
             next_id: 0,
             max_context,
             skipped: loaded.skipped,
-            batch: Batch { slots: vec![Vec::new(); spec.groups.len()], ..Batch::default() },
             decoder,
             options,
             chunk,
             placed,
             failure: None,
             failed: Vec::new(),
-            wanted: Vec::new(),
             takers: Vec::new(),
-            logits: Vec::new(),
             events: Vec::new(),
         })
     }

@@ -14,7 +14,7 @@ pub fn tokens(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
         s ^= s << 13;
         s ^= s >> 7;
         s ^= s << 17;
-        (s % engine.spec().vocabulary as u64) as u32
+        (s % engine.model().vocabulary as u64) as u32
     };
     (0..n).map(|_| next()).collect()
 }

@@ -1,76 +1,54 @@
 //! GatedDeltaNet, a linear attention with a recurrent state (Yang, Kautz, Hatamizadeh 2024), as Qwen3-Next and Qwen3.5 have it.
 
-use anyhow::{Result, ensure};
-use sluice_backend::{Backend, Batch, DeltaShape, DeltaStep, Linear, Norm, Projection, Tensor};
+use anyhow::Result;
+use sluice_backend::{Backend, DeltaLayer, Linear, Norm, Projection, Tensor};
 
-use crate::config::Config;
-use crate::decoder::{Caches, Scratch};
+use crate::description::{DeltaDescription, ProjectionLayout};
 use crate::weights::Weights;
 
-/// How the checkpoint lays the input projections out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProjectionLayout {
-    /// `in_proj_qkvz` and `in_proj_ba`, interleaved by key head: q, k, then its value heads' v and z; b and a alike (Qwen3-Next).
-    ByKeyHead,
-    /// `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a` (Qwen3.5).
-    Separate,
+/// Activations that the recurrent layers of a model take turns with: `[max_tokens, ..]` each.
+#[derive(Clone, Copy)]
+pub struct DeltaScratch {
+    qkv: Tensor,
+    z: Tensor,
+    b: Tensor,
+    a: Tensor,
+    /// Before the output projection: `[max_tokens, values]`.
+    mixed: Tensor,
 }
 
-/// The sizes of a config's GatedDeltaNet layers.
-pub fn shape(config: &Config) -> Result<DeltaShape> {
-    let shape = DeltaShape {
-        key_heads: config.size("linear_num_key_heads")?,
-        value_heads: config.size("linear_num_value_heads")?,
-        key_dim: config.size("linear_key_head_dim")?,
-        value_dim: config.size("linear_value_head_dim")?,
-        taps: config.size_or("linear_conv_kernel_dim", 4)?,
-    };
-    config.product("`linear_num_key_heads` and `linear_key_head_dim`", &[shape.key_heads, shape.key_dim])?;
-    config.product(
-        "`linear_num_value_heads`, `linear_key_head_dim` and `linear_value_head_dim`",
-        &[shape.value_heads, shape.key_dim, shape.value_dim],
-    )?;
-    let (path, keys, values) = (config.path().display(), shape.key_heads, shape.value_heads);
-    ensure!(values.is_multiple_of(keys), "{path}: {values} linear value heads cannot share {keys} key heads");
-    Ok(shape)
+impl DeltaScratch {
+    pub fn alloc(w: &mut Weights, d: &DeltaDescription) -> Result<DeltaScratch> {
+        Ok(DeltaScratch {
+            qkv: w.scratch(d.shape.channels())?,
+            z: w.scratch(d.values())?,
+            b: w.scratch(d.shape.value_heads)?,
+            a: w.scratch(d.shape.value_heads)?,
+            mixed: w.scratch(d.values())?,
+        })
+    }
 }
 
 /// One GatedDeltaNet layer.
 pub struct DeltaNet {
-    shape: DeltaShape,
     norm: Norm,
     inputs: Vec<Projection>,
-    conv: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    gated_norm: Norm,
+    inner: DeltaLayer,
     out: Linear,
-    layer: usize,
 }
 
 impl DeltaNet {
     /// Layer `module` (`layers.N`) of the checkpoint, which is recurrent layer number `layer`.
-    pub fn load(
-        w: &mut Weights,
-        scratch: &Scratch,
-        module: &str,
-        shape: DeltaShape,
-        layout: ProjectionLayout,
-        eps: f64,
-        layer: usize,
-    ) -> Result<DeltaNet> {
-        let hidden = scratch.x.cols;
-        let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim);
+    pub fn load(w: &mut Weights, d: &DeltaDescription, s: &DeltaScratch, module: &str, layer: usize) -> Result<DeltaNet> {
+        let (hidden, shape, values) = (w.hidden(), d.shape, d.values());
+        let keys = shape.key_heads * shape.key_dim;
         let name = |part: &str| format!("{module}.linear_attn.{part}");
-        let inputs = match layout {
+        let inputs = match d.layout {
             ProjectionLayout::Separate => vec![
-                Projection {
-                    linear: w.linear(&name("in_proj_qkv"), shape.channels(), hidden)?,
-                    out: scratch.delta_qkv,
-                },
-                Projection { linear: w.linear(&name("in_proj_z"), values, hidden)?, out: scratch.delta_z },
-                Projection { linear: w.linear(&name("in_proj_b"), shape.value_heads, hidden)?, out: scratch.delta_b },
-                Projection { linear: w.linear(&name("in_proj_a"), shape.value_heads, hidden)?, out: scratch.delta_a },
+                Projection { linear: w.linear(&name("in_proj_qkv"), shape.channels(), hidden)?, out: s.qkv },
+                Projection { linear: w.linear(&name("in_proj_z"), values, hidden)?, out: s.z },
+                Projection { linear: w.linear(&name("in_proj_b"), shape.value_heads, hidden)?, out: s.b },
+                Projection { linear: w.linear(&name("in_proj_a"), shape.value_heads, hidden)?, out: s.a },
             ],
             ProjectionLayout::ByKeyHead => {
                 let qkvz = w.linear(&name("in_proj_qkvz"), shape.channels() + values, hidden)?;
@@ -86,53 +64,40 @@ impl DeltaNet {
                 let (mut from, mut from_ba) = (0, 0);
                 for h in 0..shape.key_heads {
                     let v = ratio * shape.value_dim;
-                    run(&qkvz, &mut from, shape.key_dim, scratch.delta_qkv, h * shape.key_dim);
-                    run(&qkvz, &mut from, shape.key_dim, scratch.delta_qkv, keys + h * shape.key_dim);
-                    run(&qkvz, &mut from, v, scratch.delta_qkv, 2 * keys + h * v);
-                    run(&qkvz, &mut from, v, scratch.delta_z, h * v);
-                    run(&ba, &mut from_ba, ratio, scratch.delta_b, h * ratio);
-                    run(&ba, &mut from_ba, ratio, scratch.delta_a, h * ratio);
+                    run(&qkvz, &mut from, shape.key_dim, s.qkv, h * shape.key_dim);
+                    run(&qkvz, &mut from, shape.key_dim, s.qkv, keys + h * shape.key_dim);
+                    run(&qkvz, &mut from, v, s.qkv, 2 * keys + h * v);
+                    run(&qkvz, &mut from, v, s.z, h * v);
+                    run(&ba, &mut from_ba, ratio, s.b, h * ratio);
+                    run(&ba, &mut from_ba, ratio, s.a, h * ratio);
                 }
                 all
             }
         };
-        Ok(DeltaNet {
+        let norm = w.norm(&format!("{module}.input_layernorm"), hidden)?;
+        let inner = DeltaLayer {
             shape,
-            norm: w.norm(&format!("{module}.input_layernorm"), hidden, eps, true)?,
-            inputs,
+            qkv: s.qkv,
+            z: s.z,
+            b: s.b,
+            a: s.a,
+            out: s.mixed,
             conv: w.convolution(&name("conv1d"), shape.channels(), shape.taps)?,
             a_log: w.vector(&name("A_log"), shape.value_heads)?,
             dt_bias: w.vector(&name("dt_bias"), shape.value_heads)?,
-            gated_norm: w.norm(&name("norm"), shape.value_dim, eps, false)?,
-            out: w.linear(&name("out_proj"), hidden, values)?,
+            norm: w.plain_norm(&name("norm"), shape.value_dim)?,
             layer,
-        })
+        };
+        Ok(DeltaNet { norm, inputs, inner, out: w.linear(&name("out_proj"), hidden, values)? })
     }
 
     /// `x += delta_net(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Backend, s: &Scratch, caches: &Caches, batch: &Batch) {
-        let tokens = batch.tokens.len();
-        let x = s.x.first_rows(tokens);
-        let values = self.shape.value_heads * self.shape.value_dim;
+    pub fn forward(&self, backend: &mut dyn Backend, x: Tensor) {
         // 1. q, k, v, output gate z, write strength b, decay a
         backend.project(x, Some(self.norm), &self.inputs);
         // 2. convolution, gates, recurrence, gated norm
-        backend.delta_net(&DeltaStep {
-            shape: self.shape,
-            qkv: s.delta_qkv,
-            z: s.delta_z,
-            b: s.delta_b,
-            a: s.delta_a,
-            out: s.mixed,
-            conv: self.conv,
-            a_log: self.a_log,
-            dt_bias: self.dt_bias,
-            norm: self.gated_norm,
-            states: caches.states.expect("a model with recurrent layers has a pool of states"),
-            layer: self.layer,
-            batch,
-        });
+        backend.delta_net(&self.inner);
         // 3. back to the residual stream
-        backend.project_add(s.mixed.columns(0..values).first_rows(tokens), &self.out, x);
+        backend.project_add(self.inner.out.first_rows(x.rows), &self.out, x);
     }
 }

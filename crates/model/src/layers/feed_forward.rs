@@ -1,91 +1,69 @@
-//! Feed-forward layers: a dense gated one, or a router with its experts.
+//! Feed-forward layers: a dense gated one, or a mixture of experts.
 
-use anyhow::{Result, ensure};
-use sluice_backend::{Backend, Experts, Foresight, Linear, Mlp, NextMixture, Norm, Routing, Scoring, SharedExpert};
+use anyhow::Result;
+use sluice_backend::{Backend, Mlp, Moe, MoeId, Norm, Routing, Tensor};
 
-use crate::config::Config;
-use crate::decoder::Scratch;
-use crate::qwen3_moe::expert_count;
+use crate::description::FeedForwardDescription;
 use crate::weights::Weights;
-
-/// A mixture of experts.
-pub struct Moe {
-    pub router: Linear,
-    pub scoring: Scoring,
-    pub experts: Experts,
-    pub shared: Option<SharedExpert>,
-}
-
-impl Moe {
-    /// The mixture under `layers.N.mlp`. `renormalise`: the chosen weights are divided by their sum.
-    /// `shared`: the width of the shared expert, where there is one.
-    pub fn load(
-        w: &mut Weights,
-        config: &Config,
-        module: &str,
-        k: usize,
-        renormalise: bool,
-        shared: Option<usize>,
-    ) -> Result<Moe> {
-        let (count, hidden) = (expert_count(config)?, config.size("hidden_size")?);
-        let intermediate = config.size("moe_intermediate_size")?;
-        ensure!(k <= count, "{} experts per token, but only {count} experts", k);
-        Ok(Moe {
-            router: w.linear(&format!("{module}.gate"), count, hidden)?,
-            scoring: Scoring::SoftmaxTopK { k, renormalise },
-            experts: w.experts(module, count, hidden, intermediate)?,
-            shared: shared.map(|width| w.shared_expert(module, hidden, width)).transpose()?,
-        })
-    }
-}
 
 /// The second half of a layer.
 pub enum FeedForward {
     Dense { norm: Norm, mlp: Box<Mlp> },
-    Moe { norm: Norm, moe: Box<Moe> },
+    Moe(MoeId),
 }
 
 impl FeedForward {
-    /// `x += feed_forward(norm(x))`; `next`: the feed-forward part of the layer after this one.
-    pub fn forward(
-        &self,
-        backend: &mut dyn Backend,
-        s: &Scratch,
-        routing: &mut Routing,
-        tokens: usize,
-        next: Option<&FeedForward>,
-    ) {
-        let x = s.x.first_rows(tokens);
-        match self {
-            FeedForward::Dense { norm, mlp } => backend.mlp(x, *norm, mlp, x),
-            FeedForward::Moe { norm, moe } => {
-                let h = s.normed.first_rows(tokens);
-                backend.norm(x, *norm, h);
-                backend.route(h, &moe.router, &moe.scoring, routing);
-                backend.fetch(routing, &moe.experts);
-                let foresee = |backend: &mut dyn Backend, sight| {
-                    if let Some(FeedForward::Moe { norm, moe }) = next {
-                        let Moe { router, scoring, experts, .. } = &**moe;
-                        backend.foresee(x, NextMixture { norm: *norm, router, scoring, experts }, sight);
-                    }
+    /// The second half of `module` (`layers.N`); `before`: the mixture of the layer right before, if it has one.
+    pub fn load(
+        w: &mut Weights,
+        d: &FeedForwardDescription,
+        module: &str,
+        before: Option<MoeId>,
+    ) -> Result<FeedForward> {
+        let hidden = w.hidden();
+        let norm = w.norm(&format!("{module}.post_attention_layernorm"), hidden)?;
+        let module = format!("{module}.mlp");
+        match d {
+            FeedForwardDescription::Dense { intermediate } => {
+                Ok(FeedForward::Dense { norm, mlp: Box::new(w.mlp(&module, hidden, *intermediate)?) })
+            }
+            FeedForwardDescription::Moe(d) => {
+                let moe = Moe {
+                    norm,
+                    router: w.linear(&format!("{module}.gate"), d.count, hidden)?,
+                    scoring: d.scoring.clone(),
+                    experts: w.experts(&module, d.count, hidden, d.intermediate)?,
+                    shared: d.shared.map(|width| w.shared_expert(&module, hidden, width)).transpose()?,
                 };
-                foresee(backend, Foresight::Early);
-                backend.experts(h, routing, &moe.experts, moe.shared.as_ref(), x);
-                foresee(backend, Foresight::Late);
+                Ok(FeedForward::Moe(w.backend().moe(moe, before)?))
             }
         }
     }
 
-    /// As [`FeedForward::forward`], without what the routed experts add; `routing` says which they would be.
-    pub fn forward_but_experts(&self, backend: &mut dyn Backend, s: &Scratch, routing: &mut Routing, tokens: usize) {
-        let FeedForward::Moe { norm, moe } = self else {
-            return self.forward(backend, s, routing, tokens, None);
-        };
-        let (x, h) = (s.x.first_rows(tokens), s.normed.first_rows(tokens));
-        backend.norm(x, *norm, h);
-        backend.route(h, &moe.router, &moe.scoring, routing);
-        let none = Routing { k: routing.k, ..Routing::default() };
-        backend.fetch(&none, &moe.experts);
-        backend.experts(h, &none, &moe.experts, moe.shared.as_ref(), x);
+    pub fn moe(&self) -> Option<MoeId> {
+        match self {
+            FeedForward::Dense { .. } => None,
+            FeedForward::Moe(moe) => Some(*moe),
+        }
+    }
+
+    /// `x += feed_forward(norm(x))`
+    pub fn forward(&self, backend: &mut dyn Backend, x: Tensor) {
+        match self {
+            FeedForward::Dense { norm, mlp } => backend.mlp(x, *norm, mlp, x),
+            FeedForward::Moe(moe) => backend.mixture(x, *moe, x),
+        }
+    }
+
+    /// As [`FeedForward::forward`], without what routed experts add. In a mixture `normed` is what they would have been given, and it is returned to whom it
+    /// would have gone.
+    pub fn forward_but_experts(&self, backend: &mut dyn Backend, x: Tensor, normed: Tensor) -> Option<Routing> {
+        match self {
+            FeedForward::Dense { .. } => {
+                self.forward(backend, x);
+                None
+            }
+            FeedForward::Moe(moe) => Some(backend.mixture_but_experts(x, *moe, normed, x)),
+        }
     }
 }

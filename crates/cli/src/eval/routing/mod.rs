@@ -63,7 +63,7 @@ pub fn run(args: RoutingArgs) -> Result<()> {
     // 1. the text's tokens
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
     let mut engine = load::engine(&folder, &args.engine, args.engine.options()?)?;
-    ensure!(engine.spec().experts.is_some(), "{}: this model has no experts", folder.display());
+    ensure!(engine.model().experts().is_some(), "{}: this model has no experts", folder.display());
     let tokenizer = load::tokenizer(&folder)?;
     let name = || args.text.display().to_string();
     let text = fs::read(&args.text).with_context(name)?;
@@ -100,7 +100,7 @@ pub fn run(args: RoutingArgs) -> Result<()> {
 /// Takes the tokens through the model. Also by layer, what share of a token's experts its router names when it is applied to what comes to the layer
 /// before; NaN for the first, which has none.
 fn record(engine: &mut Engine, tokens: &[u32]) -> Result<(Routing, Vec<f64>)> {
-    let (experts, k) = engine.spec().experts.context("a model without experts")?;
+    let (experts, k) = engine.model().experts().context("a model without experts")?;
     let mut routing = Routing { experts, k, layers: Vec::new() };
     let context = engine.max_context().min(CONTEXT);
     let load = engine.loading().map(Loading::progress);
