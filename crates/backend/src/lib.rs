@@ -112,6 +112,11 @@ pub trait Backend: Send {
 
     /// Logits of the last step on the host, `[rows, vocabulary]`, until the next begins.
     fn read_logits(&mut self, logits: Logits) -> &[f32];
+    /// `each(row, thread, logits)` for all rows of the last step's logits, side by side: `thread` is below [`Backend::threads`], and no two calls have the
+    /// same at once.
+    fn each_logits(&mut self, logits: Logits, each: &(dyn Fn(usize, usize, &[f32]) + Sync));
+    /// Threads of the host that work for it.
+    fn threads(&self) -> usize;
     /// Time and bytes by phase since the last call, when profiling.
     fn take_profile(&mut self) -> Profile;
     /// What streamed experts took since the last call, and how they are read; `None` where none are.

@@ -1,51 +1,49 @@
 //! The engine: a model, its caches, and the sequences that share them. [`Engine::step`] is the only way forward: it takes the next
-//! tokens of every running sequence through the model together and samples where a sequence has come to its end.
+//! tokens of running sequences through the model together and samples where a sequence has come to its end.
 
 mod open;
 
 pub use open::Options;
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_backend::{
-    Backend, KvLayout, KvPool, KvType, MemoryClass, Outcome, Profile, Routed, SequenceInput, StepInputs, Streamed,
-    Wanted,
-};
-use sluice_cache::{BlockPool, BlockTable};
-use sluice_model::{Decoder, Description};
+use sluice_backend::{KvLayout, KvType, Logits, MemoryClass, MemoryUse, Outcome, Profile, Routed, Streamed, Wanted};
+use sluice_cache::KvCache;
+use sluice_model::Description;
 use sluice_store::Loading;
 
 use crate::placement::Placed;
-use crate::sampler::{History, Sampler};
+use crate::runner::Runner;
+use crate::sampler::History;
+use crate::sampling::{Draw, Sampling};
+use crate::scheduler::{Plan, Scheduler, Taker};
 use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 
 /// A model with its caches and sequences.
 pub struct Engine {
-    backend: Box<dyn Backend>,
+    runner: Runner,
     /// Dropped after the backend, which may wait for weights.
     loading: Option<Loading>,
     model: Description,
-    decoder: Decoder,
-    kv: Vec<KvPool>,
-    recurrent: bool,
+    cache: KvCache,
     layouts: Vec<KvLayout>,
-    pools: Vec<BlockPool>,
-    state_slots: BlockPool,
+    scheduler: Scheduler,
+    sampling: Sampling,
     sequences: Vec<Sequence>,
     next_id: u64,
+    next_turn: u64,
+    steps: u64,
     options: Options,
-    chunk: usize,
     placed: Placed,
-    /// Why the experts of some tokens of the last step were not there.
-    failure: Option<anyhow::Error>,
-    /// Whose they are, and whether logits were asked for.
-    failed: Vec<(usize, bool)>,
     max_context: usize,
     skipped: Vec<String>,
-    // Kept between steps, so that a step allocates nothing.
-    inputs: StepInputs,
+    /// Why sequences ended with [`Finish::Failed`], until somebody asks or they are started again.
+    failures: Vec<(SequenceId, anyhow::Error)>,
     routed: Vec<Routed>,
-    takers: Vec<(usize, usize)>,
-    outcome: Outcome,
+    // Kept between steps, so that a step allocates nothing.
+    plan: Plan,
+    draws: Vec<Draw>,
+    /// What happened between steps, and what the last step did.
+    pending: Vec<Event>,
     events: Vec<Event>,
 }
 
@@ -66,7 +64,7 @@ impl Engine {
 
     /// Tokens that a step takes at most.
     pub fn chunk(&self) -> usize {
-        self.chunk
+        self.scheduler.most_tokens
     }
 
     /// Where experts live, and why.
@@ -77,17 +75,12 @@ impl Engine {
     /// What reading fell back on so far, one clause each.
     pub fn fallbacks(&self) -> Vec<String> {
         let loading = self.loading.iter().flat_map(Loading::notes);
-        loading.chain(self.backend.notes()).collect()
+        loading.chain(self.runner.backend.notes()).collect()
     }
 
     /// What streamed experts took since the last call; `None` where none are streamed.
     pub fn take_streamed(&mut self) -> Option<Streamed> {
-        self.backend.take_streamed()
-    }
-
-    /// Why the last sequence that ended with [`Finish::Failed`] did.
-    pub fn take_failure(&mut self) -> Option<anyhow::Error> {
-        self.failure.take()
+        self.runner.backend.take_streamed()
     }
 
     pub fn max_context(&self) -> usize {
@@ -99,15 +92,24 @@ impl Engine {
         &self.skipped
     }
 
-    /// Bytes allocated, committed (keys and values) or mapped, by class.
+    /// Bytes allocated, committed (keys and values) or mapped, by class and device.
+    pub fn memory_uses(&mut self) -> Vec<MemoryUse> {
+        self.runner.backend.memory()
+    }
+
+    /// The same of a class, on all devices.
     pub fn memory(&mut self, class: MemoryClass) -> usize {
-        self.backend.memory().iter().filter(|m| m.class == class).map(|m| m.bytes).sum()
+        self.memory_uses().iter().filter(|m| m.class == class).map(|m| m.bytes).sum()
     }
 
     /// Bytes of KV that hold tokens now, of those that [`Engine::memory`] counts as committed.
     pub fn kv_in_use(&self) -> usize {
-        let used = self.pools.iter().zip(&self.layouts).map(|(p, l)| (p.total() - p.free()) * l.block_bytes());
-        used.sum()
+        self.cache.in_use().zip(&self.layouts).map(|(blocks, l)| blocks * l.block_bytes()).sum()
+    }
+
+    /// Recurrent states that sequences hold now.
+    pub fn states_in_use(&self) -> usize {
+        self.cache.states_in_use()
     }
 
     /// How the weights come into memory; `None` for a checkpoint that was opened elsewhere. The first steps wait for what they need.
@@ -117,60 +119,43 @@ impl Engine {
 
     /// Time and work by phase since the last call; empty unless profiling was asked for.
     pub fn take_profile(&mut self) -> Profile {
-        self.backend.take_profile()
+        self.runner.backend.take_profile()
     }
 
     /// Starts to record what routers choose.
     pub fn record_routing(&mut self) {
-        self.backend.record_routing();
+        self.runner.backend.record_routing();
     }
 
     /// What routers chose since the last call, in the order of the steps and their layers; nothing where it is not recorded.
     pub fn take_routing(&mut self) -> Vec<Routed> {
         std::mem::take(&mut self.routed)
     }
+}
 
-    /// A new, empty sequence.
-    ///
-    /// # Errors
-    /// When [`Options::max_sequences`] are there already.
-    pub fn add_sequence(&mut self) -> Result<SequenceId> {
-        let Some(slot) = self.state_slots.allocate() else {
-            bail!("all {} sequences are in use", self.options.max_sequences)
-        };
+/// Sequences.
+impl Engine {
+    /// A new, empty sequence. There may be any number: each takes memory when its turn comes.
+    pub fn add_sequence(&mut self) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.sequences.push(Sequence {
-            id,
-            tokens: Vec::with_capacity(self.max_context),
-            computed: 0,
-            tables: self
-                .layouts
-                .iter()
-                .map(|l| BlockTable::with_room(self.max_context.div_ceil(l.block_tokens)))
-                .collect(),
-            state_slot: slot as usize,
-            history: History::with_capacity(self.max_context.min(self.model.vocabulary)),
-            running: None,
-        });
-        self.clear_state(slot as usize);
-        Ok(id)
+        let held = self.cache.hold();
+        self.sequences.push(Sequence { id, tokens: Vec::new(), computed: 0, held, running: None, last_used: self.steps });
+        id
     }
 
     /// Ends a sequence and frees what it holds.
     pub fn remove_sequence(&mut self, id: SequenceId) {
         let Some(at) = self.sequences.iter().position(|s| s.id == id) else { return };
         let mut sequence = self.sequences.swap_remove(at);
-        for ((table, pool), layout) in sequence.tables.iter_mut().zip(&mut self.pools).zip(&self.layouts) {
-            table.shrink(pool, 0, layout.block_tokens);
-        }
-        self.state_slots.release(sequence.state_slot as u32);
+        self.cache.release(&mut sequence.held);
+        self.forget(id);
     }
 
-    fn clear_state(&mut self, slot: usize) {
-        if self.recurrent {
-            self.backend.zero_state(slot as u32);
-        }
+    /// Forgets what was to be told of a sequence.
+    fn forget(&mut self, id: SequenceId) {
+        self.pending.retain(|e| e.id() != id);
+        self.failures.retain(|(failed, _)| *failed != id);
     }
 
     fn index(&self, id: SequenceId) -> Result<usize> {
@@ -185,24 +170,35 @@ impl Engine {
     /// Adds tokens to be computed in coming steps, and what to generate after them.
     ///
     /// # Errors
-    /// A token outside the vocabulary, more tokens than the context holds, sampling parameters out of range.
+    /// A token outside the vocabulary, more tokens than the context holds, sampling parameters out of range; then nothing has changed.
     pub fn start(&mut self, id: SequenceId, prompt: &[u32], generation: Generation) -> Result<()> {
         let at = self.index(id)?;
-        self.append(at, prompt)?;
-        let vocabulary = self.model.vocabulary;
+        // 1. All that can be wrong
+        generation.sampling.validate()?;
+        self.check_tokens(at, prompt)?;
+        let s = &self.sequences[at];
+        ensure!(s.due() + prompt.len() > 0, "there is nothing to generate from: the prompt has no tokens");
+        // 2. Room for the answer, so that no step allocates
+        self.forget(id);
         let s = &mut self.sequences[at];
-        ensure!(s.tokens.len() > s.computed, "there is nothing to generate from: the prompt has no tokens");
-        let sampler = Sampler::new(generation.sampling, vocabulary)?;
-        s.history.clear();
-        s.history.add_prompt(&s.tokens);
-        let (stop_ids, max_tokens) = (generation.stop_ids, generation.max_tokens);
-        s.running = Some(Running { sampler, stop_ids, max_tokens, generated: 0, prompt_from: s.computed });
+        s.tokens.extend_from_slice(prompt);
+        let room = generation.max_tokens.min(self.max_context.saturating_sub(s.tokens.len())) + 1;
+        s.tokens.reserve(room);
+        let history = generation.sampling.has_penalty().then(|| {
+            let most = (s.tokens.len() + room).min(self.model.vocabulary);
+            let mut history = History::with_capacity(most);
+            history.add_prompt(&s.tokens);
+            history
+        });
+        let turn = self.next_turn;
+        self.next_turn += 1;
+        s.running = Some(Running { generation, generated: 0, prompt_from: s.computed, history, turn });
         Ok(())
     }
 
-    fn append(&mut self, at: usize, tokens: &[u32]) -> Result<()> {
-        let vocabulary = self.model.vocabulary;
-        let s = &mut self.sequences[at];
+    /// Whether a sequence may have these tokens too.
+    fn check_tokens(&self, at: usize, tokens: &[u32]) -> Result<()> {
+        let (s, vocabulary) = (&self.sequences[at], self.model.vocabulary);
         if let Some(bad) = tokens.iter().find(|t| **t as usize >= vocabulary) {
             bail!("token {bad} is not in the vocabulary of {vocabulary}");
         }
@@ -212,109 +208,131 @@ impl Engine {
             "{total} tokens do not fit the context of {} (see --max-context)",
             self.max_context
         );
-        s.tokens.extend_from_slice(tokens);
+        let fits = self.cache.could_hold(total, self.chunk());
+        ensure!(fits, "{total} tokens do not fit the memory for keys and values");
         Ok(())
     }
 
-    /// Stops generating; the sequence and its state stay.
+    /// Stops generating, and says so in an event of the next step; the sequence and what was computed of it stay.
     pub fn cancel(&mut self, id: SequenceId) -> Result<()> {
         let at = self.index(id)?;
-        self.sequences[at].running = None;
+        if self.sequences[at].running.take().is_some() {
+            self.pending.push(Event::Finished { id, reason: Finish::Cancelled });
+        }
         Ok(())
     }
 
-    /// Forgets all tokens from position `keep` on. A recurrent state cannot be rolled back: then everything before is computed again
-    /// by the next step, to the same bits.
+    /// Forgets all tokens from position `keep` on. A recurrent state cannot be rolled back, nor a window to where it was: then everything before is computed
+    /// again by the next step, to the same bits.
     pub fn truncate(&mut self, id: SequenceId, keep: usize) -> Result<()> {
         let at = self.index(id)?;
         let s = &mut self.sequences[at];
         s.running = None;
         s.tokens.truncate(keep);
-        // What is left counts as prompt: penalties for an answer are for the answer under way.
-        s.history.clear();
-        s.history.add_prompt(&s.tokens);
         if keep < s.computed {
             self.roll_back(at, keep);
         }
         Ok(())
     }
 
-    /// Forgets what was computed of a sequence from position `keep` on; all of it, where a recurrent state cannot be rolled back.
+    /// Forgets what was computed of a sequence from position `keep` on, or all of it.
     fn roll_back(&mut self, at: usize, keep: usize) {
         let s = &mut self.sequences[at];
-        s.computed = if self.recurrent { 0 } else { keep };
-        let (computed, slot) = (s.computed, s.state_slot);
-        for ((table, pool), layout) in s.tables.iter_mut().zip(&mut self.pools).zip(&self.layouts) {
-            table.shrink(pool, computed, layout.block_tokens);
-        }
-        if computed == 0 {
-            self.clear_state(slot);
+        if s.held.state.is_some() || keep == 0 || !self.cache.can_go_on_at(&s.held, keep) {
+            self.cache.release(&mut s.held);
+            s.computed = 0;
+        } else {
+            self.cache.shrink(&mut s.held, keep);
+            s.computed = keep;
         }
     }
 
-    /// Whether a step would do anything.
+    /// Why a sequence ended with [`Finish::Failed`]; once.
+    pub fn take_failure(&mut self, id: SequenceId) -> Option<anyhow::Error> {
+        let at = self.failures.iter().position(|(failed, _)| *failed == id)?;
+        Some(self.failures.swap_remove(at).1)
+    }
+
+    /// Whether a step would do or say anything.
     pub fn is_idle(&self) -> bool {
-        self.sequences.iter().all(|s| s.running.is_none())
+        self.pending.is_empty() && self.sequences.iter().all(|s| s.running.is_none())
     }
+}
 
-    /// One step of all running sequences. Returns what came of it.
+/// Steps.
+impl Engine {
+    /// One step of running sequences. Returns what came of it.
     ///
     /// # Errors
-    /// When the caches are full, logits are not numbers, or weights could not be read: then every further step fails alike.
+    /// When weights could not be read, or memory could not be had: then every further step fails alike. What goes wrong with one sequence is its own:
+    /// [`Finish::Failed`].
     pub fn step(&mut self) -> Result<&[Event]> {
         self.events.clear();
-        // 1. Who takes part, with how many tokens. Single tokens first: a long prompt must not hold up who is generating.
-        self.takers.clear();
-        let mut room = self.chunk;
-        for decode in [true, false] {
-            for (i, s) in self.sequences.iter().enumerate() {
-                let due = s.tokens.len() - s.computed;
-                if s.running.is_some() && due > 0 && (due == 1) == decode && room > 0 {
-                    let take = due.min(room);
-                    room -= take;
-                    self.takers.push((i, take));
-                }
-            }
+        self.events.append(&mut self.pending);
+        // 1. Who takes part, with how many tokens
+        self.scheduler.plan(&mut self.sequences, &mut self.cache, &mut self.plan);
+        for i in 0..self.plan.stuck.len() {
+            let i = self.plan.stuck[i];
+            self.finish(i, Finish::ContextFull);
         }
-        if self.takers.is_empty() {
+        if self.plan.takers.is_empty() {
             return Ok(&self.events);
         }
-        // 2. One pass through the model.
-        let takers = std::mem::take(&mut self.takers);
-        let computed = self.compute(&takers, Wanted::Last);
-        self.takers = takers;
-        computed?;
-        // 3. Sample where a sequence has come to its end.
-        let vocabulary = self.model.vocabulary;
+        // 2. The model
+        let logits = self.compute(Wanted::Last)?;
+        // 3. Who comes to its end has a row of logits, in order, also if it failed
+        self.draws.clear();
         let mut row = 0;
-        for &(i, _) in &self.takers {
-            let s = &mut self.sequences[i];
-            let (id, position) = (s.id, s.tokens.len() as u64);
-            if let Some((_, has_logits)) = self.failed.iter().find(|(failed, _)| *failed == i) {
-                row += usize::from(*has_logits);
-                s.running = None;
-                self.events.push(Event::Finished { id, reason: Finish::Failed });
-                continue;
+        for taker in 0..self.plan.takers.len() {
+            let (i, ends) = (self.plan.takers[taker].sequence, self.plan.ends[taker]);
+            let s = &self.sequences[i];
+            if self.failures.iter().any(|(failed, _)| *failed == s.id) {
+                self.finish(i, Finish::Failed);
+            } else if let Some(running) = &s.running {
+                if running.generated == 0 {
+                    // What was put back is computed again before anything is new.
+                    let from = running.prompt_from;
+                    let (done, total) = (s.computed.saturating_sub(from), s.tokens.len() - from);
+                    self.events.push(Event::Prefill { id: s.id, done, total });
+                }
+                if ends {
+                    self.draws.push(Draw { sequence: i, row });
+                }
             }
+            row += usize::from(ends);
+        }
+        // 4. Their next tokens
+        self.sample(logits);
+        Ok(&self.events)
+    }
+
+    fn sample(&mut self, logits: Logits) {
+        if self.draws.is_empty() {
+            return;
+        }
+        let drawn = self.sampling.draw(&mut *self.runner.backend, logits, &self.sequences, &self.draws);
+        for (draw, token) in self.draws.iter().zip(drawn) {
+            let s = &mut self.sequences[draw.sequence];
             let Some(running) = &mut s.running else { continue };
-            if running.generated == 0 {
-                let (done, total) = (s.computed - running.prompt_from, s.tokens.len() - running.prompt_from);
-                self.events.push(Event::Prefill { id, done, total });
-            }
-            if s.computed < s.tokens.len() {
-                continue;
-            }
-            let logits = &self.backend.read_logits(self.outcome.logits)[row * vocabulary..(row + 1) * vocabulary];
-            row += 1;
-            let token = running.sampler.sample(logits, &s.history, position)?;
+            let token = match token {
+                Ok(token) => *token,
+                Err(e) => {
+                    s.running = None;
+                    self.failures.push((s.id, (*e).into()));
+                    self.events.push(Event::Finished { id: s.id, reason: Finish::Failed });
+                    continue;
+                }
+            };
             running.generated += 1;
-            let finish = if running.stop_ids.contains(&token) {
+            let reason = if running.generation.stop_ids.contains(&token) {
                 Some(Finish::Stop)
             } else {
                 s.tokens.push(token);
-                s.history.add_generated(token);
-                self.events.push(Event::Token { id, token });
-                if running.generated >= running.max_tokens {
+                if let Some(history) = &mut running.history {
+                    history.add_generated(token);
+                }
+                self.events.push(Event::Token { id: s.id, token });
+                if running.generated >= running.generation.max_tokens {
                     Some(Finish::Length)
                 } else if s.tokens.len() >= self.max_context {
                     Some(Finish::ContextFull)
@@ -322,19 +340,21 @@ impl Engine {
                     None
                 }
             };
-            if let Some(reason) = finish {
+            if let Some(reason) = reason {
                 s.running = None;
-                self.events.push(Event::Finished { id, reason });
+                self.events.push(Event::Finished { id: s.id, reason });
             }
         }
-        Ok(&self.events)
     }
 
-    /// Adds `tokens` to a sequence and computes them, in chunks. Each row of logits goes to `each(position, logits)`: of all of these
+    fn finish(&mut self, at: usize, reason: Finish) {
+        let s = &mut self.sequences[at];
+        s.running = None;
+        self.events.push(Event::Finished { id: s.id, reason });
+    }
+
+    /// Adds `tokens` to a sequence and computes them, in chunks, before all others. Each row of logits goes to `each(position, logits)`: of all of these
     /// positions, or of the last one only.
-    ///
-    /// # Errors
-    /// Those of [`Engine::step`]; what `each` returns.
     pub fn feed(
         &mut self,
         id: SequenceId,
@@ -344,90 +364,68 @@ impl Engine {
     ) -> Result<()> {
         ensure!(!tokens.is_empty(), "no tokens to compute");
         let at = self.index(id)?;
-        self.append(at, tokens)?;
-        let vocabulary = self.model.vocabulary;
+        self.check_tokens(at, tokens)?;
+        self.forget(id);
+        let s = &mut self.sequences[at];
+        s.tokens.extend_from_slice(tokens);
+        // What is computed again, because it was put back, is nobody's news.
+        let first = s.tokens.len() - tokens.len();
         loop {
-            let s = &self.sequences[at];
-            let (done, due) = (s.computed, s.tokens.len() - s.computed);
+            let due = self.sequences[at].due();
             if due == 0 {
                 return Ok(());
             }
-            let take = self.chunk.min(due);
-            self.compute(&[(at, take)], if all { Wanted::All } else { Wanted::Last })?;
-            if !self.failed.is_empty() {
-                return Err(self.failure.take().expect("what failed has a reason"));
+            let take = self.chunk().min(due);
+            let planned = self.scheduler.plan_one(at, take, &mut self.sequences, &mut self.cache, &mut self.plan);
+            ensure!(planned, "the KV cache is full");
+            let logits = self.compute(if all { Wanted::All } else { Wanted::Last })?;
+            if let Some(why) = self.take_failure(id) {
+                return Err(why);
             }
-            let left = self.outcome.logits;
-            let rows = left.rows;
-            for (i, logits) in self.backend.read_logits(left).chunks_exact(vocabulary).enumerate() {
-                let position = done + take - rows + i;
-                if let Some(bad) = logits.iter().position(|x| !x.is_finite()) {
-                    bail!("the logit of token {bad} at position {position} is {}", logits[bad]);
-                }
-                each(position, logits)?;
+            let from = self.sequences[at].computed - logits.rows;
+            let rows = self.runner.backend.read_logits(logits).chunks_exact(self.model.vocabulary);
+            for (position, row) in (from..).zip(rows).filter(|(position, _)| *position >= first) {
+                each(position, row)?;
             }
         }
     }
 
     /// [`Engine::feed`] as a sequence of its own.
     pub fn score(&mut self, tokens: &[u32], all: bool, each: impl FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        let id = self.add_sequence()?;
+        let id = self.add_sequence();
         let result = self.feed(id, tokens, all, each);
         self.remove_sequence(id);
         result
     }
 
-    /// Takes the next `n` tokens of each (sequence, n) through the model; leaves the logits of the wanted rows.
-    fn compute(&mut self, takers: &[(usize, usize)], wanted: Wanted) -> Result<()> {
-        // 1. Room for them in every cache group.
-        for &(i, take) in takers {
-            let s = &mut self.sequences[i];
-            for ((table, pool), layout) in s.tables.iter_mut().zip(&mut self.pools).zip(&self.layouts) {
-                let grown = table.grow(pool, s.computed + take, layout.block_tokens);
-                grown.ok().context("the KV cache is full")?;
-            }
-        }
-        for (kv, pool) in self.kv.iter().zip(&self.pools) {
-            self.backend.commit_kv(kv, pool.touched())?;
-        }
-        // 2. The step's inputs.
-        self.inputs.clear();
-        for &(i, take) in takers {
-            let s = &self.sequences[i];
-            let to = s.computed + take;
-            let wanted = if wanted == Wanted::Last && to < s.tokens.len() { Wanted::None } else { wanted };
-            self.inputs.push(&SequenceInput {
-                tokens: &s.tokens[s.computed..to],
-                position: s.computed,
-                state: s.state_slot as u32,
-                tables: &s.tables,
-                wanted,
-            });
-        }
-        // 3. Through the model.
-        let backend = &mut *self.backend;
-        backend.begin(&self.inputs);
-        self.decoder.step(backend, &self.inputs);
-        self.outcome = backend.end();
-        self.routed.append(&mut self.outcome.routed);
-        // 4. Whether the weights were what the files hold.
+    /// Takes what is planned through the model. Who failed is where it was before, and its failure is noted.
+    fn compute(&mut self, wanted: Wanted) -> Result<Logits> {
+        self.steps += 1;
+        let Outcome { logits, failed, mut routed, .. } =
+            self.runner.step(&self.plan, &self.sequences, &self.cache, wanted)?;
+        self.routed.append(&mut routed);
+        // 1. Whether the weights were what the files hold
         if let Some(loading) = &self.loading {
             loading.check()?;
         }
-        takers.iter().for_each(|&(i, take)| self.sequences[i].computed += take);
-        // 5. Whose rows failed is where it was before; all others are as they should be.
-        self.failed.clear();
-        for failed in std::mem::take(&mut self.outcome.failed) {
-            for (n, &(i, take)) in takers.iter().enumerate() {
-                let of = self.inputs.rows(n);
-                if failed.rows.iter().any(|r| of.contains(&(*r as usize))) && !self.failed.iter().any(|f| f.0 == i) {
-                    let s = &mut self.sequences[i];
-                    self.failed.push((i, s.computed == s.tokens.len()));
-                    self.roll_back(i, self.sequences[i].computed - take);
+        // 2. Where sequences are now
+        self.plan.ends.clear();
+        for taker in 0..self.plan.takers.len() {
+            let Taker { sequence, tokens } = self.plan.takers[taker];
+            let s = &mut self.sequences[sequence];
+            s.computed += tokens;
+            s.last_used = self.steps;
+            self.plan.ends.push(s.due() == 0);
+            let own = |f: &&sluice_backend::Failed| f.rows.iter().any(|row| self.runner.is_of(*row, taker));
+            match failed.iter().find(own) {
+                Some(failed) => {
+                    let (id, before) = (s.id, s.computed - tokens);
+                    self.roll_back(sequence, before);
+                    self.failures.push((id, anyhow::anyhow!("{:#}", failed.why)));
                 }
+                None => self.cache.drop_unseen(&mut s.held, s.computed),
             }
-            self.failure = Some(anyhow::anyhow!("{:#}", failed.why));
         }
-        Ok(())
+        Ok(logits)
     }
 }

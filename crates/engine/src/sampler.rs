@@ -71,7 +71,8 @@ impl SamplingParams {
         check("frequency_penalty", self.frequency_penalty, penalty, (-2.0..=2.0).contains(&self.frequency_penalty))
     }
 
-    fn has_penalty(&self) -> bool {
+    /// Whether the tokens seen so far matter.
+    pub fn has_penalty(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 }
@@ -135,123 +136,156 @@ fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
 }
 
-/// Chooses tokens for one sequence.
+/// Tokens that may be chosen: bit `token % 32` of word `token / 32`. Those beyond its end may not.
+pub type Mask = [u32];
+
+/// Chooses tokens, for any sequences one after the other.
 pub struct Sampler {
-    params: SamplingParams,
     vocab: usize,
-    /// The logits after penalties: [vocab], or empty where there are none.
-    penalised: Vec<f32>,
+    /// The logits after penalties and mask: [vocab]. Memory that is not used is not committed.
+    changed: Vec<f32>,
     /// Room for all that a cut may look at at once.
     candidates: Vec<Candidate>,
 }
 
 impl Sampler {
     /// A sampler for logits of `vocab` tokens.
-    ///
-    /// # Errors
-    /// A parameter outside its range.
-    pub fn new(params: SamplingParams, vocab: usize) -> Result<Self, ParamError> {
-        params.validate()?;
-        let penalised = if params.has_penalty() { Vec::with_capacity(vocab) } else { Vec::new() };
-        let room = match (params.temperature == 0.0, params.top_k as usize) {
-            (true, _) => 0,
-            (_, k) if k > 0 && k < vocab => top_k_room(k).min(vocab),
-            _ => vocab,
-        };
-        Ok(Self { params, vocab, penalised, candidates: Vec::with_capacity(room) })
+    pub fn new(vocab: usize) -> Sampler {
+        Sampler { vocab, changed: Vec::with_capacity(vocab), candidates: Vec::with_capacity(vocab) }
     }
 
-    pub fn params(&self) -> &SamplingParams {
-        &self.params
-    }
-
-    /// The token for `position`, from its `logits`: [vocab].
+    /// The token for `position`, from its `logits`: [vocab]. `params` are valid; `history` is looked at where they have penalties.
     ///
     /// # Errors
-    /// Logits that are NaN or +inf, or all -inf.
-    pub fn sample(&mut self, logits: &[f32], history: &History, position: u64) -> Result<u32, SampleError> {
+    /// Logits that are NaN or +inf, or all -inf, or of which the mask allows none.
+    pub fn sample(
+        &mut self,
+        params: &SamplingParams,
+        logits: &[f32],
+        history: Option<&History>,
+        mask: Option<&Mask>,
+        position: u64,
+    ) -> Result<u32, SampleError> {
         if logits.len() != self.vocab {
             return Err(SampleError::WrongLength { expected: self.vocab, found: logits.len() });
         }
-        // 1. penalties, on a copy
-        let mut penalised = std::mem::take(&mut self.penalised);
-        let logits = if self.params.has_penalty() {
-            penalised.clear();
-            penalised.extend_from_slice(logits);
-            self.penalise(&mut penalised, history);
-            &penalised[..]
+        let history = history.filter(|_| params.has_penalty());
+        if history.is_none() && mask.is_none() {
+            return choose(params, logits, &mut self.candidates, position);
+        }
+        // 1. penalties and mask, on a copy. What is ruled out must be a number all the same
+        highest(logits)?;
+        self.changed.clear();
+        self.changed.extend_from_slice(logits);
+        if let Some(history) = history {
+            penalise(params, &mut self.changed, history);
+        }
+        if let Some(mask) = mask {
+            for (i, logits) in self.changed.chunks_mut(32).enumerate() {
+                let allowed = mask.get(i).copied().unwrap_or(0);
+                for (bit, logit) in logits.iter_mut().enumerate() {
+                    *logit = if allowed >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
+                }
+            }
+        }
+        choose(params, &self.changed, &mut self.candidates, position)
+    }
+}
+
+/// How likely the model held a token: natural logarithms of probabilities, before temperature, cuts and penalties.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// Of the token that was chosen.
+    pub chosen: f64,
+    /// The likeliest tokens, best first.
+    pub top: Vec<(u32, f64)>,
+}
+
+impl Logprobs {
+    /// Of `token` and the `top` likeliest, from logits that a token was chosen from.
+    pub fn of(logits: &[f32], token: u32, top: usize) -> Logprobs {
+        let highest = logits.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+        // Whole numbers, so that the sum does not depend on its order.
+        let total: u128 = logits.iter().map(|x| u128::from(weight(f64::from(*x) - f64::from(highest)))).sum();
+        let log_total = libm::log(total as f64 / ONE);
+        let of = |logit: f32| f64::from(logit) - f64::from(highest) - log_total;
+        let mut best = Vec::new();
+        if top > 0 {
+            keep_top_k(&mut best, logits, top);
+            best.sort_unstable_by(by_rank);
+        }
+        let top = best.iter().map(|c| (c.token, of(c.logit))).collect();
+        Logprobs { chosen: of(logits[token as usize]), top }
+    }
+}
+
+fn penalise(params: &SamplingParams, logits: &mut [f32], history: &History) {
+    // Each token is changed on its own, so the order in which the map gives them does not matter.
+    for (token, count) in &history.seen {
+        let Some(logit) = logits.get_mut(*token as usize) else { continue };
+        *logit = if *logit > 0.0 {
+            *logit / params.repetition_penalty
         } else {
-            logits
+            *logit * params.repetition_penalty
         };
-        let token = self.choose(logits, position);
-        self.penalised = penalised;
-        token
-    }
-
-    fn penalise(&self, logits: &mut [f32], history: &History) {
-        // Each token is changed on its own, so the order in which the map gives them does not matter.
-        for (token, count) in &history.seen {
-            let Some(logit) = logits.get_mut(*token as usize) else { continue };
-            *logit = if *logit > 0.0 {
-                *logit / self.params.repetition_penalty
-            } else {
-                *logit * self.params.repetition_penalty
-            };
-            if *count > 0 {
-                *logit -= *count as f32 * self.params.frequency_penalty;
-                *logit -= self.params.presence_penalty;
-            }
+        if *count > 0 {
+            *logit -= *count as f32 * params.frequency_penalty;
+            *logit -= params.presence_penalty;
         }
     }
+}
 
-    fn choose(&mut self, logits: &[f32], position: u64) -> Result<u32, SampleError> {
-        let highest = highest(logits)?;
-        if self.params.temperature == 0.0 {
-            let token = logits.iter().position(|x| *x == highest);
-            return token.map(|t| t as u32).ok_or(SampleError::NothingLeft);
-        }
-
-        // 2. temperature, 3. top-k
-        let k = self.params.top_k as usize;
-        let candidates = &mut self.candidates;
-        if k > 0 && k < logits.len() {
-            keep_top_k(candidates, logits, k);
-        } else {
-            candidates.clear();
-            candidates.extend((0..).zip(logits).map(|(token, logit)| Candidate { logit: *logit, token, weight: 0 }));
-        }
-        let scale = 1.0 / f64::from(self.params.temperature);
-        // In groups, so that the compiler computes several side by side.
-        for group in candidates.chunks_mut(16) {
-            let mut x = [0.0; 16];
-            for (x, candidate) in x.iter_mut().zip(&*group) {
-                *x = (f64::from(candidate.logit) - f64::from(highest)) * scale;
-            }
-            for (candidate, weight) in group.iter_mut().zip(x.map(weight)) {
-                candidate.weight = weight;
-            }
-        }
-
-        // 4. top-p, 5. min-p
-        if self.params.top_p < 1.0 {
-            keep_nucleus(candidates, f64::from(self.params.top_p));
-        }
-        if self.params.min_p > 0.0 {
-            let lightest = f64::from(self.params.min_p) * ONE;
-            candidates.retain(|c| c.weight as f64 >= lightest);
-        }
-
-        // 6. draw: by weight, in the order of ids
-        candidates.sort_unstable_by_key(|c| c.token);
-        let total: u64 = candidates.iter().map(|c| c.weight).sum();
-        let mut below = ((u128::from(uniform(self.params.seed, position)) * u128::from(total)) >> 53) as u64;
-        let drawn = candidates.iter().find(|c| {
-            let hit = below < c.weight;
-            below = below.saturating_sub(c.weight);
-            hit
-        });
-        drawn.map(|c| c.token).ok_or(SampleError::NothingLeft)
+fn choose(
+    params: &SamplingParams,
+    logits: &[f32],
+    candidates: &mut Vec<Candidate>,
+    position: u64,
+) -> Result<u32, SampleError> {
+    let highest = highest(logits)?;
+    if params.temperature == 0.0 {
+        let token = logits.iter().position(|x| *x == highest);
+        return token.map(|t| t as u32).ok_or(SampleError::NothingLeft);
     }
+
+    // 2. temperature, 3. top-k
+    let k = params.top_k as usize;
+    if k > 0 && k < logits.len() {
+        keep_top_k(candidates, logits, k);
+    } else {
+        candidates.clear();
+        candidates.extend((0..).zip(logits).map(|(token, logit)| Candidate { logit: *logit, token, weight: 0 }));
+    }
+    let scale = 1.0 / f64::from(params.temperature);
+    // In groups, so that the compiler computes several side by side.
+    for group in candidates.chunks_mut(16) {
+        let mut x = [0.0; 16];
+        for (x, candidate) in x.iter_mut().zip(&*group) {
+            *x = (f64::from(candidate.logit) - f64::from(highest)) * scale;
+        }
+        for (candidate, weight) in group.iter_mut().zip(x.map(weight)) {
+            candidate.weight = weight;
+        }
+    }
+
+    // 4. top-p, 5. min-p
+    if params.top_p < 1.0 {
+        keep_nucleus(candidates, f64::from(params.top_p));
+    }
+    if params.min_p > 0.0 {
+        let lightest = f64::from(params.min_p) * ONE;
+        candidates.retain(|c| c.weight as f64 >= lightest);
+    }
+
+    // 6. draw: by weight, in the order of ids
+    candidates.sort_unstable_by_key(|c| c.token);
+    let total: u64 = candidates.iter().map(|c| c.weight).sum();
+    let mut below = ((u128::from(uniform(params.seed, position)) * u128::from(total)) >> 53) as u64;
+    let drawn = candidates.iter().find(|c| {
+        let hit = below < c.weight;
+        below = below.saturating_sub(c.weight);
+        hit
+    });
+    drawn.map(|c| c.token).ok_or(SampleError::NothingLeft)
 }
 
 /// exp(x) in units of 1 / `ONE`, for x of 0 or less. Additions and multiplications only, so that it is the same on every machine; the
@@ -395,8 +429,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn sampler(params: SamplingParams, vocab: usize) -> Sampler {
-        Sampler::new(params, vocab).unwrap()
+    /// A sampler of one sequence.
+    struct One(SamplingParams, Sampler);
+
+    impl One {
+        fn sample(&mut self, logits: &[f32], position: u64) -> Result<u32, SampleError> {
+            self.1.sample(&self.0, logits, None, None, position)
+        }
+    }
+
+    fn sampler(params: SamplingParams, vocab: usize) -> One {
+        params.validate().unwrap();
+        One(params, Sampler::new(vocab))
     }
 
     /// The definition, slowly: a full sort, then one cut after the other.
@@ -456,14 +500,14 @@ mod tests {
     #[test]
     fn temperature_zero_is_greedy_and_the_lowest_id_wins() {
         let mut sampler = sampler(SamplingParams { temperature: 0.0, ..Default::default() }, 5);
-        assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, -1.0, 3.0], &History::default(), 9), Ok(1));
+        assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, -1.0, 3.0], 9), Ok(1));
     }
 
     #[test]
     fn logits_without_a_choice_are_errors() {
         for temperature in [0.0, 1.0] {
             let mut sampler = sampler(SamplingParams { temperature, ..Default::default() }, 3);
-            let mut sample = |logits: &[f32]| sampler.sample(logits, &History::default(), 0);
+            let mut sample = |logits: &[f32]| sampler.sample(logits, 0);
             assert!(matches!(sample(&[0.0, f32::NAN, 0.0]), Err(SampleError::NotANumber { token: 1, .. })));
             assert!(matches!(sample(&[0.0, 1.0, f32::INFINITY]), Err(SampleError::NotANumber { token: 2, .. })));
             assert_eq!(sample(&[f32::NEG_INFINITY; 3]), Err(SampleError::NothingLeft));
@@ -474,7 +518,7 @@ mod tests {
 
     #[test]
     fn parameters_outside_their_range_are_named() {
-        let field = |params: SamplingParams| Sampler::new(params, 4).err().map(|e| e.field);
+        let field = |params: SamplingParams| params.validate().err().map(|e| e.field);
         let with = SamplingParams::default;
         assert_eq!(field(with()), None);
         assert_eq!(field(SamplingParams { temperature: -0.1, ..with() }), Some("temperature"));
@@ -501,8 +545,35 @@ mod tests {
         history.add_generated(3);
         history.add_generated(99); // beyond the logits: nothing to penalise
         let mut logits = [4.0, -4.0, 4.0, -4.0, 1.0];
-        sampler(params, 5).penalise(&mut logits, &history);
+        penalise(&params, &mut logits, &history);
         assert_eq!(logits, [2.0, -8.0, 2.0 - 0.5 - 0.5, -8.0 - 0.25 - 0.5, 1.0]);
+    }
+
+    #[test]
+    fn a_mask_leaves_what_it_allows() {
+        let logits: Vec<f32> = (0..70).map(|i| i as f32).collect();
+        let mut sampler = Sampler::new(70);
+        for temperature in [0.0, 1.0] {
+            let params = SamplingParams { temperature, ..Default::default() };
+            let mut sample = |mask: &[u32]| sampler.sample(&params, &logits, None, Some(mask), 1);
+            assert_eq!(sample(&[1 << 7, 0]), Ok(7), "what is beyond its end is not allowed");
+            assert_eq!(sample(&[0, 1 << 31, 0]), Ok(63));
+            assert_eq!(sample(&[0, 0, 0]), Err(SampleError::NothingLeft));
+        }
+        // The greedy one of those that are allowed.
+        let params = SamplingParams { temperature: 0.0, ..Default::default() };
+        assert_eq!(sampler.sample(&params, &logits, None, Some(&[u32::MAX, 3, 1 << 2]), 0), Ok(66));
+    }
+
+    #[test]
+    fn logprobs_are_logarithms_of_a_softmax() {
+        let logits = [0.5f32, -1.0, 3.0, 3.0, f32::NEG_INFINITY];
+        let total: f64 = logits.iter().map(|x| libm::exp(f64::from(*x))).sum();
+        let of = |x: f32| f64::from(x) - libm::log(total);
+        let found = Logprobs::of(&logits, 0, 3);
+        assert!((found.chosen - of(0.5)).abs() < 1e-9);
+        assert_eq!(found.top.iter().map(|t| t.0).collect::<Vec<_>>(), [2, 3, 0]);
+        assert!(found.top.iter().all(|(token, p)| (p - of(logits[*token as usize])).abs() < 1e-9));
     }
 
     #[test]
@@ -511,7 +582,7 @@ mod tests {
         let mut sampler = sampler(SamplingParams { temperature: 2.0, seed: 7, ..Default::default() }, 4);
         let mut counts = [0u32; 4];
         for position in 0..40_000 {
-            counts[sampler.sample(&logits, &History::default(), position).unwrap() as usize] += 1;
+            counts[sampler.sample(&logits, position).unwrap() as usize] += 1;
         }
         let total: f64 = logits.iter().map(|x| libm::exp(f64::from(*x) / 2.0)).sum();
         for (logit, count) in logits.iter().zip(counts) {
@@ -525,10 +596,10 @@ mod tests {
         let logits: Vec<f32> = (0..5000).map(|i| (uniform(1, i) >> 33) as f32 / 65536.0).collect();
         let params = SamplingParams { top_p: 0.9, seed: 3, ..Default::default() };
         let mut one = sampler(params.clone(), 5000);
-        let forwards: Vec<u32> = (0..50).map(|p| one.sample(&logits, &History::default(), p).unwrap()).collect();
+        let forwards: Vec<u32> = (0..50).map(|p| one.sample(&logits, p).unwrap()).collect();
         let mut two = sampler(params, 5000);
         let mut backwards: Vec<u32> =
-            (0..50).rev().map(|p| two.sample(&logits, &History::default(), p).unwrap()).collect();
+            (0..50).rev().map(|p| two.sample(&logits, p).unwrap()).collect();
         backwards.reverse();
         assert_eq!(forwards, backwards);
         assert!(forwards.iter().any(|t| t != &forwards[0]));
@@ -549,10 +620,10 @@ mod tests {
         ) {
             let params = SamplingParams { temperature, top_k, top_p, min_p, seed, ..Default::default() };
             let mut sampler = sampler(params.clone(), logits.len());
-            let room = sampler.candidates.capacity();
-            let token = sampler.sample(&logits, &History::default(), position).unwrap();
+            let room = sampler.1.candidates.capacity();
+            let token = sampler.sample(&logits, position).unwrap();
             prop_assert_eq!(token, oracle(&params, &logits, position));
-            prop_assert_eq!(sampler.candidates.capacity(), room, "a step allocates nothing");
+            prop_assert_eq!(sampler.1.candidates.capacity(), room, "a step allocates nothing");
         }
     }
 }

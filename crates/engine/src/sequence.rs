@@ -1,8 +1,8 @@
-//! One conversation or request: its tokens, how far they are computed, where its state lies.
+//! One conversation or request: its tokens, how far they are computed, what it holds of the caches.
 
-use sluice_cache::BlockTable;
+use sluice_cache::Held;
 
-use crate::sampler::{History, Sampler, SamplingParams};
+use crate::sampler::{History, SamplingParams};
 
 /// Names a sequence of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ pub enum Finish {
     ContextFull,
     /// The caller stopped it.
     Cancelled,
-    /// Experts that its tokens wanted could not be read.
+    /// Its tokens could not be computed: [`crate::Engine::take_failure`] says why.
     Failed,
 }
 
@@ -64,14 +64,25 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// Whose it is.
+    pub fn id(&self) -> SequenceId {
+        match self {
+            Event::Prefill { id, .. } | Event::Token { id, .. } | Event::Finished { id, .. } => *id,
+        }
+    }
+}
+
 /// A generation under way.
 pub(crate) struct Running {
-    pub sampler: Sampler,
-    pub stop_ids: Vec<u32>,
-    pub max_tokens: usize,
+    pub generation: Generation,
     pub generated: usize,
     /// Where the prompt's new tokens began.
     pub prompt_from: usize,
+    /// The tokens seen, where penalties ask for them.
+    pub history: Option<History>,
+    /// Its turn: who was started first goes first.
+    pub turn: u64,
 }
 
 pub(crate) struct Sequence {
@@ -79,9 +90,15 @@ pub(crate) struct Sequence {
     pub tokens: Vec<u32>,
     /// Tokens whose keys, values and states are in the caches.
     pub computed: usize,
-    /// One for each cache group.
-    pub tables: Vec<BlockTable>,
-    pub state_slot: usize,
-    pub history: History,
+    pub held: Held,
     pub running: Option<Running>,
+    /// The step that last used it.
+    pub last_used: u64,
+}
+
+impl Sequence {
+    /// Tokens that are not computed yet.
+    pub fn due(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
 }

@@ -404,6 +404,17 @@ impl Backend for Cpu {
         &self.logits[..logits.rows * logits.vocabulary]
     }
 
+    fn each_logits(&mut self, logits: Logits, each: &(dyn Fn(usize, usize, &[f32]) + Sync)) {
+        assert_eq!(logits, self.left, "logits of the last step");
+        let (all, vocabulary) = (&self.logits, logits.vocabulary);
+        let one = |row: usize, thread| each(row, thread, &all[row * vocabulary..(row + 1) * vocabulary]);
+        self.pool.run(logits.rows, &one);
+    }
+
+    fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
     fn take_profile(&mut self) -> Profile {
         self.profile.as_mut().map(std::mem::take).unwrap_or_default()
     }

@@ -1,0 +1,64 @@
+//! The tokens of a step: all sequences side by side, on the backend's threads, each with a workspace that all its sequences share.
+
+use std::sync::Mutex;
+
+use sluice_backend::{Backend, Logits};
+
+use crate::sampler::{SampleError, Sampler};
+use crate::sequence::Sequence;
+
+/// A sequence whose next token is due, and which row of the logits it is drawn from.
+#[derive(Clone, Copy, Debug)]
+pub struct Draw {
+    pub sequence: usize,
+    pub row: usize,
+}
+
+struct Workspace {
+    sampler: Sampler,
+    /// (Place among the draws, what came of it)
+    drawn: Vec<(usize, Result<u32, SampleError>)>,
+}
+
+/// Draws the tokens of steps.
+pub struct Sampling {
+    /// One for each thread, which alone locks it.
+    workspaces: Vec<Mutex<Workspace>>,
+    tokens: Vec<Result<u32, SampleError>>,
+}
+
+impl Sampling {
+    /// For logits of `vocabulary` tokens and at most `most` sequences, on so many threads.
+    pub fn new(threads: usize, vocabulary: usize, most: usize) -> Sampling {
+        let workspace = || Workspace { sampler: Sampler::new(vocabulary), drawn: Vec::with_capacity(most) };
+        let workspaces = (0..threads).map(|_| Mutex::new(workspace())).collect();
+        Sampling { workspaces, tokens: Vec::with_capacity(most) }
+    }
+
+    /// A token for each draw, in their order.
+    pub fn draw(
+        &mut self,
+        backend: &mut dyn Backend,
+        logits: Logits,
+        sequences: &[Sequence],
+        draws: &[Draw],
+    ) -> &[Result<u32, SampleError>] {
+        let workspaces = &self.workspaces;
+        backend.each_logits(logits, &|row, thread, logits| {
+            let Some((at, draw)) = draws.iter().enumerate().find(|(_, d)| d.row == row) else { return };
+            let s = &sequences[draw.sequence];
+            let Some(running) = &s.running else { return };
+            let mut workspace = workspaces[thread].lock().unwrap_or_else(|e| e.into_inner());
+            let (params, history) = (&running.generation.sampling, running.history.as_ref());
+            let drawn = workspace.sampler.sample(params, logits, history, None, s.tokens.len() as u64);
+            workspace.drawn.push((at, drawn));
+        });
+        self.tokens.clear();
+        self.tokens.resize(draws.len(), Err(SampleError::NothingLeft));
+        for workspace in &mut self.workspaces {
+            let workspace = workspace.get_mut().unwrap_or_else(|e| e.into_inner());
+            workspace.drawn.drain(..).for_each(|(at, drawn)| self.tokens[at] = drawn);
+        }
+        &self.tokens
+    }
+}

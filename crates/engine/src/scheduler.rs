@@ -1,0 +1,246 @@
+//! Who takes part in a step, with how many tokens.
+//!
+//! Single tokens go first, so that a long prompt does not hold up who is generating; what is left of the step goes to prompts, first come, first served. All
+//! draw blocks from one pool. Where it is spent, conversations that nobody is generating for give theirs up, the one used longest ago first, and then the
+//! generation that was started last: what it had computed is computed again when there is room, to the same bits. Who was started first is never put back, so
+//! that all come to their end.
+
+use sluice_cache::KvCache;
+
+use crate::sequence::Sequence;
+
+/// A sequence that takes part in a step, by its place among all, with its next so many tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taker {
+    pub sequence: usize,
+    pub tokens: usize,
+}
+
+/// Plans steps.
+pub struct Scheduler {
+    /// Tokens and sequences of a step at most.
+    pub most_tokens: usize,
+    pub most_sequences: usize,
+    /// Kept between steps, so that nothing is allocated: running sequences, who was started first in front.
+    queue: Vec<usize>,
+}
+
+/// What a step is to do.
+#[derive(Default)]
+pub struct Plan {
+    pub takers: Vec<Taker>,
+    /// Rows of states that have a new owner and must be zeroed.
+    pub new_states: Vec<u32>,
+    /// Sequences that no memory is left for, though they are alone.
+    pub stuck: Vec<usize>,
+    /// After the step, by taker: whether it has come to the end of its tokens, and so has logits.
+    pub ends: Vec<bool>,
+}
+
+impl Plan {
+    fn clear(&mut self) {
+        self.takers.clear();
+        self.new_states.clear();
+        self.stuck.clear();
+        self.ends.clear();
+    }
+}
+
+impl Scheduler {
+    pub fn new(most_tokens: usize, most_sequences: usize) -> Scheduler {
+        Scheduler { most_tokens, most_sequences, queue: Vec::with_capacity(most_sequences) }
+    }
+
+    /// Fills `plan` with the next step, and finds room for it.
+    pub fn plan(&mut self, sequences: &mut [Sequence], cache: &mut KvCache, plan: &mut Plan) {
+        plan.clear();
+        let mut queue = std::mem::take(&mut self.queue);
+        queue.clear();
+        queue.extend((0..sequences.len()).filter(|i| sequences[*i].running.is_some() && sequences[*i].due() > 0));
+        queue.sort_unstable_by_key(|i| sequences[*i].running.as_ref().map(|r| r.turn));
+        let mut room = self.most_tokens;
+        // 1. Those that generate
+        for at in 0..queue.len() {
+            let i = queue[at];
+            if sequences[i].due() == 1 && !sequences[i].held.is_empty() && room > 0 && !self.is_full(plan) {
+                room -= usize::from(take(sequences, cache, plan, &queue[at + 1..], i, 1));
+            }
+        }
+        // 2. Prompts, and what was put back. Who has not begun waits until all it has to compute has room beside those that run; those behind it wait too
+        for &i in &queue {
+            let s = &sequences[i];
+            let (due, begun) = (s.due(), !s.held.is_empty());
+            if due == 1 && begun || room == 0 || self.is_full(plan) {
+                continue;
+            }
+            let tokens = due.min(room);
+            let goes = if begun {
+                // Nobody is put back for a prompt.
+                take(sequences, cache, plan, &[], i, tokens)
+            } else {
+                let total = s.tokens.len();
+                evict_idle(sequences, cache, i, total);
+                let fits = cache.has_room(&sequences[i].held, total);
+                (fits || plan.takers.is_empty()) && take(sequences, cache, plan, &[], i, tokens)
+            };
+            if !goes {
+                break;
+            }
+            room -= tokens;
+        }
+        // 3. Somebody must go on: what waits behind the first gives way to it
+        if plan.takers.is_empty()
+            && let Some((&first, others)) = queue.split_first()
+        {
+            let tokens = sequences[first].due().min(self.most_tokens);
+            if !take(sequences, cache, plan, others, first, tokens) {
+                plan.stuck.push(first);
+            }
+        }
+        self.queue = queue;
+    }
+
+    /// Fills `plan` with the next tokens of one sequence, for which all others give way. Whether there is room.
+    pub fn plan_one(
+        &mut self,
+        i: usize,
+        tokens: usize,
+        sequences: &mut [Sequence],
+        cache: &mut KvCache,
+        plan: &mut Plan,
+    ) -> bool {
+        plan.clear();
+        let mut queue = std::mem::take(&mut self.queue);
+        queue.clear();
+        queue.extend((0..sequences.len()).filter(|j| *j != i && sequences[*j].running.is_some()));
+        queue.sort_unstable_by_key(|j| sequences[*j].running.as_ref().map(|r| r.turn));
+        let planned = take(sequences, cache, plan, &queue, i, tokens);
+        self.queue = queue;
+        planned
+    }
+
+    fn is_full(&self, plan: &Plan) -> bool {
+        plan.takers.len() >= self.most_sequences
+    }
+}
+
+/// Has a sequence take part, if there is room: that of idle conversations, and then that of the last of `after` that takes no part yet, is its to have.
+fn take(
+    sequences: &mut [Sequence],
+    cache: &mut KvCache,
+    plan: &mut Plan,
+    after: &[usize],
+    i: usize,
+    tokens: usize,
+) -> bool {
+    let total = sequences[i].computed + tokens;
+    evict_idle(sequences, cache, i, total);
+    let mut victims = after.iter().rev();
+    while !cache.has_room(&sequences[i].held, total) {
+        let holds = |v: &&usize| !sequences[**v].held.is_empty() && !plan.takers.iter().any(|t| t.sequence == **v);
+        let Some(&victim) = victims.find(holds) else { return false };
+        put_back(&mut sequences[victim], cache);
+    }
+    let s = &mut sequences[i];
+    let new_state = cache.grow(&mut s.held, total).expect("room was found");
+    plan.new_states.extend(new_state);
+    plan.takers.push(Taker { sequence: i, tokens });
+    true
+}
+
+/// Takes their memory from conversations that nobody is generating for until sequence `i` has room for `total` tokens.
+fn evict_idle(sequences: &mut [Sequence], cache: &mut KvCache, i: usize, total: usize) {
+    while !cache.has_room(&sequences[i].held, total) {
+        let idle = |(j, s): &(usize, &Sequence)| *j != i && s.running.is_none() && !s.held.is_empty();
+        let oldest = sequences.iter().enumerate().filter(idle).min_by_key(|(_, s)| s.last_used);
+        let Some((victim, _)) = oldest else { return };
+        put_back(&mut sequences[victim], cache);
+    }
+}
+
+/// Takes all that a sequence holds; its tokens are computed again when its turn comes.
+fn put_back(s: &mut Sequence, cache: &mut KvCache) {
+    cache.release(&mut s.held);
+    s.computed = 0;
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_cache::Group;
+
+    use super::*;
+    use crate::sampler::SamplingParams;
+    use crate::sequence::{Generation, Running, SequenceId};
+
+    fn sequence(cache: &KvCache, turn: u64, tokens: usize) -> Sequence {
+        let generation = Generation { sampling: SamplingParams::default(), max_tokens: 1000, stop_ids: vec![] };
+        let running = Some(Running { generation, generated: 0, prompt_from: 0, history: None, turn });
+        let (id, held) = (SequenceId(turn), cache.hold());
+        Sequence { id, tokens: vec![0; tokens], computed: 0, held, running, last_used: 0 }
+    }
+
+    fn cache(blocks: usize) -> KvCache {
+        KvCache::new(&[Group { block_tokens: 4, window: None, blocks }], 0)
+    }
+
+    /// The step is taken, and each that has come to its end has one more token.
+    fn done(sequences: &mut [Sequence], plan: &Plan) {
+        for t in &plan.takers {
+            let s = &mut sequences[t.sequence];
+            s.computed += t.tokens;
+            if s.due() == 0 {
+                s.tokens.push(0);
+            }
+        }
+    }
+
+    fn takers(plan: &Plan) -> Vec<(usize, usize)> {
+        plan.takers.iter().map(|t| (t.sequence, t.tokens)).collect()
+    }
+
+    #[test]
+    fn a_prompt_has_what_those_who_generate_leave() {
+        let mut cache = cache(100);
+        let mut all = vec![sequence(&cache, 0, 5), sequence(&cache, 1, 20)];
+        let (mut scheduler, mut plan) = (Scheduler::new(8, 4), Plan::default());
+        for wanted in [vec![(0, 5), (1, 3)], vec![(0, 1), (1, 7)], vec![(0, 1), (1, 7)], vec![(0, 1), (1, 3)], vec![(0, 1), (1, 1)]] {
+            scheduler.plan(&mut all, &mut cache, &mut plan);
+            assert_eq!(takers(&plan), wanted);
+            done(&mut all, &plan);
+        }
+    }
+
+    #[test]
+    fn who_came_last_is_put_back_and_goes_on_later() {
+        let mut cache = cache(4);
+        let mut all = vec![sequence(&cache, 0, 7), sequence(&cache, 1, 7)];
+        let (mut scheduler, mut plan) = (Scheduler::new(64, 4), Plan::default());
+        let mut alone = 0;
+        for _ in 0..6 {
+            scheduler.plan(&mut all, &mut cache, &mut plan);
+            assert!(plan.takers.iter().any(|t| t.sequence == 0), "who came first goes on");
+            alone += usize::from(plan.takers.len() == 1);
+            done(&mut all, &plan);
+        }
+        assert!(alone > 0 && all[1].computed == 0 && all[1].held.is_empty());
+        // The first has come to its end.
+        all[0].running = None;
+        scheduler.plan(&mut all, &mut cache, &mut plan);
+        assert_eq!(takers(&plan), [(1, all[1].tokens.len())]);
+        assert_eq!(all[0].computed, 0, "nobody generates for it");
+    }
+
+    #[test]
+    fn who_needs_more_than_there_is_is_told_so() {
+        let mut cache = cache(2);
+        let mut all = vec![sequence(&cache, 0, 7)];
+        let (mut scheduler, mut plan) = (Scheduler::new(64, 4), Plan::default());
+        for _ in 0..2 {
+            scheduler.plan(&mut all, &mut cache, &mut plan);
+            assert_eq!(plan.takers.len(), 1);
+            done(&mut all, &plan);
+        }
+        scheduler.plan(&mut all, &mut cache, &mut plan);
+        assert_eq!((takers(&plan), &plan.stuck[..]), (vec![], &[0][..]));
+    }
+}
