@@ -33,7 +33,12 @@ use_another() {
         export RUSTUP_TOOLCHAIN=$name
         return
       fi
-    done < <(rustup toolchain list | grep -v nightly; rustup toolchain list | grep nightly)
+    done < <(
+      # Releases first; and asking must not begin to fetch.
+      names=$(RUSTUP_AUTO_INSTALL=0 rustup toolchain list 2>/dev/null)
+      grep -v nightly <<<"$names"
+      grep nightly <<<"$names"
+    )
   fi
   while read -r name; do
     folder=$(dirname "$name")
@@ -79,7 +84,8 @@ setup_rust() {
   fi
   say "installing Rust $wanted"
   why=$(rustup toolchain install "$wanted" --profile minimal --component rustfmt --component clippy 2>&1 >/dev/null) && return
-  why=$(printf '%s\n' "$why" | sed -n 's/^error: //p' | head -n 1)
+  # Of rustup's error the cause, which comes last.
+  why=$(printf '%s\n' "$why" | sed -n 's/^error: //p' | head -n 1 | sed -E 's/.*: ([^:]*: [^:]*)$/\1/')
   use_another || no_rust
 }
 
