@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::atomic::AtomicFile;
 use crate::dtype::Dtype;
 use crate::error::{Error, quoted};
-use crate::safetensors::{Entry, Header};
+use crate::safetensors::{Entry, Header, MAX_DIMS};
 
 /// The manifest's name in its folder.
 pub const MANIFEST: &str = "bundle.json";
@@ -159,9 +159,21 @@ impl Manifest {
             return Err(bad(format!("{} bytes, above the limit of {MAX_MANIFEST}", found.len())));
         }
         let text = fs::read(&path).map_err(Error::io(&path, "read"))?;
-        let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| bad(format!("malformed manifest: {e}")))?;
-        manifest.check().map_err(bad)?;
-        Ok(Some(manifest))
+        Manifest::from_json(&text).map(Some).map_err(bad)
+    }
+
+    /// Checks the text of a manifest, its files unseen.
+    ///
+    /// # Errors
+    /// What is wrong with it, in one clause.
+    pub fn from_json(text: &[u8]) -> Result<Manifest, String> {
+        // What the parser says of a wrong value has the value in it, however long.
+        let malformed = |e: serde_json::Error| {
+            format!("malformed manifest: {}", e.to_string().chars().take(200).collect::<String>())
+        };
+        let manifest: Manifest = serde_json::from_slice(text).map_err(malformed)?;
+        manifest.check()?;
+        Ok(manifest)
     }
 
     /// Compares what the manifest says of file `name` with the file: `len` bytes that begin with `header`.
@@ -186,8 +198,9 @@ impl Manifest {
             return Err(format!("version {} is not known (1 is)", self.version));
         }
         for name in self.files.keys() {
-            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-                return Err(format!("{} is not a file name in this folder", quoted(name)));
+            // No way out of the folder, and nothing that a terminal would take for a command.
+            if !is_of_a_bundle(name) {
+                return Err(format!("{} is not the file name of a part of a bundle", quoted(name)));
             }
         }
         // Every file is of a kind that is checked against its header.
@@ -211,6 +224,9 @@ impl Manifest {
             }
             let mut offset = 0u64;
             for p in &e.parts {
+                if p.shape.len() > MAX_DIMS {
+                    return Err(format!("{at}: part {} has more than {MAX_DIMS} dimensions", quoted(&p.name)));
+                }
                 let dtype =
                     Dtype::from_name(&p.dtype).ok_or_else(|| format!("{at}: unknown type {}", quoted(&p.dtype)))?;
                 let size = p.shape.iter().try_fold(dtype.size() as u64, |n, &d| n.checked_mul(d as u64));
@@ -343,7 +359,7 @@ mod tests {
     #[test]
     fn contradictions_are_errors() {
         type Change = fn(&mut Manifest);
-        let wrong: [(Change, &str); 13] = [
+        let wrong: [(Change, &str); 15] = [
             (|m| m.version = 2, "version 2"),
             (|m| m.experts.get_mut(&3).unwrap().stride = 100, "whole pages"),
             (|m| m.experts.get_mut(&3).unwrap().base = 1, "whole pages"),
@@ -353,7 +369,9 @@ mod tests {
             (|m| m.experts.get_mut(&3).unwrap().parts[1].offset = 4000, "gate_proj.scales"),
             (|m| m.experts.get_mut(&3).unwrap().parts[0].shape = vec![usize::MAX, 3], "gate_proj.weight"),
             (|m| drop(m.files.insert("../x".into(), FileEntry { bytes: 0, xxh3: String::new() })), "file name"),
-            (|m| drop(m.files.insert("x".into(), FileEntry { bytes: 0, xxh3: String::new() })), "no layer"),
+            (|m| drop(m.files.insert("\x1b[2J".into(), FileEntry { bytes: 0, xxh3: String::new() })), "\\u{1b}[2J"),
+            (|m| drop(m.files.insert(experts_name(9), FileEntry { bytes: 0, xxh3: String::new() })), "no layer"),
+            (|m| m.experts.get_mut(&3).unwrap().parts[0].shape = vec![1; 100_000], "64 dimensions"),
             (|m| drop(m.files.remove(RESIDENT)), RESIDENT),
             (|m| drop(m.experts.insert(4, m.experts[&3].clone())), "already"),
             (
