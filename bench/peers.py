@@ -35,6 +35,8 @@ class Died(Exception):
 def died(code, errors):
     """What to raise for a process that ended with `code` (negative: by a signal) and wrote `errors`."""
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
+    # For a cell of a table.
+    last = "".join(c if c.isprintable() and c != "|" else " " for c in last)
     if code >= 0:
         return Died(f"exit code {code}" + (f": {last[:200]}" if last else ""))
     by = signal.Signals(-code)

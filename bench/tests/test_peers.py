@@ -94,7 +94,7 @@ class WithWorld(unittest.TestCase):
 
 class PeersThatDie(WithWorld):
     def test_a_death_costs_its_row_and_the_reason_is_said(self):
-        self.world.llama("echo starting >&2; echo out of luck >&2; exit 3")
+        self.world.llama("echo starting >&2; echo 'out|of luck' >&2; exit 3")
         rows, said = self.rows("kernels", "--only", "decode dense bf16")
         by_peer = {row["peer_name"]: row for row in rows}
         self.assertEqual(by_peer["llama.cpp BF16"]["peer_died"], "exit code 3: out of luck")
