@@ -13,7 +13,6 @@ use clap::Args;
 use serde_json::{Value, json};
 use sluice_model::Config;
 use sluice_store::Checkpoint;
-use sluice_store::bundle::Manifest;
 
 use crate::engine_args::model_or_demo;
 use crate::progress::Progress;
@@ -52,9 +51,9 @@ pub fn run(args: InspectArgs) -> Result<()> {
         return quality::run(&folder, original, args.json);
     }
     let checkpoint = Checkpoint::open(&folder)?;
-    let bundle = Manifest::read(&folder)?;
+    let bundle = checkpoint.manifest();
     if args.verify {
-        let Some(manifest) = &bundle else {
+        let Some(manifest) = bundle else {
             bail!("{}: --verify is for bundles, which have the sums of their files in bundle.json", folder.display())
         };
         let all: u64 = manifest.files.values().map(|f| f.bytes).sum();
@@ -81,7 +80,7 @@ pub fn run(args: InspectArgs) -> Result<()> {
             list(out, &checkpoint)?;
         }
     }
-    if let (true, false, Some(manifest)) = (args.verify, args.json, &bundle) {
+    if let (true, false, Some(manifest)) = (args.verify, args.json, bundle) {
         writeln!(out, "verified    {} files, every byte as it was written", manifest.files.len())?;
     }
     Ok(out.flush()?)
