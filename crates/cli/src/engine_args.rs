@@ -20,7 +20,7 @@ pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Threads that compute [default: all cores]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
+    #[arg(short, long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Precision of activations where they meet weights: f32 is exact, bf16 and int8 are faster [default: int8]
     #[arg(long, value_enum, value_name = "TYPE")]
@@ -29,8 +29,8 @@ pub struct EngineArgs {
     /// per token and head). LOSSY: this changes the model's output
     #[arg(long, value_enum, default_value = "auto", value_name = "TYPE")]
     kv_type: KvTypeArg,
-    /// Tokens that a conversation may have [default: what the model was made for]
-    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=1 << 24))]
+    /// Tokens that a conversation may have; 0: what the model was made for, which is the default
+    #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = value_parser!(u32).range(0..=1 << 24))]
     max_context: Option<u32>,
     /// Tokens of a prompt that are computed at once; changes speed and memory, never the result
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=1 << 16))]
@@ -198,7 +198,7 @@ impl EngineArgs {
                 KvTypeArg::F16 => Some(KvType::F16),
                 KvTypeArg::Int8 => Some(KvType::Int8),
             },
-            max_context: self.max_context.map(size),
+            max_context: self.max_context.filter(|n| *n > 0).map(size),
             chunk: self.chunk.map(size),
             experts_per_token: self.experts_per_token.map(size),
             load: self.load(),

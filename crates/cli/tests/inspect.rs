@@ -94,3 +94,38 @@ fn a_checkpoint_of_200_gb_is_answered_for_at_once() {
     assert_eq!(per_token, 2 * (hidden + layers * (2 * 256 * hidden + 10 * 3 * hidden * inner)));
     assert_ne!(found["memory"]["fits"], "full_context");
 }
+
+#[test]
+fn escape_sequences_of_a_checkpoint_are_spelled_out() {
+    let dir = copy_of("qwen3_moe_stacked");
+    let path = dir.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    let end = (bytes.len() - 8 - len) as u64;
+    let name = "vision.\x1b[31m\u{9b}2Jred";
+    let place = serde_json::json!({"dtype": "U8", "shape": [4], "data_offsets": [end, end + 4]});
+    header.insert(name.to_owned(), place);
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header);
+    file.extend(&bytes[8 + len..]);
+    file.extend([0; 4]);
+    std::fs::write(&path, file).unwrap();
+    let folder = text(dir.path());
+    let plain = |out: &str| !out.chars().any(|c| c.is_control() && c != '\n');
+    for args in [&["inspect", &folder][..], &["inspect", &folder, "--tensors"]] {
+        let out = success(output(args));
+        assert!(out.contains(r"vision.\u{1b}[31m\u{9b}2Jred") && plain(&out), "{out:?}");
+    }
+    let out = success(output(&["inspect", &folder, "--tensors", "--json"]));
+    assert!(plain(&out), "{out:?}");
+    let found: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(found["tensors"].as_array().unwrap().iter().any(|t| t["name"] == name));
+
+    let config = dir.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap().replace("\"qwen3_moe\"", "\"\\u001b[31mqwen\"");
+    std::fs::write(&config, text).unwrap();
+    let out = output(&["inspect", &folder]);
+    assert!(plain(&stdout(&out)) && plain(&stderr(&out)), "{out:?}");
+}

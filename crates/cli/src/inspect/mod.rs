@@ -16,6 +16,7 @@ use sluice_store::Checkpoint;
 
 use crate::engine_args::model_or_demo;
 use crate::progress::Progress;
+use crate::terminal::{shown, shown_json};
 use crate::{load, units};
 use anatomy::{Anatomy, Part};
 use fit::Fit;
@@ -73,7 +74,7 @@ pub fn run(args: InspectArgs) -> Result<()> {
         if args.tensors {
             object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(&checkpoint, t)).collect();
         }
-        writeln!(out, "{object:#}")?;
+        writeln!(out, "{}", shown_json(&format!("{object:#}")))?;
     } else {
         write!(out, "{}", to_text(&folder.display().to_string(), &checkpoint, &anatomy, &fit))?;
         if args.tensors {
@@ -94,13 +95,14 @@ fn tensor_json(checkpoint: &Checkpoint, t: &sluice_store::Tensor) -> Value {
 }
 
 fn list(out: &mut impl Write, checkpoint: &Checkpoint) -> io::Result<()> {
-    let width = checkpoint.names().map(str::len).max().unwrap_or(0);
+    let width = checkpoint.names().map(|name| shown(name).len()).max().unwrap_or(0);
     writeln!(out)?;
     for t in checkpoint.tensors() {
         let (file, offset) = checkpoint.place(&t.name).unwrap_or(("", 0));
         let shape = format!("{:?}", t.shape);
         let size = units::bytes(t.bytes.len() as u64);
-        writeln!(out, "{:<width$}  {:<4}  {shape:<20}  {size:>9}  {file} @{offset}", t.name, t.dtype)?;
+        let (name, file) = (shown(&t.name), shown(file));
+        writeln!(out, "{name:<width$}  {:<4}  {shape:<20}  {size:>9}  {file} @{offset}", t.dtype)?;
     }
     Ok(())
 }
@@ -187,7 +189,8 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Stri
         lines.push(("state", format!("{} per conversation", units::bytes(a.state_bytes))));
     }
     lines.push(("memory", fit.to_text()));
-    lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect()
+    // Names and types come from the checkpoint.
+    lines.iter().map(|(name, value)| format!("{name:<12}{}\n", shown(value))).collect()
 }
 
 fn layers(a: &Anatomy) -> String {

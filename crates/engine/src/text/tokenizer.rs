@@ -6,14 +6,16 @@
 
 use super::bpe::Bpe;
 use super::compiled::{self, Compiled, Origin};
+use super::prompt::Prompt;
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::{
-    AddedToken, DecoderWrapper, Model, ModelWrapper, Normalizer, NormalizerWrapper, OffsetType, PostProcessorWrapper,
-    PreTokenizedString, PreTokenizer, PreTokenizerWrapper, Token, TokenizerBuilder, TokenizerImpl,
+    AddedToken, DecoderWrapper, Encoding, Model, ModelWrapper, Normalizer, NormalizerWrapper, OffsetType,
+    PostProcessorWrapper, PreTokenizedString, PreTokenizer, PreTokenizerWrapper, Token, TokenizerBuilder,
+    TokenizerImpl,
 };
 
 type Library = TokenizerImpl<AnyModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
@@ -24,6 +26,7 @@ pub struct Tokenizer {
     vocab_size: usize,
     /// The decoder is the byte-level one, so that a token is a run of bytes whatever its neighbours are.
     byte_level: bool,
+    control: Vec<String>,
     origin: Origin,
 }
 
@@ -65,9 +68,11 @@ impl Tokenizer {
             .with_decoder(parts.decoder)
             .build()
             .map_err(|e| anyhow!(e))?;
+        let is_control = |t: &&AddedToken| t.special || (t.content.starts_with("<|") && t.content.ends_with("|>"));
+        let control = parts.added_tokens.iter().filter(is_control).map(|t| t.content.clone()).collect();
         library.add_tokens(parts.added_tokens).map_err(|e| anyhow!(e))?;
         let vocab_size = library.get_vocab_size(true);
-        Ok(Self { library, vocab_size, byte_level, origin })
+        Ok(Self { library, vocab_size, byte_level, control, origin })
     }
 
     /// Where the vocabulary came from.
@@ -82,21 +87,50 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The ids of a prompt. Control tokens that are only spelled in it stay text; all else is as in [`encode`](Self::encode).
+    pub fn encode_prompt(&self, prompt: &Prompt, add_special: bool) -> Result<Vec<u32>> {
+        if prompt.is_plain() {
+            return self.encode(prompt.text(), add_special);
+        }
+        let (text, stand_ins) = prompt.disguised(&self.control)?;
+        let encode = || {
+            let normalizer = self.library.get_normalizer();
+            let mut pieces = self.library.get_added_vocabulary().extract_and_normalize(normalizer, &text);
+            pieces.normalize(|piece| {
+                piece.map(|c| stand_ins.back(c));
+                Ok(())
+            })?;
+            self.library.post_process(self.encode_pieces(pieces)?, None, add_special)
+        };
+        let encoding = encode().map_err(|e| anyhow!("tokenizer: {e}"))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The tokens that steer a model rather than say something: `<|im_end|>` and its like.
+    pub fn control_tokens(&self) -> &[String] {
+        &self.control
+    }
+
     /// The ids of `text` with no special or added token in it: `<|im_end|>` typed by a user stays plain text.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
-        let encode = || -> tokenizers::Result<Vec<u32>> {
+        let encode = || {
             let mut pieces = PreTokenizedString::from(text);
             if let Some(normalizer) = self.library.get_normalizer() {
                 pieces.normalize(|piece| normalizer.normalize(piece))?;
             }
-            if let Some(pre_tokenizer) = self.library.get_pre_tokenizer() {
-                pre_tokenizer.pre_tokenize(&mut pieces)?;
-            }
-            pieces.tokenize(|piece| self.library.get_model().tokenize(piece.get()))?;
-            let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
-            Ok(encoding.get_ids().to_vec())
+            self.encode_pieces(pieces)
         };
-        encode().map_err(|e| anyhow!("tokenizer: {e}"))
+        let encoding = encode().map_err(|e| anyhow!("tokenizer: {e}"))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Normalised text, cut at its added tokens, as the library's own pipeline goes on with it.
+    fn encode_pieces(&self, mut pieces: PreTokenizedString) -> tokenizers::Result<Encoding> {
+        if let Some(pre_tokenizer) = self.library.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        }
+        pieces.tokenize(|piece| self.library.get_model().tokenize(piece.get()))?;
+        pieces.into_encoding(None, 0, OffsetType::None)
     }
 
     /// The text of `ids`, with or without special tokens. Unknown ids are left out; bytes that are no UTF-8 become U+FFFD.
