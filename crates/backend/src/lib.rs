@@ -10,7 +10,7 @@ mod profile;
 
 use std::ops::Range;
 
-pub use cpu::{Cpu, Lookahead, Streamed};
+pub use cpu::{Cpu, Lookahead, StepScratch, Streamed};
 pub use profile::{Phase, PhaseRow, Profile};
 pub use sluice_kernels::attention::KvType;
 pub use sluice_kernels::isa::Isa;
@@ -196,6 +196,13 @@ impl KvLayout {
 pub struct KvPool {
     pub buffer: BufferId,
     pub layout: KvLayout,
+}
+
+impl KvPool {
+    /// A pool without blocks, for whoever asks only how blocks would be laid out.
+    pub fn empty(layout: KvLayout) -> KvPool {
+        KvPool { buffer: BufferId(u32::MAX), layout }
+    }
 }
 
 /// One attention layer's part of a step. Sources: Vaswani et al. 2017; grouped queries Ainslie et al. 2023.

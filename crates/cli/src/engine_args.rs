@@ -42,14 +42,14 @@ pub struct EngineArgs {
     /// are given) and committed as it is needed beyond
     #[arg(long, default_value = "dynamic", value_name = "dynamic|reserve[=TOKENS]", value_parser = kv_arg)]
     kv: KvArg,
-    /// Bytes that weights, keys and values, states and scratch may take together, such as 8G or 900M; more is refused before reading
+    /// Bytes that the program, weights, keys and values, states, experts and scratch may take together, such as 8G or 900M; more is refused before reading
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     memory_budget: Option<u64>,
     /// Where the experts of a mixture live: mapped with all other weights; on disk, read when tokens want them, into slots of memory (slots) or through the
     /// page cache (pagecache). auto streams what does not fit in memory. Changes speed and memory, never the result
     #[arg(long, value_enum, default_value = "auto", value_name = "WHERE")]
     experts: ExpertsArg,
-    /// Memory for experts that are on disk [default: what is left of --memory-budget, or of this machine's memory]
+    /// Memory for experts that are on disk, within --memory-budget and the memory control group [default: what is left of them, or of this machine's memory]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     expert_budget: Option<u64>,
     /// Guess the next layer's experts and read them while the disk is idle; auto keeps it while it is faster. Never changes the result
@@ -204,6 +204,7 @@ impl EngineArgs {
             load: self.load(),
             kv_reserve: self.kv.0,
             memory_budget: self.memory_budget,
+            held: Some(machine::held),
             experts: match self.experts {
                 ExpertsArg::Auto => Placement::Auto,
                 ExpertsArg::Mapped => Placement::Mapped,

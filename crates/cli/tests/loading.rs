@@ -180,7 +180,10 @@ fn an_ordinary_user_with_little_lockable_memory_can_read_directly() {
 fn weights_beyond_the_memory_budget_are_refused_with_the_arithmetic() {
     let folder = golden("qwen3");
     let found = output(&["eval", "logits", &folder, "--tokens", "1,2,3", "--memory-budget", "100k"]);
-    assert_refused(&found, &["weights", "scratch", "=", "more than the memory budget of 100000 B", "streamed"]);
+    assert_refused(
+        &found,
+        &["--memory-budget of 100.0 kB is too little", "program", "mapped weights", "scratch", "=", "`sluice pack`"],
+    );
     let with = |budget: &str, kv: &str| {
         output(&["eval", "logits", &folder, "--tokens", "1,2,3", "--memory-budget", budget, "--kv", kv])
     };

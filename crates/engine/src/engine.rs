@@ -30,6 +30,10 @@ pub struct Engine {
     options: Options,
     chunk: usize,
     placed: Placed,
+    /// Bytes that were set aside for the scratch of steps.
+    scratch: u64,
+    /// Bytes of mapped weights that there is no room for beside all else.
+    squeezed: u64,
     /// Why the experts of some tokens of the last step were not there.
     failure: Option<anyhow::Error>,
     /// Whose they are, and whether logits were asked for.
@@ -70,8 +74,14 @@ impl Engine {
 
     /// What reading fell back on so far, one clause each.
     pub fn fallbacks(&self) -> Vec<String> {
+        let squeezed = (self.squeezed > 0).then(|| {
+            let bytes = crate::budget::bytes(self.squeezed);
+            format!(
+                "{bytes} of mapped weights do not fit the memory control group: the kernel reads them again and again"
+            )
+        });
         let loading = self.loading.iter().flat_map(Loading::notes);
-        loading.chain(self.backend.streaming_notes().iter().cloned()).collect()
+        loading.chain(squeezed).chain(self.backend.streaming_notes().iter().cloned()).collect()
     }
 
     /// What streamed experts took since the last call; `None` where none are streamed.
@@ -96,6 +106,12 @@ impl Engine {
     /// Bytes allocated, committed (keys and values) or mapped, by class.
     pub fn memory(&mut self, class: MemoryClass) -> usize {
         self.backend.memory(class)
+    }
+
+    /// Bytes that were set aside for the scratch of steps of [`Engine::chunk`] tokens, logits and sampling included: what [`MemoryClass::Scratch`] comes to
+    /// at most, but for what grows with the context.
+    pub fn scratch_set_aside(&self) -> u64 {
+        self.scratch
     }
 
     /// Bytes of KV that hold tokens now, of those that [`Engine::memory`] counts as committed.

@@ -8,6 +8,7 @@ pub mod sampler;
 mod sequence;
 pub mod text;
 
+pub use budget::Held;
 pub use engine::{Engine, Options};
 pub use placement::{Placed, Placement};
 pub use sequence::{Event, Finish, Generation, SequenceId};

@@ -5,6 +5,7 @@ mod delta_net;
 mod experts;
 mod matmul;
 mod memory;
+mod scratch;
 mod streaming;
 
 use std::time::Instant;
@@ -35,6 +36,7 @@ macro_rules! crew {
     };
 }
 use crew;
+pub use scratch::StepScratch;
 pub use streaming::{Lookahead, Streamed};
 
 /// The CPU.

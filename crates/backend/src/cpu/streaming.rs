@@ -50,7 +50,7 @@ impl Streamed {
 }
 
 /// Pairs of token and expert up to which outputs are kept until all experts are there; beyond, experts are taken in order.
-const FEW_PAIRS: usize = 256;
+pub const FEW_PAIRS: usize = 256;
 /// Experts of the next layer that are read ahead while many tokens go through this one.
 const AHEAD_IN_ORDER: usize = 64;
 /// Guesses more for a layer once the layer before it is done.

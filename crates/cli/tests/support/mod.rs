@@ -1,6 +1,8 @@
 //! Running the program that ships, and making the folders that it is tried on.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod group;
+
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -187,6 +187,11 @@ pub fn open(folder: &Path, options: &LoadOptions) -> Result<(Checkpoint, Loading
 }
 
 impl Loading {
+    /// Bytes of memory that these views take, once they are read: of files that are mapped, and of those that are copied. Files are read in whole chunks.
+    pub fn bytes_in_memory<'a>(&self, views: impl IntoIterator<Item = &'a Bytes>) -> [u64; 2] {
+        self.job.chunk_bytes(views)
+    }
+
     /// Starts reading what these views hold, in their order. What lies in none of them is read only when somebody waits for it.
     /// Call it once.
     pub fn start<'a>(&self, order: impl IntoIterator<Item = &'a Bytes>) {
