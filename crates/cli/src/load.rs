@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
-use sluice_engine::text::{ChatTemplate, GenerationDefaults, Tokenizer, stop_ids};
 use sluice_backend::{Activations, Cpu, Isa};
+use sluice_engine::text::{ChatTemplate, GenerationDefaults, Tokenizer, stop_ids};
 use sluice_engine::{Checkpoint, Config, Engine, Loading, Options};
 
 use crate::engine_args::EngineArgs;
@@ -101,10 +101,16 @@ pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
 }
 
 fn text(folder: &Path) -> Result<Text> {
-    let tokenizer = tokenizer(folder)?;
+    // The template's process starts while the tokenizer is read.
+    let (tokenizer, template) = thread::scope(|scope| {
+        let template = scope.spawn(|| ChatTemplate::load(folder));
+        let tokenizer = tokenizer(folder);
+        (tokenizer, template.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let tokenizer = tokenizer?;
     let load = || {
         Ok(Text {
-            template: ChatTemplate::load(folder)?,
+            template: template?,
             defaults: GenerationDefaults::load(folder)?,
             stop_ids: stop_ids(folder, Some(&tokenizer))?,
             tokenizer: Arc::new(tokenizer),

@@ -146,6 +146,12 @@ mod tests {
             fs::write(&path, bad).unwrap();
             assert!(format!("{:#}", load(&path).unwrap_err()).contains("chat.json"), "{bad}");
         }
+        // Reading a pipe would wait for a writer, for ever; a device may never end.
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for other in [&pipe, dir.path(), Path::new("/dev/zero")] {
+            assert!(format!("{:#}", load(other).unwrap_err()).contains("not a regular file"));
+        }
         let missing = dir.path().join("no/chat.json");
         assert!(format!("{:#}", save(&messages, &missing).unwrap_err()).contains("chat.json"));
     }

@@ -91,7 +91,9 @@ impl ChatTemplate {
         let place = match apart {
             Some(Ok(started)) => Place::Apart(started.map_err(wrong)?),
             Some(Err(e)) => {
-                note = Some(format!("the chat template runs in this process, its memory unbounded: no other could be started ({e})"));
+                note = Some(format!(
+                    "the chat template runs in this process, its memory unbounded: no other could be started ({e})"
+                ));
                 Place::Here(Templates::compile(&templates).map_err(wrong)?)
             }
             None => Place::Here(Templates::compile(&templates).map_err(wrong)?),

@@ -175,7 +175,10 @@ impl Parts {
         let Rules { normalizer, decoder } = serde_json::from_slice(json)?;
         for (name, rule) in [("normalizer", normalizer), ("decoder", decoder)] {
             let growth = growth(&rule);
-            ensure!(growth <= MAX_GROWTH, "{name}: makes up to {growth} bytes of one, {MAX_GROWTH} at most are accepted");
+            ensure!(
+                growth <= MAX_GROWTH,
+                "{name}: makes up to {growth} bytes of one, {MAX_GROWTH} at most are accepted"
+            );
         }
         Ok(serde_json::from_slice(json)?)
     }
@@ -274,7 +277,10 @@ mod tests {
 
     /// A tokenizer of two tokens with these further fields.
     fn with(fields: &str) -> Result<Tokenizer> {
-        Tokenizer::parse(format!(r#"{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, "merges": []}}, {fields}}}"#).as_bytes())
+        Tokenizer::parse(
+            format!(r#"{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, "merges": []}}, {fields}}}"#)
+                .as_bytes(),
+        )
     }
 
     #[test]
@@ -297,8 +303,10 @@ mod tests {
 
     #[test]
     fn rules_that_blow_texts_up_are_refused() {
-        let replace = |n| format!(r#"{{"type": "Replace", "pattern": {{"String": "a"}}, "content": "{}"}}"#, "a".repeat(n));
-        let sequence = |n: usize| format!(r#"{{"type": "Sequence", "normalizers": [{}]}}"#, vec![replace(100); n].join(", "));
+        let replace =
+            |n| format!(r#"{{"type": "Replace", "pattern": {{"String": "a"}}, "content": "{}"}}"#, "a".repeat(n));
+        let sequence =
+            |n: usize| format!(r#"{{"type": "Sequence", "normalizers": [{}]}}"#, vec![replace(100); n].join(", "));
         with(&format!(r#""normalizer": {}"#, sequence(1))).unwrap();
         for fields in [format!(r#""normalizer": {}"#, sequence(2)), format!(r#""decoder": {}"#, replace(5000))] {
             let error = with(&fields).err().unwrap().to_string();
