@@ -34,6 +34,8 @@ pub struct Tokenizer {
 /// What rules of a `tokenizer.json` may make of a text, one after the other: so many bytes of each. Rules that are in use make 3.
 const MAX_GROWTH: u64 = 4096;
 
+const LIBRARY: &str = "the tokenizers library";
+
 impl Tokenizer {
     /// Reads `folder/tokenizer.json`. `cache` is a folder for compiled images, made if need be (0700); without one nothing is
     /// written. An image that is damaged, or of another version, is compiled again.
@@ -42,7 +44,7 @@ impl Tokenizer {
     /// A missing or broken file; the message names it, and the place in it.
     pub fn load(folder: &Path, cache: Option<&Path>) -> Result<Self> {
         let path = folder.join("tokenizer.json");
-        guarded(|| Self::read(&path, cache)).with_context(|| path.display().to_string())
+        guarded(LIBRARY, || Self::read(&path, cache)).with_context(|| path.display().to_string())
     }
 
     fn read(path: &Path, cache: Option<&Path>) -> Result<Self> {
@@ -54,7 +56,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::load`], without a name.
     pub fn parse(json: &[u8]) -> Result<Self> {
-        guarded(|| Self::open(Path::new("tokenizer.json"), compiled::parse(json)?))
+        guarded(LIBRARY, || Self::open(Path::new("tokenizer.json"), compiled::parse(json)?))
     }
 
     fn open(path: &Path, found: Compiled) -> Result<Self> {
@@ -118,7 +120,8 @@ impl Tokenizer {
 
     /// What the library answers. An error, or a panic of it, names the file.
     fn ask<T>(&self, question: impl FnOnce(&Library) -> tokenizers::Result<T>) -> Result<T> {
-        guarded(|| question(&self.library).map_err(|e| anyhow!(e))).with_context(|| self.file.display().to_string())
+        guarded(LIBRARY, || question(&self.library).map_err(|e| anyhow!(e)))
+            .with_context(|| self.file.display().to_string())
     }
 
     /// The text of `ids`, with or without special tokens. Unknown ids are left out; bytes that are no UTF-8 become U+FFFD.
