@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum, value_parser};
-use sluice_engine::{Activations, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Options, Placement, Policy};
+use sluice_engine::{
+    Activations, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Options, Pins, Placement, Policy,
+};
+use sluice_store::{MAX_SETTINGS, read_small};
 
-use crate::eval::Pins;
 use crate::{demo, folders, machine};
 
 /// The folder that was named, or else the demo model's.
@@ -116,8 +118,7 @@ fn policy_arg(name: &str) -> Result<Policy, String> {
 /// The experts of a file of `eval routing --pin-out`, the hottest first.
 fn read_pins(path: &Path) -> Result<Vec<(usize, usize)>> {
     let name = || path.display().to_string();
-    let text = std::fs::read(path).with_context(name)?;
-    let pins: Pins = serde_json::from_slice(&text).with_context(name)?;
+    let pins = Pins::parse(&read_small(path, MAX_SETTINGS)?).with_context(name)?;
     Ok(pins.hottest.into_iter().map(|(layer, expert, _)| (layer, expert)).collect())
 }
 

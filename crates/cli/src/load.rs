@@ -6,8 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
+use sluice_backend::{Activations, Cpu, Isa};
 use sluice_engine::text::{ChatTemplate, GenerationDefaults, Tokenizer, stop_ids};
-use sluice_engine::{Engine, Loading, Options};
+use sluice_engine::{Checkpoint, Config, Engine, Loading, Options};
 
 use crate::engine_args::EngineArgs;
 use crate::progress::Progress;
@@ -111,16 +112,37 @@ pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
 }
 
 fn text(folder: &Path) -> Result<Text> {
-    let tokenizer = tokenizer(folder)?;
+    // The template's process starts while the tokenizer is read.
+    let (tokenizer, template) = thread::scope(|scope| {
+        let template = scope.spawn(|| ChatTemplate::load(folder));
+        let tokenizer = tokenizer(folder);
+        (tokenizer, template.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let tokenizer = tokenizer?;
     let load = || {
         Ok(Text {
-            template: ChatTemplate::load(folder)?,
+            template: template?,
             defaults: GenerationDefaults::load(folder)?,
             stop_ids: stop_ids(folder, Some(&tokenizer))?,
             tokenizer: Arc::new(tokenizer),
         })
     };
-    load().map_err(|e| naming(folder, e))
+    let text: Text = load().map_err(|e| naming(folder, e))?;
+    if let Some(note) = text.template.as_ref().and_then(ChatTemplate::note) {
+        terminal::note(note);
+    }
+    Ok(text)
+}
+
+/// Refuses what [`model`] would refuse, with the same words, but reads no weight. A folder may lack a tokenizer: without one there is still `eval logits`.
+pub fn check(folder: &Path, config: &Config, checkpoint: &Checkpoint) -> Result<()> {
+    let check = || -> Result<()> {
+        let mut backend = Cpu::new(Isa::from_env()?, 1, Activations::Int8)?;
+        sluice_model::check(checkpoint, config, &mut backend)?;
+        Ok(())
+    };
+    check().map_err(|e| naming(folder, e))?;
+    if folder.join("tokenizer.json").exists() { text(folder).map(|_| ()) } else { Ok(()) }
 }
 
 /// The error with the model's folder in front, unless it names it already.

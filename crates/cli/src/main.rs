@@ -68,6 +68,9 @@ fn version() -> String {
 
 fn main() -> ExitCode {
     let start = Instant::now();
+    if let Some(done) = sluice_engine::text::serve_templates() {
+        return done;
+    }
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or("an unknown place".to_owned(), |l| l.to_string());
         let payload = panic.payload();

@@ -64,7 +64,7 @@ fn a_checkpoint_of_200_gb_is_answered_for_at_once() {
     let config = serde_json::json!({
         "model_type": "qwen3_moe", "hidden_size": hidden, "num_hidden_layers": layers, "vocab_size": 1000, "num_experts": experts,
         "num_experts_per_tok": 10, "max_position_embeddings": 32768, "num_attention_heads": 32, "num_key_value_heads": 2,
-        "head_dim": 128, "moe_intermediate_size": inner,
+        "head_dim": 128, "moe_intermediate_size": inner, "tie_word_embeddings": true,
     });
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let (mut header, mut at) = (serde_json::Map::new(), 0u64);
@@ -74,9 +74,21 @@ fn a_checkpoint_of_200_gb_is_answered_for_at_once() {
         at = end;
     };
     tensor("model.embed_tokens.weight".into(), &[1000, hidden]);
+    tensor("model.norm.weight".into(), &[hidden]);
     for l in 0..layers {
-        tensor(format!("model.layers.{l}.self_attn.k_proj.weight"), &[256, hidden]);
-        tensor(format!("model.layers.{l}.self_attn.v_proj.weight"), &[256, hidden]);
+        for (name, shape) in [
+            ("self_attn.q_proj.weight", &[4096, hidden][..]),
+            ("self_attn.k_proj.weight", &[256, hidden]),
+            ("self_attn.v_proj.weight", &[256, hidden]),
+            ("self_attn.o_proj.weight", &[hidden, 4096]),
+            ("self_attn.q_norm.weight", &[128]),
+            ("self_attn.k_norm.weight", &[128]),
+            ("input_layernorm.weight", &[hidden]),
+            ("post_attention_layernorm.weight", &[hidden]),
+            ("mlp.gate.weight", &[experts, hidden]),
+        ] {
+            tensor(format!("model.layers.{l}.{name}"), shape);
+        }
         tensor(format!("model.layers.{l}.mlp.experts.gate_up_proj"), &[experts, 2 * inner, hidden]);
         tensor(format!("model.layers.{l}.mlp.experts.down_proj"), &[experts, hidden, inner]);
     }
@@ -91,7 +103,9 @@ fn a_checkpoint_of_200_gb_is_answered_for_at_once() {
     assert!(found["file_bytes"].as_u64().unwrap() > 200_000_000_000);
     assert_eq!(found["bytes"]["per_expert"]["low"], 2 * 3 * hidden * inner);
     let per_token = found["bytes_per_token"]["weights"].as_u64().unwrap();
-    assert_eq!(per_token, 2 * (hidden + layers * (2 * 256 * hidden + 10 * 3 * hidden * inner)));
+    // Of each layer: queries and outputs, keys and values, norms, router, ten experts. Beside them the head, which is the embedding, a row of it, and the last norm.
+    let layer = (2 * 4096 + 2 * 256) * hidden + 2 * 128 + 2 * hidden + experts * hidden + 10 * 3 * hidden * inner;
+    assert_eq!(per_token, 2 * (1000 * hidden + 2 * hidden + layers * layer));
     assert_ne!(found["memory"]["fits"], "full_context");
 }
 

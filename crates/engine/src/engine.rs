@@ -342,6 +342,9 @@ impl Engine {
 
     /// Adds `tokens` to a sequence and computes them, in chunks. Each row of logits goes to `each(position, logits)`: of all of these
     /// positions, or of the last one only.
+    ///
+    /// # Errors
+    /// Those of [`Engine::step`]; what `each` returns.
     pub fn feed(
         &mut self,
         id: SequenceId,
@@ -366,7 +369,11 @@ impl Engine {
             }
             let rows = self.wanted.len();
             for (i, logits) in self.logits[..rows * vocabulary].chunks_exact(vocabulary).enumerate() {
-                each(done + take - rows + i, logits)?;
+                let position = done + take - rows + i;
+                if let Some(bad) = logits.iter().position(|x| !x.is_finite()) {
+                    bail!("the logit of token {bad} at position {position} is {}", logits[bad]);
+                }
+                each(position, logits)?;
             }
         }
     }

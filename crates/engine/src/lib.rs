@@ -3,6 +3,7 @@
 
 mod budget;
 mod engine;
+mod pins;
 mod placement;
 pub mod sampler;
 mod sequence;
@@ -10,6 +11,7 @@ pub mod text;
 
 pub use budget::Held;
 pub use engine::{Engine, Options};
+pub use pins::Pins;
 pub use placement::{Placed, Placement};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
+use sluice_store::{MAX_SETTINGS, read_small};
 
 /// The part of a `config.json` that describes the text model, with accessors that say which key is wrong.
 pub struct Config {
@@ -17,7 +18,7 @@ impl Config {
     /// Reads `folder/config.json`.
     pub fn open(folder: &Path) -> Result<Config> {
         let path = folder.join("config.json");
-        let text = std::fs::read(&path).map_err(|e| anyhow!("{}: {e}", path.display()))?;
+        let text = read_small(&path, MAX_SETTINGS)?;
         Config::parse(path, &text)
     }
 
@@ -67,11 +68,34 @@ impl Config {
         if self.get(key).is_some() { self.size(key) } else { Ok(default) }
     }
 
-    pub fn float_or(&self, key: &str, default: f64) -> Result<f64> {
+    /// A number for which `fits` holds; `wanted` says so in words.
+    pub fn float_or(&self, key: &str, default: f64, fits: impl Fn(f64) -> bool, wanted: &str) -> Result<f64> {
         match self.get(key) {
             None => Ok(default),
-            Some(v) => v.as_f64().filter(|x| x.is_finite()).ok_or_else(|| self.wrong(key, "a number")),
+            Some(v) => v.as_f64().filter(|x| x.is_finite() && fits(*x)).ok_or_else(|| self.wrong(key, wanted)),
         }
+    }
+
+    /// What is added to a norm's mean square. Below 0 its root would not be a number.
+    pub fn norm_eps(&self) -> Result<f64> {
+        self.float_or("rms_norm_eps", 1e-6, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
+    }
+
+    /// How many layers there are.
+    pub fn layers(&self) -> Result<usize> {
+        let layers = self.size("num_hidden_layers")?;
+        if layers <= 1 << 16 {
+            Ok(layers)
+        } else {
+            Err(self.wrong("num_hidden_layers", "a whole number from 1 to 2^16"))
+        }
+    }
+
+    /// The product of sizes, which is a size itself: at most 2^24. `keys` are those whose values they are, for the message.
+    pub fn product(&self, keys: &str, sizes: &[usize]) -> Result<usize> {
+        let product =
+            sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).filter(|n| (1..=1 << 24).contains(n));
+        product.ok_or_else(|| anyhow!("{}: the product of {keys} is not a number from 1 to 2^24", self.path.display()))
     }
 
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
@@ -86,6 +110,18 @@ impl Config {
         match self.root.get("tie_word_embeddings").and_then(Value::as_bool) {
             Some(tied) => Ok(tied),
             None => self.flag_or("tie_word_embeddings", false),
+        }
+    }
+
+    /// A whole number, 0 among them.
+    pub fn count_or(&self, key: &str, default: usize) -> Result<usize> {
+        match self.get(key) {
+            None => Ok(default),
+            // As the reference: 28.0 is a whole number too.
+            Some(v) => {
+                let whole = v.as_f64().filter(|x| x.fract() == 0.0 && (0.0..=16_777_216.0).contains(x));
+                whole.map(|x| x as usize).ok_or_else(|| self.wrong(key, "a whole number from 0 to 2^24"))
+            }
         }
     }
 
@@ -189,5 +225,26 @@ mod tests {
         assert_eq!(mixed.of_experts(), Some((2, 32)));
         assert_eq!(mixed.of("model.layers.0.mlp.experts.7.up_proj").unwrap(), (2, 32));
         assert_eq!(of("{}").of_experts(), None);
+    }
+
+    #[test]
+    fn numbers_without_a_meaning_are_errors_that_name_the_key() {
+        let of = |text: &str| Config::parse("config.json".into(), text.as_bytes()).unwrap();
+        assert_eq!(of("{}").norm_eps().unwrap(), 1e-6);
+        assert_eq!(of(r#"{"rms_norm_eps": 0}"#).norm_eps().unwrap(), 0.0);
+        for bad in ["-1", "1e9", "\"1e-6\"", "true"] {
+            let error = of(&format!("{{\"rms_norm_eps\": {bad}}}")).norm_eps().unwrap_err().to_string();
+            assert_eq!(
+                error,
+                format!("config.json: `rms_norm_eps` is {bad}, expected a number from 0 to 1")
+                    .replace("1e9", "1000000000.0")
+            );
+        }
+        let layers = of(r#"{"num_hidden_layers": 16777216}"#).layers().unwrap_err().to_string();
+        assert!(layers.contains("num_hidden_layers"), "{layers}");
+        assert_eq!(of(r#"{"max_window_layers": 28.0}"#).count_or("max_window_layers", 1).unwrap(), 28);
+        of(r#"{"max_window_layers": -1}"#).count_or("max_window_layers", 1).unwrap_err();
+        let product = of("{}").product("a and b", &[1 << 20, 1 << 20]).unwrap_err().to_string();
+        assert!(product.contains("a and b"), "{product}");
     }
 }

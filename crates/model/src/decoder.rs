@@ -220,7 +220,7 @@ impl Outline {
         config.require("hidden_act", "silu")?;
         Ok(Outline {
             hidden: config.size("hidden_size")?,
-            eps: config.float_or("rms_norm_eps", 1e-6)?,
+            eps: config.norm_eps()?,
             centred,
             tied: config.tied_embeddings()?,
         })

@@ -75,6 +75,14 @@ pub struct Loaded {
     pub order: Vec<Used>,
 }
 
+/// What would keep [`load`] from loading the model of `checkpoint`, with the same error. Reads no weight.
+pub fn check(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend) -> Result<Spec> {
+    let build = builder(config)?;
+    let mut weights = Weights::new(checkpoint, config.quantization()?, backend)?.without_values();
+    let options = Options { max_tokens: 1, context: None, experts_per_token: None };
+    Ok(build(config, &mut weights, &options)?.spec)
+}
+
 /// Loads the model of `checkpoint`. Errors name the key of `config.json` or the tensor.
 pub fn load(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend, options: &Options) -> Result<Loaded> {
     let build = builder(config)?;

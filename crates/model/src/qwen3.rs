@@ -10,7 +10,7 @@ use crate::{Config, Options, rope};
 pub(crate) fn build(config: &Config, w: &mut Weights, options: &Options) -> Result<Decoder> {
     let intermediate = config.size("intermediate_size")?;
     build_with(config, w, options, "qwen3", None, &mut |w, _, module, hidden| {
-        let eps = config.float_or("rms_norm_eps", 1e-6)?;
+        let eps = config.norm_eps()?;
         let norm = w.norm(&format!("{module}.post_attention_layernorm"), hidden, eps, false)?;
         Ok(FeedForward::Dense { norm, mlp: Box::new(w.mlp(&format!("{module}.mlp"), hidden, intermediate)?) })
     })
@@ -27,7 +27,7 @@ pub(crate) fn build_with(
     experts: Option<(usize, usize)>,
     feed_forward: BuildFeedForward,
 ) -> Result<Decoder> {
-    let count = config.size("num_hidden_layers")?;
+    let count = config.layers()?;
     let outline = Outline::read(config, false)?;
     let shape = AttentionShape::read(config, false)?;
     let max_context = config.size_or("max_position_embeddings", 32768)?;
@@ -68,7 +68,7 @@ fn windows(config: &Config, count: usize, experts: bool) -> Result<Vec<Option<us
     };
     let Some(types) = config.strings("layer_types")? else {
         // Qwen3-MoE does not look at `max_window_layers`: there a window holds for all layers.
-        let first = if experts { 0 } else { config.float_or("max_window_layers", 28.0)? as usize };
+        let first = if experts { 0 } else { config.count_or("max_window_layers", 28)? };
         return Ok((0..count).map(|i| window.filter(|_| i >= first)).collect());
     };
     ensure!(types.len() == count, "config.json: {} layer_types for {count} layers", types.len());

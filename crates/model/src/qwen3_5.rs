@@ -8,7 +8,7 @@ use crate::weights::Weights;
 use crate::{Config, Options, qwen3_next};
 
 pub(crate) fn build(config: &Config, w: &mut Weights, options: &Options) -> Result<Decoder> {
-    let eps = config.float_or("rms_norm_eps", 1e-6)?;
+    let eps = config.norm_eps()?;
     let intermediate = config.size("intermediate_size")?;
     let layout = ProjectionLayout::Separate;
     qwen3_next::build_hybrid(config, w, options, "qwen3_5", layout, None, &mut |w, _, module, hidden| {

@@ -8,7 +8,7 @@ use crate::weights::Weights;
 use crate::{Config, Options, qwen3};
 
 pub(crate) fn build(config: &Config, w: &mut Weights, options: &Options) -> Result<Decoder> {
-    let eps = config.float_or("rms_norm_eps", 1e-6)?;
+    let eps = config.norm_eps()?;
     let k = options.experts_per_token.map_or_else(|| config.size("num_experts_per_tok"), Ok)?;
     let renormalise = config.flag_or("norm_topk_prob", false)?;
     let sparse = SparseLayers::read(config)?;

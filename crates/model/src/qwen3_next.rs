@@ -10,7 +10,7 @@ use crate::weights::Weights;
 use crate::{Config, Options, rope};
 
 pub(crate) fn build(config: &Config, w: &mut Weights, options: &Options) -> Result<Decoder> {
-    let eps = config.float_or("rms_norm_eps", 1e-6)?;
+    let eps = config.norm_eps()?;
     let k = options.experts_per_token.map_or_else(|| config.size("num_experts_per_tok"), Ok)?;
     let renormalise = config.flag_or("norm_topk_prob", true)?;
     let sparse = SparseLayers::read(config)?;
@@ -43,7 +43,7 @@ pub(crate) fn build_hybrid(
     experts: Option<(usize, usize)>,
     feed_forward: BuildFeedForward,
 ) -> Result<Decoder> {
-    let count = config.size("num_hidden_layers")?;
+    let count = config.layers()?;
     let outline = Outline::read(config, true)?;
     let shape = AttentionShape::read(config, true)?;
     let delta = delta_shape(config)?;

@@ -30,22 +30,35 @@ pub fn frequencies(
         let x = v.as_f64().filter(|x| x.is_finite());
         x.map(Some).ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is {v}, expected a number"))
     };
-    let needed = |key: &str| number(key)?.ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is missing"));
-    let theta = match number("rope_theta")? {
+    // Most are factors and lengths, which divide: 0 would make infinities of frequencies, and less than 0 turn them round.
+    let positive = |key: &str| -> Result<Option<f64>> {
+        let x = number(key)?;
+        ensure!(
+            x.is_none_or(|x| x > 0.0),
+            "{path}: rope parameter `{key}` is {}, expected a number above 0",
+            x.unwrap_or(0.0)
+        );
+        Ok(x)
+    };
+    let needed = |key: &str| positive(key)?.ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is missing"));
+    let theta = match positive("rope_theta")? {
         Some(theta) => theta,
-        None => config.float_or("rope_theta", default_theta)?,
+        None => config.float_or("rope_theta", default_theta, |x| x > 0.0, "a number above 0")?,
     };
-    let partial = match number("partial_rotary_factor")? {
+    let is_part = |x: f64| x > 0.0 && x <= 1.0;
+    let partial = match positive("partial_rotary_factor")? {
         Some(partial) => partial,
-        None => config.float_or("partial_rotary_factor", default_partial)?,
+        None => config.float_or("partial_rotary_factor", default_partial, is_part, "a number above 0, at most 1")?,
     };
-    ensure!(theta > 0.0 && partial > 0.0 && partial <= 1.0, "{path}: rope theta {theta}, partial factor {partial}");
+    ensure!(is_part(partial), "{path}: rope parameter `partial_rotary_factor` is {partial}, expected at most 1");
     let dim = (head_dim as f64 * partial) as usize;
     ensure!(dim >= 2 && dim.is_multiple_of(2), "{path}: {dim} of {head_dim} head dimensions are rotated; must be even");
     let max_positions = config.size_or("max_position_embeddings", 32768)? as f64;
-    let original = match number("original_max_position_embeddings")? {
-        Some(n) => Some(n),
-        None => config.get("original_max_position_embeddings").and_then(Value::as_f64),
+    let original = match positive("original_max_position_embeddings")? {
+        None if config.get("original_max_position_embeddings").is_some() => {
+            Some(config.size("original_max_position_embeddings")? as f64)
+        }
+        found => found,
     };
     let original_needed =
         || original.ok_or_else(|| anyhow!("{path}: rope parameter `original_max_position_embeddings` is missing"));
@@ -56,8 +69,12 @@ pub fn frequencies(
     };
     let inverse = |theta: f64| -> Vec<f32> { powers(theta).iter().map(|p| 1.0 / p).collect() };
 
-    let kind = parameters.and_then(|p| p.get("rope_type").or_else(|| p.get("type"))).and_then(Value::as_str);
-    let (inv_freq, scaling): (Vec<f32>, f64) = match kind.unwrap_or("default") {
+    let kind = parameters.and_then(|p| p.get("rope_type").or_else(|| p.get("type"))).filter(|v| !v.is_null());
+    let kind = match kind {
+        None => "default",
+        Some(v) => v.as_str().ok_or_else(|| anyhow!("{path}: rope parameter `rope_type` is {v}, expected a name"))?,
+    };
+    let (inv_freq, scaling): (Vec<f32>, f64) = match kind {
         // A multimodal section list alone changes nothing for text.
         "default" | "mrope" => (inverse(theta), 1.0),
         "linear" => {
@@ -73,21 +90,33 @@ pub fn frequencies(
         }
         "yarn" => {
             let original = original_needed()?;
-            let factor = number("factor")?.unwrap_or(max_positions / original);
+            ensure!(theta > 1.0, "{path}: rope parameter `rope_theta` is {theta}, expected more than 1 for yarn");
+            let factor = positive("factor")?.unwrap_or(max_positions / original);
             let mscale = |scale: f64, m: f64| if scale <= 1.0 { 1.0 } else { 0.1 * m * libm::log(scale) + 1.0 };
-            let scaling = match (number("attention_factor")?, number("mscale")?, number("mscale_all_dim")?) {
+            let scaling = match (positive("attention_factor")?, number("mscale")?, number("mscale_all_dim")?) {
                 (Some(given), ..) => given,
                 (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => mscale(factor, m) / mscale(factor, all),
                 _ => mscale(factor, 1.0),
             };
-            let fast = number("beta_fast")?.filter(|b| *b != 0.0).unwrap_or(32.0);
-            let slow = number("beta_slow")?.filter(|b| *b != 0.0).unwrap_or(1.0);
+            // As in the reference, 0 is the default.
+            let beta = |key: &str, default| match number(key)? {
+                None | Some(0.0) => Ok(default),
+                Some(b) if b > 0.0 => Ok(b),
+                Some(b) => Err(anyhow!("{path}: rope parameter `{key}` is {b}, expected 0 or more")),
+            };
+            let (fast, slow) = (beta("beta_fast", 32.0)?, beta("beta_slow", 1.0)?);
             // The dimension that turns `rotations` times over the original context.
             let correction = |rotations: f64| {
                 dim as f64 * libm::log(original / (rotations * 2.0 * std::f64::consts::PI)) / (2.0 * libm::log(theta))
             };
             let (mut low, mut high) = (correction(fast), correction(slow));
-            if parameters.and_then(|p| p.get("truncate")).and_then(Value::as_bool).unwrap_or(true) {
+            let truncate = match parameters.and_then(|p| p.get("truncate")).filter(|v| !v.is_null()) {
+                None => true,
+                Some(v) => v
+                    .as_bool()
+                    .ok_or_else(|| anyhow!("{path}: rope parameter `truncate` is {v}, expected true or false"))?,
+            };
+            if truncate {
                 (low, high) = (low.floor(), high.ceil());
             }
             let (low, mut high) = (low.max(0.0), high.min(dim as f64 - 1.0));
@@ -104,16 +133,18 @@ pub fn frequencies(
         }
         "longrope" => {
             let original = original_needed()?;
-            let factor = number("factor")?.unwrap_or(max_positions / original);
-            let scaling = match number("attention_factor")? {
+            let factor = positive("factor")?.unwrap_or(max_positions / original);
+            let scaling = match positive("attention_factor")? {
                 Some(given) => given,
                 None if factor <= 1.0 => 1.0,
                 None => (1.0 + libm::log(factor) / libm::log(original)).sqrt(),
             };
             let key = if context as f64 > original { "long_factor" } else { "short_factor" };
             let list = parameters.and_then(|p| p.get(key)).and_then(Value::as_array);
-            let list: Option<Vec<f64>> = list.and_then(|l| l.iter().map(Value::as_f64).collect());
-            let list = list.ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is not a list of numbers"))?;
+            let above_zero = |v: &Value| v.as_f64().filter(|x| *x > 0.0);
+            let list: Option<Vec<f64>> = list.and_then(|l| l.iter().map(above_zero).collect());
+            let list =
+                list.ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is not a list of numbers above 0"))?;
             ensure!(
                 list.len() == dim / 2,
                 "{path}: rope parameter `{key}` has {} entries, not {}",
@@ -142,5 +173,50 @@ pub fn frequencies(
             bail!("{path}: rope type {other:?} is not supported (default, linear, dynamic, yarn, longrope, llama3 are)")
         }
     };
-    Ok(RotaryFrequencies { inv_freq, scaling: scaling as f32 })
+    let scaling = scaling as f32;
+    ensure!(
+        inv_freq.iter().all(|f| f.is_finite()) && scaling.is_finite(),
+        "{path}: the rope parameters (theta {theta}, type {kind:?}) give angles that are not numbers"
+    );
+    Ok(RotaryFrequencies { inv_freq, scaling })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(config: &str) -> Result<RotaryFrequencies> {
+        frequencies(&Config::parse("config.json".into(), config.as_bytes()).unwrap(), 64, 1.0, 10000.0, 4096)
+    }
+
+    #[test]
+    fn parameters_that_give_no_angles_are_errors_that_name_them() {
+        let yarn = |more: &str| {
+            format!(
+                r#"{{"rope_parameters": {{"rope_type": "yarn", "original_max_position_embeddings": 4096, "factor": 4, {more}}}}}"#
+            )
+        };
+        assert!(of(&yarn(r#""beta_fast": 0"#)).unwrap().inv_freq.iter().all(|f| f.is_finite()));
+        for (config, key) in [
+            (yarn(r#""factor": 0"#), "factor"),
+            (yarn(r#""factor": -4"#), "factor"),
+            (yarn(r#""attention_factor": -1"#), "attention_factor"),
+            (yarn(r#""original_max_position_embeddings": 0"#), "original_max_position_embeddings"),
+            (yarn(r#""beta_slow": -1"#), "beta_slow"),
+            (yarn(r#""truncate": 1"#), "truncate"),
+            (yarn(r#""rope_theta": 1"#), "rope_theta"),
+            (r#"{"rope_theta": 0}"#.into(), "rope_theta"),
+            (r#"{"rope_theta": -1e4}"#.into(), "rope_theta"),
+            (r#"{"rope_theta": 1e-300}"#.into(), "theta"),
+            (r#"{"partial_rotary_factor": 1.5}"#.into(), "partial_rotary_factor"),
+            (r#"{"rope_scaling": {"rope_type": "linear", "factor": 0}}"#.into(), "factor"),
+            (r#"{"rope_scaling": {"type": "dynamic", "factor": -2}}"#.into(), "factor"),
+            (r#"{"rope_scaling": {"type": 3}}"#.into(), "rope_type"),
+            (r#"{"rope_scaling": 3}"#.into(), "rope parameters"),
+        ] {
+            let error = of(&config).err().unwrap_or_else(|| panic!("accepted: {config}"));
+            let error = error.to_string();
+            assert!(error.starts_with("config.json: ") && error.contains(key), "{config}: {error}");
+        }
+    }
 }

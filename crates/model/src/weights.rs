@@ -25,6 +25,8 @@ pub struct Weights<'a> {
     /// embedding and head.
     order: Vec<Used>,
     expert_layers: usize,
+    /// Values of vectors are read; without them only names, types and shapes are looked at.
+    reads: bool,
 }
 
 /// Whether this is a tensor of routed experts, by its name.
@@ -65,7 +67,13 @@ impl<'a> Weights<'a> {
             converted_by_mlx,
             order: Vec::new(),
             expert_layers: 0,
+            reads: true,
         })
+    }
+
+    /// Takes zeros for the values of vectors, so that no byte of a weight is read.
+    pub fn without_values(self) -> Self {
+        Weights { reads: false, ..self }
     }
 
     /// The floating-point type that the checkpoint works in: that of the embedding, or of its scales where it is quantised
@@ -184,13 +192,21 @@ impl<'a> Weights<'a> {
         self.load(&module, false, &[], vocabulary, hidden)
     }
 
-    /// A tensor's values as f32.
-    fn values(&self, name: &str) -> Result<(Vec<f32>, Vec<usize>)> {
+    /// A tensor's values as f32, as many as the shape `wanted` has, and its shape.
+    fn values(&self, name: &str, wanted: &[usize]) -> Result<(Vec<f32>, Vec<usize>)> {
         let name = format!("{}{name}", self.prefix);
         let t = self.checkpoint.tensor(&name);
         let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", self.checkpoint.folder().display()))?;
         let float = Self::float_of(&name, t.dtype)?;
-        Ok((sluice_backend::widen(float, &t.bytes)?, t.shape.clone()))
+        // Before any of it is widened: a tensor of another size may be of any size.
+        let fits = t.shape.iter().product::<usize>() == wanted.iter().product::<usize>();
+        ensure!(fits, "tensor {name} has shape {:?}, expected {wanted:?}", t.shape);
+        let values = if self.reads {
+            sluice_backend::widen(float, &t.bytes)?
+        } else {
+            vec![0.0; t.bytes.len() / t.dtype.size()]
+        };
+        Ok((values, t.shape.clone()))
     }
 
     fn upload(&mut self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor> {
@@ -201,16 +217,14 @@ impl<'a> Weights<'a> {
 
     /// A vector `[1, len]`.
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Tensor> {
-        let (values, shape) = self.values(name)?;
-        ensure!(values.len() == len, "tensor {}{name} has shape {shape:?}, expected [{len}]", self.prefix);
+        let (values, _) = self.values(name, &[len])?;
         self.upload(&values, 1, len)
     }
 
     /// An RMS norm's weight; with `centred` the checkpoint stores it minus one.
     pub fn norm(&mut self, module: &str, len: usize, eps: f64, centred: bool) -> Result<Norm> {
         let name = format!("{module}.weight");
-        let (mut values, shape) = self.values(&name)?;
-        ensure!(values.len() == len, "tensor {}{name} has shape {shape:?}, expected [{len}]", self.prefix);
+        let (mut values, _) = self.values(&name, &[len])?;
         if centred && !self.converted_by_mlx {
             values.iter_mut().for_each(|w| *w += 1.0);
         }
@@ -220,8 +234,8 @@ impl<'a> Weights<'a> {
     /// A depthwise convolution's weight as `[taps, channels]`, from `[channels, 1, taps]` or MLX's `[channels, taps, 1]`.
     pub fn convolution(&mut self, module: &str, channels: usize, taps: usize) -> Result<Tensor> {
         let name = format!("{module}.weight");
-        let (values, shape) = self.values(&name)?;
         let wanted = if self.converted_by_mlx { [channels, taps, 1] } else { [channels, 1, taps] };
+        let (values, shape) = self.values(&name, &wanted)?;
         ensure!(shape == wanted, "tensor {}{name} has shape {shape:?}, expected {wanted:?}", self.prefix);
         let by_tap: Vec<f32> = (0..taps * channels).map(|i| values[i % channels * taps + i / channels]).collect();
         self.upload(&by_tap, taps, channels)

@@ -8,7 +8,7 @@
 //! alone, since that reads everything.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
@@ -19,6 +19,7 @@ use crate::atomic::AtomicFile;
 use crate::dtype::Dtype;
 use crate::error::{Error, quoted};
 use crate::safetensors::{Entry, Header, MAX_DIMS};
+use crate::small::read_small;
 
 /// The manifest's name in its folder.
 pub const MANIFEST: &str = "bundle.json";
@@ -148,25 +149,18 @@ impl Manifest {
     pub fn read(folder: &Path) -> Result<Option<Manifest>, Error> {
         let path = folder.join(MANIFEST);
         let bad = |why: String| Error::BadManifest { path: path.clone(), why };
-        let found = match fs::metadata(&path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-            found => found.map_err(Error::io(&path, "open"))?,
+        let text = match read_small(&path, MAX_MANIFEST) {
+            Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::NotFound => return Ok(None),
+            text => text?,
         };
-        if !found.is_file() {
-            return Err(Error::NotAFile { path });
-        }
-        if found.len() > MAX_MANIFEST {
-            return Err(bad(format!("{} bytes, above the limit of {MAX_MANIFEST}", found.len())));
-        }
-        let text = fs::read(&path).map_err(Error::io(&path, "read"))?;
-        Manifest::from_json(&text).map(Some).map_err(bad)
+        Manifest::parse(&text).map(Some).map_err(bad)
     }
 
     /// Checks the text of a manifest, its files unseen.
     ///
     /// # Errors
     /// What is wrong with it, in one clause.
-    pub fn from_json(text: &[u8]) -> Result<Manifest, String> {
+    pub fn parse(text: &[u8]) -> Result<Manifest, String> {
         // What the parser says of a wrong value has the value in it, however long.
         let malformed = |e: serde_json::Error| {
             format!("malformed manifest: {}", e.to_string().chars().take(200).collect::<String>())

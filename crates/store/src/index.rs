@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
 use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
@@ -10,6 +9,7 @@ use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
 use crate::atomic::AtomicFile;
 use crate::error::{Error, quoted};
 use crate::safetensors::MAX_HEADER;
+use crate::small::read_small;
 
 pub(crate) const INDEX_NAME: &str = "model.safetensors.index.json";
 
@@ -24,16 +24,13 @@ pub(crate) struct Index {
 impl Index {
     /// Reads an index of at most 100 MB. Every file it names is a plain name, without a way out of the folder.
     pub fn read(path: &Path) -> Result<Index, Error> {
+        Index::parse(path, &read_small(path, MAX_HEADER)?)
+    }
+
+    /// Checks `json`; `path` is for messages.
+    pub fn parse(path: &Path, json: &[u8]) -> Result<Index, Error> {
         let bad = |why: String| Error::BadIndex { path: path.to_owned(), why };
-        let found = fs::metadata(path).map_err(Error::io(path, "open"))?;
-        if !found.is_file() {
-            return Err(Error::NotAFile { path: path.to_owned() });
-        }
-        if found.len() > MAX_HEADER {
-            return Err(bad(format!("{} bytes, above the limit of {MAX_HEADER}", found.len())));
-        }
-        let json = fs::read(path).map_err(Error::io(path, "read"))?;
-        let Raw { weight_map } = serde_json::from_slice(&json).map_err(|e| bad(format!("malformed index: {e}")))?;
+        let Raw { weight_map } = serde_json::from_slice(json).map_err(|e| bad(format!("malformed index: {e}")))?;
 
         if weight_map.tensors.is_empty() {
             return Err(bad("names no tensor".to_owned()));
@@ -63,6 +60,12 @@ impl Index {
         }
         Ok(Index { files, tensors })
     }
+}
+
+/// Whether `json` is an index, for fuzzing; if so, its files and the number of its tensors.
+#[doc(hidden)]
+pub fn check_index(json: &[u8]) -> Result<(Vec<String>, usize), Error> {
+    Index::parse(Path::new(INDEX_NAME), json).map(|index| (index.files, index.tensors.len()))
 }
 
 /// Whether `name` names an entry of a folder itself: no separator, no `.` or `..`, no NUL.

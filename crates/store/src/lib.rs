@@ -15,6 +15,7 @@ pub mod load;
 mod map;
 mod residency;
 pub mod safetensors;
+mod small;
 mod write;
 
 pub use atomic::{AtomicFile, check_space, free_space};
@@ -23,8 +24,11 @@ pub use bytes::Bytes;
 pub use checkpoint::{Checkpoint, Tensor};
 pub use dtype::Dtype;
 pub use error::Error;
+#[doc(hidden)]
+pub use index::check_index;
 pub use index::{shard_name, write_index};
 pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loading};
 pub use map::Buffer;
 pub use residency::{drop_cached, resident_bytes};
+pub use small::{MAX_SETTINGS, open_small, read_small};
 pub use write::{TensorPlan, Writer};

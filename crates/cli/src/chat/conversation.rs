@@ -1,18 +1,14 @@
 //! The messages of a conversation, and how a new prompt relates to what the engine has computed already.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use sluice_engine::text::Prompt;
-use sluice_store::AtomicFile;
+use sluice_engine::text::{Prompt, parse_messages};
+use sluice_store::{AtomicFile, read_small};
 
 use crate::prompt::Message;
-
-/// A conversation in a file is not larger than this.
-const MOST: u64 = 64 << 20;
 
 /// A conversation under way.
 pub struct Conversation {
@@ -91,31 +87,22 @@ pub fn is_foreign(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0) && load(path).is_err()
 }
 
+/// Bytes that a saved conversation may have: some ten million tokens.
+const MAX_CHAT: u64 = 64 << 20;
+
 /// Reads what [`save`] wrote, or anybody's list of such messages.
 ///
 /// # Errors
 /// What is no such list; what is no regular file, since a pipe may never come to its end; more than 64 MiB.
 pub fn load(path: &Path) -> Result<Vec<Message>> {
-    let name = || path.display().to_string();
-    ensure!(fs::metadata(path).with_context(name)?.is_file(), "{}: not a regular file", path.display());
-    let mut bytes = Vec::new();
-    File::open(path).and_then(|f| f.take(MOST + 1).read_to_end(&mut bytes)).with_context(name)?;
-    ensure!(bytes.len() as u64 <= MOST, "{}: larger than 64 MiB, which no conversation is", path.display());
-    let list: Value = serde_json::from_slice(&bytes).with_context(name)?;
-    let message = |value: &Value| {
-        let text = |field: &str| value[field].as_str();
-        let (role, content) = text("role").zip(text("content"))?;
-        ["system", "user", "assistant"].contains(&role).then(|| Message::new(role, content))
-    };
-    let messages: Option<Vec<Message>> = list.as_array().and_then(|l| l.iter().map(message).collect());
-    messages.ok_or_else(|| {
-        anyhow!("{}: not a list of messages with a role (system, user or assistant) and a content", path.display())
-    })
+    let messages = parse_messages(&read_small(path, MAX_CHAT)?).with_context(|| path.display().to_string())?;
+    Ok(messages.into_iter().map(|m| Message::new(&m.role, m.content)).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     /// A token for each character.
     fn encode(prompt: &Prompt, _: bool) -> Result<Vec<u32>> {
@@ -185,6 +172,12 @@ mod tests {
         assert!(!is_foreign(&path) && !is_foreign(&dir.path().join("none")));
         fs::write(&path, "notes").unwrap();
         assert!(is_foreign(&path));
+        // Reading a pipe would wait for a writer, for ever; a device may never end.
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for other in [&pipe, dir.path(), Path::new("/dev/zero")] {
+            assert!(format!("{:#}", load(other).unwrap_err()).contains("not a regular file"));
+        }
         let missing = dir.path().join("no/chat.json");
         assert!(format!("{:#}", save(&messages, &missing).unwrap_err()).contains("chat.json"));
     }

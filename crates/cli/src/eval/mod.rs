@@ -6,7 +6,6 @@ mod routing;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-pub use routing::Pins;
 
 #[derive(Args)]
 pub struct EvalArgs {

@@ -74,7 +74,7 @@ impl Anatomy {
         let mut a = Anatomy {
             model_type: config.model_type()?.to_owned(),
             unsupported: supported.err().or(refused),
-            layers: config.size("num_hidden_layers")?,
+            layers: config.layers()?,
             attention_layers: 0,
             recurrent_layers: 0,
             expert_layers: 0,
@@ -87,7 +87,7 @@ impl Anatomy {
             quantization: default,
             exceptions: 0,
             state_bytes: 0,
-            tied: config.flag_or("tie_word_embeddings", false)?,
+            tied: config.tied_embeddings()?,
             kv_elements: 0,
             parts: BTreeMap::new(),
             expert_bytes: BTreeMap::new(),

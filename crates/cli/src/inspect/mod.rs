@@ -67,6 +67,9 @@ pub fn run(args: InspectArgs) -> Result<()> {
         progress.finish();
     }
     let anatomy = Anatomy::read(&config, &checkpoint).map_err(|e| load::naming(&folder, e))?;
+    if anatomy.unsupported.is_none() {
+        load::check(&folder, &config, &checkpoint)?;
+    }
     let fit = Fit::of_this_machine(&anatomy);
     let out = &mut io::stdout().lock();
     if args.json {

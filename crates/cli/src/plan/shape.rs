@@ -36,8 +36,7 @@ impl Shape {
     pub fn read(config: &Config) -> Result<Shape> {
         let size = |key: &str| config.size(key).map(|n| n as u64);
         let kind = config.model_type()?.trim_end_matches("_text").to_owned();
-        let (hidden, vocabulary, layers) =
-            (size("hidden_size")?, size("vocab_size")?, config.size("num_hidden_layers")?);
+        let (hidden, vocabulary, layers) = (size("hidden_size")?, size("vocab_size")?, config.layers()?);
         let heads = size("num_attention_heads")?;
         let kv_heads = config.size_or("num_key_value_heads", heads as usize)? as u64;
         ensure!(heads > 0 && hidden >= heads, "{}: {heads} heads of {hidden}", config.path().display());

@@ -8,13 +8,18 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Value, json};
+use sluice_store::{open_small, read_small};
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{self, DirBuilder, File};
+use std::fs::DirBuilder;
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+/// Bytes that a `tokenizer.json` may have; the largest that are known have an eighth of it. An image takes fewer than its file.
+const MAX_TOKENIZER: u64 = 256 << 20;
+const MAX_IMAGE: u64 = 2 * MAX_TOKENIZER;
 
 /// Where a tokenizer's vocabulary came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +44,11 @@ pub(super) enum Compiled {
 /// # Errors
 /// A file that cannot be read, is no JSON, or whose model contradicts itself. Trouble with the cache is not an error.
 pub(super) fn open(path: &Path, cache: Option<&Path>) -> Result<Compiled> {
-    let mut file = File::open(path)?;
+    let mut file = open_small(path, MAX_TOKENIZER)?;
     // 1. an image of this very file
     if let Some(cache) = cache {
-        let source = hash(&mut file)?;
-        if let Ok(bytes) = fs::read(image_path(cache, source))
+        let source = hash((&mut file).take(MAX_TOKENIZER))?;
+        if let Ok(bytes) = read_small(&image_path(cache, source), MAX_IMAGE)
             && let Ok(image) = Image::open(bytes, source)
         {
             return Ok(Compiled::Image(image, Origin::Cached));
@@ -53,15 +58,26 @@ pub(super) fn open(path: &Path, cache: Option<&Path>) -> Result<Compiled> {
 
     // 2. the file itself
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    let source = xxh3_128(&bytes);
-    let Some(image) = compile(&bytes, source)? else { return Ok(Compiled::Json(bytes)) };
-    let saved = cache.is_some_and(|cache| save(cache, source, image.bytes()).is_ok());
-    Ok(Compiled::Image(image, Origin::Compiled { saved }))
+    file.take(MAX_TOKENIZER).read_to_end(&mut bytes)?;
+    Ok(match parse(&bytes)? {
+        Compiled::Image(image, _) => {
+            let saved = cache.is_some_and(|cache| save(cache, xxh3_128(&bytes), image.bytes()).is_ok());
+            Compiled::Image(image, Origin::Compiled { saved })
+        }
+        other => other,
+    })
+}
+
+/// The same for the text of a file.
+pub(super) fn parse(json: &[u8]) -> Result<Compiled> {
+    Ok(match compile(json, xxh3_128(json))? {
+        Some(image) => Compiled::Image(image, Origin::Compiled { saved: false }),
+        None => Compiled::Json(json.to_vec()),
+    })
 }
 
 /// XXH3-128 of a file, without a copy of it in memory.
-fn hash(file: &mut File) -> Result<u128> {
+fn hash(mut file: impl Read) -> Result<u128> {
     let mut state = Xxh3Default::new();
     let mut buffer = vec![0; 256 << 10];
     loop {
@@ -210,6 +226,7 @@ fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     fn demo() -> PathBuf {

@@ -35,13 +35,18 @@ impl GenerationDefaults {
         };
         let top_k = match &config["top_k"] {
             Value::Null => None,
-            value => Some(value.as_u64().and_then(|k| u32::try_from(k).ok()).ok_or_else(|| fail("top_k", "a count"))?),
+            // As in vLLM: no cut.
+            value if value.as_i64() == Some(-1) => Some(0),
+            value => {
+                let count = value.as_u64().and_then(|k| u32::try_from(k).ok());
+                Some(count.ok_or_else(|| fail("top_k", "a count, or -1 for no cut"))?)
+            }
         };
         let do_sample = match &config["do_sample"] {
             Value::Null => None,
             value => Some(value.as_bool().ok_or_else(|| fail("do_sample", "true or false"))?),
         };
-        Ok(Self {
+        let defaults = Self {
             eos_token_ids: token_ids(&config["eos_token_id"])
                 .ok_or_else(|| fail("eos_token_id", "a token id or a list of them"))?,
             do_sample,
@@ -50,7 +55,12 @@ impl GenerationDefaults {
             top_p: number("top_p")?,
             min_p: number("min_p")?,
             repetition_penalty: number("repetition_penalty")?,
-        })
+        };
+        // Wherever they are asked for, they can be sampled with.
+        match defaults.sampling().validate() {
+            Ok(()) => Ok(defaults),
+            Err(e) => Err(fail(e.field, e.expected)),
+        }
     }
 
     /// The parameters to sample with where the user says nothing: the checkpoint's values, and neutral ones (temperature 1, no
@@ -145,7 +155,22 @@ mod tests {
         let path = dir.path().join("generation_config.json");
         fs::write(&path, r#"{"top_k": "many"}"#).unwrap();
         let error = format!("{:#}", GenerationDefaults::load(dir.path()).unwrap_err());
-        assert!(error.contains("generation_config.json: top_k must be a count"), "{error}");
+        assert!(error.contains("generation_config.json: top_k must be a count, or -1"), "{error}");
+        for (field, value) in [
+            ("temperature", "-1"),
+            ("top_p", "0"),
+            ("top_p", "1.5"),
+            ("min_p", "2"),
+            ("repetition_penalty", "0"),
+            ("top_k", "-2"),
+        ] {
+            fs::write(&path, format!("{{\"{field}\": {value}}}")).unwrap();
+            let error = format!("{:#}", GenerationDefaults::load(dir.path()).unwrap_err());
+            let start = format!("{}: {field} must be ", path.display());
+            assert!(error.starts_with(&start) && error.ends_with(&format!("found {value}")), "{error}");
+        }
+        fs::write(&path, r#"{"top_k": -1}"#).unwrap();
+        assert_eq!(GenerationDefaults::load(dir.path()).unwrap().sampling().top_k, 0, "-1 is no cut");
         fs::write(&path, "{\n  \"top_k\": 3,,\n}").unwrap();
         let error = format!("{:#}", GenerationDefaults::load(dir.path()).unwrap_err());
         assert!(error.contains("generation_config.json") && error.contains("line 2"), "{error}");

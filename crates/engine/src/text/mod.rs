@@ -4,11 +4,15 @@
 //! The files are the ones that the Python stack reads, and the results are the ones that it gives: `tests/golden/text` holds it to
 //! that. All of them are hostile input: a broken one is an error that names the file, never a panic.
 
+mod apart;
 mod bpe;
 mod compiled;
 mod detokenizer;
 mod generation;
+mod guard;
 mod image;
+mod jinja;
+mod messages;
 mod prompt;
 mod python;
 mod stop;
@@ -16,9 +20,11 @@ mod template;
 mod tojson;
 mod tokenizer;
 
+pub use apart::serve_templates;
 pub use compiled::Origin;
 pub use detokenizer::Detokenizer;
 pub use generation::{GenerationDefaults, stop_ids};
+pub use messages::{Message, parse_messages};
 pub use prompt::{Prompt, Quoting};
 pub use stop::StopStrings;
 pub use template::ChatTemplate;
@@ -26,7 +32,7 @@ pub use tokenizer::Tokenizer;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use std::fs;
+use sluice_store::{Error, MAX_SETTINGS, read_small};
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -36,9 +42,9 @@ use std::path::Path;
 /// A file that cannot be read, or is no JSON: the message names the file, line and column.
 fn read_json(folder: &Path, name: &str) -> Result<Option<Value>> {
     let path = folder.join(name);
-    match fs::read(&path) {
+    match read_small(&path, MAX_SETTINGS) {
         Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?)),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e).with_context(|| path.display().to_string()),
+        Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e.into()),
     }
 }

@@ -1,30 +1,22 @@
 //! The checkpoint's chat template, rendered as `transformers` renders it.
 //!
-//! A template is a program from whoever published the checkpoint. It sees the conversation and nothing else, runs out of fuel instead of
-//! running for ever, writes so much and no more, and runs on a stack of its own, so that values nested without end cannot overflow the
-//! caller's. What is not bounded is the memory that one expression may take (`s ~ s`, again and again): the engine has no hook for it.
+//! A template is a program from whoever published the checkpoint. It sees the conversation and nothing else, and it runs where it can do no harm: see
+//! `apart.rs`. Here is what it is given, and which of a checkpoint's files it is.
 
+use super::apart::{self, Apart};
 use super::generation::token_text;
-use super::{python, read_json};
+use super::jinja::{Job, Templates};
+use super::read_json;
 use anyhow::{Context, Result, anyhow, bail};
 use jiff::civil::DateTime;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
-use minijinja::{Environment, Value};
 use serde_json::{Map, Value as Json, json};
+use sluice_store::read_small;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::sync::{Mutex, PoisonError};
 
-/// Instructions that any template may take, and those it may take more for each value in its input.
-const FUEL: u64 = 2_000_000;
-const FUEL_PER_VALUE: u64 = 2_000;
-/// More text than this is not a prompt.
-const MAX_OUTPUT: usize = 64 << 20;
-/// Reserved, not used: only a template that nests values without end comes near it.
-const STACK: usize = 256 << 20;
+/// Bytes that a file with a template may have: the longest that are known have a tenth of a megabyte.
+const MAX_TEMPLATE: u64 = 4 << 20;
 
 /// The tokens that transformers hands to every template by name.
 const SPECIAL_TOKENS: [&str; 7] =
@@ -32,12 +24,22 @@ const SPECIAL_TOKENS: [&str; 7] =
 
 /// A compiled chat template, or several under names.
 pub struct ChatTemplate {
-    env: Environment<'static>,
     /// Where it was read, for messages.
     file: PathBuf,
     names: Vec<String>,
     special_tokens: Map<String, Json>,
-    clock: Arc<Mutex<Option<DateTime>>>,
+    /// The local time at which the template's clock stands, if it does.
+    clock: Mutex<Option<DateTime>>,
+    place: Place,
+    note: Option<String>,
+}
+
+/// Where the template runs.
+enum Place {
+    /// In a process of its own, which has so much memory and time and no more.
+    Apart(Apart),
+    /// In this one: it runs out of fuel and stack and cannot write without end, but an expression may take any memory.
+    Here(Box<Templates>),
 }
 
 impl ChatTemplate {
@@ -82,28 +84,34 @@ impl ChatTemplate {
     }
 
     fn compile(file: PathBuf, templates: Vec<(String, String)>, special_tokens: Map<String, Json>) -> Result<Self> {
-        let mut env = Environment::new();
-        let mut syntax = SyntaxConfig::builder();
-        syntax.trim_blocks(true).lstrip_blocks(true);
-        env.set_syntax(syntax.build()?);
-        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        env.set_debug(false);
-        python::install(&mut env);
+        let names = templates.iter().map(|(name, _)| name.clone()).collect();
+        let wrong = |e: String| anyhow!("{}: chat template: {e}", file.display());
+        let mut note = None;
+        let apart = if apart::is_possible() { Some(Apart::start(&templates)) } else { None };
+        let place = match apart {
+            Some(Ok(started)) => Place::Apart(started.map_err(wrong)?),
+            Some(Err(e)) => {
+                note = Some(format!(
+                    "the chat template runs in this process, its memory unbounded: no other could be started ({e})"
+                ));
+                Place::Here(Box::new(Templates::compile(&templates).map_err(wrong)?))
+            }
+            None => Place::Here(Box::new(Templates::compile(&templates).map_err(wrong)?)),
+        };
+        Ok(Self { file, names, special_tokens, clock: Mutex::default(), place, note })
+    }
 
-        let clock: Arc<Mutex<Option<DateTime>>> = Arc::default();
-        let time = clock.clone();
-        env.add_function("strftime_now", move |format: String| {
-            let fixed = *time.lock().unwrap_or_else(PoisonError::into_inner);
-            python::strftime(&format, fixed.unwrap_or_else(|| jiff::Zoned::now().datetime()))
-        });
+    /// The template whose text this is.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::load`].
+    pub fn parse(source: &str) -> Result<Self> {
+        Self::compile("chat_template.jinja".into(), vec![("default".into(), source.into())], Map::new())
+    }
 
-        let mut names = Vec::new();
-        for (name, source) in templates {
-            env.add_template_owned(name.clone(), without_generation_tags(&source))
-                .map_err(|e| anyhow!("{}: chat template: {e}", file.display()))?;
-            names.push(name);
-        }
-        Ok(Self { env, file, names, special_tokens, clock })
+    /// What could not be done as it should be, in a clause for the user.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
     }
 
     /// Stops the template's clock at a local time, written `2026-01-31T12:00:00`: a date in the system prompt then stays the same,
@@ -149,55 +157,21 @@ impl ChatTemplate {
         context.insert("documents".into(), Json::Null);
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
         context.extend(extra.clone());
-        let context = Json::Object(context);
 
         // 3. run it
-        let rendered = thread::scope(|scope| {
-            thread::Builder::new()
-                .name("chat-template".into())
-                .stack_size(STACK)
-                .spawn_scoped(scope, || self.run(name, &context))?
-                .join()
-                .map_err(|_| io::Error::other("the template engine panicked"))
-        });
-        rendered.context("chat template")?.map_err(|e| {
-            let at = e.line().map(|line| format!(" (line {line})")).unwrap_or_default();
-            match e.detail() {
-                Some(detail) => anyhow!("{}: chat template{at}: {detail}", self.file.display()),
-                None => anyhow!("{}: chat template{at}: {}", self.file.display(), e.kind()),
-            }
-        })
-    }
-
-    fn run(&self, name: &str, context: &Json) -> Result<String, minijinja::Error> {
-        let mut env = self.env.clone();
-        env.set_fuel(Some(FUEL + FUEL_PER_VALUE * count_values(context)));
-        let mut prompt = Prompt(Vec::new());
-        env.get_template(name)?.render_captured_to(Value::from(Serde(context)), &mut prompt)?;
-        String::from_utf8(prompt.0)
-            .map_err(|_| minijinja::Error::new(minijinja::ErrorKind::WriteFailure, "the prompt is no UTF-8"))
-    }
-}
-
-/// The text being written, up to its limit.
-struct Prompt(Vec<u8>);
-
-impl Write for Prompt {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_OUTPUT {
-            return Err(io::Error::other("the prompt grows beyond 64 MiB"));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        let time = *self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let job = Job { name: name.clone(), time, context: Json::Object(context) };
+        let rendered = match &self.place {
+            Place::Apart(apart) => apart.run(&job),
+            Place::Here(templates) => templates.run(&job),
+        };
+        rendered.map_err(|e| anyhow!("{}: chat template{e}", self.file.display()))
     }
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    fs::read_to_string(path).with_context(|| path.display().to_string())
+    let name = || path.display().to_string();
+    String::from_utf8(read_small(path, MAX_TEMPLATE)?).map_err(|e| e.utf8_error()).with_context(name)
 }
 
 /// A template, or a list of `{"name": .., "template": ..}`.
@@ -237,39 +211,6 @@ fn plain_messages(messages: &Json) -> Result<Json> {
         plain.push(Json::Object(fields));
     }
     Ok(json!(plain))
-}
-
-fn count_values(value: &Json) -> u64 {
-    1 + match value {
-        Json::Array(list) => list.iter().map(count_values).sum(),
-        Json::Object(map) => map.values().map(count_values).sum(),
-        _ => 0,
-    }
-}
-
-/// `{% generation %}` marks the assistant's own words for training. It prints its body, in a scope of its own: `{% with %}` does the same.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start);
-        out.push_str(before);
-        let Some(end) = tag.find("%}") else {
-            rest = tag;
-            break;
-        };
-        let inside = &tag[2..end];
-        let sign = |c: char| c == '-' || c == '+';
-        let word = inside.trim_start_matches(sign).trim_end_matches(sign).trim();
-        match word {
-            "generation" => out.push_str(&format!("{{%{}%}}", inside.replace("generation", "with"))),
-            "endgeneration" => out.push_str(&format!("{{%{}%}}", inside.replace("endgeneration", "endwith"))),
-            _ => out.push_str(&tag[..end + 2]),
-        }
-        rest = &tag[end + 2..];
-    }
-    out.push_str(rest);
-    out
 }
 
 #[cfg(test)]
@@ -332,6 +273,13 @@ mod tests {
             template.render(&messages, Some(&json!([{"a": 1.0}])), true, &Map::new()).unwrap(),
             "tools [{\"a\": 1.0}]"
         );
+    }
+
+    #[test]
+    fn unfinished_tags_are_errors() {
+        for source in ["{%}", "{%-%}", "{% %}", "{%", "{%generation%}", "a {%}%} b"] {
+            assert!(ChatTemplate::parse(source).is_err(), "{source}");
+        }
     }
 
     #[test]

@@ -6,9 +6,11 @@
 
 use super::bpe::Bpe;
 use super::compiled::{self, Compiled, Origin};
+use super::guard::guarded;
 use super::prompt::Prompt;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde::Deserialize;
+use serde_json::Value;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use tokenizers::models::bpe::BpeTrainer;
@@ -28,6 +30,22 @@ pub struct Tokenizer {
     byte_level: bool,
     control: Vec<String>,
     origin: Origin,
+    /// For messages.
+    file: PathBuf,
+}
+
+/// What rules of a `tokenizer.json` may make of a text, one after the other: so many bytes of each. Rules that are in use make 3.
+const MAX_GROWTH: u64 = 4096;
+
+const LIBRARY: &str = "the tokenizers library";
+
+/// Normalised text, cut at its added tokens, as the library's own pipeline goes on with it.
+fn encode_pieces(library: &Library, mut pieces: PreTokenizedString) -> tokenizers::Result<Encoding> {
+    if let Some(pre_tokenizer) = library.get_pre_tokenizer() {
+        pre_tokenizer.pre_tokenize(&mut pieces)?;
+    }
+    pieces.tokenize(|piece| library.get_model().tokenize(piece.get()))?;
+    pieces.into_encoding(None, 0, OffsetType::None)
 }
 
 impl Tokenizer {
@@ -38,14 +56,26 @@ impl Tokenizer {
     /// A missing or broken file; the message names it, and the place in it.
     pub fn load(folder: &Path, cache: Option<&Path>) -> Result<Self> {
         let path = folder.join("tokenizer.json");
-        Self::read(&path, cache).with_context(|| path.display().to_string())
+        guarded(LIBRARY, || Self::read(&path, cache)).with_context(|| path.display().to_string())
     }
 
     fn read(path: &Path, cache: Option<&Path>) -> Result<Self> {
-        match compiled::open(path, cache)? {
+        Self::open(path, compiled::open(path, cache)?)
+    }
+
+    /// The tokenizer in the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::load`], without a name.
+    pub fn parse(json: &[u8]) -> Result<Self> {
+        guarded(LIBRARY, || Self::open(Path::new("tokenizer.json"), compiled::parse(json)?))
+    }
+
+    fn open(path: &Path, found: Compiled) -> Result<Self> {
+        match found {
             Compiled::Image(image, origin) => {
-                let parts = serde_json::from_slice(image.rest())?;
-                Self::build(parts, AnyModel::Image(Bpe::new(image)), origin)
+                let parts = Parts::read(image.rest())?;
+                Self::build(path, parts, AnyModel::Image(Bpe::new(image)), origin)
             }
             Compiled::Json(bytes) => {
                 #[derive(Deserialize)]
@@ -53,12 +83,12 @@ impl Tokenizer {
                     model: ModelWrapper,
                 }
                 let file: File = serde_json::from_slice(&bytes)?;
-                Self::build(serde_json::from_slice(&bytes)?, AnyModel::Library(file.model), Origin::Library)
+                Self::build(path, Parts::read(&bytes)?, AnyModel::Library(file.model), Origin::Library)
             }
         }
     }
 
-    fn build(parts: Parts, model: AnyModel, origin: Origin) -> Result<Self> {
+    fn build(path: &Path, parts: Parts, model: AnyModel, origin: Origin) -> Result<Self> {
         let byte_level = matches!(parts.decoder, Some(DecoderWrapper::ByteLevel(_)));
         let mut library: Library = TokenizerBuilder::new()
             .with_model(model)
@@ -72,7 +102,7 @@ impl Tokenizer {
         let control = parts.added_tokens.iter().filter(is_control).map(|t| t.content.clone()).collect();
         library.add_tokens(parts.added_tokens).map_err(|e| anyhow!(e))?;
         let vocab_size = library.get_vocab_size(true);
-        Ok(Self { library, vocab_size, byte_level, control, origin })
+        Ok(Self { library, vocab_size, byte_level, control, origin, file: path.to_owned() })
     }
 
     /// Where the vocabulary came from.
@@ -83,8 +113,7 @@ impl Tokenizer {
     /// The ids of `text`. Special and added tokens that stand in it become their ids, as in the Python stack: templates rely on it.
     /// `add_special` lets the post-processor add its own (a beginning-of-sequence token, say); a rendered template has them already.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encoding = self.library.encode_fast(text, add_special).map_err(|e| anyhow!("tokenizer: {e}"))?;
-        Ok(encoding.get_ids().to_vec())
+        self.ask(|library| Ok(library.encode_fast(text, add_special)?.get_ids().to_vec()))
     }
 
     /// The ids of a prompt. Control tokens that are only spelled in it stay text; all else is as in [`encode`](Self::encode).
@@ -93,17 +122,16 @@ impl Tokenizer {
             return self.encode(prompt.text(), add_special);
         }
         let (text, stand_ins) = prompt.disguised(&self.control)?;
-        let encode = || {
-            let normalizer = self.library.get_normalizer();
-            let mut pieces = self.library.get_added_vocabulary().extract_and_normalize(normalizer, &text);
+        self.ask(|library| {
+            let vocabulary = library.get_added_vocabulary();
+            let mut pieces = vocabulary.extract_and_normalize(library.get_normalizer(), &text);
             pieces.normalize(|piece| {
                 piece.map(|c| stand_ins.back(c));
                 Ok(())
             })?;
-            self.library.post_process(self.encode_pieces(pieces)?, None, add_special)
-        };
-        let encoding = encode().map_err(|e| anyhow!("tokenizer: {e}"))?;
-        Ok(encoding.get_ids().to_vec())
+            let encoding = encode_pieces(library, pieces)?;
+            Ok(library.post_process(encoding, None, add_special)?.get_ids().to_vec())
+        })
     }
 
     /// The tokens that steer a model rather than say something: `<|im_end|>` and its like.
@@ -113,29 +141,24 @@ impl Tokenizer {
 
     /// The ids of `text` with no special or added token in it: `<|im_end|>` typed by a user stays plain text.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
-        let encode = || {
+        self.ask(|library| {
             let mut pieces = PreTokenizedString::from(text);
-            if let Some(normalizer) = self.library.get_normalizer() {
+            if let Some(normalizer) = library.get_normalizer() {
                 pieces.normalize(|piece| normalizer.normalize(piece))?;
             }
-            self.encode_pieces(pieces)
-        };
-        let encoding = encode().map_err(|e| anyhow!("tokenizer: {e}"))?;
-        Ok(encoding.get_ids().to_vec())
+            Ok(encode_pieces(library, pieces)?.get_ids().to_vec())
+        })
     }
 
-    /// Normalised text, cut at its added tokens, as the library's own pipeline goes on with it.
-    fn encode_pieces(&self, mut pieces: PreTokenizedString) -> tokenizers::Result<Encoding> {
-        if let Some(pre_tokenizer) = self.library.get_pre_tokenizer() {
-            pre_tokenizer.pre_tokenize(&mut pieces)?;
-        }
-        pieces.tokenize(|piece| self.library.get_model().tokenize(piece.get()))?;
-        pieces.into_encoding(None, 0, OffsetType::None)
+    /// What the library answers. An error, or a panic of it, names the file.
+    fn ask<T>(&self, question: impl FnOnce(&Library) -> tokenizers::Result<T>) -> Result<T> {
+        guarded(LIBRARY, || question(&self.library).map_err(|e| anyhow!(e)))
+            .with_context(|| self.file.display().to_string())
     }
 
     /// The text of `ids`, with or without special tokens. Unknown ids are left out; bytes that are no UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        self.library.decode(ids, skip_special).map_err(|e| anyhow!("tokenizer: {e}"))
+        self.ask(|library| library.decode(ids, skip_special))
     }
 
     /// The token `id` as the vocabulary writes it (byte-level characters, not text).
@@ -173,6 +196,43 @@ struct Parts {
     pre_tokenizer: Option<PreTokenizerWrapper>,
     post_processor: Option<PostProcessorWrapper>,
     decoder: Option<DecoderWrapper>,
+}
+
+impl Parts {
+    fn read(json: &[u8]) -> Result<Parts> {
+        #[derive(Deserialize)]
+        struct Rules {
+            #[serde(default)]
+            normalizer: Value,
+            #[serde(default)]
+            decoder: Value,
+        }
+        let Rules { normalizer, decoder } = serde_json::from_slice(json)?;
+        for (name, rule) in [("normalizer", normalizer), ("decoder", decoder)] {
+            let growth = growth(&rule);
+            ensure!(
+                growth <= MAX_GROWTH,
+                "{name}: makes up to {growth} bytes of one, {MAX_GROWTH} at most are accepted"
+            );
+        }
+        Ok(serde_json::from_slice(json)?)
+    }
+}
+
+/// How many bytes a normaliser or decoder, and those in it, may make of each byte of a text, but for what Unicode's own forms add. Replacements, one after the other,
+/// multiply.
+fn growth(rule: &Value) -> u64 {
+    match rule {
+        Value::Array(list) => list.iter().fold(1, |n, inner| n.saturating_mul(growth(inner))),
+        Value::Object(fields) if fields.get("type").and_then(Value::as_str) == Some("Replace") => {
+            let length = |text: &Value| text.as_str().map_or(0, str::len) as u64;
+            // An expression may find as little as one byte, or nothing before each.
+            let found = length(&rule["pattern"]["String"]).max(1);
+            (length(&rule["content"]) + 1).div_ceil(found).max(1)
+        }
+        Value::Object(fields) => fields.values().fold(1, |n, inner| n.saturating_mul(growth(inner))),
+        _ => 1,
+    }
 }
 
 /// The model in the library's pipeline: a compiled one, or one of its own.
@@ -248,6 +308,45 @@ mod tests {
         let plain = tokenizer.encode_plain(text).unwrap();
         assert!(plain.iter().all(|id| !tokenizer.is_special(*id)));
         assert_eq!(tokenizer.decode(&plain, false).unwrap(), text);
+    }
+
+    /// A tokenizer of two tokens with these further fields.
+    fn with(fields: &str) -> Result<Tokenizer> {
+        Tokenizer::parse(
+            format!(r#"{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, "merges": []}}, {fields}}}"#)
+                .as_bytes(),
+        )
+    }
+
+    #[test]
+    fn what_the_library_panics_at_is_an_error_that_names_the_file() {
+        for fields in [
+            r#""normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "b"}"#,
+            r#""normalizer": {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "b"}"#,
+        ] {
+            let tokenizer = with(fields).unwrap();
+            for text in ["ab", "aéb", ""] {
+                for result in [tokenizer.encode(text, false), tokenizer.encode_plain(text)] {
+                    if let Err(e) = result {
+                        let error = format!("{e:#}");
+                        assert!(error.starts_with("tokenizer.json: the tokenizers library cannot"), "{error}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rules_that_blow_texts_up_are_refused() {
+        let replace =
+            |n| format!(r#"{{"type": "Replace", "pattern": {{"String": "a"}}, "content": "{}"}}"#, "a".repeat(n));
+        let sequence =
+            |n: usize| format!(r#"{{"type": "Sequence", "normalizers": [{}]}}"#, vec![replace(100); n].join(", "));
+        with(&format!(r#""normalizer": {}"#, sequence(1))).unwrap();
+        for fields in [format!(r#""normalizer": {}"#, sequence(2)), format!(r#""decoder": {}"#, replace(5000))] {
+            let error = with(&fields).err().unwrap().to_string();
+            assert!(error.contains("bytes of one"), "{error}");
+        }
     }
 
     #[test]

@@ -22,8 +22,13 @@ impl AttentionShape {
         let heads = config.size("num_attention_heads")?;
         let kv_heads = config.size_or("num_key_value_heads", heads)?;
         let hidden = config.size("hidden_size")?;
-        let head_dim = config.size_or("head_dim", hidden / heads)?;
         let path = config.path().display();
+        ensure!(
+            config.get("head_dim").is_some() || hidden >= heads,
+            "{path}: `num_attention_heads` is {heads}, more than `hidden_size`, and there is no `head_dim`"
+        );
+        let head_dim = config.size_or("head_dim", hidden / heads)?;
+        config.product("`num_attention_heads` and `head_dim`", &[heads, head_dim])?;
         ensure!(heads.is_multiple_of(kv_heads), "{path}: {heads} query heads cannot share {kv_heads} key/value heads");
         Ok(AttentionShape { heads, kv_heads, head_dim, gated })
     }

@@ -25,6 +25,11 @@ pub fn shape(config: &Config) -> Result<DeltaShape> {
         value_dim: config.size("linear_value_head_dim")?,
         taps: config.size_or("linear_conv_kernel_dim", 4)?,
     };
+    config.product("`linear_num_key_heads` and `linear_key_head_dim`", &[shape.key_heads, shape.key_dim])?;
+    config.product(
+        "`linear_num_value_heads`, `linear_key_head_dim` and `linear_value_head_dim`",
+        &[shape.value_heads, shape.key_dim, shape.value_dim],
+    )?;
     let (path, keys, values) = (config.path().display(), shape.key_heads, shape.value_heads);
     ensure!(values.is_multiple_of(keys), "{path}: {values} linear value heads cannot share {keys} key heads");
     Ok(shape)

@@ -24,6 +24,8 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use job::Job;
 pub use probe::Speeds;
+#[doc(hidden)]
+pub use probe::remembered_speeds;
 pub(crate) use read::{ALIGNMENT, ReadFile, go_on_at, refuses_direct};
 pub use sink::{Chunk, Staging, measure_disk};
 pub(crate) use source::Source;

@@ -2,7 +2,6 @@
 //! the page cache, in a fraction of a second, and remembered for the device.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -18,6 +17,7 @@ use super::{LoadMode, LoadOptions};
 use crate::atomic::AtomicFile;
 use crate::map::Map;
 use crate::residency::{drop_cached, resident_bytes};
+use crate::small::read_small;
 
 /// Bytes that each way of reading is tried on, and the time after which no more is begun.
 const SAMPLE: u64 = 128 << 20;
@@ -41,15 +41,30 @@ fn key(file: &ReadFile) -> String {
     format!("{}:{}", libc::major(device), libc::minor(device))
 }
 
-/// What is remembered of the file's device. A memory that cannot be read is none.
+/// Bytes that the memory of disks may have: thousands of disks.
+const MAX_MEMORY: u64 = 1 << 20;
+
+/// The speeds in `json`, by device, without those that no disk has. A memory that cannot be read is none.
+fn remembered(json: &[u8]) -> Remembered {
+    let Remembered(mut all) = serde_json::from_slice(json).unwrap_or_default();
+    let possible = |x: f64| x.is_finite() && x > 0.0;
+    all.retain(|_, s| possible(s.mapped) && s.direct.is_none_or(possible));
+    Remembered(all)
+}
+
+/// What [`remembered`] finds in `json`, for fuzzing: each disk's speeds.
+#[doc(hidden)]
+pub fn remembered_speeds(json: &[u8]) -> Vec<Speeds> {
+    remembered(json).0.into_values().collect()
+}
+
+/// What is remembered of the file's device.
 fn recall(file: &ReadFile, memory: &Path) -> Option<Speeds> {
-    let Remembered(all) = serde_json::from_slice(&fs::read(memory).ok()?).ok()?;
-    all.get(&key(file)).copied().filter(|s| s.mapped.is_finite() && s.mapped > 0.0)
+    remembered(&read_small(memory, MAX_MEMORY).ok()?).0.get(&key(file)).copied()
 }
 
 fn remember(file: &ReadFile, memory: &Path, speeds: Speeds) {
-    let before = fs::read(memory).ok().and_then(|json| serde_json::from_slice(&json).ok());
-    let Remembered(mut all) = before.unwrap_or_default();
+    let Remembered(mut all) = remembered(&read_small(memory, MAX_MEMORY).unwrap_or_default());
     all.insert(key(file), speeds);
     let json = serde_json::to_vec_pretty(&Remembered(all)).expect("strings and numbers are always JSON");
     // Another start measures again where this could not be kept.
@@ -121,4 +136,19 @@ fn mapped(file: &ReadFile, part: Range<u64>, options: &LoadOptions) -> io::Resul
     // Whichever way is chosen, it should find the file as it was.
     let _ = drop_cached(&file.buffered, part.start, part.end - part.start);
     Ok(speed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_that_no_disk_has_are_not_remembered() {
+        let json = br#"{"1:1": {"direct": 2e9, "mapped": 1e9}, "1:2": {"direct": null, "mapped": 5.0}, "1:3": {"direct": -1, "mapped": 1e9},
+            "1:4": {"direct": 0, "mapped": 1e9}, "1:5": {"direct": 1, "mapped": 0}}"#;
+        assert_eq!(remembered(json).0.into_keys().collect::<Vec<_>>(), ["1:1", "1:2"]);
+        for broken in [&b"{"[..], b"[]", b"", br#"{"1:1": {"direct": 1e999, "mapped": 1}}"#] {
+            assert!(remembered(broken).0.is_empty());
+        }
+    }
 }

@@ -4,7 +4,6 @@
 //! it: token by token, layer by layer. It is cut into contexts of at most [`CONTEXT`] tokens.
 
 mod chart;
-mod pins;
 mod report;
 mod statistics;
 
@@ -15,13 +14,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use sluice_engine::{Engine, Loading};
+use sluice_engine::{Engine, Loading, Pins};
 use sluice_store::AtomicFile;
 
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::load;
 use crate::progress::Progress;
-pub use pins::Pins;
 use report::Report;
 use statistics::Routing;
 

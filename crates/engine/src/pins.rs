@@ -1,5 +1,6 @@
 //! The hottest experts as a file: what `--pin` keeps in memory.
 
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 /// Experts by heat.
@@ -30,6 +31,19 @@ impl Pins {
         }
     }
 
+    /// Reads what [`Pins::to_text`] wrote.
+    ///
+    /// # Errors
+    /// No JSON, a field that is missing or of the wrong type, an expert beyond the numbers of layers and experts that the file states itself.
+    pub fn parse(json: &[u8]) -> Result<Pins> {
+        let pins: Pins = serde_json::from_slice(json)?;
+        let (layers, experts) = (pins.layers, pins.experts);
+        if let Some((l, e, _)) = pins.hottest.iter().find(|(l, e, _)| *l >= layers || *e >= experts) {
+            bail!("hottest: expert {e} of layer {l}, but there are {layers} layers of {experts} experts");
+        }
+        Ok(pins)
+    }
+
     /// JSON, an expert per line.
     pub fn to_text(&self) -> String {
         let rows: Vec<String> = self.hottest.iter().map(|(l, e, share)| format!("[{l}, {e}, {share}]")).collect();
@@ -47,7 +61,7 @@ mod tests {
     fn the_hottest_come_first_and_unused_ones_not_at_all() {
         let pins = Pins::new(&[vec![1, 0, 3], vec![3, 4, 0]], 4);
         assert_eq!(pins.hottest, [(1, 1, 1.0), (0, 2, 0.75), (1, 0, 0.75), (0, 0, 0.25)]);
-        assert_eq!(serde_json::from_str::<Pins>(&pins.to_text()).unwrap(), pins);
+        assert_eq!(Pins::parse(pins.to_text().as_bytes()).unwrap(), pins);
         let none = Pins::new(&[vec![0]], 1);
         assert_eq!(serde_json::from_str::<Pins>(&none.to_text()).unwrap(), none);
     }

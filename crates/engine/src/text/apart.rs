@@ -1,0 +1,217 @@
+//! A process of its own for chat templates.
+//!
+//! A template's expressions can ask for any amount of memory, and a list that holds the same list twice, again and again, takes for ever to be compared.
+//! Only the kernel bounds all of that, for a whole process. So a program that says so ([`serve_templates`]) is started a second time, with limits of memory
+//! and processor time, compiles the templates and renders what it is sent. A template that goes beyond its limits ends that process and is an error here.
+//!
+//! Messages in both directions are a length (8 bytes, little-endian) and so many bytes. To the renderer: the templates as JSON, then jobs as JSON.
+//! From it, in answer to each: a byte, 1 for success and 0 for an error, and the text of either.
+
+use super::jinja::{Job, MAX_OUTPUT, STACK, Templates};
+use anyhow::{Result, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use std::env;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// The word that starts a renderer.
+const ROLE: &str = "__render-chat-templates";
+/// Memory for a rendering, beside its stack and what the process has from the start, and more of it for each byte that it is sent.
+const MEMORY: u64 = 256 << 20;
+const MEMORY_PER_BYTE: u64 = 16;
+/// What the allocator reserves, not uses, for a second thread.
+const RESERVED: u64 = 128 << 20;
+/// Seconds of processor time for a rendering.
+const SECONDS: u64 = 10;
+/// The longest message that is read.
+const MAX_MESSAGE: u64 = 1 << 30;
+/// Variables of the environment that a renderer keeps: the time zone, and what programs built for finding mistakes need.
+const KEPT: [&str; 6] = ["TZ", "TZDIR", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS"];
+
+static POSSIBLE: AtomicBool = AtomicBool::new(false);
+
+/// To be called first thing by a program that renders templates of strangers. Where the program was started to render, it does so and the result is
+/// what to exit with; else it goes on, and templates run apart from now on.
+pub fn serve_templates() -> Option<ExitCode> {
+    if env::args_os().nth(1).is_some_and(|role| role == ROLE) {
+        return Some(if serve().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    POSSIBLE.store(true, Ordering::Relaxed);
+    None
+}
+
+/// Whether this program can be started as a renderer.
+pub(super) fn is_possible() -> bool {
+    POSSIBLE.load(Ordering::Relaxed)
+}
+
+/// Templates in a process of their own, which is started again after one that ended it.
+pub(super) struct Apart {
+    /// The first message.
+    templates: Vec<u8>,
+    renderer: Mutex<Option<Renderer>>,
+}
+
+impl Apart {
+    /// # Errors
+    /// The outer error: no process could be had. The inner one: the templates do not compile.
+    pub fn start(templates: &[(String, String)]) -> Result<Result<Apart, String>> {
+        let templates = serde_json::to_vec(templates)?;
+        let mut renderer = Renderer::start()?;
+        match renderer.ask(&templates) {
+            Ok(Ok(_)) => Ok(Ok(Apart { templates, renderer: Mutex::new(Some(renderer)) })),
+            Ok(Err(why)) => Ok(Err(why)),
+            Err(e) => match renderer.obituary() {
+                Some(why) => Ok(Err(why)),
+                None => Err(e.into()),
+            },
+        }
+    }
+
+    /// As [`Templates::run`].
+    pub fn run(&self, job: &Job) -> Result<String, String> {
+        let job = serde_json::to_vec(job).map_err(|e| format!(": {e}"))?;
+        let mut place = self.renderer.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = |e: &dyn std::fmt::Display| format!(": its process cannot be used: {e}");
+        let mut renderer = match place.take() {
+            Some(renderer) => renderer,
+            None => {
+                let mut renderer = Renderer::start().map_err(|e| failed(&e))?;
+                renderer.ask(&self.templates).map_err(|e| failed(&e))?.map_err(|e| format!(": {e}"))?;
+                renderer
+            }
+        };
+        match renderer.ask(&job) {
+            Ok(answer) => {
+                *place = Some(renderer);
+                answer
+            }
+            Err(e) => Err(renderer.obituary().map_or_else(|| failed(&e), |why| format!(": {why}"))),
+        }
+    }
+}
+
+/// The process. Its end of the pipes closes when it ends, whatever ends it.
+struct Renderer {
+    child: Child,
+    to: ChildStdin,
+    from: ChildStdout,
+}
+
+impl Renderer {
+    fn start() -> Result<Renderer> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("sluice").arg(ROLE).env_clear().current_dir("/");
+        command.envs(KEPT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
+        // In a group of its own: Ctrl-C at the terminal is for whoever asked.
+        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn()?;
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(to), Some(from)) => Ok(Renderer { child, to, from }),
+            _ => bail!("no pipes"),
+        }
+    }
+
+    /// Sends a message and waits for the answer to it.
+    fn ask(&mut self, message: &[u8]) -> io::Result<Result<String, String>> {
+        send(&mut self.to, &[message])?;
+        let answer = receive(&mut self.from, MAX_OUTPUT as u64 + 1)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(io::Error::other);
+        match answer.split_first() {
+            Some((1, rest)) => Ok(Ok(text(rest)?)),
+            Some((_, rest)) => Ok(Err(text(rest)?)),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// What a template did that ended it; `None` where it was not that.
+    fn obituary(mut self) -> Option<String> {
+        const ABORT: i32 = 6;
+        const SEGMENT: i32 = 11;
+        const TIME: i32 = 24;
+        match self.child.wait().ok()?.signal()? {
+            TIME => Some(format!("takes more than {SECONDS} s of processor time")),
+            ABORT | SEGMENT => {
+                Some(format!("takes more than {} MB of memory, or nests values too deeply", MEMORY >> 20))
+            }
+            other => Some(format!("its process was ended by signal {other}")),
+        }
+    }
+}
+
+impl Drop for Renderer {
+    fn drop(&mut self) {
+        // It has ended already, or waits for a message that will not come.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn send(to: &mut impl Write, parts: &[&[u8]]) -> io::Result<()> {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    to.write_all(&(len as u64).to_le_bytes())?;
+    parts.iter().try_for_each(|part| to.write_all(part))?;
+    to.flush()
+}
+
+/// The next message; `None` where there are no more.
+fn receive(from: &mut impl Read, limit: u64) -> io::Result<Option<Vec<u8>>> {
+    let mut len = [0; 8];
+    match from.read_exact(&mut len) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    let len = u64::from_le_bytes(len);
+    if len > limit {
+        return Err(io::Error::other("a message above its limit"));
+    }
+    let mut message = Vec::new();
+    from.take(len).read_to_end(&mut message)?;
+    if message.len() as u64 == len { Ok(Some(message)) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// The renderer's life.
+fn serve() -> Result<()> {
+    let (mut from, mut to) = (io::stdin().lock(), io::stdout().lock());
+    let begun_with = address_space()?;
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    let Some(message) = receive(&mut from, MAX_MESSAGE)? else { return Ok(()) };
+    limit(begun_with, message.len())?;
+    let templates: Vec<(String, String)> = serde_json::from_slice(&message)?;
+    let templates = match Templates::compile(&templates) {
+        Ok(templates) => templates,
+        Err(e) => return Ok(send(&mut to, &[&[0], e.as_bytes()])?),
+    };
+    send(&mut to, &[&[1]])?;
+    while let Some(message) = receive(&mut from, MAX_MESSAGE)? {
+        limit(begun_with, message.len())?;
+        match templates.run(&serde_json::from_slice(&message)?) {
+            Ok(text) => send(&mut to, &[&[1], text.as_bytes()])?,
+            Err(e) => send(&mut to, &[&[0], e.as_bytes()])?,
+        }
+    }
+    Ok(())
+}
+
+/// Bounds what comes next: memory for a message of `len` bytes, and processor time from now.
+fn limit(begun_with: u64, len: usize) -> Result<()> {
+    let soft = |resource, current: u64| {
+        let maximum = getrlimit(resource).maximum;
+        setrlimit(resource, Rlimit { current: Some(maximum.map_or(current, |most| most.min(current))), maximum })
+    };
+    soft(Resource::As, begun_with + STACK as u64 + RESERVED + MEMORY + MEMORY_PER_BYTE * len as u64)?;
+    let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec as u64;
+    Ok(soft(Resource::Cpu, used + 1 + SECONDS)?)
+}
+
+/// Bytes of addresses that this process has.
+fn address_space() -> Result<u64> {
+    let text = fs::read_to_string("/proc/self/statm")?;
+    let pages: u64 = text.split(' ').next().unwrap_or_default().parse()?;
+    Ok(pages * rustix::param::page_size() as u64)
+}

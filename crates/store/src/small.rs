@@ -1,0 +1,73 @@
+//! Reading a file that should be small, whole: configs, tokenizers, templates, conversations. Who gave it is not trusted with more: a pipe, a device or
+//! a folder in its place is refused before it is opened (opening a pipe waits for a writer, opening a device may do anything), and so is a file above its
+//! limit, even one that grows while it is read.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use crate::error::Error;
+
+/// Bytes that a JSON file of settings may have. One that names the precision of each of 100,000 modules stays below it.
+pub const MAX_SETTINGS: u64 = 16 << 20;
+
+/// The bytes of the regular file at `path` (a link to one will do), which has at most `limit` of them.
+///
+/// # Errors
+/// [`Error::NotAFile`], [`Error::TooLarge`], or what the system says: a missing file is an [`Error::Io`] whose cause is `NotFound`.
+pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    open_small(path, limit)?.take(limit + 1).read_to_end(&mut bytes).map_err(Error::io(path, "read"))?;
+    // It may have grown.
+    if bytes.len() as u64 > limit {
+        return Err(Error::TooLarge { path: path.to_owned(), limit });
+    }
+    Ok(bytes)
+}
+
+/// The same file opened, for whoever need not have all of it at once. It may still grow.
+pub fn open_small(path: &Path, limit: u64) -> Result<File, Error> {
+    let refuse = || Error::NotAFile { path: path.to_owned() };
+    if !fs::metadata(path).map_err(Error::io(path, "open"))?.is_file() {
+        return Err(refuse());
+    }
+    // What has become a pipe since then must not be waited for either.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.map_err(Error::io(path, "open"))?;
+    let found = file.metadata().map_err(Error::io(path, "open"))?;
+    if !found.is_file() {
+        return Err(refuse());
+    }
+    if found.len() > limit {
+        return Err(Error::TooLarge { path: path.to_owned(), limit });
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+
+    #[test]
+    fn pipes_devices_folders_and_large_files_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("small");
+        assert!(matches!(read_small(&path, 3), Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::NotFound));
+        fs::write(&path, "abc").unwrap();
+        assert_eq!(read_small(&path, 3).unwrap(), b"abc");
+        let error = read_small(&path, 2).unwrap_err().to_string();
+        assert!(error.contains("small: above the limit of 2 bytes"), "{error}");
+        // A hole of a terabyte is refused without being read.
+        File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+        assert!(matches!(read_small(&path, 1000), Err(Error::TooLarge { .. })));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        for path in [dir.path(), &link, &pipe, Path::new("/dev/null")] {
+            assert!(matches!(read_small(path, 1000), Err(Error::NotAFile { .. })), "{}", path.display());
+        }
+    }
+}
