@@ -288,6 +288,8 @@ pub fn xxh3_of(path: &Path, each: &mut impl FnMut(u64)) -> Result<String, Error>
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn manifest() -> Manifest {
