@@ -217,7 +217,7 @@ mod tests {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for _ in 0..300_000 {
+                for _ in 0..5_000_000 {
                     drop(Watch::new(LOW, 4096));
                     drop(Watch::new(HIGH, 1 << 39));
                 }
