@@ -7,6 +7,7 @@
 mod cpu;
 mod pool;
 mod profile;
+mod threading;
 
 use std::ops::Range;
 
