@@ -19,6 +19,8 @@ class Row:
     # A peer's figure, or a limit measured in the same run, and which.
     peer: float | None = None
     peer_name: str = ""
+    # Why there is no figure of a peer that should have one.
+    peer_died: str = ""
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
@@ -33,10 +35,13 @@ class Row:
     peer_all: list = field(default_factory=list)
 
 
-def compare(suite, case, figure, unit, ours, peer, peer_name, goal=None, above=True, threads=0):
-    """A row from measurements that were made side by side: the k-th of `ours` beside the k-th of `peer`. Without a peer, a row that only reports."""
+def compare(suite, case, figure, unit, ours, peer, peer_name, goal=None, above=True, threads=0, died=""):
+    """A row from measurements that were made side by side: the k-th of `ours` beside the k-th of `peer`. Without a peer, a row that only reports; of a peer that has
+    died, the reason."""
     row = Row(suite, case, figure, unit, statistics.median(ours), goal=goal, above=above, rounds=len(ours), threads=threads, ours_all=ours)
-    if peer:
+    if died:
+        row.peer_name, row.peer_died = peer_name, died
+    elif peer:
         ratios = [a / b for a, b in zip(ours, peer)]
         row.peer, row.peer_name, row.peer_all = statistics.median(peer), peer_name, peer
         row.ratio, row.low, row.high = statistics.median(ratios), min(ratios), max(ratios)
@@ -93,7 +98,7 @@ def cells(row):
         f"{row.figure}, {row.unit}",
         str(row.threads) if row.threads else "-",
         number(row.ours),
-        f"{number(row.peer)} ({row.peer_name})" if row.peer is not None else "-",
+        f"{number(row.peer)} ({row.peer_name})" if row.peer is not None else f"{row.peer_name} died: {row.peer_died}" if row.peer_died else "-",
         number(row.ratio),
         f"{number(row.low)}–{number(row.high)}" if row.ratio is not None else "-",
         f"{sign} {number(row.goal)}" if row.goal is not None else "-",

@@ -10,6 +10,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DIR = Path(os.environ.get("BENCH_DIR") or Path.home() / ".cache" / "sluice-bench").absolute()
 
 
+class Failed(SystemExit):
+    """What ends a run, with what to say, unless whoever can do without catches it."""
+
+
 def say(text):
     """A line about what is going on, away from the results."""
     print(text, file=sys.stderr, flush=True)
@@ -20,18 +24,21 @@ def need_free(size, what):
     DIR.mkdir(parents=True, exist_ok=True)
     disk = shutil.disk_usage(DIR)
     if disk.free - size < disk.total // 20:
-        sys.exit(f"bench: {what} needs {size / 1e9:.1f} GB, {DIR} has {disk.free / 1e9:.1f} GB free")
+        raise Failed(f"bench: {what} needs {size / 1e9:.1f} GB, {DIR} has {disk.free / 1e9:.1f} GB free")
 
 
 def run(command, log, **more):
     """Runs a command whose output nobody reads unless it fails."""
     path = DIR / "logs" / log
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as f:
-        done = subprocess.run([str(c) for c in command], stdout=f, stderr=subprocess.STDOUT, **more)
-    if done.returncode != 0:
+    try:
+        with open(path, "w") as f:
+            code = subprocess.run([str(c) for c in command], stdout=f, stderr=subprocess.STDOUT, **more).returncode
+    except OSError as error:
+        raise Failed(f"bench: {error}") from None
+    if code != 0:
         tail = "\n".join(path.read_text(errors="replace").splitlines()[-15:])
-        sys.exit(f"bench: {' '.join(map(str, command))} failed, see {path}:\n{tail}")
+        raise Failed(f"bench: {' '.join(map(str, command))} failed, see {path}:\n{tail}")
 
 
 def output(command):
@@ -39,5 +46,5 @@ def output(command):
     command = [str(c) for c in command]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        sys.exit(f"bench: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        raise Failed(f"bench: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return done.stdout

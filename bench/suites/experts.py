@@ -14,7 +14,7 @@ from statistics import median
 
 import cgroup
 from models import bytes_of, evict, model, model_path, size
-from peers import LLAMA_BENCH, SLUICE
+from peers import LLAMA, SLUICE, Peer, died, parsed
 from results import compare, lines
 from scratch import DIR, ROOT, output, say
 
@@ -43,6 +43,10 @@ class Giant:
     # An ordinary checkpoint beside the bundle, and one thing changed at a time.
     whole: bool = False
     quick: bool = False
+
+    @property
+    def case(self):
+        return f"{self.shape} {self.bits} bit"
 
     @property
     def bundle(self):
@@ -81,13 +85,18 @@ class Notes(list):
             say(f"note: {text}")
 
 
-def run(quick, rounds, only, parts):
+def cases(quick):
+    giants = [g.case for g in GIANTS if quick is None or g.quick == quick]
+    return [*giants, "fits", *([] if quick else ["packing"])]
+
+
+def run(names, quick, rounds, parts):
     rows, notes = [], Notes()
     if reason := cgroup.why_not():
         notes.add(f"left out, all of it: {reason}")
         return rows, notes
     for giant in GIANTS:
-        if giant.quick != quick and not only or only and only not in f"{giant.shape} {giant.bits} bit":
+        if giant.case not in names:
             continue
         had = {form: model_path(giant.shape, form).exists() for form in forms(giant)}
         if not room_for(giant, notes):
@@ -98,9 +107,9 @@ def run(quick, rounds, only, parts):
             # Disks are small: what was made for this giant alone goes again.
             if not quick:
                 drop(giant, [form for form, before in had.items() if not before])
-    if not only or only == "fits":
+    if "fits" in names:
         rows += parts.measure("fits", lambda: fits(rounds, quick, notes), notes)
-    if only == "packing" or not only and not quick:
+    if "packing" in names:
         rows += parts.measure("packing", packing, notes)
     notes.append(f"decode: {GENERATED} tokens behind {CONTEXT}, after 8 that are not counted; KV in bf16 (Sluice) and f16 (llama.cpp, mapped, not repacked)")
     notes.append("memory limit: a control group, page cache charged to it, the model's files evicted before each run; Sluice's budget is the limit")
@@ -203,16 +212,20 @@ def prefill(path, flags, limit, *more):
 
 
 def llama(path, limit, generated, prompt=0, timeout=600):
-    """Tokens per second of llama.cpp under a limit, and what its group saw; 0 where there was no token in time."""
+    """Tokens per second of llama.cpp under a limit; 0 where there was no token in time."""
     evict(path)
-    command = [LLAMA_BENCH, "-m", path, "-t", THREADS, "-p", prompt, "-n", generated, "-d", 0 if prompt else CONTEXT, "-ngl", 0]
-    command += ["-lm", "mmap", "--repack", 0, "-r", 1, "--no-warmup", "-o", "json"]
-    ran = cgroup.run(command, limit, timeout)
-    if ran.timed_out or ran.killed:
-        return 0.0, ran
-    if ran.code != 0:
-        sys.exit(f"bench: llama-bench failed:\n{ran.errors[-2000:]}")
-    return json.loads(ran.out)[0]["avg_ts"], ran
+    options = ["-m", path, "-t", THREADS, "-p", prompt, "-n", generated, "-d", 0 if prompt else CONTEXT, "-ngl", 0]
+    options += ["-lm", "mmap", "--repack", 0, "-r", 1, "--no-warmup", "-o", "json"]
+
+    def once(bench):
+        ran = cgroup.run([bench, *options], limit, timeout)
+        if ran.timed_out or ran.killed:
+            return 0.0
+        if ran.code != 0:
+            raise died(ran.code, ran.errors)
+        return parsed(lambda text: json.loads(text)[0]["avg_ts"], ran.out)
+
+    return LLAMA.attempt(once)
 
 
 def busy_disk(path, request):
@@ -303,7 +316,7 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
     case = f"decode, {giant.name}, {giant.bits} bit, {factor} times the limit"
     say(case)
     request = min(REQUEST, expert_bytes(bundle))
-    found = {"plain": [], "ahead": [], "no cache": [], "theirs": []}
+    found, peer = {"plain": [], "ahead": [], "no cache": []}, Peer()
     bounds, shallow, ideals, read, memory, hits, plans, misses = [], [], [], [], [], [], [], []
     for _ in range(rounds):
         bandwidth = disk(bundle, request)
@@ -325,10 +338,10 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
                 plans.append(plan(bundle, limit, bandwidth, latency, hits[-1] / 100))
             elif name == "ahead":
                 ideals.append(bound(line, bandwidth, giant.k)[1])
-        if all(found["theirs"]):
+        if all(peer.all):
             # Where it is slow few tokens say it; once without an answer is enough.
-            few = bool(found["theirs"]) and found["theirs"][-1] < 1 or not found["theirs"] and factor > 3
-            found["theirs"].append(llama(gguf, limit, 4 if few else GENERATED)[0])
+            few = bool(peer.all) and peer.all[-1] < 1 or not peer.all and factor > 3
+            peer.measure(lambda: llama(gguf, limit, 4 if few else GENERATED))  # noqa: B023
     rows = []
     add = lambda *a, **more: rows.append(compare(SUITE, case, *a, threads=THREADS, **more))  # noqa: E731
     plain, ahead = found["plain"], found["ahead"]
@@ -348,10 +361,10 @@ def decodes(giant, bundle, gguf, limit, factor, rounds, notes):
         add("slots, look-ahead", "tokens/s", ahead, ideals, "max(reads, compute)")
     if whole(found["no cache"]):
         add("slots", "tokens/s", plain, found["no cache"], "page cache", goal=1.0)
-    if not all(found["theirs"]):
+    if not all(peer.all):
         notes.add(f"{case}: llama.cpp had no token in time")
-    elif whole(found["theirs"]):
-        add("slots", "tokens/s", plain, found["theirs"], f"llama.cpp {giant.theirs}", goal=10)
+    elif plain and peer.died or whole(peer.all):
+        add("slots", "tokens/s", plain, peer.all, LLAMA.name(giant.theirs), goal=10, died=peer.died)
     if memory:
         rows += memories(case, limit, memory)
     return rows
@@ -371,7 +384,7 @@ def memories(case, limit, memory):
 def prefills(giant, case, bundle, gguf, limit, rounds, quick, notes):
     name = f"prefill {PROMPT}, {case}"
     say(name)
-    mine, bounds, busy, single, theirs = [], [], [], [], []
+    mine, bounds, busy, single, theirs = [], [], [], [], Peer()
     for _ in range(rounds):
         bandwidth = disk(bundle, min(REQUEST, expert_bytes(bundle)))
         line, ran = prefill(bundle, Flags(), limit)
@@ -381,8 +394,8 @@ def prefills(giant, case, bundle, gguf, limit, rounds, quick, notes):
         mine.append(speed(line))
         for into, speed_of_disk in ((bounds, bandwidth), (busy, busy_disk(bundle, min(REQUEST, expert_bytes(bundle))))):
             into.append(PROMPT / max(line["experts"]["read_bytes"] / speed_of_disk, compute_of(line)[0]))
-        if not quick and all(theirs):
-            theirs.append(llama(gguf, limit, 0, PROMPT)[0])
+        if not quick and all(theirs.all):
+            theirs.measure(lambda: llama(gguf, limit, 0, PROMPT))
         # One token at a time from the same beginning; what fewer tokens take says what all would.
         line, ran = ours("decode", bundle, Flags(), limit, "--context", 1, "--tokens", GENERATED if quick else PROMPT // 4)
         if line is None:
@@ -394,8 +407,8 @@ def prefills(giant, case, bundle, gguf, limit, rounds, quick, notes):
         compare(SUITE, name, "slots", "tokens/s", mine, busy, "bound, the disk while all threads run", threads=THREADS),
         compare(SUITE, name, "slots", "tokens/s", mine, single, "token by token", 10, threads=THREADS),
     ]
-    if len(theirs) == len(mine) and all(theirs):
-        rows.append(compare(SUITE, name, "slots", "tokens/s", mine, theirs, f"llama.cpp {giant.theirs}", threads=THREADS))
+    if theirs.died or len(theirs.all) == len(mine) and all(theirs.all):
+        rows.append(compare(SUITE, name, "slots", "tokens/s", mine, theirs.all, LLAMA.name(giant.theirs), threads=THREADS, died=theirs.died))
     return rows
 
 

@@ -7,8 +7,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from models import evict, model, size
-from peers import LLAMA_BENCH, PYTHON, SLUICE
+from models import evict, model, model_path, size
+from peers import LLAMA, PYTHON, SLUICE, Died, Peer, answer, died
 from results import compare
 from scratch import ROOT, output, say
 
@@ -32,6 +32,10 @@ class Decode:
     transformers: bool = False
     quick: bool = False
 
+    @property
+    def name(self):
+        return f"decode {self.shape} {self.ours} {self.threads}"
+
 
 @dataclass
 class Prefill:
@@ -43,6 +47,10 @@ class Prefill:
     limit: float | None = None
     transformers: bool = False
     quick: bool = False
+
+    @property
+    def name(self):
+        return f"prefill {self.shape} {self.ours}"
 
 
 DECODES = [
@@ -62,25 +70,25 @@ PREFILLS = [
 ]
 
 
-def run(quick, rounds, only, parts):
+def cases(quick):
+    found = {"limits": True}
+    found |= {c.name: c.quick or found.get(c.name, False) for c in DECODES}
+    found |= {c.name: c.quick for c in PREFILLS}
+    found |= {"context": False, "memory": True, "mlx": False}
+    return [name for name, in_quick in found.items() if in_quick or not quick]
+
+
+def run(names, quick, rounds, parts):
     rows, notes = [], []
-
-    def part(name, in_quick, what, *how):
-        nonlocal rows
-        if only in name and (in_quick or not quick or only):
-            rows += parts.measure(name, lambda: what(*how), notes)
-
-    part("limits", True, limits, rounds)
-    for c in DECODES:
-        part(f"decode {c.shape} {c.ours} {c.threads}", c.quick, decode, c, rounds)
-    for c in PREFILLS:
-        part(f"prefill {c.shape} {c.ours}", c.quick, prefill, c, rounds)
-    part("context", False, context, rounds)
-    part("memory", True, memory)
-    part("mlx", False, mlx)
-    for shape, ours, theirs in sorted({(c.shape, c.ours, c.theirs) for c in DECODES if quick <= c.quick}):
-        paths = model(shape, ours), model(shape, theirs)
-        notes.append(f"{NAMES[shape]}, {BITS[ours]}: {size(paths[0]) / 1e6:.0f} MB for Sluice, {size(paths[1]) / 1e6:.0f} MB as {theirs}")
+    what = {"limits": lambda: limits(rounds), "context": lambda: context(rounds), "memory": memory, "mlx": mlx}
+    what |= {c.name: lambda c=c: decode(c, rounds) for c in DECODES}
+    what |= {c.name: lambda c=c: prefill(c, rounds) for c in PREFILLS}
+    for name in names:
+        rows += parts.measure(name, what[name], notes)
+    for shape, ours, theirs in sorted({(c.shape, c.ours, c.theirs) for c in [*DECODES, *PREFILLS] if c.name in names}):
+        paths = model_path(shape, ours), model_path(shape, theirs)
+        if all(path.exists() for path in paths):
+            notes.append(f"{NAMES[shape]}, {BITS[ours]}: {size(paths[0]) / 1e6:.0f} MB for Sluice, {size(paths[1]) / 1e6:.0f} MB as {theirs}")
     notes.append(f"decode: {GENERATED} tokens behind {CONTEXT}; KV in bf16 (Sluice) and f16 (llama.cpp); llama.cpp with its repacking, flash attention as it chooses")
     return rows, notes
 
@@ -96,12 +104,13 @@ def ours(what, path, threads, *more):
 
 def llama(path, threads, prompt=0, generated=0, depths=(0,)):
     """Tokens per second at each depth."""
-    command = [LLAMA_BENCH, "-m", path, "-t", threads, "-p", prompt, "-n", generated, "-d", ",".join(map(str, depths)), "-ngl", 0, "-r", 1, "-o", "json"]
-    return [test["avg_ts"] for test in json.loads(output(command))]
+    options = ["-m", path, "-t", threads, "-p", prompt, "-n", generated, "-d", ",".join(map(str, depths)), "-ngl", 0, "-r", 1, "-o", "json"]
+    return LLAMA.attempt(lambda bench: answer([bench, *options], lambda text: [test["avg_ts"] for test in json.loads(text)]))
 
 
 def python_peer(name, path, threads, prompt, context, generated):
-    return json.loads(output([PYTHON, ROOT / "bench" / f"with_{name}.py", path, threads, prompt, context, generated]).splitlines()[-1])
+    command = [PYTHON, ROOT / "bench" / f"with_{name}.py", path, threads, prompt, context, generated]
+    return answer(command, lambda text: json.loads(text.splitlines()[-1]))
 
 
 def peak_memory(command):
@@ -109,9 +118,11 @@ def peak_memory(command):
     with tempfile.TemporaryFile() as sink:
         process = subprocess.Popen([str(c) for c in command], stdout=sink, stderr=sink)
         _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = status
-    if status != 0:
-        sys.exit(f"bench: {command[0]} failed")
+        process.returncode = os.waitstatus_to_exitcode(status)
+        sink.seek(0)
+        said = sink.read().decode(errors="replace")
+    if process.returncode != 0:
+        raise died(process.returncode, said)
     return usage.ru_maxrss * 1024
 
 
@@ -135,18 +146,19 @@ def decode(c, rounds):
     say(f"{case}, {c.threads} threads")
     folder, file = model(c.shape, c.ours), model(c.shape, c.theirs)
     evict(folder)
-    mine, theirs, torch, read, used = [], [], [], [], []
+    mine, read, used = [], [], []
+    theirs, torch = Peer(), Peer()
     for _ in range(rounds):
         [line] = ours("decode", folder, c.threads, "--context", CONTEXT, "--tokens", GENERATED)
         mine.append(line["tokens_per_second"]["median"])
         used.append(mine[-1] * line["weight_bytes_per_token"] / 1e9)
         read.append(line["read_bytes_per_second"]["median"] / 1e9)
-        theirs += llama(file, c.threads, generated=GENERATED, depths=[CONTEXT])
+        theirs.measure(lambda: llama(file, c.threads, generated=GENERATED, depths=[CONTEXT])[0])
         if c.transformers:
-            torch.append(python_peer("transformers", folder, c.threads, 0, CONTEXT, GENERATED)["decode"])
-    rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs, f"llama.cpp {c.theirs}", c.goal, threads=c.threads)]
-    if torch:
-        rows.append(compare(SUITE, case, "speed", "tokens/s", mine, torch, "transformers", threads=c.threads))
+            torch.measure(lambda: python_peer("transformers", folder, c.threads, 0, CONTEXT, GENERATED)["decode"])
+    rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs.all, LLAMA.name(c.theirs), c.goal, threads=c.threads, died=theirs.died)]
+    if c.transformers:
+        rows.append(compare(SUITE, case, "speed", "tokens/s", mine, torch.all, "transformers", threads=c.threads, died=torch.died))
     rows.append(compare(SUITE, case, "weights read", "GB/s", used, read, "read limit", c.limit, threads=c.threads))
     return rows
 
@@ -156,18 +168,19 @@ def prefill(c, rounds):
     say(f"{case}, {THREADS} threads")
     folder, file = model(c.shape, c.ours), model(c.shape, c.theirs)
     evict(folder)
-    mine, theirs, torch, done, peak = [], [], [], [], []
+    mine, done, peak = [], [], []
+    theirs, torch = Peer(), Peer()
     for _ in range(rounds):
         [line] = ours("prefill", folder, THREADS, "--tokens", PROMPT)
         mine.append(line["tokens_per_second"]["median"])
         done.append(line["operations_per_second"]["median"] / 1e12)
         peak.append(line["peak_operations_per_second"]["median"] / 1e12)
-        theirs += llama(file, THREADS, prompt=PROMPT)
+        theirs.measure(lambda: llama(file, THREADS, prompt=PROMPT)[0])
         if c.transformers:
-            torch.append(python_peer("transformers", folder, THREADS, PROMPT, 0, 0)["prefill"])
-    rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs, f"llama.cpp {c.theirs}", c.goal, threads=THREADS)]
-    if torch:
-        rows.append(compare(SUITE, case, "speed", "tokens/s", mine, torch, "transformers", c.goal, threads=THREADS))
+            torch.measure(lambda: python_peer("transformers", folder, THREADS, PROMPT, 0, 0)["prefill"])
+    rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs.all, LLAMA.name(c.theirs), c.goal, threads=THREADS, died=theirs.died)]
+    if c.transformers:
+        rows.append(compare(SUITE, case, "speed", "tokens/s", mine, torch.all, "transformers", c.goal, threads=THREADS, died=torch.died))
     rows.append(compare(SUITE, case, "operations", "TOPS", done, peak, f"{line['arithmetic']} peak", c.limit, threads=THREADS))
     return rows
 
@@ -176,13 +189,17 @@ def context(rounds):
     case = f"decode at 8k over decode at 1k, {NAMES['dense']}, 4 bit"
     say(case)
     evict(model("dense", "q4"))
-    mine, theirs = [], []
+    mine, theirs = [], Peer()
+
+    def kept():
+        short, long = llama(model("dense", "Q4_0"), THREADS, generated=32, depths=[1024, 8192])
+        return long / short
+
     for _ in range(rounds):
         short, long = ours("decode", model("dense", "q4"), THREADS, "--context", "1024,8192", "--tokens", 32, "--no-roofline")
         mine.append(long["tokens_per_second"]["median"] / short["tokens_per_second"]["median"])
-        short, long = llama(model("dense", "Q4_0"), THREADS, generated=32, depths=[1024, 8192])
-        theirs.append(long / short)
-    return [compare(SUITE, case, "speed kept", "of 1", mine, theirs, "llama.cpp Q4_0", 1.1, threads=THREADS)]
+        theirs.measure(kept)
+    return [compare(SUITE, case, "speed kept", "of 1", mine, theirs.all, LLAMA.name("Q4_0"), 1.1, threads=THREADS, died=theirs.died)]
 
 
 def memory():
@@ -190,15 +207,19 @@ def memory():
     say(case)
     folder, file = model("moe", "q4"), model("moe", "Q4_0")
     more = ["--context", CONTEXT, "--tokens", 8, "--no-roofline"]
-    mine = peak_memory([SLUICE, "bench", "decode", folder, "--threads", THREADS, "--rounds", 1, "--json", *more]) / 1e6
+    try:
+        mine = peak_memory([SLUICE, "bench", "decode", folder, "--threads", THREADS, "--rounds", 1, "--json", *more]) / 1e6
+    except Died as why:
+        sys.exit(f"bench: sluice failed: {why}")
     [line] = ours("decode", folder, THREADS, *more)
     accounted = line["memory"]
     # An image that a reader filled counts as copied, and is the file; what is widened beside it is small.
     weights = max(size(folder), accounted["weights_mapped"] + accounted["weights_copied"])
     allowed = (weights + accounted["scratch"] + line["cache_bytes_per_token"]) / 1e6
-    theirs = peak_memory([LLAMA_BENCH, "-m", file, "-t", THREADS, "-p", CONTEXT, "-n", 8, "-ngl", 0, "-r", 1]) / 1e6
+    theirs = Peer()
+    theirs.measure(lambda: LLAMA.attempt(lambda bench: peak_memory([bench, "-m", file, "-t", THREADS, "-p", CONTEXT, "-n", 8, "-ngl", 0, "-r", 1]) / 1e6))
     return [
-        compare(SUITE, case, "peak resident", "MB", [mine], [theirs], "llama.cpp Q4_0, repacked", threads=THREADS),
+        compare(SUITE, case, "peak resident", "MB", [mine], theirs.all, LLAMA.name("Q4_0, repacked"), threads=THREADS, died=theirs.died),
         # The rest is the program itself.
         compare(SUITE, case, "peak resident", "MB", [mine], [allowed], "file, KV and scratch", 1.02, above=False, threads=THREADS),
     ]
@@ -208,10 +229,13 @@ def mlx():
     case = f"{NAMES['dense']}, 4 bit, few tokens"
     say(f"mlx-lm, {case}")
     folder, prompt, generated = model("dense", "q4"), 16, 4
-    theirs = python_peer("mlx", folder, THREADS, prompt, prompt, generated)
+    theirs = Peer()
+    theirs.measure(lambda: python_peer("mlx", folder, THREADS, prompt, prompt, generated))
     [decoded] = ours("decode", folder, THREADS, "--context", prompt, "--tokens", generated, "--no-roofline")
     [read] = ours("prefill", folder, THREADS, "--tokens", prompt, "--no-roofline")
-    return [
-        compare(SUITE, f"decode, {case}", "speed", "tokens/s", [decoded["tokens_per_second"]["median"]], [theirs["decode"]], "mlx-lm, float32", threads=THREADS),
-        compare(SUITE, f"prefill {prompt}, {case}", "speed", "tokens/s", [read["tokens_per_second"]["median"]], [theirs["prefill"]], "mlx-lm, float32", threads=THREADS),
-    ]
+
+    def beside(name, key, line):
+        mine, other = [line["tokens_per_second"]["median"]], [x[key] for x in theirs.all]
+        return compare(SUITE, f"{name}, {case}", "speed", "tokens/s", mine, other, "mlx-lm, float32", threads=THREADS, died=theirs.died)
+
+    return [beside("decode", "decode", decoded), beside(f"prefill {prompt}", "prefill", read)]

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import scratch
 from models import bytes_of, model, size
-from peers import LLAMA_BENCH, PYTHON, SLUICE
+from peers import LLAMA, PYTHON, SLUICE, Died, Peer, died
 from results import compare, lines
 from scratch import ROOT, output, say
 
@@ -52,11 +53,15 @@ LIMIT = 60
 ROOM = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.4
 
 
-def run(quick, rounds, only, parts):
+def cases(quick):
+    return [f"{shape} {ours}" for shape, ours, _ in VARIANTS if not quick or (shape, ours) == QUICK]
+
+
+def run(names, quick, rounds, parts):
     rows, notes = [], []
     for shape, ours, theirs in VARIANTS:
         name = f"{shape} {ours}"
-        if not name.startswith(only) or quick and not only and (shape, ours) != QUICK:
+        if name not in names:
             continue
         if bytes_of(shape, ours) > ROOM:
             notes.append(f"left out: Qwen3-{shape.upper()}, {ours[1:]} bit, which with its page cache does not fit this memory")
@@ -222,29 +227,42 @@ def starts(shape, ours, theirs, rounds, quick):
     folder, file = model(shape, ours), model(shape, theirs)
     tokens = ",".join(str(1000 + 37 * i) for i in range(PROMPT))
     mine = [SLUICE, "eval", "logits", folder, "--tokens", tokens, "--threads", THREADS]
-    llama = [LLAMA_BENCH, "-m", file, "-t", THREADS, "-p", PROMPT, "-n", 0, "-ngl", 0, "-r", 1, "--no-warmup", "-o", "jsonl"]
-    # name, what it reads, command, whether it keeps its full decode speed
-    peers = [(f"llama.cpp {theirs}, {lm}, {'repacked' if rp else 'as it is'}", file, [*llama, "-lm", lm, "--repack", rp], rp == 1) for lm in ("mmap", "none", "dio") for rp in (1, 0)]
+    llama = ["-m", file, "-t", THREADS, "-p", PROMPT, "-n", 0, "-ngl", 0, "-r", 1, "--no-warmup", "-o", "jsonl"]
+    # name, what it reads, command (of llama.cpp without the program), whether it keeps its full decode speed
+    peers = [(f"{theirs}, {lm}, {'repacked' if rp else 'as it is'}", file, [*llama, "-lm", lm, "--repack", rp], rp == 1) for lm in ("mmap", "none", "dio") for rp in (1, 0)]
+    of_llama = {name for name, *_ in peers}
     peers.append(("mlx-lm, CPU", folder, [PYTHON, ROOT / "bench" / "first_token_mlx.py", folder, tokens], True))
     peers.append(("safetensors + torch, weights only", folder, [PYTHON, ROOT / "bench" / "load_torch.py", folder], True))
     if quick:
         peers = [p for p in peers if "as it is" not in p[0] and "mlx" not in p[0]]
     rows = []
     for state in ("cold", "warm"):
-        own, others = [], {name: [] for name, *_ in peers}
+        own, others = [], {name: Peer() for name, *_ in peers}
+
+        def first(name, reads, command):
+            # MLX's processor path takes minutes: once it has missed the limit it is left alone.
+            if others[name].all and others[name].all[-1] >= LIMIT:  # noqa: B023
+                return float(LIMIT)
+            if name in of_llama:
+                return LLAMA.attempt(lambda bench: first_output([bench, *command], reads, state))  # noqa: B023
+            return first_output(command, reads, state)  # noqa: B023
+
         for _ in range(rounds):
-            own.append(first_output(mine, folder, state))
+            try:
+                own.append(first_output(mine, folder, state))
+            except Died as why:
+                sys.exit(f"bench: sluice failed: {why}")
             for name, reads, command, _ in peers:
-                # MLX's processor path takes minutes: once it has missed the limit it is left alone.
-                late = others[name] and others[name][-1] >= LIMIT
-                others[name].append(LIMIT if late else first_output(command, reads, state))
-        full = [name for name, _, _, keeps in peers if keeps]
-        best = min(full, key=lambda name: sorted(others[name])[len(others[name]) // 2])
+                others[name].measure(lambda: first(name, reads, command))  # noqa: B023
+        full = [name for name, _, _, keeps in peers if keeps and others[name].all]
+        best = min(full, key=lambda name: median(others[name].all), default=None)  # noqa: B023
         for name, *_ in peers:
+            peer = others[name]
             # Times: ours over theirs, so 1.5 times as fast is at most two thirds.
             goal = 1 / 1.5 if name == best else None
-            label = name + (", the best at full speed" if name == best else "") + (", stopped" if LIMIT in others[name] else "")
-            rows.append(compare(SUITE, f"{case}, {state}, from the start", "first token", "s", own, others[name], label, goal, False, THREADS))
+            label = LLAMA.name(name) if name in of_llama else name
+            label += (", the best at full speed" if name == best else "") + (", stopped" if LIMIT in peer.all else "")
+            rows.append(compare(SUITE, f"{case}, {state}, from the start", "first token", "s", own, peer.all, label, goal, False, THREADS, died=peer.died))
     return rows
 
 
@@ -252,7 +270,10 @@ def first_output(command, reads, state):
     """Seconds from the start of a process to the first line that it prints, or LIMIT."""
     prepare(reads, state)
     begun = time.perf_counter()
-    process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:
+        raise Died(f"cannot be started: {error.strerror}") from None
     if not select.select([process.stdout], [], [], LIMIT)[0]:
         process.kill()
         process.communicate()
@@ -261,7 +282,7 @@ def first_output(command, reads, state):
     taken = time.perf_counter() - begun
     _, errors = process.communicate()
     if not line or process.returncode != 0:
-        sys.exit(f"bench: {' '.join(map(str, command))} failed:\n{errors.decode(errors='replace')[-2000:]}")
+        raise died(process.returncode, errors.decode(errors="replace"))
     return taken
 
 

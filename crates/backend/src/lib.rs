@@ -10,8 +10,9 @@ mod operations;
 mod pool;
 mod profile;
 mod step;
+mod threading;
 
-pub use cpu::{Cpu, Lookahead, Streamed};
+pub use cpu::{Cpu, Lookahead, StepScratch, Streamed};
 pub use memory::*;
 pub use operations::*;
 pub use profile::{Phase, PhaseRow, Profile};
@@ -58,6 +59,17 @@ pub trait Backend: Send {
     /// # Errors
     /// When the budget holds fewer experts than a token wants, or there is no memory.
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> anyhow::Result<()>;
+    /// What steps like this one need beside what [`Backend::alloc`] gave, and all shorter ones. `step` takes `inputs` through a model with the backend that it
+    /// is given, which computes nothing; `layouts`: of the cache groups. `streamed`: experts are read from disk.
+    fn step_scratch(
+        &self,
+        layouts: &[KvLayout],
+        inputs: &StepInputs,
+        streamed: bool,
+        step: &mut dyn FnMut(&mut dyn Backend),
+    ) -> StepScratch;
+    /// Steps take `tokens` tokens at most of the `rows` that scratch was allocated for: what lies behind is never touched, and does not count.
+    fn limit_steps(&mut self, tokens: usize, rows: usize);
     /// Starts to measure the time of each phase.
     fn start_profile(&mut self);
     /// Starts to record what routers choose.

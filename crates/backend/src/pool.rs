@@ -5,15 +5,19 @@
 //! fewer; a helper that has not woken by the time the tasks are gone is locked out instead of waited for. Idle helpers
 //! spin for a moment (the next layer's work comes within microseconds, or when a read is over) and then sleep.
 
-use std::cell::UnsafeCell;
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread::{JoinHandle, Thread};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use super::threading::{
+    Arc, AtomicBool, AtomicU64, AtomicUsize, Builder, Idle, JoinHandle, Mutex, Ordering, Thread, UnsafeCell, fence,
+    park, spin_loop, yield_now,
+};
 
 /// How long an idle helper spins before it sleeps, where work comes from memory.
 const SPIN: Duration = Duration::from_micros(60);
+/// Looks at what others do before the processor is offered to somebody else.
+const LOOKS: u32 = 10_000;
 
 type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
@@ -28,7 +32,9 @@ struct Shared {
     /// What is left of each thread's run of tasks.
     runs: Vec<Run>,
     job: UnsafeCell<Option<Job<'static>>>,
+    /// A helper panicked in the current job; the first one's words.
     panicked: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
     sleeping: Vec<AtomicBool>,
     /// Nanoseconds that an idle helper spins.
     spin: AtomicU64,
@@ -79,6 +85,7 @@ impl Pool {
             runs: (0..=count).map(|_| Run(AtomicU64::new(0))).collect(),
             job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
+            panic: Mutex::new(None),
             sleeping: (0..count).map(|_| AtomicBool::new(false)).collect(),
             spin: AtomicU64::new(SPIN.as_nanos() as u64),
             stop: AtomicBool::new(false),
@@ -87,7 +94,7 @@ impl Pool {
         for i in 0..count {
             let shared = pool.shared.clone();
             let name = format!("sluice-{}", i + 1);
-            let handle = std::thread::Builder::new().name(name).spawn(move || help(&shared, i))?;
+            let handle = Builder::new().name(name).spawn(move || help(&shared, i))?;
             pool.helpers.push((handle.thread().clone(), Some(handle)));
         }
         Ok(pool)
@@ -105,25 +112,32 @@ impl Pool {
 
     /// Runs `job(task, thread)` for every task below `tasks`; `thread` is below [`Pool::threads`] and no two calls with the same one
     /// overlap. Returns when all are done. `&mut` because one job runs at a time.
+    ///
+    /// # Panics
+    /// When `job` does: with the caller's own panic, or else with that of the first helper. The pool can be used again.
     pub fn run(&mut self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         if self.helpers.is_empty() || tasks <= 1 {
             (0..tasks).for_each(|task| job(task, 0));
             return;
         }
         let s = &*self.shared;
+        assert!(tasks <= u32::MAX as usize, "a run is two halves of a word");
         // 1. Publish. No helper is inside: the last job was closed and left.
         // SAFETY: the lifetime is widened only until step 3, which returns after the last helper that entered has left.
-        unsafe { *s.job.get() = Some(std::mem::transmute::<Job<'_>, Job<'static>>(job)) };
-        assert!(tasks <= u32::MAX as usize, "a run is two halves of a word");
+        let lasting = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
+        // SAFETY: nobody else touches it while no helper is inside.
+        s.job.with_mut(|job| unsafe { *job = Some(lasting) });
         let threads = s.runs.len();
         for (i, run) in s.runs.iter().enumerate() {
             run.set(tasks * i / threads, tasks * (i + 1) / threads);
         }
         s.left.store(0, Ordering::Relaxed);
         let epoch = (s.state.load(Ordering::Relaxed) >> 32) + 1;
-        s.state.store(epoch << 32 | OPEN, Ordering::SeqCst);
+        s.state.store(epoch << 32 | OPEN, Ordering::Release);
+        // See `sleep`.
+        fence(Ordering::SeqCst);
         for (i, (thread, _)) in self.helpers.iter().enumerate() {
-            if s.sleeping[i].load(Ordering::SeqCst) {
+            if s.sleeping[i].load(Ordering::Relaxed) {
                 thread.unpark();
             }
         }
@@ -133,14 +147,18 @@ impl Pool {
         let entered = (s.state.fetch_and(!OPEN, Ordering::AcqRel) & ENTERED) as usize;
         let mut spins = 0u32;
         while s.left.load(Ordering::Acquire) < entered {
-            spins += 1;
-            if spins < 10_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+            spins = spins.saturating_add(1);
+            if spins < LOOKS { spin_loop() } else { yield_now() }
         }
-        if let Err(panic) = own {
+        // 4. A panic goes on here, whoever had it. Both are taken: the next job has nothing to do with either.
+        let mut panic = own.err();
+        if s.panicked.load(Ordering::Relaxed) {
+            s.panicked.store(false, Ordering::Relaxed);
+            let helpers = s.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
+            panic = panic.or(helpers);
+        }
+        if let Some(panic) = panic {
             resume_unwind(panic);
-        }
-        if s.panicked.swap(false, Ordering::Relaxed) {
-            panic!("a helper thread panicked");
         }
     }
 }
@@ -158,52 +176,66 @@ fn take_tasks(s: &Shared, job: Job, thread: usize) {
 
 fn help(s: &Shared, index: usize) {
     let mut seen = 0;
-    loop {
-        // 1. Wait for a newer epoch: spin, then sleep.
-        let mut idle = Instant::now();
-        let mut spins = 0u32;
-        let state = loop {
-            if s.stop.load(Ordering::Relaxed) {
-                return;
-            }
-            let state = s.state.load(Ordering::Acquire);
-            if state >> 32 != seen {
-                break state;
-            }
-            spins += 1;
-            if !spins.is_multiple_of(64) || (idle.elapsed().as_nanos() as u64) < s.spin.load(Ordering::Relaxed) {
-                std::hint::spin_loop();
-                continue;
-            }
-            s.sleeping[index].store(true, Ordering::SeqCst);
-            // Publishing and `sleeping` are both sequentially consistent: one of the two sides sees the other.
-            if s.state.load(Ordering::SeqCst) >> 32 == seen && !s.stop.load(Ordering::SeqCst) {
-                std::thread::park();
-            }
-            s.sleeping[index].store(false, Ordering::SeqCst);
-            idle = Instant::now();
-        };
-        seen = state >> 32;
-        // 2. Enter if it is still open.
+    while let Some(epoch) = newer_epoch(s, index, seen) {
+        seen = epoch;
+        // 1. Enter if it is still open.
         let entered = s.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
             (now >> 32 == seen && now & OPEN != 0).then_some(now + 1)
         });
         if entered.is_err() {
             continue;
         }
-        // 3. Work, and say that we left.
+        // 2. Work, and say that we left.
         // SAFETY: we entered, so the owner does not touch `job` until we have left.
-        let job = unsafe { *s.job.get() }.expect("an open job is published");
-        if catch_unwind(AssertUnwindSafe(|| take_tasks(s, job, index + 1))).is_err() {
+        let job = s.job.with(|job| unsafe { *job }).expect("an open job is published");
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| take_tasks(s, job, index + 1))) {
+            let mut first = s.panic.lock().unwrap_or_else(|e| e.into_inner());
+            match *first {
+                None => *first = Some(panic),
+                // Dropping what a stranger panicked with may panic, and then we would never leave.
+                Some(_) => std::mem::forget(panic),
+            }
             s.panicked.store(true, Ordering::Relaxed);
         }
         s.left.fetch_add(1, Ordering::Release);
     }
 }
 
+/// Waits until there is another job than the one of epoch `seen`: spins, then sleeps. `None`: the pool ends.
+fn newer_epoch(s: &Shared, index: usize, seen: u64) -> Option<u64> {
+    let mut idle = Idle::begin();
+    loop {
+        if s.stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        let epoch = s.state.load(Ordering::Acquire) >> 32;
+        if epoch != seen {
+            return Some(epoch);
+        }
+        if !idle.is_longer_than(|| Duration::from_nanos(s.spin.load(Ordering::Relaxed))) {
+            spin_loop();
+            continue;
+        }
+        sleep(s, index, seen);
+        idle = Idle::begin();
+    }
+}
+
+/// Parks unless there is something to do. Whoever publishes a job first writes the state and then looks who sleeps; here it is
+/// the other way round. With a fence between the two on each side, one of the sides sees the other, so that no wakeup is lost.
+/// `stop` needs none of this: whoever sets it unparks without looking.
+fn sleep(s: &Shared, index: usize, seen: u64) {
+    s.sleeping[index].store(true, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    if s.state.load(Ordering::Relaxed) >> 32 == seen && !s.stop.load(Ordering::Relaxed) {
+        park();
+    }
+    s.sleeping[index].store(false, Ordering::Relaxed);
+}
+
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.stop.store(true, Ordering::Relaxed);
         for (thread, handle) in &mut self.helpers {
             thread.unpark();
             let _ = handle.take().expect("joined once").join();
@@ -241,10 +273,63 @@ mod tests {
             let caught = catch_unwind(AssertUnwindSafe(|| pool.run(20, &|task, _| assert_ne!(task, bad))));
             assert!(caught.is_err());
         }
+        assert_eq!(sum_of_tasks(&mut pool), 45);
+    }
+
+    fn sum_of_tasks(pool: &mut Pool) -> usize {
         let sum = AtomicUsize::new(0);
         pool.run(10, &|task, _| {
             sum.fetch_add(task, Ordering::Relaxed);
         });
-        assert_eq!(sum.into_inner(), 45);
+        sum.into_inner()
+    }
+
+    #[test]
+    fn a_pool_whose_caller_and_helper_both_panicked_runs_the_next_job() {
+        let mut pool = Pool::new(2).unwrap();
+        // Both are inside before either panics.
+        let both = std::sync::Barrier::new(2);
+        let job = |_: usize, thread: usize| {
+            both.wait();
+            panic!("thread {thread}");
+        };
+        let caught = catch_unwind(AssertUnwindSafe(|| pool.run(2, &job))).unwrap_err();
+        assert_eq!(caught.downcast_ref::<String>().unwrap(), "thread 0");
+        assert_eq!(sum_of_tasks(&mut pool), 45);
+    }
+
+    #[test]
+    fn a_helpers_panic_reaches_the_caller_in_its_own_words() {
+        let mut pool = Pool::new(2).unwrap();
+        let both = std::sync::Barrier::new(2);
+        let job = |_: usize, thread: usize| {
+            both.wait();
+            assert_eq!(thread, 0, "the helper's words");
+        };
+        let caught = catch_unwind(AssertUnwindSafe(|| pool.run(2, &job))).unwrap_err();
+        assert!(caught.downcast_ref::<String>().unwrap().contains("the helper's words"));
+        assert_eq!(sum_of_tasks(&mut pool), 45);
+    }
+
+    #[test]
+    fn a_panic_whose_payload_panics_when_it_is_dropped_does_not_hang_the_caller() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                if !std::thread::panicking() {
+                    panic!("dropped");
+                }
+            }
+        }
+        let mut pool = Pool::new(3).unwrap();
+        let all = std::sync::Barrier::new(3);
+        let job = |_: usize, thread: usize| {
+            all.wait();
+            if thread > 0 {
+                std::panic::panic_any(Bomb);
+            }
+        };
+        std::mem::forget(catch_unwind(AssertUnwindSafe(|| pool.run(3, &job))).unwrap_err());
+        assert_eq!(sum_of_tasks(&mut pool), 45);
     }
 }

@@ -22,7 +22,7 @@ pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Threads that compute [default: all cores]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
+    #[arg(short, long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Precision of activations where they meet weights: f32 is exact, bf16 and int8 are faster [default: int8]
     #[arg(long, value_enum, value_name = "TYPE")]
@@ -31,8 +31,8 @@ pub struct EngineArgs {
     /// per token and head). LOSSY: this changes the model's output
     #[arg(long, value_enum, default_value = "auto", value_name = "TYPE")]
     kv_type: KvTypeArg,
-    /// Tokens that a conversation may have [default: what the model was made for]
-    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=1 << 24))]
+    /// Tokens that a conversation may have; 0: what the model was made for, which is the default
+    #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = value_parser!(u32).range(0..=1 << 24))]
     max_context: Option<u32>,
     /// Tokens of a prompt that are computed at once; changes speed and memory, never the result
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=1 << 16))]
@@ -44,14 +44,14 @@ pub struct EngineArgs {
     /// are given) and committed as it is needed beyond
     #[arg(long, default_value = "dynamic", value_name = "dynamic|reserve[=TOKENS]", value_parser = kv_arg)]
     kv: KvArg,
-    /// Bytes that weights, keys and values, states and scratch may take together, such as 8G or 900M; more is refused before reading
+    /// Bytes that the program, weights, keys and values, states, experts and scratch may take together, such as 8G or 900M; more is refused before reading
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     memory_budget: Option<u64>,
     /// Where the experts of a mixture live: mapped with all other weights; on disk, read when tokens want them, into slots of memory (slots) or through the
     /// page cache (pagecache). auto streams what does not fit in memory. Changes speed and memory, never the result
     #[arg(long, value_enum, default_value = "auto", value_name = "WHERE")]
     experts: ExpertsArg,
-    /// Memory for experts that are on disk [default: what is left of --memory-budget, or of this machine's memory]
+    /// Memory for experts that are on disk, within --memory-budget and the memory control group [default: what is left of them, or of this machine's memory]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     expert_budget: Option<u64>,
     /// Guess the next layer's experts and read them while the disk is idle; auto keeps it while it is faster. Never changes the result
@@ -199,12 +199,13 @@ impl EngineArgs {
                 KvTypeArg::F16 => Some(KvType::F16),
                 KvTypeArg::Int8 => Some(KvType::Int8),
             },
-            max_context: self.max_context.map(size),
+            max_context: self.max_context.filter(|n| *n > 0).map(size),
             chunk: self.chunk.map(size),
             experts_per_token: self.experts_per_token.map(size),
             load: self.load(),
             kv_reserve: self.kv.0,
             memory_budget: self.memory_budget,
+            held: Some(machine::held),
             experts: match self.experts {
                 ExpertsArg::Auto => Placement::Auto,
                 ExpertsArg::Mapped => Placement::Mapped,

@@ -1,54 +1,111 @@
-//! Ctrl-C: leaves at once with exit code 130, except while an answer is given in a conversation; there it stops the answer.
+//! Ctrl-C: leaves at once with exit code 130, except while somebody holds it; then it is remembered, and whoever holds it stops what is
+//! under way.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
+/// The program's exit code after Ctrl-C, as a shell gives it.
+pub const STATUS: u8 = 130;
+
 struct Flags {
     /// Ctrl-C ends the program.
     leaves: Arc<AtomicBool>,
-    /// Ctrl-C came since `guard` was called.
+    /// Ctrl-C came while it was held.
     pressed: Arc<AtomicBool>,
+    holds: AtomicUsize,
 }
 
 static FLAGS: OnceLock<Flags> = OnceLock::new();
 
 /// From here on Ctrl-C leaves with 130.
 pub fn install() -> Result<()> {
-    let flags = Flags { leaves: Arc::new(AtomicBool::new(true)), pressed: Arc::default() };
-    let handled = flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&flags.leaves))
+    let flags = Flags { leaves: Arc::new(AtomicBool::new(true)), pressed: Arc::default(), holds: AtomicUsize::new(0) };
+    let handled = flag::register_conditional_shutdown(SIGINT, STATUS.into(), Arc::clone(&flags.leaves))
         .and_then(|_| flag::register(SIGINT, Arc::clone(&flags.pressed)));
     handled.context("cannot handle Ctrl-C")?;
     let _ = FLAGS.set(flags);
     Ok(())
 }
 
-/// Whether Ctrl-C was pressed since the last [`hold`].
-pub fn pressed() -> bool {
-    FLAGS.get().is_some_and(|f| f.pressed.load(Ordering::Relaxed))
+/// From here on the second Ctrl-C leaves at once, held or not: for work whose end is worth waiting for once.
+pub fn second_leaves() -> Result<()> {
+    let again = Arc::<AtomicBool>::default();
+    let handled = flag::register_conditional_shutdown(SIGINT, STATUS.into(), Arc::clone(&again))
+        .and_then(|_| flag::register(SIGINT, again));
+    handled.map(|_| ()).context("cannot handle Ctrl-C")
 }
 
-/// While this lives, Ctrl-C only sets [`pressed`].
+/// Whether Ctrl-C was pressed while it was held.
+pub fn pressed() -> bool {
+    FLAGS.get().is_some_and(|f| f.pressed.load(Ordering::SeqCst))
+}
+
+/// The same, and forgets it.
+pub fn take() -> bool {
+    FLAGS.get().is_some_and(|f| f.pressed.swap(false, Ordering::SeqCst))
+}
+
+/// While one of these lives, Ctrl-C only sets [`pressed`].
 pub struct Hold(());
 
 /// Takes Ctrl-C over from the program's end.
 pub fn hold() -> Hold {
-    set_leaves(false);
+    if let Some(f) = FLAGS.get() {
+        f.holds.fetch_add(1, Ordering::SeqCst);
+        // This store alone: a Ctrl-C before it leaves, one after it is remembered. Clearing `pressed` here would lose one that comes in between.
+        f.leaves.store(false, Ordering::SeqCst);
+    }
     Hold(())
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        set_leaves(true);
+        if let Some(f) = FLAGS.get()
+            && f.holds.fetch_sub(1, Ordering::SeqCst) == 1
+        {
+            f.leaves.store(true, Ordering::SeqCst);
+            // What came too late to stop anything; one that comes between the two stores has left.
+            f.pressed.store(false, Ordering::SeqCst);
+        }
     }
 }
 
-fn set_leaves(leaves: bool) {
-    if let Some(f) = FLAGS.get() {
-        f.leaves.store(leaves, Ordering::SeqCst);
-        f.pressed.store(false, Ordering::SeqCst);
+/// The error of what Ctrl-C stopped, after all that there was to say is said: no line, only the exit code.
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When a signal no longer leaves, it is remembered: nothing that `hold` does from then on may forget it. A second one stands for the rest of the first.
+    #[test]
+    fn a_ctrl_c_while_it_is_being_taken_over_is_not_lost() {
+        install().unwrap();
+        let first = hold();
+        signal_hook::low_level::raise(SIGINT).unwrap();
+        let second = hold();
+        assert!(pressed());
+        drop(second);
+        assert!(take() && !take());
+        signal_hook::low_level::raise(SIGINT).unwrap();
+        drop(first);
+        // Too late to stop anything: forgotten, rather than taken for the next answer's.
+        let next = hold();
+        assert!(!pressed());
+        drop(next);
     }
 }

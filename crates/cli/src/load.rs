@@ -6,13 +6,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
-use sluice_engine::text::{ChatTemplate, GenerationDefaults, Tokenizer, stop_ids};
 use sluice_backend::{Activations, Cpu, Isa};
+use sluice_engine::text::{ChatTemplate, GenerationDefaults, Tokenizer, stop_ids};
 use sluice_engine::{Checkpoint, Config, Engine, Loading, Options};
 
 use crate::engine_args::EngineArgs;
 use crate::progress::Progress;
-use crate::{folders, terminal, units};
+use crate::{folders, machine, terminal, units};
 
 /// Everything between people's text and token ids.
 pub struct Text {
@@ -40,10 +40,21 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
     let text = thread::Builder::new()
         .name("text".into())
         .spawn(move || text(&text_folder).map(|text| (text, begun.elapsed())))?;
+    let join = || text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    // Under a limit, what is left for weights is known once the tokenizer has what it needs.
+    let limited = options.memory_budget.is_some() || machine::cgroup().is_some();
+    let (engine, text, weights_time) = if limited {
+        let text = join();
+        let begun = Instant::now();
+        (engine(folder, args, options), text, begun.elapsed())
+    } else {
+        let engine = engine(folder, args, options);
+        let weights_time = begun.elapsed();
+        (engine, join(), weights_time)
+    };
     // The weights' error first: of a folder that is not there at all, the tokenizer is the least part.
-    let engine = engine(folder, args, options)?;
-    let weights_time = begun.elapsed();
-    let (text, text_time) = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    let engine = engine?;
+    let (text, text_time) = text?;
     Ok(Loaded { engine, text, weights_time, text_time })
 }
 
@@ -68,7 +79,7 @@ pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engi
     }
     let (asked, made_for) = (engine.max_context(), engine.model().max_context);
     if asked < wanted_context.unwrap_or(made_for) {
-        terminal::note(&format!("the memory budget leaves room for a context of {asked} tokens"));
+        terminal::note(&format!("the memory limit leaves room for a context of {asked} tokens"));
     }
     if asked > made_for {
         terminal::note(&format!(
@@ -101,10 +112,16 @@ pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
 }
 
 fn text(folder: &Path) -> Result<Text> {
-    let tokenizer = tokenizer(folder)?;
+    // The template's process starts while the tokenizer is read.
+    let (tokenizer, template) = thread::scope(|scope| {
+        let template = scope.spawn(|| ChatTemplate::load(folder));
+        let tokenizer = tokenizer(folder);
+        (tokenizer, template.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let tokenizer = tokenizer?;
     let load = || {
         Ok(Text {
-            template: ChatTemplate::load(folder)?,
+            template: template?,
             defaults: GenerationDefaults::load(folder)?,
             stop_ids: stop_ids(folder, Some(&tokenizer))?,
             tokenizer: Arc::new(tokenizer),

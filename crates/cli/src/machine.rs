@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use sluice_engine::Held;
+
 /// A line of `/proc/self/status`: `VmHWM` (peak resident set), `RssAnon`, `RssFile`.
 pub fn own_memory(line: &str) -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/status").ok()?, line)
@@ -21,6 +23,14 @@ pub fn free() -> Option<u64> {
 /// What this process may still take: the lesser of what is available and what its control groups leave.
 pub fn room() -> Option<u64> {
     available().into_iter().chain(cgroup().map(|l| l.left)).min()
+}
+
+/// What this process and its control group hold just now.
+pub fn held() -> Held {
+    // Counters of `status` are behind by what each processor has not reported; a sum over all maps is not.
+    let exact = fs::read_to_string("/proc/self/smaps_rollup").ok().and_then(|text| kilobytes(&text, "Rss"));
+    let program = exact.or_else(|| own_memory("VmRSS")).unwrap_or(0);
+    Held { program, group: cgroup().map(|l| (l.limit, l.limit.saturating_sub(l.left))) }
 }
 
 /// `NAME:   123 kB`
@@ -101,5 +111,6 @@ mod tests {
     fn this_process_has_memory() {
         let (peak, now) = (own_memory("VmHWM").unwrap(), own_memory("RssAnon").unwrap());
         assert!(peak >= now && now > 0 && available().unwrap() > 0);
+        assert!((1 << 20..1 << 40).contains(&held().program), "{:?}", held());
     }
 }

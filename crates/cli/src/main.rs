@@ -91,6 +91,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has seen enough (`| head`).
         Err(e) if e.chain().any(is_closed_pipe) => ExitCode::SUCCESS,
+        // What there was to say is said.
+        Err(e) if e.is::<interrupt::Interrupted>() => ExitCode::from(interrupt::STATUS),
         Err(e) => {
             terminal::note(&format!("{e:#}"));
             ExitCode::from(2)

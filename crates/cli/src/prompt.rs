@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use sluice_engine::text::ChatTemplate;
+use sluice_engine::text::{ChatTemplate, Prompt, Quoting, Tokenizer};
 
 use crate::terminal;
 
@@ -15,7 +15,8 @@ use crate::terminal;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Prompt")]
 pub struct PromptArgs {
-    /// Feed the text as it is, without the model's chat template
+    /// Feed the text as it is, without the model's chat template. Control tokens that are spelled in it, such as <|im_end|>, are taken as such;
+    /// without --raw they are plain text
     #[arg(long)]
     raw: bool,
     /// What the model is told before the conversation
@@ -58,18 +59,39 @@ impl PromptArgs {
             return None;
         }
         if found.is_none() {
-            terminal::note("this model has no chat template: the text goes in as it is (as with --raw)");
+            terminal::note("this model has no chat template: the text goes in as it is");
         }
         found
     }
 
-    /// The text for `messages`, up to where the answer begins. Without a template it is the messages themselves: a system message in a paragraph
-    /// of its own, every answer directly behind what it continues, every later message on a new line.
-    pub fn render(&self, template: Option<&ChatTemplate>, messages: &[Message]) -> Result<String> {
-        let Some(template) = template else { return Ok(plain(messages)) };
-        let list = Value::Array(messages.iter().map(Message::to_json).collect());
+    /// The prompt for `messages`, up to where the answer begins. Without a template it is the messages themselves: a system message in a paragraph
+    /// of its own, every answer directly behind what it continues, every later message on a new line. What messages say is text, except with `--raw`.
+    pub fn render(
+        &self,
+        template: Option<&ChatTemplate>,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+    ) -> Result<Prompt> {
+        if self.raw {
+            return Ok(Prompt::from(plain(messages)));
+        }
+        let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
+        let quoting = Quoting::new(tokenizer.control_tokens(), &contents)?;
+        let quoted = messages.iter().enumerate().map(|(i, m)| Message::new(&m.role, quoting.quote(i, &m.content)));
+        let quoted: Vec<Message> = quoted.collect();
+        let Some(template) = template else { return Ok(quoting.unquote(&plain(&quoted))) };
+        let list = Value::Array(quoted.iter().map(Message::to_json).collect());
         let extra: Map<String, Value> = self.template_args.iter().cloned().collect();
-        template.render(&list, None, true, &extra)
+        Ok(quoting.unquote(&template.render(&list, None, true, &extra)?))
+    }
+
+    /// Says it where `--raw` makes control tokens of what is spelled in `text`.
+    pub fn say_raw_tokens(&self, tokenizer: &Tokenizer, text: &str) {
+        let found: Vec<&str> =
+            tokenizer.control_tokens().iter().map(String::as_str).filter(|t| text.contains(t)).collect();
+        if self.raw && !found.is_empty() {
+            terminal::note(&format!("--raw: taken as control tokens, not as text: {}", found.join(", ")));
+        }
     }
 }
 
@@ -88,14 +110,21 @@ fn plain(messages: &[Message]) -> String {
     text
 }
 
-/// Model and prompt as they were meant: `-m MODEL`, up to two words, and text on standard input. `None` for the model: the demo.
+/// Model and prompt as they were meant: `-m MODEL`, `-p PROMPT`, up to two words, and text on standard input. `None` for the model: the demo.
 ///
 /// # Errors
-/// When there is no prompt, or a word looks like a model's path and nothing is there.
-pub fn from_command_line(model: Option<PathBuf>, words: Vec<OsString>) -> Result<(Option<PathBuf>, String)> {
+/// When there is no prompt, or a word looks like a model's path and nothing is there; when there are more words than that.
+pub fn from_command_line(
+    model: Option<PathBuf>,
+    prompt: Option<OsString>,
+    words: Vec<OsString>,
+) -> Result<(Option<PathBuf>, String)> {
     let stdin = std::io::stdin();
     let piped = !stdin.is_terminal();
-    let (model, word) = sort_words(model, words, piped)?;
+    let (model, word) = match prompt {
+        Some(prompt) => (model_alone(model, words)?, Some(prompt)),
+        None => sort_words(model, words, piped)?,
+    };
     let mut text = match word {
         Some(word) => word.into_string().map_err(|w| anyhow!("the prompt is not UTF-8: {w:?}"))?,
         None => String::new(),
@@ -109,19 +138,39 @@ pub fn from_command_line(model: Option<PathBuf>, words: Vec<OsString>) -> Result
     Ok((model, text))
 }
 
+/// The model, where the prompt was named by a flag.
+fn model_alone(model: Option<PathBuf>, words: Vec<OsString>) -> Result<Option<PathBuf>> {
+    let mut words = words.into_iter();
+    match (model, words.next(), words.next()) {
+        (model, None, _) => Ok(model),
+        (None, Some(word), None) => Ok(Some(word.into())),
+        (_, Some(first), second) => {
+            let extra = second.filter(|_| Path::new(&first).is_dir()).unwrap_or(first);
+            bail!("the prompt is in --prompt, so what is {extra:?}? (quote a prompt of several words)")
+        }
+    }
+}
+
 /// Which of the words is the model and which the prompt.
 fn sort_words(
     model: Option<PathBuf>,
     words: Vec<OsString>,
     piped: bool,
 ) -> Result<(Option<PathBuf>, Option<OsString>)> {
+    let hint = quoted_hint(model.is_some(), &words);
+    if words.len() > 2 {
+        bail!("{} words where there is one PROMPT, or MODEL and PROMPT: {hint}", words.len());
+    }
     let mut words = words.into_iter();
     match (model, words.next(), words.next()) {
-        (Some(_), Some(_), Some(second)) => {
-            bail!("with --model there is one PROMPT, so what is {second:?}? (quote a prompt of several words)")
-        }
+        (Some(_), Some(_), Some(second)) => bail!("with --model there is one PROMPT, so what is {second:?}? {hint}"),
         (model @ Some(_), word, _) => Ok((model, word)),
-        (None, Some(first), Some(second)) => Ok((Some(first.into()), Some(second))),
+        (None, Some(first), Some(second)) => {
+            let path = Path::new(&first);
+            // An empty name has an answer of its own.
+            ensure!(first.is_empty() || path.exists(), "{}: no such folder ({hint})", path.display());
+            Ok((Some(first.into()), Some(second)))
+        }
         (None, Some(only), None) => {
             let path = Path::new(&only);
             let is_model = path.join("config.json").is_file() || is_weights(path);
@@ -134,6 +183,18 @@ fn sort_words(
         }
         (None, None, _) => Ok((None, None)),
     }
+}
+
+/// What somebody probably meant who typed a prompt as several words.
+fn quoted_hint(model_is_named: bool, words: &[OsString]) -> String {
+    let words: Vec<_> = words.iter().map(|w| w.to_string_lossy()).collect();
+    let (model, prompt) = match &words[..] {
+        [model, prompt @ ..] if !model_is_named && !prompt.is_empty() && Path::new(&**model).exists() => {
+            (format!("{model} "), prompt)
+        }
+        all => (String::new(), all),
+    };
+    format!("a prompt of several words needs quotes: sluice run {model}\"{}\"", prompt.join(" "))
 }
 
 /// A file of weights, which the loader has an answer for.
@@ -181,10 +242,26 @@ mod tests {
 
     #[test]
     fn a_model_can_be_named_in_two_ways() {
-        assert_eq!(sorted(None, &["a/b", "hi"], true).unwrap(), (Some("a/b".into()), Some("hi".into())));
+        let src = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+        assert_eq!(sorted(None, &[src, "hi"], true).unwrap(), (Some(src.into()), Some("hi".into())));
         assert_eq!(sorted(Some("a/b"), &["hi"], false).unwrap(), (Some("a/b".into()), Some("hi".into())));
         assert_eq!(sorted(Some("a/b"), &[], true).unwrap(), (Some("a/b".into()), None));
         sorted(Some("a/b"), &["hi", "there"], false).unwrap_err();
+    }
+
+    #[test]
+    fn several_words_are_told_to_be_quoted() {
+        let src = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+        let in_src = format!("sluice run {src} \"Hello world\"");
+        for (model, words, hint) in [
+            (None, &["Hello", "world"][..], "sluice run \"Hello world\""),
+            (None, &["Hello", "my", "world"], "sluice run \"Hello my world\""),
+            (None, &[src, "Hello", "world"], &in_src),
+            (Some(src), &["Hello", "world"], "sluice run \"Hello world\""),
+        ] {
+            let error = sorted(model, words, false).unwrap_err().to_string();
+            assert!(error.contains(hint), "{error}");
+        }
     }
 
     #[test]

@@ -9,31 +9,31 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
-use sluice_engine::Loading;
+use sluice_engine::{Finish, LoadProgress, Loading};
 
 use crate::engine_args::{EngineArgs, model_or_demo};
-use crate::generate::{self, Piece};
+use crate::generate::{self, End, Piece};
 use crate::progress::Progress;
 use crate::prompt::{self, Message, PromptArgs};
 use crate::sampling_args::SamplingArgs;
 use crate::stats::{self, Measured};
-use crate::{load, terminal};
+use crate::{interrupt, load, terminal};
 
 #[derive(Args)]
 #[command(
     override_usage = "sluice run [OPTIONS] [MODEL] PROMPT\n       COMMAND | sluice run [OPTIONS] [MODEL] [PROMPT]"
 )]
 pub struct RunArgs {
-    /// The model's folder (default: the demo model)
-    #[arg(value_name = "MODEL")]
-    first: Option<OsString>,
-    /// What to answer; one word alone is the prompt, and text that is piped in follows it
-    #[arg(value_name = "PROMPT")]
-    second: Option<OsString>,
+    /// The model's folder (default: the demo model), and what to answer; one word alone is the prompt, and text that is piped in follows it
+    #[arg(value_name = "MODEL] [PROMPT")]
+    words: Vec<OsString>,
+    /// What to answer, named apart from the model
+    #[arg(short = 'p', long = "prompt", value_name = "TEXT")]
+    asked: Option<OsString>,
     /// The model's folder, named apart from the prompt
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// Print figures to standard error: times, speeds, memory, seed
+    /// Print figures to standard error: times, speeds, memory, seed; also of an answer that Ctrl-C ends
     #[arg(long)]
     stats: bool,
     /// Print the time per phase of a layer to standard error
@@ -53,8 +53,7 @@ pub struct RunArgs {
 /// Answers. `start` is when the program did.
 pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     // 1. what is asked, of what
-    let (model, question) =
-        prompt::from_command_line(args.model, [args.first, args.second].into_iter().flatten().collect())?;
+    let (model, question) = prompt::from_command_line(args.model, args.asked, args.words)?;
     let folder = model_or_demo(model.as_deref())?;
     let mut options = args.engine.options()?;
     options.profile = args.profile;
@@ -66,9 +65,10 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     let template = args.prompt.template(text.template.as_ref());
     let mut messages: Vec<Message> = args.prompt.system.iter().map(|s| Message::new("system", s)).collect();
     messages.push(Message::new("user", question));
-    let rendered = args.prompt.render(template, &messages).map_err(|e| load::naming(&folder, e))?;
+    let rendered = args.prompt.render(template, &text.tokenizer, &messages).map_err(|e| load::naming(&folder, e))?;
+    args.prompt.say_raw_tokens(&text.tokenizer, rendered.text());
     // A rendered template has its special tokens already.
-    let tokens = text.tokenizer.encode(&rendered, template.is_none())?;
+    let tokens = text.tokenizer.encode_prompt(&rendered, template.is_none())?;
     ensure!(!tokens.is_empty(), "the prompt has no tokens");
     ensure!(
         tokens.len() < engine.max_context(),
@@ -80,12 +80,22 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     // 3. the answer
     let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
     let seed = generation.sampling.seed;
-    let sequence = engine.add_sequence()?;
+    let sequence = engine.add_sequence();
     let load = engine.loading().map(Loading::progress);
+    // Figures are printed of what there is when Ctrl-C comes. A step that waits for weights cannot be stopped: as long as they are loaded, and for who presses
+    // twice, it leaves at once.
+    let has_figures = args.json || args.stats || args.profile;
+    if has_figures {
+        interrupt::second_leaves()?;
+    }
+    let mut hold = (has_figures && load.as_ref().is_none_or(LoadProgress::is_over)).then(interrupt::hold);
     let mut progress = Progress::after_loading(load, "reading the prompt", "tokens", tokens.len());
     let mut out = io::stdout().lock();
     let streams = !args.json;
     let mut each = |piece: Piece| -> Result<ControlFlow<()>> {
+        if has_figures {
+            hold.get_or_insert_with(interrupt::hold);
+        }
         match piece {
             Piece::Reading { done, total } if done < total => progress.set(done, total),
             Piece::Reading { .. } => progress.finish(),
@@ -95,10 +105,11 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
             }
             Piece::Text(_) => {}
         }
-        Ok(ControlFlow::Continue(()))
+        Ok(if interrupt::pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     };
     let stop = args.sampling.stop_strings();
     let answer = generate::answer(&mut engine, sequence, &tokens, generation, stop, &text.tokenizer, &mut each)?;
+    progress.finish();
 
     load::say_notes(&engine);
 
@@ -141,5 +152,6 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     if args.stats {
         terminal::say(&stats::to_text(&mut engine, &answer, &measured));
     }
+    ensure!(answer.end != End::Engine(Finish::Cancelled), interrupt::Interrupted);
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! How an answer is chosen and where it ends: flags over the checkpoint's own defaults.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::num::NonZeroUsize;
 
 use anyhow::Result;
 use clap::Args;
@@ -12,11 +11,11 @@ use sluice_engine::text::GenerationDefaults;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sampling (defaults: the model's generation_config.json)")]
 pub struct SamplingArgs {
-    /// Tokens to generate at most [default: until the model stops or the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
-    max_tokens: Option<NonZeroUsize>,
+    /// Tokens to generate at most; -1: until the model stops or the context is full, which is the default
+    #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", allow_negative_numbers = true, value_parser = max_tokens_arg)]
+    max_tokens: Option<usize>,
     /// Divides the logits; 0 always takes the most likely token
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, visible_alias = "temp", value_name = "X", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Choose among the K most likely tokens; 0: among all
     #[arg(long, value_name = "K")]
@@ -36,9 +35,12 @@ pub struct SamplingArgs {
     /// Taken off a token's logit for every time that the answer has it
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
-    /// Seed of the choice: the same seed gives the same answer [default: a new one each time, shown by --stats]
-    #[arg(long, value_name = "SEED")]
-    seed: Option<u64>,
+    /// Seed of the choice: the same seed gives the same answer; -1: a new one each time, shown by --stats, which is the default
+    #[arg(short, long, value_name = "SEED", allow_negative_numbers = true, value_parser = seed_arg)]
+    seed: Option<Seed>,
+    /// Go on where the model would stop, up to --max-tokens or the end of the context
+    #[arg(long)]
+    ignore_eos: bool,
     /// End the answer before this text; may be given several times
     #[arg(long = "stop", value_name = "TEXT")]
     stop: Vec<String>,
@@ -59,11 +61,14 @@ impl SamplingArgs {
             repetition_penalty: self.repetition_penalty.unwrap_or(d.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(d.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
-            seed: self.seed.unwrap_or_else(fresh_seed),
+            seed: match self.seed {
+                Some(Seed::This(seed)) => seed,
+                None | Some(Seed::Fresh) => fresh_seed(),
+            },
         };
         sampling.validate()?;
-        let max_tokens = self.max_tokens.map_or(usize::MAX, NonZeroUsize::get);
-        Ok(Generation { sampling, max_tokens, stop_ids: stop_ids.to_vec() })
+        let stop_ids = if self.ignore_eos { Vec::new() } else { stop_ids.to_vec() };
+        Ok(Generation { sampling, max_tokens: self.max_tokens.unwrap_or(usize::MAX), stop_ids })
     }
 
     /// Texts that end an answer.
@@ -72,7 +77,46 @@ impl SamplingArgs {
     }
 }
 
+/// What `--seed` says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Seed {
+    This(u64),
+    Fresh,
+}
+
+fn seed_arg(text: &str) -> Result<Seed, String> {
+    match text {
+        "-1" => Ok(Seed::Fresh),
+        _ => text.parse().map(Seed::This).map_err(|_| "expected a number from 0 to 18446744073709551615, or -1".into()),
+    }
+}
+
+/// As many as there can be for -1.
+fn max_tokens_arg(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(usize::MAX),
+        _ => text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a number from 1, or -1 for no limit".into()),
+    }
+}
+
 /// From the system's randomness, which the standard library's hasher is keyed with. Short enough to be typed again.
 fn fresh_seed() -> u64 {
     RandomState::new().build_hasher().finish() >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minus_one_is_no_limit_and_a_fresh_seed() {
+        assert_eq!((max_tokens_arg("-1"), max_tokens_arg("3")), (Ok(usize::MAX), Ok(3)));
+        assert_eq!((seed_arg("-1"), seed_arg("0")), (Ok(Seed::Fresh), Ok(Seed::This(0))));
+        for wrong in ["0", "-2", "", "x"] {
+            assert!(max_tokens_arg(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["-2", "", "x", "18446744073709551616"] {
+            assert!(seed_arg(wrong).is_err(), "{wrong}");
+        }
+    }
 }

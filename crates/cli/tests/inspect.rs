@@ -64,7 +64,7 @@ fn a_checkpoint_of_200_gb_is_answered_for_at_once() {
     let config = serde_json::json!({
         "model_type": "qwen3_moe", "hidden_size": hidden, "num_hidden_layers": layers, "vocab_size": 1000, "num_experts": experts,
         "num_experts_per_tok": 10, "max_position_embeddings": 32768, "num_attention_heads": 32, "num_key_value_heads": 2,
-        "head_dim": 128, "moe_intermediate_size": inner,
+        "head_dim": 128, "moe_intermediate_size": inner, "tie_word_embeddings": true,
     });
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let (mut header, mut at) = (serde_json::Map::new(), 0u64);
@@ -74,9 +74,21 @@ fn a_checkpoint_of_200_gb_is_answered_for_at_once() {
         at = end;
     };
     tensor("model.embed_tokens.weight".into(), &[1000, hidden]);
+    tensor("model.norm.weight".into(), &[hidden]);
     for l in 0..layers {
-        tensor(format!("model.layers.{l}.self_attn.k_proj.weight"), &[256, hidden]);
-        tensor(format!("model.layers.{l}.self_attn.v_proj.weight"), &[256, hidden]);
+        for (name, shape) in [
+            ("self_attn.q_proj.weight", &[4096, hidden][..]),
+            ("self_attn.k_proj.weight", &[256, hidden]),
+            ("self_attn.v_proj.weight", &[256, hidden]),
+            ("self_attn.o_proj.weight", &[hidden, 4096]),
+            ("self_attn.q_norm.weight", &[128]),
+            ("self_attn.k_norm.weight", &[128]),
+            ("input_layernorm.weight", &[hidden]),
+            ("post_attention_layernorm.weight", &[hidden]),
+            ("mlp.gate.weight", &[experts, hidden]),
+        ] {
+            tensor(format!("model.layers.{l}.{name}"), shape);
+        }
         tensor(format!("model.layers.{l}.mlp.experts.gate_up_proj"), &[experts, 2 * inner, hidden]);
         tensor(format!("model.layers.{l}.mlp.experts.down_proj"), &[experts, hidden, inner]);
     }
@@ -91,6 +103,43 @@ fn a_checkpoint_of_200_gb_is_answered_for_at_once() {
     assert!(found["file_bytes"].as_u64().unwrap() > 200_000_000_000);
     assert_eq!(found["bytes"]["per_expert"]["low"], 2 * 3 * hidden * inner);
     let per_token = found["bytes_per_token"]["weights"].as_u64().unwrap();
-    assert_eq!(per_token, 2 * (hidden + layers * (2 * 256 * hidden + 10 * 3 * hidden * inner)));
+    // Of each layer: queries and outputs, keys and values, norms, router, ten experts. Beside them the head, which is the embedding, a row of it, and the last norm.
+    let layer = (2 * 4096 + 2 * 256) * hidden + 2 * 128 + 2 * hidden + experts * hidden + 10 * 3 * hidden * inner;
+    assert_eq!(per_token, 2 * (1000 * hidden + 2 * hidden + layers * layer));
     assert_ne!(found["memory"]["fits"], "full_context");
+}
+
+#[test]
+fn escape_sequences_of_a_checkpoint_are_spelled_out() {
+    let dir = copy_of("qwen3_moe_stacked");
+    let path = dir.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    let end = (bytes.len() - 8 - len) as u64;
+    let name = "vision.\x1b[31m\u{9b}2Jred";
+    let place = serde_json::json!({"dtype": "U8", "shape": [4], "data_offsets": [end, end + 4]});
+    header.insert(name.to_owned(), place);
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header);
+    file.extend(&bytes[8 + len..]);
+    file.extend([0; 4]);
+    std::fs::write(&path, file).unwrap();
+    let folder = text(dir.path());
+    let plain = |out: &str| !out.chars().any(|c| c.is_control() && c != '\n');
+    for args in [&["inspect", &folder][..], &["inspect", &folder, "--tensors"]] {
+        let out = success(output(args));
+        assert!(out.contains(r"vision.\u{1b}[31m\u{9b}2Jred") && plain(&out), "{out:?}");
+    }
+    let out = success(output(&["inspect", &folder, "--tensors", "--json"]));
+    assert!(plain(&out), "{out:?}");
+    let found: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(found["tensors"].as_array().unwrap().iter().any(|t| t["name"] == name));
+
+    let config = dir.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap().replace("\"qwen3_moe\"", "\"\\u001b[31mqwen\"");
+    std::fs::write(&config, text).unwrap();
+    let out = output(&["inspect", &folder]);
+    assert!(plain(&stdout(&out)) && plain(&stderr(&out)), "{out:?}");
 }

@@ -65,6 +65,7 @@ fn what_is_refused_is_done_in_another_way_that_is_named() {
         ("direct", "uring-enosys", "no io_uring"),
         ("direct", "uring-eperm", "no io_uring"),
         ("direct", "uring-enter", "no io_uring"),
+        ("direct", "uring-later", "no io_uring"),
         ("direct", "ring-einval", "no direct reads (refused at read"),
         ("direct", "ring-short", ""),
         ("direct", "short", ""),
@@ -120,6 +121,20 @@ fn a_file_that_is_cut_while_it_is_read_is_an_error_with_tensor_and_offset() {
         command.env("LD_PRELOAD", shim()).env("FAULT", fault).env("FAULT_AT", "29500000").env("FAULT_URING", "none");
         let found = command.env("FAULT_FILE", &path).output().unwrap();
         assert_refused_verbosely(&found, &[&path, "truncated while it was in use", "tensor \"", "at offset 29500000"]);
+    }
+}
+
+#[test]
+fn a_file_that_changes_between_its_header_and_its_bytes_is_an_error() {
+    for load in ["mmap", "pread", "direct"] {
+        for (fault, said) in
+            [("header-cut", "truncated while it was in use"), ("header-touch", "changed or replaced while it was read")]
+        {
+            let Some(dir) = model() else { return };
+            let path = text(&dir.path().join("model.safetensors"));
+            let found = with_fault(dir.path(), load, fault, 29_500_000);
+            assert_refused_verbosely(&found, &[&path, said]);
+        }
     }
 }
 
@@ -180,7 +195,10 @@ fn an_ordinary_user_with_little_lockable_memory_can_read_directly() {
 fn weights_beyond_the_memory_budget_are_refused_with_the_arithmetic() {
     let folder = golden("qwen3");
     let found = output(&["eval", "logits", &folder, "--tokens", "1,2,3", "--memory-budget", "100k"]);
-    assert_refused(&found, &["weights", "scratch", "=", "more than the memory budget of 100000 B", "streamed"]);
+    assert_refused(
+        &found,
+        &["--memory-budget of 100.0 kB is too little", "program", "mapped weights", "scratch", "=", "`sluice pack`"],
+    );
     let with = |budget: &str, kv: &str| {
         output(&["eval", "logits", &folder, "--tokens", "1,2,3", "--memory-budget", budget, "--kv", kv])
     };

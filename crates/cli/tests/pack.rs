@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -639,11 +639,10 @@ fn a_calibration_goes_on_where_it_was() {
     assert!(stderr(&refused).contains("short.txt") && stderr(&refused).contains("too short for a calibration"));
 }
 
-#[test]
-fn killed_it_goes_on_and_ends_with_the_same_bytes() {
+/// A checkpoint whose layers' files take a while.
+fn slow_to_pack() -> tempfile::TempDir {
     let input = tempfile::tempdir().unwrap();
     let mut all = tensors(false);
-    // Layer files that take a while.
     let experts = 600;
     for layer in 0..2 {
         for (part, rows, cols) in [("gate_up_proj", 2 * WIDTH, HIDDEN), ("down_proj", HIDDEN, WIDTH)] {
@@ -657,27 +656,40 @@ fn killed_it_goes_on_and_ends_with_the_same_bytes() {
     let mut c = config(input.path());
     c["num_experts"] = json!(experts);
     fs::write(input.path().join("config.json"), c.to_string()).unwrap();
+    input
+}
 
+/// Waits until a pack has `file` under way, with those before it whole.
+fn until_it_writes(pack: &mut Child, folder: &Path, file: &str) {
+    let begin = Instant::now();
+    let temporary = |name: &String| name.starts_with(&format!(".{file}.")) && name.contains(".tmp-");
+    while !(folder.is_dir() && files(folder).iter().any(temporary)) && pack.try_wait().unwrap().is_none() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{file} is not begun");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn signal(name: &str, process: u32) {
+    assert!(Command::new("kill").args([name, &process.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn killed_it_goes_on_and_ends_with_the_same_bytes() {
+    let input = slow_to_pack();
     let options = ["--experts-bits", "2", "--layout", "bundle", "--search", "--threads", "1"];
     let whole = tempfile::tempdir().unwrap();
     pack(input.path(), whole.path(), &options);
     let out = tempfile::tempdir().unwrap();
     let (from, to) = (text(input.path()), text(out.path()));
     let arguments = [&["pack", &from, &to][..], &options].concat();
-    for (signal, file) in [("-KILL", "experts-00.safetensors"), ("-INT", "experts-01.safetensors")] {
-        // Until the file is under way, with those before it whole.
+    for (how, file) in [("-KILL", "experts-00.safetensors"), ("-INT", "experts-01.safetensors")] {
         let mut child = sluice(&arguments).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let begin = Instant::now();
-        let temporary = format!(".{file}.tmp-{}", child.id());
-        while !out.path().join(&temporary).exists() && child.try_wait().unwrap().is_none() {
-            assert!(begin.elapsed() < Duration::from_secs(60), "{file} is not begun");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        until_it_writes(&mut child, out.path(), file);
+        signal(how, child.id());
         let ended = child.wait_with_output().unwrap();
         assert!(!ended.status.success(), "it ended before it was killed");
         assert!(!out.path().join("config.json").exists());
-        if signal == "-INT" {
+        if how == "-INT" {
             assert!(stderr(&ended).contains("the same command goes on"), "{}", stderr(&ended));
         }
     }
@@ -716,4 +728,72 @@ fn interrupted_it_leaves_nothing() {
     assert_eq!(ended.status.code(), Some(130), "{}", stderr(&ended));
     assert!(stderr(&ended).contains("interrupted"), "{}", stderr(&ended));
     assert!(!folder.exists());
+}
+
+/// The same bundle packed by two at once would be a mixture of both.
+#[test]
+fn a_second_pack_to_the_same_folder_is_refused_while_the_first_writes() {
+    let (input, out) = (slow_to_pack(), tempfile::tempdir().unwrap());
+    let folder = out.path().join("packed");
+    let options = ["--experts-bits", "2", "--layout", "bundle", "--search", "--threads", "1"];
+    let arguments: Vec<String> = ["pack", &text(input.path()), &text(&folder)].map(str::to_owned).to_vec();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).chain(options).collect();
+    let mut first = sluice(&arguments).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    until_it_writes(&mut first, &folder, "experts-00.safetensors");
+    // Stopped, so that it holds the folder for as long as this takes.
+    signal("-STOP", first.id());
+    let before = files(&folder);
+    for more in [&[][..], &["--force"]] {
+        let second = support::output(&[&arguments[..], more].concat());
+        assert_refused(&second, &[&text(&folder), "another pack is writing"]);
+        assert_eq!(files(&folder), before, "{more:?}");
+    }
+    // By another name of the same folder.
+    let link = out.path().join("link");
+    std::os::unix::fs::symlink(&folder, &link).unwrap();
+    let by_link = support::output(&[&["pack", &text(input.path()), &text(&link)][..], &options].concat());
+    assert_refused(&by_link, &["another pack is writing"]);
+
+    // Killed, it holds nothing any more, and the next goes on.
+    signal("-KILL", first.id());
+    first.wait().unwrap();
+    success(support::output(&arguments));
+    assert!(folder.join("config.json").exists());
+    assert!(!files(&folder).iter().any(|name| name.starts_with('.')), "{:?}", files(&folder));
+}
+
+#[test]
+fn a_pack_that_is_refused_leaves_no_folder_behind() {
+    let (input, out) = (tiny(false), tempfile::tempdir().unwrap());
+    let deep = out.path().join("a/b/c");
+    let refused = support::output(&["pack", &text(input.path()), &text(&deep), "--set", "layer.*=4"]);
+    assert_refused(&refused, &["no module matches"]);
+    let refused = support::output(&["pack", &text(out.path()), &text(&deep)]);
+    assert_refused(&refused, &["safetensors"]);
+    assert_eq!(files(out.path()), [""; 0]);
+}
+
+/// What a pack says it needs is what it takes: room for headers as long as these headers are, not for those of the largest model.
+#[test]
+fn what_a_pack_needs_is_what_it_writes() {
+    let input = tiny(false);
+    for options in [&["--bits", "4"][..], &["--layout", "bundle"], &["--shard-bytes", "20000"]] {
+        let out = tempfile::tempdir().unwrap();
+        let said = support::output(&[&["pack", &text(input.path()), &text(out.path())], options].concat());
+        let line = stderr(&said);
+        success(said);
+        let figure =
+            line.split(" = ").nth(1).and_then(|rest| rest.split(';').next()).unwrap_or_else(|| panic!("{line}"));
+        let (number, unit) = figure.split_once(' ').unwrap();
+        let unit = match unit {
+            "B" => 1.0,
+            "kB" => 1e3,
+            "MB" => 1e6,
+            _ => panic!("{line}"),
+        };
+        let needed = number.parse::<f64>().unwrap() * unit;
+        let written: u64 = files(out.path()).iter().map(|f| fs::metadata(out.path().join(f)).unwrap().len()).sum();
+        let written = written as f64;
+        assert!(written <= needed * 1.001 && needed < written + 100e3, "{line}: {written} bytes were written");
+    }
 }

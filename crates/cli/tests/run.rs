@@ -159,3 +159,92 @@ fn ctrl_c_leaves_at_once_with_130() {
     assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
+
+/// An answer with no end but the context's, slowly.
+fn endless(args: &[&str]) -> std::process::Command {
+    let demo = demo().unwrap();
+    let question = ["run", &demo, "Once upon a time", "--raw", "--temp", "0", "--ignore-eos"];
+    let mut command = sluice(&[&question, args].concat());
+    command.env("SLUICE_ISA", "generic").stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn press_ctrl_c(child: &std::process::Child) {
+    let id = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+}
+
+#[test]
+fn ctrl_c_with_stats_prints_the_figures_of_what_there_is() {
+    if demo().is_none() {
+        return;
+    }
+    let mut child = endless(&["--stats"]).spawn().unwrap();
+    let mut some = [0; 8];
+    child.stdout.as_mut().unwrap().read_exact(&mut some).unwrap();
+    press_ctrl_c(&child);
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(130));
+    let figures = stderr(&out);
+    for part in ["generation", "tokens/s", "finish      cancelled"] {
+        assert!(figures.contains(part), "{part} is not in: {figures}");
+    }
+}
+
+#[test]
+fn ctrl_c_with_json_prints_the_object_of_what_there_is() {
+    if demo().is_none() {
+        return;
+    }
+    // As long as it is too early, the model is still being loaded, and nothing is there.
+    let mut wait = std::time::Duration::from_millis(50);
+    let found: serde_json::Value = loop {
+        let child = endless(&["--json"]).spawn().unwrap();
+        std::thread::sleep(wait);
+        press_ctrl_c(&child);
+        let out = child.wait_with_output().unwrap();
+        assert_eq!(out.status.code(), Some(130), "{}", stdout(&out));
+        if !out.stdout.is_empty() {
+            break serde_json::from_slice(&out.stdout).unwrap();
+        }
+        wait *= 2;
+    };
+    assert_eq!(found["finish_reason"], "cancelled");
+    assert_eq!(found["stats"]["generation"]["tokens"], found["tokens"].as_array().unwrap().len());
+}
+
+#[test]
+fn flags_of_other_programs_do_the_same_here() {
+    let Some(demo) = demo() else { return };
+    let ask = |args: &[&str]| json(output(&[&["run", "--json"], args].concat()));
+    let ours = ask(&[&demo, "A story", "-n", "6", "--seed", "3", "--temperature", "0.7", "--threads", "1"]);
+    let theirs = ask(&["-m", &demo, "-p", "A story", "--n-predict", "6", "-s", "3", "--temp", "0.7", "-t", "1"]);
+    assert_eq!(ours["tokens"], theirs["tokens"]);
+    assert_eq!(theirs["stats"]["threads"], 1);
+    assert_eq!(
+        ask(&[&demo, "--prompt", "A story", "-n", "6", "--seed", "3", "--temp", "0.7"])["tokens"],
+        ours["tokens"]
+    );
+    for context in [["-c", "40"], ["--ctx-size", "40"]] {
+        let full = ask(&[&[demo.as_str(), "A story", "-n", "-1", "--ignore-eos"][..], &context].concat());
+        assert_eq!((&full["finish_reason"], &full["stats"]["context"]["max"]), (&"context_full".into(), &40.into()));
+    }
+    assert_eq!(ask(&[&demo, "Hi", "-n", "1", "-c", "0"])["stats"]["context"]["max"], 4096);
+    let seed = |json: serde_json::Value| json["stats"]["seed"].as_u64().unwrap();
+    let fresh = || seed(ask(&[&demo, "Hi", "-n", "1", "--seed", "-1"]));
+    assert_ne!(fresh(), fresh());
+    // Past the model's own end, where there is one.
+    let stops = ask(&[&demo, "What is 3 + 4?", "--temp", "0", "-n", "60"]);
+    let goes_on = ask(&[&demo, "What is 3 + 4?", "--temp", "0", "-n", "60", "--ignore-eos"]);
+    assert_eq!((&stops["finish_reason"], &goes_on["finish_reason"]), (&"stop".into(), &"length".into()));
+}
+
+#[test]
+fn a_prompt_of_several_words_is_told_to_be_quoted() {
+    let Some(demo) = demo() else { return };
+    assert_refused(&output(&["run", "Hello", "world"]), &["sluice run \"Hello world\""]);
+    assert_refused(&output(&["run", "Hello", "dear", "world"]), &["sluice run \"Hello dear world\""]);
+    assert_refused(&output(&["run", &demo, "Hello", "world"]), &[&format!("sluice run {demo} \"Hello world\"")]);
+    assert_refused(&output(&["run", "-m", &demo, "Hello", "world"]), &["\"Hello world\""]);
+    assert_refused(&output(&["run", "-m", &demo, "-p", "Hello", "world"]), &["--prompt", "world"]);
+}

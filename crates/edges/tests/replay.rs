@@ -23,7 +23,21 @@ impl Random {
 
 /// What numbers and texts are replaced by.
 const WORDS: [&str; 16] = [
-    "0", "-1", "1", "1e999", "0.5", "4294967296", "18446744073709551615", "16777217", "null", "[]", "{}", "\"\"", "true", "\"a\"", "-0.0",
+    "0",
+    "-1",
+    "1",
+    "1e999",
+    "0.5",
+    "4294967296",
+    "18446744073709551615",
+    "16777217",
+    "null",
+    "[]",
+    "{}",
+    "\"\"",
+    "true",
+    "\"a\"",
+    "-0.0",
     "[[1]]",
 ];
 
@@ -55,7 +69,8 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
 }
 
 fn replay((name, edge): Edge) {
-    let mut paths: Vec<_> = fs::read_dir(root().join("fuzz/seeds").join(name)).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut paths: Vec<_> =
+        fs::read_dir(root().join("fuzz/seeds").join(name)).unwrap().map(|e| e.unwrap().path()).collect();
     paths.sort();
     let seeds: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
     assert!(!seeds.is_empty());

@@ -1,87 +1,398 @@
-//! Whether a model fits a budget of memory, asked before its weights are read. The answer shows its arithmetic.
+//! How memory is divided before a byte of a matrix is read: what each class takes, how long steps may be, how many tokens the context has room for, and what is
+//! left for experts. A division that cannot be made is refused by the name of the limit, with what each class takes and the smallest figure that would do.
 
-use anyhow::{Result, bail};
+use std::fmt::Write;
+
+use sluice_model::Config;
+
+/// Whose limit it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitOf {
+    /// `--memory-budget`: all that the process holds, mapped weights included.
+    MemoryBudget,
+    /// The memory control group that the process is in. Pages of mapped files are the kernel's to drop and read again.
+    ControlGroup,
+    /// What this machine has left, which others may take as well.
+    Machine,
+}
+
+/// A limit of memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    pub of: LimitOf,
+    pub bytes: u64,
+    /// What is taken of it before weights are read: by the program, and in a group by whoever else is in it.
+    pub taken: u64,
+}
+
+/// What is held just now, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// By this process, in memory of its own and in pages of files.
+    pub program: u64,
+    /// The limit of its memory control group, and what of it the kernel cannot take back: of files, it can take all.
+    pub group: Option<(u64, u64)>,
+}
+
+/// What a process comes to hold beyond what is counted: parts of the program that were not run yet, threads' stacks, what is queued for printing. An allowance,
+/// not a measurement; `cli/tests/budget.rs` holds that it is enough for the demo and golden models.
+const GROWTH: u64 = 2 << 20;
+/// Pages of files, the program's and mapped weights', that a group must have room for: with less, what one thread reads pushes out what another waits for,
+/// and the kernel gives up.
+const PASSING: u64 = 10 << 20;
+/// By how much what is held differs from start to start (0.6 MB in two dozen starts on a busy machine): added to a figure that is to do next time.
+const NOISE: u64 = 768 << 10;
+/// Tokens of context that a figure that would do has room for, where the model and whoever asks want no fewer.
+const LEAST_CONTEXT: usize = 512;
+/// Positions whose keys and values have room before experts take what is left.
+const USUAL_CONTEXT: usize = 8192;
+/// Part of the memory that a step's scratch may take while steps can be shorter: experts have more use for it.
+const SCRATCH: f64 = 1.0 / 12.0;
+/// From here on twice that part: in shorter steps each expert that is read serves few tokens.
+const SHORT_CHUNK: usize = 256;
+/// Steps are never shorter.
+const SHORTEST_CHUNK: usize = 16;
+/// Tokens of a step, at most.
+const CHUNK: usize = 512;
+/// The same where each expert of a step is read from disk: as many as most experts are used by anyway, several times over.
+const STREAMED_CHUNK: usize = 2048;
+
+impl Limit {
+    fn name(&self) -> &'static str {
+        match self.of {
+            LimitOf::MemoryBudget => "--memory-budget",
+            LimitOf::ControlGroup => "the memory control group's limit",
+            LimitOf::Machine => "this machine's available memory",
+        }
+    }
+
+    /// What weights, caches, scratch and experts may take.
+    fn room(&self) -> u64 {
+        self.bytes.saturating_sub(self.taken + GROWTH)
+    }
+
+    /// Of so many bytes of mapped weights, those that there has to be room for; in a group with the program's own.
+    fn mapped(&self, bytes: u64) -> u64 {
+        if self.of == LimitOf::ControlGroup { PASSING } else { bytes }
+    }
+}
+
+/// Tokens that a step may take at most, the best first.
+pub(crate) fn chunks(asked: Option<usize>, streamed: bool) -> Vec<usize> {
+    let most = if streamed { STREAMED_CHUNK } else { CHUNK };
+    asked.map_or_else(
+        || std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n >= SHORTEST_CHUNK).collect(),
+        |chunk| vec![chunk],
+    )
+}
+
+/// What experts that stay on disk take, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StreamedNeed {
+    /// Slots of as many as a token wants at once.
+    pub least: u64,
+    /// What is kept to choose among them.
+    pub tables: u64,
+    /// `--expert-budget`, as far as there are experts for it; 0 without.
+    pub asked: u64,
+}
+
+impl StreamedNeed {
+    /// Of a mixture of so many experts in each layer; `least` as above.
+    pub fn new(layers: impl Iterator<Item = usize>, least: u64, asked: u64) -> StreamedNeed {
+        // As `ExpertStore::open` reckons.
+        let tables = layers.map(|n| n as u64).map(|n| 4 * n * n + 256 * n).sum();
+        StreamedNeed { least, tables, asked }
+    }
+}
 
 /// What a model needs, in bytes unless said otherwise.
+#[derive(Clone, Debug)]
 pub(crate) struct Need {
-    pub weights: usize,
-    pub state: usize,
-    pub scratch: usize,
-    /// Slots of experts that stay on disk.
-    pub experts: usize,
-    /// A block of keys and values, of all cache groups, for each sequence.
-    pub block: usize,
+    /// Weights that are used where their files are mapped, and those that are copied; without experts that stay on disk.
+    pub mapped: u64,
+    pub copied: u64,
+    pub state: u64,
+    /// Tokens of a step, and its scratch; the longest first.
+    pub scratch: Vec<(usize, u64)>,
+    /// Of a block of tokens in every sequence: keys and values of all cache groups, and what grows with them.
+    pub block: u64,
     /// Tokens of a block.
     pub block_tokens: usize,
     /// Tokens whose keys and values are to be resident from the start.
     pub reserved: usize,
+    /// Tokens that a sequence may have.
+    pub max_context: usize,
+    /// Whoever asks has said so.
+    pub context_asked: bool,
+    pub streamed: Option<StreamedNeed>,
+    pub has_experts: bool,
+}
+
+/// How memory is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Division {
+    /// Tokens of a step, and the bytes of its scratch.
+    pub chunk: usize,
+    pub scratch: u64,
+    /// Bytes for experts that stay on disk.
+    pub experts: u64,
+    /// Bytes of weights used by every token that there is no room for.
+    pub squeezed: u64,
+}
+
+/// A limit that is too small.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct Refusal {
+    text: String,
+    /// The smallest limit that would do, in bytes.
+    pub smallest: u64,
 }
 
 impl Need {
-    /// Tokens of context that the budget has room for; as many as one likes where a token takes nothing.
+    fn blocks(&self, context: usize) -> u64 {
+        (context.div_ceil(self.block_tokens) as u64).saturating_mul(self.block)
+    }
+
+    fn least_context(&self) -> usize {
+        LEAST_CONTEXT.max(self.reserved).min(self.max_context).max(1)
+    }
+
+    fn least_experts(&self) -> u64 {
+        self.streamed.map_or(0, |s| (s.least + s.tables).max(s.asked))
+    }
+
+    /// All that there has to be room for, but keys and values and experts.
+    fn fixed(&self, limit: &Limit, scratch: u64) -> u64 {
+        limit.mapped(self.mapped) + self.copied + self.state + scratch
+    }
+
+    /// # Errors
+    /// Where one of the limits is too small.
+    pub fn divide(&self, limits: &[Limit]) -> Result<Division, Refusal> {
+        let (chunk, scratch) = self.scratch[0];
+        let mut all = Division { chunk, scratch, experts: u64::MAX, squeezed: 0 };
+        for limit in limits {
+            let one = self.within(limit)?;
+            if one.chunk < all.chunk {
+                (all.chunk, all.scratch) = (one.chunk, one.scratch);
+            }
+            all.experts = all.experts.min(one.experts);
+            all.squeezed = all.squeezed.max(one.squeezed);
+        }
+        Ok(all)
+    }
+
+    fn within(&self, limit: &Limit) -> Result<Division, Refusal> {
+        let room = limit.room();
+        let least = self.blocks(self.least_context()) + self.least_experts();
+        let fits = |scratch: u64| self.fixed(limit, scratch).saturating_add(least) <= room;
+        let good = |(tokens, bytes): (usize, u64)| {
+            let part = if tokens <= SHORT_CHUNK { 2.0 * SCRATCH } else { SCRATCH };
+            bytes as f64 <= room as f64 * part
+        };
+        let asked = self.scratch.len() == 1;
+        let found =
+            self.scratch.iter().copied().find(|&one| fits(one.1) && (asked || good(one) || one.0 <= SHORTEST_CHUNK));
+        let Some((chunk, scratch)) = found else { return Err(self.refusal(limit)) };
+        // Keys and values of a usual context come before more experts, but not before half of them.
+        let spare = room - self.fixed(limit, scratch) - self.least_experts();
+        let usual =
+            self.blocks(if self.context_asked { self.max_context } else { self.max_context.min(USUAL_CONTEXT) });
+        let cache = usual.min(spare / 2).max(self.blocks(self.least_context()));
+        let others = self.mapped.max(limit.mapped(self.mapped)) + self.copied + self.state + scratch + cache;
+        let experts = room.saturating_sub(others).max(self.least_experts());
+        let squeezed = (others + experts).saturating_sub(room);
+        Ok(Division { chunk, scratch, experts, squeezed })
+    }
+
+    /// Tokens of context that there is room for beside `experts` bytes of experts; as many as one likes where a token takes nothing.
     ///
     /// # Errors
-    /// Where not even a block, or not what is to be reserved, fits beside the rest.
-    pub fn context_within(&self, budget: u64) -> Result<usize> {
-        let fixed = (self.weights + self.experts + self.state + self.scratch) as u64;
-        let first = self.reserved.div_ceil(self.block_tokens).max(1);
-        let kv = first as u64 * self.block as u64;
-        if fixed + kv > budget {
-            let tokens = first * self.block_tokens;
-            let sum = format!(
-                "weights {}{} + scratch {} + state {} + keys and values of {tokens} tokens {} = {}, {} more than the memory budget of {}",
-                bytes(self.weights as u64),
-                if self.experts > 0 { format!(" + experts {}", bytes(self.experts as u64)) } else { String::new() },
-                bytes(self.scratch as u64),
-                bytes(self.state as u64),
-                bytes(kv),
-                bytes(fixed + kv),
-                bytes(fixed + kv - budget),
-                bytes(budget)
-            );
-            if fixed <= budget && self.reserved > 0 {
-                bail!("{sum}; reserve fewer tokens (--kv reserve=TOKENS) or none (--kv dynamic)");
-            }
-            bail!(
-                "{sum}; a mixture's experts can be streamed from disk (--experts slots); else fewer bits (`sluice pack`) or a larger budget \
-                 are what is left"
-            );
-        }
-        let blocks = (budget - fixed).checked_div(self.block as u64).unwrap_or(u64::MAX);
+    /// Where not even the fewest fit.
+    pub fn context_within(&self, limit: &Limit, scratch: u64, experts: u64) -> Result<usize, Refusal> {
+        let left = limit.room().checked_sub(self.fixed(limit, scratch) + experts);
+        let left = left.filter(|left| *left >= self.blocks(self.least_context()));
+        let Some(left) = left else { return Err(self.refusal(limit)) };
+        let blocks = left.checked_div(self.block).unwrap_or(u64::MAX);
         Ok(usize::try_from(blocks).unwrap_or(usize::MAX).saturating_mul(self.block_tokens))
+    }
+
+    /// What is too much, from which figure on it would not be, and what else would help.
+    fn refusal(&self, limit: &Limit) -> Refusal {
+        let &(tokens, scratch) = self.scratch.last().expect("a step takes some tokens");
+        let (context, experts) = (self.least_context(), self.least_experts());
+        let others = self.fixed(limit, scratch) + self.blocks(context);
+        let total = limit.taken + GROWTH + others + experts;
+        let smallest = total + NOISE;
+        let mut text = format!("{} of {} is too little: ", limit.name(), bytes(limit.bytes));
+        let who = if limit.of == LimitOf::ControlGroup { "program and others in the group" } else { "program" };
+        let mapped = limit.mapped(self.mapped);
+        let weights = if limit.of == LimitOf::ControlGroup { "pages of files" } else { "mapped weights" };
+        let classes = [
+            (who.to_owned(), limit.taken + GROWTH),
+            (weights.to_owned(), mapped),
+            ("copied weights".to_owned(), self.copied),
+            (format!("scratch of {tokens} tokens at once"), scratch),
+            ("state".to_owned(), self.state),
+            (format!("keys and values of {context} tokens"), self.blocks(context)),
+            ("experts".to_owned(), experts),
+        ];
+        let classes = classes.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {}", bytes(*n)));
+        let _ = write!(text, "{} = {}", classes.collect::<Vec<_>>().join(" + "), bytes(total));
+        let _ = match limit.of {
+            LimitOf::MemoryBudget => {
+                write!(text, "; the smallest that would do is --memory-budget {}", figure(smallest))
+            }
+            _ => write!(text, "; the smallest that would do is {}", figure(smallest)),
+        };
+        let left = limit.room().saturating_sub(others + NOISE);
+        if self.streamed.is_some_and(|s| s.asked > s.least + s.tables && left >= s.least + s.tables) {
+            let _ = write!(text, ", or --expert-budget {} at most", figure(left / 100_000 * 100_000));
+        } else if self.reserved > 0 {
+            text += ", or reserve fewer tokens (--kv reserve=TOKENS) or none (--kv dynamic)";
+        } else if self.has_experts && self.streamed.is_none() {
+            text += ", or stream the experts from disk (--experts slots)";
+        } else {
+            text += ", or fewer bits (`sluice pack`)";
+        }
+        Refusal { text, smallest }
     }
 }
 
-/// `4.294 GB`
-fn bytes(n: u64) -> String {
+/// What `--expert-budget` has to be at least, as the flag takes it.
+pub(crate) fn expert_budget_refusal(asked: u64, least: u64) -> String {
+    format!(
+        "--expert-budget of {} is too little; the smallest that would do is --expert-budget {}",
+        bytes(asked),
+        figure(least)
+    )
+}
+
+/// Whether the model has experts, by its config.
+pub(crate) fn has_experts(config: &Config) -> bool {
+    ["num_experts", "num_local_experts", "n_routed_experts"].iter().any(|k| config.get(k).is_some())
+}
+
+/// `4.294 GB`, for people.
+pub(crate) fn bytes(n: u64) -> String {
     match n {
-        0..1_000_000 => format!("{n} B"),
+        0..1_000_000 => format!("{:.1} kB", n as f64 / 1e3),
         1_000_000..1_000_000_000 => format!("{:.1} MB", n as f64 / 1e6),
         _ => format!("{:.3} GB", n as f64 / 1e9),
     }
+}
+
+/// At least so many bytes, as flags take them: `36.1M`.
+fn figure(n: u64) -> String {
+    let tenths = n.div_ceil(100_000);
+    format!("{}.{}M", tenths / 10, tenths % 10)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const NEED: Need =
-        Need { weights: 1000, state: 10, scratch: 90, experts: 0, block: 100, block_tokens: 32, reserved: 0 };
+    const MIB: u64 = 1 << 20;
+
+    fn need() -> Need {
+        Need {
+            mapped: 40 * MIB,
+            copied: MIB,
+            state: 2 * MIB,
+            scratch: vec![(512, 8 * MIB), (256, 4 * MIB), (16, MIB)],
+            block: MIB / 4,
+            block_tokens: 32,
+            reserved: 0,
+            max_context: 4096,
+            context_asked: false,
+            streamed: None,
+            has_experts: false,
+        }
+    }
+
+    fn limit(of: LimitOf, bytes: u64) -> Limit {
+        Limit { of, bytes, taken: 3 * MIB }
+    }
+
+    fn smallest(need: &Need, of: LimitOf) -> u64 {
+        need.divide(&[limit(of, MIB)]).unwrap_err().smallest
+    }
 
     #[test]
-    fn what_is_left_of_a_budget_is_context() {
-        assert_eq!(NEED.context_within(1200).unwrap(), 32);
-        assert_eq!(NEED.context_within(1499).unwrap(), 96);
-        assert_eq!(Need { block: 0, ..NEED }.context_within(1100).unwrap(), usize::MAX);
+    fn from_the_smallest_figure_on_a_limit_is_enough() {
+        let streamed = Some(StreamedNeed { least: 5 * MIB, tables: MIB, asked: 0 });
+        for need in
+            [need(), Need { streamed, ..need() }, Need { reserved: 2048, ..need() }, Need { block: 0, ..need() }]
+        {
+            for of in [LimitOf::MemoryBudget, LimitOf::ControlGroup, LimitOf::Machine] {
+                let enough = smallest(&need, of) - NOISE;
+                let least = need.divide(&[limit(of, enough)]).unwrap();
+                assert!(least.chunk == 16 && least.experts >= need.least_experts());
+                assert!(need.divide(&[limit(of, enough - 1)]).is_err(), "{of:?}");
+                let context = need.context_within(&limit(of, enough), least.scratch, need.least_experts()).unwrap();
+                assert!(context >= need.least_context(), "{of:?}: {context}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_division_is_larger_than_its_limit() {
+        let streamed = Some(StreamedNeed { least: 5 * MIB, tables: MIB, asked: 0 });
+        let need = Need { streamed, ..need() };
+        for room in 60..400 {
+            let limit = limit(LimitOf::MemoryBudget, room * MIB);
+            let Ok(d) = need.divide(&[limit]) else { continue };
+            let context = need.context_within(&limit, d.scratch, d.experts).unwrap();
+            let all = limit.taken + GROWTH + need.fixed(&limit, d.scratch) + d.experts + need.blocks(context);
+            assert!(all <= limit.bytes && d.squeezed == 0, "{room}: {all}");
+        }
+    }
+
+    #[test]
+    fn the_tightest_limit_counts() {
+        let streamed = Some(StreamedNeed { least: 5 * MIB, tables: MIB, asked: 0 });
+        let need = Need { streamed, ..need() };
+        let [wide, tight] = [limit(LimitOf::MemoryBudget, 300 * MIB), limit(LimitOf::ControlGroup, 100 * MIB)];
+        let both = need.divide(&[wide, tight]).unwrap();
+        assert_eq!(both, need.divide(&[tight]).unwrap());
+        assert!(both.experts < need.divide(&[wide]).unwrap().experts);
+    }
+
+    #[test]
+    fn a_group_has_room_for_mapped_weights_that_are_read_again() {
+        let group = smallest(&need(), LimitOf::ControlGroup);
+        assert_eq!(smallest(&need(), LimitOf::MemoryBudget) - group, 30 * MIB);
+        assert!(need().divide(&[limit(LimitOf::ControlGroup, group)]).unwrap().squeezed > 29 * MIB);
     }
 
     #[test]
     fn a_refusal_shows_its_arithmetic_and_what_else_there_is() {
-        let refused = NEED.context_within(1199).unwrap_err().to_string();
-        for part in ["weights 1000 B", "scratch 90 B", "= 1200 B", "1 B more", "budget of 1199 B", "streamed"] {
-            assert!(refused.contains(part), "{part:?} is not in: {refused}");
+        let refused = |need: Need, of| need.divide(&[limit(of, 40_000_000)]).unwrap_err().to_string();
+        let said = refused(need(), LimitOf::MemoryBudget);
+        for part in [
+            "--memory-budget of 40.0 MB",
+            "mapped weights 41.9 MB",
+            "copied weights 1.0 MB",
+            "scratch of 16 tokens at once 1.0 MB",
+            "state 2.1 MB",
+            " = ",
+            "`sluice pack`",
+        ] {
+            assert!(said.contains(part), "{part:?} is not in: {said}");
         }
-        let refused = Need { reserved: 64, ..NEED }.context_within(1250).unwrap_err().to_string();
-        assert!(refused.contains("64 tokens 200 B") && refused.contains("--kv dynamic"), "{refused}");
+        let said = refused(Need { has_experts: true, ..need() }, LimitOf::MemoryBudget);
+        assert!(said.contains("--experts slots"), "{said}");
+        let said = refused(Need { reserved: 4096, ..need() }, LimitOf::ControlGroup);
+        assert!(
+            said.contains("control group") && said.contains("4096 tokens") && said.contains("--kv dynamic"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn figures_are_never_below_what_is_needed() {
+        assert_eq!([1, 100_000, 100_001, 36_000_000].map(figure), ["0.1M", "0.1M", "0.2M", "36.0M"]);
     }
 }

@@ -34,6 +34,10 @@ pub struct Engine {
     steps: u64,
     options: Options,
     placed: Placed,
+    /// Bytes that were set aside for the scratch of steps.
+    scratch: u64,
+    /// Bytes of mapped weights that there is no room for beside all else.
+    squeezed: u64,
     max_context: usize,
     skipped: Vec<String>,
     /// Why sequences ended with [`Finish::Failed`], until somebody asks or they are started again.
@@ -75,7 +79,19 @@ impl Engine {
     /// What reading fell back on so far, one clause each.
     pub fn fallbacks(&self) -> Vec<String> {
         let loading = self.loading.iter().flat_map(Loading::notes);
-        loading.chain(self.runner.backend.notes()).collect()
+        let squeezed = (self.squeezed > 0).then(|| {
+            let bytes = crate::budget::bytes(self.squeezed);
+            format!(
+                "{bytes} of mapped weights do not fit the memory control group: the kernel reads them again and again"
+            )
+        });
+        loading.chain(squeezed).chain(self.runner.backend.notes()).collect()
+    }
+
+    /// Bytes that were set aside for the scratch of steps of [`Engine::chunk`] tokens, logits and sampling included: what [`MemoryClass::Scratch`] comes to
+    /// at most, but for what grows with the context.
+    pub fn scratch_set_aside(&self) -> u64 {
+        self.scratch
     }
 
     /// What streamed experts took since the last call; `None` where none are streamed.
@@ -355,6 +371,9 @@ impl Engine {
 
     /// Adds `tokens` to a sequence and computes them, in chunks, before all others. Each row of logits goes to `each(position, logits)`: of all of these
     /// positions, or of the last one only.
+    ///
+    /// # Errors
+    /// Those of [`Engine::step`]; logits that are not numbers; what `each` returns.
     pub fn feed(
         &mut self,
         id: SequenceId,
@@ -385,6 +404,9 @@ impl Engine {
             let from = self.sequences[at].computed - logits.rows;
             let rows = self.runner.backend.read_logits(logits).chunks_exact(self.model.vocabulary);
             for (position, row) in (from..).zip(rows).filter(|(position, _)| *position >= first) {
+                if let Some(bad) = row.iter().position(|x| !x.is_finite()) {
+                    bail!("the logit of token {bad} at position {position} is {}", row[bad]);
+                }
                 each(position, row)?;
             }
         }

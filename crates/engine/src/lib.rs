@@ -5,10 +5,14 @@ mod budget;
 mod engine;
 mod pins;
 mod placement;
+mod runner;
 pub mod sampler;
+mod sampling;
+mod scheduler;
 mod sequence;
 pub mod text;
 
+pub use budget::Held;
 pub use engine::{Engine, Options};
 pub use pins::Pins;
 pub use placement::{Placed, Placement};

@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use sluice_model::Config;
 use sluice_store::load::{Speeds, disk_speeds};
 
+use crate::budget::has_experts;
 use crate::engine::Options;
 
 /// Where experts live.
@@ -52,7 +53,7 @@ const SLOW: f64 = 0.5;
 /// # Errors
 /// When streaming was asked for and the model has no experts.
 pub fn decide(folder: &Path, config: &Config, options: &Options) -> Result<Placed> {
-    let has_experts = ["num_experts", "num_local_experts", "n_routed_experts"].iter().any(|k| config.get(k).is_some());
+    let has_experts = has_experts(config);
     let placed = |placement, reason: String| Ok(Placed { placement, reason });
     match options.experts {
         Placement::Auto => {}
@@ -85,6 +86,12 @@ pub fn decide(folder: &Path, config: &Config, options: &Options) -> Result<Place
     placed(Placement::Mapped, format!("{:.2} GB of weights fit {:.2} GB of memory", gb(weights), gb(room)))
 }
 
+/// Where the experts live of a model that was to be mapped and turned out not to fit.
+pub fn instead_of_mapped(folder: &Path, options: &Options) -> Placed {
+    let (placement, why) = streamed(folder, options);
+    Placed { placement, reason: format!("with all experts mapped the memory is too little; {why}") }
+}
+
 /// Slots or the page cache, by what the disk of the largest file does, and why.
 fn streamed(folder: &Path, options: &Options) -> (Placement, String) {
     let largest = weight_files(folder).into_iter().max_by_key(|(_, size)| *size);
@@ -112,31 +119,4 @@ fn weight_files(folder: &Path) -> Vec<(PathBuf, u64)> {
     let weights = |e: &fs::DirEntry| e.path().extension().is_some_and(|x| x == "safetensors");
     let sized = |e: fs::DirEntry| (e.path(), fs::metadata(e.path()).map_or(0, |m| m.len()));
     entries.flatten().filter(weights).map(sized).collect()
-}
-
-/// Tokens of a chunk where experts are read for each anew: as many as most experts are used by anyway, several times over.
-const CHUNK: usize = 2048;
-/// No fewer, or each expert that is read serves too few tokens.
-const SMALLEST_CHUNK: usize = 256;
-/// Part of the memory that a chunk's scratch may take: experts have more use for it.
-const SCRATCH: f64 = 1.0 / 12.0;
-
-/// The longest chunk whose scratch leaves `room` bytes of memory to experts; `k`: experts per token, if not the model's own number.
-pub fn chunk(config: &Config, k: Option<usize>, room: Option<u64>) -> Result<usize> {
-    let k = k.map_or_else(|| config.size("num_experts_per_tok"), Ok)?;
-    let most = room.map_or(f64::INFINITY, |room| room as f64 * SCRATCH);
-    let mut chunk = CHUNK;
-    while chunk > SMALLEST_CHUNK && step_scratch(config, chunk, k)? as f64 > most {
-        chunk /= 2;
-    }
-    Ok(chunk)
-}
-
-/// Bytes that a step of `tokens` tokens needs beside what is set up at the start, at most: encoded activations, the hidden ones of experts, sums,
-/// attention's. A rough bound, measured on random models (`docs/experiments.md`).
-pub fn step_scratch(config: &Config, tokens: usize, k: usize) -> Result<usize> {
-    let hidden = config.size("hidden_size")?;
-    let intermediate = config.size("moe_intermediate_size")?;
-    let per_token = 12 * hidden + 2 * k * intermediate + 24 * 1024;
-    Ok(tokens * per_token + (24 << 20))
 }

@@ -85,7 +85,7 @@ fn other_sequences_in_the_batch_change_nothing() {
             let ids: Vec<_> = prompts
                 .iter()
                 .map(|prompt| {
-                    let id = engine.add_sequence().unwrap();
+                    let id = engine.add_sequence();
                     engine.start(id, prompt, generation.clone()).unwrap();
                     id
                 })
@@ -118,7 +118,7 @@ fn a_truncated_sequence_goes_on_as_if_it_had_never_been_longer() {
         let prompt = tokens(&engine, 90, 3);
         let wanted = logits(&mut engine, &prompt, &[90]);
         let vocabulary = engine.model().vocabulary;
-        let id = engine.add_sequence().unwrap();
+        let id = engine.add_sequence();
         engine.feed(id, &prompt[..60], false, |_, _| Ok(())).unwrap();
         engine.feed(id, &tokens(&engine, 30, 99), false, |_, _| Ok(())).unwrap();
         engine.truncate(id, 60).unwrap();

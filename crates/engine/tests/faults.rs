@@ -124,7 +124,7 @@ impl Sound {
         let prompt = tokens(&engine, PROMPT, 5);
         let logits = logits(&mut engine, &prompt, &[PROMPT]);
         let answers = [3, 20, 40].map(|n| {
-            let id = engine.add_sequence().unwrap();
+            let id = engine.add_sequence();
             engine.start(id, &prompt[..n], greedy()).unwrap();
             let mut answer = Vec::new();
             while !engine.is_idle() {
@@ -180,7 +180,7 @@ struct Tally {
 fn feed(engine: &mut Engine, sound: &Sound, random: &mut Rng, faults: &Faults, sure: bool) -> Tally {
     let mut tally = Tally::default();
     let vocabulary = engine.model().vocabulary;
-    let id = engine.add_sequence().unwrap();
+    let id = engine.add_sequence();
     let mut from = 0;
     while from < sound.prompt.len() {
         if random.u8(..4) == 0 {
@@ -213,7 +213,7 @@ fn answer(engine: &mut Engine, sound: &Sound, random: &mut Rng, faults: &Faults)
     let mut tally = Tally::default();
     let mut running: Vec<(SequenceId, usize, Vec<u32>, Option<Finish>)> = Vec::new();
     for which in 0..random.usize(1..4) {
-        let id = engine.add_sequence().unwrap();
+        let id = engine.add_sequence();
         engine.start(id, &sound.prompt[..sound.answers[which].0], greedy()).unwrap();
         running.push((id, which, Vec::new(), None));
     }
@@ -311,7 +311,7 @@ fn every_token_is_right_or_its_sequence_has_failed() {
 
 /// The greedy answer to nine tokens, and how it ended.
 fn answer_alone(engine: &mut Engine, prompt: &[u32]) -> (Vec<u32>, Finish) {
-    let id = engine.add_sequence().unwrap();
+    let id = engine.add_sequence();
     engine.start(id, prompt, greedy()).unwrap();
     let (mut answer, mut end) = (Vec::new(), None);
     while !engine.is_idle() {
@@ -370,7 +370,7 @@ fn after(change: impl Fn(&Path, u64), placement: Placement) -> Result<Vec<u32>, 
     let wanted = logits(&mut engine, &prompt, &[4, 5]);
     std::thread::sleep(TICK);
     change(model.path(), from);
-    let id = engine.add_sequence().unwrap();
+    let id = engine.add_sequence();
     let mut bits = Vec::new();
     let keep = |_, row: &[f32]| {
         bits.extend(row.iter().map(|x| x.to_bits()));

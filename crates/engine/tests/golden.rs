@@ -66,7 +66,7 @@ impl Case {
     /// Logits of all positions: the prompt at once, then single steps.
     fn run(&self, engine: &mut Engine) -> Vec<f32> {
         let mut rows = Vec::new();
-        let id = engine.add_sequence().unwrap();
+        let id = engine.add_sequence();
         let (prompt, steps) = self.tokens.split_at(self.prompt);
         for tokens in std::iter::once(prompt).chain(steps.chunks(1)) {
             let keep = |_, logits: &[f32]| {

@@ -84,12 +84,17 @@ impl Config {
     /// How many layers there are.
     pub fn layers(&self) -> Result<usize> {
         let layers = self.size("num_hidden_layers")?;
-        if layers <= 1 << 16 { Ok(layers) } else { Err(self.wrong("num_hidden_layers", "a whole number from 1 to 2^16")) }
+        if layers <= 1 << 16 {
+            Ok(layers)
+        } else {
+            Err(self.wrong("num_hidden_layers", "a whole number from 1 to 2^16"))
+        }
     }
 
     /// The product of sizes, which is a size itself: at most 2^24. `keys` are those whose values they are, for the message.
     pub fn product(&self, keys: &str, sizes: &[usize]) -> Result<usize> {
-        let product = sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).filter(|n| (1..=1 << 24).contains(n));
+        let product =
+            sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).filter(|n| (1..=1 << 24).contains(n));
         product.ok_or_else(|| anyhow!("{}: the product of {keys} is not a number from 1 to 2^24", self.path.display()))
     }
 
@@ -229,7 +234,11 @@ mod tests {
         assert_eq!(of(r#"{"rms_norm_eps": 0}"#).norm_eps().unwrap(), 0.0);
         for bad in ["-1", "1e9", "\"1e-6\"", "true"] {
             let error = of(&format!("{{\"rms_norm_eps\": {bad}}}")).norm_eps().unwrap_err().to_string();
-            assert_eq!(error, format!("config.json: `rms_norm_eps` is {bad}, expected a number from 0 to 1").replace("1e9", "1000000000.0"));
+            assert_eq!(
+                error,
+                format!("config.json: `rms_norm_eps` is {bad}, expected a number from 0 to 1")
+                    .replace("1e9", "1000000000.0")
+            );
         }
         let layers = of(r#"{"num_hidden_layers": 16777216}"#).layers().unwrap_err().to_string();
         assert!(layers.contains("num_hidden_layers"), "{layers}");

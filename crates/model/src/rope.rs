@@ -33,7 +33,11 @@ pub fn frequencies(
     // Most are factors and lengths, which divide: 0 would make infinities of frequencies, and less than 0 turn them round.
     let positive = |key: &str| -> Result<Option<f64>> {
         let x = number(key)?;
-        ensure!(x.is_none_or(|x| x > 0.0), "{path}: rope parameter `{key}` is {}, expected a number above 0", x.unwrap_or(0.0));
+        ensure!(
+            x.is_none_or(|x| x > 0.0),
+            "{path}: rope parameter `{key}` is {}, expected a number above 0",
+            x.unwrap_or(0.0)
+        );
         Ok(x)
     };
     let needed = |key: &str| positive(key)?.ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is missing"));
@@ -139,7 +143,8 @@ pub fn frequencies(
             let list = parameters.and_then(|p| p.get(key)).and_then(Value::as_array);
             let above_zero = |v: &Value| v.as_f64().filter(|x| *x > 0.0);
             let list: Option<Vec<f64>> = list.and_then(|l| l.iter().map(above_zero).collect());
-            let list = list.ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is not a list of numbers above 0"))?;
+            let list =
+                list.ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is not a list of numbers above 0"))?;
             ensure!(
                 list.len() == dim / 2,
                 "{path}: rope parameter `{key}` has {} entries, not {}",

@@ -218,8 +218,11 @@ impl<'a> Weights<'a> {
         // Before any of it is widened: a tensor of another size may be of any size.
         let fits = t.shape.iter().product::<usize>() == wanted.iter().product::<usize>();
         ensure!(fits, "tensor {name} has shape {:?}, expected {wanted:?}", t.shape);
-        let values =
-            if self.reads { sluice_backend::widen(float, &t.bytes)? } else { vec![0.0; t.bytes.len() / t.dtype.size()] };
+        let values = if self.reads {
+            sluice_backend::widen(float, &t.bytes)?
+        } else {
+            vec![0.0; t.bytes.len() / t.dtype.size()]
+        };
         Ok((values, t.shape.clone()))
     }
 

@@ -1,23 +1,34 @@
 //! Files that appear complete or not at all: written beside their place under a temporary name, synced, renamed.
+//!
+//! A rename puts a file in the place of whatever stands there, so what is no file is told apart first: a symbolic link stays and the file that
+//! it points to is replaced; a pipe or a character device is written to as it stands.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use crate::error::Error;
 
 /// Bytes gathered before a write; larger pieces go straight through.
 const BUFFER: usize = 1 << 20;
+/// As many symbolic links as the kernel follows.
+const LINKS: usize = 40;
 
-/// A file being written as `.NAME.tmp-PID` beside its final place. [`commit`](AtomicFile::commit) puts it there; dropping it
-/// removes it. One at a time per place and process.
+/// A file being written as `.NAME.tmp-RANDOM` beside its final place. [`commit`](AtomicFile::commit) puts it there; dropping it
+/// removes it. Of several for one place, by whichever processes, the last to commit stays, whole. Into a pipe or a device it is written
+/// at once, and nothing can be taken back.
 #[derive(Debug)]
 pub struct AtomicFile {
     /// `None` once committed.
     file: Option<BufWriter<File>>,
     path: PathBuf,
-    temporary: PathBuf,
+    /// `None` for a pipe or a device.
+    temporary: Option<PathBuf>,
     /// Bytes written so far.
     len: u64,
     /// Bytes that it will have, as far as its writer knows: for messages about a full disk.
@@ -27,27 +38,23 @@ pub struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Begins a file that will stand at `path`. What stands there stays until the commit.
+    /// Begins a file that will stand at `path`, or where the symbolic link there points to. What stands there stays until the commit.
+    ///
+    /// # Errors
+    /// A folder, a block device or a socket in its place; a pipe that nobody reads; what the system says to a new file.
     pub fn create(path: &Path) -> Result<AtomicFile, Error> {
-        let name = path.file_name().ok_or_else(|| Error::NotAFile { path: path.to_owned() })?;
-        if path.is_dir() {
-            return Err(Error::NotAFile { path: path.to_owned() });
-        }
-        let mut temporary = std::ffi::OsString::from(".");
-        temporary.push(name);
-        temporary.push(format!(".tmp-{}", std::process::id()));
-        let temporary = path.with_file_name(temporary);
-
-        // `create_new` follows no symbolic link that somebody laid there. A file of that name was left by a dead process
-        // that had our number.
-        let create = || OpenOptions::new().write(true).create_new(true).open(&temporary);
-        let file = match create() {
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => fs::remove_file(&temporary).and_then(|()| create()),
-            other => other,
+        let path = match Destination::of(path)? {
+            Destination::Stream(file) => {
+                let file = Some(BufWriter::with_capacity(BUFFER, file));
+                let path = path.to_owned();
+                return Ok(AtomicFile { file, path, temporary: None, len: 0, expected: 0, failed: false });
+            }
+            Destination::File(path) => path,
         };
-        let file = file.map_err(Error::io(&temporary, "create"))?;
+        let name = path.file_name().ok_or_else(|| Error::NotAFile { path: path.clone() })?;
+        let (file, temporary) = create_temporary(&path, name, random)?;
         let file = Some(BufWriter::with_capacity(BUFFER, file));
-        Ok(AtomicFile { file, path: path.to_owned(), temporary, len: 0, expected: 0, failed: false })
+        Ok(AtomicFile { file, path, temporary: Some(temporary), len: 0, expected: 0, failed: false })
     }
 
     /// Says how long the file will be, so that a full disk can be reported with what the rest needs.
@@ -72,9 +79,16 @@ impl AtomicFile {
     }
 
     /// Writes `bytes` at `offset`, wherever the end is. A gap that this leaves reads as zeros. After an error the file can only be dropped.
+    ///
+    /// # Errors
+    /// Those of a write, and that a pipe or a device has no offsets.
     pub fn write_at(&mut self, bytes: &[u8], offset: u64) -> Result<(), Error> {
         if self.failed {
             return Err(Error::Abandoned { path: self.path.clone() });
+        }
+        if self.temporary.is_none() {
+            self.failed = true;
+            return Err(Error::NotAFile { path: self.path.clone() });
         }
         let flushed = if self.open().buffer().is_empty() { Ok(()) } else { self.open().flush() };
         let written = flushed.and_then(|()| self.open().get_ref().write_all_at(bytes, offset));
@@ -89,9 +103,13 @@ impl AtomicFile {
             return Err(Error::Abandoned { path: self.path.clone() });
         }
         let buffered = self.open().buffer().len() as u64;
+        let Some(temporary) = self.temporary.clone() else {
+            let flushed = self.open().flush();
+            return flushed.map_err(|cause| self.write_error(cause, buffered));
+        };
         let synced = self.open().flush().and_then(|()| self.open().get_ref().sync_all());
         synced.map_err(|cause| self.write_error(cause, buffered))?;
-        fs::rename(&self.temporary, &self.path).map_err(Error::io(&self.path, "rename to"))?;
+        fs::rename(temporary, &self.path).map_err(Error::io(&self.path, "rename to"))?;
         self.file = None;
         let folder = folder_of(&self.path);
         File::open(folder).and_then(|f| f.sync_all()).map_err(Error::io(folder, "sync"))
@@ -119,9 +137,83 @@ impl Drop for AtomicFile {
         if let Some(file) = self.file.take() {
             // Into its parts, so that the buffer is not flushed into a file that goes.
             drop(file.into_parts());
-            let _ = fs::remove_file(&self.temporary);
+            if let Some(temporary) = &self.temporary {
+                let _ = fs::remove_file(temporary);
+            }
         }
     }
+}
+
+/// What an output path stands for.
+enum Destination {
+    /// A file that is there or not: a rename puts the new one in its place.
+    File(PathBuf),
+    /// A pipe, a character device or an open descriptor, ready to be written to.
+    Stream(File),
+}
+
+impl Destination {
+    fn of(path: &Path) -> Result<Destination, Error> {
+        let mut place = path.to_owned();
+        for _ in 0..LINKS {
+            if !fs::symlink_metadata(&place).is_ok_and(|m| m.is_symlink()) {
+                break;
+            }
+            // `/dev/stdout` and its like lead here. Also a plain file behind a descriptor is written to, at its end: a new file of its name would be
+            // none of those who hold the descriptor.
+            if folder_of(&place).canonicalize().is_ok_and(|f| f.starts_with("/proc")) {
+                return stream(path).map(Destination::Stream);
+            }
+            let target = fs::read_link(&place).map_err(Error::io(path, "look at"))?;
+            place = folder_of(&place).join(target);
+        }
+        match fs::symlink_metadata(&place) {
+            Ok(m) if m.is_file() => Ok(Destination::File(place)),
+            Ok(m) if m.file_type().is_fifo() || m.file_type().is_char_device() => stream(path).map(Destination::Stream),
+            // Nobody means a disk by an output file, and a socket cannot be opened.
+            Ok(_) => Err(Error::NotAFile { path: path.to_owned() }),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(Destination::File(place)),
+            Err(e) => Err(Error::io(path, "look at")(e)),
+        }
+    }
+}
+
+/// Opens what is no file for writing. A pipe without a reader is an error: waiting for one could not be told from hanging.
+fn stream(path: &Path) -> Result<File, Error> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits();
+    let file = OpenOptions::new().append(true).custom_flags(flags.cast_signed()).open(path);
+    let file = file.map_err(|cause| match rustix::io::Errno::from_io_error(&cause) {
+        Some(rustix::io::Errno::NXIO) => io::Error::new(cause.kind(), "nobody has it open for reading"),
+        _ => cause,
+    });
+    let file = file.map_err(Error::io(path, "open"))?;
+    // From here on a slow reader is waited for.
+    rustix::fs::fcntl_getfl(&file)
+        .and_then(|flags| rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK))
+        .map_err(|e| Error::io(path, "open")(e.into()))?;
+    Ok(file)
+}
+
+/// A new file beside `path`, under a name that nobody else has.
+fn create_temporary(path: &Path, name: &OsStr, random: impl Fn() -> u64) -> Result<(File, PathBuf), Error> {
+    loop {
+        let mut temporary = std::ffi::OsString::from(".");
+        temporary.push(name);
+        temporary.push(format!(".tmp-{:016x}", random()));
+        let temporary = path.with_file_name(temporary);
+        // `create_new` follows no symbolic link that somebody laid there, and takes no file that somebody else is writing: in another
+        // container, say, where processes have the same numbers as here.
+        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((file, temporary)),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(Error::io(&temporary, "create")(e)),
+        }
+    }
+}
+
+/// Another number each time, from the system's randomness.
+fn random() -> u64 {
+    RandomState::new().hash_one(())
 }
 
 /// The folder that holds `path`.
@@ -165,7 +257,7 @@ mod tests {
         let mut file = AtomicFile::create(&path).unwrap();
         file.write_all(b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"old");
-        assert!(names(folder.path()).contains(&format!(".x.json.tmp-{}", std::process::id())));
+        assert!(names(folder.path()).iter().any(|name| name.starts_with(".x.json.tmp-")));
         file.commit().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(names(folder.path()), ["x.json"]);
@@ -174,15 +266,122 @@ mod tests {
     #[test]
     fn a_dropped_file_leaves_nothing_and_follows_no_link() {
         let folder = tempfile::tempdir().unwrap();
-        let victim = folder.path().join("victim");
+        let (path, victim) = (folder.path().join("x"), folder.path().join("victim"));
         fs::write(&victim, "kept").unwrap();
-        let temporary = folder.path().join(format!(".x.tmp-{}", std::process::id()));
-        std::os::unix::fs::symlink(&victim, temporary).unwrap();
-        let mut file = AtomicFile::create(&folder.path().join("x")).unwrap();
+        let link = folder.path().join(".x.tmp-0000000000000005");
+        std::os::unix::fs::symlink(&victim, &link).unwrap();
+        let numbers = std::cell::Cell::new(4);
+        let next = || numbers.replace(numbers.get() + 1) + 1;
+        let (_, temporary) = create_temporary(&path, OsStr::new("x"), next).unwrap();
+        assert_eq!(temporary, folder.path().join(".x.tmp-0000000000000006"));
+        fs::remove_file(temporary).unwrap();
+        fs::remove_file(link).unwrap();
+        let mut file = AtomicFile::create(&path).unwrap();
         file.write_all(&[1; 3 << 20]).unwrap();
         drop(file);
         assert_eq!(names(folder.path()), ["victim"]);
         assert_eq!(fs::read(&victim).unwrap(), b"kept");
+    }
+
+    fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+        let mut file = AtomicFile::create(path)?;
+        file.write_all(bytes)?;
+        file.commit()
+    }
+
+    #[test]
+    fn a_symbolic_link_stays_and_its_target_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("elsewhere")).unwrap();
+        fs::write(at("elsewhere/real"), "old").unwrap();
+        let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, at(name)).unwrap();
+        link("elsewhere/real", "link");
+        link("link", "link-to-link");
+        link("elsewhere/new", "link-to-nothing");
+        for (name, real) in [("link", "real"), ("link-to-link", "real"), ("link-to-nothing", "new")] {
+            write(&at(name), name.as_bytes()).unwrap();
+            assert!(fs::symlink_metadata(at(name)).unwrap().is_symlink(), "{name}");
+            assert_eq!(fs::read_to_string(at("elsewhere").join(real)).unwrap(), name);
+        }
+        link("ring", "ring");
+        write(&at("ring"), b"x").unwrap_err();
+        link("elsewhere", "folder");
+        assert!(matches!(AtomicFile::create(&at("folder")), Err(Error::NotAFile { .. })));
+    }
+
+    #[test]
+    fn a_pipe_is_written_to_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let error = write(&pipe, b"x").unwrap_err().to_string();
+        assert!(error.contains("pipe: cannot open: nobody has it open for reading"), "{error}");
+        // More than a pipe holds: a reader that is slower than us is waited for.
+        let text = vec![b'x'; 300_000];
+        let read = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read(pipe).unwrap()
+        });
+        let mut file = AtomicFile::create(&pipe);
+        while matches!(&file, Err(Error::Io { .. })) {
+            std::thread::yield_now(); // until the reader is there
+            file = AtomicFile::create(&pipe);
+        }
+        let mut file = file.unwrap();
+        file.write_all(&text).unwrap();
+        file.commit().unwrap();
+        assert_eq!(read.join().unwrap(), text);
+        assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+        assert_eq!(names(folder.path()), ["pipe"]);
+    }
+
+    #[test]
+    fn a_device_is_written_to_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        write(&link, b"x").unwrap();
+        assert!(fs::metadata(&link).unwrap().file_type().is_char_device());
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        // One of our own, which only root may make.
+        let null = folder.path().join("null");
+        let (kind, number) = (rustix::fs::FileType::CharacterDevice, rustix::fs::makedev(1, 3));
+        if rustix::fs::mknodat(rustix::fs::CWD, &null, kind, 0o600.into(), number).is_err() {
+            eprintln!("SKIPPED in part: only root makes devices");
+            return;
+        }
+        write(&null, b"x").unwrap();
+        assert!(fs::symlink_metadata(&null).unwrap().file_type().is_char_device());
+        let mut file = AtomicFile::create(&null).unwrap();
+        assert!(matches!(file.write_at(b"x", 0), Err(Error::NotAFile { .. })));
+    }
+
+    #[test]
+    fn a_file_behind_a_descriptor_is_written_to_at_its_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "first ").unwrap();
+        let descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file.as_file()));
+        write(Path::new(&descriptor), b"second").unwrap();
+        assert_eq!(fs::read(file.path()).unwrap(), b"first second");
+    }
+
+    #[test]
+    fn two_writers_with_one_process_number_each_put_their_own_whole_file_in_place() {
+        // Two writers of one process stand for two containers, whose processes all have the number 1.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let mut first = AtomicFile::create(&path).unwrap();
+        first.write_all(b"the first, ").unwrap();
+        let mut second = AtomicFile::create(&path).unwrap();
+        second.write_all(b"half of the sec").unwrap();
+        first.write_all(b"whole").unwrap();
+        first.commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"the first, whole");
+        second.write_all(b"ond").unwrap();
+        second.commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"half of the second");
+        assert_eq!(names(folder.path()), ["x"]);
     }
 
     #[test]

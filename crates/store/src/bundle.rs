@@ -3,10 +3,12 @@
 //! stride of whole 4 KiB pages, the parts of an expert in a fixed order, padding as a tensor of its own. The manifest, `bundle.json`, says so in
 //! a few kilobytes, that a reader may find an expert without parsing megabytes of headers; and it has each file's length and XXH3.
 //!
-//! A manifest comes from strangers like any header: whoever holds a [`Manifest`] may read experts by it without another look.
+//! A manifest comes from strangers like any header: whoever holds a [`Manifest`] may read experts by it without another look. Opening a bundle
+//! compares it with the header of every file ([`Checkpoint::open`](crate::Checkpoint::open)); the sums are compared by [`Manifest::verify`]
+//! alone, since that reads everything.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
@@ -16,6 +18,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::atomic::AtomicFile;
 use crate::dtype::Dtype;
 use crate::error::{Error, quoted};
+use crate::safetensors::{Entry, Header, MAX_DIMS};
 use crate::small::read_small;
 
 /// The manifest's name in its folder.
@@ -30,6 +33,12 @@ const MAX_MANIFEST: u64 = 16 << 20;
 /// The name of the file with layer `layer`'s experts.
 pub fn experts_name(layer: usize) -> String {
     format!("experts-{layer:02}.safetensors")
+}
+
+/// Whether a file of that name can only be a bundle's.
+pub(crate) fn is_of_a_bundle(name: &str) -> bool {
+    let layer = name.strip_prefix("experts-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    name == RESIDENT || layer.is_some_and(|layer| layer.len() >= 2 && layer.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// The checked contents of `bundle.json`.
@@ -81,13 +90,62 @@ impl ExpertLayer {
     pub fn used(&self) -> u64 {
         self.parts.last().map_or(0, |p| p.offset + p.bytes)
     }
+
+    /// Says in what way `header`, of this layer's file, is not that of experts that lie as this says.
+    fn compare(&self, layer: usize, header: &Header) -> Result<(), String> {
+        let padded = self.used() < self.stride;
+        let each = self.parts.len() + usize::from(padded);
+        if self.count.checked_mul(each) != Some(header.tensors.len()) {
+            let found = header.tensors.len();
+            return Err(format!("{found} tensors in the file, of {} experts with {each} each", self.count));
+        }
+        // A header's tensors are in the order of their bytes, as are the parts: one pass, without looking up a name.
+        let mut module = None;
+        for (i, tensor) in header.tensors.iter().enumerate() {
+            let (expert, part) = (i / each, self.parts.get(i % each));
+            let start = self.base + expert as u64 * self.stride;
+            let (leaf, offset, bytes) = match part {
+                Some(p) => (p.name.as_str(), p.offset, p.bytes),
+                None => ("padding", self.used(), self.stride - self.used()),
+            };
+            let lies = start + offset..start + offset + bytes;
+            let same = |p: &Part| tensor.dtype.name() == p.dtype && tensor.shape == p.shape;
+            let name = expert_of(tensor, leaf).filter(|(_, number)| *number == expert);
+            let Some((of, _)) = name.filter(|_| tensor.range == lies && part.is_none_or(same)) else {
+                let Entry { name, dtype, shape, range } = tensor;
+                return Err(format!(
+                    "tensor {}, {dtype} {shape:?} at {}, is not part {} of expert {expert} at {}",
+                    quoted(name),
+                    range.start,
+                    quoted(leaf),
+                    lies.start
+                ));
+            };
+            if *module.get_or_insert(of) != of || !is_in_layer(of, layer) {
+                return Err(format!("tensor {} is not of layer {layer}", quoted(&tensor.name)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What stands in front of the expert's number in a tensor's name, and the number: of `MODULE.NUMBER.LEAF`.
+fn expert_of<'a>(tensor: &'a Entry, leaf: &str) -> Option<(&'a str, usize)> {
+    let (module, number) = tensor.name.strip_suffix(leaf)?.strip_suffix('.')?.rsplit_once('.')?;
+    Some((module, number.parse().ok()?))
+}
+
+/// Whether a module's name has `layers.LAYER` in it.
+fn is_in_layer(module: &str, layer: usize) -> bool {
+    let mut words = module.split('.');
+    words.any(|w| w == "layers") && words.next().and_then(|n| n.parse().ok()) == Some(layer)
 }
 
 impl Manifest {
     /// Reads and checks the manifest of `folder`; `None` where there is none.
     ///
     /// # Errors
-    /// A manifest that contradicts itself or its files' lengths.
+    /// A manifest that is malformed or contradicts itself. The files are compared with it one by one: [`compare`](Manifest::compare).
     pub fn read(folder: &Path) -> Result<Option<Manifest>, Error> {
         let path = folder.join(MANIFEST);
         let bad = |why: String| Error::BadManifest { path: path.clone(), why };
@@ -95,21 +153,37 @@ impl Manifest {
             Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::NotFound => return Ok(None),
             text => text?,
         };
-        let manifest = Manifest::parse(&text).map_err(bad)?;
-        for (name, entry) in &manifest.files {
-            let file = folder.join(name);
-            let len = fs::metadata(&file).map_err(Error::io(&file, "open"))?.len();
-            if len != entry.bytes {
-                return Err(bad(format!("{name} has {len} bytes instead of {}", entry.bytes)));
-            }
-        }
-        Ok(Some(manifest))
+        Manifest::parse(&text).map(Some).map_err(bad)
     }
 
-    /// Checks the text of a manifest, its files unseen; the error says what is wrong.
+    /// Checks the text of a manifest, its files unseen.
+    ///
+    /// # Errors
+    /// What is wrong with it, in one clause.
     pub fn parse(text: &[u8]) -> Result<Manifest, String> {
-        let manifest: Manifest = serde_json::from_slice(text).map_err(|e| format!("malformed manifest: {e}"))?;
-        manifest.check().map(|()| manifest)
+        // What the parser says of a wrong value has the value in it, however long.
+        let malformed = |e: serde_json::Error| {
+            format!("malformed manifest: {}", e.to_string().chars().take(200).collect::<String>())
+        };
+        let manifest: Manifest = serde_json::from_slice(text).map_err(malformed)?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Compares what the manifest says of file `name` with the file: `len` bytes that begin with `header`.
+    ///
+    /// # Errors
+    /// [`Error::BadManifest`] says what differs.
+    pub(crate) fn compare(&self, folder: &Path, name: &str, len: u64, header: &Header) -> Result<(), Error> {
+        let bad = |why: String| Error::BadManifest { path: folder.join(MANIFEST), why };
+        let Some(entry) = self.files.get(name) else { return Err(bad(format!("{name} is not listed"))) };
+        if len != entry.bytes {
+            return Err(bad(format!("{name} has {len} bytes instead of {}", entry.bytes)));
+        }
+        match self.experts.iter().find(|(_, e)| e.file == name) {
+            Some((layer, experts)) => experts.compare(*layer, header).map_err(|why| bad(format!("{name}: {why}"))),
+            None => Ok(()),
+        }
     }
 
     /// Says what is wrong with it, the files unseen.
@@ -118,12 +192,21 @@ impl Manifest {
             return Err(format!("version {} is not known (1 is)", self.version));
         }
         for name in self.files.keys() {
-            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-                return Err(format!("{} is not a file name in this folder", quoted(name)));
+            // No way out of the folder, and nothing that a terminal would take for a command.
+            if !is_of_a_bundle(name) {
+                return Err(format!("{} is not the file name of a part of a bundle", quoted(name)));
             }
         }
+        // Every file is of a kind that is checked against its header.
+        if !self.files.contains_key(RESIDENT) {
+            return Err(format!("{RESIDENT} is not listed"));
+        }
+        let mut of_layers: BTreeSet<&str> = self.files.keys().map(String::as_str).filter(|n| *n != RESIDENT).collect();
         for (layer, e) in &self.experts {
             let at = format!("layer {layer}");
+            if self.files.contains_key(&e.file) && !of_layers.remove(e.file.as_str()) {
+                return Err(format!("{at}: {} has other weights already", quoted(&e.file)));
+            }
             let file =
                 self.files.get(&e.file).ok_or_else(|| format!("{at}: file {} is not listed", quoted(&e.file)))?;
             if !e.base.is_multiple_of(PAGE) || !e.stride.is_multiple_of(PAGE) || e.stride == 0 {
@@ -135,10 +218,13 @@ impl Manifest {
             }
             let mut offset = 0u64;
             for p in &e.parts {
+                if p.shape.len() > MAX_DIMS {
+                    return Err(format!("{at}: part {} has more than {MAX_DIMS} dimensions", quoted(&p.name)));
+                }
                 let dtype =
                     Dtype::from_name(&p.dtype).ok_or_else(|| format!("{at}: unknown type {}", quoted(&p.dtype)))?;
                 let size = p.shape.iter().try_fold(dtype.size() as u64, |n, &d| n.checked_mul(d as u64));
-                if size != Some(p.bytes) || p.offset != offset {
+                if size != Some(p.bytes) || p.bytes == 0 || p.offset != offset {
                     return Err(format!("{at}: part {} is not {} {:?} at {offset}", quoted(&p.name), p.dtype, p.shape));
                 }
                 offset = offset.checked_add(p.bytes).ok_or_else(|| format!("{at}: parts overflow"))?;
@@ -147,15 +233,23 @@ impl Manifest {
                 return Err(format!("{at}: parts of {offset} bytes do not fit a stride of {}", e.stride));
             }
         }
-        Ok(())
+        match of_layers.first() {
+            Some(name) => Err(format!("{} belongs to no layer", quoted(name))),
+            None => Ok(()),
+        }
+    }
+
+    /// As it stands in its file.
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut json = serde_json::to_vec_pretty(self).expect("strings and numbers are always JSON");
+        json.push(b'\n');
+        json
     }
 
     /// Writes it into `folder`, whole or not at all.
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
-        let mut json = serde_json::to_vec_pretty(self).expect("strings and numbers are always JSON");
-        json.push(b'\n');
         let mut file = AtomicFile::create(&folder.join(MANIFEST))?;
-        file.write_all(&json)?;
+        file.write_all(&self.to_json())?;
         file.commit()
     }
 
@@ -194,6 +288,8 @@ pub fn xxh3_of(path: &Path, each: &mut impl FnMut(u64)) -> Result<String, Error>
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn manifest() -> Manifest {
@@ -215,9 +311,10 @@ mod tests {
             ],
         };
         let entry = FileEntry { bytes: 3 * 8192, xxh3: String::new() };
+        let resident = FileEntry { bytes: 8, xxh3: String::new() };
         Manifest {
             version: 1,
-            files: BTreeMap::from([(experts_name(3), entry)]),
+            files: BTreeMap::from([(experts_name(3), entry), (RESIDENT.to_owned(), resident)]),
             experts: BTreeMap::from([(3, layer)]),
         }
     }
@@ -228,8 +325,11 @@ mod tests {
         assert!(Manifest::read(folder.path()).unwrap().is_none());
         let path = folder.path().join(experts_name(3));
         fs::write(&path, vec![7; 3 * 8192]).unwrap();
+        fs::write(folder.path().join(RESIDENT), [7; 8]).unwrap();
         let mut m = manifest();
-        m.files.get_mut(&experts_name(3)).unwrap().xxh3 = xxh3_of(&path, &mut |_| {}).unwrap();
+        for (name, entry) in &mut m.files {
+            entry.xxh3 = xxh3_of(&folder.path().join(name), &mut |_| {}).unwrap();
+        }
         m.write(folder.path()).unwrap();
         assert_eq!(Manifest::read(folder.path()).unwrap().unwrap(), m);
         m.verify(folder.path(), |_| {}).unwrap();
@@ -238,15 +338,24 @@ mod tests {
         fs::write(&path, &bytes).unwrap();
         let error = m.verify(folder.path(), |_| {}).unwrap_err().to_string();
         assert!(error.contains("experts-03.safetensors") && error.contains("damaged"), "{error}");
-        fs::write(&path, &bytes[1..]).unwrap();
-        let error = Manifest::read(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("24575 bytes instead of 24576"), "{error}");
+    }
+
+    #[test]
+    fn a_bundles_files_are_known_by_name() {
+        for name in [RESIDENT, "experts-00.safetensors", "experts-117.safetensors"] {
+            assert!(is_of_a_bundle(name), "{name}");
+        }
+        for name in ["model.safetensors", "experts-.safetensors", "experts-x1.safetensors", "experts-00.json"] {
+            assert!(!is_of_a_bundle(name), "{name}");
+        }
+        assert!(is_in_layer("model.layers.3.mlp.experts", 3));
+        assert!(!is_in_layer("model.layers.33.mlp.experts", 3) && !is_in_layer("model.experts", 3));
     }
 
     #[test]
     fn contradictions_are_errors() {
         type Change = fn(&mut Manifest);
-        let wrong: [(Change, &str); 9] = [
+        let wrong: [(Change, &str); 15] = [
             (|m| m.version = 2, "version 2"),
             (|m| m.experts.get_mut(&3).unwrap().stride = 100, "whole pages"),
             (|m| m.experts.get_mut(&3).unwrap().base = 1, "whole pages"),
@@ -256,6 +365,18 @@ mod tests {
             (|m| m.experts.get_mut(&3).unwrap().parts[1].offset = 4000, "gate_proj.scales"),
             (|m| m.experts.get_mut(&3).unwrap().parts[0].shape = vec![usize::MAX, 3], "gate_proj.weight"),
             (|m| drop(m.files.insert("../x".into(), FileEntry { bytes: 0, xxh3: String::new() })), "file name"),
+            (|m| drop(m.files.insert("\x1b[2J".into(), FileEntry { bytes: 0, xxh3: String::new() })), "\\u{1b}[2J"),
+            (|m| drop(m.files.insert(experts_name(9), FileEntry { bytes: 0, xxh3: String::new() })), "no layer"),
+            (|m| m.experts.get_mut(&3).unwrap().parts[0].shape = vec![1; 100_000], "64 dimensions"),
+            (|m| drop(m.files.remove(RESIDENT)), RESIDENT),
+            (|m| drop(m.experts.insert(4, m.experts[&3].clone())), "already"),
+            (
+                |m| {
+                    (m.experts.get_mut(&3).unwrap().parts[0].shape[0], m.experts.get_mut(&3).unwrap().parts[0].bytes) =
+                        (0, 0)
+                },
+                "gate_proj.weight",
+            ),
         ];
         manifest().check().unwrap();
         for (change, why) in wrong {

@@ -2,12 +2,13 @@
 //! checked once; a tensor is a view of its file. Nothing is read here but headers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::bundle::{MANIFEST, Manifest, RESIDENT, is_of_a_bundle};
 use crate::bytes::Bytes;
 use crate::dtype::Dtype;
 use crate::error::Error;
@@ -57,14 +58,15 @@ pub struct Checkpoint {
     places: Vec<(usize, u64)>,
     by_name: HashMap<Arc<str>, usize>,
     metadata: BTreeMap<String, String>,
+    manifest: Option<Manifest>,
 }
 
 impl Checkpoint {
-    /// Opens the safetensors of `folder`: those that `model.safetensors.index.json` names, else `model.safetensors`, else
-    /// every `*.safetensors`. Where there is an index, a shard's tensors that it does not mention are left out.
+    /// Opens the safetensors of `folder`: those that `model.safetensors.index.json` names, else `model.safetensors`, else those of a
+    /// bundle's manifest, else every `*.safetensors`. Where there is an index, a shard's tensors that it does not mention are left out.
     ///
     /// # Errors
-    /// Anything missing, truncated or contradictory in the folder, the index or a header: see [`Error`].
+    /// Anything missing, truncated or contradictory in the folder, the index, the manifest or a header: see [`Error`].
     pub fn open(folder: &Path) -> Result<Checkpoint, Error> {
         Checkpoint::open_keeping_files(folder).map(|(checkpoint, _)| checkpoint)
     }
@@ -75,11 +77,21 @@ impl Checkpoint {
         check_folder(folder)?;
         let index_path = folder.join(INDEX_NAME);
         let index = if is_there(&index_path)? { Some(Index::read(&index_path)?) } else { None };
-        let (names, if_missing) = match &index {
-            Some(index) => (index.files.clone(), "named by the index but not there"),
-            None if is_there(&folder.join(SINGLE_NAME))? => (vec![SINGLE_NAME.to_owned()], "gone since it was found"),
-            None => (all_safetensors(folder)?, "one of a set of shards but not there"),
+        let single = index.is_none() && is_there(&folder.join(SINGLE_NAME))?;
+        let manifest = match &index {
+            Some(index) if !index.files.iter().any(|name| is_of_a_bundle(name)) => None,
+            None if single => None,
+            _ => Manifest::read(folder)?,
         };
+        let (names, if_missing) = match (&index, &manifest) {
+            (Some(index), _) => (index.files.clone(), "named by the index but not there"),
+            (None, Some(manifest)) => {
+                (manifest.files.keys().cloned().collect(), "named by the manifest (bundle.json) but not there")
+            }
+            (None, None) if single => (vec![SINGLE_NAME.to_owned()], "gone since it was found"),
+            (None, None) => (all_safetensors(folder)?, "one of a set of shards but not there"),
+        };
+        check_bundle(folder, &names, index.is_some(), manifest.is_some())?;
 
         // 2. their tensors; of two of the same name the index tells which is meant
         let expected = index.as_ref().map(|i| i.tensors.iter().map(|(t, file)| (t.as_str(), *file)).collect());
@@ -91,11 +103,15 @@ impl Checkpoint {
             places: Vec::new(),
             by_name: HashMap::new(),
             metadata: BTreeMap::new(),
+            manifest: None,
         };
         let mut files = Vec::with_capacity(names.len());
         for (number, name) in names.iter().enumerate() {
             let path = folder.join(name);
             let (header, bytes, file) = open_file(&path, if_missing)?;
+            if let Some(manifest) = &manifest {
+                manifest.compare(folder, name, bytes.len() as u64, &header)?;
+            }
             files.push(file);
             checkpoint.files.push((name.clone(), bytes.len() as u64));
             for (key, value) in header.metadata {
@@ -124,6 +140,7 @@ impl Checkpoint {
                 return Err(Error::MissingTensor { path: folder.join(&names[*file]), tensor: tensor.clone() });
             }
         }
+        checkpoint.manifest = manifest;
         Ok((checkpoint, files))
     }
 
@@ -158,6 +175,11 @@ impl Checkpoint {
     /// Name and size in bytes of each file of weights, in order of name.
     pub fn file_sizes(&self) -> &[(String, u64)] {
         &self.files
+    }
+
+    /// Of a bundle its manifest, which its files' headers agree with.
+    pub fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_ref()
     }
 
     /// The tensor of that name.
@@ -204,6 +226,21 @@ fn check_folder(folder: &Path) -> Result<(), Error> {
         }
         Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::NotFound { path }),
         Err(e) => Err(Error::io(folder, "open")(e)),
+    }
+}
+
+/// An error where files of a bundle are to be read without its manifest, or lie beside another model that would be read instead of it.
+fn check_bundle(folder: &Path, names: &[String], has_index: bool, has_manifest: bool) -> Result<(), Error> {
+    let bad = |why: String| Err(Error::BadManifest { path: folder.join(MANIFEST), why });
+    match names.iter().find(|name| is_of_a_bundle(name)) {
+        _ if has_manifest => Ok(()),
+        Some(name) if !has_index => {
+            bad(format!("missing: {name} is part of a bundle, which is not read without its manifest"))
+        }
+        None if is_there(&folder.join(MANIFEST))? && is_there(&folder.join(RESIDENT))? => {
+            bad(format!("two models in one folder: this bundle, and {}; remove the files of one", names[0]))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -274,11 +311,12 @@ fn open_file(path: &Path, if_missing: &'static str) -> Result<(Header, Bytes, Re
         }
         Err(e) => return Err(Error::io(path, "open")(e)),
     }
-    let file = File::open(path).map_err(Error::io(path, "open"))?;
-    let len = file.metadata().map_err(Error::io(path, "open"))?.len();
+    // Looked at once, before anything of it is read: what follows is checked against this length, and what changes later shows.
+    let file = ReadFile::open(path)?;
     // By reads, not through the map: one request instead of a page fault for every few pages of JSON.
-    let header = Header::read(&file, len, path)?;
+    let header = Header::read(&file.buffered, file.len, path)?;
     let too_long = |_| Error::io(path, "map")(ErrorKind::FileTooLarge.into());
-    let map = Map::file(&file, usize::try_from(len).map_err(too_long)?).map_err(Error::io(path, "map"))?;
-    Ok((header, Bytes::mapped(map), ReadFile::new(path, file)?))
+    let len = usize::try_from(file.len).map_err(too_long)?;
+    let map = Map::file(&file.buffered, len).map_err(Error::io(path, "map"))?;
+    Ok((header, Bytes::mapped(map), file))
 }

@@ -52,6 +52,19 @@ impl Writer {
         Writer::aligned(path, plan, metadata, 8)
     }
 
+    /// Bytes that the whole file will have that [`aligned`](Writer::aligned) makes of the same.
+    ///
+    /// # Errors
+    /// A plan whose size overflows, or whose header is larger than a reader would accept.
+    pub fn file_len(
+        plan: &[TensorPlan],
+        metadata: &BTreeMap<String, String>,
+        align: usize,
+    ) -> Result<u64, HeaderError> {
+        let (json, data_len) = header(plan, metadata, align)?;
+        whole_len(&json, data_len)
+    }
+
     /// As [`create`](Writer::create), with a data section that starts at a multiple of `align` bytes (itself a multiple of 8).
     pub fn aligned(
         path: &Path,
@@ -62,8 +75,7 @@ impl Writer {
         assert!(align > 0 && align.is_multiple_of(8), "an alignment of {align} bytes");
         let refuse = |problem| Error::Header { path: path.to_owned(), problem };
         let (json, data_len) = header(plan, metadata, align).map_err(refuse)?;
-        let file_len = data_len.checked_add(8 + json.len() as u64);
-        let file_len = file_len.ok_or_else(|| refuse(HeaderError::Json { why: "the file's size overflows".into() }))?;
+        let file_len = whole_len(&json, data_len).map_err(refuse)?;
         // Our own reader is the judge of names and shapes.
         Header::parse(&json, file_len).map_err(refuse)?;
         check_space(path, file_len)?;
@@ -141,6 +153,12 @@ impl Writer {
         }
         self.file.commit()
     }
+}
+
+/// Bytes of a file with this header in front of so many bytes of data.
+fn whole_len(json: &[u8], data_len: u64) -> Result<u64, HeaderError> {
+    let len = data_len.checked_add(8 + json.len() as u64);
+    len.ok_or_else(|| HeaderError::Json { why: "the file's size overflows".into() })
 }
 
 /// The JSON of a header, padded with spaces so that the data begins at a multiple of `align`, and the length of the data section it describes.

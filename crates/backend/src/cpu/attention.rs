@@ -16,7 +16,7 @@ use crate::{AttentionLayer, KvLayout};
 const TOKENS: usize = 4;
 /// Query rows (heads of tokens) that one task takes through the cache together, at most and at least: the more, the less often keys and
 /// values are widened, as long as they stay in the second-level cache; the fewer, the better threads share the work.
-const ROWS: std::ops::RangeInclusive<usize> = 128..=256;
+pub const ROWS: std::ops::RangeInclusive<usize> = 128..=256;
 /// So many tasks per thread are enough to share.
 const TASKS: usize = 8;
 
@@ -38,7 +38,7 @@ impl Work {
 
 /// A piece of attention: one KV head of one sequence, and some of its queries, or one partition of its only one.
 #[derive(Clone, Copy)]
-struct Task {
+pub struct Task {
     sequence: usize,
     kv_head: usize,
     /// Of the sequence's new tokens.
@@ -49,7 +49,7 @@ struct Task {
     part: usize,
 }
 
-fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
+pub fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
     let KvLayout { kv_heads, k_dim, v_dim, kv_type, block_tokens, .. } = *layout;
     let k_offset = layer * layout.layer_bytes();
     let v_offset = k_offset + kv_type.bytes(kv_heads * block_tokens, k_dim);

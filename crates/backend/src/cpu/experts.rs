@@ -374,7 +374,7 @@ pub fn down(
 }
 
 /// Columns that one task of [`add`] takes.
-const ADDED: usize = 512;
+pub const ADDED: usize = 512;
 
 /// Adds up what [`down`] has left: as [`down_and_add`], with routed outputs in `outputs[pair]` and the shared expert's in `outputs[pairs + t]`.
 pub fn add(

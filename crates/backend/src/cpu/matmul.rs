@@ -45,7 +45,7 @@ pub struct Encoded {
 }
 
 /// Elements per scale of int8 activations.
-const GROUP: usize = 32;
+pub const GROUP: usize = 32;
 
 fn grow<T: Default + Clone>(v: &mut Vec<T>, len: usize) {
     if v.len() < len {
@@ -283,7 +283,7 @@ pub fn block_rows(rows: usize, threads: usize) -> usize {
 }
 
 /// Below so many multiply-adds dealing costs more than it brings.
-const SMALL: usize = 1 << 15;
+pub const SMALL: usize = 1 << 15;
 
 /// Carries out `jobs` on the rows `tokens` of the encoded activations.
 pub fn run_jobs(mut crew: Crew, jobs: &mut [Job], encoded: &Encoded, tokens: &[u32]) {

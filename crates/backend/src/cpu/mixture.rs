@@ -70,6 +70,11 @@ impl HostMixture {
         MoeId::new(number)
     }
 
+    /// The mixtures in order, each with that of the layer right after.
+    pub fn registered(&self) -> Vec<(&Moe, Option<&Moe>)> {
+        self.moes.iter().map(|Registered { moe, next }| (moe, next.map(|n| &self.moes[n].moe))).collect()
+    }
+
     /// See [`crate::Backend::stream_experts`].
     pub fn stream(&mut self, weights: &mut [Weight], options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         let layers: Vec<_> = self.moes.iter().map(|r| &r.moe.experts).collect();

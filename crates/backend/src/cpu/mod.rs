@@ -6,6 +6,7 @@ mod experts;
 mod matmul;
 mod memory;
 mod mixture;
+mod scratch;
 mod streaming;
 
 use std::time::Instant;
@@ -23,6 +24,7 @@ use crate::{
 use matmul::{Encoded, Job, Worker};
 use memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use mixture::HostMixture;
+pub use scratch::StepScratch;
 pub use streaming::{Lookahead, Streamed};
 
 /// A backend's [`Crew`]: a macro, because the borrows are of single fields.
@@ -267,6 +269,22 @@ impl Backend for Cpu {
         let state = self.state(row);
         // SAFETY: `&mut self`: no operation is under way.
         unsafe { state.get_mut(0, 0..state.cols) }.copy_from_slice(from);
+    }
+
+    fn step_scratch(
+        &self,
+        layouts: &[KvLayout],
+        inputs: &StepInputs,
+        streamed: bool,
+        step: &mut dyn FnMut(&mut dyn Backend),
+    ) -> StepScratch {
+        self.size_step(layouts, inputs, streamed, step)
+    }
+
+    fn limit_steps(&mut self, tokens: usize, rows: usize) {
+        for buffer in self.buffers.iter_mut().filter(|b| b.class == MemoryClass::Scratch) {
+            buffer.committed = buffer.bytes / rows.max(1) * tokens;
+        }
     }
 
     fn begin(&mut self, inputs: &StepInputs) {

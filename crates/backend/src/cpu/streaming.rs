@@ -49,7 +49,7 @@ impl Streamed {
 }
 
 /// Bytes of experts' outputs that are kept until all experts of a layer are there, at most.
-const MOST_OUTPUTS: usize = 16 << 20;
+pub const MOST_OUTPUTS: usize = 16 << 20;
 /// Guesses that there is room for from the beginning.
 const GUESSES: usize = 256;
 /// Experts of the next layer that are read ahead while many tokens go through this one.

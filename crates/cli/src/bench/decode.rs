@@ -78,7 +78,7 @@ impl Measured {
 
 fn measure(engine: &mut Engine, args: &DecodeArgs, context: usize, memory: &mut Option<Memory>) -> Result<Measured> {
     let vocabulary = engine.model().vocabulary;
-    let id = engine.add_sequence()?;
+    let id = engine.add_sequence();
     engine.feed(id, &tokens(0, context, vocabulary), false, |_, _| Ok(()))?;
     let mut tokens_per_second = Figures::default();
     let mut read = Figures::default();

@@ -293,7 +293,7 @@ fn run_case(args: &LoadArgs, case: &str, start: Instant) -> Result<()> {
 fn answer(args: &LoadArgs, engine: &mut Engine, start: Instant, found: &mut serde_json::Value) -> Result<()> {
     let vocabulary = engine.model().vocabulary;
     let prompt = tokens(0, args.prompt, vocabulary);
-    let id = engine.add_sequence()?;
+    let id = engine.add_sequence();
     engine.feed(id, &prompt, false, |_, _| Ok(()))?;
     found["first_token_seconds"] = start.elapsed().as_secs_f64().into();
     let begun = Instant::now();
@@ -304,7 +304,7 @@ fn answer(args: &LoadArgs, engine: &mut Engine, start: Instant, found: &mut serd
     engine.remove_sequence(id);
     let mut again = Figures::default();
     for _ in 0..AGAIN {
-        let id = engine.add_sequence()?;
+        let id = engine.add_sequence();
         let begun = Instant::now();
         engine.feed(id, &prompt, false, |_, _| Ok(()))?;
         again.push(begun.elapsed().as_secs_f64());

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use crate::folders;
 
 pub const HELP: &str = "\
-/reset        begin anew; the system message stays
+/reset        begin anew; the system message stays (also /clear)
 /undo         take back the last message and its answer
+/regenerate   answer the last message again, with another seed
 /system TEXT  tell the model something before the conversation (without TEXT: nothing)
 /stats        figures of the last answer: speeds, memory, context, seed
 /save FILE    write the conversation to a file (JSON)
 /load FILE    go on with a conversation that was saved
-/help         this
-/exit         leave (or Ctrl-D)
+/help         this (also /?)
+/exit         leave (also /quit, /bye, Ctrl-D, or Ctrl-C twice)
 Ctrl-C stops an answer; what there is of it stays. A line that begins with a space is never a command.";
 
 /// A line's meaning.
@@ -22,6 +23,7 @@ pub enum Command<'a> {
     Say(&'a str),
     Reset,
     Undo,
+    Regenerate,
     Stats,
     Save(PathBuf),
     Load(PathBuf),
@@ -46,7 +48,7 @@ pub fn parse(line: &str) -> Option<Command<'_>> {
     let rest = rest.trim();
     let file = |make: fn(PathBuf) -> Command<'static>| match rest {
         "" => Command::Wrong(format!("{name} needs a file name")),
-        path => make(expand(path)),
+        path => make(expand(&unquoted(path))),
     };
     let alone = |command| match rest {
         "" => command,
@@ -56,13 +58,24 @@ pub fn parse(line: &str) -> Option<Command<'_>> {
         "/save" => file(Command::Save),
         "/load" => file(Command::Load),
         "/system" => Command::System(Some(rest.to_owned()).filter(|s| !s.is_empty())),
-        "/reset" => alone(Command::Reset),
+        "/reset" | "/clear" => alone(Command::Reset),
         "/undo" => alone(Command::Undo),
+        "/regenerate" => alone(Command::Regenerate),
         "/stats" => alone(Command::Stats),
-        "/help" => alone(Command::Help),
-        "/exit" | "/quit" => alone(Command::Exit),
+        "/help" | "/?" => alone(Command::Help),
+        "/exit" | "/quit" | "/bye" => alone(Command::Exit),
         _ => Command::Wrong(format!("unknown command {name} (/help lists them; a space in front makes it a message)")),
     })
+}
+
+/// A file name as it was meant: in quotes, or with a backslash in front of its spaces, as shells and file managers write it. Any other quote or backslash is
+/// part of the name.
+fn unquoted(path: &str) -> String {
+    let inside = |quote: char| path.strip_prefix(quote)?.strip_suffix(quote).filter(|p| !p.is_empty());
+    match ['"', '\''].into_iter().find_map(inside) {
+        Some(inside) => inside.to_owned(),
+        None => path.replace("\\ ", " "),
+    }
 }
 
 /// `~/x` in the user's home, as a shell has it.
@@ -86,8 +99,26 @@ mod tests {
         assert_eq!(parse("/save my chat.json"), Some(Command::Save("my chat.json".into())));
         assert_eq!(parse("/system be kind"), Some(Command::System(Some("be kind".into()))));
         assert_eq!(parse("/system"), Some(Command::System(None)));
+        for (typed, meant) in [
+            ("/bye", Command::Exit),
+            ("/?", Command::Help),
+            ("/clear", Command::Reset),
+            ("/regenerate", Command::Regenerate),
+        ] {
+            assert_eq!(parse(typed), Some(meant), "{typed}");
+        }
         for wrong in ["/save", "/reset all", "/rest"] {
             assert!(matches!(parse(wrong), Some(Command::Wrong(_))), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn file_names_may_be_quoted() {
+        for typed in ["my chat.json", "\"my chat.json\"", "'my chat.json'", "my\\ chat.json", " 'my chat.json' "] {
+            assert_eq!(parse(&format!("/load {typed}")), Some(Command::Load("my chat.json".into())), "{typed}");
+        }
+        for name in ["bob's chat.json", "\"", "\"a\" and b"] {
+            assert_eq!(parse(&format!("/save {name}")), Some(Command::Save(name.into())));
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The messages of a conversation, and how a new prompt relates to what the engine has computed already.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use sluice_engine::text::parse_messages;
+use sluice_engine::text::{Prompt, parse_messages};
 use sluice_store::{AtomicFile, read_small};
 
 use crate::prompt::Message;
@@ -12,8 +13,8 @@ use crate::prompt::Message;
 /// A conversation under way.
 pub struct Conversation {
     pub messages: Vec<Message>,
-    /// The text whose tokens the engine's sequence holds, exactly: the last prompt and the answer to it. Empty where that is not known.
-    pub fed: String,
+    /// What the engine's sequence holds, exactly: the last prompt, and the answer to it. `None` where that is not known.
+    pub fed: Option<(Prompt, String)>,
 }
 
 /// What to do with the engine's sequence for a new prompt.
@@ -28,7 +29,7 @@ pub struct Plan {
 impl Conversation {
     pub fn new(system: Option<String>) -> Conversation {
         let messages = system.into_iter().map(|text| Message::new("system", text)).collect();
-        Conversation { messages, fed: String::new() }
+        Conversation { messages, fed: None }
     }
 
     /// Replaces the system message, or takes it away.
@@ -47,12 +48,17 @@ impl Conversation {
 
     /// How the engine gets from its `known` tokens to those of the prompt `rendered`. Where the prompt goes on from the text fed so far,
     /// only the rest is encoded: the tokens of an answer stay the ones that were generated, which encoding its text again may not give. Else the
-    /// longest common beginning stays. `encode(text, at_start)` gives the tokens of a piece.
-    pub fn plan(&self, rendered: &str, known: &[u32], encode: impl Fn(&str, bool) -> Result<Vec<u32>>) -> Result<Plan> {
-        if !self.fed.is_empty()
-            && let Some(rest) = rendered.strip_prefix(self.fed.as_str())
+    /// longest common beginning stays. `encode(prompt, at_start)` gives the tokens of a piece.
+    pub fn plan(
+        &self,
+        rendered: &Prompt,
+        known: &[u32],
+        encode: impl Fn(&Prompt, bool) -> Result<Vec<u32>>,
+    ) -> Result<Plan> {
+        if let Some((prompt, answer)) = &self.fed
+            && let Some(rest) = rendered.after(prompt, answer)
         {
-            let new = encode(rest, false)?;
+            let new = encode(&rest, false)?;
             if !new.is_empty() {
                 return Ok(Plan { keep: known.len(), new });
             }
@@ -76,10 +82,18 @@ pub fn save(messages: &[Message], path: &Path) -> Result<()> {
     Ok(file.commit()?)
 }
 
+/// Whether saving to `path` would take the place of a file that somebody else wrote: one with something in it that is no conversation.
+pub fn is_foreign(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0) && load(path).is_err()
+}
+
 /// Bytes that a saved conversation may have: some ten million tokens.
 const MAX_CHAT: u64 = 64 << 20;
 
 /// Reads what [`save`] wrote, or anybody's list of such messages.
+///
+/// # Errors
+/// What is no such list; what is no regular file, since a pipe may never come to its end; more than 64 MiB.
 pub fn load(path: &Path) -> Result<Vec<Message>> {
     let messages = parse_messages(&read_small(path, MAX_CHAT)?).with_context(|| path.display().to_string())?;
     Ok(messages.into_iter().map(|m| Message::new(&m.role, m.content)).collect())
@@ -91,38 +105,46 @@ mod tests {
     use std::fs;
 
     /// A token for each character.
-    fn encode(text: &str, _: bool) -> Result<Vec<u32>> {
-        Ok(text.chars().map(u32::from).collect())
+    fn encode(prompt: &Prompt, _: bool) -> Result<Vec<u32>> {
+        Ok(tokens(prompt.text()))
     }
 
-    fn conversation(fed: &str) -> Conversation {
-        Conversation { messages: vec![], fed: fed.to_owned() }
+    fn tokens(text: &str) -> Vec<u32> {
+        text.chars().map(u32::from).collect()
+    }
+
+    fn text(text: &str) -> Prompt {
+        Prompt::from(text.to_owned())
+    }
+
+    fn conversation(prompt: &str, answer: &str) -> Conversation {
+        Conversation { messages: vec![], fed: Some((text(prompt), answer.to_owned())) }
     }
 
     #[test]
     fn a_prompt_that_goes_on_keeps_all_tokens_as_they_were_generated() {
         // Three tokens for "<u>hi<a>hello" that encoding would never give.
-        let plan = conversation("<u>hi<a>hello").plan("<u>hi<a>hello<u>x", &[7, 8, 9], encode).unwrap();
-        assert_eq!(plan, Plan { keep: 3, new: encode("<u>x", false).unwrap() });
+        let plan = conversation("<u>hi<a>", "hello").plan(&text("<u>hi<a>hello<u>x"), &[7, 8, 9], encode).unwrap();
+        assert_eq!(plan, Plan { keep: 3, new: tokens("<u>x") });
     }
 
     #[test]
     fn a_prompt_that_parts_keeps_the_common_beginning() {
-        let known = encode("abcdef", true).unwrap();
-        let plan = conversation("abcdef").plan("abcxyz", &known, encode).unwrap();
-        assert_eq!(plan, Plan { keep: 3, new: encode("xyz", false).unwrap() });
+        let known = tokens("abcdef");
+        let plan = conversation("abc", "def").plan(&text("abcxyz"), &known, encode).unwrap();
+        assert_eq!(plan, Plan { keep: 3, new: tokens("xyz") });
         // Nothing is known of the text fed: tokens decide.
-        assert_eq!(conversation("").plan("abcxyz", &known, encode).unwrap().keep, 3);
+        assert_eq!(Conversation::new(None).plan(&text("abcxyz"), &known, encode).unwrap().keep, 3);
     }
 
     #[test]
     fn the_last_token_is_always_computed_anew() {
-        let known = encode("abcdef", true).unwrap();
+        let known = tokens("abcdef");
         for prompt in ["abc", "abcdef"] {
-            let plan = conversation("abcdef").plan(prompt, &known, encode).unwrap();
+            let plan = conversation("abc", "def").plan(&text(prompt), &known, encode).unwrap();
             assert_eq!((plan.keep, plan.new.len()), (prompt.len() - 1, 1));
         }
-        conversation("").plan("", &known, encode).unwrap_err();
+        Conversation::new(None).plan(&text(""), &known, encode).unwrap_err();
     }
 
     #[test]
@@ -145,6 +167,16 @@ mod tests {
         for bad in ["", "{}", "[1]", r#"[{"role": "user"}]"#, r#"[{"role": "root", "content": ""}]"#] {
             fs::write(&path, bad).unwrap();
             assert!(format!("{:#}", load(&path).unwrap_err()).contains("chat.json"), "{bad}");
+        }
+        fs::write(&path, "").unwrap();
+        assert!(!is_foreign(&path) && !is_foreign(&dir.path().join("none")));
+        fs::write(&path, "notes").unwrap();
+        assert!(is_foreign(&path));
+        // Reading a pipe would wait for a writer, for ever; a device may never end.
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for other in [&pipe, dir.path(), Path::new("/dev/zero")] {
+            assert!(format!("{:#}", load(other).unwrap_err()).contains("not a regular file"));
         }
         let missing = dir.path().join("no/chat.json");
         assert!(format!("{:#}", save(&messages, &missing).unwrap_err()).contains("chat.json"));

@@ -7,8 +7,10 @@ mod input;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -25,7 +27,7 @@ use crate::stats::{self, Measured};
 use crate::{interrupt, terminal};
 use command::Command;
 use conversation::Conversation;
-use input::Input;
+use input::{Input, Mode};
 
 #[derive(Args)]
 pub struct ChatArgs {
@@ -52,7 +54,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let loaded = load::model(&folder, &args.engine, args.engine.options()?)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
     let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
-    let sequence = engine.add_sequence()?;
+    let sequence = engine.add_sequence();
     let measured = Measured {
         model: folder.display().to_string(),
         weights_time: loaded.weights_time,
@@ -62,6 +64,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
         context: 0,
         seed: generation.sampling.seed,
     };
+    let mut input = Input::open();
     let mut chat = Chat {
         template: args.prompt.template(text.template.as_ref()),
         conversation: Conversation::new(args.prompt.system.clone()),
@@ -73,21 +76,27 @@ pub fn run(args: ChatArgs) -> Result<()> {
         generation,
         measured,
         last: None,
+        with_stats: args.stats,
+        mode_before: input.mode_before(),
     };
-    let mut input = Input::open();
     if input.is_terminal() {
         let (name, context) = (folder.display(), chat.engine.max_context());
         terminal::say(&format!("{name}, {context} tokens of context. /help for commands, Ctrl-D to leave."));
     }
-    while let Some(line) = input.next()? {
-        let more = match command::parse(&line) {
-            None => ControlFlow::Continue(()),
-            Some(Command::Say(message)) => chat.turn(message, args.stats).map(ControlFlow::Continue)?,
-            Some(command) => chat.obey(command),
+    let mut next = input.next()?;
+    while let Some(line) = next {
+        next = match command::parse(&line) {
+            None => input.next()?,
+            Some(Command::Exit) => break,
+            Some(Command::Save(path)) => match chat.save(&path, &mut input)? {
+                None => input.next()?,
+                line => line,
+            },
+            Some(command) => {
+                chat.obey(command)?;
+                input.next()?
+            }
         };
-        if more.is_break() {
-            break;
-        }
     }
     Ok(())
 }
@@ -103,11 +112,16 @@ struct Chat<'a> {
     generation: Generation,
     measured: Measured,
     last: Option<Answer>,
+    /// Print figures after each answer.
+    with_stats: bool,
+    /// How the terminal is to be left, where there is one.
+    mode_before: Option<Mode>,
 }
 
 impl Chat<'_> {
-    /// One message and its answer. What goes wrong with it is said, and the message taken back; only an output that is gone is an error.
-    fn turn(&mut self, message: &str, with_stats: bool) -> Result<()> {
+    /// One message and its answer, and whether there is one. What goes wrong with it is said, and the message taken back; only an output that is gone
+    /// is an error.
+    fn turn(&mut self, message: &str) -> Result<bool> {
         self.conversation.messages.push(Message::new("user", message));
         match self.answer() {
             Ok(answer) => {
@@ -122,17 +136,18 @@ impl Chat<'_> {
                     load::say_notes(&self.engine);
                 }
                 self.last = Some(answer);
-                if with_stats {
+                if self.with_stats {
                     self.print_stats();
                 }
+                Ok(begun)
             }
-            Err(e) if e.is::<OutputGone>() => return Err(e),
+            Err(e) if e.is::<OutputGone>() => Err(e),
             Err(e) => {
                 self.conversation.messages.pop();
                 terminal::note(&format!("{e:#}"));
+                Ok(false)
             }
         }
-        Ok(())
     }
 
     fn say_end(&self, end: &End, begun: bool) {
@@ -153,13 +168,17 @@ impl Chat<'_> {
     fn answer(&mut self) -> Result<Answer> {
         // 1. what of the conversation is new to the engine
         let request = Instant::now();
-        let rendered = self.prompt.render(self.template, &self.conversation.messages)?;
+        let tokenizer = &self.text.tokenizer;
+        let rendered = self.prompt.render(self.template, tokenizer, &self.conversation.messages)?;
+        if let Some(message) = self.conversation.messages.last() {
+            self.prompt.say_raw_tokens(tokenizer, &message.content);
+        }
         let known = self.engine.tokens(self.sequence)?;
         // A rendered template has its special tokens already.
         let special = self.template.is_none();
         let plan = self
             .conversation
-            .plan(&rendered, known, |text, at_start| self.text.tokenizer.encode(text, special && at_start))?;
+            .plan(&rendered, known, |prompt, at_start| tokenizer.encode_prompt(prompt, special && at_start))?;
         let (total, max) = (plan.keep + plan.new.len(), self.engine.max_context());
         if total >= max {
             bail!("{total} tokens leave no room for an answer in a context of {max}: {WAYS_OUT}");
@@ -169,10 +188,14 @@ impl Chat<'_> {
         if plan.keep < known.len() {
             self.engine.truncate(self.sequence, plan.keep)?;
         }
-        self.conversation.fed.clear();
+        self.conversation.fed = None;
         // A step that waits for weights cannot be stopped: as long as they are loaded, Ctrl-C leaves.
         let load = self.engine.loading().map(Loading::progress);
-        let mut hold = load.as_ref().is_none_or(LoadProgress::is_over).then(interrupt::hold);
+        let is_loaded = load.as_ref().is_none_or(LoadProgress::is_over);
+        let mut hold = is_loaded.then(interrupt::hold);
+        let leaving = (self.engine.loading().map(Loading::progress).filter(|_| !is_loaded))
+            .zip(self.mode_before.clone())
+            .map(|(load, mode)| LeaveWhileLoading::begin(load, mode));
         let mut progress = Progress::after_loading(load, "reading the prompt", "tokens", plan.new.len());
         let mut out = io::stdout().lock();
         let mut each = |piece: Piece| -> Result<ControlFlow<()>> {
@@ -188,24 +211,31 @@ impl Chat<'_> {
         let (engine, tokenizer) = (&mut self.engine, &self.text.tokenizer);
         let answer = generate::answer(engine, self.sequence, &plan.new, generation, stops, tokenizer, &mut each)?;
         progress.finish();
+        drop(leaving);
+        if answer.end == End::Engine(Finish::Cancelled) {
+            interrupt::take();
+        }
         drop(hold);
         if !answer.tokens.is_empty() || io::stdout().is_terminal() {
             put(&mut out, "\n")?;
         }
 
         // 3. what the engine holds now, as text
-        self.conversation.fed = rendered + &self.text.tokenizer.decode(&answer.tokens, false)?;
+        self.conversation.fed = Some((rendered, self.text.tokenizer.decode(&answer.tokens, false)?));
         let m = &mut self.measured;
         m.first_from_request = answer.first_token.map(|t| t - request);
         m.context = self.engine.tokens(self.sequence)?.len();
         Ok(answer)
     }
 
-    fn obey(&mut self, command: Command) -> ControlFlow<()> {
+    fn obey(&mut self, command: Command) -> Result<()> {
         let messages = &mut self.conversation.messages;
         match command {
-            Command::Say(_) => {}
-            Command::Exit => return ControlFlow::Break(()),
+            Command::Say(message) => {
+                self.turn(message)?;
+            }
+            // Whoever reads the lines knows about these.
+            Command::Exit | Command::Save(_) => {}
             Command::Help => terminal::say(command::HELP),
             Command::Reset => {
                 messages.retain(|m| m.role == "system");
@@ -217,15 +247,12 @@ impl Chat<'_> {
                 Some(message) => terminal::say(&format!("[taken back: {}]", first_line(&message))),
                 None => terminal::note("there is nothing to take back"),
             },
+            Command::Regenerate => self.regenerate()?,
             Command::Stats => self.print_stats(),
             Command::System(text) => {
                 self.conversation.set_system(text);
                 terminal::say("[the system message holds from the next turn on]");
             }
-            Command::Save(path) => match conversation::save(messages, &path) {
-                Ok(()) => terminal::say(&format!("[{} messages saved to {}]", messages.len(), path.display())),
-                Err(e) => terminal::note(&format!("{e:#}")),
-            },
             Command::Load(path) => match conversation::load(&path) {
                 Ok(loaded) => {
                     terminal::say(&format!("[{} messages loaded from {}]", loaded.len(), path.display()));
@@ -236,12 +263,49 @@ impl Chat<'_> {
             },
             Command::Wrong(why) => terminal::note(&why),
         }
-        ControlFlow::Continue(())
+        Ok(())
+    }
+
+    /// Writes the conversation to a file, after a question where that would cost somebody else's. Gives back a line that was no answer to it.
+    fn save(&mut self, path: &Path, input: &mut Input) -> Result<Option<String>> {
+        let messages = &self.conversation.messages;
+        if conversation::is_foreign(path) {
+            let question = format!("{} is not a saved conversation. Overwrite it? [y/N] ", path.display());
+            let line = input.ask(&question)?;
+            let answer = line.as_deref().unwrap_or("").trim().to_lowercase();
+            if !["y", "yes"].contains(&answer.as_str()) {
+                terminal::say("[not saved]");
+                // What was typed ahead or piped in was not meant as an answer.
+                return Ok(line.filter(|_| !["", "n", "no"].contains(&answer.as_str())));
+            }
+        }
+        match conversation::save(messages, path) {
+            Ok(()) => terminal::say(&format!("[{} messages saved to {}]", messages.len(), path.display())),
+            Err(e) => terminal::note(&format!("{e:#}")),
+        }
+        Ok(None)
+    }
+
+    /// Answers the last message again. With the same seed the answer would be the same, so the conversation goes on with the next one. Without a new answer the
+    /// old one stays.
+    fn regenerate(&mut self) -> Result<()> {
+        let before = self.conversation.messages.clone();
+        let Some(message) = self.conversation.undo() else {
+            terminal::note("there is no answer yet to give again");
+            return Ok(());
+        };
+        let seed = &mut self.generation.sampling.seed;
+        *seed = seed.wrapping_add(1);
+        self.measured.seed = *seed;
+        if !self.turn(&message)? {
+            self.conversation.messages = before;
+        }
+        Ok(())
     }
 
     /// Frees what the engine holds of the conversation.
     fn forget(&mut self) {
-        self.conversation.fed.clear();
+        self.conversation.fed = None;
         self.last = None;
         if let Err(e) = self.engine.truncate(self.sequence, 0) {
             terminal::note(&format!("{e:#}"));
@@ -252,6 +316,35 @@ impl Chat<'_> {
         match &self.last {
             Some(answer) => terminal::say(&stats::to_text(&mut self.engine, answer, &self.measured)),
             None => terminal::note("there is no answer yet to give figures of"),
+        }
+    }
+}
+
+/// On a terminal Ctrl-C does not leave by itself. While weights are loaded this leaves for it, and puts the terminal back first.
+struct LeaveWhileLoading(Option<(Sender<()>, JoinHandle<()>)>);
+
+impl LeaveWhileLoading {
+    const POLL: Duration = Duration::from_millis(20);
+
+    fn begin(load: LoadProgress, mode: Mode) -> LeaveWhileLoading {
+        let (end, ended) = mpsc::channel();
+        let watch = move || {
+            while !load.is_over() && ended.recv_timeout(LeaveWhileLoading::POLL) == Err(RecvTimeoutError::Timeout) {
+                if interrupt::pressed() {
+                    let _ = mode.set();
+                    std::process::exit(interrupt::STATUS.into());
+                }
+            }
+        };
+        LeaveWhileLoading(Some((end, thread::spawn(watch))))
+    }
+}
+
+impl Drop for LeaveWhileLoading {
+    fn drop(&mut self) {
+        if let Some((end, watch)) = self.0.take() {
+            drop(end);
+            let _ = watch.join();
         }
     }
 }

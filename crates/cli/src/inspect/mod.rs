@@ -13,10 +13,10 @@ use clap::Args;
 use serde_json::{Value, json};
 use sluice_model::Config;
 use sluice_store::Checkpoint;
-use sluice_store::bundle::Manifest;
 
 use crate::engine_args::model_or_demo;
 use crate::progress::Progress;
+use crate::terminal::{shown, shown_json};
 use crate::{load, units};
 use anatomy::{Anatomy, Part};
 use fit::Fit;
@@ -52,9 +52,9 @@ pub fn run(args: InspectArgs) -> Result<()> {
         return quality::run(&folder, original, args.json);
     }
     let checkpoint = Checkpoint::open(&folder)?;
-    let bundle = Manifest::read(&folder)?;
+    let bundle = checkpoint.manifest();
     if args.verify {
-        let Some(manifest) = &bundle else {
+        let Some(manifest) = bundle else {
             bail!("{}: --verify is for bundles, which have the sums of their files in bundle.json", folder.display())
         };
         let all: u64 = manifest.files.values().map(|f| f.bytes).sum();
@@ -77,14 +77,14 @@ pub fn run(args: InspectArgs) -> Result<()> {
         if args.tensors {
             object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(&checkpoint, t)).collect();
         }
-        writeln!(out, "{object:#}")?;
+        writeln!(out, "{}", shown_json(&format!("{object:#}")))?;
     } else {
         write!(out, "{}", to_text(&folder.display().to_string(), &checkpoint, &anatomy, &fit))?;
         if args.tensors {
             list(out, &checkpoint)?;
         }
     }
-    if let (true, false, Some(manifest)) = (args.verify, args.json, &bundle) {
+    if let (true, false, Some(manifest)) = (args.verify, args.json, bundle) {
         writeln!(out, "verified    {} files, every byte as it was written", manifest.files.len())?;
     }
     Ok(out.flush()?)
@@ -98,13 +98,14 @@ fn tensor_json(checkpoint: &Checkpoint, t: &sluice_store::Tensor) -> Value {
 }
 
 fn list(out: &mut impl Write, checkpoint: &Checkpoint) -> io::Result<()> {
-    let width = checkpoint.names().map(str::len).max().unwrap_or(0);
+    let width = checkpoint.names().map(|name| shown(name).len()).max().unwrap_or(0);
     writeln!(out)?;
     for t in checkpoint.tensors() {
         let (file, offset) = checkpoint.place(&t.name).unwrap_or(("", 0));
         let shape = format!("{:?}", t.shape);
         let size = units::bytes(t.bytes.len() as u64);
-        writeln!(out, "{:<width$}  {:<4}  {shape:<20}  {size:>9}  {file} @{offset}", t.name, t.dtype)?;
+        let (name, file) = (shown(&t.name), shown(file));
+        writeln!(out, "{name:<width$}  {:<4}  {shape:<20}  {size:>9}  {file} @{offset}", t.dtype)?;
     }
     Ok(())
 }
@@ -191,7 +192,8 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Stri
         lines.push(("state", format!("{} per conversation", units::bytes(a.state_bytes))));
     }
     lines.push(("memory", fit.to_text()));
-    lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect()
+    // Names and types come from the checkpoint.
+    lines.iter().map(|(name, value)| format!("{name:<12}{}\n", shown(value))).collect()
 }
 
 fn layers(a: &Anatomy) -> String {

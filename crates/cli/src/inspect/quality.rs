@@ -10,6 +10,7 @@ use sluice_backend::Isa;
 
 use crate::pack::compare::compare;
 use crate::pack::quantize::Error;
+use crate::terminal::{shown, shown_json};
 
 /// Ranges of layers that the table has.
 const RANGES: usize = 4;
@@ -22,7 +23,7 @@ pub fn run(packed: &Path, original: &Path, as_json: bool) -> Result<()> {
         let rows = found.iter().map(|(place, e)| {
             json!({"layer": place.layer, "module": place.module, "weights": e.count, "rmse": e.rmse(), "of_rms": e.relative()})
         });
-        writeln!(out, "{:#}", json!({"quality": rows.collect::<Vec<_>>()}))?;
+        writeln!(out, "{}", shown_json(&format!("{:#}", json!({"quality": rows.collect::<Vec<_>>()}))))?;
         return Ok(out.flush()?);
     }
     // Modules by ranges of layers; those outside of layers, and all layers together, last.
@@ -38,14 +39,14 @@ pub fn run(packed: &Path, original: &Path, as_json: bool) -> Result<()> {
         }
         all.add(*error);
     }
-    let width = table.keys().map(|m| m.len()).max().unwrap_or(0).max("RMSE of layers".len());
+    let width = table.keys().map(|m| shown(m).len()).max().unwrap_or(0).max("RMSE of layers".len());
     write!(out, "{:<width$}", "RMSE of layers")?;
     for r in &ranges {
         write!(out, "{:>11}", format!("{}-{}", r.start, r.end - 1))?;
     }
     writeln!(out, "{:>11}{:>9}", "all", "of RMS")?;
     for (module, (by_range, all)) in &table {
-        write!(out, "{module:<width$}")?;
+        write!(out, "{:<width$}", shown(module))?;
         for e in by_range {
             write!(out, "{:>11}", if e.count > 0 { format!("{:.6}", e.rmse()) } else { "-".into() })?;
         }

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use sluice_model::Config;
+use sluice_store::{MAX_SETTINGS, read_small};
 
 /// Names and configs.
 pub const KNOWN: [(&str, &str); 4] = [
@@ -29,7 +30,7 @@ pub fn config(named: &Path) -> Result<Config> {
         return Config::open(named);
     }
     if named.is_file() {
-        let text = std::fs::read(named).with_context(|| named.display().to_string())?;
+        let text = read_small(named, MAX_SETTINGS)?;
         return Config::parse(named.to_owned(), &text);
     }
     let name = named.display().to_string();

@@ -1,11 +1,14 @@
-//! The folder that is written: refused when it holds something that is not ours, removed again when a packing ends before its first file is whole. It
-//! holds a `config.json` only when everything else is in its place, so that an interrupted packing never looks like a model.
+//! The folder that is written: locked against a second packing, refused when it holds something that is not ours, removed again when a packing ends
+//! before its first file is whole. It holds a `config.json` only when everything else is in its place, so that an interrupted packing never looks like a model.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_store::{AtomicFile, bundle};
+
+use crate::terminal;
 
 use super::journal;
 
@@ -25,20 +28,71 @@ const COPIED: [(&str, &str); 12] = [
     ("NOTICE", ""),
 ];
 
+/// The folder for this process alone. The lock is the kernel's and on the folder itself: it goes with the process however that ends, and leaves no
+/// file behind. Dropped, it takes back the folders that it made, where they are still empty.
+pub struct Lock {
+    // In this order: what was made goes while nobody else can have the lock.
+    _made: Made,
+    _folder: File,
+}
+
+/// Folders, innermost first.
+struct Made(Vec<PathBuf>);
+
+impl Lock {
+    /// Makes the folder where it is not there, and locks it.
+    ///
+    /// # Errors
+    /// Another packing has it, it is no folder, or it cannot be made.
+    pub fn take(folder: &Path) -> Result<Lock> {
+        if let Ok(found) = fs::metadata(folder) {
+            ensure!(found.is_dir(), "{}: not a folder", folder.display());
+        }
+        loop {
+            let missing = folder.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists());
+            let made = Made(missing.map(Path::to_owned).collect());
+            fs::create_dir_all(folder).with_context(|| format!("{}: cannot create", folder.display()))?;
+            let open = File::open(folder).with_context(|| format!("{}: cannot open", folder.display()))?;
+            match open.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    bail!("{}: another pack is writing to this folder; wait for its end, or end it", folder.display())
+                }
+                // Some network and user-space file systems know no locks.
+                Err(TryLockError::Error(e)) => terminal::note(&format!(
+                    "{}: cannot be locked ({e}); do not pack to it twice at a time",
+                    folder.display()
+                )),
+            }
+            // A packing that ended between the two lines above may have taken the folder with it.
+            let number = |m: fs::Metadata| (m.dev(), m.ino());
+            let (locked, there) = (open.metadata().ok().map(number), fs::metadata(folder).ok().map(number));
+            if locked.is_some() && locked == there {
+                return Ok(Lock { _made: made, _folder: open });
+            }
+        }
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for folder in &self.0 {
+            // Only an empty folder goes.
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
 /// A folder being filled. Dropped before [`complete`](Output::complete), it takes back what was written, unless files of weights are whole: then
 /// these stay for the next try.
 pub struct Output {
     folder: PathBuf,
-    /// It was not there before.
-    created: bool,
     written: Vec<PathBuf>,
     kept: bool,
 }
 
-/// Refuses a folder that must not be written to: it holds something else than an unfinished packing (unless `force`), is no folder, or is the input.
+/// Refuses a folder that must not be written to: it holds something else than an unfinished packing (unless `force`), or is the input.
 pub fn check(input: &Path, output: &Path, force: bool, unfinished: bool) -> Result<()> {
-    let Ok(found) = fs::metadata(output) else { return Ok(()) };
-    ensure!(found.is_dir(), "{}: not a folder", output.display());
     let same = fs::canonicalize(output).ok().zip(fs::canonicalize(input).ok()).is_some_and(|(a, b)| a == b);
     ensure!(!same, "{}: input and output are the same folder", output.display());
     let mut entries = fs::read_dir(output).with_context(|| output.display().to_string())?;
@@ -87,10 +141,8 @@ pub fn other_files(input: &Path) -> Result<Vec<(PathBuf, u64)>> {
 }
 
 impl Output {
-    /// Makes the folder, or empties it of an earlier model's weights and config; to go on with an unfinished packing, only of what its death left behind.
+    /// Empties the folder of an earlier model's weights and config; to go on with an unfinished packing, only of what its death left behind.
     pub fn create(folder: &Path, going_on: bool) -> Result<Output> {
-        let created = !folder.exists();
-        fs::create_dir_all(folder).with_context(|| format!("{}: cannot create", folder.display()))?;
         let mut old = old_weights(folder);
         if going_on {
             old.retain(|path| path.file_name().and_then(|n| n.to_str()).is_some_and(is_temporary));
@@ -100,7 +152,7 @@ impl Output {
         for path in old {
             fs::remove_file(&path).with_context(|| format!("{}: cannot remove", path.display()))?;
         }
-        Ok(Output { folder: folder.to_owned(), created, written: Vec::new(), kept: going_on })
+        Ok(Output { folder: folder.to_owned(), written: Vec::new(), kept: going_on })
     }
 
     /// A file of weights is whole, and stays whatever happens.
@@ -156,10 +208,6 @@ impl Drop for Output {
         }
         for path in &self.written {
             let _ = fs::remove_file(path);
-        }
-        if self.created {
-            // Only an empty folder goes.
-            let _ = fs::remove_dir(&self.folder);
         }
     }
 }

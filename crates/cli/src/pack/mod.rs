@@ -26,7 +26,7 @@ use sluice_kernels::Isa;
 use sluice_kernels::quantize::Rounding;
 use sluice_model::{Config, check_supported};
 use sluice_store::safetensors::Header;
-use sluice_store::{Checkpoint, bundle, free_space, write_index, xxh3_of};
+use sluice_store::{Checkpoint, Writer, bundle, free_space, write_index, xxh3_of};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::progress::Progress;
@@ -36,6 +36,9 @@ use journal::Journal;
 use layout::Layout;
 use quantize::Quantizer;
 use rules::{Bits, Rule, Rules};
+
+/// What file systems give room by.
+const BLOCK: u64 = 4096;
 
 /// Exit code after Ctrl-C, as shells have it: 128 + SIGINT.
 const INTERRUPTED: i32 = 130;
@@ -137,6 +140,7 @@ pub fn run(args: PackArgs) -> Result<()> {
 fn pack(args: &PackArgs, kept: &mut bool) -> Result<()> {
     let begin = Instant::now();
     // 1. what is there, and what is to be
+    let _lock = folder::Lock::take(&args.output)?;
     let unfinished = if args.force { None } else { Journal::read(&args.output)? };
     folder::check(&args.input, &args.output, args.force, unfinished.is_some())?;
     ensure!(args.layers.is_none() || args.layout == Layout::Bundle, "--layers is for bundles: --layout bundle");
@@ -177,12 +181,11 @@ fn pack(args: &PackArgs, kept: &mut bool) -> Result<()> {
     let sizes = summary::Sizes {
         weights: due.iter().map(|f| f.data_bytes()).sum::<u64>()
             + journal.done.values().map(|f| f.entry.bytes).sum::<u64>(),
+        headers: headers(&files, &due)?,
         others: others.iter().map(|(_, len)| len).sum::<u64>() + config.len() as u64,
         done: journal.done.values().map(|f| f.entry.bytes).sum(),
     };
-    let existing = args.output.ancestors().find(|p| p.exists()).filter(|p| !p.as_os_str().is_empty());
-    let parent = existing.unwrap_or(Path::new("."));
-    let free = free_space(parent).with_context(|| parent.display().to_string())?;
+    let free = free_space(&args.output).with_context(|| args.output.display().to_string())?;
     let free = free.saturating_add(if args.force { folder::freed(&args.output) } else { 0 });
     terminal::note(&sizes.line(free));
     ensure!(sizes.needed() <= free, "{}: not enough space", args.output.display());
@@ -341,6 +344,29 @@ fn manifest(journal: &Journal) -> bundle::Manifest {
         files: journal.done.iter().map(|(name, f)| (name.clone(), f.entry.clone())).collect(),
         experts: journal.done.values().filter_map(|f| f.experts.clone()).collect(),
     }
+}
+
+/// Bytes of disk that are taken beside tensors and copied files: headers of files that are due, and for all files what says where tensors are (the
+/// manifest, or the index), the journal meanwhile, and what a file system wastes on the last block of each file.
+fn headers(files: &[layout::OutFile], due: &[&layout::OutFile]) -> Result<u64> {
+    let mut bytes = 0;
+    for file in due {
+        let len = Writer::file_len(&file.tensors, &write::metadata(), file.align)?;
+        bytes += len - file.data_bytes();
+    }
+    for file in files {
+        bytes += BLOCK;
+        if files.len() == 1 {
+            continue;
+        }
+        bytes += match &file.experts {
+            // The manifest, and two journals, since one takes the place of the other: the same of each layer, indented further, and errors and notes.
+            Some((_, experts)) => 3 * (2048 + 2 * serde_json::to_vec_pretty(experts)?.len() as u64),
+            // A line of the index for each tensor.
+            None => 2048 + file.tensors.iter().map(|t| (t.name.len() + file.name.len() + 16) as u64).sum::<u64>(),
+        };
+    }
+    Ok(bytes)
 }
 
 /// Reads every file back: its bytes, and whether its tensors are those of the plan.

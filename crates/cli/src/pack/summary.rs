@@ -50,6 +50,8 @@ pub fn remarks(plan: &Plan, config: &Config) -> Vec<String> {
 /// Bytes that the output takes.
 pub struct Sizes {
     pub weights: u64,
+    /// Headers, and what else the files themselves need.
+    pub headers: u64,
     pub others: u64,
     /// Of the weights, what an unfinished packing has left behind for this one.
     pub done: u64,
@@ -57,8 +59,7 @@ pub struct Sizes {
 
 impl Sizes {
     pub fn needed(&self) -> u64 {
-        // Headers: far less than this.
-        self.weights.saturating_sub(self.done) + self.others + (16 << 20)
+        self.weights.saturating_sub(self.done) + self.others + self.headers
     }
 
     pub fn line(&self, free: u64) -> String {
@@ -67,7 +68,7 @@ impl Sizes {
             "needs {} of weights{done} + {} of other files + {} for headers = {}; {} are free",
             bytes(self.weights),
             bytes(self.others),
-            bytes(16 << 20),
+            bytes(self.headers),
             bytes(self.needed()),
             bytes(free)
         )

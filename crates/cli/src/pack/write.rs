@@ -82,6 +82,11 @@ pub struct Job<'a> {
     pub read: u64,
 }
 
+/// What every file of weights says of itself.
+pub fn metadata() -> BTreeMap<String, String> {
+    BTreeMap::from([("format".to_owned(), "mlx".to_owned())])
+}
+
 /// Rows of one expert of a unit, or of a unit that has none.
 struct Block<'a> {
     placed: &'a Placed,
@@ -100,8 +105,7 @@ impl Job<'_> {
     /// Writes one file of weights. Where there is a calibration, it quantises the experts.
     pub fn file(&mut self, out: &OutFile, mut calibrator: Option<&mut Calibrator>) -> Result<Finished> {
         let path = self.folder.join(&out.name);
-        let metadata = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
-        let mut writer = Writer::aligned(&path, &out.tensors, &metadata, out.align)?;
+        let mut writer = Writer::aligned(&path, &out.tensors, &metadata(), out.align)?;
         let mut errors = BTreeMap::new();
         let mut notes = Vec::new();
 

@@ -106,8 +106,12 @@ pub struct Disk {
     pub latency: f64,
 }
 
-/// Part of the bandwidth at which memory is read in a plain loop that products of one token's row reach (`docs/results/kernels.md`).
-const PRODUCTS: f64 = 0.7;
+/// Bytes of weights per second that products with one token's activations pass through memory, by how the weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Products {
+    pub resident: f64,
+    pub experts: f64,
+}
 
 /// A token's cost.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,15 +128,15 @@ pub struct Token {
 }
 
 impl Token {
-    /// At a hit rate, with memory's bandwidth in bytes per second. Arithmetic is taken to keep up with memory, as quantised decoding of one token does.
-    pub fn new(w: &Weights, hit_rate: f64, disk: Disk, memory: f64) -> Token {
+    /// At a hit rate.
+    pub fn new(w: &Weights, hit_rate: f64, disk: Disk, products: Products) -> Token {
         let from_disk = w.expert_bytes() as f64 * (1.0 - hit_rate);
         // A layer's reads run side by side: each layer that reads at all waits once.
         let layers = w.expert_layers as f64;
         let hits_all = hit_rate.powf(w.taken as f64 / layers.max(1.0));
         let read = from_disk / disk.bandwidth + layers * (1.0 - hits_all) * disk.latency;
-        let passed = |bytes: u64| bytes as f64 / (memory * PRODUCTS);
-        let (before, experts) = (passed(w.resident_read), passed(w.expert_bytes()));
+        let before = w.resident_read as f64 / products.resident;
+        let experts = w.expert_bytes() as f64 / products.experts;
         let seconds = before + read.max(experts);
         let bound = if read > before + experts { Bound::Disk } else { Bound::Memory };
         Token { from_disk, disk: read, memory: before + experts, seconds, bound }
@@ -166,6 +170,10 @@ mod tests {
         Disk { bandwidth, latency: 0.0 }
     }
 
+    fn products(both: f64) -> Products {
+        Products { resident: both, experts: both }
+    }
+
     fn shape(name: &str) -> Shape {
         Shape::read(&known::config(Path::new(name)).unwrap()).unwrap()
     }
@@ -179,7 +187,7 @@ mod tests {
         assert_eq!(Weights::new(&s, Q4, Q4, 4).per_expert, 7_077_888);
         assert_eq!(s.per_expert, 12_582_912);
         assert_eq!((w.expert_bytes() as f64 / 1e6).floor(), 943.0);
-        let token = Token::new(&w, 0.0, at(17.5e9), f64::INFINITY);
+        let token = Token::new(&w, 0.0, at(17.5e9), products(f64::INFINITY));
         assert_eq!((token.disk * 1e4).round() / 10.0, 53.9);
         assert_eq!((1.0 / token.disk * 10.0).round() / 10.0, 18.5);
         assert_eq!(token.bound, Bound::Disk);
@@ -229,18 +237,27 @@ mod tests {
     #[test]
     fn what_bounds_a_token_changes_with_the_disk() {
         let w = Weights::new(&shape("qwen3-30b-a3b"), Q4, Q4, 8);
-        let slow = Token::new(&w, 0.0, at(1e9), 50e9);
-        let fast = Token::new(&w, 1.0, at(1e9), 50e9);
+        let slow = Token::new(&w, 0.0, at(1e9), products(50e9));
+        let fast = Token::new(&w, 1.0, at(1e9), products(50e9));
         assert_eq!((slow.bound, fast.bound), (Bound::Disk, Bound::Memory));
         assert!(slow.seconds > 5.0 * fast.seconds && fast.from_disk == 0.0);
         assert!((fast.seconds - fast.memory).abs() < 1e-12);
     }
 
     #[test]
+    fn experts_of_another_width_pass_at_their_own_speed() {
+        let w = Weights::new(&shape("qwen3-30b-a3b"), Q4, Q2, 8);
+        let memory = |experts| Token::new(&w, 1.0, at(1e9), Products { resident: 50e9, experts }).memory;
+        let gained = memory(25e9) - memory(50e9);
+        assert!((gained - w.expert_bytes() as f64 / 50e9).abs() < 1e-12, "{gained}");
+    }
+
+    #[test]
     fn each_layer_that_reads_waits_once() {
         let w = Weights::new(&shape("qwen3-30b-a3b"), Q4, Q4, 8);
         let wait = |hit_rate: f64| {
-            let [none, some] = [0.0, 1e-3].map(|latency| Token::new(&w, hit_rate, Disk { latency, ..at(1e9) }, 50e9));
+            let [none, some] =
+                [0.0, 1e-3].map(|latency| Token::new(&w, hit_rate, Disk { latency, ..at(1e9) }, products(50e9)));
             (some.disk - none.disk) * 1e3
         };
         assert!((wait(0.0) - 48.0).abs() < 1e-9);

@@ -1,8 +1,9 @@
 //! `sluice plan`: what of a model fits where, what a token costs, and what bounds it; from a config alone, before anything is downloaded.
 //!
-//! [`shape`] counts parameters, [`estimate`] is the arithmetic; a disk of which nothing is said is measured. What is printed is an expectation, and says from what.
+//! [`shape`] counts parameters, [`estimate`] is the arithmetic, [`memory`] measures what products reach; a disk of which nothing is said is measured. What is printed is an expectation, and says from what.
 
 mod estimate;
+mod memory;
 mod shape;
 
 use std::io::{self, Write};
@@ -12,14 +13,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
-use sluice_backend::Isa;
-use sluice_kernels::roofline;
-use sluice_store::{Buffer, Checkpoint};
+use sluice_store::Checkpoint;
 
 use crate::disk::{self, Case, Order, PAGE};
 use crate::pack::rules;
 use crate::{known, machine, units};
-use estimate::{Disk, Form, Split, Token, Weights, hit_rate};
+use estimate::{Disk, Form, Products, Split, Token, Weights, hit_rate};
+use memory::Measured;
 use shape::Shape;
 
 /// Disks that people have, for the table: bytes per second of large reads.
@@ -117,7 +117,10 @@ pub fn run(args: PlanArgs) -> Result<()> {
     // 2. the machine
     let room = machine::available().into_iter().chain(machine::cgroup().map(|l| l.left)).min();
     let memory = args.memory.or(room).context("this machine's memory is not known: give --memory")?;
-    let memory_bandwidth = args.memory_bandwidth.map_or_else(measure_memory, |b| Ok(b as f64))?;
+    let measured = memory::measure(form(bits), form(experts_bits))?;
+    // Of another machine's bandwidth products are taken to reach the part that they reach of this one's.
+    let memory_bandwidth = args.memory_bandwidth.map_or(measured.read, |b| b as f64);
+    let products = measured.products_at(memory_bandwidth);
     let latency = args.disk_latency.map_or(LATENCY, |us| us / 1e6);
     ensure!(latency.is_finite() && latency >= 0.0, "--disk-latency must be 0 or more");
     let this_disk = match args.disk_bandwidth.as_str() {
@@ -151,7 +154,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     rates.dedup();
 
     let out = &mut io::stdout().lock();
-    let token = |disk: Disk, rate: f64| Token::new(&weights, rate, disk, memory_bandwidth);
+    let token = |disk: Disk, rate: f64| Token::new(&weights, rate, disk, products);
     if args.json {
         let rows = disks.iter().flat_map(|(name, disk)| rates.iter().map(move |rate| (name, *disk, *rate)));
         let rows: Vec<_> = rows
@@ -168,7 +171,8 @@ pub fn run(args: PlanArgs) -> Result<()> {
             "per_expert": weights.per_expert, "expert_bytes_per_token": weights.expert_bytes(),
             "resident_bytes_per_token": weights.resident_read, "memory": memory, "cache": split.cache,
             "memory_for_experts": split.for_experts, "missing": split.missing, "expected_hit_rate": expected,
-            "memory_bandwidth": memory_bandwidth, "tokens": rows,
+            "memory_bandwidth": memory_bandwidth, "products_bandwidth": {"resident": products.resident, "experts": products.experts},
+            "tokens": rows,
         });
         writeln!(out, "{object:#}")?;
         return Ok(out.flush()?);
@@ -214,7 +218,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     if split.missing > 0 {
         text += &line("", format!("TOO LITTLE: {} are missing", units::bytes(split.missing)));
     }
-    text += &line("bandwidth", format!("memory {}/s", units::bytes(memory_bandwidth as u64)));
+    text += &line("bandwidth", bandwidth_text(memory_bandwidth, products, &measured, bits, experts_bits));
     let wait = this_disk.map_or(latency, |disk| disk.latency) * 1e6;
     text += &line("latency", format!("{wait:.0} us for a layer that reads"));
     let whence = match args.hit_rate {
@@ -253,24 +257,22 @@ fn measure_disk(folder: &Path, files: &[(String, u64)], per_expert: u64) -> Resu
     Ok(Disk { bandwidth, latency: latency.max(0.0) })
 }
 
-/// Bytes per second that all cores read from memory together.
-fn measure_memory() -> Result<f64> {
-    const BYTES: usize = 256 << 20;
-    let isa = Isa::from_env()?;
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    // In large pages, as weights are; not zero, as pages of zeros may be one page.
-    let mut buffer = Buffer::large(BYTES).context("memory to measure (give --memory-bandwidth)")?;
-    buffer.fill(0x5a);
-    let once = || {
-        let begin = std::time::Instant::now();
-        std::thread::scope(|scope| {
-            for part in buffer.chunks(BYTES.div_ceil(threads)) {
-                scope.spawn(move || std::hint::black_box(roofline::read(isa, part)));
-            }
-        });
-        BYTES as f64 / begin.elapsed().as_secs_f64()
+/// `memory 20.1 GB/s; products with 4 bits 14.9 GB/s (74 %, measured here)`
+fn bandwidth_text(memory: f64, products: Products, measured: &Measured, bits: u64, experts_bits: u64) -> String {
+    let one = |bits: u64, speed: f64| {
+        let part = 100.0 * speed / memory;
+        format!("with {bits} bits {}/s ({part:.0} %)", units::bytes(speed as u64))
     };
-    Ok((0..5).map(|_| once()).fold(0.0, f64::max))
+    let mut text = format!("memory {}/s; products {}", units::bytes(memory as u64), one(bits, products.resident));
+    if experts_bits != bits {
+        text += &format!(", {}", one(experts_bits, products.experts));
+    }
+    let here = if memory == measured.read {
+        "measured here"
+    } else {
+        "the parts of its own bandwidth that this machine's products reach"
+    };
+    format!("{text}: {here}")
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Running the program that ships, and making the folders that it is tried on.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod group;
+
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -106,11 +108,15 @@ pub fn text(path: &Path) -> String {
 pub fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {
-        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("faults-{}.so", std::process::id()));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        // Others may compile it at the same time: whole, then in its place.
+        let begun = tempfile::NamedTempFile::new_in(folder).unwrap().into_temp_path();
+        let library = folder.join("faults.so");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/faults.c");
         let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-w", "-o"]).arg(&library).arg(source).arg("-ldl");
+        cc.args(["-shared", "-fPIC", "-O1", "-w", "-o"]).arg(&begun).arg(source).arg("-ldl");
         assert!(cc.status().unwrap().success());
+        begun.persist(&library).unwrap();
         library
     })
 }

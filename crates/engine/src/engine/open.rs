@@ -2,19 +2,22 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use sluice_backend::{
     Activations, Backend, Capacity, Cpu, ExpertOptions, Float, Isa, KvLayout, KvPool, KvType, Lookahead, MemoryClass,
-    Outcome, StepInputs,
+    SequenceInput, StepInputs, StepScratch, Wanted,
 };
-use sluice_cache::BlockPool;
-use sluice_model::Config;
+use sluice_cache::{Group, KvCache};
+use sluice_model::{CacheKind, Config, Decoder, Description};
 use sluice_store::experts::Keep;
-use sluice_store::{Checkpoint, LoadOptions, Loading};
+use sluice_store::{Bytes, Checkpoint, Error, LoadOptions, Loading};
 
 use super::Engine;
-use crate::budget::Need;
+use crate::budget::{self, Held, Limit, LimitOf, Need, Refusal, StreamedNeed};
 use crate::placement::{self, Placed, Placement};
+use crate::runner::Runner;
+use crate::sampling::Sampling;
+use crate::scheduler::{Plan, Scheduler};
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -26,8 +29,10 @@ pub struct Options {
     pub kv_type: Option<KvType>,
     /// Positions that a sequence may have; `None`: the model's own maximum.
     pub max_context: Option<usize>,
-    /// Sequences at once.
+    /// Sequences that take part in a step at most. There may be more: they wait for their turn.
     pub max_sequences: usize,
+    /// Positions of all sequences together whose keys and values there is room for; `None`: of as many full contexts as there are sequences in a step.
+    pub kv_tokens: Option<usize>,
     /// Tokens that one step takes at most: the length of a prefill chunk. `None`: 512, or more where each expert of a chunk is read from disk.
     pub chunk: Option<usize>,
     /// Tokens in a block of the cache.
@@ -40,8 +45,10 @@ pub struct Options {
     /// Tokens whose keys and values are resident from the start, of each sequence; `Some(usize::MAX)`: of the whole context. Beyond them
     /// memory is committed in steps, as it is without any. Changes no result.
     pub kv_reserve: Option<usize>,
-    /// Bytes that weights, keys and values, states, experts and scratch may take together.
+    /// Bytes that the program, weights, keys and values, states, experts and scratch may take together.
     pub memory_budget: Option<u64>,
+    /// Asked once the model is known, for what the process holds by then and what its control group allows. `None`: nothing, and all.
+    pub held: Option<fn() -> Held>,
     /// Where the experts of a mixture live; changes no result.
     pub experts: Placement,
     /// Bytes of memory for experts that are read when tokens want them. `None`: what the memory budget, or else the machine, leaves.
@@ -50,13 +57,6 @@ pub struct Options {
     pub expert_options: ExpertOptions,
     pub lookahead: Lookahead,
 }
-
-/// Tokens of a chunk.
-const CHUNK: usize = 512;
-/// What a process takes beside all that is accounted: its program, tokenizer, headers, tables of pages.
-const PROGRAM: usize = 64 << 20;
-/// Positions whose keys and values have room before experts take what is left.
-const USUAL_CONTEXT: usize = 8192;
 
 impl Options {
     /// The defaults of this machine: all cores, its fastest instruction set.
@@ -68,6 +68,7 @@ impl Options {
             kv_type: None,
             max_context: None,
             max_sequences: 1,
+            kv_tokens: None,
             chunk: None,
             block_tokens: 32,
             experts_per_token: None,
@@ -75,6 +76,7 @@ impl Options {
             load: LoadOptions::default(),
             kv_reserve: None,
             memory_budget: None,
+            held: None,
             experts: Placement::Auto,
             expert_budget: None,
             expert_options: ExpertOptions::default(),
@@ -95,12 +97,24 @@ impl Engine {
         let config = Config::open(folder)?;
         sluice_model::check_supported(&config)?;
         let placed = placement::decide(folder, &config, &options)?;
-        let mut load = options.load.clone();
-        if placed.placement != Placement::Mapped {
-            load.left = Some(sluice_model::is_of_experts);
+        let open = |placed: Placed| {
+            let mut load = options.load.clone();
+            if placed.placement != Placement::Mapped {
+                load.left = Some(sluice_model::is_of_experts);
+            }
+            let (checkpoint, loading) = sluice_store::load::open(folder, &load)?;
+            Engine::build(&checkpoint, Some(loading), &config, options.clone(), placed)
+        };
+        let may_stream = options.experts == Placement::Auto && budget::has_experts(&config);
+        let mapped = placed.placement == Placement::Mapped;
+        match open(placed) {
+            // Weights alone would fit, but not with all that a step needs.
+            Err(refused) if may_stream && mapped && refused.is::<Refusal>() => {
+                let streamed = open(placement::instead_of_mapped(folder, &options));
+                streamed.map_err(|e| if smallest(&e) < smallest(&refused) { e } else { refused })
+            }
+            opened => opened,
         }
-        let (checkpoint, loading) = sluice_store::load::open(folder, &load)?;
-        Engine::build(&checkpoint, Some(loading), &config, options, placed)
     }
 
     /// An engine for an opened checkpoint, whose weights are used as they are.
@@ -117,22 +131,18 @@ impl Engine {
         placed: Placed,
     ) -> Result<Engine> {
         let streamed = placed.placement != Placement::Mapped;
-        let room = options.memory_budget.or(options.load.room.map(|room| room - room / 16));
-        let chunk = match options.chunk {
-            Some(chunk) => chunk,
-            None if streamed => placement::chunk(config, options.experts_per_token, room)?,
-            None => CHUNK,
-        };
-        let positive = chunk > 0 && options.max_sequences > 0 && options.block_tokens > 0;
+        let chunks = budget::chunks(options.chunk, streamed);
+        let longest = chunks[0];
+        let positive = longest > 0 && options.max_sequences > 0 && options.block_tokens > 0;
         ensure!(positive, "chunk, sequences and block size must not be zero");
-        let largest = chunk.max(options.block_tokens).max(options.max_context.unwrap_or(0));
+        let largest = longest.max(options.block_tokens).max(options.max_context.unwrap_or(0));
         ensure!(largest <= 1 << 24, "{largest} is too many tokens");
         let mut backend: Box<dyn Backend> = Box::new(Cpu::new(options.isa, options.threads, options.activations)?);
         if options.profile {
             backend.start_profile();
         }
         let model_options = sluice_model::Options {
-            max_tokens: chunk,
+            max_tokens: longest,
             context: options.max_context,
             experts_per_token: options.experts_per_token,
         };
@@ -145,92 +155,195 @@ impl Engine {
             (_, Float::F16) => KvType::F16,
             (_, Float::Bf16) => KvType::Bf16,
         });
-        let layouts: Vec<KvLayout> = model.groups().iter().map(|g| g.layout(kv_type, options.block_tokens)).collect();
         let block_tokens = options.block_tokens;
-        let recurrent = model.state_len() > 0;
-        if recurrent {
-            backend.alloc_states(options.max_sequences, model.state_len())?;
+        let groups = model.groups();
+        let layouts: Vec<KvLayout> = groups.iter().map(|g| g.layout(kv_type, block_tokens)).collect();
+        let states = if model.state_len() > 0 { options.max_sequences } else { 0 };
+        if states > 0 {
+            backend.alloc_states(states, model.state_len())?;
         }
-        let memory = |backend: &mut dyn Backend, class| -> usize {
-            backend.memory().iter().filter(|m| m.class == class).map(|m| m.bytes).sum()
-        };
-        // 1. Experts that stay on disk: the rest of the memory is theirs
+        // 1. What there is to divide, and among what
+        let tensors = held(&mut *backend, MemoryClass::Scratch);
+        let (mut scratch, mut per_block) = (Vec::with_capacity(chunks.len()), 0);
+        for &chunk in &chunks {
+            let need = step_scratch(&*backend, &decoder, &layouts, chunk, options.max_sequences, streamed);
+            let sampling = options.threads * model.vocabulary * SAMPLING;
+            scratch.push((chunk, (tensors / longest * chunk + need.fixed + sampling) as u64));
+            per_block = (need.per_128_positions * block_tokens).div_ceil(128);
+        }
         let by_experts: usize = loaded.order.iter().filter(|used| used.by_experts).map(|used| used.bytes.len()).sum();
-        // What a step takes beside what is set up by now, and the program.
-        let mut beside = 0;
-        if streamed {
-            let k = model.experts().map_or(1, |(_, k)| k);
-            let block: usize = layouts.iter().map(KvLayout::block_bytes).sum::<usize>() * options.max_sequences;
-            let context = max_context.min(options.max_context.unwrap_or(USUAL_CONTEXT));
-            let weights = memory(&mut *backend, MemoryClass::WeightsMapped) + memory(&mut *backend, MemoryClass::WeightsCopied);
-            beside = placement::step_scratch(config, chunk, k)? + PROGRAM;
-            let others = (weights - by_experts
-                + memory(&mut *backend, MemoryClass::State)
-                + memory(&mut *backend, MemoryClass::Scratch)
-                + context.div_ceil(block_tokens) * block
-                + beside) as u64;
-            let budget = options.expert_budget.unwrap_or_else(|| room.map_or(u64::MAX, |r| r.saturating_sub(others)));
-            let keep = if placed.placement == Placement::PageCache { Keep::PageCache } else { Keep::Slots };
-            let expert_options = ExpertOptions { keep, budget, ..options.expert_options.clone() };
-            let opened = backend.stream_experts(&expert_options, options.lookahead);
-            opened.with_context(|| {
-                let gb = |n: u64| format!("{:.2} GB", n as f64 / 1e9);
-                format!("weights, keys and values of {context} tokens, scratch and the program take {}", gb(others))
-            })?;
-        }
-        // 2. What the budget has room for, before anything is read
-        let reserved = options.kv_reserve.map_or(0, |tokens| tokens.min(max_context));
-        let max_context = match options.memory_budget {
-            None => max_context,
-            Some(budget) => {
-                let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
-                let need = Need {
-                    weights: memory(&mut *backend, MemoryClass::WeightsMapped) + memory(&mut *backend, MemoryClass::WeightsCopied),
-                    state: memory(&mut *backend, MemoryClass::State),
-                    scratch: memory(&mut *backend, MemoryClass::Scratch) + beside,
-                    experts: memory(&mut *backend, MemoryClass::Experts),
-                    block: block * options.max_sequences,
-                    block_tokens,
-                    reserved,
-                };
-                need.context_within(budget)?.min(max_context)
-            }
+        let on_disk =
+            if streamed { Some(streamed_need(&mut *backend, &model, by_experts, &options)?) } else { None };
+        let wanted = || loaded.order.iter().filter(|used| !(streamed && used.by_experts)).map(|used| &used.bytes);
+        let [mapped, copied] =
+            weights_in_memory(&mut *backend, loaded.order.iter().map(|u| &u.bytes), wanted(), loading.as_ref());
+        let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
+        let need = Need {
+            mapped,
+            copied,
+            state: held(&mut *backend, MemoryClass::State) as u64,
+            scratch,
+            block: ((block + per_block + block_tokens * TOKEN) * options.max_sequences) as u64,
+            block_tokens,
+            reserved: options.kv_reserve.map_or(0, |tokens| tokens.min(max_context)),
+            max_context,
+            context_asked: options.max_context.is_some(),
+            streamed: on_disk,
+            has_experts: model.experts().is_some(),
         };
+        let hard = hard_limits(&options);
+        let mut limits = hard.clone();
+        // What others may take as well is no reason to refuse what was asked for.
+        if let (true, None, Some(room)) = (streamed, options.expert_budget, options.load.room) {
+            let machine = Limit { of: LimitOf::Machine, bytes: room - room / 16, taken: 0 };
+            limits.extend((hard.iter().all(|l| l.bytes.saturating_sub(l.taken) > room)).then_some(machine));
+        }
+        // 2. Who has how much
+        let division = need.divide(&limits)?;
+        let chunk = division.chunk;
+        backend.limit_steps(chunk, longest);
+        if streamed {
+            let keep = if placed.placement == Placement::PageCache { Keep::PageCache } else { Keep::Slots };
+            let budget = options.expert_budget.unwrap_or(u64::MAX).min(division.experts);
+            let expert_options = ExpertOptions { keep, budget, ..options.expert_options.clone() };
+            backend.stream_experts(&expert_options, options.lookahead)?;
+        }
+        let experts = held(&mut *backend, MemoryClass::Experts) as u64;
+        let mut max_context = max_context;
+        for limit in &hard {
+            max_context = max_context.min(need.context_within(limit, division.scratch, experts)?);
+        }
+        let reserved = need.reserved.min(max_context);
+        let squeezed = division.squeezed;
         // 3. Weights are read while the rest is set up, and while the first steps run
         if let Some(loading) = &loading {
-            loading.start(loaded.order.iter().filter(|used| !(streamed && used.by_experts)).map(|used| &used.bytes));
+            loading.start(wanted());
         }
         // 4. The caches
-        let blocks = max_context.div_ceil(block_tokens) * options.max_sequences;
+        let per_sequence = max_context.div_ceil(block_tokens);
+        let blocks = options.kv_tokens.map_or(per_sequence * options.max_sequences, |n| n.div_ceil(block_tokens));
         let kv: Vec<KvPool> = layouts.iter().map(|l| backend.alloc_kv(*l, blocks)).collect::<Result<_>>()?;
-        let resident = reserved.div_ceil(block_tokens) * options.max_sequences;
+        let resident = (reserved.div_ceil(block_tokens) * options.max_sequences).min(blocks);
         kv.iter().try_for_each(|pool| backend.commit_kv(pool, resident))?;
-        let block_counts: Vec<usize> = layouts.iter().map(|l| l.block_tokens).collect();
-        let capacity = Capacity { tokens: chunk, sequences: options.max_sequences, blocks };
+        let group = |kind| match kind {
+            CacheKind::Full => Group { block_tokens, window: None, blocks },
+            CacheKind::Window(n) => Group { block_tokens, window: Some(n), blocks },
+        };
+        let cache = KvCache::new(&groups.iter().map(|g| group(g.kind)).collect::<Vec<_>>(), states);
+        let capacity =
+            Capacity { tokens: chunk, sequences: options.max_sequences, blocks: per_sequence * options.max_sequences };
+        let sampling = Sampling::new(backend.threads(), model.vocabulary, options.max_sequences);
         Ok(Engine {
-            backend,
+            runner: Runner::new(backend, decoder, kv, capacity),
             loading,
             model,
-            kv,
-            recurrent,
-            inputs: StepInputs::new(&block_counts, capacity),
-            routed: Vec::new(),
-            outcome: Outcome::default(),
-            pools: layouts.iter().map(|_| BlockPool::new(blocks)).collect(),
+            cache,
             layouts,
-            state_slots: BlockPool::new(options.max_sequences),
+            scheduler: Scheduler::new(chunk, options.max_sequences),
+            sampling,
             sequences: Vec::new(),
             next_id: 0,
+            next_turn: 0,
+            steps: 0,
+            options,
+            placed,
+            scratch: division.scratch,
+            squeezed,
             max_context,
             skipped: loaded.skipped,
-            decoder,
-            options,
-            chunk,
-            placed,
-            failure: None,
-            failed: Vec::new(),
-            takers: Vec::new(),
+            failures: Vec::new(),
+            routed: Vec::new(),
+            plan: Plan::default(),
+            draws: Vec::new(),
+            pending: Vec::new(),
             events: Vec::new(),
         })
     }
+}
+
+/// Bytes of a class, on all devices.
+fn held(backend: &mut dyn Backend, class: MemoryClass) -> usize {
+    backend.memory().iter().filter(|m| m.class == class).map(|m| m.bytes).sum()
+}
+
+/// Bytes of what sampling keeps, for each thread and token of the vocabulary.
+const SAMPLING: usize = 16;
+/// Bytes that a sequence keeps of each of its tokens beside keys and values.
+const TOKEN: usize = 32;
+
+/// The smallest limit that would do, as a refusal has it.
+fn smallest(error: &anyhow::Error) -> u64 {
+    error.downcast_ref::<Refusal>().map_or(0, |refusal| refusal.smallest)
+}
+
+/// The limits that must hold whatever others do.
+fn hard_limits(options: &Options) -> Vec<Limit> {
+    let held = options.held.map_or(Held { program: 0, group: None }, |held| held());
+    let budget = options.memory_budget.map(|bytes| Limit { of: LimitOf::MemoryBudget, bytes, taken: held.program });
+    let group = held.group.map(|(bytes, taken)| Limit { of: LimitOf::ControlGroup, bytes, taken });
+    budget.into_iter().chain(group).collect()
+}
+
+/// Bytes that weights take, mapped and copied: matrices as they are read, of `all` those that are `wanted`, and vectors.
+fn weights_in_memory<'a>(
+    backend: &mut dyn Backend,
+    all: impl Iterator<Item = &'a Bytes>,
+    wanted: impl Iterator<Item = &'a Bytes>,
+    loading: Option<&Loading>,
+) -> [u64; 2] {
+    let mut bytes = [MemoryClass::WeightsMapped, MemoryClass::WeightsCopied].map(|class| held(backend, class) as u64);
+    let Some(loading) = loading else { return bytes };
+    for view in all {
+        let class = &mut bytes[usize::from(!view.is_mapped())];
+        *class = class.saturating_sub(view.len() as u64);
+    }
+    let [mapped, copied] = loading.bytes_in_memory(wanted);
+    [bytes[0] + mapped, bytes[1] + copied]
+}
+
+/// What a step of `chunk` tokens needs beside its tensors, whichever sequences they are of.
+fn step_scratch(
+    backend: &dyn Backend,
+    decoder: &Decoder,
+    layouts: &[KvLayout],
+    chunk: usize,
+    max_sequences: usize,
+    streamed: bool,
+) -> StepScratch {
+    // As many sequences as take part, of which the first has all tokens that are left.
+    let sequences = max_sequences.min(chunk);
+    let capacity = Capacity { tokens: chunk, sequences, blocks: 0 };
+    let mut inputs = StepInputs::new(&[], capacity);
+    for i in 0..sequences {
+        let tokens = vec![0; if i == 0 { chunk + 1 - sequences } else { 1 }];
+        let tables: &[Vec<u32>] = &[];
+        inputs.push(&SequenceInput { tokens: &tokens, position: 0, state: 0, tables, wanted: Wanted::Last });
+    }
+    backend.step_scratch(layouts, &inputs, streamed, &mut |sizing| decoder.step(sizing, &inputs))
+}
+
+/// What experts need that stay on disk.
+fn streamed_need(
+    backend: &mut dyn Backend,
+    model: &Description,
+    by_experts: usize,
+    options: &Options,
+) -> Result<StreamedNeed> {
+    // Nothing is too little for any: what the least is, the store says.
+    let none = ExpertOptions { budget: 0, ..ExpertOptions::default() };
+    let least = match backend.stream_experts(&none, Lookahead::Off) {
+        Ok(()) => 0,
+        Err(e) => match e.downcast_ref::<Error>() {
+            Some(&Error::ExpertBudget { needed, experts, .. }) => {
+                if let Some(budget) = options.expert_budget.filter(|asked| *asked < needed) {
+                    let refused = anyhow::Error::new(Error::ExpertBudget { budget, needed, experts });
+                    return Err(refused.context(budget::expert_budget_refusal(budget, needed)));
+                }
+                needed
+            }
+            _ => return Err(e),
+        },
+    };
+    let asked = options.expert_budget.map_or(0, |asked| asked.min(by_experts as u64));
+    Ok(StreamedNeed::new(model.moe_layers().map(|m| m.count), least, asked))
 }

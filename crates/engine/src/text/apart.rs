@@ -136,7 +136,9 @@ impl Renderer {
         const TIME: i32 = 24;
         match self.child.wait().ok()?.signal()? {
             TIME => Some(format!("takes more than {SECONDS} s of processor time")),
-            ABORT | SEGMENT => Some(format!("takes more than {} MB of memory, or nests values too deeply", MEMORY >> 20)),
+            ABORT | SEGMENT => {
+                Some(format!("takes more than {} MB of memory, or nests values too deeply", MEMORY >> 20))
+            }
             other => Some(format!("its process was ended by signal {other}")),
         }
     }

@@ -156,7 +156,14 @@ mod tests {
         fs::write(&path, r#"{"top_k": "many"}"#).unwrap();
         let error = format!("{:#}", GenerationDefaults::load(dir.path()).unwrap_err());
         assert!(error.contains("generation_config.json: top_k must be a count, or -1"), "{error}");
-        for (field, value) in [("temperature", "-1"), ("top_p", "0"), ("top_p", "1.5"), ("min_p", "2"), ("repetition_penalty", "0"), ("top_k", "-2")] {
+        for (field, value) in [
+            ("temperature", "-1"),
+            ("top_p", "0"),
+            ("top_p", "1.5"),
+            ("min_p", "2"),
+            ("repetition_penalty", "0"),
+            ("top_k", "-2"),
+        ] {
             fs::write(&path, format!("{{\"{field}\": {value}}}")).unwrap();
             let error = format!("{:#}", GenerationDefaults::load(dir.path()).unwrap_err());
             let start = format!("{}: {field} must be ", path.display());

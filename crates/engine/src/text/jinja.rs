@@ -4,6 +4,7 @@
 //! cannot overflow the caller's. What the engine has no hook for is the memory and the time of one expression: `s ~ s` again and again, a list of two
 //! equal lists again and again and then compared. Those are bounded by the process around it (`apart.rs`).
 
+use super::guard::guarded;
 use super::python;
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
@@ -43,6 +44,10 @@ pub(super) struct Templates {
 impl Templates {
     /// `templates` are names and sources. The error is the engine's own, with name and line.
     pub fn compile(templates: &[(String, String)]) -> Result<Self, String> {
+        guarded("the template engine", || Ok(Self::compile_unguarded(templates))).map_err(|e| e.to_string())?
+    }
+
+    fn compile_unguarded(templates: &[(String, String)]) -> Result<Self, String> {
         let mut env = Environment::new();
         let mut syntax = SyntaxConfig::builder();
         syntax.trim_blocks(true).lstrip_blocks(true);
@@ -66,13 +71,13 @@ impl Templates {
     /// The text that a template writes.
     pub fn run(&self, job: &Job) -> Result<String, String> {
         *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = job.time;
-        let rendered = thread::scope(|scope| {
+        let rendered = thread::scope(|scope| -> anyhow::Result<_> {
             thread::Builder::new()
                 .name("chat-template".into())
                 .stack_size(STACK)
-                .spawn_scoped(scope, || self.render(job))?
+                .spawn_scoped(scope, || guarded("the template engine", || Ok(self.render(job))))?
                 .join()
-                .map_err(|_| io::Error::other("the template engine panicked"))
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
         rendered.map_err(|e| format!(": {e}"))?.map_err(|e| {
             let at = e.line().map(|line| format!(" (line {line})")).unwrap_or_default();
@@ -125,7 +130,8 @@ fn without_generation_tags(source: &str) -> String {
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         out.push_str(before);
-        let Some(end) = tag.find("%}") else {
+        // `{%}` is no end of itself.
+        let Some(end) = tag[2..].find("%}").map(|n| n + 2) else {
             rest = tag;
             break;
         };

@@ -39,7 +39,7 @@ enum Place {
     /// In a process of its own, which has so much memory and time and no more.
     Apart(Apart),
     /// In this one: it runs out of fuel and stack and cannot write without end, but an expression may take any memory.
-    Here(Templates),
+    Here(Box<Templates>),
 }
 
 impl ChatTemplate {
@@ -91,10 +91,12 @@ impl ChatTemplate {
         let place = match apart {
             Some(Ok(started)) => Place::Apart(started.map_err(wrong)?),
             Some(Err(e)) => {
-                note = Some(format!("the chat template runs in this process, its memory unbounded: no other could be started ({e})"));
-                Place::Here(Templates::compile(&templates).map_err(wrong)?)
+                note = Some(format!(
+                    "the chat template runs in this process, its memory unbounded: no other could be started ({e})"
+                ));
+                Place::Here(Box::new(Templates::compile(&templates).map_err(wrong)?))
             }
-            None => Place::Here(Templates::compile(&templates).map_err(wrong)?),
+            None => Place::Here(Box::new(Templates::compile(&templates).map_err(wrong)?)),
         };
         Ok(Self { file, names, special_tokens, clock: Mutex::default(), place, note })
     }
@@ -271,6 +273,13 @@ mod tests {
             template.render(&messages, Some(&json!([{"a": 1.0}])), true, &Map::new()).unwrap(),
             "tools [{\"a\": 1.0}]"
         );
+    }
+
+    #[test]
+    fn unfinished_tags_are_errors() {
+        for source in ["{%}", "{%-%}", "{% %}", "{%", "{%generation%}", "a {%}%} b"] {
+            assert!(ChatTemplate::parse(source).is_err(), "{source}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use super::bpe::Bpe;
 use super::compiled::{self, Compiled, Origin};
 use super::guard::guarded;
+use super::prompt::Prompt;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,8 +15,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::{
-    AddedToken, DecoderWrapper, Model, ModelWrapper, Normalizer, NormalizerWrapper, OffsetType, PostProcessorWrapper,
-    PreTokenizedString, PreTokenizer, PreTokenizerWrapper, Token, TokenizerBuilder, TokenizerImpl,
+    AddedToken, DecoderWrapper, Encoding, Model, ModelWrapper, Normalizer, NormalizerWrapper, OffsetType,
+    PostProcessorWrapper, PreTokenizedString, PreTokenizer, PreTokenizerWrapper, Token, TokenizerBuilder,
+    TokenizerImpl,
 };
 
 type Library = TokenizerImpl<AnyModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
@@ -26,6 +28,7 @@ pub struct Tokenizer {
     vocab_size: usize,
     /// The decoder is the byte-level one, so that a token is a run of bytes whatever its neighbours are.
     byte_level: bool,
+    control: Vec<String>,
     origin: Origin,
     /// For messages.
     file: PathBuf,
@@ -33,6 +36,17 @@ pub struct Tokenizer {
 
 /// What rules of a `tokenizer.json` may make of a text, one after the other: so many bytes of each. Rules that are in use make 3.
 const MAX_GROWTH: u64 = 4096;
+
+const LIBRARY: &str = "the tokenizers library";
+
+/// Normalised text, cut at its added tokens, as the library's own pipeline goes on with it.
+fn encode_pieces(library: &Library, mut pieces: PreTokenizedString) -> tokenizers::Result<Encoding> {
+    if let Some(pre_tokenizer) = library.get_pre_tokenizer() {
+        pre_tokenizer.pre_tokenize(&mut pieces)?;
+    }
+    pieces.tokenize(|piece| library.get_model().tokenize(piece.get()))?;
+    pieces.into_encoding(None, 0, OffsetType::None)
+}
 
 impl Tokenizer {
     /// Reads `folder/tokenizer.json`. `cache` is a folder for compiled images, made if need be (0700); without one nothing is
@@ -42,7 +56,7 @@ impl Tokenizer {
     /// A missing or broken file; the message names it, and the place in it.
     pub fn load(folder: &Path, cache: Option<&Path>) -> Result<Self> {
         let path = folder.join("tokenizer.json");
-        guarded(|| Self::read(&path, cache)).with_context(|| path.display().to_string())
+        guarded(LIBRARY, || Self::read(&path, cache)).with_context(|| path.display().to_string())
     }
 
     fn read(path: &Path, cache: Option<&Path>) -> Result<Self> {
@@ -54,7 +68,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::load`], without a name.
     pub fn parse(json: &[u8]) -> Result<Self> {
-        guarded(|| Self::open(Path::new("tokenizer.json"), compiled::parse(json)?))
+        guarded(LIBRARY, || Self::open(Path::new("tokenizer.json"), compiled::parse(json)?))
     }
 
     fn open(path: &Path, found: Compiled) -> Result<Self> {
@@ -84,9 +98,11 @@ impl Tokenizer {
             .with_decoder(parts.decoder)
             .build()
             .map_err(|e| anyhow!(e))?;
+        let is_control = |t: &&AddedToken| t.special || (t.content.starts_with("<|") && t.content.ends_with("|>"));
+        let control = parts.added_tokens.iter().filter(is_control).map(|t| t.content.clone()).collect();
         library.add_tokens(parts.added_tokens).map_err(|e| anyhow!(e))?;
         let vocab_size = library.get_vocab_size(true);
-        Ok(Self { library, vocab_size, byte_level, origin, file: path.to_owned() })
+        Ok(Self { library, vocab_size, byte_level, control, origin, file: path.to_owned() })
     }
 
     /// Where the vocabulary came from.
@@ -100,6 +116,29 @@ impl Tokenizer {
         self.ask(|library| Ok(library.encode_fast(text, add_special)?.get_ids().to_vec()))
     }
 
+    /// The ids of a prompt. Control tokens that are only spelled in it stay text; all else is as in [`encode`](Self::encode).
+    pub fn encode_prompt(&self, prompt: &Prompt, add_special: bool) -> Result<Vec<u32>> {
+        if prompt.is_plain() {
+            return self.encode(prompt.text(), add_special);
+        }
+        let (text, stand_ins) = prompt.disguised(&self.control)?;
+        self.ask(|library| {
+            let vocabulary = library.get_added_vocabulary();
+            let mut pieces = vocabulary.extract_and_normalize(library.get_normalizer(), &text);
+            pieces.normalize(|piece| {
+                piece.map(|c| stand_ins.back(c));
+                Ok(())
+            })?;
+            let encoding = encode_pieces(library, pieces)?;
+            Ok(library.post_process(encoding, None, add_special)?.get_ids().to_vec())
+        })
+    }
+
+    /// The tokens that steer a model rather than say something: `<|im_end|>` and its like.
+    pub fn control_tokens(&self) -> &[String] {
+        &self.control
+    }
+
     /// The ids of `text` with no special or added token in it: `<|im_end|>` typed by a user stays plain text.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
         self.ask(|library| {
@@ -107,18 +146,14 @@ impl Tokenizer {
             if let Some(normalizer) = library.get_normalizer() {
                 pieces.normalize(|piece| normalizer.normalize(piece))?;
             }
-            if let Some(pre_tokenizer) = library.get_pre_tokenizer() {
-                pre_tokenizer.pre_tokenize(&mut pieces)?;
-            }
-            pieces.tokenize(|piece| library.get_model().tokenize(piece.get()))?;
-            let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
-            Ok(encoding.get_ids().to_vec())
+            Ok(encode_pieces(library, pieces)?.get_ids().to_vec())
         })
     }
 
     /// What the library answers. An error, or a panic of it, names the file.
     fn ask<T>(&self, question: impl FnOnce(&Library) -> tokenizers::Result<T>) -> Result<T> {
-        guarded(|| question(&self.library).map_err(|e| anyhow!(e))).with_context(|| self.file.display().to_string())
+        guarded(LIBRARY, || question(&self.library).map_err(|e| anyhow!(e)))
+            .with_context(|| self.file.display().to_string())
     }
 
     /// The text of `ids`, with or without special tokens. Unknown ids are left out; bytes that are no UTF-8 become U+FFFD.
@@ -175,7 +210,10 @@ impl Parts {
         let Rules { normalizer, decoder } = serde_json::from_slice(json)?;
         for (name, rule) in [("normalizer", normalizer), ("decoder", decoder)] {
             let growth = growth(&rule);
-            ensure!(growth <= MAX_GROWTH, "{name}: makes up to {growth} bytes of one, {MAX_GROWTH} at most are accepted");
+            ensure!(
+                growth <= MAX_GROWTH,
+                "{name}: makes up to {growth} bytes of one, {MAX_GROWTH} at most are accepted"
+            );
         }
         Ok(serde_json::from_slice(json)?)
     }
@@ -274,7 +312,10 @@ mod tests {
 
     /// A tokenizer of two tokens with these further fields.
     fn with(fields: &str) -> Result<Tokenizer> {
-        Tokenizer::parse(format!(r#"{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, "merges": []}}, {fields}}}"#).as_bytes())
+        Tokenizer::parse(
+            format!(r#"{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, "merges": []}}, {fields}}}"#)
+                .as_bytes(),
+        )
     }
 
     #[test]
@@ -297,8 +338,10 @@ mod tests {
 
     #[test]
     fn rules_that_blow_texts_up_are_refused() {
-        let replace = |n| format!(r#"{{"type": "Replace", "pattern": {{"String": "a"}}, "content": "{}"}}"#, "a".repeat(n));
-        let sequence = |n: usize| format!(r#"{{"type": "Sequence", "normalizers": [{}]}}"#, vec![replace(100); n].join(", "));
+        let replace =
+            |n| format!(r#"{{"type": "Replace", "pattern": {{"String": "a"}}, "content": "{}"}}"#, "a".repeat(n));
+        let sequence =
+            |n: usize| format!(r#"{{"type": "Sequence", "normalizers": [{}]}}"#, vec![replace(100); n].join(", "));
         with(&format!(r#""normalizer": {}"#, sequence(1))).unwrap();
         for fields in [format!(r#""normalizer": {}"#, sequence(2)), format!(r#""decoder": {}"#, replace(5000))] {
             let error = with(&fields).err().unwrap().to_string();

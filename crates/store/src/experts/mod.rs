@@ -595,10 +595,9 @@ impl ExpertStore {
         let class = &self.classes[layer.class];
         let part = layer.part(self.fetch.wanted[position] as usize, array);
         let start = (slot - class.first) as usize * class.slot_bytes + part.start;
-        assert!(part.end <= class.slot_bytes && start + part.len() <= class.memory.len());
-        // SAFETY: inside the class's memory; no request writes to the slot of an expert that was handed over, and none will until it is released,
-        // which takes `&mut self`. (Not a part of a slice of all memory: requests write to other slots meanwhile.)
-        unsafe { std::slice::from_raw_parts(class.memory.start().add(start), part.len()) }
+        assert!(part.end <= class.slot_bytes);
+        // SAFETY: no request writes to the slot of an expert that was handed over, and none will until it is released, which takes `&mut self`.
+        unsafe { class.memory.slice(start..start + part.len()) }
     }
 
     /// Why the expert at this position, which has failed, cannot be read. To be asked once.

@@ -133,6 +133,22 @@ impl Job {
         }
     }
 
+    /// Bytes of the chunks that hold a part of these views: of files that are mapped, and of those that are copied.
+    pub fn chunk_bytes<'a>(&self, views: impl IntoIterator<Item = &'a Bytes>) -> [u64; 2] {
+        let mut seen: Vec<Vec<bool>> =
+            self.sources.iter().map(|s| vec![false; s.chunks(&(0..s.file.len as usize)).len()]).collect();
+        let mut bytes = [0; 2];
+        for (source, range) in views.into_iter().filter_map(Bytes::source) {
+            let Some(number) = self.sources.iter().position(|s| Arc::ptr_eq(s, source)) else { continue };
+            for chunk in source.chunks(&range) {
+                if !std::mem::replace(&mut seen[number][chunk], true) {
+                    bytes[usize::from(!source.is_mapped())] += source.chunk(chunk).len() as u64;
+                }
+            }
+        }
+        bytes
+    }
+
     /// Starts the readers that are needed and do not run.
     fn ensure_readers(self: &Arc<Job>, queue: &mut Queue) {
         for reader in [Reader::Threads, Reader::Direct] {
@@ -154,6 +170,8 @@ impl Job {
                     Err(cause) => {
                         let path = self.sources[0].file.path.clone();
                         self.set_failure(Error::Io { path, doing: "start a thread to read", cause });
+                        // Others may be waiting: nobody is left to settle what they wait for.
+                        self.settled.notify_all();
                         break;
                     }
                 }
@@ -223,7 +241,10 @@ impl Job {
     pub fn wait(self: &Arc<Job>, number: usize, source: &Source, range: &Range<usize>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut queue = self.lock();
-        queue.urgent.extend(source.chunks(range).map(|chunk| (number, chunk)));
+        // After the end of a load nobody takes anything from this queue.
+        if !self.is_halted() {
+            queue.urgent.extend(source.chunks(range).map(|chunk| (number, chunk)));
+        }
         self.ensure_readers(&mut queue);
         while !source.is_ready(range) {
             // After a failure nothing more comes; but what is under way is still written to.

@@ -20,6 +20,9 @@ pub(crate) const READY: u8 = 2;
 /// It will never be there.
 pub(crate) const FAILED: u8 = 3;
 
+/// Bytes of a chunk of a file of which parts stay on disk.
+const AMONG_LEFT: usize = 256 << 10;
+
 /// One file. The memory holds the file's bytes at their own offsets, so that a tensor lies in it as it lies in the file.
 #[derive(Debug)]
 pub(crate) struct Source {
@@ -51,7 +54,11 @@ impl Source {
     ) -> Result<Source, Error> {
         let len = usize::try_from(file.len)
             .map_err(|_| Error::io(&file.path, "map")(std::io::ErrorKind::FileTooLarge.into()))?;
-        let (mapped, chunk) = (mode == LoadMode::Mmap, options.request(mode));
+        // Where most of a file stays on disk, what a chunk holds beside what is wanted is read for nothing, and takes memory.
+        let left = options.left.is_some_and(|left| tensors.iter().any(|(_, name)| left(name)));
+        let request = options.request(mode);
+        let chunk = if left && options.request.is_none() { request.min(AMONG_LEFT) } else { request };
+        let mapped = mode == LoadMode::Mmap;
         let mut trace = Vec::new();
         if mode == LoadMode::Pread {
             file.read_nothing_ahead();
@@ -141,14 +148,16 @@ impl Source {
     /// Bytes of the file, waiting for them; zeros for what can never be there.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         self.wait(&range);
-        &self.memory.as_slice()[range]
+        // SAFETY: the range's chunks are there, or the load has ended and nothing is under way: neither is written to again.
+        unsafe { self.memory.slice(range) }
     }
 
     /// Copies a part of the file at once: from where it is, if it is there already, else by a read of its own.
     pub fn read_now(&self, range: Range<usize>, into: &mut [u8]) -> Result<(), LoadError> {
         assert_eq!(range.len(), into.len());
         if self.is_ready(&range) {
-            into.copy_from_slice(&self.memory.as_slice()[range]);
+            // SAFETY: chunks that are there are not written to again.
+            into.copy_from_slice(unsafe { self.memory.slice(range) });
             return Ok(());
         }
         // SAFETY: a buffer of exactly this length, borrowed mutably.

@@ -1,0 +1,43 @@
+//! What the pool of threads stands on. `tests/pool_model.rs` puts a model checker's in its place.
+
+use std::time::{Duration, Instant};
+
+pub use std::hint::spin_loop;
+pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+pub use std::sync::{Arc, Mutex};
+pub use std::thread::{Builder, JoinHandle, Thread, park, yield_now};
+
+/// The standard library's, with the checker's interface.
+pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+impl<T> UnsafeCell<T> {
+    pub fn new(value: T) -> UnsafeCell<T> {
+        UnsafeCell(std::cell::UnsafeCell::new(value))
+    }
+
+    pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        f(self.0.get())
+    }
+
+    pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}
+
+/// How long a helper has found nothing to do.
+pub struct Idle {
+    since: Instant,
+    looks: u32,
+}
+
+impl Idle {
+    pub fn begin() -> Idle {
+        Idle { since: Instant::now(), looks: 0 }
+    }
+
+    /// To be asked each time that nothing was found; looks at the clock only now and then.
+    pub fn is_longer_than(&mut self, limit: impl Fn() -> Duration) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        self.looks.is_multiple_of(64) && self.since.elapsed() >= limit()
+    }
+}

@@ -1,0 +1,130 @@
+//! What this machine's memory gives: to a loop that only reads, and to products of weights with one token's activations, on all cores. A fraction of a second.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use sluice_backend::{Activations, Isa};
+use sluice_kernels::activations::{encode_bf16, encode_int8};
+use sluice_kernels::matmul::{self, Encoding, Float, Input, Matrix, Scratch};
+use sluice_kernels::roofline;
+use sluice_store::Buffer;
+
+use super::estimate::{Form, Products};
+
+/// More than caches hold.
+const BYTES: usize = 256 << 20;
+/// Columns of the matrix: a usual hidden size.
+const COLS: usize = 2048;
+/// Rows that a thread takes at a time.
+const ROWS: usize = 128;
+/// Measurements, of which the fastest counts: whatever else runs makes them slower.
+const ROUNDS: usize = 5;
+
+/// In bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// Read and nothing else.
+    pub read: f64,
+    pub products: Products,
+}
+
+impl Measured {
+    /// What products would reach where memory is read at `read` bytes per second.
+    pub fn products_at(&self, read: f64) -> Products {
+        let of = |speed: f64| speed * (read / self.read);
+        Products { resident: of(self.products.resident), experts: of(self.products.experts) }
+    }
+}
+
+/// Measures with weights stored in these two forms.
+///
+/// # Errors
+/// When there is no memory for it, or `SLUICE_ISA` asks for what this machine lacks.
+pub fn measure(resident: Form, experts: Form) -> Result<Measured> {
+    let isa = Isa::from_env()?;
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    // In large pages, as weights are; not zero, as pages of zeros may be one page.
+    let mut buffer = Buffer::large(BYTES).context("no memory to measure its speed with")?;
+    buffer.fill(0x3c);
+    let mut found = Measured { read: 0.0, products: Products { resident: 0.0, experts: 0.0 } };
+    let Measured { read, products } = &mut found;
+    // In turns, so that whatever else runs slows all of them.
+    for _ in 0..ROUNDS {
+        let part = BYTES / threads;
+        let reading = speed(part * threads, threads, |t| {
+            black_box(roofline::read(isa, &buffer[t * part..(t + 1) * part]));
+        });
+        products.resident = products.resident.max(product(isa, &buffer, resident, threads)?);
+        products.experts = products.experts.max(product(isa, &buffer, experts, threads)?);
+        // Products read as well: no more is reached than there is.
+        *read = read.max(reading).max(products.resident).max(products.experts);
+    }
+    if experts == resident {
+        products.resident = products.resident.max(products.experts);
+        products.experts = products.resident;
+    }
+    Ok(found)
+}
+
+fn product(isa: Isa, buffer: &[u8], form: Form, threads: usize) -> Result<f64> {
+    let stored = match form.bits {
+        16 => matmul::Form::Float(Float::Bf16),
+        bits => matmul::Form::Affine { bits: bits as u8, group: form.group as u16, scale: Float::Bf16 },
+    };
+    let row = stored.row_bytes(COLS).expect("a row is small");
+    let scale_row = if form.bits == 16 { 0 } else { COLS / form.group as usize * Float::Bf16.size() };
+    let rows = BYTES / (row + 2 * scale_row) / (threads * ROWS) * (threads * ROWS);
+    let (data, rest) = buffer.split_at(rows * row);
+    let (scales, rest) = rest.split_at(rows * scale_row);
+    let matrix = Matrix::new(stored, rows, COLS, data, scales, &rest[..rows * scale_row])?;
+    let x: Vec<f32> = (0..COLS).map(|i| (i % 17) as f32 / 16.0 - 0.5).collect();
+    let (mut bf16, mut q) = (vec![0; COLS], vec![0; COLS]);
+    let (mut x_scales, mut sums) = (vec![0.0; COLS / 32], vec![0.0; COLS / 32]);
+    encode_bf16(isa, &x, &mut bf16);
+    encode_int8(isa, &x, &mut q, &mut x_scales, &mut sums);
+    let mode = Activations::Int8;
+    let scratch = matmul::scratch_bytes(stored, COLS, ROWS, 1, mode);
+    Ok(speed(matrix.bytes(), threads, |t| {
+        let input = match stored.encoding(mode) {
+            Encoding::F32 => Input::F32(&x),
+            Encoding::Bf16 => Input::Bf16(&bf16),
+            Encoding::Int8 => Input::Int8 { q: &q, scales: &x_scales, sums: &sums },
+        };
+        let (mut tile, mut scratch) = ([0.0; ROWS], Scratch::with_bytes(scratch));
+        let part = rows / threads;
+        for first in (t * part..(t + 1) * part).step_by(ROWS) {
+            matmul::matmul(isa, &matrix, first..first + ROWS, input, &[0], &mut tile, &mut scratch);
+            black_box(&tile);
+        }
+    }))
+}
+
+/// Bytes per second of `work(thread)` on all threads at once, which takes `bytes` bytes in all.
+fn speed(bytes: usize, threads: usize, work: impl Fn(usize) + Sync) -> f64 {
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        for t in 0..threads {
+            let work = &work;
+            scope.spawn(move || work(t));
+        }
+    });
+    bytes as f64 / begin.elapsed().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_of_every_form_are_measured_and_scale_with_the_bandwidth() {
+        for (bits, group) in [(2, 64), (4, 32), (8, 128), (16, 64)] {
+            let form = Form { bits, group };
+            let found = measure(form, form).unwrap();
+            let Products { resident, experts } = found.products;
+            assert!(resident > 0.0 && resident == experts && found.read > 0.0, "{bits} bits: {found:?}");
+            let twice = found.products_at(2.0 * found.read);
+            assert!((twice.resident / resident - 2.0).abs() < 1e-9);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+"""Which Rust toolchain `scripts/setup.sh` takes, on machines made of stubs: nothing is fetched or installed. Standard library only."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# What setup.sh uses of a minimal system.
+TOOLS = "bash dirname env grep head id sed sh sort".split()
+
+
+class Setup(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        (self.root / "repository").mkdir()
+        (self.root / "repository" / "rust-toolchain.toml").write_text('[toolchain]\nchannel = "1.95.0"\n')
+        (self.root / "repository" / "Cargo.toml").write_text('[workspace.package]\nrust-version = "1.95"\n')
+        (self.root / "bin").mkdir()
+        for tool in TOOLS:
+            (self.root / "bin" / tool).symlink_to(shutil.which(tool))
+        self.stub("bin/cc", "exit 0")
+        self.stub("bin/curl", "echo 'curl: (6) Could not resolve host' >&2; exit 6")
+
+    def stub(self, name, body):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def rustup(self, toolchains):
+        """rustup without a network: the toolchains that it has, by name."""
+        names = "; ".join(f"echo {name}" for name in toolchains) or "echo no installed toolchains"
+        runs = " ".join(f"{name}) echo 'rustc {version} (abc 2026-01-01)';;" for name, version in toolchains.items())
+        # A toolchain is also known by the beginning of its name.
+        runs += " ".join(f"{name.split('-x86')[0]}) echo 'rustc {version}';;" for name, version in toolchains.items())
+        failure = "echo 'error: could not download file: dns error: no such host' >&2; exit 1"
+        self.stub("home/.cargo/bin/rustup", f'case "$1 $2" in "toolchain list") {names};; "toolchain install") {failure};; run*) case "$2" in {runs} *) exit 1;; esac;; esac')
+        self.stub("home/.cargo/bin/cargo", 'echo "cargo of rustup, ${RUSTUP_TOOLCHAIN:-as pinned}"')
+
+    def distribution(self, version):
+        self.stub("bin/rustc", f"echo 'rustc {version} (Debian)'")
+        self.stub("bin/cargo", f"echo 'cargo {version} of the distribution'")
+
+    def run_setup(self, **env):
+        env = {"PATH": str(self.root / "bin"), "HOME": str(self.root / "home"), **env}
+        script = f"set -euo pipefail; . {ROOT}/scripts/setup.sh; cargo --version"
+        return subprocess.run([self.root / "bin" / "bash", "-c", script], cwd=self.root / "repository", env=env, capture_output=True, text=True)
+
+    def assert_takes(self, cargo, said, **env):
+        done = self.run_setup(**env)
+        self.assertEqual((done.returncode, done.stdout.strip()), (0, cargo), done.stderr)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("setup: ") and not line.startswith("setup: installing")]
+        self.assertEqual(len(lines), len(said), done.stderr)
+        for line, part in zip(lines, said):
+            self.assertIn(part, line)
+
+    def assert_refused(self, part):
+        done = self.run_setup()
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn(part, done.stderr.splitlines()[-1])
+
+    def test_the_pinned_toolchain_is_used_without_a_word(self):
+        self.rustup({"stable-x86_64-unknown-linux-gnu": "1.97.0", "1.95.0-x86_64-unknown-linux-gnu": "1.95.0"})
+        self.assert_takes("cargo of rustup, as pinned", [])
+
+    def test_a_newer_toolchain_stands_in_where_the_pinned_one_cannot_be_fetched(self):
+        self.rustup({"1.80.0-x86_64-unknown-linux-gnu": "1.80.0", "nightly-x86_64-unknown-linux-gnu": "1.98.0-nightly", "stable-x86_64-unknown-linux-gnu": "1.97.1"})
+        said = "Rust 1.95.0 cannot be fetched (dns error: no such host): using Rust 1.97.1, which is here (stable-x86_64-unknown-linux-gnu)"
+        self.assert_takes("cargo of rustup, stable-x86_64-unknown-linux-gnu", [said])
+
+    def test_a_nightly_does_where_there_is_no_release(self):
+        self.rustup({"nightly-x86_64-unknown-linux-gnu": "1.98.0-nightly", "stable-x86_64-unknown-linux-gnu": "1.94.1"})
+        self.assert_takes("cargo of rustup, nightly-x86_64-unknown-linux-gnu", ["using Rust 1.98.0"])
+
+    def test_a_distributions_does_behind_a_rustup_that_has_none(self):
+        self.rustup({})
+        self.distribution("1.96.0")
+        self.assert_takes("cargo 1.96.0 of the distribution", ["using Rust 1.96.0"])
+
+    def test_a_distributions_is_used_where_there_is_no_rustup(self):
+        self.distribution("1.96.0")
+        self.assert_takes("cargo 1.96.0 of the distribution", ["using Rust 1.96.0"])
+        self.distribution("1.95.0")
+        self.assert_takes("cargo 1.95.0 of the distribution", [])
+
+    def test_what_the_user_chose_stays(self):
+        self.rustup({"stable-x86_64-unknown-linux-gnu": "1.97.1"})
+        self.assert_takes("cargo of rustup, mine", [], RUSTUP_TOOLCHAIN="mine")
+
+    def test_too_old_ones_are_refused_in_one_line(self):
+        self.distribution("1.85.0")
+        self.assert_refused("Rust 1.95.0 cannot be fetched (curl: (6) Could not resolve host), and none that is here is new enough (1.95)")
+        self.rustup({"stable-x86_64-unknown-linux-gnu": "1.94.0"})
+        self.assert_refused("none that is here is new enough")
+
+
+class Commands(unittest.TestCase):
+    def test_demo_and_test_are_scripts_that_make_calls_too(self):
+        for name in ("demo", "test"):
+            path = ROOT / name
+            self.assertTrue(os.access(path, os.X_OK), name)
+            self.assertTrue(path.read_text().startswith("#!/usr/bin/env bash\n"))
+            self.assertIn(f"./{name}", (ROOT / "Makefile").read_text())
+            self.assertIn(f"\n./{name} ", (ROOT / "README.md").read_text())
+        self.assertIn("\n./test", (ROOT / ".ci" / "run").read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()
