@@ -102,7 +102,7 @@ pub fn answer(
                     flow
                 }
                 Event::Finished { reason: Finish::Failed, .. } => {
-                    return Err(engine.take_failure().unwrap_or_else(|| anyhow::anyhow!("experts could not be read")));
+                    return Err(engine.take_failure(id).unwrap_or_else(|| anyhow::anyhow!("the answer failed")));
                 }
                 Event::Finished { reason, .. } => break 'steps End::Engine(reason),
             };
