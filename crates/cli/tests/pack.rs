@@ -668,8 +668,9 @@ fn killed_it_goes_on_and_ends_with_the_same_bytes() {
         // Until the file is under way, with those before it whole.
         let mut child = sluice(&arguments).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let begin = Instant::now();
-        let temporary = format!(".{file}.tmp-{}", child.id());
-        while !out.path().join(&temporary).exists() && child.try_wait().unwrap().is_none() {
+        let temporary = format!(".{file}.tmp-");
+        let is_begun = || fs::read_dir(out.path()).unwrap().any(|e| text(&e.unwrap().path()).contains(&temporary));
+        while !is_begun() && child.try_wait().unwrap().is_none() {
             assert!(begin.elapsed() < Duration::from_secs(60), "{file} is not begun");
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -1,6 +1,8 @@
 //! Files that appear complete or not at all: written beside their place under a temporary name, synced, renamed.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -10,8 +12,8 @@ use crate::error::Error;
 /// Bytes gathered before a write; larger pieces go straight through.
 const BUFFER: usize = 1 << 20;
 
-/// A file being written as `.NAME.tmp-PID` beside its final place. [`commit`](AtomicFile::commit) puts it there; dropping it
-/// removes it. One at a time per place and process.
+/// A file being written as `.NAME.tmp-RANDOM` beside its final place. [`commit`](AtomicFile::commit) puts it there; dropping it
+/// removes it. Of several for one place, by whichever processes, the last to commit stays, whole.
 #[derive(Debug)]
 pub struct AtomicFile {
     /// `None` once committed.
@@ -33,19 +35,7 @@ impl AtomicFile {
         if path.is_dir() {
             return Err(Error::NotAFile { path: path.to_owned() });
         }
-        let mut temporary = std::ffi::OsString::from(".");
-        temporary.push(name);
-        temporary.push(format!(".tmp-{}", std::process::id()));
-        let temporary = path.with_file_name(temporary);
-
-        // `create_new` follows no symbolic link that somebody laid there. A file of that name was left by a dead process
-        // that had our number.
-        let create = || OpenOptions::new().write(true).create_new(true).open(&temporary);
-        let file = match create() {
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => fs::remove_file(&temporary).and_then(|()| create()),
-            other => other,
-        };
-        let file = file.map_err(Error::io(&temporary, "create"))?;
+        let (file, temporary) = create_temporary(path, name, random)?;
         let file = Some(BufWriter::with_capacity(BUFFER, file));
         Ok(AtomicFile { file, path: path.to_owned(), temporary, len: 0, expected: 0, failed: false })
     }
@@ -124,6 +114,28 @@ impl Drop for AtomicFile {
     }
 }
 
+/// A new file beside `path`, under a name that nobody else has.
+fn create_temporary(path: &Path, name: &OsStr, random: impl Fn() -> u64) -> Result<(File, PathBuf), Error> {
+    loop {
+        let mut temporary = std::ffi::OsString::from(".");
+        temporary.push(name);
+        temporary.push(format!(".tmp-{:016x}", random()));
+        let temporary = path.with_file_name(temporary);
+        // `create_new` follows no symbolic link that somebody laid there, and takes no file that somebody else is writing: in another
+        // container, say, where processes have the same numbers as here.
+        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((file, temporary)),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(Error::io(&temporary, "create")(e)),
+        }
+    }
+}
+
+/// Another number each time, from the system's randomness.
+fn random() -> u64 {
+    RandomState::new().hash_one(())
+}
+
 /// The folder that holds `path`.
 fn folder_of(path: &Path) -> &Path {
     match path.parent() {
@@ -165,7 +177,7 @@ mod tests {
         let mut file = AtomicFile::create(&path).unwrap();
         file.write_all(b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"old");
-        assert!(names(folder.path()).contains(&format!(".x.json.tmp-{}", std::process::id())));
+        assert!(names(folder.path()).iter().any(|name| name.starts_with(".x.json.tmp-")));
         file.commit().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(names(folder.path()), ["x.json"]);
@@ -174,15 +186,39 @@ mod tests {
     #[test]
     fn a_dropped_file_leaves_nothing_and_follows_no_link() {
         let folder = tempfile::tempdir().unwrap();
-        let victim = folder.path().join("victim");
+        let (path, victim) = (folder.path().join("x"), folder.path().join("victim"));
         fs::write(&victim, "kept").unwrap();
-        let temporary = folder.path().join(format!(".x.tmp-{}", std::process::id()));
-        std::os::unix::fs::symlink(&victim, temporary).unwrap();
-        let mut file = AtomicFile::create(&folder.path().join("x")).unwrap();
+        let link = folder.path().join(".x.tmp-0000000000000005");
+        std::os::unix::fs::symlink(&victim, &link).unwrap();
+        let numbers = std::cell::Cell::new(4);
+        let next = || numbers.replace(numbers.get() + 1) + 1;
+        let (_, temporary) = create_temporary(&path, OsStr::new("x"), next).unwrap();
+        assert_eq!(temporary, folder.path().join(".x.tmp-0000000000000006"));
+        fs::remove_file(temporary).unwrap();
+        fs::remove_file(link).unwrap();
+        let mut file = AtomicFile::create(&path).unwrap();
         file.write_all(&[1; 3 << 20]).unwrap();
         drop(file);
         assert_eq!(names(folder.path()), ["victim"]);
         assert_eq!(fs::read(&victim).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn two_writers_with_one_process_number_each_put_their_own_whole_file_in_place() {
+        // Two writers of one process stand for two containers, whose processes all have the number 1.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let mut first = AtomicFile::create(&path).unwrap();
+        first.write_all(b"the first, ").unwrap();
+        let mut second = AtomicFile::create(&path).unwrap();
+        second.write_all(b"half of the sec").unwrap();
+        first.write_all(b"whole").unwrap();
+        first.commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"the first, whole");
+        second.write_all(b"ond").unwrap();
+        second.commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"half of the second");
+        assert_eq!(names(folder.path()), ["x"]);
     }
 
     #[test]

@@ -106,11 +106,15 @@ pub fn text(path: &Path) -> String {
 pub fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {
-        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("faults-{}.so", std::process::id()));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        // Others may compile it at the same time: whole, then in its place.
+        let begun = tempfile::NamedTempFile::new_in(folder).unwrap().into_temp_path();
+        let library = folder.join("faults.so");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/faults.c");
         let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-w", "-o"]).arg(&library).arg(source).arg("-ldl");
+        cc.args(["-shared", "-fPIC", "-O1", "-w", "-o"]).arg(&begun).arg(source).arg("-ldl");
         assert!(cc.status().unwrap().success());
+        begun.persist(&library).unwrap();
         library
     })
 }
