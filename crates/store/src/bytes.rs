@@ -155,7 +155,8 @@ impl Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &*self.owner {
-            Owner::Mapped(map) | Owner::Copied(map) => &map.as_slice()[self.range.clone()],
+            // SAFETY: maps of files are read-only, and a buffer that was turned into bytes has no writer any more.
+            Owner::Mapped(map) | Owner::Copied(map) => unsafe { map.slice(self.range.clone()) },
             Owner::Vec(bytes) => &bytes[self.range.clone()],
             Owner::Loaded(source) => source.bytes(self.range.clone()),
         }

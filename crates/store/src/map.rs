@@ -23,10 +23,9 @@ pub(crate) struct Map {
     watch: OnceLock<Watch>,
 }
 
-// SAFETY: the mapping belongs to this value alone and is written only through `&mut` (`Buffer`), so it may move to and be
-// read from any thread like a boxed slice.
+// SAFETY: the mapping belongs to this value alone, so it may move to any thread like a boxed slice.
 unsafe impl Send for Map {}
-// SAFETY: as above; `&Map` gives out `&[u8]` only.
+// SAFETY: as above; what `&Map` gives out is a pointer, and slices whose taker vouches that nobody writes to them.
 unsafe impl Sync for Map {}
 
 impl Map {
@@ -135,10 +134,18 @@ impl Map {
         self.watch.get()?.missing()
     }
 
-    pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `base` is valid for reads of `len` bytes until drop (dangling only when `len` is 0), and kernel memory is
-        // always initialised. That nobody else rewrites the file meanwhile is a condition on the user, stated at `file`.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    /// The bytes in `range`, and no reference to any other: those may be written to meanwhile.
+    ///
+    /// # Safety
+    /// Nobody writes to `range` as long as the slice is used. (Of a file's map, another process might: see [`Map::file`].)
+    ///
+    /// # Panics
+    /// When the range is reversed or reaches beyond the map.
+    pub unsafe fn slice(&self, range: Range<usize>) -> &[u8] {
+        assert!(range.start <= range.end && range.end <= self.len, "range outside the map");
+        // SAFETY: inside the mapping, which is valid for reads until drop (dangling only when `len` is 0); kernel memory is always
+        // initialised. That nobody writes to it is the caller's word.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(range.start), range.len()) }
     }
 
     /// Starts reading `range` ahead in the background, and returns at once.
@@ -208,7 +215,8 @@ impl Buffer {
 impl Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.0.as_slice()
+        // SAFETY: a buffer is written to only through `&mut self`.
+        unsafe { self.0.slice(0..self.0.len) }
     }
 }
 

@@ -539,7 +539,8 @@ impl ExpertStore {
         let class = &self.classes[layer.class];
         let start = (slot - class.first) as usize * class.slot_bytes;
         let part = layer.part(self.fetch.wanted[position] as usize, array);
-        &class.memory.as_slice()[start + part.start..start + part.end]
+        // SAFETY: no read is under way into a slot that was handed over, and none begins before it is released.
+        unsafe { class.memory.slice(start + part.start..start + part.end) }
     }
 
     /// Why experts could not be read, since last asked.

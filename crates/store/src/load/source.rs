@@ -128,14 +128,16 @@ impl Source {
     /// Bytes of the file, waiting for them; zeros for what can never be there.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         self.wait(&range);
-        &self.memory.as_slice()[range]
+        // SAFETY: the range's chunks are there, or the load has ended and nothing is under way: neither is written to again.
+        unsafe { self.memory.slice(range) }
     }
 
     /// Copies a part of the file at once: from where it is, if it is there already, else by a read of its own.
     pub fn read_now(&self, range: Range<usize>, into: &mut [u8]) -> Result<(), LoadError> {
         assert_eq!(range.len(), into.len());
         if self.is_ready(&range) {
-            into.copy_from_slice(&self.memory.as_slice()[range]);
+            // SAFETY: chunks that are there are not written to again.
+            into.copy_from_slice(unsafe { self.memory.slice(range) });
             return Ok(());
         }
         // SAFETY: a buffer of exactly this length, borrowed mutably.
