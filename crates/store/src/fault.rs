@@ -6,13 +6,16 @@ use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// No page of the map was missing.
 const WHOLE: u64 = u64::MAX;
 
 /// One watched map. Nodes are never freed, so the handler may walk them at any instant; those of dropped maps are used again.
 struct Node {
+    /// Odd while base and length change. The handler takes a pair only where this was even and the same before and after it was read: the
+    /// base of one map with the length of another could claim addresses that belong to neither.
+    version: AtomicU64,
     /// 0: free.
     base: AtomicUsize,
     len: AtomicUsize,
@@ -23,11 +26,56 @@ struct Node {
 
 static NODES: AtomicPtr<Node> = AtomicPtr::new(ptr::null_mut());
 
+impl Node {
+    /// Changes base and length together. False, and nothing has changed, unless the version is still `version`.
+    fn set(&self, version: u64, base: usize, len: usize) -> bool {
+        if self.version.compare_exchange(version, version + 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        // What follows must not be seen before the odd version.
+        fence(Ordering::Release);
+        self.missing.store(WHOLE, Ordering::Relaxed);
+        self.base.store(base, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        self.version.store(version + 2, Ordering::Release);
+        true
+    }
+
+    /// Base and length, if they belong together. They do for a map that somebody is reading: nobody changes its node meanwhile.
+    fn get(&self) -> Option<(usize, usize)> {
+        let before = self.version.load(Ordering::Acquire);
+        let found = (self.base.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed));
+        // What was read above must not be read after the second look.
+        fence(Ordering::Acquire);
+        let after = self.version.load(Ordering::Relaxed);
+        (before == after && before.is_multiple_of(2) && found.0 != 0).then_some(found)
+    }
+}
+
+/// The watched maps. Async-signal-safe.
+fn nodes() -> impl Iterator<Item = &'static Node> {
+    let mut at = NODES.load(Ordering::Acquire);
+    std::iter::from_fn(move || {
+        // SAFETY: nodes are leaked boxes; a pointer in the list stays valid for ever.
+        let node = unsafe { at.as_ref() }?;
+        at = node.next.load(Ordering::Acquire);
+        Some(node)
+    })
+}
+
+/// The watched map that holds an address: its node, base and length. Async-signal-safe.
+fn find(address: usize) -> Option<(&'static Node, usize, usize)> {
+    nodes().find_map(|node| {
+        let (base, len) = node.get()?;
+        (address >= base && address - base < len).then_some((node, base, len))
+    })
+}
+
 /// What handled SIGBUS before us. Written once, before the handler is in place.
 struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
 // SAFETY: written inside `Once` before any reader exists, then only read.
 unsafe impl Sync for Previous {}
-static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::uninit()));
+static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::zeroed()));
 
 /// A map that is watched until this is dropped. Must be dropped before the map is unmapped.
 pub(crate) struct Watch(&'static Node);
@@ -37,18 +85,15 @@ impl Watch {
     pub fn new(base: usize, len: usize) -> Watch {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(install);
-        let mut at = NODES.load(Ordering::Acquire);
-        // SAFETY: nodes are leaked boxes; a pointer in the list stays valid for ever.
-        while let Some(node) = unsafe { at.as_ref() } {
-            // The length first would be seen with the old base, so a node is taken with a length of 0.
-            if node.base.compare_exchange(0, base, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                node.missing.store(WHOLE, Ordering::Relaxed);
-                node.len.store(len, Ordering::Release);
+        for node in nodes() {
+            let version = node.version.load(Ordering::Acquire);
+            let free = version.is_multiple_of(2) && node.base.load(Ordering::Relaxed) == 0;
+            if free && node.set(version, base, len) {
                 return Watch(node);
             }
-            at = node.next.load(Ordering::Acquire);
         }
         let node: &'static Node = Box::leak(Box::new(Node {
+            version: AtomicU64::new(0),
             base: AtomicUsize::new(base),
             len: AtomicUsize::new(len),
             missing: AtomicU64::new(WHOLE),
@@ -71,8 +116,8 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.0.len.store(0, Ordering::Release);
-        self.0.base.store(0, Ordering::Release);
+        // Nobody else changes a node that is taken.
+        self.0.set(self.0.version.load(Ordering::Relaxed), 0, 0);
     }
 }
 
@@ -90,35 +135,36 @@ fn install() {
     }
 }
 
-/// Async-signal-safe: atomics, `mmap`, `sigaction`; errno is left as it was.
+/// Async-signal-safe: atomics, `mmap`, `sigaction`, `raise`; errno is left as it was.
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo to a handler with SA_SIGINFO; `__errno_location` is this thread's.
     unsafe {
         let errno = *libc::__errno_location();
-        // Only faults that the kernel raised carry an address.
-        let address = if (*info).si_code > 0 { (*info).si_addr() as usize } else { 0 };
-        let mut at = NODES.load(Ordering::Acquire);
-        while let Some(node) = at.as_ref() {
-            let (base, len) = (node.base.load(Ordering::Acquire), node.len.load(Ordering::Acquire));
-            if address != 0 && base != 0 && address >= base && address - base < len {
-                let page = rustix::param::page_size();
-                let offset = (address - base) / page * page;
-                // The pages belong to a read-only file map that is alive, since somebody is reading it. Zeros take their place, to the
-                // end of the map at once: what lies behind a missing page is missing too, and each part is a mapping of its own,
-                // of which a process can only have so many.
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-                let at = (base + offset) as *mut libc::c_void;
-                if libc::mmap(at, len - offset, libc::PROT_READ, flags, -1, 0) != libc::MAP_FAILED {
-                    node.missing.fetch_min(offset as u64, Ordering::AcqRel);
-                    *libc::__errno_location() = errno;
-                    return;
-                }
+        if is_access(&*info)
+            && let Some((node, base, len)) = find((*info).si_addr() as usize)
+        {
+            let page = rustix::param::page_size();
+            let offset = ((*info).si_addr() as usize - base) / page * page;
+            // The pages belong to a read-only file map that is alive, since somebody is reading it. Zeros take their place, to the
+            // end of the map at once: what lies behind a missing page is missing too, and each part is a mapping of its own,
+            // of which a process can only have so many.
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            let at = (base + offset) as *mut libc::c_void;
+            if libc::mmap(at, len - offset, libc::PROT_READ, flags, -1, 0) != libc::MAP_FAILED {
+                node.missing.fetch_min(offset as u64, Ordering::AcqRel);
+                *libc::__errno_location() = errno;
+                return;
             }
-            at = node.next.load(Ordering::Acquire);
         }
         pass_on(signal, info, context);
         *libc::__errno_location() = errno;
     }
+}
+
+/// Whether an instruction of this thread raised the signal, and will again when the handler returns: not one that somebody sent, nor the kernel's
+/// early word of broken memory that nobody has touched.
+fn is_access(info: &libc::siginfo_t) -> bool {
+    [libc::BUS_ADRALN, libc::BUS_ADRERR, libc::BUS_OBJERR, libc::BUS_MCEERR_AR].contains(&info.si_code)
 }
 
 /// Does what would have been done without us.
@@ -130,11 +176,14 @@ unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
     unsafe {
         let previous = (*PREVIOUS.0.get()).assume_init_ref();
         match previous.sa_sigaction {
-            libc::SIG_IGN => {}
-            libc::SIG_DFL => {
-                // The faulting instruction runs again and ends the process; a signal that was sent is sent again.
-                libc::sigaction(signal, previous, ptr::null_mut());
-                if (*info).si_code <= 0 {
+            libc::SIG_IGN if !is_access(&*info) => {}
+            libc::SIG_DFL | libc::SIG_IGN => {
+                // The faulting instruction runs again and ends the process, where the signal is ignored too: the kernel lets nobody
+                // ignore a fault, and to return to it for ever is no better. A signal that was sent is sent again.
+                let mut default: libc::sigaction = std::mem::zeroed();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &raw const default, ptr::null_mut());
+                if !is_access(&*info) {
                     libc::raise(signal);
                 }
             }
@@ -147,6 +196,74 @@ unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
                 let handler: extern "C" fn(libc::c_int) = std::mem::transmute(handler);
                 handler(signal);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Map;
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
+    use std::process::{Command, Stdio};
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn an_address_is_never_found_in_the_base_of_one_map_and_the_length_of_another() {
+        // A short map low down and a long one high up take turns in the same nodes. Between the two lies what only the low base with the large
+        // length would hold. The addresses are nobody's: nothing is read.
+        const LOW: usize = 1 << 50;
+        const HIGH: usize = LOW + (1 << 40);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..5_000_000 {
+                    drop(Watch::new(LOW, 4096));
+                    drop(Watch::new(HIGH, 1 << 39));
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                assert!(find(LOW + (1 << 20)).is_none(), "found in the parts of two maps");
+            }
+        });
+        let (_low, high) = (Watch::new(LOW, 4096), Watch::new(HIGH, 1 << 39));
+        assert!(find(LOW + 4095).is_some() && find(LOW + 4096).is_none() && find(LOW - 1).is_none());
+        let (node, base, len) = find(HIGH + 5).unwrap();
+        assert!(ptr::eq(node, high.0) && (base, len) == (HIGH, 1 << 39));
+    }
+
+    /// Run in a process of its own by the test below.
+    #[test]
+    #[ignore = "ends the process with SIGBUS"]
+    fn touches_what_is_gone_of_a_map_that_nobody_watches() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let (watched, other) = (Map::file(&file, 8192).unwrap(), Map::file(&file, 8192).unwrap());
+        watched.watch();
+        file.set_len(0).unwrap();
+        // SAFETY: both lie inside their maps, which are alive.
+        let read = |map: &Map| unsafe { map.start().read_volatile() };
+        assert_eq!(read(&watched), 0);
+        read(&other);
+    }
+
+    #[test]
+    fn a_fault_elsewhere_ends_the_process_where_sigbus_was_ignored_too() {
+        for action in [libc::SIG_DFL, libc::SIG_IGN] {
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", "fault::tests::touches_what_is_gone_of_a_map_that_nobody_watches", "--ignored"]);
+            child.stdout(Stdio::null()).stderr(Stdio::null());
+            // SAFETY: both calls are async-signal-safe.
+            unsafe {
+                child.pre_exec(move || {
+                    libc::signal(libc::SIGBUS, action);
+                    // A process that goes back to the fault for ever ends by this.
+                    libc::setrlimit(libc::RLIMIT_CPU, &libc::rlimit { rlim_cur: 5, rlim_max: 5 });
+                    Ok(())
+                })
+            };
+            assert_eq!(child.status().unwrap().signal(), Some(libc::SIGBUS));
         }
     }
 }
