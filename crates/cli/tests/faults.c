@@ -1,9 +1,10 @@
 /* Stands between a program and the system, and makes reads go wrong as FAULT says. Loaded with LD_PRELOAD by loading.rs.
    FAULT is one of: open-einval (O_DIRECT refused at open), read-einval, read-eopnotsupp (refused at read), short (every read gives less
    than asked for, at odd lengths), eintr (every other read is interrupted), eio (reads over the byte at FAULT_AT fail), truncate (the
-   file is cut at FAULT_AT before the first large read), uring-enosys, uring-eperm (no io_uring), uring-enter (a ring that cannot be
-   entered), ring-short, ring-einval, ring-eio (requests that give less, that are refused, that fail: the request in the ring is changed so that the
-   kernel itself answers so). FAULT_URING: no io_uring besides. */
+   file is cut at FAULT_AT before the first large read), header-cut, header-touch (the file is cut at FAULT_AT, or a byte written there,
+   when its header has just been read), uring-enosys, uring-eperm (no io_uring), uring-enter (a ring that cannot be entered), uring-later
+   (that cannot be entered a second time, with requests under way), ring-short, ring-einval, ring-eio (requests that give less, that are
+   refused, that fail: the request in the ring is changed so that the kernel itself answers so). FAULT_URING: no io_uring besides. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -88,6 +89,24 @@ static ssize_t preadv_at(int fd, const struct iovec *vec, int count, off64_t off
 ssize_t preadv(int fd, const struct iovec *vec, int count, off_t offset) { return preadv_at(fd, vec, count, offset); }
 ssize_t preadv64(int fd, const struct iovec *vec, int count, off64_t offset) { return preadv_at(fd, vec, count, offset); }
 
+static ssize_t pread_at(int fd, void *to, size_t len, off64_t offset) {
+    ssize_t (*real)(int, void *, size_t, off64_t) = dlsym(RTLD_NEXT, "pread64");
+    ssize_t got = real(fd, to, len, offset);
+    const char *path = getenv("FAULT_FILE");
+    if (offset == 8 && is_weights(fd)) {
+        if (fault("header-cut") && truncate(path, at())) abort();
+        if (fault("header-touch")) {
+            int file = open(path, O_WRONLY);
+            if (pwrite(file, "", 1, at()) != 1) abort();
+            close(file);
+        }
+    }
+    return got;
+}
+
+ssize_t pread(int fd, void *to, size_t len, off_t offset) { return pread_at(fd, to, len, offset); }
+ssize_t pread64(int fd, void *to, size_t len, off64_t offset) { return pread_at(fd, to, len, offset); }
+
 /* The ring of this thread: where its requests lie. */
 static __thread struct {
     int fd;
@@ -143,6 +162,11 @@ long syscall(long number, ...) {
     }
     if (number == SYS_io_uring_enter) {
         if (fault("uring-enter")) return errno = EPERM, -1;
+        static __thread int entered;
+        if (fault("uring-later")) {
+            if (entered++) return errno = EPERM, -1;
+            a[2] = 0; /* submits and waits for nothing */
+        }
         if (getenv("FAULT") && !strncmp(getenv("FAULT"), "ring-", 5)) change_requests(a[1]);
     }
     return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);

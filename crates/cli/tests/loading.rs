@@ -65,6 +65,7 @@ fn what_is_refused_is_done_in_another_way_that_is_named() {
         ("direct", "uring-enosys", "no io_uring"),
         ("direct", "uring-eperm", "no io_uring"),
         ("direct", "uring-enter", "no io_uring"),
+        ("direct", "uring-later", "no io_uring"),
         ("direct", "ring-einval", "no direct reads (refused at read"),
         ("direct", "ring-short", ""),
         ("direct", "short", ""),
@@ -120,6 +121,20 @@ fn a_file_that_is_cut_while_it_is_read_is_an_error_with_tensor_and_offset() {
         command.env("LD_PRELOAD", shim()).env("FAULT", fault).env("FAULT_AT", "29500000").env("FAULT_URING", "none");
         let found = command.env("FAULT_FILE", &path).output().unwrap();
         assert_refused_verbosely(&found, &[&path, "truncated while it was in use", "tensor \"", "at offset 29500000"]);
+    }
+}
+
+#[test]
+fn a_file_that_changes_between_its_header_and_its_bytes_is_an_error() {
+    for load in ["mmap", "pread", "direct"] {
+        for (fault, said) in
+            [("header-cut", "truncated while it was in use"), ("header-touch", "changed or replaced while it was read")]
+        {
+            let Some(dir) = model() else { return };
+            let path = text(&dir.path().join("model.safetensors"));
+            let found = with_fault(dir.path(), load, fault, 29_500_000);
+            assert_refused_verbosely(&found, &[&path, said]);
+        }
     }
 }
 

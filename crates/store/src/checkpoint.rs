@@ -2,7 +2,7 @@
 //! checked once; a tensor is a view of its file. Nothing is read here but headers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -272,11 +272,12 @@ fn open_file(path: &Path, if_missing: &'static str) -> Result<(Header, Bytes, Re
         }
         Err(e) => return Err(Error::io(path, "open")(e)),
     }
-    let file = File::open(path).map_err(Error::io(path, "open"))?;
-    let len = file.metadata().map_err(Error::io(path, "open"))?.len();
+    // Looked at once, before anything of it is read: what follows is checked against this length, and what changes later shows.
+    let file = ReadFile::open(path)?;
     // By reads, not through the map: one request instead of a page fault for every few pages of JSON.
-    let header = Header::read(&file, len, path)?;
+    let header = Header::read(&file.buffered, file.len, path)?;
     let too_long = |_| Error::io(path, "map")(ErrorKind::FileTooLarge.into());
-    let map = Map::file(&file, usize::try_from(len).map_err(too_long)?).map_err(Error::io(path, "map"))?;
-    Ok((header, Bytes::mapped(map), ReadFile::new(path, file)?))
+    let len = usize::try_from(file.len).map_err(too_long)?;
+    let map = Map::file(&file.buffered, len).map_err(Error::io(path, "map"))?;
+    Ok((header, Bytes::mapped(map), file))
 }

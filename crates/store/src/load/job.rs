@@ -154,6 +154,8 @@ impl Job {
                     Err(cause) => {
                         let path = self.sources[0].file.path.clone();
                         self.set_failure(Error::Io { path, doing: "start a thread to read", cause });
+                        // Others may be waiting: nobody is left to settle what they wait for.
+                        self.settled.notify_all();
                         break;
                     }
                 }
@@ -223,7 +225,10 @@ impl Job {
     pub fn wait(self: &Arc<Job>, number: usize, source: &Source, range: &Range<usize>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut queue = self.lock();
-        queue.urgent.extend(source.chunks(range).map(|chunk| (number, chunk)));
+        // After the end of a load nobody takes anything from this queue.
+        if !self.is_halted() {
+            queue.urgent.extend(source.chunks(range).map(|chunk| (number, chunk)));
+        }
         self.ensure_readers(&mut queue);
         while !source.is_ready(range) {
             // After a failure nothing more comes; but what is under way is still written to.

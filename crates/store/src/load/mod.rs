@@ -28,6 +28,9 @@ pub(crate) use read::{ALIGNMENT, ReadFile, go_on_at, refuses_direct};
 pub use sink::{Chunk, Staging, measure_disk};
 pub(crate) use source::Source;
 
+/// The kernel reads less than 2 GiB at once, and counts a request's bytes in 32 bits.
+const LARGEST_REQUEST: usize = 1 << 30;
+
 /// How files of weights come into memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
@@ -61,7 +64,7 @@ pub struct LoadOptions {
     pub room: Option<u64>,
     /// Where the speeds of disks are remembered; `None`: measured anew where they are needed.
     pub memory_of_disks: Option<PathBuf>,
-    /// Bytes that one request reads: a power of two, at least a page. `None`: what measured best for the way of reading.
+    /// Bytes that one request reads: rounded up to a power of two, at least a page, at most 1 GiB. `None`: what measured best for the way of reading.
     pub request: Option<usize>,
     /// Requests that io_uring keeps under way.
     pub depth: usize,
@@ -90,7 +93,7 @@ impl LoadOptions {
     pub(crate) fn request(&self, mode: LoadMode) -> usize {
         // Direct requests hide the clearing of pages behind more bytes under way; a buffered one is copied, best within a cache.
         let best = if mode == LoadMode::Direct { 4 << 20 } else { 2 << 20 };
-        self.request.unwrap_or(best).next_power_of_two().max(read::ALIGNMENT)
+        self.request.unwrap_or(best).clamp(read::ALIGNMENT, LARGEST_REQUEST).next_power_of_two()
     }
 }
 

@@ -3,6 +3,8 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
@@ -21,9 +23,54 @@ struct Flight {
     trace: Vec<(u64, u64)>,
 }
 
+/// A ring of the kernel's, and the requests that it has not answered. Their memory is the kernel's until it answers, whatever becomes of the
+/// ring's descriptor: so neither an error nor a panic gets past this before all answers are there.
+struct Ring {
+    uring: IoUring,
+    /// Requests pushed and not answered.
+    under_way: usize,
+}
+
+impl Ring {
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: the memory is lent until the request's answer is taken, which `Ring` sees to, and files outlive the ring. There is room: at
+        // most as many requests as entries are under way, and the kernel takes all that were pushed at each submission.
+        unsafe { self.uring.submission().push(entry) }.expect("as many entries as requests");
+        self.under_way += 1;
+    }
+
+    /// Submits what was pushed and waits for an answer, if only for a moment.
+    fn submit_and_wait(&mut self) -> io::Result<()> {
+        match self.uring.submit_and_wait(1) {
+            Err(e) if ![libc::EINTR, libc::EAGAIN, libc::EBUSY].contains(&e.raw_os_error().unwrap_or(0)) => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// What has been answered: request and result.
+    fn answers(&mut self) -> Vec<(usize, i32)> {
+        let done: Vec<_> = self.uring.completion().map(|c| (c.user_data() as usize, c.result())).collect();
+        self.under_way -= done.len();
+        done
+    }
+
+    /// Waits for the answers to all that the kernel has, without entering the ring, which may be what is refused. What was pushed and never
+    /// submitted is not the kernel's, and stays so: the ring must not be entered afterwards.
+    fn drain(&mut self) -> Vec<(usize, i32)> {
+        let mut all = self.answers();
+        while self.under_way > self.uring.submission().len() {
+            // Any call into the kernel lets it deliver answers to this thread.
+            thread::sleep(Duration::from_micros(200));
+            all.append(&mut self.answers());
+        }
+        all
+    }
+}
+
 struct Requests<'a> {
     files: &'a [&'a ReadFile],
     sink: &'a dyn ChunkSink,
+    ring: Ring,
     /// The sink's memory is registered.
     fixed: bool,
     flights: Vec<Option<Flight>>,
@@ -32,21 +79,21 @@ struct Requests<'a> {
 /// Reads what `sink` wants of `files` until nothing is left, with at most `depth` requests under way.
 ///
 /// # Errors
-/// Where io_uring is refused, in words; then nothing has been taken from the sink that was not put back.
+/// Where io_uring is refused, at first or later, in words; then nothing has been taken from the sink that was not given or put back.
 pub(crate) fn read(files: &[&ReadFile], sink: &dyn ChunkSink, depth: usize) -> Result<(), String> {
     let refused = |e: io::Error| format!("no io_uring ({e}); direct reads by threads instead");
     let depth = depth.clamp(1, 1024);
     // 1. A ring. One thread submits and waits: completions need not interrupt it.
     let entries = depth.next_power_of_two() as u32;
-    let ring = IoUring::builder().setup_coop_taskrun().setup_single_issuer().build(entries);
-    let mut ring = match ring {
+    let uring = IoUring::builder().setup_coop_taskrun().setup_single_issuer().build(entries);
+    let uring = match uring {
         // Kernels before 6.0 do not know the one or the other.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
         other => other,
     }
     .map_err(refused)?;
     let mut probe = Probe::new();
-    let known = ring.submitter().register_probe(&mut probe).is_ok() && probe.is_supported(opcode::Read::CODE);
+    let known = uring.submitter().register_probe(&mut probe).is_ok() && probe.is_supported(opcode::Read::CODE);
     if !known {
         return Err(refused(io::ErrorKind::Unsupported.into()));
     }
@@ -56,71 +103,42 @@ pub(crate) fn read(files: &[&ReadFile], sink: &dyn ChunkSink, depth: usize) -> R
         let vecs: Vec<libc::iovec> =
             buffers.iter().map(|&(start, len)| libc::iovec { iov_base: start.cast(), iov_len: len }).collect();
         // SAFETY: the sink's memory outlives the ring, which is dropped before this function returns.
-        unsafe { ring.submitter().register_buffers(&vecs) }.is_ok()
+        unsafe { uring.submitter().register_buffers(&vecs) }.is_ok()
     };
     // 3. Requests until nothing is left.
-    let mut requests = Requests { files, sink, fixed, flights: (0..depth).map(|_| None).collect() };
-    let mut under_way = 0;
-    let mut answered = false;
+    let ring = Ring { uring, under_way: 0 };
+    let mut requests = Requests { files, sink, ring, fixed, flights: (0..depth).map(|_| None).collect() };
     loop {
-        while under_way < depth {
-            match sink.next(Reader::Direct, under_way == 0) {
-                Next::Read(lent) => {
-                    let slot = requests.flights.iter().position(Option::is_none).expect("one is free");
-                    let entry = requests.begin(slot, lent);
-                    push(&mut ring, &entry);
-                    under_way += 1;
-                }
-                Next::Later => break,
-                Next::Done => break,
+        while requests.ring.under_way < depth {
+            match sink.next(Reader::Direct, requests.ring.under_way == 0) {
+                Next::Read(lent) => requests.begin(lent),
+                Next::Later | Next::Done => break,
             }
         }
-        if under_way == 0 {
+        if requests.ring.under_way == 0 {
             return Ok(());
         }
-        match ring.submit_and_wait(1) {
-            Ok(_) => {}
-            Err(e) if [libc::EINTR, libc::EAGAIN, libc::EBUSY].contains(&e.raw_os_error().unwrap_or(0)) => {}
-            Err(e) => {
-                // Refused at the first call: nothing is under way in the kernel. Later: what is under way may still be written to.
-                let mut left = requests.flights.iter_mut().filter_map(Option::take);
-                if answered {
-                    left.for_each(|f| sink.failed(f.lent, requests.files[0].error(0, Some(copy(&e)))));
-                    return Ok(());
-                }
-                left.by_ref().for_each(|f| sink.put_back(f.lent));
-                return Err(refused(e));
-            }
+        if let Err(e) = requests.ring.submit_and_wait() {
+            requests.put_back();
+            return Err(refused(e));
         }
-        let done: Vec<(usize, i32)> = ring.completion().map(|c| (c.user_data() as usize, c.result())).collect();
-        for (slot, result) in done {
-            answered = true;
-            match requests.complete(slot, result) {
-                Some(entry) => push(&mut ring, &entry),
-                None => under_way -= 1,
+        for (slot, result) in requests.ring.answers() {
+            if requests.answered(slot, result) {
+                requests.request(slot);
             }
         }
     }
-}
-
-fn copy(e: &io::Error) -> io::Error {
-    e.raw_os_error().map_or_else(|| e.kind().into(), io::Error::from_raw_os_error)
-}
-
-fn push(ring: &mut IoUring, entry: &squeue::Entry) {
-    // SAFETY: the memory is lent until the request's completion is taken, and files outlive the ring. There is room: at most as many
-    // requests as entries are under way, and the kernel takes all that were pushed at each submission.
-    unsafe { ring.submission().push(entry) }.expect("as many entries as requests");
 }
 
 impl Requests<'_> {
-    fn begin(&mut self, slot: usize, lent: Lent) -> squeue::Entry {
+    fn begin(&mut self, lent: Lent) {
+        let slot = self.flights.iter().position(Option::is_none).expect("as many flights as requests");
         self.flights[slot] = Some(Flight { lent, done: 0, from: 0, direct: false, trace: Vec::new() });
-        self.request(slot)
+        self.request(slot);
     }
 
-    /// The request for what a flight lacks.
-    fn request(&mut self, slot: usize) -> squeue::Entry {
+    /// Asks for what a flight lacks.
+    fn request(&mut self, slot: usize) {
         let flight = self.flights[slot].as_mut().expect("under way");
         let (chunk, file) = (flight.lent.chunk, self.files[flight.lent.chunk.file]);
         let direct = file.direct();
@@ -139,20 +157,20 @@ impl Requests<'_> {
         } else {
             opcode::Read::new(fd, memory, len).offset(offset).build()
         };
-        entry.user_data(slot as u64)
+        self.ring.push(&entry.user_data(slot as u64));
     }
 
-    /// What came of a request; another one, where the chunk is not whole yet.
-    fn complete(&mut self, slot: usize, result: i32) -> Option<squeue::Entry> {
+    /// What came of a request. Whether another one is needed, because the chunk is not whole yet.
+    fn answered(&mut self, slot: usize, result: i32) -> bool {
         let flight = self.flights[slot].as_mut().expect("under way");
         let (chunk, file) = (flight.lent.chunk, self.files[flight.lent.chunk.file]);
         let error = if result < 0 {
             let e = io::Error::from_raw_os_error(-result);
             match -result {
-                libc::EINTR | libc::EAGAIN => return Some(self.request(slot)),
+                libc::EINTR | libc::EAGAIN => return true,
                 _ if flight.direct && refuses_direct(&e) => {
                     self.sink.note(file.refuse_direct(&format!("refused at read: {e}")));
-                    return Some(self.request(slot));
+                    return true;
                 }
                 _ => Some(file.error(chunk.offset + flight.done as u64, Some(e))),
             }
@@ -161,7 +179,7 @@ impl Requests<'_> {
             if reached > flight.done {
                 flight.done = reached;
                 if reached < chunk.len {
-                    return Some(self.request(slot));
+                    return true;
                 }
                 None
             } else {
@@ -175,6 +193,178 @@ impl Requests<'_> {
             None => self.sink.filled(flight.lent),
             Some(error) => self.sink.failed(flight.lent, error),
         }
-        None
+        false
+    }
+
+    /// Puts back what the ring will not read any more. What the kernel has of it is waited for, and is not lost if it makes its chunk whole.
+    fn put_back(&mut self) {
+        for (slot, result) in self.ring.drain() {
+            self.answered(slot, result);
+        }
+        for flight in self.flights.iter_mut().filter_map(Option::take) {
+            self.files[flight.lent.chunk.file].wipe(&flight.trace);
+            self.sink.put_back(flight.lent);
+        }
+    }
+}
+
+impl Drop for Requests<'_> {
+    /// Where this finds anything, a sink has panicked.
+    fn drop(&mut self) {
+        self.ring.drain();
+        for lent in self.flights.iter_mut().filter_map(Option::take).map(|f| f.lent) {
+            let broken_off = io::Error::other("the reading broke off");
+            let error = self.files[lent.chunk.file].error(lent.chunk.offset, Some(broken_off));
+            self.sink.failed(lent, error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sink::Chunk;
+    use super::*;
+    use crate::error::Error;
+    use crate::map::{Buffer, Map};
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::FromRawFd;
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Mutex, mpsc};
+
+    /// From here on this thread is refused `io_uring_enter`, by the kernel itself.
+    fn refuse_enter() {
+        let jump = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+        let mut filter = [
+            // The call's number, the first field of what a filter sees.
+            jump(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            jump(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_io_uring_enter as u32, 0, 1),
+            jump(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+            jump(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: a whole program; both calls are about this thread alone.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let mode = libc::SECCOMP_SET_MODE_FILTER;
+            assert_eq!(
+                libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program),
+                0,
+                "{}",
+                io::Error::last_os_error()
+            );
+        }
+    }
+
+    /// Lends a page of a file, which is there at once, and one of a pipe, which somebody has yet to write to; then ends as it is told.
+    struct TwoPages<'a> {
+        memory: Map,
+        left: Mutex<Vec<Chunk>>,
+        /// What to do when the first page has come and nothing is left.
+        then: &'a (dyn Fn() + Sync),
+        /// The pipe's page was given back, and how.
+        given_back: AtomicBool,
+        how: Mutex<&'static str>,
+    }
+
+    impl TwoPages<'_> {
+        fn give_back(&self, lent: &Lent, how: &'static str) {
+            if lent.chunk.file == 1 {
+                self.given_back.store(true, Ordering::SeqCst);
+                *self.how.lock().unwrap() = how;
+            }
+        }
+    }
+
+    // SAFETY: each page is lent once, and the memory lives as long as the sink.
+    unsafe impl ChunkSink for TwoPages<'_> {
+        fn next(&self, _: Reader, _: bool) -> Next {
+            let Some(chunk) = self.left.lock().unwrap().pop() else {
+                (self.then)();
+                return Next::Done;
+            };
+            // SAFETY: one of two pages.
+            let memory = unsafe { self.memory.start().add(chunk.file * 4096) };
+            Next::Read(Lent { chunk, memory, buffer: 0 })
+        }
+
+        fn filled(&self, lent: Lent) {
+            self.give_back(&lent, "filled");
+        }
+
+        fn failed(&self, lent: Lent, _: Error) {
+            self.give_back(&lent, "failed");
+        }
+
+        fn put_back(&self, lent: Lent) {
+            self.give_back(&lent, "put back");
+        }
+
+        fn note(&self, _: String) {}
+    }
+
+    /// Reads both pages with `then` in between; what came of it, and how the pipe's page was given back. Asserts that it was not before the
+    /// kernel was done with it. `None`, said aloud, where there is no io_uring.
+    fn with_a_read_under_way(then: &(dyn Fn() + Sync)) -> Option<(thread::Result<Result<(), String>>, &'static str)> {
+        if let Err(e) = IoUring::new(2) {
+            eprintln!("SKIPPED: no io_uring ({e})");
+            return None;
+        }
+        let mut plain = tempfile::tempfile().unwrap();
+        plain.write_all(&[7; 4096]).unwrap();
+        let mut ends = [0; 2];
+        // SAFETY: room for two descriptors, which are ours from there on.
+        let (pipe, mut writer) = unsafe {
+            assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+            (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
+        };
+        let files = [plain, pipe].map(|file| ReadFile::new(Path::new("x"), file).unwrap());
+        let (refused, told) = mpsc::channel();
+        let refused = Mutex::new(refused);
+        let then = || {
+            refused.lock().unwrap().send(()).unwrap();
+            then();
+        };
+        let chunks = [1, 0].map(|file| Chunk { file, offset: 0, len: 4096 });
+        let sink = TwoPages {
+            memory: Buffer::zeroed(8192).unwrap().into_map(),
+            left: Mutex::new(chunks.into()),
+            then: &then,
+            given_back: AtomicBool::new(false),
+            how: Mutex::new(""),
+        };
+        let done = thread::scope(|scope| {
+            // A thread of its own: the filter stays with it.
+            let reader = scope.spawn(|| read(&[&files[0], &files[1]], &sink, 2));
+            told.recv().unwrap();
+            // Time for a reader that does not wait to give the page back.
+            thread::sleep(Duration::from_millis(300));
+            let early = sink.given_back.load(Ordering::SeqCst);
+            writer.write_all(&[9; 4096]).unwrap();
+            let done = reader.join();
+            assert!(!early, "the page was given back while the kernel could still write to it");
+            done
+        });
+        assert!(sink.given_back.load(Ordering::SeqCst));
+        // SAFETY: nobody writes to it any more.
+        assert_eq!(unsafe { sink.memory.slice(0..8192) }, [[7; 4096], [9; 4096]].concat());
+        let how = *sink.how.lock().unwrap();
+        Some((done, how))
+    }
+
+    #[test]
+    fn a_ring_that_is_refused_later_keeps_memory_until_the_kernel_is_done_with_it() {
+        let Some((done, how)) = with_a_read_under_way(&refuse_enter) else { return };
+        let said = done.unwrap().unwrap_err();
+        assert!(said.contains("no io_uring (Operation not permitted"), "{said}");
+        assert_eq!(how, "filled");
+    }
+
+    #[test]
+    fn a_panic_of_the_sink_keeps_memory_until_the_kernel_is_done_with_it() {
+        let Some((done, how)) = with_a_read_under_way(&|| panic!("the sink's")) else { return };
+        assert_eq!(done.unwrap_err().downcast_ref::<&str>(), Some(&"the sink's"));
+        assert_eq!(how, "failed");
     }
 }

@@ -97,7 +97,7 @@ struct StagingState {
 }
 
 impl<'a> Staging<'a> {
-    /// `buffers` buffers of `size` bytes (whole pages), for `chunks` in that order. `consumer(chunk, bytes)` is called once for each, in
+    /// `buffers` buffers (at least one) of `size` bytes (whole pages), for `chunks` in that order. `consumer(chunk, bytes)` is called once for each, in
     /// any order and from any thread, with at most `buffers` of them read or under way.
     pub fn new(
         chunks: impl IntoIterator<Item = Chunk>,
@@ -107,6 +107,7 @@ impl<'a> Staging<'a> {
     ) -> io::Result<Staging<'a>> {
         let mut chunks: Vec<Chunk> = chunks.into_iter().collect();
         chunks.reverse();
+        let buffers = buffers.max(1);
         let bytes = buffers.checked_mul(size).ok_or(io::ErrorKind::OutOfMemory)?;
         let state = StagingState { chunks, free: (0..buffers).rev().collect(), error: None, notes: Vec::new() };
         Ok(Staging {
@@ -182,10 +183,17 @@ unsafe impl ChunkSink for Staging<'_> {
     }
 
     fn filled(&self, lent: Lent) {
-        // SAFETY: lent to us, filled, and given back only below.
+        /// Gives the buffer back where the consumer panics, too: others wait for it.
+        struct Back<'a, 'b>(&'a Staging<'b>, Lent);
+        impl Drop for Back<'_, '_> {
+            fn drop(&mut self) {
+                self.0.give_back(&self.1);
+            }
+        }
+        let Back(_, lent) = &Back(self, lent);
+        // SAFETY: lent to us, filled, and given back only when `Back` goes.
         let bytes = unsafe { std::slice::from_raw_parts(lent.memory, lent.chunk.len) };
         (self.consumer)(&lent.chunk, bytes);
-        self.give_back(&lent);
     }
 
     fn failed(&self, lent: Lent, error: Error) {
