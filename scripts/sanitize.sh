@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Runs tests under one of the compiler's sanitizers, which see what an assertion does not:
+#
+#   scripts/sanitize.sh address   reads and writes outside of what was allocated, or after it was freed; the whole workspace
+#   scripts/sanitize.sh thread    data races; the tests of what runs on several threads: the pool, readers, experts, the engine
+#
+# More arguments go to `cargo test` in place of the choice of tests: scripts/sanitize.sh address -p sluice-store --test readers
+#
+# Sanitizers are switches that stable compilers keep locked; RUSTC_BOOTSTRAP opens them. The thread sanitizer must see the standard
+# library's own locks, or it takes what they order for races (111 in the readers' tests, all false), so the library is built anew: from the
+# toolchain's component `rust-src`, which is installed where it is missing; RUSTC may name another compiler that has it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh
+[ -d "${CARGO_HOME:-$HOME/.cargo}/bin" ] && PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+
+say() { printf 'sanitize: %s\n' "$*" >&2; }
+kind=${1:-address}
+[ $# -eq 0 ] || shift
+target=x86_64-unknown-linux-gnu
+options=()
+export RUSTC_BOOTSTRAP=1
+# Faults are tests' business: what handles SIGBUS here puts zeros in place of pages that are gone.
+common=handle_sigbus=0
+
+case $kind in
+  address)
+    [ $# -gt 0 ] || set -- --workspace
+    flags=-Zsanitizer=address
+    # Leaks are no errors: nodes of the fault handler are never freed, nor what a killed thread held.
+    export ASAN_OPTIONS="$common:detect_leaks=0:allow_user_segv_handler=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+    ;;
+  thread)
+    [ $# -gt 0 ] || set -- -p sluice-backend -p sluice-store -p sluice-engine --lib --test readers --test streaming
+    flags=-Zsanitizer=thread
+    library="$("${RUSTC:-rustc}" --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock"
+    if [ ! -e "$library" ] && command -v rustup >/dev/null; then
+      say "installing rust-src"
+      timeout 120 rustup component add rust-src >&2 || true
+    fi
+    if [ ! -e "$library" ]; then
+      say "the component rust-src cannot be had: no thread sanitizer (without it every lock of the standard library looks like a race)"
+      exit 3
+    fi
+    options+=(-Zbuild-std)
+    export TSAN_OPTIONS="$common:suppressions=$PWD/scripts/tsan.txt${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
+    ;;
+  *) say "address or thread, not $kind"; exit 2 ;;
+esac
+
+export RUSTFLAGS="$flags${RUSTFLAGS:+ $RUSTFLAGS}"
+cargo test "${options[@]}" --release --locked --target "$target" --target-dir "target/${kind:0:1}san" "$@"
+say "$kind: nothing found"
