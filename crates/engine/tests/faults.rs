@@ -404,10 +404,12 @@ fn a_file_that_is_rewritten_while_it_is_used_is_an_error() {
     }
 }
 
+type Change<'a> = &'a dyn Fn(&Path, u64);
+
 #[test]
 fn what_changes_no_bytes_of_a_file_is_no_error() {
     let path = |model: &Path| model.join("model.safetensors");
-    let changes: [&dyn Fn(&Path, u64); 5] = [
+    let changes: [Change; 5] = [
         &|model, _| fs::rename(path(model), model.join("moved")).unwrap(),
         &|model, _| fs::hard_link(path(model), model.join("linked")).unwrap(),
         &|model, _| fs::remove_file(path(model)).unwrap(),

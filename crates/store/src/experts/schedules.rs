@@ -283,7 +283,7 @@ fn requests_are_never_larger_than_the_kernel_moves_at_once() {
     for asked in [0, 1, 4097, 4 << 30, usize::MAX] {
         let request = request(&ExpertOptions { request: asked, ..ExpertOptions::default() });
         assert!(
-            request >= ALIGNMENT && request <= reads::MOST && request.is_multiple_of(ALIGNMENT),
+            (ALIGNMENT..=reads::MOST).contains(&request) && request.is_multiple_of(ALIGNMENT),
             "{asked}: {request}"
         );
     }
