@@ -1,6 +1,7 @@
 //! How an engine is set up: what is in memory and what stays on disk, within which budget.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
@@ -13,7 +14,7 @@ use sluice_store::experts::Keep;
 use sluice_store::{Bytes, Checkpoint, Error, LoadOptions, Loading};
 
 use super::Engine;
-use crate::budget::{self, Held, Limit, LimitOf, Need, Refusal, StreamedNeed};
+use crate::budget::{self, Division, Held, Limit, LimitOf, Need, Refusal, StreamedNeed};
 use crate::placement::{self, Placed, Placement};
 
 /// How an engine is set up.
@@ -186,15 +187,18 @@ impl Engine {
             streamed: on_disk,
             has_experts: decoder.spec.experts.is_some(),
         };
-        let hard = hard_limits(&options);
-        let mut limits = hard.clone();
-        // What others may take as well is no reason to refuse what was asked for.
-        if let (true, None, Some(room)) = (streamed, options.expert_budget, options.load.room) {
-            let machine = Limit { of: LimitOf::Machine, bytes: room - room / 16, taken: 0 };
-            limits.extend((hard.iter().all(|l| l.bytes.saturating_sub(l.taken) > room)).then_some(machine));
-        }
         // 2. Who has how much
-        let division = need.divide(&limits)?;
+        let (hard, division) = settled(|| {
+            let hard = hard_limits(&options);
+            let mut limits = hard.clone();
+            // What others may take as well is no reason to refuse what was asked for.
+            if let (true, None, Some(room)) = (streamed, options.expert_budget, options.load.room) {
+                let machine = Limit { of: LimitOf::Machine, bytes: room - room / 16, taken: 0 };
+                limits.extend((hard.iter().all(|l| l.bytes.saturating_sub(l.taken) > room)).then_some(machine));
+            }
+            let division = need.divide(&limits);
+            (hard, division)
+        })?;
         let chunk = division.chunk;
         backend.limit_steps(chunk, longest);
         if streamed {
@@ -256,6 +260,28 @@ const TOKEN: usize = 32;
 /// The smallest limit that would do, as a refusal has it.
 fn smallest(error: &anyhow::Error) -> u64 {
     error.downcast_ref::<Refusal>().map_or(0, |refusal| refusal.smallest)
+}
+
+/// How long the counters of a control group may be behind what is true, and how often they are looked at meanwhile: the kernel gathers them from
+/// processors every two seconds, and until then counts pages of files, which it could take back, as memory that it could not.
+const BEHIND: Duration = Duration::from_millis(2200);
+const LOOKS: u32 = 4;
+
+/// What `divide` makes of limits; where a control group's is too small, what it makes of it once the group's counters are true.
+fn settled(divide: impl Fn() -> (Vec<Limit>, Result<Division, Refusal>)) -> Result<(Vec<Limit>, Division), Refusal> {
+    let mut smallest: Option<Refusal> = None;
+    for look in 0..=LOOKS {
+        let (hard, division) = divide();
+        match division {
+            Ok(division) => return Ok((hard, division)),
+            Err(refusal) if hard.iter().any(|l| l.of == LimitOf::ControlGroup) && look < LOOKS => {
+                smallest = Some(smallest.filter(|s| s.smallest <= refusal.smallest).unwrap_or(refusal));
+                std::thread::sleep(BEHIND / LOOKS);
+            }
+            Err(refusal) => return Err(smallest.filter(|s| s.smallest <= refusal.smallest).unwrap_or(refusal)),
+        }
+    }
+    unreachable!("the last look returns")
 }
 
 /// The limits that must hold whatever others do.
