@@ -127,9 +127,10 @@ fn a_file_that_is_cut_while_it_is_read_is_an_error_with_tensor_and_offset() {
 #[test]
 fn a_file_that_changes_between_its_header_and_its_bytes_is_an_error() {
     for load in ["mmap", "pread", "direct"] {
-        for (fault, said) in
-            [("header-cut", "truncated while it was in use"), ("header-touch", "changed or replaced while it was in use")]
-        {
+        for (fault, said) in [
+            ("header-cut", "truncated while it was in use"),
+            ("header-touch", "changed or replaced while it was in use"),
+        ] {
             let Some(dir) = model() else { return };
             let path = text(&dir.path().join("model.safetensors"));
             let found = with_fault(dir.path(), load, fault, 29_500_000);

@@ -20,12 +20,8 @@ const BUFFER: usize = 1 << 20;
 const LINKS: usize = 40;
 
 /// A file being written as `.NAME.tmp-RANDOM` beside its final place. [`commit`](AtomicFile::commit) puts it there; dropping it
-<<<<<<< HEAD
 /// removes it. Of several for one place, by whichever processes, the last to commit stays, whole. Into a pipe or a device it is written
 /// at once, and nothing can be taken back.
-=======
-/// removes it. Of several for one place, by whichever processes, the last to commit stays, whole.
->>>>>>> h-lower
 #[derive(Debug)]
 pub struct AtomicFile {
     /// `None` once committed.
@@ -47,7 +43,6 @@ impl AtomicFile {
     /// # Errors
     /// A folder, a block device or a socket in its place; a pipe that nobody reads; what the system says to a new file.
     pub fn create(path: &Path) -> Result<AtomicFile, Error> {
-<<<<<<< HEAD
         let path = match Destination::of(path)? {
             Destination::Stream(file) => {
                 let file = Some(BufWriter::with_capacity(BUFFER, file));
@@ -58,13 +53,6 @@ impl AtomicFile {
         };
         let name = path.file_name().ok_or_else(|| Error::NotAFile { path: path.clone() })?;
         let (file, temporary) = create_temporary(&path, name, random)?;
-=======
-        let name = path.file_name().ok_or_else(|| Error::NotAFile { path: path.to_owned() })?;
-        if path.is_dir() {
-            return Err(Error::NotAFile { path: path.to_owned() });
-        }
-        let (file, temporary) = create_temporary(path, name, random)?;
->>>>>>> h-lower
         let file = Some(BufWriter::with_capacity(BUFFER, file));
         Ok(AtomicFile { file, path, temporary: Some(temporary), len: 0, expected: 0, failed: false })
     }
@@ -156,7 +144,6 @@ impl Drop for AtomicFile {
     }
 }
 
-<<<<<<< HEAD
 /// What an output path stands for.
 enum Destination {
     /// A file that is there or not: a rename puts the new one in its place.
@@ -207,8 +194,6 @@ fn stream(path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-=======
->>>>>>> h-lower
 /// A new file beside `path`, under a name that nobody else has.
 fn create_temporary(path: &Path, name: &OsStr, random: impl Fn() -> u64) -> Result<(File, PathBuf), Error> {
     loop {
@@ -379,24 +364,6 @@ mod tests {
         let descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file.as_file()));
         write(Path::new(&descriptor), b"second").unwrap();
         assert_eq!(fs::read(file.path()).unwrap(), b"first second");
-    }
-
-    #[test]
-    fn two_writers_with_one_process_number_each_put_their_own_whole_file_in_place() {
-        // Two writers of one process stand for two containers, whose processes all have the number 1.
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x");
-        let mut first = AtomicFile::create(&path).unwrap();
-        first.write_all(b"the first, ").unwrap();
-        let mut second = AtomicFile::create(&path).unwrap();
-        second.write_all(b"half of the sec").unwrap();
-        first.write_all(b"whole").unwrap();
-        first.commit().unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"the first, whole");
-        second.write_all(b"ond").unwrap();
-        second.commit().unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"half of the second");
-        assert_eq!(names(folder.path()), ["x"]);
     }
 
     #[test]

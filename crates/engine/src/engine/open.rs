@@ -286,9 +286,7 @@ const BEHIND: Duration = Duration::from_millis(2200);
 const LOOKS: u32 = 4;
 
 /// What `divide` makes of limits; where a control group's is too small, what it makes of it once the group's counters are true.
-fn settled(
-    divide: impl Fn() -> (Vec<Limit>, Result<Division, Refusal>),
-) -> Result<(Vec<Limit>, Division), Refusal> {
+fn settled(divide: impl Fn() -> (Vec<Limit>, Result<Division, Refusal>)) -> Result<(Vec<Limit>, Division), Refusal> {
     let mut smallest: Option<Refusal> = None;
     for look in 0..=LOOKS {
         let (hard, division) = divide();

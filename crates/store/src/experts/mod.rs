@@ -594,15 +594,10 @@ impl ExpertStore {
         let layer = &self.layers[self.fetch.layer];
         let class = &self.classes[layer.class];
         let part = layer.part(self.fetch.wanted[position] as usize, array);
-<<<<<<< HEAD
         let start = (slot - class.first) as usize * class.slot_bytes + part.start;
         assert!(part.end <= class.slot_bytes);
         // SAFETY: no request writes to the slot of an expert that was handed over, and none will until it is released, which takes `&mut self`.
         unsafe { class.memory.slice(start..start + part.len()) }
-=======
-        // SAFETY: no read is under way into a slot that was handed over, and none begins before it is released.
-        unsafe { class.memory.slice(start + part.start..start + part.end) }
->>>>>>> h-lower
     }
 
     /// Why the expert at this position, which has failed, cannot be read. To be asked once.
