@@ -9,7 +9,7 @@ use crate::Routed;
 
 /// The tokens of some sequences that one step takes through the model, in flat arrays whose capacity is fixed when they are made, so that a device
 /// can hold their counterparts at fixed addresses. Prefill and decode are the same step with different lengths.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct StepInputs {
     /// Tokens per block of each cache group.
     block_tokens: Vec<usize>,
@@ -62,6 +62,30 @@ pub struct SequenceInput<'a, T> {
     /// For each cache group, the block numbers in ascending position; those that no query sees any more may be anything.
     pub tables: &'a [T],
     pub wanted: Wanted,
+}
+
+impl Clone for StepInputs {
+    fn clone(&self) -> StepInputs {
+        let mut copy = StepInputs::new(&self.block_tokens, self.capacity);
+        copy.clone_from(self);
+        copy
+    }
+
+    /// Allocates nothing once it was as large.
+    fn clone_from(&mut self, from: &StepInputs) {
+        let StepInputs { block_tokens, capacity, tokens, positions, slots, starts, states, tables, table_starts, wanted } =
+            from;
+        self.block_tokens.clone_from(block_tokens);
+        self.capacity = *capacity;
+        self.tokens.clone_from(tokens);
+        self.positions.clone_from(positions);
+        self.slots.clone_from(slots);
+        self.starts.clone_from(starts);
+        self.states.clone_from(states);
+        self.tables.clone_from(tables);
+        self.table_starts.clone_from(table_starts);
+        self.wanted.clone_from(wanted);
+    }
 }
 
 impl StepInputs {

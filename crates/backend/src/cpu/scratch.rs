@@ -39,7 +39,8 @@ impl Cpu {
         let (tokens, wanted) = (inputs.tokens().len(), inputs.wanted().len());
         let sizes = Sizes::default();
         let (sequences, moes) = (inputs.sequences(), self.mixture.registered());
-        let mut sizing = Sizing { mode, threads, weights, moes, layouts, tokens, sequences, wanted, streamed, sizes };
+        let angles = self.rotary.iter().map(|t| 8 * t.frequencies.inv_freq.len()).sum();
+        let mut sizing = Sizing { mode, threads, weights, moes, layouts, angles, tokens, sequences, wanted, streamed, sizes };
         step(&mut sizing);
         StepScratch { fixed: sizing.sizes.bytes(threads), per_128_positions: sizing.sizes.per_128_positions }
     }
@@ -118,6 +119,8 @@ struct Sizing<'a> {
     weights: &'a [Weight],
     moes: Vec<(&'a Moe, Option<&'a Moe>)>,
     layouts: &'a [KvLayout],
+    /// Bytes of a position's angles, in all tables.
+    angles: usize,
     /// Of the step.
     tokens: usize,
     sequences: usize,
@@ -280,7 +283,7 @@ impl Backend for Sizing<'_> {
         let q = if layer.gated { 4 * tokens * layer.heads * k_dim } else { 0 };
         // Single tokens of few sequences are split by partitions, each of which leaves a part.
         let part = if self.threads > 1 && kv_heads < 2 * self.threads { 4 * group * (v_dim + 2) } else { 0 };
-        grow(&mut self.sizes.per_128_positions, kv_heads * (part + task));
+        grow(&mut self.sizes.per_128_positions, kv_heads * (part + task) + 128 * self.angles);
         grow(&mut self.sizes.attention, q + kv_heads * (sequences * part + (sequences + tokens) * task));
     }
 
