@@ -694,7 +694,9 @@ fn killed_it_goes_on_and_ends_with_the_same_bytes() {
         }
     }
     let last = support::output(&arguments);
-    assert!(stderr(&last).contains("goes on: 2 of 3 files are whole"), "{}", stderr(&last));
+    // Ctrl-C may come when the file that it was meant for is whole.
+    let goes_on = |n: usize| stderr(&last).contains(&format!("goes on: {n} of 3 files are whole"));
+    assert!(goes_on(2) || goes_on(3), "{}", stderr(&last));
     success(last);
     assert_eq!(files(out.path()), files(whole.path()));
     for name in files(whole.path()) {

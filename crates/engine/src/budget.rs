@@ -39,7 +39,7 @@ pub struct Held {
 const GROWTH: u64 = 2 << 20;
 /// Pages of files, the program's and mapped weights', that a group must have room for: with less, what one thread reads pushes out what another waits for,
 /// and the kernel gives up.
-const PASSING: u64 = 10 << 20;
+const PASSING: u64 = 11 << 20;
 /// By how much what is held differs from start to start (0.6 MB in two dozen starts on a busy machine): added to a figure that is to do next time.
 const NOISE: u64 = 768 << 10;
 /// Tokens of context that a figure that would do has room for, where the model and whoever asks want no fewer.
@@ -363,8 +363,8 @@ mod tests {
     #[test]
     fn a_group_has_room_for_mapped_weights_that_are_read_again() {
         let group = smallest(&need(), LimitOf::ControlGroup);
-        assert_eq!(smallest(&need(), LimitOf::MemoryBudget) - group, 30 * MIB);
-        assert!(need().divide(&[limit(LimitOf::ControlGroup, group)]).unwrap().squeezed > 29 * MIB);
+        assert_eq!(smallest(&need(), LimitOf::MemoryBudget) - group, 40 * MIB - PASSING);
+        assert!(need().divide(&[limit(LimitOf::ControlGroup, group)]).unwrap().squeezed > 28 * MIB);
     }
 
     #[test]

@@ -262,7 +262,7 @@ impl Job {
     }
 
     /// See [`super::Loading::finish`].
-    pub fn finish(self: &Arc<Job>) {
+    pub fn finish(&self) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut queue = self.lock();
         while !self.is_over() {
@@ -336,8 +336,14 @@ impl Job {
 
     /// See [`super::Loading::check`].
     pub fn check(&self) -> Result<(), LoadError> {
+        // Who has read the last chunk looks at the files once more: until then nobody believes it.
+        let all_there = self.there.load(Ordering::Acquire) >= self.wanted.load(Ordering::Acquire);
+        if all_there && !self.is_over() {
+            self.finish();
+        }
+        let reads = !self.is_over();
         if self.failure.get().is_none()
-            && let Some(error) = self.sources.iter().find_map(|s| s.check().err())
+            && let Some(error) = self.sources.iter().find_map(|s| s.check(reads).err())
         {
             self.fail(LoadError(Arc::new(error)));
         }

@@ -191,12 +191,12 @@ impl Source {
     }
 
     /// Whether what was used of it is what the file held when it was opened: what was read through a map was there, and a file that is still read
-    /// was not written to.
-    pub fn check(&self) -> Result<(), Error> {
+    /// (as those of a load that `reads` are, all of them) was not written to.
+    pub fn check(&self, reads: bool) -> Result<(), Error> {
         if let Some(offset) = self.memory.missing() {
             return Err(self.naming(self.file.error(offset, None)));
         }
-        if self.is_mapped() || self.streamed.load(Ordering::Acquire) {
+        if reads || self.is_mapped() || self.streamed.load(Ordering::Acquire) {
             return self.file.check_contents().map_err(|e| self.naming(e));
         }
         Ok(())
