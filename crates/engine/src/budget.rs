@@ -39,7 +39,7 @@ pub struct Held {
 const GROWTH: u64 = 2 << 20;
 /// Pages of files, the program's and mapped weights', that a group must have room for: with less, what one thread reads pushes out what another waits for,
 /// and the kernel gives up.
-const PASSING: u64 = 11 << 20;
+const PASSING: u64 = 21 << 19;
 /// By how much what is held differs from start to start (0.6 MB in two dozen starts on a busy machine): added to a figure that is to do next time.
 const NOISE: u64 = 768 << 10;
 /// Tokens of context that a figure that would do has room for, where the model and whoever asks want no fewer.
