@@ -170,4 +170,3 @@ pub struct KvPool {
     pub buffer: BufferId,
     pub layout: KvLayout,
 }
-

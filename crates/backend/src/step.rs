@@ -73,8 +73,18 @@ impl Clone for StepInputs {
 
     /// Allocates nothing once it was as large.
     fn clone_from(&mut self, from: &StepInputs) {
-        let StepInputs { block_tokens, capacity, tokens, positions, slots, starts, states, tables, table_starts, wanted } =
-            from;
+        let StepInputs {
+            block_tokens,
+            capacity,
+            tokens,
+            positions,
+            slots,
+            starts,
+            states,
+            tables,
+            table_starts,
+            wanted,
+        } = from;
         self.block_tokens.clone_from(block_tokens);
         self.capacity = *capacity;
         self.tokens.clone_from(tokens);
@@ -247,9 +257,21 @@ mod tests {
         for _ in 0..2 {
             inputs.clear();
             let tables = [vec![7, 9], vec![1, 2, 3, 4, 5]];
-            inputs.push(&SequenceInput { tokens: &[10, 11, 12], position: 15, state: 3, tables: &tables, wanted: Wanted::Last });
+            inputs.push(&SequenceInput {
+                tokens: &[10, 11, 12],
+                position: 15,
+                state: 3,
+                tables: &tables,
+                wanted: Wanted::Last,
+            });
             let tables = [vec![0], vec![8]];
-            inputs.push(&SequenceInput { tokens: &[20, 21], position: 0, state: 1, tables: &tables, wanted: Wanted::All });
+            inputs.push(&SequenceInput {
+                tokens: &[20, 21],
+                position: 0,
+                state: 1,
+                tables: &tables,
+                wanted: Wanted::All,
+            });
             assert_eq!((inputs.tokens(), inputs.positions()), (&[10, 11, 12, 20, 21][..], &[15, 16, 17, 0, 1][..]));
             assert_eq!(inputs.slots(0), [7 * 16 + 15, 9 * 16, 9 * 16 + 1, 0, 1]);
             assert_eq!(inputs.slots(1), [4 * 4 + 3, 5 * 4, 5 * 4 + 1, 32, 33]);

@@ -156,7 +156,14 @@ impl Engine {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let held = self.cache.hold();
-        self.sequences.push(Sequence { id, tokens: Vec::new(), computed: 0, held, running: None, last_used: self.steps });
+        self.sequences.push(Sequence {
+            id,
+            tokens: Vec::new(),
+            computed: 0,
+            held,
+            running: None,
+            last_used: self.steps,
+        });
         id
     }
 

@@ -27,13 +27,7 @@ impl Runner {
     ///
     /// # Errors
     /// When there is no memory for blocks that are free by number.
-    pub fn step(
-        &mut self,
-        plan: &Plan,
-        sequences: &[Sequence],
-        cache: &KvCache,
-        wanted: Wanted,
-    ) -> Result<Outcome> {
+    pub fn step(&mut self, plan: &Plan, sequences: &[Sequence], cache: &KvCache, wanted: Wanted) -> Result<Outcome> {
         // 1. Memory
         for (pool, touched) in self.kv.iter().zip(cache.touched()) {
             self.backend.commit_kv(pool, touched)?;

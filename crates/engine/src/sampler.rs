@@ -223,11 +223,7 @@ fn penalise(params: &SamplingParams, logits: &mut [f32], history: &History) {
     // Each token is changed on its own, so the order in which the map gives them does not matter.
     for (token, count) in &history.seen {
         let Some(logit) = logits.get_mut(*token as usize) else { continue };
-        *logit = if *logit > 0.0 {
-            *logit / params.repetition_penalty
-        } else {
-            *logit * params.repetition_penalty
-        };
+        *logit = if *logit > 0.0 { *logit / params.repetition_penalty } else { *logit * params.repetition_penalty };
         if *count > 0 {
             *logit -= *count as f32 * params.frequency_penalty;
             *logit -= params.presence_penalty;
@@ -598,8 +594,7 @@ mod tests {
         let mut one = sampler(params.clone(), 5000);
         let forwards: Vec<u32> = (0..50).map(|p| one.sample(&logits, p).unwrap()).collect();
         let mut two = sampler(params, 5000);
-        let mut backwards: Vec<u32> =
-            (0..50).rev().map(|p| two.sample(&logits, p).unwrap()).collect();
+        let mut backwards: Vec<u32> = (0..50).rev().map(|p| two.sample(&logits, p).unwrap()).collect();
         backwards.reverse();
         assert_eq!(forwards, backwards);
         assert!(forwards.iter().any(|t| t != &forwards[0]));

@@ -203,7 +203,13 @@ mod tests {
         let mut cache = cache(100);
         let mut all = vec![sequence(&cache, 0, 5), sequence(&cache, 1, 20)];
         let (mut scheduler, mut plan) = (Scheduler::new(8, 4), Plan::default());
-        for wanted in [vec![(0, 5), (1, 3)], vec![(0, 1), (1, 7)], vec![(0, 1), (1, 7)], vec![(0, 1), (1, 3)], vec![(0, 1), (1, 1)]] {
+        for wanted in [
+            vec![(0, 5), (1, 3)],
+            vec![(0, 1), (1, 7)],
+            vec![(0, 1), (1, 7)],
+            vec![(0, 1), (1, 3)],
+            vec![(0, 1), (1, 1)],
+        ] {
             scheduler.plan(&mut all, &mut cache, &mut plan);
             assert_eq!(takers(&plan), wanted);
             done(&mut all, &plan);

@@ -7,9 +7,9 @@ use sluice_kernels::attention::{self, Head, KvShape, KvView, store_row};
 use sluice_kernels::rows::Rows;
 use sluice_kernels::{elementwise, rotary};
 
+use super::Cpu;
 use super::matmul::part;
 use super::memory::{Parts, Place};
-use super::Cpu;
 use crate::{AttentionLayer, KvLayout};
 
 /// Tokens that one task norms, rotates and stores.
@@ -157,9 +157,8 @@ impl Cpu {
         if split {
             parts.reserve((most * part_len).saturating_sub(parts.len()));
         }
-        let runs = |queries: usize| -> usize {
-            (0..inputs.sequences()).map(|s| inputs.rows(s).len().div_ceil(queries)).sum()
-        };
+        let runs =
+            |queries: usize| -> usize { (0..inputs.sequences()).map(|s| inputs.rows(s).len().div_ceil(queries)).sum() };
         let mut queries = (ROWS.end() / group).max(1);
         while queries > 1 && queries * group > *ROWS.start() && kv_heads * runs(queries) < TASKS * threads {
             queries = queries.div_ceil(2);
@@ -228,9 +227,8 @@ impl Cpu {
                 let row = inputs.rows(first.sequence).start;
                 let cols = first.kv_head * group * v_dim..(first.kv_head + 1) * group * v_dim;
                 // SAFETY: no task is under way.
-                let (parts, to) = unsafe {
-                    (part_room.get(first.part..first.part + run * part_len), out.get_mut(row, cols))
-                };
+                let (parts, to) =
+                    unsafe { (part_room.get(first.part..first.part + run * part_len), out.get_mut(row, cols)) };
                 attention::join(isa, &head(first.sequence, first.kv_head), parts, to);
                 gate(row, first.kv_head);
             }

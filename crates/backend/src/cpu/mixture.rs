@@ -151,7 +151,14 @@ impl HostMixture {
     }
 
     /// As [`HostMixture::run`] without what the routed experts add; leaves their inputs in `normed`, and returns who would have had them.
-    pub fn run_but_experts(&mut self, mut crew: Crew, number: usize, x: Place, normed: Place, residual: Place) -> Routing {
+    pub fn run_but_experts(
+        &mut self,
+        mut crew: Crew,
+        number: usize,
+        x: Place,
+        normed: Place,
+        residual: Place,
+    ) -> Routing {
         let moes = std::mem::take(&mut self.moes);
         let moe = &moes[number].moe;
         self.norm(crew.again(), moe, x);
@@ -351,9 +358,8 @@ fn choose(mut crew: Crew, moe: &Moe, x: &Encoded, tokens: &[u32], logits: &mut V
     crew.pool.run(n.div_ceil(8), &|task, _| {
         for t in task * 8..((task + 1) * 8).min(n) {
             // SAFETY: this task alone uses this token's parts.
-            let (logits, ids, weights) = unsafe {
-                (out.get_mut(t, 0..count), ids.get(t * k..(t + 1) * k), weights.get(t * k..(t + 1) * k))
-            };
+            let (logits, ids, weights) =
+                unsafe { (out.get_mut(t, 0..count), ids.get(t * k..(t + 1) * k), weights.get(t * k..(t + 1) * k)) };
             route::route(isa, &moe.scoring, logits, ids, weights);
         }
     });

@@ -40,7 +40,8 @@ impl Cpu {
         let sizes = Sizes::default();
         let (sequences, moes) = (inputs.sequences(), self.mixture.registered());
         let angles = self.rotary.iter().map(|t| 8 * t.frequencies.inv_freq.len()).sum();
-        let mut sizing = Sizing { mode, threads, weights, moes, layouts, angles, tokens, sequences, wanted, streamed, sizes };
+        let mut sizing =
+            Sizing { mode, threads, weights, moes, layouts, angles, tokens, sequences, wanted, streamed, sizes };
         step(&mut sizing);
         StepScratch { fixed: sizing.sizes.bytes(threads), per_128_positions: sizing.sizes.per_128_positions }
     }

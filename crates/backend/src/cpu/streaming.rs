@@ -128,7 +128,9 @@ impl Streaming {
         self.as_they_come = !nearly_all && keeps_outputs(plan.order.len(), width);
         if layer == 0 {
             let now = Instant::now();
-            if self.as_they_come && let Some(before) = self.last_step {
+            if self.as_they_come
+                && let Some(before) = self.last_step
+            {
                 self.lookahead.step(now - before);
             }
             self.last_step = self.as_they_come.then_some(now);

@@ -173,8 +173,7 @@ impl Engine {
             per_block = (need.per_128_positions * block_tokens).div_ceil(128);
         }
         let by_experts: usize = loaded.order.iter().filter(|used| used.by_experts).map(|used| used.bytes.len()).sum();
-        let on_disk =
-            if streamed { Some(streamed_need(&mut *backend, &model, by_experts, &options)?) } else { None };
+        let on_disk = if streamed { Some(streamed_need(&mut *backend, &model, by_experts, &options)?) } else { None };
         let wanted = || loaded.order.iter().filter(|used| !(streamed && used.by_experts)).map(|used| &used.bytes);
         let [mapped, copied] =
             weights_in_memory(&mut *backend, loaded.order.iter().map(|u| &u.bytes), wanted(), loading.as_ref());

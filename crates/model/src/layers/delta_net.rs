@@ -39,7 +39,13 @@ pub struct DeltaNet {
 
 impl DeltaNet {
     /// Layer `module` (`layers.N`) of the checkpoint, which is recurrent layer number `layer`.
-    pub fn load(w: &mut Weights, d: &DeltaDescription, s: &DeltaScratch, module: &str, layer: usize) -> Result<DeltaNet> {
+    pub fn load(
+        w: &mut Weights,
+        d: &DeltaDescription,
+        s: &DeltaScratch,
+        module: &str,
+        layer: usize,
+    ) -> Result<DeltaNet> {
         let (hidden, shape, values) = (w.hidden(), d.shape, d.values());
         let keys = shape.key_heads * shape.key_dim;
         let name = |part: &str| format!("{module}.linear_attn.{part}");
