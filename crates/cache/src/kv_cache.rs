@@ -57,6 +57,13 @@ impl KvCache {
         Held { tables: self.groups.iter().map(|_| BlockTable::default()).collect(), state: None }
     }
 
+    /// A sequence will have so many tokens at most: growing to them allocates nothing.
+    pub fn expect(&self, held: &mut Held, tokens: usize) {
+        for (table, (g, _)) in held.tables.iter_mut().zip(&self.groups) {
+            table.reserve(tokens.div_ceil(g.block_tokens));
+        }
+    }
+
     /// Whether a sequence of so many tokens would have room if it had the cache for itself, taking at most `step` tokens at once.
     pub fn could_hold(&self, tokens: usize, step: usize) -> bool {
         self.groups.iter().all(|(g, _)| {

@@ -24,6 +24,11 @@ impl BlockTable {
         &self.blocks
     }
 
+    /// Room for so many blocks, so that growing to them allocates nothing.
+    pub fn reserve(&mut self, blocks: usize) {
+        self.blocks.reserve(blocks.saturating_sub(self.blocks.len()));
+    }
+
     /// Blocks that are there.
     pub fn held(&self) -> usize {
         self.blocks.len() - self.gone

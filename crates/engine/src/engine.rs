@@ -207,6 +207,7 @@ impl Engine {
         s.tokens.extend_from_slice(prompt);
         let room = generation.max_tokens.min(self.max_context.saturating_sub(s.tokens.len())) + 1;
         s.tokens.reserve(room);
+        self.cache.expect(&mut s.held, s.tokens.len() + room);
         let history = generation.sampling.has_penalty().then(|| {
             let most = (s.tokens.len() + room).min(self.model.vocabulary);
             let mut history = History::with_capacity(most);

@@ -191,13 +191,13 @@ impl RotaryTable {
     pub fn new(frequencies: &RotaryFrequencies, positions: usize) -> Result<RotaryTable> {
         let bytes = positions.checked_mul(frequencies.inv_freq.len() * 2 * size_of::<f32>());
         let bytes = bytes.with_context(|| format!("{positions} positions are too many"))?;
-        let buffer = Buffer { committed: 0, ..Buffer::zeroed(MemoryClass::Scratch, bytes)? };
+        let buffer = Buffer::zeroed(MemoryClass::Scratch, bytes)?;
         Ok(RotaryTable { frequencies: frequencies.clone(), buffer, positions, filled: 0 })
     }
 
     /// Bytes that are filled.
     pub fn bytes(&self) -> usize {
-        self.buffer.committed
+        self.filled * 2 * self.frequencies.inv_freq.len() * size_of::<f32>()
     }
 
     pub fn place(&self) -> Place {
@@ -214,7 +214,6 @@ impl RotaryTable {
         let from = self.filled;
         self.filled = reach.next_multiple_of(FILLED).min(self.positions);
         let (place, half, frequencies) = (self.place(), self.frequencies.inv_freq.len(), &self.frequencies);
-        self.buffer.committed = self.filled * place.cols * size_of::<f32>();
         pool.run((self.filled - from).div_ceil(16), &|task, _| {
             for row in (from + task * 16..place.rows).take(16) {
                 // SAFETY: this task alone writes this row.

@@ -280,8 +280,8 @@ fn smallest(error: &anyhow::Error) -> u64 {
 }
 
 /// How long the counters of a control group may be behind what is true, and how often they are looked at meanwhile: the kernel gathers them from
-/// processors every two seconds, and until then counts pages of files, which it could take back, as memory that it could not.
-const BEHIND: Duration = Duration::from_millis(2200);
+/// processors every two seconds or so, and until then counts pages of files, which it could take back, as memory that it could not.
+const BEHIND: Duration = Duration::from_millis(4400);
 const LOOKS: u32 = 4;
 
 /// What `divide` makes of limits; where a control group's is too small, what it makes of it once the group's counters are true.
