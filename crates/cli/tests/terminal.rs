@@ -179,6 +179,7 @@ fn ctrl_c_at_an_empty_prompt_leaves_the_second_time() {
     terminal.types("away");
     terminal.waits_for("away");
     terminal.types("\x03");
+    terminal.waits_for("> ");
     terminal.types(format!("/save {}\r", text(&file)));
     terminal.waits_for("saved to");
     assert_eq!(said(&file), ["Hello"]);

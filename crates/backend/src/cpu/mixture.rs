@@ -139,6 +139,10 @@ impl HostMixture {
         self.plan.fill(&self.routing, &moe.experts);
         if let Some(streaming) = &mut self.streaming {
             streaming.fetch(number, &self.plan, moe.experts.count, residual.cols);
+            // Whether it looks ahead is found out as it goes: it must not allocate when it begins to.
+            let (guess, pairs) = (&mut self.guess.routing, x.rows * moe.scoring.k());
+            guess.experts.reserve(pairs.saturating_sub(guess.experts.len()));
+            guess.weights.reserve(pairs.saturating_sub(guess.weights.len()));
         }
         self.look_ahead(crew.again(), x, next, Sight::Early);
         // 3. experts, and their sum
