@@ -143,6 +143,18 @@ fn mixtures_hold_less_than_their_budget_in_a_control_group() {
     }
 }
 
+/// Runs in a group that has just room for it, up to three times: on a busy machine the kernel counts late, or kills rather than wait for pages to be read
+/// again. What is held is that it can run.
+fn tried(group: &Group, command: &Command) -> Output {
+    let mut found = group.run(command);
+    for _ in 0..2 {
+        if !found.status.success() {
+            found = group.run(command);
+        }
+    }
+    found
+}
+
 #[test]
 fn a_control_group_is_a_limit_that_is_named_and_has_a_figure() {
     for demo in [demo(), unpacked_demo()].into_iter().flatten() {
@@ -154,7 +166,7 @@ fn a_control_group_is_a_limit_that_is_named_and_has_a_figure() {
         );
         let (_, bytes) = figure(&refused, "");
         let Some(enough) = Group::new(Some(bytes)) else { return };
-        let found = answer(enough.run(&story(&demo, &[])));
+        let found = answer(tried(&enough, &story(&demo, &[])));
         assert_eq!(found["text"], answer(story(&demo, &[]).output().unwrap())["text"]);
         let Some(less) = Group::new(Some(bytes - STEP)) else { return };
         assert_refused(&less.run(&story(&demo, &[])), &["the memory control group's limit of"]);
@@ -165,10 +177,7 @@ fn a_control_group_is_a_limit_that_is_named_and_has_a_figure() {
 fn a_hundred_megabytes_of_demo_run_in_a_control_group_of_24() {
     let Some(demo) = unpacked_demo() else { return };
     let Some(group) = Group::new(Some(24_000_000)) else { return };
-    // On a busy machine the kernel counts late, or kills rather than wait for pages to be read again: what is held is that it can run.
-    let tries = (0..3).map(|_| group.run(&story(&demo, &[])));
-    let mut tries = tries.skip_while(|found| !found.status.success()).take(1);
-    let found = json(tries.next().expect("it runs in one of three tries"));
+    let found = json(tried(&group, &story(&demo, &[])));
     assert_eq!(found["stats"]["experts"]["placement"], "slots");
     // More for experts than the group has beside all else is refused before it is taken.
     let Some(group) = Group::new(Some(28_000_000)) else { return };
