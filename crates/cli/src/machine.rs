@@ -25,12 +25,30 @@ pub fn room() -> Option<u64> {
     available().into_iter().chain(cgroup().map(|l| l.left)).min()
 }
 
-/// What this process and its control group hold just now.
+/// What this process and its control group hold just now. Of the program's own file and its libraries all counts, whether it is in memory yet or not: how much
+/// the kernel maps around a page that is touched depends on how the file lies in its cache, and differs by many megabytes between two starts.
 pub fn held() -> Held {
     // Counters of `status` are behind by what each processor has not reported; a sum over all maps is not.
-    let exact = fs::read_to_string("/proc/self/smaps_rollup").ok().and_then(|text| kilobytes(&text, "Rss"));
-    let program = exact.or_else(|| own_memory("VmRSS")).unwrap_or(0);
-    Held { program, group: cgroup().map(|l| (l.limit, l.limit.saturating_sub(l.left))) }
+    let exact = fs::read_to_string("/proc/self/smaps_rollup").ok().and_then(|text| kilobytes(&text, "Anonymous"));
+    let anonymous = exact.or_else(|| own_memory("RssAnon")).unwrap_or(0);
+    let code = fs::read_to_string("/proc/self/maps").map_or(0, |maps| code_bytes(&maps));
+    Held { program: anonymous + code, group: cgroup().map(|l| (l.limit, l.limit.saturating_sub(l.left))) }
+}
+
+/// Bytes of the files in `/proc/self/maps` that are mapped to be run, all their maps together.
+fn code_bytes(maps: &str) -> u64 {
+    // 7f12a000-7f12b000 r-xp 00001000 fe:00 1234   /usr/lib/libc.so.6
+    let parsed = maps.lines().filter_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (range, permissions, _, _, inode) =
+            (fields.next()?, fields.next()?, fields.next(), fields.next(), fields.next()?);
+        let (from, to) = range.split_once('-')?;
+        let len = u64::from_str_radix(to, 16).ok()?.checked_sub(u64::from_str_radix(from, 16).ok()?)?;
+        (inode != "0").then_some((inode, permissions.contains('x'), len))
+    });
+    let maps: Vec<(&str, bool, u64)> = parsed.collect();
+    let is_run = |inode: &str| maps.iter().any(|(of, run, _)| *run && *of == inode);
+    maps.iter().filter(|(inode, ..)| is_run(inode)).map(|(.., len)| len).sum()
 }
 
 /// `NAME:   123 kB`
@@ -91,6 +109,15 @@ fn along(root: &Path, path: &str, [max, current, inactive, active]: [&str; 4]) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_maps_of_files_that_are_run_are_code() {
+        let maps = "1000-3000 r--p 00000000 fe:00 7   /usr/bin/sluice\n3000-7000 r-xp 00002000 fe:00 7   /usr/bin/sluice\n\
+                    8000-9000 rw-p 00000000 00:00 0 \na000-c000 r--p 00000000 fe:00 9   /models/model.safetensors\n\
+                    d000-e000 r-xp 00000000 00:00 0   [vdso]\nbroken\n";
+        assert_eq!(code_bytes(maps), 0x6000);
+        assert!(held().program > 1 << 20);
+    }
 
     #[test]
     fn the_tightest_group_counts_and_its_page_cache_is_free() {

@@ -28,19 +28,19 @@ pub struct Limit {
 /// What is held just now, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// By this process, in memory of its own and in pages of files.
+    /// By this process in memory of its own, and all of its program's files.
     pub program: u64,
     /// The limit of its memory control group, and what of it the kernel cannot take back: of files, it can take all.
     pub group: Option<(u64, u64)>,
 }
 
-/// What a process comes to hold beyond what is counted: parts of the program that were not run yet, threads' stacks, what is queued for printing. An allowance,
+/// What a process comes to hold beyond what is counted: threads' stacks, what is queued for printing. An allowance,
 /// not a measurement; `cli/tests/budget.rs` holds that it is enough for the demo and golden models.
 const GROWTH: u64 = 2 << 20;
 /// Pages of files, the program's and mapped weights', that a group must have room for: with less, what one thread reads pushes out what another waits for,
 /// and the kernel gives up.
 const PASSING: u64 = 21 << 19;
-/// By how much what is held differs from start to start (0.6 MB in two dozen starts on a busy machine): added to a figure that is to do next time.
+/// By how much what is held differs from start to start (some hundred kilobytes): added to a figure that is to do next time.
 const NOISE: u64 = 768 << 10;
 /// Tokens of context that a figure that would do has room for, where the model and whoever asks want no fewer.
 const LEAST_CONTEXT: usize = 512;
