@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use sluice_store::load::{Chunk, LoadOptions, Staging};
+use sluice_store::host_memory;
+use sluice_store::load::{Chunk, Filled, LoadOptions, Staging};
 
 /// What direct reads want of offsets and lengths.
 pub const PAGE: u64 = 4096;
@@ -86,8 +87,9 @@ pub fn measure(files: &[(PathBuf, u64)], case: Case, span: Duration, round: u64)
 /// Reads `chunks` until they or the time come to an end; when each had come, in order.
 fn read(files: &[(PathBuf, u64)], chunks: Vec<Chunk>, case: Case, until: Instant) -> Result<Vec<Instant>> {
     let times = Mutex::new(Vec::with_capacity(chunks.len()));
-    let note = |_: &Chunk, _: &[u8]| times.lock().unwrap_or_else(|e| e.into_inner()).push(Instant::now());
-    let staging = Staging::new(chunks, case.depth, case.request as usize, note).context("no memory for the reads")?;
+    let note = |_: Filled| times.lock().unwrap_or_else(|e| e.into_inner()).push(Instant::now());
+    let staging = Staging::new(chunks, case.depth, case.request as usize, &mut host_memory, note);
+    let staging = staging.context("no memory for the reads")?;
     let paths: Vec<&Path> = files.iter().map(|(path, _)| path.as_path()).collect();
     let options = LoadOptions { depth: case.depth, threads: case.depth, ..LoadOptions::default() };
     let notes = staging.until(until).read(&paths, &options)?;

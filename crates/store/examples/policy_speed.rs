@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use sluice_store::experts::{ExpertCache, Policy};
+use sluice_store::experts::{Policy, Residency};
 
 fn main() {
     let sizes: Vec<usize> = std::env::args().skip(1).map(|a| a.parse().expect("a number")).collect();
     let [layers, experts, k, slots] = sizes.try_into().unwrap_or([60, 512, 10, 6000]);
     println!("{layers} layers of {experts} experts, {k} per token, {slots} slots");
     for policy in Policy::ALL {
-        let mut cache = ExpertCache::new(&vec![experts; layers], slots, policy, &[]);
+        let mut cache = Residency::new(&vec![experts; layers], &[slots], policy, &[]);
         let mut state = 1u64;
         let mut random = move |of: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -5,12 +5,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, mpsc};
 
 use proptest::prelude::*;
-use sluice_store::load::{self, Chunk, Staging};
+
+use sluice_store::load::{self, Chunk, Filled, Staging};
 use sluice_store::{
-    Checkpoint, Dtype, LoadMode, LoadOptions, Loading, TensorPlan, Writer, drop_cached, resident_bytes, shard_name,
+    Checkpoint, Dtype, LoadMode, LoadOptions, Loading, TensorPlan, Writer, drop_cached, host_memory, resident_bytes,
+    shard_name,
 };
 use tempfile::TempDir;
 
@@ -132,11 +134,19 @@ proptest! {
         fs::write(&path, &bytes).unwrap();
         let chunks = (0..len).step_by(size).map(|at| Chunk { file: 0, offset: at as u64, len: size.min(len - at) });
         let seen = Mutex::new(vec![None; len.div_ceil(size)]);
-        let staging = Staging::new(chunks, buffers, size, |chunk: &Chunk, bytes: &[u8]| {
-            let before = seen.lock().unwrap()[chunk.offset as usize / size].replace(bytes.to_vec());
+        // Some buffers are given back only later, by another thread, as when a device has copied them.
+        let (copies, copied) = mpsc::channel::<Filled>();
+        let copying = std::thread::spawn(move || copied.into_iter().for_each(drop));
+        let staging = Staging::new(chunks, buffers, size, &mut host_memory, |filled: Filled| {
+            let before = seen.lock().unwrap()[filled.chunk().offset as usize / size].replace(filled.to_vec());
             assert!(before.is_none());
+            if len % 2 == 0 {
+                copies.send(filled).unwrap();
+            }
         });
         staging.unwrap().read(&[&path], &LoadOptions { depth: 3, ..LoadOptions::default() }).unwrap();
+        drop(copies);
+        copying.join().unwrap();
         let seen: Vec<u8> = seen.into_inner().unwrap().into_iter().flat_map(Option::unwrap).collect();
         prop_assert!(seen == bytes);
     }

@@ -9,7 +9,7 @@ use sluice_kernels::elementwise;
 use sluice_kernels::matmul::{Encoding, Matrix};
 
 use super::matmul::{Crew, Encoded, MOST_ROWS, Needs, Worker, block_rows, part, tile};
-use super::memory::{Place, Weight};
+use super::memory::{MATRIX_PARTS, Place, Weight};
 use crate::{ExpertMatrix, ExpertPart, Experts, Linear, Mlp, Routing};
 
 /// A projection: rows of a matrix, where its checkpoint has it or in memory that it was read to.
@@ -18,7 +18,7 @@ pub struct Operand {
     pub weight: usize,
     row: usize,
     rows: usize,
-    read: Option<[Run; 3]>,
+    read: Option<[Run; MATRIX_PARTS]>,
 }
 
 /// Some bytes in memory: elements, scales or biases.
@@ -43,7 +43,7 @@ impl Operand {
     ///
     /// # Safety
     /// The memory stays as it is for as long as [`Operand::matrix`] is asked for and used.
-    unsafe fn read_to(self, arrays: [&[u8]; 3]) -> Operand {
+    unsafe fn read_to(self, arrays: [&[u8]; MATRIX_PARTS]) -> Operand {
         Operand { read: Some(arrays.map(|a| Run(a.as_ptr(), a.len()))), ..self }
     }
 
@@ -73,21 +73,18 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// The unit with its matrices in memory that an expert was read to: the nine arrays in order.
+    /// The unit with its matrices in memory that an expert was read to: all arrays of its operands, in order.
     ///
     /// # Safety
     /// The memory stays as it is for as long as the unit is used.
     pub unsafe fn read_to<'a>(self, array: impl Fn(usize) -> &'a [u8]) -> Unit {
-        let three = |i: usize| [array(i), array(i + 1), array(i + 2)];
-        // SAFETY: as the caller vouches.
-        unsafe {
-            Unit {
-                gate: self.gate.read_to(three(0)),
-                up: self.up.read_to(three(3)),
-                down: self.down.read_to(three(6)),
-                ..self
-            }
-        }
+        let read = |(i, operand): (usize, Operand)| {
+            // SAFETY: as the caller vouches.
+            unsafe { operand.read_to(std::array::from_fn(|part| array(i * MATRIX_PARTS + part))) }
+        };
+        let mut operands = [self.gate, self.up, self.down].into_iter().enumerate().map(read);
+        let mut next = || operands.next().expect("as many as went in");
+        Unit { gate: next(), up: next(), down: next(), ..self }
     }
 }
 
@@ -121,7 +118,7 @@ pub fn operands(experts: &Experts, expert: usize) -> [Operand; 3] {
 
 impl Operand {
     /// Its bytes in the checkpoint: elements, scales, biases.
-    pub fn bytes(&self, weights: &[Weight]) -> [sluice_store::Bytes; 3] {
+    pub fn bytes(&self, weights: &[Weight]) -> [sluice_store::Bytes; MATRIX_PARTS] {
         weights[self.weight].rows_bytes(self.row..self.row + self.rows)
     }
 }

@@ -274,6 +274,9 @@ impl<T: Default> PerThread<T> {
     }
 }
 
+/// Arrays of a matrix: elements, scales, biases, of which some forms leave some empty.
+pub const MATRIX_PARTS: usize = 3;
+
 /// A weight matrix where its checkpoint has it, which may not be there yet.
 pub struct Weight {
     source: MatrixSource,
@@ -341,7 +344,7 @@ impl Weight {
     }
 
     /// Elements, scales and biases of some rows, whether they are there or not.
-    pub fn rows_bytes(&self, rows: Range<usize>) -> [Bytes; 3] {
+    pub fn rows_bytes(&self, rows: Range<usize>) -> [Bytes; MATRIX_PARTS] {
         self.parts().map(|bytes| {
             let row = bytes.len() / self.rows();
             bytes.slice(rows.start * row..rows.end * row)
@@ -360,7 +363,7 @@ impl Weight {
         self.source.cols
     }
 
-    fn parts(&self) -> [&Bytes; 3] {
+    fn parts(&self) -> [&Bytes; MATRIX_PARTS] {
         [&self.source.data, &self.source.scales, &self.source.biases]
     }
 

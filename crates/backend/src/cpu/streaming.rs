@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use sluice_store::experts::{ExpertStats, ExpertStore, Next};
-use sluice_store::{Bytes, Error};
+use sluice_store::experts::{ExpertStats, ExpertStore, FetchId, Next};
+use sluice_store::{Bytes, Error, host_memory};
 
 use super::experts::{self, Carry, Operand, Plan, SharedDown, Unit};
 use super::matmul::{self, Crew, Encoded};
@@ -61,6 +61,8 @@ const WAVE: usize = 8;
 
 pub struct Streaming {
     pub store: ExpertStore,
+    /// What the layer at hand has asked for.
+    fetch: Option<FetchId>,
     lookahead: Trial,
     /// How the fetch under way goes: experts are computed as they come, and their outputs kept until all are there; or they are taken in ascending order,
     /// and only sums are kept.
@@ -79,7 +81,7 @@ pub struct Streaming {
     likeliest: Vec<(f32, u32)>,
     /// Rows whose experts could not be read, and why the first of them could not.
     failed_rows: Vec<u32>,
-    error: Option<Error>,
+    error: Option<Arc<Error>>,
     last_step: Option<Instant>,
 }
 
@@ -95,7 +97,7 @@ impl Streaming {
             experts::operands(experts, e).iter().flat_map(|o| o.bytes(weights)).collect()
         };
         let sources = layers.iter().map(|l| (0..l.count).map(|e| arrays(l, e)));
-        let store = ExpertStore::open(sources, k, options)?;
+        let store = ExpertStore::open(sources, k, options, &mut host_memory)?;
         for layer in layers {
             for expert in 0..layer.count {
                 experts::operands(layer, expert).iter().for_each(|o| weights[o.weight].streamed = true);
@@ -104,6 +106,7 @@ impl Streaming {
         let most = layers.iter().map(|l| l.count).max().unwrap_or(0);
         Ok(Streaming {
             store,
+            fetch: None,
             lookahead: Trial::new(lookahead),
             as_they_come: true,
             ahead: options.ahead,
@@ -135,7 +138,15 @@ impl Streaming {
             }
             self.last_step = self.as_they_come.then_some(now);
         }
-        self.store.fetch(layer, &plan.wanted, &plan.tokens, !self.as_they_come);
+        self.fetch = Some(self.store.fetch(layer, &plan.wanted, &plan.tokens, !self.as_they_come));
+    }
+
+    fn fetched(&self) -> FetchId {
+        self.fetch.expect("experts are asked for before they are used")
+    }
+
+    fn next(&mut self, wait: bool) -> Next {
+        self.store.next(self.fetched(), wait)
     }
 
     pub fn as_they_come(&self) -> bool {
@@ -181,7 +192,7 @@ impl Streaming {
         self.done.clear();
         self.done.resize(count, false);
         while self.positions.len() < count {
-            match self.store.next(false) {
+            match self.next(false) {
                 Next::Expert(i) => {
                     self.positions.push(i);
                     plan.units[i] = self.read_to(i, plan.units[i]);
@@ -200,16 +211,16 @@ impl Streaming {
     fn read_to(&self, i: usize, unit: Unit) -> Unit {
         // SAFETY: the expert was handed over, and is released only when the rounds with its unit are over; the plan is filled anew before its
         // units are used again.
-        unsafe { unit.read_to(|array| self.store.array(i, array)) }
+        unsafe { unit.read_to(|array| self.store.array(self.fetched(), i, array)) }
     }
 
     pub fn release_all(&mut self, plan: &Plan) {
-        (0..plan.units.len()).for_each(|i| self.store.release(i));
+        (0..plan.units.len()).for_each(|i| self.store.release(self.fetched(), i));
     }
 
     /// Notes that the expert at position `i` of what was fetched cannot be read: its tokens' rows are lost.
     fn fail(&mut self, plan: &Plan, i: usize) {
-        let error = self.store.take_error(i);
+        let error = self.store.take_error(self.fetched(), i);
         self.error.get_or_insert(error);
         let unit = &plan.units[i];
         self.failed_rows.extend_from_slice(&plan.order[unit.from..unit.from + unit.tokens]);
@@ -336,7 +347,7 @@ impl Streaming {
                 first = false;
                 for &i in &self.positions[from..handed] {
                     self.done[i] = true;
-                    self.store.release(i);
+                    self.store.release(self.fetched(), i);
                 }
             }
             if over {
@@ -366,7 +377,7 @@ impl Streaming {
                 *handed += 1;
                 continue;
             }
-            match self.store.next(self.wave.is_empty()) {
+            match self.next(self.wave.is_empty()) {
                 Next::Expert(i) => {
                     plan.units[i] = self.read_to(i, plan.units[i]);
                     self.positions.push(i);

@@ -63,6 +63,11 @@ impl Forecast {
         experts.iter().map(of_layer).fold(0, u64::saturating_add)
     }
 
+    /// Nothing is foretold.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
     /// What it takes in memory.
     pub fn bytes(&self) -> usize {
         let floats = |l: &Layer| {

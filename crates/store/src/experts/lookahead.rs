@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{ExpertStore, Item};
+use super::store::ExpertStore;
 
 /// What is foreseen.
 pub(super) struct Ahead {
@@ -27,7 +27,7 @@ impl Ahead {
 }
 
 impl ExpertStore {
-    /// Names experts of a layer that will probably be asked for, the likeliest first: they are read when no other read is under way, or (behind an ordered
+    /// Names experts of a layer that will probably be asked for, the likeliest first: they are read when no other read is in flight, or (behind an ordered
     /// fetch) none is left to begin with. Said again of the same layer, it takes the place of what has not begun.
     pub fn foresee(&mut self, layer: usize, experts: &[u32]) {
         // Reads that are over by now do not keep these waiting.
@@ -55,11 +55,12 @@ impl ExpertStore {
         let right = self.ahead.predicted.iter().filter(|e| wanted.binary_search(e).is_ok()).count();
         self.stats.predicted += self.ahead.predicted.len() as u64;
         self.stats.predicted_right += right as u64;
-        let class = &self.classes[self.layers[layer].class];
-        let of = |e: &u32| class.cache.slot(layer, *e as usize).map(|s| class.first + s);
-        let read = self.ahead.predicted.iter().filter(|e| of(e).is_some_and(|s| self.ahead.slots.contains(&s)));
-        for expert in read {
-            match wanted.binary_search(expert) {
+        for i in 0..self.ahead.predicted.len() {
+            let expert = self.ahead.predicted[i];
+            if !self.slot(layer, expert as usize).is_some_and(|slot| self.ahead.slots.contains(&slot)) {
+                continue;
+            }
+            match wanted.binary_search(&expert) {
                 Ok(_) => self.stats.foreseen += 1,
                 Err(_) => self.stats.read_in_vain += 1,
             }
@@ -71,28 +72,25 @@ impl ExpertStore {
     /// Look-ahead gives its slots back; those that are still written to are free when that is over.
     pub(super) fn give_up_foreseen(&mut self) {
         while let Some(slot) = self.ahead.slots.pop() {
-            self.slots[slot as usize].foreseen = false;
+            self.state(slot).foreseen = false;
             self.let_go(slot);
         }
     }
 
     /// Begins to read what look-ahead named, if nothing else is read.
     pub(super) fn look_ahead(&mut self) {
-        // In order, what is under way will be used up in time, and the disk need not pause between layers.
-        if self.reads.under_way() > 0 && !self.fetch.ordered || self.fetch.items.contains(&Item::Missing) {
+        // In order, what is in flight will be used up in time, and the disk need not pause between layers.
+        if self.reads.in_flight() > 0 && !self.goes_in_order() || self.is_missing_some() {
             return;
         }
         while let Some((layer, expert)) = self.ahead.queue.pop_front() {
             let (layer, expert) = (layer as usize, expert as usize);
-            let class = self.layers[layer].class;
-            if self.classes[class].cache.slot(layer, expert).is_some() {
+            if self.slot(layer, expert).is_some() {
                 continue;
             }
-            let Some(slot) = self.classes[class].cache.place(layer, expert) else { break };
-            let slot = self.classes[class].first + slot;
+            let Some(slot) = self.place(layer, expert) else { break };
             self.ahead.slots.push(slot);
-            self.slots[slot as usize].foreseen = true;
-            self.begin(layer, expert, slot);
+            self.state(slot).foreseen = true;
         }
         self.submit();
     }

@@ -5,8 +5,13 @@
 
 use fastrand::Rng;
 
+use super::layout::Layer;
+use super::requests::{self, Request, Requests};
+use super::store::request;
 use super::*;
+use crate::error::Error;
 use crate::load::ALIGNMENT;
+use crate::memory::host_memory;
 
 /// True in `percent` of a hundred cases.
 fn chance(random: &mut Rng, percent: u64) -> bool {
@@ -27,7 +32,7 @@ fn is_right(offset: u64, bytes: &[u8]) -> bool {
 /// A disk that keeps reads for as long as it likes.
 struct Scripted {
     random: Rng,
-    waiting: Vec<Read>,
+    waiting: Vec<Request>,
     /// Percent of the reads that fail; that are done when somebody looks.
     failing: u64,
     done: u64,
@@ -38,7 +43,7 @@ unsafe impl Send for Scripted {}
 
 impl Scripted {
     /// Writes to a part of the memory: what the disk holds, or anything, as long as the read is not over.
-    fn write(&mut self, read: &Read, sound: bool) {
+    fn write(&mut self, read: &Request, sound: bool) {
         let room = read.len.next_multiple_of(ALIGNMENT);
         // SAFETY: memory that was lent until the read is over.
         let memory = unsafe { std::slice::from_raw_parts_mut(read.memory, room) };
@@ -53,8 +58,8 @@ impl Scripted {
     }
 }
 
-impl reads::Disk for Scripted {
-    fn push(&mut self, read: Read) {
+impl requests::Disk for Scripted {
+    fn push(&mut self, read: Request) {
         // Whatever was in the memory is gone at once, in most cases.
         if chance(&mut self.random, 80) {
             self.write(&read, false);
@@ -62,7 +67,7 @@ impl reads::Disk for Scripted {
         self.waiting.push(read);
     }
 
-    fn reap(&mut self, wait: bool, each: &mut dyn FnMut(reads::Done)) {
+    fn reap(&mut self, wait: bool, each: &mut dyn FnMut(requests::Done)) {
         let mut over = 0;
         while !self.waiting.is_empty() && (chance(&mut self.random, self.done) || wait && over == 0) {
             let i = self.random.usize(..self.waiting.len());
@@ -71,7 +76,7 @@ impl reads::Disk for Scripted {
             self.write(&read, !fails);
             let cause = || std::io::Error::from_raw_os_error(libc::EIO);
             let error = || Error::Read { path: "disk".into(), tensor: None, offset: read.offset, cause: cause() };
-            each(reads::Done { tag: read.tag, error: fails.then(error) });
+            each(requests::Done { tag: read.tag, error: fails.then(error) });
             over += 1;
         }
     }
@@ -106,18 +111,29 @@ fn layers(random: &mut Rng) -> (Vec<Layer>, Places) {
     (layers, places)
 }
 
-struct Run {
+/// A layer that takes its turn: what it asked for, and what it was answered.
+struct Turn {
+    fetch: FetchId,
+    layer: usize,
+    wanted: Vec<u32>,
+    ordered: bool,
+    answered: Vec<bool>,
+}
+
+struct Schedule {
     random: Rng,
     store: ExpertStore,
     places: Places,
-    /// Who was handed over and not released.
-    held: Vec<(usize, usize)>,
+    /// Fetches that are not over.
+    turns: Vec<Turn>,
+    /// (Turn's fetch, layer, position, expert) of who was handed over and not released.
+    held: Vec<(FetchId, usize, usize, usize)>,
     failing: bool,
     wrong: Option<String>,
 }
 
-impl Run {
-    fn new(seed: u64, sound: bool) -> Run {
+impl Schedule {
+    fn new(seed: u64, sound: bool) -> Schedule {
         let mut random = Rng::with_seed(seed);
         let (layers, places) = layers(&mut random);
         let most = 1 + random.usize(..6);
@@ -137,7 +153,7 @@ impl Run {
             let copy = layers.to_vec();
             let disk = Scripted { random: Rng::with_seed(seed), waiting: Vec::new(), failing, done };
             let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };
-            ExpertStore::with(copy, Reads::scripted(Box::new(disk)), most, options, none)
+            ExpertStore::with(copy, Requests::scripted(Box::new(disk)), most, options, &mut host_memory, none)
         };
         let least = match fits(&layers, &options) {
             Err(Error::ExpertBudget { needed, .. }) => needed,
@@ -145,7 +161,7 @@ impl Run {
         };
         options.budget = least + [0, 0, 20_000, 200_000][random.usize(..4)];
         let store = fits(&layers, &options).unwrap();
-        Run { random, store, places, held: Vec::new(), failing: !sound, wrong: None }
+        Schedule { random, store, places, turns: Vec::new(), held: Vec::new(), failing: !sound, wrong: None }
     }
 
     fn experts(&self, layer: usize) -> usize {
@@ -153,10 +169,10 @@ impl Run {
     }
 
     /// What was handed over is what was asked for.
-    fn check(&mut self, layer: usize, when: &str) {
-        for &(position, expert) in &self.held {
+    fn check(&mut self, when: &str) {
+        for &(fetch, layer, position, expert) in &self.held {
             for (array, place) in self.places[layer][expert].iter().enumerate() {
-                if !is_right(place.start, self.store.array(position, array)) {
+                if !is_right(place.start, self.store.array(fetch, position, array)) {
                     self.wrong = Some(format!("{when}: layer {layer} expert {expert} array {array}"));
                 }
             }
@@ -169,8 +185,8 @@ impl Run {
         self.store.foresee(layer, &guessed);
     }
 
-    /// A layer's turn, as a backend takes it.
-    fn layer(&mut self, layer: usize) {
+    /// A layer's turn begins.
+    fn begin(&mut self, layer: usize) {
         let n = self.experts(layer);
         let count = if chance(&mut self.random, 30) { n } else { 1 + self.random.usize(..n.min(6)) };
         let mut wanted: Vec<u32> = (0..n as u32).collect();
@@ -180,54 +196,55 @@ impl Run {
         }
         let tokens = vec![1; wanted.len()];
         let ordered = chance(&mut self.random, 40);
-        self.store.fetch(layer, &wanted, &tokens, ordered);
-        let next = (layer + 1) % self.places.len();
-        if chance(&mut self.random, 50) {
+        let fetch = self.store.fetch(layer, &wanted, &tokens, ordered);
+        let answered = vec![false; wanted.len()];
+        self.turns.push(Turn { fetch, layer, wanted, ordered, answered });
+    }
+
+    /// Takes a wave of experts of one of the turns, as a backend does; a turn that is over goes.
+    fn wave(&mut self) {
+        let which = self.random.usize(..self.turns.len());
+        let next = (self.turns[which].layer + 1) % self.places.len();
+        let wave = 1 + self.random.usize(..4);
+        let turn = &mut self.turns[which];
+        let mut over = false;
+        // 1. some that are there, or one that is waited for
+        while self.held.len() < wave && !over {
+            let wait = self.held.is_empty();
+            match self.store.next(turn.fetch, wait) {
+                Next::Expert(i) => {
+                    assert!(!std::mem::replace(&mut turn.answered[i], true), "handed over twice");
+                    assert!(!turn.ordered || turn.answered[..i].iter().all(|a| *a), "out of order");
+                    self.held.push((turn.fetch, turn.layer, i, turn.wanted[i] as usize));
+                }
+                Next::Failed(i) => {
+                    assert!(!std::mem::replace(&mut turn.answered[i], true), "answered twice");
+                    assert!(self.failing, "nothing fails in this schedule");
+                    let error = self.store.take_error(turn.fetch, i);
+                    assert!(matches!(*error, Error::Read { .. }), "{error}");
+                }
+                Next::Later => {
+                    assert!(!wait);
+                    break;
+                }
+                Next::Over => over = true,
+            }
+        }
+        // 2. computed with, while the disk goes on
+        self.check("handed over");
+        if chance(&mut self.random, 20) {
             self.foresee(next);
         }
-        let mut answered = vec![false; wanted.len()];
-        let wave = 1 + self.random.usize(..4);
-        'over: loop {
-            // 1. some that are there, or one that is waited for
-            while self.held.len() < wave {
-                let wait = self.held.is_empty();
-                match self.store.next(wait) {
-                    Next::Expert(i) => {
-                        assert!(!std::mem::replace(&mut answered[i], true), "handed over twice");
-                        assert!(!ordered || answered[..i].iter().all(|a| *a), "out of order");
-                        self.held.push((i, wanted[i] as usize));
-                    }
-                    Next::Failed(i) => {
-                        assert!(!std::mem::replace(&mut answered[i], true), "answered twice");
-                        assert!(self.failing, "nothing fails in this schedule");
-                        let error = self.store.take_error(i);
-                        assert!(matches!(error, Error::Read { .. }), "{error}");
-                    }
-                    Next::Later => {
-                        assert!(!wait);
-                        break;
-                    }
-                    Next::Over => {
-                        if self.held.is_empty() {
-                            break 'over;
-                        }
-                        break;
-                    }
-                }
-            }
-            // 2. computed with, while the disk goes on
-            self.check(layer, "handed over");
-            if chance(&mut self.random, 20) {
+        self.check("computing");
+        for (fetch, _, position, _) in std::mem::take(&mut self.held) {
+            self.store.release(fetch, position);
+        }
+        if over {
+            let turn = self.turns.swap_remove(which);
+            assert!(turn.answered.iter().all(|a| *a), "an expert was forgotten");
+            if chance(&mut self.random, 30) {
                 self.foresee(next);
             }
-            self.check(layer, "computing");
-            for (position, _) in std::mem::take(&mut self.held) {
-                self.store.release(position);
-            }
-        }
-        assert!(answered.iter().all(|a| *a), "an expert was forgotten");
-        if chance(&mut self.random, 30) {
-            self.foresee(next);
         }
     }
 }
@@ -236,23 +253,36 @@ fn schedules() -> u64 {
     std::env::var("SLUICE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000)
 }
 
-/// What goes wrong in a schedule, if anything does.
-fn schedule(seed: u64, sound: bool) -> Option<String> {
-    let mut run = Run::new(seed, sound);
-    for _ in 0..1 + run.random.usize(..12) {
-        for layer in 0..run.places.len() {
-            run.layer(layer);
-            if run.wrong.is_some() {
-                return run.wrong;
+/// What goes wrong in a schedule with so many layers' turns at once, if anything does.
+fn schedule(seed: u64, sound: bool, at_once: usize) -> Option<String> {
+    let mut schedule = Schedule::new(seed, sound);
+    let layers = schedule.places.len();
+    for turn in 0..(1 + schedule.random.usize(..12)) * layers {
+        schedule.begin(turn % layers);
+        while schedule.turns.len() >= at_once {
+            schedule.wave();
+            if schedule.wrong.is_some() {
+                return schedule.wrong;
             }
         }
+        if chance(&mut schedule.random, 50) {
+            schedule.foresee((turn + 1) % layers);
+        }
     }
-    None
+    while !schedule.turns.is_empty() {
+        schedule.wave();
+    }
+    schedule.wrong
 }
 
 #[test]
 fn every_expert_is_the_right_one_or_has_failed_with_an_error() {
-    let went = |seed| std::panic::catch_unwind(|| schedule(seed, seed % 3 == 0)).unwrap_or(Some("panicked".into()));
+    // Half of them one layer's turn after the other, the others up to five at once.
+    let at_once = |seed: u64| (seed / 3 % 10).saturating_sub(4).max(1) as usize;
+    let went = |seed: u64| {
+        std::panic::catch_unwind(|| schedule(seed, seed.is_multiple_of(3), at_once(seed)))
+            .unwrap_or(Some("panicked".into()))
+    };
     let wrong: Vec<(u64, String)> = (0..schedules()).filter_map(|seed| Some((seed, went(seed)?))).collect();
     assert!(wrong.is_empty(), "{} schedules went wrong, such as {:?}", wrong.len(), &wrong[..wrong.len().min(5)]);
 }
@@ -263,7 +293,7 @@ fn store_of(experts: usize, bytes: u64, options: &ExpertOptions) -> Result<Exper
     (0..experts as u64).for_each(|e| layer.add(1, vec![(0, e * bytes..(e + 1) * bytes, 0)]));
     let disk = Scripted { random: Rng::with_seed(1), waiting: Vec::new(), failing: 0, done: 50 };
     let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };
-    ExpertStore::with(vec![layer], Reads::scripted(Box::new(disk)), 1, options, none)
+    ExpertStore::with(vec![layer], Requests::scripted(Box::new(disk)), 1, options, &mut host_memory, none)
 }
 
 #[test]
@@ -272,10 +302,26 @@ fn an_expert_of_many_requests_comes_when_the_last_is_over() {
     let pages = (1 << 16) + 3;
     let options = ExpertOptions { request: 1, ..ExpertOptions::default() };
     let mut store = store_of(1, pages * ALIGNMENT as u64, &options).unwrap();
-    store.fetch(0, &[0], &[1], false);
-    assert_eq!(store.next(true), Next::Expert(0));
+    let fetch = store.fetch(0, &[0], &[1], false);
+    assert_eq!(store.next(fetch, true), Next::Expert(0));
     assert_eq!(store.stats.reads, pages);
-    assert!(is_right(0, store.array(0, 0)));
+    assert!(is_right(0, store.array(fetch, 0, 0)));
+}
+
+#[test]
+fn fetches_that_want_the_same_expert_share_one_read() {
+    let mut store = store_of(4, 3 * ALIGNMENT as u64, &ExpertOptions::default()).unwrap();
+    let [a, b] = [[0, 2], [2, 3]].map(|wanted| store.fetch(0, &wanted, &[1, 1], true));
+    let mut positions = Vec::new();
+    for fetch in [b, a, b, a] {
+        let Next::Expert(i) = store.next(fetch, true) else { panic!("nothing fails") };
+        positions.push((fetch, i));
+    }
+    assert_eq!(positions, [(b, 0), (a, 0), (b, 1), (a, 1)]);
+    // Expert 2 stays until both have given it back.
+    store.release(a, 1);
+    assert!(is_right(2 * 3 * ALIGNMENT as u64, store.array(b, 0, 0)));
+    assert_eq!(store.stats.read_bytes, 3 * 3 * ALIGNMENT as u64);
 }
 
 #[test]
@@ -283,7 +329,7 @@ fn requests_are_never_larger_than_the_kernel_moves_at_once() {
     for asked in [0, 1, 4097, 4 << 30, usize::MAX] {
         let request = request(&ExpertOptions { request: asked, ..ExpertOptions::default() });
         assert!(
-            (ALIGNMENT..=reads::MOST).contains(&request) && request.is_multiple_of(ALIGNMENT),
+            (ALIGNMENT..=requests::MOST).contains(&request) && request.is_multiple_of(ALIGNMENT),
             "{asked}: {request}"
         );
     }

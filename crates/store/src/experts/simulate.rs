@@ -1,6 +1,7 @@
 //! Recorded routing, and how often each policy would have had to read: the simulator drives the very cache that the expert store uses.
 
-use super::cache::{ExpertCache, Policy};
+use super::residency::Residency;
+use super::worth::Policy;
 
 /// What routers wanted, visit by visit, in the order in which layers were come to.
 #[derive(Clone, Debug, Default)]
@@ -72,34 +73,61 @@ impl Trace {
     }
 }
 
-/// How many experts have to be read when a cache that is empty at first serves the trace. All experts of a visit are in slots together.
+/// What came of serving a trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// By tier, the fastest first: uses that it served. What is read first is served by nobody.
+    pub hits: Vec<u64>,
+    /// Experts that had to be read.
+    pub misses: u64,
+    /// Experts that came to a faster tier.
+    pub rises: u64,
+}
+
+/// Serves the trace from tiers of so many slots, the fastest first, that are empty at first. All experts of a visit are in slots together, and at most
+/// `rises` of them then come to a faster tier.
 ///
 /// # Panics
-/// When the slots are fewer than [`Trace::widest`] and pinned experts together.
-pub fn misses(trace: &Trace, slots: usize, policy: Policy, pinned: &[(usize, usize)]) -> u64 {
-    let mut cache = ExpertCache::new(trace.experts(), slots, policy, pinned);
+/// When the slots of the last tier are fewer than [`Trace::widest`] and pinned experts together.
+pub fn serve(trace: &Trace, tiers: &[usize], rises: usize, policy: Policy, pinned: &[(usize, usize)]) -> Served {
+    let mut residency = Residency::new(trace.experts(), tiers, policy, pinned);
     let mut held = Vec::with_capacity(trace.widest());
-    let mut misses = 0;
+    let mut served = Served { hits: vec![0; tiers.len()], ..Served::default() };
     for (layer, wanted, tokens) in trace.visits() {
         // 1. those that are there
-        cache.visit(layer, wanted, tokens);
+        residency.visit(layer, wanted, tokens);
         held.clear();
         for &expert in wanted {
-            if let Some(slot) = cache.slot(layer, expert as usize) {
-                cache.hold(slot);
+            if let Some(slot) = residency.slot(layer, expert as usize) {
+                residency.hold(slot);
                 held.push(slot);
+                served.hits[residency.tier(slot)] += 1;
             }
         }
         // 2. those that are to be read
         for &expert in wanted {
-            if cache.slot(layer, expert as usize).is_none() {
-                held.push(cache.place(layer, expert as usize).expect("slots for all experts of a visit"));
-                misses += 1;
+            if residency.slot(layer, expert as usize).is_none() {
+                held.push(residency.place(layer, expert as usize).expect("slots for all experts of a visit"));
+                served.misses += 1;
             }
         }
-        held.iter().for_each(|slot| cache.let_go(*slot));
+        held.iter().for_each(|slot| residency.let_go(*slot));
+        // 3. those that are worth a better place
+        for _ in 0..rises {
+            let Some(rise) = residency.rise() else { break };
+            residency.landed(&rise);
+            served.rises += 1;
+        }
     }
-    misses
+    served
+}
+
+/// How many experts have to be read when one tier that is empty at first serves the trace.
+///
+/// # Panics
+/// As [`serve`] does.
+pub fn misses(trace: &Trace, slots: usize, policy: Policy, pinned: &[(usize, usize)]) -> u64 {
+    serve(trace, &[slots], 0, policy, pinned).misses
 }
 
 /// The fewest misses that any policy could have: who is wanted last goes first (L. A. Belady, 1966). The experts of a visit are in slots together.

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use super::read::ReadFile;
 use super::{LoadMode, LoadOptions, Speeds, probe};
 use crate::error::Error;
-use crate::residency::resident_bytes;
+use crate::page_cache::resident_bytes;
 
 /// Files below this many bytes are mapped: no way of reading them takes long enough to matter.
 pub(crate) const SMALL: u64 = 64 << 20;

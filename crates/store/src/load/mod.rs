@@ -27,7 +27,7 @@ pub use probe::Speeds;
 #[doc(hidden)]
 pub use probe::remembered_speeds;
 pub(crate) use read::{ALIGNMENT, ReadFile, go_on_at, refuses_direct};
-pub use sink::{Chunk, Staging, measure_disk};
+pub use sink::{Chunk, Filled, Staging, measure_disk};
 pub(crate) use source::Source;
 
 /// The kernel reads less than 2 GiB at once, and counts a request's bytes in 32 bits.

@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::read::ReadFile;
-use super::sink::{Chunk, Staging};
+use super::sink::{Chunk, Filled, Staging};
 use super::{LoadMode, LoadOptions};
 use crate::atomic::AtomicFile;
 use crate::map::Map;
-use crate::residency::{drop_cached, resident_bytes};
+use crate::memory::host_memory;
+use crate::page_cache::{drop_cached, resident_bytes};
 use crate::small::read_small;
 
 /// Bytes that each way of reading is tried on, and the time after which no more is begun.
@@ -97,12 +98,13 @@ fn direct(file: &ReadFile, part: Range<u64>, options: &LoadOptions) -> Option<f6
     let size = options.request(LoadMode::Direct) as u64;
     let begun = Instant::now();
     let (read, late) = (AtomicU64::new(0), AtomicU64::new(0));
-    let count = |chunk: &Chunk, _: &[u8]| {
-        read.fetch_add(chunk.len as u64, Ordering::Relaxed);
+    let count = |filled: Filled| {
+        read.fetch_add(filled.len() as u64, Ordering::Relaxed);
         late.fetch_max(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
     };
     let chunks = part.step_by(size as usize).map(|offset| Chunk { file: 0, offset, len: size as usize });
-    let staging = Staging::new(chunks, options.depth, size as usize, count).ok()?.until(begun + PATIENCE);
+    let staging = Staging::new(chunks, options.depth, size as usize, &mut host_memory, count);
+    let staging = staging.ok()?.until(begun + PATIENCE);
     let notes = staging.read(&[&file.path], options).ok()?;
     let refused = notes.iter().any(|n| n.contains("buffered"));
     let time = Duration::from_nanos(late.into_inner()).as_secs_f64();

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use crate::error::Error;
-use crate::residency::{self, resident_bytes};
+use crate::page_cache::{self, resident_bytes};
 
 /// What direct reads must be aligned to: file systems ask for this or less, and one that asks for more refuses.
 pub(crate) const ALIGNMENT: usize = 4096;
@@ -104,7 +104,7 @@ impl ReadFile {
     /// To be called before buffered reads that should leave no trace: nothing is read ahead of what is asked for.
     pub fn read_nothing_ahead(&self) {
         // Where it cannot be had, more stays in the page cache.
-        let _ = residency::advise(&self.buffered, 0, 0, libc::POSIX_FADV_RANDOM);
+        let _ = page_cache::advise(&self.buffered, 0, 0, libc::POSIX_FADV_RANDOM);
     }
 
     /// From here on the file is read through the page cache.
@@ -243,7 +243,7 @@ impl ReadFile {
     pub fn wipe(&self, trace: &[(u64, u64)]) {
         for &(at, n) in trace {
             // What cannot be dropped stays: page cache is the kernel's to reclaim.
-            let _ = residency::drop_cached(&self.buffered, at, n);
+            let _ = page_cache::drop_cached(&self.buffered, at, n);
         }
     }
 }

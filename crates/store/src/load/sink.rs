@@ -4,13 +4,13 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::read::ReadFile;
 use super::{LoadMode, LoadOptions, ring, threads};
 use crate::error::Error;
-use crate::map::Map;
+use crate::memory::{Memory, host_memory};
 
 /// A part of a file that is read at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,16 +77,21 @@ pub(crate) enum Reader {
     Direct,
 }
 
-type Consumer<'a> = Box<dyn Fn(&Chunk, &[u8]) + Send + Sync + 'a>;
+type Consumer<'a> = Box<dyn Fn(Filled) + Send + Sync + 'a>;
 
 /// A sink of a few buffers, each emptied by a consumer before it is used again.
 pub struct Staging<'a> {
-    ring: Map,
+    ring: Arc<Ring>,
+    consumer: Consumer<'a>,
+    deadline: Option<Instant>,
+}
+
+/// The buffers, and which of them are free.
+struct Ring {
+    memory: Box<dyn Memory>,
     size: usize,
     state: Mutex<StagingState>,
     given_back: Condvar,
-    consumer: Consumer<'a>,
-    deadline: Option<Instant>,
 }
 
 struct StagingState {
@@ -96,42 +101,79 @@ struct StagingState {
     notes: Vec<String>,
 }
 
+impl Ring {
+    fn lock(&self) -> std::sync::MutexGuard<'_, StagingState> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn give_back(&self, buffer: usize) {
+        self.lock().free.push(buffer);
+        self.given_back.notify_all();
+    }
+}
+
+/// A chunk that was read, in a buffer that is read into again when this is dropped: for who copies it to a device, when the copy is done.
+pub struct Filled {
+    ring: Arc<Ring>,
+    chunk: Chunk,
+    memory: *const u8,
+    buffer: usize,
+}
+
+// SAFETY: nobody writes to the buffer as long as this is there, wherever it goes.
+unsafe impl Send for Filled {}
+// SAFETY: as above.
+unsafe impl Sync for Filled {}
+
+impl Filled {
+    pub fn chunk(&self) -> &Chunk {
+        &self.chunk
+    }
+}
+
+impl std::ops::Deref for Filled {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: inside a buffer of the ring, filled, and lent again only when this is dropped.
+        unsafe { std::slice::from_raw_parts(self.memory, self.chunk.len) }
+    }
+}
+
+impl Drop for Filled {
+    fn drop(&mut self) {
+        self.ring.give_back(self.buffer);
+    }
+}
+
 impl<'a> Staging<'a> {
-    /// `buffers` buffers (at least one) of `size` bytes (whole pages), for `chunks` in that order. `consumer(chunk, bytes)` is called once for each, in
-    /// any order and from any thread, with at most `buffers` of them read or under way.
+    /// `buffers` buffers (at least one) of `size` bytes (whole pages) in memory that `lend` gives, for `chunks` in that order. `consumer` is called once for each, in
+    /// any order and from any thread, with at most `buffers` of them in flight or not dropped by it.
+    ///
+    /// # Errors
+    /// When there is no memory.
     pub fn new(
         chunks: impl IntoIterator<Item = Chunk>,
         buffers: usize,
         size: usize,
-        consumer: impl Fn(&Chunk, &[u8]) + Send + Sync + 'a,
+        lend: &mut dyn FnMut(usize) -> io::Result<Box<dyn Memory>>,
+        consumer: impl Fn(Filled) + Send + Sync + 'a,
     ) -> io::Result<Staging<'a>> {
         let mut chunks: Vec<Chunk> = chunks.into_iter().collect();
         chunks.reverse();
         let buffers = buffers.max(1);
         let bytes = buffers.checked_mul(size).ok_or(io::ErrorKind::OutOfMemory)?;
-        let state = StagingState { chunks, free: (0..buffers).rev().collect(), error: None, notes: Vec::new() };
-        Ok(Staging {
-            ring: Map::image(bytes, true)?,
-            size,
-            state: Mutex::new(state),
-            given_back: Condvar::new(),
-            consumer: Box::new(consumer),
-            deadline: None,
-        })
+        let memory = lend(bytes)?;
+        assert!(memory.len() >= bytes, "less memory than was asked for");
+        let free = (0..buffers).rev().collect();
+        let state = Mutex::new(StagingState { chunks, free, error: None, notes: Vec::new() });
+        let ring = Arc::new(Ring { memory, size, state, given_back: Condvar::new() });
+        Ok(Staging { ring, consumer: Box::new(consumer), deadline: None })
     }
 
     /// Begins with no chunk after `deadline`.
     pub fn until(self, deadline: Instant) -> Staging<'a> {
         Staging { deadline: Some(deadline), ..self }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, StagingState> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    fn give_back(&self, lent: &Lent) {
-        self.lock().free.push(lent.buffer);
-        self.given_back.notify_all();
     }
 
     /// Reads `chunks` of the files at `paths` past the page cache (by buffered reads where that is refused) and hands each to the consumer.
@@ -151,7 +193,7 @@ impl<'a> Staging<'a> {
             let work = || threads::read(&files, &self, Reader::Direct);
             std::thread::scope(|scope| (0..options.threads).for_each(|_| drop(scope.spawn(work))));
         }
-        let mut state = self.lock();
+        let mut state = self.ring.lock();
         match state.error.take() {
             Some(error) => Err(error),
             None => Ok(std::mem::take(&mut state.notes)),
@@ -159,63 +201,55 @@ impl<'a> Staging<'a> {
     }
 }
 
-// SAFETY: a buffer's number is taken from the list of free ones when it is lent and put back when it is returned, so it is lent once at
-// a time; the ring lives as long as the sink.
+// SAFETY: a buffer's number is taken from the list of free ones when it is lent and put back when it is returned or what was read into it is dropped, so it is
+// lent once at a time; the ring lives as long as the sink.
 unsafe impl ChunkSink for Staging<'_> {
     fn next(&self, _: Reader, block: bool) -> Next {
-        let mut state = self.lock();
+        let mut state = self.ring.lock();
         loop {
             if state.chunks.is_empty() || state.error.is_some() || self.deadline.is_some_and(|d| Instant::now() > d) {
                 return Next::Done;
             }
             if let Some(buffer) = state.free.pop() {
                 let chunk = state.chunks.pop().expect("not empty");
-                assert!(chunk.len <= self.size, "a chunk is longer than its buffer");
+                assert!(chunk.len <= self.ring.size, "a chunk is longer than its buffer");
                 // SAFETY: buffer `buffer` lies inside the ring.
-                let memory = unsafe { self.ring.start().add(buffer * self.size) };
+                let memory = unsafe { self.ring.memory.start().add(buffer * self.ring.size) };
                 return Next::Read(Lent { chunk, memory, buffer });
             }
             if !block {
                 return Next::Later;
             }
-            state = self.given_back.wait(state).unwrap_or_else(|e| e.into_inner());
+            state = self.ring.given_back.wait(state).unwrap_or_else(|e| e.into_inner());
         }
     }
 
     fn filled(&self, lent: Lent) {
-        /// Gives the buffer back where the consumer panics, too: others wait for it.
-        struct Back<'a, 'b>(&'a Staging<'b>, Lent);
-        impl Drop for Back<'_, '_> {
-            fn drop(&mut self) {
-                self.0.give_back(&self.1);
-            }
-        }
-        let Back(_, lent) = &Back(self, lent);
-        // SAFETY: lent to us, filled, and given back only when `Back` goes.
-        let bytes = unsafe { std::slice::from_raw_parts(lent.memory, lent.chunk.len) };
-        (self.consumer)(&lent.chunk, bytes);
+        let Lent { chunk, memory, buffer } = lent;
+        (self.consumer)(Filled { ring: Arc::clone(&self.ring), chunk, memory, buffer });
     }
 
     fn failed(&self, lent: Lent, error: Error) {
-        self.lock().error.get_or_insert(error);
-        self.give_back(&lent);
+        self.ring.lock().error.get_or_insert(error);
+        self.ring.give_back(lent.buffer);
     }
 
     fn put_back(&self, lent: Lent) {
-        self.lock().chunks.push(lent.chunk);
-        self.give_back(&lent);
+        self.ring.lock().chunks.push(lent.chunk);
+        self.ring.give_back(lent.buffer);
     }
 
     fn note(&self, note: String) {
-        let mut state = self.lock();
+        let mut state = self.ring.lock();
         if !state.notes.contains(&note) {
             state.notes.push(note);
         }
     }
 
     fn fixed(&self) -> Vec<(*mut u8, usize)> {
+        let (start, size) = (self.ring.memory.start(), self.ring.size);
         // SAFETY: the buffers lie inside the ring.
-        (0..self.ring.len() / self.size).map(|i| unsafe { (self.ring.start().add(i * self.size), self.size) }).collect()
+        (0..self.ring.memory.len() / size).map(|i| unsafe { (start.add(i * size), size) }).collect()
     }
 }
 
@@ -235,7 +269,8 @@ pub fn measure_disk(files: &[&Path], limit: u64, options: &LoadOptions) -> Resul
         }
     }
     let first = files.first().copied().unwrap_or(Path::new(""));
-    let staging = Staging::new(chunks, options.depth, request, |_, _| ()).map_err(Error::io(first, "read"))?;
+    let staging =
+        Staging::new(chunks, options.depth, request, &mut host_memory, drop).map_err(Error::io(first, "read"))?;
     let start = Instant::now();
     let notes = staging.read(files, options)?;
     Ok((total, start.elapsed(), notes))

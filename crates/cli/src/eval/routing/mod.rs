@@ -6,6 +6,7 @@
 mod chart;
 mod report;
 mod statistics;
+mod tiers;
 
 use std::fs;
 use std::io::{self, Write};

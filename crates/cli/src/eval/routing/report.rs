@@ -11,6 +11,7 @@ use sluice_store::experts::simulate;
 
 use super::chart::{Chart, Series};
 use super::statistics::{Guesses, Routing, share_of_hottest};
+use super::tiers::Tiers;
 
 /// Tokens within which used experts are counted.
 const WINDOWS: [usize; 5] = [3, 10, 30, 100, 300];
@@ -41,6 +42,7 @@ pub struct Report {
     /// By layer: uses of each expert.
     uses: Vec<Vec<u64>>,
     pools: Vec<Pool>,
+    tiers: Vec<Tiers>,
 }
 
 /// Misses of a pool of slots, the whole text through.
@@ -83,6 +85,7 @@ impl Report {
             lookahead,
             uses: (0..layers).map(|l| routing.uses(l)).collect(),
             pools: pools(routing, threads),
+            tiers: Tiers::of(routing, |n, each| parallel(n, threads, each)),
         }
     }
 
@@ -156,7 +159,9 @@ impl Report {
                 row
             })
             .collect();
-        text + &table("slots", header, &rows)
+        text += &table("slots", header, &rows);
+        text += "\nuses served by two tiers of slots and the disk; what the faster would serve of the hottest experts, were they known\n";
+        text + &table("fast slots", Tiers::header(), &self.tiers.iter().map(|t| t.row(percent)).collect::<Vec<_>>())
     }
 
     pub fn to_json(&self) -> Value {
@@ -195,6 +200,7 @@ impl Report {
             },
             "uses": self.uses,
             "pools": pools,
+            "tiers": self.tiers.iter().map(Tiers::to_json).collect::<Vec<_>>(),
         })
     }
 
@@ -202,10 +208,10 @@ impl Report {
     ///
     /// | column | |
     /// |---|---|
-    /// | `statistic` | `diversity`, `overlap`, `lru_hits`, `guessed`, `uses`, `misses` or `gap_closed` |
+    /// | `statistic` | `diversity`, `overlap`, `lru_hits`, `guessed`, `uses`, `misses`, `gap_closed` or `tiers` |
     /// | `layer` | among those that have experts, from 0; `all` for what has no layer |
-    /// | `series` | of guesses, what they come from; of misses, the policy; else empty |
-    /// | `x` | tokens of the window, entries of the cache, number of the expert, slots of the pool; else empty |
+    /// | `series` | of guesses, what they come from; of misses, the policy; of tiers, who served, experts that rose per token, what the hottest would serve; else empty |
+    /// | `x` | tokens of the window, entries of the cache, number of the expert, slots of the pool or of the faster tier; else empty |
     /// | `value` | a share from 0 to 1; of uses and misses, how many |
     pub fn to_csv(&self) -> String {
         let mut csv = "statistic,layer,series,x,value\n".to_owned();
@@ -235,6 +241,9 @@ impl Report {
                 row("gap_closed", &"all", policy.name(), Some(pool.slots), pool.gap_closed(policy).unwrap_or(f64::NAN));
             }
             row("misses", &"all", "belady", Some(pool.slots), pool.belady as f64);
+        }
+        for (series, slots, value) in self.tiers.iter().flat_map(Tiers::figures) {
+            row("tiers", &"all", series, Some(slots), value);
         }
         csv
     }

@@ -1,10 +1,10 @@
-//! Visits and evictions of the expert cache allocate nothing, from the first.
+//! Visits and evictions among tiers allocate nothing, from the first.
 
 #[path = "../../../tests/counting.rs"]
 mod counting;
 
 use counting::allocations;
-use sluice_store::experts::{ExpertCache, Policy};
+use sluice_store::experts::{Policy, Residency};
 
 #[test]
 fn a_visit_allocates_nothing() {
@@ -16,7 +16,7 @@ fn a_visit_allocates_nothing() {
         (state >> 33) as u32 % of
     };
     for policy in Policy::ALL {
-        let mut cache = ExpertCache::new(&[EXPERTS as usize; LAYERS], 100, policy, &[(1, 7), (3, 0)]);
+        let mut cache = Residency::new(&[EXPERTS as usize; LAYERS], &[24, 76], policy, &[(1, 7), (3, 0)]);
         let (mut wanted, mut tokens, mut held) =
             (Vec::with_capacity(64), Vec::with_capacity(64), Vec::with_capacity(64));
         let made = allocations(|| {

@@ -1,0 +1,153 @@
+//! What a layer has asked for: each expert with how far it has come. Several fetches may go on at once.
+
+use std::sync::Arc;
+
+use super::reads::Ticket;
+use crate::error::Error;
+
+/// A fetch that was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FetchId {
+    pub(super) index: u32,
+    pub(super) number: u64,
+}
+
+/// What [`super::ExpertStore::next`] has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The expert at this position of what was asked for is there until it is released.
+    Expert(usize),
+    /// The expert at this position cannot be read: [`super::ExpertStore::take_error`] says why.
+    Failed(usize),
+    /// More are on their way.
+    Later,
+    /// All were handed over.
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Item {
+    /// Not there, and no read was begun.
+    Missing,
+    /// There as soon as this read is over.
+    Coming(Ticket),
+    /// In this slot, and not handed over.
+    There(u32),
+    /// Its error is among the fetch's.
+    Failed,
+    /// The caller has it.
+    HandedOver(u32),
+    Over,
+}
+
+/// The experts that a layer asked for.
+#[derive(Debug, Default)]
+pub(super) struct Fetch {
+    /// Which fetch this is, of all; 0 if none.
+    pub number: u64,
+    pub layer: usize,
+    pub wanted: Vec<u32>,
+    pub items: Vec<Item>,
+    /// (Item, why it cannot be read)
+    errors: Vec<(u32, Arc<Error>)>,
+    /// Everything before was handed over, or (unordered) begun with.
+    pub next: usize,
+    pub ordered: bool,
+    /// Items that are not handed over; that are not over.
+    left: usize,
+    open: usize,
+}
+
+impl Fetch {
+    /// With room for so many experts.
+    pub fn with_capacity(experts: usize) -> Fetch {
+        Fetch { wanted: Vec::with_capacity(experts), items: Vec::with_capacity(experts), ..Fetch::default() }
+    }
+
+    /// Begins anew; the caller pushes an item for each expert.
+    pub fn begin(&mut self, number: u64, layer: usize, wanted: &[u32], ordered: bool) {
+        debug_assert!(!self.is_live());
+        (self.number, self.layer, self.ordered, self.next) = (number, layer, ordered, 0);
+        (self.left, self.open) = (wanted.len(), wanted.len());
+        self.wanted.clear();
+        self.wanted.extend_from_slice(wanted);
+        self.items.clear();
+        self.errors.clear();
+    }
+
+    /// Something of it is not over.
+    pub fn is_live(&self) -> bool {
+        self.open > 0
+    }
+
+    /// Some are yet to be handed over.
+    pub fn waits(&self) -> bool {
+        self.left > 0
+    }
+
+    /// Whether [`Fetch::hand_over`] has something to hand over.
+    pub fn is_ready(&self) -> bool {
+        let ready = |item: &Item| matches!(item, Item::There(_) | Item::Failed);
+        let mut rest = self.items[self.next..].iter().skip_while(|i| matches!(i, Item::HandedOver(_) | Item::Over));
+        !self.waits() || if self.ordered { rest.next().is_some_and(ready) } else { rest.any(ready) }
+    }
+
+    pub fn is_missing_some(&self) -> bool {
+        self.waits() && self.items.contains(&Item::Missing)
+    }
+
+    /// The expert at position `i` cannot be read.
+    pub fn fail(&mut self, i: usize, error: Arc<Error>) {
+        self.items[i] = Item::Failed;
+        self.errors.push((i as u32, error));
+    }
+
+    pub fn take_error(&mut self, i: usize) -> Arc<Error> {
+        let at = self.errors.iter().position(|(item, _)| *item as usize == i).expect("failed, and not asked before");
+        self.errors.swap_remove(at).1
+    }
+
+    /// The next that is there or has failed; else, where experts go in order and the one whose turn it is has no slot, its position.
+    pub fn hand_over(&mut self) -> Result<Next, Option<usize>> {
+        if self.left == 0 {
+            return Ok(Next::Over);
+        }
+        let mut i = self.next;
+        while i < self.items.len() {
+            match self.items[i] {
+                Item::There(slot) => {
+                    self.items[i] = Item::HandedOver(slot);
+                    self.left -= 1;
+                    return Ok(Next::Expert(i));
+                }
+                Item::Failed => {
+                    self.items[i] = Item::Over;
+                    self.left -= 1;
+                    self.open -= 1;
+                    return Ok(Next::Failed(i));
+                }
+                Item::HandedOver(_) | Item::Over if i == self.next => self.next += 1,
+                Item::HandedOver(_) | Item::Over => {}
+                Item::Missing if self.ordered => return Err(Some(i)),
+                Item::Coming(_) if self.ordered => return Err(None),
+                Item::Missing | Item::Coming(_) => {}
+            }
+            i += 1;
+        }
+        Err(None)
+    }
+
+    /// The slot of the expert at position `i`, which the caller has.
+    pub fn handed_over(&self, i: usize) -> u32 {
+        let Item::HandedOver(slot) = self.items[i] else { panic!("not handed over, or released before") };
+        slot
+    }
+
+    /// The caller gives the expert at position `i` back.
+    pub fn release(&mut self, i: usize) -> u32 {
+        let slot = self.handed_over(i);
+        self.items[i] = Item::Over;
+        self.open -= 1;
+        slot
+    }
+}
