@@ -15,7 +15,7 @@ const NONE: u32 = u32::MAX;
 
 /// How much more an expert must be worth than the one whose place in a faster tier it takes: places that are changed back and forth cost two copies
 /// each time and gain nothing (`docs/results/routing.md`).
-const MARGIN: f64 = 1.25;
+const MARGIN: f64 = 3.0;
 
 /// An expert that may go, in the heap of its layer: the least worth on top.
 #[derive(Clone, Copy, Debug)]
