@@ -1,11 +1,16 @@
 //! Numbered things of which some are free: blocks of keys and values, rows of recurrent states.
 
-/// The blocks (or rows) of one kind: which are free, and how many hold each of the others.
+/// The blocks (or rows) of one kind: which are free, and how many hold each of the others. One of the holders may be the index of prefixes, which can be
+/// made to let go.
 #[derive(Debug)]
 pub struct BlockPool {
     free: Vec<u32>,
-    /// How many sequences hold each block.
+    /// How many hold each block.
     holders: Vec<u32>,
+    /// Whether one of them is the index.
+    kept: Vec<bool>,
+    /// Blocks that the index holds, and nobody else.
+    idle: usize,
     /// Blocks that were ever handed out: all below this number.
     touched: usize,
 }
@@ -13,11 +18,21 @@ pub struct BlockPool {
 impl BlockPool {
     pub fn new(blocks: usize) -> BlockPool {
         // The lowest numbers are handed out first, so that memory is touched from the start.
-        BlockPool { free: (0..blocks as u32).rev().collect(), holders: vec![0; blocks], touched: 0 }
+        let free = (0..blocks as u32).rev().collect();
+        BlockPool { free, holders: vec![0; blocks], kept: vec![false; blocks], idle: 0, touched: 0 }
     }
 
     pub fn free(&self) -> usize {
         self.free.len()
+    }
+
+    /// Blocks that nobody but the index holds.
+    pub fn idle(&self) -> usize {
+        self.idle
+    }
+
+    pub fn is_idle(&self, block: u32) -> bool {
+        self.kept[block as usize] && self.holders[block as usize] == 1
     }
 
     pub fn total(&self) -> usize {
@@ -40,6 +55,7 @@ impl BlockPool {
     /// Another holder for a block.
     pub fn share(&mut self, block: u32) {
         assert!(self.holders[block as usize] > 0, "block {block} is free");
+        self.idle -= usize::from(self.is_idle(block));
         self.holders[block as usize] += 1;
     }
 
@@ -49,8 +65,30 @@ impl BlockPool {
         assert!(*holders > 0, "block {block} is free already");
         *holders -= 1;
         if *holders == 0 {
+            debug_assert!(!self.kept[block as usize]);
             self.free.push(block);
         }
+        self.idle += usize::from(self.is_idle(block));
+    }
+
+    /// The index holds a block too.
+    pub fn keep(&mut self, block: u32) {
+        assert!(!self.kept[block as usize], "block {block} is kept already");
+        self.share(block);
+        self.kept[block as usize] = true;
+    }
+
+    /// The index lets go.
+    pub fn let_go(&mut self, block: u32) {
+        assert!(self.kept[block as usize], "block {block} is not kept");
+        self.idle -= usize::from(self.is_idle(block));
+        self.kept[block as usize] = false;
+        self.release(block);
+    }
+
+    /// Whether more than one holds a block: then nobody may write to it.
+    pub fn is_shared(&self, block: u32) -> bool {
+        self.holders[block as usize] > 1
     }
 }
 
@@ -67,5 +105,21 @@ mod tests {
         assert_eq!(pool.allocate(), None);
         pool.release(block);
         assert_eq!(pool.allocate(), Some(block));
+    }
+
+    #[test]
+    fn a_block_that_only_the_index_holds_is_idle() {
+        let mut pool = BlockPool::new(2);
+        let block = pool.allocate().unwrap();
+        pool.keep(block);
+        assert_eq!((pool.idle(), pool.is_shared(block)), (0, true));
+        pool.release(block);
+        assert_eq!((pool.idle(), pool.free(), pool.is_shared(block)), (1, 1, false));
+        pool.share(block);
+        assert_eq!(pool.idle(), 0);
+        pool.let_go(block);
+        assert_eq!((pool.idle(), pool.free()), (0, 1));
+        pool.release(block);
+        assert_eq!((pool.idle(), pool.free()), (0, 2));
     }
 }

@@ -3,7 +3,7 @@
 use crate::pool::BlockPool;
 
 /// In the place of a block that no query sees any more.
-const GONE: u32 = u32::MAX;
+pub(crate) const GONE: u32 = u32::MAX;
 
 /// The blocks of one sequence in one cache group, in ascending position.
 #[derive(Debug, Default)]
@@ -47,6 +47,20 @@ impl BlockTable {
         for _ in 0..self.missing(tokens, block_tokens) {
             self.blocks.push(pool.allocate().expect("counted before"));
         }
+    }
+
+    /// Takes one more block, which the caller holds for it; [`GONE`] for one that is not needed.
+    pub(crate) fn push(&mut self, block: u32) {
+        if block == GONE {
+            debug_assert_eq!(self.gone, self.blocks.len(), "what is gone comes first");
+            self.gone += 1;
+        }
+        self.blocks.push(block);
+    }
+
+    /// Puts another block with the same contents in the place of the one at `index`, and returns that.
+    pub(crate) fn replace(&mut self, index: usize, block: u32) -> u32 {
+        std::mem::replace(&mut self.blocks[index], block)
     }
 
     /// Gives back the blocks beyond `tokens` positions.
