@@ -6,8 +6,10 @@
 
 mod kv_cache;
 mod pool;
+mod prefix;
 mod table;
 
-pub use kv_cache::{Group, Held, KvCache, NoRoom};
+pub use kv_cache::{Adopted, Chore, Evicted, Group, Held, KvCache, NoRoom, Prefixes};
 pub use pool::BlockPool;
+pub use prefix::{BlockHash, PrefixIndex};
 pub use table::BlockTable;

@@ -432,7 +432,7 @@ impl Engine {
     fn compute(&mut self, wanted: Wanted) -> Result<Logits> {
         self.steps += 1;
         let Outcome { logits, failed, mut routed, .. } =
-            self.runner.step(&self.plan, &self.sequences, &self.cache, wanted)?;
+            self.runner.step(&mut self.plan, &self.sequences, &self.cache, wanted)?;
         self.routed.append(&mut routed);
         // 1. Whether the weights were what the files hold
         if let Some(loading) = &self.loading {

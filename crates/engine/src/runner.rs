@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use sluice_backend::{Backend, Capacity, KvPool, Outcome, SequenceInput, StepInputs, Wanted};
-use sluice_cache::KvCache;
+use sluice_cache::{Chore, KvCache};
 use sluice_model::Decoder;
 
 use crate::scheduler::Plan;
@@ -27,12 +27,24 @@ impl Runner {
     ///
     /// # Errors
     /// When there is no memory for blocks that are free by number.
-    pub fn step(&mut self, plan: &Plan, sequences: &[Sequence], cache: &KvCache, wanted: Wanted) -> Result<Outcome> {
+    pub fn step(
+        &mut self,
+        plan: &mut Plan,
+        sequences: &[Sequence],
+        cache: &KvCache,
+        wanted: Wanted,
+    ) -> Result<Outcome> {
         // 1. Memory
         for (pool, touched) in self.kv.iter().zip(cache.touched()) {
             self.backend.commit_kv(pool, touched)?;
         }
-        plan.new_states.iter().for_each(|row| self.backend.zero_state(*row));
+        for chore in plan.chores.drain(..) {
+            match chore {
+                Chore::CopyBlock { group, from, to } => self.backend.copy_blocks(&self.kv[group], &[(from, to)]),
+                Chore::CopyState { from, to } => self.backend.copy_state(from, to),
+                Chore::ZeroState(row) => self.backend.zero_state(row),
+            }
+        }
         // 2. Inputs
         self.inputs.clear();
         for taker in &plan.takers {

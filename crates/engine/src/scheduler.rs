@@ -5,7 +5,7 @@
 //! generation that was started last: what it had computed is computed again when there is room, to the same bits. Who was started first is never put back, so
 //! that all come to their end.
 
-use sluice_cache::KvCache;
+use sluice_cache::{Chore, KvCache};
 
 use crate::sequence::Sequence;
 
@@ -29,8 +29,8 @@ pub struct Scheduler {
 #[derive(Default)]
 pub struct Plan {
     pub takers: Vec<Taker>,
-    /// Rows of states that have a new owner and must be zeroed.
-    pub new_states: Vec<u32>,
+    /// What the backend has to do before it, left over ones of steps that were not taken included.
+    pub chores: Vec<Chore>,
     /// Sequences that no memory is left for, though they are alone.
     pub stuck: Vec<usize>,
     /// After the step, by taker: whether it has come to the end of its tokens, and so has logits.
@@ -40,7 +40,6 @@ pub struct Plan {
 impl Plan {
     fn clear(&mut self) {
         self.takers.clear();
-        self.new_states.clear();
         self.stuck.clear();
         self.ends.clear();
     }
@@ -142,8 +141,7 @@ fn take(
         put_back(&mut sequences[victim], cache);
     }
     let s = &mut sequences[i];
-    let new_state = cache.grow(&mut s.held, total).expect("room was found");
-    plan.new_states.extend(new_state);
+    cache.grow(&mut s.held, total, &mut plan.chores).expect("room was found");
     plan.takers.push(Taker { sequence: i, tokens });
     true
 }
@@ -180,7 +178,7 @@ mod tests {
     }
 
     fn cache(blocks: usize) -> KvCache {
-        KvCache::new(&[Group { block_tokens: 4, window: None, blocks }], 0)
+        KvCache::new(&[Group { block_tokens: 4, window: None, blocks }], 0, None)
     }
 
     /// The step is taken, and each that has come to its end has one more token.

@@ -232,7 +232,7 @@ impl Engine {
             CacheKind::Full => Group { block_tokens, window: None, blocks },
             CacheKind::Window(n) => Group { block_tokens, window: Some(n), blocks },
         };
-        let cache = KvCache::new(&groups.iter().map(|g| group(g.kind)).collect::<Vec<_>>(), states);
+        let cache = KvCache::new(&groups.iter().map(|g| group(g.kind)).collect::<Vec<_>>(), states, None);
         let capacity =
             Capacity { tokens: chunk, sequences: options.max_sequences, blocks: per_sequence * options.max_sequences };
         let sampling = Sampling::new(backend.threads(), model.vocabulary, options.max_sequences);

@@ -1,0 +1,308 @@
+//! Which prefixes are in memory: a tree of blocks, each known by the hash of all tokens up to its end, and compared token by token before it is believed.
+//!
+//! A node is one block of tokens with the blocks of keys and values that hold them, one for each cache group, and perhaps a recurrent state as it was
+//! at the node's end. Nodes with fewer tokens than a block are the ends of sequences, and the places in between where a state was kept; nothing follows them. The index
+//! knows blocks and states by number, and holds each once; who else does is known to the pools.
+
+use std::collections::HashMap;
+
+/// In the place of a node, or of a block that is not kept.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// The hash of all tokens up to the end of a block, keyed.
+pub type BlockHash = [u8; 16];
+
+/// Names a node until it is evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeId(u32);
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    hash: BlockHash,
+    parent: NodeId,
+    /// Those of a whole block, or fewer; none before the first block, and in a slot that is free.
+    tokens: Vec<u32>,
+    /// One for each group; [`NONE`] for one that a window has moved beyond.
+    pub blocks: Vec<u32>,
+    /// Row of the pool of states.
+    pub state: Option<u32>,
+    children: Vec<u32>,
+    /// Sequences that go on from here.
+    users: u32,
+    /// Neighbours by time of use.
+    newer: u32,
+    older: u32,
+}
+
+/// How far tokens are known.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Match {
+    /// Before the first block; `None` where nothing is known.
+    pub root: Option<NodeId>,
+    /// Whole blocks, from the first on.
+    pub nodes: Vec<NodeId>,
+    /// A node that goes on from the last of `nodes`, and how many of its first tokens are the same: not all of a whole block's.
+    pub partial: Option<(NodeId, usize)>,
+}
+
+/// Trees of blocks, one for each salt.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    key: [u8; 32],
+    block_tokens: usize,
+    nodes: Vec<Node>,
+    free: Vec<u32>,
+    /// Roots, which have no tokens, are in it too.
+    by_hash: HashMap<BlockHash, u32>,
+    newest: u32,
+    oldest: u32,
+}
+
+impl PrefixIndex {
+    /// Of blocks of `block_tokens` tokens; hashes are keyed, so that nobody can make two prompts that share one.
+    pub fn new(block_tokens: usize, key: [u8; 32]) -> PrefixIndex {
+        PrefixIndex {
+            key,
+            block_tokens,
+            nodes: Vec::new(),
+            free: Vec::new(),
+            by_hash: HashMap::new(),
+            newest: NONE,
+            oldest: NONE,
+        }
+    }
+
+    /// What all hashes of prefixes with this salt begin from: prefixes with different salts are different.
+    pub fn root(&self, salt: &[u8]) -> BlockHash {
+        truncated(blake3::keyed_hash(&self.key, salt))
+    }
+
+    /// Of a block that follows what `before` is the hash of.
+    pub fn hash(&self, before: &BlockHash, tokens: &[u32]) -> BlockHash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.key);
+        hasher.update(before);
+        tokens.iter().for_each(|t| _ = hasher.update(&t.to_le_bytes()));
+        truncated(hasher.finalize())
+    }
+
+    pub fn block_tokens(&self) -> usize {
+        self.block_tokens
+    }
+
+    /// Blocks that are known, or parts of them.
+    pub fn len(&self) -> usize {
+        self.nodes.iter().filter(|n| !n.tokens.is_empty()).count()
+    }
+
+    pub(crate) fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    pub(crate) fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id.0 as usize]
+    }
+
+    pub(crate) fn tokens(&self, id: NodeId) -> &[u32] {
+        &self.node(id).tokens
+    }
+
+    /// The node of a block that follows `parent`, if there is one with just these tokens.
+    fn find(&self, parent: NodeId, tokens: &[u32]) -> Option<NodeId> {
+        let id = NodeId(*self.by_hash.get(&self.hash(&self.node(parent).hash, tokens))?);
+        // A hash proves nothing.
+        (self.node(id).parent == parent && self.node(id).tokens == tokens).then_some(id)
+    }
+
+    /// The longest prefix of `tokens` that is known.
+    pub(crate) fn matched(&self, root: &BlockHash, tokens: &[u32]) -> Match {
+        let mut found = Match::default();
+        let Some(root) = self.by_hash.get(root) else { return found };
+        let mut at = NodeId(*root);
+        found.root = Some(at);
+        for block in tokens.chunks_exact(self.block_tokens) {
+            let Some(next) = self.find(at, block) else { break };
+            at = next;
+            found.nodes.push(next);
+        }
+        let rest = &tokens[found.nodes.len() * self.block_tokens..];
+        let common = |id: &u32| {
+            let n = self.nodes[*id as usize].tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
+            (n, NodeId(*id))
+        };
+        let best = self.node(at).children.iter().map(common).max_by_key(|(n, _)| *n);
+        found.partial = best.filter(|(n, _)| *n > 0).map(|(n, id)| (id, n));
+        found
+    }
+
+    /// The known prefixes of `tokens` at whose end there is a state, the longest first: so many whole blocks of what was found, and the node of fewer tokens
+    /// that follows them, if there is one.
+    pub(crate) fn with_state<'a>(
+        &'a self,
+        tokens: &'a [u32],
+        found: &'a Match,
+    ) -> impl Iterator<Item = (usize, Option<NodeId>)> + 'a {
+        let ends = |whole: usize| -> Vec<(usize, Option<NodeId>)> {
+            let at = if whole == 0 { found.root } else { Some(found.nodes[whole - 1]) };
+            let Some(at) = at else { return Vec::new() };
+            let rest = &tokens[whole * self.block_tokens..];
+            let ends_here = |id: &&u32| {
+                let node = &self.nodes[**id as usize];
+                node.state.is_some() && node.tokens.len() < self.block_tokens && rest.starts_with(&node.tokens)
+            };
+            let mut tails: Vec<NodeId> =
+                self.node(at).children.iter().filter(ends_here).map(|id| NodeId(*id)).collect();
+            tails.sort_unstable_by_key(|id| std::cmp::Reverse(self.node(*id).tokens.len()));
+            let own = (self.node(at).state.is_some()).then_some((whole, None));
+            tails.into_iter().map(|id| (whole, Some(id))).chain(own).collect()
+        };
+        (0..=found.nodes.len()).rev().flat_map(ends)
+    }
+
+    /// A node for `tokens` (at most a block of them) that follow `parent`, or begin where `parent` is a root. Whether it is new: then its blocks are to be set. `None` where
+    /// other tokens have the same hash.
+    ///
+    /// # Panics
+    /// When the parent is a part of a block.
+    pub(crate) fn insert(&mut self, parent: NodeId, tokens: &[u32]) -> Option<(NodeId, bool)> {
+        assert!(!tokens.is_empty() && tokens.len() <= self.block_tokens);
+        let before = self.node(parent);
+        assert!([0, self.block_tokens].contains(&before.tokens.len()), "nothing follows a part of a block");
+        if let Some(known) = self.find(parent, tokens) {
+            return Some((known, false));
+        }
+        let hash = self.hash(&before.hash, tokens);
+        if self.by_hash.contains_key(&hash) {
+            return None;
+        }
+        let id = self.add(hash, parent, tokens);
+        self.node_mut(parent).children.push(id.0);
+        self.link(id.0);
+        Some((id, true))
+    }
+
+    /// Where all prefixes with the salt of this hash begin.
+    pub(crate) fn root_node(&mut self, root: BlockHash) -> NodeId {
+        match self.by_hash.get(&root) {
+            Some(id) => NodeId(*id),
+            None => self.add(root, NodeId(NONE), &[]),
+        }
+    }
+
+    fn add(&mut self, hash: BlockHash, parent: NodeId, tokens: &[u32]) -> NodeId {
+        let node = Node {
+            hash,
+            parent,
+            tokens: tokens.to_vec(),
+            blocks: Vec::new(),
+            state: None,
+            children: Vec::new(),
+            users: 0,
+            newer: NONE,
+            older: NONE,
+        };
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.nodes[id as usize] = node;
+                id
+            }
+            None => {
+                self.nodes.push(node);
+                self.nodes.len() as u32 - 1
+            }
+        };
+        self.by_hash.insert(hash, id);
+        NodeId(id)
+    }
+
+    /// A sequence goes on from a node, or no longer does.
+    pub(crate) fn hold(&mut self, id: NodeId) {
+        self.node_mut(id).users += 1;
+    }
+
+    pub(crate) fn let_go(&mut self, id: NodeId) {
+        self.node_mut(id).users -= 1;
+        self.prune_root(id);
+    }
+
+    /// The node before a block; `None` of the first.
+    pub(crate) fn parent(&self, id: NodeId) -> Option<NodeId> {
+        Some(self.node(id).parent).filter(|p| p.0 != NONE)
+    }
+
+    /// Marks a node and all before it as used just now, the first block last: so a node is never older than one that follows it.
+    pub(crate) fn touch_path(&mut self, mut id: NodeId) {
+        while let Some(parent) = self.parent(id) {
+            self.unlink(id.0);
+            self.link(id.0);
+            id = parent;
+        }
+    }
+
+    fn link(&mut self, id: u32) {
+        let before = std::mem::replace(&mut self.newest, id);
+        (self.nodes[id as usize].older, self.nodes[id as usize].newer) = (before, NONE);
+        match before {
+            NONE => self.oldest = id,
+            before => self.nodes[before as usize].newer = id,
+        }
+    }
+
+    fn unlink(&mut self, id: u32) {
+        let Node { newer, older, .. } = self.nodes[id as usize];
+        match newer {
+            NONE => self.newest = older,
+            newer => self.nodes[newer as usize].older = older,
+        }
+        match older {
+            NONE => self.oldest = newer,
+            older => self.nodes[older as usize].newer = newer,
+        }
+    }
+
+    /// Nodes by time of use, the one that was not used for longest first.
+    pub(crate) fn by_age(&self) -> impl Iterator<Item = NodeId> + '_ {
+        let next = |id: &u32| Some(self.nodes[*id as usize].newer).filter(|id| *id != NONE);
+        std::iter::successors(Some(self.oldest).filter(|id| *id != NONE), next).map(NodeId)
+    }
+
+    /// Whether nothing follows a node, and nobody goes on from it.
+    pub(crate) fn may_go(&self, id: NodeId) -> bool {
+        let node = self.node(id);
+        node.children.is_empty() && node.users == 0
+    }
+
+    /// Takes a node out, and returns what it held.
+    ///
+    /// # Panics
+    /// When it may not go, or is a root.
+    pub(crate) fn remove(&mut self, id: NodeId) -> (Vec<u32>, Option<u32>) {
+        assert!(self.may_go(id), "somebody needs this node");
+        let parent = self.parent(id).expect("roots hold nothing");
+        self.unlink(id.0);
+        let node = self.node_mut(id);
+        let held = (std::mem::take(&mut node.blocks), node.state.take());
+        self.forget(id);
+        self.node_mut(parent).children.retain(|other| *other != id.0);
+        self.prune_root(parent);
+        held
+    }
+
+    /// Forgets a root from which nothing begins any more: anybody may name salts.
+    fn prune_root(&mut self, id: NodeId) {
+        if self.parent(id).is_none() && self.may_go(id) {
+            self.forget(id);
+        }
+    }
+
+    fn forget(&mut self, id: NodeId) {
+        let node = self.node_mut(id);
+        node.tokens = Vec::new();
+        let hash = node.hash;
+        self.by_hash.remove(&hash);
+        self.free.push(id.0);
+    }
+}
+
+fn truncated(hash: blake3::Hash) -> BlockHash {
+    hash.as_bytes()[..16].try_into().expect("32 bytes")
+}

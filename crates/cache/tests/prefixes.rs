@@ -1,0 +1,307 @@
+//! Prefixes under random sequences: whatever is shared, copied, kept, evicted and taken up again, each sequence finds in its blocks and its state what it
+//! would have computed itself.
+
+use std::collections::HashMap;
+
+use fastrand::Rng;
+use sluice_cache::{BlockHash, Chore, Group, Held, KvCache, Prefixes};
+
+const BLOCK: usize = 4;
+
+/// What a position of a block, or a state, holds: all tokens up to there (the salt before them).
+type Content = Vec<u32>;
+
+/// Memory by number, as a backend has it.
+#[derive(Default)]
+struct Memory {
+    blocks: HashMap<(usize, u32), [Content; BLOCK]>,
+    states: HashMap<u32, Content>,
+}
+
+impl Memory {
+    fn carry_out(&mut self, chores: &mut Vec<Chore>) {
+        for chore in chores.drain(..) {
+            match chore {
+                Chore::CopyBlock { group, from, to } => {
+                    let copy = self.blocks.get(&(group, from)).cloned().unwrap_or_default();
+                    self.blocks.insert((group, to), copy);
+                }
+                Chore::CopyState { from, to } => {
+                    let copy = self.states[&from].clone();
+                    self.states.insert(to, copy);
+                }
+                Chore::ZeroState(row) => _ = self.states.insert(row, Content::new()),
+            }
+        }
+    }
+}
+
+struct Sequence {
+    tokens: Vec<u32>,
+    salt: u32,
+    computed: usize,
+    held: Held,
+}
+
+struct World {
+    random: Rng,
+    groups: Vec<Group>,
+    cache: KvCache,
+    has_states: bool,
+    memory: Memory,
+    chores: Vec<Chore>,
+    sequences: Vec<Sequence>,
+    adopted: usize,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut random = Rng::with_seed(seed);
+        let windows: &[Option<usize>] = [&[None][..], &[Some(6)], &[None, Some(9)]][random.usize(..3)];
+        let blocks = 12 + random.usize(..20);
+        let groups: Vec<Group> = windows.iter().map(|w| Group { block_tokens: BLOCK, window: *w, blocks }).collect();
+        let states = if random.bool() { 2 + random.usize(..5) } else { 0 };
+        let prefixes = Some(Prefixes { key: [7; 32], snapshots: random.usize(..4) });
+        let cache = KvCache::new(&groups, states, prefixes);
+        let (memory, has_states) = (Memory::default(), states > 0);
+        World { random, groups, cache, has_states, memory, chores: Vec::new(), sequences: Vec::new(), adopted: 0 }
+    }
+
+    fn root(&self, salt: u32) -> BlockHash {
+        self.cache.root(&salt.to_le_bytes())
+    }
+
+    /// Few tokens, so that many sequences begin alike.
+    fn begin(&mut self) {
+        let salt = self.random.u32(..2);
+        let mut tokens: Vec<u32> = match self.sequences.len() {
+            n if n > 0 && self.random.bool() => {
+                let other = &self.sequences[self.random.usize(..n)].tokens;
+                other[..self.random.usize(..=other.len())].to_vec()
+            }
+            _ => Vec::new(),
+        };
+        let more = 1 + self.random.usize(..14);
+        tokens.extend((0..more).map(|_| self.random.u32(..2)));
+        self.sequences.push(Sequence { tokens, salt, computed: 0, held: self.cache.hold() });
+    }
+
+    /// What is at the end of these tokens, computed by itself.
+    fn content(s: &Sequence, to: usize) -> Content {
+        [s.salt].into_iter().chain(s.tokens[..to].iter().copied()).collect()
+    }
+
+    /// Takes a sequence some tokens further, if there is room.
+    fn step(&mut self, i: usize) {
+        let root = self.root(self.sequences[i].salt);
+        let s = &mut self.sequences[i];
+        // 1. What is there already
+        if s.held.is_empty() && s.computed == 0 {
+            let most = s.tokens.len() - 1;
+            let found = self.cache.adopt(&mut s.held, root, &s.tokens, most, &mut self.chores);
+            assert!(found.tokens <= most && found.tokens <= found.known);
+            s.computed = found.tokens;
+            self.adopted += found.tokens;
+        }
+        // 2. Room
+        if s.computed == s.tokens.len() {
+            s.tokens.push(self.random.u32(..2));
+        }
+        let to = s.computed + 1 + self.random.usize(..(s.tokens.len() - s.computed));
+        let room = self.cache.has_room(&s.held, to);
+        assert_eq!(self.cache.grow(&mut s.held, to, &mut self.chores).is_ok(), room);
+        self.memory.carry_out(&mut self.chores);
+        self.check_all();
+        let s = &mut self.sequences[i];
+        if !room {
+            self.cache.retire(&mut s.held, root, &s.tokens, s.computed);
+            s.computed = 0;
+            return;
+        }
+        // 3. Keys and values, and the state
+        for position in s.computed..to {
+            for (g, table) in s.held.tables.iter().enumerate() {
+                let block = self.memory.blocks.entry((g, table.blocks()[position / BLOCK])).or_default();
+                block[position % BLOCK] = World::content(s, position + 1);
+            }
+        }
+        if let Some(row) = s.held.state {
+            let before = self.memory.states.insert(row, World::content(s, to)).unwrap_or_default();
+            let expected = if s.computed == 0 { Content::new() } else { World::content(s, s.computed) };
+            assert_eq!(before, expected, "the state before");
+        }
+        s.computed = to;
+        self.cache.publish(&mut s.held, root, &s.tokens, to);
+        if self.random.u32(..4) == 0 {
+            self.cache.snapshot(&mut s.held, root, &s.tokens, to, &mut self.chores);
+        }
+        self.cache.drop_unseen(&mut s.held, to);
+        self.memory.carry_out(&mut self.chores);
+        self.check_all();
+    }
+
+    /// Every sequence sees what it would have computed.
+    fn check_all(&self) {
+        for s in &self.sequences {
+            for (g, (table, group)) in s.held.tables.iter().zip(&self.groups).enumerate() {
+                let seen = group.window.map_or(0, |w| (s.computed + 1).saturating_sub(w));
+                for position in seen..s.computed {
+                    let block = &self.memory.blocks[&(g, table.blocks()[position / BLOCK])];
+                    assert_eq!(
+                        block[position % BLOCK],
+                        World::content(s, position + 1),
+                        "group {g}, position {position}"
+                    );
+                }
+            }
+            if let Some(row) = s.held.state.filter(|_| s.computed > 0) {
+                assert_eq!(self.memory.states[&row], World::content(s, s.computed));
+            }
+            assert!(s.computed == 0 || !self.has_states || s.held.state.is_some());
+        }
+    }
+
+    fn end(&mut self, i: usize) {
+        let mut s = self.sequences.swap_remove(i);
+        let root = self.root(s.salt);
+        if self.random.bool() {
+            self.cache.retire(&mut s.held, root, &s.tokens, s.computed);
+        } else {
+            self.cache.release(&mut s.held);
+        }
+        assert!(s.held.is_empty());
+        self.check_all();
+    }
+}
+
+#[test]
+fn every_sequence_finds_what_it_would_have_computed() {
+    let mut adopted = 0;
+    for seed in 0..3000 {
+        let mut world = World::new(seed);
+        for _ in 0..60 {
+            let n = world.sequences.len();
+            match world.random.u32(..10) {
+                0..3 => world.begin(),
+                3..9 if n > 0 => {
+                    let i = world.random.usize(..n);
+                    world.step(i);
+                }
+                _ if n > 0 => {
+                    let i = world.random.usize(..n);
+                    world.end(i);
+                }
+                _ => {}
+            }
+        }
+        while !world.sequences.is_empty() {
+            world.end(0);
+        }
+        adopted += world.adopted;
+        // Nothing is lost: what is kept can all be given up.
+        assert_eq!((world.cache.in_use().sum::<usize>(), world.cache.states_in_use()), (0, 0), "seed {seed}");
+        world.cache.forget_prefixes();
+        assert_eq!((world.cache.idle().sum::<usize>(), world.cache.snapshots()), (0, 0), "seed {seed}");
+    }
+    assert!(adopted > 30_000, "{adopted} tokens were taken up");
+}
+
+/// A cache of blocks of 4 tokens, and a sequence's life in it: (adopted, known).
+struct Lives {
+    cache: KvCache,
+    chores: Vec<Chore>,
+}
+
+impl Lives {
+    fn new(blocks: usize, states: usize) -> Lives {
+        let prefixes = Some(Prefixes { key: [1; 32], snapshots: states });
+        let group = Group { block_tokens: BLOCK, window: None, blocks };
+        Lives { cache: KvCache::new(&[group], states, prefixes), chores: Vec::new() }
+    }
+
+    /// Computes these tokens, with a snapshot at each of `marks`, and ends.
+    fn live(&mut self, salt: &[u8], tokens: &[u32], marks: &[usize]) -> (usize, usize) {
+        let root = self.cache.root(salt);
+        let mut held = self.cache.hold();
+        let found = self.cache.adopt(&mut held, root, tokens, tokens.len() - 1, &mut self.chores);
+        for to in marks.iter().copied().filter(|m| *m > found.tokens).chain([tokens.len()]) {
+            self.cache.grow(&mut held, to, &mut self.chores).unwrap();
+            self.cache.publish(&mut held, root, tokens, to);
+            if to < tokens.len() {
+                assert!(self.cache.snapshot(&mut held, root, tokens, to, &mut self.chores));
+            }
+        }
+        self.cache.retire(&mut held, root, tokens, tokens.len());
+        (found.tokens, found.known)
+    }
+}
+
+fn tokens(n: u32) -> Vec<u32> {
+    (0..n).collect()
+}
+
+#[test]
+fn a_prefix_is_found_to_the_token() {
+    let mut lives = Lives::new(64, 0);
+    assert_eq!(lives.live(b"", &tokens(10), &[]), (0, 0));
+    // Two whole blocks, and a copy of the part of the third; one token must be left to compute.
+    assert_eq!(lives.live(b"", &tokens(10), &[]), (9, 9));
+    assert_eq!(lives.live(b"", &tokens(30), &[]), (10, 10));
+    let mut other = tokens(30);
+    other[17] = 99;
+    assert_eq!(lives.live(b"", &other, &[]), (17, 17));
+    assert_eq!(lives.live(b"somebody else's", &tokens(30), &[]), (0, 0));
+    assert_eq!(lives.cache.in_use().sum::<usize>(), 0);
+}
+
+#[test]
+fn a_hybrid_goes_on_where_a_state_was_kept() {
+    let mut lives = Lives::new(64, 8);
+    assert_eq!(lives.live(b"", &tokens(30), &[6, 16]), (0, 0));
+    // The end of the sequence has a state too.
+    assert_eq!(lives.live(b"", &tokens(40), &[]), (30, 30));
+    let after = |shared: u32| {
+        let mut all = tokens(40);
+        all[shared as usize..].iter_mut().for_each(|t| *t += 1000);
+        all
+    };
+    assert_eq!(lives.live(b"", &after(20), &[]), (16, 20));
+    assert_eq!(lives.live(b"", &after(9), &[]), (6, 9));
+    assert_eq!(lives.live(b"", &after(5), &[]), (0, 5));
+}
+
+#[test]
+fn leaves_that_were_not_used_for_longest_go_first() {
+    let mut lives = Lives::new(8, 0);
+    let (a, b): (Vec<u32>, Vec<u32>) = (tokens(12), tokens(12).iter().map(|t| t + 100).collect());
+    lives.live(b"", &a, &[]);
+    lives.live(b"", &b, &[]);
+    // Two blocks are free, a third is b's or a's: the last of a, which was used before b.
+    lives.live(b"", &tokens(12).iter().map(|t| t + 200).collect::<Vec<_>>(), &[]);
+    assert_eq!(lives.cache.evicted().blocks, 1);
+    let root = lives.cache.root(b"");
+    let mut known = |tokens: &[u32]| {
+        let mut held = lives.cache.hold();
+        let found = lives.cache.adopt(&mut held, root, tokens, tokens.len(), &mut lives.chores);
+        lives.cache.release(&mut held);
+        found.known
+    };
+    assert_eq!((known(&a), known(&b)), (8, 12));
+}
+
+#[test]
+fn sequences_that_compute_the_same_come_to_share_it() {
+    let group = Group { block_tokens: BLOCK, window: None, blocks: 16 };
+    let mut cache = KvCache::new(&[group], 0, Some(Prefixes { key: [1; 32], snapshots: 0 }));
+    let (root, tokens, mut chores) = (cache.root(b""), tokens(8), Vec::new());
+    let mut both = [cache.hold(), cache.hold()];
+    for held in &mut both {
+        cache.grow(held, 8, &mut chores).unwrap();
+    }
+    assert_eq!(cache.in_use().sum::<usize>(), 4);
+    for held in &mut both {
+        cache.publish(held, root, &tokens, 8);
+    }
+    assert_eq!(cache.in_use().sum::<usize>(), 2);
+    assert_eq!(both[0].tables[0].blocks(), both[1].tables[0].blocks());
+}
