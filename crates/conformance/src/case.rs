@@ -1,6 +1,7 @@
 //! One random case on one backend: what it is given, and what was seen of it.
 
 use std::any::Any;
+use std::fmt;
 use std::ops::Range;
 
 use fastrand::Rng;
@@ -30,6 +31,17 @@ pub struct Placed {
     pub whole: Tensor,
 }
 
+impl fmt::Display for Placed {
+    /// Without the handle, which is the backend's affair.
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Tensor { offset, rows, cols, stride, .. } = self.tensor;
+        write!(f, "{rows} x {cols} at {offset} by {stride}")
+    }
+}
+
+/// A prime, so that rows of a matrix are not alike.
+const POOL: usize = 4099;
+
 /// A random case under way. Random numbers never depend on what the backend does.
 pub struct Case {
     // Dropped before what it reads from.
@@ -39,19 +51,18 @@ pub struct Case {
     /// Whether this is the run that others are compared with.
     pub is_reference: bool,
     seen: Seen,
+    /// Values in (-1, 1) that weights are cut from: many are needed, and quickly.
+    pool: Vec<f32>,
     /// Files and loads that weights come from.
     kept: Vec<Box<dyn Any>>,
 }
 
 impl Case {
-    pub(crate) fn new(
-        backend: Box<dyn Backend>,
-        random: Rng,
-        activations: Activations,
-        is_reference: bool,
-    ) -> Case {
+    pub(crate) fn new(backend: Box<dyn Backend>, random: Rng, activations: Activations, is_reference: bool) -> Case {
+        let mut random = random;
         let seen = Seen { shapes: vec![format!("activations {activations:?}")], values: Vec::new() };
-        Case { backend, random, activations, is_reference, seen, kept: Vec::new() }
+        let pool = (0..POOL).map(|_| random.f32() * 2.0 - 1.0).collect();
+        Case { backend, random, activations, is_reference, seen, pool, kept: Vec::new() }
     }
 
     pub(crate) fn into_seen(self) -> Seen {
@@ -116,7 +127,15 @@ impl Case {
 
     /// Values of about this size.
     pub fn small(&mut self, n: usize, size: f32) -> Vec<f32> {
-        (0..n).map(|_| (self.random.f32() * 2.0 - 1.0) * size).collect()
+        let from = self.random.usize(..POOL);
+        let mut values = Vec::with_capacity(n);
+        let (mut run, mut left) = (&self.pool[from..], n);
+        while left > 0 {
+            let part = &run[..run.len().min(left)];
+            values.extend(part.iter().map(|x| x * size));
+            (run, left) = (&self.pool, left - part.len());
+        }
+        values
     }
 }
 

@@ -14,7 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod case;
-//mod checker;
+mod checker;
 mod operations;
 mod weights;
 
@@ -25,13 +25,15 @@ use sluice_backend::{Activations, Backend, Capacity, Cpu, Isa};
 
 pub use case::Case;
 use case::{Seen, Value};
-//pub use checker::{Checker, Log, Recording, Spoil};
+pub use checker::{Caches, Checker, Log, Made, Operation, Recording, Spoil, Spoilt};
 pub use operations::*;
 
 /// What a backend is to be made for.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub activations: Activations,
+    /// The case's seed, for whatever may differ from case to case: how many threads, say.
+    pub seed: u64,
     /// The largest step of any case.
     pub capacity: Capacity,
 }
@@ -122,13 +124,15 @@ pub fn check(family: &Family, candidates: &[Candidate]) {
 fn told(family: &Family, seed: u64, candidate: &Candidate, seen: &Seen, what: &str) -> String {
     let shapes: String = seen.shapes.iter().map(|s| format!("\n    {s}")).collect();
     let (family, candidate) = (family.name, &candidate.name);
-    format!("{family}, seed {seed}, {candidate}: {what}\n  SLUICE_CONFORMANCE_SEED={seed} runs it alone. Shapes:{shapes}")
+    format!(
+        "{family}, seed {seed}, {candidate}: {what}\n  SLUICE_CONFORMANCE_SEED={seed} runs it alone. Shapes:{shapes}"
+    )
 }
 
 fn run(family: &Family, seed: u64, candidate: &Candidate, is_reference: bool) -> Seen {
     let mut random = Rng::with_seed(seed);
     let activations = [Activations::F32, Activations::Bf16, Activations::Int8][random.usize(..3)];
-    let setup = Setup { activations, capacity: CAPACITY };
+    let setup = Setup { activations, seed, capacity: CAPACITY };
     let backend = (candidate.make)(&setup).unwrap_or_else(|e| panic!("{}: {e:#}", candidate.name));
     let mut case = Case::new(backend, random, activations, is_reference);
     match catch_unwind(AssertUnwindSafe(|| (family.run)(&mut case))) {

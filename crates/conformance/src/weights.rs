@@ -41,7 +41,8 @@ impl Case {
         let bytes = match form {
             Form::Float(float) => [encode(float, &self.small(rows * cols, 0.5)), vec![], vec![]],
             Form::Affine { bits, group, scale } => {
-                let packed = (0..rows * (cols / 8) * bits as usize).map(|_| self.random.u8(..)).collect();
+                let mut packed = vec![0; rows * (cols / 8) * bits as usize];
+                self.random.fill(&mut packed);
                 let n = rows * (cols / group as usize);
                 let mut scales = self.small(n, 1.0 / f32::from(1u16 << bits));
                 if self.once_in(4) {

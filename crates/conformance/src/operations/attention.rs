@@ -1,8 +1,7 @@
 //! Attention over paged caches: prefill and decode together, contexts of several partitions, windows, sinks, caps, forks.
 
 use sluice_backend::{
-    AttentionLayer, Float, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput, StepInputs,
-    Wanted,
+    AttentionLayer, Float, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput, StepInputs, Wanted,
 };
 
 use crate::case::Placed;
@@ -23,7 +22,11 @@ pub fn random_block(c: &mut Case, layout: &KvLayout) -> Vec<u8> {
                 KvType::Bf16 => bytes.extend(encode(Float::Bf16, &c.small(rows * dim, 2.0))),
                 KvType::F16 => bytes.extend(encode(Float::F16, &c.small(rows * dim, 2.0))),
                 KvType::Int8 => {
-                    bytes.extend((0..rows * dim).map(|_| c.random.i8(-127..=127) as u8));
+                    let from = bytes.len();
+                    bytes.resize(from + rows * dim, 0);
+                    c.random.fill(&mut bytes[from..]);
+                    // -128 is never stored.
+                    bytes[from..].iter_mut().for_each(|b| *b = if *b == 128 { 0 } else { *b });
                     let scales: Vec<f32> = c.small(rows, 0.02).iter().map(|s| s.abs()).collect();
                     bytes.extend(encode(Float::F32, &scales));
                 }
@@ -68,7 +71,13 @@ impl Case {
     }
 
     /// A layer of a group, for steps of at most `tokens` tokens. With `heads` per KV head, and q of a model's own width.
-    pub fn attention_layer(&mut self, layout: &KvLayout, place: (usize, usize), window: Option<usize>, tokens: usize) -> Layer {
+    pub fn attention_layer(
+        &mut self,
+        layout: &KvLayout,
+        place: (usize, usize),
+        window: Option<usize>,
+        tokens: usize,
+    ) -> Layer {
         let per_kv = self.random.usize(1..=4);
         let heads = per_kv * layout.kv_heads;
         let gated = layout.k_dim == layout.v_dim && self.coin();
@@ -109,8 +118,7 @@ impl Case {
         let blocks = positions.div_ceil(layout.block_tokens) + 24;
         self.shape(format!("group {number}: window {window:?}, {blocks} blocks of {layout:?}"));
         let pool = self.backend.alloc_kv(layout, blocks).expect("memory for keys and values");
-        let layers =
-            (0..layout.layers).map(|l| self.attention_layer(&layout, (number, l), window, tokens)).collect();
+        let layers = (0..layout.layers).map(|l| self.attention_layer(&layout, (number, l), window, tokens)).collect();
         let mut free: Vec<u32> = (0..blocks as u32).collect();
         self.random.shuffle(&mut free);
         Group { pool, layers, window, free, used: Vec::new(), blocks, committed: 0 }

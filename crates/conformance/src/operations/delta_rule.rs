@@ -27,9 +27,11 @@ impl Case {
     /// Recurrent layer `layer`, for steps of at most `tokens` tokens.
     pub fn delta_layer(&mut self, shape: DeltaShape, layer: usize, tokens: usize) -> Layer {
         let (heads, values) = (shape.value_heads, shape.value_heads * shape.value_dim);
-        let [qkv, z, b, a, out] = [shape.channels(), values, heads, heads, values].map(|cols| self.tensor(tokens, cols));
+        let [qkv, z, b, a, out] =
+            [shape.channels(), values, heads, heads, values].map(|cols| self.tensor(tokens, cols));
         let taps = self.small(shape.taps * shape.channels(), 1.0);
-        let conv = self.backend.alloc(sluice_backend::MemoryClass::WeightsCopied, shape.taps, shape.channels()).unwrap();
+        let conv =
+            self.backend.alloc(sluice_backend::MemoryClass::WeightsCopied, shape.taps, shape.channels()).unwrap();
         self.backend.upload(&taps, conv);
         let [a_log, dt_bias] = [2.0, 1.0].map(|size| {
             let values = self.small(heads, size);

@@ -24,7 +24,7 @@ pub fn projections(c: &mut Case) {
     let (tokens, cols) = (c.tokens(), c.cols());
     let x = c.tensor(tokens, cols);
     let norm = c.coin().then(|| c.norm(cols));
-    c.shape(format!("{tokens} tokens, x {:?}, norm {}", x.tensor, norm.is_some()));
+    c.shape(format!("{tokens} tokens, x {x}, norm {}", norm.is_some()));
     let (mut projections, mut outs) = (Vec::new(), Vec::new());
     for _ in 0..c.random.usize(1..=3) {
         let rows = c.random.usize(1..200);
@@ -32,21 +32,22 @@ pub fn projections(c: &mut Case) {
         let linear = c.linear(rows, cols, bias);
         let more = c.random.usize(..3);
         let out = c.tensor(tokens + more, rows);
-        c.shape(format!("rows {:?}, bias {bias}, out {:?}", linear.rows, out.tensor));
+        c.shape(format!("rows {:?}, bias {bias}, out {out}", linear.rows));
         outs.push(out);
         // The whole at once, or run by run, as matrices have it in which heads are interleaved.
         let cut = if c.once_in(3) { c.random.usize(..rows) } else { 0 };
         for part in [0..cut, cut..rows].into_iter().filter(|part| !part.is_empty()) {
             let (from, bias) = (linear.rows.start, linear.bias.map(|b| b.columns(part.clone())));
             let rows = from + part.start..from + part.end;
-            projections.push(Projection { linear: Linear { rows, bias, ..linear.clone() }, out: out.tensor.columns(part) });
+            projections
+                .push(Projection { linear: Linear { rows, bias, ..linear.clone() }, out: out.tensor.columns(part) });
         }
     }
     let more = c.once_in(3);
     let rows = c.random.usize(1..200);
     let add = c.linear(rows, cols, more);
     let sum = c.tensor(tokens, rows);
-    c.shape(format!("added rows {:?}, bias {more}, out {:?}", add.rows, sum.tensor));
+    c.shape(format!("added rows {:?}, bias {more}, out {sum}", add.rows));
     c.step(tokens, |b| {
         b.project(x.tensor, norm, &projections);
         b.project_add(x.tensor, &add, sum.tensor);
@@ -78,7 +79,7 @@ pub fn dense_layers(c: &mut Case) {
     let mlp = c.mlp(hidden, intermediate);
     let (x, norm) = (c.tensor(tokens, hidden), c.norm(hidden));
     let residual = if c.coin() { x } else { c.tensor(tokens, hidden) };
-    c.shape(format!("{tokens} tokens, x {:?}, residual {:?}", x.tensor, residual.tensor));
+    c.shape(format!("{tokens} tokens, x {x}, residual {residual}"));
     c.step(tokens, |b| b.mlp(x.tensor, norm, &mlp, residual.tensor));
     c.see("residual", residual.whole);
 }

@@ -112,7 +112,11 @@ impl Case {
     }
 
     /// Layers of mixtures, each followed by the next, whose matrices `make_known` makes known: those of layer after layer at once.
-    pub fn mixtures(&mut self, drawn: &[Drawn], make_known: impl FnOnce(&mut Case) -> Vec<Vec<MatrixId>>) -> Vec<MoeId> {
+    pub fn mixtures(
+        &mut self,
+        drawn: &[Drawn],
+        make_known: impl FnOnce(&mut Case) -> Vec<Vec<MatrixId>>,
+    ) -> Vec<MoeId> {
         let ids = make_known(self);
         let mut before = None;
         let mut all = Vec::new();
@@ -133,11 +137,11 @@ impl Case {
 }
 
 pub fn mixtures(c: &mut Case) {
-    let hidden = c.cols();
+    let hidden = c.cols().min(256);
     let mut drawn = Vec::new();
     for _ in 0..c.random.usize(1..=3) {
-        let (count, intermediate, stacked) = (c.random.usize(1..=24), c.cols(), c.coin());
-        drawn.push(c.experts(count, hidden, intermediate.min(160).next_multiple_of(4), stacked));
+        let (count, intermediate, stacked) = (c.random.usize(1..=12), c.cols().min(160), c.coin());
+        drawn.push(c.experts(count, hidden, intermediate, stacked));
     }
     let moes = c.mixtures(&drawn, |c| {
         drawn.iter().map(|d| d.matrices.iter().map(|parts| c.register(parts)).collect()).collect()
@@ -150,7 +154,7 @@ pub fn mixtures(c: &mut Case) {
         let tokens = c.tokens();
         let x = c.tensor(tokens, hidden);
         let residual = if c.once_in(3) { c.tensor(tokens, hidden) } else { x };
-        c.shape(format!("{tokens} tokens, x {:?}, residual {:?}", x.tensor, residual.tensor));
+        c.shape(format!("{tokens} tokens, x {x}, residual {residual}"));
         let outcome = c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, residual.tensor)));
         c.see("residual", residual.whole);
         c.see_routing(&outcome);

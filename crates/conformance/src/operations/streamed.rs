@@ -69,9 +69,8 @@ fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDis
     }
     let folder = tempfile::tempdir().expect("a folder for experts");
     let name = |i: usize| format!("run.{i:04}");
-    let plans: Vec<TensorPlan> = (0..blobs.len())
-        .map(|i| TensorPlan { name: name(i), dtype: Dtype::U8, shape: vec![blobs[i].len()] })
-        .collect();
+    let plans: Vec<TensorPlan> =
+        (0..blobs.len()).map(|i| TensorPlan { name: name(i), dtype: Dtype::U8, shape: vec![blobs[i].len()] }).collect();
     let path = folder.path().join("model.safetensors");
     let mut writer = Writer::aligned(&path, &plans, &BTreeMap::new(), PAGE).expect("a new file");
     blobs.iter().enumerate().for_each(|(i, blob)| writer.append(&name(i), blob).expect("room on the disk"));
@@ -128,14 +127,14 @@ fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize) {
 fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
     let mut drawn = Vec::new();
     for _ in 0..c.random.usize(1..=3) {
-        let (count, intermediate) = (c.random.usize(4..=20), 32 * c.random.usize(1..=4));
+        let (count, intermediate) = (c.random.usize(4..=12), 32 * c.random.usize(1..=3));
         drawn.push(c.experts(count, hidden, intermediate, stacked));
     }
     drawn
 }
 
 pub fn streamed(c: &mut Case) {
-    let (hidden, stacked) = (32 * c.random.usize(1..=6), c.coin());
+    let (hidden, stacked) = (32 * c.random.usize(1..=4), c.coin());
     let drawn = layers(c, hidden, stacked);
     let runs: Vec<_> = drawn.iter().enumerate().map(|(l, d)| (l, (0..d.matrices.len()).collect())).collect();
     let moes = c.mixtures(&drawn, |c| on_disk(c, &drawn, &runs).matrices);
@@ -143,7 +142,7 @@ pub fn streamed(c: &mut Case) {
     if c.coin() {
         c.backend.record_routing();
     }
-    for _ in 0..6 {
+    for _ in 0..5 {
         let tokens = c.tokens();
         let x = c.tensor(tokens, hidden);
         c.shape(format!("{tokens} tokens"));
@@ -157,7 +156,7 @@ pub fn streamed(c: &mut Case) {
 }
 
 pub fn failed_rows(c: &mut Case) {
-    let hidden = 32 * c.random.usize(1..=6);
+    let hidden = 32 * c.random.usize(1..=4);
     let drawn = layers(c, hidden, false);
     // Each expert in pages of its own.
     let mut runs = Vec::new();
