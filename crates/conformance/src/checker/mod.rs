@@ -42,6 +42,8 @@ pub struct Log {
     /// Steps that have ended: names of their operations, and how often each waited.
     pub steps: Vec<(Vec<&'static str>, usize)>,
     pub spoil: Option<Spoil>,
+    /// A fault of the backend: what is asked of it is done in another way.
+    pub fault: Option<fn(&mut Operation)>,
     made: Vec<Made>,
 }
 
@@ -133,9 +135,34 @@ impl Checker<'_> {
         step.inputs.tokens().len()
     }
 
+    /// Has the backend inside do what was asked, and notes it.
     fn asked(&mut self, operation: Operation) {
-        let name = operation.name();
-        self.step(name).operations.push(operation);
+        let mut done = operation.clone();
+        if let Some(fault) = self.locked().fault {
+            fault(&mut done);
+        }
+        let (n, b) = (&self.names, &mut *self.inner);
+        match &done {
+            Operation::Embed { table, out } => b.embed(n.matrix(*table).inner, n.tensor(*out)),
+            Operation::Project { x, norm, projections } => {
+                let projections: Vec<_> = projections.iter().map(|p| n.projection(p, x.rows, x.cols)).collect();
+                b.project(n.tensor(*x), norm.map(|norm| n.norm(norm)), &projections);
+            }
+            Operation::ProjectAdd { x, linear, out } => {
+                b.project_add(n.tensor(*x), &n.linear_of(linear, out.cols, x.cols), n.tensor(*out));
+            }
+            Operation::Attention(layer) => b.attention(&n.attention(layer)),
+            Operation::DeltaNet(layer) => b.delta_net(&n.delta(layer)),
+            Operation::Mlp { x, norm, mlp, residual } => {
+                b.mlp(n.tensor(*x), n.norm(*norm), &n.mlp(mlp, x.cols), n.tensor(*residual));
+            }
+            Operation::Mixture { x, moe, residual } => {
+                let moe = n.moes.get(moe.number(), "mixture").0;
+                b.mixture(n.tensor(*x), moe, n.tensor(*residual));
+            }
+            Operation::Logits { x, norm, head } => b.logits(n.tensor(*x), n.norm(*norm), n.matrix(*head).inner),
+        }
+        self.step(operation.name()).operations.push(operation);
     }
 
     /// The pool of a cache group, as it was given out.
@@ -388,23 +415,18 @@ impl Backend for Checker<'_> {
         assert!(out.rows >= self.tokens("embed"), "a row for each token");
         let tokens = self.step("embed").inputs.tokens();
         assert!(tokens.iter().all(|t| (*t as usize) < matrix.rows), "a token outside of the embedding");
-        self.inner.embed(matrix.inner, self.names.tensor(out));
         self.asked(Operation::Embed { table, out });
     }
 
     fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]) {
         assert_eq!(x.rows, self.tokens("project"), "a row for each token");
         assert!(norm.is_none_or(|n| n.weight.cols == x.cols), "a norm over {} columns", x.cols);
-        let inner: Vec<Projection> = projections.iter().map(|p| self.names.projection(p, x.rows, x.cols)).collect();
-        self.inner.project(self.names.tensor(x), norm.map(|n| self.names.norm(n)), &inner);
         self.asked(Operation::Project { x, norm, projections: projections.to_vec() });
     }
 
     fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
         assert_eq!(x.rows, self.tokens("project_add"), "a row for each token");
         assert!(out.rows >= x.rows, "an output of {} rows for {} tokens", out.rows, x.rows);
-        let inner = self.names.linear_of(linear, out.cols, x.cols);
-        self.inner.project_add(self.names.tensor(x), &inner, self.names.tensor(out));
         self.asked(Operation::ProjectAdd { x, linear: linear.clone(), out });
     }
 
@@ -438,7 +460,6 @@ impl Backend for Checker<'_> {
             let positions = self.names.rotaries.get(layer.rotary.number(), "rotary embedding").1;
             assert!(inputs.reach() <= positions, "position {} of {positions}", inputs.reach() - 1);
         }
-        self.inner.attention(&self.names.attention(layer));
         self.asked(Operation::Attention(layer.clone()));
     }
 
@@ -455,24 +476,20 @@ impl Backend for Checker<'_> {
             let states: HashSet<usize> = (0..step.inputs.sequences()).map(|s| step.inputs.state(s)).collect();
             assert!(states.len() == step.inputs.sequences() && states.iter().all(|s| *s < rows), "a state each");
         }
-        self.inner.delta_net(&self.names.delta(layer));
         self.asked(Operation::DeltaNet(layer.clone()));
     }
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         assert_eq!(x.rows, self.tokens("mlp"), "a row for each token");
         assert!(norm.weight.cols == x.cols && residual.cols == x.cols && residual.rows >= x.rows, "shapes alike");
-        let inner = self.names.mlp(mlp, x.cols);
-        self.inner.mlp(self.names.tensor(x), self.names.norm(norm), &inner, self.names.tensor(residual));
         self.asked(Operation::Mlp { x, norm, mlp: mlp.clone(), residual });
     }
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         assert_eq!(x.rows, self.tokens("mixture"), "a row for each token");
-        let (inner, known) = self.names.moes.get(moe.number(), "mixture");
+        let (_, known) = self.names.moes.get(moe.number(), "mixture");
         assert!(x.cols == known.experts.hidden() && residual.cols == x.cols, "shapes alike");
         assert_eq!(residual.rows, x.rows, "a row for each token");
-        self.inner.mixture(self.names.tensor(x), *inner, self.names.tensor(residual));
         let before = self.step("mixture").last_moe.replace(moe.number());
         assert!(before.is_none_or(|b| b < moe.number()), "mixtures in the order in which they were made known");
         self.asked(Operation::Mixture { x, moe, residual });
@@ -486,7 +503,6 @@ impl Backend for Checker<'_> {
         assert!(!step.inputs.wanted().is_empty(), "logits that nobody wants");
         let before = step.operations.iter().any(|o| matches!(o, Operation::Logits { .. }));
         assert!(!before, "logits once in a step");
-        self.inner.logits(self.names.tensor(x), self.names.norm(norm), matrix.inner);
         self.asked(Operation::Logits { x, norm, head });
     }
 
