@@ -62,7 +62,7 @@ impl Scheduler {
         // 1. Those that generate
         for at in 0..queue.len() {
             let i = queue[at];
-            if sequences[i].due() == 1 && !sequences[i].held.is_empty() && room > 0 && !self.is_full(plan) {
+            if sequences[i].generates() && room > 0 && !self.is_full(plan) {
                 room -= usize::from(take(sequences, cache, plan, &queue[at + 1..], i, 1));
             }
         }
@@ -70,7 +70,7 @@ impl Scheduler {
         for &i in &queue {
             let s = &sequences[i];
             let (due, begun) = (s.due(), !s.held.is_empty());
-            if due == 1 && begun || room == 0 || self.is_full(plan) {
+            if s.generates() || room == 0 || self.is_full(plan) {
                 continue;
             }
             let tokens = due.min(room);
