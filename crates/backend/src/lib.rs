@@ -37,6 +37,9 @@ pub fn widen(float: Float, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {
 /// The operations of a model step. Shapes are given at the arguments; `tokens` is the number of rows of the step, and
 /// tensors that are written may have more rows than that.
 /// Results do not depend on how tokens are divided among steps (`docs/numerics.md`).
+///
+/// Tensors may be parts of larger ones, at any offset and stride; what lies around them stays as it is. Between [`Backend::begin`] and [`Backend::end`]
+/// nothing is made known, written or read back. `crates/conformance` holds implementors to all of this.
 pub trait Backend: Send {
     // 1. What is set up once
 
@@ -81,7 +84,7 @@ pub trait Backend: Send {
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> anyhow::Result<KvPool>;
     /// Makes the first `blocks` blocks of a pool usable: resident, where they are, for good.
     fn commit_kv(&mut self, pool: &KvPool, blocks: usize) -> anyhow::Result<()>;
-    /// `to = from` for each pair of blocks (from, to).
+    /// `to = from` for each pair of blocks (from, to), in this order.
     fn copy_blocks(&mut self, pool: &KvPool, pairs: &[(u32, u32)]);
     /// The bytes of a block, `[KvLayout::block_bytes]`, to the host.
     fn read_block(&mut self, pool: &KvPool, block: u32, out: &mut [u8]);

@@ -130,6 +130,7 @@ impl Tensor {
 }
 
 /// A weight matrix as its checkpoint has it: `[rows, cols]` row-major in `form`. `scales` and `biases` are empty for float forms.
+#[derive(Clone, Debug)]
 pub struct MatrixSource {
     pub form: Form,
     pub rows: usize,

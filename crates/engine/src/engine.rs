@@ -3,7 +3,7 @@
 
 mod open;
 
-pub use open::Options;
+pub use open::{MakeBackend, Options};
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{KvLayout, KvType, Logits, MemoryClass, MemoryUse, Outcome, Profile, Routed, Streamed, Wanted};

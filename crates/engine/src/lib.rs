@@ -13,13 +13,13 @@ mod sequence;
 pub mod text;
 
 pub use budget::Held;
-pub use engine::{Engine, Options};
+pub use engine::{Engine, MakeBackend, Options};
 pub use pins::Pins;
 pub use placement::{Placed, Placement};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{
-    Activations, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass, NUMERICS_VERSION, Phase, PhaseRow,
-    Profile, Routed, Streamed,
+    Activations, Backend, Cpu, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass, NUMERICS_VERSION,
+    Phase, PhaseRow, Profile, Routed, Streamed,
 };
 pub use sluice_model::{Config, Description};
 pub use sluice_store::experts::{Policy, ReadFaults};

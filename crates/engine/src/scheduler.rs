@@ -1,6 +1,6 @@
 //! Who takes part in a step, with how many tokens.
 //!
-//! Single tokens go first, so that a long prompt does not hold up who is generating; what is left of the step goes to prompts, first come, first served. All
+//! Who generates goes first, with a token each, so that a long prompt does not hold up who is generating; what is left of the step goes to prompts, first come, first served. All
 //! draw blocks from one pool. Where it is spent, conversations that nobody is generating for give theirs up, the one used longest ago first, and then the
 //! generation that was started last: what it had computed is computed again when there is room, to the same bits. Who was started first is never put back, so
 //! that all come to their end.
@@ -61,7 +61,7 @@ impl Scheduler {
         // 1. Those that generate
         for at in 0..queue.len() {
             let i = queue[at];
-            if sequences[i].due() == 1 && !sequences[i].held.is_empty() && room > 0 && !self.is_full(plan) {
+            if sequences[i].generates() && room > 0 && !self.is_full(plan) {
                 room -= usize::from(take(sequences, cache, plan, &queue[at + 1..], i, 1));
             }
         }
@@ -69,7 +69,7 @@ impl Scheduler {
         for &i in &queue {
             let s = &sequences[i];
             let (due, begun) = (s.due(), !s.held.is_empty());
-            if due == 1 && begun || room == 0 || self.is_full(plan) {
+            if s.generates() || room == 0 || self.is_full(plan) {
                 continue;
             }
             let tokens = due.min(room);
@@ -188,6 +188,7 @@ mod tests {
             s.computed += t.tokens;
             if s.due() == 0 {
                 s.tokens.push(0);
+                s.running.as_mut().unwrap().generated += 1;
             }
         }
     }
@@ -232,6 +233,22 @@ mod tests {
         scheduler.plan(&mut all, &mut cache, &mut plan);
         assert_eq!(takers(&plan), [(1, all[1].tokens.len())]);
         assert_eq!(all[0].computed, 0, "nobody generates for it");
+    }
+
+    #[test]
+    fn who_goes_on_by_a_single_token_waits_behind_an_earlier_prompt() {
+        let mut cache = cache(100);
+        let mut all = vec![sequence(&cache, 0, 5), sequence(&cache, 1, 20)];
+        let (mut scheduler, mut plan) = (Scheduler::new(8, 4), Plan::default());
+        scheduler.plan(&mut all, &mut cache, &mut plan);
+        done(&mut all, &plan);
+        // The first was cancelled after a token, and is started again behind the other.
+        (all[0].running, all[0].last_used) = (sequence(&cache, 2, 0).running, 1);
+        for wanted in [vec![(1, 8)], vec![(1, 8)], vec![(1, 1), (0, 1)]] {
+            scheduler.plan(&mut all, &mut cache, &mut plan);
+            assert_eq!(takers(&plan), wanted);
+            done(&mut all, &plan);
+        }
     }
 
     #[test]

@@ -101,4 +101,10 @@ impl Sequence {
     pub fn due(&self) -> usize {
         self.tokens.len() - self.computed
     }
+
+    /// Whether the token that it generated last is all that it has to compute. The end of a prompt is not the same: who goes on with a conversation by a
+    /// single token waits behind those that came before.
+    pub fn generates(&self) -> bool {
+        self.due() == 1 && !self.held.is_empty() && self.running.as_ref().is_some_and(|r| r.generated > 0)
+    }
 }

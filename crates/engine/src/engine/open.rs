@@ -86,12 +86,27 @@ impl Options {
     }
 }
 
+/// Makes the backend of an engine with these options.
+pub type MakeBackend<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Backend>>;
+
+fn cpu(options: &Options) -> Result<Box<dyn Backend>> {
+    Ok(Box::new(Cpu::new(options.isa, options.threads, options.activations)?))
+}
+
 impl Engine {
     /// Loads the checkpoint in `folder`. Returns before the weights are read: a step waits for those it comes to.
     ///
     /// # Errors
     /// A file that is missing, broken or not supported; the message names it. What goes wrong later is an error of a step.
     pub fn open(folder: &Path, options: Options) -> Result<Engine> {
+        Engine::open_on(folder, options, &cpu)
+    }
+
+    /// [`Engine::open`] on the backend that `make` makes; what does not fit may be opened twice.
+    ///
+    /// # Errors
+    /// Those of [`Engine::open`] and of `make`.
+    pub fn open_on(folder: &Path, options: Options, make: MakeBackend) -> Result<Engine> {
         // The config first: a folder that holds something else altogether is best told by it.
         ensure!(folder.exists(), "{}: no such folder", folder.display());
         ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
@@ -104,7 +119,7 @@ impl Engine {
                 load.left = Some(sluice_model::is_of_experts);
             }
             let (checkpoint, loading) = sluice_store::load::open(folder, &load)?;
-            Engine::build(&checkpoint, Some(loading), &config, options.clone(), placed)
+            Engine::build(&checkpoint, Some(loading), &config, options.clone(), placed, make(&options)?)
         };
         let may_stream = options.experts == Placement::Auto && budget::has_experts(&config);
         let mapped = placed.placement == Placement::Mapped;
@@ -121,7 +136,8 @@ impl Engine {
     /// An engine for an opened checkpoint, whose weights are used as they are.
     pub fn load(checkpoint: &Checkpoint, config: &Config, options: Options) -> Result<Engine> {
         let placed = Placed { placement: Placement::Mapped, reason: "opened elsewhere".into() };
-        Engine::build(checkpoint, None, config, options, placed)
+        let backend = cpu(&options)?;
+        Engine::build(checkpoint, None, config, options, placed, backend)
     }
 
     fn build(
@@ -130,6 +146,7 @@ impl Engine {
         config: &Config,
         options: Options,
         placed: Placed,
+        mut backend: Box<dyn Backend>,
     ) -> Result<Engine> {
         let streamed = placed.placement != Placement::Mapped;
         let chunks = budget::chunks(options.chunk, streamed);
@@ -138,7 +155,6 @@ impl Engine {
         ensure!(positive, "chunk, sequences and block size must not be zero");
         let largest = longest.max(options.block_tokens).max(options.max_context.unwrap_or(0));
         ensure!(largest <= 1 << 24, "{largest} is too many tokens");
-        let mut backend: Box<dyn Backend> = Box::new(Cpu::new(options.isa, options.threads, options.activations)?);
         if options.profile {
             backend.start_profile();
         }

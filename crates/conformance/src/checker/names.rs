@@ -1,0 +1,178 @@
+//! The checker's own handles: what each stands for inside, and what is known of it.
+
+use sluice_backend::{
+    AttentionLayer, BufferId, DeltaLayer, ExpertMatrix, Experts, KvPool, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
+    Projection, RotaryId, SharedExpert, Tensor,
+};
+
+/// Handles are numbered by threes from here, so that none of them is one of the backend's inside.
+const FIRST: usize = 1000;
+const STEP: usize = 3;
+
+/// Things of one kind, in the order in which they were made.
+#[derive(Clone)]
+pub struct Made<T>(Vec<T>);
+
+impl<T> Default for Made<T> {
+    fn default() -> Made<T> {
+        Made(Vec::new())
+    }
+}
+
+impl<T> Made<T> {
+    /// The number of its handle.
+    pub fn add(&mut self, thing: T) -> usize {
+        self.0.push(thing);
+        FIRST + STEP * (self.0.len() - 1)
+    }
+
+    fn place(&self, number: usize, what: &str) -> usize {
+        let place = number.checked_sub(FIRST).filter(|n| n.is_multiple_of(STEP)).map(|n| n / STEP);
+        place.filter(|p| *p < self.0.len()).unwrap_or_else(|| panic!("{what} {number} was never made"))
+    }
+
+    pub fn get(&self, number: usize, what: &str) -> &T {
+        &self.0[self.place(number, what)]
+    }
+
+    pub fn get_mut(&mut self, number: usize, what: &str) -> &mut T {
+        let place = self.place(number, what);
+        &mut self.0[place]
+    }
+
+    pub fn all(&self) -> &[T] {
+        &self.0
+    }
+}
+
+#[derive(Clone, Copy)]
+pub struct MatrixName {
+    pub inner: MatrixId,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+#[derive(Clone, Copy)]
+pub struct PoolName {
+    pub inner: KvPool,
+    /// As it was given out.
+    pub outer: KvPool,
+    pub blocks: usize,
+    pub committed: usize,
+}
+
+/// All handles that were given out.
+#[derive(Clone, Default)]
+pub struct Names {
+    /// (Inside, elements)
+    pub buffers: Made<(BufferId, usize)>,
+    pub matrices: Made<MatrixName>,
+    /// (Inside, positions)
+    pub rotaries: Made<(RotaryId, usize)>,
+    pub moes: Made<(MoeId, Moe)>,
+    /// One for each cache group; their buffers' handles are of another kind than tensors'.
+    pub pools: Made<PoolName>,
+    /// (Rows, elements of each)
+    pub states: Option<(usize, usize)>,
+}
+
+/// From the handles that were given out to those inside. Panics at what was never made, and at what reaches beyond it.
+impl Names {
+    pub fn tensor(&self, t: Tensor) -> Tensor {
+        let (buffer, elements) = *self.buffers.get(t.buffer.number(), "buffer");
+        let end = if t.rows == 0 { t.offset } else { t.offset + (t.rows - 1) * t.stride + t.cols };
+        assert!(end <= elements, "{t:?} reaches beyond a buffer of {elements}");
+        assert!(t.rows <= 1 || t.stride >= t.cols, "rows of {t:?} overlap");
+        Tensor { buffer, ..t }
+    }
+
+    pub fn matrix(&self, id: MatrixId) -> MatrixName {
+        *self.matrices.get(id.number(), "matrix")
+    }
+
+    pub fn norm(&self, n: Norm) -> Norm {
+        assert_eq!(n.weight.rows, 1, "a norm's weight is one row");
+        Norm { weight: self.tensor(n.weight), ..n }
+    }
+
+    pub fn linear(&self, l: &Linear) -> Linear {
+        let matrix = self.matrix(l.matrix);
+        assert!(l.rows.start < l.rows.end && l.rows.end <= matrix.rows, "rows {:?} of {}", l.rows, matrix.rows);
+        assert!(l.bias.is_none_or(|b| (b.rows, b.cols) == (1, l.rows.len())), "one bias for each row");
+        Linear { matrix: matrix.inner, rows: l.rows.clone(), bias: l.bias.map(|b| self.tensor(b)) }
+    }
+
+    /// A linear that takes rows of `cols` columns to `rows`.
+    pub fn linear_of(&self, l: &Linear, rows: usize, cols: usize) -> Linear {
+        assert_eq!((l.rows.len(), self.matrix(l.matrix).cols), (rows, cols), "rows and columns of a linear");
+        self.linear(l)
+    }
+
+    pub fn projection(&self, p: &Projection, tokens: usize, cols: usize) -> Projection {
+        assert!(p.out.rows >= tokens, "an output of {} rows for {tokens} tokens", p.out.rows);
+        Projection { linear: self.linear_of(&p.linear, p.out.cols, cols), out: self.tensor(p.out) }
+    }
+
+    pub fn mlp(&self, mlp: &Mlp, hidden: usize) -> Mlp {
+        let width = mlp.gate.rows.len();
+        Mlp {
+            gate: self.linear_of(&mlp.gate, width, hidden),
+            up: self.linear_of(&mlp.up, width, hidden),
+            down: self.linear_of(&mlp.down, hidden, width),
+        }
+    }
+
+    pub fn moe(&self, moe: &Moe) -> Moe {
+        let Moe { norm, router, scoring, experts, shared } = moe;
+        let (hidden, count) = (experts.hidden(), experts.count);
+        scoring.check(count).unwrap_or_else(|e| panic!("a router that cannot choose: {e}"));
+        let known = |part: &ExpertMatrix| match part {
+            ExpertMatrix::Stacked { matrix, stride, offset } => {
+                ExpertMatrix::Stacked { matrix: self.matrix(*matrix).inner, stride: *stride, offset: *offset }
+            }
+            ExpertMatrix::Single(all) => {
+                assert_eq!(all.len(), count, "a matrix for each expert");
+                ExpertMatrix::Single(all.iter().map(|m| self.matrix(*m).inner).collect())
+            }
+        };
+        let mut parts = experts.parts.clone();
+        parts.iter_mut().for_each(|p| p.matrix = known(&p.matrix));
+        let shared = shared.as_ref().map(|s| SharedExpert {
+            mlp: self.mlp(&s.mlp, hidden),
+            gate: s.gate.as_ref().map(|g| self.linear_of(g, 1, hidden)),
+        });
+        Moe {
+            norm: self.norm(*norm),
+            router: self.linear_of(router, count, hidden),
+            scoring: scoring.clone(),
+            experts: Experts { count, kind: experts.kind, parts },
+            shared,
+        }
+    }
+
+    pub fn attention(&self, a: &AttentionLayer) -> AttentionLayer {
+        AttentionLayer {
+            q: self.tensor(a.q),
+            k: self.tensor(a.k),
+            v: self.tensor(a.v),
+            out: self.tensor(a.out),
+            q_norm: a.q_norm.map(|n| self.norm(n)),
+            k_norm: a.k_norm.map(|n| self.norm(n)),
+            rotary: self.rotaries.get(a.rotary.number(), "rotary embedding").0,
+            sinks: a.sinks.map(|t| self.tensor(t)),
+            ..a.clone()
+        }
+    }
+
+    pub fn delta(&self, d: &DeltaLayer) -> DeltaLayer {
+        let [qkv, z, b, a, out] = [d.qkv, d.z, d.b, d.a, d.out].map(|t| self.tensor(t));
+        let [conv, a_log, dt_bias] = [d.conv, d.a_log, d.dt_bias].map(|t| self.tensor(t));
+        DeltaLayer { qkv, z, b, a, out, conv, a_log, dt_bias, norm: self.norm(d.norm), ..d.clone() }
+    }
+
+    pub fn pool(&self, pool: &KvPool) -> &PoolName {
+        let name = self.pools.get(pool.buffer.number(), "pool");
+        assert_eq!(name.outer.layout, pool.layout, "a pool's layout");
+        name
+    }
+}

@@ -1,0 +1,260 @@
+//! Attention over paged caches: prefill and decode together, contexts of several partitions, windows, sinks, caps, forks.
+
+use sluice_backend::{
+    AttentionLayer, Float, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput, StepInputs, Wanted,
+};
+
+use crate::case::Placed;
+use crate::weights::encode;
+use crate::{CAPACITY, Case};
+
+/// Positions that rotary embeddings are made for.
+pub const POSITIONS: usize = 1200;
+
+/// A block of ordinary numbers in the layout's element type.
+pub fn random_block(c: &mut Case, layout: &KvLayout) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(layout.block_bytes());
+    let rows = layout.kv_heads * layout.block_tokens;
+    for _ in 0..layout.layers {
+        for dim in [layout.k_dim, layout.v_dim] {
+            match layout.kv_type {
+                KvType::F32 => bytes.extend(encode(Float::F32, &c.small(rows * dim, 2.0))),
+                KvType::Bf16 => bytes.extend(encode(Float::Bf16, &c.small(rows * dim, 2.0))),
+                KvType::F16 => bytes.extend(encode(Float::F16, &c.small(rows * dim, 2.0))),
+                KvType::Int8 => {
+                    let from = bytes.len();
+                    bytes.resize(from + rows * dim, 0);
+                    c.random.fill(&mut bytes[from..]);
+                    // -128 is never stored.
+                    bytes[from..].iter_mut().for_each(|b| *b = if *b == 128 { 0 } else { *b });
+                    let scales: Vec<f32> = c.small(rows, 0.02).iter().map(|s| s.abs()).collect();
+                    bytes.extend(encode(Float::F32, &scales));
+                }
+            }
+        }
+    }
+    bytes.resize(layout.block_bytes(), 0);
+    bytes
+}
+
+/// A layer with tensors of its own.
+pub struct Layer {
+    pub inner: AttentionLayer,
+    pub out: Placed,
+}
+
+pub struct Group {
+    pub pool: KvPool,
+    pub layers: Vec<Layer>,
+    /// Of all its layers.
+    pub window: Option<usize>,
+    /// In random order.
+    free: Vec<u32>,
+    used: Vec<u32>,
+    blocks: usize,
+    committed: usize,
+}
+
+/// A sequence: how far it is, and its blocks in each group.
+#[derive(Clone, Default)]
+pub struct Sequence {
+    pub len: usize,
+    pub tables: Vec<Vec<u32>>,
+    pub state: u32,
+}
+
+impl Case {
+    pub fn rotary(&mut self, pairs: usize) -> RotaryId {
+        let inv_freq = (0..pairs).map(|i| 10f32.powf(-(i as f32) * 4.0 / pairs as f32)).collect();
+        let scaling = self.one_of(&[1.0, 1.0, 1.138]);
+        self.backend.rotary(&RotaryFrequencies { inv_freq, scaling }, POSITIONS).expect("a rotary embedding")
+    }
+
+    /// A layer of a group, for steps of at most `tokens` tokens. With `heads` per KV head, and q of a model's own width.
+    pub fn attention_layer(
+        &mut self,
+        layout: &KvLayout,
+        place: (usize, usize),
+        window: Option<usize>,
+        tokens: usize,
+    ) -> Layer {
+        let per_kv = self.random.usize(1..=4);
+        let heads = per_kv * layout.kv_heads;
+        let gated = layout.k_dim == layout.v_dim && self.coin();
+        let pairs = if self.coin() { layout.k_dim / 2 } else { self.random.usize(1..=layout.k_dim / 2) };
+        let q = self.tensor(tokens, heads * layout.k_dim * if gated { 2 } else { 1 });
+        let [k, v, out] = [layout.kv_heads * layout.k_dim, layout.kv_heads * layout.v_dim, heads * layout.v_dim]
+            .map(|cols| self.tensor(tokens, cols));
+        let sinks = self.once_in(3).then(|| self.small(heads, 3.0)).map(|values| self.vector(&values));
+        let inner = AttentionLayer {
+            q: q.tensor,
+            k: k.tensor,
+            v: v.tensor,
+            out: out.tensor,
+            heads,
+            gated,
+            q_norm: self.coin().then(|| self.norm(layout.k_dim)),
+            k_norm: self.coin().then(|| self.norm(layout.k_dim)),
+            rotary: self.rotary(pairs),
+            group: place.0,
+            layer: place.1,
+            scale: (layout.k_dim as f32).sqrt().recip(),
+            window,
+            softcap: if self.once_in(3) { Some(self.one_of(&[5.0, 50.0])) } else { None },
+            sinks,
+        };
+        let AttentionLayer { softcap, q_norm, k_norm, .. } = &inner;
+        let (norms, sinks) = ((q_norm.is_some(), k_norm.is_some()), inner.sinks.is_some());
+        self.shape(format!(
+            "layer {place:?}: {heads} heads, gated {gated}, {pairs} pairs turned, norms {norms:?}, cap {softcap:?}, sinks {sinks}"
+        ));
+        Layer { inner, out }
+    }
+
+    /// A cache group with its layers; blocks for so many positions in all.
+    pub fn group(&mut self, number: usize, positions: usize, tokens: usize) -> Group {
+        let layout = self.kv_layout();
+        let window = if self.coin() { Some(self.random.usize(1..=300)) } else { None };
+        let blocks = positions.div_ceil(layout.block_tokens) + 24;
+        self.shape(format!("group {number}: window {window:?}, {blocks} blocks of {layout:?}"));
+        let pool = self.backend.alloc_kv(layout, blocks).expect("memory for keys and values");
+        let layers = (0..layout.layers).map(|l| self.attention_layer(&layout, (number, l), window, tokens)).collect();
+        let mut free: Vec<u32> = (0..blocks as u32).collect();
+        self.random.shuffle(&mut free);
+        Group { pool, layers, window, free, used: Vec::new(), blocks, committed: 0 }
+    }
+
+    /// What all blocks in use hold must be equal.
+    pub fn see_blocks(&mut self, groups: &[Group]) {
+        for (number, group) in groups.iter().enumerate() {
+            let mut bytes = vec![0; group.pool.layout.block_bytes()];
+            for &block in &group.used {
+                self.backend.read_block(&group.pool, block, &mut bytes);
+                self.see_bytes(format!("block {block} of group {number}"), bytes.clone());
+            }
+        }
+    }
+
+    /// A sequence whose first `len` positions hold random keys and values.
+    pub fn begun(&mut self, groups: &mut [Group], len: usize) -> Sequence {
+        let mut sequence = Sequence { len: 0, tables: vec![vec![]; groups.len()], state: 0 };
+        for (group, table) in groups.iter_mut().zip(&mut sequence.tables) {
+            group.grow(self, table, len);
+            for &block in table.iter() {
+                let bytes = random_block(self, &group.pool.layout);
+                self.backend.write_block(&group.pool, block, &bytes);
+            }
+        }
+        Sequence { len, ..sequence }
+    }
+
+    /// Another sequence with the same past: whole blocks are shared, the last one is copied.
+    pub fn fork(&mut self, groups: &mut [Group], from: &Sequence) -> Sequence {
+        let mut to = from.clone();
+        for (group, table) in groups.iter_mut().zip(&mut to.tables) {
+            let whole = from.len / group.pool.layout.block_tokens;
+            table.truncate(whole + 1);
+            if let Some(last) = table.get_mut(whole) {
+                let mut own = Vec::new();
+                group.grow(self, &mut own, 1);
+                self.backend.copy_blocks(&group.pool, &[(*last, own[0])]);
+                *last = own[0];
+            }
+        }
+        to
+    }
+
+    /// Adds the next `n` tokens of a sequence to a step.
+    pub fn take(
+        &mut self,
+        groups: &mut [Group],
+        s: &mut Sequence,
+        n: usize,
+        vocabulary: u32,
+        wanted: Wanted,
+        inputs: &mut StepInputs,
+    ) {
+        for (group, table) in groups.iter_mut().zip(&mut s.tables) {
+            group.grow(self, table, s.len + n);
+            if let Some(window) = group.window {
+                // What no query sees is gone.
+                let whole = (s.len + 1).saturating_sub(window) / group.pool.layout.block_tokens;
+                table.iter_mut().take(whole).for_each(|block| *block = u32::MAX);
+            }
+        }
+        let tokens: Vec<u32> = (0..n).map(|_| self.random.u32(..vocabulary)).collect();
+        inputs.push(&SequenceInput { tokens: &tokens, position: s.len, state: s.state, tables: &s.tables, wanted });
+        s.len += n;
+    }
+}
+
+impl Group {
+    fn grow(&mut self, c: &mut Case, table: &mut Vec<u32>, tokens: usize) {
+        while table.len() < tokens.div_ceil(self.pool.layout.block_tokens) {
+            let block = self.free.pop().expect("enough blocks");
+            self.used.push(block);
+            table.push(block);
+            if self.committed <= block as usize {
+                self.committed = c.random.usize(block as usize + 1..=self.blocks);
+                c.backend.commit_kv(&self.pool, self.committed).expect("memory for blocks");
+            }
+        }
+    }
+}
+
+pub fn inputs_for(groups: &[Group]) -> StepInputs {
+    let block_tokens: Vec<usize> = groups.iter().map(|g| g.pool.layout.block_tokens).collect();
+    StepInputs::new(&block_tokens, CAPACITY)
+}
+
+pub fn attention(c: &mut Case) {
+    const SEQUENCES: usize = 4;
+    const TOKENS: usize = 150;
+    let mut groups = Vec::new();
+    for number in 0..c.random.usize(1..=2) {
+        let group = c.group(number, (SEQUENCES + 1) * POSITIONS, TOKENS);
+        groups.push(group);
+    }
+    // 1. Some sequences are in the middle of a context
+    let mut sequences = Vec::new();
+    for _ in 0..c.random.usize(1..=SEQUENCES) {
+        let most = c.one_of(&[1, 60, 300, 700]);
+        let len = c.random.usize(..most);
+        let sequence = c.begun(&mut groups, len);
+        sequences.push(sequence);
+    }
+    for _ in 0..c.random.usize(1..=3) {
+        // 2. Any of them take part, with one token or several
+        let mut inputs = inputs_for(&groups);
+        let mut left = TOKENS;
+        for s in &mut sequences {
+            let most = c.one_of(&[0, 1, 1, 8, 70]).min(left);
+            let n = if most > 1 { c.random.usize(1..=most) } else { most };
+            if n > 0 {
+                c.shape(format!("{n} tokens from {}", s.len));
+                c.take(&mut groups, s, n, 2, Wanted::None, &mut inputs);
+                left -= n;
+            }
+        }
+        if inputs.sequences() == 0 {
+            continue;
+        }
+        for layer in groups.iter().flat_map(|g| &g.layers) {
+            let AttentionLayer { q, k, v, .. } = layer.inner;
+            [q, k, v].into_iter().for_each(|t| c.fill(t));
+        }
+        c.backend.begin(&inputs);
+        groups.iter().flat_map(|g| &g.layers).for_each(|layer| c.backend.attention(&layer.inner));
+        c.backend.end();
+        for layer in groups.iter().flat_map(|g| &g.layers) {
+            c.see(format!("layer {:?}", (layer.inner.group, layer.inner.layer)), layer.out.whole);
+        }
+        c.see_blocks(&groups);
+        // 3. One of them goes two ways
+        let which = c.random.usize(..sequences.len());
+        if sequences.len() < SEQUENCES && groups.iter().all(|g| g.window.is_none()) && c.coin() {
+            let fork = c.fork(&mut groups, &sequences[which]);
+            sequences.push(fork);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Gated delta rules over a pool of recurrent states.
+
+use sluice_backend::{DeltaLayer, DeltaShape, SequenceInput, Wanted};
+
+use super::attention::inputs_for;
+use crate::Case;
+use crate::case::Placed;
+
+/// A layer with tensors of its own.
+pub struct Layer {
+    pub inner: DeltaLayer,
+    pub out: Placed,
+}
+
+impl Case {
+    pub fn delta_shape(&mut self) -> DeltaShape {
+        let key_heads = self.random.usize(1..=3);
+        DeltaShape {
+            key_heads,
+            value_heads: key_heads * self.random.usize(1..=3),
+            key_dim: self.one_of(&[4, 8, 16, 20, 64, 128]),
+            value_dim: self.one_of(&[4, 16, 24, 64, 72, 128]),
+            taps: self.random.usize(2..=5),
+        }
+    }
+
+    /// Recurrent layer `layer`, for steps of at most `tokens` tokens.
+    pub fn delta_layer(&mut self, shape: DeltaShape, layer: usize, tokens: usize) -> Layer {
+        let (heads, values) = (shape.value_heads, shape.value_heads * shape.value_dim);
+        let [qkv, z, b, a, out] =
+            [shape.channels(), values, heads, heads, values].map(|cols| self.tensor(tokens, cols));
+        let taps = self.small(shape.taps * shape.channels(), 1.0);
+        let conv =
+            self.backend.alloc(sluice_backend::MemoryClass::WeightsCopied, shape.taps, shape.channels()).unwrap();
+        self.backend.upload(&taps, conv);
+        let [a_log, dt_bias] = [2.0, 1.0].map(|size| {
+            let values = self.small(heads, size);
+            self.vector(&values)
+        });
+        let norm = self.norm(shape.value_dim);
+        let [qkv, z, b, a] = [qkv, z, b, a].map(|p| p.tensor);
+        let inner = DeltaLayer { shape, qkv, z, b, a, out: out.tensor, conv, a_log, dt_bias, norm, layer };
+        Layer { inner, out }
+    }
+}
+
+pub fn delta_rules(c: &mut Case) {
+    const TOKENS: usize = 90;
+    let shape = c.delta_shape();
+    let (layers, rows) = (c.random.usize(1..=2), c.random.usize(1..=5));
+    let len = layers * shape.state_len();
+    c.shape(format!("{shape:?}, {layers} layers, {rows} states"));
+    c.backend.alloc_states(rows, len).unwrap();
+    let layers: Vec<Layer> = (0..layers).map(|l| c.delta_layer(shape, l, TOKENS)).collect();
+    for _ in 0..c.random.usize(1..=3) {
+        // 1. States come from somewhere
+        let (from, to) = (c.random.u32(..rows as u32), c.random.u32(..rows as u32));
+        match c.random.u8(..4) {
+            0 => c.backend.zero_state(to),
+            1 => c.backend.copy_state(from, to),
+            2 => {
+                let state = c.small(len, 1.0);
+                c.backend.write_state(to, &state);
+            }
+            _ => {}
+        }
+        // 2. Some of them go on, in any order
+        let mut states: Vec<u32> = (0..rows as u32).collect();
+        c.random.shuffle(&mut states);
+        states.truncate(c.random.usize(1..=rows));
+        let mut inputs = inputs_for(&[]);
+        let mut left = TOKENS;
+        for state in states {
+            let most = c.one_of(&[1, 1, 5, 60]).min(left);
+            let n = if most > 1 { c.random.usize(1..=most) } else { most };
+            if n > 0 {
+                c.shape(format!("{n} tokens of state {state}"));
+                let tables: &[Vec<u32>] = &[];
+                let (tokens, position) = (vec![0; n], c.random.usize(..50));
+                inputs.push(&SequenceInput { tokens: &tokens, position, state, tables, wanted: Wanted::None });
+                left -= n;
+            }
+        }
+        for layer in &layers {
+            let DeltaLayer { qkv, z, b, a, .. } = layer.inner;
+            [qkv, z].into_iter().for_each(|t| c.fill(t));
+            for gates in [b, a] {
+                let values = c.small(gates.rows * gates.cols, 4.0);
+                c.backend.upload(&values, gates);
+            }
+        }
+        c.backend.begin(&inputs);
+        layers.iter().for_each(|l| c.backend.delta_net(&l.inner));
+        c.backend.end();
+        for (i, layer) in layers.iter().enumerate() {
+            c.see(format!("layer {i}"), layer.out.whole);
+        }
+        c.see_states(rows, len);
+    }
+}

@@ -1,0 +1,121 @@
+//! Embeddings, projections, dense feed-forward layers, the head.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sluice_backend::{Linear, Mlp, Projection};
+
+use crate::Case;
+
+pub fn embeddings(c: &mut Case) {
+    let (tokens, vocabulary, cols) = (c.tokens(), c.random.usize(1..200), c.cols());
+    let table = c.matrix(vocabulary, cols);
+    let rows = tokens + c.random.usize(..3);
+    let out = c.tensor(rows, cols);
+    c.shape(format!("{tokens} tokens"));
+    let inputs = c.inputs(tokens, vocabulary);
+    c.backend.begin(&inputs);
+    c.backend.embed(table, out.tensor);
+    c.backend.end();
+    c.see("out", out.whole);
+}
+
+pub fn projections(c: &mut Case) {
+    let (tokens, cols) = (c.tokens(), c.cols());
+    let x = c.tensor(tokens, cols);
+    let norm = c.coin().then(|| c.norm(cols));
+    c.shape(format!("{tokens} tokens, x {x}, norm {}", norm.is_some()));
+    let (mut projections, mut outs) = (Vec::new(), Vec::new());
+    for _ in 0..c.random.usize(1..=3) {
+        let rows = c.random.usize(1..200);
+        let bias = c.once_in(3);
+        let linear = c.linear(rows, cols, bias);
+        let more = c.random.usize(..3);
+        let out = c.tensor(tokens + more, rows);
+        c.shape(format!("rows {:?}, bias {bias}, out {out}", linear.rows));
+        outs.push(out);
+        // The whole at once, or run by run, as matrices have it in which heads are interleaved.
+        let cut = if c.once_in(3) { c.random.usize(..rows) } else { 0 };
+        for part in [0..cut, cut..rows].into_iter().filter(|part| !part.is_empty()) {
+            let (from, bias) = (linear.rows.start, linear.bias.map(|b| b.columns(part.clone())));
+            let rows = from + part.start..from + part.end;
+            projections
+                .push(Projection { linear: Linear { rows, bias, ..linear.clone() }, out: out.tensor.columns(part) });
+        }
+    }
+    let more = c.once_in(3);
+    let rows = c.random.usize(1..200);
+    let add = c.linear(rows, cols, more);
+    let sum = c.tensor(tokens, rows);
+    c.shape(format!("added rows {:?}, bias {more}, out {sum}", add.rows));
+    c.step(tokens, |b| {
+        b.project(x.tensor, norm, &projections);
+        b.project_add(x.tensor, &add, sum.tensor);
+    });
+    for (i, out) in outs.iter().enumerate() {
+        c.see(format!("projection {i}"), out.whole);
+    }
+    c.see("sum", sum.whole);
+    c.see("x", x.whole);
+}
+
+impl Case {
+    /// A gated layer of `hidden` to `intermediate` and back. Gate and up may be one matrix.
+    pub fn mlp(&mut self, hidden: usize, intermediate: usize) -> Mlp {
+        let (gate, up) = if self.coin() {
+            let both = self.linear(2 * intermediate, hidden, false);
+            let from = both.rows.start;
+            let up = from + intermediate..from + 2 * intermediate;
+            (Linear { rows: from..from + intermediate, ..both.clone() }, Linear { rows: up, ..both })
+        } else {
+            (self.linear(intermediate, hidden, false), self.linear(intermediate, hidden, false))
+        };
+        Mlp { gate, up, down: self.linear(hidden, intermediate, false) }
+    }
+}
+
+pub fn dense_layers(c: &mut Case) {
+    let (tokens, hidden, intermediate) = (c.tokens(), c.cols(), c.cols());
+    let mlp = c.mlp(hidden, intermediate);
+    let (x, norm) = (c.tensor(tokens, hidden), c.norm(hidden));
+    let residual = if c.coin() { x } else { c.tensor(tokens, hidden) };
+    c.shape(format!("{tokens} tokens, x {x}, residual {residual}"));
+    c.step(tokens, |b| b.mlp(x.tensor, norm, &mlp, residual.tensor));
+    c.see("residual", residual.whole);
+}
+
+pub fn logits(c: &mut Case) {
+    let (cols, vocabulary) = (c.cols(), c.random.usize(2..300));
+    let (norm, head) = (c.norm(cols), c.matrix(vocabulary, cols));
+    for _ in 0..2 {
+        let tokens = c.tokens();
+        let x = c.tensor(tokens, cols);
+        let inputs = c.inputs(tokens, vocabulary);
+        c.shape(format!("{tokens} tokens, wanted {:?}", inputs.wanted()));
+        c.backend.begin(&inputs);
+        if !inputs.wanted().is_empty() {
+            c.backend.logits(x.tensor, norm, head);
+        }
+        let left = c.backend.end().logits;
+        c.see_text("rows", format!("{}", left.rows));
+        if left.rows == 0 {
+            continue;
+        }
+        c.see_text("vocabulary", format!("{}", left.vocabulary));
+        // Once as a whole, and each row by itself.
+        let all = c.backend.read_logits(left).to_vec();
+        let threads = c.backend.threads();
+        let busy: Vec<AtomicBool> = (0..threads).map(|_| AtomicBool::new(false)).collect();
+        let rows = Mutex::new(vec![None; left.rows]);
+        c.backend.each_logits(left, &|row, thread, logits| {
+            assert!(!busy[thread].swap(true, Ordering::SeqCst), "thread {thread} has two rows at once");
+            let before = rows.lock().unwrap()[row].replace(logits.to_vec());
+            assert!(before.is_none(), "row {row} twice");
+            busy[thread].store(false, Ordering::SeqCst);
+        });
+        let rows = rows.into_inner().unwrap();
+        let each: Vec<f32> = rows.into_iter().flat_map(|row| row.expect("every row")).collect();
+        c.see_floats("all logits", vocabulary, all);
+        c.see_floats("each row's logits", vocabulary, each);
+    }
+}

@@ -1,0 +1,176 @@
+//! Mixtures of experts: every way to route, stacked and single matrices, shared experts, chains of layers that look ahead.
+
+use sluice_backend::{
+    ExpertKind, ExpertMatrix, ExpertPart, Experts, Linear, MatrixId, Moe, MoeId, Outcome, Scoring, SharedExpert, Tensor,
+};
+
+use crate::Case;
+use crate::weights::Parts;
+
+/// The experts of a layer whose matrices are not made known yet: `experts` names them by their place in `matrices`.
+pub struct Drawn {
+    pub matrices: Vec<Parts>,
+    pub experts: Experts,
+}
+
+impl Drawn {
+    /// The experts with matrices that a backend knows.
+    pub fn known(&self, ids: &[MatrixId]) -> Experts {
+        let mut experts = self.experts.clone();
+        for part in &mut experts.parts {
+            match &mut part.matrix {
+                ExpertMatrix::Stacked { matrix, .. } => *matrix = ids[matrix.number()],
+                ExpertMatrix::Single(all) => all.iter_mut().for_each(|m| *m = ids[m.number()]),
+            }
+        }
+        experts
+    }
+}
+
+impl Case {
+    pub fn scoring(&mut self, count: usize) -> Scoring {
+        let k = self.random.usize(1..=count.min(6));
+        let renormalise = self.coin();
+        let scoring = match self.random.u8(..3) {
+            0 => Scoring::SoftmaxTopK { k, renormalise },
+            1 => Scoring::TopKSoftmax { k },
+            _ => {
+                let divisors: Vec<usize> = (1..=count).filter(|n| count.is_multiple_of(*n)).collect();
+                let groups = self.one_of(&divisors);
+                let top_groups = self.random.usize(k.div_ceil(count / groups)..=groups);
+                let bias = if self.coin() { self.small(count, 0.5) } else { vec![] };
+                Scoring::Sigmoid { k, bias, groups, top_groups, renormalise, scale: self.one_of(&[1.0, 2.5]) }
+            }
+        };
+        scoring.check(count).unwrap();
+        scoring
+    }
+
+    /// Experts in one stacked matrix for each projection, in one for gate and up, or in a matrix each.
+    pub fn experts(&mut self, count: usize, hidden: usize, intermediate: usize, stacked: bool) -> Drawn {
+        let mut matrices = Vec::new();
+        let mut draw = |c: &mut Case, form, rows, cols| {
+            matrices.push(c.parts(form, rows, cols));
+            MatrixId::new(matrices.len() - 1)
+        };
+        let fused = stacked && self.coin();
+        let mut parts = Vec::new();
+        if fused {
+            let form = self.form(hidden);
+            let matrix = draw(self, form, count * 2 * intermediate, hidden);
+            for offset in [0, intermediate] {
+                let matrix = ExpertMatrix::Stacked { matrix, stride: 2 * intermediate, offset };
+                parts.push(ExpertPart { matrix, rows: intermediate, cols: hidden });
+            }
+        }
+        for (rows, cols) in [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)] {
+            if fused && parts.len() < 3 && rows == intermediate && (rows, cols) != (hidden, intermediate) {
+                continue;
+            }
+            if parts.len() == 3 {
+                break;
+            }
+            let form = self.form(cols);
+            let matrix = if stacked {
+                ExpertMatrix::Stacked { matrix: draw(self, form, count * rows, cols), stride: rows, offset: 0 }
+            } else {
+                ExpertMatrix::Single((0..count).map(|_| draw(self, form, rows, cols)).collect())
+            };
+            parts.push(ExpertPart { matrix, rows, cols });
+        }
+        let forms: Vec<_> = matrices.iter().map(|m| m.form).collect();
+        self.shape(format!("{count} experts {hidden} -> {intermediate}, stacked {stacked}, fused {fused}, {forms:?}"));
+        Drawn { matrices, experts: Experts { count, kind: ExpertKind::SwiGlu, parts } }
+    }
+
+    /// A router of which some experts always score alike.
+    fn router(&mut self, count: usize, hidden: usize) -> Linear {
+        let form = self.form(hidden);
+        let mut parts = self.parts(form, count, hidden);
+        if self.coin() {
+            let (from, to) = (self.random.usize(..count), self.random.usize(..count));
+            for bytes in &mut parts.bytes {
+                let row = bytes.len() / count;
+                bytes.copy_within(from * row..(from + 1) * row, to * row);
+            }
+        }
+        Linear { matrix: self.register(&parts), rows: 0..count, bias: None }
+    }
+
+    /// A mixture of these experts.
+    pub fn mixture(&mut self, experts: Experts) -> Moe {
+        let (count, hidden) = (experts.count, experts.hidden());
+        let scoring = self.scoring(count);
+        let shared = self.coin().then(|| {
+            let width = self.cols();
+            let gate = self.coin().then(|| self.linear(1, hidden, false));
+            SharedExpert { mlp: self.mlp(hidden, width), gate }
+        });
+        let gated = shared.as_ref().map(|s| s.gate.is_some());
+        self.shape(format!("{scoring:?}, shared expert's gate {gated:?}"));
+        Moe { norm: self.norm(hidden), router: self.router(count, hidden), scoring, experts, shared }
+    }
+
+    /// Layers of mixtures, each followed by the next, whose matrices `make_known` makes known: those of layer after layer at once.
+    pub fn mixtures(
+        &mut self,
+        drawn: &[Drawn],
+        make_known: impl FnOnce(&mut Case) -> Vec<Vec<MatrixId>>,
+    ) -> Vec<MoeId> {
+        let ids = make_known(self);
+        let mut before = None;
+        let mut all = Vec::new();
+        for (drawn, ids) in drawn.iter().zip(&ids) {
+            let moe = self.mixture(drawn.known(ids));
+            before = Some(self.backend.moe(moe, before).expect("a mixture"));
+            all.extend(before);
+        }
+        all
+    }
+
+    /// What routers chose must be equal.
+    pub fn see_routing(&mut self, outcome: &Outcome) {
+        for routed in &outcome.routed {
+            self.see_text(format!("what router {} chose", routed.layer), format!("{routed:?}"));
+        }
+    }
+}
+
+pub fn mixtures(c: &mut Case) {
+    let hidden = c.cols().min(256);
+    let mut drawn = Vec::new();
+    for _ in 0..c.random.usize(1..=3) {
+        let (count, intermediate, stacked) = (c.random.usize(1..=12), c.cols().min(160), c.coin());
+        drawn.push(c.experts(count, hidden, intermediate, stacked));
+    }
+    let moes = c.mixtures(&drawn, |c| {
+        drawn.iter().map(|d| d.matrices.iter().map(|parts| c.register(parts)).collect()).collect()
+    });
+    if c.coin() {
+        c.shape("routing is recorded".into());
+        c.backend.record_routing();
+    }
+    for _ in 0..c.random.usize(1..=2) {
+        let tokens = c.tokens();
+        let x = c.tensor(tokens, hidden);
+        let residual = if c.once_in(3) { c.tensor(tokens, hidden) } else { x };
+        c.shape(format!("{tokens} tokens, x {x}, residual {residual}"));
+        let outcome = c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, residual.tensor)));
+        c.see("residual", residual.whole);
+        c.see_routing(&outcome);
+        c.see_text("failed rows", format!("{}", outcome.failed.len()));
+        without_experts(c, moes[0], x.tensor);
+    }
+}
+
+/// As calibration has it: everything of a mixture but its routed experts.
+fn without_experts(c: &mut Case, moe: MoeId, x: Tensor) {
+    let (normed, residual) = (c.tensor(x.rows, x.cols), c.tensor(x.rows, x.cols));
+    let mut routing = None;
+    c.step(x.rows, |b| routing = Some(b.mixture_but_experts(x, moe, normed.tensor, residual.tensor)));
+    c.see("what experts would have been given", normed.whole);
+    c.see("residual without experts", residual.whole);
+    let routing = routing.expect("it was asked for");
+    c.see_text("who would have been asked", format!("{:?}", (routing.k, routing.experts)));
+    c.see_floats("with what weight", routing.k, routing.weights);
+}

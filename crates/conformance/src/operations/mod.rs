@@ -1,0 +1,40 @@
+//! The cases, one file for each kind of layer.
+
+mod attention;
+mod buffers;
+mod delta_rule;
+mod dense;
+mod mixture;
+mod streamed;
+mod whole_step;
+
+use crate::Family;
+
+pub const BUFFERS: Family = Family { name: "buffers", cases: 20, run: buffers::buffers };
+pub const CACHES: Family = Family { name: "caches", cases: 20, run: buffers::caches };
+pub const EMBEDDINGS: Family = Family { name: "embeddings", cases: 40, run: dense::embeddings };
+pub const PROJECTIONS: Family = Family { name: "projections", cases: 120, run: dense::projections };
+pub const DENSE_LAYERS: Family = Family { name: "dense layers", cases: 60, run: dense::dense_layers };
+pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
+pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
+pub const MIXTURES: Family = Family { name: "mixtures", cases: 50, run: mixture::mixtures };
+pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 20, run: streamed::streamed };
+pub const FAILED_ROWS: Family = Family { name: "failed rows", cases: 20, run: streamed::failed_rows };
+pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logits };
+pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
+
+/// Every family.
+pub const FAMILIES: [&Family; 12] = [
+    &BUFFERS,
+    &CACHES,
+    &EMBEDDINGS,
+    &PROJECTIONS,
+    &DENSE_LAYERS,
+    &ATTENTION,
+    &DELTA_RULES,
+    &MIXTURES,
+    &STREAMED_MIXTURES,
+    &FAILED_ROWS,
+    &LOGITS,
+    &WHOLE_STEPS,
+];

@@ -1,0 +1,208 @@
+//! Mixtures whose experts stay on disk: the same bits as in memory, whatever is kept or guessed, and where a disk fails, the rows that it fails.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use fastrand::Rng;
+use sluice_backend::{ExpertOptions, Lookahead, MatrixId, MatrixSource, MoeId};
+use sluice_store::experts::{Keep, Policy, ReadFaults};
+use sluice_store::load::{self, LoadOptions};
+use sluice_store::{Bytes, Dtype, Error, TensorPlan, Writer};
+
+use super::mixture::Drawn;
+use crate::Case;
+use crate::weights::Parts;
+
+/// A disk that is late now and then, and cannot read some places.
+#[derive(Debug)]
+struct Disk {
+    late: Mutex<Rng>,
+    dead: Vec<Range<u64>>,
+}
+
+/// A disk's error, on Linux.
+const EIO: i32 = 5;
+
+impl ReadFaults for Disk {
+    fn meet(&self, _: &Path, at: u64, memory: &mut [u8], came: io::Result<usize>) -> Option<io::Result<usize>> {
+        if self.late.lock().unwrap().u8(..3) == 0 {
+            return None;
+        }
+        let end = at + memory.len() as u64;
+        if self.dead.iter().any(|dead| dead.start < end && at < dead.end) {
+            memory.fill(0xee);
+            return Some(Err(io::Error::from_raw_os_error(EIO)));
+        }
+        Some(came)
+    }
+}
+
+const PAGE: usize = 4096;
+
+/// Where the matrices of a file are, and where on disk each run of them lies.
+struct OnDisk {
+    matrices: Vec<Vec<MatrixId>>,
+    runs: Vec<Range<u64>>,
+}
+
+/// Writes matrices to a file, each of `runs` (layer and numbers of matrices) in pages of its own, and makes them known from there.
+fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDisk {
+    // 1. The file
+    let mut blobs: Vec<Vec<u8>> = Vec::new();
+    let mut places: BTreeMap<(usize, usize), (usize, [Range<usize>; 3])> = BTreeMap::new();
+    for (layer, numbers) in runs {
+        let mut blob = vec![0; c.random.usize(..50)];
+        for &number in numbers {
+            let ranges = [0, 1, 2].map(|i| {
+                blob.extend((0..c.random.usize(..9)).map(|_| 0));
+                let from = blob.len();
+                blob.extend_from_slice(&drawn[*layer].matrices[number].bytes[i]);
+                from..blob.len()
+            });
+            places.insert((*layer, number), (blobs.len(), ranges));
+        }
+        blob.resize(blob.len().next_multiple_of(PAGE), 0);
+        blobs.push(blob);
+    }
+    let folder = tempfile::tempdir().expect("a folder for experts");
+    let name = |i: usize| format!("run.{i:04}");
+    let plans: Vec<TensorPlan> =
+        (0..blobs.len()).map(|i| TensorPlan { name: name(i), dtype: Dtype::U8, shape: vec![blobs[i].len()] }).collect();
+    let path = folder.path().join("model.safetensors");
+    let mut writer = Writer::aligned(&path, &plans, &BTreeMap::new(), PAGE).expect("a new file");
+    blobs.iter().enumerate().for_each(|(i, blob)| writer.append(&name(i), blob).expect("room on the disk"));
+    writer.finish().expect("a whole file");
+    // 2. Its views
+    let options = LoadOptions { left: Some(|_| true), ..LoadOptions::default() };
+    let (checkpoint, loading) = load::open(folder.path(), &options).expect("a sound file");
+    let mut matrices = vec![Vec::new(); drawn.len()];
+    for (&(layer, number), (blob, ranges)) in &places {
+        let Parts { form, rows, cols, .. } = drawn[layer].matrices[number];
+        let bytes: Bytes = checkpoint.tensor(&name(*blob)).expect("as written").bytes;
+        let [data, scales, biases] = ranges.clone().map(|range| bytes.slice(range));
+        let source = MatrixSource { form, rows, cols, data, scales, biases };
+        assert_eq!(matrices[layer].len(), number);
+        matrices[layer].push(c.backend.matrix(source).expect("a matrix of a known form"));
+    }
+    let place = |i: usize| checkpoint.place(&name(i)).expect("as written").1;
+    let runs = (0..blobs.len()).map(|i| place(i)..place(i) + blobs[i].len() as u64).collect();
+    c.keep((checkpoint, loading, folder));
+    OnDisk { matrices, runs }
+}
+
+/// Starts to stream, with everything about it by chance.
+fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize) {
+    let pinned = (0..c.random.usize(..4)).map(|_| (c.random.usize(..layers), c.random.usize(..4))).collect();
+    let disk = Disk { late: Mutex::new(c.random.fork()), dead };
+    let (parts, all) = (c.random.u64(..8), c.once_in(3));
+    let lookahead = c.one_of(&[Lookahead::Off, Lookahead::On, Lookahead::Auto]);
+    let options = ExpertOptions {
+        keep: c.one_of(&[Keep::Slots, Keep::Slots, Keep::PageCache]),
+        policy: c.one_of(&Policy::ALL),
+        pinned,
+        request: PAGE * c.random.usize(1..5),
+        depth: Some(c.random.usize(1..20)),
+        io_uring: c.coin(),
+        threads: c.random.usize(1..4),
+        faults: Some(Arc::new(disk)),
+        ..ExpertOptions::default()
+    };
+    let ExpertOptions { keep, policy, request, depth, io_uring, .. } = &options;
+    c.shape(format!(
+        "{keep:?}, {policy:?}, requests of {request}, depth {depth:?}, io_uring {io_uring}, {lookahead:?}, room for all {all}, or {parts} parts more"
+    ));
+    if c.is_reference {
+        return;
+    }
+    // The least that will do is in the refusal of nothing.
+    let refused = c.backend.stream_experts(&ExpertOptions { budget: 0, ..options.clone() }, lookahead).unwrap_err();
+    let Some(Error::ExpertBudget { needed, .. }) = refused.downcast_ref::<Error>() else { panic!("{refused:#}") };
+    let budget = if all { u64::MAX } else { needed + needed * parts / 8 };
+    c.backend.stream_experts(&ExpertOptions { budget, ..options }, lookahead).expect("room for what a token wants");
+}
+
+fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
+    let mut drawn = Vec::new();
+    for _ in 0..c.random.usize(1..=3) {
+        let (count, intermediate) = (c.random.usize(4..=12), 32 * c.random.usize(1..=3));
+        drawn.push(c.experts(count, hidden, intermediate, stacked));
+    }
+    drawn
+}
+
+pub fn streamed(c: &mut Case) {
+    let (hidden, stacked) = (32 * c.random.usize(1..=4), c.coin());
+    let drawn = layers(c, hidden, stacked);
+    let runs: Vec<_> = drawn.iter().enumerate().map(|(l, d)| (l, (0..d.matrices.len()).collect())).collect();
+    let moes = c.mixtures(&drawn, |c| on_disk(c, &drawn, &runs).matrices);
+    stream(c, vec![], drawn.len());
+    if c.coin() {
+        c.backend.record_routing();
+    }
+    for _ in 0..5 {
+        let tokens = c.tokens();
+        let x = c.tensor(tokens, hidden);
+        c.shape(format!("{tokens} tokens"));
+        let outcome = c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
+        c.see("residual", x.whole);
+        c.see_routing(&outcome);
+        c.see_text("failed rows", format!("{}", outcome.failed.len()));
+    }
+    let streams = c.is_reference || c.backend.take_streamed().is_some();
+    c.see_text("streams", format!("{streams}"));
+}
+
+pub fn failed_rows(c: &mut Case) {
+    let hidden = 32 * c.random.usize(1..=4);
+    let drawn = layers(c, hidden, false);
+    // Each expert in pages of its own.
+    let mut runs = Vec::new();
+    for (layer, d) in drawn.iter().enumerate() {
+        for expert in 0..d.experts.count {
+            let own = |n: usize| n % d.experts.count == expert;
+            runs.push((layer, (0..d.matrices.len()).filter(|n| own(*n)).collect::<Vec<_>>()));
+        }
+    }
+    let mut dead = BTreeSet::new();
+    let mut places = Vec::new();
+    let moes: Vec<MoeId> = c.mixtures(&drawn, |c| {
+        let on_disk = on_disk(c, &drawn, &runs);
+        for (i, run) in on_disk.runs.iter().enumerate() {
+            if c.once_in(10) {
+                let first = runs.iter().position(|(layer, _)| *layer == runs[i].0).expect("its own");
+                dead.insert((runs[i].0, (i - first) as u32));
+                places.push(run.clone());
+            }
+        }
+        on_disk.matrices
+    });
+    c.shape(format!("(layer, expert) that cannot be read: {dead:?}"));
+    stream(c, places, drawn.len());
+    c.backend.record_routing();
+    for _ in 0..4 {
+        let tokens = c.tokens();
+        let x = c.tensor(tokens, hidden);
+        c.shape(format!("{tokens} tokens"));
+        let outcome = c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
+        // Rows that want such an expert, in whatever layer, are lost; all others are what they should be.
+        let mut lost: BTreeSet<usize> = BTreeSet::new();
+        if c.is_reference {
+            for routed in &outcome.routed {
+                let wants = |row: &&[u32]| row.iter().any(|e| dead.contains(&(routed.layer, *e)));
+                let rows = routed.experts.chunks_exact(routed.k).enumerate();
+                lost.extend(rows.filter(|(_, row)| wants(row)).map(|(t, _)| t));
+            }
+        } else {
+            for failed in &outcome.failed {
+                assert!(failed.rows.is_sorted(), "rows in ascending order");
+                assert!(!failed.why.to_string().is_empty(), "a reason");
+                lost.extend(failed.rows.iter().map(|row| *row as usize));
+            }
+        }
+        c.see_rows("residual", x.tensor, (0..tokens).filter(|row| !lost.contains(row)));
+        c.see_text("failed rows", format!("{lost:?}"));
+    }
+}
