@@ -102,7 +102,9 @@ impl KvCache {
         let block_tokens = groups.first().map_or(32, |g| g.block_tokens);
         let index = prefixes.map(|p| {
             assert!(groups.iter().all(|g| g.block_tokens == block_tokens), "a node is a block of every group");
-            PrefixIndex::new(block_tokens, p.key)
+            // As many as there are blocks, and roots.
+            let nodes = groups.iter().map(|g| g.blocks).max().unwrap_or(0) + 1;
+            PrefixIndex::new(block_tokens, groups.len(), nodes, p.key)
         });
         KvCache {
             groups: groups.iter().map(|g| (*g, BlockPool::new(g.blocks))).collect(),
@@ -248,6 +250,22 @@ impl KvCache {
         self.index.as_ref().map_or([0; 16], |index| index.root(salt))
     }
 
+    /// Whether a sequence that holds nothing would have room for `total` tokens, of which `most` are taken up if they are there.
+    pub fn would_fit(&self, root: BlockHash, tokens: &[u32], most: usize, total: usize) -> bool {
+        if self.states.as_ref().is_some_and(|s| s.free() + s.idle() == 0) {
+            return false;
+        }
+        let known = match &self.index {
+            // A hybrid takes up no more than there is a state for.
+            Some(index) if self.states.is_none() => index.matched(&root, &tokens[..most.min(tokens.len())]).nodes.len(),
+            _ => 0,
+        };
+        self.groups.iter().all(|(g, pool)| {
+            let missing = total.div_ceil(g.block_tokens).saturating_sub(known);
+            missing <= pool.free() + pool.idle().saturating_sub(known)
+        })
+    }
+
     /// A sequence that holds nothing takes what is there of its first tokens: whole blocks together with others, the part of one as a copy of its own, and a
     /// copy of the state at that place. `most`: at most so many tokens, fewer than there are where logits are wanted.
     pub fn adopt(
@@ -275,7 +293,7 @@ impl KvCache {
             self.groups.iter().enumerate().all(|(g, (group, _))| {
                 let first = group.window.map_or(0, |w| (to + 1).saturating_sub(w)) / block_tokens;
                 let nodes = found.nodes[..whole].iter().chain(part.as_ref().map(|(id, _)| id));
-                nodes.skip(first).all(|id| index.node(*id).blocks[g] != GONE)
+                nodes.skip(first).all(|id| index.blocks(*id)[g] != GONE)
             })
         };
         let best = if self.states.is_some() {
@@ -295,7 +313,7 @@ impl KvCache {
         for (g, (group, pool)) in self.groups.iter_mut().enumerate() {
             let first = group.window.map_or(0, |w| (to + 1).saturating_sub(w)) / block_tokens;
             for (i, id) in found.nodes[..whole].iter().enumerate() {
-                let block = if i < first { GONE } else { index.node(*id).blocks[g] };
+                let block = if i < first { GONE } else { index.blocks(*id)[g] };
                 if block != GONE {
                     pool.share(block);
                 }
@@ -309,7 +327,7 @@ impl KvCache {
         // 3. Copies
         if let Some((id, _)) = part {
             // Held meanwhile, so that it does not go itself.
-            let sources = self.index.as_ref().expect("looked at before").node(id).blocks.clone();
+            let sources = self.index.as_ref().expect("looked at before").blocks(id).to_vec();
             self.groups.iter_mut().zip(&sources).for_each(|((_, pool), from)| pool.share(*from));
             for (group, from) in sources.iter().copied().enumerate() {
                 let to = self.allocate(group).expect("room was found");
@@ -358,15 +376,14 @@ impl KvCache {
                 held.indexed = usize::MAX - block_tokens;
                 break;
             };
-            let node = index.node_mut(id);
-            node.blocks.resize(self.groups.len(), GONE);
+            let blocks = index.blocks_mut(id);
             for (g, (table, (_, pool))) in held.tables.iter_mut().zip(&mut self.groups).enumerate() {
-                let (own, theirs) = (table.blocks()[at / block_tokens], node.blocks[g]);
+                let (own, theirs) = (table.blocks()[at / block_tokens], blocks[g]);
                 match (own, theirs) {
                     (GONE, _) => {}
                     (own, GONE) => {
                         pool.keep(own);
-                        node.blocks[g] = own;
+                        blocks[g] = own;
                     }
                     (own, theirs) if own != theirs => {
                         pool.share(theirs);
@@ -437,8 +454,6 @@ impl KvCache {
         let at = held.indexed / index.block_tokens();
         let mut kept = true;
         if new {
-            let node = index.node_mut(place);
-            node.blocks.resize(self.groups.len(), GONE);
             for group in 0..self.groups.len() {
                 let own = held.tables[group].blocks()[at];
                 let block = if copies { self.allocate(group) } else { Some(own) };
@@ -453,7 +468,7 @@ impl KvCache {
                     pool.release(block);
                     chores.push(Chore::CopyBlock { group, from: own, to: block });
                 }
-                self.index.as_mut().expect("looked at before").node_mut(place).blocks[group] = block;
+                self.index.as_mut().expect("looked at before").blocks_mut(place)[group] = block;
             }
         }
         // 3. Its state
@@ -519,11 +534,11 @@ impl KvCache {
         // 1. What a window has moved beyond is of use only to those who begin there: it goes first, and what follows it stays.
         if of.window.is_some() {
             let idle = |id: &NodeId| {
-                let block = index.node(*id).blocks[group];
+                let block = index.blocks(*id)[group];
                 block != GONE && pool.is_idle(block)
             };
             let Some(id) = index.by_age().find(idle) else { return false };
-            pool.let_go(std::mem::replace(&mut index.node_mut(id).blocks[group], GONE));
+            pool.let_go(std::mem::replace(&mut index.blocks_mut(id)[group], GONE));
             self.evicted.blocks += 1;
             self.tidy(id);
             return true;
@@ -558,7 +573,7 @@ impl KvCache {
         let mut at = Some(id);
         while let (Some(id), Some(index)) = (at, &self.index) {
             at = index.parent(id);
-            let empty = at.is_some() && index.may_go(id) && index.node(id).blocks.iter().all(|b| *b == GONE);
+            let empty = at.is_some() && index.may_go(id) && index.blocks(id).iter().all(|b| *b == GONE);
             if !empty {
                 return;
             }
@@ -567,16 +582,18 @@ impl KvCache {
     }
 
     fn remove(&mut self, id: NodeId) {
-        let (blocks, state) = self.index.as_mut().expect("a node is in it").remove(id);
-        for ((_, pool), block) in self.groups.iter_mut().zip(blocks).filter(|(_, block)| *block != GONE) {
-            pool.let_go(block);
+        let index = self.index.as_mut().expect("a node is in it");
+        for ((_, pool), block) in self.groups.iter_mut().zip(index.blocks_mut(id)).filter(|(_, block)| **block != GONE)
+        {
+            pool.let_go(std::mem::replace(block, GONE));
             self.evicted.blocks += 1;
         }
-        if let (Some(states), Some(row)) = (&mut self.states, state) {
+        if let (Some(states), Some(row)) = (&mut self.states, index.node_mut(id).state.take()) {
             states.let_go(row);
             self.snapshots -= 1;
             self.evicted.snapshots += 1;
         }
+        index.remove(id);
     }
 
     /// Forgets all prefixes that nobody goes on from. How many blocks that frees.

@@ -20,13 +20,14 @@ pub struct NodeId(u32);
 pub(crate) struct Node {
     hash: BlockHash,
     parent: NodeId,
-    /// Those of a whole block, or fewer; none before the first block, and in a slot that is free.
-    tokens: Vec<u32>,
-    /// One for each group; [`NONE`] for one that a window has moved beyond.
-    pub blocks: Vec<u32>,
+    /// Tokens: those of a whole block, or fewer; none before the first block, and in a slot that is free.
+    len: u32,
     /// Row of the pool of states.
     pub state: Option<u32>,
-    children: Vec<u32>,
+    /// The first of those that follow it, and its neighbours among those that follow its parent.
+    child: u32,
+    next: u32,
+    before: u32,
     /// Sequences that go on from here.
     users: u32,
     /// Neighbours by time of use.
@@ -50,7 +51,12 @@ pub(crate) struct Match {
 pub struct PrefixIndex {
     key: [u8; 32],
     block_tokens: usize,
+    groups: usize,
     nodes: Vec<Node>,
+    /// `[nodes, block_tokens]`
+    tokens: Vec<u32>,
+    /// `[nodes, groups]`: [`NONE`] for a block that a window has moved beyond.
+    blocks: Vec<u32>,
     free: Vec<u32>,
     /// Roots, which have no tokens, are in it too.
     by_hash: HashMap<BlockHash, u32>,
@@ -59,14 +65,18 @@ pub struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// Of blocks of `block_tokens` tokens; hashes are keyed, so that nobody can make two prompts that share one.
-    pub fn new(block_tokens: usize, key: [u8; 32]) -> PrefixIndex {
+    /// Of blocks of `block_tokens` tokens in so many groups; up to `nodes` of them allocate nothing more. Hashes are keyed, so that nobody can make two prompts
+    /// that share one.
+    pub fn new(block_tokens: usize, groups: usize, nodes: usize, key: [u8; 32]) -> PrefixIndex {
         PrefixIndex {
             key,
             block_tokens,
-            nodes: Vec::new(),
-            free: Vec::new(),
-            by_hash: HashMap::new(),
+            groups,
+            nodes: Vec::with_capacity(nodes),
+            tokens: Vec::with_capacity(nodes * block_tokens),
+            blocks: Vec::with_capacity(nodes * groups),
+            free: Vec::with_capacity(nodes),
+            by_hash: HashMap::with_capacity(nodes),
             newest: NONE,
             oldest: NONE,
         }
@@ -91,7 +101,7 @@ impl PrefixIndex {
 
     /// Blocks that are known, or parts of them.
     pub fn len(&self) -> usize {
-        self.nodes.iter().filter(|n| !n.tokens.is_empty()).count()
+        self.nodes.iter().filter(|n| n.len > 0).count()
     }
 
     pub(crate) fn node(&self, id: NodeId) -> &Node {
@@ -103,14 +113,29 @@ impl PrefixIndex {
     }
 
     pub(crate) fn tokens(&self, id: NodeId) -> &[u32] {
-        &self.node(id).tokens
+        let from = id.0 as usize * self.block_tokens;
+        &self.tokens[from..from + self.node(id).len as usize]
+    }
+
+    /// One for each group.
+    pub(crate) fn blocks(&self, id: NodeId) -> &[u32] {
+        &self.blocks[id.0 as usize * self.groups..][..self.groups]
+    }
+
+    pub(crate) fn blocks_mut(&mut self, id: NodeId) -> &mut [u32] {
+        &mut self.blocks[id.0 as usize * self.groups..][..self.groups]
+    }
+
+    fn children(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+        let some = |id: u32| Some(id).filter(|id| *id != NONE);
+        std::iter::successors(some(self.node(id).child), move |id| some(self.nodes[*id as usize].next)).map(NodeId)
     }
 
     /// The node of a block that follows `parent`, if there is one with just these tokens.
     fn find(&self, parent: NodeId, tokens: &[u32]) -> Option<NodeId> {
         let id = NodeId(*self.by_hash.get(&self.hash(&self.node(parent).hash, tokens))?);
         // A hash proves nothing.
-        (self.node(id).parent == parent && self.node(id).tokens == tokens).then_some(id)
+        (self.node(id).parent == parent && self.tokens(id) == tokens).then_some(id)
     }
 
     /// The longest prefix of `tokens` that is known.
@@ -125,11 +150,8 @@ impl PrefixIndex {
             found.nodes.push(next);
         }
         let rest = &tokens[found.nodes.len() * self.block_tokens..];
-        let common = |id: &u32| {
-            let n = self.nodes[*id as usize].tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
-            (n, NodeId(*id))
-        };
-        let best = self.node(at).children.iter().map(common).max_by_key(|(n, _)| *n);
+        let common = |id: NodeId| (self.tokens(id).iter().zip(rest).take_while(|(a, b)| a == b).count(), id);
+        let best = self.children(at).map(common).max_by_key(|(n, _)| *n);
         found.partial = best.filter(|(n, _)| *n > 0).map(|(n, id)| (id, n));
         found
     }
@@ -145,13 +167,12 @@ impl PrefixIndex {
             let at = if whole == 0 { found.root } else { Some(found.nodes[whole - 1]) };
             let Some(at) = at else { return Vec::new() };
             let rest = &tokens[whole * self.block_tokens..];
-            let ends_here = |id: &&u32| {
-                let node = &self.nodes[**id as usize];
-                node.state.is_some() && node.tokens.len() < self.block_tokens && rest.starts_with(&node.tokens)
+            let ends_here = |id: &NodeId| {
+                let tokens = self.tokens(*id);
+                self.node(*id).state.is_some() && tokens.len() < self.block_tokens && rest.starts_with(tokens)
             };
-            let mut tails: Vec<NodeId> =
-                self.node(at).children.iter().filter(ends_here).map(|id| NodeId(*id)).collect();
-            tails.sort_unstable_by_key(|id| std::cmp::Reverse(self.node(*id).tokens.len()));
+            let mut tails: Vec<NodeId> = self.children(at).filter(ends_here).collect();
+            tails.sort_unstable_by_key(|id| std::cmp::Reverse(self.node(*id).len));
             let own = (self.node(at).state.is_some()).then_some((whole, None));
             tails.into_iter().map(|id| (whole, Some(id))).chain(own).collect()
         };
@@ -166,7 +187,7 @@ impl PrefixIndex {
     pub(crate) fn insert(&mut self, parent: NodeId, tokens: &[u32]) -> Option<(NodeId, bool)> {
         assert!(!tokens.is_empty() && tokens.len() <= self.block_tokens);
         let before = self.node(parent);
-        assert!([0, self.block_tokens].contains(&before.tokens.len()), "nothing follows a part of a block");
+        assert!([0, self.block_tokens].contains(&(before.len as usize)), "nothing follows a part of a block");
         if let Some(known) = self.find(parent, tokens) {
             return Some((known, false));
         }
@@ -175,7 +196,11 @@ impl PrefixIndex {
             return None;
         }
         let id = self.add(hash, parent, tokens);
-        self.node_mut(parent).children.push(id.0);
+        let next = std::mem::replace(&mut self.node_mut(parent).child, id.0);
+        self.node_mut(id).next = next;
+        if next != NONE {
+            self.nodes[next as usize].before = id.0;
+        }
         self.link(id.0);
         Some((id, true))
     }
@@ -192,10 +217,11 @@ impl PrefixIndex {
         let node = Node {
             hash,
             parent,
-            tokens: tokens.to_vec(),
-            blocks: Vec::new(),
+            len: tokens.len() as u32,
             state: None,
-            children: Vec::new(),
+            child: NONE,
+            next: NONE,
+            before: NONE,
             users: 0,
             newer: NONE,
             older: NONE,
@@ -207,9 +233,14 @@ impl PrefixIndex {
             }
             None => {
                 self.nodes.push(node);
+                self.tokens.resize(self.nodes.len() * self.block_tokens, 0);
+                self.blocks.resize(self.nodes.len() * self.groups, NONE);
                 self.nodes.len() as u32 - 1
             }
         };
+        let from = id as usize * self.block_tokens;
+        self.tokens[from..from + tokens.len()].copy_from_slice(tokens);
+        self.blocks_mut(NodeId(id)).fill(NONE);
         self.by_hash.insert(hash, id);
         NodeId(id)
     }
@@ -268,23 +299,27 @@ impl PrefixIndex {
     /// Whether nothing follows a node, and nobody goes on from it.
     pub(crate) fn may_go(&self, id: NodeId) -> bool {
         let node = self.node(id);
-        node.children.is_empty() && node.users == 0
+        node.child == NONE && node.users == 0
     }
 
-    /// Takes a node out, and returns what it held.
+    /// Takes a node out, whose blocks and state the caller has taken.
     ///
     /// # Panics
     /// When it may not go, or is a root.
-    pub(crate) fn remove(&mut self, id: NodeId) -> (Vec<u32>, Option<u32>) {
+    pub(crate) fn remove(&mut self, id: NodeId) {
         assert!(self.may_go(id), "somebody needs this node");
         let parent = self.parent(id).expect("roots hold nothing");
         self.unlink(id.0);
-        let node = self.node_mut(id);
-        let held = (std::mem::take(&mut node.blocks), node.state.take());
+        let Node { next, before, .. } = *self.node(id);
+        match before {
+            NONE => self.node_mut(parent).child = next,
+            before => self.nodes[before as usize].next = next,
+        }
+        if next != NONE {
+            self.nodes[next as usize].before = before;
+        }
         self.forget(id);
-        self.node_mut(parent).children.retain(|other| *other != id.0);
         self.prune_root(parent);
-        held
     }
 
     /// Forgets a root from which nothing begins any more: anybody may name salts.
@@ -296,7 +331,7 @@ impl PrefixIndex {
 
     fn forget(&mut self, id: NodeId) {
         let node = self.node_mut(id);
-        node.tokens = Vec::new();
+        node.len = 0;
         let hash = node.hash;
         self.by_hash.remove(&hash);
         self.free.push(id.0);

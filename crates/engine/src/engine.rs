@@ -15,7 +15,7 @@ use crate::placement::Placed;
 use crate::runner::Runner;
 use crate::sampler::History;
 use crate::sampling::{Draw, Sampling};
-use crate::scheduler::{Plan, Scheduler, Taker};
+use crate::scheduler::{Plan, Scheduler, Taker, put_back};
 use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 
 /// A model with its caches and sequences.
@@ -46,6 +46,8 @@ pub struct Engine {
     // Kept between steps, so that a step allocates nothing.
     plan: Plan,
     draws: Vec<Draw>,
+    /// Sequences that came to their end in a step.
+    resting: Vec<usize>,
     /// What happened between steps, and what the last step did.
     pending: Vec<Event>,
     events: Vec<Event>,
@@ -153,6 +155,11 @@ impl Engine {
 impl Engine {
     /// A new, empty sequence. There may be any number: each takes memory when its turn comes.
     pub fn add_sequence(&mut self) -> SequenceId {
+        self.add_sequence_salted(b"")
+    }
+
+    /// The same; it shares what it computes only with sequences that have the same salt.
+    pub fn add_sequence_salted(&mut self, salt: &[u8]) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let held = self.cache.hold();
@@ -161,17 +168,21 @@ impl Engine {
             tokens: Vec::new(),
             computed: 0,
             held,
+            root: self.cache.root(salt),
+            shares: false,
+            marks: Vec::new(),
+            adopted: 0,
             running: None,
             last_used: self.steps,
         });
         id
     }
 
-    /// Ends a sequence and frees what it holds.
+    /// Ends a sequence and frees what it holds; what it computed for an answer stays for prompts that begin alike, while there is room.
     pub fn remove_sequence(&mut self, id: SequenceId) {
         let Some(at) = self.sequences.iter().position(|s| s.id == id) else { return };
         let mut sequence = self.sequences.swap_remove(at);
-        self.cache.release(&mut sequence.held);
+        put_back(&mut sequence, &mut self.cache);
         self.forget(id);
     }
 
@@ -216,6 +227,14 @@ impl Engine {
         });
         let turn = self.next_turn;
         self.next_turn += 1;
+        s.shares = self.options.prefix_cache;
+        s.adopted = 0;
+        s.marks.clear();
+        if self.model.state_len() > 0 {
+            s.marks.extend_from_slice(&generation.marks);
+            s.marks.sort_unstable();
+            s.marks.dedup();
+        }
         s.running = Some(Running { generation, generated: 0, prompt_from: s.computed, history, turn });
         Ok(())
     }
@@ -241,22 +260,40 @@ impl Engine {
     pub fn cancel(&mut self, id: SequenceId) -> Result<()> {
         let at = self.index(id)?;
         if self.sequences[at].running.take().is_some() {
+            self.rest(at);
             self.pending.push(Event::Finished { id, reason: Finish::Cancelled });
         }
         Ok(())
     }
 
-    /// Forgets all tokens from position `keep` on. A recurrent state cannot be rolled back, nor a window to where it was: then everything before is computed
-    /// again by the next step, to the same bits.
+    /// Forgets all tokens from position `keep` on. What was computed is known for as long as there is room: the next step goes on from there, or from the last
+    /// place before it where a recurrent state was kept, and computes the rest again, to the same bits.
     pub fn truncate(&mut self, id: SequenceId, keep: usize) -> Result<()> {
         let at = self.index(id)?;
         let s = &mut self.sequences[at];
         s.running = None;
-        s.tokens.truncate(keep);
         if keep < s.computed {
-            self.roll_back(at, keep);
+            if s.shares {
+                put_back(s, &mut self.cache);
+            } else {
+                self.roll_back(at, keep);
+            }
         }
+        self.sequences[at].tokens.truncate(keep);
         Ok(())
+    }
+
+    /// Nobody generates for a sequence any more: what it computed is everybody's.
+    fn rest(&mut self, at: usize) {
+        let s = &mut self.sequences[at];
+        if s.shares {
+            put_back(s, &mut self.cache);
+        }
+    }
+
+    /// Tokens of the last generation's prompt that need not be computed, since they were there.
+    pub fn adopted(&self, id: SequenceId) -> Result<usize> {
+        Ok(self.sequences[self.index(id)?].adopted)
     }
 
     /// Forgets what was computed of a sequence from position `keep` on, or all of it.
@@ -334,6 +371,7 @@ impl Engine {
         if self.draws.is_empty() {
             return;
         }
+        let mut resting = std::mem::take(&mut self.resting);
         let drawn = self.sampling.draw(&mut *self.runner.backend, logits, &self.sequences, &self.draws);
         for (draw, token) in self.draws.iter().zip(drawn) {
             let s = &mut self.sequences[draw.sequence];
@@ -342,6 +380,7 @@ impl Engine {
                 Ok(token) => *token,
                 Err(e) => {
                     s.running = None;
+                    resting.push(draw.sequence);
                     self.failures.push((s.id, (*e).into()));
                     self.events.push(Event::Finished { id: s.id, reason: Finish::Failed });
                     continue;
@@ -366,15 +405,19 @@ impl Engine {
             };
             if let Some(reason) = reason {
                 s.running = None;
+                resting.push(draw.sequence);
                 self.events.push(Event::Finished { id: s.id, reason });
             }
         }
+        resting.drain(..).for_each(|i| self.rest(i));
+        self.resting = resting;
     }
 
     fn finish(&mut self, at: usize, reason: Finish) {
         let s = &mut self.sequences[at];
         s.running = None;
         self.events.push(Event::Finished { id: s.id, reason });
+        self.rest(at);
     }
 
     /// Adds `tokens` to a sequence and computes them, in chunks, before all others. Each row of logits goes to `each(position, logits)`: of all of these
@@ -453,7 +496,16 @@ impl Engine {
                     self.roll_back(sequence, before);
                     self.failures.push((id, anyhow::anyhow!("{:#}", failed.why)));
                 }
-                None => self.cache.drop_unseen(&mut s.held, s.computed),
+                None => {
+                    if s.shares {
+                        self.cache.publish(&mut s.held, s.root, &s.tokens, s.computed);
+                    }
+                    if s.marks.binary_search(&s.computed).is_ok() {
+                        let chores = &mut self.plan.chores;
+                        self.cache.snapshot(&mut s.held, s.root, &s.tokens, s.computed, chores);
+                    }
+                    self.cache.drop_unseen(&mut s.held, s.computed);
+                }
             }
         }
         Ok(logits)

@@ -68,21 +68,24 @@ impl Scheduler {
         // 2. Prompts, and what was put back. Who has not begun waits until all it has to compute has room beside those that run; those behind it wait too
         for &i in &queue {
             let s = &sequences[i];
-            let (due, begun) = (s.due(), !s.held.is_empty());
+            let begun = !s.held.is_empty();
             if s.generates() || room == 0 || self.is_full(plan) {
                 continue;
             }
-            let tokens = due.min(room);
-            let goes = if begun {
-                // Nobody is put back for a prompt.
-                take(sequences, cache, plan, &[], i, tokens)
-            } else {
-                let total = s.tokens.len();
-                evict_idle(sequences, cache, i, total);
-                let fits = cache.has_room(&sequences[i].held, total);
-                (fits || plan.takers.is_empty()) && take(sequences, cache, plan, &[], i, tokens)
-            };
-            if !goes {
+            if !begun {
+                let (total, most) = (s.tokens.len(), s.tokens.len() - 1);
+                let fits = |sequences: &[Sequence], cache: &KvCache| {
+                    cache.would_fit(sequences[i].root, &sequences[i].tokens, most, total)
+                };
+                while !fits(sequences, cache) && evict_idle(sequences, cache, i) {}
+                if !fits(sequences, cache) && !plan.takers.is_empty() {
+                    break;
+                }
+                adopt(&mut sequences[i], cache, plan);
+            }
+            let tokens = next_tokens(&sequences[i], room);
+            // Nobody is put back for a prompt.
+            if !take(sequences, cache, plan, &[], i, tokens) {
                 break;
             }
             room -= tokens;
@@ -91,7 +94,7 @@ impl Scheduler {
         if plan.takers.is_empty()
             && let Some((&first, others)) = queue.split_first()
         {
-            let tokens = sequences[first].due().min(self.most_tokens);
+            let tokens = next_tokens(&sequences[first], self.most_tokens);
             if !take(sequences, cache, plan, others, first, tokens) {
                 plan.stuck.push(first);
             }
@@ -133,7 +136,7 @@ fn take(
     tokens: usize,
 ) -> bool {
     let total = sequences[i].computed + tokens;
-    evict_idle(sequences, cache, i, total);
+    while !cache.has_room(&sequences[i].held, total) && evict_idle(sequences, cache, i) {}
     let mut victims = after.iter().rev();
     while !cache.has_room(&sequences[i].held, total) {
         let holds = |v: &&usize| !sequences[**v].held.is_empty() && !plan.takers.iter().any(|t| t.sequence == **v);
@@ -146,19 +149,44 @@ fn take(
     true
 }
 
-/// Takes their memory from conversations that nobody is generating for until sequence `i` has room for `total` tokens.
-fn evict_idle(sequences: &mut [Sequence], cache: &mut KvCache, i: usize, total: usize) {
-    while !cache.has_room(&sequences[i].held, total) {
-        let idle = |(j, s): &(usize, &Sequence)| *j != i && s.running.is_none() && !s.held.is_empty();
-        let oldest = sequences.iter().enumerate().filter(idle).min_by_key(|(_, s)| s.last_used);
-        let Some((victim, _)) = oldest else { return };
-        put_back(&mut sequences[victim], cache);
+/// A sequence that begins takes up what is there of its prompt; the last token is computed in any case, for its logits.
+fn adopt(s: &mut Sequence, cache: &mut KvCache, plan: &mut Plan) {
+    if !s.shares {
+        return;
+    }
+    let found = cache.adopt(&mut s.held, s.root, &s.tokens, s.tokens.len() - 1, &mut plan.chores);
+    s.computed = found.tokens;
+    s.adopted = found.tokens;
+    // Keys and values are known further than a state: the next to come this way finds one.
+    if found.known > found.tokens
+        && let Err(at) = s.marks.binary_search(&found.known)
+    {
+        s.marks.insert(at, found.known);
     }
 }
 
-/// Takes all that a sequence holds; its tokens are computed again when its turn comes.
-fn put_back(s: &mut Sequence, cache: &mut KvCache) {
-    cache.release(&mut s.held);
+/// So many of its next tokens a sequence computes in a step that has room for `room`: no more than to its next mark.
+fn next_tokens(s: &Sequence, room: usize) -> usize {
+    let most = s.due().min(room);
+    s.next_mark().map_or(most, |mark| most.min(mark - s.computed))
+}
+
+/// Takes its memory from the conversation that nobody is generating for and that was used longest ago, but `i`. Whether there was one.
+fn evict_idle(sequences: &mut [Sequence], cache: &mut KvCache, i: usize) -> bool {
+    let idle = |(j, s): &(usize, &Sequence)| *j != i && s.running.is_none() && !s.held.is_empty();
+    let oldest = sequences.iter().enumerate().filter(idle).min_by_key(|(_, s)| s.last_used);
+    let Some((victim, _)) = oldest else { return false };
+    put_back(&mut sequences[victim], cache);
+    true
+}
+
+/// Takes all that a sequence holds: what it computed is taken up again when its turn comes, as far as nobody needed the room, or computed again.
+pub fn put_back(s: &mut Sequence, cache: &mut KvCache) {
+    if s.shares {
+        cache.retire(&mut s.held, s.root, &s.tokens, s.computed);
+    } else {
+        cache.release(&mut s.held);
+    }
     s.computed = 0;
 }
 
@@ -171,10 +199,23 @@ mod tests {
     use crate::sequence::{Generation, Running, SequenceId};
 
     fn sequence(cache: &KvCache, turn: u64, tokens: usize) -> Sequence {
-        let generation = Generation { sampling: SamplingParams::default(), max_tokens: 1000, stop_ids: vec![] };
+        let generation =
+            Generation { sampling: SamplingParams::default(), max_tokens: 1000, stop_ids: vec![], marks: vec![] };
         let running = Some(Running { generation, generated: 0, prompt_from: 0, history: None, turn });
         let (id, held) = (SequenceId(turn), cache.hold());
-        Sequence { id, tokens: vec![0; tokens], computed: 0, held, running, last_used: 0 }
+        let root = cache.root(b"");
+        Sequence {
+            id,
+            tokens: vec![0; tokens],
+            computed: 0,
+            held,
+            root,
+            shares: true,
+            marks: Vec::new(),
+            adopted: 0,
+            running,
+            last_used: 0,
+        }
     }
 
     fn cache(blocks: usize) -> KvCache {

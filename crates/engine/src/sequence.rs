@@ -1,6 +1,6 @@
 //! One conversation or request: its tokens, how far they are computed, what it holds of the caches.
 
-use sluice_cache::Held;
+use sluice_cache::{BlockHash, Held};
 
 use crate::sampler::{History, SamplingParams};
 
@@ -16,6 +16,8 @@ pub struct Generation {
     pub max_tokens: usize,
     /// Tokens that end the answer; the one that ends it is reported, but not part of the sequence.
     pub stop_ids: Vec<u32>,
+    /// Positions, in the sequence, after which prompts may part that begin like this one: a model with recurrent layers keeps a copy of its state there.
+    pub marks: Vec<usize>,
 }
 
 /// Why an answer ended.
@@ -91,12 +93,25 @@ pub(crate) struct Sequence {
     /// Tokens whose keys, values and states are in the caches.
     pub computed: usize,
     pub held: Held,
+    /// Where its prefix begins: with another root nothing is shared.
+    pub root: BlockHash,
+    /// What it computes is kept for others: it was asked to generate.
+    pub shares: bool,
+    /// Places where a copy of its recurrent state is to be left, ascending.
+    pub marks: Vec<usize>,
+    /// Tokens of the generation's prompt that were there.
+    pub adopted: usize,
     pub running: Option<Running>,
     /// The step that last used it.
     pub last_used: u64,
 }
 
 impl Sequence {
+    /// The place after the computed tokens where a copy of its state is to be left next.
+    pub fn next_mark(&self) -> Option<usize> {
+        self.marks.iter().copied().find(|mark| *mark > self.computed)
+    }
+
     /// Tokens that are not computed yet.
     pub fn due(&self) -> usize {
         self.tokens.len() - self.computed

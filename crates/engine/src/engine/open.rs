@@ -1,5 +1,6 @@
 //! How an engine is set up: what is in memory and what stays on disk, within which budget.
 
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use sluice_backend::{
     Activations, Backend, Capacity, Cpu, ExpertOptions, Float, Isa, KvLayout, KvPool, KvType, Lookahead, MemoryClass,
     SequenceInput, StepInputs, StepScratch, Wanted,
 };
-use sluice_cache::{Group, KvCache};
+use sluice_cache::{Group, KvCache, Prefixes};
 use sluice_model::{CacheKind, Config, Decoder, Description};
 use sluice_store::experts::Keep;
 use sluice_store::{Bytes, Checkpoint, Error, LoadOptions, Loading};
@@ -36,6 +37,10 @@ pub struct Options {
     pub kv_tokens: Option<usize>,
     /// Tokens that one step takes at most: the length of a prefill chunk. `None`: 512, or more where each expert of a chunk is read from disk.
     pub chunk: Option<usize>,
+    /// Whether what sequences compute stays in memory for those that begin alike. Changes no result.
+    pub prefix_cache: bool,
+    /// Recurrent states that are kept for that, beside those of the sequences of a step, where a memory limit leaves room for them.
+    pub snapshots: usize,
     /// Tokens in a block of the cache.
     pub block_tokens: usize,
     /// Changes the model's output: see `sluice_model::Options`.
@@ -71,6 +76,8 @@ impl Options {
             max_sequences: 1,
             kv_tokens: None,
             chunk: None,
+            prefix_cache: true,
+            snapshots: 0,
             block_tokens: 32,
             experts_per_token: None,
             profile: false,
@@ -175,7 +182,8 @@ impl Engine {
         let block_tokens = options.block_tokens;
         let groups = model.groups();
         let layouts: Vec<KvLayout> = groups.iter().map(|g| g.layout(kv_type, block_tokens)).collect();
-        let states = if model.state_len() > 0 { options.max_sequences } else { 0 };
+        let states =
+            if model.state_len() > 0 { options.max_sequences + snapshots(&options, model.state_len()) } else { 0 };
         if states > 0 {
             backend.alloc_states(states, model.state_len())?;
         }
@@ -248,7 +256,9 @@ impl Engine {
             CacheKind::Full => Group { block_tokens, window: None, blocks },
             CacheKind::Window(n) => Group { block_tokens, window: Some(n), blocks },
         };
-        let cache = KvCache::new(&groups.iter().map(|g| group(g.kind)).collect::<Vec<_>>(), states, None);
+        let prefixes = options.prefix_cache.then(|| Prefixes { key: secret(), snapshots: states });
+        let max_sequences = options.max_sequences;
+        let cache = KvCache::new(&groups.iter().map(|g| group(g.kind)).collect::<Vec<_>>(), states, prefixes);
         let capacity =
             Capacity { tokens: chunk, sequences: options.max_sequences, blocks: per_sequence * options.max_sequences };
         let sampling = Sampling::new(backend.threads(), model.vocabulary, options.max_sequences);
@@ -274,10 +284,27 @@ impl Engine {
             routed: Vec::new(),
             plan: Plan::default(),
             draws: Vec::new(),
+            resting: Vec::with_capacity(max_sequences),
             pending: Vec::new(),
             events: Vec::new(),
         })
     }
+}
+
+/// A number that nobody else knows.
+fn secret() -> [u8; 32] {
+    // Hashers of std are keyed by the system's random numbers.
+    let mut key = [0; 32];
+    for part in key.chunks_exact_mut(8) {
+        part.copy_from_slice(&RandomState::new().hash_one(()).to_le_bytes());
+    }
+    key
+}
+
+/// States of `len` f32 that are kept beside those of a step's sequences: as many as was asked for, where they take no more than [`SNAPSHOTS`] of a limit.
+fn snapshots(options: &Options, len: usize) -> usize {
+    let least = hard_limits(options).iter().map(|l| l.bytes).min().unwrap_or(u64::MAX);
+    options.snapshots.min((least / SNAPSHOTS / (4 * len as u64)) as usize)
 }
 
 /// Bytes of a class, on all devices.
@@ -285,6 +312,8 @@ fn held(backend: &mut dyn Backend, class: MemoryClass) -> usize {
     backend.memory().iter().filter(|m| m.class == class).map(|m| m.bytes).sum()
 }
 
+/// The part of a memory limit that states may take which are kept for prompts to come.
+const SNAPSHOTS: u64 = 16;
 /// Bytes of what sampling keeps, for each thread and token of the vocabulary.
 const SAMPLING: usize = 16;
 /// Bytes that a sequence keeps of each of its tokens beside keys and values.
