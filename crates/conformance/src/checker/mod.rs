@@ -267,7 +267,7 @@ impl Backend for Checker<'_> {
         self.outside("moe");
         let before = follows.map(|id| self.names.moes.get(id.number(), "mixture").0);
         let inner = self.inner.moe(self.names.moe(&moe), before)?;
-        self.made(Made::Moe { moe: moe.clone(), follows });
+        self.made(Made::Moe { moe: Box::new(moe.clone()), follows });
         Ok(MoeId::new(self.names.moes.add((inner, moe))))
     }
 
