@@ -115,6 +115,7 @@ impl Names {
 
     pub fn mlp(&self, mlp: &Mlp, hidden: usize) -> Mlp {
         let width = mlp.gate.rows.len();
+        assert!(mlp.gate.bias.is_none() && mlp.up.bias.is_none(), "gate and up have no bias");
         Mlp {
             gate: self.linear_of(&mlp.gate, width, hidden),
             up: self.linear_of(&mlp.up, width, hidden),

@@ -98,7 +98,8 @@ impl Case {
                 bytes.copy_within(from * row..(from + 1) * row, to * row);
             }
         }
-        Linear { matrix: self.register(&parts), rows: 0..count, bias: None }
+        let bias = self.once_in(3).then(|| self.small(count, 1.0)).map(|values| self.vector(&values));
+        Linear { matrix: self.register(&parts), rows: 0..count, bias }
     }
 
     /// A mixture of these experts.
@@ -107,7 +108,8 @@ impl Case {
         let scoring = self.scoring(count);
         let shared = self.coin().then(|| {
             let width = self.cols();
-            let gate = self.coin().then(|| self.linear(1, hidden, false));
+            let bias = self.coin();
+            let gate = self.coin().then(|| self.linear(1, hidden, bias));
             SharedExpert { mlp: self.mlp(hidden, width), gate }
         });
         let gated = shared.as_ref().map(|s| s.gate.is_some());
