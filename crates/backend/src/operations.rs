@@ -106,7 +106,7 @@ pub struct DeltaLayer {
     pub layer: usize,
 }
 
-/// A dense feed-forward layer: `down(silu(gate(x)) * up(x))`.
+/// A dense feed-forward layer: `down(silu(gate(x)) * up(x))`. Gate and up have no bias.
 #[derive(Clone, Debug)]
 pub struct Mlp {
     pub gate: Linear,
@@ -114,7 +114,7 @@ pub struct Mlp {
     pub down: Linear,
 }
 
-/// An expert that every token takes, scaled by the sigmoid of `gate` (a `[1, hidden]` matrix) where there is one.
+/// An expert that every token takes, scaled by the sigmoid of `gate` (a `[1, hidden]` matrix) where there is one. Its projections have no bias.
 #[derive(Clone, Debug)]
 pub struct SharedExpert {
     pub mlp: Mlp,

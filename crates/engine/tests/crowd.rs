@@ -2,10 +2,10 @@
 //! and in the end all memory is free.
 //!
 //! How long a sequence may take. A step either has an event (a token, an end), or takes the sequence that was started first among those that run through
-//! `chunk` tokens or all it has left or all before one of its M marks, and that one is never put back; so of W = 1 + ceil(longest / chunk) + M steps in a row one has an event. In a step in which
-//! a sequence has an event, each one that was started before it and has more than one token left to compute has taken part, and each that generates has had
-//! its token: an event of a later one never comes instead of one's own. So from its start to its end a sequence takes at most W steps for each event of its
-//! own and of those that ran when it was started.
+//! `chunk` tokens or all it has left or all before one of its M marks, and that one is never put back; so of W = 1 + ceil(longest / chunk) + M steps in a row one has an
+//! event. A sequence has no event while one that was started before it has none in the same step, but for who stops at a mark: memory is taken from the later one, and
+//! prompts are served in their order. So from its start to its end a sequence takes at most W steps for each event of its own and of those that ran when it was started,
+//! whoever comes later.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,6 +19,7 @@ use sluice_engine::sampler::SamplingParams;
 use sluice_engine::{
     Activations, Cpu, Engine, Event, ExpertOptions, Finish, Generation, Options, Placement, ReadFaults, SequenceId,
 };
+
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
 }
@@ -367,7 +368,7 @@ impl Crowd {
         let (text, wanted) = (self.engine.tokens(id).unwrap().to_vec(), self.wanted(live));
         assert!(wanted.starts_with(&text), "{told}: another text than alone");
         // Where it must fail, if it comes so far: at its first row that fails, or where it draws from what is no number.
-        let (turn, first) = (&self.requests[live.request].turns[live.turn], wanted.len() - text.len());
+        let missing = wanted.len() - text.len();
         let spoils = self.spoils.load(Ordering::SeqCst);
         match reason {
             Finish::Cancelled => {
@@ -384,10 +385,12 @@ impl Crowd {
                 self.tally.failed += 1;
             }
             Finish::Stop | Finish::Length | Finish::ContextFull => {
-                assert_eq!(first, 0, "{told}: a text that ends too early");
-                let computed = &turn.2[..turn.2.len() - usize::from(reason != Finish::Stop)];
+                assert_eq!(missing, 0, "{told}: a text that ends too early");
+                // The token that was drawn last is not computed.
+                let computed = &text[..text.len() - usize::from(reason != Finish::Stop)];
                 let bad = computed.iter().enumerate().any(|(p, t)| fails(self.salt, *t, p as u32));
-                // Rows of the turn before may have been computed while nothing failed.
+                let last = computed.len() - 1;
+                let bad = bad || is_no_number(self.salt, computed[last], last as u32);
                 assert!(!(spoils && bad), "{told}: a row that failed was used");
                 self.tally.ended += 1;
             }

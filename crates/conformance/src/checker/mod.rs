@@ -4,11 +4,12 @@
 //! It panics where whoever drives it breaks the order of calls (`begin`, operations, `end`; nothing made, written or read back in between), uses what was
 //! never made, or reaches beyond what was allocated or committed.
 
+mod inner;
+mod log;
 mod names;
 mod recording;
 
 use std::collections::HashSet;
-use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::Result;
@@ -18,59 +19,10 @@ use sluice_backend::{
     RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
 
+use inner::Inner;
+pub use log::{Log, Spoil, Spoilt};
 use names::{MatrixName, Names, PoolName};
 pub use recording::{Caches, Made, Operation, Recording};
-
-/// Rows of a step that shall fail, though they were computed.
-#[derive(Clone, Debug, Default)]
-pub struct Spoilt {
-    /// Rows that the outcome shall name as failed; what their sequences have in states is overwritten.
-    pub failed: Vec<u32>,
-    /// Rows of logits that shall not be numbers.
-    pub not_numbers: Vec<usize>,
-}
-
-/// What a step that begins with these inputs shall fail in.
-pub type Spoil = Box<dyn FnMut(&StepInputs) -> Spoilt + Send>;
-
-/// What a [`Checker`] saw, and what it is to do.
-#[derive(Default)]
-pub struct Log {
-    /// Whether the next steps are to be recorded.
-    pub record: bool,
-    pub recordings: Vec<Recording>,
-    /// Steps that have ended: names of their operations, and how often each waited.
-    pub steps: Vec<(Vec<&'static str>, usize)>,
-    pub spoil: Option<Spoil>,
-    /// A fault of the backend: what is asked of it is done in another way.
-    pub fault: Option<fn(&mut Operation)>,
-    made: Vec<Made>,
-}
-
-/// The backend inside: the checker's own, or one that is lent for a while.
-enum Inner<'a> {
-    Own(Box<dyn Backend>),
-    Lent(&'a mut dyn Backend),
-}
-
-impl<'a> Deref for Inner<'a> {
-    type Target = dyn Backend + 'a;
-    fn deref(&self) -> &Self::Target {
-        match self {
-            Inner::Own(own) => &**own,
-            Inner::Lent(lent) => &**lent,
-        }
-    }
-}
-
-impl DerefMut for Inner<'_> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        match self {
-            Inner::Own(own) => &mut **own,
-            Inner::Lent(lent) => &mut **lent,
-        }
-    }
-}
 
 /// A step under way.
 struct Step {
@@ -267,7 +219,7 @@ impl Backend for Checker<'_> {
         self.outside("moe");
         let before = follows.map(|id| self.names.moes.get(id.number(), "mixture").0);
         let inner = self.inner.moe(self.names.moe(&moe), before)?;
-        self.made(Made::Moe { moe: moe.clone(), follows });
+        self.made(Made::Moe { moe: Box::new(moe.clone()), follows });
         Ok(MoeId::new(self.names.moes.add((inner, moe))))
     }
 

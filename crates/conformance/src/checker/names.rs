@@ -9,17 +9,17 @@ use sluice_backend::{
 const FIRST: usize = 1000;
 const STEP: usize = 3;
 
-/// Things of one kind, in the order in which they were made.
+/// What handles of one kind stand for, in the order in which they were given out.
 #[derive(Clone)]
-pub struct Made<T>(Vec<T>);
+pub struct Given<T>(Vec<T>);
 
-impl<T> Default for Made<T> {
-    fn default() -> Made<T> {
-        Made(Vec::new())
+impl<T> Default for Given<T> {
+    fn default() -> Given<T> {
+        Given(Vec::new())
     }
 }
 
-impl<T> Made<T> {
+impl<T> Given<T> {
     /// The number of its handle.
     pub fn add(&mut self, thing: T) -> usize {
         self.0.push(thing);
@@ -65,13 +65,13 @@ pub struct PoolName {
 #[derive(Clone, Default)]
 pub struct Names {
     /// (Inside, elements)
-    pub buffers: Made<(BufferId, usize)>,
-    pub matrices: Made<MatrixName>,
+    pub buffers: Given<(BufferId, usize)>,
+    pub matrices: Given<MatrixName>,
     /// (Inside, positions)
-    pub rotaries: Made<(RotaryId, usize)>,
-    pub moes: Made<(MoeId, Moe)>,
+    pub rotaries: Given<(RotaryId, usize)>,
+    pub moes: Given<(MoeId, Moe)>,
     /// One for each cache group; their buffers' handles are of another kind than tensors'.
-    pub pools: Made<PoolName>,
+    pub pools: Given<PoolName>,
     /// (Rows, elements of each)
     pub states: Option<(usize, usize)>,
 }
@@ -115,6 +115,7 @@ impl Names {
 
     pub fn mlp(&self, mlp: &Mlp, hidden: usize) -> Mlp {
         let width = mlp.gate.rows.len();
+        assert!(mlp.gate.bias.is_none() && mlp.up.bias.is_none(), "gate and up have no bias");
         Mlp {
             gate: self.linear_of(&mlp.gate, width, hidden),
             up: self.linear_of(&mlp.up, width, hidden),

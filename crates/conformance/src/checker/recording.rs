@@ -14,7 +14,7 @@ pub enum Made {
     Upload { values: Vec<f32>, to: Tensor },
     Matrix(MatrixSource),
     Rotary { frequencies: RotaryFrequencies, positions: usize },
-    Moe { moe: Moe, follows: Option<MoeId> },
+    Moe { moe: Box<Moe>, follows: Option<MoeId> },
     AllocKv { layout: KvLayout, blocks: usize },
     CommitKv { pool: KvPool, blocks: usize },
     AllocStates { rows: usize, len: usize },
@@ -107,7 +107,7 @@ fn again(to: &mut Checker, made: Made) -> anyhow::Result<()> {
         }
         Made::Matrix(source) => to.matrix(source).map(drop),
         Made::Rotary { frequencies, positions } => to.rotary(&frequencies, positions).map(drop),
-        Made::Moe { moe, follows } => to.moe(moe, follows).map(drop),
+        Made::Moe { moe, follows } => to.moe(*moe, follows).map(drop),
         Made::AllocKv { layout, blocks } => to.alloc_kv(layout, blocks).map(drop),
         Made::CommitKv { pool, blocks } => to.commit_kv(&pool, blocks),
         Made::AllocStates { rows, len } => to.alloc_states(rows, len),

@@ -76,7 +76,11 @@ impl Case {
 
 pub fn dense_layers(c: &mut Case) {
     let (tokens, hidden, intermediate) = (c.tokens(), c.cols(), c.cols());
-    let mlp = c.mlp(hidden, intermediate);
+    let mut mlp = c.mlp(hidden, intermediate);
+    if c.once_in(3) {
+        let bias = c.small(hidden, 1.0);
+        mlp.down.bias = Some(c.vector(&bias));
+    }
     let (x, norm) = (c.tensor(tokens, hidden), c.norm(hidden));
     let residual = if c.coin() { x } else { c.tensor(tokens, hidden) };
     c.shape(format!("{tokens} tokens, x {x}, residual {residual}"));

@@ -1,7 +1,8 @@
 //! Mixtures of experts: every way to route, stacked and single matrices, shared experts, chains of layers that look ahead.
 
 use sluice_backend::{
-    ExpertKind, ExpertMatrix, ExpertPart, Experts, Linear, MatrixId, Moe, MoeId, Outcome, Scoring, SharedExpert, Tensor,
+    ExpertKind, ExpertMatrix, ExpertPart, Experts, Form, Linear, MatrixId, Moe, MoeId, Outcome, Scoring, SharedExpert,
+    Tensor,
 };
 
 use crate::Case;
@@ -54,27 +55,30 @@ impl Case {
             MatrixId::new(matrices.len() - 1)
         };
         let fused = stacked && self.coin();
-        let mut parts = Vec::new();
-        if fused {
+        let gate_up = if fused {
             let form = self.form(hidden);
-            let matrix = draw(self, form, count * 2 * intermediate, hidden);
-            for offset in [0, intermediate] {
-                let matrix = ExpertMatrix::Stacked { matrix, stride: 2 * intermediate, offset };
-                parts.push(ExpertPart { matrix, rows: intermediate, cols: hidden });
-            }
-        }
-        for (rows, cols) in [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)] {
-            if fused && parts.len() < 3 && rows == intermediate && (rows, cols) != (hidden, intermediate) {
-                continue;
-            }
-            if parts.len() == 3 {
-                break;
-            }
+            Some(draw(self, form, count * 2 * intermediate, hidden))
+        } else {
+            None
+        };
+        let mut parts = Vec::new();
+        let sizes = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)];
+        for (i, (rows, cols)) in sizes.into_iter().enumerate() {
             let form = self.form(cols);
-            let matrix = if stacked {
-                ExpertMatrix::Stacked { matrix: draw(self, form, count * rows, cols), stride: rows, offset: 0 }
-            } else {
-                ExpertMatrix::Single((0..count).map(|_| draw(self, form, rows, cols)).collect())
+            let matrix = match gate_up {
+                Some(matrix) if i < 2 => {
+                    ExpertMatrix::Stacked { matrix, stride: 2 * intermediate, offset: i * intermediate }
+                }
+                _ if stacked => {
+                    ExpertMatrix::Stacked { matrix: draw(self, form, count * rows, cols), stride: rows, offset: 0 }
+                }
+                _ => {
+                    // Of one form, or each of its own.
+                    let one = self.coin();
+                    let mut form = || if one { form } else { self.form(cols) };
+                    let forms: Vec<Form> = (0..count).map(|_| form()).collect();
+                    ExpertMatrix::Single(forms.into_iter().map(|form| draw(self, form, rows, cols)).collect())
+                }
             };
             parts.push(ExpertPart { matrix, rows, cols });
         }
@@ -94,7 +98,8 @@ impl Case {
                 bytes.copy_within(from * row..(from + 1) * row, to * row);
             }
         }
-        Linear { matrix: self.register(&parts), rows: 0..count, bias: None }
+        let bias = self.once_in(3).then(|| self.small(count, 1.0)).map(|values| self.vector(&values));
+        Linear { matrix: self.register(&parts), rows: 0..count, bias }
     }
 
     /// A mixture of these experts.
@@ -103,7 +108,8 @@ impl Case {
         let scoring = self.scoring(count);
         let shared = self.coin().then(|| {
             let width = self.cols();
-            let gate = self.coin().then(|| self.linear(1, hidden, false));
+            let bias = self.coin();
+            let gate = self.coin().then(|| self.linear(1, hidden, bias));
             SharedExpert { mlp: self.mlp(hidden, width), gate }
         });
         let gated = shared.as_ref().map(|s| s.gate.is_some());

@@ -48,11 +48,14 @@ struct OnDisk {
     runs: Vec<Range<u64>>,
 }
 
+/// Where a matrix is: in which blob, and where in it its elements, scales and biases.
+type InBlob = (usize, [Range<usize>; 3]);
+
 /// Writes matrices to a file, each of `runs` (layer and numbers of matrices) in pages of its own, and makes them known from there.
 fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDisk {
     // 1. The file
     let mut blobs: Vec<Vec<u8>> = Vec::new();
-    let mut places: BTreeMap<(usize, usize), (usize, [Range<usize>; 3])> = BTreeMap::new();
+    let mut places: BTreeMap<(usize, usize), InBlob> = BTreeMap::new();
     for (layer, numbers) in runs {
         let mut blob = vec![0; c.random.usize(..50)];
         for &number in numbers {
