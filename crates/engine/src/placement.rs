@@ -4,10 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use sluice_model::Config;
+use sluice_model::Description;
 use sluice_store::load::{Speeds, disk_speeds};
 
-use crate::budget::has_experts;
 use crate::engine::Options;
 
 /// Where experts live.
@@ -52,8 +51,8 @@ const SLOW: f64 = 0.5;
 ///
 /// # Errors
 /// When streaming was asked for and the model has no experts.
-pub fn decide(folder: &Path, config: &Config, options: &Options) -> Result<Placed> {
-    let has_experts = has_experts(config);
+pub fn decide(folder: &Path, model: &Description, options: &Options) -> Result<Placed> {
+    let has_experts = model.experts().is_some();
     let placed = |placement, reason: String| Ok(Placed { placement, reason });
     match options.experts {
         Placement::Auto => {}

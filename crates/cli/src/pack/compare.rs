@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use sluice_kernels::Isa;
-use sluice_model::Config;
+use sluice_model::{Config, Options};
 use sluice_store::Checkpoint;
 
 use crate::progress::Progress;
@@ -26,7 +26,7 @@ pub struct Place {
     /// `None` for embedding and head.
     pub layer: Option<usize>,
     /// `experts.gate_proj`, `self_attn.q_proj`, `embed_tokens`, ...
-    pub module: String,
+    pub module: &'static str,
 }
 
 struct Side {
@@ -38,7 +38,8 @@ impl Side {
     fn open(folder: &Path) -> Result<Side> {
         let (checkpoint, config) = (Checkpoint::open(folder)?, Config::open(folder)?);
         let mut rules = Rules::new(4, 64, vec!["*=none".parse().expect("a rule")]);
-        let units = plan::plan(&checkpoint, &config, &mut rules)?.units;
+        let description = sluice_model::describe(&config, &Options::default())?;
+        let units = plan::plan(&checkpoint, &config, &description, &mut rules)?.units;
         Ok(Side { units, input: Input::open(&checkpoint)? })
     }
 }
@@ -78,24 +79,11 @@ pub fn compare(packed: &Path, original: &Path, threads: usize, isa: Isa) -> Resu
     };
     let (mut found, mut read) = (BTreeMap::<Place, Error>::new(), 0);
     ordered(threads, blocks, work, |(unit, other, rows), error| {
-        found.entry(place(&unit.tensors[0].name)).or_default().add(error);
+        found.entry(Place { layer: unit.weight.layer, module: unit.weight.label() }).or_default().add(error);
         read += rows.len() as u64 * other.source.row_bytes() as u64;
         progress.set((read / 1_000_000) as usize, (all / 1_000_000) as usize);
         Ok(())
     })?;
     progress.finish();
     Ok(found)
-}
-
-/// Where a module of MLX's name belongs.
-fn place(name: &str) -> Place {
-    let module = name.trim_end_matches(".weight");
-    let inside = module.split_once("layers.").and_then(|(_, rest)| rest.split_once('.'));
-    match inside.and_then(|(layer, module)| Some((layer.parse().ok()?, module))) {
-        Some((layer, module)) => {
-            let module = module.strip_prefix("mlp.").unwrap_or(module).replace("switch_mlp.", "experts.");
-            Place { layer: Some(layer), module }
-        }
-        None => Place { layer: None, module: module.rsplit('.').next().unwrap_or(module).to_owned() },
-    }
 }

@@ -9,7 +9,6 @@ mod config;
 mod folder;
 mod journal;
 pub mod layout;
-mod names;
 pub mod ordered;
 pub mod plan;
 pub mod quantize;
@@ -24,7 +23,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_kernels::Isa;
 use sluice_kernels::quantize::Rounding;
-use sluice_model::{Config, check_supported};
+use sluice_model::{Config, Options};
 use sluice_store::safetensors::Header;
 use sluice_store::{Checkpoint, Writer, bundle, free_space, write_index, xxh3_of};
 use xxhash_rust::xxh3::Xxh3;
@@ -146,13 +145,13 @@ fn pack(args: &PackArgs, kept: &mut bool) -> Result<()> {
     ensure!(args.layers.is_none() || args.layout == Layout::Bundle, "--layers is for bundles: --layout bundle");
     let checkpoint = Checkpoint::open(&args.input)?;
     let model = Config::open(&args.input)?;
-    check_supported(&model)?;
+    let description = sluice_model::describe(&model, &Options::default())?;
     let mut rules = rules(args)?;
-    let plan = plan::plan(&checkpoint, &model, &mut rules)?;
+    let plan = plan::plan(&checkpoint, &model, &description, &mut rules)?;
     let files = layout::files(args.layout, &plan.units, args.shard_bytes)?;
-    let config = config::packed(&args.input, &plan, &rules)?;
+    let config = config::packed(&args.input, &description, &plan, &rules)?;
     let others = folder::other_files(&args.input)?;
-    for line in summary::remarks(&plan, &model) {
+    for line in summary::remarks(&plan, &description) {
         terminal::note(&line);
     }
     let isa = Isa::from_env()?;

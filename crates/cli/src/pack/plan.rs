@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Result, bail, ensure};
 use sluice_kernels::matmul::{Float, Form};
-use sluice_model::{Config, Quantization};
+use sluice_model::{
+    Belongs, Config, Description, Leaf, Names, Quantization, WeightClass, WeightDescription, WeightKind,
+};
 use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 
-use super::names::{self, Names};
-use super::rules::{Choice, Rules, Width};
+use super::rules::{Choice, Module, Rules, Width};
 
 /// The bytes of a tensor by rows, wherever they lie.
 #[derive(Clone, Debug)]
@@ -64,6 +65,8 @@ pub enum Treatment {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stack {
     pub layer: usize,
+    /// Which of an expert's projections: gate, up and down are 0, 1 and 2.
+    pub projection: usize,
     /// In front of the expert's number: `model.layers.0.mlp.experts`.
     pub prefix: String,
     /// `gate_proj`, `up_proj` or `down_proj`.
@@ -78,7 +81,8 @@ pub struct Unit {
     pub treatment: Treatment,
     /// `weight`, `scales`, `biases`. A stack's have the experts in front.
     pub tensors: Vec<TensorPlan>,
-    pub class: &'static str,
+    /// What it is, in the model.
+    pub weight: WeightDescription,
     pub stack: Option<Stack>,
 }
 
@@ -110,16 +114,14 @@ pub struct Plan {
 }
 
 /// Reads `checkpoint`'s headers into a plan.
-pub fn plan(checkpoint: &Checkpoint, config: &Config, rules: &mut Rules) -> Result<Plan> {
-    let names = Names::of(checkpoint, config.model_type()?)?;
+pub fn plan(checkpoint: &Checkpoint, config: &Config, description: &Description, rules: &mut Rules) -> Result<Plan> {
+    let names = Names::of(checkpoint)?;
     let files = checkpoint.file_sizes().iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
-    let is_conv = |t: &&Tensor| t.name.ends_with("linear_attn.conv1d.weight");
-    let as_trained = checkpoint.tensors().iter().filter(is_conv).any(|t| t.shape.last() != Some(&1));
     let mut planner = Planner {
         checkpoint,
         files,
-        names,
-        add_one: names.centred && as_trained,
+        description,
+        as_trained: !names.converted_by_mlx(description, checkpoint),
         quantization: config.quantization()?,
         rules,
         units: Vec::new(),
@@ -136,154 +138,163 @@ pub fn plan(checkpoint: &Checkpoint, config: &Config, rules: &mut Rules) -> Resu
         },
     };
 
-    let tied = config.flag_or("tie_word_embeddings", false)?;
-    // Experts that have tensors of their own, by module and projection; in a bundle these may be quantised.
-    let mut single = BTreeMap::<(&str, &str), BTreeMap<usize, (usize, &Tensor)>>::new();
+    // Experts that have tensors of their own, by layer and projection; in a bundle these may be quantised.
+    let mut single = BTreeMap::<(Option<usize>, &str), (WeightDescription, BTreeMap<usize, (usize, &Tensor)>)>::new();
     for (i, t) in checkpoint.tensors().iter().enumerate() {
-        let Some(short) = names.short(&t.name) else {
-            planner.plan.left_out.insert(names::other_part(&t.name).to_owned());
+        let meaning = match names.belongs(description, &t.name) {
+            Belongs::Text(meaning) => meaning,
+            Belongs::Computed => continue,
+            Belongs::LeftOut(part) => {
+                planner.plan.left_out.insert(part.to_owned());
+                continue;
+            }
+        };
+        let weight = meaning.weight;
+        if description.tied && weight.class == WeightClass::Head {
+            continue;
+        }
+        let Some(expert) = meaning.expert else {
+            planner.tensor(i, t, weight, meaning.with, meaning.leaf)?;
             continue;
         };
-        if tied && short.starts_with("lm_head.") || short.ends_with(".rotary_emb.inv_freq") {
-            continue;
-        }
-        match names::single_expert(short) {
-            Some((module, expert, leaf)) => match leaf.strip_suffix(".weight") {
-                Some(part) => drop(single.entry((module, part)).or_default().insert(expert, (i, t))),
-                // Scales and biases come with their weights; padding is for the file, not for the model.
-                None => {
-                    let known = leaf == "padding" || leaf.ends_with(".scales") || leaf.ends_with(".biases");
-                    ensure!(known, "tensor {:?}: not a part of an expert that is known", t.name);
-                }
-            },
-            None => planner.tensor(i, short, t)?,
+        match meaning.leaf {
+            Leaf::Weight => {
+                let (_, all) = single.entry((weight.layer, weight.part)).or_insert((weight, BTreeMap::new()));
+                all.insert(expert, (i, t));
+            }
+            // Scales and biases come with their weights; padding is for the file, not for the model.
+            Leaf::Scales | Leaf::Biases | Leaf::Padding => {}
+            _ => bail!("tensor {:?}: not a part of an expert that is known", t.name),
         }
     }
-    let experts = config.size_or("num_experts", 0)?.max(config.size_or("num_local_experts", 0)?);
-    for ((module, part), tensors) in single {
-        planner.gathered(module, part, tensors, experts)?;
+    for (weight, tensors) in single.into_values() {
+        planner.gathered(weight, tensors)?;
     }
     planner.rules.check_all_matched()?;
 
     let Planner { mut units, mut plan, .. } = planner;
-    units.sort_by_key(|(place, _)| *place);
+    units.sort_by_key(|(order, _)| *order);
     plan.units = units.into_iter().map(|(_, unit)| unit).collect();
     Ok(plan)
 }
 
 /// Part or layer; experts after the rest of their layer, by projection; as in the input.
-type Place = (usize, usize, usize);
+type Order = (usize, usize, usize);
 
 struct Planner<'a> {
     checkpoint: &'a Checkpoint,
     files: HashMap<&'a str, usize>,
-    names: Names,
-    /// Zero-centred norms are still as they were trained.
-    add_one: bool,
+    description: &'a Description,
+    /// Centred norms are still less one.
+    as_trained: bool,
     /// Of the input. Where it has a default for modules that `config.json` does not name, ours are all named.
     quantization: Quantization,
     rules: &'a mut Rules,
-    /// With their place in the output: part or layer, then as in the input.
-    units: Vec<(Place, Unit)>,
+    /// With their order in the output.
+    units: Vec<(Order, Unit)>,
     plan: Plan,
 }
 
 impl Planner<'_> {
-    /// Plans what becomes of one tensor, number `i` of the checkpoint.
-    fn tensor(&mut self, i: usize, short: &str, t: &Tensor) -> Result<()> {
+    /// Plans what becomes of one tensor, number `i` of the checkpoint; `with`: the weight whose rows follow in each expert.
+    fn tensor(
+        &mut self,
+        i: usize,
+        t: &Tensor,
+        weight: WeightDescription,
+        with: Option<WeightDescription>,
+        leaf: Leaf,
+    ) -> Result<()> {
         // 1. experts stacked by Hugging Face: the first half of the rows is the gate
-        if let Some((module, part)) = short.split_once(".experts.") {
+        if weight.class == WeightClass::Expert && matches!(leaf, Leaf::Bare | Leaf::Other) {
             let (&[experts, rows, cols], true) = (&t.shape[..], is_float(t) && !t.bytes.is_empty()) else {
                 bail!("tensor {:?}: {} {:?} are no experts that can be packed", t.name, t.dtype, t.shape)
             };
-            let parts: &[&str] = match part {
-                "gate_up_proj" if rows.is_multiple_of(2) => &["gate_proj", "up_proj"],
-                "down_proj" => &["down_proj"],
-                _ => bail!("tensor {:?}: not a part of an expert that is known", t.name),
-            };
+            let weights: Vec<WeightDescription> = [Some(weight), with].into_iter().flatten().collect();
+            if leaf == Leaf::Other || !rows.is_multiple_of(weights.len()) {
+                bail!("tensor {:?}: not a part of an expert that is known", t.name)
+            }
             let (file, offset) = self.place(t);
             let row_bytes = cols * t.dtype.size();
-            let per_part = rows / parts.len();
-            for (k, part) in parts.iter().enumerate() {
+            let per_part = rows / weights.len();
+            for (k, weight) in weights.iter().enumerate() {
                 let at = |e: usize| (file, offset + ((e * rows + k * per_part) * row_bytes) as u64);
                 let segments = (0..experts).map(at).collect();
                 let form = float(t.dtype).map(Form::Float);
                 let parts = vec![Rows { row_bytes, segments }];
                 let source = Source { parts, rows: per_part, form, cols, name: t.name.to_string() };
-                let module = format!("{module}.switch_mlp.{part}");
-                self.matrix(i, &module, source, &[experts, per_part, cols], t.dtype)?;
+                self.matrix(i, weight, source, &[experts, per_part, cols], t.dtype)?;
             }
             return Ok(());
         }
 
         // 2. modules that are quantised already: their three tensors together
-        let (module, leaf) = short.rsplit_once('.').unwrap_or(("", short));
         let sibling = |leaf: &str| self.checkpoint.tensor(&format!("{}.{leaf}", t.name.rsplit_once('.')?.0));
-        if matches!(leaf, "scales" | "biases") && sibling("weight").is_some() {
+        if matches!(leaf, Leaf::Scales | Leaf::Biases) && sibling("weight").is_some() {
             return Ok(());
         }
-        if leaf == "weight" && sibling("scales").is_some() {
-            return self.packed(i, module, &[t], &t.shape);
+        if leaf == Leaf::Weight && sibling("scales").is_some() {
+            return self.packed(i, &weight, &[t], &t.shape);
         }
         ensure!(is_float(t), "tensor {:?}: {} cannot be packed (F32, F16, BF16 and MLX's U32 can)", t.name, t.dtype);
 
         // 3. matrices
-        let is_matrix = t.shape.len() == 2 || t.shape.len() == 3 && module.contains(".switch_mlp.");
-        if leaf == "weight" && is_matrix {
-            return self.matrix(i, module, self.whole(t), &t.shape, t.dtype);
+        let is_expert = weight.class == WeightClass::Expert;
+        let is_matrix = weight.kind == WeightKind::Matrix && t.shape.len() == if is_expert { 3 } else { 2 };
+        if leaf == Leaf::Weight && is_matrix {
+            return self.matrix(i, &weight, self.whole(t), &t.shape, t.dtype);
         }
+        ensure!(!is_expert, "tensor {:?}: not a part of an expert that is known", t.name);
 
         // 4. the rest: vectors and convolutions, in MLX's layout
         self.plan.parameters += elements(t);
         let (mut dtype, mut shape, mut treatment) = (t.dtype, t.shape.clone(), Treatment::Copy);
-        if short.ends_with("conv1d.weight") && shape.len() == 3 && shape[1] == 1 {
+        if weight.kind == WeightKind::Convolution && shape.len() == 3 && shape[1] == 1 {
             // The axis of length one moves to the end; the bytes stay.
             shape.swap(1, 2);
         }
-        if self.add_one && shape.len() == 1 && names::is_centred_norm(short) {
+        if self.as_trained && shape.len() == 1 && weight.kind == (WeightKind::Norm { centred: true }) {
             (dtype, treatment) = (Dtype::F32, Treatment::AddOne(float(t.dtype).expect("checked above")));
         }
-        self.lone(i, short, t, dtype, shape, treatment)
+        let name = match leaf {
+            Leaf::Bare => weight.mlx_name(),
+            _ => format!("{}.{}", weight.mlx_name(), t.name.rsplit('.').next().unwrap_or_default()),
+        };
+        let tensors = vec![TensorPlan { name: self.description.mlx.full(&name), dtype, shape }];
+        self.push(i, &weight, self.whole(t), treatment, tensors);
+        Ok(())
     }
 
     /// Experts that have a tensor each become one stack.
-    fn gathered(
-        &mut self,
-        module: &str,
-        part: &str,
-        tensors: BTreeMap<usize, (usize, &Tensor)>,
-        experts: usize,
-    ) -> Result<()> {
+    fn gathered(&mut self, weight: WeightDescription, tensors: BTreeMap<usize, (usize, &Tensor)>) -> Result<()> {
         let (i, first) = *tensors.values().next().expect("an entry has a tensor");
         let [rows, cols] = first.shape[..] else { bail!("tensor {:?}: {:?} is no matrix", first.name, first.shape) };
-        let whole = tensors.keys().copied().eq(0..tensors.len()) && (experts == 0 || tensors.len() == experts);
-        ensure!(whole, "{module}: {} tensors for {part} of {experts} experts", tensors.len());
+        let whole = tensors.keys().copied().eq(0..weight.count);
+        ensure!(whole, "{}: {} tensors for {} experts", weight.name(), tensors.len(), weight.count);
         for (_, t) in tensors.values() {
             let same = t.shape == first.shape && t.dtype == first.dtype;
             ensure!(same, "tensor {:?}: {} {:?} unlike the other experts", t.name, t.dtype, t.shape);
         }
         let all: Vec<&Tensor> = tensors.values().map(|(_, t)| *t).collect();
-        let module = format!("{module}.switch_mlp.{part}");
         let shape = [all.len(), rows, cols];
         if first.dtype == Dtype::U32 {
-            return self.packed(i, &module, &all, &shape);
+            return self.packed(i, &weight, &all, &shape);
         }
         ensure!(is_float(first), "tensor {:?}: {} experts cannot be packed", first.name, first.dtype);
         let segments = all.iter().map(|t| self.place(t)).collect();
         let parts = vec![Rows { row_bytes: cols * first.dtype.size(), segments }];
         let form = float(first.dtype).map(Form::Float);
         let source = Source { parts, rows, form, cols, name: first.name.to_string() };
-        self.matrix(i, &module, source, &shape, first.dtype)
+        self.matrix(i, &weight, source, &shape, first.dtype)
     }
 
     /// A module that is quantised already, in one tensor or in one per expert; `shape` is that of its packed weights, all together. It stays as
     /// it is unless a rule that means it asks for fewer bits (or another group size at as many).
-    fn packed(&mut self, i: usize, module: &str, all: &[&Tensor], shape: &[usize]) -> Result<()> {
+    fn packed(&mut self, i: usize, weight: &WeightDescription, all: &[&Tensor], shape: &[usize]) -> Result<()> {
         let t = all[0];
         ensure!(t.dtype == Dtype::U32, "tensor {:?} has scales, but is {}", t.name, t.dtype);
         let name = t.name.trim_end_matches(".weight");
         let (bits, group) = self.quantization.of(name)?;
-        let out = self.names.out(module);
         let (&packed, leading) = shape.split_last().expect("a matrix has columns");
         ensure!(
             (packed * 32).is_multiple_of(bits as usize),
@@ -318,8 +329,9 @@ impl Planner<'_> {
         self.plan.parameters += rows as u64 * all.len() as u64 * cols as u64;
 
         // 2. what it is to be
-        let in_layers = module.replace(".switch_mlp.", ".experts.");
-        let wanted = self.rules.asked_for(&[&in_layers, module, &out]);
+        let (in_layers, mlx) = (weight.name(), weight.mlx_name());
+        let out = self.description.mlx.full(&mlx);
+        let wanted = self.rules.asked_for(Module { names: &[&in_layers, &mlx, &out], class: weight.class });
         let new = match wanted {
             Some((b, g)) if b < bits || b == bits && g != group => Some((b, g)),
             Some((b, _)) if b > bits => {
@@ -354,13 +366,21 @@ impl Planner<'_> {
             tensor("scales", dtype, cols / group as usize),
             tensor("biases", dtype, cols / group as usize),
         ];
-        self.push(i, module, source, treatment, tensors);
+        self.push(i, weight, source, treatment, tensors);
         Ok(())
     }
 
-    /// A matrix `[.., rows, cols]` that may be quantised; `module` is its short name.
-    fn matrix(&mut self, i: usize, module: &str, source: Source, shape: &[usize], dtype: Dtype) -> Result<()> {
-        let out = self.names.out(module);
+    /// A matrix `[.., rows, cols]` that may be quantised.
+    fn matrix(
+        &mut self,
+        i: usize,
+        weight: &WeightDescription,
+        source: Source,
+        shape: &[usize],
+        dtype: Dtype,
+    ) -> Result<()> {
+        let (in_layers, mlx) = (weight.name(), weight.mlx_name());
+        let out = self.description.mlx.full(&mlx);
         let (&cols, leading) = shape.split_last().expect("a matrix has columns");
         let float = float(dtype).expect("checked by the caller");
         self.plan.parameters += source.bytes() / dtype.size() as u64;
@@ -370,8 +390,8 @@ impl Planner<'_> {
             shape: [leading, &[cols]].concat(),
         };
 
-        let in_layers = module.replace(".switch_mlp.", ".experts.");
-        let Choice { width, left, undivided } = self.rules.of(&[&in_layers, module, &out], cols);
+        let module = Module { names: &[&in_layers, &mlx, &out], class: weight.class };
+        let Choice { width, left, undivided } = self.rules.of(module, cols);
         if undivided {
             self.plan.undivided.push(in_layers);
         }
@@ -396,43 +416,38 @@ impl Planner<'_> {
                 )
             }
         };
-        self.push(i, module, source, treatment, tensors);
+        self.push(i, weight, source, treatment, tensors);
         Ok(())
     }
 
-    /// A tensor that stays alone, as `dtype` and `shape`.
-    fn lone(
+    fn push(
         &mut self,
         i: usize,
-        short: &str,
-        t: &Tensor,
-        dtype: Dtype,
-        shape: Vec<usize>,
+        weight: &WeightDescription,
+        source: Source,
         treatment: Treatment,
-    ) -> Result<()> {
-        let tensors = vec![TensorPlan { name: self.names.out(short), dtype, shape }];
-        self.push(i, short, self.whole(t), treatment, tensors);
-        Ok(())
+        tensors: Vec<TensorPlan>,
+    ) {
+        let stack = self.stack(weight, &tensors);
+        let part = match (weight.layer, weight.class) {
+            (Some(layer), _) => layer + 1,
+            (None, WeightClass::Embedding) => 0,
+            (None, WeightClass::Head) => usize::MAX,
+            (None, _) => usize::MAX - 1,
+        };
+        let projection = stack.as_ref().map_or(0, |s| s.projection + 1);
+        let unit = Unit { source, treatment, tensors, weight: *weight, stack };
+        self.units.push(((part, projection, i), unit));
     }
 
-    fn push(&mut self, i: usize, short: &str, source: Source, treatment: Treatment, tensors: Vec<TensorPlan>) {
-        let stack = self.stack(short, &tensors);
-        let order = stack.as_ref().map_or(0, |s| match s.part.as_str() {
-            "gate_proj" => 1,
-            "up_proj" => 2,
-            _ => 3,
-        });
-        let unit = Unit { source, treatment, tensors, class: names::class(short), stack };
-        self.units.push(((names::place(&format!("{short}.")), order, i), unit));
-    }
-
-    /// What a module `layers.N.mlp.switch_mlp.PART` is of.
-    fn stack(&self, short: &str, tensors: &[TensorPlan]) -> Option<Stack> {
-        let (module, part) = short.split_once(".switch_mlp.")?;
-        let part = part.strip_suffix(".weight").unwrap_or(part);
-        let layer = module.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
-        let prefix = format!("{}.experts", self.names.out(module));
-        Some(Stack { layer, prefix, part: part.to_owned(), count: *tensors[0].shape.first()? })
+    /// What a routed expert's projection is of.
+    fn stack(&self, weight: &WeightDescription, tensors: &[TensorPlan]) -> Option<Stack> {
+        let layer = weight.layer.filter(|_| weight.class == WeightClass::Expert)?;
+        let of_layer = self.description.layer_weights(layer).into_iter().filter(|w| w.class == WeightClass::Expert);
+        let projection = of_layer.map(|w| w.part).position(|part| part == weight.part)?;
+        let part = weight.projection();
+        let prefix = self.description.mlx.full(weight.name().strip_suffix(part)?.strip_suffix('.')?);
+        Some(Stack { layer, projection, prefix, part: part.to_owned(), count: *tensors[0].shape.first()? })
     }
 
     fn place(&self, t: &Tensor) -> (usize, u64) {

@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use sluice_model::Config;
+use sluice_model::Description;
 
 use crate::units::bytes;
 
-use super::config::mlx_knows_layers;
 use super::plan::{Plan, Treatment};
 use super::quantize::Error;
 
 /// Lines about what the user might not expect.
-pub fn remarks(plan: &Plan, config: &Config) -> Vec<String> {
+pub fn remarks(plan: &Plan, description: &Description) -> Vec<String> {
     let mut lines = Vec::new();
     if !plan.left_out.is_empty() {
         let parts: Vec<&str> = plan.left_out.iter().map(String::as_str).take(8).collect();
@@ -41,7 +40,7 @@ pub fn remarks(plan: &Plan, config: &Config) -> Vec<String> {
     if !plan.quantizes {
         lines.push("nothing to quantise: tensors are copied".to_owned());
     }
-    if !mlx_knows_layers(config) {
+    if description.mlx.refuses_order {
         lines.push("mlx_lm cannot run this order of attention and linear layers; sluice can".to_owned());
     }
     lines
@@ -102,7 +101,7 @@ pub fn report(plan: &Plan, done: &Done, input: u64, time: Duration) -> String {
     }
     let _ = writeln!(text, "{:18} {:>10} {:>6} {:>10} {:>9}", "quantised", "M weights", "bits", "RMSE", "of RMS");
     for (class, error) in &done.errors {
-        let units = plan.units.iter().filter(|u| u.class == class.as_str());
+        let units = plan.units.iter().filter(|u| u.weight.class.name() == class.as_str());
         let packed: u64 = units.filter(|u| matches!(u.treatment, Treatment::Quantize { .. })).map(|u| u.size()).sum();
         let _ = writeln!(
             text,

@@ -130,7 +130,10 @@ impl Job<'_> {
                 }
                 for (placed, (part, error)) in placed.iter().zip(parts) {
                     put(&mut writer, &placed.places, expert, part)?;
-                    errors.entry(self.units[placed.unit].class.to_owned()).or_insert_with(Error::default).add(error);
+                    errors
+                        .entry(self.units[placed.unit].weight.class.name().to_owned())
+                        .or_insert_with(Error::default)
+                        .add(error);
                 }
                 let done = read + bytes * (expert as u64 + 1) / experts;
                 progress.set((done / 1_000_000) as usize, (all / 1_000_000) as usize);
@@ -252,7 +255,7 @@ impl Job<'_> {
                 writer.write_at(part, at)?;
             }
             if let Treatment::Quantize { .. } = unit.treatment {
-                errors.entry(unit.class.to_owned()).or_default().add(error);
+                errors.entry(unit.weight.class.name().to_owned()).or_default().add(error);
             }
             *read += b.rows.len() as u64 * unit.source.row_bytes() as u64;
             progress.set((*read / 1_000_000) as usize, (all / 1_000_000) as usize);

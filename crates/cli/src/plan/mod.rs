@@ -101,7 +101,6 @@ fn bytes(text: &str) -> Result<u64, String> {
 pub fn run(args: PlanArgs) -> Result<()> {
     // 1. the model
     let config = known::config(&args.model)?;
-    sluice_model::check_supported(&config)?;
     let shape = Shape::read(&config)?;
     let stored = config.quantization().ok();
     let bits_of = |width: Option<(u8, u16)>| width.map(|(bits, _)| u64::from(bits));

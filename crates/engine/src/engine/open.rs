@@ -84,6 +84,12 @@ impl Options {
             lookahead: Lookahead::Auto,
         })
     }
+
+    /// What of these the model is made by, for steps of at most `max_tokens` tokens.
+    fn model(&self, max_tokens: usize) -> sluice_model::Options {
+        let Options { max_context: context, experts_per_token, .. } = *self;
+        sluice_model::Options { max_tokens, context, experts_per_token }
+    }
 }
 
 impl Engine {
@@ -96,8 +102,8 @@ impl Engine {
         ensure!(folder.exists(), "{}: no such folder", folder.display());
         ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
         let config = Config::open(folder)?;
-        sluice_model::check_supported(&config)?;
-        let placed = placement::decide(folder, &config, &options)?;
+        let model = sluice_model::describe(&config, &options.model(1))?;
+        let placed = placement::decide(folder, &model, &options)?;
         let open = |placed: Placed| {
             let mut load = options.load.clone();
             if placed.placement != Placement::Mapped {
@@ -106,7 +112,7 @@ impl Engine {
             let (checkpoint, loading) = sluice_store::load::open(folder, &load)?;
             Engine::build(&checkpoint, Some(loading), &config, options.clone(), placed)
         };
-        let may_stream = options.experts == Placement::Auto && budget::has_experts(&config);
+        let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
         match open(placed) {
             // Weights alone would fit, but not with all that a step needs.
@@ -142,12 +148,7 @@ impl Engine {
         if options.profile {
             backend.start_profile();
         }
-        let model_options = sluice_model::Options {
-            max_tokens: longest,
-            context: options.max_context,
-            experts_per_token: options.experts_per_token,
-        };
-        let loaded = sluice_model::load(checkpoint, config, &mut *backend, &model_options)?;
+        let loaded = sluice_model::load(checkpoint, config, &mut *backend, &options.model(longest))?;
         let (model, decoder) = (loaded.description, loaded.decoder);
         let max_context = options.max_context.unwrap_or(model.max_context);
         ensure!(max_context > 0, "the context must hold at least one token");
