@@ -226,12 +226,17 @@ impl<'a> Weights<'a> {
     }
 
     /// The gated feed-forward module that is called `part`.
+    ///
+    /// # Errors
+    /// A bias too: backends multiply gate and up without one, and leaving it out would be another model.
     pub fn mlp(&mut self, layer: usize, part: &str) -> Result<Mlp> {
-        Ok(Mlp {
-            gate: self.linear(layer, &format!("{part}.gate_proj"))?,
-            up: self.linear(layer, &format!("{part}.up_proj"))?,
-            down: self.linear(layer, &format!("{part}.down_proj"))?,
-        })
+        let mut projection = |name: &str| -> Result<Linear> {
+            let part = format!("{part}.{name}");
+            let bias = format!("{}.bias", self.module(&self.described(layer, &part)));
+            ensure!(self.checkpoint.tensor(&bias).is_none(), "tensor {bias}: feed-forward biases are not supported");
+            self.linear(layer, &part)
+        };
+        Ok(Mlp { gate: projection("gate_proj")?, up: projection("up_proj")?, down: projection("down_proj")? })
     }
 
     /// The routed experts of a layer: stacked by Hugging Face (`experts.gate_up_proj`, gate first), by MLX (`switch_mlp`), or one

@@ -1,10 +1,11 @@
 //! What a config alone says of a model is what its checkpoint holds.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use sluice_backend::{Activations, Cpu, Isa};
 use sluice_model::{Belongs, Config, Description, Leaf, Names, Options, WeightClass, WeightKind, describe};
-use sluice_store::{Checkpoint, Dtype};
+use sluice_store::{Checkpoint, Dtype, TensorPlan, Writer};
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
@@ -99,4 +100,26 @@ fn what_no_layer_has_is_left_out_and_named_once() {
     assert_eq!(left_out("model.visual.blocks.0.attn.qkv.weight".into()), "visual");
     assert_eq!(left_out("mtp.layers.0.mlp.experts.0.up_proj.weight".into()), "mtp");
     assert_eq!(names.belongs(&d, &text("layers.1.self_attn.rotary_emb.inv_freq")), Belongs::Computed);
+}
+
+/// Operations add no bias between gate and up: a checkpoint that has one is another model.
+#[test]
+fn a_bias_of_a_feed_forward_layer_is_refused_by_name() {
+    let (_, checkpoint) = open("qwen3_window");
+    let dir = tempfile::tempdir().unwrap();
+    let bias = "model.layers.1.mlp.up_proj.bias";
+    let tensors = checkpoint.tensors();
+    let mut plan: Vec<TensorPlan> = tensors
+        .iter()
+        .map(|t| TensorPlan { name: t.name.to_string(), dtype: t.dtype, shape: t.shape.clone() })
+        .collect();
+    plan.push(TensorPlan { name: bias.to_owned(), dtype: Dtype::F16, shape: vec![60] });
+    let mut writer = Writer::create(&dir.path().join("model.safetensors"), &plan, &BTreeMap::new()).unwrap();
+    tensors.iter().for_each(|t| writer.append(&t.name, &t.bytes).unwrap());
+    writer.append(bias, &[0; 120]).unwrap();
+    writer.finish().unwrap();
+    let config = Config::open(&golden().join("qwen3_window")).unwrap();
+    let mut backend = Cpu::new(Isa::GENERIC, 1, Activations::F32).unwrap();
+    let error = sluice_model::check(&Checkpoint::open(dir.path()).unwrap(), &config, &mut backend).unwrap_err();
+    assert!(format!("{error:#}").contains(bias), "{error:#}");
 }

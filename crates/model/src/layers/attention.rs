@@ -1,4 +1,4 @@
-//! Softmax attention with grouped queries, and what Qwen adds: norms on q and k, partial rotation, a gate on the output.
+//! Softmax attention with grouped queries, and what Qwen adds where it is described: norms on q and k, partial rotation, a gate on the output.
 
 use anyhow::Result;
 use sluice_backend::{AttentionLayer, Backend, Linear, Norm, Projection, RotaryId, Tensor};
