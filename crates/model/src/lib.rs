@@ -7,6 +7,7 @@ mod config;
 mod decoder;
 mod description;
 mod layers;
+mod llama;
 mod mlx;
 mod names;
 mod parts;
@@ -53,6 +54,7 @@ type Describe = fn(&Config, &Options) -> Result<Description>;
 
 /// `model_type` and the function that describes such a model.
 const ARCHITECTURES: &[(&str, Describe)] = &[
+    ("llama", llama::describe),
     ("qwen3", qwen3::describe),
     ("qwen3_moe", qwen3_moe::describe),
     ("qwen3_next", qwen3_next::describe),
