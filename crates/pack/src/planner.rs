@@ -1,4 +1,5 @@
-//! What will be written, before a byte is read: each tensor of the text model with where it comes from and what becomes of it.
+//! From a checkpoint's headers and the model's description to its [`Conversion`]: stacked experts are taken apart, single ones gathered, and every matrix has the
+//! width that the rules give it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,112 +10,19 @@ use sluice_model::{
 };
 use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 
-use super::rules::{Choice, Module, Rules, Width};
+use crate::conversion::{Conversion, Rows, Source, Stack, Treatment, Unit};
+use crate::rules::{Choice, Module, Rules, Width};
 
-/// The bytes of a tensor by rows, wherever they lie.
-#[derive(Clone, Debug)]
-pub struct Rows {
-    pub row_bytes: usize,
-    /// File (its position in `Checkpoint::file_sizes`) and offset of each segment.
-    pub segments: Vec<(usize, u64)>,
-}
-
-/// A module's or a tensor's rows in the input: one run of bytes each, or three (q, scales, biases) where it is quantised.
-#[derive(Clone, Debug)]
-pub struct Source {
-    pub parts: Vec<Rows>,
-    /// Of each segment.
-    pub rows: usize,
-    /// How a row is stored, where its values are wanted.
-    pub form: Option<Form>,
-    pub cols: usize,
-    /// The tensor (of several: the first), for messages.
-    pub name: String,
-}
-
-impl Source {
-    pub fn all_rows(&self) -> usize {
-        self.rows * self.parts[0].segments.len()
-    }
-
-    /// Of all parts of a row.
-    pub fn row_bytes(&self) -> usize {
-        self.parts.iter().map(|p| p.row_bytes).sum()
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.all_rows() as u64 * self.row_bytes() as u64
-    }
-}
-
-/// What becomes of a source.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Treatment {
-    Copy,
-    /// Plus one, as f32: bf16 has too few bits to hold 1 + w as well as it holds w.
-    AddOne(Float),
-    Quantize {
-        bits: u8,
-        group: u16,
-        /// Of scales and biases.
-        float: Float,
-    },
-}
-
-/// Which projection of which layer's experts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Stack {
-    pub layer: usize,
-    /// Which of an expert's projections: gate, up and down are 0, 1 and 2.
-    pub projection: usize,
-    /// In front of the expert's number: `model.layers.0.mlp.experts`.
-    pub prefix: String,
-    /// `gate_proj`, `up_proj` or `down_proj`.
-    pub part: String,
-    pub count: usize,
-}
-
-/// One module (three tensors when it is quantised) or one lone tensor.
-#[derive(Clone, Debug)]
-pub struct Unit {
-    pub source: Source,
-    pub treatment: Treatment,
-    /// `weight`, `scales`, `biases`. A stack's have the experts in front.
-    pub tensors: Vec<TensorPlan>,
-    /// What it is, in the model.
-    pub weight: WeightDescription,
-    pub stack: Option<Stack>,
-}
-
-impl Unit {
-    pub fn size(&self) -> u64 {
-        self.tensors.iter().filter_map(TensorPlan::size).sum()
-    }
-}
-
-/// The whole of it.
-#[derive(Debug)]
-pub struct Plan {
-    pub units: Vec<Unit>,
-    /// What `config.json` is to say of a module: its width, or that it has none.
-    pub overrides: BTreeMap<String, Width>,
-    /// Some module is quantised by this plan.
-    pub quantizes: bool,
-    /// Matrices whose rows do not divide into groups.
-    pub undivided: Vec<String>,
-    /// Modules that were quantised already and stay as they are, and how many of them were to have more bits than they have.
-    pub copied: usize,
-    pub too_few: usize,
-    /// Modules that were quantised already and are quantised anew.
-    pub requantised: usize,
-    /// Weights of the model.
-    pub parameters: u64,
-    /// Parts of the checkpoint that stay behind.
-    pub left_out: BTreeSet<String>,
-}
-
-/// Reads `checkpoint`'s headers into a plan.
-pub fn plan(checkpoint: &Checkpoint, config: &Config, description: &Description, rules: &mut Rules) -> Result<Plan> {
+/// Reads `checkpoint`'s headers.
+///
+/// # Errors
+/// Tensors that cannot be packed, experts that are not all there, a rule that no module matches.
+pub fn convert(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    description: &Description,
+    rules: &mut Rules,
+) -> Result<Conversion> {
     let names = Names::of(checkpoint)?;
     let files = checkpoint.file_sizes().iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
     let mut planner = Planner {
@@ -125,7 +33,7 @@ pub fn plan(checkpoint: &Checkpoint, config: &Config, description: &Description,
         quantization: config.quantization()?,
         rules,
         units: Vec::new(),
-        plan: Plan {
+        found: Conversion {
             units: Vec::new(),
             overrides: BTreeMap::new(),
             quantizes: false,
@@ -134,6 +42,7 @@ pub fn plan(checkpoint: &Checkpoint, config: &Config, description: &Description,
             too_few: 0,
             requantised: 0,
             parameters: 0,
+            refused_by_mlx: description.mlx.refuses_order,
             left_out: BTreeSet::new(),
         },
     };
@@ -145,7 +54,7 @@ pub fn plan(checkpoint: &Checkpoint, config: &Config, description: &Description,
             Belongs::Text(meaning) => meaning,
             Belongs::Computed => continue,
             Belongs::LeftOut(part) => {
-                planner.plan.left_out.insert(part.to_owned());
+                planner.found.left_out.insert(part.to_owned());
                 continue;
             }
         };
@@ -172,10 +81,10 @@ pub fn plan(checkpoint: &Checkpoint, config: &Config, description: &Description,
     }
     planner.rules.check_all_matched()?;
 
-    let Planner { mut units, mut plan, .. } = planner;
+    let Planner { mut units, mut found, .. } = planner;
     units.sort_by_key(|(order, _)| *order);
-    plan.units = units.into_iter().map(|(_, unit)| unit).collect();
-    Ok(plan)
+    found.units = units.into_iter().map(|(_, unit)| unit).collect();
+    Ok(found)
 }
 
 /// Part or layer; experts after the rest of their layer, by projection; as in the input.
@@ -192,7 +101,7 @@ struct Planner<'a> {
     rules: &'a mut Rules,
     /// With their order in the output.
     units: Vec<(Order, Unit)>,
-    plan: Plan,
+    found: Conversion,
 }
 
 impl Planner<'_> {
@@ -247,7 +156,7 @@ impl Planner<'_> {
         ensure!(!is_expert, "tensor {:?}: not a part of an expert that is known", t.name);
 
         // 4. the rest: vectors and convolutions, in MLX's layout
-        self.plan.parameters += elements(t);
+        self.found.parameters += elements(t);
         let (mut dtype, mut shape, mut treatment) = (t.dtype, t.shape.clone(), Treatment::Copy);
         if weight.kind == WeightKind::Convolution && shape.len() == 3 && shape[1] == 1 {
             // The axis of length one moves to the end; the bytes stay.
@@ -326,7 +235,7 @@ impl Planner<'_> {
         let scale = scale.expect("set above");
         let form = Some(Form::Affine { bits, group, scale });
         let source = Source { parts, rows, form, cols, name: t.name.to_string() };
-        self.plan.parameters += rows as u64 * all.len() as u64 * cols as u64;
+        self.found.parameters += rows as u64 * all.len() as u64 * cols as u64;
 
         // 2. what it is to be
         let (in_layers, mlx) = (weight.name(), weight.mlx_name());
@@ -335,7 +244,7 @@ impl Planner<'_> {
         let new = match wanted {
             Some((b, g)) if b < bits || b == bits && g != group => Some((b, g)),
             Some((b, _)) if b > bits => {
-                self.plan.too_few += 1;
+                self.found.too_few += 1;
                 None
             }
             _ => None,
@@ -349,17 +258,17 @@ impl Planner<'_> {
         let (bits, group, treatment) = match new {
             Some((bits, group)) => {
                 ensure!(cols.is_multiple_of(group as usize), "{in_layers}: {cols} inputs are not groups of {group}");
-                self.plan.requantised += 1;
-                self.plan.quantizes = true;
+                self.found.requantised += 1;
+                self.found.quantizes = true;
                 (bits, group, Treatment::Quantize { bits, group, float: scale })
             }
             None => {
-                self.plan.copied += 1;
+                self.found.copied += 1;
                 (bits, group, Treatment::Copy)
             }
         };
         if self.quantization.default() != Some((bits, group)) {
-            self.plan.overrides.insert(out.clone(), Width::Affine { bits, group });
+            self.found.overrides.insert(out.clone(), Width::Affine { bits, group });
         }
         let tensors = vec![
             tensor("weight", Dtype::U32, cols / 32 * bits as usize),
@@ -383,7 +292,7 @@ impl Planner<'_> {
         let out = self.description.mlx.full(&mlx);
         let (&cols, leading) = shape.split_last().expect("a matrix has columns");
         let float = float(dtype).expect("checked by the caller");
-        self.plan.parameters += source.bytes() / dtype.size() as u64;
+        self.found.parameters += source.bytes() / dtype.size() as u64;
         let tensor = |leaf: &str, dtype, cols| TensorPlan {
             name: format!("{out}.{leaf}"),
             dtype,
@@ -393,19 +302,19 @@ impl Planner<'_> {
         let module = Module { names: &[&in_layers, &mlx, &out], class: weight.class };
         let Choice { width, left, undivided } = self.rules.of(module, cols);
         if undivided {
-            self.plan.undivided.push(in_layers);
+            self.found.undivided.push(in_layers);
         }
         let all = Width::Affine { bits: self.rules.bits, group: self.rules.group };
         let named = self.quantization.default().is_some() || width != all;
         if left || width != Width::Plain && named {
-            self.plan.overrides.insert(out.clone(), width);
+            self.found.overrides.insert(out.clone(), width);
         }
         let (tensors, treatment) = match width {
             Width::Plain => (vec![tensor("weight", dtype, cols)], Treatment::Copy),
             Width::Affine { bits, group } => {
                 let groups = cols / group as usize;
                 let packed = cols / 32 * bits as usize;
-                self.plan.quantizes = true;
+                self.found.quantizes = true;
                 (
                     vec![
                         tensor("weight", Dtype::U32, packed),

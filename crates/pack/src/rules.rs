@@ -59,10 +59,10 @@ impl FromStr for Rule {
             return Ok(Rule { pattern, means, width: None });
         }
         let (bits, group) = match width.split_once(':') {
-            Some((bits, group)) => (bits, Some(self::group(group)?)),
+            Some((bits, group)) => (bits, Some(parse_group(group)?)),
             None => (width, None),
         };
-        Ok(Rule { pattern, means, width: Some((self::bits(bits)?, group)) })
+        Ok(Rule { pattern, means, width: Some((parse_bits(bits)?, group)) })
     }
 }
 
@@ -82,7 +82,7 @@ impl Rule {
 }
 
 /// The rules of a recipe: one `PATTERN=BITS[:GROUP]` a line; what follows a `#` is for people.
-pub fn recipe(text: &str) -> Result<Vec<Rule>, String> {
+pub fn parse_recipe(text: &str) -> Result<Vec<Rule>, String> {
     let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line.split('#').next().unwrap_or("").trim()));
     let rules = lines.filter(|(_, line)| !line.is_empty());
     rules.map(|(number, line)| line.parse().map_err(|e| format!("line {number}: {e}"))).collect()
@@ -104,21 +104,13 @@ fn expand(pattern: &str) -> Result<Vec<String>, String> {
 }
 
 /// A width that MLX has.
-pub fn bits(text: &str) -> Result<u8, String> {
+pub fn parse_bits(text: &str) -> Result<u8, String> {
     let bits = text.parse().ok().filter(|b| matches!(b, 2 | 3 | 4 | 5 | 6 | 8));
     bits.ok_or_else(|| format!("{text:?} bits: expected 2, 3, 4, 5, 6 or 8"))
 }
 
-/// `--bits`: a width for all, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bits(pub Option<u8>);
-
-pub fn bits_or_none(text: &str) -> Result<Bits, String> {
-    if text == "none" { Ok(Bits(None)) } else { bits(text).map(|b| Bits(Some(b))) }
-}
-
 /// A group size that MLX has.
-pub fn group(text: &str) -> Result<u16, String> {
+pub fn parse_group(text: &str) -> Result<u16, String> {
     let group = text.parse().ok().filter(|g| matches!(g, 32 | 64 | 128));
     group.ok_or_else(|| format!("groups of {text:?}: expected 32, 64 or 128"))
 }
@@ -278,15 +270,15 @@ mod tests {
     #[test]
     fn a_recipe_is_rules_by_line_with_ranges_of_layers() {
         let text = "# finer at both ends\nlayers.{0-2}.mlp.experts.* = 4\n\nlayers.{10-11}.mlp.experts.down_proj=3:32 # sensitive\n";
-        let mut rules = Rules::new(2, 64, recipe(text).unwrap());
+        let mut rules = Rules::new(2, 64, parse_recipe(text).unwrap());
         let mut bits = |name: &str| rules.asked_for(mlp(&[name]));
         assert_eq!(bits("layers.2.mlp.experts.up_proj"), Some((4, 64)));
         assert_eq!(bits("layers.3.mlp.experts.up_proj"), None);
         assert_eq!(bits("layers.11.mlp.experts.down_proj"), Some((3, 32)));
         rules.check_all_matched().unwrap();
-        assert!(recipe("a=4\nb=9").unwrap_err().contains("line 2"));
+        assert!(parse_recipe("a=4\nb=9").unwrap_err().contains("line 2"));
         for wrong in ["x{1=4", "x{1}=4", "x{3-1}=4", "x{a-b}=4", "x{0-99999}=4"] {
-            assert!(recipe(wrong).unwrap_err().contains("{0-9}"), "{wrong}");
+            assert!(parse_recipe(wrong).unwrap_err().contains("{0-9}"), "{wrong}");
         }
     }
 

@@ -5,31 +5,34 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow};
 use serde_json::{Map, Value, json};
-
 use sluice_model::Description;
+use sluice_store::{MAX_SETTINGS, read_small};
 
-use super::plan::Plan;
-use super::rules::{Rules, Width};
+use crate::conversion::Conversion;
+use crate::rules::{Rules, Width};
 
 /// The text of the new config. `folder` is the input's.
-pub fn packed(folder: &Path, description: &Description, plan: &Plan, rules: &Rules) -> Result<String> {
+///
+/// # Errors
+/// A `config.json` that cannot be read or is no JSON object.
+pub fn packed(folder: &Path, description: &Description, conversion: &Conversion, rules: &Rules) -> Result<String> {
     let path = folder.join("config.json");
-    let text = std::fs::read(&path).map_err(|e| anyhow!("{}: {e}", path.display()))?;
+    let text = read_small(&path, MAX_SETTINGS)?;
     let root: Value = serde_json::from_slice(&text).map_err(|e| anyhow!("{}: not JSON: {e}", path.display()))?;
     let Value::Object(mut root) = root else { return Err(anyhow!("{}: not a JSON object", path.display())) };
     root.shift_remove("_name_or_path");
     // Its tensors stay behind.
     root.shift_remove("vision_config");
     for_mlx(&mut root, description);
-    quantization(&mut root, plan, rules);
+    quantization(&mut root, conversion, rules);
     Ok(serde_json::to_string_pretty(&root)? + "\n")
 }
 
 /// Says how modules are quantised: a default for all that have scales, and those that differ by name.
-fn quantization(root: &mut Map<String, Value>, plan: &Plan, rules: &Rules) {
+fn quantization(root: &mut Map<String, Value>, conversion: &Conversion, rules: &Rules) {
     let given = root.shift_remove("quantization").or_else(|| root.shift_remove("quantization_config"));
     root.shift_remove("quantization_config");
-    if !plan.quantizes && plan.copied == 0 {
+    if !conversion.quantizes && conversion.copied == 0 {
         return;
     }
     let (bits, group, mode) = match &given {
@@ -40,7 +43,7 @@ fn quantization(root: &mut Map<String, Value>, plan: &Plan, rules: &Rules) {
     all.insert("group_size".into(), group.unwrap_or(json!(rules.group)));
     all.insert("bits".into(), bits.unwrap_or(json!(rules.bits)));
     all.insert("mode".into(), mode.unwrap_or(json!("affine")));
-    for (module, width) in &plan.overrides {
+    for (module, width) in &conversion.overrides {
         let entry = match width {
             Width::Affine { bits, group } => json!({"group_size": group, "bits": bits}),
             Width::Plain => json!(false),
