@@ -3,14 +3,13 @@
 
 mod open;
 
-pub use open::Options;
-
 use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{KvLayout, KvType, Logits, MemoryClass, MemoryUse, Outcome, Profile, Routed, Streamed, Wanted};
 use sluice_cache::KvCache;
 use sluice_model::Description;
 use sluice_store::Loading;
 
+use crate::options::Options;
 use crate::placement::Placed;
 use crate::runner::Runner;
 use crate::sampler::History;

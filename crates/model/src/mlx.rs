@@ -4,7 +4,6 @@
 use serde_json::{Value, json};
 
 use crate::config::Config;
-use crate::description::{LayerDescription, MixerDescription};
 
 /// How `mlx_lm` wants a model of an architecture.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,12 +30,11 @@ impl Mlx {
         Mlx { prefix, keys, refuses_order: false }
     }
 
-    /// What it is told of the order of attention and recurrent layers: that every n-th layer is attention, which is all that it knows.
-    pub(crate) fn ordered(mut self, config: &Config, layers: &[LayerDescription]) -> Mlx {
+    /// What it is told of the order of attention and recurrent layers, by layer whether it is attention: that every n-th is, which is all that it knows.
+    pub(crate) fn ordered(mut self, config: &Config, is_attention: &[bool]) -> Mlx {
         let Some(_) = config.get("layer_types") else { return self };
-        let is_attention = |l: &LayerDescription| matches!(l.mixer, MixerDescription::Attention(_));
-        let interval = layers.iter().position(is_attention).map(|first| first + 1);
-        let regular = |n: &usize| layers.iter().enumerate().all(|(i, l)| is_attention(l) == (i + 1).is_multiple_of(*n));
+        let interval = is_attention.iter().position(|&a| a).map(|first| first + 1);
+        let regular = |n: &usize| is_attention.iter().enumerate().all(|(i, &a)| a == (i + 1).is_multiple_of(*n));
         match interval.filter(regular) {
             Some(n) if config.get("full_attention_interval").is_none() => {
                 self.keys.insert(0, ("full_attention_interval", json!(n)));

@@ -90,7 +90,7 @@ impl Names {
     }
 
     /// Whether `checkpoint` has been through MLX's conversion: centred norms have 1 added, and convolutions are `[channels, taps, 1]`. MLX moves the single
-    /// input channel of a convolution to the end and centres norms in the same breath, so the one tells the other.
+    /// input channel of a convolution to the end whenever it adds the 1, so the shape of a convolution tells.
     pub fn converted_by_mlx(&self, description: &Description, checkpoint: &Checkpoint) -> bool {
         let convolution = description.weights().find(|w| w.kind == WeightKind::Convolution);
         let tensor = convolution.and_then(|w| checkpoint.tensor(&self.full(&format!("{}.weight", w.name()))));

@@ -43,9 +43,9 @@ pub(crate) fn describe_hybrid(
         };
         Ok(LayerDescription { mixer, feed_forward: feed_forward(i)? })
     };
-    let layers: Vec<_> =
-        attention_layers(config, outline.count)?.into_iter().enumerate().map(layer).collect::<Result<_>>()?;
-    let mlx = mlx.ordered(config, &layers);
+    let is_attention = attention_layers(config, outline.count)?;
+    let mlx = mlx.ordered(config, &is_attention);
+    let layers = is_attention.into_iter().enumerate().map(layer).collect::<Result<_>>()?;
     outline.with(config, architecture, true, rotary, layers, mlx)
 }
 

@@ -92,9 +92,9 @@ impl Unit {
 /// What becomes of a checkpoint.
 #[derive(Debug)]
 pub struct Conversion {
-    pub units: Vec<Unit>,
+    pub(crate) units: Vec<Unit>,
     /// What `config.json` is to say of a module: its width, or that it has none.
-    pub overrides: BTreeMap<String, Width>,
+    pub(crate) overrides: BTreeMap<String, Width>,
     /// Some module is quantised.
     pub quantizes: bool,
     /// Matrices whose rows do not divide into groups.

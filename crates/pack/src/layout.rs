@@ -57,6 +57,11 @@ impl OutFile {
     }
 }
 
+/// What every file of weights says of itself.
+pub fn metadata() -> BTreeMap<String, String> {
+    BTreeMap::from([("format".to_owned(), "mlx".to_owned())])
+}
+
 /// The files of `units`. Shards have at most `limit` bytes of tensors (but at least one module, and all of a layer's experts together).
 pub fn files(layout: Layout, units: &[Unit], limit: u64) -> Result<Vec<OutFile>> {
     match layout {

@@ -7,7 +7,7 @@ use sluice_model::WeightClass;
 
 /// How a module is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Width {
+pub(crate) enum Width {
     /// As it is in the input.
     Plain,
     /// Affine groups along the input.
@@ -31,7 +31,7 @@ impl Width {
 
 /// A matrix as rules see it.
 #[derive(Clone, Copy, Debug)]
-pub struct Module<'a> {
+pub(crate) struct Module<'a> {
     /// All that a pattern may match.
     pub names: &'a [&'a str],
     pub class: WeightClass,
@@ -117,7 +117,7 @@ pub fn parse_group(text: &str) -> Result<u16, String> {
 
 /// What the rules say of one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub(crate) struct Choice {
     pub width: Width,
     /// A rule wants it left as it is.
     pub left: bool,
@@ -128,22 +128,23 @@ pub struct Choice {
 /// All that was asked for.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    pub bits: u8,
-    pub group: u16,
+    pub(crate) bits: u8,
+    pub(crate) group: u16,
     /// The last that matches a module decides.
-    pub set: Vec<Rule>,
+    set: Vec<Rule>,
     /// Whether each of `set` has matched something yet.
     matched: Vec<bool>,
 }
 
 impl Rules {
+    /// `bits` per weight in groups of `group` for all modules that no rule of `set` is for; of these the last that matches decides.
     pub fn new(bits: u8, group: u16, set: Vec<Rule>) -> Rules {
         let matched = vec![false; set.len()];
         Rules { bits, group, set, matched }
     }
 
     /// The width of a matrix with rows of `cols`. Where the groups do not divide the rows, the matrix stays as it is, as in MLX.
-    pub fn of(&mut self, module: Module, cols: usize) -> Choice {
+    pub(crate) fn of(&mut self, module: Module, cols: usize) -> Choice {
         let mut chosen = None;
         for (rule, matched) in self.set.iter().zip(&mut self.matched) {
             if rule.fits(module) {
@@ -165,7 +166,7 @@ impl Rules {
     }
 
     /// (bits, group size) that a rule asks for by name; rules that leave a module as it is ask for nothing.
-    pub fn asked_for(&mut self, module: Module) -> Option<(u8, u16)> {
+    pub(crate) fn asked_for(&mut self, module: Module) -> Option<(u8, u16)> {
         let mut chosen = None;
         for (rule, matched) in self.set.iter().zip(&mut self.matched) {
             if rule.fits(module) {
@@ -177,7 +178,7 @@ impl Rules {
     }
 
     /// Refuses rules that matched no module: a pattern with a slip would otherwise go unnoticed.
-    pub fn check_all_matched(&self) -> Result<()> {
+    pub(crate) fn check_all_matched(&self) -> Result<()> {
         let idle = self.set.iter().zip(&self.matched).find(|(_, matched)| !**matched);
         ensure!(
             idle.is_none(),

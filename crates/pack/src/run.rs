@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use sluice_kernels::Isa;
@@ -12,8 +12,7 @@ use sluice_store::safetensors::{Entry, Header};
 use sluice_store::{Checkpoint, TensorPlan, bundle, free_space, read_small, write_index, xxh3_of};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::MAX_TEXT;
-use crate::calibrate::{self, Calibrator};
+use crate::calibrate::{self, Calibration, Calibrator, MAX_TEXT};
 use crate::config;
 use crate::conversion::{Conversion, Treatment};
 use crate::folder::{self, Lock, Output};
@@ -48,17 +47,6 @@ pub struct PackOptions {
     pub threads: usize,
     /// Bytes of tensors in one file at most; a layer's experts stay together.
     pub shard_bytes: u64,
-}
-
-/// Quantises routed experts by what they see when the model reads a text.
-#[derive(Clone, Debug)]
-pub struct Calibration {
-    /// The file with the text.
-    pub text: PathBuf,
-    /// Tokens of it to read.
-    pub tokens: usize,
-    /// Where compiled tokenizers are kept.
-    pub tokenizer_cache: Option<PathBuf>,
 }
 
 /// What a packing came to.

@@ -3,8 +3,7 @@
 use anyhow::Result;
 use sluice_store::Writer;
 
-use crate::layout::OutFile;
-use crate::write;
+use crate::layout::{self, OutFile};
 
 /// What file systems give room by.
 const BLOCK: u64 = 4096;
@@ -32,7 +31,7 @@ impl Space {
 pub fn headers(files: &[OutFile], due: &[&OutFile]) -> Result<u64> {
     let mut bytes = 0;
     for file in due {
-        let len = Writer::file_len(&file.tensors, &write::metadata(), file.align)?;
+        let len = Writer::file_len(&file.tensors, &layout::metadata(), file.align)?;
         bytes += len - file.data_bytes();
     }
     for file in files {

@@ -1,6 +1,5 @@
 //! Whoever runs a packing: is told how it goes, and says when it is to stop.
 
-use crate::Event::Note;
 use crate::conversion::Conversion;
 use crate::space::Space;
 
@@ -29,7 +28,7 @@ pub enum Event<'a> {
 
 impl dyn Watch + '_ {
     pub(crate) fn note(&self, line: &str) {
-        self.event(Note(line));
+        self.event(Event::Note(line));
     }
 }
 

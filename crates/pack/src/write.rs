@@ -15,7 +15,7 @@ use crate::calibrate::Calibrator;
 use crate::conversion::{Treatment, Unit};
 use crate::input::{Input, matrix};
 use crate::journal::Finished;
-use crate::layout::{Extents, OutFile, UnitExtents};
+use crate::layout::{self, Extents, OutFile, UnitExtents};
 use crate::ordered::ordered;
 use crate::quantize::{Quantizer, SquaredError, values};
 use crate::watch::{Event, Stopped, Watch};
@@ -37,11 +37,6 @@ pub struct FileWriter<'a> {
     pub read: u64,
 }
 
-/// What every file of weights says of itself.
-pub fn metadata() -> BTreeMap<String, String> {
-    BTreeMap::from([("format".to_owned(), "mlx".to_owned())])
-}
-
 /// Rows of one expert of a unit, or of a unit that has none.
 struct Block<'a> {
     placed: &'a UnitExtents,
@@ -60,7 +55,7 @@ impl FileWriter<'_> {
     /// Writes one file of weights. Where there is a calibration, it quantises the experts.
     pub fn file(&mut self, out: &OutFile, mut calibrator: Option<&mut Calibrator>) -> Result<Finished> {
         let path = self.folder.join(&out.name);
-        let mut writer = Writer::aligned(&path, &out.tensors, &metadata(), out.align)?;
+        let mut writer = Writer::aligned(&path, &out.tensors, &layout::metadata(), out.align)?;
         let mut errors = BTreeMap::new();
         let mut notes = Vec::new();
 

@@ -24,8 +24,8 @@ pub fn run(packed: &Path, original: &Path, as_json: bool) -> Result<()> {
     progress.finish();
     let out = &mut io::stdout().lock();
     if as_json {
-        let rows = found.iter().map(|(place, e)| {
-            json!({"layer": place.layer, "module": place.module, "weights": e.count, "rmse": e.rmse(), "of_rms": e.relative()})
+        let rows = found.iter().map(|(compared, e)| {
+            json!({"layer": compared.layer, "module": compared.module, "weights": e.count, "rmse": e.rmse(), "of_rms": e.relative()})
         });
         writeln!(out, "{}", shown_json(&format!("{:#}", json!({"quality": rows.collect::<Vec<_>>()}))))?;
         return Ok(out.flush()?);
@@ -35,11 +35,11 @@ pub fn run(packed: &Path, original: &Path, as_json: bool) -> Result<()> {
     let step = layers.div_ceil(RANGES).max(1);
     let ranges: Vec<_> = (0..layers).step_by(step).map(|l| l..(l + step).min(layers)).collect();
     let mut table = BTreeMap::<&str, (Vec<SquaredError>, SquaredError)>::new();
-    for (place, error) in &found {
+    for (compared, error) in &found {
         let (by_range, all) = table
-            .entry(&place.module)
+            .entry(compared.module)
             .or_insert_with(|| (vec![SquaredError::default(); ranges.len()], SquaredError::default()));
-        if let Some(layer) = place.layer {
+        if let Some(layer) = compared.layer {
             by_range[layer / step].add(*error);
         }
         all.add(*error);

@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// Inputs that hang together, and others that are off from them in a direction of their own.
+    /// Inputs that are correlated, and the same with an error in one direction.
     fn inputs(tokens: usize, cols: usize) -> (Vec<f32>, Vec<f32>) {
         let value = |i: usize| ((i * 7919 + i * i % 104_729) % 1009) as f32 / 504.5 - 1.0;
         let x: Vec<f32> = (0..tokens * cols).map(|i| value(i) + value(i / cols + 13)).collect();

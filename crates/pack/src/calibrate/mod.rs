@@ -15,6 +15,8 @@
 
 mod expert;
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
     Activations, Backend, Capacity, Cpu, KvType, MemoryClass, SequenceInput, StepInputs, Tensor, Wanted,
@@ -28,14 +30,26 @@ use crate::conversion::Unit;
 use crate::input::Input;
 use crate::ordered::ordered;
 use crate::watch::{Stopped, Watch};
-use crate::{Calibration, MAX_TEXT};
 use expert::{ENOUGH, Expert, Outputs, Packed, Seen, Takers};
 
+/// Bytes that the text may have: a hundred times what one reads of it.
+pub const MAX_TEXT: u64 = 256 << 20;
 /// Tokens of a window: read from an empty context, as `eval ppl` does.
 const WINDOW: usize = 512;
 /// Tokens of a cache block, and blocks of a window.
 const BLOCK: usize = 32;
 const BLOCKS: usize = WINDOW / BLOCK;
+
+/// Quantises routed experts by what they see when the model reads a text.
+#[derive(Clone, Debug)]
+pub struct Calibration {
+    /// The file with the text.
+    pub text: PathBuf,
+    /// Tokens of it to read.
+    pub tokens: usize,
+    /// Where compiled tokenizers are kept.
+    pub tokenizer_cache: Option<PathBuf>,
+}
 
 /// How to calibrate.
 pub struct Settings<'a> {
