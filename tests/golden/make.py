@@ -230,6 +230,9 @@ def rope(**parameters):
     return change
 
 
+LLAMA3 = rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+
+
 def changed(**values):
     return lambda config: config | values
 
@@ -317,6 +320,17 @@ CHECKPOINTS = {
         edit=[old_style, without("layer_types")],
         variants={"-types": [changed(layer_types=["sliding_attention", "full_attention", "sliding_attention"], sliding_window=7), dict(note="window of 7, by layer_types")],
                   "-off": [changed(use_sliding_window=False, layer_types=["full_attention"] * 3), dict(note="use_sliding_window false: the window means nothing")]}),
+    # ---- Llama
+    "llama": dict(
+        seed=71, dtype="bfloat16", note="Llama 3's rotary scaling, 3 query heads per KV head, tied, old-style config without head_dim, bf16",
+        config=dict(model_type="llama", vocab_size=256, hidden_size=96, intermediate_size=124, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+                    tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
+        edit=[LLAMA3, old_style, without("head_dim")],
+        variants={"-new": [LLAMA3, dict(note="the same with rope_parameters")], "-default": [old_style, dict(note="the same weights without scaling")]}),
+    "llama_untied": dict(
+        seed=72, dtype="float32", shards=2, note="a KV head per query head, heads wider than the residual stream has room for, attention biases, untied, 2 shards, f32",
+        config=dict(model_type="llama", vocab_size=300, hidden_size=40, intermediate_size=60, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, head_dim=16,
+                    attention_bias=True, tie_word_embeddings=False, rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
     # ---- Qwen3 mixture of experts
     "qwen3_moe": dict(
         seed=21, dtype="bfloat16", note="one tensor per expert, weights renormalised, layer 1 dense by mlp_only_layers, old-style config, bf16, tied",

@@ -63,6 +63,12 @@ CHECKPOINTS = {
         note="all 18 pairs of bits and group size by per-layer overrides, an unquantised layer between them (named false), scales f16, untied, 2 shards",
         config=dict(model_type="qwen3", vocab_size=256, hidden_size=128, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
                     head_dim=32, tie_word_embeddings=False, rope_parameters=ROPE)),
+    "mlx_llama_widths": dict(
+        seed=68, dtype="float16", bits=4, group=64, shards=2, predicate=lambda model: every_width(), explicit_false=True,
+        note="as mlx_qwen3_widths, with Llama 3's rotary scaling, tied",
+        config=dict(model_type="llama", vocab_size=256, hidden_size=128, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+                    tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters=ROPE | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                                                                                         "high_freq_factor": 4.0, "original_max_position_embeddings": 64})),
     "mlx_qwen3_moe": dict(
         seed=63, dtype="float16", bits=3, group=32, note="3 bits, groups of 32, routers 8 bits in groups of 64 (mlx_lm's default), a dense layer, scales f16",
         config=dict(model_type="qwen3_moe", vocab_size=256, hidden_size=128, intermediate_size=160, moe_intermediate_size=32, num_hidden_layers=3, num_attention_heads=4,

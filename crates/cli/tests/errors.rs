@@ -48,10 +48,10 @@ fn a_config_that_is_no_config_is_named() {
 fn another_architecture_is_named_with_those_that_are_supported() {
     let dir = copy_of("qwen3");
     let config = fs::read_to_string(dir.path().join("config.json")).unwrap();
-    let other = config.replace("\"qwen3\"", "\"llama\"");
+    let other = config.replace("\"qwen3\"", "\"gemma3\"");
     assert_ne!(config, other);
     fs::write(dir.path().join("config.json"), other).unwrap();
-    assert_refused(&logits(dir.path()), &["config.json", "\"llama\"", "qwen3_5_moe"]);
+    assert_refused(&logits(dir.path()), &["config.json", "\"gemma3\"", "qwen3_5_moe"]);
 }
 
 #[test]

@@ -1,17 +1,20 @@
-/* Stands between a program and the system, and makes reads go wrong as FAULT says. Loaded with LD_PRELOAD by loading.rs.
+/* Stands between a program and the system, and makes reads go wrong as FAULT says. Loaded with LD_PRELOAD by loading.rs and pack_folder.rs.
    FAULT is one of: open-einval (O_DIRECT refused at open), read-einval, read-eopnotsupp (refused at read), short (every read gives less
    than asked for, at odd lengths), eintr (every other read is interrupted), eio (reads over the byte at FAULT_AT fail), truncate (the
    file is cut at FAULT_AT before the first large read), header-cut, header-touch (the file is cut at FAULT_AT, or a byte written there,
    when its header has just been read), uring-enosys, uring-eperm (no io_uring), uring-enter (a ring that cannot be entered), uring-later
    (that cannot be entered a second time, with requests under way), ring-short, ring-einval, ring-eio (requests that give less, that are
-   refused, that fail: the request in the ring is changed so that the kernel itself answers so). FAULT_URING: no io_uring besides. */
+   refused, that fail: the request in the ring is changed so that the kernel itself answers so), kill-rename (the program is killed when it
+   would put a file named FAULT_FILE in its place). FAULT_URING: no io_uring besides. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -106,6 +109,13 @@ static ssize_t pread_at(int fd, void *to, size_t len, off64_t offset) {
 
 ssize_t pread(int fd, void *to, size_t len, off_t offset) { return pread_at(fd, to, len, offset); }
 ssize_t pread64(int fd, void *to, size_t len, off64_t offset) { return pread_at(fd, to, len, offset); }
+
+int rename(const char *from, const char *to) {
+    int (*real)(const char *, const char *) = dlsym(RTLD_NEXT, "rename");
+    const char *file = getenv("FAULT_FILE"), *name = strrchr(to, '/');
+    if (file && fault("kill-rename") && !strcmp(name ? name + 1 : to, file)) kill(getpid(), SIGKILL);
+    return real(from, to);
+}
 
 /* The ring of this thread: where its requests lie. */
 static __thread struct {

@@ -3,8 +3,6 @@
 
 use std::fmt::Write;
 
-use sluice_model::Config;
-
 /// Whose limit it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitOf {
@@ -268,11 +266,6 @@ pub(crate) fn expert_budget_refusal(asked: u64, least: u64) -> String {
         bytes(asked),
         figure(least)
     )
-}
-
-/// Whether the model has experts, by its config.
-pub(crate) fn has_experts(config: &Config) -> bool {
-    ["num_experts", "num_local_experts", "n_routed_experts"].iter().any(|k| config.get(k).is_some())
 }
 
 /// `4.294 GB`, for people.

@@ -3,7 +3,7 @@
 
 mod open;
 
-pub use open::{MakeBackend, Options};
+pub use open::MakeBackend;
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{KvLayout, KvType, Logits, MemoryClass, MemoryUse, Outcome, Profile, Routed, Streamed, Wanted};
@@ -11,6 +11,7 @@ use sluice_cache::KvCache;
 use sluice_model::Description;
 use sluice_store::Loading;
 
+use crate::options::Options;
 use crate::placement::Placed;
 use crate::runner::Runner;
 use crate::sampler::History;

@@ -3,6 +3,7 @@
 
 mod budget;
 mod engine;
+mod options;
 mod pins;
 mod placement;
 mod runner;
@@ -13,9 +14,10 @@ mod sequence;
 pub mod text;
 
 pub use budget::Held;
-pub use engine::{Engine, MakeBackend, Options};
+pub use engine::{Engine, MakeBackend};
+pub use options::{Options, Placement};
 pub use pins::Pins;
-pub use placement::{Placed, Placement};
+pub use placement::Placed;
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{
     Activations, Backend, Cpu, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass, NUMERICS_VERSION,

@@ -4,36 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use sluice_model::Config;
+use sluice_model::Description;
 use sluice_store::load::{Speeds, disk_speeds};
 
-use crate::budget::has_experts;
-use crate::engine::Options;
-
-/// Where experts live.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Placement {
-    /// Mapped where all weights fit in memory, else in slots, or in the page cache where the disk does not read past it well.
-    #[default]
-    Auto,
-    /// Mapped like all other weights; the kernel drops and rereads pages that do not fit.
-    Mapped,
-    /// Read when tokens want them, through the page cache, which is the only cache.
-    PageCache,
-    /// Read past the page cache into slots of ours.
-    Slots,
-}
-
-impl Placement {
-    pub fn name(self) -> &'static str {
-        match self {
-            Placement::Auto => "auto",
-            Placement::Mapped => "mapped",
-            Placement::PageCache => "pagecache",
-            Placement::Slots => "slots",
-        }
-    }
-}
+use crate::options::{Options, Placement};
 
 /// A placement that is not `Auto`, and why.
 #[derive(Clone, Debug)]
@@ -52,8 +26,8 @@ const SLOW: f64 = 0.5;
 ///
 /// # Errors
 /// When streaming was asked for and the model has no experts.
-pub fn decide(folder: &Path, config: &Config, options: &Options) -> Result<Placed> {
-    let has_experts = has_experts(config);
+pub fn decide(folder: &Path, model: &Description, options: &Options) -> Result<Placed> {
+    let has_experts = model.experts().is_some();
     let placed = |placement, reason: String| Ok(Placed { placement, reason });
     match options.experts {
         Placement::Auto => {}

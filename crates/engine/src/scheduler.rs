@@ -65,7 +65,7 @@ impl Scheduler {
                 room -= usize::from(take(sequences, cache, plan, &queue[at + 1..], i, 1));
             }
         }
-        // 2. Prompts, and what was put back. Who has not begun waits until all it has to compute has room beside those that run; those behind it wait too
+        // 2. Prompts, and sequences that were put back. One that has not begun waits until all its tokens have room beside those that run, and so do those behind it
         for &i in &queue {
             let s = &sequences[i];
             let begun = !s.held.is_empty();

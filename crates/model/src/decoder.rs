@@ -50,27 +50,26 @@ impl Decoder {
         let mut recurrent = 0;
         let mut layers: Vec<Layer> = Vec::with_capacity(d.layers.len());
         for (i, layer) in d.layers.iter().enumerate() {
-            let module = format!("layers.{i}");
             let mixer = match &layer.mixer {
                 MixerDescription::Attention(a) => {
                     let group = d.group_of(a);
                     of_group[group] += 1;
-                    let (scratch, place) = (attention.as_ref().expect("of this layer"), (group, of_group[group] - 1));
-                    Mixer::Attention(Attention::load(w, a, scratch, rotary, &module, place)?)
+                    let (scratch, slot) = (attention.as_ref().expect("of this layer"), (group, of_group[group] - 1));
+                    Mixer::Attention(Attention::load(w, a, scratch, rotary, i, slot)?)
                 }
                 MixerDescription::DeltaNet(delta_net) => {
                     recurrent += 1;
                     let scratch = delta.as_ref().expect("of this layer");
-                    Mixer::DeltaNet(DeltaNet::load(w, delta_net, scratch, &module, recurrent - 1)?)
+                    Mixer::DeltaNet(DeltaNet::load(w, delta_net, scratch, i, recurrent - 1)?)
                 }
             };
             let before = layers.last().and_then(|l| l.feed_forward.moe());
-            let feed_forward = FeedForward::load(w, &layer.feed_forward, &module, before)?;
+            let feed_forward = FeedForward::load(w, &layer.feed_forward, i, before)?;
             layers.push(Layer { mixer, feed_forward });
         }
-        let embedding = w.matrix("embed_tokens", d.vocabulary, d.hidden)?;
-        let norm = w.norm("norm", d.hidden)?;
-        let head = if d.tied { embedding } else { w.head(d.vocabulary, d.hidden)? };
+        let embedding = w.matrix(None, "embed_tokens")?;
+        let norm = w.norm(None, "norm")?;
+        let head = if d.tied { embedding } else { w.matrix(None, "lm_head")? };
         Ok(Decoder { x, embedding, layers, norm, head })
     }
 

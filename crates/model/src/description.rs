@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use sluice_backend::{DeltaShape, KvLayout, KvType, RotaryFrequencies, Scoring};
 
 use crate::config::Config;
+use crate::mlx::Mlx;
 
 /// A decoder-only transformer: embedding, layers of a token mixer and a feed-forward part, head.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub struct Description {
     /// Of all attention layers.
     pub rotary: RotaryFrequencies,
     pub layers: Vec<LayerDescription>,
+    /// How `mlx_lm` wants such a model, for whoever writes one.
+    pub mlx: Mlx,
 }
 
 /// What the parts of every architecture's config have in common.
@@ -127,22 +130,6 @@ impl CacheGroup {
     }
 }
 
-/// What a weight is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum WeightClass {
-    Embedding,
-    /// The output head, where it is not the embedding.
-    Head,
-    /// Matrices that every token goes through.
-    Dense,
-    /// Routers and the gates of shared experts, which decide.
-    Router,
-    /// Norms, convolutions and the like.
-    Vector,
-    /// Routed experts: some of them are used for a token.
-    Expert,
-}
-
 impl Outline {
     pub fn read(config: &Config) -> Result<Outline> {
         config.require("hidden_act", "silu")?;
@@ -161,6 +148,7 @@ impl Outline {
         centred_norms: bool,
         rotary: RotaryFrequencies,
         layers: Vec<LayerDescription>,
+        mlx: Mlx,
     ) -> Result<Description> {
         Ok(Description {
             architecture,
@@ -172,6 +160,7 @@ impl Outline {
             tied: config.tied_embeddings()?,
             rotary,
             layers,
+            mlx,
         })
     }
 }
@@ -303,52 +292,5 @@ impl Description {
     /// Elements of keys and values together, for each position.
     pub fn kv_elements(&self) -> usize {
         self.groups().iter().map(|g| g.layers * g.kv_heads * (g.k_dim + g.v_dim)).sum()
-    }
-
-    /// Every weight of the model by class, as its elements: one call for each tensor, in the order in which a step uses them.
-    pub fn weights(&self, mut each: impl FnMut(WeightClass, u64)) {
-        use WeightClass::{Dense, Embedding, Expert, Head, Router, Vector};
-        let product = |a: usize, b: usize| a as u64 * b as u64;
-        let hidden = self.hidden;
-        each(Embedding, product(self.vocabulary, hidden));
-        for layer in &self.layers {
-            each(Vector, hidden as u64);
-            match &layer.mixer {
-                MixerDescription::Attention(a) => {
-                    each(Dense, product(hidden, a.q_cols()));
-                    (0..2).for_each(|_| each(Dense, product(hidden, a.kv_cols())));
-                    each(Dense, product(hidden, a.heads * a.head_dim));
-                    (0..if a.normed { 2 } else { 0 }).for_each(|_| each(Vector, a.head_dim as u64));
-                }
-                MixerDescription::DeltaNet(d) => {
-                    let DeltaShape { value_heads, value_dim, taps, .. } = d.shape;
-                    each(Dense, product(hidden, d.shape.channels()));
-                    each(Dense, product(hidden, d.values()));
-                    (0..2).for_each(|_| each(Dense, product(hidden, value_heads)));
-                    each(Dense, product(hidden, d.values()));
-                    each(Vector, product(d.shape.channels(), taps));
-                    (0..2).for_each(|_| each(Vector, value_heads as u64));
-                    each(Vector, value_dim as u64);
-                }
-            }
-            each(Vector, hidden as u64);
-            match &layer.feed_forward {
-                FeedForwardDescription::Dense { intermediate } => {
-                    (0..3).for_each(|_| each(Dense, product(hidden, *intermediate)));
-                }
-                FeedForwardDescription::Moe(moe) => {
-                    each(Router, product(hidden, moe.count));
-                    if let Some(width) = moe.shared {
-                        (0..3).for_each(|_| each(Dense, product(hidden, width)));
-                        each(Router, hidden as u64);
-                    }
-                    (0..3 * moe.count).for_each(|_| each(Expert, product(hidden, moe.intermediate)));
-                }
-            }
-        }
-        each(Vector, hidden as u64);
-        if !self.tied {
-            each(Head, product(self.vocabulary, hidden));
-        }
     }
 }

@@ -7,6 +7,10 @@ mod config;
 mod decoder;
 mod description;
 mod layers;
+mod llama;
+mod mlx;
+mod names;
+mod parts;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_5_moe;
@@ -22,8 +26,11 @@ use sluice_store::Checkpoint;
 pub use config::{Config, Quantization};
 pub use decoder::Decoder;
 pub use description::*;
+pub use mlx::Mlx;
+pub use names::{Belongs, Names, is_of_experts};
+pub use parts::{Leaf, Meaning, WeightClass, WeightDescription, WeightKind};
+pub use weights::Used;
 use weights::Weights;
-pub use weights::{Used, is_of_experts};
 
 /// How to load a model.
 #[derive(Clone, Copy, Debug)]
@@ -36,10 +43,18 @@ pub struct Options {
     pub experts_per_token: Option<usize>,
 }
 
+impl Default for Options {
+    /// The model as it was made, token by token: for who only looks at it.
+    fn default() -> Options {
+        Options { max_tokens: 1, context: None, experts_per_token: None }
+    }
+}
+
 type Describe = fn(&Config, &Options) -> Result<Description>;
 
 /// `model_type` and the function that describes such a model.
 const ARCHITECTURES: &[(&str, Describe)] = &[
+    ("llama", llama::describe),
     ("qwen3", qwen3::describe),
     ("qwen3_moe", qwen3_moe::describe),
     ("qwen3_next", qwen3_next::describe),
@@ -87,8 +102,7 @@ pub struct Loaded {
 
 /// What would keep [`load`] from loading the model of `checkpoint`, with the same error. Reads no weight.
 pub fn check(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend) -> Result<Description> {
-    let options = Options { max_tokens: 1, context: None, experts_per_token: None };
-    let description = describe(config, &options)?;
+    let description = describe(config, &Options::default())?;
     let mut weights = Weights::new(checkpoint, config.quantization()?, &description, backend, 1)?.without_values();
     weights.working_type()?;
     Decoder::load(&mut weights, &description, 1)?;
@@ -101,7 +115,7 @@ pub fn load(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend,
     ensure!(options.max_tokens > 0, "a step must take at least one token");
     let positions = options.context.unwrap_or(description.max_context);
     let mut weights = Weights::new(checkpoint, config.quantization()?, &description, backend, options.max_tokens)?;
-    let (skipped, working_type) = (weights.skipped(), weights.working_type()?);
+    let (skipped, working_type) = (weights.left_out(), weights.working_type()?);
     let decoder = Decoder::load(&mut weights, &description, positions)?;
     let order = weights.into_order();
     Ok(Loaded { description, decoder, working_type, skipped, order })

@@ -5,13 +5,15 @@ use anyhow::{Result, bail, ensure};
 use crate::description::{
     AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, Outline,
 };
+use crate::mlx::Mlx;
 use crate::{Config, Options, rope};
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let intermediate = config.size("intermediate_size")?;
     // Layers before this one see everything, where there is a window.
     let first = config.count_or("max_window_layers", 28)?;
-    describe_with(config, options, "qwen3", first, |_| Ok(FeedForwardDescription::Dense { intermediate }))
+    let dense = |_| Ok(FeedForwardDescription::Dense { intermediate });
+    describe_with(config, options, "qwen3", first, dense, Mlx::default())
 }
 
 /// Qwen3's attention with any feed-forward part; `first_windowed`: the first layer with a window, where the config does not say it layer by layer.
@@ -21,6 +23,7 @@ pub(crate) fn describe_with(
     architecture: &'static str,
     first_windowed: usize,
     feed_forward: impl Fn(usize) -> Result<FeedForwardDescription>,
+    mlx: Mlx,
 ) -> Result<Description> {
     let outline = Outline::read(config)?;
     let attention = AttentionDescription::read(config, false)?;
@@ -32,7 +35,7 @@ pub(crate) fn describe_with(
         Ok(LayerDescription { mixer, feed_forward: feed_forward(i)? })
     };
     let layers = windows.into_iter().enumerate().map(layer).collect::<Result<_>>()?;
-    outline.with(config, architecture, false, rotary, layers)
+    outline.with(config, architecture, false, rotary, layers, mlx)
 }
 
 /// Each layer's sliding window, if it has one.

@@ -3,10 +3,13 @@
 use anyhow::Result;
 
 use crate::description::{Description, FeedForwardDescription, ProjectionLayout};
+use crate::mlx::Mlx;
 use crate::{Config, Options, qwen3_next};
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let intermediate = config.size("intermediate_size")?;
     let dense = |_| Ok(FeedForwardDescription::Dense { intermediate });
-    qwen3_next::describe_hybrid(config, options, "qwen3_5", ProjectionLayout::Separate, dense)
+    // Also where the checkpoint has no other part.
+    let mlx = Mlx { prefix: "language_model.", ..Mlx::default() };
+    qwen3_next::describe_hybrid(config, options, "qwen3_5", ProjectionLayout::Separate, dense, mlx)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::description::{Description, FeedForwardDescription, MoeDescription};
+use crate::mlx::{Mlx, mixture_keys};
 use crate::{Config, Options, qwen3};
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
@@ -12,7 +13,8 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let moe = MoeDescription::read(config, options.experts_per_token, renormalise)?;
     let feed_forward = sparse_layers(config, moe)?;
     // Unlike Qwen3, this reference does not look at `max_window_layers`: a window holds for all layers.
-    qwen3::describe_with(config, options, "qwen3_moe", 0, feed_forward)
+    let mlx = Mlx::new(config, "", mixture_keys(config, None, false));
+    qwen3::describe_with(config, options, "qwen3_moe", 0, feed_forward, mlx)
 }
 
 /// Which layers are mixtures, by `decoder_sparse_step` and `mlp_only_layers`; the others are dense.

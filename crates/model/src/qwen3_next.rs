@@ -7,14 +7,19 @@ use crate::description::{
     AttentionDescription, DeltaDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription,
     MoeDescription, Outline, ProjectionLayout,
 };
+use crate::mlx::{Mlx, mixture_keys};
 use crate::qwen3_moe::sparse_layers;
 use crate::{Config, Options, rope};
+
+/// The part of a head that is rotated, where the config does not say.
+const PARTIAL: f64 = 0.25;
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let renormalise = config.flag_or("norm_topk_prob", true)?;
     let shared = Some(config.size("shared_expert_intermediate_size")?);
     let moe = MoeDescription { shared, ..MoeDescription::read(config, options.experts_per_token, renormalise)? };
-    describe_hybrid(config, options, "qwen3_next", ProjectionLayout::ByKeyHead, sparse_layers(config, moe)?)
+    let mlx = Mlx::new(config, "", mixture_keys(config, Some(PARTIAL), true));
+    describe_hybrid(config, options, "qwen3_next", ProjectionLayout::ByKeyHead, sparse_layers(config, moe)?, mlx)
 }
 
 /// The hybrid stack that Qwen3-Next and Qwen3.5 share: `layer_types` (or every `full_attention_interval`-th layer) says where attention is.
@@ -24,12 +29,13 @@ pub(crate) fn describe_hybrid(
     architecture: &'static str,
     layout: ProjectionLayout,
     feed_forward: impl Fn(usize) -> Result<FeedForwardDescription>,
+    mlx: Mlx,
 ) -> Result<Description> {
     let outline = Outline::read(config)?;
     let attention = AttentionDescription::read(config, true)?;
     let delta = DeltaDescription::read(config, layout)?;
     let context = options.context.unwrap_or(outline.max_context);
-    let rotary = rope::frequencies(config, attention.head_dim, 0.25, 10000.0, context)?;
+    let rotary = rope::frequencies(config, attention.head_dim, PARTIAL, 10000.0, context)?;
     let layer = |(i, is_attention)| -> Result<LayerDescription> {
         let mixer = match is_attention {
             true => MixerDescription::Attention(attention),
@@ -37,12 +43,14 @@ pub(crate) fn describe_hybrid(
         };
         Ok(LayerDescription { mixer, feed_forward: feed_forward(i)? })
     };
-    let layers = attention_places(config, outline.count)?.into_iter().enumerate().map(layer).collect::<Result<_>>()?;
-    outline.with(config, architecture, true, rotary, layers)
+    let is_attention = attention_layers(config, outline.count)?;
+    let mlx = mlx.ordered(config, &is_attention);
+    let layers = is_attention.into_iter().enumerate().map(layer).collect::<Result<_>>()?;
+    outline.with(config, architecture, true, rotary, layers, mlx)
 }
 
 /// For each layer, whether it is attention.
-fn attention_places(config: &Config, count: usize) -> Result<Vec<bool>> {
+fn attention_layers(config: &Config, count: usize) -> Result<Vec<bool>> {
     let Some(types) = config.strings("layer_types")? else {
         let every = config.size_or("full_attention_interval", 4)?;
         return Ok((0..count).map(|i| (i + 1).is_multiple_of(every)).collect());

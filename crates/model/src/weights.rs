@@ -3,40 +3,31 @@
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_backend::{
     Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Form, Linear, MatrixId, MatrixSource, MemoryClass,
-    Mlp, Norm, SharedExpert, Tensor,
+    Mlp, Norm, Tensor,
 };
 use sluice_store::{Bytes, Checkpoint, Dtype};
 
 use crate::config::Quantization;
 use crate::description::Description;
+use crate::names::Names;
+use crate::parts::{WeightDescription, WeightKind};
 
 /// Looks weights up under the text model's prefix, checks their shapes and hands them to the backend.
 pub struct Weights<'a> {
     checkpoint: &'a Checkpoint,
     quantization: Quantization,
     backend: &'a mut dyn Backend,
-    /// In front of `embed_tokens`, `layers` and `norm`: `model.`, `model.language_model.` or `language_model.model.`.
-    prefix: &'static str,
-    /// In front of `lm_head`.
-    head_prefix: &'static str,
-    /// The checkpoint has been through MLX's conversion: zero-centred norms already have 1 added, convolution weights are
-    /// `[channels, taps, 1]`.
-    pub converted_by_mlx: bool,
+    names: Names,
+    /// The checkpoint has been through MLX's conversion: see [`Names::converted_by_mlx`].
+    converted_by_mlx: bool,
     /// What matrices lie in, in the order in which they were asked for, which is that in which a step uses them: layer by layer, then
     /// embedding and head.
     order: Vec<Used>,
-    hidden: usize,
-    eps: f32,
-    centred_norms: bool,
+    description: &'a Description,
     /// Rows of activations.
     max_tokens: usize,
     /// Values of vectors are read; without them only names, types and shapes are looked at.
     reads: bool,
-}
-
-/// Whether this is a tensor of routed experts, by its name.
-pub fn is_of_experts(name: &str) -> bool {
-    name.contains(".mlp.experts.") || name.contains(".mlp.switch_mlp.")
 }
 
 /// What a matrix lies in.
@@ -47,35 +38,23 @@ pub struct Used {
     pub by_experts: bool,
 }
 
-const PREFIXES: [(&str, &str); 4] =
-    [("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""), ("", "")];
-
 impl<'a> Weights<'a> {
     pub fn new(
         checkpoint: &'a Checkpoint,
         quantization: Quantization,
-        description: &Description,
+        description: &'a Description,
         backend: &'a mut dyn Backend,
         max_tokens: usize,
     ) -> Result<Weights<'a>> {
-        let found = PREFIXES.into_iter().find(|(p, _)| checkpoint.tensor(&format!("{p}embed_tokens.weight")).is_some());
-        let Some((prefix, head_prefix)) = found else {
-            bail!("{}: no tensor `model.embed_tokens.weight`", checkpoint.folder().display())
-        };
-        // MLX moves the convolution's single input channel to the end, and centres norms at one in the same breath.
-        let conv = checkpoint.tensors().iter().find(|t| t.name.ends_with("linear_attn.conv1d.weight"));
-        let converted_by_mlx = conv.is_some_and(|t| t.shape.len() == 3 && t.shape[2] == 1 && t.shape[1] != 1);
+        let names = Names::of(checkpoint)?;
         Ok(Weights {
             checkpoint,
             quantization,
             backend,
-            prefix,
-            head_prefix,
-            converted_by_mlx,
+            names,
+            converted_by_mlx: names.converted_by_mlx(description, checkpoint),
             order: Vec::new(),
-            hidden: description.hidden,
-            eps: description.eps as f32,
-            centred_norms: description.centred_norms,
+            description,
             max_tokens,
             reads: true,
         })
@@ -89,7 +68,7 @@ impl<'a> Weights<'a> {
     /// The floating-point type that the checkpoint works in: that of the embedding, or of its scales where it is quantised
     /// (never the packed integers').
     pub fn working_type(&self) -> Result<Float> {
-        let name = |part: &str| format!("{}embed_tokens.{part}", self.prefix);
+        let name = |part: &str| self.names.full(&format!("embed_tokens.{part}"));
         let t = self.checkpoint.tensor(&name("scales")).or_else(|| self.checkpoint.tensor(&name("weight")));
         let t = t.ok_or_else(|| anyhow!("no tensor {:?}", name("weight")))?;
         Self::float_of(&t.name, t.dtype)
@@ -98,11 +77,6 @@ impl<'a> Weights<'a> {
     /// What was asked for, in the order in which a step uses it.
     pub fn into_order(self) -> Vec<Used> {
         self.order
-    }
-
-    /// Width of the residual stream.
-    pub fn hidden(&self) -> usize {
-        self.hidden
     }
 
     /// Activations of a step: `[max_tokens, cols]`.
@@ -115,27 +89,20 @@ impl<'a> Weights<'a> {
         self.backend
     }
 
-    /// What of the checkpoint is not the text model's, by its first name parts ("visual", "mtp"), for one line to the user.
-    pub fn skipped(&self) -> Vec<String> {
-        let mut parts: Vec<String> = Vec::new();
-        for t in self.checkpoint.tensors() {
-            let ours = ["embed_tokens.", "layers.", "norm."]
-                .iter()
-                .any(|n| t.name.strip_prefix(self.prefix).is_some_and(|rest| rest.starts_with(n)))
-                || t.name.strip_prefix(self.head_prefix).is_some_and(|rest| rest.starts_with("lm_head."));
-            if !ours {
-                let known = ["visual", "vision_tower", "mtp", "audio_tower"];
-                let part = t.name.split('.').find(|p| known.contains(p)).unwrap_or(&*t.name);
-                if !parts.iter().any(|p| p == part) {
-                    parts.push(part.to_string());
-                }
-            }
-        }
-        parts
+    /// What of the checkpoint is not the text model's, for one line to the user.
+    pub fn left_out(&self) -> Vec<String> {
+        self.names.left_out(self.description, self.checkpoint)
     }
 
-    fn exists(&self, name: &str) -> bool {
-        self.checkpoint.tensor(&format!("{}{name}", self.prefix)).is_some()
+    /// The weight that is called `part` in a layer, or outside of layers.
+    fn described(&self, layer: impl Into<Option<usize>>, part: &str) -> WeightDescription {
+        let found = self.description.weight(layer.into(), part);
+        found.unwrap_or_else(|| panic!("the description of {} lacks {part}", self.description.architecture))
+    }
+
+    /// The checkpoint's name of a weight's module.
+    fn module(&self, w: &WeightDescription) -> String {
+        self.names.full(&w.name())
     }
 
     fn float_of(name: &str, dtype: Dtype) -> Result<Float> {
@@ -190,31 +157,29 @@ impl<'a> Weights<'a> {
         self.backend.matrix(source).with_context(|| format!("tensor {module}"))
     }
 
-    /// `[rows, cols]` matrix of a module.
-    pub fn matrix(&mut self, module: &str, rows: usize, cols: usize) -> Result<MatrixId> {
-        self.load(&format!("{}{module}", self.prefix), false, &[], rows, cols)
+    /// The matrix that is called `part`.
+    pub fn matrix(&mut self, layer: impl Into<Option<usize>>, part: &str) -> Result<MatrixId> {
+        let w = self.described(layer, part);
+        self.load(&self.module(&w), false, &[], w.rows, w.cols)
     }
 
-    /// A module's matrix `[rows, cols]` with its bias, if it has one.
-    pub fn linear(&mut self, module: &str, rows: usize, cols: usize) -> Result<Linear> {
-        let matrix = self.matrix(module, rows, cols)?;
-        let bias = format!("{module}.bias");
-        let bias = if self.exists(&bias) { Some(self.vector(&bias, rows)?) } else { None };
-        Ok(Linear { matrix, rows: 0..rows, bias })
+    /// The matrix that is called `part`, with its bias if it has one.
+    pub fn linear(&mut self, layer: usize, part: &str) -> Result<Linear> {
+        let w = self.described(layer, part);
+        let matrix = self.matrix(layer, part)?;
+        let bias = format!("{}.bias", self.module(&w));
+        let bias = match self.checkpoint.tensor(&bias) {
+            Some(_) => Some(self.values(&bias, &[w.rows]).and_then(|(values, _)| self.upload(&values, 1, w.rows))?),
+            None => None,
+        };
+        Ok(Linear { matrix, rows: 0..w.rows, bias })
     }
 
-    /// The output head.
-    pub fn head(&mut self, vocabulary: usize, hidden: usize) -> Result<MatrixId> {
-        let module = format!("{}lm_head", self.head_prefix);
-        self.load(&module, false, &[], vocabulary, hidden)
-    }
-
-    /// A tensor's values as f32, as many as the shape `wanted` has, and its shape.
+    /// The values of tensor `name` as f32, as many as the shape `wanted` has, and its shape.
     fn values(&self, name: &str, wanted: &[usize]) -> Result<(Vec<f32>, Vec<usize>)> {
-        let name = format!("{}{name}", self.prefix);
-        let t = self.checkpoint.tensor(&name);
+        let t = self.checkpoint.tensor(name);
         let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", self.checkpoint.folder().display()))?;
-        let float = Self::float_of(&name, t.dtype)?;
+        let float = Self::float_of(name, t.dtype)?;
         // Before any of it is widened: a tensor of another size may be of any size.
         let fits = t.shape.iter().product::<usize>() == wanted.iter().product::<usize>();
         ensure!(fits, "tensor {name} has shape {:?}, expected {wanted:?}", t.shape);
@@ -232,96 +197,84 @@ impl<'a> Weights<'a> {
         Ok(t)
     }
 
-    /// A vector `[1, len]`.
-    pub fn vector(&mut self, name: &str, len: usize) -> Result<Tensor> {
-        let (values, _) = self.values(name, &[len])?;
-        self.upload(&values, 1, len)
+    /// The vector that is called `part`: `[1, len]`.
+    pub fn vector(&mut self, layer: usize, part: &str) -> Result<Tensor> {
+        let w = self.described(layer, part);
+        let (values, _) = self.values(&self.module(&w), &[w.cols])?;
+        self.upload(&values, 1, w.cols)
     }
 
-    /// An RMS norm's weight, where the model centres it.
-    pub fn norm(&mut self, module: &str, len: usize) -> Result<Norm> {
-        self.norm_of(module, len, self.centred_norms)
-    }
-
-    /// The weight of a norm that is stored as it is in every model.
-    pub fn plain_norm(&mut self, module: &str, len: usize) -> Result<Norm> {
-        self.norm_of(module, len, false)
-    }
-
-    /// An RMS norm's weight; `centred`: the checkpoint stores it minus one.
-    fn norm_of(&mut self, module: &str, len: usize, centred: bool) -> Result<Norm> {
-        let name = format!("{module}.weight");
-        let (mut values, _) = self.values(&name, &[len])?;
-        if centred && !self.converted_by_mlx {
+    /// The RMS norm that is called `part`.
+    pub fn norm(&mut self, layer: impl Into<Option<usize>>, part: &str) -> Result<Norm> {
+        let w = self.described(layer, part);
+        let (mut values, _) = self.values(&format!("{}.weight", self.module(&w)), &[w.cols])?;
+        if w.kind == (WeightKind::Norm { centred: true }) && !self.converted_by_mlx {
             values.iter_mut().for_each(|w| *w += 1.0);
         }
-        Ok(Norm { weight: self.upload(&values, 1, len)?, eps: self.eps })
+        Ok(Norm { weight: self.upload(&values, 1, w.cols)?, eps: self.description.eps as f32 })
     }
 
-    /// A depthwise convolution's weight as `[taps, channels]`, from `[channels, 1, taps]` or MLX's `[channels, taps, 1]`.
-    pub fn convolution(&mut self, module: &str, channels: usize, taps: usize) -> Result<Tensor> {
-        let name = format!("{module}.weight");
+    /// The depthwise convolution that is called `part`, as `[taps, channels]`: from `[channels, 1, taps]`, or MLX's `[channels, taps, 1]`.
+    pub fn convolution(&mut self, layer: usize, part: &str) -> Result<Tensor> {
+        let w = self.described(layer, part);
+        let (name, channels, taps) = (format!("{}.weight", self.module(&w)), w.rows, w.cols);
         let wanted = if self.converted_by_mlx { [channels, taps, 1] } else { [channels, 1, taps] };
         let (values, shape) = self.values(&name, &wanted)?;
-        ensure!(shape == wanted, "tensor {}{name} has shape {shape:?}, expected {wanted:?}", self.prefix);
+        ensure!(shape == wanted, "tensor {name} has shape {shape:?}, expected {wanted:?}");
         let by_tap: Vec<f32> = (0..taps * channels).map(|i| values[i % channels * taps + i / channels]).collect();
         self.upload(&by_tap, taps, channels)
     }
 
-    /// A gated feed-forward module.
-    pub fn mlp(&mut self, module: &str, hidden: usize, intermediate: usize) -> Result<Mlp> {
-        Ok(Mlp {
-            gate: self.linear(&format!("{module}.gate_proj"), intermediate, hidden)?,
-            up: self.linear(&format!("{module}.up_proj"), intermediate, hidden)?,
-            down: self.linear(&format!("{module}.down_proj"), hidden, intermediate)?,
-        })
-    }
-
-    /// A shared expert and its gate.
-    pub fn shared_expert(&mut self, module: &str, hidden: usize, intermediate: usize) -> Result<SharedExpert> {
-        let mlp = self.mlp(&format!("{module}.shared_expert"), hidden, intermediate)?;
-        let gate = Some(self.linear(&format!("{module}.shared_expert_gate"), 1, hidden)?);
-        Ok(SharedExpert { mlp, gate })
+    /// The gated feed-forward module that is called `part`.
+    ///
+    /// # Errors
+    /// A bias too: backends multiply gate and up without one, and leaving it out would be another model.
+    pub fn mlp(&mut self, layer: usize, part: &str) -> Result<Mlp> {
+        let mut projection = |name: &str| -> Result<Linear> {
+            let part = format!("{part}.{name}");
+            let bias = format!("{}.bias", self.module(&self.described(layer, &part)));
+            ensure!(self.checkpoint.tensor(&bias).is_none(), "tensor {bias}: feed-forward biases are not supported");
+            self.linear(layer, &part)
+        };
+        Ok(Mlp { gate: projection("gate_proj")?, up: projection("up_proj")?, down: projection("down_proj")? })
     }
 
     /// The routed experts of a layer: stacked by Hugging Face (`experts.gate_up_proj`, gate first), by MLX (`switch_mlp`), or one
     /// tensor each.
-    pub fn experts(&mut self, module: &str, count: usize, hidden: usize, intermediate: usize) -> Result<Experts> {
-        let whole = format!("{}{module}", self.prefix);
+    pub fn experts(&mut self, layer: usize) -> Result<Experts> {
+        let parts = ["gate_proj", "up_proj", "down_proj"].map(|p| self.described(layer, &format!("mlp.experts.{p}")));
+        let [gate, up, down] = parts;
+        let count = gate.count;
         let from = self.order.len();
-        let [gate, up, down] = if self.exists(&format!("{module}.experts.gate_up_proj")) {
-            let both = self.load(&format!("{whole}.experts.gate_up_proj"), true, &[count], 2 * intermediate, hidden)?;
-            let down = self.load(&format!("{whole}.experts.down_proj"), true, &[count], hidden, intermediate)?;
+        let both = self.names.full(&gate.name().replace("gate_proj", "gate_up_proj"));
+        let mlx_name = |w: &WeightDescription| self.names.full(&w.mlx_name());
+        let matrices = if self.checkpoint.tensor(&both).is_some() {
+            let stride = gate.rows + up.rows;
+            let both = self.load(&both, true, &[count], stride, gate.cols)?;
+            let matrix = self.load(&self.module(&down), true, &[count], down.rows, down.cols)?;
             [
-                ExpertMatrix::Stacked { matrix: both, stride: 2 * intermediate, offset: 0 },
-                ExpertMatrix::Stacked { matrix: both, stride: 2 * intermediate, offset: intermediate },
-                ExpertMatrix::Stacked { matrix: down, stride: hidden, offset: 0 },
+                ExpertMatrix::Stacked { matrix: both, stride, offset: 0 },
+                ExpertMatrix::Stacked { matrix: both, stride, offset: gate.rows },
+                ExpertMatrix::Stacked { matrix, stride: down.rows, offset: 0 },
             ]
-        } else if self.exists(&format!("{module}.switch_mlp.gate_proj.weight")) {
-            let mut stacked = |part: &str, rows: usize, cols: usize| -> Result<ExpertMatrix> {
-                let matrix = self.load(&format!("{whole}.switch_mlp.{part}"), false, &[count], rows, cols)?;
-                Ok(ExpertMatrix::Stacked { matrix, stride: rows, offset: 0 })
+        } else if self.checkpoint.tensor(&format!("{}.weight", mlx_name(&gate))).is_some() {
+            let mut stacked = |w: WeightDescription| -> Result<ExpertMatrix> {
+                let matrix = self.load(&self.names.full(&w.mlx_name()), false, &[count], w.rows, w.cols)?;
+                Ok(ExpertMatrix::Stacked { matrix, stride: w.rows, offset: 0 })
             };
-            [
-                stacked("gate_proj", intermediate, hidden)?,
-                stacked("up_proj", intermediate, hidden)?,
-                stacked("down_proj", hidden, intermediate)?,
-            ]
+            [stacked(gate)?, stacked(up)?, stacked(down)?]
         } else {
-            let mut single = |part: &str, rows: usize, cols: usize| -> Result<ExpertMatrix> {
-                let name = |e| format!("{whole}.experts.{e}.{part}");
-                let each = (0..count).map(|e| self.load(&name(e), false, &[], rows, cols));
+            let mut single = |w: WeightDescription| -> Result<ExpertMatrix> {
+                let module = self.module(&w);
+                let name = |e: usize| module.replace(".experts.", &format!(".experts.{e}."));
+                let each = (0..count).map(|e| self.load(&name(e), false, &[], w.rows, w.cols));
                 Ok(ExpertMatrix::Single(each.collect::<Result<_>>()?))
             };
-            [
-                single("gate_proj", intermediate, hidden)?,
-                single("up_proj", intermediate, hidden)?,
-                single("down_proj", hidden, intermediate)?,
-            ]
+            [single(gate)?, single(up)?, single(down)?]
         };
         self.order[from..].iter_mut().for_each(|used| used.by_experts = true);
-        let parts = [(gate, intermediate, hidden), (up, intermediate, hidden), (down, hidden, intermediate)];
-        let parts = parts.map(|(matrix, rows, cols)| ExpertPart { matrix, rows, cols }).into();
+        let part = |(matrix, w): (ExpertMatrix, WeightDescription)| ExpertPart { matrix, rows: w.rows, cols: w.cols };
+        let parts = matrices.into_iter().zip(parts).map(part).collect();
         Ok(Experts { count, kind: ExpertKind::SwiGlu, parts })
     }
 }

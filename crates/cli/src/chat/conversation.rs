@@ -17,9 +17,9 @@ pub struct Conversation {
     pub fed: Option<(Prompt, String)>,
 }
 
-/// What to do with the engine's sequence for a new prompt.
+/// How the engine's sequence goes on to a new prompt.
 #[derive(Debug, PartialEq)]
-pub struct Plan {
+pub struct Continuation {
     /// So many of its tokens stay.
     pub keep: usize,
     /// These follow; at least one.
@@ -49,18 +49,18 @@ impl Conversation {
     /// How the engine gets from its `known` tokens to those of the prompt `rendered`. Where the prompt goes on from the text fed so far,
     /// only the rest is encoded: the tokens of an answer stay the ones that were generated, which encoding its text again may not give. Else the
     /// longest common beginning stays. `encode(prompt, at_start)` gives the tokens of a piece.
-    pub fn plan(
+    pub fn continuation(
         &self,
         rendered: &Prompt,
         known: &[u32],
         encode: impl Fn(&Prompt, bool) -> Result<Vec<u32>>,
-    ) -> Result<Plan> {
+    ) -> Result<Continuation> {
         if let Some((prompt, answer)) = &self.fed
             && let Some(rest) = rendered.after(prompt, answer)
         {
             let new = encode(&rest, false)?;
             if !new.is_empty() {
-                return Ok(Plan { keep: known.len(), new });
+                return Ok(Continuation { keep: known.len(), new });
             }
         }
         let mut new = encode(rendered, true)?;
@@ -70,7 +70,7 @@ impl Conversation {
         if new.is_empty() {
             bail!("the prompt has no tokens");
         }
-        Ok(Plan { keep: common, new })
+        Ok(Continuation { keep: common, new })
     }
 }
 
@@ -124,27 +124,28 @@ mod tests {
     #[test]
     fn a_prompt_that_goes_on_keeps_all_tokens_as_they_were_generated() {
         // Three tokens for "<u>hi<a>hello" that encoding would never give.
-        let plan = conversation("<u>hi<a>", "hello").plan(&text("<u>hi<a>hello<u>x"), &[7, 8, 9], encode).unwrap();
-        assert_eq!(plan, Plan { keep: 3, new: tokens("<u>x") });
+        let found =
+            conversation("<u>hi<a>", "hello").continuation(&text("<u>hi<a>hello<u>x"), &[7, 8, 9], encode).unwrap();
+        assert_eq!(found, Continuation { keep: 3, new: tokens("<u>x") });
     }
 
     #[test]
     fn a_prompt_that_parts_keeps_the_common_beginning() {
         let known = tokens("abcdef");
-        let plan = conversation("abc", "def").plan(&text("abcxyz"), &known, encode).unwrap();
-        assert_eq!(plan, Plan { keep: 3, new: tokens("xyz") });
+        let found = conversation("abc", "def").continuation(&text("abcxyz"), &known, encode).unwrap();
+        assert_eq!(found, Continuation { keep: 3, new: tokens("xyz") });
         // Nothing is known of the text fed: tokens decide.
-        assert_eq!(Conversation::new(None).plan(&text("abcxyz"), &known, encode).unwrap().keep, 3);
+        assert_eq!(Conversation::new(None).continuation(&text("abcxyz"), &known, encode).unwrap().keep, 3);
     }
 
     #[test]
     fn the_last_token_is_always_computed_anew() {
         let known = tokens("abcdef");
         for prompt in ["abc", "abcdef"] {
-            let plan = conversation("abc", "def").plan(&text(prompt), &known, encode).unwrap();
-            assert_eq!((plan.keep, plan.new.len()), (prompt.len() - 1, 1));
+            let found = conversation("abc", "def").continuation(&text(prompt), &known, encode).unwrap();
+            assert_eq!((found.keep, found.new.len()), (prompt.len() - 1, 1));
         }
-        Conversation::new(None).plan(&text(""), &known, encode).unwrap_err();
+        Conversation::new(None).continuation(&text(""), &known, encode).unwrap_err();
     }
 
     #[test]

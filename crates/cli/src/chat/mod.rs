@@ -176,17 +176,17 @@ impl Chat<'_> {
         let known = self.engine.tokens(self.sequence)?;
         // A rendered template has its special tokens already.
         let special = self.template.is_none();
-        let plan = self
+        let next = self
             .conversation
-            .plan(&rendered, known, |prompt, at_start| tokenizer.encode_prompt(prompt, special && at_start))?;
-        let (total, max) = (plan.keep + plan.new.len(), self.engine.max_context());
+            .continuation(&rendered, known, |prompt, at_start| tokenizer.encode_prompt(prompt, special && at_start))?;
+        let (total, max) = (next.keep + next.new.len(), self.engine.max_context());
         if total >= max {
             bail!("{total} tokens leave no room for an answer in a context of {max}: {WAYS_OUT}");
         }
 
         // 2. the engine gives up what no longer holds, and goes on from there
-        if plan.keep < known.len() {
-            self.engine.truncate(self.sequence, plan.keep)?;
+        if next.keep < known.len() {
+            self.engine.truncate(self.sequence, next.keep)?;
         }
         self.conversation.fed = None;
         // A step that waits for weights cannot be stopped: as long as they are loaded, Ctrl-C leaves.
@@ -196,7 +196,7 @@ impl Chat<'_> {
         let leaving = (self.engine.loading().map(Loading::progress).filter(|_| !is_loaded))
             .zip(self.mode_before.clone())
             .map(|(load, mode)| LeaveWhileLoading::begin(load, mode));
-        let mut progress = Progress::after_loading(load, "reading the prompt", "tokens", plan.new.len());
+        let mut progress = Progress::after_loading(load, "reading the prompt", "tokens", next.new.len());
         let mut out = io::stdout().lock();
         let mut each = |piece: Piece| -> Result<ControlFlow<()>> {
             hold.get_or_insert_with(interrupt::hold);
@@ -209,7 +209,7 @@ impl Chat<'_> {
         };
         let (generation, stops) = (self.generation.clone(), self.stop_strings);
         let (engine, tokenizer) = (&mut self.engine, &self.text.tokenizer);
-        let answer = generate::answer(engine, self.sequence, &plan.new, generation, stops, tokenizer, &mut each)?;
+        let answer = generate::answer(engine, self.sequence, &next.new, generation, stops, tokenizer, &mut each)?;
         progress.finish();
         drop(leaving);
         if answer.end == End::Engine(Finish::Cancelled) {

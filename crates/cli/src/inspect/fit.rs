@@ -41,18 +41,20 @@ pub struct Fit {
 }
 
 impl Fit {
-    pub fn of_this_machine(a: &Anatomy) -> Fit {
+    /// `None` for an architecture that is not known.
+    pub fn of_this_machine(a: &Anatomy) -> Option<Fit> {
+        let model = a.model.as_ref()?;
         let (available, cgroup) = (machine::available(), machine::cgroup());
         let room = machine::room();
         let need = Need {
             resident: a.resident_bytes(),
             experts: a.part(Part::Experts).bytes,
-            state: a.state_bytes,
-            per_token: a.kv_per_token(2),
-            max_context: a.max_context as u64,
+            state: a.state_bytes()?,
+            per_token: a.kv_per_token(2)?,
+            max_context: model.max_context as u64,
         };
         let (verdict, context) = need.within(room.unwrap_or(u64::MAX));
-        Fit { available, cgroup, room, full_context: need.all(), verdict, context }
+        Some(Fit { available, cgroup, room, full_context: need.all(), verdict, context })
     }
 
     pub fn to_text(&self) -> String {

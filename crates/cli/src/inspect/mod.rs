@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
 use serde_json::{Value, json};
-use sluice_model::Config;
+use sluice_model::{Config, Description};
 use sluice_store::Checkpoint;
 
 use crate::engine_args::model_or_demo;
@@ -73,13 +73,13 @@ pub fn run(args: InspectArgs) -> Result<()> {
     let fit = Fit::of_this_machine(&anatomy);
     let out = &mut io::stdout().lock();
     if args.json {
-        let mut object = to_json(&folder.display().to_string(), &checkpoint, &anatomy, &fit);
+        let mut object = to_json(&folder.display().to_string(), &checkpoint, &anatomy, fit.as_ref());
         if args.tensors {
             object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(&checkpoint, t)).collect();
         }
         writeln!(out, "{}", shown_json(&format!("{object:#}")))?;
     } else {
-        write!(out, "{}", to_text(&folder.display().to_string(), &checkpoint, &anatomy, &fit))?;
+        write!(out, "{}", to_text(&folder.display().to_string(), &checkpoint, &anatomy, fit.as_ref()))?;
         if args.tensors {
             list(out, &checkpoint)?;
         }
@@ -110,8 +110,9 @@ fn list(out: &mut impl Write, checkpoint: &Checkpoint) -> io::Result<()> {
     Ok(())
 }
 
-fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Value {
+fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>) -> Value {
     let files = checkpoint.file_sizes();
+    let m = a.model.as_ref();
     json!({
         "model": model,
         "model_type": a.model_type,
@@ -119,11 +120,16 @@ fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Valu
         "files": files.len(),
         "file_bytes": files.iter().map(|(_, n)| n).sum::<u64>(),
         "parameters": {"all": a.parameters(), "experts": a.part(Part::Experts).parameters},
-        "layers": {"all": a.layers, "attention": a.attention_layers, "recurrent": a.recurrent_layers, "experts": a.expert_layers},
-        "hidden": a.hidden,
-        "vocabulary": a.vocabulary,
-        "max_context": a.max_context,
-        "experts": a.experts.map(|(count, k)| json!({"count": count, "per_token": k})),
+        "layers": m.map(|m| json!({
+            "all": m.layers.len(),
+            "attention": m.attention_layers().count(),
+            "recurrent": m.recurrent_layers().count(),
+            "experts": a.expert_layers(),
+        })),
+        "hidden": m.map(|m| m.hidden),
+        "vocabulary": m.map(|m| m.vocabulary),
+        "max_context": m.map(|m| m.max_context),
+        "experts": m.and_then(Description::experts).map(|(count, k)| json!({"count": count, "per_token": k})),
         "bytes": {
             "resident": a.resident_bytes(),
             "embedding": a.part(Part::Embedding).bytes,
@@ -137,20 +143,20 @@ fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Valu
         "bytes_per_token": {
             "weights": a.read_per_token(),
             "kv": {"bf16": a.kv_per_token(2), "f32": a.kv_per_token(4)},
-            "state": a.state_bytes,
+            "state": a.state_bytes(),
         },
-        "memory": {
+        "memory": fit.map(|fit| json!({
             "available": fit.available,
             "cgroup_limit": fit.cgroup.map(|l| l.limit),
             "room": fit.room,
             "full_context": fit.full_context,
             "fits": fit.verdict.name(),
             "context_that_fits": fit.context,
-        },
+        })),
     })
 }
 
-fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> String {
+fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>) -> String {
     let files = checkpoint.file_sizes();
     let all: u64 = files.iter().map(|(_, n)| n).sum();
     let mut lines = vec![("model", model.to_owned())];
@@ -166,16 +172,20 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Stri
         String::new()
     };
     lines.push(("parameters", format!("{}{of_experts}", units::count(a.parameters()))));
-    lines.push(("layers", layers(a)));
-    lines.push(("width", format!("hidden {}, vocabulary {}", a.hidden, a.vocabulary)));
-    lines.push(("context", format!("{} tokens", a.max_context)));
-    if let Some((count, k)) = a.experts {
-        lines.push(("experts", format!("{count} per layer in {} layers, {k} per token", a.expert_layers)));
+    if let Some(m) = &a.model {
+        lines.push(("layers", layers(m)));
+        lines.push(("width", format!("hidden {}, vocabulary {}", m.hidden, m.vocabulary)));
+        lines.push(("context", format!("{} tokens", m.max_context)));
+        if let Some((count, k)) = m.experts() {
+            lines.push(("experts", format!("{count} per layer in {} layers, {k} per token", a.expert_layers())));
+        }
     }
     let dtypes: Vec<String> = a.dtypes.iter().map(|(d, n)| format!("{d} {}", units::bytes(*n))).collect();
     lines.push(("types", dtypes.join(", ")));
     lines.push(("quantised", quantised(a)));
-    lines.push(("resident", units::bytes(a.resident_bytes())));
+    if a.model.is_some() {
+        lines.push(("resident", units::bytes(a.resident_bytes())));
+    }
     if let Some((low, high)) = a.per_expert() {
         let each =
             if low == high { units::bytes(low) } else { format!("{} to {}", units::bytes(low), units::bytes(high)) };
@@ -185,21 +195,24 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: &Fit) -> Stri
         let bytes = units::bytes(a.part(Part::LeftOut).bytes);
         lines.push(("left out", format!("{bytes}: {}", a.left_out.join(", "))));
     }
-    lines.push(("a token", format!("reads {} of weights", units::bytes(a.read_per_token()))));
-    let [bf16, f32] = [2, 4].map(|element| units::bytes(a.kv_per_token(element)));
-    lines.push(("KV", format!("{bf16} per token in bf16, {f32} in f32")));
-    if a.state_bytes > 0 {
-        lines.push(("state", format!("{} per conversation", units::bytes(a.state_bytes))));
+    if let Some(read) = a.read_per_token() {
+        lines.push(("a token", format!("reads {} of weights", units::bytes(read))));
     }
-    lines.push(("memory", fit.to_text()));
+    if let (Some(bf16), Some(f32)) = (a.kv_per_token(2), a.kv_per_token(4)) {
+        lines.push(("KV", format!("{} per token in bf16, {} in f32", units::bytes(bf16), units::bytes(f32))));
+    }
+    if let Some(state) = a.state_bytes().filter(|n| *n > 0) {
+        lines.push(("state", format!("{} per conversation", units::bytes(state))));
+    }
+    lines.extend(fit.map(|fit| ("memory", fit.to_text())));
     // Names and types come from the checkpoint.
     lines.iter().map(|(name, value)| format!("{name:<12}{}\n", shown(value))).collect()
 }
 
-fn layers(a: &Anatomy) -> String {
-    match (a.attention_layers, a.recurrent_layers) {
-        (_, 0) => format!("{}, all attention", a.layers),
-        (attention, recurrent) => format!("{}: {attention} attention, {recurrent} recurrent", a.layers),
+fn layers(m: &Description) -> String {
+    match (m.attention_layers().count(), m.recurrent_layers().count()) {
+        (_, 0) => format!("{}, all attention", m.layers.len()),
+        (attention, recurrent) => format!("{}: {attention} attention, {recurrent} recurrent", m.layers.len()),
     }
 }
 

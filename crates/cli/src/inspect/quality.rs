@@ -7,9 +7,9 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::json;
 use sluice_backend::Isa;
+use sluice_pack::{SquaredError, compare};
 
-use crate::pack::compare::compare;
-use crate::pack::quantize::Error;
+use crate::progress::Progress;
 use crate::terminal::{shown, shown_json};
 
 /// Ranges of layers that the table has.
@@ -17,11 +17,15 @@ const RANGES: usize = 4;
 
 pub fn run(packed: &Path, original: &Path, as_json: bool) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let found = compare(packed, original, threads, Isa::from_env()?)?;
+    let mut progress = Progress::new("comparing", "MB", 0);
+    let megabytes = |bytes: u64| (bytes / 1_000_000) as usize;
+    let show = |done, all| progress.set(megabytes(done), megabytes(all));
+    let found = compare(packed, original, threads, Isa::from_env()?, show)?;
+    progress.finish();
     let out = &mut io::stdout().lock();
     if as_json {
-        let rows = found.iter().map(|(place, e)| {
-            json!({"layer": place.layer, "module": place.module, "weights": e.count, "rmse": e.rmse(), "of_rms": e.relative()})
+        let rows = found.iter().map(|(compared, e)| {
+            json!({"layer": compared.layer, "module": compared.module, "weights": e.count, "rmse": e.rmse(), "of_rms": e.relative()})
         });
         writeln!(out, "{}", shown_json(&format!("{:#}", json!({"quality": rows.collect::<Vec<_>>()}))))?;
         return Ok(out.flush()?);
@@ -30,11 +34,12 @@ pub fn run(packed: &Path, original: &Path, as_json: bool) -> Result<()> {
     let layers = found.keys().filter_map(|p| p.layer).max().map_or(0, |l| l + 1);
     let step = layers.div_ceil(RANGES).max(1);
     let ranges: Vec<_> = (0..layers).step_by(step).map(|l| l..(l + step).min(layers)).collect();
-    let mut table = BTreeMap::<&str, (Vec<Error>, Error)>::new();
-    for (place, error) in &found {
-        let (by_range, all) =
-            table.entry(&place.module).or_insert_with(|| (vec![Error::default(); ranges.len()], Error::default()));
-        if let Some(layer) = place.layer {
+    let mut table = BTreeMap::<&str, (Vec<SquaredError>, SquaredError)>::new();
+    for (compared, error) in &found {
+        let (by_range, all) = table
+            .entry(compared.module)
+            .or_insert_with(|| (vec![SquaredError::default(); ranges.len()], SquaredError::default()));
+        if let Some(layer) = compared.layer {
             by_range[layer / step].add(*error);
         }
         all.add(*error);

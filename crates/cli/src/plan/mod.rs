@@ -13,10 +13,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
+use sluice_pack::{parse_bits, parse_group};
 use sluice_store::Checkpoint;
 
 use crate::disk::{self, Case, Order, PAGE};
-use crate::pack::rules;
 use crate::{known, machine, units};
 use estimate::{Disk, Form, Products, Split, Token, Weights, hit_rate};
 use memory::Measured;
@@ -59,7 +59,7 @@ pub struct PlanArgs {
     #[arg(long, value_parser = bits)]
     experts_bits: Option<u64>,
     /// Weights that share a scale
-    #[arg(long, default_value = "64", value_parser = rules::group)]
+    #[arg(long, default_value = "64", value_parser = parse_group)]
     group_size: u16,
     /// Tokens of one conversation
     #[arg(long, default_value_t = 8192)]
@@ -76,7 +76,7 @@ pub struct PlanArgs {
 }
 
 fn bits(text: &str) -> Result<u64, String> {
-    if text == "16" { Ok(16) } else { rules::bits(text).map(u64::from) }
+    if text == "16" { Ok(16) } else { parse_bits(text).map(u64::from) }
 }
 
 /// `24GB`, `512MiB`, `1000`.
@@ -101,7 +101,6 @@ fn bytes(text: &str) -> Result<u64, String> {
 pub fn run(args: PlanArgs) -> Result<()> {
     // 1. the model
     let config = known::config(&args.model)?;
-    sluice_model::check_supported(&config)?;
     let shape = Shape::read(&config)?;
     let stored = config.quantization().ok();
     let bits_of = |width: Option<(u8, u16)>| width.map(|(bits, _)| u64::from(bits));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use sluice_model::{Config, WeightClass};
+use sluice_model::{Config, Options, WeightClass};
 
 /// Parameters and dimensions of a model, from its config alone.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,11 +36,10 @@ impl Shape {
     /// # Errors
     /// A key that is missing or wrong.
     pub fn read(config: &Config) -> Result<Shape> {
-        let options = sluice_model::Options { max_tokens: 1, context: None, experts_per_token: None };
-        let d = sluice_model::describe(config, &options)?;
+        let d = sluice_model::describe(config, &Options::default())?;
         let (experts, k) = d.experts().unwrap_or_default();
-        let mut by_class = BTreeMap::new();
-        d.weights(|class, elements| *by_class.entry(class).or_default() += elements);
+        let mut by_class = BTreeMap::<WeightClass, u64>::new();
+        d.weights().for_each(|w| *by_class.entry(w.class).or_default() += w.elements());
         let of = |class| by_class.get(&class).copied().unwrap_or(0);
         let expert_layers = d.moe_layers().count();
         let all_experts = (expert_layers * experts).max(1) as u64;
@@ -52,7 +51,7 @@ impl Shape {
             per_expert: of(WeightClass::Expert) / all_experts,
             embedding: of(WeightClass::Embedding),
             head: of(WeightClass::Head),
-            dense: of(WeightClass::Dense),
+            dense: by_class.iter().filter(|(class, _)| class.is_dense()).map(|(_, n)| n).sum(),
             routers: of(WeightClass::Router),
             vectors: of(WeightClass::Vector),
             kv_elements: d.kv_elements() as u64,

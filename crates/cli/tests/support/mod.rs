@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 pub mod group;
+pub mod packing;
 
 use std::fs;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! How an engine is set up: what is in memory and what stays on disk, within which budget.
+//! Setting an engine up: what is in memory and what stays on disk, within which budget.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
@@ -6,92 +6,21 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
-    Activations, Backend, Capacity, Cpu, ExpertOptions, Float, Isa, KvLayout, KvPool, KvType, Lookahead, MemoryClass,
+    Activations, Backend, Capacity, Cpu, ExpertOptions, Float, KvLayout, KvPool, KvType, Lookahead, MemoryClass,
     SequenceInput, StepInputs, StepScratch, Wanted,
 };
 use sluice_cache::{Group, KvCache, Prefixes};
 use sluice_model::{CacheKind, Config, Decoder, Description};
 use sluice_store::experts::Keep;
-use sluice_store::{Bytes, Checkpoint, Error, LoadOptions, Loading};
+use sluice_store::{Bytes, Checkpoint, Error, Loading};
 
 use super::Engine;
 use crate::budget::{self, Division, Held, Limit, LimitOf, Need, Refusal, StreamedNeed};
-use crate::placement::{self, Placed, Placement};
+use crate::options::{Options, Placement};
+use crate::placement::{self, Placed};
 use crate::runner::Runner;
 use crate::sampling::Sampling;
 use crate::scheduler::{Plan, Scheduler};
-
-/// How an engine is set up.
-#[derive(Clone, Debug)]
-pub struct Options {
-    pub isa: Isa,
-    pub threads: usize,
-    pub activations: Activations,
-    /// Element type of cached keys and values; `None`: f32 with f32 activations, else the type that the checkpoint works in.
-    pub kv_type: Option<KvType>,
-    /// Positions that a sequence may have; `None`: the model's own maximum.
-    pub max_context: Option<usize>,
-    /// Sequences that take part in a step at most. There may be more: they wait for their turn.
-    pub max_sequences: usize,
-    /// Positions of all sequences together whose keys and values there is room for; `None`: of as many full contexts as there are sequences in a step.
-    pub kv_tokens: Option<usize>,
-    /// Tokens that one step takes at most: the length of a prefill chunk. `None`: 512, or more where each expert of a chunk is read from disk.
-    pub chunk: Option<usize>,
-    /// Whether what sequences compute stays in memory for those that begin alike. Changes no result.
-    pub prefix_cache: bool,
-    /// Recurrent states that are kept for that, beside those of the sequences of a step, where a memory limit leaves room for them.
-    pub snapshots: usize,
-    /// Tokens in a block of the cache.
-    pub block_tokens: usize,
-    /// Changes the model's output: see `sluice_model::Options`.
-    pub experts_per_token: Option<usize>,
-    pub profile: bool,
-    /// How the weights come into memory; changes no result.
-    pub load: LoadOptions,
-    /// Tokens whose keys and values are resident from the start, of each sequence; `Some(usize::MAX)`: of the whole context. Beyond them
-    /// memory is committed in steps, as it is without any. Changes no result.
-    pub kv_reserve: Option<usize>,
-    /// Bytes that the program, weights, keys and values, states, experts and scratch may take together.
-    pub memory_budget: Option<u64>,
-    /// Asked once the model is known, for what the process holds by then and what its control group allows. `None`: nothing, and all.
-    pub held: Option<fn() -> Held>,
-    /// Where the experts of a mixture live; changes no result.
-    pub experts: Placement,
-    /// Bytes of memory for experts that are read when tokens want them. `None`: what the memory budget, or else the machine, leaves.
-    pub expert_budget: Option<u64>,
-    /// How such experts are read and kept; where and within how many bytes is decided by the two above.
-    pub expert_options: ExpertOptions,
-    pub lookahead: Lookahead,
-}
-
-impl Options {
-    /// The defaults of this machine: all cores, its fastest instruction set.
-    pub fn for_this_machine() -> Result<Options> {
-        Ok(Options {
-            isa: Isa::from_env()?,
-            threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
-            activations: Activations::Int8,
-            kv_type: None,
-            max_context: None,
-            max_sequences: 1,
-            kv_tokens: None,
-            chunk: None,
-            prefix_cache: true,
-            snapshots: 0,
-            block_tokens: 32,
-            experts_per_token: None,
-            profile: false,
-            load: LoadOptions::default(),
-            kv_reserve: None,
-            memory_budget: None,
-            held: None,
-            experts: Placement::Auto,
-            expert_budget: None,
-            expert_options: ExpertOptions::default(),
-            lookahead: Lookahead::Auto,
-        })
-    }
-}
 
 /// Makes the backend of an engine with these options.
 pub type MakeBackend<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Backend>>;
@@ -118,8 +47,8 @@ impl Engine {
         ensure!(folder.exists(), "{}: no such folder", folder.display());
         ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
         let config = Config::open(folder)?;
-        sluice_model::check_supported(&config)?;
-        let placed = placement::decide(folder, &config, &options)?;
+        let model = sluice_model::describe(&config, &options.model(1))?;
+        let placed = placement::decide(folder, &model, &options)?;
         let open = |placed: Placed| {
             let mut load = options.load.clone();
             if placed.placement != Placement::Mapped {
@@ -128,7 +57,7 @@ impl Engine {
             let (checkpoint, loading) = sluice_store::load::open(folder, &load)?;
             Engine::build(&checkpoint, Some(loading), &config, options.clone(), placed, make(&options)?)
         };
-        let may_stream = options.experts == Placement::Auto && budget::has_experts(&config);
+        let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
         match open(placed) {
             // Weights alone would fit, but not with all that a step needs.
@@ -165,12 +94,7 @@ impl Engine {
         if options.profile {
             backend.start_profile();
         }
-        let model_options = sluice_model::Options {
-            max_tokens: longest,
-            context: options.max_context,
-            experts_per_token: options.experts_per_token,
-        };
-        let loaded = sluice_model::load(checkpoint, config, &mut *backend, &model_options)?;
+        let loaded = sluice_model::load(checkpoint, config, &mut *backend, &options.model(longest))?;
         let (model, decoder) = (loaded.description, loaded.decoder);
         let max_context = options.max_context.unwrap_or(model.max_context);
         ensure!(max_context > 0, "the context must hold at least one token");
@@ -215,7 +139,7 @@ impl Engine {
             streamed: on_disk,
             has_experts: model.experts().is_some(),
         };
-        // 2. Who has how much
+        // 2. How much each class of memory gets
         let (hard, division) = settled(|| {
             let hard = hard_limits(&options);
             let mut limits = hard.clone();

@@ -7,7 +7,7 @@
 //! Messages in both directions are a length (8 bytes, little-endian) and so many bytes. To the renderer: the templates as JSON, then jobs as JSON.
 //! From it, in answer to each: a byte, 1 for success and 0 for an error, and the text of either.
 
-use super::jinja::{Job, MAX_OUTPUT, STACK, Templates};
+use super::jinja::{MAX_OUTPUT, Rendering, STACK, Templates};
 use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -74,8 +74,8 @@ impl Apart {
     }
 
     /// As [`Templates::run`].
-    pub fn run(&self, job: &Job) -> Result<String, String> {
-        let job = serde_json::to_vec(job).map_err(|e| format!(": {e}"))?;
+    pub fn run(&self, rendering: &Rendering) -> Result<String, String> {
+        let rendering = serde_json::to_vec(rendering).map_err(|e| format!(": {e}"))?;
         let mut place = self.renderer.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |e: &dyn std::fmt::Display| format!(": its process cannot be used: {e}");
         let mut renderer = match place.take() {
@@ -86,7 +86,7 @@ impl Apart {
                 renderer
             }
         };
-        match renderer.ask(&job) {
+        match renderer.ask(&rendering) {
             Ok(answer) => {
                 *place = Some(renderer);
                 answer

@@ -5,7 +5,7 @@
 //! may look at a token's neighbours (a word's first piece brings a space, byte tokens make characters together): there the last tokens are
 //! decoded twice, with and without the new one, and the difference is the new text, as vLLM and TGI do it.
 
-use super::Tokenizer;
+use super::tokenizer::Tokenizer;
 use anyhow::Result;
 use std::sync::Arc;
 

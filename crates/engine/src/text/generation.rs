@@ -1,6 +1,7 @@
 //! What a checkpoint says about generating from it: `generation_config.json`, and which tokens end an answer.
 
-use super::{Tokenizer, read_json};
+use super::files::read_json;
+use super::tokenizer::Tokenizer;
 use crate::sampler::SamplingParams;
 use anyhow::{Result, bail};
 use serde_json::Value;

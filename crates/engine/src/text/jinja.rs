@@ -6,6 +6,7 @@
 
 use super::guard::guarded;
 use super::python;
+use super::tojson::tojson;
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -26,7 +27,7 @@ pub(super) const STACK: usize = 256 << 20;
 
 /// One rendering.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Job {
+pub(super) struct Rendering {
     /// Which of the templates.
     pub name: String,
     /// What its clock shows; `None`: the time it is.
@@ -55,6 +56,7 @@ impl Templates {
         env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         env.set_debug(false);
         python::install(&mut env);
+        env.add_filter("tojson", tojson);
 
         let clock: Arc<Mutex<Option<DateTime>>> = Arc::default();
         let time = clock.clone();
@@ -69,13 +71,13 @@ impl Templates {
     }
 
     /// The text that a template writes.
-    pub fn run(&self, job: &Job) -> Result<String, String> {
-        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = job.time;
+    pub fn run(&self, rendering: &Rendering) -> Result<String, String> {
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = rendering.time;
         let rendered = thread::scope(|scope| -> anyhow::Result<_> {
             thread::Builder::new()
                 .name("chat-template".into())
                 .stack_size(STACK)
-                .spawn_scoped(scope, || guarded("the template engine", || Ok(self.render(job))))?
+                .spawn_scoped(scope, || guarded("the template engine", || Ok(self.render(rendering))))?
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
@@ -88,11 +90,11 @@ impl Templates {
         })
     }
 
-    fn render(&self, job: &Job) -> Result<String, minijinja::Error> {
+    fn render(&self, rendering: &Rendering) -> Result<String, minijinja::Error> {
         let mut env = self.env.clone();
-        env.set_fuel(Some(FUEL + FUEL_PER_VALUE * count_values(&job.context)));
+        env.set_fuel(Some(FUEL + FUEL_PER_VALUE * count_values(&rendering.context)));
         let mut prompt = Prompt(Vec::new());
-        env.get_template(&job.name)?.render_captured_to(Value::from(Serde(&job.context)), &mut prompt)?;
+        env.get_template(&rendering.name)?.render_captured_to(Value::from(Serde(&rendering.context)), &mut prompt)?;
         String::from_utf8(prompt.0)
             .map_err(|_| minijinja::Error::new(minijinja::ErrorKind::WriteFailure, "the prompt is no UTF-8"))
     }

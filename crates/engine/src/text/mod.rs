@@ -8,6 +8,7 @@ mod apart;
 mod bpe;
 mod compiled;
 mod detokenizer;
+mod files;
 mod generation;
 mod guard;
 mod image;
@@ -29,22 +30,3 @@ pub use prompt::{Prompt, Quoting};
 pub use stop::StopStrings;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
-
-use anyhow::{Context, Result};
-use serde_json::Value;
-use sluice_store::{Error, MAX_SETTINGS, read_small};
-use std::io::ErrorKind;
-use std::path::Path;
-
-/// The JSON in `folder/name`; `None` where there is no such file.
-///
-/// # Errors
-/// A file that cannot be read, or is no JSON: the message names the file, line and column.
-fn read_json(folder: &Path, name: &str) -> Result<Option<Value>> {
-    let path = folder.join(name);
-    match read_small(&path, MAX_SETTINGS) {
-        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?)),
-        Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e.into()),
-    }
-}

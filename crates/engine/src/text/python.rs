@@ -1,6 +1,5 @@
 //! Where a chat template expects Python: how values print, the methods of strings, Jinja2's tests and `strftime`.
 
-use super::tojson::tojson;
 use jiff::civil::DateTime;
 use minijinja::value::{Rest, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
@@ -11,7 +10,6 @@ use std::fmt::Write;
 pub(super) fn install(env: &mut Environment<'static>) {
     env.set_formatter(print);
     env.set_unknown_method_callback(method);
-    env.add_filter("tojson", tojson);
     env.add_filter(
         "string",
         |value: &Value| {

@@ -4,9 +4,9 @@
 //! `apart.rs`. Here is what it is given, and which of a checkpoint's files it is.
 
 use super::apart::{self, Apart};
+use super::files::read_json;
 use super::generation::token_text;
-use super::jinja::{Job, Templates};
-use super::read_json;
+use super::jinja::{Rendering, Templates};
 use anyhow::{Context, Result, anyhow, bail};
 use jiff::civil::DateTime;
 use serde_json::{Map, Value as Json, json};
@@ -30,12 +30,12 @@ pub struct ChatTemplate {
     special_tokens: Map<String, Json>,
     /// The local time at which the template's clock stands, if it does.
     clock: Mutex<Option<DateTime>>,
-    place: Place,
+    renderer: Renderer,
     note: Option<String>,
 }
 
-/// Where the template runs.
-enum Place {
+/// What renders the template.
+enum Renderer {
     /// In a process of its own, which has so much memory and time and no more.
     Apart(Apart),
     /// In this one: it runs out of fuel and stack and cannot write without end, but an expression may take any memory.
@@ -88,17 +88,17 @@ impl ChatTemplate {
         let wrong = |e: String| anyhow!("{}: chat template: {e}", file.display());
         let mut note = None;
         let apart = if apart::is_possible() { Some(Apart::start(&templates)) } else { None };
-        let place = match apart {
-            Some(Ok(started)) => Place::Apart(started.map_err(wrong)?),
+        let renderer = match apart {
+            Some(Ok(started)) => Renderer::Apart(started.map_err(wrong)?),
             Some(Err(e)) => {
                 note = Some(format!(
                     "the chat template runs in this process, its memory unbounded: no other could be started ({e})"
                 ));
-                Place::Here(Box::new(Templates::compile(&templates).map_err(wrong)?))
+                Renderer::Here(Box::new(Templates::compile(&templates).map_err(wrong)?))
             }
-            None => Place::Here(Box::new(Templates::compile(&templates).map_err(wrong)?)),
+            None => Renderer::Here(Box::new(Templates::compile(&templates).map_err(wrong)?)),
         };
-        Ok(Self { file, names, special_tokens, clock: Mutex::default(), place, note })
+        Ok(Self { file, names, special_tokens, clock: Mutex::default(), renderer, note })
     }
 
     /// The template whose text this is.
@@ -160,10 +160,10 @@ impl ChatTemplate {
 
         // 3. run it
         let time = *self.clock.lock().unwrap_or_else(PoisonError::into_inner);
-        let job = Job { name: name.clone(), time, context: Json::Object(context) };
-        let rendered = match &self.place {
-            Place::Apart(apart) => apart.run(&job),
-            Place::Here(templates) => templates.run(&job),
+        let rendering = Rendering { name: name.clone(), time, context: Json::Object(context) };
+        let rendered = match &self.renderer {
+            Renderer::Apart(apart) => apart.run(&rendering),
+            Renderer::Here(templates) => templates.run(&rendering),
         };
         rendered.map_err(|e| anyhow!("{}: chat template{e}", self.file.display()))
     }

@@ -1,4 +1,4 @@
-//! Softmax attention with grouped queries, and what Qwen adds: norms on q and k, partial rotation, a gate on the output.
+//! Softmax attention with grouped queries, and what Qwen adds where it is described: norms on q and k, partial rotation, a gate on the output.
 
 use anyhow::Result;
 use sluice_backend::{AttentionLayer, Backend, Linear, Norm, Projection, RotaryId, Tensor};
@@ -36,29 +36,24 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Layer `module` (`layers.N`) of the checkpoint, which is number `layer` of cache group `group`.
+    /// Layer `at` of the model, which is number `layer` of cache group `group`.
     pub fn load(
         w: &mut Weights,
         d: &AttentionDescription,
         s: &AttentionScratch,
         rotary: RotaryId,
-        module: &str,
+        at: usize,
         (group, layer): (usize, usize),
     ) -> Result<Attention> {
-        let hidden = w.hidden();
-        let mut projection = |part: &str, rows: usize, out| -> Result<Projection> {
-            Ok(Projection { linear: w.linear(&format!("{module}.self_attn.{part}"), rows, hidden)?, out })
-        };
+        let mut projection =
+            |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
         let qkv = vec![
-            projection("q_proj", d.q_cols(), s.q)?,
-            projection("k_proj", d.kv_cols(), s.k)?,
-            projection("v_proj", d.kv_cols(), s.v)?,
+            projection("self_attn.q_proj", s.q)?,
+            projection("self_attn.k_proj", s.k)?,
+            projection("self_attn.v_proj", s.v)?,
         ];
-        let norm = w.norm(&format!("{module}.input_layernorm"), hidden)?;
-        let mut head_norm = |part: &str| -> Result<Option<Norm>> {
-            let mut norm = || w.norm(&format!("{module}.self_attn.{part}"), d.head_dim);
-            if d.normed { norm().map(Some) } else { Ok(None) }
-        };
+        let norm = w.norm(at, "input_layernorm")?;
+        let mut head_norm = |part: &str| if d.normed { w.norm(at, part).map(Some) } else { Ok(None) };
         let inner = AttentionLayer {
             q: s.q,
             k: s.k,
@@ -66,8 +61,8 @@ impl Attention {
             out: s.mixed,
             heads: d.heads,
             gated: d.gated,
-            q_norm: head_norm("q_norm")?,
-            k_norm: head_norm("k_norm")?,
+            q_norm: head_norm("self_attn.q_norm")?,
+            k_norm: head_norm("self_attn.k_norm")?,
             rotary,
             group,
             layer,
@@ -76,7 +71,7 @@ impl Attention {
             softcap: None,
             sinks: None,
         };
-        let out = w.linear(&format!("{module}.self_attn.o_proj"), hidden, d.heads * d.head_dim)?;
+        let out = w.linear(at, "self_attn.o_proj")?;
         Ok(Attention { norm, qkv, inner, out })
     }
 

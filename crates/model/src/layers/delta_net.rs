@@ -38,33 +38,28 @@ pub struct DeltaNet {
 }
 
 impl DeltaNet {
-    /// Layer `module` (`layers.N`) of the checkpoint, which is recurrent layer number `layer`.
-    pub fn load(
-        w: &mut Weights,
-        d: &DeltaDescription,
-        s: &DeltaScratch,
-        module: &str,
-        layer: usize,
-    ) -> Result<DeltaNet> {
-        let (hidden, shape, values) = (w.hidden(), d.shape, d.values());
+    /// Layer `at` of the model, which is recurrent layer number `layer`.
+    pub fn load(w: &mut Weights, d: &DeltaDescription, s: &DeltaScratch, at: usize, layer: usize) -> Result<DeltaNet> {
+        let shape = d.shape;
         let keys = shape.key_heads * shape.key_dim;
-        let name = |part: &str| format!("{module}.linear_attn.{part}");
+        let mut projection =
+            |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
         let inputs = match d.layout {
             ProjectionLayout::Separate => vec![
-                Projection { linear: w.linear(&name("in_proj_qkv"), shape.channels(), hidden)?, out: s.qkv },
-                Projection { linear: w.linear(&name("in_proj_z"), values, hidden)?, out: s.z },
-                Projection { linear: w.linear(&name("in_proj_b"), shape.value_heads, hidden)?, out: s.b },
-                Projection { linear: w.linear(&name("in_proj_a"), shape.value_heads, hidden)?, out: s.a },
+                projection("linear_attn.in_proj_qkv", s.qkv)?,
+                projection("linear_attn.in_proj_z", s.z)?,
+                projection("linear_attn.in_proj_b", s.b)?,
+                projection("linear_attn.in_proj_a", s.a)?,
             ],
             ProjectionLayout::ByKeyHead => {
-                let qkvz = w.linear(&name("in_proj_qkvz"), shape.channels() + values, hidden)?;
-                let ba = w.linear(&name("in_proj_ba"), 2 * shape.value_heads, hidden)?;
+                let qkvz = w.linear(at, "linear_attn.in_proj_qkvz")?;
+                let ba = w.linear(at, "linear_attn.in_proj_ba")?;
                 // Each run of rows goes where the separate layout has it, so that nothing need be reordered later.
                 let ratio = shape.value_heads / shape.key_heads;
                 let mut all = Vec::new();
-                let mut run = |linear: &Linear, from: &mut usize, len: usize, out: Tensor, at: usize| {
+                let mut run = |linear: &Linear, from: &mut usize, len: usize, out: Tensor, column: usize| {
                     let linear = Linear { rows: *from..*from + len, ..linear.clone() };
-                    all.push(Projection { linear, out: out.columns(at..at + len) });
+                    all.push(Projection { linear, out: out.columns(column..column + len) });
                     *from += len;
                 };
                 let (mut from, mut from_ba) = (0, 0);
@@ -80,7 +75,7 @@ impl DeltaNet {
                 all
             }
         };
-        let norm = w.norm(&format!("{module}.input_layernorm"), hidden)?;
+        let norm = w.norm(at, "input_layernorm")?;
         let inner = DeltaLayer {
             shape,
             qkv: s.qkv,
@@ -88,13 +83,13 @@ impl DeltaNet {
             b: s.b,
             a: s.a,
             out: s.mixed,
-            conv: w.convolution(&name("conv1d"), shape.channels(), shape.taps)?,
-            a_log: w.vector(&name("A_log"), shape.value_heads)?,
-            dt_bias: w.vector(&name("dt_bias"), shape.value_heads)?,
-            norm: w.plain_norm(&name("norm"), shape.value_dim)?,
+            conv: w.convolution(at, "linear_attn.conv1d")?,
+            a_log: w.vector(at, "linear_attn.A_log")?,
+            dt_bias: w.vector(at, "linear_attn.dt_bias")?,
+            norm: w.norm(at, "linear_attn.norm")?,
             layer,
         };
-        Ok(DeltaNet { norm, inputs, inner, out: w.linear(&name("out_proj"), hidden, values)? })
+        Ok(DeltaNet { norm, inputs, inner, out: w.linear(at, "linear_attn.out_proj")? })
     }
 
     /// `x += delta_net(norm(x))`

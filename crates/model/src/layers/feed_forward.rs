@@ -1,7 +1,7 @@
 //! Feed-forward layers: a dense gated one, or a mixture of experts.
 
 use anyhow::Result;
-use sluice_backend::{Backend, Mlp, Moe, MoeId, Norm, Routing, Tensor};
+use sluice_backend::{Backend, Mlp, Moe, MoeId, Norm, Routing, SharedExpert, Tensor};
 
 use crate::description::FeedForwardDescription;
 use crate::weights::Weights;
@@ -13,28 +13,22 @@ pub enum FeedForward {
 }
 
 impl FeedForward {
-    /// The second half of `module` (`layers.N`); `before`: the mixture of the layer right before, if it has one.
-    pub fn load(
-        w: &mut Weights,
-        d: &FeedForwardDescription,
-        module: &str,
-        before: Option<MoeId>,
-    ) -> Result<FeedForward> {
-        let hidden = w.hidden();
-        let norm = w.norm(&format!("{module}.post_attention_layernorm"), hidden)?;
-        let module = format!("{module}.mlp");
+    /// The second half of layer `at`; `before`: the mixture of the layer right before, if it has one.
+    pub fn load(w: &mut Weights, d: &FeedForwardDescription, at: usize, before: Option<MoeId>) -> Result<FeedForward> {
+        let norm = w.norm(at, "post_attention_layernorm")?;
         match d {
-            FeedForwardDescription::Dense { intermediate } => {
-                Ok(FeedForward::Dense { norm, mlp: Box::new(w.mlp(&module, hidden, *intermediate)?) })
-            }
+            FeedForwardDescription::Dense { .. } => Ok(FeedForward::Dense { norm, mlp: Box::new(w.mlp(at, "mlp")?) }),
             FeedForwardDescription::Moe(d) => {
-                let moe = Moe {
-                    norm,
-                    router: w.linear(&format!("{module}.gate"), d.count, hidden)?,
-                    scoring: d.scoring.clone(),
-                    experts: w.experts(&module, d.count, hidden, d.intermediate)?,
-                    shared: d.shared.map(|width| w.shared_expert(&module, hidden, width)).transpose()?,
+                let router = w.linear(at, "mlp.gate")?;
+                let experts = w.experts(at)?;
+                let shared = match d.shared {
+                    Some(_) => Some(SharedExpert {
+                        mlp: w.mlp(at, "mlp.shared_expert")?,
+                        gate: Some(w.linear(at, "mlp.shared_expert_gate")?),
+                    }),
+                    None => None,
                 };
+                let moe = Moe { norm, router, scoring: d.scoring.clone(), experts, shared };
                 Ok(FeedForward::Moe(w.backend().moe(moe, before)?))
             }
         }

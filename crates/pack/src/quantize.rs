@@ -25,12 +25,12 @@ pub struct Packed {
     pub scales: Vec<u8>,
     /// As `scales`.
     pub biases: Vec<u8>,
-    pub error: Error,
+    pub error: SquaredError,
 }
 
 /// Sums over weights that were quantised.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Error {
+pub struct SquaredError {
     pub count: u64,
     /// Of w^2.
     pub weight: f64,
@@ -38,8 +38,8 @@ pub struct Error {
     pub error: f64,
 }
 
-impl Error {
-    pub fn add(&mut self, other: Error) {
+impl SquaredError {
+    pub fn add(&mut self, other: SquaredError) {
         self.count += other.count;
         self.weight += other.weight;
         self.error += other.error;
@@ -68,7 +68,7 @@ impl Quantizer {
             data: vec![0; x.len() / 8 * bits as usize],
             scales: vec![0; groups * float.size()],
             biases: vec![0; groups * float.size()],
-            error: Error::default(),
+            error: SquaredError::default(),
         };
         let Packed { data, scales, biases, .. } = &mut packed;
         quantize(self.isa, self.rounding, &x, bits, group, float, data, scales, biases);
@@ -79,7 +79,7 @@ impl Quantizer {
         for (r, x) in x.chunks_exact(cols).enumerate() {
             dequantize_row(self.isa, &stored, r, &mut y);
             let (weight, error) = squares(x, &y);
-            packed.error.add(Error { count: cols as u64, weight, error });
+            packed.error.add(SquaredError { count: cols as u64, weight, error });
         }
         Ok(packed)
     }

@@ -3,14 +3,23 @@
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
+use sluice_model::WeightClass;
 
 /// How a module is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Width {
+pub(crate) enum Width {
     /// As it is in the input.
     Plain,
     /// Affine groups along the input.
     Affine { bits: u8, group: u16 },
+}
+
+/// What a rule is for.
+#[derive(Clone, Debug, PartialEq)]
+enum Means {
+    /// Modules whose name matches one of these: the pattern with each `{A-B}` replaced by a number of that range.
+    Names(Vec<String>),
+    Class(WeightClass),
 }
 
 impl Width {
@@ -20,12 +29,19 @@ impl Width {
     }
 }
 
-/// One `--set PATTERN=BITS[:GROUP]`, or a line of a recipe.
+/// A matrix as rules see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Module<'a> {
+    /// All that a pattern may match.
+    pub names: &'a [&'a str],
+    pub class: WeightClass,
+}
+
+/// One `--set PATTERN=BITS[:GROUP]`, a line of a recipe, or `--experts-bits`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     pattern: String,
-    /// The pattern with each `{A-B}` replaced by a number of that range.
-    expanded: Vec<String>,
+    means: Means,
     /// `None` leaves the module as it is; the group size falls back to `--group-size`.
     width: Option<(u8, Option<u16>)>,
 }
@@ -38,28 +54,35 @@ impl FromStr for Rule {
             return Err("the pattern is empty".into());
         }
         let (pattern, width) = (pattern.trim().to_owned(), width.trim());
-        let expanded = expand(&pattern)?;
+        let means = Means::Names(expand(&pattern)?);
         if matches!(width, "none" | "bf16") {
-            return Ok(Rule { pattern, expanded, width: None });
+            return Ok(Rule { pattern, means, width: None });
         }
         let (bits, group) = match width.split_once(':') {
-            Some((bits, group)) => (bits, Some(self::group(group)?)),
+            Some((bits, group)) => (bits, Some(parse_group(group)?)),
             None => (width, None),
         };
-        Ok(Rule { pattern, expanded, width: Some((self::bits(bits)?, group)) })
+        Ok(Rule { pattern, means, width: Some((parse_bits(bits)?, group)) })
     }
 }
 
 impl Rule {
     /// The experts of all layers.
     pub fn experts(bits: u8) -> Rule {
-        let pattern = "layers.*.mlp.experts.*_proj".to_owned();
-        Rule { expanded: vec![pattern.clone()], pattern, width: Some((bits, None)) }
+        let (pattern, means) = ("routed experts".to_owned(), Means::Class(WeightClass::Expert));
+        Rule { pattern, means, width: Some((bits, None)) }
+    }
+
+    fn fits(&self, module: Module) -> bool {
+        match &self.means {
+            Means::Names(patterns) => module.names.iter().any(|name| patterns.iter().any(|p| matches(p, name))),
+            Means::Class(class) => *class == module.class,
+        }
     }
 }
 
 /// The rules of a recipe: one `PATTERN=BITS[:GROUP]` a line; what follows a `#` is for people.
-pub fn recipe(text: &str) -> Result<Vec<Rule>, String> {
+pub fn parse_recipe(text: &str) -> Result<Vec<Rule>, String> {
     let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line.split('#').next().unwrap_or("").trim()));
     let rules = lines.filter(|(_, line)| !line.is_empty());
     rules.map(|(number, line)| line.parse().map_err(|e| format!("line {number}: {e}"))).collect()
@@ -81,28 +104,20 @@ fn expand(pattern: &str) -> Result<Vec<String>, String> {
 }
 
 /// A width that MLX has.
-pub fn bits(text: &str) -> Result<u8, String> {
+pub fn parse_bits(text: &str) -> Result<u8, String> {
     let bits = text.parse().ok().filter(|b| matches!(b, 2 | 3 | 4 | 5 | 6 | 8));
     bits.ok_or_else(|| format!("{text:?} bits: expected 2, 3, 4, 5, 6 or 8"))
 }
 
-/// `--bits`: a width for all, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bits(pub Option<u8>);
-
-pub fn bits_or_none(text: &str) -> Result<Bits, String> {
-    if text == "none" { Ok(Bits(None)) } else { bits(text).map(|b| Bits(Some(b))) }
-}
-
 /// A group size that MLX has.
-pub fn group(text: &str) -> Result<u16, String> {
+pub fn parse_group(text: &str) -> Result<u16, String> {
     let group = text.parse().ok().filter(|g| matches!(g, 32 | 64 | 128));
     group.ok_or_else(|| format!("groups of {text:?}: expected 32, 64 or 128"))
 }
 
 /// What the rules say of one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub(crate) struct Choice {
     pub width: Width,
     /// A rule wants it left as it is.
     pub left: bool,
@@ -113,26 +128,26 @@ pub struct Choice {
 /// All that was asked for.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    pub bits: u8,
-    pub group: u16,
+    pub(crate) bits: u8,
+    pub(crate) group: u16,
     /// The last that matches a module decides.
-    pub set: Vec<Rule>,
+    set: Vec<Rule>,
     /// Whether each of `set` has matched something yet.
     matched: Vec<bool>,
 }
 
 impl Rules {
+    /// `bits` per weight in groups of `group` for all modules that no rule of `set` is for; of these the last that matches decides.
     pub fn new(bits: u8, group: u16, set: Vec<Rule>) -> Rules {
         let matched = vec![false; set.len()];
         Rules { bits, group, set, matched }
     }
 
-    /// The width of a matrix with rows of `cols`; `names` are all that a pattern may match. Where the groups do not divide the
-    /// rows, the matrix stays as it is, as in MLX.
-    pub fn of(&mut self, names: &[&str], cols: usize) -> Choice {
+    /// The width of a matrix with rows of `cols`. Where the groups do not divide the rows, the matrix stays as it is, as in MLX.
+    pub(crate) fn of(&mut self, module: Module, cols: usize) -> Choice {
         let mut chosen = None;
         for (rule, matched) in self.set.iter().zip(&mut self.matched) {
-            if names.iter().any(|name| rule.expanded.iter().any(|p| matches(p, name))) {
+            if rule.fits(module) {
                 *matched = true;
                 chosen = Some(rule.width);
             }
@@ -143,9 +158,7 @@ impl Rules {
             Some(Some((bits, group))) => Width::Affine { bits, group: group.unwrap_or(self.group) },
             None if !all.fits(cols) => all,
             // A router decides by small differences, and is small: MLX keeps it at 8 bits.
-            None if names.iter().any(|n| n.ends_with("mlp.gate") || n.ends_with("shared_expert_gate")) => {
-                Width::Affine { bits: 8, group: 64 }
-            }
+            None if module.class == WeightClass::Router => Width::Affine { bits: 8, group: 64 },
             None => all,
         };
         let fits = wanted.fits(cols);
@@ -153,10 +166,10 @@ impl Rules {
     }
 
     /// (bits, group size) that a rule asks for by name; rules that leave a module as it is ask for nothing.
-    pub fn asked_for(&mut self, names: &[&str]) -> Option<(u8, u16)> {
+    pub(crate) fn asked_for(&mut self, module: Module) -> Option<(u8, u16)> {
         let mut chosen = None;
         for (rule, matched) in self.set.iter().zip(&mut self.matched) {
-            if names.iter().any(|name| rule.expanded.iter().any(|p| matches(p, name))) {
+            if rule.fits(module) {
                 *matched = true;
                 chosen = rule.width;
             }
@@ -165,7 +178,7 @@ impl Rules {
     }
 
     /// Refuses rules that matched no module: a pattern with a slip would otherwise go unnoticed.
-    pub fn check_all_matched(&self) -> Result<()> {
+    pub(crate) fn check_all_matched(&self) -> Result<()> {
         let idle = self.set.iter().zip(&self.matched).find(|(_, matched)| !**matched);
         ensure!(
             idle.is_none(),
@@ -205,6 +218,10 @@ fn matches(pattern: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn mlp<'a>(names: &'a [&'a str]) -> Module<'a> {
+        Module { names, class: WeightClass::Mlp }
+    }
+
     #[test]
     fn patterns_match_as_in_a_shell() {
         for (pattern, name, fits) in [
@@ -228,14 +245,14 @@ mod tests {
         let set = ["layers.*=4:32", "*.down_proj=none", "layers.1.*=6"].map(|r| r.parse().unwrap());
         let mut rules = Rules::new(2, 64, set.to_vec());
         let affine = |bits, group| Width::Affine { bits, group };
-        let mut width = |name: &str| rules.of(&[name], 128).width;
+        let mut width = |name: &str| rules.of(mlp(&[name]), 128).width;
         assert_eq!(width("layers.0.mlp.up_proj"), affine(4, 32));
         assert_eq!(width("layers.0.mlp.down_proj"), Width::Plain);
         assert_eq!(width("embed_tokens"), affine(2, 64));
         assert!(rules.check_all_matched().unwrap_err().to_string().contains("layers.1.*"));
-        assert_eq!(rules.of(&["layers.1.mlp.down_proj"], 128).width, affine(6, 64));
+        assert_eq!(rules.of(mlp(&["layers.1.mlp.down_proj"]), 128).width, affine(6, 64));
         rules.check_all_matched().unwrap();
-        assert!(rules.of(&["layers.0.mlp.down_proj"], 128).left);
+        assert!(rules.of(mlp(&["layers.0.mlp.down_proj"]), 128).left);
     }
 
     #[test]
@@ -243,25 +260,26 @@ mod tests {
         let mut rules = Rules::new(2, 128, vec!["lm_head=4:64".parse().unwrap()]);
         let affine = |bits, group| Choice { width: Width::Affine { bits, group }, left: false, undivided: false };
         let plain = Choice { width: Width::Plain, left: false, undivided: true };
-        assert_eq!(rules.of(&["layers.0.mlp.gate"], 256), affine(8, 64));
-        assert_eq!(rules.of(&["layers.0.mlp.gate"], 192), plain);
-        assert_eq!(rules.of(&["layers.0.mlp.gate_proj"], 192), plain);
-        assert_eq!(rules.of(&["lm_head"], 192), affine(4, 64));
-        assert_eq!(rules.of(&["lm_head"], 96), plain);
+        let router = Module { names: &["layers.0.mlp.gate"], class: WeightClass::Router };
+        assert_eq!(rules.of(router, 256), affine(8, 64));
+        assert_eq!(rules.of(router, 192), plain);
+        assert_eq!(rules.of(mlp(&["layers.0.mlp.gate_proj"]), 192), plain);
+        assert_eq!(rules.of(mlp(&["lm_head"]), 192), affine(4, 64));
+        assert_eq!(rules.of(mlp(&["lm_head"]), 96), plain);
     }
 
     #[test]
     fn a_recipe_is_rules_by_line_with_ranges_of_layers() {
         let text = "# finer at both ends\nlayers.{0-2}.mlp.experts.* = 4\n\nlayers.{10-11}.mlp.experts.down_proj=3:32 # sensitive\n";
-        let mut rules = Rules::new(2, 64, recipe(text).unwrap());
-        let mut bits = |name: &str| rules.asked_for(&[name]);
+        let mut rules = Rules::new(2, 64, parse_recipe(text).unwrap());
+        let mut bits = |name: &str| rules.asked_for(mlp(&[name]));
         assert_eq!(bits("layers.2.mlp.experts.up_proj"), Some((4, 64)));
         assert_eq!(bits("layers.3.mlp.experts.up_proj"), None);
         assert_eq!(bits("layers.11.mlp.experts.down_proj"), Some((3, 32)));
         rules.check_all_matched().unwrap();
-        assert!(recipe("a=4\nb=9").unwrap_err().contains("line 2"));
+        assert!(parse_recipe("a=4\nb=9").unwrap_err().contains("line 2"));
         for wrong in ["x{1=4", "x{1}=4", "x{3-1}=4", "x{a-b}=4", "x{0-99999}=4"] {
-            assert!(recipe(wrong).unwrap_err().contains("{0-9}"), "{wrong}");
+            assert!(parse_recipe(wrong).unwrap_err().contains("{0-9}"), "{wrong}");
         }
     }
 

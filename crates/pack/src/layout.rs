@@ -7,34 +7,33 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
-use clap::ValueEnum;
 use sluice_store::bundle::{self, ExpertLayer, PAGE, Part};
 use sluice_store::{Dtype, TensorPlan, shard_name};
 
-use super::plan::Unit;
+use crate::conversion::Unit;
 
 /// How the output is laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Experts stacked, in shards: what mlx_lm reads
+    /// Experts stacked, in shards: what `mlx_lm` reads.
     Mlx,
-    /// One file per layer of experts, each expert one aligned run: what streams best
+    /// One file per layer of experts, each expert one aligned run: what streams best.
     Bundle,
 }
 
-/// Where a tensor's bytes go: those of expert e (of a lone tensor: e = 0) to `base + e * stride` of the data section.
+/// Where in a file a tensor's bytes go: those of expert e (of a lone tensor: e = 0) to `base + e * stride` of the data section.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Place {
+pub struct Extents {
     pub base: u64,
     pub stride: u64,
 }
 
-/// A unit and the places of its tensors.
+/// A unit and where its tensors go.
 #[derive(Clone, Debug)]
-pub struct Placed {
-    /// Its position in the plan.
+pub struct UnitExtents {
+    /// Its position among the units.
     pub unit: usize,
-    pub places: Vec<Place>,
+    pub extents: Vec<Extents>,
 }
 
 /// A file to be written.
@@ -45,9 +44,9 @@ pub struct OutFile {
     pub tensors: Vec<TensorPlan>,
     /// Of the data section.
     pub align: usize,
-    pub units: Vec<Placed>,
+    pub units: Vec<UnitExtents>,
     /// Padding behind each expert: offset of the first, bytes of each, stride and count.
-    pub padding: Option<(Place, u64, usize)>,
+    pub padding: Option<(Extents, u64, usize)>,
     /// For the manifest, `base` without the header.
     pub experts: Option<(usize, ExpertLayer)>,
 }
@@ -56,6 +55,11 @@ impl OutFile {
     pub fn data_bytes(&self) -> u64 {
         self.tensors.iter().filter_map(TensorPlan::size).sum()
     }
+}
+
+/// What every file of weights says of itself.
+pub fn metadata() -> BTreeMap<String, String> {
+    BTreeMap::from([("format".to_owned(), "mlx".to_owned())])
 }
 
 /// The files of `units`. Shards have at most `limit` bytes of tensors (but at least one module, and all of a layer's experts together).
@@ -82,14 +86,14 @@ fn plain(name: String, units: &[Unit], which: impl Iterator<Item = usize>) -> Ou
     for unit in which {
         let u = &units[unit];
         let experts = u.stack.as_ref().map_or(1, |s| s.count) as u64;
-        let mut places = Vec::new();
+        let mut extents = Vec::new();
         for t in &u.tensors {
             let size = t.size().unwrap_or(0);
-            places.push(Place { base: at, stride: size / experts });
+            extents.push(Extents { base: at, stride: size / experts });
             at += size;
             tensors.push(t.clone());
         }
-        placed.push(Placed { unit, places });
+        placed.push(UnitExtents { unit, extents });
     }
     OutFile { name, tensors, align: 8, units: placed, padding: None, experts: None }
 }
@@ -168,9 +172,9 @@ fn experts(layer: usize, units: &[Unit], of_layer: &[usize]) -> Result<OutFile> 
             tensors.push(TensorPlan { name: format!("{prefix}.{e}.padding"), dtype: Dtype::U8, shape });
         }
     }
-    let placed = of_layer.iter().zip(offsets).map(|(&unit, offsets)| Placed {
+    let placed = of_layer.iter().zip(offsets).map(|(&unit, offsets)| UnitExtents {
         unit,
-        places: offsets.into_iter().map(|base| Place { base, stride }).collect(),
+        extents: offsets.into_iter().map(|base| Extents { base, stride }).collect(),
     });
     let name = bundle::experts_name(layer);
     let manifest = ExpertLayer { file: name.clone(), base: 0, stride, count, parts };
@@ -179,7 +183,7 @@ fn experts(layer: usize, units: &[Unit], of_layer: &[usize]) -> Result<OutFile> 
         tensors,
         align: PAGE as usize,
         units: placed.collect(),
-        padding: (stride > at).then_some((Place { base: at, stride }, stride - at, count)),
+        padding: (stride > at).then_some((Extents { base: at, stride }, stride - at, count)),
         experts: Some((layer, manifest)),
     })
 }

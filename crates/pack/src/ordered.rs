@@ -29,7 +29,7 @@ pub fn ordered<J: Send, R: Send>(
                 }
             });
         }
-        // Moved in, so that leaving by an error closes it and the workers go home.
+        // Moved in, so that returning early closes the channel, which ends the workers.
         let hand_out = hand_out;
         let mut waiting: VecDeque<Receiver<(J, Result<R>)>> = VecDeque::with_capacity(window);
         let mut take_first = |waiting: &mut VecDeque<Receiver<(J, Result<R>)>>| {

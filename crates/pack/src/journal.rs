@@ -6,14 +6,16 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use sluice_store::AtomicFile;
 use sluice_store::bundle::{ExpertLayer, FileEntry};
+use sluice_store::{AtomicFile, Error, read_small};
 
-use super::quantize::Error;
+use crate::quantize::SquaredError;
 
-const NAME: &str = ".sluice-pack.json";
+pub const NAME: &str = ".sluice-pack.json";
+/// Bytes that it may have: a few thousand for each file of weights.
+const MAX_JOURNAL: u64 = 64 << 20;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Journal {
@@ -29,7 +31,7 @@ pub struct Finished {
     /// The layer and its experts' place in the file.
     pub experts: Option<(usize, ExpertLayer)>,
     /// By class of module.
-    pub errors: BTreeMap<String, Error>,
+    pub errors: BTreeMap<String, SquaredError>,
     /// What the calibration had to say of it.
     pub notes: Vec<String>,
 }
@@ -39,12 +41,16 @@ pub fn path(folder: &Path) -> PathBuf {
 }
 
 impl Journal {
-    /// The journal of `folder`, if there is one that can be read. Files that are not as it says are left out of it.
+    /// The journal of `folder`, if there is one that can be parsed. Files that are not as it says are left out of it.
+    ///
+    /// # Errors
+    /// Something else than a file in its place, one that is too large, or that cannot be read.
     pub fn read(folder: &Path) -> Result<Option<Journal>> {
         let path = path(folder);
-        let text = match fs::read(&path) {
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
-            text => text.with_context(|| path.display().to_string())?,
+        let missing = |cause: &std::io::Error| matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
+        let text = match read_small(&path, MAX_JOURNAL) {
+            Err(Error::Io { cause, .. }) if missing(&cause) => return Ok(None),
+            text => text?,
         };
         // It was renamed to its place whole; another program's file of that name is as good as none.
         let Ok(mut journal) = serde_json::from_slice::<Journal>(&text) else { return Ok(None) };

@@ -6,27 +6,26 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use sluice_kernels::Isa;
-use sluice_model::Config;
+use sluice_model::{Config, Options};
 use sluice_store::Checkpoint;
 
-use crate::progress::Progress;
-
-use super::ordered::ordered;
-use super::plan::{self, Unit};
-use super::quantize::{Error, squares, values};
-use super::rules::Rules;
-use super::write::{Input, matrix};
+use crate::conversion::Unit;
+use crate::input::{Input, matrix};
+use crate::ordered::ordered;
+use crate::planner::convert;
+use crate::quantize::{SquaredError, squares, values};
+use crate::rules::Rules;
 
 /// Bytes of one side that a thread takes at a time.
 const BLOCK: usize = 1 << 20;
 
-/// What a matrix belongs to.
+/// A matrix that both models have.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Compared {
     /// `None` for embedding and head.
     pub layer: Option<usize>,
     /// `experts.gate_proj`, `self_attn.q_proj`, `embed_tokens`, ...
-    pub module: String,
+    pub module: &'static str,
 }
 
 struct Side {
@@ -38,16 +37,23 @@ impl Side {
     fn open(folder: &Path) -> Result<Side> {
         let (checkpoint, config) = (Checkpoint::open(folder)?, Config::open(folder)?);
         let mut rules = Rules::new(4, 64, vec!["*=none".parse().expect("a rule")]);
-        let units = plan::plan(&checkpoint, &config, &mut rules)?.units;
+        let description = sluice_model::describe(&config, &Options::default())?;
+        let units = convert(&checkpoint, &config, &description, &mut rules)?.units;
         Ok(Side { units, input: Input::open(&checkpoint)? })
     }
 }
 
-/// The error of every matrix of `packed` that is quantised, beside `original`'s.
+/// The error of every matrix of `packed` that is quantised, beside `original`'s. `progress` is told how many bytes of how many are compared.
 ///
 /// # Errors
 /// Checkpoints that are not of one model.
-pub fn compare(packed: &Path, original: &Path, threads: usize, isa: Isa) -> Result<BTreeMap<Place, Error>> {
+pub fn compare(
+    packed: &Path,
+    original: &Path,
+    threads: usize,
+    isa: Isa,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<BTreeMap<Compared, SquaredError>> {
     let (a, b) = (Side::open(packed)?, Side::open(original)?);
     let by_name: HashMap<&str, &Unit> = b.units.iter().map(|u| (u.tensors[0].name.as_str(), u)).collect();
     let mut pairs = Vec::new();
@@ -61,7 +67,7 @@ pub fn compare(packed: &Path, original: &Path, threads: usize, isa: Isa) -> Resu
     ensure!(!pairs.is_empty(), "{}: nothing in it is quantised", packed.display());
 
     let all: u64 = pairs.iter().map(|(_, other)| other.source.bytes()).sum();
-    let mut progress = Progress::new("comparing", "MB", (all / 1_000_000) as usize);
+    progress(0, all);
     let blocks = pairs.iter().flat_map(|&(unit, other)| {
         let step = (BLOCK / other.source.row_bytes().max(1)).max(1);
         let rows = unit.source.all_rows();
@@ -74,28 +80,14 @@ pub fn compare(packed: &Path, original: &Path, threads: usize, isa: Isa) -> Resu
         };
         let (new, old) = (read(&a, unit)?, read(&b, other)?);
         let (weight, error) = squares(&old, &new);
-        Ok(Error { count: old.len() as u64, weight, error })
+        Ok(SquaredError { count: old.len() as u64, weight, error })
     };
-    let (mut found, mut read) = (BTreeMap::<Place, Error>::new(), 0);
+    let (mut found, mut read) = (BTreeMap::<Compared, SquaredError>::new(), 0);
     ordered(threads, blocks, work, |(unit, other, rows), error| {
-        found.entry(place(&unit.tensors[0].name)).or_default().add(error);
+        found.entry(Compared { layer: unit.weight.layer, module: unit.weight.label() }).or_default().add(error);
         read += rows.len() as u64 * other.source.row_bytes() as u64;
-        progress.set((read / 1_000_000) as usize, (all / 1_000_000) as usize);
+        progress(read, all);
         Ok(())
     })?;
-    progress.finish();
     Ok(found)
-}
-
-/// Where a module of MLX's name belongs.
-fn place(name: &str) -> Place {
-    let module = name.trim_end_matches(".weight");
-    let inside = module.split_once("layers.").and_then(|(_, rest)| rest.split_once('.'));
-    match inside.and_then(|(layer, module)| Some((layer.parse().ok()?, module))) {
-        Some((layer, module)) => {
-            let module = module.strip_prefix("mlp.").unwrap_or(module).replace("switch_mlp.", "experts.");
-            Place { layer: Some(layer), module }
-        }
-        None => Place { layer: None, module: module.rsplit('.').next().unwrap_or(module).to_owned() },
-    }
 }

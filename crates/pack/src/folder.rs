@@ -6,11 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_store::{AtomicFile, bundle};
+use sluice_store::{AtomicFile, bundle, read_small};
 
-use crate::terminal;
-
-use super::journal;
+use crate::journal;
 
 /// Files of a model that hold no weights, by their names' beginnings and ends; the input's are copied.
 const COPIED: [(&str, &str); 12] = [
@@ -28,9 +26,14 @@ const COPIED: [(&str, &str); 12] = [
     ("NOTICE", ""),
 ];
 
+/// Bytes that a copied file may have: what a tokenizer may have.
+const MAX_COPIED: u64 = 256 << 20;
+
 /// The folder for this process alone. The lock is the kernel's and on the folder itself: it goes with the process however that ends, and leaves no
 /// file behind. Dropped, it takes back the folders that it made, where they are still empty.
 pub struct Lock {
+    /// Why it is not locked after all: the file system knows no locks.
+    pub unlocked: Option<String>,
     // In this order: what was made goes while nobody else can have the lock.
     _made: Made,
     _folder: File,
@@ -53,24 +56,42 @@ impl Lock {
             let made = Made(missing.map(Path::to_owned).collect());
             fs::create_dir_all(folder).with_context(|| format!("{}: cannot create", folder.display()))?;
             let open = File::open(folder).with_context(|| format!("{}: cannot open", folder.display()))?;
-            match open.try_lock() {
-                Ok(()) => {}
+            let unlocked = match open.try_lock() {
+                Ok(()) => None,
                 Err(TryLockError::WouldBlock) => {
                     bail!("{}: another pack is writing to this folder; wait for its end, or end it", folder.display())
                 }
                 // Some network and user-space file systems know no locks.
-                Err(TryLockError::Error(e)) => terminal::note(&format!(
-                    "{}: cannot be locked ({e}); do not pack to it twice at a time",
-                    folder.display()
-                )),
-            }
+                Err(TryLockError::Error(e)) => {
+                    Some(format!("{}: cannot be locked ({e}); do not pack to it twice at a time", folder.display()))
+                }
+            };
             // A packing that ended between the two lines above may have taken the folder with it.
             let number = |m: fs::Metadata| (m.dev(), m.ino());
             let (locked, there) = (open.metadata().ok().map(number), fs::metadata(folder).ok().map(number));
             if locked.is_some() && locked == there {
-                return Ok(Lock { _made: made, _folder: open });
+                let lock = Lock { unlocked, _made: made, _folder: open };
+                lock.clean(folder)?;
+                return Ok(lock);
             }
         }
+    }
+}
+
+impl Lock {
+    /// Removes what packings that were killed left under temporary names. Who holds the lock knows that nobody writes to them any more; without a lock they
+    /// stay.
+    fn clean(&self, folder: &Path) -> Result<()> {
+        if self.unlocked.is_some() {
+            return Ok(());
+        }
+        for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())?.flatten() {
+            if entry.file_name().to_str().is_some_and(is_temporary) && entry.file_type().is_ok_and(|t| t.is_file()) {
+                let path = entry.path();
+                fs::remove_file(&path).with_context(|| format!("{}: cannot remove", path.display()))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -102,21 +123,31 @@ pub fn check(input: &Path, output: &Path, force: bool, unfinished: bool) -> Resu
     Ok(())
 }
 
-/// Weights that `--force` removes: those of an earlier packing, and what an interrupted one left behind.
+/// Weights that an earlier packing wrote, which `--force` removes.
 fn old_weights(output: &Path) -> Vec<PathBuf> {
-    let is_old = |name: &str| {
-        let begins = |name: &str| ["model", "resident", "experts-"].iter().any(|b| name.starts_with(b));
-        let plain = begins(name) && (name.ends_with(".safetensors") || name.ends_with(".index.json"));
-        plain || name == bundle::MANIFEST || is_temporary(name)
-    };
     let entries = fs::read_dir(output).into_iter().flatten().flatten();
-    entries.filter(|e| e.file_name().to_str().is_some_and(is_old)).map(|e| e.path()).collect()
+    entries.filter(|e| e.file_name().to_str().is_some_and(is_of_weights)).map(|e| e.path()).collect()
 }
 
-/// A file that a dead writer of weights left under its temporary name.
+/// Whether a packing writes weights, or what says where they are, to a file of this name.
+fn is_of_weights(name: &str) -> bool {
+    let begins = ["model", "resident", "experts-"].iter().any(|b| name.starts_with(b));
+    begins && (name.ends_with(".safetensors") || name.ends_with(".index.json")) || name == bundle::MANIFEST
+}
+
+/// Whether the input's file of this name is copied.
+fn is_copied(name: &str) -> bool {
+    COPIED.iter().any(|(begin, end)| name.starts_with(begin) && name.ends_with(end))
+}
+
+/// Whether this is the temporary name (`AtomicFile`'s) of a file that a packing writes.
 fn is_temporary(name: &str) -> bool {
-    let ours = [".model", ".resident.", ".experts-"].iter().any(|b| name.starts_with(b));
-    ours && name.contains(".safetensors.") && name.contains(".tmp-")
+    let parts = name.strip_prefix('.').and_then(|rest| rest.rsplit_once(".tmp-"));
+    parts.is_some_and(|(name, random)| {
+        let is_random = random.len() == 16 && random.bytes().all(|b| b.is_ascii_hexdigit());
+        let is_ours = name == "config.json" || name == journal::NAME || is_of_weights(name) || is_copied(name);
+        is_random && is_ours
+    })
 }
 
 /// Bytes that `--force` will free.
@@ -130,9 +161,8 @@ pub fn other_files(input: &Path) -> Result<Vec<(PathBuf, u64)>> {
     for entry in fs::read_dir(input).with_context(|| input.display().to_string())? {
         let path = entry.with_context(|| input.display().to_string())?.path();
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-        let known = |(begin, end): &(&str, &str)| name.starts_with(begin) && name.ends_with(end);
         let Ok(found) = fs::metadata(&path) else { continue };
-        if found.is_file() && COPIED.iter().any(known) {
+        if found.is_file() && is_copied(name) {
             files.push((path, found.len()));
         }
     }
@@ -141,16 +171,13 @@ pub fn other_files(input: &Path) -> Result<Vec<(PathBuf, u64)>> {
 }
 
 impl Output {
-    /// Empties the folder of an earlier model's weights and config; to go on with an unfinished packing, only of what its death left behind.
+    /// Empties the folder of an earlier model's weights and config, unless this goes on with an unfinished packing.
     pub fn create(folder: &Path, going_on: bool) -> Result<Output> {
-        let mut old = old_weights(folder);
-        if going_on {
-            old.retain(|path| path.file_name().and_then(|n| n.to_str()).is_some_and(is_temporary));
-        } else {
-            old.extend([folder.join("config.json"), journal::path(folder)].into_iter().filter(|p| p.exists()));
-        }
-        for path in old {
-            fs::remove_file(&path).with_context(|| format!("{}: cannot remove", path.display()))?;
+        if !going_on {
+            let others = [folder.join("config.json"), journal::path(folder)].into_iter().filter(|p| p.exists());
+            for path in old_weights(folder).into_iter().chain(others) {
+                fs::remove_file(&path).with_context(|| format!("{}: cannot remove", path.display()))?;
+            }
         }
         Ok(Output { folder: folder.to_owned(), written: Vec::new(), kept: going_on })
     }
@@ -178,7 +205,7 @@ impl Output {
     /// Copies a small file.
     pub fn copy(&mut self, from: &Path) -> Result<()> {
         let name = from.file_name().and_then(|n| n.to_str()).context("a file without a name")?;
-        let bytes = fs::read(from).with_context(|| format!("{}: cannot read", from.display()))?;
+        let bytes = read_small(from, MAX_COPIED)?;
         self.write(name, &bytes)
     }
 
@@ -209,5 +236,46 @@ impl Drop for Output {
         for path in &self.written {
             let _ = fs::remove_file(path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temporary_names_are_those_of_files_that_are_packed() {
+        let random = "0123456789abcdef";
+        for name in [
+            ".sluice-pack.json",
+            "config.json",
+            "bundle.json",
+            "model.safetensors.index.json",
+            "model-00001-of-00002.safetensors",
+            "resident.safetensors",
+            "experts-07.safetensors",
+            "tokenizer.json",
+            "chat_template.jinja",
+            "README.md",
+        ] {
+            assert!(is_temporary(&format!(".{name}.tmp-{random}")), "{name}");
+            assert!(!is_temporary(name) && !is_temporary(&format!("{name}.tmp-{random}")), "{name}");
+            assert!(!is_temporary(&format!(".{name}.tmp-{}", &random[1..])) && !is_temporary(&format!(".{name}.tmp-")));
+        }
+        for name in ["notes.txt", "conversation.json", "x.safetensors"] {
+            assert!(!is_temporary(&format!(".{name}.tmp-{random}")), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_in_the_place_of_a_small_file_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut output = Output::create(dir.path(), false).unwrap();
+        for (from, why) in [("/dev/zero", "zero"), ("/dev/null", "null")] {
+            let error = output.copy(Path::new(from)).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        fs::create_dir(journal::path(dir.path())).unwrap();
+        assert!(journal::Journal::read(dir.path()).unwrap_err().to_string().contains(journal::NAME));
     }
 }

@@ -1,95 +1,45 @@
-//! Carrying a plan out: rows are read, quantised on all cores, and written to their places, a few megabytes at a time.
+//! Writing a file of the output: rows are read, quantised on all cores, and written to their places, a few megabytes at a time.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_kernels::matmul::{Float, Form, Matrix};
 use sluice_store::bundle::FileEntry;
-use sluice_store::{Checkpoint, Writer, xxh3_of};
+use sluice_store::{Writer, xxh3_of};
 
-use crate::interrupt;
-use crate::progress::Progress;
-
-use super::Interrupted;
-use super::calibrate::Calibrator;
-use super::journal::Finished;
-use super::layout::{OutFile, Place, Placed};
-use super::ordered::ordered;
-use super::plan::{Source, Treatment, Unit};
-use super::quantize::{Error, Quantizer, values};
+use crate::calibrate::Calibrator;
+use crate::conversion::{Treatment, Unit};
+use crate::input::{Input, matrix};
+use crate::journal::Finished;
+use crate::layout::{self, Extents, OutFile, UnitExtents};
+use crate::ordered::ordered;
+use crate::quantize::{Quantizer, SquaredError, values};
+use crate::watch::{Event, Stopped, Watch};
 
 /// Bytes of input that one thread takes at a time.
 const BLOCK: usize = 1 << 20;
 
-/// The open files of a checkpoint, to be read at any place by any thread.
-pub struct Input(Vec<(PathBuf, File)>);
-
-impl Input {
-    pub fn open(checkpoint: &Checkpoint) -> Result<Input> {
-        let open = |(name, _): &(String, u64)| {
-            let path = checkpoint.folder().join(name);
-            let file = File::open(&path).with_context(|| format!("{}: cannot open", path.display()))?;
-            Ok((path, file))
-        };
-        Ok(Input(checkpoint.file_sizes().iter().map(open).collect::<Result<_>>()?))
-    }
-
-    /// Rows of each part of a source, wherever their segments lie.
-    pub fn read(&self, source: &Source, rows: Range<usize>) -> Result<Vec<Vec<u8>>> {
-        let part = |part: usize| {
-            let p = &source.parts[part];
-            let mut bytes = vec![0; rows.len() * p.row_bytes];
-            let (mut row, mut rest) = (rows.start, &mut bytes[..]);
-            while row < rows.end {
-                let (segment, within) = (row / source.rows, row % source.rows);
-                let count = (source.rows - within).min(rows.end - row);
-                let (piece, after) = rest.split_at_mut(count * p.row_bytes);
-                let (file, offset) = p.segments[segment];
-                let (path, file) = &self.0[file];
-                file.read_exact_at(piece, offset + (within * p.row_bytes) as u64)
-                    .with_context(|| format!("{}: cannot read tensor {:?}", path.display(), source.name))?;
-                (row, rest) = (row + count, after);
-            }
-            Ok(bytes)
-        };
-        (0..source.parts.len()).map(part).collect()
-    }
-}
-
-/// The matrix that rows of a source are; `parts` from [`Input::read`].
-pub fn matrix<'a>(source: &Source, parts: &'a [Vec<u8>]) -> Result<Matrix<'a>> {
-    let Some(form) = source.form else { bail!("tensor {:?} is no matrix of numbers", source.name) };
-    let rows = parts[0].len() / source.parts[0].row_bytes;
-    let part = |i: usize| parts.get(i).map_or(&[][..], Vec::as_slice);
-    Ok(Matrix::new(form, rows, source.cols, part(0), part(1), part(2))?)
-}
-
-/// Everything that carrying out needs to know.
-pub struct Job<'a> {
+/// Writes files of weights.
+pub struct FileWriter<'a> {
     pub input: &'a Input,
     pub units: &'a [Unit],
     pub folder: &'a Path,
     pub quantizer: Quantizer,
     pub threads: usize,
-    pub progress: &'a Progress,
+    pub watch: &'a dyn Watch,
     /// That all units have: what the progress is measured by.
     pub input_bytes: u64,
     /// Of the input, read so far.
     pub read: u64,
 }
 
-/// What every file of weights says of itself.
-pub fn metadata() -> BTreeMap<String, String> {
-    BTreeMap::from([("format".to_owned(), "mlx".to_owned())])
-}
-
 /// Rows of one expert of a unit, or of a unit that has none.
 struct Block<'a> {
-    placed: &'a Placed,
+    placed: &'a UnitExtents,
     expert: usize,
     /// Within the expert.
     rows: Range<usize>,
@@ -101,11 +51,11 @@ fn experts_and_rows(unit: &Unit) -> (usize, usize) {
     (experts, unit.source.all_rows() / experts)
 }
 
-impl Job<'_> {
+impl FileWriter<'_> {
     /// Writes one file of weights. Where there is a calibration, it quantises the experts.
     pub fn file(&mut self, out: &OutFile, mut calibrator: Option<&mut Calibrator>) -> Result<Finished> {
         let path = self.folder.join(&out.name);
-        let mut writer = Writer::aligned(&path, &out.tensors, &metadata(), out.align)?;
+        let mut writer = Writer::aligned(&path, &out.tensors, &layout::metadata(), out.align)?;
         let mut errors = BTreeMap::new();
         let mut notes = Vec::new();
 
@@ -123,17 +73,18 @@ impl Job<'_> {
             let (input, threads) = (self.input, self.threads);
             let bytes = stacks.iter().map(|u| u.source.bytes()).sum::<u64>();
             let experts = stacks.first().map_or(1, |u| experts_and_rows(u).0 as u64);
-            let (read, all, progress) = (self.read, self.input_bytes, self.progress);
+            let (read, all, watch) = (self.read, self.input_bytes, self.watch);
             let line = calibrator.layer(*layer, &stacks, input, threads, |expert, parts| {
-                if interrupt::pressed() {
-                    bail!(Interrupted);
-                }
+                ensure!(!watch.is_stopped(), Stopped);
                 for (placed, (part, error)) in placed.iter().zip(parts) {
-                    put(&mut writer, &placed.places, expert, part)?;
-                    errors.entry(self.units[placed.unit].class.to_owned()).or_insert_with(Error::default).add(error);
+                    put(&mut writer, &placed.extents, expert, part)?;
+                    errors
+                        .entry(self.units[placed.unit].weight.class.name().to_owned())
+                        .or_insert_with(SquaredError::default)
+                        .add(error);
                 }
                 let done = read + bytes * (expert as u64 + 1) / experts;
-                progress.set((done / 1_000_000) as usize, (all / 1_000_000) as usize);
+                watch.event(Event::Progress { done, all });
                 Ok(())
             })?;
             notes.extend(line);
@@ -141,10 +92,10 @@ impl Job<'_> {
         }
 
         // 3. padding
-        if let Some((place, bytes, count)) = out.padding {
+        if let Some((extents, bytes, count)) = out.padding {
             let zeros = vec![0; bytes as usize];
             for e in 0..count as u64 {
-                writer.write_at(&zeros, place.base + e * place.stride)?;
+                writer.write_at(&zeros, extents.base + e * extents.stride)?;
             }
         }
         let data_start = writer.data_start();
@@ -171,15 +122,15 @@ impl Job<'_> {
         for (layer, placed) in self.calibrated(out).0 {
             let stacks: Vec<&Unit> = placed.iter().map(|p| &self.units[p.unit]).collect();
             let stored = |expert: usize| {
-                let of_unit = |placed: &&Placed| {
+                let of_unit = |placed: &&UnitExtents| {
                     let unit = &self.units[placed.unit];
                     let (_, rows) = experts_and_rows(unit);
                     let Treatment::Quantize { bits, group, float } = unit.treatment else { bail!("not quantised") };
                     let mut parts = Vec::new();
-                    for (place, tensor) in placed.places.iter().zip(&unit.tensors) {
+                    for (extents, tensor) in placed.extents.iter().zip(&unit.tensors) {
                         let count = unit.stack.as_ref().map_or(1, |s| s.count);
                         let mut bytes = vec![0; tensor.size().unwrap_or(0) as usize / count];
-                        let at = data_start + place.base + expert as u64 * place.stride;
+                        let at = data_start + extents.base + expert as u64 * extents.stride;
                         file.read_exact_at(&mut bytes, at).with_context(failed)?;
                         parts.push(bytes);
                     }
@@ -195,8 +146,8 @@ impl Job<'_> {
     }
 
     /// The units of a file that a calibration quantises, by layer, and the others.
-    fn calibrated<'b>(&self, out: &'b OutFile) -> (BTreeMap<usize, Vec<&'b Placed>>, Vec<&'b Placed>) {
-        let (mut layers, mut alone) = (BTreeMap::<usize, Vec<&Placed>>::new(), Vec::new());
+    fn calibrated<'b>(&self, out: &'b OutFile) -> (BTreeMap<usize, Vec<&'b UnitExtents>>, Vec<&'b UnitExtents>) {
+        let (mut layers, mut alone) = (BTreeMap::<usize, Vec<&UnitExtents>>::new(), Vec::new());
         for placed in &out.units {
             match &self.units[placed.unit].stack {
                 Some(stack) => layers.entry(stack.layer).or_default().push(placed),
@@ -204,7 +155,7 @@ impl Job<'_> {
             }
         }
         // Where a projection stays as it is, so do its layer's others.
-        let quantized = |p: &&Placed| matches!(self.units[p.unit].treatment, Treatment::Quantize { .. });
+        let quantized = |p: &&UnitExtents| matches!(self.units[p.unit].treatment, Treatment::Quantize { .. });
         layers.retain(|_, placed| {
             let all = placed.iter().all(quantized);
             if !all {
@@ -215,8 +166,13 @@ impl Job<'_> {
         (layers, alone)
     }
 
-    /// Streams units into their places.
-    fn units(&mut self, placed: &[&Placed], writer: &mut Writer, errors: &mut BTreeMap<String, Error>) -> Result<()> {
+    /// Streams units to where they go.
+    fn units(
+        &mut self,
+        placed: &[&UnitExtents],
+        writer: &mut Writer,
+        errors: &mut BTreeMap<String, SquaredError>,
+    ) -> Result<()> {
         let (units, input, quantizer) = (self.units, self.input, self.quantizer);
         let blocks = placed.iter().flat_map(|placed| {
             let (experts, rows) = experts_and_rows(&units[placed.unit]);
@@ -232,41 +188,39 @@ impl Job<'_> {
             let from = b.expert * experts_and_rows(unit).1;
             let parts = input.read(&unit.source, from + b.rows.start..from + b.rows.end)?;
             let packed = match unit.treatment {
-                Treatment::Copy => Ok((parts, Error::default())),
-                Treatment::AddOne(float) => Ok((vec![plus_one(&parts[0], float)], Error::default())),
+                Treatment::Copy => Ok((parts, SquaredError::default())),
+                Treatment::AddOne(float) => Ok((vec![plus_one(&parts[0], float)], SquaredError::default())),
                 Treatment::Quantize { bits, group, float } => matrix(&unit.source, &parts)
                     .and_then(|m| quantizer.block(&m, float, bits, group))
                     .map(|p| (vec![p.data, p.scales, p.biases], p.error)),
             };
             packed.with_context(|| format!("tensor {:?}", unit.source.name))
         };
-        let (read, all, progress) = (&mut self.read, self.input_bytes, self.progress);
-        let take = |b: Block, (parts, error): (Vec<Vec<u8>>, Error)| {
-            if interrupt::pressed() {
-                bail!(Interrupted);
-            }
+        let (read, all, watch) = (&mut self.read, self.input_bytes, self.watch);
+        let take = |b: Block, (parts, error): (Vec<Vec<u8>>, SquaredError)| {
+            ensure!(!watch.is_stopped(), Stopped);
             let unit = &units[b.placed.unit];
-            for (place, part) in b.placed.places.iter().zip(&parts) {
+            for (extents, part) in b.placed.extents.iter().zip(&parts) {
                 let row_bytes = part.len() / b.rows.len();
-                let at = place.base + b.expert as u64 * place.stride + (b.rows.start * row_bytes) as u64;
+                let at = extents.base + b.expert as u64 * extents.stride + (b.rows.start * row_bytes) as u64;
                 writer.write_at(part, at)?;
             }
             if let Treatment::Quantize { .. } = unit.treatment {
-                errors.entry(unit.class.to_owned()).or_default().add(error);
+                errors.entry(unit.weight.class.name().to_owned()).or_default().add(error);
             }
             *read += b.rows.len() as u64 * unit.source.row_bytes() as u64;
-            progress.set((*read / 1_000_000) as usize, (all / 1_000_000) as usize);
+            watch.event(Event::Progress { done: *read, all });
             Ok(())
         };
         ordered(self.threads, blocks, work, take)
     }
 }
 
-/// The parts of a whole expert to their places.
-fn put(writer: &mut Writer, places: &[Place], expert: usize, parts: Vec<Vec<u8>>) -> Result<()> {
-    ensure!(places.len() == parts.len(), "{} parts for {} places", parts.len(), places.len());
-    for (place, part) in places.iter().zip(parts) {
-        writer.write_at(&part, place.base + expert as u64 * place.stride)?;
+/// The parts of a whole expert to where they go.
+fn put(writer: &mut Writer, extents: &[Extents], expert: usize, parts: Vec<Vec<u8>>) -> Result<()> {
+    ensure!(extents.len() == parts.len(), "{} parts for {} extents", parts.len(), extents.len());
+    for (extents, part) in extents.iter().zip(parts) {
+        writer.write_at(&part, extents.base + expert as u64 * extents.stride)?;
     }
     Ok(())
 }

@@ -1,0 +1,22 @@
+//! Llama: attention without norms on q and k, dense feed-forward layers. Reference: `modeling_llama.py` of transformers.
+
+use anyhow::Result;
+
+use crate::description::{
+    AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, Outline,
+};
+use crate::mlx::{Mlx, rotary_keys};
+use crate::{Config, Options, rope};
+
+pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
+    let outline = Outline::read(config)?;
+    let attention = AttentionDescription { normed: false, ..AttentionDescription::read(config, false)? };
+    let context = options.context.unwrap_or(outline.max_context);
+    let rotary = rope::frequencies(config, attention.head_dim, 1.0, 10000.0, context)?;
+    let layer = LayerDescription {
+        mixer: MixerDescription::Attention(attention),
+        feed_forward: FeedForwardDescription::Dense { intermediate: config.size("intermediate_size")? },
+    };
+    let layers = vec![layer; outline.count];
+    outline.with(config, "llama", false, rotary, layers, Mlx::new(config, "", rotary_keys(config).into()))
+}

@@ -1,0 +1,104 @@
+//! How a checkpoint names its tensors: what stands in front of the text model's, and which are not the text model's at all.
+
+use anyhow::{Result, bail};
+use sluice_store::Checkpoint;
+
+use crate::description::Description;
+use crate::parts::{Meaning, WeightKind};
+
+/// In front of `embed_tokens`, `layers` and `norm`, and in front of `lm_head`, in the order in which they are tried.
+const PREFIXES: [(&str, &str); 4] =
+    [("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""), ("", "")];
+
+/// Parts of multimodal and draft models, which stay behind.
+const OTHER_PARTS: [&str; 4] = ["visual", "vision_tower", "mtp", "audio_tower"];
+
+/// How a checkpoint names the tensors of a text model.
+#[derive(Clone, Copy, Debug)]
+pub struct Names {
+    text: &'static str,
+    head: &'static str,
+}
+
+/// What a tensor of a checkpoint belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Belongs<'a> {
+    /// To the text model.
+    Text(Meaning),
+    /// To something that is left out, under the name by which people know it.
+    LeftOut(&'a str),
+    /// To nobody: a table that can be computed, which older checkpoints store.
+    Computed,
+}
+
+impl Names {
+    /// # Errors
+    /// A checkpoint without an embedding.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Names> {
+        let has = |prefix: &str| checkpoint.tensor(&format!("{prefix}embed_tokens.weight")).is_some();
+        match PREFIXES.into_iter().find(|(text, _)| has(text)) {
+            Some((text, head)) => Ok(Names { text, head }),
+            None => bail!("{}: no tensor `model.embed_tokens.weight`", checkpoint.folder().display()),
+        }
+    }
+
+    /// The checkpoint's name for what the text model calls `short`, such as `layers.0.mlp.gate.weight`.
+    pub fn full(&self, short: &str) -> String {
+        let prefix = if short.starts_with("lm_head") { self.head } else { self.text };
+        format!("{prefix}{short}")
+    }
+
+    /// The text model's name for a tensor; `None` for one of another part.
+    pub fn short<'a>(&self, name: &'a str) -> Option<&'a str> {
+        let body = name.strip_prefix(self.text);
+        let body = body.filter(|n| ["embed_tokens.", "layers.", "norm."].iter().any(|part| n.starts_with(part)));
+        body.or_else(|| name.strip_prefix(self.head).filter(|n| n.starts_with("lm_head.")))
+    }
+
+    /// What the tensor `name` is to the model that `description` describes.
+    pub fn belongs<'a>(&self, description: &Description, name: &'a str) -> Belongs<'a> {
+        let short = self.short(name);
+        if let Some(meaning) = short.and_then(|short| description.meaning(short)) {
+            return Belongs::Text(meaning);
+        }
+        match short {
+            Some(short) if short.ends_with(".rotary_emb.inv_freq") => Belongs::Computed,
+            // A layer beyond the last, or a part that no layer has: named once for all layers that have it.
+            Some(short) => {
+                let inside = short.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
+                let is_layer = |number: &str| number.parse().is_ok_and(|n: usize| n < description.layers.len());
+                match inside {
+                    Some((number, part)) if is_layer(number) => Belongs::LeftOut(part),
+                    Some((number, _)) => Belongs::LeftOut(&short[..short.len().min("layers.".len() + number.len())]),
+                    None => Belongs::LeftOut(short),
+                }
+            }
+            None => Belongs::LeftOut(name.split('.').find(|part| OTHER_PARTS.contains(part)).unwrap_or(name)),
+        }
+    }
+
+    /// The parts of `checkpoint` that are not the text model's ("visual", "mtp"), for one line to the user.
+    pub fn left_out(&self, description: &Description, checkpoint: &Checkpoint) -> Vec<String> {
+        let mut parts: Vec<String> = Vec::new();
+        for tensor in checkpoint.tensors() {
+            match self.belongs(description, &tensor.name) {
+                Belongs::LeftOut(part) if !parts.iter().any(|p| p == part) => parts.push(part.to_owned()),
+                _ => {}
+            }
+        }
+        parts
+    }
+
+    /// Whether `checkpoint` has been through MLX's conversion: centred norms have 1 added, and convolutions are `[channels, taps, 1]`. MLX moves the single
+    /// input channel of a convolution to the end whenever it adds the 1, so the shape of a convolution tells.
+    pub fn converted_by_mlx(&self, description: &Description, checkpoint: &Checkpoint) -> bool {
+        let convolution = description.weights().find(|w| w.kind == WeightKind::Convolution);
+        let tensor = convolution.and_then(|w| checkpoint.tensor(&self.full(&format!("{}.weight", w.name()))));
+        tensor.is_some_and(|t| t.shape.len() == 3 && t.shape[2] == 1 && t.shape[1] != 1)
+    }
+}
+
+/// Whether this is a tensor of routed experts, by its name in any checkpoint: for who reads headers before there is a description.
+pub fn is_of_experts(name: &str) -> bool {
+    name.contains(".mlp.experts.") || name.contains(".mlp.switch_mlp.")
+}

@@ -1,0 +1,76 @@
+//! `config.json` of the packed folder: the input's, with `quantization` as `mlx_lm.convert` writes it and the few keys that
+//! `mlx_lm` insists on where newer checkpoints say the same in another way.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+use serde_json::{Map, Value, json};
+use sluice_model::Description;
+use sluice_store::{MAX_SETTINGS, read_small};
+
+use crate::conversion::Conversion;
+use crate::rules::{Rules, Width};
+
+/// The text of the new config. `folder` is the input's.
+///
+/// # Errors
+/// A `config.json` that cannot be read or is no JSON object.
+pub fn packed(folder: &Path, description: &Description, conversion: &Conversion, rules: &Rules) -> Result<String> {
+    let path = folder.join("config.json");
+    let text = read_small(&path, MAX_SETTINGS)?;
+    let root: Value = serde_json::from_slice(&text).map_err(|e| anyhow!("{}: not JSON: {e}", path.display()))?;
+    let Value::Object(mut root) = root else { return Err(anyhow!("{}: not a JSON object", path.display())) };
+    root.shift_remove("_name_or_path");
+    // Its tensors stay behind.
+    root.shift_remove("vision_config");
+    for_mlx(&mut root, description);
+    quantization(&mut root, conversion, rules);
+    Ok(serde_json::to_string_pretty(&root)? + "\n")
+}
+
+/// Says how modules are quantised: a default for all that have scales, and those that differ by name.
+fn quantization(root: &mut Map<String, Value>, conversion: &Conversion, rules: &Rules) {
+    let given = root.shift_remove("quantization").or_else(|| root.shift_remove("quantization_config"));
+    root.shift_remove("quantization_config");
+    if !conversion.quantizes && conversion.copied == 0 {
+        return;
+    }
+    let (bits, group, mode) = match &given {
+        Some(Value::Object(q)) => (q.get("bits").cloned(), q.get("group_size").cloned(), q.get("mode").cloned()),
+        _ => (None, None, None),
+    };
+    let mut all = Map::new();
+    all.insert("group_size".into(), group.unwrap_or(json!(rules.group)));
+    all.insert("bits".into(), bits.unwrap_or(json!(rules.bits)));
+    all.insert("mode".into(), mode.unwrap_or(json!("affine")));
+    for (module, width) in &conversion.overrides {
+        let entry = match width {
+            Width::Affine { bits, group } => json!({"group_size": group, "bits": bits}),
+            Width::Plain => json!(false),
+        };
+        all.insert(module.clone(), entry);
+    }
+    root.insert("quantization".into(), Value::Object(all.clone()));
+    // Where Hugging Face's model pages look.
+    root.insert("quantization_config".into(), Value::Object(all));
+}
+
+/// Adds what `mlx_lm` reads under another key, or at another level.
+fn for_mlx(root: &mut Map<String, Value>, description: &Description) {
+    let root_tied = root.get("tie_word_embeddings").cloned();
+    let flat = !root.get("text_config").is_some_and(Value::is_object);
+    // A text model of its own is, for `mlx_lm`, the whole without `text_config`.
+    if let Some(kind) = root.get_mut("model_type").filter(|_| flat) {
+        *kind = json!(description.architecture);
+    }
+    let text = match root.get_mut("text_config") {
+        Some(Value::Object(text)) => text,
+        _ => root,
+    };
+    let tied = ("tie_word_embeddings", root_tied.unwrap_or(json!(false)));
+    for (key, value) in [tied].iter().chain(&description.mlx.keys) {
+        if text.get(*key).is_none_or(Value::is_null) {
+            text.insert((*key).to_owned(), value.clone());
+        }
+    }
+}

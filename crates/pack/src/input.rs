@@ -1,0 +1,55 @@
+//! Rows of a checkpoint's tensors, read from wherever they lie.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use sluice_kernels::matmul::Matrix;
+use sluice_store::Checkpoint;
+
+use crate::conversion::Source;
+
+/// The open files of a checkpoint, to be read at any place by any thread.
+pub struct Input(Vec<(PathBuf, File)>);
+
+impl Input {
+    pub fn open(checkpoint: &Checkpoint) -> Result<Input> {
+        let open = |(name, _): &(String, u64)| {
+            let path = checkpoint.folder().join(name);
+            let file = File::open(&path).with_context(|| format!("{}: cannot open", path.display()))?;
+            Ok((path, file))
+        };
+        Ok(Input(checkpoint.file_sizes().iter().map(open).collect::<Result<_>>()?))
+    }
+
+    /// Rows of each part of a source, wherever their segments lie.
+    pub fn read(&self, source: &Source, rows: Range<usize>) -> Result<Vec<Vec<u8>>> {
+        let part = |part: usize| {
+            let p = &source.parts[part];
+            let mut bytes = vec![0; rows.len() * p.row_bytes];
+            let (mut row, mut rest) = (rows.start, &mut bytes[..]);
+            while row < rows.end {
+                let (segment, within) = (row / source.rows, row % source.rows);
+                let count = (source.rows - within).min(rows.end - row);
+                let (piece, after) = rest.split_at_mut(count * p.row_bytes);
+                let (file, offset) = p.segments[segment];
+                let (path, file) = &self.0[file];
+                file.read_exact_at(piece, offset + (within * p.row_bytes) as u64)
+                    .with_context(|| format!("{}: cannot read tensor {:?}", path.display(), source.name))?;
+                (row, rest) = (row + count, after);
+            }
+            Ok(bytes)
+        };
+        (0..source.parts.len()).map(part).collect()
+    }
+}
+
+/// The matrix that rows of a source are; `parts` from [`Input::read`].
+pub fn matrix<'a>(source: &Source, parts: &'a [Vec<u8>]) -> Result<Matrix<'a>> {
+    let Some(form) = source.form else { bail!("tensor {:?} is no matrix of numbers", source.name) };
+    let rows = parts[0].len() / source.parts[0].row_bytes;
+    let part = |i: usize| parts.get(i).map_or(&[][..], Vec::as_slice);
+    Ok(Matrix::new(form, rows, source.cols, part(0), part(1), part(2))?)
+}

@@ -1,0 +1,401 @@
+//! From a checkpoint's headers and the model's description to its [`Conversion`]: stacked experts are taken apart, single ones gathered, and every matrix has the
+//! width that the rules give it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use anyhow::{Result, bail, ensure};
+use sluice_kernels::matmul::{Float, Form};
+use sluice_model::{
+    Belongs, Config, Description, Leaf, Names, Quantization, WeightClass, WeightDescription, WeightKind,
+};
+use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
+
+use crate::conversion::{Conversion, Rows, Source, Stack, Treatment, Unit};
+use crate::rules::{Choice, Module, Rules, Width};
+
+/// Reads `checkpoint`'s headers.
+///
+/// # Errors
+/// Tensors that cannot be packed, experts that are not all there, a rule that no module matches.
+pub fn convert(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    description: &Description,
+    rules: &mut Rules,
+) -> Result<Conversion> {
+    let names = Names::of(checkpoint)?;
+    let files = checkpoint.file_sizes().iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
+    let mut planner = Planner {
+        checkpoint,
+        files,
+        description,
+        as_trained: !names.converted_by_mlx(description, checkpoint),
+        quantization: config.quantization()?,
+        rules,
+        units: Vec::new(),
+        found: Conversion {
+            units: Vec::new(),
+            overrides: BTreeMap::new(),
+            quantizes: false,
+            undivided: Vec::new(),
+            copied: 0,
+            too_few: 0,
+            requantised: 0,
+            parameters: 0,
+            refused_by_mlx: description.mlx.refuses_order,
+            left_out: BTreeSet::new(),
+        },
+    };
+
+    // Experts that have tensors of their own, by layer and projection; in a bundle these may be quantised.
+    let mut single = BTreeMap::<(Option<usize>, &str), (WeightDescription, BTreeMap<usize, (usize, &Tensor)>)>::new();
+    for (i, t) in checkpoint.tensors().iter().enumerate() {
+        let meaning = match names.belongs(description, &t.name) {
+            Belongs::Text(meaning) => meaning,
+            Belongs::Computed => continue,
+            Belongs::LeftOut(part) => {
+                planner.found.left_out.insert(part.to_owned());
+                continue;
+            }
+        };
+        let weight = meaning.weight;
+        if description.tied && weight.class == WeightClass::Head {
+            continue;
+        }
+        let Some(expert) = meaning.expert else {
+            planner.tensor(i, t, weight, meaning.with, meaning.leaf)?;
+            continue;
+        };
+        match meaning.leaf {
+            Leaf::Weight => {
+                let (_, all) = single.entry((weight.layer, weight.part)).or_insert((weight, BTreeMap::new()));
+                all.insert(expert, (i, t));
+            }
+            // Scales and biases come with their weights; padding is for the file, not for the model.
+            Leaf::Scales | Leaf::Biases | Leaf::Padding => {}
+            _ => bail!("tensor {:?}: not a part of an expert that is known", t.name),
+        }
+    }
+    for (weight, tensors) in single.into_values() {
+        planner.gathered(weight, tensors)?;
+    }
+    planner.rules.check_all_matched()?;
+
+    let Planner { mut units, mut found, .. } = planner;
+    units.sort_by_key(|(order, _)| *order);
+    found.units = units.into_iter().map(|(_, unit)| unit).collect();
+    Ok(found)
+}
+
+/// Part or layer; experts after the rest of their layer, by projection; as in the input.
+type Order = (usize, usize, usize);
+
+struct Planner<'a> {
+    checkpoint: &'a Checkpoint,
+    files: HashMap<&'a str, usize>,
+    description: &'a Description,
+    /// Centred norms are still less one.
+    as_trained: bool,
+    /// Of the input. Where it has a default for modules that `config.json` does not name, ours are all named.
+    quantization: Quantization,
+    rules: &'a mut Rules,
+    /// With their order in the output.
+    units: Vec<(Order, Unit)>,
+    found: Conversion,
+}
+
+impl Planner<'_> {
+    /// Plans what becomes of one tensor, number `i` of the checkpoint; `with`: the weight whose rows follow in each expert.
+    fn tensor(
+        &mut self,
+        i: usize,
+        t: &Tensor,
+        weight: WeightDescription,
+        with: Option<WeightDescription>,
+        leaf: Leaf,
+    ) -> Result<()> {
+        // 1. experts stacked by Hugging Face: the first half of the rows is the gate
+        if weight.class == WeightClass::Expert && matches!(leaf, Leaf::Bare | Leaf::Other) {
+            let (&[experts, rows, cols], true) = (&t.shape[..], is_float(t) && !t.bytes.is_empty()) else {
+                bail!("tensor {:?}: {} {:?} are no experts that can be packed", t.name, t.dtype, t.shape)
+            };
+            let weights: Vec<WeightDescription> = [Some(weight), with].into_iter().flatten().collect();
+            if leaf == Leaf::Other || !rows.is_multiple_of(weights.len()) {
+                bail!("tensor {:?}: not a part of an expert that is known", t.name)
+            }
+            let (file, offset) = self.place(t);
+            let row_bytes = cols * t.dtype.size();
+            let per_part = rows / weights.len();
+            for (k, weight) in weights.iter().enumerate() {
+                let at = |e: usize| (file, offset + ((e * rows + k * per_part) * row_bytes) as u64);
+                let segments = (0..experts).map(at).collect();
+                let form = float(t.dtype).map(Form::Float);
+                let parts = vec![Rows { row_bytes, segments }];
+                let source = Source { parts, rows: per_part, form, cols, name: t.name.to_string() };
+                self.matrix(i, weight, source, &[experts, per_part, cols], t.dtype)?;
+            }
+            return Ok(());
+        }
+
+        // 2. modules that are quantised already: their three tensors together
+        let sibling = |leaf: &str| self.checkpoint.tensor(&format!("{}.{leaf}", t.name.rsplit_once('.')?.0));
+        if matches!(leaf, Leaf::Scales | Leaf::Biases) && sibling("weight").is_some() {
+            return Ok(());
+        }
+        if leaf == Leaf::Weight && sibling("scales").is_some() {
+            return self.packed(i, &weight, &[t], &t.shape);
+        }
+        ensure!(is_float(t), "tensor {:?}: {} cannot be packed (F32, F16, BF16 and MLX's U32 can)", t.name, t.dtype);
+
+        // 3. matrices
+        let is_expert = weight.class == WeightClass::Expert;
+        let is_matrix = weight.kind == WeightKind::Matrix && t.shape.len() == if is_expert { 3 } else { 2 };
+        if leaf == Leaf::Weight && is_matrix {
+            return self.matrix(i, &weight, self.whole(t), &t.shape, t.dtype);
+        }
+        ensure!(!is_expert, "tensor {:?}: not a part of an expert that is known", t.name);
+
+        // 4. the rest: vectors and convolutions, in MLX's layout
+        self.found.parameters += elements(t);
+        let (mut dtype, mut shape, mut treatment) = (t.dtype, t.shape.clone(), Treatment::Copy);
+        if weight.kind == WeightKind::Convolution && shape.len() == 3 && shape[1] == 1 {
+            // The axis of length one moves to the end; the bytes stay.
+            shape.swap(1, 2);
+        }
+        if self.as_trained && shape.len() == 1 && weight.kind == (WeightKind::Norm { centred: true }) {
+            (dtype, treatment) = (Dtype::F32, Treatment::AddOne(float(t.dtype).expect("checked above")));
+        }
+        let name = match leaf {
+            Leaf::Bare => weight.mlx_name(),
+            _ => format!("{}.{}", weight.mlx_name(), t.name.rsplit('.').next().unwrap_or_default()),
+        };
+        let tensors = vec![TensorPlan { name: self.description.mlx.full(&name), dtype, shape }];
+        self.push(i, &weight, self.whole(t), treatment, tensors);
+        Ok(())
+    }
+
+    /// Experts that have a tensor each become one stack.
+    fn gathered(&mut self, weight: WeightDescription, tensors: BTreeMap<usize, (usize, &Tensor)>) -> Result<()> {
+        let (i, first) = *tensors.values().next().expect("an entry has a tensor");
+        let [rows, cols] = first.shape[..] else { bail!("tensor {:?}: {:?} is no matrix", first.name, first.shape) };
+        let whole = tensors.keys().copied().eq(0..weight.count);
+        ensure!(whole, "{}: {} tensors for {} experts", weight.name(), tensors.len(), weight.count);
+        for (_, t) in tensors.values() {
+            let same = t.shape == first.shape && t.dtype == first.dtype;
+            ensure!(same, "tensor {:?}: {} {:?} unlike the other experts", t.name, t.dtype, t.shape);
+        }
+        let all: Vec<&Tensor> = tensors.values().map(|(_, t)| *t).collect();
+        let shape = [all.len(), rows, cols];
+        if first.dtype == Dtype::U32 {
+            return self.packed(i, &weight, &all, &shape);
+        }
+        ensure!(is_float(first), "tensor {:?}: {} experts cannot be packed", first.name, first.dtype);
+        let segments = all.iter().map(|t| self.place(t)).collect();
+        let parts = vec![Rows { row_bytes: cols * first.dtype.size(), segments }];
+        let form = float(first.dtype).map(Form::Float);
+        let source = Source { parts, rows, form, cols, name: first.name.to_string() };
+        self.matrix(i, &weight, source, &shape, first.dtype)
+    }
+
+    /// A module that is quantised already, in one tensor or in one per expert; `shape` is that of its packed weights, all together. It stays as
+    /// it is unless a rule that means it asks for fewer bits (or another group size at as many).
+    fn packed(&mut self, i: usize, weight: &WeightDescription, all: &[&Tensor], shape: &[usize]) -> Result<()> {
+        let t = all[0];
+        ensure!(t.dtype == Dtype::U32, "tensor {:?} has scales, but is {}", t.name, t.dtype);
+        let name = t.name.trim_end_matches(".weight");
+        let (bits, group) = self.quantization.of(name)?;
+        let (&packed, leading) = shape.split_last().expect("a matrix has columns");
+        ensure!(
+            (packed * 32).is_multiple_of(bits as usize),
+            "tensor {:?}: {packed} words are no rows of {bits} bits",
+            t.name
+        );
+        let cols = packed * 32 / bits as usize;
+        ensure!(cols.is_multiple_of(group as usize), "tensor {:?}: {cols} inputs are not groups of {group}", t.name);
+
+        // 1. where its parts lie
+        let rows = leading.iter().product::<usize>() / all.len();
+        let mut parts = vec![Rows { row_bytes: packed * 4, segments: all.iter().map(|t| self.place(t)).collect() }];
+        let mut scale = None;
+        for leaf in ["scales", "biases"] {
+            let mut segments = Vec::with_capacity(all.len());
+            for t in all {
+                let name = format!("{}.{leaf}", t.name.trim_end_matches(".weight"));
+                let Some(s) = self.checkpoint.tensor(&name) else { bail!("no tensor {name:?}") };
+                let float = float(s.dtype).filter(|f| scale.is_none_or(|s| s == *f));
+                let Some(float) = float else { bail!("tensor {name:?}: {} unlike the other scales", s.dtype) };
+                let len = rows * (cols / group as usize) * float.size();
+                ensure!(s.bytes.len() == len, "tensor {name:?}: {:?} does not fit {:?}", s.shape, t.shape);
+                scale = Some(float);
+                segments.push(self.place(&s));
+            }
+            let float = scale.expect("there is a tensor");
+            parts.push(Rows { row_bytes: cols / group as usize * float.size(), segments });
+        }
+        let scale = scale.expect("set above");
+        let form = Some(Form::Affine { bits, group, scale });
+        let source = Source { parts, rows, form, cols, name: t.name.to_string() };
+        self.found.parameters += rows as u64 * all.len() as u64 * cols as u64;
+
+        // 2. what it is to be
+        let (in_layers, mlx) = (weight.name(), weight.mlx_name());
+        let out = self.description.mlx.full(&mlx);
+        let wanted = self.rules.asked_for(Module { names: &[&in_layers, &mlx, &out], class: weight.class });
+        let new = match wanted {
+            Some((b, g)) if b < bits || b == bits && g != group => Some((b, g)),
+            Some((b, _)) if b > bits => {
+                self.found.too_few += 1;
+                None
+            }
+            _ => None,
+        };
+        let dtype = dtype_of(scale);
+        let tensor = |leaf: &str, dtype, cols| TensorPlan {
+            name: format!("{out}.{leaf}"),
+            dtype,
+            shape: [leading, &[cols]].concat(),
+        };
+        let (bits, group, treatment) = match new {
+            Some((bits, group)) => {
+                ensure!(cols.is_multiple_of(group as usize), "{in_layers}: {cols} inputs are not groups of {group}");
+                self.found.requantised += 1;
+                self.found.quantizes = true;
+                (bits, group, Treatment::Quantize { bits, group, float: scale })
+            }
+            None => {
+                self.found.copied += 1;
+                (bits, group, Treatment::Copy)
+            }
+        };
+        if self.quantization.default() != Some((bits, group)) {
+            self.found.overrides.insert(out.clone(), Width::Affine { bits, group });
+        }
+        let tensors = vec![
+            tensor("weight", Dtype::U32, cols / 32 * bits as usize),
+            tensor("scales", dtype, cols / group as usize),
+            tensor("biases", dtype, cols / group as usize),
+        ];
+        self.push(i, weight, source, treatment, tensors);
+        Ok(())
+    }
+
+    /// A matrix `[.., rows, cols]` that may be quantised.
+    fn matrix(
+        &mut self,
+        i: usize,
+        weight: &WeightDescription,
+        source: Source,
+        shape: &[usize],
+        dtype: Dtype,
+    ) -> Result<()> {
+        let (in_layers, mlx) = (weight.name(), weight.mlx_name());
+        let out = self.description.mlx.full(&mlx);
+        let (&cols, leading) = shape.split_last().expect("a matrix has columns");
+        let float = float(dtype).expect("checked by the caller");
+        self.found.parameters += source.bytes() / dtype.size() as u64;
+        let tensor = |leaf: &str, dtype, cols| TensorPlan {
+            name: format!("{out}.{leaf}"),
+            dtype,
+            shape: [leading, &[cols]].concat(),
+        };
+
+        let module = Module { names: &[&in_layers, &mlx, &out], class: weight.class };
+        let Choice { width, left, undivided } = self.rules.of(module, cols);
+        if undivided {
+            self.found.undivided.push(in_layers);
+        }
+        let all = Width::Affine { bits: self.rules.bits, group: self.rules.group };
+        let named = self.quantization.default().is_some() || width != all;
+        if left || width != Width::Plain && named {
+            self.found.overrides.insert(out.clone(), width);
+        }
+        let (tensors, treatment) = match width {
+            Width::Plain => (vec![tensor("weight", dtype, cols)], Treatment::Copy),
+            Width::Affine { bits, group } => {
+                let groups = cols / group as usize;
+                let packed = cols / 32 * bits as usize;
+                self.found.quantizes = true;
+                (
+                    vec![
+                        tensor("weight", Dtype::U32, packed),
+                        tensor("scales", dtype, groups),
+                        tensor("biases", dtype, groups),
+                    ],
+                    Treatment::Quantize { bits, group, float },
+                )
+            }
+        };
+        self.push(i, weight, source, treatment, tensors);
+        Ok(())
+    }
+
+    fn push(
+        &mut self,
+        i: usize,
+        weight: &WeightDescription,
+        source: Source,
+        treatment: Treatment,
+        tensors: Vec<TensorPlan>,
+    ) {
+        let stack = self.stack(weight, &tensors);
+        let part = match (weight.layer, weight.class) {
+            (Some(layer), _) => layer + 1,
+            (None, WeightClass::Embedding) => 0,
+            (None, WeightClass::Head) => usize::MAX,
+            (None, _) => usize::MAX - 1,
+        };
+        let projection = stack.as_ref().map_or(0, |s| s.projection + 1);
+        let unit = Unit { source, treatment, tensors, weight: *weight, stack };
+        self.units.push(((part, projection, i), unit));
+    }
+
+    /// What a routed expert's projection is of.
+    fn stack(&self, weight: &WeightDescription, tensors: &[TensorPlan]) -> Option<Stack> {
+        let layer = weight.layer.filter(|_| weight.class == WeightClass::Expert)?;
+        let of_layer = self.description.layer_weights(layer).into_iter().filter(|w| w.class == WeightClass::Expert);
+        let projection = of_layer.map(|w| w.part).position(|part| part == weight.part)?;
+        let part = weight.projection();
+        let prefix = self.description.mlx.full(weight.name().strip_suffix(part)?.strip_suffix('.')?);
+        Some(Stack { layer, projection, prefix, part: part.to_owned(), count: *tensors[0].shape.first()? })
+    }
+
+    fn place(&self, t: &Tensor) -> (usize, u64) {
+        let (file, offset) = self.checkpoint.place(&t.name).expect("a tensor of this checkpoint");
+        (self.files[file], offset)
+    }
+
+    /// A whole tensor, cut along its last dimension.
+    fn whole(&self, t: &Tensor) -> Source {
+        let cols = t.shape.last().map_or(1, |&n| n);
+        let row_bytes = cols * t.dtype.size();
+        let rows = t.bytes.len().checked_div(row_bytes).unwrap_or(0);
+        let parts = vec![Rows { row_bytes, segments: vec![self.place(t)] }];
+        Source { parts, rows, form: float(t.dtype).map(Form::Float), cols, name: t.name.to_string() }
+    }
+}
+
+/// The element type of scales of that kind.
+fn dtype_of(float: Float) -> Dtype {
+    match float {
+        Float::F32 => Dtype::F32,
+        Float::F16 => Dtype::F16,
+        Float::Bf16 => Dtype::BF16,
+    }
+}
+
+fn is_float(t: &Tensor) -> bool {
+    float(t.dtype).is_some()
+}
+
+fn float(dtype: Dtype) -> Option<Float> {
+    match dtype {
+        Dtype::F32 => Some(Float::F32),
+        Dtype::F16 => Some(Float::F16),
+        Dtype::BF16 => Some(Float::Bf16),
+        _ => None,
+    }
+}
+
+fn elements(t: &Tensor) -> u64 {
+    (t.bytes.len() / t.dtype.size()) as u64
+}
