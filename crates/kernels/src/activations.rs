@@ -2,16 +2,11 @@
 //!
 //! What is not finite stays visible: in bf16 as itself, in int8 as a group whose scale is not finite (with q of 0), which makes every product with it
 //! NaN or infinite. Nothing here panics on any bits.
-//!
-//! The q of int8 activations lie in [`ORDER`] inside each eight columns: where 4-bit weights are unpacked with a mask and a shift, even columns
-//! come out in one register and odd ones in another, and so they meet their activations without a shuffle.
 
+use crate::input::ORDER;
 use crate::lanes::{Generic16, Lanes};
 use crate::matmul::Pairs;
 use crate::simd;
-
-/// Byte j of each eight q is that of column `ORDER[j]`.
-pub const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// Conversions to small integers.
 ///
@@ -44,7 +39,8 @@ impl Encode for Generic16 {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Encode, ORDER};
+    use super::Encode;
+    use crate::input::ORDER;
     use crate::lanes::{Avx2x16, Avx512x16};
     use std::arch::x86_64::*;
 

@@ -2,8 +2,9 @@
 //!
 //! The q of a row lie in one little-endian bit stream, all widths alike. Where scales and biases come from: [`crate::quantize`].
 
+use crate::form::{Float, Form};
 use crate::lanes::{Generic16, Lanes};
-use crate::matmul::{Float, Form, Matrix};
+use crate::matrix::Matrix;
 use crate::simd;
 
 /// Unpacks q of `bits` (2, 3, 4, 5, 6 or 8) each: `q.len()` is a multiple of 8 and `packed` has `q.len() * bits / 8` bytes.

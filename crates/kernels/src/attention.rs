@@ -24,7 +24,7 @@ use crate::simd;
 pub use kv::{KvShape, KvType, KvView, store_row};
 use located::Located;
 use many::{Batch, Room, attend_rows, join_rows, widen};
-use partition::{ROWS, Rule, Slot, partition, rows_at_once};
+use partition::{QueryRow, ROWS, Rule, partition, rows_at_once};
 
 /// Positions that are reduced together, from a multiple of as many on.
 pub const PARTITION: usize = 128;
@@ -193,24 +193,24 @@ pub fn attend(isa: Isa, head: &Head, q: Rows, position: usize, out: &mut RowsMut
             }
             let at_once = rows_at_once(k_dim);
             for first in (0..rows).step_by(at_once) {
-                let mut slots = [Slot::EMPTY; ROWS];
-                let slots = &mut slots[..at_once.min(rows - first)];
-                for (row, slot) in (first..).zip(slots.iter_mut()) {
+                let mut queries = [QueryRow::EMPTY; ROWS];
+                let queries = &mut queries[..at_once.min(rows - first)];
+                for (row, query) in (first..).zip(queries.iter_mut()) {
                     let (t, g) = (row / group, row % group);
-                    *slot = Slot::new(&q.row(t)[g * k_dim..(g + 1) * k_dim], visible(row, p));
+                    *query = QueryRow::new(&q.row(t)[g * k_dim..(g + 1) * k_dim], visible(row, p));
                 }
-                partition(isa, &located_here, head.rule(), slots, scores, parts);
-                for (i, (row, slot)) in (first..).zip(slots.iter()).enumerate() {
-                    if slot.visible.is_empty() {
+                partition(isa, &located_here, head.rule(), queries, scores, parts);
+                for (i, (row, query)) in (first..).zip(queries.iter()).enumerate() {
+                    if query.visible.is_empty() {
                         continue;
                     }
                     let (t, g) = (row / group, row % group);
                     let o = &mut out.row(t)[g * v_dim..(g + 1) * v_dim];
                     let part = &parts[i * v_dim..(i + 1) * v_dim];
                     if begun(row, p) {
-                        join_two(isa, &mut m[row], &mut l[row], o, slot.m, slot.l, part);
+                        join_two(isa, &mut m[row], &mut l[row], o, query.m, query.l, part);
                     } else {
-                        (m[row], l[row]) = (slot.m, slot.l);
+                        (m[row], l[row]) = (query.m, query.l);
                         o.copy_from_slice(part);
                     }
                 }
@@ -230,18 +230,18 @@ pub fn attend(isa: Isa, head: &Head, q: Rows, position: usize, out: &mut RowsMut
             let located_here = located(p, seen(p));
             let widened = widen(isa, &located_here, room.widened);
             for first in (0..rows).step_by(many::BATCH) {
-                let mut slots = [Slot::EMPTY; many::BATCH];
+                let mut queries = [QueryRow::EMPTY; many::BATCH];
                 let mut joins = [false; many::BATCH];
                 let n = many::BATCH.min(rows - first);
-                let (slots, joins) = (&mut slots[..n], &mut joins[..n]);
+                let (queries, joins) = (&mut queries[..n], &mut joins[..n]);
                 for (i, row) in (first..first + n).enumerate() {
-                    slots[i] = Slot::new(&room.q[row * stride..(row + 1) * stride], visible(row, p));
+                    queries[i] = QueryRow::new(&room.q[row * stride..(row + 1) * stride], visible(row, p));
                     joins[i] = begun(row, p);
                 }
-                attend_rows(isa, &widened, head.rule(), slots, room.scores, room.sums);
+                attend_rows(isa, &widened, head.rule(), queries, room.scores, room.sums);
                 let batch = Batch { first, group, v_dim, stride: room.v_stride };
                 let (m, l) = (&mut m[first..first + n], &mut l[first..first + n]);
-                join_rows(isa, batch, slots, joins, m, l, room.sums, out);
+                join_rows(isa, batch, queries, joins, m, l, room.sums, out);
             }
         }
     }
@@ -274,15 +274,15 @@ pub fn attend_partition(
     let (sums, ends) = part.split_at_mut(head.group * v_dim);
     let at_once = rows_at_once(k_dim);
     for first in (0..head.group).step_by(at_once) {
-        let mut slots = [Slot::EMPTY; ROWS];
-        let slots = &mut slots[..at_once.min(head.group - first)];
-        for (g, slot) in (first..).zip(slots.iter_mut()) {
-            *slot = Slot::new(&q[g * k_dim..(g + 1) * k_dim], visible.clone());
+        let mut queries = [QueryRow::EMPTY; ROWS];
+        let queries = &mut queries[..at_once.min(head.group - first)];
+        for (g, query) in (first..).zip(queries.iter_mut()) {
+            *query = QueryRow::new(&q[g * k_dim..(g + 1) * k_dim], visible.clone());
         }
-        let sums = &mut sums[first * v_dim..(first + slots.len()) * v_dim];
-        partition(isa, &located, head.rule(), slots, scratch, sums);
-        for (g, slot) in (first..).zip(slots.iter()) {
-            (ends[2 * g], ends[2 * g + 1]) = (slot.m, slot.l);
+        let sums = &mut sums[first * v_dim..(first + queries.len()) * v_dim];
+        partition(isa, &located, head.rule(), queries, scratch, sums);
+        for (g, query) in (first..).zip(queries.iter()) {
+            (ends[2 * g], ends[2 * g + 1]) = (query.m, query.l);
         }
     }
 }

@@ -10,16 +10,20 @@ pub mod attention;
 pub mod delta;
 pub mod dense;
 pub mod elementwise;
+pub mod form;
+pub mod input;
 pub mod isa;
 pub mod lanes;
 pub mod math;
 pub mod matmul;
+pub mod matrix;
 pub mod norm;
 pub mod quantize;
 pub mod roofline;
 pub mod rotary;
 pub mod route;
 pub mod rows;
+pub mod scratch;
 #[cfg(test)]
 mod test_random;
 

@@ -8,7 +8,7 @@ use serde_json::json;
 use sluice_backend::Isa;
 use sluice_kernels::activations::{encode_bf16, encode_int8};
 use sluice_kernels::attention::{Head, KvShape, KvType, KvView, attend, store_row};
-use sluice_kernels::delta::{Run, recurrence};
+use sluice_kernels::delta::{HeadInputs, recurrence};
 use sluice_kernels::matmul::{self, Activations, Encoding, Float, Form, Input, Matrix, ROW_BLOCK, Scratch};
 use sluice_kernels::roofline::Arithmetic;
 use sluice_kernels::rows::{Rows, RowsMut};
@@ -305,7 +305,7 @@ impl Bench<'_> {
                 for (h, state) in parts[t].lock().expect("one thread takes it").iter_mut() {
                     let part = |i: usize| x.columns((i * heads + *h) * dim..(i * heads + *h + 1) * dim);
                     let gate = gates.columns(*h..*h + 1);
-                    let run = Run { q: part(0), k: part(1), v: part(2), g: gate, beta: gate };
+                    let run = HeadInputs { q: part(0), k: part(1), v: part(2), g: gate, beta: gate };
                     recurrence(isa, &mut RowsMut::dense(state, dim), &run, &mut RowsMut::dense(&mut out, dim));
                 }
                 black_box(&out);

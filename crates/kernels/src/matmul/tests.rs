@@ -1,8 +1,9 @@
 //! Every kernel against the definition in `docs/numerics.md`, written down here once more, plainly, from the weights' values.
 
 use super::*;
-use crate::activations::{ORDER, encode_bf16, encode_int8};
+use crate::activations::{encode_bf16, encode_int8};
 use crate::affine;
+use crate::input::ORDER;
 use proptest::prelude::*;
 
 /// xorshift

@@ -16,9 +16,9 @@ use std::array::from_fn;
 use super::nearest;
 use crate::affine;
 use crate::dense::{Buffer, LEFT, Panels, RIGHT, add_panels};
+use crate::form::Float;
 use crate::isa::Isa;
 use crate::lanes::Lanes;
-use crate::matmul::Float;
 use crate::simd;
 
 /// Rows that go together.

@@ -11,8 +11,8 @@ mod search;
 use std::array::from_fn;
 
 use crate::affine;
+use crate::form::Float;
 use crate::lanes::Lanes;
-use crate::matmul::Float;
 use crate::simd;
 
 /// Where a group's scale and bias come from.

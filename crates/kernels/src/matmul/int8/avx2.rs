@@ -1,8 +1,10 @@
 //! Integer groups with AVX2: each row is unpacked to bytes once, then four weight groups at a time, one per lane of the accumulator.
 
-use super::{GROUP, Groups, Integers, TokenScales, add_group};
+use super::{Groups, Integers, TokenScales, add_group};
+use crate::input::GROUP;
 use crate::lanes::Avx2x16;
-use crate::matmul::{Matrix, Scratch};
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
 use std::arch::x86_64::*;
 
 impl Integers for Avx2x16 {

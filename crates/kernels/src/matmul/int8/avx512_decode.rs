@@ -6,10 +6,11 @@
 //! each token is laid out the way the unpackers want it, with its scales spread to the same lanes.
 
 use super::{Groups, affine_of};
-use crate::activations::ORDER;
 use crate::affine::x86::{first_bytes, spread};
-use crate::matmul::scratch::cut_bytes;
-use crate::matmul::{Float, Matrix, Scratch};
+use crate::form::Float;
+use crate::input::ORDER;
+use crate::matrix::Matrix;
+use crate::scratch::{Scratch, cut_bytes};
 use std::arch::x86_64::*;
 use std::ops::Range;
 

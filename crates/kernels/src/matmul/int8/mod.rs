@@ -12,18 +12,17 @@ mod avx512_decode;
 #[cfg(target_arch = "x86_64")]
 mod avx512_prefill;
 
-use super::{Float, Form, Matrix, Scratch};
-use crate::activations::ORDER;
 use crate::affine::{self, Unpack};
+use crate::form::{Float, Form};
+use crate::input::{GROUP, ORDER};
 use crate::lanes::Generic16;
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
 use crate::simd;
 
 /// Up to this many tokens stream through the rows; from there on a tile of rows in cache pays.
 #[cfg(target_arch = "x86_64")]
 const FEW: usize = 8;
-
-/// Columns of an activation group.
-const GROUP: usize = 32;
 
 /// Activations of n tokens in groups of 32.
 #[derive(Clone, Copy)]
@@ -71,7 +70,7 @@ simd! {
 }
 
 pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
-    let by_row = super::scratch::cut_bytes(row_sizes(cols, tokens));
+    let by_row = crate::scratch::cut_bytes(row_sizes(cols, tokens));
     #[cfg(target_arch = "x86_64")]
     let by_row =
         by_row.max(avx512_decode::scratch_bytes(cols, tokens)).max(avx512_prefill::scratch_bytes(cols, tokens));

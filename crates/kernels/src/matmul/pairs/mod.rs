@@ -8,10 +8,11 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512_prefill;
 
-use super::dot::{self, Dot, Job};
-use super::{Matrix, Scratch};
+use super::dot::{self, Dot, Product};
 use crate::affine::{self, Unpack};
 use crate::lanes::{Generic16, Lanes};
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
 use crate::simd;
 
 /// Sixteen accumulators that take bf16 pairs.
@@ -28,9 +29,9 @@ pub(crate) trait Pairs: Lanes {
     unsafe fn store_bf16(self, p: *mut u8);
     /// The instruction set's way through a product; `working` has [`working_bytes`].
     #[inline(always)]
-    unsafe fn product(job: Job, _working: *mut u8) {
+    unsafe fn product(product: Product, _working: *mut u8) {
         // SAFETY: the caller's.
-        unsafe { dot::run::<Self, BothBf16>(job) }
+        unsafe { dot::multiply::<Self, BothBf16>(product) }
     }
 }
 
@@ -212,12 +213,12 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn product(job: Job, working: *mut u8) {
+        unsafe fn product(product: Product, working: *mut u8) {
             unsafe {
-                if job.tokens.len() <= FEW {
-                    dot::run::<Self, BothBf16>(job);
+                if product.tokens.len() <= FEW {
+                    dot::multiply::<Self, BothBf16>(product);
                 } else {
-                    avx512_prefill::product(job, working);
+                    avx512_prefill::product(product, working);
                 }
             }
         }
@@ -261,7 +262,7 @@ impl<V: Pairs> Dot<V> for BothBf16 {
 
 #[inline(always)]
 unsafe fn direct_lanes<V: Pairs>(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
-    let job = Job {
+    let product = Product {
         w: w.data.as_ptr(),
         w_stride: w.row_bytes(),
         rows: w.rows,
@@ -273,7 +274,7 @@ unsafe fn direct_lanes<V: Pairs>(w: Matrix, x: &[u16], tokens: &[u32], tile: &mu
     };
     let [working] = scratch.cut([working_bytes(w.rows, w.cols, tokens.len())]);
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
-    unsafe { V::product(job, working) }
+    unsafe { V::product(product, working) }
 }
 
 simd! {
@@ -292,7 +293,7 @@ fn working_bytes(rows: usize, cols: usize, tokens: usize) -> usize {
 }
 
 pub(super) fn direct_scratch_bytes(rows: usize, cols: usize, tokens: usize) -> usize {
-    super::scratch::cut_bytes([working_bytes(rows, cols, tokens)])
+    crate::scratch::cut_bytes([working_bytes(rows, cols, tokens)])
 }
 
 /// Rows that are dequantised at a time.
@@ -304,7 +305,7 @@ fn affine_sizes(cols: usize, tokens: usize) -> [usize; 3] {
 }
 
 pub(super) fn affine_scratch_bytes(cols: usize, tokens: usize) -> usize {
-    super::scratch::cut_bytes(affine_sizes(cols, tokens))
+    crate::scratch::cut_bytes(affine_sizes(cols, tokens))
 }
 
 #[inline(always)]
@@ -328,7 +329,7 @@ unsafe fn affine_lanes<V: Pairs + Unpack>(
                     V::load(row.add(k)).store_bf16(rows.add((r * w.cols + k) * 2));
                 }
             }
-            let job = Job {
+            let product = Product {
                 w: rows,
                 w_stride: w.cols * 2,
                 rows: n,
@@ -338,7 +339,7 @@ unsafe fn affine_lanes<V: Pairs + Unpack>(
                 out: tile.as_mut_ptr().add(r0),
                 out_stride: w.rows,
             };
-            V::product(job, working);
+            V::product(product, working);
         }
     }
 }
