@@ -6,10 +6,10 @@
 // Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
 #![allow(clippy::needless_range_loop)]
 
-use crate::lanes::Lanes;
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::math::{exp, exp1, sigmoid, silu, softplus};
 use crate::rows::{Rows, RowsMut};
-use crate::simd;
 
 /// Channels whose weights and inputs stay in the first-level cache from one token to the next.
 const CONV_BLOCK: usize = 512;

@@ -8,14 +8,14 @@
 
 use std::marker::PhantomData;
 
-use super::PARTITION;
+use super::join::join_sums;
 use super::kv::{Bf16, Element, F16, F32, Int8, KvShape, KvType};
-use super::located::{Located, Scales};
+use super::located::{Located, PARTITION, Scales};
 use super::partition::{QueryRow, Rule, weights};
-use crate::lanes::Lanes;
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::math::exp;
 use crate::rows::RowsMut;
-use crate::simd;
 
 /// Columns of widened values that lie together: a partition of them fits the first-level cache, which rows a power of two apart do not.
 const PANEL: usize = 32;
@@ -442,7 +442,7 @@ unsafe fn join_rows_lanes<V: Lanes>(
                 continue;
             }
             l[i] = l[i].mul_add(a[i], rows[i].l * b[i]);
-            super::join_sums::<V>(a[i], b[i], o, next);
+            join_sums::<V>(a[i], b[i], o, next);
         }
     }
 }

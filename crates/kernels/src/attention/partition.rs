@@ -9,12 +9,11 @@
 
 use std::ops::Range;
 
-use super::PARTITION;
 use super::kv::{Bf16, Element, F16, F32, Int8, KvType};
-use super::located::{AHEAD, Located, Scales};
-use crate::lanes::Lanes;
+use super::located::{AHEAD, Located, PARTITION, Scales};
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::math::{exp, tanh};
-use crate::simd;
 
 /// The most query rows of one call.
 pub const ROWS: usize = 32;

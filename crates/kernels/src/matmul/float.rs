@@ -1,12 +1,13 @@
 //! Lane sums: f32, f16 and bf16 weights as they are, and affine weights as `w = fma(q, s, b)`, times f32 activations.
 
-use super::dot::{self, Dot, Product};
-use crate::affine::{self, Unpack};
+use crate::affine;
+use crate::dispatch::simd;
 use crate::form::{Float, Form};
-use crate::lanes::Lanes;
+use crate::instructions::dot::{self, Dot, Product};
+use crate::instructions::lanes::Lanes;
+use crate::instructions::unpack::Unpack;
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
-use crate::simd;
 
 struct WF32;
 struct WF16;

@@ -5,7 +5,6 @@
 //! of rows, the number or order of tokens, the blocking or the instruction set show in a result. [`matmul`] allocates nothing
 //! when its [`Scratch`] was sized ahead, and never reads past the end of a matrix (it may end where a file's map ends).
 
-mod dot;
 mod float;
 mod int8;
 mod pairs;
@@ -13,14 +12,13 @@ mod pairs;
 mod tests;
 
 use crate::Isa;
+use crate::instructions::integers::Groups;
 use std::ops::Range;
 
 pub use crate::form::{Activations, Encoding, Float, Form};
 pub use crate::input::Input;
 pub use crate::matrix::{Matrix, MatrixError};
 pub use crate::scratch::Scratch;
-
-pub(crate) use pairs::Pairs;
 
 /// The granularity in which callers best split rows among threads: a multiple of every kernel's row tile.
 pub const ROW_BLOCK: usize = 32;
@@ -56,7 +54,7 @@ pub fn matmul(
         (Form::Affine { .. }, Input::Bf16(x)) => pairs::affine(isa, w, x, tokens, tile, scratch),
         (Form::Affine { .. }, Input::Int8 { q, scales, sums }) => {
             assert!(scales.len() == q.len() / 32 && sums.len() == q.len() / 32, "one scale and one sum per 32");
-            int8::affine(isa, w, int8::Groups { q, scales, sums }, tokens, tile, scratch)
+            int8::affine(isa, w, Groups { q, scales, sums }, tokens, tile, scratch)
         }
         (form, _) => panic!("{form:?} does not take activations in this encoding"),
     }

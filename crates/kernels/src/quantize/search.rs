@@ -7,7 +7,8 @@
 
 use std::array::from_fn;
 
-use super::{LANES, Pair, ends, mlx, nearest, put};
+use super::group::{LANES, Pair, ends, nearest, put};
+use super::mlx;
 use crate::form::Float;
 
 /// Parts of the group's range to start from.

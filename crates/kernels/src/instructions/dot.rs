@@ -3,13 +3,13 @@
 //! Each output has its own accumulator and sees its columns in ascending order, so an output's bits do not depend on R, T or
 //! on the blocking above them.
 
-use crate::lanes::Lanes;
+use super::lanes::Lanes;
 
 /// One way of multiplying a stretch of a weight row by the same stretch of a token.
 ///
 /// # Safety
 /// As for [`Lanes`]: called only where the instruction set of `V` is available, with pointers that hold the elements read.
-pub(super) trait Dot<V: Lanes> {
+pub(crate) trait Dot<V: Lanes> {
     /// Elements per [`Dot::mac`].
     const STEP: usize;
     /// Bytes per element of a weight row and of a token.
@@ -62,7 +62,7 @@ fn fetch(p: *const u8) {
 /// # Safety
 /// The product's pointers hold what it says; the instruction set of `V` is available.
 #[inline(always)]
-pub(super) unsafe fn multiply<V: Lanes, D: Dot<V>>(product: Product) {
+pub(crate) unsafe fn multiply<V: Lanes, D: Dot<V>>(product: Product) {
     // A wide set has registers for 4 x 4 accumulators, the others for 2 x 2 (one is two registers in AVX2).
     let wide = size_of::<V>() == 64 && align_of::<V>() == 64;
     let block = (L1_WEIGHTS / product.w_stride.max(1)).max(4) / 4 * 4;

@@ -4,10 +4,12 @@
 //! rearranged in cache such that a register holds one pair of columns of sixteen rows; for one lane after the other a dozen tokens pass over
 //! the tile, each with a pair that is spread over a register. The lanes' sums rest in scratch; at the end the tree adds registers.
 
-use super::Pairs;
-use crate::lanes::{Avx512x16, Lanes};
-use crate::matmul::dot::Product;
 use std::arch::x86_64::*;
+
+use super::Avx512x16;
+use crate::instructions::dot::Product;
+use crate::instructions::lanes::Lanes;
+use crate::instructions::pairs::Pairs;
 
 /// Rows of a tile: two registers.
 const ROWS: usize = 32;
