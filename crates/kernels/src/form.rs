@@ -1,5 +1,7 @@
 //! How weights lie in bytes and in what precision activations meet them: the types that every kernel and its callers share. Uses nothing of the crate.
 
+use std::ops::Deref;
+
 /// An element type of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Float {
@@ -87,12 +89,110 @@ impl Form {
         }
     }
 
-    /// Bytes of a row of `cols` elements, without scales and biases; `None` where the number does not fit.
-    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+    /// The arrays that a matrix of `cols` columns lies in, in the order that they have everywhere. This is the one place that knows them.
+    ///
+    /// # Errors
+    /// Where there is no such form, or its groups do not divide the columns.
+    pub fn parts(self, cols: usize) -> Result<Parts, MatrixError> {
+        let too_big = MatrixError::TooBig { rows: 1, cols };
+        let mut parts =
+            Parts { all: [Part { name: "weight", element: Element::Packed, row_bytes: 0 }; MAX_PARTS], len: 0 };
         match self {
-            Form::Float(float) => cols.checked_mul(float.size()),
-            // Columns are a multiple of 32, so the bits are whole bytes.
-            Form::Affine { bits, .. } => (cols / 8).checked_mul(bits as usize),
+            Form::Float(float) => {
+                parts.add("weight", Element::Float(float), cols.checked_mul(float.size()).ok_or(too_big)?)
+            }
+            Form::Affine { bits, group, scale } => {
+                if !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) {
+                    return Err(MatrixError::Bits(bits));
+                }
+                if !matches!(group, 32 | 64 | 128) {
+                    return Err(MatrixError::Group(group));
+                }
+                if !cols.is_multiple_of(group as usize) {
+                    return Err(MatrixError::Columns { cols, group });
+                }
+                // Columns are a multiple of 32, so the bits are whole words.
+                let packed = (cols / 8).checked_mul(bits as usize).ok_or(too_big)?;
+                let scales = (cols / group as usize).checked_mul(scale.size()).ok_or(too_big)?;
+                parts.add("weight", Element::Packed, packed);
+                parts.add("scales", Element::Float(scale), scales);
+                parts.add("biases", Element::Float(scale), scales);
+            }
+        }
+        Ok(parts)
+    }
+}
+
+/// What an array of a matrix consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    Float(Float),
+    /// Words of 32 bits that are one little-endian bit stream per row.
+    Packed,
+}
+
+impl Element {
+    /// Bytes per element.
+    pub const fn size(self) -> usize {
+        match self {
+            Element::Float(float) => float.size(),
+            Element::Packed => 4,
         }
     }
+}
+
+/// One of the arrays that a matrix lies in, row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// As checkpoints name it, behind the module's own name.
+    pub name: &'static str,
+    pub element: Element,
+    /// Bytes of it that belong to one row of the matrix.
+    pub row_bytes: usize,
+}
+
+/// The most arrays that a form has.
+pub const MAX_PARTS: usize = 3;
+
+/// The arrays of a form: a slice of [`Part`].
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    all: [Part; MAX_PARTS],
+    len: usize,
+}
+
+impl Parts {
+    fn add(&mut self, name: &'static str, element: Element, row_bytes: usize) {
+        self.all[self.len] = Part { name, element, row_bytes };
+        self.len += 1;
+    }
+
+    /// Bytes of a row of the matrix in all of them.
+    pub fn row_bytes(&self) -> usize {
+        self.iter().map(|part| part.row_bytes).sum()
+    }
+}
+
+impl Deref for Parts {
+    type Target = [Part];
+    fn deref(&self) -> &[Part] {
+        &self.all[..self.len]
+    }
+}
+
+/// Why bytes are not a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MatrixError {
+    #[error("{0} bits per weight: expected 2, 3, 4, 5, 6 or 8")]
+    Bits(u8),
+    #[error("quantisation groups of {0}: expected 32, 64 or 128")]
+    Group(u16),
+    #[error("{cols} columns do not divide into groups of {group}")]
+    Columns { cols: usize, group: u16 },
+    #[error("{rows} x {cols} elements do not fit in memory")]
+    TooBig { rows: usize, cols: usize },
+    #[error("{got} arrays, where its form has {wanted}")]
+    Parts { got: usize, wanted: usize },
+    #[error("{part} has {got} bytes, the shape needs {wanted}")]
+    Length { part: &'static str, got: usize, wanted: usize },
 }

@@ -2,22 +2,7 @@
 
 use std::ops::Range;
 
-use crate::form::Form;
-
-/// Why bytes are not a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MatrixError {
-    #[error("{0} bits per weight: expected 2, 3, 4, 5, 6 or 8")]
-    Bits(u8),
-    #[error("quantisation groups of {0}: expected 32, 64 or 128")]
-    Group(u16),
-    #[error("{cols} columns do not divide into groups of {group}")]
-    Columns { cols: usize, group: u16 },
-    #[error("{rows} x {cols} elements do not fit in memory")]
-    TooBig { rows: usize, cols: usize },
-    #[error("{part} has {got} bytes, the shape needs {wanted}")]
-    Length { part: &'static str, got: usize, wanted: usize },
-}
+use crate::form::{Form, MAX_PARTS, MatrixError};
 
 /// A weight matrix [rows, cols], row-major, in the checkpoint's own bytes, at any alignment.
 #[derive(Clone, Copy)]
@@ -31,10 +16,38 @@ pub struct Matrix<'a> {
     pub(crate) scales: &'a [u8],
     /// As `scales`.
     pub(crate) biases: &'a [u8],
+    row_bytes: usize,
+    scale_row_bytes: usize,
 }
 
 impl<'a> Matrix<'a> {
-    /// Checks that the three parts have exactly the lengths of the shape (`scales` and `biases` are empty for float forms).
+    /// Checks that the arrays, in the order of [`Form::parts`], have exactly the lengths of the shape.
+    pub fn of_parts(
+        form: Form,
+        rows: usize,
+        cols: usize,
+        parts: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<Self, MatrixError> {
+        let wanted = form.parts(cols)?;
+        let (mut all, mut row_bytes, mut got) = ([&[][..]; MAX_PARTS], [0; MAX_PARTS], 0);
+        for bytes in parts {
+            if let Some(part) = wanted.get(got) {
+                let wanted = rows.checked_mul(part.row_bytes).ok_or(MatrixError::TooBig { rows, cols })?;
+                if bytes.len() != wanted {
+                    return Err(MatrixError::Length { part: part.name, got: bytes.len(), wanted });
+                }
+                (all[got], row_bytes[got]) = (bytes, part.row_bytes);
+            }
+            got += 1;
+        }
+        if got != wanted.len() {
+            return Err(MatrixError::Parts { got, wanted: wanted.len() });
+        }
+        let ([data, scales, biases], [row_bytes, scale_row_bytes, _]) = (all, row_bytes);
+        Ok(Matrix { form, rows, cols, data, scales, biases, row_bytes, scale_row_bytes })
+    }
+
+    /// [`Matrix::of_parts`] of an array each; `scales` and `biases` are empty for float forms.
     pub fn new(
         form: Form,
         rows: usize,
@@ -43,28 +56,9 @@ impl<'a> Matrix<'a> {
         scales: &'a [u8],
         biases: &'a [u8],
     ) -> Result<Self, MatrixError> {
-        let too_big = MatrixError::TooBig { rows, cols };
-        let mut scale_row = 0;
-        if let Form::Affine { bits, group, scale } = form {
-            if !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) {
-                return Err(MatrixError::Bits(bits));
-            }
-            if !matches!(group, 32 | 64 | 128) {
-                return Err(MatrixError::Group(group));
-            }
-            if !cols.is_multiple_of(group as usize) {
-                return Err(MatrixError::Columns { cols, group });
-            }
-            scale_row = (cols / group as usize).checked_mul(scale.size()).ok_or(too_big)?;
-        }
-        let row = form.row_bytes(cols).ok_or(too_big)?;
-        for (part, bytes, row) in [("data", data, row), ("scales", scales, scale_row), ("biases", biases, scale_row)] {
-            let (got, wanted) = (bytes.len(), rows.checked_mul(row).ok_or(too_big)?);
-            if got != wanted {
-                return Err(MatrixError::Length { part, got, wanted });
-            }
-        }
-        Ok(Matrix { form, rows, cols, data, scales, biases })
+        let (all, known) = ([data, scales, biases], form.parts(cols)?.len());
+        let used = all.iter().rposition(|bytes| !bytes.is_empty()).map_or(0, |last| last + 1);
+        Matrix::of_parts(form, rows, cols, all.into_iter().take(known.max(used)))
     }
 
     pub fn form(&self) -> Form {
@@ -81,15 +75,12 @@ impl<'a> Matrix<'a> {
 
     /// Bytes of one row, without scales and biases.
     pub fn row_bytes(&self) -> usize {
-        self.form.row_bytes(self.cols).expect("checked when the matrix was made")
+        self.row_bytes
     }
 
     /// Bytes of one row's scales, or biases.
     pub(crate) fn scale_row_bytes(&self) -> usize {
-        match self.form {
-            Form::Float(_) => 0,
-            Form::Affine { group, scale, .. } => self.cols / group as usize * scale.size(),
-        }
+        self.scale_row_bytes
     }
 
     /// All bytes that a product with this matrix reads.

@@ -15,9 +15,9 @@ use crate::Isa;
 use crate::instructions::integers::Groups;
 use std::ops::Range;
 
-pub use crate::form::{Activations, Encoding, Float, Form};
+pub use crate::form::{Activations, Encoding, Float, Form, MatrixError};
 pub use crate::input::Input;
-pub use crate::matrix::{Matrix, MatrixError};
+pub use crate::matrix::Matrix;
 pub use crate::scratch::Scratch;
 
 /// The granularity in which callers best split rows among threads: a multiple of every kernel's row tile.
