@@ -129,15 +129,13 @@ impl Tensor {
     }
 }
 
-/// A weight matrix as its checkpoint has it: `[rows, cols]` row-major in `form`. `scales` and `biases` are empty for float forms.
+/// A weight matrix as its checkpoint has it: `[rows, cols]` row-major, in the arrays that [`Form::parts`] lists, in that order.
 #[derive(Clone, Debug)]
 pub struct MatrixSource {
     pub form: Form,
     pub rows: usize,
     pub cols: usize,
-    pub data: Bytes,
-    pub scales: Bytes,
-    pub biases: Bytes,
+    pub parts: Vec<Bytes>,
 }
 
 /// How one cache group's blocks are laid out: a block is one extent that holds, for each layer of the group, K

@@ -59,13 +59,15 @@ impl Case {
     /// Makes weights known that lie in memory, at any alignment.
     pub fn register(&mut self, parts: &Parts) -> MatrixId {
         let Parts { form, rows, cols, ref bytes } = *parts;
-        let [data, scales, biases] = [0, 1, 2].map(|i| {
+        let arrays = form.parts(cols).expect("a form that there is").len();
+        let shifted = |i: usize| {
             let offset = self.random.usize(..8);
             let mut shifted = vec![0xa5; offset];
             shifted.extend_from_slice(&bytes[i]);
             Bytes::from(shifted).slice(offset..)
-        });
-        self.backend.matrix(MatrixSource { form, rows, cols, data, scales, biases }).expect("a matrix of a known form")
+        };
+        let parts = (0..arrays).map(shifted).collect();
+        self.backend.matrix(MatrixSource { form, rows, cols, parts }).expect("a matrix of a known form")
     }
 
     /// A matrix of any form.

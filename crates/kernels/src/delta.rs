@@ -6,10 +6,10 @@
 // Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
 #![allow(clippy::needless_range_loop)]
 
-use crate::lanes::Lanes;
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::math::{exp, exp1, sigmoid, silu, softplus};
 use crate::rows::{Rows, RowsMut};
-use crate::simd;
 
 /// Channels whose weights and inputs stay in the first-level cache from one token to the next.
 const CONV_BLOCK: usize = 512;
@@ -91,7 +91,7 @@ unsafe fn gates_lanes<V: Lanes>(a: &[f32], b: &[f32], a_log: &[f32], dt_bias: &[
 
 /// One head's inputs of a run of tokens.
 #[derive(Clone, Copy)]
-pub struct Run<'a> {
+pub struct HeadInputs<'a> {
     /// `[tokens, key_dim]`, L2-normed and scaled.
     pub q: Rows<'a>,
     /// `[tokens, key_dim]`, L2-normed.
@@ -105,12 +105,15 @@ pub struct Run<'a> {
 }
 
 #[inline(always)]
-unsafe fn recurrence_lanes<V: Lanes>(state: &mut RowsMut, run: &Run, out: &mut RowsMut) {
-    let (tokens, key_dim, columns) = (run.q.rows(), state.rows(), state.cols());
-    assert!(run.q.cols() == key_dim && run.k.cols() == key_dim, "keys of {} for {key_dim} rows", run.k.cols());
-    assert!(run.v.cols() == columns && out.cols() == columns, "values of {} for {columns} columns", run.v.cols());
-    assert!([run.k.rows(), run.v.rows(), run.g.rows(), run.beta.rows(), out.rows()] == [tokens; 5], "{tokens} tokens");
-    assert!(run.g.cols() == 1 && run.beta.cols() == 1, "one gate per token");
+unsafe fn recurrence_lanes<V: Lanes>(state: &mut RowsMut, inputs: &HeadInputs, out: &mut RowsMut) {
+    let (tokens, key_dim, columns) = (inputs.q.rows(), state.rows(), state.cols());
+    assert!(inputs.q.cols() == key_dim && inputs.k.cols() == key_dim, "keys of {} for {key_dim} rows", inputs.k.cols());
+    assert!(inputs.v.cols() == columns && out.cols() == columns, "values of {} for {columns} columns", inputs.v.cols());
+    assert!(
+        [inputs.k.rows(), inputs.v.rows(), inputs.g.rows(), inputs.beta.rows(), out.rows()] == [tokens; 5],
+        "{tokens} tokens"
+    );
+    assert!(inputs.g.cols() == 1 && inputs.beta.cols() == 1, "one gate per token");
     if tokens == 0 || key_dim == 0 {
         // Without keys nothing is remembered.
         (0..tokens).for_each(|t| out.row(t).fill(0.0));
@@ -122,30 +125,30 @@ unsafe fn recurrence_lanes<V: Lanes>(state: &mut RowsMut, run: &Run, out: &mut R
         if tokens == 1 {
             // The state is read from memory once: in the order in which it lies.
             while V::WIDE && c + 128 <= columns {
-                one_token::<V, 8>(state, run, out, c, 16);
+                one_token::<V, 8>(state, inputs, out, c, 16);
                 c += 128;
             }
             while c + 64 <= columns {
-                one_token::<V, 4>(state, run, out, c, 16);
+                one_token::<V, 4>(state, inputs, out, c, 16);
                 c += 64;
             }
             while c < columns {
                 let n = (columns - c).min(16);
-                one_token::<V, 1>(state, run, out, c, n);
+                one_token::<V, 1>(state, inputs, out, c, n);
                 c += n;
             }
         } else {
             while V::WIDE && c + 64 <= columns {
-                copied::<V, 4>(state, run, out, c, 16);
+                copied::<V, 4>(state, inputs, out, c, 16);
                 c += 64;
             }
             while c + 32 <= columns {
-                copied::<V, 2>(state, run, out, c, 16);
+                copied::<V, 2>(state, inputs, out, c, 16);
                 c += 32;
             }
             while c < columns {
                 let n = (columns - c).min(16);
-                block::<V, 1>(first_row(state, c), run, out, c, n);
+                block::<V, 1>(first_row(state, c), inputs, out, c, n);
                 c += n;
             }
         }
@@ -180,10 +183,10 @@ unsafe fn store<V: Lanes>(v: V, p: *mut f32, j: usize, n: usize) {
 
 /// What the state holds for `k` after `decay`, less the value: `(v - r) * beta`. Registers of columns as for [`block`].
 #[inline(always)]
-unsafe fn correction<V: Lanes, const N: usize>(s: Block, run: &Run, c: usize, n: usize, decay: V) -> [V; N] {
+unsafe fn correction<V: Lanes, const N: usize>(s: Block, inputs: &HeadInputs, c: usize, n: usize, decay: V) -> [V; N] {
     // SAFETY: as the caller vouches.
     unsafe {
-        let k = run.k.row(0);
+        let k = inputs.k.row(0);
         let mut held = [V::splat(0.0); N];
         for i in 0..s.key_dim {
             let p = s.at.add(i * s.stride);
@@ -192,16 +195,22 @@ unsafe fn correction<V: Lanes, const N: usize>(s: Block, run: &Run, c: usize, n:
                 held[j] = load::<V>(p, j, n).mul(decay).fma(k, held[j]);
             }
         }
-        corrected(held, run, 0, c, n)
+        corrected(held, inputs, 0, c, n)
     }
 }
 
 #[inline(always)]
-unsafe fn corrected<V: Lanes, const N: usize>(mut held: [V; N], run: &Run, t: usize, c: usize, n: usize) -> [V; N] {
+unsafe fn corrected<V: Lanes, const N: usize>(
+    mut held: [V; N],
+    inputs: &HeadInputs,
+    t: usize,
+    c: usize,
+    n: usize,
+) -> [V; N] {
     // SAFETY: as the caller vouches.
     unsafe {
-        let beta = V::splat(run.beta.row(t)[0]);
-        let v = run.v.row(t).as_ptr().add(c);
+        let beta = V::splat(inputs.beta.row(t)[0]);
+        let v = inputs.v.row(t).as_ptr().add(c);
         for j in 0..N {
             held[j] = load::<V>(v, j, n).sub(held[j]).mul(beta);
         }
@@ -211,13 +220,19 @@ unsafe fn corrected<V: Lanes, const N: usize>(mut held: [V; N], run: &Run, t: us
 
 /// A single token: the state is read, and then updated.
 #[inline(always)]
-unsafe fn one_token<V: Lanes, const N: usize>(state: &mut RowsMut, run: &Run, out: &mut RowsMut, c: usize, n: usize) {
+unsafe fn one_token<V: Lanes, const N: usize>(
+    state: &mut RowsMut,
+    inputs: &HeadInputs,
+    out: &mut RowsMut,
+    c: usize,
+    n: usize,
+) {
     let s = first_row(state, c);
     // SAFETY: as for `block`.
     unsafe {
-        let decay = V::splat(exp1(run.g.row(0)[0]));
-        let d = correction::<V, N>(s, run, c, n, decay);
-        let (q, k) = (run.q.row(0), run.k.row(0));
+        let decay = V::splat(exp1(inputs.g.row(0)[0]));
+        let d = correction::<V, N>(s, inputs, c, n, decay);
+        let (q, k) = (inputs.q.row(0), inputs.k.row(0));
         let mut o = [V::splat(0.0); N];
         for i in 0..s.key_dim {
             let p = s.at.add(i * s.stride);
@@ -240,11 +255,17 @@ const COPIED_ROWS: usize = 256;
 
 /// [`block`] on a copy whose rows lie together: rows a power of two apart fall on too few sets of the first-level cache.
 #[inline(always)]
-unsafe fn copied<V: Lanes, const N: usize>(state: &mut RowsMut, run: &Run, out: &mut RowsMut, c: usize, n: usize) {
+unsafe fn copied<V: Lanes, const N: usize>(
+    state: &mut RowsMut,
+    inputs: &HeadInputs,
+    out: &mut RowsMut,
+    c: usize,
+    n: usize,
+) {
     let s = first_row(state, c);
     if s.key_dim > COPIED_ROWS {
         // SAFETY: as the caller vouches.
-        return unsafe { block::<V, N>(s, run, out, c, n) };
+        return unsafe { block::<V, N>(s, inputs, out, c, n) };
     }
     #[repr(align(64))]
     struct Room<const N: usize>([[[f32; 16]; N]; COPIED_ROWS]);
@@ -255,7 +276,7 @@ unsafe fn copied<V: Lanes, const N: usize>(state: &mut RowsMut, run: &Run, out: 
         for i in 0..s.key_dim {
             std::ptr::copy_nonoverlapping(s.at.add(i * s.stride), at.add(i * 16 * N), 16 * N);
         }
-        block::<V, N>(Block { at, stride: 16 * N, ..s }, run, out, c, n);
+        block::<V, N>(Block { at, stride: 16 * N, ..s }, inputs, out, c, n);
         for i in 0..s.key_dim {
             std::ptr::copy_nonoverlapping(at.add(i * 16 * N), s.at.add(i * s.stride), 16 * N);
         }
@@ -267,12 +288,12 @@ unsafe fn copied<V: Lanes, const N: usize>(state: &mut RowsMut, run: &Run, out: 
 /// Per token there are two passes over the state's rows: what it holds for the key, and then its update and output. The second pass
 /// of a token is also the first of the next: the rows are decayed as they are stored, so each is loaded and stored once.
 #[inline(always)]
-unsafe fn block<V: Lanes, const N: usize>(s: Block, run: &Run, out: &mut RowsMut, c: usize, n: usize) {
-    let tokens = run.q.rows();
+unsafe fn block<V: Lanes, const N: usize>(s: Block, inputs: &HeadInputs, out: &mut RowsMut, c: usize, n: usize) {
+    let tokens = inputs.q.rows();
     // SAFETY: `N` registers (or `n` lanes) are inside each row; the caller vouches for the instruction set.
     unsafe {
-        let decay = V::splat(exp1(run.g.row(0)[0]));
-        let mut d = correction::<V, N>(s, run, c, n, decay);
+        let decay = V::splat(exp1(inputs.g.row(0)[0]));
+        let mut d = correction::<V, N>(s, inputs, c, n, decay);
         for i in 0..s.key_dim {
             let p = s.at.add(i * s.stride);
             for j in 0..N {
@@ -280,11 +301,11 @@ unsafe fn block<V: Lanes, const N: usize>(s: Block, run: &Run, out: &mut RowsMut
             }
         }
         for t in 0..tokens {
-            let (q, k) = (run.q.row(t), run.k.row(t));
+            let (q, k) = (inputs.q.row(t), inputs.k.row(t));
             let mut o = [V::splat(0.0); N];
             if t + 1 < tokens {
-                let decay = V::splat(exp1(run.g.row(t + 1)[0]));
-                let next = run.k.row(t + 1);
+                let decay = V::splat(exp1(inputs.g.row(t + 1)[0]));
+                let next = inputs.k.row(t + 1);
                 let mut held = [V::splat(0.0); N];
                 for i in 0..s.key_dim {
                     let p = s.at.add(i * s.stride);
@@ -298,7 +319,7 @@ unsafe fn block<V: Lanes, const N: usize>(s: Block, run: &Run, out: &mut RowsMut
                         held[j] = v.fma(next, held[j]);
                     }
                 }
-                d = corrected(held, run, t + 1, c, n);
+                d = corrected(held, inputs, t + 1, c, n);
             } else {
                 for i in 0..s.key_dim {
                     let p = s.at.add(i * s.stride);
@@ -334,7 +355,7 @@ simd! {
 simd! {
     /// The delta rule for one value head, or some columns of it, over a run of tokens; `docs/numerics.md` has the formulas. `state`:
     /// `[key_dim, columns]`, in place; `out`: `[tokens, columns]`. Columns do not depend on each other; blocks of 64 suit the kernel best.
-    pub fn recurrence(state: &mut RowsMut, run: &Run, out: &mut RowsMut) = recurrence_lanes
+    pub fn recurrence(state: &mut RowsMut, inputs: &HeadInputs, out: &mut RowsMut) = recurrence_lanes
 }
 
 #[cfg(test)]
@@ -385,7 +406,7 @@ mod tests {
             let rows = from..from + chunk.min(tokens - from);
             let n = rows.len();
             let qk = Rows::dense(&qk, 2 * dk).part(rows.clone());
-            let run = Run {
+            let inputs = HeadInputs {
                 q: qk.columns(0..dk),
                 k: qk.columns(dk..2 * dk),
                 v: Rows::dense(&v, dv).part(rows.clone()),
@@ -395,8 +416,8 @@ mod tests {
             let (mut left, mut right) = RowsMut::dense(&mut state, dv).split_columns(split);
             let out = RowsMut::new(&mut out[from * dv..], n, dv, dv);
             let (mut out_left, mut out_right) = out.split_columns(split);
-            recurrence(isa, &mut left, &Run { v: run.v.columns(0..split), ..run }, &mut out_left);
-            recurrence(isa, &mut right, &Run { v: run.v.columns(split..dv), ..run }, &mut out_right);
+            recurrence(isa, &mut left, &HeadInputs { v: inputs.v.columns(0..split), ..inputs }, &mut out_left);
+            recurrence(isa, &mut right, &HeadInputs { v: inputs.v.columns(split..dv), ..inputs }, &mut out_right);
         }
         (out, state)
     }

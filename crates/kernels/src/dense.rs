@@ -6,9 +6,9 @@
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::isa::Isa;
-use crate::lanes::Lanes;
-use crate::simd;
 
 /// Numbers in memory that its thread keeps for the next of them: large matrices come and go, and fresh pages cost a thread as much as some of the arithmetic.
 #[derive(Debug, PartialEq)]

@@ -1,8 +1,8 @@
 //! Element by element: SwiGLU, gates, sums. Any split of the elements gives the same result.
 
-use crate::lanes::Lanes;
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::math::{sigmoid, silu};
-use crate::simd;
 
 /// `y' = f(x, y)`, over lanes. A trait, not a closure, so that it is certain to be inlined into the shell.
 trait Update {

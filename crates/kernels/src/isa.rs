@@ -52,22 +52,11 @@ impl Isa {
         let mut all = vec![Isa::GENERIC];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c")
-                && is_x86_feature_detected!("bmi2")
-            {
+            if crate::avx2::is_supported() {
                 all.push(Isa(Level::Avx2));
-                if is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vnni")
-                    && is_x86_feature_detected!("avx512vbmi")
-                    && is_x86_feature_detected!("avx512bf16")
-                {
-                    all.push(Isa(Level::Avx512));
-                }
+            }
+            if crate::avx512::is_supported() {
+                all.push(Isa(Level::Avx512));
             }
         }
         all

@@ -4,7 +4,7 @@
 //! the same order. Their errors are a few units in the last place; the tests hold the bounds. A NaN stays a NaN. The
 //! coefficients are minimax fits of the relative error, computed for this file.
 
-use crate::lanes::Lanes;
+use crate::instructions::lanes::Lanes;
 
 const EXP_LOW: f32 = -87.0;
 const EXP_HIGH: f32 = 88.0;
@@ -170,7 +170,8 @@ pub fn tanh1(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Isa, simd};
+    use crate::Isa;
+    use crate::dispatch::simd;
 
     type Scalar = fn(f32) -> f32;
 

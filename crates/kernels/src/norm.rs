@@ -2,9 +2,9 @@
 //!
 //! Sums of squares are lane sums. `docs/numerics.md` fixes the order of the products.
 
-use crate::lanes::Lanes;
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::math::silu;
-use crate::simd;
 
 /// The lane sum of squares of `n` elements.
 #[inline(always)]

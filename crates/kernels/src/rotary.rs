@@ -3,9 +3,9 @@
 //! Heads are rotated in halves (`rotate_half` of transformers): element i of the first half pairs with element i of the second. Interleaved
 //! multimodal sections are the same for text, whose three position numbers are equal.
 
-use crate::lanes::Lanes;
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::norm::rms_in_place_lanes;
-use crate::simd;
 
 /// How fast each pair of elements turns (Su et al. 2021).
 #[derive(Clone, Debug, PartialEq)]

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
-use crate::lanes::Lanes;
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::math::{exp, sigmoid};
-use crate::simd;
 
 /// How router logits become a choice.
 #[derive(Clone, Debug, PartialEq)]

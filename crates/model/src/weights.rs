@@ -122,38 +122,39 @@ impl<'a> Weights<'a> {
         let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", self.checkpoint.folder().display()))?;
         let shape = |cols: usize| [leading, &[rows, cols]].concat();
         let all_rows = leading.iter().product::<usize>() * rows;
-        let checked = |t: &sluice_store::Tensor, cols: usize| -> Result<Bytes> {
-            let wanted = shape(cols);
+        let form = match self.checkpoint.tensor(&format!("{module}.scales")) {
+            None => Form::Float(Self::float_of(&name, t.dtype)?),
+            Some(scales) => {
+                let (bits, group) = self.quantization.of(module)?;
+                ensure!(t.dtype == Dtype::U32, "tensor {name:?} has scales, but is {:?} instead of U32", t.dtype);
+                ensure!(
+                    cols.is_multiple_of(group as usize),
+                    "tensor {name:?}: {cols} inputs are not whole groups of {group}"
+                );
+                let biases = self.checkpoint.tensor(&format!("{module}.biases"));
+                let biases =
+                    biases.ok_or_else(|| anyhow!("tensor {module:?}: scales without biases are not supported"))?;
+                ensure!(biases.dtype == scales.dtype, "{module:?}: scales and biases differ in type");
+                Form::Affine { bits, group, scale: Self::float_of(&scales.name, scales.dtype)? }
+            }
+        };
+        let mut parts = Vec::new();
+        for part in form.parts(cols).with_context(|| format!("tensor {module}"))?.iter() {
+            let t = match part.name {
+                "weight" => Some(t.clone()),
+                other => self.checkpoint.tensor(&format!("{module}.{other}")),
+            };
+            let t = t.ok_or_else(|| anyhow!("no tensor {module:?}.{}", part.name))?;
+            let wanted = shape(part.row_bytes / part.element.size());
             ensure!(t.shape == wanted, "tensor {:?} has shape {:?}, config.json asks for {wanted:?}", t.name, t.shape);
-            Ok(t.bytes.clone())
-        };
-        let Some(scales) = self.checkpoint.tensor(&format!("{module}.scales")) else {
-            let form = Form::Float(Self::float_of(&name, t.dtype)?);
-            let (data, none) = (checked(&t, cols)?, Bytes::from(Vec::new()));
-            return Ok(MatrixSource { form, rows: all_rows, cols, data, scales: none.clone(), biases: none });
-        };
-        let (bits, group) = self.quantization.of(module)?;
-        ensure!(t.dtype == Dtype::U32, "tensor {name:?} has scales, but is {:?} instead of U32", t.dtype);
-        ensure!(cols.is_multiple_of(group as usize), "tensor {name:?}: {cols} inputs are not whole groups of {group}");
-        let biases = self.checkpoint.tensor(&format!("{module}.biases"));
-        let biases = biases.ok_or_else(|| anyhow!("tensor {module:?}: scales without biases are not supported"))?;
-        ensure!(biases.dtype == scales.dtype, "{module:?}: scales and biases differ in type");
-        let scale = Self::float_of(&scales.name, scales.dtype)?;
-        let groups = cols / group as usize;
-        Ok(MatrixSource {
-            form: Form::Affine { bits, group, scale },
-            rows: all_rows,
-            cols,
-            data: checked(&t, cols * bits as usize / 32)?,
-            scales: checked(&scales, groups)?,
-            biases: checked(&biases, groups)?,
-        })
+            parts.push(t.bytes.clone());
+        }
+        Ok(MatrixSource { form, rows: all_rows, cols, parts })
     }
 
     fn load(&mut self, module: &str, plain: bool, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixId> {
         let source = self.source(module, plain, leading, rows, cols)?;
-        let parts = [&source.data, &source.scales, &source.biases];
-        self.order.extend(parts.map(|bytes| Used { bytes: bytes.clone(), by_experts: false }));
+        self.order.extend(source.parts.iter().map(|bytes| Used { bytes: bytes.clone(), by_experts: false }));
         self.backend.matrix(source).with_context(|| format!("tensor {module}"))
     }
 

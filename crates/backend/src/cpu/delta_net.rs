@@ -99,7 +99,7 @@ impl Cpu {
             let out = out.part(rows.clone(), at + cols.start..at + cols.end);
             // SAFETY: this task alone uses these columns of this head's state and output; the rest is only read.
             unsafe {
-                let run = delta::Run {
+                let run = delta::HeadInputs {
                     q: key(0).as_rows(),
                     k: key(keys).as_rows(),
                     v: v.as_rows(),

@@ -6,10 +6,11 @@
 //! kept until all are there. The sums are the same, term by term.
 
 use sluice_kernels::elementwise;
+use sluice_kernels::form::MAX_PARTS;
 use sluice_kernels::matmul::{Encoding, Matrix};
 
 use super::matmul::{Crew, Encoded, MOST_ROWS, Needs, Worker, block_rows, part, tile};
-use super::memory::{MATRIX_PARTS, Place, Weight};
+use super::memory::{Place, Weight};
 use crate::{ExpertMatrix, ExpertPart, Experts, Linear, Mlp, Routing};
 
 /// A projection: rows of a matrix, where its checkpoint has it or in memory that it was read to.
@@ -18,17 +19,17 @@ pub struct Operand {
     pub weight: usize,
     row: usize,
     rows: usize,
-    read: Option<[Run; MATRIX_PARTS]>,
+    read: Option<[Stretch; MAX_PARTS]>,
 }
 
-/// Some bytes in memory: elements, scales or biases.
+/// Some bytes in memory: one of a matrix's arrays.
 #[derive(Clone, Copy)]
-struct Run(*const u8, usize);
+struct Stretch(*const u8, usize);
 
 // SAFETY: an address; whoever makes an operand of it vouches for what lies there.
-unsafe impl Send for Run {}
+unsafe impl Send for Stretch {}
 // SAFETY: as above.
-unsafe impl Sync for Run {}
+unsafe impl Sync for Stretch {}
 
 impl Operand {
     pub fn new(weight: usize, row: usize, rows: usize) -> Operand {
@@ -39,21 +40,22 @@ impl Operand {
         Operand::new(linear.matrix.number(), linear.rows.start, linear.rows.len())
     }
 
-    /// The same rows, of which a copy lies in memory: elements, scales, biases.
+    /// The same rows, of which a copy lies in memory, array by array.
     ///
     /// # Safety
     /// The memory stays as it is for as long as [`Operand::matrix`] is asked for and used.
-    unsafe fn read_to(self, arrays: [&[u8]; MATRIX_PARTS]) -> Operand {
-        Operand { read: Some(arrays.map(|a| Run(a.as_ptr(), a.len()))), ..self }
+    unsafe fn read_to(self, arrays: [&[u8]; MAX_PARTS]) -> Operand {
+        Operand { read: Some(arrays.map(|a| Stretch(a.as_ptr(), a.len()))), ..self }
     }
 
     /// A matrix and its first row of these.
     fn matrix<'a>(&self, weights: &'a [Weight]) -> (Matrix<'a>, usize) {
         let weight = &weights[self.weight];
-        let Some(runs) = self.read else { return (weight.matrix(), self.row) };
+        let Some(arrays) = &self.read else { return (weight.matrix(), self.row) };
         // SAFETY: as whoever made the operand has vouched.
-        let [data, scales, biases] = runs.map(|Run(start, len)| unsafe { std::slice::from_raw_parts(start, len) });
-        let matrix = Matrix::new(weight.form(), self.rows, weight.cols(), data, scales, biases);
+        let array = |Stretch(start, len): &Stretch| unsafe { std::slice::from_raw_parts(*start, *len) };
+        let arrays = arrays.iter().map(array).take(weight.arrays());
+        let matrix = Matrix::of_parts(weight.form(), self.rows, weight.cols(), arrays);
         (matrix.expect("as long as these rows are in the checkpoint"), 0)
     }
 }
@@ -80,7 +82,7 @@ impl Unit {
     pub unsafe fn read_to<'a>(self, array: impl Fn(usize) -> &'a [u8]) -> Unit {
         let read = |(i, operand): (usize, Operand)| {
             // SAFETY: as the caller vouches.
-            unsafe { operand.read_to(std::array::from_fn(|part| array(i * MATRIX_PARTS + part))) }
+            unsafe { operand.read_to(std::array::from_fn(|part| array(i * MAX_PARTS + part))) }
         };
         let mut operands = [self.gate, self.up, self.down].into_iter().enumerate().map(read);
         let mut next = || operands.next().expect("as many as went in");
@@ -117,8 +119,8 @@ pub fn operands(experts: &Experts, expert: usize) -> [Operand; 3] {
 }
 
 impl Operand {
-    /// Its bytes in the checkpoint: elements, scales, biases.
-    pub fn bytes(&self, weights: &[Weight]) -> [sluice_store::Bytes; MATRIX_PARTS] {
+    /// Its bytes in the checkpoint: the arrays of its form.
+    pub fn bytes(&self, weights: &[Weight]) -> [sluice_store::Bytes; MAX_PARTS] {
         weights[self.weight].rows_bytes(self.row..self.row + self.rows)
     }
 }

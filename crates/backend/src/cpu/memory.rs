@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use memmap2::{Advice, MmapMut, MmapOptions};
-use sluice_kernels::matmul::{self, Activations, Form, Matrix, MatrixError};
+use sluice_kernels::form::{Activations, Form, MAX_PARTS, MatrixError};
+use sluice_kernels::matmul;
+use sluice_kernels::matrix::Matrix;
 use sluice_kernels::rotary::RotaryFrequencies;
 use sluice_kernels::rows::{Rows, RowsMut};
 use sluice_kernels::{Isa, affine};
@@ -274,9 +276,6 @@ impl<T: Default> PerThread<T> {
     }
 }
 
-/// Arrays of a matrix: elements, scales, biases, of which some forms leave some empty.
-pub const MATRIX_PARTS: usize = 3;
-
 /// A weight matrix where its checkpoint has it, which may not be there yet.
 pub struct Weight {
     source: MatrixSource,
@@ -289,22 +288,13 @@ pub struct Weight {
 impl Weight {
     /// Checks shape and lengths, without a look at the bytes.
     pub fn new(source: MatrixSource) -> Result<Weight> {
-        let MatrixSource { form, rows, cols, .. } = source;
-        // Form and columns are checked by a matrix without rows, lengths here.
-        Matrix::new(form, 0, cols, &[], &[], &[])?;
-        let scale_row = match form {
-            Form::Float(_) => 0,
-            Form::Affine { group, scale, .. } => cols / group as usize * scale.size(),
-        };
-        let parts = [
-            ("weight", &source.data, form.row_bytes(cols)),
-            ("scales", &source.scales, Some(scale_row)),
-            ("biases", &source.biases, Some(scale_row)),
-        ];
-        for (part, bytes, row) in parts {
-            let wanted = row.and_then(|row| row.checked_mul(rows));
-            let wanted = wanted.ok_or(MatrixError::TooBig { rows, cols })?;
-            ensure!(bytes.len() == wanted, MatrixError::Length { part, got: bytes.len(), wanted });
+        let (rows, cols) = (source.rows, source.cols);
+        let parts = source.form.parts(cols)?;
+        let (got, wanted) = (source.parts.len(), parts.len());
+        ensure!(got == wanted, MatrixError::Parts { got, wanted });
+        for (part, bytes) in parts.iter().zip(&source.parts) {
+            let wanted = rows.checked_mul(part.row_bytes).ok_or(MatrixError::TooBig { rows, cols })?;
+            ensure!(bytes.len() == wanted, MatrixError::Length { part: part.name, got: bytes.len(), wanted });
         }
         Ok(Weight { source, ready: AtomicBool::new(false), streamed: false })
     }
@@ -312,20 +302,20 @@ impl Weight {
     /// The matrix, waiting for what is not there.
     pub fn matrix(&self) -> Matrix<'_> {
         let s = &self.source;
-        Matrix::new(s.form, s.rows, s.cols, &s.data, &s.scales, &s.biases).expect("checked when it was made")
+        Matrix::of_parts(s.form, s.rows, s.cols, s.parts.iter().map(|b| &b[..])).expect("checked when it was made")
     }
 
     /// Waits until all of it is there, or can never be.
     pub fn wait(&self) {
         if !self.is_ready() {
-            self.parts().into_iter().for_each(Bytes::wait);
+            self.source.parts.iter().for_each(Bytes::wait);
         }
     }
 
     /// Whether all of it is there.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed) || {
-            let ready = self.parts().into_iter().all(Bytes::is_ready);
+            let ready = self.source.parts.iter().all(Bytes::is_ready);
             self.ready.store(ready, Ordering::Relaxed);
             ready
         }
@@ -338,17 +328,25 @@ impl Weight {
             let mut copy = vec![0; len];
             bytes.slice(row * len..(row + 1) * len).read_now(&mut copy).map(|()| copy)
         };
-        let [Ok(data), Ok(scales), Ok(biases)] = self.parts().map(read) else { return out.fill(0.0) };
-        let matrix = Matrix::new(self.source.form, 1, self.source.cols, &data, &scales, &biases);
+        let Ok(parts) = self.source.parts.iter().map(read).collect::<Result<Vec<_>, _>>() else { return out.fill(0.0) };
+        let matrix = Matrix::of_parts(self.source.form, 1, self.source.cols, parts.iter().map(|p| &p[..]));
         affine::dequantize_row(isa, &matrix.expect("the parts of a row"), 0, out);
     }
 
-    /// Elements, scales and biases of some rows, whether they are there or not.
-    pub fn rows_bytes(&self, rows: Range<usize>) -> [Bytes; MATRIX_PARTS] {
-        self.parts().map(|bytes| {
-            let row = bytes.len() / self.rows();
-            bytes.slice(rows.start * row..rows.end * row)
+    /// The arrays of some rows, whether they are there or not; those that its form does not have are empty.
+    pub fn rows_bytes(&self, rows: Range<usize>) -> [Bytes; MAX_PARTS] {
+        std::array::from_fn(|i| match self.source.parts.get(i) {
+            None => Bytes::from(Vec::new()),
+            Some(bytes) => {
+                let row = bytes.len() / self.rows();
+                bytes.slice(rows.start * row..rows.end * row)
+            }
         })
+    }
+
+    /// Arrays that it lies in.
+    pub fn arrays(&self) -> usize {
+        self.source.parts.len()
     }
 
     pub fn form(&self) -> Form {
@@ -363,13 +361,9 @@ impl Weight {
         self.source.cols
     }
 
-    fn parts(&self) -> [&Bytes; MATRIX_PARTS] {
-        [&self.source.data, &self.source.scales, &self.source.biases]
-    }
-
     /// Bytes of the whole matrix, and whether they lie in a mapped file.
     pub fn bytes(&self) -> usize {
-        self.parts().iter().map(|b| b.len()).sum()
+        self.source.parts.iter().map(|b| b.len()).sum()
     }
 
     /// Kernel scratch for `rows` of it times `tokens`.
@@ -382,6 +376,6 @@ impl Weight {
     }
 
     pub fn is_mapped(&self) -> bool {
-        self.source.data.is_mapped()
+        self.source.parts[0].is_mapped()
     }
 }

@@ -72,12 +72,11 @@ fn product(isa: Isa, buffer: &[u8], form: Form, threads: usize) -> Result<f64> {
         16 => matmul::Form::Float(Float::Bf16),
         bits => matmul::Form::Affine { bits: bits as u8, group: form.group as u16, scale: Float::Bf16 },
     };
-    let row = stored.row_bytes(COLS).expect("a row is small");
-    let scale_row = if form.bits == 16 { 0 } else { COLS / form.group as usize * Float::Bf16.size() };
-    let rows = BYTES / (row + 2 * scale_row) / (threads * ROWS) * (threads * ROWS);
-    let (data, rest) = buffer.split_at(rows * row);
-    let (scales, rest) = rest.split_at(rows * scale_row);
-    let matrix = Matrix::new(stored, rows, COLS, data, scales, &rest[..rows * scale_row])?;
+    let parts = stored.parts(COLS)?;
+    let rows = BYTES / parts.row_bytes() / (threads * ROWS) * (threads * ROWS);
+    let mut rest = buffer;
+    let arrays = parts.iter().map(|part| rest.split_off(..rows * part.row_bytes).expect("the buffer holds the rows"));
+    let matrix = Matrix::of_parts(stored, rows, COLS, arrays)?;
     let x: Vec<f32> = (0..COLS).map(|i| (i % 17) as f32 / 16.0 - 0.5).collect();
     let (mut bf16, mut q) = (vec![0; COLS], vec![0; COLS]);
     let (mut x_scales, mut sums) = (vec![0.0; COLS / 32], vec![0.0; COLS / 32]);

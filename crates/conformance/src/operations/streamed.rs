@@ -85,8 +85,9 @@ fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDis
     for (&(layer, number), (blob, ranges)) in &places {
         let Parts { form, rows, cols, .. } = drawn[layer].matrices[number];
         let bytes: Bytes = checkpoint.tensor(&name(*blob)).expect("as written").bytes;
-        let [data, scales, biases] = ranges.clone().map(|range| bytes.slice(range));
-        let source = MatrixSource { form, rows, cols, data, scales, biases };
+        let arrays = form.parts(cols).expect("a form that there is").len();
+        let parts = ranges.iter().take(arrays).map(|range| bytes.slice(range.clone())).collect();
+        let source = MatrixSource { form, rows, cols, parts };
         assert_eq!(matrices[layer].len(), number);
         matrices[layer].push(c.backend.matrix(source).expect("a matrix of a known form"));
     }

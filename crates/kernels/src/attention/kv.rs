@@ -5,8 +5,8 @@ use std::ops::Range;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::lanes::Lanes;
-use crate::simd;
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 
 /// The element type of cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

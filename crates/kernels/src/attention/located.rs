@@ -3,8 +3,10 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::PARTITION;
 use super::kv::{KvType, KvView};
+
+/// Positions that are reduced together, from a multiple of as many on.
+pub const PARTITION: usize = 128;
 
 /// How many positions ahead stored keys and values are asked for.
 pub const AHEAD: usize = 16;

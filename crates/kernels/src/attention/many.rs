@@ -8,14 +8,14 @@
 
 use std::marker::PhantomData;
 
-use super::PARTITION;
+use super::join::join_sums;
 use super::kv::{Bf16, Element, F16, F32, Int8, KvShape, KvType};
-use super::located::{Located, Scales};
-use super::partition::{Rule, Slot, weights};
-use crate::lanes::Lanes;
+use super::located::{Located, PARTITION, Scales};
+use super::partition::{QueryRow, Rule, weights};
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::math::exp;
 use crate::rows::RowsMut;
-use crate::simd;
 
 /// Columns of widened values that lie together: a partition of them fits the first-level cache, which rows a power of two apart do not.
 const PANEL: usize = 32;
@@ -150,7 +150,13 @@ simd! {
 }
 
 #[inline(always)]
-unsafe fn attend_lanes<V: Lanes>(at: &Widened, rule: Rule, rows: &mut [Slot], scores: &mut [f32], sums: &mut [f32]) {
+unsafe fn attend_lanes<V: Lanes>(
+    at: &Widened,
+    rule: Rule,
+    rows: &mut [QueryRow],
+    scores: &mut [f32],
+    sums: &mut [f32],
+) {
     assert!(rows.len() <= BATCH && scores.len() >= BATCH * PARTITION && sums.len() >= BATCH * at.v_stride);
     for row in rows.iter() {
         let v = &row.visible;
@@ -210,12 +216,12 @@ unsafe fn attend_lanes<V: Lanes>(at: &Widened, rule: Rule, rows: &mut [Slot], sc
 simd! {
     /// Sets `m` and `l` of the rows that see something, and their weighted sums of values, `v_stride` apart. Queries have `k_stride` elements, zeros beyond
     /// their own.
-    pub fn attend_rows(at: &Widened, rule: Rule, rows: &mut [Slot], scores: &mut [f32], sums: &mut [f32]) = attend_lanes
+    pub fn attend_rows(at: &Widened, rule: Rule, rows: &mut [QueryRow], scores: &mut [f32], sums: &mut [f32]) = attend_lanes
 }
 
 /// From the first to the last position that any of the rows sees.
 #[inline(always)]
-fn hull(rows: &[Slot]) -> (usize, usize) {
+fn hull(rows: &[QueryRow]) -> (usize, usize) {
     let (mut from, mut to) = (PARTITION, 0);
     for row in rows {
         if !row.visible.is_empty() {
@@ -227,7 +233,7 @@ fn hull(rows: &[Slot]) -> (usize, usize) {
 
 /// The dot products of up to four rows with `16 * P` positions.
 #[inline(always)]
-unsafe fn dots<V: Lanes, const P: usize>(rows: &[Slot], keys: *const f32, dim: usize, out: *mut f32) {
+unsafe fn dots<V: Lanes, const P: usize>(rows: &[QueryRow], keys: *const f32, dim: usize, out: *mut f32) {
     // SAFETY: as the caller vouches.
     unsafe {
         let mut q = [rows[0].q.as_ptr(); 4];
@@ -315,7 +321,7 @@ unsafe fn multiply_add<V: Lanes, const P: usize>(
 /// `o = fma(p, v, o)` in ascending position from +0, for up to `Q` rows and `16 * C` columns.
 #[inline(always)]
 unsafe fn weighted<V: Lanes, const Q: usize, const C: usize>(
-    rows: &[Slot],
+    rows: &[QueryRow],
     p: *const f32,
     values: *const f32,
     out: *mut f32,
@@ -399,7 +405,7 @@ pub struct Batch {
 #[inline(always)]
 unsafe fn join_rows_lanes<V: Lanes>(
     batch: Batch,
-    rows: &[Slot],
+    rows: &[QueryRow],
     begun: &[bool],
     m: &mut [f32],
     l: &mut [f32],
@@ -436,7 +442,7 @@ unsafe fn join_rows_lanes<V: Lanes>(
                 continue;
             }
             l[i] = l[i].mul_add(a[i], rows[i].l * b[i]);
-            super::join_sums::<V>(a[i], b[i], o, next);
+            join_sums::<V>(a[i], b[i], o, next);
         }
     }
 }
@@ -444,6 +450,6 @@ unsafe fn join_rows_lanes<V: Lanes>(
 simd! {
     /// Joins a batch's partition to what is there already (where `begun`, per row) or takes it as it is: `m`, `l` per row, and `out`.
     pub fn join_rows(
-        batch: Batch, rows: &[Slot], begun: &[bool], m: &mut [f32], l: &mut [f32], sums: &[f32], out: &mut RowsMut,
+        batch: Batch, rows: &[QueryRow], begun: &[bool], m: &mut [f32], l: &mut [f32], sums: &[f32], out: &mut RowsMut,
     ) = join_rows_lanes
 }

@@ -9,12 +9,11 @@
 
 use std::ops::Range;
 
-use super::PARTITION;
 use super::kv::{Bf16, Element, F16, F32, Int8, KvType};
-use super::located::{AHEAD, Located, Scales};
-use crate::lanes::Lanes;
+use super::located::{AHEAD, Located, PARTITION, Scales};
+use crate::dispatch::simd;
+use crate::instructions::lanes::Lanes;
 use crate::math::{exp, tanh};
-use crate::simd;
 
 /// The most query rows of one call.
 pub const ROWS: usize = 32;
@@ -33,7 +32,7 @@ pub struct Rule {
 
 /// One query row: a query head of a token.
 #[derive(Clone)]
-pub struct Slot<'a> {
+pub struct QueryRow<'a> {
     pub q: &'a [f32],
     /// What it sees, from the partition's start.
     pub visible: Range<usize>,
@@ -42,18 +41,24 @@ pub struct Slot<'a> {
     pub l: f32,
 }
 
-impl<'a> Slot<'a> {
-    pub const EMPTY: Slot<'static> = Slot { q: &[], visible: 0..0, m: 0.0, l: 0.0 };
+impl<'a> QueryRow<'a> {
+    pub const EMPTY: QueryRow<'static> = QueryRow { q: &[], visible: 0..0, m: 0.0, l: 0.0 };
 
-    pub fn new(q: &'a [f32], visible: Range<usize>) -> Slot<'a> {
+    pub fn new(q: &'a [f32], visible: Range<usize>) -> QueryRow<'a> {
         // Beyond the partition, or not yet in it: nothing.
         let visible = if visible.start >= visible.end { 0..0 } else { visible };
-        Slot { q, visible, m: 0.0, l: 0.0 }
+        QueryRow { q, visible, m: 0.0, l: 0.0 }
     }
 }
 
 #[inline(always)]
-unsafe fn partition_lanes<V: Lanes>(at: &Located, rule: Rule, rows: &mut [Slot], scores: &mut [f32], sums: &mut [f32]) {
+unsafe fn partition_lanes<V: Lanes>(
+    at: &Located,
+    rule: Rule,
+    rows: &mut [QueryRow],
+    scores: &mut [f32],
+    sums: &mut [f32],
+) {
     assert!(rows.len() <= ROWS && scores.len() >= rows.len() * PARTITION && sums.len() >= rows.len() * at.v_dim);
     assert!(rows.iter().all(|r| r.visible.is_empty() || r.q.len() == at.k_dim));
     assert!(
@@ -73,14 +78,14 @@ unsafe fn partition_lanes<V: Lanes>(at: &Located, rule: Rule, rows: &mut [Slot],
 simd! {
     /// Sets `m` and `l` of the rows that see something, and their weighted sums of values: row r's are `sums[r * v_dim..][..v_dim]`. `scores`
     /// has room for [`PARTITION`] per row.
-    pub fn partition(at: &Located, rule: Rule, rows: &mut [Slot], scores: &mut [f32], sums: &mut [f32]) = partition_lanes
+    pub fn partition(at: &Located, rule: Rule, rows: &mut [QueryRow], scores: &mut [f32], sums: &mut [f32]) = partition_lanes
 }
 
 #[inline(always)]
 unsafe fn typed<V: Lanes, T: Element>(
     at: &Located,
     rule: Rule,
-    rows: &mut [Slot],
+    rows: &mut [QueryRow],
     scores: &mut [f32],
     sums: &mut [f32],
 ) {
@@ -206,7 +211,7 @@ unsafe fn dots<V: Lanes, T: Element, const Q: usize, const K: usize, const A: bo
 /// Sixteen scores of each of `Q` rows, which lie [`PARTITION`] apart, in tiles of `K` positions; `Q` times `K` is 16.
 #[inline(always)]
 unsafe fn score_tile<V: Lanes, T: Element, const Q: usize, const K: usize, const A: bool>(
-    rows: &[Slot],
+    rows: &[QueryRow],
     keys: &[*const u8; 16],
     dim: usize,
     out: *mut f32,
@@ -347,7 +352,7 @@ unsafe fn all_weights<V: Lanes>(rule: Rule, scales: Option<&Scales>, scores: &mu
 
 /// The weighted sums of values of all rows.
 struct Sum<'a, 'b> {
-    rows: &'a [Slot<'b>],
+    rows: &'a [QueryRow<'b>],
     scores: *const f32,
     sums: *mut f32,
     values: &'a [*const u8; PARTITION + AHEAD],

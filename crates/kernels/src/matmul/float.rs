@@ -1,10 +1,13 @@
 //! Lane sums: f32, f16 and bf16 weights as they are, and affine weights as `w = fma(q, s, b)`, times f32 activations.
 
-use super::dot::{self, Dot, Job};
-use super::{Float, Form, Matrix, Scratch};
-use crate::affine::{self, Unpack};
-use crate::lanes::Lanes;
-use crate::simd;
+use crate::affine;
+use crate::dispatch::simd;
+use crate::form::{Float, Form};
+use crate::instructions::dot::{self, Dot, Product};
+use crate::instructions::lanes::Lanes;
+use crate::instructions::unpack::Unpack;
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
 
 struct WF32;
 struct WF16;
@@ -58,7 +61,7 @@ lane_sum!(WBf16, 2, V::load_bf16, |p, n| V::load_bf16(first_halves(p, n).as_ptr(
 
 #[inline(always)]
 unsafe fn direct_lanes<V: Lanes>(w: Matrix, x: &[f32], tokens: &[u32], tile: &mut [f32]) {
-    let job = Job {
+    let product = Product {
         w: w.data.as_ptr(),
         w_stride: w.row_bytes(),
         rows: w.rows,
@@ -71,9 +74,9 @@ unsafe fn direct_lanes<V: Lanes>(w: Matrix, x: &[f32], tokens: &[u32], tile: &mu
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
     unsafe {
         match w.form {
-            Form::Float(Float::F32) => dot::run::<V, WF32>(job),
-            Form::Float(Float::F16) => dot::run::<V, WF16>(job),
-            Form::Float(Float::Bf16) => dot::run::<V, WBf16>(job),
+            Form::Float(Float::F32) => dot::multiply::<V, WF32>(product),
+            Form::Float(Float::F16) => dot::multiply::<V, WF16>(product),
+            Form::Float(Float::Bf16) => dot::multiply::<V, WBf16>(product),
             Form::Affine { .. } => unreachable!("affine weights are dequantised first"),
         }
     }
@@ -88,7 +91,7 @@ simd! {
 const ROWS: usize = 16;
 
 pub(super) fn scratch_bytes(cols: usize) -> usize {
-    super::scratch::cut_bytes([ROWS * cols * 4])
+    crate::scratch::cut_bytes([ROWS * cols * 4])
 }
 
 #[inline(always)]
@@ -102,7 +105,7 @@ unsafe fn affine_lanes<V: Unpack>(w: Matrix, x: &[f32], tokens: &[u32], tile: &m
             for r in 0..n {
                 affine::dequantize_lanes::<V>(&w, r0 + r, rows.add(r * w.cols));
             }
-            dot::run::<V, WF32>(Job {
+            dot::multiply::<V, WF32>(Product {
                 w: rows.cast(),
                 w_stride: w.cols * 4,
                 rows: n,

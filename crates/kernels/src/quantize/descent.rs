@@ -13,13 +13,13 @@
 
 use std::array::from_fn;
 
-use super::nearest;
+use super::group::nearest;
 use crate::affine;
 use crate::dense::{Buffer, LEFT, Panels, RIGHT, add_panels};
+use crate::dispatch::simd;
+use crate::form::Float;
+use crate::instructions::lanes::Lanes;
 use crate::isa::Isa;
-use crate::lanes::Lanes;
-use crate::matmul::Float;
-use crate::simd;
 
 /// Rows that go together.
 const LANES: usize = LEFT;

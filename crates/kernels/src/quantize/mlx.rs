@@ -3,7 +3,7 @@
 
 use std::array::from_fn;
 
-use super::{LANES, Pair, ends, nearest, put};
+use super::group::{LANES, Pair, ends, nearest, put};
 
 #[inline(always)]
 pub fn group(x: &[[f32; LANES]], top: f32, q: &mut [u8]) -> Pair {

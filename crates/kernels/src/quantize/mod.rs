@@ -4,16 +4,17 @@
 //! Recipes are plain loops over arrays, each operation rounded once: the vectors are the compiler's, the bits the same in every instruction set.
 
 pub mod descent;
+mod group;
 mod mlx;
 mod range;
 mod search;
 
-use std::array::from_fn;
-
 use crate::affine;
-use crate::lanes::Lanes;
-use crate::matmul::Float;
-use crate::simd;
+use crate::dispatch::simd;
+use crate::form::Float;
+use crate::instructions::lanes::Lanes;
+
+use group::LANES;
 
 /// Where a group's scale and bias come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,16 +26,6 @@ pub enum Rounding {
     /// A search for the least squared error.
     Search,
 }
-
-/// A scale and a bias.
-#[derive(Clone, Copy, Debug)]
-struct Pair {
-    s: f32,
-    b: f32,
-}
-
-/// A group is worked on in so many lanes.
-const LANES: usize = 16;
 
 // The vectors are the compiler's: what it needs is the shell's instruction set.
 #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters)]
@@ -74,36 +65,6 @@ simd! {
     /// Quantises whole groups of `x` to `bits` (2, 3, 4, 5, 6 or 8) each, 32, 64 or 128 of them with a scale and a bias of type `scale`.
     /// `data`: `x.len() * bits / 8` bytes; `scales`, `biases`: one per group. Values that are not finite give unspecified q.
     pub fn quantize(rounding: Rounding, x: &[f32], bits: u8, group: u16, scale: Float, data: &mut [u8], scales: &mut [u8], biases: &mut [u8]) = quantize_lanes
-}
-
-/// The least and the greatest.
-#[inline(always)]
-fn ends(x: &[[f32; LANES]]) -> (f32, f32) {
-    let (mut low, mut high) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
-    for x in x {
-        low = from_fn(|i| if x[i] < low[i] { x[i] } else { low[i] });
-        high = from_fn(|i| if x[i] > high[i] { x[i] } else { high[i] });
-    }
-    let least = low.into_iter().fold(f32::INFINITY, |a, b| if b < a { b } else { a });
-    (least, high.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a }))
-}
-
-/// `v` clamped to 0..=top and rounded to a whole number, ties to even; 0 for NaN. Adding 1.5 * 2^23 leaves no bits for a fraction.
-#[inline(always)]
-fn nearest(v: f32, top: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0;
-    let v = if v > 0.0 { v } else { 0.0 };
-    let v = if v < top { v } else { top };
-    (v + MAGIC) - MAGIC
-}
-
-/// q from its values, which are whole and in range.
-#[inline(always)]
-fn put(q: &mut [u8], of: impl Fn(&[f32; LANES]) -> [f32; LANES], x: &[[f32; LANES]]) {
-    for (q, x) in q.as_chunks_mut::<LANES>().0.iter_mut().zip(x) {
-        let v = of(x);
-        *q = from_fn(|i| v[i] as i32 as u8);
-    }
 }
 
 #[cfg(test)]

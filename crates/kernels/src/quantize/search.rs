@@ -7,8 +7,9 @@
 
 use std::array::from_fn;
 
-use super::{LANES, Pair, ends, mlx, nearest, put};
-use crate::matmul::Float;
+use super::group::{LANES, Pair, ends, nearest, put};
+use super::mlx;
+use crate::form::Float;
 
 /// Parts of the group's range to start from.
 const SHRINK: [f32; 8] = [1.0, 0.96, 0.92, 0.88, 0.84, 0.78, 0.70, 0.60];
@@ -147,11 +148,8 @@ mod tests {
 
     /// Sums of three uniform numbers: bell-shaped, with rare outliers.
     fn bell(n: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed;
-        let mut uniform = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-        };
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut uniform = || rng.f32() - 0.5;
         (0..n).map(|_| (uniform() + uniform() + uniform()) * 0.1).collect()
     }
 

@@ -5,13 +5,16 @@
 //! the float operations of the definition serve all sixteen: quad w of the accumulator is accumulator w of the definition. Before the rows,
 //! each token is laid out the way the unpackers want it, with its scales spread to the same lanes.
 
-use super::{Groups, affine_of};
-use crate::activations::ORDER;
-use crate::affine::x86::{first_bytes, spread};
-use crate::matmul::scratch::cut_bytes;
-use crate::matmul::{Float, Matrix, Scratch};
 use std::arch::x86_64::*;
 use std::ops::Range;
+
+use super::integers::FEW;
+use super::unpack::{first_bytes, spread};
+use crate::form::Float;
+use crate::input::ORDER;
+use crate::instructions::integers::{Groups, affine_of};
+use crate::matrix::Matrix;
+use crate::scratch::{Scratch, cut_bytes};
 
 /// Columns of a piece.
 const PIECE: usize = 128;
@@ -29,7 +32,7 @@ fn token_bytes(cols: usize, parts: usize) -> usize {
 
 fn sizes(cols: usize, tokens: usize) -> [usize; 1] {
     let most = token_bytes(cols, 1).max(token_bytes(cols, 2)).max(token_bytes(cols, 4));
-    [most * tokens.min(super::FEW)]
+    [most * tokens.min(FEW)]
 }
 
 pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {

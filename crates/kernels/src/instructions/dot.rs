@@ -3,13 +3,13 @@
 //! Each output has its own accumulator and sees its columns in ascending order, so an output's bits do not depend on R, T or
 //! on the blocking above them.
 
-use crate::lanes::Lanes;
+use super::lanes::Lanes;
 
 /// One way of multiplying a stretch of a weight row by the same stretch of a token.
 ///
 /// # Safety
 /// As for [`Lanes`]: called only where the instruction set of `V` is available, with pointers that hold the elements read.
-pub(super) trait Dot<V: Lanes> {
+pub(crate) trait Dot<V: Lanes> {
     /// Elements per [`Dot::mac`].
     const STEP: usize;
     /// Bytes per element of a weight row and of a token.
@@ -26,7 +26,7 @@ pub(super) trait Dot<V: Lanes> {
 
 /// Rows of weights and tokens to multiply, and where the results go.
 #[derive(Clone, Copy)]
-pub(crate) struct Job<'a> {
+pub(crate) struct Product<'a> {
     /// [rows, stride bytes]
     pub w: *const u8,
     pub w_stride: usize,
@@ -60,64 +60,65 @@ fn fetch(p: *const u8) {
 }
 
 /// # Safety
-/// The job's pointers hold what it says; the instruction set of `V` is available.
+/// The product's pointers hold what it says; the instruction set of `V` is available.
 #[inline(always)]
-pub(super) unsafe fn run<V: Lanes, D: Dot<V>>(job: Job) {
+pub(crate) unsafe fn multiply<V: Lanes, D: Dot<V>>(product: Product) {
     // A wide set has registers for 4 x 4 accumulators, the others for 2 x 2 (one is two registers in AVX2).
     let wide = size_of::<V>() == 64 && align_of::<V>() == 64;
-    let block = (L1_WEIGHTS / job.w_stride.max(1)).max(4) / 4 * 4;
-    let block = if job.tokens.len() == 1 { job.rows } else { block };
-    for first in (0..job.rows).step_by(block) {
-        let rows = block.min(job.rows - first);
-        // SAFETY: a sub-range of the job's rows.
+    let block = (L1_WEIGHTS / product.w_stride.max(1)).max(4) / 4 * 4;
+    let block = if product.tokens.len() == 1 { product.rows } else { block };
+    for first in (0..product.rows).step_by(block) {
+        let rows = block.min(product.rows - first);
+        // SAFETY: a sub-range of the product's rows.
         unsafe {
-            let part = Job { w: job.w.add(first * job.w_stride), rows, out: job.out.add(first), ..job };
+            let part =
+                Product { w: product.w.add(first * product.w_stride), rows, out: product.out.add(first), ..product };
             let mut i = 0;
-            while wide && job.tokens.len() - i >= 4 {
+            while wide && product.tokens.len() - i >= 4 {
                 rows_by::<V, D, 4, 4>(&part, i);
                 i += 4;
             }
-            while job.tokens.len() - i >= 2 {
+            while product.tokens.len() - i >= 2 {
                 rows_by::<V, D, 2, 2>(&part, i);
                 i += 2;
             }
-            if i < job.tokens.len() {
+            if i < product.tokens.len() {
                 rows_in_streams::<V, D>(&part, i);
             }
         }
     }
 }
 
-/// All rows of `job` for its tokens `i..i + T`.
+/// All rows of `product` for its tokens `i..i + T`.
 #[inline(always)]
-unsafe fn rows_by<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(job: &Job, i: usize) {
+unsafe fn rows_by<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(product: &Product, i: usize) {
     let mut r = 0;
-    // SAFETY: rows and tokens stay inside the job.
+    // SAFETY: rows and tokens stay inside the product.
     unsafe {
-        while job.rows - r >= R {
-            tile::<V, D, R, T>(job, std::array::from_fn(|i| r + i), i, 0);
+        while product.rows - r >= R {
+            tile::<V, D, R, T>(product, std::array::from_fn(|i| r + i), i, 0);
             r += R;
         }
-        while r < job.rows {
-            tile::<V, D, 1, T>(job, [r], i, 0);
+        while r < product.rows {
+            tile::<V, D, 1, T>(product, [r], i, 0);
             r += 1;
         }
     }
 }
 
-/// All rows of `job` for its token `i`, in four streams of a quarter of the rows each: these lie on pages of their own, so that more of the
+/// All rows of `product` for its token `i`, in four streams of a quarter of the rows each: these lie on pages of their own, so that more of the
 /// prefetchers' trackers work at once.
 #[inline(always)]
-unsafe fn rows_in_streams<V: Lanes, D: Dot<V>>(job: &Job, i: usize) {
-    let quarter = job.rows.div_ceil(4);
-    let ahead = AHEAD.div_ceil(4 * job.w_stride.max(1));
+unsafe fn rows_in_streams<V: Lanes, D: Dot<V>>(product: &Product, i: usize) {
+    let quarter = product.rows.div_ceil(4);
+    let ahead = AHEAD.div_ceil(4 * product.w_stride.max(1));
     for r in 0..quarter {
         // The same place some rows further on in the stream, or in that of as many rows behind these, which often come next.
-        let further = if r + ahead < quarter { ahead } else { job.rows + ahead - quarter };
+        let further = if r + ahead < quarter { ahead } else { product.rows + ahead - quarter };
         // Past the last row the last row is computed once more.
-        let rows = std::array::from_fn(|i| (i * quarter + r).min(job.rows - 1));
-        // SAFETY: these rows and this token are the job's.
-        unsafe { tile::<V, D, 4, 1>(job, rows, i, further * job.w_stride) };
+        let rows = std::array::from_fn(|i| (i * quarter + r).min(product.rows - 1));
+        // SAFETY: these rows and this token are the product's.
+        unsafe { tile::<V, D, 4, 1>(product, rows, i, further * product.w_stride) };
     }
 }
 
@@ -125,23 +126,23 @@ unsafe fn rows_in_streams<V: Lanes, D: Dot<V>>(job: &Job, i: usize) {
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
 unsafe fn tile<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(
-    job: &Job,
+    product: &Product,
     rows: [usize; R],
     i0: usize,
     ahead: usize,
 ) {
     // SAFETY: the caller vouches for the rows, tokens i0..i0 + T and the instruction set.
     unsafe {
-        let mut w = [job.w; R];
+        let mut w = [product.w; R];
         for r in 0..R {
-            w[r] = job.w.add(rows[r] * job.w_stride);
+            w[r] = product.w.add(rows[r] * product.w_stride);
         }
-        let mut x = [job.x; T];
+        let mut x = [product.x; T];
         for t in 0..T {
-            x[t] = job.x.add(*job.tokens.get_unchecked(i0 + t) as usize * job.cols * D::SIZES.1);
+            x[t] = product.x.add(*product.tokens.get_unchecked(i0 + t) as usize * product.cols * D::SIZES.1);
         }
         let mut acc = [[V::splat(0.0); T]; R];
-        let whole = job.cols / D::STEP * D::STEP;
+        let whole = product.cols / D::STEP * D::STEP;
         let mut k = 0;
         while k < whole {
             let mut xs = [D::x(x[0].add(k * D::SIZES.1)); T];
@@ -161,7 +162,7 @@ unsafe fn tile<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(
             }
             k += D::STEP;
         }
-        let rest = job.cols - whole;
+        let rest = product.cols - whole;
         if rest > 0 {
             for r in 0..R {
                 let w = D::w_first(w[r].add(k * D::SIZES.0), rest);
@@ -172,7 +173,7 @@ unsafe fn tile<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(
         }
         for r in 0..R {
             for t in 0..T {
-                *job.out.add((i0 + t) * job.out_stride + rows[r]) = acc[r][t].sum();
+                *product.out.add((i0 + t) * product.out_stride + rows[r]) = acc[r][t].sum();
             }
         }
     }

@@ -4,10 +4,12 @@
 //! rearranged in cache such that a register holds one pair of columns of sixteen rows; for one lane after the other a dozen tokens pass over
 //! the tile, each with a pair that is spread over a register. The lanes' sums rest in scratch; at the end the tree adds registers.
 
-use super::Pairs;
-use crate::lanes::{Avx512x16, Lanes};
-use crate::matmul::dot::Job;
 use std::arch::x86_64::*;
+
+use super::Avx512x16;
+use crate::instructions::dot::Product;
+use crate::instructions::lanes::Lanes;
+use crate::instructions::pairs::Pairs;
 
 /// Rows of a tile: two registers.
 const ROWS: usize = 32;
@@ -57,28 +59,28 @@ pub(super) fn working_bytes(rows: usize, cols: usize) -> usize {
 }
 
 /// # Safety
-/// The job's pointers hold what it says, `tiles` has [`working_bytes`] from the start of a line on, and the instruction set is there.
+/// The product's pointers hold what it says, `tiles` has [`working_bytes`] from the start of a line on, and the instruction set is there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")]
-pub(super) unsafe fn product(job: Job, tiles: *mut u8) {
-    let layout = Layout::new(job.rows, job.cols);
+pub(super) unsafe fn product(product: Product, tiles: *mut u8) {
+    let layout = Layout::new(product.rows, product.cols);
     let [tile_bytes, x_bytes, _] = layout.sizes();
     // SAFETY: the three parts lie one behind the other.
     let (x, sums) = unsafe { (tiles.add(tile_bytes), tiles.add(tile_bytes + x_bytes).cast::<f32>()) };
-    for first in (0..job.rows).step_by(layout.tiles * ROWS) {
-        let count = layout.tiles.min((job.rows - first).div_ceil(ROWS));
-        // SAFETY: rows, columns and tokens are the job's; the scratch holds the tiles, a dozen tokens and their sums.
+    for first in (0..product.rows).step_by(layout.tiles * ROWS) {
+        let count = layout.tiles.min((product.rows - first).div_ceil(ROWS));
+        // SAFETY: rows, columns and tokens are the product's; the scratch holds the tiles, a dozen tokens and their sums.
         unsafe {
             for tile in 0..count {
-                fill(&job, first + tile * ROWS, tiles.add(tile * layout.tile()), layout);
+                fill(&product, first + tile * ROWS, tiles.add(tile * layout.tile()), layout);
             }
-            for i in (0..job.tokens.len()).step_by(TOKENS) {
-                let tokens = &job.tokens[i..job.tokens.len().min(i + TOKENS)];
+            for i in (0..product.tokens.len()).step_by(TOKENS) {
+                let tokens = &product.tokens[i..product.tokens.len().min(i + TOKENS)];
                 for piece in 0..layout.pieces {
                     let k = piece * COLS;
-                    let cols = COLS.min(job.cols - k);
+                    let cols = COLS.min(product.cols - k);
                     for (t, &token) in tokens.iter().enumerate() {
-                        let (from, to) = (job.x.add((token as usize * job.cols + k) * 2), x.add(t * X_STRIDE));
+                        let (from, to) = (product.x.add((token as usize * product.cols + k) * 2), x.add(t * X_STRIDE));
                         std::ptr::copy_nonoverlapping(from, to, cols * 2);
                         // Missing elements of the last 32 count as zeros.
                         std::ptr::write_bytes(to.add(cols * 2), 0, (cols.next_multiple_of(32) - cols) * 2);
@@ -95,7 +97,7 @@ pub(super) unsafe fn product(job: Job, tiles: *mut u8) {
                     }
                 }
                 for tile in 0..count {
-                    finish(&job, first + tile * ROWS, i..i + tokens.len(), sums.add(tile * SUMS));
+                    finish(&product, first + tile * ROWS, i..i + tokens.len(), sums.add(tile * SUMS));
                 }
             }
         }
@@ -105,18 +107,18 @@ pub(super) unsafe fn product(job: Job, tiles: *mut u8) {
 /// Rearranges rows `r..r + ROWS` (the last row again where there is none) with all their columns.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")]
-unsafe fn fill(job: &Job, r: usize, tile: *mut u8, layout: Layout) {
+unsafe fn fill(product: &Product, r: usize, tile: *mut u8, layout: Layout) {
     // SAFETY: loads are masked where a row ends; the tile holds every lane of its pieces.
     unsafe {
-        for step in 0..job.cols.div_ceil(32) {
-            let n = (job.cols - step * 32).min(32);
+        for step in 0..product.cols.div_ceil(32) {
+            let n = (product.cols - step * 32).min(32);
             let mask = ((1u64 << n) - 1) as u32;
             let (piece, step_in_piece) = (step / (COLS / 32), step % (COLS / 32));
             for half in 0..2 {
                 let mut pairs = [Avx512x16(_mm512_setzero_ps()); 16];
                 for (i, pairs) in pairs.iter_mut().enumerate() {
-                    let row = (r + 16 * half + i).min(job.rows - 1);
-                    let p = job.w.add(row * job.w_stride + step * 64);
+                    let row = (r + 16 * half + i).min(product.rows - 1);
+                    let p = product.w.add(row * product.w_stride + step * 64);
                     let p =
                         if n == 32 { _mm512_loadu_si512(p.cast()) } else { _mm512_maskz_loadu_epi16(mask, p.cast()) };
                     *pairs = Avx512x16(_mm512_castsi512_ps(p));
@@ -176,14 +178,14 @@ unsafe fn pass<const T: usize>(
     }
 }
 
-/// Adds the lanes up and writes rows `r..` of the job's tokens `range`.
+/// Adds the lanes up and writes rows `r..` of the product's tokens `range`.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")]
-unsafe fn finish(job: &Job, r: usize, range: std::ops::Range<usize>, sums: *const f32) {
+unsafe fn finish(product: &Product, r: usize, range: std::ops::Range<usize>, sums: *const f32) {
     // SAFETY: the sums hold every lane; the mask ends with the last row.
     unsafe {
         for (t, i) in range.enumerate() {
-            for from in (0..ROWS.min(job.rows - r)).step_by(16) {
+            for from in (0..ROWS.min(product.rows - r)).step_by(16) {
                 let mut lanes = [_mm512_setzero_ps(); LANES];
                 for (lane, v) in lanes.iter_mut().enumerate() {
                     *v = _mm512_loadu_ps(sums.add((lane * TOKENS + t) * ROWS + from));
@@ -193,8 +195,8 @@ unsafe fn finish(job: &Job, r: usize, range: std::ops::Range<usize>, sums: *cons
                         lanes[lane] = _mm512_add_ps(lanes[lane], lanes[lane + half]);
                     }
                 }
-                let written = ((1u32 << (job.rows - r - from).min(16)) - 1) as u16;
-                _mm512_mask_storeu_ps(job.out.add(i * job.out_stride + r + from), written, lanes[0]);
+                let written = ((1u32 << (product.rows - r - from).min(16)) - 1) as u16;
+                _mm512_mask_storeu_ps(product.out.add(i * product.out_stride + r + from), written, lanes[0]);
             }
         }
     }

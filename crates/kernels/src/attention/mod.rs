@@ -6,6 +6,7 @@
 //! partitions on several threads give the same bits, whatever the size of a block. Threads split KV heads, runs of query tokens and,
 //! for a single token far into a context, partitions ([`attend_partition`], [`join`]). Nothing here allocates.
 
+mod join;
 mod kv;
 mod located;
 mod many;
@@ -16,18 +17,14 @@ mod tests;
 use std::ops::Range;
 
 use crate::Isa;
-use crate::lanes::Lanes;
-use crate::math::exp1;
 use crate::rows::{Rows, RowsMut};
-use crate::simd;
 
+use join::{finish, join_two};
 pub use kv::{KvShape, KvType, KvView, store_row};
 use located::Located;
+pub use located::PARTITION;
 use many::{Batch, Room, attend_rows, join_rows, widen};
-use partition::{ROWS, Rule, Slot, partition, rows_at_once};
-
-/// Positions that are reduced together, from a multiple of as many on.
-pub const PARTITION: usize = 128;
+use partition::{QueryRow, ROWS, Rule, partition, rows_at_once};
 
 /// From so many query rows on, keys and values are widened and laid out once for all of them.
 const WIDEN_ROWS: usize = 12;
@@ -93,67 +90,6 @@ pub fn scratch_len(shape: &KvShape, group: usize, tokens: usize) -> usize {
     2 * rows + if rows < WIDEN_ROWS { few } else { few.max(many::scratch_len(shape, rows)) }
 }
 
-/// `into = join(into, from)`: each is the greatest score, the sum of weights and the weighted sums of consecutive partitions.
-#[inline(always)]
-unsafe fn join_two_lanes<V: Lanes>(m: &mut f32, l: &mut f32, o: &mut [f32], m_next: f32, l_next: f32, o_next: &[f32]) {
-    let top = if m_next > *m { m_next } else { *m };
-    let (a, b) = (exp1(*m - top), exp1(m_next - top));
-    *m = top;
-    *l = l.mul_add(a, l_next * b);
-    // SAFETY: as the caller vouches.
-    unsafe { join_sums::<V>(a, b, o, o_next) }
-}
-
-/// `o = fma(o, a, next * b)`
-#[inline(always)]
-unsafe fn join_sums<V: Lanes>(a: f32, b: f32, o: &mut [f32], next: &[f32]) {
-    assert_eq!(o.len(), next.len());
-    let (n, whole) = (o.len(), o.len() / 16 * 16);
-    let (o, next) = (o.as_mut_ptr(), next.as_ptr());
-    // SAFETY: both have `n` elements; the caller vouches for the instruction set.
-    unsafe {
-        let (a, b) = (V::splat(a), V::splat(b));
-        for i in (0..whole).step_by(16) {
-            V::load(o.add(i)).fma(a, V::load(next.add(i)).mul(b)).store(o.add(i));
-        }
-        if whole < n {
-            let left = n - whole;
-            let v = V::load_first(o.add(whole), left).fma(a, V::load_first(next.add(whole), left).mul(b));
-            v.store_first(o.add(whole), left);
-        }
-    }
-}
-
-/// `o = o / l`, after the sink has joined l: `m' = max(m, sink)`, `a = exp(m - m')`, `l = fma(l, a, exp(sink - m'))`, `o = o * a`.
-#[inline(always)]
-unsafe fn finish_lanes<V: Lanes>(m: f32, l: f32, o: &mut [f32], sink: Option<f32>) {
-    let (n, whole) = (o.len(), o.len() / 16 * 16);
-    let o = o.as_mut_ptr();
-    let (mut l, mut a) = (l, 1.0);
-    if let Some(sink) = sink {
-        let top = if sink > m { sink } else { m };
-        a = exp1(m - top);
-        l = l.mul_add(a, exp1(sink - top));
-    }
-    // SAFETY: `o` has `n` elements; the caller vouches for the instruction set.
-    unsafe {
-        let (a, l) = (V::splat(a), V::splat(l));
-        for i in (0..whole).step_by(16) {
-            V::load(o.add(i)).mul(a).div(l).store(o.add(i));
-        }
-        if whole < n {
-            V::load_first(o.add(whole), n - whole).mul(a).div(l).store_first(o.add(whole), n - whole);
-        }
-    }
-}
-
-simd! {
-    fn join_two(m: &mut f32, l: &mut f32, o: &mut [f32], m_next: f32, l_next: f32, o_next: &[f32]) = join_two_lanes
-}
-simd! {
-    fn finish(m: f32, l: f32, o: &mut [f32], sink: Option<f32>) = finish_lanes
-}
-
 /// Attention of consecutive query tokens, the first at `position`, whose own keys and values are already in the cache. `q`: `[tokens,
 /// group * k_dim]`, `out`: `[tokens, group * v_dim]`, `scratch`: at least [`Head::scratch_len`] elements. Vaswani et al. 2017; grouped
 /// queries Ainslie et al. 2023; the online softmax of Milakov and Gimelshein 2018, in fixed partitions. A sink joins at the end as one more
@@ -193,24 +129,24 @@ pub fn attend(isa: Isa, head: &Head, q: Rows, position: usize, out: &mut RowsMut
             }
             let at_once = rows_at_once(k_dim);
             for first in (0..rows).step_by(at_once) {
-                let mut slots = [Slot::EMPTY; ROWS];
-                let slots = &mut slots[..at_once.min(rows - first)];
-                for (row, slot) in (first..).zip(slots.iter_mut()) {
+                let mut queries = [QueryRow::EMPTY; ROWS];
+                let queries = &mut queries[..at_once.min(rows - first)];
+                for (row, query) in (first..).zip(queries.iter_mut()) {
                     let (t, g) = (row / group, row % group);
-                    *slot = Slot::new(&q.row(t)[g * k_dim..(g + 1) * k_dim], visible(row, p));
+                    *query = QueryRow::new(&q.row(t)[g * k_dim..(g + 1) * k_dim], visible(row, p));
                 }
-                partition(isa, &located_here, head.rule(), slots, scores, parts);
-                for (i, (row, slot)) in (first..).zip(slots.iter()).enumerate() {
-                    if slot.visible.is_empty() {
+                partition(isa, &located_here, head.rule(), queries, scores, parts);
+                for (i, (row, query)) in (first..).zip(queries.iter()).enumerate() {
+                    if query.visible.is_empty() {
                         continue;
                     }
                     let (t, g) = (row / group, row % group);
                     let o = &mut out.row(t)[g * v_dim..(g + 1) * v_dim];
                     let part = &parts[i * v_dim..(i + 1) * v_dim];
                     if begun(row, p) {
-                        join_two(isa, &mut m[row], &mut l[row], o, slot.m, slot.l, part);
+                        join_two(isa, &mut m[row], &mut l[row], o, query.m, query.l, part);
                     } else {
-                        (m[row], l[row]) = (slot.m, slot.l);
+                        (m[row], l[row]) = (query.m, query.l);
                         o.copy_from_slice(part);
                     }
                 }
@@ -230,18 +166,18 @@ pub fn attend(isa: Isa, head: &Head, q: Rows, position: usize, out: &mut RowsMut
             let located_here = located(p, seen(p));
             let widened = widen(isa, &located_here, room.widened);
             for first in (0..rows).step_by(many::BATCH) {
-                let mut slots = [Slot::EMPTY; many::BATCH];
+                let mut queries = [QueryRow::EMPTY; many::BATCH];
                 let mut joins = [false; many::BATCH];
                 let n = many::BATCH.min(rows - first);
-                let (slots, joins) = (&mut slots[..n], &mut joins[..n]);
+                let (queries, joins) = (&mut queries[..n], &mut joins[..n]);
                 for (i, row) in (first..first + n).enumerate() {
-                    slots[i] = Slot::new(&room.q[row * stride..(row + 1) * stride], visible(row, p));
+                    queries[i] = QueryRow::new(&room.q[row * stride..(row + 1) * stride], visible(row, p));
                     joins[i] = begun(row, p);
                 }
-                attend_rows(isa, &widened, head.rule(), slots, room.scores, room.sums);
+                attend_rows(isa, &widened, head.rule(), queries, room.scores, room.sums);
                 let batch = Batch { first, group, v_dim, stride: room.v_stride };
                 let (m, l) = (&mut m[first..first + n], &mut l[first..first + n]);
-                join_rows(isa, batch, slots, joins, m, l, room.sums, out);
+                join_rows(isa, batch, queries, joins, m, l, room.sums, out);
             }
         }
     }
@@ -274,15 +210,15 @@ pub fn attend_partition(
     let (sums, ends) = part.split_at_mut(head.group * v_dim);
     let at_once = rows_at_once(k_dim);
     for first in (0..head.group).step_by(at_once) {
-        let mut slots = [Slot::EMPTY; ROWS];
-        let slots = &mut slots[..at_once.min(head.group - first)];
-        for (g, slot) in (first..).zip(slots.iter_mut()) {
-            *slot = Slot::new(&q[g * k_dim..(g + 1) * k_dim], visible.clone());
+        let mut queries = [QueryRow::EMPTY; ROWS];
+        let queries = &mut queries[..at_once.min(head.group - first)];
+        for (g, query) in (first..).zip(queries.iter_mut()) {
+            *query = QueryRow::new(&q[g * k_dim..(g + 1) * k_dim], visible.clone());
         }
-        let sums = &mut sums[first * v_dim..(first + slots.len()) * v_dim];
-        partition(isa, &located, head.rule(), slots, scratch, sums);
-        for (g, slot) in (first..).zip(slots.iter()) {
-            (ends[2 * g], ends[2 * g + 1]) = (slot.m, slot.l);
+        let sums = &mut sums[first * v_dim..(first + queries.len()) * v_dim];
+        partition(isa, &located, head.rule(), queries, scratch, sums);
+        for (g, query) in (first..).zip(queries.iter()) {
+            (ends[2 * g], ends[2 * g + 1]) = (query.m, query.l);
         }
     }
 }

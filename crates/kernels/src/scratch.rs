@@ -4,14 +4,14 @@
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Working memory of one thread's [`matmul`](super::matmul) calls. Its contents mean nothing between calls.
+/// Working memory of one thread's [`matmul`](crate::matmul::matmul) calls. Its contents mean nothing between calls.
 #[derive(Default)]
 pub struct Scratch {
     lines: Vec<Line>,
 }
 
 impl Scratch {
-    /// Room for calls that need up to `bytes` (see [`scratch_bytes`](super::scratch_bytes)).
+    /// Room for calls that need up to `bytes` (see [`scratch_bytes`](crate::matmul::scratch_bytes)).
     pub fn with_bytes(bytes: usize) -> Scratch {
         Scratch { lines: vec![Line([0; 64]); bytes.div_ceil(64)] }
     }
@@ -29,7 +29,7 @@ impl Scratch {
     }
 
     /// Cuts aligned pieces of the given sizes (in bytes, rounded up to lines).
-    pub(super) fn cut<const N: usize>(&mut self, sizes: [usize; N]) -> [*mut u8; N] {
+    pub(crate) fn cut<const N: usize>(&mut self, sizes: [usize; N]) -> [*mut u8; N] {
         let total: usize = sizes.iter().map(|s| s.div_ceil(64)).sum();
         if self.lines.len() < total {
             self.lines.resize(total, Line([0; 64]));
@@ -45,6 +45,6 @@ impl Scratch {
 }
 
 /// Bytes that [`Scratch::cut`] takes for these sizes.
-pub(super) fn cut_bytes<const N: usize>(sizes: [usize; N]) -> usize {
+pub(crate) fn cut_bytes<const N: usize>(sizes: [usize; N]) -> usize {
     sizes.iter().map(|s| s.div_ceil(64) * 64).sum()
 }

@@ -4,12 +4,14 @@
 //! no sum is ever spread over lanes. A few tokens at a time then pass over the tile; a weight group's sums stay in registers, and the four
 //! accumulators of the definition rest in scratch, where they are met once per weight group. While tokens pass, the next tile's bytes are fetched.
 
-use super::{Affine, GROUP, Groups, affine_of, weight_group_sum};
-use crate::activations::ORDER;
-use crate::affine::x86::{first_bytes, spread};
-use crate::matmul::scratch::cut_bytes;
-use crate::matmul::{Float, Matrix, Scratch};
 use std::arch::x86_64::*;
+
+use super::unpack::{first_bytes, spread};
+use crate::form::Float;
+use crate::input::{GROUP, ORDER};
+use crate::instructions::integers::{Affine, Groups, affine_of, weight_group_sum};
+use crate::matrix::Matrix;
+use crate::scratch::{Scratch, cut_bytes};
 
 /// Rows of a tile: two registers.
 const ROWS: usize = 32;

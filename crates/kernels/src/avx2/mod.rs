@@ -1,0 +1,22 @@
+//! AVX2, FMA, F16C and BMI2.
+
+pub mod encode;
+mod integers;
+pub mod lanes;
+mod pairs;
+mod peak;
+mod unpack;
+
+use std::arch::x86_64::__m256;
+
+/// Sixteen lanes in two registers.
+#[derive(Clone, Copy)]
+pub struct Avx2x16(pub __m256, pub __m256);
+
+/// Whether this machine has what the code of this folder needs.
+pub fn is_supported() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+        && is_x86_feature_detected!("bmi2")
+}

@@ -1,0 +1,29 @@
+//! AVX-512 F, BW, DQ, VL, VNNI, VBMI and BF16 (Intel from Sapphire Rapids, AMD from Zen 4), and what AVX2 has.
+
+mod encode;
+mod integers;
+mod integers_decode;
+mod integers_prefill;
+mod lanes;
+mod pairs;
+mod pairs_prefill;
+mod peak;
+mod unpack;
+
+use std::arch::x86_64::__m512;
+
+/// Sixteen lanes in one register.
+#[derive(Clone, Copy)]
+pub struct Avx512x16(pub __m512);
+
+/// Whether this machine has what the code of this folder needs.
+pub fn is_supported() -> bool {
+    crate::avx2::is_supported()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("avx512bf16")
+}

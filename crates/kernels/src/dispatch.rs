@@ -1,0 +1,70 @@
+//! From an [`Isa`](crate::isa::Isa) to the code of its folder: the one place that lists the instruction sets beside `isa.rs`.
+
+use crate::instructions::encode::Encode;
+use crate::instructions::integers::Integers;
+use crate::instructions::lanes::Lanes;
+use crate::instructions::pairs::Pairs;
+use crate::instructions::peak::Peak;
+use crate::instructions::unpack::Unpack;
+
+/// Makes a function that runs `$body::<V>(args)` with the lanes of the given [`Isa`], inside a shell that has the
+/// instruction set enabled. `$body` must be `#[inline(always)] unsafe fn body<V: Lanes>(..)`, and sound for any arguments
+/// that the made (safe) function lets through: it does the checks.
+macro_rules! simd {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident$(<$($life:lifetime),+>)?($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name$(<$($life),+>)?(isa: crate::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[allow(clippy::too_many_arguments)]
+                #[target_feature(enable = "avx2,fma,f16c,bmi2")]
+                unsafe fn avx2$(<$($life),+>)?($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: this shell has the instruction set enabled.
+                    unsafe { $body::<crate::avx2::Avx2x16>($($arg),*) }
+                }
+                #[allow(clippy::too_many_arguments)]
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")]
+                unsafe fn avx512$(<$($life),+>)?($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: as above.
+                    unsafe { $body::<crate::avx512::Avx512x16>($($arg),*) }
+                }
+                match isa.level() {
+                    // SAFETY: an `Isa` above generic is made only after its features were detected.
+                    crate::isa::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above.
+                    crate::isa::Level::Avx2 => return unsafe { avx2($($arg),*) },
+                    crate::isa::Level::Generic => {}
+                }
+            }
+            let _ = isa;
+            // SAFETY: the generic lanes need no instruction set; the body is sound for all arguments.
+            unsafe { $body::<crate::generic::Generic16>($($arg),*) }
+        }
+    };
+}
+
+pub(crate) use simd;
+
+/// The most that any instruction set says: `greatest!(Trait::function(arguments))`, a number known without an `Isa`.
+macro_rules! greatest {
+    ($needs:ident::$function:ident($($arg:expr),*)) => {{
+        let most = <crate::generic::Generic16 as $needs>::$function($($arg),*);
+        #[cfg(target_arch = "x86_64")]
+        let most = most
+            .max(<crate::avx2::Avx2x16 as $needs>::$function($($arg),*))
+            .max(<crate::avx512::Avx512x16 as $needs>::$function($($arg),*));
+        most
+    }};
+}
+
+pub(crate) use greatest;
+
+/// Holds at compile time that an instruction set gives everything.
+const fn is_whole<V: Lanes + Encode + Integers + Pairs + Peak + Unpack>() {}
+
+const _: () = is_whole::<crate::generic::Generic16>();
+#[cfg(target_arch = "x86_64")]
+const _: () = is_whole::<crate::avx2::Avx2x16>();
+#[cfg(target_arch = "x86_64")]
+const _: () = is_whole::<crate::avx512::Avx512x16>();

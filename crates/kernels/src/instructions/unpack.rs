@@ -1,0 +1,45 @@
+//! From the bit stream of a row to one byte per q.
+
+use super::lanes::Lanes;
+
+/// Unpacks q of `bits` (2, 3, 4, 5, 6 or 8) each: `q.len()` is a multiple of 8 and `packed` has `q.len() * bits / 8` bytes.
+pub fn unpack(bits: u8, packed: &[u8], q: &mut [u8]) {
+    assert!(q.len().is_multiple_of(8) && packed.len() == q.len() / 8 * bits as usize, "whole eights of q");
+    let mask = ((1u16 << bits) - 1) as u8;
+    for (packed, q) in packed.chunks_exact(bits as usize).zip(q.chunks_exact_mut(8)) {
+        let mut eight = [0; 8];
+        eight[..bits as usize].copy_from_slice(packed);
+        let stream = u64::from_le_bytes(eight);
+        for (i, q) in q.iter_mut().enumerate() {
+            *q = (stream >> (i * bits as usize)) as u8 & mask;
+        }
+    }
+}
+
+/// Unpacking in registers.
+///
+/// # Safety
+/// As for [`Lanes`].
+pub(crate) trait Unpack: Lanes {
+    /// `n` q (a multiple of 32) of `BITS` from `p`, which holds `n * BITS / 8` bytes and is read no further.
+    unsafe fn unpack<const BITS: usize>(p: *const u8, q: *mut u8, n: usize);
+}
+
+/// Unpacks `n` q (a multiple of 32) of `bits` each.
+///
+/// # Safety
+/// As for [`Unpack::unpack`].
+#[inline(always)]
+pub(crate) unsafe fn unpack_lanes<V: Unpack>(bits: u8, p: *const u8, q: *mut u8, n: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        match bits {
+            2 => V::unpack::<2>(p, q, n),
+            3 => V::unpack::<3>(p, q, n),
+            4 => V::unpack::<4>(p, q, n),
+            5 => V::unpack::<5>(p, q, n),
+            6 => V::unpack::<6>(p, q, n),
+            _ => V::unpack::<8>(p, q, n),
+        }
+    }
+}

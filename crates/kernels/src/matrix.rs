@@ -1,0 +1,115 @@
+//! A weight matrix in a checkpoint's own bytes: checked once, when it is made.
+
+use std::ops::Range;
+
+use crate::form::{Form, MAX_PARTS, MatrixError};
+
+/// A weight matrix [rows, cols], row-major, in the checkpoint's own bytes, at any alignment.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    pub(crate) form: Form,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// [rows, row_bytes]
+    pub(crate) data: &'a [u8],
+    /// [rows, cols / group] of the form's scale type; empty for floats.
+    pub(crate) scales: &'a [u8],
+    /// As `scales`.
+    pub(crate) biases: &'a [u8],
+    row_bytes: usize,
+    scale_row_bytes: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Checks that the arrays, in the order of [`Form::parts`], have exactly the lengths of the shape.
+    pub fn of_parts(
+        form: Form,
+        rows: usize,
+        cols: usize,
+        parts: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<Self, MatrixError> {
+        let wanted = form.parts(cols)?;
+        let (mut all, mut row_bytes, mut got) = ([&[][..]; MAX_PARTS], [0; MAX_PARTS], 0);
+        for bytes in parts {
+            if let Some(part) = wanted.get(got) {
+                let wanted = rows.checked_mul(part.row_bytes).ok_or(MatrixError::TooBig { rows, cols })?;
+                if bytes.len() != wanted {
+                    return Err(MatrixError::Length { part: part.name, got: bytes.len(), wanted });
+                }
+                (all[got], row_bytes[got]) = (bytes, part.row_bytes);
+            }
+            got += 1;
+        }
+        if got != wanted.len() {
+            return Err(MatrixError::Parts { got, wanted: wanted.len() });
+        }
+        let ([data, scales, biases], [row_bytes, scale_row_bytes, _]) = (all, row_bytes);
+        Ok(Matrix { form, rows, cols, data, scales, biases, row_bytes, scale_row_bytes })
+    }
+
+    /// [`Matrix::of_parts`] of an array each; `scales` and `biases` are empty for float forms.
+    pub fn new(
+        form: Form,
+        rows: usize,
+        cols: usize,
+        data: &'a [u8],
+        scales: &'a [u8],
+        biases: &'a [u8],
+    ) -> Result<Self, MatrixError> {
+        let (all, known) = ([data, scales, biases], form.parts(cols)?.len());
+        let used = all.iter().rposition(|bytes| !bytes.is_empty()).map_or(0, |last| last + 1);
+        Matrix::of_parts(form, rows, cols, all.into_iter().take(known.max(used)))
+    }
+
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of one row, without scales and biases.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// Bytes of one row's scales, or biases.
+    pub(crate) fn scale_row_bytes(&self) -> usize {
+        self.scale_row_bytes
+    }
+
+    /// All bytes that a product with this matrix reads.
+    pub fn bytes(&self) -> usize {
+        self.data.len() + self.scales.len() + self.biases.len()
+    }
+
+    /// The matrix of some of the rows (one expert of a stack, for example).
+    pub fn rows_slice(&self, rows: Range<usize>) -> Matrix<'a> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        let (row, scale_row) = (self.row_bytes(), self.scale_row_bytes());
+        Matrix {
+            rows: rows.len(),
+            data: &self.data[rows.start * row..rows.end * row],
+            scales: &self.scales[rows.start * scale_row..rows.end * scale_row],
+            biases: &self.biases[rows.start * scale_row..rows.end * scale_row],
+            ..*self
+        }
+    }
+
+    /// The packed bytes of row `r`.
+    pub(crate) fn row(&self, r: usize) -> &'a [u8] {
+        let n = self.row_bytes();
+        &self.data[r * n..(r + 1) * n]
+    }
+
+    /// The scales and the biases of row `r`.
+    pub(crate) fn row_scales(&self, r: usize) -> (&'a [u8], &'a [u8]) {
+        let n = self.scale_row_bytes();
+        (&self.scales[r * n..(r + 1) * n], &self.biases[r * n..(r + 1) * n])
+    }
+}
