@@ -11,5 +11,5 @@ mod table;
 
 pub use kv_cache::{Adopted, Chore, Evicted, Group, Held, KvCache, NoRoom, Prefixes};
 pub use pool::BlockPool;
-pub use prefix::{BlockHash, PrefixIndex};
+pub use prefix::BlockHash;
 pub use table::BlockTable;

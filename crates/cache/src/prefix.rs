@@ -14,7 +14,7 @@ pub type BlockHash = [u8; 16];
 
 /// Names a node until it is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeId(u32);
+pub(crate) struct NodeId(u32);
 
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -48,7 +48,7 @@ pub(crate) struct Match {
 
 /// Trees of blocks, one for each salt.
 #[derive(Debug)]
-pub struct PrefixIndex {
+pub(crate) struct PrefixIndex {
     key: [u8; 32],
     block_tokens: usize,
     groups: usize,
