@@ -40,7 +40,7 @@ pub struct Answer {
     /// All that were generated, also those behind the text's end.
     pub tokens: Vec<u32>,
     pub end: End,
-    /// Tokens of the prompt that had to be computed.
+    /// Tokens that had to be computed before the answer: of the prompt, and of what came before it where that was no longer there.
     pub computed: usize,
     /// Until the first token was there.
     pub reading: Duration,
@@ -75,6 +75,7 @@ pub fn answer(
     engine.take_streamed();
     let begun = Instant::now();
     engine.start(id, prompt, generation)?;
+    let whole = engine.tokens(id)?.len();
 
     let end = 'steps: loop {
         events.clear();
@@ -82,7 +83,7 @@ pub fn answer(
         for event in &events {
             let flow = match *event {
                 Event::Prefill { done, total, .. } => {
-                    computed = total;
+                    computed = whole - engine.adopted(id)?;
                     each(Piece::Reading { done, total })?
                 }
                 Event::Token { token, .. } => {

@@ -216,6 +216,8 @@ impl Engine {
         // 2. Room for the answer, so that no step allocates
         self.forget(id);
         let s = &mut self.sequences[at];
+        // What is new of it, and one token in any case.
+        let prompt_from = s.tokens.len().min(s.tokens.len() + prompt.len() - 1);
         s.tokens.extend_from_slice(prompt);
         let room = generation.max_tokens.min(self.max_context.saturating_sub(s.tokens.len())) + 1;
         s.tokens.reserve(room);
@@ -236,7 +238,7 @@ impl Engine {
             s.marks.sort_unstable();
             s.marks.dedup();
         }
-        s.running = Some(Running { generation, generated: 0, prompt_from: s.computed, history, turn });
+        s.running = Some(Running { generation, generated: 0, prompt_from, history, turn });
         Ok(())
     }
 

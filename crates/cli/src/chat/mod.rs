@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use sluice_engine::text::ChatTemplate;
-use sluice_engine::{Engine, Finish, Generation, LoadProgress, Loading, SequenceId};
+use sluice_engine::{Engine, Finish, Generation, LoadProgress, Loading, Options, SequenceId};
 
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::generate::{self, Answer, End, Piece};
@@ -48,10 +48,14 @@ pub struct ChatArgs {
     engine: EngineArgs,
 }
 
+/// Recurrent states that are kept, where the model has some: at the ends of the last answers and prompts, for `/undo` and `/regenerate`.
+const SNAPSHOTS: usize = 4;
+
 /// Talks until the input ends.
 pub fn run(args: ChatArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
-    let loaded = load::model(&folder, &args.engine, args.engine.options()?)?;
+    let options = Options { snapshots: SNAPSHOTS, ..args.engine.options()? };
+    let loaded = load::model(&folder, &args.engine, options)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
     let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
     let sequence = engine.add_sequence();
@@ -184,6 +188,16 @@ impl Chat<'_> {
             bail!("{total} tokens leave no room for an answer in a context of {max}: {WAYS_OUT}");
         }
 
+        // Where another message may part from this one: at the prompt's end, whose last token is always computed, and before the first message. The ends of
+        // answers are kept anyway.
+        let mut marks = vec![total - 1];
+        if let ([system, _], Some(_)) = (&self.conversation.messages[..], self.template) {
+            let before = self.prompt.render(self.template, tokenizer, std::slice::from_ref(system))?;
+            let before = tokenizer.encode_prompt(&before, special)?;
+            let all = known[..next.keep].iter().chain(&next.new);
+            marks.push(all.zip(&before).take_while(|(a, b)| a == b).count());
+        }
+
         // 2. the engine gives up what no longer holds, and goes on from there
         if next.keep < known.len() {
             self.engine.truncate(self.sequence, next.keep)?;
@@ -207,7 +221,7 @@ impl Chat<'_> {
             }
             Ok(if interrupt::pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         };
-        let (generation, stops) = (self.generation.clone(), self.stop_strings);
+        let (generation, stops) = (Generation { marks, ..self.generation.clone() }, self.stop_strings);
         let (engine, tokenizer) = (&mut self.engine, &self.text.tokenizer);
         let answer = generate::answer(engine, self.sequence, &next.new, generation, stops, tokenizer, &mut each)?;
         progress.finish();
