@@ -95,8 +95,8 @@ fn read(files: &[(PathBuf, u64)], chunks: Vec<Chunk>, case: Case, until: Instant
     Ok(times.into_inner().unwrap_or_else(|e| e.into_inner()))
 }
 
-/// splitmix64 of Steele, Lea and Flood 2014: places far from each other.
-fn mix(i: u64) -> u64 {
+/// Numbers that have nothing to do with each other, one for each `i`: splitmix64 of Steele, Lea and Flood 2014.
+pub fn mix(i: u64) -> u64 {
     let mut z = i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -109,11 +109,8 @@ fn sample() -> String {
         "...",
         "!?",
     ];
-    let mut state = 1u64;
-    let mut next = |n: u64| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) % n
-    };
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut next = |n: u64| rng.u64(..n);
     text.truncate(text.floor_char_boundary(150_000));
     for _ in 0..20_000 {
         if next(3) == 0 {

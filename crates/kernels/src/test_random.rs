@@ -1,16 +1,9 @@
 //! Random inputs and tolerances for the tests of the kernels.
 
-/// `n` values in (-2, 2), a function of the seed alone.
+/// `n` values in [-2, 2), a function of the seed alone.
 pub fn random(n: usize, seed: u64) -> Vec<f32> {
-    let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        s ^= s << 13;
-        s ^= s >> 7;
-        s ^= s << 17;
-        (s >> 16) as i32 as f32 * (2.0 / 2147483648.0)
-    };
-    (0..8).for_each(|_| _ = next());
-    (0..n).map(|_| next()).collect()
+    let mut rng = fastrand::Rng::with_seed(seed);
+    (0..n).map(|_| 4.0 * rng.f32() - 2.0).collect()
 }
 
 /// Panics where a value is off by more than `tolerance` of the greatest exact one (or of 1).

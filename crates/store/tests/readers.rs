@@ -22,15 +22,8 @@ fn options(mode: LoadMode) -> LoadOptions {
 
 /// Bytes that differ from place to place.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut s = seed | 1;
-    let word = |_| {
-        s ^= s << 13;
-        s ^= s >> 7;
-        s ^= s << 17;
-        s.to_le_bytes()
-    };
-    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(word).collect();
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 

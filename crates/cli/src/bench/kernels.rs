@@ -2,16 +2,22 @@
 
 use std::hint::black_box;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
+use fastrand::Rng;
 use serde_json::json;
 use sluice_backend::Isa;
 use sluice_kernels::activations::{encode_bf16, encode_int8};
 use sluice_kernels::attention::{Head, KvShape, KvType, KvView, attend, store_row};
-use sluice_kernels::delta::{HeadInputs, recurrence};
-use sluice_kernels::matmul::{self, Activations, Encoding, Float, Form, Input, Matrix, ROW_BLOCK, Scratch};
+use sluice_kernels::delta::{HeadInputs, conv_step, recurrence};
+use sluice_kernels::form::{Activations, Encoding, Float, Form};
+use sluice_kernels::input::Input;
+use sluice_kernels::matmul::{self, ROW_BLOCK};
+use sluice_kernels::matrix::Matrix;
 use sluice_kernels::roofline::Arithmetic;
 use sluice_kernels::rows::{Rows, RowsMut};
+use sluice_kernels::scratch::Scratch;
+use sluice_kernels::{elementwise, norm, route};
 
 use super::figures::Figures;
 use super::roofline::{Memory, peak, threads, together};
@@ -94,9 +100,13 @@ pub fn run(args: &KernelsArgs) -> Result<()> {
                 }
             }
         }
+        for kv_type in [KvType::Bf16, KvType::Int8] {
+            bench.attention_of_prompt(kv_type, 8, 2, 128, 512, n);
+        }
         for tokens in [1, 64] {
             bench.delta(tokens, n);
         }
+        bench.vectors(n);
     }
     Ok(())
 }
@@ -178,9 +188,9 @@ impl Bench<'_> {
         let isa = self.isa;
         let one = format!("{name}, 1 token");
         if self.wants(&one) {
-            let row = form.row_bytes(COLS).context("a row has a size")?;
+            let row = form.parts(COLS)?[0].row_bytes;
             let rows = (STREAMED / row).next_multiple_of(ROWS);
-            let parts = Parts::new(form, rows)?;
+            let parts = Random::new(form, rows)?;
             let x = Tokens::new(isa, 1);
             let w = parts.matrix()?;
             // A quarter at a time: each measurement reads another part, and lasts a few milliseconds.
@@ -199,7 +209,7 @@ impl Bench<'_> {
                 Encoding::Bf16 => Arithmetic::Bf16,
                 Encoding::Int8 => Arithmetic::Int8,
             };
-            let parts = Parts::new(form, ROWS)?;
+            let parts = Random::new(form, ROWS)?;
             let x = Tokens::new(isa, MANY);
             let w = parts.matrix()?;
             self.report(&many, threads, Limit::Operations(2 * ROWS * COLS * MANY, arithmetic), || {
@@ -275,6 +285,70 @@ impl Bench<'_> {
         });
     }
 
+    /// A whole prompt's attention in one layer, in runs of 64 tokens.
+    fn attention_of_prompt(
+        &mut self,
+        kv_type: KvType,
+        kv_heads: usize,
+        group: usize,
+        dim: usize,
+        tokens: usize,
+        threads: usize,
+    ) {
+        let name = format!("attention {} {kv_heads} x {group} of {dim}, {tokens} tokens", kv_type_name(Some(kv_type)));
+        if !self.wants(&name) {
+            return;
+        }
+        let (isa, block_tokens, run) = (self.isa, 32, 64);
+        let half = kv_type.bytes(kv_heads * block_tokens, dim);
+        let shape = KvShape {
+            block_bytes: 2 * half,
+            k_offset: 0,
+            v_offset: half,
+            block_tokens,
+            kv_heads,
+            k_dim: dim,
+            v_dim: dim,
+            kv_type,
+        };
+        let blocks = tokens.div_ceil(block_tokens);
+        let (mut row, mut scale) = (vec![0; dim * kv_type.size()], vec![0; kv_type.scale_size()]);
+        store_row(isa, kv_type, &noise(dim), &mut row, &mut scale);
+        let half: Vec<u8> = [row.repeat(kv_heads * block_tokens), scale.repeat(kv_heads * block_tokens)].concat();
+        let bytes = half.repeat(2 * blocks);
+        let table: Vec<u32> = (0..blocks as u32).collect();
+        let width = group * dim;
+        let q = noise(tokens * kv_heads * width);
+        // Each score and each weight: a product with every element of a key, and of a value.
+        let operations = 4 * kv_heads * width * tokens * (tokens + 1) / 2;
+        self.report(&name, threads, Limit::Operations(operations, Arithmetic::F32), || {
+            together(threads, |t| {
+                let (mut out, mut scratch) = (vec![0.0; run * width], Vec::new());
+                for kv_head in (t..kv_heads).step_by(threads) {
+                    let kv = KvView { bytes: &bytes, shape };
+                    let head = Head {
+                        kv,
+                        table: &table,
+                        kv_head,
+                        group,
+                        scale: 0.1,
+                        window: None,
+                        softcap: None,
+                        sinks: None,
+                    };
+                    scratch.resize(head.scratch_len(run), 0.0);
+                    let q = Rows::dense(&q, kv_heads * width).columns(kv_head * width..(kv_head + 1) * width);
+                    for first in (0..tokens).step_by(run) {
+                        let q = q.part(first..tokens.min(first + run));
+                        let out = &mut out[..q.rows() * width];
+                        attend(isa, &head, q, first, &mut RowsMut::dense(out, width), &mut scratch);
+                    }
+                }
+                black_box(&out);
+            })
+        });
+    }
+
     /// The delta rule of one layer of 32 heads, 128 x 128: the state is read (and written) once per token in a step of one.
     fn delta(&mut self, tokens: usize, threads: usize) {
         let name = format!("delta rule 32 of 128 x 128, {tokens} tokens");
@@ -314,6 +388,92 @@ impl Bench<'_> {
     }
 }
 
+/// Kernels of a single vector that stays in the processor's cache, as in a model that reads its weights meanwhile.
+impl Bench<'_> {
+    fn vectors(&mut self, threads: usize) {
+        let isa = self.isa;
+        for n in [128, 1024, 4096] {
+            let (x, w) = (noise(n), noise(n));
+            let count = (1 << 22) / n;
+            // A multiply-add and a product with the factor and the weight for each element.
+            self.vector(&format!("rms norm of {n}"), count, 4 * n, threads, n, |out| {
+                norm::rms_norm(isa, &x, &w, 1e-6, out)
+            });
+            self.vector(&format!("sum and rms norm of {n}"), count, 5 * n, threads, 2 * n, |out| {
+                let (residual, out) = out.split_at_mut(n);
+                norm::add_rms_norm(isa, &x, residual, &w, 1e-6, out);
+            });
+            self.vector(&format!("gated norm of {n}"), count, 4 * n, threads, n, |out| {
+                norm::rms_norm_gated(isa, &x, &w, &w, 1e-6, out)
+            });
+            self.vector(&format!("l2 norm of {n}"), count, 4 * n, threads, n, |out| norm::l2_norm(isa, out, 1e-6, 1.0));
+            self.vector(&format!("swiglu of {n}"), count, 4 * n, threads, n, |out| {
+                elementwise::swiglu(isa, &x, &w, out)
+            });
+        }
+        for (experts, k) in [(128, 8), (512, 10)] {
+            let logits = noise(experts);
+            let scoring = route::Scoring::SoftmaxTopK { k, renormalise: true };
+            let count = (1 << 20) / experts;
+            self.vector(&format!("routing {k} of {experts}"), count, 4 * experts, threads, experts, |out| {
+                out.copy_from_slice(&logits);
+                let (mut ids, mut weights) = ([0; 16], [0.0; 16]);
+                route::route(isa, &scoring, out, &mut ids[..k], &mut weights[..k]);
+                black_box((ids, weights));
+            });
+        }
+        let (channels, taps) = (8192, 4);
+        for tokens in [1, 64] {
+            let (x, w) = (noise(tokens * channels), noise(taps * channels));
+            let name = format!("convolution of {channels}, {tokens} tokens");
+            self.vector(
+                &name,
+                (256 / tokens).max(4),
+                2 * taps * tokens * channels,
+                threads,
+                tokens * channels,
+                |out| {
+                    let mut window = vec![0.0; (taps - 1) * channels];
+                    let (x, w) = (Rows::dense(&x, channels), Rows::dense(&w, channels));
+                    conv_step(
+                        isa,
+                        x,
+                        w,
+                        None,
+                        &mut RowsMut::dense(&mut window, channels),
+                        &mut RowsMut::dense(out, channels),
+                    );
+                },
+            );
+        }
+    }
+
+    /// `count` calls of `kernel`, of so many operations each, on every thread.
+    fn vector(
+        &mut self,
+        name: &str,
+        count: usize,
+        operations: usize,
+        threads: usize,
+        len: usize,
+        kernel: impl Fn(&mut [f32]) + Sync,
+    ) {
+        if !self.wants(name) {
+            return;
+        }
+        let limit = Limit::Operations(threads * count * operations, Arithmetic::F32);
+        self.report(name, threads, limit, || {
+            together(threads, |_| {
+                let mut out = vec![1.0; len];
+                for _ in 0..count {
+                    kernel(&mut out);
+                    black_box(&mut out);
+                }
+            })
+        });
+    }
+}
+
 /// Seconds for `w` times `n` tokens, row blocks dealt to the threads in turn.
 fn products(isa: Isa, w: &Matrix, x: &Tokens, n: usize, mode: Activations, threads: usize) -> f64 {
     let block = 4 * ROW_BLOCK;
@@ -336,36 +496,34 @@ fn products(isa: Isa, w: &Matrix, x: &Tokens, n: usize, mode: Activations, threa
     })
 }
 
-/// The bytes of a random matrix of [`COLS`] columns.
-struct Parts {
+/// A random matrix of [`COLS`] columns.
+struct Random {
     form: Form,
     rows: usize,
-    data: Vec<u8>,
-    scales: Vec<u8>,
+    parts: Vec<Vec<u8>>,
 }
 
-impl Parts {
-    fn new(form: Form, rows: usize) -> Result<Parts> {
-        let row = form.row_bytes(COLS).context("a row has a size")?;
-        let mut s = 1u64;
-        let mut data = vec![0u8; rows * row];
-        for word in data.chunks_exact_mut(8) {
-            s ^= s << 13;
-            s ^= s >> 7;
-            s ^= s << 17;
-            // Exponents of moderate size, should these bytes be floats.
-            let moderate = s & !0x4000_4000_4000_4000 | 0x3000_3000_3000_3000;
-            word.copy_from_slice(&moderate.to_le_bytes());
-        }
-        let scales = match form {
-            Form::Float(_) => vec![],
-            Form::Affine { group, .. } => vec![0x3c; rows * COLS / group as usize * 2],
-        };
-        Ok(Parts { form, rows, data, scales })
+impl Random {
+    fn new(form: Form, rows: usize) -> Result<Random> {
+        let mut rng = Rng::with_seed(1);
+        let parts = form.parts(COLS)?;
+        let parts = parts.iter().map(|part| {
+            // Zeroed at once, so that large pages hold it, as they hold a file's map.
+            let mut bytes = vec![0; rows * part.row_bytes];
+            match part.name {
+                // Exponents of moderate size, should these bytes be floats.
+                "weight" => bytes.as_chunks_mut::<8>().0.iter_mut().for_each(|word| {
+                    *word = (rng.u64(..) & !0x4000_4000_4000_4000 | 0x3000_3000_3000_3000).to_le_bytes();
+                }),
+                _ => bytes.fill(0x3c),
+            }
+            bytes
+        });
+        Ok(Random { form, rows, parts: parts.collect() })
     }
 
     fn matrix(&self) -> Result<Matrix<'_>> {
-        Ok(Matrix::new(self.form, self.rows, COLS, &self.data, &self.scales, &self.scales)?)
+        Ok(Matrix::of_parts(self.form, self.rows, COLS, self.parts.iter().map(|p| &p[..]))?)
     }
 }
 
@@ -404,5 +562,6 @@ impl Tokens {
 
 /// Numbers between -1 and 1.
 fn noise(n: usize) -> Vec<f32> {
-    (0..n).map(|i| ((i as u32).wrapping_mul(2_654_435_761) >> 8) as f32 / 8_388_608.0 - 1.0).collect()
+    let mut rng = Rng::with_seed(2);
+    (0..n).map(|_| 2.0 * rng.f32() - 1.0).collect()
 }

@@ -24,6 +24,7 @@ use sluice_store::{Checkpoint, Dtype};
 use sluice_kernels::matmul::{Encoding, Float, Form};
 use sluice_kernels::roofline::Arithmetic;
 
+use crate::disk::mix;
 use crate::engine_args::{EngineArgs, model_or_demo};
 
 #[derive(Args, Debug)]
@@ -124,12 +125,9 @@ fn arithmetic(folder: &std::path::Path, options: &Options) -> Result<Arithmetic>
     })
 }
 
-/// Token `i` of the text that is measured: splitmix64 of Steele, Lea and Flood 2014, with a fixed seed.
+/// Token `i` of the text that is measured.
 fn token(i: usize, vocabulary: usize) -> u32 {
-    let mut z = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ (z >> 31)) % vocabulary as u64) as u32
+    (mix(i as u64) % vocabulary as u64) as u32
 }
 
 /// Tokens `from .. from + n` of it.

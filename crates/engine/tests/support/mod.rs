@@ -9,14 +9,8 @@ pub fn folder(name: &str) -> PathBuf {
 }
 
 pub fn tokens(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
-    let mut s = seed | 1;
-    let mut next = || {
-        s ^= s << 13;
-        s ^= s >> 7;
-        s ^= s << 17;
-        (s % engine.model().vocabulary as u64) as u32
-    };
-    (0..n).map(|_| next()).collect()
+    let mut rng = fastrand::Rng::with_seed(seed);
+    (0..n).map(|_| rng.u32(..engine.model().vocabulary as u32)).collect()
 }
 
 /// All logits of `tokens`, taken in pieces of these sizes (the last one repeats).

@@ -6,6 +6,7 @@ use super::lanes::Lanes;
 use super::pairs::Pairs;
 use crate::Isa;
 use crate::dispatch::simd;
+use crate::test_random::random;
 
 #[inline(always)]
 unsafe fn dot_lanes<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
@@ -69,9 +70,7 @@ fn rows_become_columns() {
 proptest! {
     #[test]
     fn dot_has_the_same_bits_in_every_instruction_set(n in 0usize..100, seed in any::<u64>()) {
-        let mut s = seed | 1;
-        let mut next = || { s ^= s << 13; s ^= s >> 7; s ^= s << 17; (s as i32) as f32 * 1e-9 };
-        let (a, b): (Vec<f32>, Vec<f32>) = (0..n).map(|_| (next(), next())).unzip();
+        let (a, b) = (random(n, seed), random(n, !seed));
         let oracle = dot(Isa::GENERIC, &a, &b);
         for isa in Isa::supported() {
             prop_assert_eq!(dot(isa, &a, &b).to_bits(), oracle.to_bits());

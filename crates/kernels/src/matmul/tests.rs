@@ -4,25 +4,12 @@ use super::*;
 use crate::activations::{encode_bf16, encode_int8};
 use crate::affine;
 use crate::input::ORDER;
+use fastrand::Rng;
 use proptest::prelude::*;
 
-/// xorshift
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-    fn below(&mut self, n: usize) -> usize {
-        (self.bits() >> 20) as usize % n
-    }
-    /// In -1..1.
-    fn unit(&mut self) -> f32 {
-        (self.bits() as i32) as f32 / (1u64 << 31) as f32
-    }
+/// In [-1, 1).
+fn unit(rng: &mut Rng) -> f32 {
+    2.0 * rng.f32() - 1.0
 }
 
 /// Bytes that end where unreadable memory begins, so that a kernel which reads further dies.
@@ -79,11 +66,11 @@ struct Weights {
 }
 
 impl Weights {
-    fn random(form: Form, rows: usize, cols: usize, random: &mut Random) -> Weights {
-        let floats = |float: Float, n: usize, size: f32, random: &mut Random| -> Vec<u8> {
+    fn random(form: Form, rows: usize, cols: usize, rng: &mut Rng) -> Weights {
+        let floats = |float: Float, n: usize, size: f32, rng: &mut Rng| -> Vec<u8> {
             (0..n)
                 .flat_map(|_| {
-                    let x = random.unit() * size;
+                    let x = unit(rng) * size;
                     match float {
                         Float::F32 => x.to_le_bytes().to_vec(),
                         Float::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
@@ -93,11 +80,11 @@ impl Weights {
                 .collect()
         };
         let (data, scales, biases) = match form {
-            Form::Float(float) => (floats(float, rows * cols, 1.0, random), vec![], vec![]),
+            Form::Float(float) => (floats(float, rows * cols, 1.0, rng), vec![], vec![]),
             Form::Affine { bits, group, scale } => {
                 let groups = rows * cols / group as usize;
-                let data = (0..rows * cols / 8 * bits as usize).map(|_| random.bits() as u8).collect();
-                (data, floats(scale, groups, 0.1, random), floats(scale, groups, 1.0, random))
+                let data = (0..rows * cols / 8 * bits as usize).map(|_| rng.u64(..) as u8).collect();
+                (data, floats(scale, groups, 0.1, rng), floats(scale, groups, 1.0, rng))
             }
         };
         let [data, scales, biases] = [data, scales, biases].map(|bytes| Guarded::new(&bytes));
@@ -120,8 +107,8 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn random(n: usize, cols: usize, random: &mut Random) -> Tokens {
-        let f32: Vec<f32> = (0..n * cols).map(|_| random.unit() * random.unit()).collect();
+    fn random(n: usize, cols: usize, rng: &mut Rng) -> Tokens {
+        let f32: Vec<f32> = (0..n * cols).map(|_| unit(rng) * unit(rng)).collect();
         let mut bf16 = vec![0; f32.len()];
         encode_bf16(Isa::GENERIC, &f32, &mut bf16);
         let groups = if cols.is_multiple_of(32) { f32.len() / 32 } else { 0 };
@@ -223,10 +210,10 @@ fn mode() -> impl Strategy<Value = Activations> {
 }
 
 /// Columns of a form: any for floats, whole groups for affine.
-fn columns(form: Form, random: &mut Random) -> usize {
+fn columns(form: Form, rng: &mut Rng) -> usize {
     match form {
-        Form::Float(_) => 1 + random.below(300),
-        Form::Affine { group, .. } => group as usize * (1 + random.below(1300 / group as usize)),
+        Form::Float(_) => 1 + rng.usize(..300),
+        Form::Affine { group, .. } => group as usize * (1 + rng.usize(..(1300 / group as usize))),
     }
 }
 
@@ -235,19 +222,19 @@ proptest! {
 
     #[test]
     fn every_kernel_follows_the_definition(form in form(), mode in mode(), rows in 1usize..80, n in 1usize..20, seed in 1u64..) {
-        let mut random = Random(seed);
-        let cols = columns(form, &mut random);
-        let weights = Weights::random(form, rows, cols, &mut random);
-        let (w, x) = (weights.matrix(), Tokens::random(n, cols, &mut random));
+        let mut rng = Rng::with_seed(seed);
+        let cols = columns(form, &mut rng);
+        let weights = Weights::random(form, rows, cols, &mut rng);
+        let (w, x) = (weights.matrix(), Tokens::random(n, cols, &mut rng));
         let encoding = form.encoding(mode);
         let wanted: Vec<(f32, f64)> =
             (0..n).flat_map(|t| (0..rows).map(move |r| (t, r))).map(|(t, r)| defined(&w, r, &x, t, encoding)).collect();
         for isa in Isa::supported() {
             for _ in 0..4 {
-                let start = random.below(rows);
-                let range = start..start + 1 + random.below(rows - start);
-                let count = if random.below(2) == 0 { 1 + random.below(4) } else { 1 + random.below(50) };
-                let tokens: Vec<u32> = (0..count).map(|_| random.below(n) as u32).collect();
+                let start = rng.usize(..rows);
+                let range = start..start + 1 + rng.usize(..(rows - start));
+                let count = if rng.usize(..2) == 0 { 1 + rng.usize(..4) } else { 1 + rng.usize(..50) };
+                let tokens: Vec<u32> = (0..count).map(|_| rng.usize(..n) as u32).collect();
                 let mut scratch = Scratch::with_bytes(scratch_bytes(form, cols, range.len(), tokens.len(), mode));
                 let ahead = scratch.bytes();
                 let mut tile = vec![f32::NAN; tokens.len() * range.len()];
@@ -269,20 +256,20 @@ proptest! {
     /// Scales, biases, weights and activations that are tiny, huge or not finite: same values everywhere (NaN compares by being NaN).
     #[test]
     fn extreme_values_give_the_same_everywhere(form in form(), mode in mode(), n in 1usize..50, seed in 1u64..) {
-        let mut random = Random(seed);
-        let (rows, cols) = (5, columns(form, &mut random));
-        let mut weights = Weights::random(form, rows, cols, &mut random);
-        let wild = |random: &mut Random| match random.below(12) {
-            0 => f32::from_bits(random.bits() as u32),
+        let mut rng = Rng::with_seed(seed);
+        let (rows, cols) = (5, columns(form, &mut rng));
+        let mut weights = Weights::random(form, rows, cols, &mut rng);
+        let wild = |rng: &mut Rng| match rng.usize(..12) {
+            0 => f32::from_bits(rng.u64(..) as u32),
             1 => f32::INFINITY,
-            2 => f32::from_bits(random.bits() as u32 & 0x80ff_ffff),
-            3 => f32::from_bits(0x0080_0000 | random.bits() as u32 & 0x8000_0003),
-            _ => random.unit() * 2f32.powi(-60 - random.below(10) as i32),
+            2 => f32::from_bits(rng.u64(..) as u32 & 0x80ff_ffff),
+            3 => f32::from_bits(0x0080_0000 | rng.u64(..) as u32 & 0x8000_0003),
+            _ => unit(rng) * 2f32.powi(-60 - rng.usize(..10) as i32),
         };
         let mut bytes = |old: &Guarded| {
             let mut bytes = old.bytes().to_vec();
             for four in bytes.chunks_exact_mut(4) {
-                four.copy_from_slice(&wild(&mut random).to_le_bytes());
+                four.copy_from_slice(&wild(&mut rng).to_le_bytes());
             }
             Guarded::new(&bytes)
         };
@@ -290,7 +277,7 @@ proptest! {
             weights.data = bytes(&weights.data);
         }
         (weights.scales, weights.biases) = (bytes(&weights.scales), bytes(&weights.biases));
-        let values: Vec<f32> = (0..n * cols).map(|_| wild(&mut random)).collect();
+        let values: Vec<f32> = (0..n * cols).map(|_| wild(&mut rng)).collect();
         let (w, encoding) = (weights.matrix(), form.encoding(mode));
         let tokens: Vec<u32> = (0..n as u32).collect();
         let groups = if encoding == Encoding::Int8 { values.len() / 32 } else { 0 };
@@ -324,9 +311,9 @@ proptest! {
 
     #[test]
     fn rows_dequantise_alike_everywhere(form in form(), seed in 1u64..) {
-        let mut random = Random(seed);
-        let cols = columns(form, &mut random);
-        let weights = Weights::random(form, 3, cols, &mut random);
+        let mut rng = Rng::with_seed(seed);
+        let cols = columns(form, &mut rng);
+        let weights = Weights::random(form, 3, cols, &mut rng);
         let w = weights.matrix();
         let mut wanted = vec![0f32; cols];
         let mut q = vec![0u8; cols];
@@ -354,10 +341,14 @@ fn a_wrong_length_is_an_error() {
     let (data, scales) = (vec![0u8; 2 * 64], vec![0u8; 2 * 2 * 2]);
     let new = |form, rows, cols| Matrix::new(form, rows, cols, &data, &scales, &scales).map(|_| ());
     assert_eq!(new(form, 2, 128), Ok(()));
-    assert_eq!(new(form, 3, 128), Err(MatrixError::Length { part: "data", got: 128, wanted: 192 }));
+    assert_eq!(new(form, 3, 128), Err(MatrixError::Length { part: "weight", got: 128, wanted: 192 }));
     assert_eq!(new(form, 2, 96), Err(MatrixError::Columns { cols: 96, group: 64 }));
     assert_eq!(new(form, usize::MAX, 128), Err(MatrixError::TooBig { rows: usize::MAX, cols: 128 }));
     assert_eq!(new(Form::Affine { bits: 7, group: 64, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Bits(7)));
     assert_eq!(new(Form::Affine { bits: 4, group: 16, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Group(16)));
-    assert!(new(Form::Float(Float::Bf16), 1, 64).is_err());
+    assert_eq!(new(Form::Float(Float::Bf16), 1, 64), Err(MatrixError::Parts { got: 3, wanted: 1 }));
+    assert_eq!(
+        Matrix::of_parts(form, 2, 128, [&data[..], &scales]).err(),
+        Some(MatrixError::Parts { got: 2, wanted: 3 })
+    );
 }

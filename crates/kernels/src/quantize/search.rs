@@ -148,11 +148,8 @@ mod tests {
 
     /// Sums of three uniform numbers: bell-shaped, with rare outliers.
     fn bell(n: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed;
-        let mut uniform = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-        };
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut uniform = || rng.f32() - 0.5;
         (0..n).map(|_| (uniform() + uniform() + uniform()) * 0.1).collect()
     }
 
