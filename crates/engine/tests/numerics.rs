@@ -4,35 +4,50 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use sluice_engine::{Activations, Engine, NUMERICS_VERSION, Options};
+use sluice_engine::{Activations, Engine, KvType, NUMERICS_VERSION, Options};
 
-const MODES: [(&str, Activations); 3] =
-    [("f32", Activations::F32), ("bf16", Activations::Bf16), ("int8", Activations::Int8)];
-const FOLDERS: [&str; 5] = ["qwen3_rope", "qwen3_moe", "mlx_qwen3_widths", "mlx_qwen3_next", "mlx_qwen3_5_moe"];
+const F32: (&str, Activations) = ("f32", Activations::F32);
+const BF16: (&str, Activations) = ("bf16", Activations::Bf16);
+const INT8: (&str, Activations) = ("int8", Activations::Int8);
+
+/// Checkpoints, and the precisions that differ in them: without quantised weights int8 is bf16.
+const CASES: [(&str, &[(&str, Activations)]); 5] = [
+    ("qwen3_rope", &[F32, BF16]),
+    ("qwen3_moe", &[F32, BF16]),
+    ("mlx_qwen3_widths", &[F32, BF16, INT8]),
+    ("mlx_qwen3_next", &[F32, BF16, INT8]),
+    ("mlx_qwen3_5_moe", &[F32, BF16, INT8]),
+];
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
+}
+
+/// The hash of all logits of 140 tokens.
+fn hash(folder: &str, activations: Activations, kv_type: Option<KvType>) -> String {
+    let options = Options { activations, kv_type, max_context: Some(160), ..Options::for_this_machine().unwrap() };
+    let mut engine = Engine::open(&golden().join(folder), options).unwrap();
+    let tokens: Vec<u32> = (0..140).map(|i| i * 37 % engine.model().vocabulary as u32).collect();
+    let mut bytes = Vec::new();
+    engine
+        .score(&tokens, true, |_, row| {
+            bytes.extend(row.iter().flat_map(|x| x.to_le_bytes()));
+            Ok(())
+        })
+        .unwrap();
+    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&bytes))
 }
 
 #[test]
 fn the_bits_of_the_logits_belong_to_the_numerics_version() {
     let mut hashes = BTreeMap::new();
     hashes.insert("version".to_string(), NUMERICS_VERSION.to_string());
-    for folder in FOLDERS {
-        for (mode, activations) in MODES {
-            let options = Options { activations, max_context: Some(160), ..Options::for_this_machine().unwrap() };
-            let mut engine = Engine::open(&golden().join(folder), options).unwrap();
-            let tokens: Vec<u32> = (0..140).map(|i| i * 37 % engine.model().vocabulary as u32).collect();
-            let mut bytes = Vec::new();
-            engine
-                .score(&tokens, true, |_, row| {
-                    bytes.extend(row.iter().flat_map(|x| x.to_le_bytes()));
-                    Ok(())
-                })
-                .unwrap();
-            let hash = xxhash_rust::xxh3::xxh3_64(&bytes);
-            hashes.insert(format!("{folder} {mode}"), format!("{hash:016x}"));
+    for (folder, modes) in CASES {
+        for &(mode, activations) in modes {
+            hashes.insert(format!("{folder} {mode}"), hash(folder, activations, None));
         }
+        let &(mode, activations) = modes.last().unwrap();
+        hashes.insert(format!("{folder} {mode} kv int8"), hash(folder, activations, Some(KvType::Int8)));
     }
     let path = golden().join("numerics.json");
     if std::env::var_os("UPDATE_NUMERICS").is_some() {
@@ -40,4 +55,11 @@ fn the_bits_of_the_logits_belong_to_the_numerics_version() {
     }
     let recorded: BTreeMap<String, String> = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert_eq!(hashes, recorded, "arithmetic changed: raise NUMERICS_VERSION and record the hashes anew");
+    // A case whose bits are another's shows nothing.
+    let mut seen = BTreeMap::new();
+    for (case, hash) in &hashes {
+        if let Some(other) = seen.insert(hash, case) {
+            panic!("{case} and {other} have the same logits");
+        }
+    }
 }
