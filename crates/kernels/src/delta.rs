@@ -181,21 +181,72 @@ unsafe fn store<V: Lanes>(v: V, p: *mut f32, j: usize, n: usize) {
     unsafe { if n == 16 { v.store(p.add(16 * j)) } else { v.store_first(p, n) } }
 }
 
+/// The sums over the key dimension have four lanes, element i in lane i mod 4, joined as (0 + 2) + (1 + 3).
+#[inline(always)]
+unsafe fn joined<V: Lanes, const N: usize>(lanes: [[V; N]; 4]) -> [V; N] {
+    let mut sums = lanes[0];
+    for j in 0..N {
+        // SAFETY: the caller vouches for the instruction set.
+        sums[j] = unsafe { lanes[0][j].add(lanes[2][j]).add(lanes[1][j].add(lanes[3][j])) };
+    }
+    sums
+}
+
+/// The order of lanes in which each is joined when it is complete, so that one lane's registers are live at a time: for a state in cache, where the order of rows does not matter.
+const LANES: [usize; 4] = [0, 2, 1, 3];
+
+/// Four lanes' sums on their way: what of them is joined already.
+#[derive(Clone, Copy)]
+struct Joined<V, const N: usize> {
+    even: [V; N],
+    odd: [V; N],
+}
+
+impl<V: Lanes, const N: usize> Joined<V, N> {
+    #[inline(always)]
+    unsafe fn new() -> Self {
+        // SAFETY: the caller vouches for the instruction set.
+        let zero = unsafe { V::splat(0.0) };
+        Joined { even: [zero; N], odd: [zero; N] }
+    }
+
+    /// Takes the sums of a lane, in the order of [`LANES`].
+    #[inline(always)]
+    unsafe fn take(&mut self, lane: usize, sums: [V; N]) {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            for j in 0..N {
+                match lane {
+                    0 => self.even[j] = sums[j],
+                    1 => self.odd[j] = sums[j],
+                    2 => self.even[j] = self.even[j].add(sums[j]),
+                    _ => self.even[j] = self.even[j].add(self.odd[j].add(sums[j])),
+                }
+            }
+        }
+    }
+}
+
 /// What the state holds for `k` after `decay`, less the value: `(v - r) * beta`. Registers of columns as for [`block`].
 #[inline(always)]
 unsafe fn correction<V: Lanes, const N: usize>(s: Block, inputs: &HeadInputs, c: usize, n: usize, decay: V) -> [V; N] {
     // SAFETY: as the caller vouches.
     unsafe {
         let k = inputs.k.row(0);
-        let mut held = [V::splat(0.0); N];
-        for i in 0..s.key_dim {
-            let p = s.at.add(i * s.stride);
-            let k = V::splat(*k.get_unchecked(i));
-            for j in 0..N {
-                held[j] = load::<V>(p, j, n).mul(decay).fma(k, held[j]);
+        let mut held = [[V::splat(0.0); N]; 4];
+        for first in (0..s.key_dim).step_by(4) {
+            for lane in 0..4 {
+                if first + lane >= s.key_dim {
+                    break;
+                }
+                let p = s.at.add((first + lane) * s.stride);
+                let k = V::splat(*k.get_unchecked(first + lane));
+                for j in 0..N {
+                    held[lane][j] = load::<V>(p, j, n).mul(decay).fma(k, held[lane][j]);
+                }
             }
         }
-        corrected(held, inputs, 0, c, n)
+        corrected(joined(held), inputs, 0, c, n)
     }
 }
 
@@ -233,16 +284,23 @@ unsafe fn one_token<V: Lanes, const N: usize>(
         let decay = V::splat(exp1(inputs.g.row(0)[0]));
         let d = correction::<V, N>(s, inputs, c, n, decay);
         let (q, k) = (inputs.q.row(0), inputs.k.row(0));
-        let mut o = [V::splat(0.0); N];
-        for i in 0..s.key_dim {
-            let p = s.at.add(i * s.stride);
-            let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
-            for j in 0..N {
-                let v = k.fma(d[j], load::<V>(p, j, n).mul(decay));
-                store(v, p, j, n);
-                o[j] = v.fma(q, o[j]);
+        let mut sums = [[V::splat(0.0); N]; 4];
+        for first in (0..s.key_dim).step_by(4) {
+            for lane in 0..4 {
+                if first + lane >= s.key_dim {
+                    break;
+                }
+                let i = first + lane;
+                let p = s.at.add(i * s.stride);
+                let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
+                for j in 0..N {
+                    let v = k.fma(d[j], load::<V>(p, j, n).mul(decay));
+                    store(v, p, j, n);
+                    sums[lane][j] = v.fma(q, sums[lane][j]);
+                }
             }
         }
+        let o = joined(sums);
         let p = out.row(0).as_mut_ptr().add(c);
         for j in 0..N {
             store(o[j], p, j, n);
@@ -302,38 +360,47 @@ unsafe fn block<V: Lanes, const N: usize>(s: Block, inputs: &HeadInputs, out: &m
         }
         for t in 0..tokens {
             let (q, k) = (inputs.q.row(t), inputs.k.row(t));
-            let mut o = [V::splat(0.0); N];
+            let mut sums = Joined::<V, N>::new();
             if t + 1 < tokens {
                 let decay = V::splat(exp1(inputs.g.row(t + 1)[0]));
                 let next = inputs.k.row(t + 1);
-                let mut held = [V::splat(0.0); N];
-                for i in 0..s.key_dim {
-                    let p = s.at.add(i * s.stride);
-                    let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
-                    let next = V::splat(*next.get_unchecked(i));
-                    for j in 0..N {
-                        let v = k.fma(d[j], load::<V>(p, j, n));
-                        o[j] = v.fma(q, o[j]);
-                        let v = v.mul(decay);
-                        store(v, p, j, n);
-                        held[j] = v.fma(next, held[j]);
+                let mut next_held = Joined::<V, N>::new();
+                for lane in LANES {
+                    let (mut o, mut held) = ([V::splat(0.0); N], [V::splat(0.0); N]);
+                    for i in (lane..s.key_dim).step_by(4) {
+                        let p = s.at.add(i * s.stride);
+                        let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
+                        let next = V::splat(*next.get_unchecked(i));
+                        for j in 0..N {
+                            let v = k.fma(d[j], load::<V>(p, j, n));
+                            o[j] = v.fma(q, o[j]);
+                            let v = v.mul(decay);
+                            store(v, p, j, n);
+                            held[j] = v.fma(next, held[j]);
+                        }
                     }
+                    sums.take(lane, o);
+                    next_held.take(lane, held);
                 }
-                d = corrected(held, inputs, t + 1, c, n);
+                d = corrected(next_held.even, inputs, t + 1, c, n);
             } else {
-                for i in 0..s.key_dim {
-                    let p = s.at.add(i * s.stride);
-                    let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
-                    for j in 0..N {
-                        let v = k.fma(d[j], load::<V>(p, j, n));
-                        store(v, p, j, n);
-                        o[j] = v.fma(q, o[j]);
+                for lane in LANES {
+                    let mut o = [V::splat(0.0); N];
+                    for i in (lane..s.key_dim).step_by(4) {
+                        let p = s.at.add(i * s.stride);
+                        let (q, k) = (V::splat(*q.get_unchecked(i)), V::splat(*k.get_unchecked(i)));
+                        for j in 0..N {
+                            let v = k.fma(d[j], load::<V>(p, j, n));
+                            store(v, p, j, n);
+                            o[j] = v.fma(q, o[j]);
+                        }
                     }
+                    sums.take(lane, o);
                 }
             }
             let p = out.row(t).as_mut_ptr().add(c);
             for j in 0..N {
-                store(o[j], p, j, n);
+                store(sums.even[j], p, j, n);
             }
         }
     }
@@ -433,18 +500,20 @@ mod tests {
         for t in 0..tokens {
             let (q, k) = qk[t * 2 * dk..][..2 * dk].split_at(dk);
             for j in 0..dv {
-                let mut r = 0.0;
+                let mut held = [0f32; 4];
                 for i in 0..dk {
                     let s = &mut state[i * dv + j];
                     *s *= exp1(g[t]);
-                    r = s.mul_add(k[i], r);
+                    held[i % 4] = s.mul_add(k[i], held[i % 4]);
                 }
-                let d = (v[t * dv + j] - r) * beta[t];
+                let d = (v[t * dv + j] - ((held[0] + held[2]) + (held[1] + held[3]))) * beta[t];
+                let mut o = [0f32; 4];
                 for i in 0..dk {
                     let s = &mut state[i * dv + j];
                     *s = k[i].mul_add(d, *s);
-                    out[t * dv + j] = s.mul_add(q[i], out[t * dv + j]);
+                    o[i % 4] = s.mul_add(q[i], o[i % 4]);
                 }
+                out[t * dv + j] = (o[0] + o[2]) + (o[1] + o[3]);
             }
         }
         (out, state)

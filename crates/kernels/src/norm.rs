@@ -1,27 +1,39 @@
 //! Norms of one vector: RMS, RMS with a gate, L2. Callers split tokens and heads; a vector is always normed whole.
 //!
-//! Sums of squares are lane sums. `docs/numerics.md` fixes the order of the products.
+//! Sums of squares are wide sums, of 64 lanes: a chain of 64 additions for 4,096 elements. `docs/numerics.md` fixes their tree and the order of the products.
+
+// Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
+#![allow(clippy::needless_range_loop)]
 
 use crate::dispatch::simd;
 use crate::instructions::lanes::Lanes;
 use crate::math::silu;
 
-/// The lane sum of squares of `n` elements.
+/// Registers of a wide sum: element i goes to lane i mod 64.
+const WIDE: usize = 4;
+const STEP: usize = 16 * WIDE;
+
+/// The wide sum of squares of `n` elements.
 #[inline(always)]
 unsafe fn squares<V: Lanes>(x: *const f32, n: usize) -> f32 {
-    let whole = n / 16 * 16;
+    let whole = n / STEP * STEP;
     // SAFETY: the caller vouches for `n` elements and for the instruction set.
     unsafe {
-        let mut acc = V::splat(0.0);
-        for i in (0..whole).step_by(16) {
-            let v = V::load(x.add(i));
-            acc = v.fma(v, acc);
+        let mut acc = [V::splat(0.0); WIDE];
+        for i in (0..whole).step_by(STEP) {
+            for j in 0..WIDE {
+                let v = V::load(x.add(i + 16 * j));
+                acc[j] = v.fma(v, acc[j]);
+            }
         }
-        if whole < n {
-            let v = V::load_first(x.add(whole), n - whole);
-            acc = v.fma(v, acc);
+        for j in 0..WIDE {
+            let i = whole + 16 * j;
+            if i < n {
+                let v = V::load_first(x.add(i), 16.min(n - i));
+                acc[j] = v.fma(v, acc[j]);
+            }
         }
-        acc.sum()
+        V::sum64(acc)
     }
 }
 
@@ -101,20 +113,27 @@ unsafe fn add_rms_lanes<V: Lanes>(x: &[f32], residual: &mut [f32], w: &[f32], ep
     // SAFETY: all four have `n` elements; the shell has the instruction set.
     unsafe {
         let r = residual.as_mut_ptr();
-        let mut acc = V::splat(0.0);
-        let whole = n / 16 * 16;
-        for i in (0..whole).step_by(16) {
-            let v = V::load(r.add(i)).add(V::load(x.as_ptr().add(i)));
-            v.store(r.add(i));
-            acc = v.fma(v, acc);
+        let x = x.as_ptr();
+        let mut acc = [V::splat(0.0); WIDE];
+        let whole = n / STEP * STEP;
+        for i in (0..whole).step_by(STEP) {
+            for j in 0..WIDE {
+                let i = i + 16 * j;
+                let v = V::load(r.add(i)).add(V::load(x.add(i)));
+                v.store(r.add(i));
+                acc[j] = v.fma(v, acc[j]);
+            }
         }
-        if whole < n {
-            let left = n - whole;
-            let v = V::load_first(r.add(whole), left).add(V::load_first(x.as_ptr().add(whole), left));
-            v.store_first(r.add(whole), left);
-            acc = v.fma(v, acc);
+        for j in 0..WIDE {
+            let i = whole + 16 * j;
+            if i < n {
+                let left = 16.min(n - i);
+                let v = V::load_first(r.add(i), left).add(V::load_first(x.add(i), left));
+                v.store_first(r.add(i), left);
+                acc[j] = v.fma(v, acc[j]);
+            }
         }
-        let inv = 1.0 / (acc.sum() / n as f32 + eps).sqrt();
+        let inv = 1.0 / (V::sum64(acc) / n as f32 + eps).sqrt();
         scaled::<V>(r, inv, w.as_ptr(), out.as_mut_ptr(), n);
     }
 }
@@ -208,7 +227,7 @@ simd! {
 mod tests {
     use super::*;
     use crate::Isa;
-    use crate::test_random::{assert_close, random};
+    use crate::test_random::{assert_close, bits, random};
     use proptest::prelude::*;
 
     proptest! {
@@ -237,6 +256,28 @@ mod tests {
             let oracle = run(Isa::GENERIC);
             for isa in Isa::supported() {
                 prop_assert_eq!(&run(isa), &oracle);
+            }
+        }
+    }
+
+    /// The wide sum as `docs/numerics.md` has it, one element at a time.
+    #[test]
+    fn squares_are_summed_over_64_lanes() {
+        for n in [1, 15, 16, 63, 64, 65, 80, 127, 128, 200, 1000, 4096] {
+            let x = random(n, n as u64);
+            let mut lanes = [0f32; 64];
+            for (i, x) in x.iter().enumerate() {
+                lanes[i % 64] = x.mul_add(*x, lanes[i % 64]);
+            }
+            for half in [32, 16, 8, 4, 2, 1] {
+                (0..half).for_each(|i| lanes[i] += lanes[i + half]);
+            }
+            let inv = 1.0 / (lanes[0] / n as f32 + 1e-6).sqrt();
+            let wanted: Vec<u32> = x.iter().map(|x| (x * inv).to_bits()).collect();
+            for isa in Isa::supported() {
+                let mut got = x.clone();
+                rms_norm_in_place(isa, &mut got, None, 1e-6);
+                assert_eq!(bits(&got), wanted, "{isa}, {n}");
             }
         }
     }

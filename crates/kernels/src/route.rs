@@ -59,7 +59,9 @@ impl Scoring {
     }
 }
 
-/// `x = softmax(x)`, `[n]`, as `docs/numerics.md` defines it.
+/// `x = softmax(x)`, `[n]`, as `docs/numerics.md` defines it: the sum is a wide one.
+// Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 unsafe fn softmax_lanes<V: Lanes>(x: &mut [f32]) {
     let (n, whole, p) = (x.len(), x.len() / 16 * 16, x.as_mut_ptr());
@@ -74,19 +76,25 @@ unsafe fn softmax_lanes<V: Lanes>(x: &mut [f32]) {
             m = if *x > m { *x } else { m };
         }
         let m = V::splat(m);
-        let mut sum = V::splat(0.0);
-        for i in (0..whole).step_by(16) {
-            let e = exp(V::load(p.add(i)).sub(m));
-            e.store(p.add(i));
-            sum = sum.add(e);
+        let mut sum = [V::splat(0.0); 4];
+        let wide = n / 64 * 64;
+        for i in (0..wide).step_by(64) {
+            for j in 0..4 {
+                let e = exp(V::load(p.add(i + 16 * j)).sub(m));
+                e.store(p.add(i + 16 * j));
+                sum[j] = sum[j].add(e);
+            }
         }
-        if whole < n {
-            let left = n - whole;
-            exp(V::load_first(p.add(whole), left).sub(m)).store_first(p.add(whole), left);
-            // Loaded again, so that missing lanes are zero.
-            sum = sum.add(V::load_first(p.add(whole), left));
+        for j in 0..4 {
+            let i = wide + 16 * j;
+            if i < n {
+                let left = 16.min(n - i);
+                exp(V::load_first(p.add(i), left).sub(m)).store_first(p.add(i), left);
+                // Loaded again, so that missing lanes are zero.
+                sum[j] = sum[j].add(V::load_first(p.add(i), left));
+            }
         }
-        divide::<V>(x, sum.sum());
+        divide::<V>(x, V::sum64(sum));
     }
 }
 
@@ -255,7 +263,7 @@ simd! {
 mod tests {
     use super::*;
     use crate::Isa;
-    use crate::math::sigmoid1;
+    use crate::math::{exp1, sigmoid1};
     use crate::test_random::{assert_close, bits, random};
     use proptest::prelude::*;
 
@@ -263,6 +271,26 @@ mod tests {
         let (mut ids, mut weights) = (vec![0; scoring.k()], vec![0.0; scoring.k()]);
         route(isa, scoring, &mut logits.to_vec(), &mut ids, &mut weights);
         (ids, weights)
+    }
+
+    /// The softmax as `docs/numerics.md` has it, one element at a time.
+    #[test]
+    fn a_softmax_is_summed_over_64_lanes() {
+        for experts in [5, 64, 100, 128, 512] {
+            let logits = random(experts, experts as u64);
+            let greatest = logits.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
+            let e: Vec<f32> = logits.iter().map(|x| exp1(x - greatest)).collect();
+            let mut lanes = [0f32; 64];
+            e.iter().enumerate().for_each(|(i, e)| lanes[i % 64] += e);
+            for half in [32, 16, 8, 4, 2, 1] {
+                (0..half).for_each(|i| lanes[i] += lanes[i + half]);
+            }
+            let wanted: Vec<u32> = e.iter().map(|e| (e / lanes[0]).to_bits()).collect();
+            let scoring = Scoring::SoftmaxTopK { k: experts, renormalise: false };
+            for isa in Isa::supported() {
+                assert_eq!(bits(&run(isa, &scoring, &logits).1), wanted, "{isa}, {experts}");
+            }
+        }
     }
 
     /// The best `k` by sorting, ascending by number.

@@ -10,7 +10,7 @@ use sluice_backend::Isa;
 use sluice_kernels::activations::{encode_bf16, encode_int8};
 use sluice_kernels::attention::{Head, KvShape, KvType, KvView, attend, store_row};
 use sluice_kernels::delta::{HeadInputs, conv_step, recurrence};
-use sluice_kernels::form::{Activations, Element, Encoding, Float, Form};
+use sluice_kernels::form::{Activations, Encoding, Float, Form};
 use sluice_kernels::input::Input;
 use sluice_kernels::matmul::{self, ROW_BLOCK};
 use sluice_kernels::matrix::Matrix;
@@ -507,12 +507,17 @@ impl Random {
     fn new(form: Form, rows: usize) -> Result<Random> {
         let mut rng = Rng::with_seed(1);
         let parts = form.parts(COLS)?;
-        let parts = parts.iter().map(|part| match (part.element, part.name) {
-            // Exponents of moderate size, where these bytes are floats.
-            (Element::Float(_), "weight") | (Element::Packed, _) => (0..rows * part.row_bytes / 8)
-                .flat_map(|_| (rng.u64(..) & !0x4000_4000_4000_4000 | 0x3000_3000_3000_3000).to_le_bytes())
-                .collect(),
-            (Element::Float(_), _) => vec![0x3c; rows * part.row_bytes],
+        let parts = parts.iter().map(|part| {
+            // Zeroed at once, so that large pages hold it, as they hold a file's map.
+            let mut bytes = vec![0; rows * part.row_bytes];
+            match part.name {
+                // Exponents of moderate size, should these bytes be floats.
+                "weight" => bytes.as_chunks_mut::<8>().0.iter_mut().for_each(|word| {
+                    *word = (rng.u64(..) & !0x4000_4000_4000_4000 | 0x3000_3000_3000_3000).to_le_bytes();
+                }),
+                _ => bytes.fill(0x3c),
+            }
+            bytes
         });
         Ok(Random { form, rows, parts: parts.collect() })
     }

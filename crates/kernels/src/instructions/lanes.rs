@@ -50,6 +50,12 @@ pub trait Lanes: Copy {
     unsafe fn select_lt(self, bound: Self, a: Self, b: Self) -> Self;
     /// The sum of all lanes by the fixed tree: lanes i and i+8, then i and i+4, i and i+2, 0 and 1.
     unsafe fn sum(self) -> f32;
+    /// The sum of 64 lanes, of which register j has lanes 16j and on: lanes i and i+32, i and i+16, and then [`Lanes::sum`].
+    #[inline(always)]
+    unsafe fn sum64(v: [Self; 4]) -> f32 {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { v[0].add(v[2]).add(v[1].add(v[3])).sum() }
+    }
     /// Lane i is `v[i].sum()`: sixteen sums for a third of the work.
     unsafe fn sum16(v: [Self; 16]) -> Self;
     /// Lane j of register i becomes lane i of register j.
