@@ -11,7 +11,7 @@
 # toolchain's component `rust-src`, which is installed where it is missing; RUSTC may name another compiler that has it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. scripts/setup.sh
+. scripts/setup.sh kill=procps
 [ -d "${CARGO_HOME:-$HOME/.cargo}/bin" ] && PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
 
 say() { printf 'sanitize: %s\n' "$*" >&2; }

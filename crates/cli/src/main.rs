@@ -60,7 +60,7 @@ enum Command {
     Eval(eval::EvalArgs),
 }
 
-/// `0.1.0 (numerics 2, avx512)`: what an equal result depends on.
+/// `0.1.0 (numerics 3, avx512)`: what an equal result depends on.
 fn version() -> String {
     let isa = Isa::from_env().map_or_else(|e| e.to_string(), |isa| isa.to_string());
     format!("{} (numerics {NUMERICS_VERSION}, {isa})", env!("CARGO_PKG_VERSION"))

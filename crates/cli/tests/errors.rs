@@ -189,5 +189,5 @@ fn a_demo_model_that_is_not_there_is_said_with_what_was_tried() {
 #[test]
 fn version_names_numerics_and_instruction_set() {
     let out = success(sluice(&["--version"]).env("SLUICE_ISA", "generic").output().unwrap());
-    assert!(out.starts_with("sluice 0.") && out.contains("numerics 2") && out.contains("generic"), "{out}");
+    assert!(out.starts_with("sluice 0.") && out.contains("numerics 3") && out.contains("generic"), "{out}");
 }
