@@ -99,6 +99,17 @@ class Setup(unittest.TestCase):
         self.assert_refused("none that is here is new enough")
 
 
+class Sourcing(unittest.TestCase):
+    def test_a_scripts_own_arguments_are_no_programs_to_install(self):
+        """What is sourced sees the arguments of who sources it, unless those are named or taken away."""
+        for path in [ROOT / "demo", ROOT / "test", ROOT / ".ci" / "run", *(ROOT / "scripts").glob("*.sh")]:
+            lines = path.read_text().splitlines()
+            for i, line in enumerate(lines):
+                if line.strip() == ". scripts/setup.sh":
+                    takes = any("$1" in other or "${1" in other or "$@" in other for other in lines)
+                    self.assertTrue(not takes or lines[i - 1] == "set --", path)
+
+
 class Commands(unittest.TestCase):
     def test_demo_and_test_are_scripts_that_make_calls_too(self):
         for name in ("demo", "test"):
