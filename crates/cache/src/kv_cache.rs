@@ -222,6 +222,11 @@ impl KvCache {
         self.groups.iter().map(|(_, pool)| pool.total() - pool.free() - pool.idle())
     }
 
+    /// Of each group, all blocks.
+    pub fn blocks(&self) -> impl Iterator<Item = usize> {
+        self.groups.iter().map(|(_, pool)| pool.total())
+    }
+
     /// Of each group, blocks that are kept for prompts to come and that nobody holds.
     pub fn idle(&self) -> impl Iterator<Item = usize> {
         self.groups.iter().map(|(_, pool)| pool.idle())

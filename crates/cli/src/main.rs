@@ -22,6 +22,7 @@ mod progress;
 mod prompt;
 mod run;
 mod sampling_args;
+mod serve;
 mod stats;
 mod streamed;
 mod terminal;
@@ -48,6 +49,8 @@ enum Command {
     Run(run::RunArgs),
     /// Talk with a model, turn by turn.
     Chat(chat::ChatArgs),
+    /// Answer many at once, over HTTP: the API that OpenAI's clients speak.
+    Serve(serve::ServeArgs),
     /// Show what a checkpoint is, what it weighs and whether it fits this machine.
     Inspect(inspect::InspectArgs),
     /// Quantise a checkpoint to MLX's format. LOSSY: `eval ppl` measures what it costs.
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
     let result = interrupt::install().and_then(|()| match Cli::parse().command {
         Command::Run(args) => run::run(args, start),
         Command::Chat(args) => chat::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Bench(args) => bench::run(args, start),

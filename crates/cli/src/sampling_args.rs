@@ -68,7 +68,12 @@ impl SamplingArgs {
         };
         sampling.validate()?;
         let stop_ids = if self.ignore_eos { Vec::new() } else { stop_ids.to_vec() };
-        Ok(Generation { sampling, max_tokens: self.max_tokens.unwrap_or(usize::MAX), stop_ids, marks: Vec::new() })
+        Ok(Generation {
+            sampling,
+            max_tokens: self.max_tokens.unwrap_or(usize::MAX),
+            stop_ids,
+            ..Generation::default()
+        })
     }
 
     /// Texts that end an answer.

@@ -7,15 +7,15 @@ pub use open::MakeBackend;
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{KvLayout, KvType, Logits, MemoryClass, MemoryUse, Outcome, Profile, Routed, Streamed, Wanted};
-use sluice_cache::KvCache;
+use sluice_cache::{Evicted, KvCache};
 use sluice_model::Description;
 use sluice_store::Loading;
 
 use crate::options::Options;
 use crate::placement::Placed;
 use crate::runner::Runner;
-use crate::sampler::History;
-use crate::sampling::{Draw, Sampling};
+use crate::sampler::{History, Logprobs};
+use crate::sampling::{Draw, Drawn, Sampling};
 use crate::scheduler::{Plan, Scheduler, Taker, put_back};
 use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 
@@ -126,6 +126,22 @@ impl Engine {
         self.cache.in_use().zip(&self.layouts).map(|(blocks, l)| blocks * l.block_bytes()).sum()
     }
 
+    /// The part of the blocks that sequences hold now, of the cache group that is fullest: 0 to 1.
+    pub fn kv_usage(&self) -> f64 {
+        let shares = self.cache.in_use().zip(self.cache.blocks()).map(|(used, all)| used as f64 / all.max(1) as f64);
+        shares.fold(0.0, f64::max)
+    }
+
+    /// Recurrent states that are kept for prompts to come.
+    pub fn snapshots(&self) -> usize {
+        self.cache.snapshots()
+    }
+
+    /// What the cache of prefixes has given up so far.
+    pub fn evicted(&self) -> Evicted {
+        self.cache.evicted()
+    }
+
     /// Recurrent states that sequences hold now.
     pub fn states_in_use(&self) -> usize {
         self.cache.states_in_use()
@@ -173,6 +189,7 @@ impl Engine {
             shares: false,
             marks: Vec::new(),
             adopted: 0,
+            logprobs: None,
             running: None,
             last_used: self.steps,
         });
@@ -299,6 +316,12 @@ impl Engine {
         Ok(self.sequences[self.index(id)?].adopted)
     }
 
+    /// How likely the token was that came last, where [`Generation::logprobs`] asked for it; once.
+    pub fn take_logprobs(&mut self, id: SequenceId) -> Option<Logprobs> {
+        let at = self.index(id).ok()?;
+        self.sequences[at].logprobs.take()
+    }
+
     /// Forgets what was computed of a sequence from position `keep` on, or all of it.
     fn roll_back(&mut self, at: usize, keep: usize) {
         let s = &mut self.sequences[at];
@@ -376,8 +399,9 @@ impl Engine {
         }
         let mut resting = std::mem::take(&mut self.resting);
         let drawn = self.sampling.draw(&mut *self.runner.backend, logits, &self.sequences, &self.draws);
-        for (draw, token) in self.draws.iter().zip(drawn) {
+        for (draw, Drawn { token, logprobs }) in self.draws.iter().zip(drawn) {
             let s = &mut self.sequences[draw.sequence];
+            s.logprobs = logprobs.take();
             let Some(running) = &mut s.running else { continue };
             let token = match token {
                 Ok(token) => *token,

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use sluice_backend::{Backend, Logits};
 
-use crate::sampler::{SampleError, Sampler};
+use crate::sampler::{Logprobs, SampleError, Sampler};
 use crate::sequence::Sequence;
 
 /// A sequence whose next token is due, and which row of the logits it is drawn from.
@@ -14,17 +14,24 @@ pub struct Draw {
     pub row: usize,
 }
 
+/// What came of a draw: a token, and how likely it was where that is wanted.
+#[derive(Clone, Debug)]
+pub struct Drawn {
+    pub token: Result<u32, SampleError>,
+    pub logprobs: Option<Logprobs>,
+}
+
 struct Workspace {
     sampler: Sampler,
     /// (Place among the draws, what came of it)
-    drawn: Vec<(usize, Result<u32, SampleError>)>,
+    drawn: Vec<(usize, Drawn)>,
 }
 
 /// Draws the tokens of steps.
 pub struct Sampling {
     /// One for each thread, which alone locks it.
     workspaces: Vec<Mutex<Workspace>>,
-    tokens: Vec<Result<u32, SampleError>>,
+    drawn: Vec<Drawn>,
 }
 
 impl Sampling {
@@ -32,7 +39,7 @@ impl Sampling {
     pub fn new(threads: usize, vocabulary: usize, most: usize) -> Sampling {
         let workspace = || Workspace { sampler: Sampler::new(vocabulary), drawn: Vec::with_capacity(most) };
         let workspaces = (0..threads).map(|_| Mutex::new(workspace())).collect();
-        Sampling { workspaces, tokens: Vec::with_capacity(most) }
+        Sampling { workspaces, drawn: Vec::with_capacity(most) }
     }
 
     /// A token for each draw, in their order.
@@ -42,7 +49,7 @@ impl Sampling {
         logits: Logits,
         sequences: &[Sequence],
         draws: &[Draw],
-    ) -> &[Result<u32, SampleError>] {
+    ) -> &mut [Drawn] {
         let workspaces = &self.workspaces;
         backend.each_logits(logits, &|row, thread, logits| {
             let Some((at, draw)) = draws.iter().enumerate().find(|(_, d)| d.row == row) else { return };
@@ -50,15 +57,17 @@ impl Sampling {
             let Some(running) = &s.running else { return };
             let mut workspace = workspaces[thread].lock().unwrap_or_else(|e| e.into_inner());
             let (params, history) = (&running.generation.sampling, running.history.as_ref());
-            let drawn = workspace.sampler.sample(params, logits, history, None, s.tokens.len() as u64);
-            workspace.drawn.push((at, drawn));
+            let token = workspace.sampler.sample(params, logits, history, None, s.tokens.len() as u64);
+            let wanted = running.generation.logprobs;
+            let logprobs = wanted.zip(token.as_ref().ok()).map(|(top, token)| Logprobs::of(logits, *token, top));
+            workspace.drawn.push((at, Drawn { token, logprobs }));
         });
-        self.tokens.clear();
-        self.tokens.resize(draws.len(), Err(SampleError::NothingLeft));
+        self.drawn.clear();
+        self.drawn.resize(draws.len(), Drawn { token: Err(SampleError::NothingLeft), logprobs: None });
         for workspace in &mut self.workspaces {
             let workspace = workspace.get_mut().unwrap_or_else(|e| e.into_inner());
-            workspace.drawn.drain(..).for_each(|(at, drawn)| self.tokens[at] = drawn);
+            workspace.drawn.drain(..).for_each(|(at, drawn)| self.drawn[at] = drawn);
         }
-        &self.tokens
+        &mut self.drawn
     }
 }

@@ -199,8 +199,7 @@ mod tests {
     use crate::sequence::{Generation, Running, SequenceId};
 
     fn sequence(cache: &KvCache, turn: u64, tokens: usize) -> Sequence {
-        let generation =
-            Generation { sampling: SamplingParams::default(), max_tokens: 1000, stop_ids: vec![], marks: vec![] };
+        let generation = Generation { sampling: SamplingParams::default(), max_tokens: 1000, ..Generation::default() };
         let running = Some(Running { generation, generated: 0, prompt_from: 0, history: None, turn });
         let (id, held) = (SequenceId(turn), cache.hold());
         let root = cache.root(b"");
@@ -213,6 +212,7 @@ mod tests {
             shares: true,
             marks: Vec::new(),
             adopted: 0,
+            logprobs: None,
             running,
             last_used: 0,
         }

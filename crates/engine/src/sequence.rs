@@ -2,14 +2,14 @@
 
 use sluice_cache::{BlockHash, Held};
 
-use crate::sampler::{History, SamplingParams};
+use crate::sampler::{History, Logprobs, SamplingParams};
 
 /// Names a sequence of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SequenceId(pub(crate) u64);
 
 /// What a sequence is asked to generate.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Generation {
     pub sampling: SamplingParams,
     /// Tokens to generate at most.
@@ -18,6 +18,8 @@ pub struct Generation {
     pub stop_ids: Vec<u32>,
     /// Positions, in the sequence, after which prompts may part that begin like this one: a model with recurrent layers keeps a copy of its state there.
     pub marks: Vec<usize>,
+    /// How likely each token was is wanted, and so many of the likeliest: [`crate::Engine::take_logprobs`].
+    pub logprobs: Option<usize>,
 }
 
 /// Why an answer ended.
@@ -101,6 +103,8 @@ pub(crate) struct Sequence {
     pub marks: Vec<usize>,
     /// Tokens of the generation's prompt that were there.
     pub adopted: usize,
+    /// Of the token that came last, where they are wanted.
+    pub logprobs: Option<Logprobs>,
     pub running: Option<Running>,
     /// The step that last used it.
     pub last_used: u64,

@@ -29,7 +29,7 @@ fn a_step_allocates_nothing() {
             let mut engine = Engine::open(&golden.join(folder), options).unwrap();
             let vocabulary = engine.model().vocabulary as u32;
             let sampling = SamplingParams { temperature: 0.8, top_k: 20, top_p: 0.9, ..SamplingParams::default() };
-            let generation = Generation { sampling, max_tokens: 1000, stop_ids: vec![], marks: vec![] };
+            let generation = Generation { sampling, max_tokens: 1000, ..Generation::default() };
             let id = engine.add_sequence();
             let prompt: Vec<u32> = (0..150).map(|i| i * 31 % vocabulary).collect();
             engine.start(id, &prompt, generation).unwrap();

@@ -29,7 +29,7 @@ fn set_aside_and_taken(folder: &Path, options: Options) -> (u64, u64) {
     let prompt = tokens(&engine, 3 * engine.chunk() + 1, 5);
     let sampling = SamplingParams { temperature: 0.8, ..SamplingParams::default() };
     let id = engine.add_sequence();
-    engine.start(id, &prompt, Generation { sampling, max_tokens: 4, stop_ids: vec![], marks: vec![] }).unwrap();
+    engine.start(id, &prompt, Generation { sampling, max_tokens: 4, ..Generation::default() }).unwrap();
     while !engine.is_idle() {
         engine.step().unwrap();
     }

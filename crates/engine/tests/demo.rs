@@ -44,7 +44,7 @@ fn the_same_greedy_tokens_as_the_reference() {
     for case in cases {
         let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let id = engine.add_sequence();
-        let generation = Generation { sampling, max_tokens: 128, stop_ids: vec![], marks: vec![] };
+        let generation = Generation { sampling, max_tokens: 128, ..Generation::default() };
         engine.start(id, &ids(&case["prompt_ids"]), generation).unwrap();
         let mut answer = Vec::new();
         while !engine.is_idle() {

@@ -81,7 +81,7 @@ fn other_sequences_in_the_batch_change_nothing() {
         let options = Options { max_sequences: 3, chunk: Some(20), ..options(isa, 2, Activations::Int8) };
         let ask = |engine: &mut Engine, prompts: &[Vec<u32>]| -> Vec<Vec<u32>> {
             let sampling = SamplingParams { temperature: 1.0, seed: 5, ..SamplingParams::default() };
-            let generation = Generation { sampling, max_tokens: 24, stop_ids: vec![], marks: vec![] };
+            let generation = Generation { sampling, max_tokens: 24, ..Generation::default() };
             let ids: Vec<_> = prompts
                 .iter()
                 .map(|prompt| {

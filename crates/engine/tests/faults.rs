@@ -144,7 +144,7 @@ impl Sound {
 
 fn greedy() -> Generation {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    Generation { sampling, max_tokens: ANSWER, stop_ids: vec![], marks: vec![] }
+    Generation { sampling, max_tokens: ANSWER, ..Generation::default() }
 }
 
 /// Reads, policies, budgets and look-ahead as they come.

@@ -38,9 +38,7 @@ pub fn answers(
             let prompt: Vec<u32> = (0..*n).map(|_| random.u32(..vocabulary)).collect();
             let sampling = SamplingParams { seed: 3, ..SamplingParams::default() };
             let id = engine.add_sequence();
-            engine
-                .start(id, &prompt, Generation { sampling, max_tokens: tokens, stop_ids: vec![], marks: vec![] })
-                .unwrap();
+            engine.start(id, &prompt, Generation { sampling, max_tokens: tokens, ..Generation::default() }).unwrap();
             id
         })
         .collect();

@@ -1,0 +1,89 @@
+//! From a request's updates to text: each choice with what holds its characters back, and the strings that end it.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use sluice_engine::Finish;
+use sluice_engine::sampler::Logprobs;
+use sluice_engine::text::{Detokenizer, StopStrings, Tokenizer};
+
+use crate::runtime::Update;
+
+/// How a choice goes on.
+pub struct Delta {
+    pub choice: usize,
+    pub text: String,
+    /// The tokens that were added to it, with how likely they were where that was asked for.
+    pub tokens: Vec<(u32, Option<Logprobs>)>,
+    pub finish: Option<Finish>,
+    /// A stop string has ended it: the engine is still to be told.
+    pub stopped: bool,
+}
+
+struct Choice {
+    detokenizer: Detokenizer,
+    stops: StopStrings,
+    over: bool,
+}
+
+/// The choices of one request.
+pub struct Answer {
+    choices: Vec<Choice>,
+    /// Tokens of the prompt that were there, and tokens that were generated.
+    pub cached: usize,
+    pub generated: usize,
+}
+
+impl Answer {
+    pub fn new(tokenizer: &Arc<Tokenizer>, choices: usize, stops: &[String]) -> Answer {
+        let choice = |_| Choice {
+            detokenizer: Detokenizer::new(Arc::clone(tokenizer), true),
+            stops: StopStrings::new(stops.iter().cloned()),
+            over: false,
+        };
+        Answer { choices: (0..choices).map(choice).collect(), cached: 0, generated: 0 }
+    }
+
+    /// Whether all choices have come to their end.
+    pub fn is_over(&self) -> bool {
+        self.choices.iter().all(|c| c.over)
+    }
+
+    /// What an update adds; `None` where there is nothing to tell.
+    ///
+    /// # Errors
+    /// What went wrong with the request.
+    pub fn take(&mut self, update: Update) -> Result<Option<Delta>> {
+        match update {
+            Update::Begun { cached } => {
+                self.cached = cached;
+                Ok(None)
+            }
+            Update::Token { choice: number, token, logprobs } => {
+                let choice = &mut self.choices[number];
+                if choice.over {
+                    return Ok(None);
+                }
+                self.generated += 1;
+                let (text, stopped) = choice.stops.push(&choice.detokenizer.push(token)?);
+                choice.over = stopped;
+                let finish = stopped.then_some(Finish::Stop);
+                Ok(Some(Delta { choice: number, text, tokens: vec![(token, logprobs)], finish, stopped }))
+            }
+            Update::Finished { choice: number, reason } => {
+                let choice = &mut self.choices[number];
+                if choice.over {
+                    return Ok(None);
+                }
+                choice.over = true;
+                // What was held back, because it might have become a character or a stop string.
+                let (mut text, stopped) = choice.stops.push(&choice.detokenizer.flush()?);
+                if !stopped {
+                    text += &choice.stops.flush();
+                }
+                Ok(Some(Delta { choice: number, text, tokens: Vec::new(), finish: Some(reason), stopped: false }))
+            }
+            Update::Failed { why, .. } => anyhow::bail!("{why}"),
+        }
+    }
+}

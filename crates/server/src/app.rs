@@ -1,0 +1,300 @@
+//! The server: what it listens on, which path goes where, how it starts and how it ends.
+
+use std::fs;
+use std::future::Future;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+
+use anyhow::{Context, Result};
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use sluice_engine::{Engine, Generation};
+use std::time::Instant;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::mpsc::unbounded_channel;
+
+use crate::answer::Answer;
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::openai::{self, Common, Pending};
+use crate::runtime::{Limits, Runtime, Submission};
+use crate::text::TextSide;
+
+/// Bytes of a request at most: some ten million tokens.
+const MAX_BODY: usize = 64 << 20;
+
+/// How a server is set up.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What the model is called in answers.
+    pub name: String,
+    pub limits: Limits,
+}
+
+/// What is known once the model is there.
+pub struct Ready {
+    pub name: String,
+    pub text: TextSide,
+    /// Tokens of prompt and answer.
+    pub context: usize,
+    /// The model has recurrent layers.
+    pub has_states: bool,
+    created: u64,
+    runtime: Runtime,
+}
+
+/// What all requests share.
+pub struct App {
+    ready: OnceLock<Arc<Ready>>,
+    /// Why the model cannot be had.
+    failed: Mutex<Option<String>>,
+    metrics: Arc<Metrics>,
+    next: AtomicU64,
+    settings: Settings,
+}
+
+impl App {
+    /// # Errors
+    /// While the model is loaded, and where that has failed.
+    pub fn ready(&self) -> Result<Arc<Ready>, ApiError> {
+        if let Some(ready) = self.ready.get() {
+            return Ok(Arc::clone(ready));
+        }
+        let failed = self.failed.lock().unwrap_or_else(|e| e.into_inner());
+        Err(failed.as_ref().map_or_else(ApiError::loading, ApiError::internal))
+    }
+
+    /// For the name of an answer.
+    pub fn next_id(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Ready {
+    /// Hands a prompt to the engine.
+    ///
+    /// # Errors
+    /// What is wrong with the request; a queue that is full.
+    pub fn submit(&self, prompt: Vec<u32>, generation: Generation, common: &Common) -> Result<Pending, ApiError> {
+        let (choices, stops) = (common.choices()?, common.stops()?);
+        let (updates, received) = unbounded_channel();
+        let prompt_tokens = prompt.len();
+        if prompt_tokens == 0 {
+            return Err(ApiError::invalid("prompt", "the prompt has no tokens"));
+        }
+        let salt = common.cache_salt.clone().unwrap_or_default().into_bytes();
+        let submission = Submission { prompt, generation, choices, salt, updates, arrived: Instant::now() };
+        let ticket = self.runtime.submit(submission)?;
+        let answer = Answer::new(&self.text.tokenizer, choices, &stops);
+        Ok(Pending { ticket, updates: received, answer, prompt_tokens })
+    }
+}
+
+/// A JSON body, with what is wrong with it in the API's own words.
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(mut request: Request, state: &S) -> Result<Body<T>, ApiError> {
+        // Some clients say nothing of what they send, or say that it is a form.
+        let json = header::HeaderValue::from_static("application/json");
+        request.headers_mut().insert(header::CONTENT_TYPE, json);
+        match Json::<T>::from_request(request, state).await {
+            Ok(Json(body)) => Ok(Body(body)),
+            Err(JsonRejection::JsonDataError(e)) => Err(ApiError::invalid("", e.body_text())),
+            Err(e) => {
+                let status = e.status();
+                Err(ApiError { status, ..ApiError::invalid("", e.body_text()) })
+            }
+        }
+    }
+}
+
+/// Where the server listens.
+pub enum Bound {
+    Tcp(TcpListener),
+    /// Removed when the server ends.
+    Unix(UnixListener, PathBuf),
+}
+
+impl Bound {
+    /// # Errors
+    /// When the address cannot be had.
+    pub async fn tcp(host: &str, port: u16) -> Result<Bound> {
+        let listener = TcpListener::bind((host, port)).await;
+        Ok(Bound::Tcp(listener.with_context(|| format!("cannot listen on {host}:{port}"))?))
+    }
+
+    /// A socket of a server that is gone is replaced.
+    ///
+    /// # Errors
+    /// When something else lies at the path, or somebody listens there.
+    pub async fn unix(path: &Path) -> Result<Bound> {
+        let name = || format!("cannot listen on {}", path.display());
+        if let Ok(found) = fs::symlink_metadata(path) {
+            let is_left_over = found.file_type().is_socket() && tokio::net::UnixStream::connect(path).await.is_err();
+            if is_left_over {
+                fs::remove_file(path).with_context(name)?;
+            }
+        }
+        Ok(Bound::Unix(UnixListener::bind(path).with_context(name)?, path.to_owned()))
+    }
+
+    /// As people would type it.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub fn address(&self) -> io::Result<String> {
+        Ok(match self {
+            Bound::Tcp(listener) => format!("http://{}", listener.local_addr()?),
+            Bound::Unix(_, path) => format!("unix:{}", path.display()),
+        })
+    }
+}
+
+/// A server that listens.
+pub struct Server {
+    app: Arc<App>,
+    bound: Bound,
+}
+
+impl Server {
+    pub fn new(bound: Bound, settings: Settings) -> Server {
+        let app = App {
+            ready: OnceLock::new(),
+            failed: Mutex::new(None),
+            metrics: Arc::new(Metrics::new()),
+            next: AtomicU64::new(1),
+            settings,
+        };
+        Server { app: Arc::new(app), bound }
+    }
+
+    /// Answers requests until `stop` is over; then those that were taken come to their end. The model is loaded by a thread meanwhile: until it is there
+    /// requests are told so. `said` is told when it is there, or why it cannot be had, which ends the server.
+    ///
+    /// # Errors
+    /// The model's, and those of the listener.
+    pub async fn run(
+        self,
+        load: impl FnOnce() -> Result<(Engine, TextSide)> + Send + 'static,
+        said: impl FnOnce(&Ready) + Send + 'static,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<()> {
+        let Server { app, bound } = self;
+        let (loaded, loading) = tokio::sync::oneshot::channel();
+        let own = Arc::clone(&app);
+        thread::Builder::new().name("load".into()).spawn(move || {
+            let done = load().and_then(|(engine, text)| own.start(engine, text));
+            let _ = loaded.send(done);
+        })?;
+        let own = Arc::clone(&app);
+        let (over, ended) = tokio::sync::oneshot::channel();
+        let stop = async move {
+            tokio::pin!(stop);
+            let failed = tokio::select! {
+                () = &mut stop => None,
+                loaded = loading => match loaded {
+                    Ok(Ok(ready)) => {
+                        said(&ready);
+                        stop.await;
+                        None
+                    }
+                    Ok(Err(e)) => Some(e),
+                    Err(_) => Some(anyhow::anyhow!("the model's thread has ended")),
+                }
+            };
+            if let Some(ready) = own.ready.get() {
+                ready.runtime.drain();
+            }
+            let _ = over.send(failed);
+        };
+        let router = router(Arc::clone(&app));
+        match bound {
+            Bound::Tcp(listener) => {
+                use axum::serve::ListenerExt;
+                // A token is a few bytes: they are not to wait for more.
+                let listener = listener.tap_io(|stream| _ = stream.set_nodelay(true));
+                axum::serve(listener, router).with_graceful_shutdown(stop).await?;
+            }
+            Bound::Unix(listener, path) => {
+                let served = axum::serve(listener, router).with_graceful_shutdown(stop).await;
+                let _ = fs::remove_file(path);
+                served?;
+            }
+        }
+        if let Some(ready) = app.ready.get() {
+            ready.runtime.join();
+        }
+        match ended.await {
+            Ok(Some(failed)) => Err(failed),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl App {
+    fn start(&self, mut engine: Engine, text: TextSide) -> Result<Arc<Ready>> {
+        self.metrics.memory(&mut engine);
+        let (context, has_states) = (engine.max_context(), engine.model().state_len() > 0);
+        let runtime = Runtime::start(engine, self.settings.limits, Arc::clone(&self.metrics))?;
+        let (name, created) = (self.settings.name.clone(), openai::now());
+        let ready = Arc::new(Ready { name, text, context, has_states, created, runtime });
+        let _ = self.ready.set(Arc::clone(&ready));
+        Ok(ready)
+    }
+}
+
+fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/v1/models", get(models))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .fallback(nothing_there)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(app)
+}
+
+async fn nothing_there(uri: Uri) -> ApiError {
+    ApiError::not_found(uri.path())
+}
+
+async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let ready = app.ready()?;
+    Ok(Json(json!({
+        "object": "list",
+        "data": [{
+            "id": ready.name, "object": "model", "created": ready.created, "owned_by": "sluice", "max_model_len": ready.context,
+        }],
+    })))
+}
+
+async fn health(State(app): State<Arc<App>>) -> Response {
+    let state = |status, text: &str| (status, Json(json!({"status": text}))).into_response();
+    match app.ready() {
+        Err(e) if e.status == StatusCode::SERVICE_UNAVAILABLE => state(e.status, "loading model"),
+        Err(e) => state(e.status, &e.message),
+        Ok(ready) => match ready.runtime.dead() {
+            Some(why) => state(StatusCode::INTERNAL_SERVER_ERROR, &why),
+            None => state(StatusCode::OK, "ok"),
+        },
+    }
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.metrics.text())
+}

@@ -1,0 +1,87 @@
+//! What goes wrong with a request, in the words of OpenAI's API.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::runtime::Refused;
+
+#[derive(Debug)]
+pub struct ApiError {
+    pub status: StatusCode,
+    pub kind: &'static str,
+    pub code: Option<&'static str>,
+    /// The field that is wrong.
+    pub param: Option<String>,
+    pub message: String,
+    pub retry_after: Option<u64>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, kind, code: None, param: None, message: message.into(), retry_after: None }
+    }
+
+    /// A field that cannot be what it is.
+    pub fn invalid(param: &str, message: impl Into<String>) -> ApiError {
+        let param = (!param.is_empty()).then(|| param.to_owned());
+        ApiError { param, ..ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message) }
+    }
+
+    pub fn too_long(tokens: usize, context: usize) -> ApiError {
+        let message = format!(
+            "This model's maximum context length is {context} tokens. However, your messages resulted in {tokens} tokens. Please reduce the length of the messages."
+        );
+        let code = Some("context_length_exceeded");
+        ApiError { code, ..ApiError::invalid("messages", message) }
+    }
+
+    pub fn not_found(what: &str) -> ApiError {
+        ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("{what}: no such path"))
+    }
+
+    /// The model is not there yet.
+    pub fn loading() -> ApiError {
+        let retry_after = Some(1);
+        ApiError { retry_after, ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "Loading model") }
+    }
+
+    pub fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    pub fn to_json(&self) -> Value {
+        json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> ApiError {
+        match refused {
+            Refused::Full(waiting) => ApiError {
+                retry_after: Some(1 + waiting as u64 / 8),
+                code: Some("rate_limit_exceeded"),
+                ..ApiError::new(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "rate_limit_error",
+                    format!("{waiting} requests are waiting already; try again later"),
+                )
+            },
+            Refused::Stopping => {
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "the server is shutting down")
+            }
+            Refused::Dead(why) => ApiError::internal(why),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.to_json())).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}

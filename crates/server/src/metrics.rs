@@ -1,0 +1,146 @@
+//! What there is to measure, in the text format of Prometheus. Names are vLLM's where the meaning is the same, so that dashboards work.
+
+use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use sluice_engine::{Engine, Finish, MemoryClass};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    finished_reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Class {
+    class: &'static str,
+}
+
+pub struct Metrics {
+    registry: Registry,
+    running: Gauge<i64, AtomicI64>,
+    waiting: Gauge<i64, AtomicI64>,
+    kv_usage: Gauge<f64, AtomicU64>,
+    prompt_tokens: Counter,
+    generation_tokens: Counter,
+    prefix_queries: Counter,
+    prefix_hits: Counter,
+    finished: Family<Reason, Counter>,
+    first_token: Histogram,
+    between_tokens: Histogram,
+    whole: Histogram,
+    queue: Histogram,
+    step: Histogram,
+    snapshots: Gauge<i64, AtomicI64>,
+    evicted_blocks: Gauge<i64, AtomicI64>,
+    memory: Family<Class, Gauge<i64, AtomicI64>>,
+}
+
+impl Metrics {
+    pub fn new() -> Metrics {
+        // Seconds, as vLLM divides them.
+        let long = || Histogram::new([0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0]);
+        let short = || Histogram::new([0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5]);
+        let mut m = Metrics {
+            registry: Registry::default(),
+            running: Gauge::default(),
+            waiting: Gauge::default(),
+            kv_usage: Gauge::default(),
+            prompt_tokens: Counter::default(),
+            generation_tokens: Counter::default(),
+            prefix_queries: Counter::default(),
+            prefix_hits: Counter::default(),
+            finished: Family::default(),
+            first_token: long(),
+            between_tokens: short(),
+            whole: long(),
+            queue: long(),
+            step: short(),
+            snapshots: Gauge::default(),
+            evicted_blocks: Gauge::default(),
+            memory: Family::default(),
+        };
+        let r = &mut m.registry;
+        r.register("vllm:num_requests_running", "Requests that are being computed", m.running.clone());
+        r.register("vllm:num_requests_waiting", "Requests that wait for their turn", m.waiting.clone());
+        r.register("vllm:kv_cache_usage_perc", "Share of the blocks that sequences hold, 0 to 1", m.kv_usage.clone());
+        r.register("vllm:prompt_tokens", "Tokens of prompts", m.prompt_tokens.clone());
+        r.register("vllm:generation_tokens", "Tokens that were generated", m.generation_tokens.clone());
+        r.register("vllm:prefix_cache_queries", "Tokens of prompts that were looked for", m.prefix_queries.clone());
+        r.register("vllm:prefix_cache_hits", "Tokens of prompts that were there", m.prefix_hits.clone());
+        r.register("vllm:request_success", "Choices that came to an end, by reason", m.finished.clone());
+        r.register("vllm:time_to_first_token_seconds", "From a request's arrival", m.first_token.clone());
+        r.register("vllm:inter_token_latency_seconds", "Between tokens of a choice", m.between_tokens.clone());
+        r.register("vllm:e2e_request_latency_seconds", "From arrival to end", m.whole.clone());
+        r.register("vllm:request_queue_time_seconds", "From arrival to its first step", m.queue.clone());
+        r.register("sluice:step_seconds", "Time of a step", m.step.clone());
+        r.register("sluice:state_snapshots", "Recurrent states kept for prompts to come", m.snapshots.clone());
+        r.register("sluice:prefix_blocks_evicted", "Blocks that the prefix cache gave up", m.evicted_blocks.clone());
+        r.register("sluice:memory_bytes", "Memory by class", m.memory.clone());
+        m
+    }
+
+    /// All of it, as text.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("writing to a string");
+        text
+    }
+
+    pub fn begun(&self, prompt: usize, cached: usize, waited: Duration) {
+        self.prompt_tokens.inc_by(prompt as u64);
+        self.prefix_queries.inc_by(prompt as u64);
+        self.prefix_hits.inc_by(cached as u64);
+        self.queue.observe(waited.as_secs_f64());
+    }
+
+    pub fn first_token(&self, since: Duration) {
+        self.generation_tokens.inc();
+        self.first_token.observe(since.as_secs_f64());
+    }
+
+    pub fn next_token(&self, since: Duration) {
+        self.generation_tokens.inc();
+        self.between_tokens.observe(since.as_secs_f64());
+    }
+
+    pub fn finished(&self, reason: Finish) {
+        let finished_reason = match reason {
+            Finish::Stop => "stop",
+            Finish::Length | Finish::ContextFull => "length",
+            Finish::Cancelled => "abort",
+            Finish::Failed => "error",
+        };
+        self.finished.get_or_create(&Reason { finished_reason }).inc();
+    }
+
+    pub fn ended(&self, _generated: usize, since: Duration) {
+        self.whole.observe(since.as_secs_f64());
+    }
+
+    pub fn step(&self, time: Duration) {
+        self.step.observe(time.as_secs_f64());
+    }
+
+    pub fn caches(&self, engine: &Engine, waiting: usize, running: usize) {
+        self.waiting.set(waiting as i64);
+        self.running.set(running as i64);
+        self.kv_usage.set(engine.kv_usage());
+        self.snapshots.set(engine.snapshots() as i64);
+        self.evicted_blocks.set(engine.evicted().blocks as i64);
+    }
+
+    /// Bytes by class, asked of the engine once it is set up.
+    pub fn memory(&self, engine: &mut Engine) {
+        for class in MemoryClass::ALL {
+            let bytes = engine.memory(class) as i64;
+            self.memory.get_or_create(&Class { class: class.name() }).set(bytes);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Fields that both endpoints have, and what becomes of those that we do not know.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use sluice_engine::Generation;
+
+use crate::error::ApiError;
+use crate::text::TextSide;
+
+/// How tokens are chosen, and how many.
+#[derive(Debug, Default, Deserialize)]
+pub struct Common {
+    #[serde(default)]
+    pub model: Option<String>,
+    #[serde(default)]
+    pub max_tokens: Option<usize>,
+    #[serde(default)]
+    pub max_completion_tokens: Option<usize>,
+    #[serde(default)]
+    pub temperature: Option<f32>,
+    #[serde(default)]
+    pub top_p: Option<f32>,
+    #[serde(default)]
+    pub top_k: Option<i64>,
+    #[serde(default)]
+    pub min_p: Option<f32>,
+    #[serde(default)]
+    pub presence_penalty: Option<f32>,
+    #[serde(default)]
+    pub frequency_penalty: Option<f32>,
+    #[serde(default)]
+    pub repetition_penalty: Option<f32>,
+    #[serde(default)]
+    pub seed: Option<i64>,
+    #[serde(default)]
+    pub n: Option<usize>,
+    #[serde(default)]
+    pub stop: Option<Stop>,
+    #[serde(default)]
+    pub stop_token_ids: Option<Vec<u32>>,
+    #[serde(default)]
+    pub ignore_eos: bool,
+    #[serde(default)]
+    pub stream: bool,
+    #[serde(default)]
+    pub stream_options: Option<StreamOptions>,
+    #[serde(default)]
+    pub cache_salt: Option<String>,
+    #[serde(flatten)]
+    pub others: Map<String, Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Stop {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub struct StreamOptions {
+    #[serde(default)]
+    pub include_usage: bool,
+}
+
+/// Choices of one request at most.
+const MOST_CHOICES: usize = 16;
+/// Stop strings of one request at most, and their bytes.
+const MOST_STOPS: usize = 16;
+const STOP_BYTES: usize = 1024;
+
+/// Fields that would change the output if they were obeyed, with the values that ask for nothing.
+const NOT_YET: [(&str, &[&str]); 8] = [
+    ("tools", &["[]"]),
+    ("functions", &["[]"]),
+    ("tool_choice", &["\"none\"", "\"auto\""]),
+    ("function_call", &["\"none\"", "\"auto\""]),
+    ("response_format", &["{\"type\":\"text\"}"]),
+    ("logit_bias", &["{}"]),
+    ("suffix", &["\"\""]),
+    ("best_of", &["1"]),
+];
+
+impl Common {
+    pub fn choices(&self) -> Result<usize, ApiError> {
+        match self.n.unwrap_or(1) {
+            n @ 1..=MOST_CHOICES => Ok(n),
+            n => Err(ApiError::invalid("n", format!("n is {n}; it must be between 1 and {MOST_CHOICES}"))),
+        }
+    }
+
+    pub fn stops(&self) -> Result<Vec<String>, ApiError> {
+        let stops = match &self.stop {
+            None => Vec::new(),
+            Some(Stop::One(one)) => vec![one.clone()],
+            Some(Stop::Many(many)) => many.clone(),
+        };
+        if stops.len() > MOST_STOPS || stops.iter().any(|s| s.is_empty() || s.len() > STOP_BYTES) {
+            let message = format!("stop: at most {MOST_STOPS} strings of 1 to {STOP_BYTES} bytes");
+            return Err(ApiError::invalid("stop", message));
+        }
+        Ok(stops)
+    }
+
+    /// Refuses what would change the output and cannot be obeyed.
+    pub fn check_others(&self) -> Result<(), ApiError> {
+        for (field, nothing) in NOT_YET {
+            let asked = self.others.get(field).filter(|v| !v.is_null());
+            if let Some(value) = asked.filter(|v| !nothing.contains(&v.to_string().as_str())) {
+                let value: String = value.to_string().chars().take(60).collect();
+                return Err(ApiError::invalid(field, format!("{field} is not supported (got {value})")));
+            }
+        }
+        Ok(())
+    }
+
+    /// What to generate after a prompt of so many tokens.
+    ///
+    /// # Errors
+    /// A parameter outside its range; a prompt that leaves no room.
+    pub fn generation(&self, text: &TextSide, prompt: usize, context: usize) -> Result<Generation, ApiError> {
+        if prompt >= context {
+            return Err(ApiError::too_long(prompt, context));
+        }
+        let d = text.defaults.sampling();
+        let mut sampling = d.clone();
+        sampling.temperature = self.temperature.unwrap_or(d.temperature);
+        // -1 and 0 are "off".
+        sampling.top_k = self.top_k.map_or(d.top_k, |k| u32::try_from(k).unwrap_or(0));
+        sampling.top_p = self.top_p.unwrap_or(d.top_p);
+        sampling.min_p = self.min_p.unwrap_or(d.min_p);
+        sampling.repetition_penalty = self.repetition_penalty.unwrap_or(d.repetition_penalty);
+        sampling.presence_penalty = self.presence_penalty.unwrap_or(d.presence_penalty);
+        sampling.frequency_penalty = self.frequency_penalty.unwrap_or(d.frequency_penalty);
+        sampling.seed = self.seed.map_or_else(fresh_seed, |seed| seed as u64);
+        if let Err(e) = sampling.validate() {
+            return Err(ApiError::invalid(e.field, e.to_string()));
+        }
+        let most = self.max_completion_tokens.or(self.max_tokens).unwrap_or(usize::MAX);
+        if most == 0 {
+            return Err(ApiError::invalid("max_tokens", "max_tokens is 0; it must be at least 1"));
+        }
+        let mut stop_ids = if self.ignore_eos { Vec::new() } else { text.stop_ids.clone() };
+        stop_ids.extend(self.stop_token_ids.iter().flatten());
+        Ok(Generation { sampling, max_tokens: most.min(context - prompt), stop_ids, ..Generation::default() })
+    }
+}
+
+/// A seed that nobody asked for.
+fn fresh_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}

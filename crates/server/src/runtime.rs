@@ -1,0 +1,378 @@
+//! The engine's thread. It takes submissions and cancellations between steps, hands what comes of each step to whom it belongs, and sleeps where there is
+//! nothing to do. No request blocks it: what it has to say goes into queues without an end, and one whose other end is gone cancels its sequences.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use sluice_engine::sampler::Logprobs;
+use sluice_engine::{Engine, Event, Finish, Generation, SequenceId};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::metrics::Metrics;
+
+/// How many there may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests that wait for their turn; more are refused.
+    pub queue: usize,
+}
+
+/// What is to be generated.
+pub struct Submission {
+    pub prompt: Vec<u32>,
+    /// Of the first choice; those after it have the next seeds.
+    pub generation: Generation,
+    pub choices: usize,
+    /// Prefixes are shared among those with the same.
+    pub salt: Vec<u8>,
+    pub updates: UnboundedSender<Update>,
+    pub arrived: Instant,
+}
+
+/// What came of a submission, choice by choice.
+#[derive(Debug)]
+pub enum Update {
+    /// Its prompt is being computed; so many tokens of it were there.
+    Begun {
+        cached: usize,
+    },
+    Token {
+        choice: usize,
+        token: u32,
+        logprobs: Option<Logprobs>,
+    },
+    Finished {
+        choice: usize,
+        reason: Finish,
+    },
+    Failed {
+        choice: usize,
+        why: String,
+    },
+}
+
+enum Command {
+    Submit(u64, Submission),
+    /// All of a submission, or one of its choices.
+    Cancel(u64),
+    CancelChoice(u64, usize),
+    Stop,
+}
+
+/// What others may know of the engine's thread.
+#[derive(Default)]
+struct Shared {
+    next: AtomicU64,
+    /// Submissions that have not begun.
+    waiting: AtomicUsize,
+    /// Those that have begun and are not over.
+    running: AtomicUsize,
+    /// Weights are there, or are waited for by steps.
+    stopping: AtomicBool,
+    dead: Mutex<Option<String>>,
+}
+
+/// The engine's thread, from outside.
+pub struct Runtime {
+    commands: mpsc::Sender<Command>,
+    shared: Arc<Shared>,
+    limits: Limits,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Why a submission was not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// So many wait already.
+    Full(usize),
+    Stopping,
+    Dead(String),
+}
+
+/// A submission under way; dropping it cancels what is left of it.
+pub struct Ticket {
+    id: u64,
+    commands: mpsc::Sender<Command>,
+}
+
+impl Ticket {
+    /// One of the choices has all that it needs.
+    pub fn stop(&self, choice: usize) {
+        let _ = self.commands.send(Command::CancelChoice(self.id, choice));
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // Whether it is over already is for the engine's thread to know.
+        let _ = self.commands.send(Command::Cancel(self.id));
+    }
+}
+
+impl Runtime {
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn start(engine: Engine, limits: Limits, metrics: Arc<Metrics>) -> std::io::Result<Runtime> {
+        let (commands, received) = mpsc::channel();
+        let shared = Arc::new(Shared::default());
+        let own = Worker {
+            engine,
+            received,
+            shared: Arc::clone(&shared),
+            metrics,
+            requests: HashMap::new(),
+            owners: HashMap::new(),
+        };
+        let thread = thread::Builder::new().name("engine".into()).spawn(move || own.run())?;
+        Ok(Runtime { commands, shared, limits, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// # Errors
+    /// When too many wait, or the engine takes no more.
+    pub fn submit(&self, submission: Submission) -> Result<Ticket, Refused> {
+        if let Some(why) = self.dead() {
+            return Err(Refused::Dead(why));
+        }
+        if self.shared.stopping.load(Ordering::SeqCst) {
+            return Err(Refused::Stopping);
+        }
+        let waiting = self.shared.waiting.fetch_add(1, Ordering::SeqCst);
+        if waiting >= self.limits.queue {
+            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+            return Err(Refused::Full(waiting));
+        }
+        let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        let ticket = Ticket { id, commands: self.commands.clone() };
+        match self.commands.send(Command::Submit(id, submission)) {
+            Ok(()) => Ok(ticket),
+            Err(_) => Err(Refused::Dead(self.dead().unwrap_or_else(|| "the engine has ended".into()))),
+        }
+    }
+
+    /// Why the engine can do no more; `None` as long as it can.
+    pub fn dead(&self) -> Option<String> {
+        self.shared.dead.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Takes no more submissions; those that were taken come to their end.
+    pub fn drain(&self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        let _ = self.commands.send(Command::Stop);
+    }
+
+    /// Waits until the engine has ended, after [`Runtime::drain`].
+    pub fn join(&self) {
+        let thread = self.thread.lock().unwrap_or_else(|e| e.into_inner()).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A submission with its sequences.
+struct Request {
+    submission: Submission,
+    sequences: Vec<SequenceId>,
+    /// Choices that are not over.
+    left: usize,
+    begun: bool,
+    last_token: Vec<Option<Instant>>,
+    generated: usize,
+}
+
+struct Worker {
+    engine: Engine,
+    received: mpsc::Receiver<Command>,
+    shared: Arc<Shared>,
+    metrics: Arc<Metrics>,
+    requests: HashMap<u64, Request>,
+    /// Of each sequence, the submission and which of its choices it is.
+    owners: HashMap<SequenceId, (u64, usize)>,
+}
+
+/// How often the counters of caches are looked at while nothing happens.
+const IDLE: Duration = Duration::from_secs(5);
+
+impl Worker {
+    fn run(mut self) {
+        let mut stopping = false;
+        loop {
+            // 1. What others want; nothing else is to do where all is idle
+            loop {
+                let command = if self.engine.is_idle() && !stopping {
+                    match self.received.recv_timeout(IDLE) {
+                        Ok(command) => command,
+                        Err(mpsc::RecvTimeoutError::Timeout) => continue,
+                        Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                    }
+                } else {
+                    match self.received.try_recv() {
+                        Ok(command) => command,
+                        Err(_) => break,
+                    }
+                };
+                match command {
+                    Command::Submit(id, submission) => self.submit(id, submission),
+                    Command::Cancel(id) => self.cancel(id),
+                    Command::CancelChoice(id, choice) => self.cancel_choice(id, choice),
+                    Command::Stop => stopping = true,
+                }
+            }
+            if self.engine.is_idle() {
+                return;
+            }
+            // 2. A step
+            let begun = Instant::now();
+            match self.engine.step() {
+                Ok(events) => {
+                    let events = events.to_vec();
+                    self.metrics.step(begun.elapsed());
+                    events.into_iter().for_each(|event| self.tell(event));
+                }
+                Err(e) => return self.die(&format!("{e:#}")),
+            }
+            self.measure();
+        }
+    }
+
+    fn submit(&mut self, id: u64, submission: Submission) {
+        let choices = submission.choices;
+        let request = Request {
+            submission,
+            sequences: Vec::with_capacity(choices),
+            left: choices,
+            begun: false,
+            last_token: vec![None; choices],
+            generated: 0,
+        };
+        self.requests.insert(id, request);
+        self.begin_choice(id);
+    }
+
+    /// Starts the next choice of a submission: one first, and the others when its prompt is computed, which they share.
+    fn begin_choice(&mut self, id: u64) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let choice = request.sequences.len();
+        let mut generation = request.submission.generation.clone();
+        generation.sampling.seed = generation.sampling.seed.wrapping_add(choice as u64);
+        let sequence = self.engine.add_sequence_salted(&request.submission.salt);
+        request.sequences.push(sequence);
+        self.owners.insert(sequence, (id, choice));
+        if let Err(e) = self.engine.start(sequence, &request.submission.prompt, generation) {
+            self.end(sequence, Err(format!("{e:#}")));
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        let sequence = event.id();
+        let Some(&(id, choice)) = self.owners.get(&sequence) else { return };
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let mut gone = false;
+        if !request.begun {
+            request.begun = true;
+            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+            self.shared.running.fetch_add(1, Ordering::SeqCst);
+            let cached = self.engine.adopted(sequence).unwrap_or(0);
+            self.metrics.begun(request.submission.prompt.len(), cached, request.submission.arrived.elapsed());
+            gone |= request.submission.updates.send(Update::Begun { cached }).is_err();
+        }
+        match event {
+            Event::Prefill { .. } => {}
+            Event::Token { token, .. } => {
+                let logprobs = self.engine.take_logprobs(sequence);
+                let (now, before) = (Instant::now(), request.last_token[choice]);
+                request.last_token[choice] = Some(now);
+                request.generated += 1;
+                match before {
+                    None => self.metrics.first_token(request.submission.arrived.elapsed()),
+                    Some(before) => self.metrics.next_token(now - before),
+                }
+                gone |= request.submission.updates.send(Update::Token { choice, token, logprobs }).is_err();
+                let all = request.sequences.len() == request.submission.choices;
+                if before.is_none() && choice == 0 && !all {
+                    (1..request.submission.choices).for_each(|_| self.begin_choice(id));
+                }
+            }
+            Event::Finished { reason: Finish::Failed, .. } => {
+                let why = self.engine.take_failure(sequence);
+                let why = why.map_or_else(|| "the tokens could not be computed".to_owned(), |e| format!("{e:#}"));
+                return self.end(sequence, Err(why));
+            }
+            Event::Finished { reason, .. } => return self.end(sequence, Ok(reason)),
+        }
+        if gone {
+            self.cancel(id);
+        }
+    }
+
+    /// A choice is over.
+    fn end(&mut self, sequence: SequenceId, how: Result<Finish, String>) {
+        self.engine.remove_sequence(sequence);
+        let Some((id, choice)) = self.owners.remove(&sequence) else { return };
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let update = match how {
+            Ok(reason) => {
+                self.metrics.finished(reason);
+                Update::Finished { choice, reason }
+            }
+            Err(why) => Update::Failed { choice, why },
+        };
+        let _ = request.submission.updates.send(update);
+        request.left -= 1;
+        // Who never had a token has no others to wait for.
+        if choice == 0 && request.sequences.len() < request.submission.choices {
+            return (1..request.submission.choices).for_each(|_| self.begin_choice(id));
+        }
+        if request.left == 0 {
+            self.forget(id);
+        }
+    }
+
+    fn forget(&mut self, id: u64) {
+        let Some(request) = self.requests.remove(&id) else { return };
+        let count = if request.begun { &self.shared.running } else { &self.shared.waiting };
+        count.fetch_sub(1, Ordering::SeqCst);
+        if request.begun {
+            self.metrics.ended(request.generated, request.submission.arrived.elapsed());
+        }
+    }
+
+    fn cancel(&mut self, id: u64) {
+        let Some(request) = self.requests.get(&id) else { return };
+        for sequence in request.sequences.clone() {
+            if self.owners.remove(&sequence).is_some() {
+                // What was computed stays: a client that sends the same again goes on from there.
+                self.engine.remove_sequence(sequence);
+                self.metrics.finished(Finish::Cancelled);
+            }
+        }
+        self.forget(id);
+    }
+
+    fn cancel_choice(&mut self, id: u64, choice: usize) {
+        let sequence = self.requests.get(&id).and_then(|r| r.sequences.get(choice)).copied();
+        if let Some(sequence) = sequence.filter(|s| self.owners.contains_key(s)) {
+            self.end(sequence, Ok(Finish::Stop));
+        }
+    }
+
+    /// The engine can do no more: everybody is told why.
+    fn die(mut self, why: &str) {
+        *self.shared.dead.lock().unwrap_or_else(|e| e.into_inner()) = Some(why.to_owned());
+        for (_, request) in self.requests.drain() {
+            for choice in 0..request.submission.choices {
+                let _ = request.submission.updates.send(Update::Failed { choice, why: why.to_owned() });
+            }
+        }
+        eprintln!("sluice: {why}");
+    }
+
+    fn measure(&mut self) {
+        let (waiting, running) =
+            (self.shared.waiting.load(Ordering::SeqCst), self.shared.running.load(Ordering::SeqCst));
+        self.metrics.caches(&self.engine, waiting, running);
+    }
+}
