@@ -47,6 +47,7 @@ pub struct Ready {
     pub text: TextSide,
     /// Tokens of prompt and answer.
     pub context: usize,
+    vocabulary: usize,
     /// The model has recurrent layers.
     pub has_states: bool,
     created: u64,
@@ -89,6 +90,10 @@ impl Ready {
         let (choices, stops) = (common.choices()?, common.stops()?);
         let (updates, received) = unbounded_channel();
         let prompt_tokens = prompt.len();
+        if let Some(bad) = prompt.iter().find(|t| **t as usize >= self.vocabulary) {
+            let message = format!("token {bad} is not in the vocabulary of {}", self.vocabulary);
+            return Err(ApiError::invalid("prompt", message));
+        }
         if prompt_tokens == 0 {
             return Err(ApiError::invalid("prompt", "the prompt has no tokens"));
         }
@@ -247,10 +252,11 @@ impl Server {
 impl App {
     fn start(&self, mut engine: Engine, text: TextSide) -> Result<Arc<Ready>> {
         self.metrics.memory(&mut engine);
-        let (context, has_states) = (engine.max_context(), engine.model().state_len() > 0);
+        let (context, vocabulary) = (engine.max_context(), engine.model().vocabulary);
+        let has_states = engine.model().state_len() > 0;
         let runtime = Runtime::start(engine, self.settings.limits, Arc::clone(&self.metrics))?;
         let (name, created) = (self.settings.name.clone(), openai::now());
-        let ready = Arc::new(Ready { name, text, context, has_states, created, runtime });
+        let ready = Arc::new(Ready { name, text, context, vocabulary, has_states, created, runtime });
         let _ = self.ready.set(Arc::clone(&ready));
         Ok(ready)
     }

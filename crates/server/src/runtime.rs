@@ -203,6 +203,7 @@ impl Worker {
             // 1. What others want; nothing else is to do where all is idle
             loop {
                 let command = if self.engine.is_idle() && !stopping {
+                    self.measure();
                     match self.received.recv_timeout(IDLE) {
                         Ok(command) => command,
                         Err(mpsc::RecvTimeoutError::Timeout) => continue,
