@@ -113,8 +113,10 @@ pub(crate) struct Need {
     pub state: u64,
     /// Tokens of a step, and its scratch; the longest first.
     pub scratch: Vec<(usize, u64)>,
-    /// Of a block of tokens in every sequence: keys and values of all cache groups, and what grows with them.
+    /// Of a block of tokens: keys and values of all cache groups, and what grows with them.
     pub block: u64,
+    /// Sequences of a step: of so many a usual context has room before experts take what is left.
+    pub sequences: usize,
     /// Tokens of a block.
     pub block_tokens: usize,
     /// Tokens whose keys and values are to be resident from the start.
@@ -196,8 +198,9 @@ impl Need {
         let Some((chunk, scratch)) = found else { return Err(self.refusal(limit)) };
         // Keys and values of a usual context come before more experts, but not before half of them.
         let spare = room - self.fixed(limit, scratch) - self.least_experts();
-        let usual =
-            self.blocks(if self.context_asked { self.max_context } else { self.max_context.min(USUAL_CONTEXT) });
+        let usual = self
+            .blocks(if self.context_asked { self.max_context } else { self.max_context.min(USUAL_CONTEXT) })
+            .saturating_mul(self.sequences as u64);
         let cache = usual.min(spare / 2).max(self.blocks(self.least_context()));
         let others = self.mapped.max(limit.mapped(self.mapped)) + self.copied + self.state + scratch + cache;
         let experts = room.saturating_sub(others).max(self.least_experts());
@@ -205,11 +208,11 @@ impl Need {
         Ok(Division { chunk, scratch, experts, squeezed })
     }
 
-    /// Tokens of context that there is room for beside `experts` bytes of experts; as many as one likes where a token takes nothing.
+    /// Positions of all sequences together that there is room for beside `experts` bytes of experts; as many as one likes where a token takes nothing.
     ///
     /// # Errors
     /// Where not even the fewest fit.
-    pub fn context_within(&self, limit: &Limit, scratch: u64, experts: u64) -> Result<usize, Refusal> {
+    pub fn positions_within(&self, limit: &Limit, scratch: u64, experts: u64) -> Result<usize, Refusal> {
         let left = limit.room().checked_sub(self.fixed(limit, scratch) + experts);
         let left = left.filter(|left| *left >= self.blocks(self.least_context()));
         let Some(left) = left else { return Err(self.refusal(limit)) };
@@ -296,6 +299,7 @@ mod tests {
             state: 2 * MIB,
             scratch: vec![(512, 8 * MIB), (256, 4 * MIB), (16, MIB)],
             block: MIB / 4,
+            sequences: 1,
             block_tokens: 32,
             reserved: 0,
             max_context: 4096,
@@ -324,7 +328,7 @@ mod tests {
                 let least = need.divide(&[limit(of, enough)]).unwrap();
                 assert!(least.chunk == 16 && least.experts >= need.least_experts());
                 assert!(need.divide(&[limit(of, enough - 1)]).is_err(), "{of:?}");
-                let context = need.context_within(&limit(of, enough), least.scratch, need.least_experts()).unwrap();
+                let context = need.positions_within(&limit(of, enough), least.scratch, need.least_experts()).unwrap();
                 assert!(context >= need.least_context(), "{of:?}: {context}");
             }
         }
@@ -337,7 +341,7 @@ mod tests {
         for room in 60..400 {
             let limit = limit(LimitOf::MemoryBudget, room * MIB);
             let Ok(d) = need.divide(&[limit]) else { continue };
-            let context = need.context_within(&limit, d.scratch, d.experts).unwrap();
+            let context = need.positions_within(&limit, d.scratch, d.experts).unwrap();
             let all = limit.taken + GROWTH + need.fixed(&limit, d.scratch) + d.experts + need.blocks(context);
             assert!(all <= limit.bytes && d.squeezed == 0, "{room}: {all}");
         }

@@ -5,6 +5,8 @@ mod open;
 
 pub use open::MakeBackend;
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{KvLayout, KvType, Logits, MemoryClass, MemoryUse, Outcome, Profile, Routed, Streamed, Wanted};
 use sluice_cache::{Evicted, KvCache};
@@ -366,7 +368,10 @@ impl Engine {
             return Ok(&self.events);
         }
         // 2. The model
+        let begun = Instant::now();
         let logits = self.compute(Wanted::Last)?;
+        let prompts: usize = self.plan.takers[self.plan.generating..].iter().map(|t| t.tokens).sum();
+        self.scheduler.pace.learn(self.plan.generating, prompts, begun.elapsed());
         // 3. Who comes to its end has a row of logits, in order, also if it failed
         self.draws.clear();
         let mut row = 0;

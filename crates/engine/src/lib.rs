@@ -4,6 +4,7 @@
 mod budget;
 mod engine;
 mod options;
+mod pace;
 mod pins;
 mod placement;
 mod runner;

@@ -7,6 +7,7 @@
 
 use sluice_cache::{Chore, KvCache};
 
+use crate::pace::Pace;
 use crate::sequence::Sequence;
 
 /// A sequence that takes part in a step, by its place among all, with its next so many tokens.
@@ -21,6 +22,7 @@ pub struct Scheduler {
     /// Tokens and sequences of a step at most.
     pub most_tokens: usize,
     pub most_sequences: usize,
+    pub pace: Pace,
     /// Kept between steps, so that nothing is allocated: running sequences, who was started first in front.
     queue: Vec<usize>,
 }
@@ -33,6 +35,8 @@ pub struct Plan {
     pub chores: Vec<Chore>,
     /// Sequences that no memory is left for, though they are alone.
     pub stuck: Vec<usize>,
+    /// Of the takers, so many generate: they come first.
+    pub generating: usize,
     /// After the step, by taker: whether it has come to the end of its tokens, and so has logits.
     pub ends: Vec<bool>,
 }
@@ -40,14 +44,17 @@ pub struct Plan {
 impl Plan {
     fn clear(&mut self) {
         self.takers.clear();
+        self.generating = 0;
         self.stuck.clear();
         self.ends.clear();
     }
 }
 
 impl Scheduler {
-    pub fn new(most_tokens: usize, most_sequences: usize) -> Scheduler {
-        Scheduler { most_tokens, most_sequences, queue: Vec::with_capacity(most_sequences) }
+    /// A prompt has `fewest` tokens in a step at least, however slow they are.
+    pub fn new(most_tokens: usize, most_sequences: usize, fewest: usize) -> Scheduler {
+        let pace = Pace::new(fewest);
+        Scheduler { most_tokens, most_sequences, pace, queue: Vec::with_capacity(most_sequences) }
     }
 
     /// Fills `plan` with the next step, and finds room for it.
@@ -65,6 +72,8 @@ impl Scheduler {
                 room -= usize::from(take(sequences, cache, plan, &queue[at + 1..], i, 1));
             }
         }
+        plan.generating = plan.takers.len();
+        room = room.min(self.pace.room(plan.generating, self.most_tokens));
         // 2. Prompts, and sequences that were put back. One that has not begun waits until all its tokens have room beside those that run, and so do those behind it
         for &i in &queue {
             let s = &sequences[i];
@@ -242,7 +251,7 @@ mod tests {
     fn a_prompt_has_what_those_who_generate_leave() {
         let mut cache = cache(100);
         let mut all = vec![sequence(&cache, 0, 5), sequence(&cache, 1, 20)];
-        let (mut scheduler, mut plan) = (Scheduler::new(8, 4), Plan::default());
+        let (mut scheduler, mut plan) = (Scheduler::new(8, 4, 8), Plan::default());
         for wanted in [
             vec![(0, 5), (1, 3)],
             vec![(0, 1), (1, 7)],
@@ -260,7 +269,7 @@ mod tests {
     fn who_came_last_is_put_back_and_goes_on_later() {
         let mut cache = cache(4);
         let mut all = vec![sequence(&cache, 0, 7), sequence(&cache, 1, 7)];
-        let (mut scheduler, mut plan) = (Scheduler::new(64, 4), Plan::default());
+        let (mut scheduler, mut plan) = (Scheduler::new(64, 4, 64), Plan::default());
         let mut alone = 0;
         for _ in 0..6 {
             scheduler.plan(&mut all, &mut cache, &mut plan);
@@ -280,7 +289,7 @@ mod tests {
     fn who_goes_on_by_a_single_token_waits_behind_an_earlier_prompt() {
         let mut cache = cache(100);
         let mut all = vec![sequence(&cache, 0, 5), sequence(&cache, 1, 20)];
-        let (mut scheduler, mut plan) = (Scheduler::new(8, 4), Plan::default());
+        let (mut scheduler, mut plan) = (Scheduler::new(8, 4, 8), Plan::default());
         scheduler.plan(&mut all, &mut cache, &mut plan);
         done(&mut all, &plan);
         // The first was cancelled after a token, and is started again behind the other.
@@ -296,7 +305,7 @@ mod tests {
     fn who_needs_more_than_there_is_is_told_so() {
         let mut cache = cache(2);
         let mut all = vec![sequence(&cache, 0, 7)];
-        let (mut scheduler, mut plan) = (Scheduler::new(64, 4), Plan::default());
+        let (mut scheduler, mut plan) = (Scheduler::new(64, 4, 64), Plan::default());
         for _ in 0..2 {
             scheduler.plan(&mut all, &mut cache, &mut plan);
             assert_eq!(plan.takers.len(), 1);

@@ -131,7 +131,8 @@ impl Engine {
             copied,
             state: held(&mut *backend, MemoryClass::State) as u64,
             scratch,
-            block: ((block + per_block + block_tokens * TOKEN) * options.max_sequences) as u64,
+            block: (block + per_block + block_tokens * TOKEN) as u64,
+            sequences: options.max_sequences,
             block_tokens,
             reserved: options.kv_reserve.map_or(0, |tokens| tokens.min(max_context)),
             max_context,
@@ -160,10 +161,12 @@ impl Engine {
             backend.stream_experts(&expert_options, options.lookahead)?;
         }
         let experts = held(&mut *backend, MemoryClass::Experts) as u64;
-        let mut max_context = max_context;
+        // All sequences share what there is, as each needs it.
+        let mut pool = max_context.saturating_mul(options.max_sequences);
         for limit in &hard {
-            max_context = max_context.min(need.context_within(limit, division.scratch, experts)?);
+            pool = pool.min(need.positions_within(limit, division.scratch, experts)?);
         }
+        let max_context = max_context.min(pool);
         let reserved = need.reserved.min(max_context);
         let squeezed = division.squeezed;
         // 3. Weights are read while the rest is set up, and while the first steps run
@@ -172,7 +175,7 @@ impl Engine {
         }
         // 4. The caches
         let per_sequence = max_context.div_ceil(block_tokens);
-        let blocks = options.kv_tokens.map_or(per_sequence * options.max_sequences, |n| n.div_ceil(block_tokens));
+        let blocks = options.kv_tokens.unwrap_or(pool).div_ceil(block_tokens);
         let kv: Vec<KvPool> = layouts.iter().map(|l| backend.alloc_kv(*l, blocks)).collect::<Result<_>>()?;
         let resident = (reserved.div_ceil(block_tokens) * options.max_sequences).min(blocks);
         kv.iter().try_for_each(|pool| backend.commit_kv(pool, resident))?;
@@ -192,7 +195,7 @@ impl Engine {
             model,
             cache,
             layouts,
-            scheduler: Scheduler::new(chunk, options.max_sequences),
+            scheduler: Scheduler::new(chunk, max_sequences, if streamed { STREAMED_PROMPT } else { PROMPT }),
             sampling,
             sequences: Vec::new(),
             next_id: 0,
@@ -236,6 +239,9 @@ fn held(backend: &mut dyn Backend, class: MemoryClass) -> usize {
     backend.memory().iter().filter(|m| m.class == class).map(|m| m.bytes).sum()
 }
 
+/// Tokens of prompts beside sequences that generate, in a step at least; where each expert is read from disk, fewer would read nearly as much.
+const PROMPT: usize = 16;
+const STREAMED_PROMPT: usize = 256;
 /// The part of a memory limit that states may take which are kept for prompts to come.
 const SNAPSHOTS: u64 = 16;
 /// Bytes of what sampling keeps, for each thread and token of the vocabulary.
