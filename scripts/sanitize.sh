@@ -51,7 +51,10 @@ run() { cargo test "${options[@]}" --release --locked --target "$target" --targe
 if [ $# -gt 0 ]; then
   run "$@"
 elif [ "$kind" = address ]; then
-  run --workspace
+  # Under a sanitizer a program holds far more than it does otherwise: what `crates/cli/tests/budget.rs` measures is left out.
+  left_out=()
+  for test in $(sed -n 's/^fn \(.*\)() {$/\1/p' crates/cli/tests/budget.rs); do left_out+=(--skip "$test"); done
+  run --workspace -- "${left_out[@]}"
 else
   # Of the engine only what has threads: a template's depth, which its own tests go to the end of, takes more stack here than there is.
   run -p sluice-backend -p sluice-store --lib --test readers
