@@ -79,6 +79,10 @@ fn main() -> ExitCode {
         let payload = panic.payload();
         let what = payload.downcast_ref::<&str>().copied().map(str::to_owned);
         let what = what.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+        // Whoever read our output has seen enough: `println!` knows no other way to say so.
+        if what.starts_with("failed printing to stdout") && what.contains("Broken pipe") {
+            std::process::exit(0);
+        }
         terminal::note(&format!("a mistake in sluice, please report it: {what:?} at {place}, version {}", version()));
     }));
     let result = interrupt::install().and_then(|()| match Cli::parse().command {

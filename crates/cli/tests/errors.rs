@@ -187,6 +187,17 @@ fn a_demo_model_that_is_not_there_is_said_with_what_was_tried() {
 }
 
 #[test]
+fn whoever_has_seen_enough_of_the_output_is_no_mistake() {
+    let Some(demo) = demo() else { return };
+    let flags = ["--tokens", "4", "--rounds", "1", "--context", "8", "--no-roofline"];
+    let mut child = sluice(&[&["bench", "decode", &demo][..], &flags].concat());
+    let mut child = child.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let done = child.wait_with_output().unwrap();
+    assert!(done.status.success() && !stderr(&done).contains("mistake"), "{}", stderr(&done));
+}
+
+#[test]
 fn version_names_numerics_and_instruction_set() {
     let out = success(sluice(&["--version"]).env("SLUICE_ISA", "generic").output().unwrap());
     assert!(out.starts_with("sluice 0.") && out.contains("numerics 3") && out.contains("generic"), "{out}");
