@@ -29,7 +29,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
     let mut memory: serde_json::Map<String, Value> =
         MemoryClass::ALL.iter().map(|c| (c.name().to_owned(), engine.memory(*c).into())).collect();
     let options = engine.options();
-    memory.insert("kv_in_use".into(), engine.kv_in_use().into());
+    memory.insert("kv_in_use".into(), held(engine).into());
     for (name, line) in [("peak_rss", "VmHWM"), ("rss_anon", "RssAnon"), ("rss_file", "RssFile")] {
         memory.insert(name.into(), machine::own_memory(line).into());
     }
@@ -104,7 +104,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
             ),
         ),
         ("context", format!("{} of {} tokens", m.context, engine.max_context())),
-        ("memory", format!("{}; KV in use {}", classes.join(", "), units::bytes(engine.kv_in_use() as u64))),
+        ("memory", format!("{}; KV in use {}", classes.join(", "), units::bytes(held(engine) as u64))),
         (
             "experts",
             streamed::to_text(
@@ -202,4 +202,9 @@ pub fn profile_json(profile: &Profile) -> Value {
         (p.name().to_owned(), value)
     });
     Value::Object(rows.collect())
+}
+
+/// Bytes of KV that hold tokens: those of the answer lie where the next turn finds them.
+fn held(engine: &Engine) -> usize {
+    engine.kv_in_use() + engine.kv_kept()
 }

@@ -128,6 +128,11 @@ impl Engine {
         self.cache.in_use().zip(&self.layouts).map(|(blocks, l)| blocks * l.block_bytes()).sum()
     }
 
+    /// Bytes of KV that are kept for prompts that begin like those before, and that no sequence holds.
+    pub fn kv_kept(&self) -> usize {
+        self.cache.idle().zip(&self.layouts).map(|(blocks, l)| blocks * l.block_bytes()).sum()
+    }
+
     /// The part of the blocks that sequences hold now, of the cache group that is fullest: 0 to 1.
     pub fn kv_usage(&self) -> f64 {
         let shares = self.cache.in_use().zip(self.cache.blocks()).map(|(used, all)| used as f64 / all.max(1) as f64);
