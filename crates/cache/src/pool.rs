@@ -85,11 +85,6 @@ impl BlockPool {
         self.kept[block as usize] = false;
         self.release(block);
     }
-
-    /// Whether more than one holds a block: then nobody may write to it.
-    pub fn is_shared(&self, block: u32) -> bool {
-        self.holders[block as usize] > 1
-    }
 }
 
 #[cfg(test)]
@@ -112,9 +107,9 @@ mod tests {
         let mut pool = BlockPool::new(2);
         let block = pool.allocate().unwrap();
         pool.keep(block);
-        assert_eq!((pool.idle(), pool.is_shared(block)), (0, true));
+        assert_eq!((pool.idle(), pool.free()), (0, 1));
         pool.release(block);
-        assert_eq!((pool.idle(), pool.free(), pool.is_shared(block)), (1, 1, false));
+        assert_eq!((pool.idle(), pool.free()), (1, 1));
         pool.share(block);
         assert_eq!(pool.idle(), 0);
         pool.let_go(block);

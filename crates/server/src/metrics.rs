@@ -120,7 +120,7 @@ impl Metrics {
         self.finished.get_or_create(&Reason { finished_reason }).inc();
     }
 
-    pub fn ended(&self, _generated: usize, since: Duration) {
+    pub fn ended(&self, since: Duration) {
         self.whole.observe(since.as_secs_f64());
     }
 

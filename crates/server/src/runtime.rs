@@ -70,7 +70,7 @@ struct Shared {
     waiting: AtomicUsize,
     /// Those that have begun and are not over.
     running: AtomicUsize,
-    /// Weights are there, or are waited for by steps.
+    /// No more submissions are taken.
     stopping: AtomicBool,
     dead: Mutex<Option<String>>,
 }
@@ -180,7 +180,6 @@ struct Request {
     left: usize,
     begun: bool,
     last_token: Vec<Option<Instant>>,
-    generated: usize,
 }
 
 struct Worker {
@@ -247,7 +246,6 @@ impl Worker {
             left: choices,
             begun: false,
             last_token: vec![None; choices],
-            generated: 0,
         };
         self.requests.insert(id, request);
         self.begin_choice(id);
@@ -286,7 +284,6 @@ impl Worker {
                 let logprobs = self.engine.take_logprobs(sequence);
                 let (now, before) = (Instant::now(), request.last_token[choice]);
                 request.last_token[choice] = Some(now);
-                request.generated += 1;
                 match before {
                     None => self.metrics.first_token(request.submission.arrived.elapsed()),
                     Some(before) => self.metrics.next_token(now - before),
@@ -337,7 +334,7 @@ impl Worker {
         let count = if request.begun { &self.shared.running } else { &self.shared.waiting };
         count.fetch_sub(1, Ordering::SeqCst);
         if request.begun {
-            self.metrics.ended(request.generated, request.submission.arrived.elapsed());
+            self.metrics.ended(request.submission.arrived.elapsed());
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sluice_engine::sampler::Logprobs;
@@ -32,14 +32,7 @@ pub struct Request {
 /// Likeliest tokens that may be asked for.
 const MOST_LOGPROBS: usize = 20;
 
-pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Response {
-    match answer(&app, request).await {
-        Ok(response) => response,
-        Err(error) => error.into_response(),
-    }
-}
-
-async fn answer(app: &Arc<App>, request: Request) -> Result<Response, ApiError> {
+pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
     let ready = app.ready()?;
     request.common.check_others()?;
     let messages = messages(request.messages)?;
@@ -69,11 +62,7 @@ async fn answer(app: &Arc<App>, request: Request) -> Result<Response, ApiError> 
         begun: vec![false; choices],
         gathered: (0..choices).map(|_| Gathered::default()).collect(),
     };
-    if common.stream {
-        Ok(reply::stream(pending, dialect, common.stream_options.is_some_and(|o| o.include_usage)))
-    } else {
-        Ok(reply::whole(pending, dialect).await)
-    }
+    Ok(reply::send(pending, dialect, &common).await)
 }
 
 /// Messages as templates want them: contents in parts become one text.

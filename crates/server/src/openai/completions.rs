@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sluice_engine::text::{Prompt, Tokenizer};
@@ -35,14 +35,7 @@ enum PromptField {
     TokenLists(Vec<Vec<u32>>),
 }
 
-pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Response {
-    match answer(&app, request).await {
-        Ok(response) => response,
-        Err(error) => error.into_response(),
-    }
-}
-
-async fn answer(app: &Arc<App>, request: Request) -> Result<Response, ApiError> {
+pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
     let ready = app.ready()?;
     request.common.check_others()?;
     if request.echo {
@@ -72,11 +65,7 @@ async fn answer(app: &Arc<App>, request: Request) -> Result<Response, ApiError> 
         gathered: (0..common.choices()?).map(|_| Gathered::default()).collect(),
         offsets: vec![0; common.choices()?],
     };
-    if common.stream {
-        Ok(reply::stream(pending, dialect, common.stream_options.is_some_and(|o| o.include_usage)))
-    } else {
-        Ok(reply::whole(pending, dialect).await)
-    }
+    Ok(reply::send(pending, dialect, &common).await)
 }
 
 /// Encodes on a thread of its own kind: a long text takes a while.

@@ -15,6 +15,7 @@ use sluice_engine::Finish;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 
+use super::fields::Common;
 use crate::answer::{Answer, Delta};
 use crate::error::ApiError;
 use crate::runtime::{Ticket, Update};
@@ -84,8 +85,17 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
+/// The answer, as the request wants it.
+pub async fn send(pending: Pending, dialect: impl Dialect, common: &Common) -> Response {
+    if common.stream {
+        stream(pending, dialect, common.stream_options.as_ref().is_some_and(|o| o.include_usage))
+    } else {
+        whole(pending, dialect).await
+    }
+}
+
 /// The answer as one object. Where it takes long, what comes first is white space, so that nobody takes the connection for dead.
-pub async fn whole(mut pending: Pending, mut dialect: impl Dialect) -> Response {
+async fn whole(mut pending: Pending, mut dialect: impl Dialect) -> Response {
     let gathered = async move {
         while let Some(delta) = pending.next().await? {
             dialect.gather(delta);
@@ -113,7 +123,7 @@ pub async fn whole(mut pending: Pending, mut dialect: impl Dialect) -> Response 
 }
 
 /// The answer as events. Headers go out at once.
-pub fn stream(pending: Pending, dialect: impl Dialect, with_usage: bool) -> Response {
+fn stream(pending: Pending, dialect: impl Dialect, with_usage: bool) -> Response {
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     (headers, Body::from_stream(events(pending, dialect, with_usage))).into_response()
 }
