@@ -38,8 +38,8 @@ const GROWTH: u64 = 2 << 20;
 /// Pages of files, the program's and mapped weights', that a group must have room for: with less, what one thread reads pushes out what another waits for,
 /// and the kernel gives up.
 const PASSING: u64 = 21 << 19;
-/// By how much what is held differs from start to start (some hundred kilobytes): added to a figure that is to do next time.
-const NOISE: u64 = 768 << 10;
+/// By how much what is held differs from start to start (a megabyte and more: what threads freed and the allocator keeps): added to a figure that is to do next time.
+const NOISE: u64 = 2 << 20;
 /// Tokens of context that a figure that would do has room for, where the model and whoever asks want no fewer.
 const LEAST_CONTEXT: usize = 512;
 /// Positions whose keys and values have room before experts take what is left.
@@ -87,21 +87,10 @@ pub(crate) fn chunks(asked: Option<usize>, streamed: bool) -> Vec<usize> {
 /// What experts that stay on disk take, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StreamedNeed {
-    /// Slots of as many as a token wants at once.
+    /// Slots of as many as a token wants at once, and what is kept to choose among all.
     pub least: u64,
-    /// What is kept to choose among them.
-    pub tables: u64,
     /// `--expert-budget`, as far as there are experts for it; 0 without.
     pub asked: u64,
-}
-
-impl StreamedNeed {
-    /// Of a mixture of so many experts in each layer; `least` as above.
-    pub fn new(layers: impl Iterator<Item = usize>, least: u64, asked: u64) -> StreamedNeed {
-        // As `ExpertStore::open` reckons.
-        let tables = layers.map(|n| n as u64).map(|n| 4 * n * n + 256 * n).sum();
-        StreamedNeed { least, tables, asked }
-    }
 }
 
 /// What a model needs, in bytes unless said otherwise.
@@ -160,7 +149,7 @@ impl Need {
     }
 
     fn least_experts(&self) -> u64 {
-        self.streamed.map_or(0, |s| (s.least + s.tables).max(s.asked))
+        self.streamed.map_or(0, |s| s.least.max(s.asked))
     }
 
     /// All that there has to be room for, but keys and values and experts.
@@ -249,7 +238,7 @@ impl Need {
             _ => write!(text, "; the smallest that would do is {}", figure(smallest)),
         };
         let left = limit.room().saturating_sub(others + NOISE);
-        if self.streamed.is_some_and(|s| s.asked > s.least + s.tables && left >= s.least + s.tables) {
+        if self.streamed.is_some_and(|s| s.asked > s.least && left >= s.least) {
             let _ = write!(text, ", or --expert-budget {} at most", figure(left / 100_000 * 100_000));
         } else if self.reserved > 0 {
             text += ", or reserve fewer tokens (--kv reserve=TOKENS) or none (--kv dynamic)";
@@ -319,7 +308,7 @@ mod tests {
 
     #[test]
     fn from_the_smallest_figure_on_a_limit_is_enough() {
-        let streamed = Some(StreamedNeed { least: 5 * MIB, tables: MIB, asked: 0 });
+        let streamed = Some(StreamedNeed { least: 6 * MIB, asked: 0 });
         for need in
             [need(), Need { streamed, ..need() }, Need { reserved: 2048, ..need() }, Need { block: 0, ..need() }]
         {
@@ -336,7 +325,7 @@ mod tests {
 
     #[test]
     fn no_division_is_larger_than_its_limit() {
-        let streamed = Some(StreamedNeed { least: 5 * MIB, tables: MIB, asked: 0 });
+        let streamed = Some(StreamedNeed { least: 6 * MIB, asked: 0 });
         let need = Need { streamed, ..need() };
         for room in 60..400 {
             let limit = limit(LimitOf::MemoryBudget, room * MIB);
@@ -349,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_tightest_limit_counts() {
-        let streamed = Some(StreamedNeed { least: 5 * MIB, tables: MIB, asked: 0 });
+        let streamed = Some(StreamedNeed { least: 6 * MIB, asked: 0 });
         let need = Need { streamed, ..need() };
         let [wide, tight] = [limit(LimitOf::MemoryBudget, 300 * MIB), limit(LimitOf::ControlGroup, 100 * MIB)];
         let both = need.divide(&[wide, tight]).unwrap();

@@ -10,7 +10,7 @@ use sluice_backend::{
     SequenceInput, StepInputs, StepScratch, Wanted,
 };
 use sluice_cache::{Group, KvCache, Prefixes};
-use sluice_model::{CacheKind, Config, Decoder, Description};
+use sluice_model::{CacheKind, Config, Decoder};
 use sluice_store::experts::Keep;
 use sluice_store::{Bytes, Checkpoint, Error, Loading};
 
@@ -121,7 +121,7 @@ impl Engine {
             per_block = (need.per_128_positions * block_tokens).div_ceil(128);
         }
         let by_experts: usize = loaded.order.iter().filter(|used| used.by_experts).map(|used| used.bytes.len()).sum();
-        let on_disk = if streamed { Some(streamed_need(&mut *backend, &model, by_experts, &options)?) } else { None };
+        let on_disk = if streamed { Some(streamed_need(&mut *backend, by_experts, &options)?) } else { None };
         let wanted = || loaded.order.iter().filter(|used| !(streamed && used.by_experts)).map(|used| &used.bytes);
         let [mapped, copied] =
             weights_in_memory(&mut *backend, loaded.order.iter().map(|u| &u.bytes), wanted(), loading.as_ref());
@@ -325,7 +325,6 @@ fn step_scratch(
 /// What experts need that stay on disk.
 fn streamed_need(
     backend: &mut dyn Backend,
-    model: &Description,
     by_experts: usize,
     options: &Options,
 ) -> Result<StreamedNeed> {
@@ -345,5 +344,5 @@ fn streamed_need(
         },
     };
     let asked = options.expert_budget.map_or(0, |asked| asked.min(by_experts as u64));
-    Ok(StreamedNeed::new(model.moe_layers().map(|m| m.count), least, asked))
+    Ok(StreamedNeed { least, asked })
 }

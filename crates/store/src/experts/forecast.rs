@@ -57,6 +57,9 @@ impl Forecast {
         }
     }
 
+    /// Bytes for each expert, beside what experts say about each other: of its layer's floats, and of the shared ones at the most.
+    pub const BYTES_PER_EXPERT: usize = 4 * (2 * HALF_LIVES.len() + 4 + 2);
+
     /// Bytes of what experts say about each other.
     pub fn pair_bytes(experts: &[usize]) -> u64 {
         let of_layer = |n: &usize| 4u64.saturating_mul(*n as u64).saturating_mul(*n as u64);

@@ -357,11 +357,14 @@ impl Residency {
         least
     }
 
+    const BYTES_PER_KEY: usize = size_of::<(u32, bool, bool, Candidate)>();
+    const BYTES_PER_SLOT: usize = size_of::<(Key, bool, u32)>();
+    /// Bytes of bookkeeping for each expert at the most, with a slot for each, beside what experts say about each other.
+    pub(super) const BYTES_PER_EXPERT: usize = Self::BYTES_PER_KEY + Self::BYTES_PER_SLOT + Worth::BYTES_PER_EXPERT;
+
     /// Bytes that the bookkeeping itself takes.
     pub fn bookkeeping_bytes(&self) -> usize {
-        let by_key = size_of::<(u32, bool, bool, Candidate)>();
-        let by_slot = size_of::<(Key, bool, u32)>();
-        self.slots.len() * by_key + self.keys.len() * by_slot + self.worth.bytes()
+        self.slots.len() * Self::BYTES_PER_KEY + self.keys.len() * Self::BYTES_PER_SLOT + self.worth.bytes()
     }
 
     /// How many slots there are, in all tiers.

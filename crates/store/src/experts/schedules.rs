@@ -161,6 +161,7 @@ impl Schedule {
         };
         options.budget = least + [0, 0, 20_000, 200_000][random.usize(..4)];
         let store = fits(&layers, &options).unwrap();
+        assert!(store.bytes() as u64 <= options.budget, "{} bytes of {}", store.bytes(), options.budget);
         Schedule { random, store, places, turns: Vec::new(), held: Vec::new(), failing: !sound, wrong: None }
     }
 

@@ -110,16 +110,17 @@ impl ExpertStore {
         };
         let least = |number: usize| most.min(of_class(number).into_iter().max().unwrap_or(0));
         let needed = sizes.iter().enumerate().map(|(c, size)| (least(c) as u64).saturating_mul(*size as u64));
-        let needed = needed.fold(0, u64::saturating_add);
+        let counts: Vec<usize> = layers.iter().map(Layer::len).collect();
+        let per_expert = Residency::BYTES_PER_EXPERT + size_of::<Slot>() + Reads::bytes(1);
+        let tables = per_expert * counts.iter().sum::<usize>() + layers.iter().map(Layer::table_bytes).sum::<usize>();
+        let needed = needed.fold(tables as u64, u64::saturating_add);
         if needed > options.budget {
             return Err(Error::ExpertBudget { budget: options.budget, needed, experts: most });
         }
         let bytes = |number: usize| class_bytes(&layers, number, sizes[number]);
         let all = (0..sizes.len()).map(bytes).fold(0, u64::saturating_add);
-        // What a policy learns: some numbers for each expert, and one for each pair of a layer's, if these leave most of the memory to slots.
-        let counts: Vec<usize> = layers.iter().map(Layer::len).collect();
-        let tables = 256 * counts.iter().sum::<usize>() + layers.iter().map(Layer::table_bytes).sum::<usize>();
-        let spare = (options.budget - needed).saturating_sub(tables as u64);
+        let spare = options.budget - needed;
+        // A number for each pair of a layer's experts, if these leave most of the memory to slots.
         let pairs = Forecast::pair_bytes(&counts);
         let paired = pairs <= spare / 4;
         let spare = if paired { spare - pairs } else { spare };

@@ -170,6 +170,9 @@ impl Worth {
         self.visits > 0 && self.last_wanted[key as usize] == self.visits
     }
 
+    /// Bytes for each expert at the most, beside what experts say about each other.
+    pub const BYTES_PER_EXPERT: usize = size_of::<(u64, f64, f32, f32)>() + Forecast::BYTES_PER_EXPERT;
+
     /// Bytes for each key, and of the forecast: with [`Policy::Scan`] mostly a number for each pair of a layer's experts.
     pub fn bytes(&self) -> usize {
         self.past.len() * size_of::<(u64, f64, f32, f32)>() + self.forecast.bytes()
