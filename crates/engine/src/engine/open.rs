@@ -323,11 +323,7 @@ fn step_scratch(
 }
 
 /// What experts need that stay on disk.
-fn streamed_need(
-    backend: &mut dyn Backend,
-    by_experts: usize,
-    options: &Options,
-) -> Result<StreamedNeed> {
+fn streamed_need(backend: &mut dyn Backend, by_experts: usize, options: &Options) -> Result<StreamedNeed> {
     // Nothing is too little for any: what the least is, the store says.
     let none = ExpertOptions { budget: 0, ..ExpertOptions::default() };
     let least = match backend.stream_experts(&none, Lookahead::Off) {
