@@ -9,11 +9,11 @@ use sluice_engine::{
 };
 use sluice_store::{MAX_SETTINGS, read_small};
 
-use crate::{demo, folders, machine};
+use crate::{config, demo, folders, machine};
 
-/// The folder that was named, or else the demo model's.
+/// The folder that was named, or that a setting names, or else the demo model's.
 pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
-    let Some(named) = named else { return demo::folder() };
+    let Some(named) = named.or(config::default_model()) else { return demo::folder() };
     ensure!(!named.as_os_str().is_empty(), "the model's name is empty");
     Ok(named.to_owned())
 }

@@ -15,6 +15,11 @@ pub fn disk_speeds() -> Option<PathBuf> {
     Some(private(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))?.join("disks.json"))
 }
 
+/// The user's settings: `~/.config/sluice/config.toml`.
+pub fn config_file() -> Option<PathBuf> {
+    Some(base("XDG_CONFIG_HOME", ".config")?.join("sluice/config.toml"))
+}
+
 /// The lines typed in conversations: `~/.local/state/sluice/chat-history`.
 pub fn chat_history() -> Option<PathBuf> {
     Some(private(base("XDG_STATE_HOME", ".local/state")?.join("sluice"))?.join("chat-history"))

@@ -5,6 +5,7 @@
 
 mod bench;
 mod chat;
+mod config;
 mod demo;
 mod disk;
 mod engine_args;
@@ -29,16 +30,20 @@ mod terminal;
 mod units;
 
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use sluice_backend::{Isa, NUMERICS_VERSION};
 
 /// Runs language models that are bigger than memory, from the files you have.
 #[derive(Parser)]
 #[command(name = "sluice", version = version(), max_term_width = 100)]
 struct Cli {
+    /// Settings that hold where no flag says otherwise [default: ~/.config/sluice/config.toml]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -85,15 +90,17 @@ fn main() -> ExitCode {
         }
         terminal::note(&format!("a mistake in sluice, please report it: {what:?} at {place}, version {}", version()));
     }));
-    let result = interrupt::install().and_then(|()| match Cli::parse().command {
-        Command::Run(args) => run::run(args, start),
-        Command::Chat(args) => chat::run(args),
-        Command::Serve(args) => serve::run(args),
-        Command::Inspect(args) => inspect::run(args),
-        Command::Pack(args) => pack::run(args),
-        Command::Bench(args) => bench::run(args, start),
-        Command::Plan(args) => plan::run(args),
-        Command::Eval(args) => eval::run(args),
+    let result = interrupt::install().and_then(|()| config::matches(&Cli::command())).and_then(|found| {
+        match parsed(&found).command {
+            Command::Run(args) => run::run(args, start),
+            Command::Chat(args) => chat::run(args),
+            Command::Serve(args) => serve::run(args),
+            Command::Inspect(args) => inspect::run(args),
+            Command::Pack(args) => pack::run(args),
+            Command::Bench(args) => bench::run(args, start),
+            Command::Plan(args) => plan::run(args),
+            Command::Eval(args) => eval::run(args),
+        }
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -106,6 +113,10 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+fn parsed(found: &ArgMatches) -> Cli {
+    Cli::from_arg_matches(found).unwrap_or_else(|e| e.exit())
 }
 
 fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {

@@ -1,8 +1,8 @@
 //! `sluice serve [MODEL]`: the model behind HTTP, for many at once.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use sluice_engine::Options;
 use sluice_server::{Bound, Limits, Server, Settings};
@@ -48,13 +48,20 @@ pub struct ServeArgs {
     engine: EngineArgs,
 }
 
+fn why_no_model(folder: &Path) -> &'static str {
+    if folder.is_dir() { "there is no config.json in this folder" } else { "no such folder" }
+}
+
 /// Serves until it is told to stop: by SIGINT or SIGTERM, after which running requests come to their end; a second one ends it at once.
 pub fn run(args: ServeArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
+    // What is not there at all is no news for those who ask a server.
+    ensure!(folder.join("config.json").is_file(), "{}: {}", folder.display(), why_no_model(&folder));
     let options = Options {
         max_sequences: args.parallel.into(),
         snapshots: args.snapshots,
         prefix_cache: !args.no_prefix_cache,
+        beside: sluice_server::memory(args.parallel.into(), args.queue),
         ..args.engine.options()?
     };
     let name = args.model_name.unwrap_or_else(|| {

@@ -40,6 +40,8 @@ pub struct Options {
     pub memory_budget: Option<u64>,
     /// Asked once the model is known, for what the process holds by then and what its control group allows. `None`: nothing, and all.
     pub held: Option<fn() -> Held>,
+    /// Bytes that the caller comes to hold beside, for connections and the like: part of the budget.
+    pub beside: u64,
     /// Where the experts of a mixture live; changes no result.
     pub experts: Placement,
     /// Bytes of memory for experts that are read when tokens want them. `None`: what the memory budget, or else the machine, leaves.
@@ -70,6 +72,7 @@ impl Options {
             kv_reserve: None,
             memory_budget: None,
             held: None,
+            beside: 0,
             experts: Placement::Auto,
             expert_budget: None,
             expert_options: ExpertOptions::default(),

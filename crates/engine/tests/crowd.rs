@@ -17,7 +17,8 @@ use fastrand::Rng;
 use sluice_conformance::{Checker, Spoilt};
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::{
-    Activations, Cpu, Engine, Event, ExpertOptions, Finish, Generation, Options, Placement, ReadFaults, SequenceId,
+    Activations, Cpu, Engine, Event, ExpertOptions, Finish, Generation, KvType, Options, Placement, ReadFaults,
+    SequenceId,
 };
 
 fn folder(name: &str) -> PathBuf {
@@ -37,6 +38,8 @@ struct Kind {
     model: &'static str,
     /// Experts are read from a disk that now and then cannot be read.
     disk: bool,
+    /// Of keys and values; the model's own where it is none.
+    kv_type: Option<KvType>,
 }
 
 /// Room for few of them: in a step, and in memory.
@@ -52,6 +55,7 @@ fn options(kind: Kind, random: &mut Rng) -> Options {
         kv_tokens: Some(one_of(&[1, 2, 3]) * CONTEXT.next_multiple_of(block_tokens)),
         chunk: Some(one_of(&[4, 20, 50])),
         block_tokens,
+        kv_type: kind.kv_type,
         prefix_cache: random.u8(..4) > 0,
         snapshots: [0, 1, 3, 12][random.usize(..4)],
         experts: if kind.disk { Placement::Slots } else { Placement::Mapped },
@@ -196,6 +200,8 @@ struct Crowd {
 impl Crowd {
     fn new(kind: Kind, seed: u64) -> Crowd {
         let mut random = Rng::with_seed(seed);
+        let kv_type = [None, Some(KvType::Int8), Some(KvType::F32)][seed as usize % 3];
+        let kind = Kind { kv_type, ..kind };
         let requests = requests(kind, &mut random);
         let (salt, spoils) = (random.u64(..), Arc::new(AtomicBool::new(true)));
         let disk = Arc::new(Disk::default());
@@ -482,22 +488,22 @@ fn crowd(kind: Kind, seeds: std::ops::Range<u64>) {
 
 #[test]
 fn nobody_starves_in_a_dense_model_with_windows() {
-    crowd(Kind { model: "qwen3_window", disk: false }, 0..4);
+    crowd(Kind { model: "qwen3_window", disk: false, kv_type: None }, 0..4);
 }
 
 #[test]
 fn nobody_starves_in_hybrid_models() {
-    crowd(Kind { model: "qwen3_next", disk: false }, 0..3);
-    crowd(Kind { model: "qwen3_5", disk: false }, 3..6);
+    crowd(Kind { model: "qwen3_next", disk: false, kv_type: None }, 0..3);
+    crowd(Kind { model: "qwen3_5", disk: false, kv_type: None }, 3..6);
 }
 
 #[test]
 fn nobody_starves_in_a_mixture() {
-    crowd(Kind { model: "mlx_qwen3_moe", disk: false }, 0..4);
+    crowd(Kind { model: "mlx_qwen3_moe", disk: false, kv_type: None }, 0..4);
 }
 
 #[test]
 fn nobody_starves_while_a_disk_fails() {
-    crowd(Kind { model: "qwen3_moe", disk: true }, 0..3);
-    crowd(Kind { model: "mlx_qwen3_next", disk: true }, 3..6);
+    crowd(Kind { model: "qwen3_moe", disk: true, kv_type: None }, 0..3);
+    crowd(Kind { model: "mlx_qwen3_next", disk: true, kv_type: None }, 3..6);
 }

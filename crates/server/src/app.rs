@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 
 use anyhow::{Context, Result};
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::extract::{FromRequest, Request, State};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -30,8 +29,18 @@ use crate::metrics::Metrics;
 use crate::openai::{self, Common, Pending};
 use crate::runtime::{Limits, Runtime, Submission};
 
-/// Bytes of a request at most: some ten million tokens.
-const MAX_BODY: usize = 64 << 20;
+/// Bytes of a request at most: so many, and so many more for each token of context, which is several times what text or token ids take.
+const BODY: usize = 1 << 20;
+const BODY_PER_TOKEN: usize = 64;
+/// Bytes that a server itself holds: with nobody there, and for each request that is computed or waits. An allowance; `cli/tests/serve_crowd.rs` holds that it is
+/// enough for 64 connections.
+const IDLE: u64 = 8 << 20;
+const REQUEST: u64 = 32 << 10;
+
+/// Bytes to set aside for a server of so many requests at once, and in its queue.
+pub fn memory(parallel: usize, queue: usize) -> u64 {
+    IDLE + REQUEST * (parallel + queue) as u64
+}
 
 /// How a server is set up.
 #[derive(Clone, Debug)]
@@ -108,21 +117,19 @@ impl Ready {
 /// A JSON body, with what is wrong with it in the API's own words.
 pub struct Body<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
     type Rejection = ApiError;
 
-    async fn from_request(mut request: Request, state: &S) -> Result<Body<T>, ApiError> {
-        // Some clients say nothing of what they send, or say that it is a form.
-        let json = header::HeaderValue::from_static("application/json");
-        request.headers_mut().insert(header::CONTENT_TYPE, json);
-        match Json::<T>::from_request(request, state).await {
-            Ok(Json(body)) => Ok(Body(body)),
-            Err(JsonRejection::JsonDataError(e)) => Err(ApiError::invalid("", e.body_text())),
-            Err(e) => {
-                let status = e.status();
-                Err(ApiError { status, ..ApiError::invalid("", e.body_text()) })
-            }
-        }
+    /// Whatever the client says that it sends: some say nothing, or that it is a form.
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Body<T>, ApiError> {
+        let most = BODY + BODY_PER_TOKEN * app.ready()?.context;
+        let too_large = |_| ApiError {
+            status: StatusCode::PAYLOAD_TOO_LARGE,
+            ..ApiError::invalid("", format!("the request has more than {most} bytes"))
+        };
+        let bytes = axum::body::to_bytes(request.into_body(), most).await.map_err(too_large)?;
+        let wrong = |e: serde_json::Error| ApiError::invalid("", format!("the request is not what it should be: {e}"));
+        serde_json::from_slice(&bytes).map(Body).map_err(wrong)
     }
 }
 
@@ -270,7 +277,6 @@ fn router(app: Arc<App>) -> Router {
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .fallback(nothing_there)
-        .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(app)
 }
 

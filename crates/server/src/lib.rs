@@ -9,5 +9,5 @@ mod metrics;
 mod openai;
 mod runtime;
 
-pub use app::{Bound, Ready, Server, Settings};
+pub use app::{Bound, Ready, Server, Settings, memory};
 pub use runtime::Limits;

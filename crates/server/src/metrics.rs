@@ -37,6 +37,7 @@ pub struct Metrics {
     whole: Histogram,
     queue: Histogram,
     step: Histogram,
+    states: Gauge<i64, AtomicI64>,
     snapshots: Gauge<i64, AtomicI64>,
     prefix_bytes: Gauge<i64, AtomicI64>,
     evicted_blocks: Counter,
@@ -65,6 +66,7 @@ impl Metrics {
             whole: long(),
             queue: long(),
             step: short(),
+            states: Gauge::default(),
             snapshots: Gauge::default(),
             prefix_bytes: Gauge::default(),
             evicted_blocks: Counter::default(),
@@ -86,6 +88,7 @@ impl Metrics {
         r.register("vllm:e2e_request_latency_seconds", "From arrival to end", m.whole.clone());
         r.register("vllm:request_queue_time_seconds", "From arrival to its first step", m.queue.clone());
         r.register("sluice:step_seconds", "Time of a step", m.step.clone());
+        r.register("sluice:states_in_use", "Recurrent states that sequences hold", m.states.clone());
         r.register("sluice:state_snapshots", "Recurrent states kept for prompts to come", m.snapshots.clone());
         r.register("sluice:prefix_bytes", "Keys and values kept for prompts to come", m.prefix_bytes.clone());
         r.register("sluice:prefix_blocks_evicted", "Blocks that the prefix cache gave up", m.evicted_blocks.clone());
@@ -149,6 +152,7 @@ impl Metrics {
         self.waiting.set(waiting as i64);
         self.running.set(running as i64);
         self.kv_usage.set(engine.kv_usage());
+        self.states.set(engine.states_in_use() as i64);
         self.snapshots.set(engine.snapshots() as i64);
         self.prefix_bytes.set(engine.kv_kept() as i64);
         // The engine counts these itself.

@@ -3,6 +3,7 @@
 
 pub mod group;
 pub mod packing;
+pub mod server;
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +15,7 @@ use std::sync::OnceLock;
 pub fn sluice(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
     command.args(args).stdin(Stdio::null()).env("HOME", env!("CARGO_TARGET_TMPDIR"));
-    for name in ["XDG_CACHE_HOME", "XDG_STATE_HOME", "SLUICE_DEMO"] {
+    for name in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "SLUICE_DEMO"] {
         command.env_remove(name);
     }
     command
@@ -120,4 +121,11 @@ pub fn shim() -> &'static Path {
         begun.persist(&library).unwrap();
         library
     })
+}
+
+/// A line of another process's `/proc/PID/status`, in bytes.
+pub fn memory_of(process: u32, line: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':')).unwrap();
+    line.trim().strip_suffix("kB").unwrap().trim().parse::<u64>().unwrap() * 1024
 }

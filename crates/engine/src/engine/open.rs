@@ -279,8 +279,13 @@ fn settled(divide: impl Fn() -> (Vec<Limit>, Result<Division, Refusal>)) -> Resu
 /// The limits that must hold whatever others do.
 fn hard_limits(options: &Options) -> Vec<Limit> {
     let held = options.held.map_or(Held { program: 0, group: None }, |held| held());
-    let budget = options.memory_budget.map(|bytes| Limit { of: LimitOf::MemoryBudget, bytes, taken: held.program });
-    let group = held.group.map(|(bytes, taken)| Limit { of: LimitOf::ControlGroup, bytes, taken });
+    let budget = options.memory_budget.map(|bytes| Limit {
+        of: LimitOf::MemoryBudget,
+        bytes,
+        taken: held.program + options.beside,
+    });
+    let group =
+        held.group.map(|(bytes, taken)| Limit { of: LimitOf::ControlGroup, bytes, taken: taken + options.beside });
     budget.into_iter().chain(group).collect()
 }
 

@@ -1,0 +1,98 @@
+//! A server that is asked over real connections, by a client as people have it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{demo, sluice};
+
+/// A server that runs, and where.
+pub struct Server {
+    pub child: Child,
+    pub address: String,
+}
+
+impl Server {
+    /// `None`, said aloud, where there is no demo model.
+    pub fn start(flags: &[&str]) -> Option<Server> {
+        let mut command = sluice(&["serve", &demo()?, "--port", "0"]);
+        command.args(flags);
+        Some(Server::of(command))
+    }
+
+    pub fn of(mut command: Command) -> Server {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut line = |part: &str| loop {
+            let line = lines.next().expect("the server has ended").unwrap();
+            if line.contains(part) {
+                return line;
+            }
+        };
+        let address = line("listening on").split("listening on ").nth(1).unwrap().to_owned();
+        line("ready");
+        // What it says later must go somewhere.
+        thread::spawn(move || lines.for_each(drop));
+        Server { child, address }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.address)
+    }
+
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let mut response = agent().get(self.url(path)).call().unwrap();
+        (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let mut response = agent().post(self.url(path)).send_json(body).unwrap();
+        (response.status().as_u16(), response.body_mut().read_json().unwrap())
+    }
+
+    pub fn complete(&self, body: Value) -> Value {
+        let (status, answer) = self.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+
+    /// The events of a streamed answer, but the last, which is `[DONE]`.
+    pub fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
+        let mut response = agent().post(self.url(path)).send_json(body).unwrap();
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let text = response.body_mut().read_to_string().unwrap();
+        let mut events: Vec<&str> = text.split("\n\n").filter(|e| !e.is_empty()).collect();
+        assert_eq!(events.pop(), Some("data: [DONE]"), "{text}");
+        events.iter().map(|e| serde_json::from_str(e.strip_prefix("data: ").unwrap()).unwrap()).collect()
+    }
+
+    /// A figure of `/metrics`.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").1;
+        let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
+        line.unwrap_or_else(|| panic!("no {name} in {text}")).rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    pub fn wait_until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
+        let begun = Instant::now();
+        while !holds(self) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "never: {what}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A client to whom an error is an answer like any other.
+pub fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder().http_status_as_error(false).build().into()
+}

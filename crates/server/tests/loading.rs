@@ -1,0 +1,52 @@
+//! What a server says before its model is there, and when it never will be.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc;
+use std::thread;
+
+use sluice_server::{Bound, Limits, Server, Settings};
+
+/// Status and body.
+fn get(address: &str, path: &str) -> (u16, String) {
+    ask(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+}
+
+fn ask(address: &str, request: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+#[test]
+fn a_server_answers_while_its_model_is_loaded_and_ends_where_there_is_none() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let bound = runtime.block_on(Bound::tcp("127.0.0.1", 0)).unwrap();
+    let address = bound.address().unwrap();
+    let (go_on, wait) = mpsc::channel::<()>();
+    let settings = Settings { name: "model".into(), limits: Limits { queue: 1 } };
+    let server = thread::spawn(move || {
+        let load = move || {
+            wait.recv().unwrap();
+            anyhow::bail!("the weights are gone")
+        };
+        runtime.block_on(Server::new(bound, settings).run(load, |_| panic!("it is not ready"), std::future::pending()))
+    });
+    let (status, body) = get(&address, "/health");
+    assert_eq!((status, body.contains("loading")), (503, true), "{body}");
+    assert_eq!(get(&address, "/v1/models").0, 503);
+    assert_eq!(get(&address, "/metrics").0, 200);
+    assert_eq!(get(&address, "/nowhere").0, 404);
+    let body = r#"{"prompt": "a"}"#;
+    let length = body.len();
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
+    assert_eq!(ask(&address, &request).0, 503);
+    go_on.send(()).unwrap();
+    let error = server.join().unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "the weights are gone");
+}
