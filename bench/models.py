@@ -38,6 +38,17 @@ def model(shape, form):
     return path
 
 
+def served(shape, form):
+    """The same model with a vocabulary, so that it can be served."""
+    path = model_path(shape, form).with_name(f"{shape}-{form}-text{'.gguf' if form[0].isupper() else ''}")
+    if not path.exists():
+        need_free(bytes_of(shape, form), path.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        say(f"making {path.name}")
+        run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path, "text"], f"{path.name}.log")
+    return path
+
+
 def bytes_of(shape, form):
     """About how many bytes a model has."""
     rest, _, experts = form.removesuffix(BUNDLE).partition("-")
