@@ -242,6 +242,11 @@ impl KvCache {
         self.snapshots
     }
 
+    /// States that are kept for prompts to come at most.
+    pub fn most_snapshots(&self) -> usize {
+        self.most_snapshots
+    }
+
     /// What the index gave up so far.
     pub fn evicted(&self) -> Evicted {
         self.evicted

@@ -42,6 +42,8 @@ pub struct Answer {
     pub end: End,
     /// Tokens that had to be computed before the answer: of the prompt, and of what came before it where that was no longer there.
     pub computed: usize,
+    /// Tokens of both that were there.
+    pub cached: usize,
     /// Until the first token was there.
     pub reading: Duration,
     /// From the first token to the last.
@@ -69,7 +71,7 @@ pub fn answer(
     let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer), true);
     let mut stops = StopStrings::new(stop_strings.iter().cloned());
     let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
-    let (mut computed, mut first_token, mut last_token) = (0, None, None);
+    let (mut computed, mut cached, mut first_token, mut last_token) = (0, 0, None, None);
     let mut profiles = [Profile::default(), Profile::default()];
     engine.take_profile();
     engine.take_streamed();
@@ -83,7 +85,8 @@ pub fn answer(
         for event in &events {
             let flow = match *event {
                 Event::Prefill { done, total, .. } => {
-                    computed = whole - engine.adopted(id)?;
+                    cached = engine.adopted(id)?;
+                    computed = whole - cached;
                     each(Piece::Reading { done, total })?
                 }
                 Event::Token { token, .. } => {
@@ -132,5 +135,5 @@ pub fn answer(
     let reading = first_token.map_or_else(|| begun.elapsed(), |t| t - begun);
     let generating = last_token.zip(first_token).map_or(Duration::ZERO, |(last, first)| last - first);
     let streamed = engine.take_streamed();
-    Ok(Answer { text, tokens, end, computed, reading, generating, first_token, profiles, streamed })
+    Ok(Answer { text, tokens, end, computed, cached, reading, generating, first_token, profiles, streamed })
 }

@@ -1,31 +1,22 @@
 //! From a folder to what can answer: the weights on this thread, the text side (tokenizer, template, defaults) on another.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
 use sluice_backend::{Activations, Cpu, Isa};
-use sluice_engine::text::{ChatTemplate, GenerationDefaults, Tokenizer, stop_ids};
+use sluice_engine::text::{ChatTemplate, TextSide, Tokenizer};
 use sluice_engine::{Checkpoint, Config, Engine, Loading, Options};
 
 use crate::engine_args::EngineArgs;
 use crate::progress::Progress;
 use crate::{folders, machine, terminal, units};
 
-/// Everything between people's text and token ids.
-pub struct Text {
-    pub tokenizer: Arc<Tokenizer>,
-    pub template: Option<ChatTemplate>,
-    pub defaults: GenerationDefaults,
-    pub stop_ids: Vec<u32>,
-}
-
 /// A model that is ready.
 pub struct Loaded {
     pub engine: Engine,
-    pub text: Text,
+    pub text: TextSide,
     pub weights_time: Duration,
     pub text_time: Duration,
 }
@@ -111,23 +102,8 @@ pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     Tokenizer::load(folder, folders::tokenizer_cache().as_deref()).map_err(|e| naming(folder, e))
 }
 
-fn text(folder: &Path) -> Result<Text> {
-    // The template's process starts while the tokenizer is read.
-    let (tokenizer, template) = thread::scope(|scope| {
-        let template = scope.spawn(|| ChatTemplate::load(folder));
-        let tokenizer = tokenizer(folder);
-        (tokenizer, template.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    });
-    let tokenizer = tokenizer?;
-    let load = || {
-        Ok(Text {
-            template: template?,
-            defaults: GenerationDefaults::load(folder)?,
-            stop_ids: stop_ids(folder, Some(&tokenizer))?,
-            tokenizer: Arc::new(tokenizer),
-        })
-    };
-    let text: Text = load().map_err(|e| naming(folder, e))?;
+fn text(folder: &Path) -> Result<TextSide> {
+    let text = TextSide::load(folder, folders::tokenizer_cache().as_deref()).map_err(|e| naming(folder, e))?;
     if let Some(note) = text.template.as_ref().and_then(ChatTemplate::note) {
         terminal::note(note);
     }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use serde_json::{Map, Value, json};
-use sluice_engine::text::{ChatTemplate, Prompt, Quoting, Tokenizer};
+use serde_json::{Map, Value};
+use sluice_engine::text::{ChatTemplate, Dialogue, Message, Prompt, TextSide, Tokenizer};
 
 use crate::terminal;
 
@@ -34,55 +34,22 @@ fn template_arg(text: &str) -> Result<(String, Value)> {
     Ok((key.to_owned(), value))
 }
 
-/// One message of a conversation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Message {
-    /// `system`, `user` or `assistant`.
-    pub role: String,
-    pub content: String,
-}
-
-impl Message {
-    pub fn new(role: &str, content: impl Into<String>) -> Message {
-        Message { role: role.to_owned(), content: content.into() }
-    }
-
-    pub fn to_json(&self) -> Value {
-        json!({"role": self.role, "content": self.content})
-    }
-}
-
 impl PromptArgs {
-    /// The template to render with: none with `--raw`, nor where the checkpoint has none, which is said once.
-    pub fn template<'a>(&self, found: Option<&'a ChatTemplate>) -> Option<&'a ChatTemplate> {
-        if self.raw {
-            return None;
-        }
-        if found.is_none() {
+    /// Whether messages go through a template: not with `--raw`, nor where the checkpoint has none, which is said.
+    pub fn has_template(&self, text: &TextSide) -> bool {
+        if text.template.is_none() && !self.raw {
             terminal::note("this model has no chat template: the text goes in as it is");
         }
-        found
+        text.template.is_some() && !self.raw
     }
 
-    /// The prompt for `messages`, up to where the answer begins. Without a template it is the messages themselves: a system message in a paragraph
-    /// of its own, every answer directly behind what it continues, every later message on a new line. What messages say is text, except with `--raw`.
-    pub fn render(
-        &self,
-        template: Option<&ChatTemplate>,
-        tokenizer: &Tokenizer,
-        messages: &[Message],
-    ) -> Result<Prompt> {
-        if self.raw {
-            return Ok(Prompt::from(plain(messages)));
-        }
-        let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
-        let quoting = Quoting::new(tokenizer.control_tokens(), &contents)?;
-        let quoted = messages.iter().enumerate().map(|(i, m)| Message::new(&m.role, quoting.quote(i, &m.content)));
-        let quoted: Vec<Message> = quoted.collect();
-        let Some(template) = template else { return Ok(quoting.unquote(&plain(&quoted))) };
-        let list = Value::Array(quoted.iter().map(Message::to_json).collect());
-        let extra: Map<String, Value> = self.template_args.iter().cloned().collect();
-        Ok(quoting.unquote(&template.render(&list, None, true, &extra)?))
+    /// The prompt for `messages`, up to where the answer begins, and where conversations that begin like it may part. What messages say is text, except
+    /// with `--raw`.
+    pub fn rendering<'a>(&'a self, text: &'a TextSide, messages: &[Message]) -> Rendering<'a> {
+        let template = text.template.as_ref().filter(|_| !self.raw);
+        let messages = messages.iter().map(Message::to_json).collect();
+        let extra = self.template_args.iter().cloned().collect();
+        Rendering { template, tokenizer: &text.tokenizer, messages, extra, raw: self.raw }
     }
 
     /// Says it where `--raw` makes control tokens of what is spelled in `text`.
@@ -95,19 +62,30 @@ impl PromptArgs {
     }
 }
 
-fn plain(messages: &[Message]) -> String {
-    let mut text = String::new();
-    let mut before = "";
-    for message in messages {
-        text.push_str(match (before, message.role.as_str()) {
-            ("", _) | (_, "assistant") => "",
-            ("system", _) => "\n\n",
-            _ => "\n",
-        });
-        text.push_str(&message.content);
-        before = &message.role;
+/// A conversation that is about to become a prompt.
+pub struct Rendering<'a> {
+    template: Option<&'a ChatTemplate>,
+    tokenizer: &'a Tokenizer,
+    messages: Vec<Value>,
+    extra: Map<String, Value>,
+    raw: bool,
+}
+
+impl Rendering<'_> {
+    fn dialogue(&self) -> Dialogue<'_> {
+        let Rendering { template, tokenizer, messages, extra, .. } = self;
+        Dialogue { template: *template, tokenizer, messages, tools: None, extra }
     }
-    text
+
+    pub fn prompt(&self) -> Result<Prompt> {
+        let prompt = self.dialogue().prompt()?;
+        Ok(if self.raw { Prompt::from(prompt.text().to_owned()) } else { prompt })
+    }
+
+    /// As [`Dialogue::partings`].
+    pub fn partings(&self, tokens: &[u32]) -> Vec<usize> {
+        self.dialogue().partings(tokens)
+    }
 }
 
 /// Model and prompt as they were meant: `-m MODEL`, `-p PROMPT`, up to two words, and text on standard input. `None` for the model: the demo.
@@ -224,6 +202,8 @@ fn join_piped(prompt: &mut String, input: &str) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn sorted(model: Option<&str>, words: &[&str], piped: bool) -> Result<(Option<PathBuf>, Option<OsString>)> {
@@ -279,14 +259,6 @@ mod tests {
             join_piped(&mut text, input);
             assert_eq!(text, whole);
         }
-    }
-
-    #[test]
-    fn without_a_template_a_conversation_only_grows_at_its_end() {
-        let all = [("system", "S"), ("user", "u"), ("assistant", " a"), ("user", "v"), ("assistant", " b")];
-        let all: Vec<_> = all.iter().map(|(role, text)| Message::new(role, *text)).collect();
-        assert_eq!(plain(&all), "S\n\nu a\nv b");
-        assert!((0..all.len()).all(|n| plain(&all).starts_with(&plain(&all[..n]))));
     }
 
     #[test]

@@ -9,12 +9,13 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
+use sluice_engine::text::Message;
 use sluice_engine::{Finish, LoadProgress, Loading};
 
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::generate::{self, End, Piece};
 use crate::progress::Progress;
-use crate::prompt::{self, Message, PromptArgs};
+use crate::prompt::{self, PromptArgs};
 use crate::sampling_args::SamplingArgs;
 use crate::stats::{self, Measured};
 use crate::{interrupt, load, terminal};
@@ -62,13 +63,13 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
 
     // 2. tokens
     let request = Instant::now();
-    let template = args.prompt.template(text.template.as_ref());
+    let has_template = args.prompt.has_template(&text);
     let mut messages: Vec<Message> = args.prompt.system.iter().map(|s| Message::new("system", s)).collect();
     messages.push(Message::new("user", question));
-    let rendered = args.prompt.render(template, &text.tokenizer, &messages).map_err(|e| load::naming(&folder, e))?;
+    let rendered = args.prompt.rendering(&text, &messages).prompt().map_err(|e| load::naming(&folder, e))?;
     args.prompt.say_raw_tokens(&text.tokenizer, rendered.text());
     // A rendered template has its special tokens already.
-    let tokens = text.tokenizer.encode_prompt(&rendered, template.is_none())?;
+    let tokens = text.tokenizer.encode_prompt(&rendered, !has_template)?;
     ensure!(!tokens.is_empty(), "the prompt has no tokens");
     ensure!(
         tokens.len() < engine.max_context(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 use sluice_engine::Options;
-use sluice_server::{Bound, Limits, Server, Settings, TextSide};
+use sluice_server::{Bound, Limits, Server, Settings};
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -76,8 +76,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         let load = move || {
             let loaded = load::model(&folder, &engine_args, options)?;
             load::say_notes(&loaded.engine);
-            let load::Text { tokenizer, template, defaults, stop_ids } = loaded.text;
-            Ok((loaded.engine, TextSide { tokenizer, template, defaults, stop_ids }))
+            Ok((loaded.engine, loaded.text))
         };
         let ready = move |ready: &sluice_server::Ready| {
             terminal::say(&format!("{}: ready, {} tokens of context", ready.name, ready.context));

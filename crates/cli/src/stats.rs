@@ -47,6 +47,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         },
         "prompt": {
             "tokens": answer.computed,
+            "cached_tokens": answer.cached,
             "seconds": answer.reading.as_secs_f64(),
             "tokens_per_second": per_second(answer.computed, answer.reading),
         },
@@ -58,6 +59,12 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         },
         "context": {"tokens": m.context, "max": engine.max_context()},
         "memory": memory,
+        "prefix_cache": {
+            "kv_bytes": engine.kv_kept(),
+            "snapshots": engine.snapshots(),
+            "blocks_evicted": engine.evicted().blocks,
+            "snapshots_evicted": engine.evicted().snapshots,
+        },
         "seed": m.seed,
         "threads": options.threads,
         "isa": options.isa.to_string(),
@@ -93,7 +100,13 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
         ("first token", if first.is_empty() { "none".to_owned() } else { first.join(", ") }),
         (
             "prompt",
-            format!("{} tokens, {}{}", answer.computed, ms(answer.reading), speed(answer.computed, answer.reading)),
+            format!(
+                "{} tokens, {}{}{}",
+                answer.computed,
+                ms(answer.reading),
+                speed(answer.computed, answer.reading),
+                if answer.cached > 0 { format!("; {} more were there", answer.cached) } else { String::new() }
+            ),
         ),
         (
             "generation",

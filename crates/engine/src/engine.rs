@@ -21,6 +21,9 @@ use crate::sampling::{Draw, Drawn, Sampling};
 use crate::scheduler::{Plan, Scheduler, Taker, put_back};
 use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 
+/// The part of the states kept for others that the grid of one prompt may take.
+const GRID: usize = 4;
+
 /// A model with its caches and sequences.
 pub struct Engine {
     runner: Runner,
@@ -236,6 +239,7 @@ impl Engine {
         generation.sampling.validate()?;
         self.check_tokens(at, prompt)?;
         let s = &self.sequences[at];
+        let grid = self.grid(s.tokens.len() + prompt.len());
         ensure!(s.due() + prompt.len() > 0, "there is nothing to generate from: the prompt has no tokens");
         // 2. Room for the answer, so that no step allocates
         self.forget(id);
@@ -259,6 +263,7 @@ impl Engine {
         s.marks.clear();
         if self.model.state_len() > 0 {
             s.marks.extend_from_slice(&generation.marks);
+            s.marks.extend((1..).map(|i| i * grid).take_while(|mark| *mark < s.tokens.len()));
             s.marks.sort_unstable();
             s.marks.dedup();
         }
@@ -291,6 +296,15 @@ impl Engine {
             self.pending.push(Event::Finished { id, reason: Finish::Cancelled });
         }
         Ok(())
+    }
+
+    /// Tokens from one place to the next at which a long prompt leaves copies of its state, wherever others may part from it: a state takes no more memory than
+    /// the keys and values between two of them, and a prompt no more than a part of those that are kept.
+    fn grid(&self, tokens: usize) -> usize {
+        let per_token: usize = self.layouts.iter().map(|l| l.block_bytes() / self.options.block_tokens).sum();
+        let by_bytes = (self.model.state_len() * size_of::<f32>()).div_ceil(per_token.max(1));
+        let by_share = tokens.div_ceil((self.cache.most_snapshots() / GRID).max(1));
+        by_bytes.max(by_share).max(self.chunk())
     }
 
     /// Forgets all tokens from position `keep` on. What was computed is known for as long as there is room: the next step goes on from there, or from the last

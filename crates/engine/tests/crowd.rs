@@ -26,8 +26,10 @@ fn folder(name: &str) -> PathBuf {
 
 const SEQUENCES: usize = 64;
 const CONTEXT: usize = 150;
-/// Places where a sequence leaves a copy of its state, at most; one more where it finds that the way to it is known.
+/// Places where a sequence is asked to leave a copy of its state, at most; more of them where a long prompt does so by itself, and one where it finds that the way to
+/// it is known.
 const MARKS: usize = 2;
+const GRID: usize = 2;
 
 /// What a run is like.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +53,7 @@ fn options(kind: Kind, random: &mut Rng) -> Options {
         chunk: Some(one_of(&[4, 20, 50])),
         block_tokens,
         prefix_cache: random.u8(..4) > 0,
-        snapshots: random.usize(..4),
+        snapshots: [0, 1, 3, 12][random.usize(..4)],
         experts: if kind.disk { Placement::Slots } else { Placement::Mapped },
         ..Options::for_this_machine().unwrap()
     }
@@ -234,7 +236,7 @@ impl Crowd {
             starts: 0,
             step: 0,
             quiet: 0,
-            patience: 1 + CONTEXT.div_ceil(chunk) + MARKS + 1,
+            patience: 1 + CONTEXT.div_ceil(chunk) + MARKS + GRID + 1,
             salt,
             spoils,
             disk,

@@ -18,6 +18,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use sluice_engine::text::TextSide;
 use sluice_engine::{Engine, Generation};
 use std::time::Instant;
 use tokio::net::{TcpListener, UnixListener};
@@ -28,7 +29,6 @@ use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::openai::{self, Common, Pending};
 use crate::runtime::{Limits, Runtime, Submission};
-use crate::text::TextSide;
 
 /// Bytes of a request at most: some ten million tokens.
 const MAX_BODY: usize = 64 << 20;

@@ -8,8 +8,6 @@ mod error;
 mod metrics;
 mod openai;
 mod runtime;
-mod text;
 
 pub use app::{Bound, Ready, Server, Settings};
 pub use runtime::Limits;
-pub use text::TextSide;

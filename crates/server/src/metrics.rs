@@ -1,6 +1,6 @@
 //! What there is to measure, in the text format of Prometheus. Names are vLLM's where the meaning is the same, so that dashboards work.
 
-use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -38,7 +38,10 @@ pub struct Metrics {
     queue: Histogram,
     step: Histogram,
     snapshots: Gauge<i64, AtomicI64>,
-    evicted_blocks: Gauge<i64, AtomicI64>,
+    prefix_bytes: Gauge<i64, AtomicI64>,
+    evicted_blocks: Counter,
+    evicted_snapshots: Counter,
+    refused: Counter,
     memory: Family<Class, Gauge<i64, AtomicI64>>,
 }
 
@@ -63,7 +66,10 @@ impl Metrics {
             queue: long(),
             step: short(),
             snapshots: Gauge::default(),
-            evicted_blocks: Gauge::default(),
+            prefix_bytes: Gauge::default(),
+            evicted_blocks: Counter::default(),
+            evicted_snapshots: Counter::default(),
+            refused: Counter::default(),
             memory: Family::default(),
         };
         let r = &mut m.registry;
@@ -81,7 +87,14 @@ impl Metrics {
         r.register("vllm:request_queue_time_seconds", "From arrival to its first step", m.queue.clone());
         r.register("sluice:step_seconds", "Time of a step", m.step.clone());
         r.register("sluice:state_snapshots", "Recurrent states kept for prompts to come", m.snapshots.clone());
+        r.register("sluice:prefix_bytes", "Keys and values kept for prompts to come", m.prefix_bytes.clone());
         r.register("sluice:prefix_blocks_evicted", "Blocks that the prefix cache gave up", m.evicted_blocks.clone());
+        r.register(
+            "sluice:state_snapshots_evicted",
+            "States that the prefix cache gave up",
+            m.evicted_snapshots.clone(),
+        );
+        r.register("sluice:requests_refused", "Requests that found the queue full", m.refused.clone());
         r.register("sluice:memory_bytes", "Memory by class", m.memory.clone());
         m
     }
@@ -128,12 +141,20 @@ impl Metrics {
         self.step.observe(time.as_secs_f64());
     }
 
+    pub fn refused(&self) {
+        self.refused.inc();
+    }
+
     pub fn caches(&self, engine: &Engine, waiting: usize, running: usize) {
         self.waiting.set(waiting as i64);
         self.running.set(running as i64);
         self.kv_usage.set(engine.kv_usage());
         self.snapshots.set(engine.snapshots() as i64);
-        self.evicted_blocks.set(engine.evicted().blocks as i64);
+        self.prefix_bytes.set(engine.kv_kept() as i64);
+        // The engine counts these itself.
+        let evicted = engine.evicted();
+        self.evicted_blocks.inner().store(evicted.blocks, Ordering::Relaxed);
+        self.evicted_snapshots.inner().store(evicted.snapshots, Ordering::Relaxed);
     }
 
     /// Bytes by class, asked of the engine once it is set up.

@@ -80,6 +80,7 @@ pub struct Runtime {
     commands: mpsc::Sender<Command>,
     shared: Arc<Shared>,
     limits: Limits,
+    metrics: Arc<Metrics>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -122,12 +123,12 @@ impl Runtime {
             engine,
             received,
             shared: Arc::clone(&shared),
-            metrics,
+            metrics: Arc::clone(&metrics),
             requests: HashMap::new(),
             owners: HashMap::new(),
         };
         let thread = thread::Builder::new().name("engine".into()).spawn(move || own.run())?;
-        Ok(Runtime { commands, shared, limits, thread: Mutex::new(Some(thread)) })
+        Ok(Runtime { commands, shared, limits, metrics, thread: Mutex::new(Some(thread)) })
     }
 
     /// # Errors
@@ -142,6 +143,7 @@ impl Runtime {
         let waiting = self.shared.waiting.fetch_add(1, Ordering::SeqCst);
         if waiting >= self.limits.queue {
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+            self.metrics.refused();
             return Err(Refused::Full(waiting));
         }
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);

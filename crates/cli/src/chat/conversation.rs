@@ -5,10 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use sluice_engine::text::{Prompt, parse_messages};
+use sluice_engine::text::{Message, Prompt, parse_messages};
 use sluice_store::{AtomicFile, read_small};
-
-use crate::prompt::Message;
 
 /// A conversation under way.
 pub struct Conversation {
@@ -95,8 +93,7 @@ const MAX_CHAT: u64 = 64 << 20;
 /// # Errors
 /// What is no such list; what is no regular file, since a pipe may never come to its end; more than 64 MiB.
 pub fn load(path: &Path) -> Result<Vec<Message>> {
-    let messages = parse_messages(&read_small(path, MAX_CHAT)?).with_context(|| path.display().to_string())?;
-    Ok(messages.into_iter().map(|m| Message::new(&m.role, m.content)).collect())
+    parse_messages(&read_small(path, MAX_CHAT)?).with_context(|| path.display().to_string())
 }
 
 #[cfg(test)]

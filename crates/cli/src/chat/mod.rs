@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use sluice_engine::text::ChatTemplate;
+use sluice_engine::text::{Message, TextSide};
 use sluice_engine::{Engine, Finish, Generation, LoadProgress, Loading, Options, SequenceId};
 
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::generate::{self, Answer, End, Piece};
-use crate::load::{self, Text};
+use crate::load;
 use crate::progress::Progress;
-use crate::prompt::{Message, PromptArgs};
+use crate::prompt::PromptArgs;
 use crate::sampling_args::SamplingArgs;
 use crate::stats::{self, Measured};
 use crate::{interrupt, terminal};
@@ -70,7 +70,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     };
     let mut input = Input::open();
     let mut chat = Chat {
-        template: args.prompt.template(text.template.as_ref()),
+        has_template: args.prompt.has_template(&text),
         conversation: Conversation::new(args.prompt.system.clone()),
         prompt: &args.prompt,
         stop_strings: args.sampling.stop_strings(),
@@ -107,10 +107,10 @@ pub fn run(args: ChatArgs) -> Result<()> {
 
 struct Chat<'a> {
     conversation: Conversation,
-    template: Option<&'a ChatTemplate>,
+    has_template: bool,
     prompt: &'a PromptArgs,
     stop_strings: &'a [String],
-    text: &'a Text,
+    text: &'a TextSide,
     engine: Engine,
     sequence: SequenceId,
     generation: Generation,
@@ -173,13 +173,14 @@ impl Chat<'_> {
         // 1. what of the conversation is new to the engine
         let request = Instant::now();
         let tokenizer = &self.text.tokenizer;
-        let rendered = self.prompt.render(self.template, tokenizer, &self.conversation.messages)?;
+        let rendering = self.prompt.rendering(self.text, &self.conversation.messages);
+        let rendered = rendering.prompt()?;
         if let Some(message) = self.conversation.messages.last() {
             self.prompt.say_raw_tokens(tokenizer, &message.content);
         }
         let known = self.engine.tokens(self.sequence)?;
         // A rendered template has its special tokens already.
-        let special = self.template.is_none();
+        let special = !self.has_template;
         let next = self
             .conversation
             .continuation(&rendered, known, |prompt, at_start| tokenizer.encode_prompt(prompt, special && at_start))?;
@@ -188,15 +189,9 @@ impl Chat<'_> {
             bail!("{total} tokens leave no room for an answer in a context of {max}: {WAYS_OUT}");
         }
 
-        // Where another message may part from this one: at the prompt's end, whose last token is always computed, and before the first message. The ends of
-        // answers are kept anyway.
-        let mut marks = vec![total - 1];
-        if let ([system, _], Some(_)) = (&self.conversation.messages[..], self.template) {
-            let before = self.prompt.render(self.template, tokenizer, std::slice::from_ref(system))?;
-            let before = tokenizer.encode_prompt(&before, special)?;
-            let all = known[..next.keep].iter().chain(&next.new);
-            marks.push(all.zip(&before).take_while(|(a, b)| a == b).count());
-        }
+        // The ends of answers are kept anyway.
+        let all: Vec<u32> = known[..next.keep].iter().chain(&next.new).copied().collect();
+        let marks = if self.engine.model().state_len() > 0 { rendering.partings(&all) } else { Vec::new() };
 
         // 2. the engine gives up what no longer holds, and goes on from there
         if next.keep < known.len() {

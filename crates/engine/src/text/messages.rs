@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -9,6 +10,17 @@ pub struct Message {
     /// `system`, `user` or `assistant`.
     pub role: String,
     pub content: String,
+}
+
+impl Message {
+    pub fn new(role: &str, content: impl Into<String>) -> Message {
+        Message { role: role.to_owned(), content: content.into() }
+    }
+
+    /// As templates and files have it.
+    pub fn to_json(&self) -> Value {
+        json!({"role": self.role, "content": self.content})
+    }
 }
 
 /// The messages in `json`; what else an entry has is left out.

@@ -101,7 +101,7 @@ impl StandIns {
 }
 
 /// Takes the contents of messages through a template.
-pub struct Quoting {
+pub(super) struct Quoting {
     /// For each content, where control tokens are spelled in it.
     places: Vec<Vec<usize>>,
     stand_ins: StandIns,

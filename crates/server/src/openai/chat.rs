@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
+use anyhow::Context;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sluice_engine::sampler::Logprobs;
-use sluice_engine::text::Tokenizer;
+use sluice_engine::text::{Dialogue, TextSide, Tokenizer};
 
 use super::fields::Common;
 use super::reply::{self, Dialect, finish_reason, now};
 use crate::answer::Delta;
-use crate::app::{App, Body};
+use crate::app::{App, Body, Ready};
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
@@ -43,15 +44,16 @@ pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
     }
     // 1. The prompt, by a thread that may take its time
     let (own, extra) = (Arc::clone(&ready), request.chat_template_kwargs);
-    let rendered = tokio::task::spawn_blocking(move || own.text.chat(&messages, &extra, own.has_states)).await;
+    let rendered = tokio::task::spawn_blocking(move || rendered(&own, &messages, &extra)).await;
     let rendered = rendered.map_err(|e| ApiError::internal(e.to_string()))?;
     let rendered = rendered.map_err(|e| ApiError::invalid("messages", format!("{e:#}")))?;
     // 2. Its answer
     let common = request.common;
-    let mut generation = common.generation(&ready.text, rendered.tokens.len(), ready.context)?;
+    let (tokens, marks) = rendered;
+    let mut generation = common.generation(&ready.text, tokens.len(), ready.context)?;
     generation.logprobs = request.logprobs.then_some(top);
-    generation.marks = rendered.marks;
-    let pending = ready.submit(rendered.tokens, generation, &common)?;
+    generation.marks = marks;
+    let pending = ready.submit(tokens, generation, &common)?;
     let choices = common.choices()?;
     let dialect = Chat {
         id: format!("chatcmpl-{}", app.next_id()),
@@ -65,6 +67,16 @@ pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
     Ok(reply::send(pending, dialect, &common).await)
 }
 
+/// The prompt's tokens, and where prompts may part that begin like it: recurrent states are kept there.
+fn rendered(ready: &Ready, messages: &[Value], extra: &Map<String, Value>) -> anyhow::Result<(Vec<u32>, Vec<usize>)> {
+    let TextSide { template, tokenizer, .. } = &ready.text;
+    let template = Some(template.as_ref().context("this model has no chat template")?);
+    let dialogue = Dialogue { template, tokenizer, messages, tools: None, extra };
+    let tokens = dialogue.tokens()?;
+    let marks = if ready.has_states { dialogue.partings(&tokens) } else { Vec::new() };
+    Ok((tokens, marks))
+}
+
 /// Messages as templates want them: contents in parts become one text.
 fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
     if all.is_empty() {
@@ -76,6 +88,7 @@ fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
         }
         if let Some(Value::Array(parts)) = message.get("content") {
             let mut text = String::new();
+            let marked = parts.iter().any(|part| part.get("cache_control").is_some_and(|c| !c.is_null()));
             for part in parts {
                 match (part["type"].as_str(), part["text"].as_str()) {
                     (Some("text"), Some(part)) => text += part,
@@ -87,6 +100,10 @@ fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
                 }
             }
             message.insert("content".into(), Value::String(text));
+            if marked {
+                // Asked for by a part, kept for the whole message.
+                message.insert("cache_control".into(), json!({}));
+            }
         }
         Ok(Value::Object(message))
     };

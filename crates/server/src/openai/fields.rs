@@ -3,9 +3,9 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use sluice_engine::Generation;
+use sluice_engine::text::TextSide;
 
 use crate::error::ApiError;
-use crate::text::TextSide;
 
 /// How tokens are chosen, and how many.
 #[derive(Debug, Default, Deserialize)]

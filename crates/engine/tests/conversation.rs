@@ -1,0 +1,197 @@
+//! A conversation with tools, as an agent sends it: the whole of it again with every request, thoughts kept or dropped as templates do it. All that was there before
+//! is taken up again, in models with recurrent layers too, whose states cannot be rolled back; and the answers are those of an engine that keeps nothing.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use sluice_engine::sampler::SamplingParams;
+use sluice_engine::text::{ChatTemplate, Dialogue, Tokenizer};
+use sluice_engine::{Engine, Event, Generation, Options};
+
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
+}
+
+/// Thoughts behind the user's last message stay; of older ones, those are dropped (`drop`) as Qwen3's template does it.
+fn template(drop: bool) -> ChatTemplate {
+    let first = if drop { "{%- set ns.first = loop.index0 %}" } else { "" };
+    let source = "{%- set ns = namespace(first=-1) %}\
+        {%- for m in messages %}{%- if m.role == 'user' %}FIRST{%- endif %}{%- endfor %}\
+        {%- if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{%- endif %}\
+        {%- for m in messages %}<|im_start|>{{ m.role }}\n\
+        {%- if m.thought and loop.index0 > ns.first %}<think>{{ m.thought }}</think>{%- endif %}\
+        {{- m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}<|im_end|>\n{% endfor %}\
+        {%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    ChatTemplate::parse(&source.replace("FIRST", first)).unwrap()
+}
+
+const TURNS: usize = 30;
+/// The turns in which the user edits the question, and in which the answer is asked for once more.
+const EDITED: usize = 17;
+const AGAIN: usize = 23;
+/// Tokens by which a rendering may part earlier than a message ends: the beginning of the next one.
+const BEGINNING: usize = 8;
+
+struct Client<'a> {
+    engine: Engine,
+    /// It keeps nothing between requests.
+    forgetful: Engine,
+    tokenizer: &'a Tokenizer,
+    template: &'a ChatTemplate,
+    tools: Value,
+    messages: Vec<Value>,
+    /// The prompt before.
+    before: Vec<u32>,
+    /// Tokens of it up to the end of the user's last message, and the beginning of an answer.
+    question_end: usize,
+    requests: usize,
+}
+
+impl Client<'_> {
+    /// Sends the conversation as it stands. `anew`: what followed the last question before may be computed again.
+    fn ask(&mut self, anew: bool, what: &str) {
+        let extra = Map::new();
+        let dialogue = Dialogue {
+            template: Some(self.template),
+            tokenizer: self.tokenizer,
+            messages: &self.messages,
+            tools: Some(&self.tools),
+            extra: &extra,
+        };
+        let tokens = dialogue.tokens().unwrap();
+        let marks = dialogue.partings(&tokens);
+        // Models with few words have those of the tokenizer several times.
+        let words = self.engine.model().vocabulary as u32;
+        let prompt: Vec<u32> = tokens.iter().map(|t| t % words).collect();
+        let sampling = SamplingParams { temperature: 0.8, seed: self.requests as u64, ..SamplingParams::default() };
+        let generation = Generation { sampling, max_tokens: 6, marks, ..Generation::default() };
+        let (answer, adopted) = answer(&mut self.engine, &prompt, generation.clone());
+        let common = prompt.iter().zip(&self.before).take_while(|(a, b)| a == b).count();
+        let kept = if anew { self.question_end } else { self.before.len() };
+        let known = kept.min(common).saturating_sub(BEGINNING);
+        assert!(
+            adopted >= known,
+            "{what}: {adopted} of {} tokens were there, {common} in common with {}",
+            prompt.len(),
+            self.before.len()
+        );
+        // Now and then, since it computes everything.
+        if self.requests.is_multiple_of(13) {
+            assert_eq!(self::answer(&mut self.forgetful, &prompt, generation), (answer, 0), "{what}");
+        }
+        let question = self.messages.iter().rposition(|m| m["role"] == "user").unwrap();
+        self.question_end = Dialogue { messages: &self.messages[..=question], ..dialogue }.tokens().unwrap().len();
+        self.before = prompt;
+        self.requests += 1;
+    }
+
+    fn say(&mut self, message: Value) {
+        self.messages.push(message);
+    }
+}
+
+fn answer(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Vec<u32>, usize) {
+    let id = engine.add_sequence();
+    engine.start(id, prompt, generation).unwrap();
+    let mut tokens = Vec::new();
+    while !engine.is_idle() {
+        let new = engine
+            .step()
+            .unwrap()
+            .iter()
+            .filter_map(|e| if let Event::Token { token, .. } = e { Some(*token) } else { None });
+        tokens.extend(new);
+    }
+    let adopted = engine.adopted(id).unwrap();
+    engine.remove_sequence(id);
+    (tokens, adopted)
+}
+
+fn converse(model: &Path, drop_thoughts: bool) {
+    let tokenizer = Tokenizer::load(&demo(), None).unwrap();
+    let template = template(drop_thoughts);
+    let options = |keeps: bool| Options {
+        max_context: Some(8192),
+        max_sequences: 2,
+        prefix_cache: keeps,
+        snapshots: if keeps { 16 } else { 0 },
+        ..Options::for_this_machine().unwrap()
+    };
+    let open = |keeps| Engine::open(model, options(keeps)).unwrap();
+    let mut c = Client {
+        engine: open(true),
+        forgetful: open(false),
+        tokenizer: &tokenizer,
+        template: &template,
+        tools: json!([{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]),
+        messages: vec![json!({"role": "system", "content": "You are a careful helper who looks before answering."})],
+        before: Vec::new(),
+        question_end: 0,
+        requests: 0,
+    };
+    for turn in 0..TURNS {
+        // 1. The user asks. Where thoughts are dropped, all since the last question is read again without them: that turn, and no more.
+        let asked = format!("Question {turn}: what is behind the door of room {}?", turn * 37 % 11);
+        c.say(json!({"role": "user", "content": asked}));
+        c.ask(drop_thoughts, "a question");
+        if turn == EDITED {
+            c.messages.pop();
+            c.say(json!({"role": "user", "content": format!("Never mind, what is in room {turn}?")}));
+            c.ask(false, "an edited question");
+        }
+        if turn == AGAIN {
+            c.ask(false, "the same question");
+        }
+        // 2. The model calls a tool, and reads what came of it
+        c.say(json!({"role": "assistant", "content": "", "thought": format!("I should look, {turn}."),
+            "tool_calls": [{"function": {"name": "look", "arguments": {"room": turn}}}]}));
+        c.say(json!({"role": "tool", "content": format!("A lamp, {} chairs and a cat.", turn % 5)}));
+        c.ask(false, "a tool's result");
+        // 3. It answers
+        c.say(json!({"role": "assistant", "content": format!("There are {} chairs.", turn % 5), "thought": "Easy."}));
+    }
+    assert_eq!(c.requests, 2 * TURNS + 2);
+}
+
+#[test]
+fn a_dense_model_recomputes_at_most_the_last_turn() {
+    converse(&folder("qwen3"), false);
+    converse(&folder("qwen3"), true);
+}
+
+#[test]
+fn a_hybrid_model_recomputes_at_most_the_last_turn() {
+    converse(&folder("qwen3_5"), false);
+    for model in [folder("qwen3_5"), folder("qwen3_next"), demo()] {
+        converse(&model, true);
+    }
+}
+
+#[test]
+fn a_long_prompt_leaves_states_on_its_way_for_those_that_part_from_it() {
+    let options = Options {
+        max_context: Some(4096),
+        max_sequences: 1,
+        chunk: Some(64),
+        snapshots: 16,
+        ..Options::for_this_machine().unwrap()
+    };
+    let mut engine = Engine::open(&folder("qwen3_5"), options).unwrap();
+    let (mut random, words) = (fastrand::Rng::with_seed(1), engine.model().vocabulary as u32);
+    let mut prompt: Vec<u32> = (0..4000).map(|_| random.u32(..words)).collect();
+    let generation = || Generation { max_tokens: 1, ..Generation::default() };
+    answer(&mut engine, &prompt, generation());
+    // Nobody said that prompts would part here.
+    let parts = 3100;
+    prompt[parts] = (prompt[parts] + 1) % words;
+    let (_, adopted) = answer(&mut engine, &prompt, generation());
+    assert!(adopted > parts / 2 && adopted <= parts, "{adopted}");
+    // The next to come this way finds a state at the very place.
+    prompt[parts + 20] = (prompt[parts + 20] + 1) % words;
+    let (_, adopted) = answer(&mut engine, &prompt, generation());
+    assert!(adopted >= parts, "{adopted}");
+}
