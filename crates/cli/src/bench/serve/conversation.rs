@@ -59,6 +59,8 @@ const CALLS: usize = 2;
 /// Parts of the conversation after which something is asked for again, and asked differently.
 const REGENERATION: f64 = 0.4;
 const EDIT: f64 = 0.7;
+/// Tokens at the end of an earlier prompt that may be other ones once a text stands behind it.
+const JOIN: usize = 8;
 
 /// One of the model's messages: its thought, and what it says.
 struct Said {
@@ -159,7 +161,7 @@ fn to_json(turns: &[Turn]) -> Value {
         })
     };
     // The first prompt is new, all of it.
-    let beyond = |t: &Turn| t.recomputed.map(|n| usize::from(n > t.last_turn));
+    let beyond = |t: &Turn| t.recomputed.map(|n| usize::from(n > t.last_turn + JOIN));
     json!({
         "turns": turns.iter().map(row).collect::<Vec<_>>(),
         "prompt_tokens": sum(&|t| Some(t.prompt)),
@@ -189,7 +191,9 @@ pub fn print(report: &Value) {
             "{recomputed} of {} tokens recomputed, {} of them new; more than the last turn {beyond} times",
             report["prompt_tokens"], report["last_turn_tokens"]
         ),
-        _ => terminal::note("the server does not say how many tokens it had (usage.prompt_tokens_details.cached_tokens)"),
+        _ => {
+            terminal::note("the server does not say how many tokens it had (usage.prompt_tokens_details.cached_tokens)")
+        }
     }
 }
 
@@ -223,7 +227,7 @@ mod tests {
     #[test]
     fn thoughts_before_the_last_question_are_left_out_where_they_are_stripped() {
         for (thinking, kept) in [(Thinking::Kept, true), (Thinking::Stripped, false)] {
-            let last = requests(5, 4, thinking).pop().unwrap();
+            let last = requests(5, 30, thinking).into_iter().rfind(|r| r.kind == Kind::Question).unwrap();
             let said = last.messages.iter().filter(|m| m["role"] == "assistant");
             assert!(said.clone().count() > 0);
             assert!(said.clone().all(|m| m["content"].as_str().unwrap().contains("<think>") == kept), "{thinking:?}");

@@ -260,7 +260,7 @@ async fn send(client: &Client, args: &ServeArgs, plan: &Plan, calls: Vec<Call>, 
             client.stream("/v1/completions", body, |_| {}).await
         });
     }
-    let mut report = Report::default();
+    let mut report = Report { places: args.concurrency as usize, ..Report::default() };
     let mut end = begun;
     while let Some(done) = running.join_next().await {
         match done? {

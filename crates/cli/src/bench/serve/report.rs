@@ -1,5 +1,7 @@
 //! What a serving benchmark says of many answers: throughput, and the times that a user feels.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
 use super::client::Answer;
@@ -12,6 +14,8 @@ pub struct Report {
     pub failures: Vec<String>,
     /// From the first request to the end of the last answer.
     pub seconds: f64,
+    /// Requests that may be under way at once.
+    pub places: usize,
 }
 
 impl Answer {
@@ -58,12 +62,21 @@ impl Report {
         n as f64 / self.seconds
     }
 
-    /// Name, unit, and figures of each time.
-    fn times(&self) -> [(&'static str, &'static str, Figures); 3] {
+    /// Gaps during which as many answers were being generated as there are places: then no prompt was being computed.
+    fn full_gaps(&self) -> Figures {
+        let spans: Vec<_> = self.answers.iter().map(|a| (a.parts[0], a.parts[a.parts.len() - 1])).collect();
+        let is_full = |w: &&[Instant]| spans.iter().filter(|s| s.0 <= w[0] && w[1] <= s.1).count() >= self.places;
+        let gaps = self.answers.iter().flat_map(|a| a.parts.windows(2));
+        gaps.filter(is_full).map(|w| 1e3 * (w[1] - w[0]).as_secs_f64()).collect()
+    }
+
+    /// Key, name, and milliseconds of each time.
+    fn times(&self) -> [(&'static str, &'static str, Figures); 4] {
         [
             ("ttft_ms", "TTFT", self.answers.iter().map(Answer::ttft).collect()),
             ("tpot_ms", "TPOT", self.answers.iter().filter_map(Answer::tpot).collect()),
             ("itl_ms", "ITL", self.answers.iter().flat_map(Answer::gaps).collect()),
+            ("full_itl_ms", "ITL, all generating", self.full_gaps()),
         ]
     }
 
@@ -94,7 +107,9 @@ impl Report {
         let row = |name: &str, value: String| println!("{name:<22}{value}");
         row("requests", format!("{} ok, {} failed", self.answers.len(), self.failures.len()));
         row("duration", format!("{:.1} s", self.seconds));
-        let cached = self.cached().map_or("the server does not say how many of them it had".to_owned(), |n| format!("{n} of them cached"));
+        let cached = self
+            .cached()
+            .map_or("the server does not say how many of them it had".to_owned(), |n| format!("{n} of them cached"));
         row("prompt tokens", format!("{}, {cached}", self.prompts()));
         row("output tokens", self.generated().to_string());
         row("output tokens/s", format!("{:.2}", self.per_second(self.generated())));
@@ -144,11 +159,14 @@ mod tests {
     #[test]
     fn a_report_has_the_times_as_vllms_benchmark_defines_them() {
         let answers = vec![answer(&[100, 150, 250], 250, 4), answer(&[300], 300, 1)];
-        let report = Report { answers, failures: vec!["no".into(), "no".into()], seconds: 2.0 };
+        let report = Report { answers, failures: vec!["no".into(), "no".into()], seconds: 2.0, places: 2 };
         let v = report.to_json();
         let near = |value: &Value, wanted: f64| assert!((value.as_f64().unwrap() - wanted).abs() < 1e-6, "{value}");
         assert_eq!((&v["requests"]["ok"], &v["requests"]["failed"]), (&json!(2), &json!(2)));
-        assert_eq!((&v["prompt_tokens"], &v["output_tokens"], &v["cached_tokens"]), (&json!(200), &json!(5), &json!(60)));
+        assert_eq!(
+            (&v["prompt_tokens"], &v["output_tokens"], &v["cached_tokens"]),
+            (&json!(200), &json!(5), &json!(60))
+        );
         near(&v["output_tokens_per_second"], 2.5);
         near(&v["total_tokens_per_second"], 102.5);
         near(&v["requests_per_second"], 1.0);
@@ -161,10 +179,21 @@ mod tests {
     }
 
     #[test]
+    fn gaps_while_all_generate_are_told_from_those_beside_prompts() {
+        let sent = Instant::now();
+        let parts = |ms: &[u64]| ms.iter().map(|ms| sent + Duration::from_millis(*ms)).collect::<Vec<_>>();
+        let mut both = [answer(&[1], 1, 4), answer(&[1], 1, 3)];
+        (both[0].parts, both[1].parts) = (parts(&[0, 90, 100, 110]), parts(&[90, 102, 125]));
+        let report = Report { answers: both.into(), failures: Vec::new(), seconds: 1.0, places: 2 };
+        assert_eq!(report.to_json()["full_itl_ms"]["highest"], 12.0);
+        assert_eq!(report.to_json()["full_itl_ms"]["median"], 10.0);
+    }
+
+    #[test]
     fn where_the_server_says_nothing_of_its_cache_neither_do_we() {
         let mut one = answer(&[1], 1, 1);
         one.cached_tokens = None;
-        let report = Report { answers: vec![one, answer(&[1], 1, 1)], failures: Vec::new(), seconds: 1.0 };
+        let report = Report { answers: vec![one, answer(&[1], 1, 1)], failures: Vec::new(), seconds: 1.0, places: 1 };
         let v = report.to_json();
         assert_eq!((&v["cached_tokens"], &v["tpot_ms"], &v["itl_ms"]), (&Value::Null, &Value::Null, &Value::Null));
     }
