@@ -4,6 +4,7 @@ import os
 import subprocess
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,23 +39,33 @@ class Ran:
 
 def run(command, limit=None, timeout=600):
     """Runs a command in a new group of `limit` bytes (None: no limit, but the same looks at its memory)."""
+    with made(limit) as group:
+        return _run(command, group, timeout)
+
+
+@contextmanager
+def made(limit=None):
+    """A new group, for as long as its programs run."""
     group = CONTROLLER / f"sluice-bench-{os.getpid()}"
     group.mkdir(exist_ok=True)
     try:
         (group / "memory.limit_in_bytes").write_text("-1" if limit is None else str(int(limit)))
         (group / "memory.force_empty").write_text("0")
         (group / "memory.max_usage_in_bytes").write_text("0")
-        return _run(command, group, timeout)
+        yield group
     finally:
         _remove(group)
+
+
+def inside(group, command):
+    """A command that runs in a group. The shell enters it before it becomes the program, so nothing of it is charged elsewhere."""
+    return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *map(str, command)]
 
 
 def _run(command, group, timeout):
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         begun = time.monotonic()
-        # The shell enters the group before it becomes the program, so nothing of it is charged elsewhere.
-        enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *map(str, command)]
-        process = subprocess.Popen(enter, stdin=subprocess.DEVNULL, stdout=out, stderr=errors)
+        process = subprocess.Popen(inside(group, command), stdin=subprocess.DEVNULL, stdout=out, stderr=errors)
         ran = Ran(0, 0.0, "", "")
         while process.poll() is None:
             _look(process.pid, ran)

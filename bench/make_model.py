@@ -1,4 +1,5 @@
-"""Writes a random-weight model: `make_model.py SHAPE FORM OUT`, with the Python of the peers' environment.
+"""Writes a random-weight model: `make_model.py SHAPE FORM OUT [text]`, with the Python of the peers' environment. With `text` it has a vocabulary (`vocabulary.py`), so that
+it can be served.
 
 FORM is `bf16`, or `q` and a number of bits from 2 to 8, for a folder with config.json and safetensors (MLX's affine quantisation, groups of 64, which Sluice and mlx-lm
 read; bf16 is also what transformers reads), or `BF16`, `Q8_0`, `Q6_K`, `Q4_0`, `Q3_K` or `Q2_K` for a GGUF file (llama.cpp). Every matrix of a file has the same
@@ -26,6 +27,7 @@ import zlib
 
 import numpy as np
 
+import vocabulary
 from shapes import config, is_giant, is_hybrid, tensors
 
 GROUP = 64
@@ -222,7 +224,7 @@ def blocks(source, kind, n, deviation, common=None):
             return laid(80, f16(0.7 * d, 1.3 * d), f16(1.0 * d, 2.0 * d))
 
 
-def write_gguf(shape, form, out):
+def write_gguf(shape, form, out, text):
     import gguf
 
     c = config(shape)
@@ -231,7 +233,10 @@ def write_gguf(shape, form, out):
     w = gguf.GGUFWriter(out, arch)
     w.add_name(f"random {shape}")
     w.add_vocab_size(c["vocab_size"])
-    w.add_tokenizer_model("no_vocab")
+    if text:
+        vocabulary.add_to(w, c["vocab_size"])
+    else:
+        w.add_tokenizer_model("no_vocab")
     w.add_context_length(c["max_position_embeddings"])
     w.add_embedding_length(c["hidden_size"])
     w.add_block_count(c["num_hidden_layers"])
@@ -316,12 +321,14 @@ def float_tensor(t, dims):
 
 
 def main():
-    shape, form, out = sys.argv[1:]
+    shape, form, out, *text = sys.argv[1:]
     unfinished = out + ".part"
-    if form[0].islower():
-        write_folder(shape, form, unfinished)
+    if form[0].isupper():
+        write_gguf(shape, form, unfinished, text)
     else:
-        write_gguf(shape, form, unfinished)
+        write_folder(shape, form, unfinished)
+        if text:
+            vocabulary.write_beside(unfinished, config(shape)["vocab_size"])
     os.rename(unfinished, out)
 
 

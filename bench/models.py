@@ -26,16 +26,35 @@ def model(shape, form):
         need_free(bytes_of(shape, form), path.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         if form.endswith(BUNDLE):
-            source = model(shape, form.removesuffix(BUNDLE))
-            say(f"making {path.name}")
-            unfinished = path.with_name(path.name + ".part")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            run([SLUICE, "pack", source, unfinished, "--bits", "none", "--layout", "bundle"], f"{path.name}.log")
-            unfinished.rename(path)
+            pack(model(shape, form.removesuffix(BUNDLE)), path)
         else:
             say(f"making {path.name}")
             run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path], f"{path.name}.log")
     return path
+
+
+def served(shape, form):
+    """The same model with a vocabulary, so that it can be served."""
+    name = f"{shape}-{form.removesuffix(BUNDLE)}-text"
+    path = model_path(shape, form).with_name(name + (BUNDLE if form.endswith(BUNDLE) else ".gguf" if form[0].isupper() else ""))
+    if not path.exists():
+        need_free(bytes_of(shape, form), path.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if form.endswith(BUNDLE):
+            pack(served(shape, form.removesuffix(BUNDLE)), path)
+        else:
+            say(f"making {path.name}")
+            run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path, "text"], f"{path.name}.log")
+    return path
+
+
+def pack(source, path):
+    """A bundle of a folder."""
+    say(f"making {path.name}")
+    unfinished = path.with_name(path.name + ".part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    run([SLUICE, "pack", source, unfinished, "--bits", "none", "--layout", "bundle"], f"{path.name}.log")
+    unfinished.rename(path)
 
 
 def bytes_of(shape, form):

@@ -1,4 +1,4 @@
-"""What Sluice is measured against: llama.cpp, mlx-lm and transformers, made once in the scratch folder and used again. A peer that dies costs its own rows and nothing
+"""What Sluice is measured against: llama.cpp (ik_llama.cpp too), mlx-lm and transformers, made once in the scratch folder and used again. A peer that dies costs its own rows and nothing
 else: it raises `Died`, which `Peer` keeps with its reason. Standard library only."""
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 from scratch import DIR, ROOT, Failed, need_free, run, say
 
 LLAMA_CPP_PYTHON = "0.3.36"
+IK_LLAMA_CPP_PYTHON = "0.1.5"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 PYTHON = DIR / "env" / "bin" / "python"
 SLUICE = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute() / "release" / "sluice"
@@ -110,8 +111,14 @@ class LlamaCpp:
     """llama.cpp from inside the source package of llama-cpp-python, built for this processor. Some compilers' builds for processors with AMX end with an illegal
     instruction in its products: then it is built once more without AMX, and the rows say so."""
 
+    # The package, its version, the tree in it, and what is built first.
+    package, package_version, tree, targets = "llama-cpp-python", LLAMA_CPP_PYTHON, "llama.cpp", ("llama-bench",)
+    options = ("LLAMA_OPENSSL=OFF", "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_APP=OFF")
+    # Its page would be fetched from the network.
+    server_options = ("LLAMA_BUILD_UI=OFF", "LLAMA_USE_PREBUILT_UI=OFF")
+
     def __init__(self):
-        self.native = DIR / f"llama.cpp-{LLAMA_CPP_PYTHON}"
+        self.native = DIR / f"{self.tree}-{self.package_version}"
         # Remembers that the native build has died so.
         self.stamp = self.native / "died-of-an-illegal-instruction"
         self.missing = ""
@@ -128,9 +135,20 @@ class LlamaCpp:
     def bench(self):
         return self.folder / "bin" / "llama-bench"
 
+    @property
+    def server(self):
+        return self.folder / "bin" / "llama-server"
+
     def name(self, form):
         """For a row, once it is measured."""
-        return f"llama.cpp {form}" + ("" if self.amx else ", built without AMX")
+        return f"{self.tree} {form}" + ("" if self.amx else ", built without AMX")
+
+    def serves(self):
+        """From here on there is a server too."""
+        if "llama-server" not in self.targets:
+            self.targets = (*self.targets, "llama-server")
+        if not self.missing:
+            self.make()
 
     def attempt(self, what):
         """What `what(path of llama-bench)` gives; after an illegal instruction that of a build without AMX."""
@@ -148,7 +166,7 @@ class LlamaCpp:
 
     def make(self):
         """Builds what is not there. Where that fails, every `attempt` says why."""
-        if self.bench.exists():
+        if all((self.folder / "bin" / target).exists() for target in self.targets):
             return
         try:
             self._make()
@@ -157,19 +175,19 @@ class LlamaCpp:
             self.missing = "does not build: " + str(why).splitlines()[0].removeprefix("bench: ")
 
     def _make(self):
-        need_free(2 << 30, "llama.cpp")
-        name = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
+        need_free(2 << 30, self.tree)
+        name = f"{self.package.replace('-', '_')}-{self.package_version}"
         sources = DIR / "src"
-        tree = sources / name / "vendor" / "llama.cpp"
+        tree = sources / name / "vendor" / self.tree
         if not tree.exists():
-            say("fetching llama.cpp")
-            wanted = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
-            run([PYTHON, "-m", "pip", "download", "--no-binary", ":all:", "--no-deps", "-d", sources, wanted], "llama-fetch.log")
+            say(f"fetching {self.tree}")
+            wanted = f"{self.package}=={self.package_version}"
+            run([PYTHON, "-m", "pip", "download", "--no-binary", self.package, "--no-deps", "-d", sources, wanted], "llama-fetch.log")
             with tarfile.open(sources / f"{name}.tar.gz") as archive:
                 archive.extractall(sources, filter="data")
-        say("building llama.cpp (minutes, once)")
-        options = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", "LLAMA_OPENSSL=OFF"]
-        options += [f"LLAMA_BUILD_{what}=OFF" for what in ("TESTS", "EXAMPLES", "SERVER", "APP")]
+        say(f"building {self.tree} (minutes, once)")
+        options = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", *self.options]
+        options += ["LLAMA_BUILD_SERVER=ON", *self.server_options] if "llama-server" in self.targets else ["LLAMA_BUILD_SERVER=OFF"]
         if self.amx:
             options.append("GGML_NATIVE=ON")
         else:
@@ -177,7 +195,7 @@ class LlamaCpp:
             options += ["GGML_NATIVE=OFF", f"CMAKE_C_FLAGS=-march=native {NO_AMX}", f"CMAKE_CXX_FLAGS=-march=native {NO_AMX}"]
         run(["cmake", "-S", tree, "-B", self.folder, *[f"-D{o}" for o in options]], "llama-configure.log")
         # As many jobs as cores: `-j` alone begins all at once.
-        run(["cmake", "--build", self.folder, "-j", cores(), "--target", "llama-bench"], "llama-build.log")
+        run(["cmake", "--build", self.folder, "-j", cores(), "--target", *self.targets], "llama-build.log")
 
     def version(self):
         if self.missing:
@@ -199,7 +217,16 @@ class LlamaCpp:
         return ", ".join(n for n in names if f"#define __{n}__ 1" in macros)
 
 
+class IkLlamaCpp(LlamaCpp):
+    """ik_llama.cpp, a fork that is quicker on processors, from inside the source package of its own Python binding. Only its server is measured."""
+
+    package, package_version, tree, targets = "ik-llama-cpp-python", IK_LLAMA_CPP_PYTHON, "ik_llama.cpp", ("llama-server",)
+    # The server is one of its examples; attention over quantised keys and values, which nobody asks it for, takes most of the time to build.
+    options, server_options = ("LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=ON", "GGML_IQK_FA_ALL_QUANTS=OFF"), ()
+
+
 LLAMA = LlamaCpp()
+IK_LLAMA = IkLlamaCpp()
 
 
 def prepare():

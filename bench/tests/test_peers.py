@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -17,7 +18,7 @@ sys.path.insert(0, str(BENCH))
 
 import cgroup  # noqa: E402
 import peers  # noqa: E402
-from suites import experts, loading  # noqa: E402
+from suites import experts, loading, serving  # noqa: E402
 
 ILLEGAL = "kill -s ILL $$"
 ANSWER = """echo '[{"avg_ts": 5.0}]'"""
@@ -183,6 +184,45 @@ class Experts(unittest.TestCase):
             self.assertEqual(experts.llama("model.gguf", 1 << 30, 4), 0.0)
 
 
+class Serving(unittest.TestCase):
+    SAID = {
+        "output_tokens_per_second": 20.0,
+        "ttft_ms": {"mean": 3.0, "p99": 4.0},
+        "tpot_ms": {"mean": 1.0, "p99": 2.0},
+        "itl_ms": {"mean": 1.0, "p99": 2.0},
+    }
+
+    def test_a_server_that_dies_costs_its_own_figures(self):
+        def dies(*_):
+            raise peers.Died("exit code 1: no room")
+
+        @contextmanager
+        def runs(*_):
+            yield "http://nowhere"
+
+        patches = {"ours": runs, "theirs": dies, "ik": dies, "own": lambda *_: self.SAID, "IK_LLAMA": mock.Mock(missing="")}
+        with mock.patch.multiple(serving, **patches), mock.patch.object(peers, "say"):
+            rows = serving.throughput("dense", 2, False, [])
+        self.assertEqual({row.peer_died for row in rows}, {"exit code 1: no room"})
+        [speed] = [row for row in rows if row.figure == "output" and row.goal == 2.5]
+        self.assertEqual((speed.ours, speed.rounds, speed.met), (20.0, 2, None))
+
+    def test_figures_that_are_worse_than_the_peers_miss_their_goals(self):
+        @contextmanager
+        def runs(*_):
+            yield "http://nowhere"
+
+        worse = {**self.SAID, "output_tokens_per_second": 10.0, "ttft_ms": {"mean": 2.0, "p99": 2.0}}
+        patches = {"ours": runs, "theirs": runs, "ik": runs, "own": lambda *_: self.SAID, "ask": lambda *_: worse, "IK_LLAMA": mock.Mock(missing="")}
+        with mock.patch.multiple(serving, **patches):
+            rows = serving.throughput("dense", 1, False, [])
+        met = {(row.figure, row.peer_name.split()[0]): row.met for row in rows if row.goal is not None}
+        self.assertFalse(met["output", "llama-server"])
+        self.assertFalse(met["TTFT, mean", "llama-server"])
+        self.assertTrue(met["TPOT, P99", "llama-server"])
+        self.assertTrue(met["output", "ik_llama.cpp"])
+
+
 class Only(WithWorld):
     def models(self):
         return sorted(Path(line.split()[-1]).name for line in self.world.said("bench/env/bin/python") if "make_model.py" in line)
@@ -196,7 +236,7 @@ class Only(WithWorld):
         self.assertEqual(self.models(), [])
 
     def test_only_without_a_match_fails_before_anything_is_made(self):
-        for suite, there in [("kernels", "prefill dense q4"), ("loading", "14b q6"), ("experts", "packing")]:
+        for suite, there in [("kernels", "prefill dense q4"), ("loading", "14b q6"), ("experts", "packing"), ("serving", "arrival dense")]:
             done = self.world.run(suite, "--only", "no such case")
             self.assertNotEqual(done.returncode, 0)
             self.assertIn("no such case", done.stderr)

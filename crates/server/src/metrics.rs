@@ -43,6 +43,9 @@ pub struct Metrics {
     evicted_blocks: Counter,
     evicted_snapshots: Counter,
     refused: Counter,
+    experts_wanted: Counter,
+    experts_hit: Counter,
+    experts_read_bytes: Counter,
     memory: Family<Class, Gauge<i64, AtomicI64>>,
 }
 
@@ -72,6 +75,9 @@ impl Metrics {
             evicted_blocks: Counter::default(),
             evicted_snapshots: Counter::default(),
             refused: Counter::default(),
+            experts_wanted: Counter::default(),
+            experts_hit: Counter::default(),
+            experts_read_bytes: Counter::default(),
             memory: Family::default(),
         };
         let r = &mut m.registry;
@@ -98,6 +104,10 @@ impl Metrics {
             m.evicted_snapshots.clone(),
         );
         r.register("sluice:requests_refused", "Requests that found the queue full", m.refused.clone());
+        // Where experts are read from disk; zero where all are in memory.
+        r.register("sluice:experts_wanted", "Streamed experts that steps used, each once", m.experts_wanted.clone());
+        r.register("sluice:experts_hit", "Those of them that were in memory", m.experts_hit.clone());
+        r.register("sluice:experts_read_bytes", "Bytes of experts read", m.experts_read_bytes.clone());
         r.register("sluice:memory_bytes", "Memory by class", m.memory.clone());
         m
     }
@@ -148,7 +158,7 @@ impl Metrics {
         self.refused.inc();
     }
 
-    pub fn caches(&self, engine: &Engine, waiting: usize, running: usize) {
+    pub fn caches(&self, engine: &mut Engine, waiting: usize, running: usize) {
         self.waiting.set(waiting as i64);
         self.running.set(running as i64);
         self.kv_usage.set(engine.kv_usage());
@@ -159,6 +169,11 @@ impl Metrics {
         let evicted = engine.evicted();
         self.evicted_blocks.inner().store(evicted.blocks, Ordering::Relaxed);
         self.evicted_snapshots.inner().store(evicted.snapshots, Ordering::Relaxed);
+        if let Some(streamed) = engine.take_streamed() {
+            self.experts_wanted.inc_by(streamed.stats.wanted);
+            self.experts_hit.inc_by(streamed.stats.hits);
+            self.experts_read_bytes.inc_by(streamed.stats.read_bytes);
+        }
     }
 
     /// Bytes by class, asked of the engine once it is set up.

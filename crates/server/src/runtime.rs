@@ -373,6 +373,6 @@ impl Worker {
     fn measure(&mut self) {
         let (waiting, running) =
             (self.shared.waiting.load(Ordering::SeqCst), self.shared.running.load(Ordering::SeqCst));
-        self.metrics.caches(&self.engine, waiting, running);
+        self.metrics.caches(&mut self.engine, waiting, running);
     }
 }

@@ -36,6 +36,19 @@ impl Figures {
         self.sorted()[self.0.len() - 1]
     }
 
+    /// `NaN` where nothing was measured.
+    pub fn mean(&self) -> f64 {
+        self.0.iter().sum::<f64>() / self.0.len() as f64
+    }
+
+    /// What so many percent of them are below, between the two nearest.
+    pub fn percentile(&self, percent: f64) -> f64 {
+        let all = self.sorted();
+        let at = percent / 100.0 * (all.len() - 1) as f64;
+        let (below, above) = (all[at.floor() as usize], all[at.ceil() as usize]);
+        below + (above - below) * at.fract()
+    }
+
     /// Each measurement over the one of `other` that was made beside it.
     pub fn over(&self, other: &Figures) -> Figures {
         Figures(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
@@ -83,6 +96,8 @@ mod tests {
         assert_eq!(even.median(), 2.5);
         assert_eq!(even.over(&even).median(), 1.0);
         assert_eq!(f.to_text(1), "2.0 (1.0-3.0)");
+        assert_eq!((even.mean(), even.percentile(75.0), even.percentile(100.0)), (2.5, 3.25, 4.0));
+        assert_eq!((f.percentile(50.0), f.percentile(0.0)), (f.median(), f.low()));
         assert_eq!(Figures::default().to_json(), Value::Null);
     }
 }

@@ -11,6 +11,7 @@ mod kv;
 mod load;
 mod prefill;
 mod roofline;
+mod serve;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -47,6 +48,8 @@ enum What {
     Disk(disk::DiskArgs),
     /// Each kernel by itself: products per weight form, attention, delta rule.
     Kernels(kernels::KernelsArgs),
+    /// A server that speaks OpenAI's API, this one's or another's: tokens per second, time to the first, time between them.
+    Serve(serve::ServeArgs),
     /// What the machine can do at best: reading memory, multiplying and adding.
     Roofline(roofline::RooflineArgs),
 }
@@ -61,6 +64,7 @@ pub fn run(args: BenchArgs, start: Instant) -> Result<()> {
         What::Disk(args) => disk::run(&args),
         What::Kernels(args) => kernels::run(&args),
         What::Roofline(args) => roofline::run(&args),
+        What::Serve(args) => serve::run(&args),
     }
 }
 

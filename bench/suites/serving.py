@@ -1,0 +1,390 @@
+"""Serving: many requests at once beside llama.cpp's server, on random-weight models of equal dimensions and bits. `sluice bench serve` is the client of all; ours and the peer's server
+stand beside each other and are asked in turn, each round with other prompts. The goals are those that the project set itself."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import cgroup
+from models import evict, served, size
+from peers import IK_LLAMA, LLAMA, SLUICE, Died, Peer, died
+from results import Row, compare
+from scratch import DIR, Failed, say
+from shapes import config
+
+TITLE = "Serving: throughput, latency, prefix cache, fairness"
+SUITE = "serving"
+THREADS = len(os.sched_getaffinity(0))
+NAMES = {"dense": "Qwen3-0.6B", "moe": "6 layers of 30B-A3B", "hybrid": "8 layers of Qwen3-Next-80B-A3B, 128 experts"}
+# R3's workload has 100 requests, which take half an hour on two cores; these are as many as give the same figures within some minutes.
+REQUESTS = 24
+# What streams is several times larger than its limit.
+STREAMED, FACTOR = "qwen3-30b-a3b@4", 2.5
+# Requests at once, and tokens of all of them together that llama-server has room for.
+SLOTS, CONTEXT = 8, 16_384
+
+
+@dataclass
+class R3:
+    """R3's workload: tokens in and out, requests."""
+
+    input: int = 1024
+    output: int = 128
+    requests: int = REQUESTS
+
+
+CASES = [
+    "throughput dense",
+    "throughput moe",
+    "throughput hybrid",
+    "shared dense",
+    "shared hybrid",
+    "arrival dense",
+    "conversation dense",
+    "conversation hybrid",
+    "streamed moe",
+    "many cores dense",
+]
+QUICK = ["throughput dense", "shared dense", "conversation dense"]
+
+
+def cases(quick):
+    return CASES if not quick else QUICK
+
+
+def run(names, quick, rounds, parts):
+    rows, notes = [], []
+    # A round takes minutes.
+    rounds = min(rounds, 3)
+    LLAMA.serves()
+    if not quick:
+        IK_LLAMA.serves()
+    for name in names:
+        what, shape = name.rsplit(" ", 1)
+        measure = {"throughput": throughput, "shared": shared, "arrival": arrival, "conversation": conversation, "streamed": streamed, "many cores": many_cores}[what]
+        say(name)
+        rows += parts.measure(f"{name} {rounds}", lambda: measure(shape, rounds, quick, notes), notes)
+    r3 = R3() if not quick else QUICK_R3
+    notes.append(f"throughput: {r3.requests} requests of {r3.input} tokens in and {r3.output} out, 10 a second by a Poisson process, {SLOTS} under way at once, 5 warm-ups; R3 has 100 of 1024 and 128")
+    notes.append("prompts are random token ids, others in each round; answers are greedy, streamed and of full length (ignore_eos)")
+    notes.append(f"llama-server: {SLOTS} slots, continuous batching, weights repacked, KV in f16, no prompts kept in memory where none comes twice; Sluice: KV in bf16, prefix cache on")
+    if not quick:
+        notes.append(f"ik_llama.cpp: {IK_LLAMA.missing or 'in ik-llama-cpp-python ' + IK_LLAMA.package_version}, one round, {SLOTS} slots, weights repacked while loading")
+    return rows, notes
+
+
+QUICK_R3 = R3(256, 32, 8)
+
+
+# --- servers
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextmanager
+def server(command, name, group=None):
+    """A server that is ready, as its address; `command(port)` starts it."""
+    port = free_port()
+    words = [str(c) for c in command(port)]
+    path = DIR / "logs" / f"{name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as log:
+        try:
+            process = subprocess.Popen(cgroup.inside(group, words) if group else words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        except OSError as error:
+            raise Died(f"cannot be started: {error.strerror}") from None
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait(process, address, path)
+        yield address
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait(process, address, log):
+    until = time.monotonic() + 300
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise died(process.returncode, log.read_text(errors="replace"))
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    raise Died("not ready in five minutes")
+
+
+def ours(shape, *more, form="q4", group=None, parallel=SLOTS):
+    folder = served(shape, form)
+    evict(folder)
+    command = lambda port: [SLUICE, "serve", folder, "--port", port, "--parallel", parallel, "--threads", THREADS, *more]  # noqa: E731
+    return server(command, f"serve-{shape}", group)
+
+
+def theirs(shape, *more, parallel=SLOTS, context=CONTEXT, keeps=0):
+    """llama-server; `keeps`: MiB of prompts that it keeps in memory beside its slots."""
+    file = served(shape, "Q4_0")
+    options = ["-m", file, "-t", THREADS, "-np", parallel, "-c", context, "-cram", keeps, "-fit", "off", "--host", "127.0.0.1", *more]
+
+    @contextmanager
+    def started():
+        with ExitStack() as stack:
+            yield LLAMA.attempt(lambda bench: stack.enter_context(server(lambda port: [bench.with_name("llama-server"), *options, "--port", port], f"llama-server-{shape}")))
+
+    return started()
+
+
+def ik(shape):
+    file = served(shape, "Q4_0")
+    options = ["-m", file, "-t", THREADS, "-np", SLOTS, "-c", CONTEXT, "-cram", 0, "-rtr", "--host", "127.0.0.1"]
+    return server(lambda port: [IK_LLAMA.server, *options, "--port", port], f"ik-llama-server-{shape}")
+
+
+def ask(address, shape, seed, *more, workload="random"):
+    """What `sluice bench serve` says of a server. What goes wrong is the server's death, as far as a peer is concerned."""
+    # Control tokens and what is unused stand at the end.
+    vocabulary = config(shape)["vocab_size"] - 300
+    words = [SLUICE, "bench", "serve", "--base-url", address, "--workload", workload, "--seed", seed, "--vocabulary", vocabulary, "--json", *map(str, more)]
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        raise Died(done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else f"exit code {done.returncode}")
+    said = json.loads(done.stdout.splitlines()[-1])
+    if said.get("failures"):
+        raise Died(f"{said['requests']['failed']} requests failed: {said['failures'][0]}"[:200])
+    return said
+
+
+def own(address, *more, **kinds):
+    """Of our own server, which has to answer."""
+    try:
+        return ask(address, *more, **kinds)
+    except Died as why:
+        raise Failed(f"bench: sluice serve: {why}") from None
+
+
+class Asked(Peer):
+    """A peer's server; where it does not start it has died."""
+
+    def __init__(self, stack, start):
+        super().__init__()
+        self.address = None
+
+        def begin():
+            self.address = stack.enter_context(start())
+
+        self.measure(begin)
+        self.all = []
+
+
+def figures(said):
+    """The figures of R3's report."""
+    return {
+        "output": said["output_tokens_per_second"],
+        "TTFT, mean": said["ttft_ms"]["mean"],
+        "TPOT, mean": said["tpot_ms"]["mean"],
+        "TPOT, P99": said["tpot_ms"]["p99"],
+        "ITL, P99": said["itl_ms"]["p99"],
+    }
+
+
+def beside(case, name, mine, peer, who, goals):
+    """A row for each figure of R3's report."""
+    rows = []
+    for figure, goal in goals.items():
+        unit, above = ("tokens/s", True) if figure == "output" else ("ms", False)
+        row = compare(SUITE, case, figure, unit, [m[figure] for m in mine], [p[figure] for p in peer.all], who, goal, above, THREADS, peer.died)
+        rows.append(row)
+    return rows
+
+
+def met(row, is_met):
+    """A figure by itself, with a goal."""
+    row.met = is_met
+    return row
+
+
+# --- cases
+
+
+def throughput(shape, rounds, quick, notes):
+    r3 = QUICK_R3 if quick else R3()
+    case = f"R3's workload, {NAMES[shape]}, 4 bit"
+    options = ["--input", r3.input, "--output", r3.output, "--requests", r3.requests, "--concurrency", SLOTS]
+    with ExitStack() as stack:
+        mine_at = stack.enter_context(ours(shape))
+        peer = Asked(stack, lambda: theirs(shape))
+        mine = []
+        for seed in range(1, rounds + 1):
+            mine.append(figures(own(mine_at, shape, seed, *options)))
+            peer.measure(lambda: figures(ask(peer.address, shape, seed, *options)))
+    goals = {"output": 2.5 if shape == "dense" else 3.0, "TTFT, mean": 1.0, "TPOT, mean": 1.0, "TPOT, P99": 1.0, "ITL, P99": None}
+    rows = beside(case, shape, mine, peer, f"llama-server {LLAMA.name('Q4_0').partition(' ')[2]}", goals)
+    if not quick:
+        with ExitStack() as stack:
+            fork = Asked(stack, lambda: ik(shape)) if not IK_LLAMA.missing else missing(IK_LLAMA.missing)
+            fork.measure(lambda: figures(ask(fork.address, shape, rounds + 1, *options)))
+        rows += beside(case, shape, mine[-1:], fork, "ik_llama.cpp Q4_0", {"output": 1.0, "TTFT, mean": None, "TPOT, mean": None})
+    return rows
+
+
+def missing(why):
+    peer = Peer()
+    peer.died = why
+    return peer
+
+
+def shared(shape, rounds, quick, notes):
+    """900 tokens of 1,024 in common."""
+    name = f"900 of 1024 tokens shared, {NAMES[shape]}, 4 bit"
+    alone = ["--concurrency", 1, "--rate", 0, "--requests", 8, "--warmups", 2, "--output", 4]
+    # Eight that all generate for a while, so that there are steps of eight and nothing else.
+    eight = ["--concurrency", SLOTS, "--rate", 0, "--requests", SLOTS, "--warmups", 2, "--output", 96 if quick else 320]
+    prefix = ["--shared", 900, "--input", 1024]
+    traffic = ["--input", 512, "--output", 64, "--requests", 12, "--concurrency", SLOTS]
+    ttft, rest, step, unshared, on, off = [], [], [], [], [], []
+    with ExitStack() as stack:
+        mine_at = stack.enter_context(ours(shape))
+        without_at = stack.enter_context(ours(shape, "--no-prefix-cache"))
+        peer = Asked(stack, lambda: theirs(shape, "-kvu"))
+        for seed in range(1, rounds + 1):
+            said = own(mine_at, shape, 10 * seed, *alone, *prefix, workload="shared-prefix")
+            ttft.append(said["ttft_ms"]["median"])
+            rest.append(own(mine_at, shape, 10 * seed + 1, *alone, "--input", 124)["ttft_ms"]["median"])
+            peer.measure(lambda: ask(peer.address, shape, 10 * seed, *alone, *prefix, workload="shared-prefix")["ttft_ms"]["median"])
+            step.append(own(mine_at, shape, 10 * seed + 2, *eight, *prefix, workload="shared-prefix")["full_itl_ms"]["median"])
+            unshared.append(own(mine_at, shape, 10 * seed + 3, *eight, "--input", 1024)["full_itl_ms"]["median"])
+            if not quick:
+                # Whoever goes first has the colder processor.
+                order = [(mine_at, on), (without_at, off)]
+                for address, found in order if seed % 2 else order[::-1]:
+                    found.append(own(address, shape, 10 * seed + 4, *traffic)["output_tokens_per_second"])
+    rows = [
+        compare(SUITE, name, "TTFT, median", "ms", ttft, rest, "the other 124 tokens alone", 1.15, False, THREADS),
+        compare(SUITE, name, "TTFT, median", "ms", ttft, peer.all, "llama-server", None, False, THREADS, peer.died),
+        compare(SUITE, name, "step of eight", "ms", step, unshared, "nothing shared", 0.6, False, THREADS),
+    ]
+    if on:
+        rows.append(compare(SUITE, name, "output of unshared traffic", "tokens/s", on, off, "--no-prefix-cache", 0.98, True, THREADS))
+    return rows
+
+
+def arrival(shape, rounds, quick, notes):
+    """A long prompt among streams."""
+    case = f"a prompt of 4000 tokens among 7 streams, {NAMES[shape]}, 4 bit"
+    options = ["--streams", 7, "--long", 4000, "--input", 128]
+    with ExitStack() as stack:
+        mine_at = stack.enter_context(ours(shape))
+        peer = Asked(stack, lambda: theirs(shape, "-kvu"))
+        mine = []
+        for seed in range(1, rounds + 1):
+            mine.append(own(mine_at, shape, seed, *options, workload="arrival"))
+            peer.measure(lambda: ask(peer.address, shape, seed, *options, workload="arrival"))
+    one = [1.0] * rounds
+    rows = []
+    for figure, key, goal, limit in (
+        ("the largest gap of a stream", "largest_gap_over_usual", 3.0, "its usual gap"),
+        ("the prompt's TTFT", "among_over_alone", 1.7, "alone"),
+    ):
+        found = [m[key] for m in mine]
+        rows.append(compare(SUITE, case, figure, "times", found, one, limit, goal, False, THREADS))
+        rows.append(compare(SUITE, case, figure, "times", found, [p[key] for p in peer.all], "llama-server", None, False, THREADS, peer.died))
+    rows.append(compare(SUITE, case, "the prompt's TTFT", "ms", [m["among_ms"] for m in mine], [p["among_ms"] for p in peer.all], "llama-server", None, False, THREADS, peer.died))
+    return rows
+
+
+def conversation(shape, rounds, quick, notes):
+    """What is computed again of a conversation with tools; counted, so one round is enough."""
+    rows = []
+    for thinking in ("kept", "stripped"):
+        case = f"conversation, thinking {thinking}, {NAMES[shape]}, 4 bit"
+        turns = 12 if quick else 30
+        options = ["--turns", turns, "--thinking", thinking, "--output", 16]
+        with ExitStack() as stack:
+            mine_at = stack.enter_context(ours(shape))
+            mine = own(mine_at, shape, 1, *options, workload="conversation")
+            peer = missing("") if quick else Asked(stack, lambda: theirs(shape, "-kvu", keeps=2048))
+            if not quick:
+                peer.measure(lambda: ask(peer.address, shape, 1, *options, workload="conversation"))
+        beyond = mine["turns_beyond_the_last"]
+        row = compare(SUITE, case, "turns that compute more than the last turn again", f"of {turns}", [beyond], None, "", 0, False, THREADS)
+        rows.append(met(row, beyond == 0))
+        again = [mine["recomputed_tokens"]]
+        rows.append(compare(SUITE, case, "computed", "tokens", again, [mine["last_turn_tokens"]], "new in their turns", None, False, THREADS))
+        if not quick:
+            rows.append(compare(SUITE, case, "computed", "tokens", again, [p["recomputed_tokens"] for p in peer.all], "llama-server", None, False, THREADS, peer.died))
+            rows.append(compare(SUITE, case, "TTFT, mean", "ms", [mine["ttft_ms_mean"]], [p["ttft_ms_mean"] for p in peer.all], "llama-server", None, False, THREADS, peer.died))
+    return rows
+
+
+def metric(address, name):
+    with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.M)
+    return float(found[1])
+
+
+def streamed(_, rounds, quick, notes):
+    """Eight at once over one, experts read under a limit of memory."""
+    case = f"8 at once over 1, 4 layers of 30B-A3B, 4 bit, {FACTOR} times the limit"
+    if reason := cgroup.why_not():
+        notes.append(f"left out, what streams: {reason}")
+        return []
+    folder = served(STREAMED, "q4-bundle")
+    limit = int(size(folder) / FACTOR)
+    k = config(STREAMED)["num_experts_per_tok"]
+    gains, bounds, speeds, distinct = [], [], [], []
+
+    def once(address, seed, at_once):
+        names = ("sluice:experts_wanted_total", "sluice:step_seconds_count")
+        before = [metric(address, n) for n in names]
+        options = ["--input", 16, "--output", 96, "--rate", 0, "--concurrency", at_once, "--requests", 2 * at_once, "--warmups", 0]
+        said = own(address, STREAMED, seed, *options)
+        wanted, steps = (metric(address, n) - b for n, b in zip(names, before))
+        return said["output_tokens_per_second"], wanted / steps / config(STREAMED)["num_hidden_layers"]
+
+    with cgroup.made(limit) as group, ours(STREAMED, "--memory-budget", limit, form="q4-bundle", group=group) as address:
+        for seed in range(1, rounds + 1):
+            (one, _), (eight, wanted) = once(address, 2 * seed, 1), once(address, 2 * seed + 1, SLOTS)
+            gains.append(eight / one)
+            bounds.append(SLOTS * k / wanted)
+            speeds.append((one, eight))
+            distinct.append(wanted)
+    notes.append("streamed: " + "; ".join(f"{one:.1f} and {eight:.1f} tokens/s, {d:.1f} distinct experts of {SLOTS * k} wanted a step and layer" for (one, eight), d in zip(speeds, distinct)))
+    return [compare(SUITE, case, "output", "times", gains, bounds, "8K over distinct experts", 0.9, True, THREADS)]
+
+
+def many_cores(shape, rounds, quick, notes):
+    """One, eight and thirty-two at once, where there are cores for it."""
+    if THREADS < 8:
+        notes.append(f"left out: 1, 8 and 32 at once on many cores, for which {THREADS} are too few")
+        return []
+    rows = []
+    with ExitStack() as stack:
+        mine_at = stack.enter_context(ours(shape, parallel=32))
+        peer = Asked(stack, lambda: theirs(shape, parallel=32, context=32 * 2048))
+        for at_once in (1, 8, 32):
+            options = ["--requests", max(4, 2 * at_once), "--concurrency", at_once, "--rate", 0]
+            mine, peer.all = [], []
+            for seed in range(1, rounds + 1):
+                mine.append(figures(own(mine_at, shape, 100 * at_once + seed, *options)))
+                peer.measure(lambda: figures(ask(peer.address, shape, 100 * at_once + seed, *options)))
+            case = f"{at_once} at once, {NAMES[shape]}, 4 bit"
+            rows += beside(case, shape, mine, peer, "llama-server Q4_0", {"output": None, "TTFT, mean": None, "TPOT, mean": None})
+    return rows
