@@ -9,6 +9,7 @@ mod forecast;
 mod layout;
 mod lookahead;
 mod reads;
+mod recording;
 mod requests;
 mod residency;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use fetch::{FetchId, Next};
+pub use recording::{MAX_RECORDING, Recording};
 pub use requests::{ReadFaults, SPIN};
 pub use residency::{Residency, Rise};
 pub use store::ExpertStore;

@@ -84,6 +84,28 @@ pub struct Served {
     pub rises: u64,
 }
 
+impl Served {
+    /// Experts that were wanted.
+    pub fn uses(&self) -> u64 {
+        self.hits.iter().sum::<u64>() + self.misses
+    }
+
+    /// Shares of all uses, by who served them: each tier, the fastest first, and then the disk.
+    pub fn shares(&self) -> Vec<f64> {
+        let all = self.uses().max(1) as f64;
+        self.hits.iter().chain([&self.misses]).map(|n| *n as f64 / all).collect()
+    }
+
+    /// What was served after `before`, which came of the beginning of the same trace.
+    pub fn since(&self, before: &Served) -> Served {
+        let hits = self.hits.iter().zip(&before.hits).map(|(all, before)| all - before).collect();
+        Served { hits, misses: self.misses - before.misses, rises: self.rises - before.rises }
+    }
+}
+
+/// Experts that rise to a faster tier after a layer's turn, at most: each is a copy, and what falls is another.
+pub const RISES: usize = 1;
+
 /// Serves the trace from tiers of so many slots, the fastest first, that are empty at first. All experts of a visit are in slots together, and at most
 /// `rises` of them then come to a faster tier.
 ///
