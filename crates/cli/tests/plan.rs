@@ -26,14 +26,16 @@ fn a_recorded_text_is_served_as_eval_routing_says() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| text(&dir.path().join(name));
     fs::write(path("text"), prose()).unwrap();
-    let recorded = ["--text", &path("text"), "--tokens", "200", "--trace-out", &path("trace"), "--json"];
+    let (text_path, trace_path) = (path("text"), path("trace"));
+    let recorded = ["--text", &text_path, "--tokens", "200", "--trace-out", &trace_path, "--json"];
     let routing = json(output(&[&["eval", "routing", &demo], &recorded[..]].concat()));
     // About a byte for each of 8 experts in each of 8 layers.
     assert!((200 * 64..200 * 70).contains(&fs::metadata(path("trace")).unwrap().len()));
 
     // 1. one tier: the misses of the same number of slots
-    let trace = ["--trace", &path("trace")];
-    let found = plan(&demo, &[&trace[..], &["--memory", &memory(&demo, 0.5)]].concat());
+    let trace = ["--trace", trace_path.as_str()];
+    let half = memory(&demo, 0.5);
+    let found = plan(&demo, &[&trace[..], &["--memory", &half]].concat());
     let whole = &found["simulated"]["from_empty"];
     assert_eq!((&whole["tiers"][0]["slots"], &whole["tokens"]), (&256.into(), &200.into()));
     let pool = routing["pools"].as_array().unwrap().iter().find(|p| p["slots"] == 256).unwrap();
@@ -51,9 +53,8 @@ fn a_recorded_text_is_served_as_eval_routing_says() {
     assert!((expected["bytes_from_disk"].as_f64().unwrap() - bytes).abs() < 1.0, "{found}");
 
     // 3. two tiers: what each serves, as eval routing has it for an eighth above three eighths
-    let gpu = (64.5 * per_expert) as u64;
-    let two = [&trace[..], &["--memory", &memory(&demo, 0.375), "--gpu-memory", &gpu.to_string()]].concat();
-    let found = plan(&demo, &two);
+    let (gpu, below) = (((64.5 * per_expert) as u64).to_string(), memory(&demo, 0.375));
+    let found = plan(&demo, &[&trace[..], &["--memory", &below, "--gpu-memory", &gpu]].concat());
     let tiers = &found["simulated"]["from_empty"]["tiers"];
     let sizes = (&tiers[0]["slots"], &tiers[1]["slots"]);
     assert_eq!(sizes, (&64.into(), &192.into()));
@@ -61,7 +62,7 @@ fn a_recorded_text_is_served_as_eval_routing_says() {
     assert_eq!((&tiers[0]["served"], &tiers[1]["served"]), (&same["served"]["fast"], &same["served"]["slow"]));
 
     // 4. for people
-    let args = ["plan", &demo, "--disk-bandwidth", "1GB", "--memory", &memory(&demo, 0.5)];
+    let args = ["plan", &demo, "--disk-bandwidth", "1GB", "--memory", &half];
     let out = success(output(&[&args[..], &trace].concat()));
     assert!(out.contains("simulated: policy scan, second half of 200 recorded tokens"), "{out}");
     assert!(out.contains("memory (256 experts)") && out.contains("read a token"), "{out}");

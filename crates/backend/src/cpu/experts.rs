@@ -92,7 +92,7 @@ impl Unit {
 
 /// The tokens of each used expert, in ascending expert number. Kept between steps so that nothing is allocated.
 #[derive(Default)]
-pub struct Plan {
+pub struct Grouping {
     pub units: Vec<Unit>,
     /// Row of x of each (expert, token) pair.
     pub order: Vec<u32>,
@@ -125,7 +125,7 @@ impl Operand {
     }
 }
 
-impl Plan {
+impl Grouping {
     /// Sorts the tokens of a routing by expert.
     pub fn fill(&mut self, routing: &Routing, experts: &Experts) {
         let pairs = routing.experts.len();
@@ -273,7 +273,7 @@ pub struct Carry {
 pub fn down_and_add(
     mut crew: Crew,
     units: &[Unit],
-    plan: &Plan,
+    grouping: &Grouping,
     rows_of_pairs: &[u32],
     hidden: &Encoded,
     shared: Option<SharedDown>,
@@ -309,8 +309,8 @@ pub fn down_and_add(
             let input = hidden.input(encoding(unit.down.weight));
             let y = tile(isa, &matrix, rows, input, &rows_of_pairs[pairs.clone()], out, kernel);
             for (pair, y) in pairs.zip(y.chunks_exact(n)) {
-                let t = plan.order[pair] as usize;
-                elementwise::scale_add(isa, plan.weights[pair], y, &mut sum[t * n..(t + 1) * n]);
+                let t = grouping.order[pair] as usize;
+                elementwise::scale_add(isa, grouping.weights[pair], y, &mut sum[t * n..(t + 1) * n]);
             }
         }
         if let Some(c) = carry.filter(|c| !c.last) {
@@ -379,7 +379,7 @@ pub const ADDED: usize = 512;
 pub fn add(
     mut crew: Crew,
     units: impl Iterator<Item = Unit> + Clone + Sync,
-    plan: &Plan,
+    grouping: &Grouping,
     outputs: Place,
     shared: Option<Option<Place>>,
     residual: Place,
@@ -401,14 +401,14 @@ pub fn add(
         unsafe {
             for unit in units.clone() {
                 for pair in unit.from..unit.from + unit.tokens {
-                    if plan.order[pair] as usize == t {
-                        elementwise::scale_add(isa, plan.weights[pair], outputs.get(pair, from..from + n), sum);
+                    if grouping.order[pair] as usize == t {
+                        elementwise::scale_add(isa, grouping.weights[pair], outputs.get(pair, from..from + n), sum);
                     }
                 }
             }
             if let Some(gates) = shared {
                 let gate = gates.map_or(1.0, |g| g.get(t, 0..1)[0]);
-                elementwise::scale_add(isa, gate, outputs.get(plan.order.len() + t, from..from + n), sum);
+                elementwise::scale_add(isa, gate, outputs.get(grouping.order.len() + t, from..from + n), sum);
             }
             let out = residual.get_mut(t, from..from + n);
             out.iter_mut().zip(&*sum).for_each(|(o, s)| *o += s);

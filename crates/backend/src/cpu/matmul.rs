@@ -195,11 +195,11 @@ impl<'a> Crew<'a> {
         linears.into_iter().for_each(|l| self.weights[l.matrix.number()].wait());
     }
 
-    /// `out = linear(..)`, or with `add` `out += linear(..)`, as a job.
-    pub fn job(&self, linear: &Linear, out: Place, add: bool) -> Job {
+    /// `out = linear(..)`, or with `add` `out += linear(..)`, for [`run_products`].
+    pub fn product(&self, linear: &Linear, out: Place, add: bool) -> Product {
         let bias = linear.bias.map(|b| self.place(b));
         let (weight, row) = (linear.matrix.number(), linear.rows.start);
-        Job { weight, row, rows: linear.rows.len(), out, bias, add, first_task: 0 }
+        Product { weight, row, rows: linear.rows.len(), out, bias, add, first_task: 0 }
     }
 
     /// See [`PerThread::reserve`].
@@ -261,7 +261,7 @@ pub fn encode(mut crew: Crew, x: Place, norm: Option<&Norm>, needs: Needs, into:
 
 /// `out[t] (+)= W[rows] x[t] + bias` for all tokens.
 #[derive(Clone, Copy)]
-pub struct Job {
+pub struct Product {
     pub weight: usize,
     pub row: usize,
     pub rows: usize,
@@ -269,7 +269,7 @@ pub struct Job {
     /// `[1, rows]`
     pub bias: Option<Place>,
     pub add: bool,
-    /// Tasks before this job's.
+    /// Tasks before this product's.
     pub first_task: usize,
 }
 
@@ -285,38 +285,38 @@ pub fn block_rows(rows: usize, threads: usize) -> usize {
 /// Below so many multiply-adds dealing costs more than it brings.
 pub const SMALL: usize = 1 << 15;
 
-/// Carries out `jobs` on the rows `tokens` of the encoded activations.
-pub fn run_jobs(mut crew: Crew, jobs: &mut [Job], encoded: &Encoded, tokens: &[u32]) {
-    let rows: usize = jobs.iter().map(|j| j.rows).sum();
+/// Carries out `products` on the rows `tokens` of the encoded activations.
+pub fn run_products(mut crew: Crew, products: &mut [Product], encoded: &Encoded, tokens: &[u32]) {
+    let rows: usize = products.iter().map(|p| p.rows).sum();
     let small = rows * encoded.cols * tokens.len() < SMALL;
     let block = if small { usize::MAX } else { block_rows(rows, crew.pool.threads()) };
     let (mut tasks, mut tile_len, mut kernel) = (0, 0, 0);
-    for job in jobs.iter_mut() {
-        job.first_task = tasks;
-        tasks += if small { 1 } else { job.rows.div_ceil(block) };
-        let n = block.min(job.rows);
+    for product in products.iter_mut() {
+        product.first_task = tasks;
+        tasks += if small { 1 } else { product.rows.div_ceil(block) };
+        let n = block.min(product.rows);
         tile_len = tile_len.max(tokens.len() * n);
-        kernel = kernel.max(crew.weights[job.weight].scratch_bytes(n, tokens.len(), crew.mode));
+        kernel = kernel.max(crew.weights[product.weight].scratch_bytes(n, tokens.len(), crew.mode));
     }
     crew.reserve(tile_len, 0, 0, kernel);
     let Crew { isa, mode, weights, pool, workers, .. } = crew;
-    let (workers, jobs) = (&*workers, &*jobs);
+    let (workers, products) = (&*workers, &*products);
     let task = |task: usize, thread: usize| {
-        let job = &jobs[jobs.partition_point(|j| j.first_task <= task) - 1];
-        let from = (task - job.first_task) * if small { 0 } else { block };
-        let n = block.min(job.rows - from);
+        let product = &products[products.partition_point(|p| p.first_task <= task) - 1];
+        let from = (task - product.first_task) * if small { 0 } else { block };
+        let n = block.min(product.rows - from);
         // SAFETY: one borrow, by the task that runs as this thread.
         let worker = unsafe { workers.get(thread) };
-        let weight = &weights[job.weight];
+        let weight = &weights[product.weight];
         let input = encoded.input(weight.form().encoding(mode));
         let tile = part(&mut worker.tile, tokens.len() * n);
-        let first = job.row + from;
+        let first = product.row + from;
         matmul::matmul(isa, &weight.matrix(), first..first + n, input, tokens, tile, &mut worker.kernel);
         for (t, tile) in tile.chunks_exact(n).enumerate() {
             // SAFETY: these columns of the output are this task's alone; the bias is never written.
             let (out, bias) =
-                unsafe { (job.out.get_mut(t, from..from + n), job.bias.map(|b| b.get(0, from..from + n))) };
-            store(out, tile, bias, job.add);
+                unsafe { (product.out.get_mut(t, from..from + n), product.bias.map(|b| b.get(0, from..from + n))) };
+            store(out, tile, bias, product.add);
         }
     };
     if small {

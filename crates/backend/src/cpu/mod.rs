@@ -21,7 +21,7 @@ use crate::{
     MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile, Projection,
     RotaryFrequencies, RotaryId, Routing, StepInputs, Tensor,
 };
-use matmul::{Encoded, Job, Worker};
+use matmul::{Encoded, Product, Worker};
 use memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use mixture::HostMixture;
 pub use scratch::StepScratch;
@@ -58,7 +58,7 @@ pub struct Cpu {
     /// Encoded inputs, and hidden activations of dense parts.
     encoded: Encoded,
     hidden: Encoded,
-    jobs: Vec<Job>,
+    products: Vec<Product>,
     /// 0, 1, 2, ..: token lists that take every row.
     counting: Vec<u32>,
     attention: attention::Work,
@@ -90,7 +90,7 @@ impl Cpu {
             inputs: StepInputs::new(&[], Capacity { tokens: 0, sequences: 0, blocks: 0 }),
             encoded: Encoded::default(),
             hidden: Encoded::default(),
-            jobs: Vec::new(),
+            products: Vec::new(),
             counting: Vec::new(),
             attention: attention::Work::default(),
             delta: delta_net::Work::default(),
@@ -130,11 +130,11 @@ impl Cpu {
         &mut self.buffers[pool.buffer.number()].as_bytes_mut()[block as usize * len..][..len]
     }
 
-    /// Runs the listed jobs on all rows of what was encoded.
-    fn run_jobs(&mut self, tokens: usize) {
+    /// Runs the listed products on all rows of what was encoded.
+    fn run_products(&mut self, tokens: usize) {
         self.count_to(tokens);
-        matmul::run_jobs(crew!(self), &mut self.jobs, &self.encoded, &self.counting[..tokens]);
-        self.jobs.clear();
+        matmul::run_products(crew!(self), &mut self.products, &self.encoded, &self.counting[..tokens]);
+        self.products.clear();
     }
 
     /// Records a phase that used these matrices once for each of `tokens` tokens.
@@ -278,7 +278,9 @@ impl Backend for Cpu {
         streamed: bool,
         step: &mut dyn FnMut(&mut dyn Backend),
     ) -> StepScratch {
-        self.size_step(layouts, inputs, streamed, step)
+        let mut sizing = scratch::Sizing::new(self, layouts, inputs, streamed);
+        step(&mut sizing);
+        sizing.scratch()
     }
 
     fn limit_steps(&mut self, tokens: usize, rows: usize) {
@@ -328,9 +330,9 @@ impl Backend for Cpu {
         let (tokens, x, crew) = (x.rows, self.place(x), crew!(self));
         let needs = crew.needs(projections.iter().map(|p| p.linear.matrix));
         crew.wait_for(projections.iter().map(|p| &p.linear));
-        self.jobs.extend(projections.iter().map(|p| crew.job(&p.linear, crew.place(p.out), false)));
+        self.products.extend(projections.iter().map(|p| crew.product(&p.linear, crew.place(p.out), false)));
         matmul::encode(crew, x, norm.as_ref(), needs, &mut self.encoded);
-        self.run_jobs(tokens);
+        self.run_products(tokens);
         self.record(Phase::Project, t0, projections.iter().map(|p| linear_rows(&p.linear)), tokens);
     }
 
@@ -338,10 +340,10 @@ impl Backend for Cpu {
         let t0 = Instant::now();
         let (tokens, x, crew) = (x.rows, self.place(x), crew!(self));
         crew.wait_for([linear]);
-        self.jobs.push(crew.job(linear, crew.place(out), true));
+        self.products.push(crew.product(linear, crew.place(out), true));
         let needs = crew.needs([linear.matrix]);
         matmul::encode(crew, x, None, needs, &mut self.encoded);
-        self.run_jobs(tokens);
+        self.run_products(tokens);
         self.record(Phase::Project, t0, std::iter::once(linear_rows(linear)), tokens);
     }
 
@@ -367,8 +369,8 @@ impl Backend for Cpu {
         matmul::encode(crew.again(), x, Some(&norm), needs, &mut self.encoded);
         let counting = &self.counting[..tokens];
         experts::dense_gate_up(crew.again(), mlp, &self.encoded, counting, &mut self.hidden);
-        let down = crew.job(&mlp.down, residual, true);
-        matmul::run_jobs(crew, &mut [down], &self.hidden, counting);
+        let down = crew.product(&mlp.down, residual, true);
+        matmul::run_products(crew, &mut [down], &self.hidden, counting);
         self.record(Phase::Mlp, t0, [&mlp.gate, &mlp.up, &mlp.down].into_iter().map(linear_rows), tokens);
     }
 
@@ -406,8 +408,8 @@ impl Backend for Cpu {
         let linear = Linear { matrix: head, rows: 0..vocabulary, bias: None };
         let crew = crew!(self);
         crew.wait_for([&linear]);
-        self.jobs.push(crew.job(&linear, out, false));
-        self.run_jobs(count);
+        self.products.push(crew.product(&linear, out, false));
+        self.run_products(count);
         self.left = Logits { rows: count, vocabulary };
         self.record(Phase::Head, t0, std::iter::once((head.number(), vocabulary)), count);
     }

@@ -19,14 +19,14 @@ const STEP_FOLLOWS: f32 = 0.02;
 /// The forecasts of all layers.
 #[derive(Debug)]
 pub(super) struct Forecast {
-    layers: Vec<Layer>,
+    layers: Vec<LayerForecast>,
     /// Of the visit at hand, by expert: the share of its tokens that want it; how far above that the forecast was.
     wanted: Vec<f32>,
     excess: Vec<f32>,
 }
 
 #[derive(Debug)]
-struct Layer {
+struct LayerForecast {
     experts: usize,
     /// `[HALF_LIVES, experts]`: share of the tokens that wanted it, averaged.
     averages: Vec<f32>,
@@ -51,7 +51,7 @@ impl Forecast {
         let paired = Forecast::pair_bytes(experts) <= pairs;
         let widest = experts.iter().copied().max().unwrap_or(0);
         Forecast {
-            layers: experts.iter().map(|n| Layer::new(*n, paired)).collect(),
+            layers: experts.iter().map(|n| LayerForecast::new(*n, paired)).collect(),
             wanted: vec![0.0; widest],
             excess: vec![0.0; widest],
         }
@@ -73,7 +73,7 @@ impl Forecast {
 
     /// What it takes in memory.
     pub fn bytes(&self) -> usize {
-        let floats = |l: &Layer| {
+        let floats = |l: &LayerForecast| {
             l.averages.len() + l.logarithms.len() + l.follows.len() + l.alone.len() + l.together.len() + 2 * l.experts
         };
         4 * (self.layers.iter().map(floats).sum::<usize>() + self.wanted.len() + self.excess.len())
@@ -99,12 +99,12 @@ impl Forecast {
     }
 }
 
-impl Layer {
-    fn new(experts: usize, paired: bool) -> Layer {
+impl LayerForecast {
+    fn new(experts: usize, paired: bool) -> LayerForecast {
         // The geometric mean of the averages, until it is known better.
         let mut weights = [1.0 / HALF_LIVES.len() as f32; FEATURES];
         weights[0] = 0.3;
-        Layer {
+        LayerForecast {
             experts,
             averages: vec![0.0; HALF_LIVES.len() * experts],
             logarithms: vec![logarithm(LEAST); HALF_LIVES.len() * experts],

@@ -5,7 +5,7 @@
 
 use fastrand::Rng;
 
-use super::layout::Layer;
+use super::layout::LayerLayout;
 use super::requests::{self, Request, Requests};
 use super::store::request;
 use super::*;
@@ -86,11 +86,11 @@ impl requests::Disk for Scripted {
 type Places = Vec<Vec<Vec<std::ops::Range<u64>>>>;
 
 /// Some layers of some sizes, each with experts of one to three arrays.
-fn layers(random: &mut Rng) -> (Vec<Layer>, Places) {
+fn layers(random: &mut Rng) -> (Vec<LayerLayout>, Places) {
     let mut at = 0;
     let (mut layers, mut places) = (Vec::new(), Vec::new());
     for _ in 0..1 + random.usize(..4) {
-        let mut layer = Layer::default();
+        let mut layer = LayerLayout::default();
         let mut of_layer = Vec::new();
         // Sizes that differ by more than a sixteenth are classes of their own.
         let sizes: Vec<u64> = (0..1 + random.usize(..3)).map(|_| [600, 3000, 9000][random.usize(..3)]).collect();
@@ -149,7 +149,7 @@ impl Schedule {
             ..ExpertOptions::default()
         };
         // The least that will do, and sometimes more.
-        let fits = |layers: &[Layer], options: &ExpertOptions| {
+        let fits = |layers: &[LayerLayout], options: &ExpertOptions| {
             let copy = layers.to_vec();
             let disk = Scripted { random: Rng::with_seed(seed), waiting: Vec::new(), failing, done };
             let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };
@@ -290,7 +290,7 @@ fn every_expert_is_the_right_one_or_has_failed_with_an_error() {
 
 /// One layer of experts of one array each.
 fn store_of(experts: usize, bytes: u64, options: &ExpertOptions) -> Result<ExpertStore, Error> {
-    let mut layer = Layer::default();
+    let mut layer = LayerLayout::default();
     (0..experts as u64).for_each(|e| layer.add(1, vec![(0, e * bytes..(e + 1) * bytes, 0)]));
     let disk = Scripted { random: Rng::with_seed(1), waiting: Vec::new(), failing: 0, done: 50 };
     let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::fetch::{Fetch, FetchId, Item, Next};
 use super::forecast::Forecast;
-use super::layout::{self, Layer};
+use super::layout::{self, LayerLayout};
 use super::lookahead::Ahead;
 use super::reads::{Loan, Reads, Ticket};
 use super::requests::{self, Requests};
@@ -27,7 +27,7 @@ struct Class {
 
 /// Who needs a slot to stay as it is. While anybody does, its residency holds it, and no other expert is put there.
 #[derive(Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct SlotState {
     /// Its memory, if nobody writes to it.
     loan: Option<Loan>,
     /// The read that fills it, if one does.
@@ -38,7 +38,7 @@ pub(super) struct Slot {
     pub foreseen: bool,
 }
 
-impl Slot {
+impl SlotState {
     fn is_needed(&self) -> bool {
         self.ticket.is_some() || self.wanted > 0 || self.foreseen
     }
@@ -58,9 +58,9 @@ const FETCHES: usize = 4;
 pub struct ExpertStore {
     // Before the memory: dropping it waits for what is in flight.
     pub(super) reads: Reads,
-    layers: Vec<Layer>,
+    layers: Vec<LayerLayout>,
     classes: Vec<Class>,
-    slots: Vec<Slot>,
+    slots: Vec<SlotState>,
     keep: Keep,
     fetches: Vec<Fetch>,
     /// Fetches that were begun.
@@ -85,7 +85,7 @@ impl ExpertStore {
         lend: &mut dyn FnMut(usize) -> std::io::Result<Box<dyn Memory>>,
     ) -> Result<ExpertStore, Error> {
         let mut files: Vec<Arc<Source>> = Vec::new();
-        let layers: Vec<Layer> = layers.map(|experts| Layer::new(experts, &mut files)).collect();
+        let layers: Vec<LayerLayout> = layers.map(|experts| LayerLayout::new(experts, &mut files)).collect();
         files.iter().for_each(|f| f.set_streamed());
         let path = files.first().map(|f| f.file.path.clone()).unwrap_or_default();
         let direct = options.keep == Keep::Slots;
@@ -96,7 +96,7 @@ impl ExpertStore {
     }
 
     pub(super) fn with(
-        mut layers: Vec<Layer>,
+        mut layers: Vec<LayerLayout>,
         requests: Requests,
         most: usize,
         options: &ExpertOptions,
@@ -110,9 +110,10 @@ impl ExpertStore {
         };
         let least = |number: usize| most.min(of_class(number).into_iter().max().unwrap_or(0));
         let needed = sizes.iter().enumerate().map(|(c, size)| (least(c) as u64).saturating_mul(*size as u64));
-        let counts: Vec<usize> = layers.iter().map(Layer::len).collect();
-        let per_expert = Residency::BYTES_PER_EXPERT + size_of::<Slot>() + Reads::bytes(1);
-        let tables = per_expert * counts.iter().sum::<usize>() + layers.iter().map(Layer::table_bytes).sum::<usize>();
+        let counts: Vec<usize> = layers.iter().map(LayerLayout::len).collect();
+        let per_expert = Residency::BYTES_PER_EXPERT + size_of::<SlotState>() + Reads::bytes(1);
+        let tables =
+            per_expert * counts.iter().sum::<usize>() + layers.iter().map(LayerLayout::table_bytes).sum::<usize>();
         let needed = needed.fold(tables as u64, u64::saturating_add);
         if needed > options.budget {
             return Err(Error::ExpertBudget { budget: options.budget, needed, experts: most });
@@ -126,7 +127,7 @@ impl ExpertStore {
         let spare = if paired { spare - pairs } else { spare };
         // 2. Slots
         let mut classes = Vec::with_capacity(sizes.len());
-        let mut slots: Vec<Slot> = Vec::new();
+        let mut slots: Vec<SlotState> = Vec::new();
         let mut ahead = Ahead::new();
         for (number, &slot_bytes) in sizes.iter().enumerate() {
             let experts = of_class(number);
@@ -148,7 +149,7 @@ impl ExpertStore {
             slots.extend((0..n).map(|i| {
                 // SAFETY: each slot is a part of its own of the class's memory, which the store keeps for longer than its reads.
                 let loan = unsafe { Loan::new(first + i as u32, memory.start().add(i * slot_bytes), slot_bytes) };
-                Slot { loan: Some(loan), ..Slot::default() }
+                SlotState { loan: Some(loan), ..SlotState::default() }
             }));
             let pairs = if paired { pairs } else { 0 };
             let residency = Residency::with_pairs(&experts, &[n], options.policy, pinned, pairs);
@@ -418,7 +419,7 @@ impl ExpertStore {
         class.residency.slot(layer, expert).map(|slot| class.first + slot)
     }
 
-    pub(super) fn state(&mut self, slot: u32) -> &mut Slot {
+    pub(super) fn state(&mut self, slot: u32) -> &mut SlotState {
         &mut self.slots[slot as usize]
     }
 
@@ -474,13 +475,18 @@ impl ExpertStore {
     /// Bytes of the slots, and of what is kept to find experts and to choose among them.
     pub fn bytes(&self) -> usize {
         let classes = self.classes.iter().map(|c| c.memory.len() + c.residency.bookkeeping_bytes());
-        let tables = classes.chain(self.layers.iter().map(Layer::table_bytes)).sum::<usize>();
+        let tables = classes.chain(self.layers.iter().map(LayerLayout::table_bytes)).sum::<usize>();
         tables + size_of_val(&*self.slots) + Reads::bytes(self.slots.len())
+    }
+
+    /// Whether reads are in flight.
+    pub fn is_reading(&self) -> bool {
+        self.reads.in_flight() > 0
     }
 
     /// Slots, and experts of all layers.
     pub fn slots(&self) -> (usize, usize) {
-        (self.slots.len(), self.layers.iter().map(Layer::len).sum())
+        (self.slots.len(), self.layers.iter().map(LayerLayout::len).sum())
     }
 
     /// Bytes of the arrays of all experts on disk.
@@ -515,8 +521,8 @@ pub(super) fn request(options: &ExpertOptions) -> usize {
 }
 
 /// Requests for these experts that ask for [`IN_FLIGHT`] bytes, where one asks for `request` at most.
-fn usual_depth(layers: &[Layer], request: usize) -> usize {
-    let of_expert = |l: &Layer| l.extents(0).iter().map(|e| e.len.div_ceil(request)).sum::<usize>();
+fn usual_depth(layers: &[LayerLayout], request: usize) -> usize {
+    let of_expert = |l: &LayerLayout| l.extents(0).iter().map(|e| e.len.div_ceil(request)).sum::<usize>();
     let (bytes, reads) = layers
         .iter()
         .filter(|l| l.len() > 0)
@@ -525,7 +531,7 @@ fn usual_depth(layers: &[Layer], request: usize) -> usize {
 }
 
 /// Bytes of slots that would hold all experts of a class.
-fn class_bytes(layers: &[Layer], class: usize, slot_bytes: usize) -> u64 {
-    let of_layer = |l: &Layer| (l.len() as u64).saturating_mul(slot_bytes as u64);
+fn class_bytes(layers: &[LayerLayout], class: usize, slot_bytes: usize) -> u64 {
+    let of_layer = |l: &LayerLayout| (l.len() as u64).saturating_mul(slot_bytes as u64);
     layers.iter().filter(|l| l.class == class).map(of_layer).fold(0, u64::saturating_add)
 }

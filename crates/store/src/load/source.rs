@@ -1,11 +1,12 @@
 //! A file of weights while it is loaded: the memory that holds it, and which of its chunks are there.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::choose::SMALL;
-use super::job::Job;
+use super::queue::ChunkQueue;
 use super::read::ReadFile;
 use super::{LoadError, LoadMode, LoadOptions};
 use crate::error::Error;
@@ -40,24 +41,25 @@ pub(crate) struct Source {
     /// Parts of it are read for as long as the model is used: what it holds must not change.
     streamed: AtomicBool,
     /// Who reads it, and under which number.
-    reader: OnceLock<(Weak<Job>, usize)>,
+    reader: OnceLock<(Weak<ChunkQueue>, usize)>,
 }
 
 impl Source {
-    /// Room for a file that is read as `mode` says (not `Auto`). `resident`: all of it is in the page cache.
+    /// Room for a file that is read as `mode` says (not `Auto`). `resident`: all of it is in the page cache; `left`: the names of tensors that stay on disk.
     pub fn new(
         file: ReadFile,
         mode: LoadMode,
         resident: bool,
         options: &LoadOptions,
         tensors: Vec<(Range<u64>, Arc<str>)>,
+        left: &HashSet<String>,
     ) -> Result<Source, Error> {
         let len = usize::try_from(file.len)
             .map_err(|_| Error::io(&file.path, "map")(std::io::ErrorKind::FileTooLarge.into()))?;
         // Where most of a file stays on disk, what a chunk holds beside what is wanted is read for nothing, and takes memory.
-        let left = options.left.is_some_and(|left| tensors.iter().any(|(_, name)| left(name)));
+        let some_left = tensors.iter().any(|(_, name)| left.contains(&**name));
         let request = options.request(mode);
-        let chunk = if left && options.request.is_none() { request.min(AMONG_LEFT) } else { request };
+        let chunk = if some_left && options.request.is_none() { request.min(AMONG_LEFT) } else { request };
         let mapped = mode == LoadMode::Mmap;
         let mut trace = Vec::new();
         if mode == LoadMode::Pread {
@@ -91,8 +93,8 @@ impl Source {
         })
     }
 
-    pub fn set_reader(&self, job: Weak<Job>, number: usize) {
-        let _ = self.reader.set((job, number));
+    pub fn set_reader(&self, queue: Weak<ChunkQueue>, number: usize) {
+        let _ = self.reader.set((queue, number));
     }
 
     pub fn is_mapped(&self) -> bool {
@@ -140,9 +142,9 @@ impl Source {
         if self.is_ready(range) {
             return;
         }
-        let (job, number) = self.reader.get().expect("a source that is handed out has a reader");
-        let job = job.upgrade().expect("weights are used only as long as their load lives");
-        job.wait(*number, self, range);
+        let (queue, number) = self.reader.get().expect("a source that is handed out has a reader");
+        let queue = queue.upgrade().expect("weights are used only as long as their load lives");
+        queue.wait(*number, self, range);
     }
 
     /// Bytes of the file, waiting for them; zeros for what can never be there.
@@ -164,8 +166,8 @@ impl Source {
         let done = unsafe { self.file.read_buffered(into.as_mut_ptr(), range.start as u64, into.len()) };
         done.map_err(|(at, cause)| {
             let error = LoadError::from(Arc::new(self.naming(self.file.error(at, cause))));
-            if let Some(job) = self.reader.get().and_then(|(job, _)| job.upgrade()) {
-                job.fail(error.clone());
+            if let Some(queue) = self.reader.get().and_then(|(queue, _)| queue.upgrade()) {
+                queue.fail(error.clone());
             }
             error
         })

@@ -19,22 +19,16 @@ use sluice_engine::{Engine, Loading, Pins};
 use sluice_store::AtomicFile;
 use sluice_store::experts::{MAX_RECORDING, Recording};
 
-use crate::engine_args::{EngineArgs, model_or_demo};
+use super::text::TextArgs;
+use crate::engine_args::EngineArgs;
 use crate::load;
 use crate::progress::Progress;
 use report::Report;
 
 #[derive(Args)]
 pub struct RoutingArgs {
-    /// The model's folder (default: the demo model)
-    #[arg(value_name = "MODEL")]
-    folder: Option<PathBuf>,
-    /// The model's folder
-    #[arg(short, long, value_name = "MODEL", conflicts_with = "folder")]
-    model: Option<PathBuf>,
-    /// The text, UTF-8; special tokens written in it are parsed
-    #[arg(long, value_name = "FILE")]
-    text: PathBuf,
+    #[command(flatten)]
+    text: TextArgs,
     /// Only the first so many tokens of it
     #[arg(long, value_name = "N")]
     tokens: Option<NonZeroUsize>,
@@ -65,16 +59,12 @@ const FEWEST: usize = 32;
 
 pub fn run(args: RoutingArgs) -> Result<()> {
     // 1. the text's tokens
-    let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
+    let folder = args.text.folder()?;
     let mut engine = load::engine(&folder, &args.engine, args.engine.options()?)?;
     ensure!(engine.model().experts().is_some(), "{}: this model has no experts", folder.display());
-    let tokenizer = load::tokenizer(&folder)?;
-    let name = || args.text.display().to_string();
-    let text = fs::read(&args.text).with_context(name)?;
-    let text = std::str::from_utf8(&text).with_context(name)?;
-    let mut tokens = tokenizer.encode(text, false)?;
+    let mut tokens = args.text.tokens(&folder)?;
     tokens.truncate(args.tokens.map_or(usize::MAX, NonZeroUsize::get));
-    ensure!(tokens.len() >= FEWEST, "{}: too short, {} tokens; {FEWEST} are needed", name(), tokens.len());
+    ensure!(tokens.len() >= FEWEST, "{}: too short, {} tokens; {FEWEST} are needed", args.text.name(), tokens.len());
 
     // 2. what they want, and what follows from it
     let (recording, lookahead) = record(&mut engine, &tokens)?;

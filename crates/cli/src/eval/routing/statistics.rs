@@ -146,8 +146,8 @@ mod tests {
     #[test]
     fn a_layer_that_follows_another_is_foretold_by_it() {
         let recording = alternating();
-        let guesses = guesses(&recording, 1);
-        assert_eq!((guesses.layer_before, guesses.token_before, guesses.hottest), (1.0, 0.0, 0.5));
+        let second = guesses(&recording, 1);
+        assert_eq!((second.layer_before, second.token_before, second.hottest), (1.0, 0.0, 0.5));
         assert!(guesses(&recording, 0).layer_before.is_nan());
     }
 

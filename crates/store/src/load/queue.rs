@@ -18,12 +18,12 @@ use crate::bytes::Bytes;
 use crate::error::Error;
 
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct ChunkQueue {
     sources: Vec<Arc<Source>>,
     threads: usize,
     depth: usize,
     rings: usize,
-    queue: Mutex<Queue>,
+    pending: Mutex<Pending>,
     /// Told when a chunk is settled, or when there will be no more.
     settled: Condvar,
     waiters: AtomicUsize,
@@ -40,13 +40,13 @@ pub(crate) struct Job {
 }
 
 /// (Source, chunk)
-type Place = (usize, usize);
+type ChunkId = (usize, usize);
 
 #[derive(Debug, Default)]
-struct Queue {
+struct Pending {
     /// For each kind of reader: what it reads, how far it is, how many of it run.
     lanes: [Lane; 2],
-    urgent: VecDeque<Place>,
+    urgent: VecDeque<ChunkId>,
     /// Lent and not given back.
     lent: usize,
     running: Vec<JoinHandle<()>>,
@@ -56,7 +56,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Lane {
-    order: Vec<Place>,
+    order: Vec<ChunkId>,
     next: usize,
     readers: usize,
 }
@@ -65,14 +65,14 @@ fn lane(mode: LoadMode) -> Reader {
     if mode == LoadMode::Direct { Reader::Direct } else { Reader::Threads }
 }
 
-impl Job {
-    pub fn new(sources: Vec<Arc<Source>>, options: &LoadOptions) -> Arc<Job> {
-        let job = Arc::new(Job {
+impl ChunkQueue {
+    pub fn new(sources: Vec<Arc<Source>>, options: &LoadOptions) -> Arc<ChunkQueue> {
+        let queue = Arc::new(ChunkQueue {
             sources,
             threads: options.threads.max(1),
             depth: options.depth.max(1),
             rings: options.rings.max(1),
-            queue: Mutex::default(),
+            pending: Mutex::default(),
             settled: Condvar::new(),
             waiters: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
@@ -84,27 +84,27 @@ impl Job {
             wanted: AtomicU64::new(0),
             there: AtomicU64::new(0),
         });
-        for (number, source) in job.sources.iter().enumerate() {
-            source.set_reader(Arc::downgrade(&job), number);
+        for (number, source) in queue.sources.iter().enumerate() {
+            source.set_reader(Arc::downgrade(&queue), number);
             if source.mode == LoadMode::Direct
                 && let Some(note) = source.file.open_direct()
             {
-                job.note(note);
+                queue.note(note);
             }
         }
-        job
+        queue
     }
 
     pub fn sources(&self) -> &[Arc<Source>] {
         &self.sources
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(|e| e.into_inner())
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// See [`super::Loading::start`].
-    pub fn start<'a>(self: &Arc<Job>, order: impl IntoIterator<Item = &'a Bytes>) {
+    pub fn start<'a>(self: &Arc<ChunkQueue>, order: impl IntoIterator<Item = &'a Bytes>) {
         let _ = self.begun.set(Instant::now());
         let chunks = |s: &Arc<Source>| s.chunks(&(0..s.file.len as usize)).len();
         let mut queue = self.lock();
@@ -150,7 +150,7 @@ impl Job {
     }
 
     /// Starts the readers that are needed and do not run.
-    fn ensure_readers(self: &Arc<Job>, queue: &mut Queue) {
+    fn ensure_readers(self: &Arc<ChunkQueue>, queue: &mut Pending) {
         for reader in [Reader::Threads, Reader::Direct] {
             if self.is_halted() || self.peek(queue, reader).is_none() {
                 continue;
@@ -159,8 +159,8 @@ impl Job {
             let ring = reader == Reader::Direct && !self.no_ring.load(Ordering::Acquire);
             let wanted = if ring { self.rings } else { self.threads };
             while queue.lanes[reader as usize].readers < wanted {
-                let job = Arc::clone(self);
-                let read = move || if ring { job.read_by_ring() } else { job.read_by_thread(reader) };
+                let own = Arc::clone(self);
+                let read = move || if ring { own.read_by_ring() } else { own.read_by_thread(reader) };
                 match std::thread::Builder::new().name("sluice-read".into()).spawn(read) {
                     Ok(handle) => {
                         queue.running.push(handle);
@@ -179,7 +179,7 @@ impl Job {
         }
     }
 
-    fn read_by_ring(self: &Arc<Job>) {
+    fn read_by_ring(self: &Arc<ChunkQueue>) {
         if let Err(refused) = ring::read(&self.files(), &**self, self.depth) {
             self.note(refused);
             self.no_ring.store(true, Ordering::Release);
@@ -222,9 +222,9 @@ impl Job {
     }
 
     /// The next chunk for a kind of reader, which stays where it is.
-    fn peek(&self, queue: &mut Queue, reader: Reader) -> Option<Place> {
+    fn peek(&self, queue: &mut Pending, reader: Reader) -> Option<ChunkId> {
         let sources = &self.sources;
-        let pending = |&(source, chunk): &Place| sources[source].state(chunk) == PENDING;
+        let pending = |&(source, chunk): &ChunkId| sources[source].state(chunk) == PENDING;
         queue.urgent.retain(pending);
         let urgent = queue.urgent.iter().find(|(source, _)| lane(sources[*source].mode) == reader);
         if let Some(place) = urgent {
@@ -238,7 +238,7 @@ impl Job {
     }
 
     /// Waits until a part of a source is there, or can never be, and has it read before everything else.
-    pub fn wait(self: &Arc<Job>, number: usize, source: &Source, range: &Range<usize>) {
+    pub fn wait(self: &Arc<ChunkQueue>, number: usize, source: &Source, range: &Range<usize>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut queue = self.lock();
         // After the end of a load nobody takes anything from this queue.
@@ -365,8 +365,8 @@ impl Job {
 }
 
 // SAFETY: a chunk is lent by whoever turned its state from pending to taken, so once at a time; nobody reads it before it is ready; its
-// memory lives as long as its source, which the job keeps.
-unsafe impl ChunkSink for Job {
+// memory lives as long as its source, which the queue keeps.
+unsafe impl ChunkSink for ChunkQueue {
     fn next(&self, reader: Reader, block: bool) -> Next {
         let mut queue = self.lock();
         if !self.is_halted() {
