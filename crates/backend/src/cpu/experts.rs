@@ -1,4 +1,4 @@
-//! Feed-forward parts on the CPU: dense, and routed experts grouped so that all tokens of one expert go through it together.
+//! Feed-forward parts on the CPU: dense, and routed experts grouped so that an expert is computed for all its tokens together.
 //!
 //! Two rounds of tasks. In the first, row blocks of every expert's gate and up projections, combined and encoded where they are computed.
 //! In the second, each task owns a block of output rows and adds the experts up in ascending number. Of experts that come from disk one after the other,
@@ -26,7 +26,7 @@ pub struct Operand {
 #[derive(Clone, Copy)]
 struct Stretch(*const u8, usize);
 
-// SAFETY: an address; whoever makes an operand of it vouches for what lies there.
+// SAFETY: an address; the maker of an operand guarantees what lies there.
 unsafe impl Send for Stretch {}
 // SAFETY: as above.
 unsafe impl Sync for Stretch {}
@@ -52,7 +52,7 @@ impl Operand {
     fn matrix<'a>(&self, weights: &'a [Weight]) -> (Matrix<'a>, usize) {
         let weight = &weights[self.weight];
         let Some(arrays) = &self.read else { return (weight.matrix(), self.row) };
-        // SAFETY: as whoever made the operand has vouched.
+        // SAFETY: as the maker of the operand has guaranteed.
         let array = |Stretch(start, len): &Stretch| unsafe { std::slice::from_raw_parts(*start, *len) };
         let arrays = arrays.iter().map(array).take(weight.arrays());
         let matrix = Matrix::of_parts(weight.form(), self.rows, weight.cols(), arrays);
@@ -196,7 +196,7 @@ pub fn dense_gate_up(crew: Crew, mlp: &Mlp, x: &Encoded, tokens: &[u32], into: &
     gate_up(crew, &mut unit, tokens, x, needs, into);
 }
 
-/// Sizes every thread's scratch for all that may be done with these units, whichever of them go through it together: what is read first is chance.
+/// Sizes every thread's scratch for these units in any combination: which of them are read first, and so computed together, varies.
 pub fn reserve(mut crew: Crew, units: &[Unit], shared_down: Option<Operand>, tokens: usize, width: usize) {
     let most = MOST_ROWS.min(width.max(units.first().map_or(0, |u| u.intermediate)));
     let operands = units.iter().flat_map(|u| [u.gate, u.up, u.down]).chain(shared_down);
@@ -375,7 +375,7 @@ pub fn down(
 /// Columns that one task of [`add`] takes.
 pub const ADDED: usize = 512;
 
-/// Adds up what [`down`] has left: as [`down_and_add`], with routed outputs in `outputs[pair]` and the shared expert's in `outputs[pairs + t]`.
+/// Adds up the outputs of [`down`]: as [`down_and_add`], with routed outputs in `outputs[pair]` and the shared expert's in `outputs[pairs + t]`.
 pub fn add(
     mut crew: Crew,
     units: impl Iterator<Item = Unit> + Clone + Sync,

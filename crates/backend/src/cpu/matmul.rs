@@ -1,5 +1,5 @@
 //! Matrix products on the CPU: activations are encoded once for all matrices that share them, then row blocks of the matrices are
-//! dealt to threads. A row of the result is always computed whole by one thread, so how rows are dealt changes nothing.
+//! distributed among threads. A row of the result is always computed by one thread alone, so the distribution changes no bit.
 
 use sluice_kernels::matmul::{self, Activations, Encoding, Input, Matrix};
 use sluice_kernels::{Isa, activations, norm};
@@ -140,7 +140,7 @@ impl EncodedWriter<'_> {
     }
 }
 
-/// What each thread keeps for itself.
+/// Scratch of each thread.
 #[derive(Default)]
 pub struct Worker {
     pub kernel: matmul::Scratch,
@@ -190,7 +190,7 @@ impl<'a> Crew<'a> {
         Needs::of(matrices.into_iter().map(|m| self.weights[m.number()].form().encoding(self.mode)))
     }
 
-    /// Waits for the weights of some linears: here and not in the tasks, so that threads with nothing to do leave the processor to those that read.
+    /// Waits for the weights of some linears: here and not in the tasks, so that threads with nothing to do leave the processor to the readers.
     pub fn wait_for<'l>(&self, linears: impl IntoIterator<Item = &'l Linear>) {
         linears.into_iter().for_each(|l| self.weights[l.matrix.number()].wait());
     }
@@ -209,7 +209,7 @@ impl<'a> Crew<'a> {
 }
 
 impl PerThread<Worker> {
-    /// Sizes every thread's tiles and scratch ahead: which thread gets which task is chance, and a step must not allocate by chance.
+    /// Sizes every thread's tiles and scratch ahead: which thread gets which task varies, and a step must not allocate.
     pub fn reserve(&mut self, tile: usize, row: usize, floats: usize, kernel: usize) {
         for w in self.iter_mut() {
             grow(&mut w.tile, tile);
@@ -277,12 +277,12 @@ pub struct Product {
 pub const MOST_ROWS: usize = 128;
 
 /// Rows that one task takes of matrices with `rows` rows in all: few enough that all threads have some, many enough that a task is
-/// worth its dealing.
+/// worth its overhead.
 pub fn block_rows(rows: usize, threads: usize) -> usize {
     (rows / (threads * 4)).next_multiple_of(matmul::ROW_BLOCK).clamp(matmul::ROW_BLOCK, MOST_ROWS)
 }
 
-/// Below so many multiply-adds dealing costs more than it brings.
+/// Below so many multiply-adds, distributing them costs more than it gains.
 pub const SMALL: usize = 1 << 15;
 
 /// Carries out `products` on the rows `tokens` of the encoded activations.

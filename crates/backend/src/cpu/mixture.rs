@@ -43,7 +43,7 @@ struct Registered {
     next: Option<usize>,
 }
 
-/// What a router would have chosen ahead of its time.
+/// What a router would choose from the input of an earlier layer.
 #[derive(Default)]
 pub struct Guess {
     /// Of which mixture.
@@ -95,7 +95,7 @@ impl HostMixture {
         self.routed.get_or_insert_default();
     }
 
-    /// What there is to say of the step that ends.
+    /// Failed rows, recorded routing and synchronisations of the step that ends.
     pub fn end(&mut self) -> (Vec<Failed>, Vec<Routed>, usize) {
         let failed = self.streaming.as_mut().and_then(Streaming::take_failure).into_iter().collect();
         let routed = self.routed.as_mut().map(std::mem::take).unwrap_or_default();
@@ -135,11 +135,11 @@ impl HostMixture {
             });
         }
         let t1 = Instant::now();
-        // 2. reads of what is not there begin; the next layer's experts are guessed while they are under way
+        // 2. reads of what is not there begin; the next layer's experts are guessed while they are in flight
         self.grouping.fill(&self.routing, &moe.experts);
         if let Some(streaming) = &mut self.streaming {
             streaming.fetch(number, &self.grouping, moe.experts.count, residual.cols);
-            // Whether it looks ahead is found out as it goes: it must not allocate when it begins to.
+            // Look-ahead may be switched on at any step, which must not allocate then.
             let (guess, pairs) = (&mut self.guess.routing, x.rows * moe.scoring.k());
             guess.experts.reserve(pairs.saturating_sub(guess.experts.len()));
             guess.weights.reserve(pairs.saturating_sub(guess.weights.len()));
@@ -154,7 +154,7 @@ impl HostMixture {
         self.moes = moes;
     }
 
-    /// As [`HostMixture::run`] without what the routed experts add; leaves their inputs in `normed`, and returns who would have had them.
+    /// As [`HostMixture::run`] without what the routed experts add; leaves their inputs in `normed`, and returns their routing.
     pub fn run_but_experts(
         &mut self,
         mut crew: Crew,
@@ -167,7 +167,7 @@ impl HostMixture {
         let moe = &moes[number].moe;
         self.norm(crew.again(), moe, x);
         for (t, row) in self.normed.chunks_exact(x.cols).take(x.rows).enumerate() {
-            // SAFETY: no task is under way.
+            // SAFETY: no task is running.
             unsafe { normed.get_mut(t, 0..x.cols) }.copy_from_slice(row);
         }
         self.route(crew.again(), moe, x.rows);
@@ -232,7 +232,7 @@ impl HostMixture {
         let needs = experts::hidden_needs(&crew, &grouping.units);
         self.hidden.reset(pairs, moe.experts.intermediate(), needs);
         let shared_down = shared.map(|s| Operand::of(&s.mlp.down));
-        // Those that are read, as they come. Where all are there, they are computed together.
+        // Experts that are read are computed as they come; where all are there, together.
         let there = match self.streaming.take() {
             Some(mut streaming) if !grouping.units.is_empty() => {
                 streaming.reserve(pairs, tokens, residual.cols);
@@ -355,7 +355,7 @@ pub struct InTurn<'a> {
     pub residual: Place,
 }
 
-/// Router logits of the encoded tokens, always from f32: a decision should not hang on their encoding; and what they choose.
+/// Router logits of the encoded tokens, always from f32, so that the choice does not depend on their encoding; and what they choose.
 fn choose(mut crew: Crew, moe: &Moe, x: &Encoded, tokens: &[u32], logits: &mut Vec<f32>, routing: &mut Routing) {
     let (n, count, k, isa) = (tokens.len(), moe.router.rows.len(), moe.scoring.k(), crew.isa);
     crew.wait_for([&moe.router]);

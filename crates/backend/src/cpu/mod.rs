@@ -168,7 +168,7 @@ impl Backend for Cpu {
         assert_eq!(values.len(), to.rows * to.cols);
         let place = self.place(to);
         for (row, values) in values.chunks_exact(to.cols.max(1)).enumerate() {
-            // SAFETY: `&mut self`: no operation is under way.
+            // SAFETY: `&mut self`: no operation is running.
             unsafe { place.get_mut(row, 0..to.cols) }.copy_from_slice(values);
         }
     }
@@ -177,7 +177,7 @@ impl Backend for Cpu {
         assert_eq!(out.len(), t.rows * t.cols);
         let place = self.place(t);
         for (row, out) in out.chunks_exact_mut(t.cols.max(1)).enumerate() {
-            // SAFETY: `&mut self`: no operation is under way.
+            // SAFETY: `&mut self`: no operation is running.
             out.copy_from_slice(unsafe { place.get(row, 0..t.cols) });
         }
     }
@@ -199,7 +199,7 @@ impl Backend for Cpu {
 
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         self.mixture.stream(&mut self.weights, options, lookahead)?;
-        // Helpers are there when a read is over.
+        // Helpers keep spinning, to be there when a read completes.
         self.pool.set_spin(sluice_store::experts::SPIN);
         Ok(())
     }
@@ -249,25 +249,25 @@ impl Backend for Cpu {
 
     fn copy_state(&mut self, from: u32, to: u32) {
         let (from, to) = (self.state(from), self.state(to));
-        // SAFETY: `&mut self`: no operation is under way; two rows, or the same, which is only read then.
+        // SAFETY: `&mut self`: no operation is running; two rows, or the same, which is only read then.
         unsafe { to.copy_from(from) };
     }
 
     fn zero_state(&mut self, row: u32) {
         let state = self.state(row);
-        // SAFETY: `&mut self`: no operation is under way.
+        // SAFETY: `&mut self`: no operation is running.
         unsafe { state.get_mut(0, 0..state.cols) }.fill(0.0);
     }
 
     fn read_state(&mut self, row: u32, out: &mut [f32]) {
         let state = self.state(row);
-        // SAFETY: `&mut self`: no operation is under way.
+        // SAFETY: `&mut self`: no operation is running.
         out.copy_from_slice(unsafe { state.get(0, 0..state.cols) });
     }
 
     fn write_state(&mut self, row: u32, from: &[f32]) {
         let state = self.state(row);
-        // SAFETY: `&mut self`: no operation is under way.
+        // SAFETY: `&mut self`: no operation is running.
         unsafe { state.get_mut(0, 0..state.cols) }.copy_from_slice(from);
     }
 
@@ -303,7 +303,7 @@ impl Backend for Cpu {
         let place = self.place(out);
         let weight = &self.weights[table.number()];
         let tokens = self.inputs.tokens();
-        // A few rows are read by themselves; for many the whole matrix may as well come first.
+        // A few rows are read by themselves; for many it is better to wait for the whole matrix.
         if !weight.is_ready() && tokens.len() <= FEW_ROWS {
             let isa = self.isa;
             self.pool.run(tokens.len(), &|row, _| {
@@ -317,7 +317,7 @@ impl Backend for Cpu {
         weight.wait();
         let matrix = weight.matrix();
         for (row, &token) in tokens.iter().enumerate() {
-            // SAFETY: `&mut self`: no operation is under way.
+            // SAFETY: `&mut self`: no operation is running.
             let out = unsafe { place.get_mut(row, 0..place.cols) };
             affine::dequantize_row(self.isa, &matrix, token as usize, out);
         }

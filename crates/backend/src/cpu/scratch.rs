@@ -1,7 +1,7 @@
 //! How much scratch steps take, known before any of it is taken: [`Sizing`] stands in for the CPU while a model goes through a step, computes nothing, and
 //! notes how far each operation would grow each of the CPU's buffers.
 //!
-//! It has to say the same as the operations do: a test in `engine/tests/budget.rs` holds the two together on models of every kind.
+//! It has to grow buffers exactly as the operations do: a test in `engine/tests/budget.rs` compares the two on models of every kind.
 
 use sluice_kernels::attention;
 use sluice_kernels::matmul::{Activations, Encoding};
@@ -217,7 +217,7 @@ impl Sizing<'_> {
         self.choose(moe, tokens);
         let mut lists = 2 * pairs;
         if let Some(next) = next.filter(|_| self.streamed) {
-            // Guesses are made where experts come as they are read, which many tokens' do not; how many that are is for routers to say.
+            // Whether a step guesses depends on how many experts its routers choose.
             self.choose(next, tokens);
             lists += 2 * tokens * next.scoring.k();
         }

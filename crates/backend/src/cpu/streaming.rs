@@ -1,4 +1,4 @@
-//! Experts that are read from disk when tokens want them: which are ready is computed while the others are on their way.
+//! Experts that are read from disk when tokens want them: those that are ready are computed while the others are being read.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub enum Lookahead {
     #[default]
     Off,
     On,
-    /// Tried now and then, and kept while tokens come faster with it.
+    /// Measured now and then, and used while it makes steps faster.
     Auto,
 }
 
@@ -54,22 +54,22 @@ pub const MOST_OUTPUTS: usize = 16 << 20;
 const GUESSES: usize = 256;
 /// Experts of the next layer that are read ahead while many tokens go through this one.
 const AHEAD_IN_ORDER: usize = 64;
-/// Guesses more for a layer once the layer before it is done.
+/// How many more are guessed for a layer once the layer before it is done.
 const MORE_LATE: usize = 2;
 /// Experts that go through a round together when they come in order.
 const WAVE: usize = 8;
 
 pub struct Streaming {
     pub store: ExpertStore,
-    /// What the layer at hand has asked for.
+    /// What the present layer has asked for.
     fetch: Option<FetchId>,
     lookahead: Trial,
-    /// How the fetch under way goes: experts are computed as they come, and their outputs kept until all are there; or they are taken in ascending order,
+    /// How the present fetch is computed: experts as they come, and their outputs kept until all are there; or they are taken in ascending order,
     /// and only sums are kept.
     as_they_come: bool,
-    /// The layer at hand wants nearly all of its experts, and so will the next: a guess would say no more.
+    /// The present layer wants nearly all of its experts, and so will the next: a guess would say no more.
     nearly_all: bool,
-    /// Some of what the layer at hand asked for was not there.
+    /// Some of what the present layer asked for was not in memory.
     reads: bool,
     /// Experts that are guessed for the next layer.
     ahead: usize,
@@ -170,7 +170,7 @@ impl Streaming {
         if self.as_they_come { self.lookahead.is_on() } else { self.reads && self.lookahead.mode != Lookahead::Off }
     }
 
-    /// Whether which those are is to be guessed.
+    /// Whether the next layer's router is to be applied to find out which.
     pub fn guesses(&self) -> bool {
         self.looks_ahead() && (self.as_they_come || !self.nearly_all)
     }
@@ -180,7 +180,7 @@ impl Streaming {
     pub fn look_ahead(&mut self, layer: usize, count: usize, guess: &Routing, late: bool) {
         self.guessed.clear();
         if self.as_they_come {
-            // The likeliest alone: what is read in vain is waited for.
+            // The likeliest alone: a wrong guess delays the reads that are needed.
             let most = if late { self.ahead + MORE_LATE } else { self.ahead };
             self.likeliest.clear();
             self.likeliest.extend(guess.weights.iter().copied().zip(guess.experts.iter().copied()));
@@ -200,7 +200,7 @@ impl Streaming {
             let named = self.named.iter().zip(0..).filter(|(named, _)| **named);
             self.guessed.extend(named.map(|(_, expert)| expert).take(most));
         }
-        self.store.foresee(layer, &self.guessed);
+        self.store.predict(layer, &self.guessed);
     }
 
     /// Room for what [`Streaming::run`] keeps of so many pairs of token and expert, whichever way it goes and even if all is there by chance.
@@ -234,7 +234,7 @@ impl Streaming {
 
     /// The unit at position `i` in the memory that it was read to.
     fn read_to(&self, i: usize, unit: Unit) -> Unit {
-        // SAFETY: the expert was handed over, and is released only when the rounds with its unit are over; the grouping is filled anew before its
+        // SAFETY: the expert was handed over, and is released only when the rounds with its unit are over; the grouping is filled again before its
         // units are used again.
         unsafe { unit.read_to(|array| self.store.array(self.fetched(), i, array)) }
     }
@@ -278,15 +278,15 @@ impl Streaming {
     }
 }
 
-/// Steps in a row of which one way of going on is judged, and how many follow the better one.
+/// Steps in a row that each setting is measured for, and how many then use the faster one.
 const TRIED: u32 = 8;
 const KEPT: u32 = 128;
 
-/// Whether to look ahead, found out by trying: some steps without, some with, then many in the faster way.
+/// Whether to look ahead, decided by measurement: some steps without, some with, then many with the faster setting.
 struct Trial {
     mode: Lookahead,
     on: bool,
-    /// Steps left in this phase; in the first two, times are gathered.
+    /// Steps left in this phase; the first two measure.
     left: u32,
     phase: u8,
     times: [Vec<Duration>; 2],
@@ -338,7 +338,7 @@ fn keeps_outputs(pairs: usize, width: usize) -> bool {
 }
 
 impl Streaming {
-    /// Computes experts as they are read: `residual += ..` as the rounds without reading give it. Begins with those that [`Streaming::all_there`] was handed.
+    /// Computes experts as they are read: `residual += ..`, with the same bits as if all were in memory. Begins with those that [`Streaming::all_there`] was handed.
     pub fn run(&mut self, mut crew: Crew, grouping: &mut Grouping, layer: InTurn, hidden: &mut Encoded) {
         let InTurn { x, needs, counting, shared, residual } = layer;
         let (pairs, tokens, width) = (grouping.order.len(), residual.rows, residual.cols);

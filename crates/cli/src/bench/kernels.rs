@@ -448,7 +448,7 @@ impl Bench<'_> {
     }
 }
 
-/// Seconds for `w` times `n` tokens, row blocks dealt to the threads in turn.
+/// Seconds for `w` times `n` tokens, row blocks distributed to the threads in turn.
 fn products(isa: Isa, w: &Matrix, x: &Tokens, n: usize, mode: Activations, threads: usize) -> f64 {
     let block = 4 * ROW_BLOCK;
     let input = x.input(w.form().encoding(mode));

@@ -1,8 +1,8 @@
-//! How likely each expert of a layer is to be wanted when the layer is visited next, learned while routing goes by.
+//! How likely each expert of a layer is to be wanted at the layer's next visit, learned online from the routing of the visits so far.
 //!
 //! One logistic regression per layer, shared by its experts, weighs how often an expert was wanted lately and for long; on top of it, each expert
-//! that the present visit wants adds what it says about each that may follow. Both learn at every visit from what was wrong about the forecast.
-//! What experts of *other* layers say was tried as well: it foretells the token at hand better, but not the ones that a slot is kept for.
+//! that the present visit wants adds what it says about each that may follow. Both are updated at every visit by the error of the forecast.
+//! What experts of *other* layers say was tried as well: it predicts the present token better, but not the later ones for which a slot is kept.
 //!
 //! A visit of E experts of which K are wanted takes O(K E); E² numbers per layer are kept, where there is room for them.
 
@@ -20,7 +20,7 @@ const STEP_FOLLOWS: f32 = 0.02;
 #[derive(Debug)]
 pub(super) struct Forecast {
     layers: Vec<LayerForecast>,
-    /// Of the visit at hand, by expert: the share of its tokens that want it; how far above that the forecast was.
+    /// Of the present visit, by expert: the share of its tokens that want it; how far above that the forecast was.
     wanted: Vec<f32>,
     excess: Vec<f32>,
 }
@@ -90,10 +90,10 @@ impl Forecast {
         layer.average(shares, n);
         layer.before.clear();
         layer.before.extend(wanted.iter().map(|e| (*e, shares[*e as usize])));
-        layer.foretell();
+        layer.predict();
         for (i, (soon, later)) in soon.iter_mut().zip(later).enumerate() {
             *soon = probability(layer.together[i]);
-            // What the last visit wanted says less and less about those to come.
+            // What the last visit wanted says less about each visit that comes later.
             *later = (*soon + probability(layer.alone[i])) / 2.0;
         }
     }
@@ -154,7 +154,7 @@ impl LayerForecast {
     }
 
     /// Log-odds of each expert at the next visit.
-    fn foretell(&mut self) {
+    fn predict(&mut self) {
         self.alone.fill(self.weights[0]);
         for (weight, logarithms) in self.weights[1..].iter().zip(self.logarithms.chunks_exact(self.experts)) {
             self.alone.iter_mut().zip(logarithms).for_each(|(odds, l)| *odds += weight * l);

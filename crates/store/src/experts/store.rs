@@ -25,7 +25,7 @@ struct Class {
     first: u32,
 }
 
-/// Who needs a slot to stay as it is. While anybody does, its residency holds it, and no other expert is put there.
+/// Who needs a slot to stay as it is. As long as any of these does, residency holds it and no other expert is put there.
 #[derive(Debug, Default)]
 pub(super) struct SlotState {
     /// Its memory, if nobody writes to it.
@@ -34,17 +34,17 @@ pub(super) struct SlotState {
     ticket: Option<Ticket>,
     /// Items of fetches that are there or coming.
     wanted: u32,
-    /// Look-ahead keeps it until its layer's turn.
-    pub foreseen: bool,
+    /// Look-ahead keeps it until its layer is visited.
+    pub read_ahead: bool,
 }
 
 impl SlotState {
     fn is_needed(&self) -> bool {
-        self.ticket.is_some() || self.wanted > 0 || self.foreseen
+        self.ticket.is_some() || self.wanted > 0 || self.read_ahead
     }
 }
 
-/// Bytes that requests in flight ask for: enough to keep a disk busy, and no more, since it serves all at once and each is there the later.
+/// Bytes that requests in flight ask for: enough to keep a disk busy, and no more: it works on all at once, so each completes later.
 const IN_FLIGHT: usize = 40 << 20;
 /// How many requests that may be.
 const DEPTHS: std::ops::RangeInclusive<usize> = 8..=128;
@@ -178,8 +178,8 @@ impl ExpertStore {
     pub fn fetch(&mut self, layer: usize, wanted: &[u32], tokens: &[u32], ordered: bool) -> FetchId {
         self.stats.wanted += wanted.len() as u64;
         let class = self.layers[layer].class;
-        // 1. What was foreseen and is not wanted may go.
-        self.settle_foreseen(layer, wanted);
+        // 1. What look-ahead holds and is not wanted may be evicted.
+        self.count_predictions(layer, wanted);
         self.classes[class].residency.visit(layer, wanted, tokens);
         // 2. What is there stays.
         let index = self.fetches.iter().position(|f| !f.is_live()).unwrap_or_else(|| {
@@ -196,12 +196,12 @@ impl ExpertStore {
         let bytes = &self.layers[layer];
         self.stats.wanted_bytes += bytes.bytes / bytes.len().max(1) as u64 * wanted.len() as u64;
         // 3. What is not there is read.
-        self.give_up_foreseen();
+        self.release_read_ahead();
         self.issue_all();
         FetchId { index: index as u32, number: self.begun }
     }
 
-    /// How far an expert is that an item of a fetch wants from now on.
+    /// The state of an expert that an item of a fetch wants from now on.
     fn find(&mut self, layer: usize, expert: usize) -> Item {
         let class = &mut self.classes[self.layers[layer].class];
         let Some(slot) = class.residency.slot(layer, expert) else { return Item::Missing };
@@ -296,7 +296,7 @@ impl ExpertStore {
             }
             if self.reads.in_flight() == 0 {
                 // What is wanted now comes before what look-ahead holds.
-                self.give_up_foreseen();
+                self.release_read_ahead();
                 self.issue_all();
                 if self.reads.in_flight() == 0 {
                     self.make_room(index);
@@ -318,7 +318,7 @@ impl ExpertStore {
         }
     }
 
-    /// The next expert of a fetch has no slot: while nothing is on its way, what others (or it itself, later) wait for and have not been handed makes way.
+    /// The next expert of a fetch has no slot: while no read is in flight, experts that were read for others (or for itself, later) and not handed over are evicted.
     fn make_room(&mut self, index: usize) {
         self.issue_all();
         while self.reads.in_flight() == 0 && !self.fetches[index].is_ready() {
@@ -328,13 +328,13 @@ impl ExpertStore {
             items.filter(|item| **item == Item::There(slot)).for_each(|item| *item = Item::Missing);
             self.slots[slot as usize].wanted = 0;
             self.empty(slot);
-            // Before those who began earlier, who would take it back.
+            // Before older fetches, which would take the slot back.
             self.issue(index);
             self.submit();
         }
     }
 
-    /// Of the slots of a class whose experts are there and handed to nobody, that of the last expert of the newest fetch.
+    /// Of the slots of a class whose experts are complete and not handed over, that of the last expert of the newest fetch.
     fn last_that_waits(&self, class: usize) -> Option<u32> {
         let waiting = || self.fetches.iter().filter(|f| f.waits() && self.layers[f.layer].class == class);
         let holders = |slot: u32| waiting().flat_map(|f| &f.items).filter(|item| **item == Item::There(slot)).count();
@@ -346,7 +346,7 @@ impl ExpertStore {
         waiting().filter_map(last).max().map(|(_, slot)| slot)
     }
 
-    /// Takes what is over from the reads.
+    /// Takes completed reads.
     pub(super) fn reap(&mut self, wait: bool) {
         let mut over = std::mem::take(&mut self.over);
         self.reads.reap(wait, |ticket, loan, result| over.push((ticket, loan, result)));
@@ -364,7 +364,7 @@ impl ExpertStore {
         }
     }
 
-    /// Tells all who wait for a read that it is over.
+    /// Tells all fetches that wait for a read that it is over.
     fn settle(&mut self, ticket: Ticket, error: Option<Arc<Error>>) {
         for fetch in self.fetches.iter_mut().filter(|f| f.waits()) {
             for i in fetch.next..fetch.items.len() {
@@ -378,7 +378,7 @@ impl ExpertStore {
         }
         match error {
             None => self.let_go(ticket.slot),
-            // Nobody may find it, whoever asked for it; what only look-ahead wanted is nobody's loss and is tried again when it is wanted.
+            // It must not be found by any fetch. What only look-ahead wanted is no error: it is read again when it is wanted.
             Some(_) => {
                 self.slots[ticket.slot as usize].wanted = 0;
                 self.empty(ticket.slot);
@@ -390,13 +390,13 @@ impl ExpertStore {
     fn empty(&mut self, slot: u32) {
         let state = &mut self.slots[slot as usize];
         debug_assert!(state.ticket.is_none() && state.wanted == 0 && state.loan.is_some());
-        state.foreseen = false;
+        state.read_ahead = false;
         self.ahead.slots.retain(|s| *s != slot);
         let class = self.class_of(slot);
         class.residency.forget(slot - class.first);
     }
 
-    /// Lets another expert have the slot when its turn comes, unless somebody needs it.
+    /// Allows the slot's expert to be evicted, unless it is needed.
     pub(super) fn let_go(&mut self, slot: u32) {
         if self.slots[slot as usize].is_needed() {
             return;
@@ -466,7 +466,7 @@ impl ExpertStore {
     /// # Panics
     /// When it has not failed, or was asked before.
     pub fn take_error(&mut self, fetch: FetchId, position: usize) -> Arc<Error> {
-        // Of the last that has failed, the fetch may be over.
+        // The fetch may be over already, if this was its last expert.
         let found = &mut self.fetches[fetch.index as usize];
         assert_eq!(found.number, fetch.number, "another fetch was begun since");
         found.take_error(position)

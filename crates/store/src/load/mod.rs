@@ -69,7 +69,7 @@ pub struct LoadOptions {
     pub memory_of_disks: Option<PathBuf>,
     /// Bytes that one request reads: rounded up to a power of two, at least a page, at most 1 GiB. `None`: what measured best for the way of reading.
     pub request: Option<usize>,
-    /// Requests that io_uring keeps under way.
+    /// Requests that io_uring keeps in flight.
     pub depth: usize,
     /// Whether copies of files ask for large pages.
     pub large_pages: bool,
@@ -92,7 +92,7 @@ pub fn disk_speeds(file: &Path, options: &LoadOptions) -> Option<Speeds> {
 impl LoadOptions {
     /// Bytes that one request reads in this mode.
     pub(crate) fn request(&self, mode: LoadMode) -> usize {
-        // Direct requests hide the clearing of pages behind more bytes under way; a buffered one is copied, best within a cache.
+        // Direct requests hide the clearing of pages behind more bytes in flight; a buffered one is copied, best within a cache.
         let best = if mode == LoadMode::Direct { 4 << 20 } else { 2 << 20 };
         self.request.unwrap_or(best).clamp(read::ALIGNMENT, LARGEST_REQUEST).next_power_of_two()
     }
@@ -125,7 +125,7 @@ pub struct FileReport {
     pub reason: String,
 }
 
-/// An error of a load under way; the same for all who ask.
+/// An error of a load; the same for all who ask.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct LoadError(#[from] Arc<Error>);
@@ -137,7 +137,7 @@ impl LoadError {
     }
 }
 
-/// A load under way. Reading stops when this is dropped; the weights may be used as long as it lives.
+/// A load in progress. Reading stops when this is dropped; the weights may be used as long as it lives.
 #[derive(Debug)]
 pub struct Loading {
     queue: Arc<ChunkQueue>,

@@ -1,4 +1,4 @@
-//! A load under way: which chunk is next, who reads, who waits.
+//! The chunks of a load in progress: which one is next, which readers run, who waits.
 //!
 //! Chunks are read in the order in which weights will be used; those that somebody waits for go before. Readers are threads of this
 //! process that end when nothing is left, and are started again when somebody waits for what was not asked for at first.
@@ -24,7 +24,7 @@ pub(crate) struct ChunkQueue {
     depth: usize,
     rings: usize,
     pending: Mutex<Pending>,
-    /// Told when a chunk is settled, or when there will be no more.
+    /// Notified when a chunk is complete or has failed, and when no more will come.
     settled: Condvar,
     waiters: AtomicUsize,
     stopped: AtomicBool,
@@ -170,7 +170,7 @@ impl ChunkQueue {
                     Err(cause) => {
                         let path = self.sources[0].file.path.clone();
                         self.set_failure(Error::Io { path, doing: "start a thread to read", cause });
-                        // Others may be waiting: nobody is left to settle what they wait for.
+                        // Wake those who wait: no reader is left for their chunks.
                         self.settled.notify_all();
                         break;
                     }
@@ -183,7 +183,7 @@ impl ChunkQueue {
         if let Err(refused) = ring::read(&self.files(), &**self, self.depth) {
             self.note(refused);
             self.no_ring.store(true, Ordering::Release);
-            // This thread goes on as one of the others.
+            // This thread continues as a reader without a ring.
             self.ensure_readers(&mut self.lock());
             self.read_by_thread(Reader::Direct);
         }
@@ -209,7 +209,7 @@ impl ChunkQueue {
         let (source, offset) = (&self.sources[lent.chunk.file], lent.chunk.offset as usize);
         match source.memory().populate(offset..offset + lent.chunk.len) {
             Ok(()) => self.filled(lent),
-            // The kernel's word for a page that the file no longer has, or that the disk does not give.
+            // What the kernel returns for a page that the file no longer has, or that the disk cannot read.
             Err(e) if e.raw_os_error() == Some(libc::EFAULT) => {
                 let ends = source.file.buffered.metadata().map_or(0, |m| m.len());
                 let gone = ends < lent.chunk.offset + lent.chunk.len as u64;
@@ -241,13 +241,13 @@ impl ChunkQueue {
     pub fn wait(self: &Arc<ChunkQueue>, number: usize, source: &Source, range: &Range<usize>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut queue = self.lock();
-        // After the end of a load nobody takes anything from this queue.
+        // After the end of a load no reader takes chunks from this queue.
         if !self.is_halted() {
             queue.urgent.extend(source.chunks(range).map(|chunk| (number, chunk)));
         }
         self.ensure_readers(&mut queue);
         while !source.is_ready(range) {
-            // After a failure nothing more comes; but what is under way is still written to.
+            // After a failure nothing more comes; but requests in flight still write.
             if self.is_halted() && queue.lent == 0 {
                 break;
             }
@@ -336,7 +336,7 @@ impl ChunkQueue {
 
     /// See [`super::Loading::check`].
     pub fn check(&self) -> Result<(), LoadError> {
-        // Who has read the last chunk looks at the files once more: until then nobody believes it.
+        // The reader of the last chunk checks the files once more before the load counts as complete.
         let all_there = self.there.load(Ordering::Acquire) >= self.wanted.load(Ordering::Acquire);
         if all_there && !self.is_over() {
             self.finish();
@@ -382,7 +382,7 @@ unsafe impl ChunkSink for ChunkQueue {
                 }
             }
         }
-        // A reader that waits would wait for ever: it leaves.
+        // A reader that waited here would wait for ever: it ends.
         if block {
             queue.lanes[reader as usize].readers -= 1;
         }

@@ -12,9 +12,9 @@ use super::{LoadError, LoadMode, LoadOptions};
 use crate::error::Error;
 use crate::map::Map;
 
-/// Nobody has begun to read the chunk.
+/// No reader has begun with the chunk.
 pub(crate) const PENDING: u8 = 0;
-/// Somebody reads it.
+/// A reader is reading it.
 pub(crate) const TAKEN: u8 = 1;
 /// It is there.
 pub(crate) const READY: u8 = 2;
@@ -32,7 +32,7 @@ pub(crate) struct Source {
     memory: Map,
     chunk: usize,
     states: Box<[AtomicU8]>,
-    /// Chunks that are not there yet: the quick answer to most questions.
+    /// Chunks that are not there yet; 0 answers most queries at once.
     left: AtomicUsize,
     /// Bytes and name of each tensor, by offset; for messages.
     tensors: Vec<(Range<u64>, Arc<str>)>,
@@ -40,7 +40,7 @@ pub(crate) struct Source {
     trace: Vec<(u64, u64)>,
     /// Parts of it are read for as long as the model is used: what it holds must not change.
     streamed: AtomicBool,
-    /// Who reads it, and under which number.
+    /// The queue that has it read, and its number there.
     reader: OnceLock<(Weak<ChunkQueue>, usize)>,
 }
 
@@ -120,12 +120,12 @@ impl Source {
         self.states[chunk].load(Ordering::Acquire)
     }
 
-    /// Takes a chunk that nobody has begun with.
+    /// Takes a chunk that no reader has begun with.
     pub fn take(&self, chunk: usize) -> bool {
         self.states[chunk].compare_exchange(PENDING, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Says what became of a chunk that was taken.
+    /// Marks a chunk that was taken as ready or failed.
     pub fn settle(&self, chunk: usize, state: u8) {
         self.states[chunk].store(state, Ordering::Release);
         if state == READY {
@@ -150,7 +150,7 @@ impl Source {
     /// Bytes of the file, waiting for them; zeros for what can never be there.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         self.wait(&range);
-        // SAFETY: the range's chunks are there, or the load has ended and nothing is under way: neither is written to again.
+        // SAFETY: the range's chunks are there, or the load has ended and no request is in flight: neither is written to again.
         unsafe { self.memory.slice(range) }
     }
 

@@ -124,7 +124,7 @@ impl Report {
             text += &table("layer", self.lru_hits.iter().map(|(n, _)| n.to_string()), &by_layer(&columns));
         }
 
-        // 2. what foretells them, how evenly they are used
+        // 2. what predicts them, how evenly they are used
         text += "\nexperts guessed right: by the layer before, by the token before, always the hottest, by the router ahead of time\n";
         let guesses: Vec<Vec<f64>> =
             [|g: &Guesses| g.layer_before, |g: &Guesses| g.token_before, |g: &Guesses| g.hottest]
@@ -295,7 +295,7 @@ impl Report {
             chart("policies", "Misses by policy and size", "slots, % of all experts", "misses per token", policies),
             chart("lru", "A cache per layer, least recently used", "entries", "hit rate, %", spread(&self.lru_hits)),
             chart("diversity", "Experts used", "within tokens", "% of a layer's experts", spread(&self.diversity)),
-            chart("guesses", "What foretells a token's experts", layer, "% guessed right", guesses),
+            chart("guesses", "What predicts a token's experts", layer, "% guessed right", guesses),
             chart(
                 "popularity",
                 "How evenly experts are used",

@@ -1,4 +1,4 @@
-//! What recorded routing is like: how many experts it needs, how soon it repeats itself, what foretells it.
+//! What recorded routing is like: how many experts it needs, how soon it repeats itself, what predicts it.
 
 use sluice_store::experts::simulate::{self, Trace};
 use sluice_store::experts::{Policy, Recording};
@@ -41,7 +41,7 @@ pub fn lru_hits(recording: &Recording, layer: usize, entries: usize) -> f64 {
     1.0 - simulate::misses(&trace, entries, Policy::Lru, &[]) as f64 / trace.uses() as f64
 }
 
-/// What foretells a layer's experts, learned from the first half of the tokens and counted on the second.
+/// What predicts a layer's experts, learned from the first half of the tokens and counted on the second.
 ///
 /// From the layer before (of which the first has none) by naive Bayes: P(expert) times, for each expert of the layer before that the token
 /// wants, P(expert | that one) / P(expert).
