@@ -48,7 +48,7 @@ pub struct ServeArgs {
     engine: EngineArgs,
 }
 
-/// Serves until it is told to stop: by SIGINT or SIGTERM, after which running requests finish; a second one ends it at once.
+/// Serves until it is told to stop: by SIGINT or SIGTERM, after which running requests come to their end; a second one ends it at once.
 pub fn run(args: ServeArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
     let options = Options {

@@ -10,7 +10,7 @@ use sluice_store::{AtomicFile, read_small};
 
 use crate::prompt::Message;
 
-/// A running conversation.
+/// A conversation under way.
 pub struct Conversation {
     pub messages: Vec<Message>,
     /// What the engine's sequence holds, exactly: the last prompt, and the answer to it. `None` where that is not known.
@@ -64,7 +64,7 @@ impl Conversation {
             }
         }
         let mut new = encode(rendered, true)?;
-        // The last token has to be computed in any case: its logits give the next one.
+        // The last token has to be computed in any case: what comes next is read off it.
         let common = new.iter().zip(known).take_while(|(a, b)| a == b).count().min(new.len().saturating_sub(1));
         new.drain(..common);
         if new.is_empty() {
@@ -82,7 +82,7 @@ pub fn save(messages: &[Message], path: &Path) -> Result<()> {
     Ok(file.commit()?)
 }
 
-/// Whether saving to `path` would take the place of a file that is not this conversation's: one with something in it that is no conversation.
+/// Whether saving to `path` would take the place of a file that somebody else wrote: one with something in it that is no conversation.
 pub fn is_foreign(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0) && load(path).is_err()
 }

@@ -188,7 +188,7 @@ impl Chat<'_> {
             bail!("{total} tokens leave no room for an answer in a context of {max}: {WAYS_OUT}");
         }
 
-        // Where the next prompt may diverge from this one: at the prompt's end, whose last token is always computed, and before the first message. The ends of
+        // Where another message may part from this one: at the prompt's end, whose last token is always computed, and before the first message. The ends of
         // answers are kept anyway.
         let mut marks = vec![total - 1];
         if let ([system, _], Some(_)) = (&self.conversation.messages[..], self.template) {
@@ -248,7 +248,7 @@ impl Chat<'_> {
             Command::Say(message) => {
                 self.turn(message)?;
             }
-            // Handled where lines are read.
+            // Whoever reads the lines knows about these.
             Command::Exit | Command::Save(_) => {}
             Command::Help => terminal::say(command::HELP),
             Command::Reset => {
@@ -280,7 +280,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Writes the conversation to a file, after a question where that would overwrite another one. Gives back a line that was no answer to it.
+    /// Writes the conversation to a file, after a question where that would cost somebody else's. Gives back a line that was no answer to it.
     fn save(&mut self, path: &Path, input: &mut Input) -> Result<Option<String>> {
         let messages = &self.conversation.messages;
         if conversation::is_foreign(path) {
