@@ -55,7 +55,7 @@ impl Residency {
         self.settled.misses as f64 / self.settled_tokens as f64 * self.per_expert as f64
     }
 
-    /// `memory 126 experts 47.0 %, disk 53.0 %: 1.9 MB a token`
+    /// `memory (126 experts) 47.0 %, disk 53.0 %: 1.9 MB read a token`
     pub fn text(&self) -> String {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let shares = self.settled.shares();
