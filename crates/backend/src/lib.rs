@@ -39,7 +39,7 @@ pub fn widen(float: Float, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {
 /// Results do not depend on how tokens are divided among steps (`docs/numerics.md`).
 ///
 /// Tensors may be parts of larger ones, at any offset and stride; what lies around them stays as it is. Between [`Backend::begin`] and [`Backend::end`]
-/// nothing is made known, written or read back. `crates/conformance` holds implementors to all of this.
+/// nothing is registered, written or read back. `crates/conformance` holds implementors to all of this.
 pub trait Backend: Send {
     // 1. What is set up once
 
@@ -49,11 +49,11 @@ pub trait Backend: Send {
     fn upload(&mut self, values: &[f32], to: Tensor);
     /// Copies a tensor to the host, `[rows, cols]` dense. For calibration and tests: no step does it.
     fn download(&mut self, t: Tensor, out: &mut [f32]);
-    /// Makes a weight matrix known, where it lies.
+    /// Registers a weight matrix where it lies, without copying it.
     fn matrix(&mut self, source: MatrixSource) -> anyhow::Result<MatrixId>;
-    /// Makes a rotary embedding known, for positions below `positions`. Angles of a position are computed and uploaded once, when a step first comes so far.
+    /// Registers a rotary embedding, for positions below `positions`. Angles of a position are computed and uploaded once, when a step first reaches it.
     fn rotary(&mut self, frequencies: &RotaryFrequencies, positions: usize) -> anyhow::Result<RotaryId>;
-    /// Makes a mixture of experts known, in the order in which steps come to them. `follows`: the mixture of the layer right before, which may look ahead to
+    /// Registers a mixture of experts, in the order in which steps come to them. `follows`: the mixture of the layer right before, which may look ahead to
     /// what this one will want.
     fn moe(&mut self, moe: Moe, follows: Option<MoeId>) -> anyhow::Result<MoeId>;
     /// From here on the experts of all mixtures are kept as `options` say and otherwise read when tokens want them, instead of being used where their files
@@ -143,6 +143,6 @@ pub trait Backend: Send {
 
     // 5. For calibration: a step does none of this
 
-    /// As [`Backend::mixture`] without what the routed experts add. `normed`: what they would have been given; returns to whom it would have gone.
+    /// As [`Backend::mixture`] without what the routed experts add. `normed`: what they would have been given; returns their routing.
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing;
 }

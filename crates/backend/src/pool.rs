@@ -1,8 +1,8 @@
 //! A fork-join pool for work of microseconds.
 //!
 //! The caller is one of the threads. A job is a number of tasks. Each thread begins with a run of neighbouring ones, because neighbours mostly
-//! read neighbouring memory, and who is done takes from the end of another's run, so that a slow or descheduled thread only does
-//! fewer; a helper that has not woken by the time the tasks are gone is locked out instead of waited for. Idle helpers
+//! read neighbouring memory, and a thread that is done steals from the end of another's run, so that a slow or descheduled thread only does
+//! fewer; a helper that has not woken by the time all tasks are taken is locked out instead of waited for. Idle helpers
 //! spin for a moment (the next layer's work comes within microseconds, or when a read is over) and then sleep.
 
 use std::any::Any;
@@ -16,7 +16,7 @@ use super::threading::{
 
 /// How long an idle helper spins before it sleeps, where work comes from memory.
 const SPIN: Duration = Duration::from_micros(60);
-/// Looks at what others do before the processor is offered to somebody else.
+/// Polls before the processor is yielded.
 const LOOKS: u32 = 10_000;
 
 type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
@@ -105,7 +105,7 @@ impl Pool {
         self.helpers.len() + 1
     }
 
-    /// How long idle helpers spin before they sleep: as long as it is worth to have them at once.
+    /// How long idle helpers spin before they sleep: as long as an immediate start is worth it.
     pub fn set_spin(&self, spin: Duration) {
         self.shared.spin.store(spin.as_nanos() as u64, Ordering::Relaxed);
     }
@@ -192,7 +192,7 @@ fn help(s: &Shared, index: usize) {
             let mut first = s.panic.lock().unwrap_or_else(|e| e.into_inner());
             match *first {
                 None => *first = Some(panic),
-                // Dropping what a stranger panicked with may panic, and then we would never leave.
+                // Dropping the payload of a panic may panic too, and then this helper would never leave the job.
                 Some(_) => std::mem::forget(panic),
             }
             s.panicked.store(true, Ordering::Relaxed);

@@ -224,7 +224,7 @@ impl StepInputs {
 pub struct Outcome {
     /// Logits of the rows that were wanted, until the next step begins: see [`crate::Backend::read_logits`].
     pub logits: Logits,
-    /// Rows that are not what they should be, and why; all others are.
+    /// Rows that could not be computed, and why; all others are valid.
     pub failed: Vec<Failed>,
     /// What routers chose, layer after layer, where it is recorded.
     pub routed: Vec<Routed>,

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 /// When it is in none of them: the message names all.
 pub fn folder() -> Result<PathBuf> {
     if let Some(named) = env::var_os("SLUICE_DEMO") {
-        // Whoever names a place wants that one; what is wrong with it the loader says.
+        // A folder that is named is used; the loader reports what is wrong with it.
         return Ok(named.into());
     }
     let executable = env::current_exe().and_then(|p| p.canonicalize()).unwrap_or_default();

@@ -23,7 +23,7 @@ pub enum Order {
 pub struct Case {
     /// Bytes, whole pages.
     pub request: u64,
-    /// Requests under way at once.
+    /// Requests in flight at once.
     pub depth: usize,
     pub order: Order,
     /// Requests in random order begin at multiples of so many bytes.
@@ -71,12 +71,12 @@ pub fn measure(files: &[(PathBuf, u64)], case: Case, span: Duration, round: u64)
     let wanted = fastest.min((span.as_secs_f64() * 2e6) as u64) + 1;
     let chunks = requests(&lens, case, wanted, round);
 
-    // 2. the first few alone: memory that was never touched, and buffers to be made known to the kernel, take time that is not the disk's
+    // 2. the first few alone: first touches of memory and registering buffers take time that is not the disk's
     let begun = Instant::now();
     read(files, chunks[..case.depth.min(chunks.len())].to_vec(), case, begun + Duration::from_secs(60))?;
     let preparing = begun.elapsed();
 
-    // 3. as many as the time is enough for, from when as many as are under way at once have come
+    // 3. as many as the time is enough for, from when as many as are in flight at once have come
     let times = read(files, chunks, case, Instant::now() + preparing + span)?;
     let steady = &times[case.depth.min(times.len() / 2)..];
     ensure!(steady.len() > 1, "no two requests in {span:?}");
@@ -97,7 +97,7 @@ fn read(files: &[(PathBuf, u64)], chunks: Vec<Chunk>, case: Case, until: Instant
     Ok(times.into_inner().unwrap_or_else(|e| e.into_inner()))
 }
 
-/// Numbers that have nothing to do with each other, one for each `i`: splitmix64 of Steele, Lea and Flood 2014.
+/// A hash of `i`, for pseudo-random places: splitmix64 of Steele, Lea and Flood 2014.
 pub fn mix(i: u64) -> u64 {
     let mut z = i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -69,7 +69,7 @@ pub struct EngineArgs {
     /// Experts that look-ahead guesses for a layer
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     lookahead_experts: Option<u32>,
-    /// Reads of experts under way at once
+    /// Reads of experts in flight at once
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     expert_depth: Option<u32>,
     /// Say how each file of weights is read, and why

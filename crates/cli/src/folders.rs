@@ -1,4 +1,4 @@
-//! Where the program keeps things of its own: the XDG folders. A folder that cannot be had is done without.
+//! Where the program keeps things of its own: the XDG folders. Where a folder cannot be made, the program works without it.
 
 use std::env;
 use std::fs::DirBuilder;

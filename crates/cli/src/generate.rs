@@ -55,7 +55,7 @@ pub struct Answer {
     pub streamed: Option<Streamed>,
 }
 
-/// Appends `prompt` to the sequence and generates. `each` sees all that happens and may break it off.
+/// Appends `prompt` to the sequence and generates. `each` is given every event and may stop it.
 ///
 /// # Errors
 /// The engine's, and those of `each`.
@@ -110,7 +110,7 @@ pub fn answer(
                 }
                 Event::Finished { reason, .. } => break 'steps End::Engine(reason),
             };
-            // An answer that has just come to its end is not broken off.
+            // An answer that has just ended is not interrupted.
             let finished = events.iter().any(|e| matches!(e, Event::Finished { .. }));
             if flow.is_break() && !finished {
                 engine.cancel(id)?;

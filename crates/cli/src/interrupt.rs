@@ -1,5 +1,5 @@
-//! Ctrl-C: leaves at once with exit code 130, except while somebody holds it; then it is remembered, and whoever holds it stops what is
-//! under way.
+//! Ctrl-C: leaves at once with exit code 130, except while it is held; then it is recorded, and the holder stops what is
+//! running.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -69,13 +69,13 @@ impl Drop for Hold {
             && f.holds.fetch_sub(1, Ordering::SeqCst) == 1
         {
             f.leaves.store(true, Ordering::SeqCst);
-            // What came too late to stop anything; one that comes between the two stores has left.
+            // Discards a Ctrl-C that came too late to stop anything; one between the two stores has ended the program.
             f.pressed.store(false, Ordering::SeqCst);
         }
     }
 }
 
-/// The error of what Ctrl-C stopped, after all that there was to say is said: no line, only the exit code.
+/// The error of what Ctrl-C stopped, when everything was reported already: no line, only the exit code.
 #[derive(Debug)]
 pub struct Interrupted;
 

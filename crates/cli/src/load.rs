@@ -43,7 +43,7 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
         let weights_time = begun.elapsed();
         (engine, join(), weights_time)
     };
-    // The weights' error first: of a folder that is not there at all, the tokenizer is the least part.
+    // The weights' error first: for a folder that does not exist, a message about the tokenizer would mislead.
     let engine = engine?;
     let (text, text_time) = text?;
     Ok(Loaded { engine, text, weights_time, text_time })

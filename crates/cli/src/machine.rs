@@ -1,4 +1,4 @@
-//! What the kernel says of memory: of this process and of this machine. All in bytes; what cannot be read is `None`.
+//! Memory of this process and of this machine, from the kernel. All in bytes; what cannot be read is `None`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub fn room() -> Option<u64> {
 /// What this process and its control group hold just now. Of the program's own file and its libraries all counts, whether it is in memory yet or not: how much
 /// the kernel maps around a page that is touched depends on how the file lies in its cache, and differs by many megabytes between two starts.
 pub fn held() -> Held {
-    // Counters of `status` are behind by what each processor has not reported; a sum over all maps is not.
+    // Counters of `status` lag by what each processor has not added yet; a sum over all maps does not.
     let exact = fs::read_to_string("/proc/self/smaps_rollup").ok().and_then(|text| kilobytes(&text, "Anonymous"));
     let anonymous = exact.or_else(|| own_memory("RssAnon")).unwrap_or(0);
     let code = fs::read_to_string("/proc/self/maps").map_or(0, |maps| code_bytes(&maps));

@@ -1,4 +1,4 @@
-//! The program `sluice`: flags to engine calls, events to the terminal. One file or folder per subcommand; whatever two of them
+//! The program `sluice`: flags to engine calls, events to the terminal. One file or folder per subcommand; what two of them
 //! share has a file of its own. Every failure is one line on standard error and exit code 2; nothing here panics on what a user or a
 //! file says.
 #![forbid(unsafe_code)]
@@ -84,7 +84,7 @@ fn main() -> ExitCode {
         let payload = panic.payload();
         let what = payload.downcast_ref::<&str>().copied().map(str::to_owned);
         let what = what.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
-        // Whoever read our output has seen enough: `println!` knows no other way to say so.
+        // The reader of our output has closed the pipe: `println!` can only panic.
         if what.starts_with("failed printing to stdout") && what.contains("Broken pipe") {
             std::process::exit(0);
         }
@@ -104,9 +104,9 @@ fn main() -> ExitCode {
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read our output has seen enough (`| head`).
+        // The reader of our output has closed the pipe (`| head`).
         Err(e) if e.chain().any(is_closed_pipe) => ExitCode::SUCCESS,
-        // What there was to say is said.
+        // The error was reported already.
         Err(e) if e.is::<interrupt::Interrupted>() => ExitCode::from(interrupt::STATUS),
         Err(e) => {
             terminal::note(&format!("{e:#}"));

@@ -29,7 +29,7 @@ impl Progress {
         Progress::after_loading(None, what, unit, total)
     }
 
-    /// The same behind a load under way, which is shown as long as it lasts.
+    /// The same after a load in progress, which is shown until it is over.
     pub fn after_loading(load: Option<LoadProgress>, what: &'static str, unit: &'static str, total: usize) -> Progress {
         let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::hidden());
         let reached = Arc::new(AtomicBool::new(load.is_none()));
@@ -70,7 +70,7 @@ impl Progress {
         Progress { bar, reached, shower }
     }
 
-    /// So much of it is done, of so much. Not shown while something is still being loaded.
+    /// Sets the progress: amount done, and total. Not shown while something is still being loaded.
     pub fn set(&self, done: usize, total: usize) {
         if !self.reached.load(Ordering::Relaxed) {
             return;

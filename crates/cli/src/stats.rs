@@ -217,7 +217,7 @@ pub fn profile_json(profile: &Profile) -> Value {
     Value::Object(rows.collect())
 }
 
-/// Bytes of KV that hold tokens: those of the answer lie where the next turn finds them.
+/// Bytes of KV that hold tokens: those of the answer are kept for the next turn.
 fn held(engine: &Engine) -> usize {
     engine.kv_in_use() + engine.kv_kept()
 }

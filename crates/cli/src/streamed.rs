@@ -41,7 +41,7 @@ pub fn to_json(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
             "on": s.looks_ahead,
             "predicted": t.predicted,
             "right": t.predicted_right,
-            "used": t.foreseen,
+            "used": t.read_ahead,
             "read_in_vain": t.read_in_vain,
         },
     })
@@ -93,7 +93,7 @@ pub fn to_text(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
         parts.push(format!(
             "look-ahead {} right, {} used, {} read in vain",
             percent(rate(t.predicted_right, t.predicted)),
-            t.foreseen,
+            t.read_ahead,
             t.read_in_vain
         ));
     }

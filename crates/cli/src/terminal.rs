@@ -1,9 +1,9 @@
-//! What is said to a person, beside the answer itself. File names, tensor names and old conversations are texts of strangers: none of them may steer
+//! What is said to a person, beside the answer itself. File names, tensor names and old conversations are untrusted text: none of it may control
 //! the terminal that they are shown on.
 
 use std::io::{self, Write};
 
-/// One line on standard error, `sluice: ..`. A standard error that is closed is nobody's fault.
+/// One line on standard error, `sluice: ..`. A closed standard error is ignored.
 pub fn note(line: &str) {
     let _ = writeln!(io::stderr(), "sluice: {}", one_line(line));
 }
@@ -31,7 +31,7 @@ pub fn shown_json(json: &str) -> String {
     json.chars().map(spelled).collect()
 }
 
-/// Messages carry texts of strangers (file names, templates): one line, and nothing that steers a terminal.
+/// Messages carry untrusted text (file names, templates): one line, without control characters.
 fn one_line(text: &str) -> String {
     let shown: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     shown.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -90,14 +90,6 @@ fn a_short_last_window_counts_from_two_tokens_on() {
     assert_refused(&output(&["eval", "ppl", &demo, "--text", path.to_str().unwrap()]), &["text", "utf-8"]);
 }
 
-/// Prose with some variety, where no held-out text is at hand.
-fn prose() -> String {
-    let names = ["the cat", "a small boat", "my brother", "the old king", "nobody"];
-    let deeds =
-        ["ran to the river", "asked 3 + 4", "slept under a tree", "told a story about the moon", "was very hungry"];
-    (0..60).map(|i| format!("Then {} {}, and it was day {i}. ", names[i % 5], deeds[(i * i + i / 7) % 5])).collect()
-}
-
 #[test]
 fn routing_is_recorded_and_its_figures_agree() {
     let Some(demo) = demo() else { return };

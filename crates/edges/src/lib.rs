@@ -10,12 +10,13 @@ use sluice_backend::{Activations, Cpu, Isa};
 use sluice_engine::text::{ChatTemplate, Detokenizer, Tokenizer, parse_messages};
 use sluice_engine::{Checkpoint, Config, Engine, Options, Pins};
 use sluice_store::bundle::{Manifest, PAGE};
+use sluice_store::experts::Recording;
 use sluice_store::safetensors::Header;
 
 /// An edge: its name, which is that of its folder of seeds, and what reads there.
 pub type Edge = (&'static str, fn(&[u8]));
 
-pub const EDGES: [Edge; 9] = [
+pub const EDGES: [Edge; 10] = [
     ("safetensors", safetensors),
     ("index", index),
     ("config", config),
@@ -24,6 +25,7 @@ pub const EDGES: [Edge; 9] = [
     ("template", template),
     ("chat", chat),
     ("pins", pins),
+    ("recording", recording),
     ("disks", disks),
 ];
 
@@ -130,6 +132,24 @@ fn pins(bytes: &[u8]) {
     let Ok(pins) = Pins::parse(bytes) else { return };
     assert!(pins.hottest.iter().all(|(layer, expert, _)| *layer < pins.layers && *expert < pins.experts));
     Pins::parse(pins.to_text().as_bytes()).expect("what was written is read");
+}
+
+/// Recorded routing.
+fn recording(bytes: &[u8]) {
+    let Ok(recording) = Recording::parse(bytes) else { return };
+    for layer in 0..recording.layers.len() {
+        assert_eq!(recording.by_token(layer).len(), recording.tokens());
+        let ascending = |chosen: &[u32]| chosen.windows(2).all(|w| w[0] < w[1]);
+        assert!(
+            recording
+                .by_token(layer)
+                .all(|chosen| ascending(chosen) && chosen[recording.k - 1] < recording.experts as u32)
+        );
+    }
+    // A number may have been written in more bytes than it needs: the same recording, then, in fewer.
+    let again = recording.to_bytes();
+    assert!(again.len() <= bytes.len());
+    assert_eq!(Recording::parse(&again).expect("what was written is read"), recording);
 }
 
 /// The memory of disks.

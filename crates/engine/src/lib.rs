@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod draw;
 mod engine;
 mod options;
 mod pace;

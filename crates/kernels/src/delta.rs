@@ -3,7 +3,7 @@
 //! Everything runs token by token and carries its state, so that a run of tokens gives the same bits as one token at a time. Callers
 //! split channels, heads and columns of a head's state; the kernels keep a block of the state in cache through a whole run.
 
-// Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
+// No iterator adapters: their closures may be compiled without the instruction set of the kernel around them.
 #![allow(clippy::needless_range_loop)]
 
 use crate::dispatch::simd;
@@ -311,7 +311,7 @@ unsafe fn one_token<V: Lanes, const N: usize>(
 /// The greatest key dimension whose blocks are copied.
 const COPIED_ROWS: usize = 256;
 
-/// [`block`] on a copy whose rows lie together: rows a power of two apart fall on too few sets of the first-level cache.
+/// [`block`] on a copy whose rows lie together: rows a power of two apart map to too few sets of the first-level cache.
 #[inline(always)]
 unsafe fn copied<V: Lanes, const N: usize>(
     state: &mut RowsMut,

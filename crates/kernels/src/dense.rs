@@ -1,4 +1,4 @@
-//! Products of plain f32 matrices, for whoever computes about a model rather than with it (calibration).
+//! Products of plain f32 matrices, for calibration, not for inference.
 //!
 //! An output is one chain of fused multiply-adds in ascending depth, whatever the tiles: the same bits in every instruction set. Both factors are packed first, so that a
 //! tile reads its registers one after the other.
@@ -10,7 +10,7 @@ use crate::dispatch::simd;
 use crate::instructions::lanes::Lanes;
 use crate::isa::Isa;
 
-/// Numbers in memory that its thread keeps for the next of them: large matrices come and go, and fresh pages cost a thread as much as some of the arithmetic.
+/// Numbers in memory that a thread reuses for the next matrix: clearing fresh pages for each would cost as much as part of the arithmetic.
 #[derive(Debug, PartialEq)]
 pub struct Buffer(Vec<f32>);
 

@@ -46,7 +46,7 @@ macro_rules! simd {
 
 pub(crate) use simd;
 
-/// The most that any instruction set says: `greatest!(Trait::function(arguments))`, a number known without an `Isa`.
+/// The maximum over all instruction sets: `greatest!(Trait::function(arguments))`, a number known without an `Isa`.
 macro_rules! greatest {
     ($needs:ident::$function:ident($($arg:expr),*)) => {{
         let most = <crate::generic::Generic16 as $needs>::$function($($arg),*);
@@ -60,7 +60,7 @@ macro_rules! greatest {
 
 pub(crate) use greatest;
 
-/// Holds at compile time that an instruction set gives everything.
+/// Checks at compile time that an instruction set implements every trait.
 const fn is_whole<V: Lanes + Encode + Integers + Pairs + Peak + Unpack>() {}
 
 const _: () = is_whole::<crate::generic::Generic16>();

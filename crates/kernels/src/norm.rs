@@ -2,7 +2,7 @@
 //!
 //! Sums of squares are wide sums, of 64 lanes: a chain of 64 additions for 4,096 elements. `docs/numerics.md` fixes their tree and the order of the products.
 
-// Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
+// No iterator adapters: their closures may be compiled without the instruction set of the kernel around them.
 #![allow(clippy::needless_range_loop)]
 
 use crate::dispatch::simd;

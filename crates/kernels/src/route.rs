@@ -60,7 +60,7 @@ impl Scoring {
 }
 
 /// `x = softmax(x)`, `[n]`, as `docs/numerics.md` defines it: the sum is a wide one.
-// Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
+// No iterator adapters: their closures may be compiled without the instruction set of the kernel around them.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
 unsafe fn softmax_lanes<V: Lanes>(x: &mut [f32]) {

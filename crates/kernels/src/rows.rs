@@ -1,7 +1,7 @@
 //! Row-major matrices whose rows lie apart, and column blocks of them: how threads share one output.
 //!
 //! A head's columns of `[tokens, heads * dim]` interleave with its neighbours', so they are no slice. [`RowsMut`] is a view
-//! of such columns, made safely from a whole matrix or, by whoever keeps threads apart, from an address.
+//! of such columns, made safely from a whole matrix or, by a caller that keeps threads apart, from an address.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -27,7 +27,7 @@ pub use config::{Config, Quantization};
 pub use decoder::Decoder;
 pub use description::*;
 pub use mlx::Mlx;
-pub use names::{Belongs, Names, is_of_experts};
+pub use names::{Belongs, Names, expert_tensors};
 pub use parts::{Leaf, Meaning, WeightClass, WeightDescription, WeightKind};
 pub use weights::Used;
 use weights::Weights;

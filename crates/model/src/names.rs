@@ -1,10 +1,12 @@
 //! How a checkpoint names its tensors: what stands in front of the text model's, and which are not the text model's at all.
 
+use std::collections::HashSet;
+
 use anyhow::{Result, bail};
 use sluice_store::Checkpoint;
 
 use crate::description::Description;
-use crate::parts::{Meaning, WeightKind};
+use crate::parts::{Meaning, WeightClass, WeightKind};
 
 /// In front of `embed_tokens`, `layers` and `norm`, and in front of `lm_head`, in the order in which they are tried.
 const PREFIXES: [(&str, &str); 4] =
@@ -98,7 +100,13 @@ impl Names {
     }
 }
 
-/// Whether this is a tensor of routed experts, by its name in any checkpoint: for who reads headers before there is a description.
-pub fn is_of_experts(name: &str) -> bool {
-    name.contains(".mlp.experts.") || name.contains(".mlp.switch_mlp.")
+/// The names of the tensors of `checkpoint` that hold routed experts of the model that `description` describes. None for a checkpoint of something else: whoever
+/// loads it says what is missing.
+pub fn expert_tensors(description: &Description, checkpoint: &Checkpoint) -> HashSet<String> {
+    let Ok(names) = Names::of(checkpoint) else { return HashSet::new() };
+    let is_of_expert = |name: &str| match names.belongs(description, name) {
+        Belongs::Text(meaning) => meaning.weight.class == WeightClass::Expert,
+        Belongs::LeftOut(_) | Belongs::Computed => false,
+    };
+    checkpoint.tensors().iter().filter(|t| is_of_expert(&t.name)).map(|t| t.name.to_string()).collect()
 }

@@ -1,4 +1,4 @@
-//! What becomes of a checkpoint, before a byte is read: each tensor of the text model with where it comes from and how it is written.
+//! The plan of a conversion, made before any weight is read: each tensor of the text model with where it comes from and how it is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,7 +102,7 @@ pub struct Conversion {
     /// Modules that were quantised already and stay as they are, and how many of them were to have more bits than they have.
     pub copied: usize,
     pub too_few: usize,
-    /// Modules that were quantised already and are quantised anew.
+    /// Modules that were quantised already and are quantised again.
     pub requantised: usize,
     /// Weights of the model.
     pub parameters: u64,

@@ -34,7 +34,7 @@ const MAX_COPIED: u64 = 256 << 20;
 pub struct Lock {
     /// Why it is not locked after all: the file system knows no locks.
     pub unlocked: Option<String>,
-    // In this order: what was made goes while nobody else can have the lock.
+    // In this order: made folders are removed while the lock is still held.
     _made: Made,
     _folder: File,
 }
@@ -79,7 +79,7 @@ impl Lock {
 }
 
 impl Lock {
-    /// Removes what packings that were killed left under temporary names. Who holds the lock knows that nobody writes to them any more; without a lock they
+    /// Removes what packings that were killed left under temporary names. The holder of the lock knows that no process writes to them any more; without a lock they
     /// stay.
     fn clean(&self, folder: &Path) -> Result<()> {
         if self.unlocked.is_some() {
@@ -182,7 +182,7 @@ impl Output {
         Ok(Output { folder: folder.to_owned(), written: Vec::new(), kept: going_on })
     }
 
-    /// A file of weights is whole, and stays whatever happens.
+    /// A file of weights is complete, and stays even if the packing fails.
     pub fn keep(&mut self) {
         self.kept = true;
     }
@@ -192,7 +192,7 @@ impl Output {
         self.kept
     }
 
-    /// Says that this file will be written: it goes, too, if nothing is kept.
+    /// Registers a file that will be written: it is removed, too, if nothing is kept.
     pub fn written(&mut self, name: &str) {
         self.written.push(self.folder.join(name));
     }

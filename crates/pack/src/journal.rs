@@ -1,5 +1,5 @@
 //! What an unfinished packing remembers: which files of the output are whole, and for which command. It is written after each file, so that whatever ends a
-//! packing (Ctrl-C, `kill -9`, a full disk) costs the files under way and no more.
+//! packing (Ctrl-C, `kill -9`, a full disk) costs the unfinished files and no more.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -52,7 +52,7 @@ impl Journal {
             Err(Error::Io { cause, .. }) if missing(&cause) => return Ok(None),
             text => text?,
         };
-        // It was renamed to its place whole; another program's file of that name is as good as none.
+        // It was renamed to its place whole; another program's file of that name is ignored.
         let Ok(mut journal) = serde_json::from_slice::<Journal>(&text) else { return Ok(None) };
         journal.done.retain(|name, f| fs::metadata(folder.join(name)).is_ok_and(|m| m.len() == f.entry.bytes));
         Ok(Some(journal))

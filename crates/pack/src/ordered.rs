@@ -1,5 +1,5 @@
-//! Many workers, one order: jobs are done on all cores, results are taken in the order of the jobs, and no more than a few are
-//! under way, however many there are.
+//! A parallel map that keeps the order: jobs are done on all cores, results are taken in the order of the jobs, and no more than a few are
+//! in progress, however many there are.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

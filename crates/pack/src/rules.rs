@@ -1,4 +1,4 @@
-//! Which module gets which width: `--bits` and `--group-size` for all, `--set` for some, MLX's own habit for routers.
+//! Which module gets which width: `--bits` and `--group-size` for all, `--set` for some, MLX's default for routers.
 
 use std::str::FromStr;
 
@@ -81,7 +81,7 @@ impl Rule {
     }
 }
 
-/// The rules of a recipe: one `PATTERN=BITS[:GROUP]` a line; what follows a `#` is for people.
+/// The rules of a recipe: one `PATTERN=BITS[:GROUP]` a line; what follows a `#` is a comment.
 pub fn parse_recipe(text: &str) -> Result<Vec<Rule>, String> {
     let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line.split('#').next().unwrap_or("").trim()));
     let rules = lines.filter(|(_, line)| !line.is_empty());
@@ -177,7 +177,7 @@ impl Rules {
         chosen.map(|(bits, group)| (bits, group.unwrap_or(self.group)))
     }
 
-    /// Refuses rules that matched no module: a pattern with a slip would otherwise go unnoticed.
+    /// Refuses rules that matched no module: a mistyped pattern would otherwise go unnoticed.
     pub(crate) fn check_all_matched(&self) -> Result<()> {
         let idle = self.set.iter().zip(&self.matched).find(|(_, matched)| !**matched);
         ensure!(

@@ -1,9 +1,9 @@
-//! Whoever runs a packing: is told how it goes, and says when it is to stop.
+//! The caller's side of a packing: progress, and cancellation.
 
 use crate::conversion::Conversion;
 use crate::space::Space;
 
-/// Told how a packing goes, and asked whether it is to go on.
+/// Receives the progress of a packing, and can cancel it.
 pub trait Watch: Sync {
     fn event(&self, event: Event);
 

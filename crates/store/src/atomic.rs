@@ -1,6 +1,6 @@
 //! Files that appear complete or not at all: written beside their place under a temporary name, synced, renamed.
 //!
-//! A rename puts a file in the place of whatever stands there, so what is no file is told apart first: a symbolic link stays and the file that
+//! A rename puts a file in the place of whatever stands there, so anything else than a file is handled first: a symbolic link stays and the file that
 //! it points to is replaced; a pipe or a character device is written to as it stands.
 
 use std::ffi::OsStr;
@@ -159,7 +159,7 @@ impl Destination {
             if !fs::symlink_metadata(&place).is_ok_and(|m| m.is_symlink()) {
                 break;
             }
-            // `/dev/stdout` and its like lead here. Also a plain file behind a descriptor is written to, at its end: a new file of its name would be
+            // `/dev/stdout` and the like lead here. Also a plain file behind a descriptor is written to, at its end: a new file of its name would be
             // none of those who hold the descriptor.
             if folder_of(&place).canonicalize().is_ok_and(|f| f.starts_with("/proc")) {
                 return stream(path).map(Destination::Stream);
@@ -170,7 +170,7 @@ impl Destination {
         match fs::symlink_metadata(&place) {
             Ok(m) if m.is_file() => Ok(Destination::File(place)),
             Ok(m) if m.file_type().is_fifo() || m.file_type().is_char_device() => stream(path).map(Destination::Stream),
-            // Nobody means a disk by an output file, and a socket cannot be opened.
+            // A disk is never meant as an output file, and a socket cannot be opened.
             Ok(_) => Err(Error::NotAFile { path: path.to_owned() }),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(Destination::File(place)),
             Err(e) => Err(Error::io(path, "look at")(e)),
@@ -187,7 +187,7 @@ fn stream(path: &Path) -> Result<File, Error> {
         _ => cause,
     });
     let file = file.map_err(Error::io(path, "open"))?;
-    // From here on a slow reader is waited for.
+    // From here on writes block until a slow reader has read.
     rustix::fs::fcntl_getfl(&file)
         .and_then(|flags| rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK))
         .map_err(|e| Error::io(path, "open")(e.into()))?;

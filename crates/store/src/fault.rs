@@ -1,6 +1,6 @@
 //! Files that shrink while they are mapped. Touching a page behind a file's new end raises SIGBUS; for maps that are watched here the
-//! handler puts zeros in its place and marks the map, so that whoever computes with it can end with an error instead of the
-//! process. Whoever watches a map must look at its mark before using what was computed from it.
+//! handler puts zeros in its place and marks the map, so that the computation can end with an error instead of the
+//! process. The owner of a watched map must check its mark before using what was computed from it.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -162,7 +162,7 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
 }
 
 /// Whether an instruction of this thread raised the signal, and will again when the handler returns: not one that somebody sent, nor the kernel's
-/// early word of broken memory that nobody has touched.
+/// advance notice of broken memory that no access has touched.
 fn is_access(info: &libc::siginfo_t) -> bool {
     [libc::BUS_ADRALN, libc::BUS_ADRERR, libc::BUS_OBJERR, libc::BUS_MCEERR_AR].contains(&info.si_code)
 }

@@ -1,4 +1,4 @@
-//! `model.safetensors.index.json`: which shard holds which tensor. Read from strangers, and written as Hugging Face does.
+//! `model.safetensors.index.json`: which shard holds which tensor. Untrusted when read; written as Hugging Face does.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;

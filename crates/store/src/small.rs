@@ -1,4 +1,4 @@
-//! Reading a file that should be small, whole: configs, tokenizers, templates, conversations. Who gave it is not trusted with more: a pipe, a device or
+//! Reading a file that should be small, whole: configs, tokenizers, templates, conversations. Its origin is not trusted: a pipe, a device or
 //! a folder in its place is refused before it is opened (opening a pipe waits for a writer, opening a device may do anything), and so is a file above its
 //! limit, even one that grows while it is read.
 

@@ -1,4 +1,4 @@
-//! Feed-forward parts on the CPU: dense, and routed experts grouped so that all tokens of one expert go through it together.
+//! Feed-forward parts on the CPU: dense, and routed experts grouped so that an expert is computed for all its tokens together.
 //!
 //! Two rounds of tasks. In the first, row blocks of every expert's gate and up projections, combined and encoded where they are computed.
 //! In the second, each task owns a block of output rows and adds the experts up in ascending number. Of experts that come from disk one after the other,
@@ -26,7 +26,7 @@ pub struct Operand {
 #[derive(Clone, Copy)]
 struct Stretch(*const u8, usize);
 
-// SAFETY: an address; whoever makes an operand of it vouches for what lies there.
+// SAFETY: an address; the maker of an operand guarantees what lies there.
 unsafe impl Send for Stretch {}
 // SAFETY: as above.
 unsafe impl Sync for Stretch {}
@@ -52,7 +52,7 @@ impl Operand {
     fn matrix<'a>(&self, weights: &'a [Weight]) -> (Matrix<'a>, usize) {
         let weight = &weights[self.weight];
         let Some(arrays) = &self.read else { return (weight.matrix(), self.row) };
-        // SAFETY: as whoever made the operand has vouched.
+        // SAFETY: as the maker of the operand has guaranteed.
         let array = |Stretch(start, len): &Stretch| unsafe { std::slice::from_raw_parts(*start, *len) };
         let arrays = arrays.iter().map(array).take(weight.arrays());
         let matrix = Matrix::of_parts(weight.form(), self.rows, weight.cols(), arrays);
@@ -92,7 +92,7 @@ impl Unit {
 
 /// The tokens of each used expert, in ascending expert number. Kept between steps so that nothing is allocated.
 #[derive(Default)]
-pub struct Plan {
+pub struct Grouping {
     pub units: Vec<Unit>,
     /// Row of x of each (expert, token) pair.
     pub order: Vec<u32>,
@@ -125,7 +125,7 @@ impl Operand {
     }
 }
 
-impl Plan {
+impl Grouping {
     /// Sorts the tokens of a routing by expert.
     pub fn fill(&mut self, routing: &Routing, experts: &Experts) {
         let pairs = routing.experts.len();
@@ -196,7 +196,7 @@ pub fn dense_gate_up(crew: Crew, mlp: &Mlp, x: &Encoded, tokens: &[u32], into: &
     gate_up(crew, &mut unit, tokens, x, needs, into);
 }
 
-/// Sizes every thread's scratch for all that may be done with these units, whichever of them go through it together: what is read first is chance.
+/// Sizes every thread's scratch for these units in any combination: which of them are read first, and so computed together, varies.
 pub fn reserve(mut crew: Crew, units: &[Unit], shared_down: Option<Operand>, tokens: usize, width: usize) {
     let most = MOST_ROWS.min(width.max(units.first().map_or(0, |u| u.intermediate)));
     let operands = units.iter().flat_map(|u| [u.gate, u.up, u.down]).chain(shared_down);
@@ -273,7 +273,7 @@ pub struct Carry {
 pub fn down_and_add(
     mut crew: Crew,
     units: &[Unit],
-    plan: &Plan,
+    grouping: &Grouping,
     rows_of_pairs: &[u32],
     hidden: &Encoded,
     shared: Option<SharedDown>,
@@ -309,8 +309,8 @@ pub fn down_and_add(
             let input = hidden.input(encoding(unit.down.weight));
             let y = tile(isa, &matrix, rows, input, &rows_of_pairs[pairs.clone()], out, kernel);
             for (pair, y) in pairs.zip(y.chunks_exact(n)) {
-                let t = plan.order[pair] as usize;
-                elementwise::scale_add(isa, plan.weights[pair], y, &mut sum[t * n..(t + 1) * n]);
+                let t = grouping.order[pair] as usize;
+                elementwise::scale_add(isa, grouping.weights[pair], y, &mut sum[t * n..(t + 1) * n]);
             }
         }
         if let Some(c) = carry.filter(|c| !c.last) {
@@ -375,11 +375,11 @@ pub fn down(
 /// Columns that one task of [`add`] takes.
 pub const ADDED: usize = 512;
 
-/// Adds up what [`down`] has left: as [`down_and_add`], with routed outputs in `outputs[pair]` and the shared expert's in `outputs[pairs + t]`.
+/// Adds up the outputs of [`down`]: as [`down_and_add`], with routed outputs in `outputs[pair]` and the shared expert's in `outputs[pairs + t]`.
 pub fn add(
     mut crew: Crew,
     units: impl Iterator<Item = Unit> + Clone + Sync,
-    plan: &Plan,
+    grouping: &Grouping,
     outputs: Place,
     shared: Option<Option<Place>>,
     residual: Place,
@@ -401,14 +401,14 @@ pub fn add(
         unsafe {
             for unit in units.clone() {
                 for pair in unit.from..unit.from + unit.tokens {
-                    if plan.order[pair] as usize == t {
-                        elementwise::scale_add(isa, plan.weights[pair], outputs.get(pair, from..from + n), sum);
+                    if grouping.order[pair] as usize == t {
+                        elementwise::scale_add(isa, grouping.weights[pair], outputs.get(pair, from..from + n), sum);
                     }
                 }
             }
             if let Some(gates) = shared {
                 let gate = gates.map_or(1.0, |g| g.get(t, 0..1)[0]);
-                elementwise::scale_add(isa, gate, outputs.get(plan.order.len() + t, from..from + n), sum);
+                elementwise::scale_add(isa, gate, outputs.get(grouping.order.len() + t, from..from + n), sum);
             }
             let out = residual.get_mut(t, from..from + n);
             out.iter_mut().zip(&*sum).for_each(|(o, s)| *o += s);

@@ -1,5 +1,5 @@
 //! Matrix products on the CPU: activations are encoded once for all matrices that share them, then row blocks of the matrices are
-//! dealt to threads. A row of the result is always computed whole by one thread, so how rows are dealt changes nothing.
+//! distributed among threads. A row of the result is always computed by one thread alone, so the distribution changes no bit.
 
 use sluice_kernels::matmul::{self, Activations, Encoding, Input, Matrix};
 use sluice_kernels::{Isa, activations, norm};
@@ -140,7 +140,7 @@ impl EncodedWriter<'_> {
     }
 }
 
-/// What each thread keeps for itself.
+/// Scratch of each thread.
 #[derive(Default)]
 pub struct Worker {
     pub kernel: matmul::Scratch,
@@ -190,16 +190,16 @@ impl<'a> Crew<'a> {
         Needs::of(matrices.into_iter().map(|m| self.weights[m.number()].form().encoding(self.mode)))
     }
 
-    /// Waits for the weights of some linears: here and not in the tasks, so that threads with nothing to do leave the processor to those that read.
+    /// Waits for the weights of some linears: here and not in the tasks, so that threads with nothing to do leave the processor to the readers.
     pub fn wait_for<'l>(&self, linears: impl IntoIterator<Item = &'l Linear>) {
         linears.into_iter().for_each(|l| self.weights[l.matrix.number()].wait());
     }
 
-    /// `out = linear(..)`, or with `add` `out += linear(..)`, as a job.
-    pub fn job(&self, linear: &Linear, out: Place, add: bool) -> Job {
+    /// `out = linear(..)`, or with `add` `out += linear(..)`, for [`run_products`].
+    pub fn product(&self, linear: &Linear, out: Place, add: bool) -> Product {
         let bias = linear.bias.map(|b| self.place(b));
         let (weight, row) = (linear.matrix.number(), linear.rows.start);
-        Job { weight, row, rows: linear.rows.len(), out, bias, add, first_task: 0 }
+        Product { weight, row, rows: linear.rows.len(), out, bias, add, first_task: 0 }
     }
 
     /// See [`PerThread::reserve`].
@@ -209,7 +209,7 @@ impl<'a> Crew<'a> {
 }
 
 impl PerThread<Worker> {
-    /// Sizes every thread's tiles and scratch ahead: which thread gets which task is chance, and a step must not allocate by chance.
+    /// Sizes every thread's tiles and scratch ahead: which thread gets which task varies, and a step must not allocate.
     pub fn reserve(&mut self, tile: usize, row: usize, floats: usize, kernel: usize) {
         for w in self.iter_mut() {
             grow(&mut w.tile, tile);
@@ -261,7 +261,7 @@ pub fn encode(mut crew: Crew, x: Place, norm: Option<&Norm>, needs: Needs, into:
 
 /// `out[t] (+)= W[rows] x[t] + bias` for all tokens.
 #[derive(Clone, Copy)]
-pub struct Job {
+pub struct Product {
     pub weight: usize,
     pub row: usize,
     pub rows: usize,
@@ -269,7 +269,7 @@ pub struct Job {
     /// `[1, rows]`
     pub bias: Option<Place>,
     pub add: bool,
-    /// Tasks before this job's.
+    /// Tasks before this product's.
     pub first_task: usize,
 }
 
@@ -277,46 +277,46 @@ pub struct Job {
 pub const MOST_ROWS: usize = 128;
 
 /// Rows that one task takes of matrices with `rows` rows in all: few enough that all threads have some, many enough that a task is
-/// worth its dealing.
+/// worth its overhead.
 pub fn block_rows(rows: usize, threads: usize) -> usize {
     (rows / (threads * 4)).next_multiple_of(matmul::ROW_BLOCK).clamp(matmul::ROW_BLOCK, MOST_ROWS)
 }
 
-/// Below so many multiply-adds dealing costs more than it brings.
+/// Below so many multiply-adds, distributing them costs more than it gains.
 pub const SMALL: usize = 1 << 15;
 
-/// Carries out `jobs` on the rows `tokens` of the encoded activations.
-pub fn run_jobs(mut crew: Crew, jobs: &mut [Job], encoded: &Encoded, tokens: &[u32]) {
-    let rows: usize = jobs.iter().map(|j| j.rows).sum();
+/// Carries out `products` on the rows `tokens` of the encoded activations.
+pub fn run_products(mut crew: Crew, products: &mut [Product], encoded: &Encoded, tokens: &[u32]) {
+    let rows: usize = products.iter().map(|p| p.rows).sum();
     let small = rows * encoded.cols * tokens.len() < SMALL;
     let block = if small { usize::MAX } else { block_rows(rows, crew.pool.threads()) };
     let (mut tasks, mut tile_len, mut kernel) = (0, 0, 0);
-    for job in jobs.iter_mut() {
-        job.first_task = tasks;
-        tasks += if small { 1 } else { job.rows.div_ceil(block) };
-        let n = block.min(job.rows);
+    for product in products.iter_mut() {
+        product.first_task = tasks;
+        tasks += if small { 1 } else { product.rows.div_ceil(block) };
+        let n = block.min(product.rows);
         tile_len = tile_len.max(tokens.len() * n);
-        kernel = kernel.max(crew.weights[job.weight].scratch_bytes(n, tokens.len(), crew.mode));
+        kernel = kernel.max(crew.weights[product.weight].scratch_bytes(n, tokens.len(), crew.mode));
     }
     crew.reserve(tile_len, 0, 0, kernel);
     let Crew { isa, mode, weights, pool, workers, .. } = crew;
-    let (workers, jobs) = (&*workers, &*jobs);
+    let (workers, products) = (&*workers, &*products);
     let task = |task: usize, thread: usize| {
-        let job = &jobs[jobs.partition_point(|j| j.first_task <= task) - 1];
-        let from = (task - job.first_task) * if small { 0 } else { block };
-        let n = block.min(job.rows - from);
+        let product = &products[products.partition_point(|p| p.first_task <= task) - 1];
+        let from = (task - product.first_task) * if small { 0 } else { block };
+        let n = block.min(product.rows - from);
         // SAFETY: one borrow, by the task that runs as this thread.
         let worker = unsafe { workers.get(thread) };
-        let weight = &weights[job.weight];
+        let weight = &weights[product.weight];
         let input = encoded.input(weight.form().encoding(mode));
         let tile = part(&mut worker.tile, tokens.len() * n);
-        let first = job.row + from;
+        let first = product.row + from;
         matmul::matmul(isa, &weight.matrix(), first..first + n, input, tokens, tile, &mut worker.kernel);
         for (t, tile) in tile.chunks_exact(n).enumerate() {
             // SAFETY: these columns of the output are this task's alone; the bias is never written.
             let (out, bias) =
-                unsafe { (job.out.get_mut(t, from..from + n), job.bias.map(|b| b.get(0, from..from + n))) };
-            store(out, tile, bias, job.add);
+                unsafe { (product.out.get_mut(t, from..from + n), product.bias.map(|b| b.get(0, from..from + n))) };
+            store(out, tile, bias, product.add);
         }
     };
     if small {

@@ -17,7 +17,7 @@ use sluice_store::Bytes;
 use crate::pool::Pool;
 use crate::{MatrixSource, MemoryClass, Tensor};
 
-/// Zeroed anonymous memory at an address of its own for good.
+/// Zeroed anonymous memory that never moves.
 pub struct Buffer {
     map: MmapMut,
     start: *mut u8,
@@ -49,7 +49,7 @@ impl Buffer {
         let map = MmapOptions::new().len(bytes.max(1)).no_reserve_swap().map_anon();
         let mut map = map.with_context(|| format!("cannot reserve {bytes} bytes of addresses for {}", class.name()))?;
         if bytes >= STEP {
-            // Where there are no large pages, small ones do.
+            // Without large pages, small ones are used.
             let _ = map.advise(Advice::HugePage);
         }
         Ok(Buffer { start: map.as_mut_ptr(), map, class, bytes, committed: 0 })
@@ -117,7 +117,7 @@ impl Place {
     /// The buffer is alive and nobody else writes these elements during the borrow.
     pub unsafe fn get<'a>(self, row: usize, cols: Range<usize>) -> &'a [f32] {
         assert!(row < self.rows && cols.start <= cols.end && cols.end <= self.cols);
-        // SAFETY: inside the matrix, as just checked, and quiet, as the caller vouches.
+        // SAFETY: inside the matrix, as just checked, and not written meanwhile, as the caller guarantees.
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.stride + cols.start), cols.len()) }
     }
 
@@ -128,7 +128,7 @@ impl Place {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn get_mut<'a>(self, row: usize, cols: Range<usize>) -> &'a mut [f32] {
         assert!(row < self.rows && cols.start <= cols.end && cols.end <= self.cols);
-        // SAFETY: inside the matrix, as just checked, and nobody else's, as the caller vouches.
+        // SAFETY: inside the matrix, as just checked, and used by nobody else, as the caller guarantees.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride + cols.start), cols.len()) }
     }
 
@@ -157,7 +157,7 @@ impl Place {
     /// # Safety
     /// As for [`Place::get`].
     pub unsafe fn as_rows<'a>(self) -> Rows<'a> {
-        // SAFETY: every `Place` lies inside its buffer; quiet, as the caller vouches.
+        // SAFETY: every `Place` lies inside its buffer; not written meanwhile, as the caller guarantees.
         unsafe { Rows::from_raw(self.start, self.rows, self.cols, self.stride) }
     }
 
@@ -166,7 +166,7 @@ impl Place {
     /// # Safety
     /// As for [`Place::get_mut`].
     pub unsafe fn as_rows_mut<'a>(self) -> RowsMut<'a> {
-        // SAFETY: every `Place` lies inside its buffer; nobody else's, as the caller vouches.
+        // SAFETY: every `Place` lies inside its buffer; used by nobody else, as the caller guarantees.
         unsafe { RowsMut::from_raw(self.start, self.rows, self.cols, self.stride) }
     }
 
@@ -244,7 +244,7 @@ impl<'a, T> Parts<'a, T> {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn get(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.1);
-        // SAFETY: inside the slice, as just checked, and nobody else's, as the caller vouches.
+        // SAFETY: inside the slice, as just checked, and used by nobody else, as the caller guarantees.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(range.start), range.len()) }
     }
 }
@@ -270,7 +270,7 @@ impl<T: Default> PerThread<T> {
         unsafe { &mut *self.0[thread].get() }
     }
 
-    /// Every thread's own. `&mut`: no task is under way.
+    /// Every thread's own. `&mut`: no task is running.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.0.iter_mut().map(UnsafeCell::get_mut)
     }
@@ -281,12 +281,12 @@ pub struct Weight {
     source: MatrixSource,
     /// All of it is known to be there.
     ready: AtomicBool,
-    /// It stays on disk, and what is used of it is read elsewhere.
+    /// It stays on disk; the expert store reads the parts that are used.
     pub streamed: bool,
 }
 
 impl Weight {
-    /// Checks shape and lengths, without a look at the bytes.
+    /// Checks shape and lengths; reads no byte.
     pub fn new(source: MatrixSource) -> Result<Weight> {
         let (rows, cols) = (source.rows, source.cols);
         let parts = source.form.parts(cols)?;

@@ -8,7 +8,7 @@ use anyhow::Result;
 use sluice_kernels::matmul::{Activations, Encoding};
 use sluice_kernels::{math, norm, route};
 
-use super::experts::{self, Operand, Plan, SharedDown};
+use super::experts::{self, Grouping, Operand, SharedDown};
 use super::matmul::{self, Crew, Encoded, Needs};
 use super::memory::{Parts, Place, Weight};
 use super::streaming::{Lookahead, Streaming};
@@ -25,7 +25,7 @@ pub struct HostMixture {
     hidden: Encoded,
     shared_hidden: Encoded,
     routing: Routing,
-    plan: Plan,
+    grouping: Grouping,
     /// Router logits `[tokens, experts]`, and the shared expert's gates `[tokens, 1]`.
     logits: Vec<f32>,
     gates: Vec<f32>,
@@ -43,7 +43,7 @@ struct Registered {
     next: Option<usize>,
 }
 
-/// What a router would have chosen ahead of its time.
+/// What a router would choose from the input of an earlier layer.
 #[derive(Default)]
 pub struct Guess {
     /// Of which mixture.
@@ -95,7 +95,7 @@ impl HostMixture {
         self.routed.get_or_insert_default();
     }
 
-    /// What there is to say of the step that ends.
+    /// Failed rows, recorded routing and synchronisations of the step that ends.
     pub fn end(&mut self) -> (Vec<Failed>, Vec<Routed>, usize) {
         let failed = self.streaming.as_mut().and_then(Streaming::take_failure).into_iter().collect();
         let routed = self.routed.as_mut().map(std::mem::take).unwrap_or_default();
@@ -107,7 +107,7 @@ impl HostMixture {
         let routing = |r: &Routing| r.experts.len() + r.weights.len();
         let lists = self.normed.len() + self.logits.len() + self.gates.len() + self.counting.len();
         let words = lists + routing(&self.routing) + routing(&self.guess.routing);
-        encoded + 4 * words + self.plan.bytes() + self.streaming.as_ref().map_or(0, Streaming::scratch_bytes)
+        encoded + 4 * words + self.grouping.bytes() + self.streaming.as_ref().map_or(0, Streaming::scratch_bytes)
     }
 
     fn count_to(&mut self, n: usize) {
@@ -135,11 +135,11 @@ impl HostMixture {
             });
         }
         let t1 = Instant::now();
-        // 2. reads of what is not there begin; the next layer's experts are guessed while they are under way
-        self.plan.fill(&self.routing, &moe.experts);
+        // 2. reads of what is not there begin; the next layer's experts are guessed while they are in flight
+        self.grouping.fill(&self.routing, &moe.experts);
         if let Some(streaming) = &mut self.streaming {
-            streaming.fetch(number, &self.plan, moe.experts.count, residual.cols);
-            // Whether it looks ahead is found out as it goes: it must not allocate when it begins to.
+            streaming.fetch(number, &self.grouping, moe.experts.count, residual.cols);
+            // Look-ahead may be switched on at any step, which must not allocate then.
             let (guess, pairs) = (&mut self.guess.routing, x.rows * moe.scoring.k());
             guess.experts.reserve(pairs.saturating_sub(guess.experts.len()));
             guess.weights.reserve(pairs.saturating_sub(guess.weights.len()));
@@ -154,7 +154,7 @@ impl HostMixture {
         self.moes = moes;
     }
 
-    /// As [`HostMixture::run`] without what the routed experts add; leaves their inputs in `normed`, and returns who would have had them.
+    /// As [`HostMixture::run`] without what the routed experts add; leaves their inputs in `normed`, and returns their routing.
     pub fn run_but_experts(
         &mut self,
         mut crew: Crew,
@@ -167,13 +167,13 @@ impl HostMixture {
         let moe = &moes[number].moe;
         self.norm(crew.again(), moe, x);
         for (t, row) in self.normed.chunks_exact(x.cols).take(x.rows).enumerate() {
-            // SAFETY: no task is under way.
+            // SAFETY: no task is running.
             unsafe { normed.get_mut(t, 0..x.cols) }.copy_from_slice(row);
         }
         self.route(crew.again(), moe, x.rows);
         let none = Routing { k: self.routing.k, ..Routing::default() };
         let routing = std::mem::replace(&mut self.routing, none);
-        self.plan.fill(&self.routing, &moe.experts);
+        self.grouping.fill(&self.routing, &moe.experts);
         self.experts(crew.again(), moe, residual);
         self.moes = moes;
         routing
@@ -208,10 +208,10 @@ impl HostMixture {
     /// `residual += sum of the routed experts of what was normed + shared expert of it`
     fn experts(&mut self, mut crew: Crew, moe: &Moe, residual: Place) {
         let (tokens, shared) = (residual.rows, moe.shared.as_ref());
-        let mut plan = std::mem::take(&mut self.plan);
-        let pairs = plan.order.len();
+        let mut grouping = std::mem::take(&mut self.grouping);
+        let pairs = grouping.order.len();
         // 1. one encoding of x for all
-        let ids = plan.units.iter().flat_map(|u| [u.gate.weight, u.up.weight]).map(crate::MatrixId::new);
+        let ids = grouping.units.iter().flat_map(|u| [u.gate.weight, u.up.weight]).map(crate::MatrixId::new);
         let mut needs = crew.needs(ids);
         if let Some(s) = shared {
             for e in [&s.mlp.gate, &s.mlp.up] {
@@ -222,22 +222,22 @@ impl HostMixture {
         let x = self.normed(moe, tokens);
         matmul::encode(crew.again(), x, None, needs, &mut self.encoded);
         if self.streaming.is_none() {
-            for unit in &plan.units {
+            for unit in &grouping.units {
                 [unit.gate, unit.up, unit.down].iter().for_each(|o| crew.weights[o.weight].wait());
             }
         }
         self.count_to(tokens.max(pairs));
         // 2. hidden activations: shared expert, routed experts
         let gate = shared.and_then(|s| self.shared_gate_up(crew.again(), s, tokens));
-        let needs = experts::hidden_needs(&crew, &plan.units);
+        let needs = experts::hidden_needs(&crew, &grouping.units);
         self.hidden.reset(pairs, moe.experts.intermediate(), needs);
         let shared_down = shared.map(|s| Operand::of(&s.mlp.down));
-        // Those that are read, as they come. Where all are there, they are computed together.
+        // Experts that are read are computed as they come; where all are there, together.
         let there = match self.streaming.take() {
-            Some(mut streaming) if !plan.units.is_empty() => {
+            Some(mut streaming) if !grouping.units.is_empty() => {
                 streaming.reserve(pairs, tokens, residual.cols);
-                experts::reserve(crew.again(), &plan.units, shared_down, tokens, residual.cols);
-                let there = streaming.all_there(&mut plan);
+                experts::reserve(crew.again(), &grouping.units, shared_down, tokens, residual.cols);
+                let there = streaming.all_there(&mut grouping);
                 if !there {
                     self.synchronisations += 1;
                     let layer = InTurn {
@@ -247,7 +247,7 @@ impl HostMixture {
                         shared: shared_down.map(|down| (down, &self.shared_hidden, gate)),
                         residual,
                     };
-                    streaming.run(crew.again(), &mut plan, layer, &mut self.hidden);
+                    streaming.run(crew.again(), &mut grouping, layer, &mut self.hidden);
                 }
                 self.streaming = Some(streaming);
                 there
@@ -259,17 +259,24 @@ impl HostMixture {
         };
         // 3. down projections, summed
         if there {
-            experts::gate_up(crew.again(), &mut plan.units, &plan.order, &self.encoded, needs, &mut self.hidden);
+            experts::gate_up(
+                crew.again(),
+                &mut grouping.units,
+                &grouping.order,
+                &self.encoded,
+                needs,
+                &mut self.hidden,
+            );
             let counting = &self.counting;
             let hidden = &self.shared_hidden;
             let shared = shared_down.map(|down| SharedDown { down, hidden, gate, tokens: &counting[..tokens] });
             let rows = &counting[..pairs];
-            experts::down_and_add(crew, &plan.units, &plan, rows, &self.hidden, shared, None, residual);
+            experts::down_and_add(crew, &grouping.units, &grouping, rows, &self.hidden, shared, None, residual);
             if let Some(streaming) = &mut self.streaming {
-                streaming.release_all(&plan);
+                streaming.release_all(&grouping);
             }
         }
-        self.plan = plan;
+        self.grouping = grouping;
     }
 
     /// First round of the shared expert, into `shared_hidden`; its gates, where it has some.
@@ -277,10 +284,10 @@ impl HostMixture {
         crew.wait_for([&s.mlp.gate, &s.mlp.up, &s.mlp.down].into_iter().chain(&s.gate));
         let gate = s.gate.as_ref().map(|gate| {
             let place = Place::of_slice(matmul::part(&mut self.gates, tokens), 1);
-            let job = crew.job(gate, place, false);
+            let product = crew.product(gate, place, false);
             let crew = Crew { mode: Activations::F32, ..crew.again() };
-            matmul::run_jobs(crew, &mut [job], &self.encoded, &self.counting[..tokens]);
-            // SAFETY: the job is done; nobody else uses the gates now.
+            matmul::run_products(crew, &mut [product], &self.encoded, &self.counting[..tokens]);
+            // SAFETY: the product is done; nobody else uses the gates now.
             (0..tokens).for_each(|t| unsafe {
                 let g = &mut place.get_mut(t, 0..1)[0];
                 *g = math::sigmoid1(*g);
@@ -296,11 +303,11 @@ impl HostMixture {
         let Some((number, moe)) = next else { return };
         let few = self.streaming.as_ref().is_none_or(Streaming::as_they_come);
         let ahead = self.streaming.as_ref().is_some_and(Streaming::looks_ahead);
-        // What is recorded is the early guess; of many tokens all is known early.
+        // What is recorded is the early guess; for many tokens that one is good enough.
         if sight == Sight::Late && (self.routed.is_some() || !few || !ahead) {
             return;
         }
-        if self.routed.is_some() || ahead && few {
+        if self.routed.is_some() || self.streaming.as_ref().is_some_and(Streaming::guesses) {
             self.guess(crew, x, number, moe);
         }
         if let Some(s) = self.streaming.as_mut().filter(|_| ahead) {
@@ -317,7 +324,7 @@ impl HostMixture {
     }
 
     fn record(&self, crew: &Crew, moe: &Moe, tokens: usize, profile: &mut Profile, t0: Instant, t1: Instant) {
-        let pairs = self.plan.order.len();
+        let pairs = self.grouping.order.len();
         let mut add = |phase, time, used: &mut dyn Iterator<Item = (usize, usize)>, tokens: usize| {
             let (mut bytes, mut macs) = (0, 0);
             for (weight, rows) in used {
@@ -330,11 +337,11 @@ impl HostMixture {
         let router = (moe.router.matrix.number(), moe.router.rows.len());
         add(Phase::Route, t1 - t0, &mut std::iter::once(router), tokens);
         let (i, h) = (moe.experts.intermediate(), moe.experts.hidden());
-        let units = self.plan.units.iter();
+        let units = self.grouping.units.iter();
         let routed = units.flat_map(|u| [(u.gate.weight, i), (u.up.weight, i), (u.down.weight, h)]);
         let dense = moe.shared.iter().flat_map(|s| [&s.mlp.gate, &s.mlp.up, &s.mlp.down]);
         let dense = dense.map(|l| (l.matrix.number(), l.rows.len()));
-        add(Phase::Experts, t1.elapsed(), &mut routed.chain(dense), pairs.div_ceil(self.plan.units.len().max(1)));
+        add(Phase::Experts, t1.elapsed(), &mut routed.chain(dense), pairs.div_ceil(self.grouping.units.len().max(1)));
     }
 }
 
@@ -348,13 +355,13 @@ pub struct InTurn<'a> {
     pub residual: Place,
 }
 
-/// Router logits of the encoded tokens, always from f32: a decision should not hang on their encoding; and what they choose.
+/// Router logits of the encoded tokens, always from f32, so that the choice does not depend on their encoding; and what they choose.
 fn choose(mut crew: Crew, moe: &Moe, x: &Encoded, tokens: &[u32], logits: &mut Vec<f32>, routing: &mut Routing) {
     let (n, count, k, isa) = (tokens.len(), moe.router.rows.len(), moe.scoring.k(), crew.isa);
     crew.wait_for([&moe.router]);
     let out = Place::of_slice(matmul::part(logits, n * count), count);
-    let job = crew.job(&moe.router, out, false);
-    matmul::run_jobs(Crew { mode: Activations::F32, ..crew.again() }, &mut [job], x, tokens);
+    let product = crew.product(&moe.router, out, false);
+    matmul::run_products(Crew { mode: Activations::F32, ..crew.again() }, &mut [product], x, tokens);
     routing.k = k;
     routing.experts.resize(n * k, 0);
     routing.weights.resize(n * k, 0.0);

@@ -21,7 +21,7 @@ use crate::{
     MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile, Projection,
     RotaryFrequencies, RotaryId, Routing, StepInputs, Tensor,
 };
-use matmul::{Encoded, Job, Worker};
+use matmul::{Encoded, Product, Worker};
 use memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use mixture::HostMixture;
 pub use scratch::StepScratch;
@@ -58,7 +58,7 @@ pub struct Cpu {
     /// Encoded inputs, and hidden activations of dense parts.
     encoded: Encoded,
     hidden: Encoded,
-    jobs: Vec<Job>,
+    products: Vec<Product>,
     /// 0, 1, 2, ..: token lists that take every row.
     counting: Vec<u32>,
     attention: attention::Work,
@@ -90,7 +90,7 @@ impl Cpu {
             inputs: StepInputs::new(&[], Capacity { tokens: 0, sequences: 0, blocks: 0 }),
             encoded: Encoded::default(),
             hidden: Encoded::default(),
-            jobs: Vec::new(),
+            products: Vec::new(),
             counting: Vec::new(),
             attention: attention::Work::default(),
             delta: delta_net::Work::default(),
@@ -130,11 +130,11 @@ impl Cpu {
         &mut self.buffers[pool.buffer.number()].as_bytes_mut()[block as usize * len..][..len]
     }
 
-    /// Runs the listed jobs on all rows of what was encoded.
-    fn run_jobs(&mut self, tokens: usize) {
+    /// Runs the listed products on all rows of what was encoded.
+    fn run_products(&mut self, tokens: usize) {
         self.count_to(tokens);
-        matmul::run_jobs(crew!(self), &mut self.jobs, &self.encoded, &self.counting[..tokens]);
-        self.jobs.clear();
+        matmul::run_products(crew!(self), &mut self.products, &self.encoded, &self.counting[..tokens]);
+        self.products.clear();
     }
 
     /// Records a phase that used these matrices once for each of `tokens` tokens.
@@ -168,7 +168,7 @@ impl Backend for Cpu {
         assert_eq!(values.len(), to.rows * to.cols);
         let place = self.place(to);
         for (row, values) in values.chunks_exact(to.cols.max(1)).enumerate() {
-            // SAFETY: `&mut self`: no operation is under way.
+            // SAFETY: `&mut self`: no operation is running.
             unsafe { place.get_mut(row, 0..to.cols) }.copy_from_slice(values);
         }
     }
@@ -177,7 +177,7 @@ impl Backend for Cpu {
         assert_eq!(out.len(), t.rows * t.cols);
         let place = self.place(t);
         for (row, out) in out.chunks_exact_mut(t.cols.max(1)).enumerate() {
-            // SAFETY: `&mut self`: no operation is under way.
+            // SAFETY: `&mut self`: no operation is running.
             out.copy_from_slice(unsafe { place.get(row, 0..t.cols) });
         }
     }
@@ -199,7 +199,7 @@ impl Backend for Cpu {
 
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         self.mixture.stream(&mut self.weights, options, lookahead)?;
-        // Helpers are there when a read is over.
+        // Helpers keep spinning, to be there when a read completes.
         self.pool.set_spin(sluice_store::experts::SPIN);
         Ok(())
     }
@@ -249,25 +249,25 @@ impl Backend for Cpu {
 
     fn copy_state(&mut self, from: u32, to: u32) {
         let (from, to) = (self.state(from), self.state(to));
-        // SAFETY: `&mut self`: no operation is under way; two rows, or the same, which is only read then.
+        // SAFETY: `&mut self`: no operation is running; two rows, or the same, which is only read then.
         unsafe { to.copy_from(from) };
     }
 
     fn zero_state(&mut self, row: u32) {
         let state = self.state(row);
-        // SAFETY: `&mut self`: no operation is under way.
+        // SAFETY: `&mut self`: no operation is running.
         unsafe { state.get_mut(0, 0..state.cols) }.fill(0.0);
     }
 
     fn read_state(&mut self, row: u32, out: &mut [f32]) {
         let state = self.state(row);
-        // SAFETY: `&mut self`: no operation is under way.
+        // SAFETY: `&mut self`: no operation is running.
         out.copy_from_slice(unsafe { state.get(0, 0..state.cols) });
     }
 
     fn write_state(&mut self, row: u32, from: &[f32]) {
         let state = self.state(row);
-        // SAFETY: `&mut self`: no operation is under way.
+        // SAFETY: `&mut self`: no operation is running.
         unsafe { state.get_mut(0, 0..state.cols) }.copy_from_slice(from);
     }
 
@@ -278,7 +278,9 @@ impl Backend for Cpu {
         streamed: bool,
         step: &mut dyn FnMut(&mut dyn Backend),
     ) -> StepScratch {
-        self.size_step(layouts, inputs, streamed, step)
+        let mut sizing = scratch::Sizing::new(self, layouts, inputs, streamed);
+        step(&mut sizing);
+        sizing.scratch()
     }
 
     fn limit_steps(&mut self, tokens: usize, rows: usize) {
@@ -301,7 +303,7 @@ impl Backend for Cpu {
         let place = self.place(out);
         let weight = &self.weights[table.number()];
         let tokens = self.inputs.tokens();
-        // A few rows are read by themselves; for many the whole matrix may as well come first.
+        // A few rows are read by themselves; for many it is better to wait for the whole matrix.
         if !weight.is_ready() && tokens.len() <= FEW_ROWS {
             let isa = self.isa;
             self.pool.run(tokens.len(), &|row, _| {
@@ -315,7 +317,7 @@ impl Backend for Cpu {
         weight.wait();
         let matrix = weight.matrix();
         for (row, &token) in tokens.iter().enumerate() {
-            // SAFETY: `&mut self`: no operation is under way.
+            // SAFETY: `&mut self`: no operation is running.
             let out = unsafe { place.get_mut(row, 0..place.cols) };
             affine::dequantize_row(self.isa, &matrix, token as usize, out);
         }
@@ -328,9 +330,9 @@ impl Backend for Cpu {
         let (tokens, x, crew) = (x.rows, self.place(x), crew!(self));
         let needs = crew.needs(projections.iter().map(|p| p.linear.matrix));
         crew.wait_for(projections.iter().map(|p| &p.linear));
-        self.jobs.extend(projections.iter().map(|p| crew.job(&p.linear, crew.place(p.out), false)));
+        self.products.extend(projections.iter().map(|p| crew.product(&p.linear, crew.place(p.out), false)));
         matmul::encode(crew, x, norm.as_ref(), needs, &mut self.encoded);
-        self.run_jobs(tokens);
+        self.run_products(tokens);
         self.record(Phase::Project, t0, projections.iter().map(|p| linear_rows(&p.linear)), tokens);
     }
 
@@ -338,10 +340,10 @@ impl Backend for Cpu {
         let t0 = Instant::now();
         let (tokens, x, crew) = (x.rows, self.place(x), crew!(self));
         crew.wait_for([linear]);
-        self.jobs.push(crew.job(linear, crew.place(out), true));
+        self.products.push(crew.product(linear, crew.place(out), true));
         let needs = crew.needs([linear.matrix]);
         matmul::encode(crew, x, None, needs, &mut self.encoded);
-        self.run_jobs(tokens);
+        self.run_products(tokens);
         self.record(Phase::Project, t0, std::iter::once(linear_rows(linear)), tokens);
     }
 
@@ -367,8 +369,8 @@ impl Backend for Cpu {
         matmul::encode(crew.again(), x, Some(&norm), needs, &mut self.encoded);
         let counting = &self.counting[..tokens];
         experts::dense_gate_up(crew.again(), mlp, &self.encoded, counting, &mut self.hidden);
-        let down = crew.job(&mlp.down, residual, true);
-        matmul::run_jobs(crew, &mut [down], &self.hidden, counting);
+        let down = crew.product(&mlp.down, residual, true);
+        matmul::run_products(crew, &mut [down], &self.hidden, counting);
         self.record(Phase::Mlp, t0, [&mlp.gate, &mlp.up, &mlp.down].into_iter().map(linear_rows), tokens);
     }
 
@@ -406,8 +408,8 @@ impl Backend for Cpu {
         let linear = Linear { matrix: head, rows: 0..vocabulary, bias: None };
         let crew = crew!(self);
         crew.wait_for([&linear]);
-        self.jobs.push(crew.job(&linear, out, false));
-        self.run_jobs(count);
+        self.products.push(crew.product(&linear, out, false));
+        self.run_products(count);
         self.left = Logits { rows: count, vocabulary };
         self.record(Phase::Head, t0, std::iter::once((head.number(), vocabulary)), count);
     }

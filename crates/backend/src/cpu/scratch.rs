@@ -1,7 +1,7 @@
 //! How much scratch steps take, known before any of it is taken: [`Sizing`] stands in for the CPU while a model goes through a step, computes nothing, and
 //! notes how far each operation would grow each of the CPU's buffers.
 //!
-//! It has to say the same as the operations do: a test in `engine/tests/budget.rs` holds the two together on models of every kind.
+//! It has to grow buffers exactly as the operations do: a test in `engine/tests/budget.rs` compares the two on models of every kind.
 
 use sluice_kernels::attention;
 use sluice_kernels::matmul::{Activations, Encoding};
@@ -24,27 +24,6 @@ pub struct StepScratch {
     pub fixed: usize,
     /// For each 128 positions of one sequence that it has grown to.
     pub per_128_positions: usize,
-}
-
-impl Cpu {
-    /// See [`Backend::step_scratch`].
-    pub(super) fn size_step(
-        &self,
-        layouts: &[KvLayout],
-        inputs: &StepInputs,
-        streamed: bool,
-        step: &mut dyn FnMut(&mut dyn Backend),
-    ) -> StepScratch {
-        let (mode, threads, weights) = (self.mode, self.pool.threads(), &*self.weights);
-        let (tokens, wanted) = (inputs.tokens().len(), inputs.wanted().len());
-        let sizes = Sizes::default();
-        let (sequences, moes) = (inputs.sequences(), self.mixture.registered());
-        let angles = self.rotary.iter().map(|t| 8 * t.frequencies.inv_freq.len()).sum();
-        let mut sizing =
-            Sizing { mode, threads, weights, moes, layouts, angles, tokens, sequences, wanted, streamed, sizes };
-        step(&mut sizing);
-        StepScratch { fixed: sizing.sizes.bytes(threads), per_128_positions: sizing.sizes.per_128_positions }
-    }
 }
 
 /// Elements of activations in each encoding.
@@ -92,7 +71,7 @@ struct Sizes {
     kept: usize,
     guess: usize,
     /// In bytes.
-    plan: usize,
+    grouping: usize,
     attention: usize,
     delta: usize,
     per_128_positions: usize,
@@ -109,12 +88,12 @@ impl Sizes {
         let encoded: usize = encoded.iter().map(|e| e.bytes()).sum();
         let lists = self.counting + self.moe_counting + self.router_logits + self.shared_gates;
         let lists = lists + self.kept + self.guess + self.normed + self.logits;
-        encoded + threads * worker + 4 * lists + self.plan + self.attention + self.delta
+        encoded + threads * worker + 4 * lists + self.grouping + self.attention + self.delta
     }
 }
 
 /// The stand-in.
-struct Sizing<'a> {
+pub(super) struct Sizing<'a> {
     mode: Activations,
     threads: usize,
     weights: &'a [Weight],
@@ -128,6 +107,30 @@ struct Sizing<'a> {
     wanted: usize,
     streamed: bool,
     sizes: Sizes,
+}
+
+impl<'a> Sizing<'a> {
+    /// Of a step with these inputs on `cpu`; `streamed`: experts are read from disk.
+    pub fn new(cpu: &'a Cpu, layouts: &'a [KvLayout], inputs: &StepInputs, streamed: bool) -> Sizing<'a> {
+        Sizing {
+            mode: cpu.mode,
+            threads: cpu.pool.threads(),
+            weights: &cpu.weights,
+            moes: cpu.mixture.registered(),
+            layouts,
+            angles: cpu.rotary.iter().map(|t| 8 * t.frequencies.inv_freq.len()).sum(),
+            tokens: inputs.tokens().len(),
+            sequences: inputs.sequences(),
+            wanted: inputs.wanted().len(),
+            streamed,
+            sizes: Sizes::default(),
+        }
+    }
+
+    /// What the step would take.
+    pub fn scratch(&self) -> StepScratch {
+        StepScratch { fixed: self.sizes.bytes(self.threads), per_128_positions: self.sizes.per_128_positions }
+    }
 }
 
 /// A weight matrix, and how many of its rows are used.
@@ -157,20 +160,20 @@ impl Sizing<'_> {
         grow(&mut self.sizes.kernel, self.weights[weight].scratch_bytes(rows, tokens, mode));
     }
 
-    /// As `matmul::run_jobs` of matrices with `cols` columns.
-    fn jobs(
+    /// As `matmul::run_products` of matrices with `cols` columns.
+    fn products(
         &mut self,
         mode: Activations,
-        jobs: impl Iterator<Item = (usize, usize)> + Clone,
+        products: impl Iterator<Item = (usize, usize)> + Clone,
         cols: usize,
         tokens: usize,
     ) {
         grow(&mut self.sizes.counting, tokens);
-        let all: usize = jobs.clone().map(|(_, rows)| rows).sum();
+        let all: usize = products.clone().map(|(_, rows)| rows).sum();
         let block = block_rows(all, self.threads);
         // So few tokens that one thread does it all at once.
         let few = (SMALL / (all * cols).max(1)).min(tokens);
-        for (weight, rows) in jobs {
+        for (weight, rows) in products {
             for (n, tokens) in [(block.min(rows), tokens), (rows, few)] {
                 grow(&mut self.sizes.tile, tokens * n);
                 self.kernel(weight, n, tokens, mode);
@@ -199,7 +202,7 @@ impl Sizing<'_> {
         self.sizes.moe_encoded.reset(tokens, moe.experts.hidden(), Needs::of([Encoding::F32]));
         grow(&mut self.sizes.row, moe.experts.hidden());
         grow(&mut self.sizes.router_logits, tokens * moe.router.rows.len());
-        self.jobs(Activations::F32, std::iter::once(used(&moe.router)), moe.experts.hidden(), tokens);
+        self.products(Activations::F32, std::iter::once(used(&moe.router)), moe.experts.hidden(), tokens);
         grow(&mut self.sizes.moe_counting, tokens);
     }
 
@@ -214,7 +217,7 @@ impl Sizing<'_> {
         self.choose(moe, tokens);
         let mut lists = 2 * pairs;
         if let Some(next) = next.filter(|_| self.streamed) {
-            // Guesses are made where experts come as they are read, which many tokens' do not; how many that are is for routers to say.
+            // Whether a step guesses depends on how many experts its routers choose.
             self.choose(next, tokens);
             lists += 2 * tokens * next.scoring.k();
         }
@@ -229,7 +232,7 @@ impl Sizing<'_> {
         if let Some(s) = shared {
             if let Some(gate) = &s.gate {
                 grow(&mut self.sizes.shared_gates, tokens);
-                self.jobs(Activations::F32, std::iter::once(used(gate)), hidden, tokens);
+                self.products(Activations::F32, std::iter::once(used(gate)), hidden, tokens);
             }
             self.dense_gate_up(&s.mlp, tokens, |s| &mut s.shared_hidden);
         }
@@ -255,7 +258,7 @@ impl Sizing<'_> {
         }
         let count = moe.experts.count.min(pairs);
         grow(&mut self.sizes.guess, lists);
-        grow(&mut self.sizes.plan, count * (size_of::<Unit>() + 8) + 4 * (2 * pairs + moe.experts.count));
+        grow(&mut self.sizes.grouping, count * (size_of::<Unit>() + 8) + 4 * (2 * pairs + moe.experts.count));
     }
 }
 
@@ -265,12 +268,12 @@ impl Backend for Sizing<'_> {
     fn project(&mut self, x: Tensor, _: Option<Norm>, projections: &[Projection]) {
         let needs = Needs::of(projections.iter().map(|p| self.encoding(p.linear.matrix)));
         self.encode(x.rows, x.cols, needs);
-        self.jobs(self.mode, projections.iter().map(|p| used(&p.linear)), x.cols, x.rows);
+        self.products(self.mode, projections.iter().map(|p| used(&p.linear)), x.cols, x.rows);
     }
 
     fn project_add(&mut self, x: Tensor, linear: &Linear, _: Tensor) {
         self.encode(x.rows, x.cols, Needs::of([self.encoding(linear.matrix)]));
-        self.jobs(self.mode, std::iter::once(used(linear)), x.cols, x.rows);
+        self.products(self.mode, std::iter::once(used(linear)), x.cols, x.rows);
     }
 
     fn attention(&mut self, layer: &AttentionLayer) {
@@ -298,7 +301,7 @@ impl Backend for Sizing<'_> {
         self.encode(x.rows, x.cols, needs);
         grow(&mut self.sizes.counting, x.rows);
         self.dense_gate_up(mlp, x.rows, |s| &mut s.hidden);
-        self.jobs(self.mode, std::iter::once(used(&mlp.down)), mlp.gate.rows.len(), x.rows);
+        self.products(self.mode, std::iter::once(used(&mlp.down)), mlp.gate.rows.len(), x.rows);
     }
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
@@ -311,7 +314,7 @@ impl Backend for Sizing<'_> {
         self.encode(rows, x.cols, Needs::of([self.encoding(head)]));
         let vocabulary = self.weights[head.number()].rows();
         grow(&mut self.sizes.logits, rows * vocabulary);
-        self.jobs(self.mode, std::iter::once((head.number(), vocabulary)), x.cols, rows);
+        self.products(self.mode, std::iter::once((head.number(), vocabulary)), x.cols, rows);
     }
 
     // What takes no scratch, and what no step does.

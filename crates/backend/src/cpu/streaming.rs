@@ -1,4 +1,4 @@
-//! Experts that are read from disk when tokens want them: which are ready is computed while the others are on their way.
+//! Experts that are read from disk when tokens want them: those that are ready are computed while the others are being read.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use anyhow::Result;
 use sluice_store::experts::{ExpertStats, ExpertStore, FetchId, Next};
 use sluice_store::{Bytes, Error, host_memory};
 
-use super::experts::{self, Carry, Operand, Plan, SharedDown, Unit};
+use super::experts::{self, Carry, Grouping, Operand, SharedDown, Unit};
 use super::matmul::{self, Crew, Encoded};
 use super::memory::{Place, Weight};
 use super::mixture::InTurn;
@@ -19,7 +19,7 @@ pub enum Lookahead {
     #[default]
     Off,
     On,
-    /// Tried now and then, and kept while tokens come faster with it.
+    /// Measured now and then, and used while it makes steps faster.
     Auto,
 }
 
@@ -54,31 +54,37 @@ pub const MOST_OUTPUTS: usize = 16 << 20;
 const GUESSES: usize = 256;
 /// Experts of the next layer that are read ahead while many tokens go through this one.
 const AHEAD_IN_ORDER: usize = 64;
-/// Guesses more for a layer once the layer before it is done.
+/// How many more are guessed for a layer once the layer before it is done.
 const MORE_LATE: usize = 2;
 /// Experts that go through a round together when they come in order.
 const WAVE: usize = 8;
 
 pub struct Streaming {
     pub store: ExpertStore,
-    /// What the layer at hand has asked for.
+    /// What the present layer has asked for.
     fetch: Option<FetchId>,
     lookahead: Trial,
-    /// How the fetch under way goes: experts are computed as they come, and their outputs kept until all are there; or they are taken in ascending order,
+    /// How the present fetch is computed: experts as they come, and their outputs kept until all are there; or they are taken in ascending order,
     /// and only sums are kept.
     as_they_come: bool,
+    /// The present layer wants nearly all of its experts, and so will the next: a guess would say no more.
+    nearly_all: bool,
+    /// Some of what the present layer asked for was not in memory.
+    reads: bool,
     /// Experts that are guessed for the next layer.
     ahead: usize,
     /// Kept between steps, so that nothing is allocated.
     wave: Vec<Unit>,
     positions: Vec<usize>,
     downs: Vec<(Operand, std::ops::Range<usize>, usize)>,
-    /// By position in the plan: computed.
+    /// By position in the grouping: computed.
     done: Vec<bool>,
     /// Outputs of experts, or sums that are carried from wave to wave.
     floats: Vec<f32>,
     guessed: Vec<u32>,
     likeliest: Vec<(f32, u32)>,
+    /// By expert of the next layer: guessed for any token.
+    named: Vec<bool>,
     /// Rows whose experts could not be read, and why the first of them could not.
     failed_rows: Vec<u32>,
     error: Option<Arc<Error>>,
@@ -109,6 +115,8 @@ impl Streaming {
             fetch: None,
             lookahead: Trial::new(lookahead),
             as_they_come: true,
+            nearly_all: false,
+            reads: false,
             ahead: options.ahead,
             wave: Vec::with_capacity(WAVE),
             positions: Vec::with_capacity(most),
@@ -117,6 +125,7 @@ impl Streaming {
             floats: Vec::new(),
             guessed: Vec::with_capacity((options.ahead + MORE_LATE).max(AHEAD_IN_ORDER)),
             likeliest: Vec::with_capacity(GUESSES),
+            named: Vec::with_capacity(most),
             failed_rows: Vec::new(),
             error: None,
             last_step: None,
@@ -124,11 +133,12 @@ impl Streaming {
     }
 
     /// Begins to read what the tokens of a layer want of its `count` experts, whose outputs have `width` elements.
-    pub fn fetch(&mut self, layer: usize, plan: &Plan, count: usize, width: usize) {
-        // Where nearly all are wanted, which comes first makes no difference to the disk, and what comes next is known without a guess. Else those that
-        // are there are not kept waiting for those that are not, as long as there is room for what they give.
-        let nearly_all = plan.wanted.len() * 8 > count * 7;
-        self.as_they_come = !nearly_all && keeps_outputs(plan.order.len(), width);
+    pub fn fetch(&mut self, layer: usize, grouping: &Grouping, count: usize, width: usize) {
+        // Where most are wanted, which comes first makes no difference to the disk, and most of the next layer's will be wanted too, so that they can be read
+        // ahead in order. Else those that are there are not kept waiting for those that are not, as long as there is room for what they give.
+        let wanted = grouping.wanted.len();
+        self.as_they_come = wanted * 4 <= count * 3 && keeps_outputs(grouping.order.len(), width);
+        self.nearly_all = wanted * 8 > count * 7;
         if layer == 0 {
             let now = Instant::now();
             if self.as_they_come
@@ -138,7 +148,8 @@ impl Streaming {
             }
             self.last_step = self.as_they_come.then_some(now);
         }
-        self.fetch = Some(self.store.fetch(layer, &plan.wanted, &plan.tokens, !self.as_they_come));
+        self.fetch = Some(self.store.fetch(layer, &grouping.wanted, &grouping.tokens, !self.as_they_come));
+        self.reads = self.store.is_reading();
     }
 
     fn fetched(&self) -> FetchId {
@@ -155,14 +166,21 @@ impl Streaming {
 
     /// Whether experts of the next layer are to be read ahead.
     pub fn looks_ahead(&self) -> bool {
-        if self.as_they_come { self.lookahead.is_on() } else { self.lookahead.mode != Lookahead::Off }
+        // In order, where none of this layer's is read, all of the next layer's are probably there too, and a guess costs a router's work for many tokens.
+        if self.as_they_come { self.lookahead.is_on() } else { self.reads && self.lookahead.mode != Lookahead::Off }
     }
 
-    /// Has experts of the next layer read while nothing else is: those that `guess` holds for the likeliest, or the first of all that many tokens will want.
+    /// Whether the next layer's router is to be applied to find out which.
+    pub fn guesses(&self) -> bool {
+        self.looks_ahead() && (self.as_they_come || !self.nearly_all)
+    }
+
+    /// Has experts of the next layer, of `count`, read while nothing else is: those that `guess` holds for the likeliest, or, in order, the first that it names
+    /// or of all.
     pub fn look_ahead(&mut self, layer: usize, count: usize, guess: &Routing, late: bool) {
         self.guessed.clear();
         if self.as_they_come {
-            // The likeliest alone: what is read in vain is waited for.
+            // The likeliest alone: a wrong guess delays the reads that are needed.
             let most = if late { self.ahead + MORE_LATE } else { self.ahead };
             self.likeliest.clear();
             self.likeliest.extend(guess.weights.iter().copied().zip(guess.experts.iter().copied()));
@@ -173,9 +191,16 @@ impl Streaming {
                 }
             }
         } else {
-            self.guessed.extend(0..(self.store.slots().0 / 4).min(count).min(AHEAD_IN_ORDER) as u32);
+            let most = (self.store.slots().0 / 4).min(AHEAD_IN_ORDER);
+            self.named.clear();
+            self.named.resize(count, self.nearly_all);
+            if !self.nearly_all {
+                guess.experts.iter().for_each(|e| self.named[*e as usize] = true);
+            }
+            let named = self.named.iter().zip(0..).filter(|(named, _)| **named);
+            self.guessed.extend(named.map(|(_, expert)| expert).take(most));
         }
-        self.store.foresee(layer, &self.guessed);
+        self.store.predict(layer, &self.guessed);
     }
 
     /// Room for what [`Streaming::run`] keeps of so many pairs of token and expert, whichever way it goes and even if all is there by chance.
@@ -184,10 +209,10 @@ impl Streaming {
         matmul::part(&mut self.floats, rows * width);
     }
 
-    /// Whether all that was fetched is in memory; then the plan's units are where they were read to. If not, what was handed over so far is in
+    /// Whether all that was fetched is in memory; then the grouping's units are where they were read to. If not, what was handed over so far is in
     /// `positions`, and what has failed is noted.
-    pub fn all_there(&mut self, plan: &mut Plan) -> bool {
-        let count = plan.units.len();
+    pub fn all_there(&mut self, grouping: &mut Grouping) -> bool {
+        let count = grouping.units.len();
         self.positions.clear();
         self.done.clear();
         self.done.resize(count, false);
@@ -195,10 +220,10 @@ impl Streaming {
             match self.next(false) {
                 Next::Expert(i) => {
                     self.positions.push(i);
-                    plan.units[i] = self.read_to(i, plan.units[i]);
+                    grouping.units[i] = self.read_to(i, grouping.units[i]);
                 }
                 Next::Failed(i) => {
-                    self.fail(plan, i);
+                    self.fail(grouping, i);
                     return false;
                 }
                 Next::Later | Next::Over => return false,
@@ -209,21 +234,21 @@ impl Streaming {
 
     /// The unit at position `i` in the memory that it was read to.
     fn read_to(&self, i: usize, unit: Unit) -> Unit {
-        // SAFETY: the expert was handed over, and is released only when the rounds with its unit are over; the plan is filled anew before its
+        // SAFETY: the expert was handed over, and is released only when the rounds with its unit are over; the grouping is filled again before its
         // units are used again.
         unsafe { unit.read_to(|array| self.store.array(self.fetched(), i, array)) }
     }
 
-    pub fn release_all(&mut self, plan: &Plan) {
-        (0..plan.units.len()).for_each(|i| self.store.release(self.fetched(), i));
+    pub fn release_all(&mut self, grouping: &Grouping) {
+        (0..grouping.units.len()).for_each(|i| self.store.release(self.fetched(), i));
     }
 
     /// Notes that the expert at position `i` of what was fetched cannot be read: its tokens' rows are lost.
-    fn fail(&mut self, plan: &Plan, i: usize) {
+    fn fail(&mut self, grouping: &Grouping, i: usize) {
         let error = self.store.take_error(self.fetched(), i);
         self.error.get_or_insert(error);
-        let unit = &plan.units[i];
-        self.failed_rows.extend_from_slice(&plan.order[unit.from..unit.from + unit.tokens]);
+        let unit = &grouping.units[i];
+        self.failed_rows.extend_from_slice(&grouping.order[unit.from..unit.from + unit.tokens]);
     }
 
     /// Which rows of the step were lost, ascending, and why; `None` if none was.
@@ -253,15 +278,15 @@ impl Streaming {
     }
 }
 
-/// Steps in a row of which one way of going on is judged, and how many follow the better one.
+/// Steps in a row that each setting is measured for, and how many then use the faster one.
 const TRIED: u32 = 8;
 const KEPT: u32 = 128;
 
-/// Whether to look ahead, found out by trying: some steps without, some with, then many in the faster way.
+/// Whether to look ahead, decided by measurement: some steps without, some with, then many with the faster setting.
 struct Trial {
     mode: Lookahead,
     on: bool,
-    /// Steps left in this phase; in the first two, times are gathered.
+    /// Steps left in this phase; the first two measure.
     left: u32,
     phase: u8,
     times: [Vec<Duration>; 2],
@@ -313,10 +338,10 @@ fn keeps_outputs(pairs: usize, width: usize) -> bool {
 }
 
 impl Streaming {
-    /// Computes experts as they are read: `residual += ..` as the rounds without reading give it. Begins with those that [`Streaming::all_there`] was handed.
-    pub fn run(&mut self, mut crew: Crew, plan: &mut Plan, layer: InTurn, hidden: &mut Encoded) {
+    /// Computes experts as they are read: `residual += ..`, with the same bits as if all were in memory. Begins with those that [`Streaming::all_there`] was handed.
+    pub fn run(&mut self, mut crew: Crew, grouping: &mut Grouping, layer: InTurn, hidden: &mut Encoded) {
         let InTurn { x, needs, counting, shared, residual } = layer;
-        let (pairs, tokens, width) = (plan.order.len(), residual.rows, residual.cols);
+        let (pairs, tokens, width) = (grouping.order.len(), residual.rows, residual.cols);
         let in_order = !self.as_they_come;
         let mut floats = std::mem::take(&mut self.floats);
         let kept = if in_order { tokens } else { pairs + tokens };
@@ -332,13 +357,13 @@ impl Streaming {
         let mut first = true;
         loop {
             let from = handed;
-            let over = self.gather(plan, &mut handed);
+            let over = self.gather(grouping, &mut handed);
             if !self.wave.is_empty() {
-                experts::gate_up(crew.again(), &mut self.wave, &plan.order, x, needs, hidden);
+                experts::gate_up(crew.again(), &mut self.wave, &grouping.order, x, needs, hidden);
                 let rows = &counting[..pairs];
                 if in_order {
                     let carry = Some(Carry { sums: place, first, last: false });
-                    experts::down_and_add(crew.again(), &self.wave, plan, rows, hidden, None, carry, residual);
+                    experts::down_and_add(crew.again(), &self.wave, grouping, rows, hidden, None, carry, residual);
                 } else {
                     self.downs.clear();
                     self.downs.extend(self.wave.iter().map(|u| (u.down, u.from..u.from + u.tokens, u.from)));
@@ -359,30 +384,30 @@ impl Streaming {
             let tokens = &counting[..tokens];
             let shared = shared.map(|(down, hidden, gate)| SharedDown { down, hidden, gate, tokens });
             let carry = Some(Carry { sums: place, first, last: true });
-            experts::down_and_add(crew, &[], plan, &counting[..pairs], hidden, shared, carry, residual);
+            experts::down_and_add(crew, &[], grouping, &counting[..pairs], hidden, shared, carry, residual);
         } else {
-            let units = plan.units.iter().zip(&self.done).filter(|(_, done)| **done).map(|(unit, _)| *unit);
-            experts::add(crew, units, plan, place, shared.map(|(.., gate)| gate), residual);
+            let units = grouping.units.iter().zip(&self.done).filter(|(_, done)| **done).map(|(unit, _)| *unit);
+            experts::add(crew, units, grouping, place, shared.map(|(.., gate)| gate), residual);
         }
         self.floats = floats;
     }
 
     /// Fills a wave with experts that are there, waiting for one if none is, from position `handed` of those that were handed over on. Whether they were the
     /// last.
-    fn gather(&mut self, plan: &mut Plan, handed: &mut usize) -> bool {
+    fn gather(&mut self, grouping: &mut Grouping, handed: &mut usize) -> bool {
         self.wave.clear();
         while self.wave.len() < WAVE {
             if *handed < self.positions.len() {
-                self.wave.push(plan.units[self.positions[*handed]]);
+                self.wave.push(grouping.units[self.positions[*handed]]);
                 *handed += 1;
                 continue;
             }
             match self.next(self.wave.is_empty()) {
                 Next::Expert(i) => {
-                    plan.units[i] = self.read_to(i, plan.units[i]);
+                    grouping.units[i] = self.read_to(i, grouping.units[i]);
                     self.positions.push(i);
                 }
-                Next::Failed(i) => self.fail(plan, i),
+                Next::Failed(i) => self.fail(grouping, i),
                 Next::Later => return false,
                 Next::Over => return true,
             }

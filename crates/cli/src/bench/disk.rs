@@ -1,4 +1,4 @@
-//! `sluice bench disk`: bytes per second past the page cache, by size of a request, requests under way, order and alignment. What streaming experts can be held against.
+//! `sluice bench disk`: bytes per second past the page cache, by size of a request, requests in flight, order and alignment. A bound for streaming experts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct DiskArgs {
     /// Bytes that one request reads, one number or several; rounded up to whole pages
     #[arg(long, value_delimiter = ',', default_value = "4194304", value_name = "BYTES,..")]
     request: Vec<u64>,
-    /// Requests under way at once, one number or several
+    /// Requests in flight at once, one number or several
     #[arg(long, value_delimiter = ',', default_value = "8", value_name = "N,..")]
     depth: Vec<usize>,
     /// Where one request begins after another

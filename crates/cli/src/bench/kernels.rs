@@ -236,24 +236,11 @@ impl Bench<'_> {
         }
         let isa = self.isa;
         let block_tokens = 32;
-        let half = kv_type.bytes(kv_heads * block_tokens, dim);
-        let shape = KvShape {
-            block_bytes: 2 * half,
-            k_offset: 0,
-            v_offset: half,
-            block_tokens,
-            kv_heads,
-            k_dim: dim,
-            v_dim: dim,
-            kv_type,
-        };
+        let shape = kv_shape(kv_type, kv_heads, dim, block_tokens);
         let blocks = context / block_tokens;
         // Many layers' worth, so that each call reads memory, as a model's would.
         let layers = (STREAMED / (blocks * shape.block_bytes)).max(2);
-        let (mut row, mut scale) = (vec![0; dim * kv_type.size()], vec![0; kv_type.scale_size()]);
-        store_row(isa, kv_type, &noise(dim), &mut row, &mut scale);
-        let half: Vec<u8> = [row.repeat(kv_heads * block_tokens), scale.repeat(kv_heads * block_tokens)].concat();
-        let bytes = half.repeat(2 * layers * blocks);
+        let bytes = half_block(isa, &shape).repeat(2 * layers * blocks);
         let q = noise(kv_heads * group * dim);
         let per_round = layers / 2;
         let mut from = 0;
@@ -300,22 +287,9 @@ impl Bench<'_> {
             return;
         }
         let (isa, block_tokens, run) = (self.isa, 32, 64);
-        let half = kv_type.bytes(kv_heads * block_tokens, dim);
-        let shape = KvShape {
-            block_bytes: 2 * half,
-            k_offset: 0,
-            v_offset: half,
-            block_tokens,
-            kv_heads,
-            k_dim: dim,
-            v_dim: dim,
-            kv_type,
-        };
+        let shape = kv_shape(kv_type, kv_heads, dim, block_tokens);
         let blocks = tokens.div_ceil(block_tokens);
-        let (mut row, mut scale) = (vec![0; dim * kv_type.size()], vec![0; kv_type.scale_size()]);
-        store_row(isa, kv_type, &noise(dim), &mut row, &mut scale);
-        let half: Vec<u8> = [row.repeat(kv_heads * block_tokens), scale.repeat(kv_heads * block_tokens)].concat();
-        let bytes = half.repeat(2 * blocks);
+        let bytes = half_block(isa, &shape).repeat(2 * blocks);
         let table: Vec<u32> = (0..blocks as u32).collect();
         let width = group * dim;
         let q = noise(tokens * kv_heads * width);
@@ -474,7 +448,7 @@ impl Bench<'_> {
     }
 }
 
-/// Seconds for `w` times `n` tokens, row blocks dealt to the threads in turn.
+/// Seconds for `w` times `n` tokens, row blocks distributed to the threads in turn.
 fn products(isa: Isa, w: &Matrix, x: &Tokens, n: usize, mode: Activations, threads: usize) -> f64 {
     let block = 4 * ROW_BLOCK;
     let input = x.input(w.form().encoding(mode));
@@ -494,6 +468,29 @@ fn products(isa: Isa, w: &Matrix, x: &Tokens, n: usize, mode: Activations, threa
         }
         black_box(&tile);
     })
+}
+
+/// Blocks of one layer: keys, then values of the same width.
+fn kv_shape(kv_type: KvType, kv_heads: usize, dim: usize, block_tokens: usize) -> KvShape {
+    let half = kv_type.bytes(kv_heads * block_tokens, dim);
+    KvShape {
+        block_bytes: 2 * half,
+        k_offset: 0,
+        v_offset: half,
+        block_tokens,
+        kv_heads,
+        k_dim: dim,
+        v_dim: dim,
+        kv_type,
+    }
+}
+
+/// A block's keys, which may be its values too.
+fn half_block(isa: Isa, shape: &KvShape) -> Vec<u8> {
+    let KvShape { kv_type, kv_heads, block_tokens, k_dim, .. } = *shape;
+    let (mut row, mut scale) = (vec![0; k_dim * kv_type.size()], vec![0; kv_type.scale_size()]);
+    store_row(isa, kv_type, &noise(k_dim), &mut row, &mut scale);
+    [row.repeat(kv_heads * block_tokens), scale.repeat(kv_heads * block_tokens)].concat()
 }
 
 /// A random matrix of [`COLS`] columns.

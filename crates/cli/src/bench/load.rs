@@ -41,7 +41,7 @@ pub struct LoadArgs {
     /// Bytes per request [default: what measured best]
     #[arg(long, value_name = "BYTES")]
     request: Option<usize>,
-    /// Requests under way at once with io_uring [default: what measured best]
+    /// Requests in flight at once with io_uring [default: what measured best]
     #[arg(long, value_name = "N")]
     depth: Option<usize>,
     /// Threads with an io_uring each [default: what measured best]

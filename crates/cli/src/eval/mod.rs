@@ -3,6 +3,7 @@
 mod logits;
 mod ppl;
 mod routing;
+mod text;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};

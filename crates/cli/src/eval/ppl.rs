@@ -3,32 +3,24 @@
 //! The text is one list of tokens, cut into windows that do not overlap; in each, every token but the first is predicted from those
 //! before it in the window, beginning with an empty context. The last window may be shorter.
 
-use std::fs;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
 use sluice_engine::Loading;
 
-use crate::engine_args::{EngineArgs, model_or_demo};
+use super::text::TextArgs;
+use crate::engine_args::EngineArgs;
 use crate::load;
 use crate::progress::Progress;
 
 #[derive(Args)]
 pub struct PplArgs {
-    /// The model's folder (default: the demo model)
-    #[arg(value_name = "MODEL")]
-    folder: Option<PathBuf>,
-    /// The model's folder
-    #[arg(short, long, value_name = "MODEL", conflicts_with = "folder")]
-    model: Option<PathBuf>,
-    /// The text, UTF-8; special tokens written in it are parsed
-    #[arg(long, value_name = "FILE")]
-    text: PathBuf,
+    #[command(flatten)]
+    text: TextArgs,
     /// Tokens in a window
     #[arg(long, value_name = "TOKENS", default_value = "512")]
     window: NonZeroUsize,
@@ -44,18 +36,14 @@ pub struct PplArgs {
 
 pub fn run(args: PplArgs) -> Result<()> {
     // 1. the text's tokens, in windows
-    let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
+    let folder = args.text.folder()?;
     let mut engine = load::engine(&folder, &args.engine, args.engine.options()?)?;
-    let tokenizer = load::tokenizer(&folder)?;
-    let name = || args.text.display().to_string();
-    let text = fs::read(&args.text).with_context(name)?;
-    let text = std::str::from_utf8(&text).with_context(name)?;
-    let tokens = tokenizer.encode(text, false)?;
+    let tokens = args.text.tokens(&folder)?;
     let window = args.window.get();
     ensure!(window >= 2, "--window {window}: a window needs a token to predict, and one to predict it from");
     let limit = args.windows.map_or(usize::MAX, NonZeroUsize::get);
     let windows: Vec<&[u32]> = tokens.chunks(window).filter(|w| w.len() >= 2).take(limit).collect();
-    ensure!(!windows.is_empty(), "{}: too short, {} tokens", name(), tokens.len());
+    ensure!(!windows.is_empty(), "{}: too short, {} tokens", args.text.name(), tokens.len());
 
     // 2. how surprising each of them is
     let begun = Instant::now();

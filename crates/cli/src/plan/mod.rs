@@ -1,9 +1,11 @@
 //! `sluice plan`: what of a model fits where, what a token costs, and what bounds it; from a config alone, before anything is downloaded.
 //!
-//! [`shape`] counts parameters, [`estimate`] is the arithmetic, [`memory`] measures what products reach; a disk of which nothing is said is measured. What is printed is an expectation, and says from what.
+//! [`shape`] counts parameters, [`estimate`] is the arithmetic, [`memory`] measures what products reach, [`residency`] simulates which experts are in memory when tokens
+//! of a recorded text want them; a disk of which nothing is said is measured. What is printed is an expectation, and says from what.
 
 mod estimate;
 mod memory;
+mod residency;
 mod shape;
 
 use std::io::{self, Write};
@@ -20,6 +22,7 @@ use crate::disk::{self, Case, Order, PAGE};
 use crate::{known, machine, units};
 use estimate::{Disk, Form, Products, Split, Token, Weights, hit_rate};
 use memory::Measured;
+use residency::Residency;
 use shape::Shape;
 
 /// Disks that people have, for the table: bytes per second of large reads.
@@ -67,9 +70,15 @@ pub struct PlanArgs {
     /// Experts per token instead of the model's own number. LOSSY when it is run so
     #[arg(long, value_name = "K")]
     experts_per_token: Option<usize>,
-    /// Part of the experts' reads that memory serves, 0 to 1 [default: expected from the memory]
+    /// Part of the experts' reads that memory serves, 0 to 1 [default: simulated with --trace, else expected from the memory]
     #[arg(long, value_name = "RATE")]
     hit_rate: Option<f64>,
+    /// Which experts tokens take, of `eval routing --trace-out`: what of them would be in memory is simulated
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Memory of a GPU that holds experts too, such as 8GB: a tier above --memory, in the simulation only
+    #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "trace")]
+    gpu_memory: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -112,6 +121,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let k = args.experts_per_token.unwrap_or(shape.k);
     ensure!(k <= shape.experts, "--experts-per-token {k}: the model has {} experts", shape.experts);
     let weights = Weights::new(&shape, form(bits), form(experts_bits), k);
+    let recording = args.trace.as_deref().map(|path| residency::read(path, &shape, k)).transpose()?;
 
     // 2. the machine
     let room = machine::available().into_iter().chain(machine::cgroup().map(|l| l.left)).min();
@@ -143,7 +153,14 @@ pub fn run(args: PlanArgs) -> Result<()> {
     if let Some(rate) = args.hit_rate {
         ensure!((0.0..=1.0).contains(&rate), "--hit-rate {rate}: expected 0 to 1");
     }
-    let expected = args.hit_rate.unwrap_or_else(|| hit_rate(part));
+    let residency = recording.and_then(|r| Residency::simulate(&r, &weights, &split, args.gpu_memory));
+    let simulated = || match &residency {
+        // Where the experts of a single layer do not fit, what is recorded says nothing.
+        _ if part >= 1.0 => None,
+        Some(residency) => Some(residency.hit_rate()),
+        None => args.trace.is_some().then_some(0.0),
+    };
+    let expected = args.hit_rate.or_else(simulated).unwrap_or_else(|| hit_rate(part));
     let mut disks: Vec<(&str, Disk)> = this_disk.map(|disk| ("this disk", disk)).into_iter().collect();
     if args.disk_bandwidth == "auto" {
         disks.extend(DISKS.map(|(name, bandwidth)| (name, Disk { bandwidth, latency })));
@@ -171,7 +188,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
             "resident_bytes_per_token": weights.resident_read, "memory": memory, "cache": split.cache,
             "memory_for_experts": split.for_experts, "missing": split.missing, "expected_hit_rate": expected,
             "memory_bandwidth": memory_bandwidth, "products_bandwidth": {"resident": products.resident, "experts": products.experts},
-            "tokens": rows,
+            "simulated": residency.as_ref().map(Residency::to_json), "tokens": rows,
         });
         writeln!(out, "{object:#}")?;
         return Ok(out.flush()?);
@@ -220,12 +237,18 @@ pub fn run(args: PlanArgs) -> Result<()> {
     text += &line("bandwidth", bandwidth_text(memory_bandwidth, products, &measured, bits, experts_bits));
     let wait = this_disk.map_or(latency, |disk| disk.latency) * 1e6;
     text += &line("latency", format!("{wait:.0} us for a layer that reads"));
-    let whence = match args.hit_rate {
-        Some(_) => "as given",
-        None if part >= 1.0 => "all are in memory",
-        None => "from published LRU rates of Qwen3.5-397B-A17B by the part that fits; other models and texts differ",
+    let whence = match (args.hit_rate, &residency) {
+        (Some(_), _) => "as given".to_owned(),
+        _ if part >= 1.0 => "all are in memory".to_owned(),
+        (_, Some(residency)) => format!("simulated: {}", residency.whence()),
+        _ if args.trace.is_some() => "memory does not hold what a token takes of one layer".to_owned(),
+        _ => "no trace of `eval routing --trace-out`; from published LRU rates of Qwen3.5-397B-A17B by the part that fits, other models and texts differ"
+            .to_owned(),
     };
     text += &line("hit rate", format!("{:.0} % expected ({whence})", 100.0 * expected));
+    if let Some(residency) = &residency {
+        text += &line("simulated", residency.text());
+    }
     text += &format!("\n{:<16}{:>10}", "tokens/s", "bandwidth");
     rates.iter().for_each(|r| text += &format!("{:>10}", format!("{:.0} %", 100.0 * r)));
     text += &format!("  bound at {:.0} %\n", 100.0 * expected);

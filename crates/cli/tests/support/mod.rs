@@ -65,6 +65,14 @@ pub fn assert_refused(output: &Output, parts: &[&str]) {
     }
 }
 
+/// Prose with some variety, where no held-out text is at hand.
+pub fn prose() -> String {
+    let names = ["the cat", "a small boat", "my brother", "the old king", "nobody"];
+    let deeds =
+        ["ran to the river", "asked 3 + 4", "slept under a tree", "told a story about the moon", "was very hungry"];
+    (0..60).map(|i| format!("Then {} {}, and it was day {i}. ", names[i % 5], deeds[(i * i + i / 7) % 5])).collect()
+}
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }

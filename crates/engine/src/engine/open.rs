@@ -1,5 +1,6 @@
 //! Setting an engine up: what is in memory and what stays on disk, within which budget.
 
+use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::time::Duration;
@@ -50,11 +51,10 @@ impl Engine {
         let model = sluice_model::describe(&config, &options.model(1))?;
         let placed = placement::decide(folder, &model, &options)?;
         let open = |placed: Placed| {
-            let mut load = options.load.clone();
-            if placed.placement != Placement::Mapped {
-                load.left = Some(sluice_model::is_of_experts);
-            }
-            let (checkpoint, loading) = sluice_store::load::open(folder, &load)?;
+            let (checkpoint, loading) = sluice_store::load::open_but(folder, &options.load, |checkpoint| {
+                let streams = placed.placement != Placement::Mapped;
+                if streams { sluice_model::expert_tensors(&model, checkpoint) } else { HashSet::new() }
+            })?;
             Engine::build(&checkpoint, Some(loading), &config, options.clone(), placed, make(&options)?)
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();

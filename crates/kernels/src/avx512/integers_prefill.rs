@@ -1,8 +1,8 @@
 //! Integer groups with AVX-512 VNNI, for many tokens.
 //!
-//! A tile of rows is unpacked into cache in the layout that `vpdpbusd` likes: sixteen rows per register, four columns of each, so that
+//! A tile of rows is unpacked into cache in the layout that `vpdpbusd` takes: sixteen rows per register, four columns of each, so that
 //! no sum is ever spread over lanes. A few tokens at a time then pass over the tile; a weight group's sums stay in registers, and the four
-//! accumulators of the definition rest in scratch, where they are met once per weight group. While tokens pass, the next tile's bytes are fetched.
+//! accumulators of the definition stay in scratch and are updated once per weight group. While tokens pass, the next tile's bytes are fetched.
 
 use std::arch::x86_64::*;
 

@@ -2,7 +2,7 @@
 //!
 //! The sixteen lanes of the definition are sixteen sums that never meet before the end, so they need not lie side by side. A tile of rows is
 //! rearranged in cache such that a register holds one pair of columns of sixteen rows; for one lane after the other a dozen tokens pass over
-//! the tile, each with a pair that is spread over a register. The lanes' sums rest in scratch; at the end the tree adds registers.
+//! the tile, each with a pair that is spread over a register. The lanes' sums stay in scratch; at the end the tree adds registers.
 
 use std::arch::x86_64::*;
 

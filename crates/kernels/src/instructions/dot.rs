@@ -4,6 +4,7 @@
 //! on the blocking above them.
 
 use super::lanes::Lanes;
+use crate::matrix::Matrix;
 
 /// One way of multiplying a stretch of a weight row by the same stretch of a token.
 ///
@@ -38,6 +39,22 @@ pub(crate) struct Product<'a> {
     /// Token i, row r at `out[i * out_stride + r]`.
     pub out: *mut f32,
     pub out_stride: usize,
+}
+
+impl<'a> Product<'a> {
+    /// Float weights as they lie, times the rows `tokens` of `x`, which has as many columns.
+    pub fn as_it_lies(w: &Matrix, x: *const u8, tokens: &'a [u32], tile: &mut [f32]) -> Product<'a> {
+        Product {
+            w: w.data.as_ptr(),
+            w_stride: w.row_bytes(),
+            rows: w.rows,
+            x,
+            cols: w.cols,
+            tokens,
+            out: tile.as_mut_ptr(),
+            out_stride: w.rows,
+        }
+    }
 }
 
 /// Weight bytes that stay in the first-level cache while the tokens pass by.

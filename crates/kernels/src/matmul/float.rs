@@ -61,16 +61,7 @@ lane_sum!(WBf16, 2, V::load_bf16, |p, n| V::load_bf16(first_halves(p, n).as_ptr(
 
 #[inline(always)]
 unsafe fn direct_lanes<V: Lanes>(w: Matrix, x: &[f32], tokens: &[u32], tile: &mut [f32]) {
-    let product = Product {
-        w: w.data.as_ptr(),
-        w_stride: w.row_bytes(),
-        rows: w.rows,
-        x: x.as_ptr().cast(),
-        cols: w.cols,
-        tokens,
-        out: tile.as_mut_ptr(),
-        out_stride: w.rows,
-    };
+    let product = Product::as_it_lies(&w, x.as_ptr().cast(), tokens, tile);
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
     unsafe {
         match w.form {

@@ -10,16 +10,7 @@ use crate::scratch::{Scratch, cut_bytes};
 
 #[inline(always)]
 unsafe fn direct_lanes<V: Pairs>(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
-    let product = Product {
-        w: w.data.as_ptr(),
-        w_stride: w.row_bytes(),
-        rows: w.rows,
-        x: x.as_ptr().cast(),
-        cols: w.cols,
-        tokens,
-        out: tile.as_mut_ptr(),
-        out_stride: w.rows,
-    };
+    let product = Product::as_it_lies(&w, x.as_ptr().cast(), tokens, tile);
     let [working] = scratch.cut([V::working_bytes(w.rows, w.cols, tokens.len())]);
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
     unsafe { V::product(product, working) }

@@ -12,7 +12,7 @@ fn unit(rng: &mut Rng) -> f32 {
     2.0 * rng.f32() - 1.0
 }
 
-/// Bytes that end where unreadable memory begins, so that a kernel which reads further dies.
+/// Bytes that end where unreadable memory begins, so that a kernel which reads further crashes.
 struct Guarded {
     map: *mut u8,
     pages: usize,

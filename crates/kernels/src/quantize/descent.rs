@@ -29,7 +29,7 @@ type Row16 = [f32; LANES];
 const SHRINK: [f32; 10] = [1.0, 0.95, 0.9, 0.85, 0.8, 0.74, 0.68, 0.6, 0.5, 0.42];
 /// Regressions from each of them.
 const REGRESSIONS: usize = 4;
-/// A scale's least magnitude: smaller ones would make levels that no arithmetic tells apart.
+/// A scale's least magnitude: smaller ones would make levels that are equal in f32.
 const TINY: f32 = 1e-20;
 
 /// How rows are quantised.
@@ -39,7 +39,7 @@ pub struct Params {
     pub bits: u8,
     /// Columns that share a scale and a bias: 32, 64 or 128.
     pub group: usize,
-    /// Type in which scales and biases are stored: the search knows their rounding.
+    /// Type in which scales and biases are stored: the search accounts for their rounding.
     pub scale: Float,
     /// Times that all groups are visited.
     pub sweeps: usize,
@@ -160,7 +160,7 @@ impl Quantized {
     }
 }
 
-// The vectors are the compiler's: what it needs is the shell's instruction set.
+// The compiler vectorises these loops, given the shell's instruction set.
 #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters)]
 #[inline(always)]
 unsafe fn start_lanes<V: Lanes>(
@@ -240,7 +240,7 @@ simd! {
     fn start(w: &[f32], weights: &[f32], top: f32, scale: Float, q: &mut [f32], s: &mut Row16, b: &mut Row16, rest: &mut [f32]) = start_lanes
 }
 
-// The vectors are the compiler's: what it needs is the shell's instruction set.
+// The compiler vectorises these loops, given the shell's instruction set.
 #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters)]
 #[inline(always)]
 unsafe fn descend_lanes<V: Lanes>(

@@ -1,7 +1,7 @@
 //! Floats to affine groups (see [`crate::affine`]): where scales, biases and q come from. [`quantize`] looks at a group's weights alone; [`descent`] at what a matrix is
 //! used for.
 //!
-//! Recipes are plain loops over arrays, each operation rounded once: the vectors are the compiler's, the bits the same in every instruction set.
+//! Recipes are plain loops over arrays, each operation rounded once: the compiler vectorises them, and the bits are the same in every instruction set.
 
 pub mod descent;
 mod group;
@@ -27,7 +27,7 @@ pub enum Rounding {
     Search,
 }
 
-// The vectors are the compiler's: what it needs is the shell's instruction set.
+// The compiler vectorises these loops, given the shell's instruction set.
 #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters)]
 #[inline(always)]
 unsafe fn quantize_lanes<V: Lanes>(

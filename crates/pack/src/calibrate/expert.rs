@@ -14,7 +14,7 @@ use crate::quantize::{SquaredError, squares, values};
 pub const ENOUGH: usize = 512;
 /// What a stand-in counts beside a token of the expert's own.
 const STAND_IN: f32 = 0.1;
-/// Added to H's diagonal, in parts of its mean: what the text did not show is not free.
+/// Added to H's diagonal, in parts of its mean: it keeps weights near the original in directions that the text did not show.
 const DAMPING: f32 = 0.01;
 /// Visits of the descent to each group, and passes over it at each.
 const SWEEPS: usize = 2;

@@ -1,4 +1,4 @@
-//! What a layer has asked for: each expert with how far it has come. Several fetches may go on at once.
+//! What a layer has asked for: each expert with its state. Several fetches may be in progress at once.
 
 use std::sync::Arc;
 
@@ -50,10 +50,10 @@ pub(super) struct Fetch {
     pub items: Vec<Item>,
     /// (Item, why it cannot be read)
     errors: Vec<(u32, Arc<Error>)>,
-    /// Everything before was handed over, or (unordered) begun with.
+    /// Everything before this position was handed over, or (unordered) at least requested.
     pub next: usize,
     pub ordered: bool,
-    /// Items that are not handed over; that are not over.
+    /// Items that are not handed over yet; items that are not released yet.
     left: usize,
     open: usize,
 }
@@ -64,7 +64,7 @@ impl Fetch {
         Fetch { wanted: Vec::with_capacity(experts), items: Vec::with_capacity(experts), ..Fetch::default() }
     }
 
-    /// Begins anew; the caller pushes an item for each expert.
+    /// Resets it for a new fetch; the caller pushes an item for each expert.
     pub fn begin(&mut self, number: u64, layer: usize, wanted: &[u32], ordered: bool) {
         debug_assert!(!self.is_live());
         (self.number, self.layer, self.ordered, self.next) = (number, layer, ordered, 0);

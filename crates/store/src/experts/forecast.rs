@@ -1,8 +1,8 @@
-//! How likely each expert of a layer is to be wanted when the layer is visited next, learned while routing goes by.
+//! How likely each expert of a layer is to be wanted at the layer's next visit, learned online from the routing of the visits so far.
 //!
 //! One logistic regression per layer, shared by its experts, weighs how often an expert was wanted lately and for long; on top of it, each expert
-//! that the present visit wants adds what it says about each that may follow. Both learn at every visit from what was wrong about the forecast.
-//! What experts of *other* layers say was tried as well: it foretells the token at hand better, but not the ones that a slot is kept for.
+//! that the present visit wants adds what it says about each that may follow. Both are updated at every visit by the error of the forecast.
+//! What experts of *other* layers say was tried as well: it predicts the present token better, but not the later ones for which a slot is kept.
 //!
 //! A visit of E experts of which K are wanted takes O(K E); E² numbers per layer are kept, where there is room for them.
 
@@ -19,14 +19,14 @@ const STEP_FOLLOWS: f32 = 0.02;
 /// The forecasts of all layers.
 #[derive(Debug)]
 pub(super) struct Forecast {
-    layers: Vec<Layer>,
-    /// Of the visit at hand, by expert: the share of its tokens that want it; how far above that the forecast was.
+    layers: Vec<LayerForecast>,
+    /// Of the present visit, by expert: the share of its tokens that want it; how far above that the forecast was.
     wanted: Vec<f32>,
     excess: Vec<f32>,
 }
 
 #[derive(Debug)]
-struct Layer {
+struct LayerForecast {
     experts: usize,
     /// `[HALF_LIVES, experts]`: share of the tokens that wanted it, averaged.
     averages: Vec<f32>,
@@ -51,7 +51,7 @@ impl Forecast {
         let paired = Forecast::pair_bytes(experts) <= pairs;
         let widest = experts.iter().copied().max().unwrap_or(0);
         Forecast {
-            layers: experts.iter().map(|n| Layer::new(*n, paired)).collect(),
+            layers: experts.iter().map(|n| LayerForecast::new(*n, paired)).collect(),
             wanted: vec![0.0; widest],
             excess: vec![0.0; widest],
         }
@@ -73,7 +73,7 @@ impl Forecast {
 
     /// What it takes in memory.
     pub fn bytes(&self) -> usize {
-        let floats = |l: &Layer| {
+        let floats = |l: &LayerForecast| {
             l.averages.len() + l.logarithms.len() + l.follows.len() + l.alone.len() + l.together.len() + 2 * l.experts
         };
         4 * (self.layers.iter().map(floats).sum::<usize>() + self.wanted.len() + self.excess.len())
@@ -90,21 +90,21 @@ impl Forecast {
         layer.average(shares, n);
         layer.before.clear();
         layer.before.extend(wanted.iter().map(|e| (*e, shares[*e as usize])));
-        layer.foretell();
+        layer.predict();
         for (i, (soon, later)) in soon.iter_mut().zip(later).enumerate() {
             *soon = probability(layer.together[i]);
-            // What the last visit wanted says less and less about those to come.
+            // What the last visit wanted says less about each visit that comes later.
             *later = (*soon + probability(layer.alone[i])) / 2.0;
         }
     }
 }
 
-impl Layer {
-    fn new(experts: usize, paired: bool) -> Layer {
+impl LayerForecast {
+    fn new(experts: usize, paired: bool) -> LayerForecast {
         // The geometric mean of the averages, until it is known better.
         let mut weights = [1.0 / HALF_LIVES.len() as f32; FEATURES];
         weights[0] = 0.3;
-        Layer {
+        LayerForecast {
             experts,
             averages: vec![0.0; HALF_LIVES.len() * experts],
             logarithms: vec![logarithm(LEAST); HALF_LIVES.len() * experts],
@@ -154,7 +154,7 @@ impl Layer {
     }
 
     /// Log-odds of each expert at the next visit.
-    fn foretell(&mut self) {
+    fn predict(&mut self) {
         self.alone.fill(self.weights[0]);
         for (weight, logarithms) in self.weights[1..].iter().zip(self.logarithms.chunks_exact(self.experts)) {
             self.alone.iter_mut().zip(logarithms).for_each(|(odds, l)| *odds += weight * l);

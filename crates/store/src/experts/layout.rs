@@ -31,7 +31,7 @@ type Part = (u32, Range<u64>, usize);
 
 /// The experts of a layer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Layer {
+pub(super) struct LayerLayout {
     extents: Vec<Extent>,
     /// For each expert where its extents end.
     ends: Vec<usize>,
@@ -46,13 +46,13 @@ pub(super) struct Layer {
     pub class: usize,
 }
 
-impl Layer {
+impl LayerLayout {
     /// The layer's experts, each the same number of arrays, as views of files that are being loaded. Files are numbered by their place in `files`.
     ///
     /// # Panics
     /// When an array is not a view of such a file.
-    pub fn new(experts: impl Iterator<Item = Vec<Bytes>>, files: &mut Vec<Arc<Source>>) -> Layer {
-        let mut layer = Layer::default();
+    pub fn new(experts: impl Iterator<Item = Vec<Bytes>>, files: &mut Vec<Arc<Source>>) -> LayerLayout {
+        let mut layer = LayerLayout::default();
         for arrays in experts {
             let parts = arrays.iter().enumerate().filter(|(_, b)| !b.is_empty()).map(|(array, bytes)| {
                 let (source, range) = bytes.source().expect("experts are streamed from files that are being loaded");
@@ -121,7 +121,7 @@ impl Layer {
 }
 
 /// Divides layers among classes of slots of one size each, and returns the sizes: sizes that differ by a sixteenth at most share the larger.
-pub(super) fn classes(layers: &mut [Layer]) -> Vec<usize> {
+pub(super) fn classes(layers: &mut [LayerLayout]) -> Vec<usize> {
     let mut sizes: Vec<usize> = layers.iter().map(|l| l.room).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let mut classes: Vec<usize> = Vec::new();
@@ -145,7 +145,7 @@ mod tests {
     fn experts_beyond_four_gibibytes_are_laid_out_without_overlap() {
         let gib = 1u64 << 30;
         for sizes in [[5 * gib, 3, 6 * gib], [4 * gib - 4096, 4096, 4096], [1 << 40, 1 << 41, 7]] {
-            let mut layer = Layer::default();
+            let mut layer = LayerLayout::default();
             let mut at = 100;
             let mut places = Vec::new();
             for (array, size) in sizes.into_iter().enumerate() {

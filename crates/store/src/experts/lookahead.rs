@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 
 use super::store::ExpertStore;
 
-/// What is foreseen.
+/// What is predicted.
 pub(super) struct Ahead {
     /// (Layer, expert) to be read when nothing else is.
     pub queue: VecDeque<(u32, u32)>,
-    /// Slots that look-ahead keeps: those that say so themselves.
+    /// Slots that look-ahead keeps: those whose `read_ahead` is set.
     pub slots: Vec<u32>,
-    /// Whom they are for, and what was foreseen for it.
+    /// The layer they are for, and what was predicted for it.
     layer: usize,
     predicted: Vec<u32>,
 }
@@ -28,9 +28,9 @@ impl Ahead {
 
 impl ExpertStore {
     /// Names experts of a layer that will probably be asked for, the likeliest first: they are read when no other read is in flight, or (behind an ordered
-    /// fetch) none is left to begin with. Said again of the same layer, it takes the place of what has not begun.
-    pub fn foresee(&mut self, layer: usize, experts: &[u32]) {
-        // Reads that are over by now do not keep these waiting.
+    /// fetch) none is left to begin with. A second call for the same layer replaces what has not been requested yet.
+    pub fn predict(&mut self, layer: usize, experts: &[u32]) {
+        // Completed reads are taken first, so that they do not count as in flight.
         self.reap(false);
         if self.ahead.layer != layer {
             self.ahead.predicted.clear();
@@ -46,8 +46,8 @@ impl ExpertStore {
         self.look_ahead();
     }
 
-    /// Counts what was foreseen.
-    pub(super) fn settle_foreseen(&mut self, layer: usize, wanted: &[u32]) {
+    /// Counts which predictions were right.
+    pub(super) fn count_predictions(&mut self, layer: usize, wanted: &[u32]) {
         self.ahead.queue.clear();
         if self.ahead.layer != layer {
             return;
@@ -61,7 +61,7 @@ impl ExpertStore {
                 continue;
             }
             match wanted.binary_search(&expert) {
-                Ok(_) => self.stats.foreseen += 1,
+                Ok(_) => self.stats.read_ahead += 1,
                 Err(_) => self.stats.read_in_vain += 1,
             }
         }
@@ -69,17 +69,17 @@ impl ExpertStore {
         self.ahead.predicted.clear();
     }
 
-    /// Look-ahead gives its slots back; those that are still written to are free when that is over.
-    pub(super) fn give_up_foreseen(&mut self) {
+    /// Look-ahead releases its slots; those with a read in flight are free when it ends.
+    pub(super) fn release_read_ahead(&mut self) {
         while let Some(slot) = self.ahead.slots.pop() {
-            self.state(slot).foreseen = false;
+            self.state(slot).read_ahead = false;
             self.let_go(slot);
         }
     }
 
     /// Begins to read what look-ahead named, if nothing else is read.
     pub(super) fn look_ahead(&mut self) {
-        // In order, what is in flight will be used up in time, and the disk need not pause between layers.
+        // In order, the reads in flight will be consumed in time, and reading ahead keeps the disk busy between layers.
         if self.reads.in_flight() > 0 && !self.goes_in_order() || self.is_missing_some() {
             return;
         }
@@ -90,7 +90,7 @@ impl ExpertStore {
             }
             let Some(slot) = self.place(layer, expert) else { break };
             self.ahead.slots.push(slot);
-            self.state(slot).foreseen = true;
+            self.state(slot).read_ahead = true;
         }
         self.submit();
     }

@@ -1,14 +1,15 @@
 //! Experts of a mixture that stay on disk until tokens want them. An [`ExpertStore`] holds as many as a budget allows in slots of memory that it is lent
-//! once, reads those that are missing, all at once, and hands each over when it is there, so that some are computed while others are on their way.
+//! once, reads those that are missing, all at once, and hands each over when its read is complete, so that some are computed while others are still being read.
 //!
-//! Three parts know nothing of each other: [`Residency`] says which expert lies in which slot and which has to go (by `worth`, which learns from the routing that
-//! goes by); `reads` fills slots from disk, by `requests`; `fetch` is what a layer has asked for. The store puts them together.
+//! Three parts know nothing of each other: [`Residency`] says which expert lies in which slot and which has to go (by `worth`, which learns from past
+//! routing); `reads` fills slots from disk, by `requests`; `fetch` is what a layer has asked for. The store puts them together.
 
 mod fetch;
 mod forecast;
 mod layout;
 mod lookahead;
 mod reads;
+mod recording;
 mod requests;
 mod residency;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use fetch::{FetchId, Next};
+pub use recording::{MAX_RECORDING, Recording};
 pub use requests::{ReadFaults, SPIN};
 pub use residency::{Residency, Rise};
 pub use store::ExpertStore;
@@ -29,7 +31,7 @@ pub use worth::Policy;
 /// Where experts that were used remain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Keep {
-    /// In slots of ours: read past the page cache, replaced by a [`Policy`].
+    /// In our own slots: read past the page cache, replaced by a [`Policy`].
     #[default]
     Slots,
     /// In the kernel's page cache: slots are used for as long as tokens go through them.
@@ -84,7 +86,7 @@ pub struct ExpertStats {
     /// Of these, those that were in memory.
     pub hits: u64,
     /// Of these, those that look-ahead had begun to read or had read.
-    pub foreseen: u64,
+    pub read_ahead: u64,
     /// Bytes of the arrays that were asked for.
     pub wanted_bytes: u64,
     /// Bytes that were read, look-ahead's and what pages hold beside the arrays included.
@@ -94,7 +96,7 @@ pub struct ExpertStats {
     /// Experts that look-ahead named, and of these those that were then wanted.
     pub predicted: u64,
     pub predicted_right: u64,
-    /// Experts that look-ahead read and nobody wanted.
+    /// Experts that look-ahead read and that were not wanted.
     pub read_in_vain: u64,
     /// At least one request was in flight.
     pub reading: Duration,
@@ -105,10 +107,10 @@ pub struct ExpertStats {
 impl ExpertStats {
     /// Adds what came later.
     pub fn add(&mut self, later: &ExpertStats) {
-        let ExpertStats { wanted, hits, foreseen, wanted_bytes, read_bytes, reads, .. } = later;
+        let ExpertStats { wanted, hits, read_ahead, wanted_bytes, read_bytes, reads, .. } = later;
         self.wanted += wanted;
         self.hits += hits;
-        self.foreseen += foreseen;
+        self.read_ahead += read_ahead;
         self.wanted_bytes += wanted_bytes;
         self.read_bytes += read_bytes;
         self.reads += reads;

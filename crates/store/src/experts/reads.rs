@@ -1,12 +1,12 @@
-//! Experts on their way from disk. A read of an expert has a ticket, and with it goes the loan of the slot that it fills: as long as the kernel may write
-//! to a slot nobody else has its loan, so that nobody can compute with it, lend it again or believe that it is there; and when it is over, ticket, loan and
-//! what came of it arrive together, so that an error belongs to the expert that was asked for.
+//! Reads of experts in flight. A read has a ticket and owns the loan of the slot that it fills: as long as the kernel may write to a slot no other code has
+//! its loan, so that it cannot be computed with, lent again or taken for complete. When the read is over, ticket, loan and result are handed back together,
+//! so that an error belongs to the expert that was asked for.
 
 use super::layout::Extent;
 use super::requests::{Request, Requests};
 use crate::error::Error;
 
-/// A slot's memory: whoever has this may write to it, or lend it to a read, and nobody else may.
+/// A slot's memory: the owner of this value alone may write to it or lend it to a read.
 #[derive(Debug)]
 pub(super) struct Loan {
     pub slot: u32,
@@ -141,7 +141,7 @@ impl Reads {
         self.requests.is_ring()
     }
 
-    /// What it takes in memory to know what was begun.
+    /// Bytes of the table of reads.
     pub fn bytes(slots: usize) -> usize {
         slots * size_of::<Begun>()
     }

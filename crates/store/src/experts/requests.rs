@@ -1,5 +1,5 @@
 //! Requests in flight: many at once through io_uring, by the thread that computes, or by threads where io_uring is refused. A request is repeated
-//! or continued until it is whole or cannot be; whoever asked hears of it once.
+//! or continued until it is complete or has failed for good; its caller is told once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,7 +16,7 @@ use crate::load::{ALIGNMENT, Source, go_on_at, refuses_direct};
 
 /// Requests that the kernel knows of at most.
 const KNOWN: usize = 128;
-/// How long a waiting thread polls for a completion before it sleeps: a core that went to sleep wakes up late, in a virtual machine above all.
+/// How long a waiting thread polls for a completion before it sleeps: waking a sleeping core takes long, in a virtual machine above all.
 pub const SPIN: Duration = Duration::from_millis(3);
 /// Requests that there is room for from the beginning, so that usually nothing is allocated later.
 const QUEUED: usize = 1024;
@@ -89,7 +89,7 @@ enum By {
     Scripted(Box<dyn Disk>),
 }
 
-/// A disk that a test decides about, read by read.
+/// A disk whose results a test chooses, read by read.
 #[cfg(test)]
 pub(super) trait Disk: Send {
     fn push(&mut self, read: Request);
@@ -97,8 +97,8 @@ pub(super) trait Disk: Send {
     fn reap(&mut self, wait: bool, each: &mut dyn FnMut(Done));
 }
 
-/// Requests in lanes: disks serve all that they are given at once, and of many none is there soon. So few are in flight, and the kernel, which knows those
-/// that come next, begins each when the one before it in its lane is over, while the thread that computes need not look.
+/// Requests in lanes: a disk works on all its requests at once, so with many in flight none completes soon. So few are in flight, and the kernel starts the next
+/// request of a lane (they are linked) when the one before it is complete, without the computing thread having to poll.
 struct Ring {
     ring: IoUring,
     /// By slot: what the kernel knows of.
@@ -247,7 +247,7 @@ impl Ring {
                 let slot = self.free.pop().expect("counted");
                 let flight = Flight { last: i + lanes >= count, ..self.waiting[i] };
                 let entry = request(files, &flight, slot);
-                // Whatever becomes of a read, the next is begun.
+                // Whether a read succeeds or fails, the next one begins.
                 let entry = if flight.last { entry } else { entry.flags(squeue::Flags::IO_HARDLINK) };
                 // SAFETY: the memory is lent until the completion is taken, and files live as long as the ring.
                 unsafe { self.ring.submission().push(&entry) }.expect("as many entries as slots, all submitted before");
@@ -261,15 +261,15 @@ impl Ring {
                 Ok(_) if self.ring.submission().is_empty() => return,
                 Ok(_) => {}
                 Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
-                // The kernel is short of something: what is complete has to be taken first.
+                // The kernel is short of resources: completions have to be taken first.
                 Err(e) if [libc::EAGAIN, libc::EBUSY].contains(&e.raw_os_error().unwrap_or(0)) => return,
-                // Requests that the kernel has would go on writing: nothing can be handed back.
+                // The kernel would go on writing for submitted requests: nothing can be handed back.
                 Err(e) => panic!("io_uring_enter: {e}"),
             }
         }
     }
 
-    /// Waits for a completion: awake for a while, then asleep.
+    /// Waits for a completion: polls for a while, then sleeps.
     fn wait(&mut self, files: &[Arc<Source>]) {
         if !self.late.is_empty() {
             return;
@@ -283,7 +283,7 @@ impl Ring {
         }
     }
 
-    /// Hands back what is over by now, and begins with what waits for its place.
+    /// Hands back completed reads, and begins with queued ones.
     fn collect(&mut self, files: &[Arc<Source>], notes: &mut Vec<String>, mut each: impl FnMut(Done)) {
         for (mut flight, came) in std::mem::take(&mut self.late) {
             self.over(&mut flight, came, files, notes, &mut each);

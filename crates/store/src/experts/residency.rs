@@ -1,23 +1,22 @@
-//! Which expert lies in which slot of which tier of memory, and which has to go when another comes. Bookkeeping only: reading and copying is done
+//! Which expert lies in which slot of which tier of memory, and which is evicted when another comes. Bookkeeping only: reading and copying is done
 //! elsewhere, and the simulator drives the same code with recorded traces.
 //!
-//! Tiers are exclusive: an expert lies in one of them, or on disk alone. What is read comes into the last, whose slots are those of all layers. What one knows of
-//! an expert changes only when its layer is visited, and so each layer keeps its experts of the last tier that may go in a heap, which is made anew a few times
-//! from one visit to the next; a victim is then the worst of as many tops as there are layers. Into a faster tier an expert rises after a visit that wanted
-//! it, if it is worth more in the long run than the least of those there, with which it changes places. Nothing is allocated after [`Residency::new`].
+//! Tiers are exclusive: an expert lies in one of them, or on disk alone. What is read goes to the last, whose slots all layers share. What is known of
+//! an expert changes only when its layer is visited, so each layer keeps those of its experts that may be evicted from the last tier in a heap, which is rebuilt a
+//! few times from one visit to the next; a victim is then the least of as many heap tops as there are layers. Promotion to faster tiers is in
+//! [`promotion`]. Nothing is allocated after [`Residency::new`].
+
+mod promotion;
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use super::worth::{Key, Policy, Worth};
+pub use promotion::Rise;
 
 const NONE: u32 = u32::MAX;
 
-/// How much more an expert must be worth than the one whose place in a faster tier it takes: places that are changed back and forth cost two copies
-/// each time and gain nothing (`docs/results/routing.md`).
-const MARGIN: f64 = 3.0;
-
-/// An expert that may go, in the heap of its layer: the least worth on top.
+/// An expert that may be evicted, in the heap of its layer: the one of least worth on top.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     worth: f64,
@@ -44,13 +43,13 @@ impl PartialEq for Candidate {
 
 impl Eq for Candidate {}
 
-/// The experts of one layer that may go from the last tier.
+/// The experts of one layer that may be evicted from the last tier.
 #[derive(Debug)]
 struct Candidates {
     /// Every expert of the layer that has a slot there and is neither held, pinned nor wanted at the present visit; perhaps some that have
     /// become so since, which are dropped when they come to the top, and listed again when they are let go.
     heap: BinaryHeap<Candidate>,
-    /// What the heap holds is of no more use: it is to be made anew.
+    /// The heap is out of date and has to be rebuilt.
     stale: bool,
     /// Visits that the layer was away from its next one when the heap was made.
     listed_at: u32,
@@ -63,20 +62,8 @@ struct Tier {
     first: u32,
     end: u32,
     free: Vec<u32>,
-    /// Of a tier that is not the last, by layer: which of its experts there is worth least in the long run; `None` if it is to be looked for.
+    /// Of a tier that is not the last, by layer: which of its experts there is worth least in the long run; `None` if it has to be searched.
     least: Vec<Option<Option<Candidate>>>,
-}
-
-/// An expert rises to a faster tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rise {
-    pub layer: usize,
-    pub expert: usize,
-    /// Its slot before, and from now on.
-    pub from: u32,
-    pub to: u32,
-    /// The (layer, expert) that was in the faster slot, and is now in the other.
-    pub falls: Option<(usize, usize)>,
 }
 
 /// Experts in slots of equal size.
@@ -128,7 +115,7 @@ impl Residency {
         });
         let heap = |n: &usize| Candidates { heap: BinaryHeap::with_capacity(*n), stale: true, listed_at: 0 };
         let mut residency = Residency {
-            // Where there is room for all in the fastest tier, nobody has ever to go.
+            // Where the fastest tier has room for all, nothing is ever evicted.
             worth: Worth::new(experts, policy, pairs, slots[0] >= keys),
             tiers: tiers.collect(),
             slots: vec![NONE; keys],
@@ -147,7 +134,7 @@ impl Residency {
 
     /// A step has come to `layer`, and `tokens[i]` of its tokens want expert `wanted[i]`. To be called before the slots of these experts are asked for.
     pub fn visit(&mut self, layer: usize, wanted: &[u32], tokens: &[u32]) {
-        // What the last visit wanted may go from now on; what this one wants may not.
+        // What the last visit wanted may be evicted from now on; what this one wants may not.
         self.candidates[self.worth.current].stale = true;
         self.candidates[layer].stale = true;
         self.worth.visit(layer, wanted, tokens);
@@ -180,7 +167,7 @@ impl Residency {
         self.slots[key as usize] = slot;
     }
 
-    /// Takes its slot from the expert that has to go.
+    /// Evicts an expert and returns its slot.
     fn evict(&mut self) -> Option<u32> {
         let mut best: Option<(f64, Key)> = None;
         for layer in 0..self.candidates.len() {
@@ -190,7 +177,7 @@ impl Residency {
                 best = Some((worth, top.key));
             }
         }
-        // The present visit's own experts last: those whose work is done already.
+        // The present visit's own experts last: those that are released already.
         let key =
             best.map(|(_, key)| key).or_else(|| self.worth.keys(self.worth.current).find(|key| self.may_go(*key)))?;
         let slot = std::mem::replace(&mut self.slots[key as usize], NONE);
@@ -198,9 +185,9 @@ impl Residency {
         Some(slot)
     }
 
-    /// The least worth of a layer's experts that may go.
+    /// Of a layer's experts that may be evicted, the one of least worth.
     fn top(&mut self, layer: usize) -> Option<Candidate> {
-        // The order within a layer changes as its visit comes nearer, if slowly.
+        // The order within a layer changes slowly as its next visit comes nearer.
         let ahead =
             self.worth.policy == Policy::Scan && self.worth.distance(layer) * 2 <= self.candidates[layer].listed_at;
         if self.candidates[layer].stale || ahead {
@@ -216,7 +203,7 @@ impl Residency {
         }
     }
 
-    /// Makes a layer's heap anew.
+    /// Rebuilds a layer's heap.
     fn list(&mut self, layer: usize) {
         let distance = self.worth.distance(layer);
         let mut candidates = std::mem::take(&mut self.candidates[layer].heap).into_vec();
@@ -231,14 +218,14 @@ impl Residency {
         self.candidates[layer] = Candidates { heap: BinaryHeap::from(candidates), stale: false, listed_at: distance };
     }
 
-    /// Whether an expert lies in the last tier and nobody needs it there.
+    /// Whether an expert may be evicted: it lies in the last tier, neither held nor pinned.
     fn may_go(&self, key: Key) -> bool {
         let slot = self.slots[key as usize];
         let last = self.tiers.last().expect("one tier at least");
         slot != NONE && slot >= last.first && !self.pinned[key as usize] && !self.held[slot as usize]
     }
 
-    /// Keeps a slot's expert where it is until it is let go. Who holds it, and how often, is for the caller to know.
+    /// Keeps a slot's expert where it is until [`Residency::let_go`]. Holds are not counted: the caller does.
     pub fn hold(&mut self, slot: u32) {
         self.held[slot as usize] = true;
     }
@@ -272,89 +259,6 @@ impl Residency {
         self.held[slot as usize] = false;
         let tier = self.tier(slot);
         self.tiers[tier].free.push(slot);
-    }
-
-    /// An expert that the present visit wants, that nobody holds, and that is worth a place in the next faster tier: it has it from now on, and what was there
-    /// has its place, if anything was. Both slots are held until [`Residency::landed`]; who asks copies what is in them. To be asked again while it says one.
-    pub fn rise(&mut self) -> Option<Rise> {
-        let layer = self.worth.current;
-        for tier in 1..self.tiers.len() {
-            let rises = |key: &Key| {
-                let slot = self.slots[*key as usize];
-                slot != NONE && self.tier(slot) == tier && !self.held[slot as usize] && self.worth.is_wanted_now(*key)
-            };
-            let more = |a: &Key, b: &Key| self.worth.lasting(*a).total_cmp(&self.worth.lasting(*b)).then(b.cmp(a));
-            let Some(key) = self.worth.keys(layer).filter(rises).max_by(more) else { continue };
-            let from = self.slots[key as usize];
-            let (to, falls) = match self.tiers[tier - 1].free.pop() {
-                Some(to) => (to, None),
-                None => {
-                    let Some(least) = self.least(tier - 1) else { continue };
-                    // Worths of the past are logarithms or dates, and more is more.
-                    let enough = match self.worth.policy {
-                        Policy::Scan => least.worth * MARGIN,
-                        Policy::Lru | Policy::Lfu => least.worth,
-                    };
-                    if self.worth.lasting(key) <= enough {
-                        continue;
-                    }
-                    let to = self.slots[least.key as usize];
-                    let of = self.worth.layer_of(least.key);
-                    self.put(least.key, from);
-                    (to, Some((of, (least.key - self.worth.keys(of).start) as usize)))
-                }
-            };
-            if falls.is_none() {
-                self.keys[from as usize] = NONE;
-            }
-            self.put(key, to);
-            for tier in [tier - 1, tier] {
-                self.forget_least(tier, layer);
-                falls.inspect(|(layer, _)| self.forget_least(tier, *layer));
-            }
-            (self.held[from as usize], self.held[to as usize]) = (true, true);
-            return Some(Rise { layer, expert: (key - self.worth.keys(layer).start) as usize, from, to, falls });
-        }
-        None
-    }
-
-    /// What an expert's rise asked for is copied.
-    pub fn landed(&mut self, rise: &Rise) {
-        self.let_go(rise.to);
-        match rise.falls {
-            Some(_) => self.let_go(rise.from),
-            None => self.release(rise.from),
-        }
-    }
-
-    /// Which experts of a layer are in a tier, or may go from it, has changed.
-    fn forget_least(&mut self, tier: usize, layer: usize) {
-        // The last tier has none.
-        if let Some(least) = self.tiers[tier].least.get_mut(layer) {
-            *least = None;
-        }
-    }
-
-    /// Of a tier that is not the last, the expert that is worth least there and may go.
-    fn least(&mut self, tier: usize) -> Option<Candidate> {
-        let mut least: Option<Candidate> = None;
-        for layer in 0..self.worth.layers() {
-            let is_held = |c: &Candidate| self.held[self.slots[c.key as usize] as usize];
-            let known = self.tiers[tier].least[layer].filter(|c| !c.as_ref().is_some_and(is_held));
-            let own = known.unwrap_or_else(|| {
-                let there = |key: &Key| {
-                    let slot = self.slots[*key as usize];
-                    let (tier, key) = (&self.tiers[tier], *key as usize);
-                    (tier.first..tier.end).contains(&slot) && !self.held[slot as usize] && !self.pinned[key]
-                };
-                let candidate = |key| Candidate { worth: self.worth.lasting(key), key };
-                // The order of candidates is that of a heap: the least is the greatest.
-                self.worth.keys(layer).filter(there).map(candidate).max()
-            });
-            self.tiers[tier].least[layer] = Some(own);
-            least = least.max(own);
-        }
-        least
     }
 
     const BYTES_PER_KEY: usize = size_of::<(u32, bool, bool, Candidate)>();

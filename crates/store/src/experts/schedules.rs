@@ -5,7 +5,7 @@
 
 use fastrand::Rng;
 
-use super::layout::Layer;
+use super::layout::LayerLayout;
 use super::requests::{self, Request, Requests};
 use super::store::request;
 use super::*;
@@ -29,11 +29,11 @@ fn is_right(offset: u64, bytes: &[u8]) -> bool {
     (0..bytes.len()).step_by(509).chain(bytes.len().checked_sub(1)).all(right)
 }
 
-/// A disk that keeps reads for as long as it likes.
+/// A disk that completes reads at random times.
 struct Scripted {
     random: Rng,
     waiting: Vec<Request>,
-    /// Percent of the reads that fail; that are done when somebody looks.
+    /// Percent of the reads that fail; that are complete at each poll.
     failing: u64,
     done: u64,
 }
@@ -60,7 +60,7 @@ impl Scripted {
 
 impl requests::Disk for Scripted {
     fn push(&mut self, read: Request) {
-        // Whatever was in the memory is gone at once, in most cases.
+        // In most cases the memory is overwritten at once.
         if chance(&mut self.random, 80) {
             self.write(&read, false);
         }
@@ -86,11 +86,11 @@ impl requests::Disk for Scripted {
 type Places = Vec<Vec<Vec<std::ops::Range<u64>>>>;
 
 /// Some layers of some sizes, each with experts of one to three arrays.
-fn layers(random: &mut Rng) -> (Vec<Layer>, Places) {
+fn layers(random: &mut Rng) -> (Vec<LayerLayout>, Places) {
     let mut at = 0;
     let (mut layers, mut places) = (Vec::new(), Vec::new());
     for _ in 0..1 + random.usize(..4) {
-        let mut layer = Layer::default();
+        let mut layer = LayerLayout::default();
         let mut of_layer = Vec::new();
         // Sizes that differ by more than a sixteenth are classes of their own.
         let sizes: Vec<u64> = (0..1 + random.usize(..3)).map(|_| [600, 3000, 9000][random.usize(..3)]).collect();
@@ -149,7 +149,7 @@ impl Schedule {
             ..ExpertOptions::default()
         };
         // The least that will do, and sometimes more.
-        let fits = |layers: &[Layer], options: &ExpertOptions| {
+        let fits = |layers: &[LayerLayout], options: &ExpertOptions| {
             let copy = layers.to_vec();
             let disk = Scripted { random: Rng::with_seed(seed), waiting: Vec::new(), failing, done };
             let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };
@@ -180,10 +180,10 @@ impl Schedule {
         }
     }
 
-    fn foresee(&mut self, layer: usize) {
+    fn predict(&mut self, layer: usize) {
         let n = self.experts(layer);
         let guessed: Vec<u32> = (0..self.random.usize(..4)).map(|_| self.random.usize(..n) as u32).collect();
-        self.store.foresee(layer, &guessed);
+        self.store.predict(layer, &guessed);
     }
 
     /// A layer's turn begins.
@@ -234,7 +234,7 @@ impl Schedule {
         // 2. computed with, while the disk goes on
         self.check("handed over");
         if chance(&mut self.random, 20) {
-            self.foresee(next);
+            self.predict(next);
         }
         self.check("computing");
         for (fetch, _, position, _) in std::mem::take(&mut self.held) {
@@ -244,7 +244,7 @@ impl Schedule {
             let turn = self.turns.swap_remove(which);
             assert!(turn.answered.iter().all(|a| *a), "an expert was forgotten");
             if chance(&mut self.random, 30) {
-                self.foresee(next);
+                self.predict(next);
             }
         }
     }
@@ -267,7 +267,7 @@ fn schedule(seed: u64, sound: bool, at_once: usize) -> Option<String> {
             }
         }
         if chance(&mut schedule.random, 50) {
-            schedule.foresee((turn + 1) % layers);
+            schedule.predict((turn + 1) % layers);
         }
     }
     while !schedule.turns.is_empty() {
@@ -290,7 +290,7 @@ fn every_expert_is_the_right_one_or_has_failed_with_an_error() {
 
 /// One layer of experts of one array each.
 fn store_of(experts: usize, bytes: u64, options: &ExpertOptions) -> Result<ExpertStore, Error> {
-    let mut layer = Layer::default();
+    let mut layer = LayerLayout::default();
     (0..experts as u64).for_each(|e| layer.add(1, vec![(0, e * bytes..(e + 1) * bytes, 0)]));
     let disk = Scripted { random: Rng::with_seed(1), waiting: Vec::new(), failing: 0, done: 50 };
     let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };

@@ -3,7 +3,7 @@
 use super::residency::Residency;
 use super::worth::Policy;
 
-/// What routers wanted, visit by visit, in the order in which layers were come to.
+/// What routers wanted, visit by visit, in the order of the visits.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     /// Experts of each layer.
@@ -76,13 +76,35 @@ impl Trace {
 /// What came of serving a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// By tier, the fastest first: uses that it served. What is read first is served by nobody.
+    /// By tier, the fastest first: uses that it served. What has to be read is served by none.
     pub hits: Vec<u64>,
     /// Experts that had to be read.
     pub misses: u64,
     /// Experts that came to a faster tier.
     pub rises: u64,
 }
+
+impl Served {
+    /// Experts that were wanted.
+    pub fn uses(&self) -> u64 {
+        self.hits.iter().sum::<u64>() + self.misses
+    }
+
+    /// Shares of all uses, by who served them: each tier, the fastest first, and then the disk.
+    pub fn shares(&self) -> Vec<f64> {
+        let all = self.uses().max(1) as f64;
+        self.hits.iter().chain([&self.misses]).map(|n| *n as f64 / all).collect()
+    }
+
+    /// What was served after `before`, which came of the beginning of the same trace.
+    pub fn since(&self, before: &Served) -> Served {
+        let hits = self.hits.iter().zip(&before.hits).map(|(all, before)| all - before).collect();
+        Served { hits, misses: self.misses - before.misses, rises: self.rises - before.rises }
+    }
+}
+
+/// Experts that rise to a faster tier after a layer's turn, at most: each is a copy, and what falls is another.
+pub const RISES: usize = 1;
 
 /// Serves the trace from tiers of so many slots, the fastest first, that are empty at first. All experts of a visit are in slots together, and at most
 /// `rises` of them then come to a faster tier.
@@ -130,7 +152,7 @@ pub fn misses(trace: &Trace, slots: usize, policy: Policy, pinned: &[(usize, usi
     serve(trace, &[slots], 0, policy, pinned).misses
 }
 
-/// The fewest misses that any policy could have: who is wanted last goes first (L. A. Belady, 1966). The experts of a visit are in slots together.
+/// The fewest misses that any policy could have: evict what is wanted last (L. A. Belady, 1966). The experts of a visit are in slots together.
 ///
 /// # Panics
 /// When the slots are fewer than [`Trace::widest`].
@@ -150,7 +172,7 @@ pub fn belady(trace: &Trace, slots: usize) -> u64 {
         }
         to = from;
     }
-    // 2. who is there, and is wanted next when: the last in this order goes first. What a visit wants is not in it meanwhile
+    // 2. what is in a slot, by when it is wanted next: the last in this order is evicted first. What the present visit wants is not in it
     let mut queue = std::collections::BTreeSet::new();
     let mut present = vec![None; keys];
     let (mut misses, mut from, mut there) = (0, 0, 0);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::fetch::{Fetch, FetchId, Item, Next};
 use super::forecast::Forecast;
-use super::layout::{self, Layer};
+use super::layout::{self, LayerLayout};
 use super::lookahead::Ahead;
 use super::reads::{Loan, Reads, Ticket};
 use super::requests::{self, Requests};
@@ -25,26 +25,26 @@ struct Class {
     first: u32,
 }
 
-/// Who needs a slot to stay as it is. While anybody does, its residency holds it, and no other expert is put there.
+/// Who needs a slot to stay as it is. As long as any of these does, residency holds it and no other expert is put there.
 #[derive(Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct SlotState {
     /// Its memory, if nobody writes to it.
     loan: Option<Loan>,
     /// The read that fills it, if one does.
     ticket: Option<Ticket>,
     /// Items of fetches that are there or coming.
     wanted: u32,
-    /// Look-ahead keeps it until its layer's turn.
-    pub foreseen: bool,
+    /// Look-ahead keeps it until its layer is visited.
+    pub read_ahead: bool,
 }
 
-impl Slot {
+impl SlotState {
     fn is_needed(&self) -> bool {
-        self.ticket.is_some() || self.wanted > 0 || self.foreseen
+        self.ticket.is_some() || self.wanted > 0 || self.read_ahead
     }
 }
 
-/// Bytes that requests in flight ask for: enough to keep a disk busy, and no more, since it serves all at once and each is there the later.
+/// Bytes that requests in flight ask for: enough to keep a disk busy, and no more: it works on all at once, so each completes later.
 const IN_FLIGHT: usize = 40 << 20;
 /// How many requests that may be.
 const DEPTHS: std::ops::RangeInclusive<usize> = 8..=128;
@@ -58,9 +58,9 @@ const FETCHES: usize = 4;
 pub struct ExpertStore {
     // Before the memory: dropping it waits for what is in flight.
     pub(super) reads: Reads,
-    layers: Vec<Layer>,
+    layers: Vec<LayerLayout>,
     classes: Vec<Class>,
-    slots: Vec<Slot>,
+    slots: Vec<SlotState>,
     keep: Keep,
     fetches: Vec<Fetch>,
     /// Fetches that were begun.
@@ -85,7 +85,7 @@ impl ExpertStore {
         lend: &mut dyn FnMut(usize) -> std::io::Result<Box<dyn Memory>>,
     ) -> Result<ExpertStore, Error> {
         let mut files: Vec<Arc<Source>> = Vec::new();
-        let layers: Vec<Layer> = layers.map(|experts| Layer::new(experts, &mut files)).collect();
+        let layers: Vec<LayerLayout> = layers.map(|experts| LayerLayout::new(experts, &mut files)).collect();
         files.iter().for_each(|f| f.set_streamed());
         let path = files.first().map(|f| f.file.path.clone()).unwrap_or_default();
         let direct = options.keep == Keep::Slots;
@@ -96,7 +96,7 @@ impl ExpertStore {
     }
 
     pub(super) fn with(
-        mut layers: Vec<Layer>,
+        mut layers: Vec<LayerLayout>,
         requests: Requests,
         most: usize,
         options: &ExpertOptions,
@@ -110,9 +110,10 @@ impl ExpertStore {
         };
         let least = |number: usize| most.min(of_class(number).into_iter().max().unwrap_or(0));
         let needed = sizes.iter().enumerate().map(|(c, size)| (least(c) as u64).saturating_mul(*size as u64));
-        let counts: Vec<usize> = layers.iter().map(Layer::len).collect();
-        let per_expert = Residency::BYTES_PER_EXPERT + size_of::<Slot>() + Reads::bytes(1);
-        let tables = per_expert * counts.iter().sum::<usize>() + layers.iter().map(Layer::table_bytes).sum::<usize>();
+        let counts: Vec<usize> = layers.iter().map(LayerLayout::len).collect();
+        let per_expert = Residency::BYTES_PER_EXPERT + size_of::<SlotState>() + Reads::bytes(1);
+        let tables =
+            per_expert * counts.iter().sum::<usize>() + layers.iter().map(LayerLayout::table_bytes).sum::<usize>();
         let needed = needed.fold(tables as u64, u64::saturating_add);
         if needed > options.budget {
             return Err(Error::ExpertBudget { budget: options.budget, needed, experts: most });
@@ -126,7 +127,7 @@ impl ExpertStore {
         let spare = if paired { spare - pairs } else { spare };
         // 2. Slots
         let mut classes = Vec::with_capacity(sizes.len());
-        let mut slots: Vec<Slot> = Vec::new();
+        let mut slots: Vec<SlotState> = Vec::new();
         let mut ahead = Ahead::new();
         for (number, &slot_bytes) in sizes.iter().enumerate() {
             let experts = of_class(number);
@@ -148,7 +149,7 @@ impl ExpertStore {
             slots.extend((0..n).map(|i| {
                 // SAFETY: each slot is a part of its own of the class's memory, which the store keeps for longer than its reads.
                 let loan = unsafe { Loan::new(first + i as u32, memory.start().add(i * slot_bytes), slot_bytes) };
-                Slot { loan: Some(loan), ..Slot::default() }
+                SlotState { loan: Some(loan), ..SlotState::default() }
             }));
             let pairs = if paired { pairs } else { 0 };
             let residency = Residency::with_pairs(&experts, &[n], options.policy, pinned, pairs);
@@ -177,8 +178,8 @@ impl ExpertStore {
     pub fn fetch(&mut self, layer: usize, wanted: &[u32], tokens: &[u32], ordered: bool) -> FetchId {
         self.stats.wanted += wanted.len() as u64;
         let class = self.layers[layer].class;
-        // 1. What was foreseen and is not wanted may go.
-        self.settle_foreseen(layer, wanted);
+        // 1. What look-ahead holds and is not wanted may be evicted.
+        self.count_predictions(layer, wanted);
         self.classes[class].residency.visit(layer, wanted, tokens);
         // 2. What is there stays.
         let index = self.fetches.iter().position(|f| !f.is_live()).unwrap_or_else(|| {
@@ -195,12 +196,12 @@ impl ExpertStore {
         let bytes = &self.layers[layer];
         self.stats.wanted_bytes += bytes.bytes / bytes.len().max(1) as u64 * wanted.len() as u64;
         // 3. What is not there is read.
-        self.give_up_foreseen();
+        self.release_read_ahead();
         self.issue_all();
         FetchId { index: index as u32, number: self.begun }
     }
 
-    /// How far an expert is that an item of a fetch wants from now on.
+    /// The state of an expert that an item of a fetch wants from now on.
     fn find(&mut self, layer: usize, expert: usize) -> Item {
         let class = &mut self.classes[self.layers[layer].class];
         let Some(slot) = class.residency.slot(layer, expert) else { return Item::Missing };
@@ -295,7 +296,7 @@ impl ExpertStore {
             }
             if self.reads.in_flight() == 0 {
                 // What is wanted now comes before what look-ahead holds.
-                self.give_up_foreseen();
+                self.release_read_ahead();
                 self.issue_all();
                 if self.reads.in_flight() == 0 {
                     self.make_room(index);
@@ -317,7 +318,7 @@ impl ExpertStore {
         }
     }
 
-    /// The next expert of a fetch has no slot: while nothing is on its way, what others (or it itself, later) wait for and have not been handed makes way.
+    /// The next expert of a fetch has no slot: while no read is in flight, experts that were read for others (or for itself, later) and not handed over are evicted.
     fn make_room(&mut self, index: usize) {
         self.issue_all();
         while self.reads.in_flight() == 0 && !self.fetches[index].is_ready() {
@@ -327,13 +328,13 @@ impl ExpertStore {
             items.filter(|item| **item == Item::There(slot)).for_each(|item| *item = Item::Missing);
             self.slots[slot as usize].wanted = 0;
             self.empty(slot);
-            // Before those who began earlier, who would take it back.
+            // Before older fetches, which would take the slot back.
             self.issue(index);
             self.submit();
         }
     }
 
-    /// Of the slots of a class whose experts are there and handed to nobody, that of the last expert of the newest fetch.
+    /// Of the slots of a class whose experts are complete and not handed over, that of the last expert of the newest fetch.
     fn last_that_waits(&self, class: usize) -> Option<u32> {
         let waiting = || self.fetches.iter().filter(|f| f.waits() && self.layers[f.layer].class == class);
         let holders = |slot: u32| waiting().flat_map(|f| &f.items).filter(|item| **item == Item::There(slot)).count();
@@ -345,7 +346,7 @@ impl ExpertStore {
         waiting().filter_map(last).max().map(|(_, slot)| slot)
     }
 
-    /// Takes what is over from the reads.
+    /// Takes completed reads.
     pub(super) fn reap(&mut self, wait: bool) {
         let mut over = std::mem::take(&mut self.over);
         self.reads.reap(wait, |ticket, loan, result| over.push((ticket, loan, result)));
@@ -363,7 +364,7 @@ impl ExpertStore {
         }
     }
 
-    /// Tells all who wait for a read that it is over.
+    /// Tells all fetches that wait for a read that it is over.
     fn settle(&mut self, ticket: Ticket, error: Option<Arc<Error>>) {
         for fetch in self.fetches.iter_mut().filter(|f| f.waits()) {
             for i in fetch.next..fetch.items.len() {
@@ -377,7 +378,7 @@ impl ExpertStore {
         }
         match error {
             None => self.let_go(ticket.slot),
-            // Nobody may find it, whoever asked for it; what only look-ahead wanted is nobody's loss and is tried again when it is wanted.
+            // It must not be found by any fetch. What only look-ahead wanted is no error: it is read again when it is wanted.
             Some(_) => {
                 self.slots[ticket.slot as usize].wanted = 0;
                 self.empty(ticket.slot);
@@ -389,13 +390,13 @@ impl ExpertStore {
     fn empty(&mut self, slot: u32) {
         let state = &mut self.slots[slot as usize];
         debug_assert!(state.ticket.is_none() && state.wanted == 0 && state.loan.is_some());
-        state.foreseen = false;
+        state.read_ahead = false;
         self.ahead.slots.retain(|s| *s != slot);
         let class = self.class_of(slot);
         class.residency.forget(slot - class.first);
     }
 
-    /// Lets another expert have the slot when its turn comes, unless somebody needs it.
+    /// Allows the slot's expert to be evicted, unless it is needed.
     pub(super) fn let_go(&mut self, slot: u32) {
         if self.slots[slot as usize].is_needed() {
             return;
@@ -418,7 +419,7 @@ impl ExpertStore {
         class.residency.slot(layer, expert).map(|slot| class.first + slot)
     }
 
-    pub(super) fn state(&mut self, slot: u32) -> &mut Slot {
+    pub(super) fn state(&mut self, slot: u32) -> &mut SlotState {
         &mut self.slots[slot as usize]
     }
 
@@ -465,7 +466,7 @@ impl ExpertStore {
     /// # Panics
     /// When it has not failed, or was asked before.
     pub fn take_error(&mut self, fetch: FetchId, position: usize) -> Arc<Error> {
-        // Of the last that has failed, the fetch may be over.
+        // The fetch may be over already, if this was its last expert.
         let found = &mut self.fetches[fetch.index as usize];
         assert_eq!(found.number, fetch.number, "another fetch was begun since");
         found.take_error(position)
@@ -474,13 +475,18 @@ impl ExpertStore {
     /// Bytes of the slots, and of what is kept to find experts and to choose among them.
     pub fn bytes(&self) -> usize {
         let classes = self.classes.iter().map(|c| c.memory.len() + c.residency.bookkeeping_bytes());
-        let tables = classes.chain(self.layers.iter().map(Layer::table_bytes)).sum::<usize>();
+        let tables = classes.chain(self.layers.iter().map(LayerLayout::table_bytes)).sum::<usize>();
         tables + size_of_val(&*self.slots) + Reads::bytes(self.slots.len())
+    }
+
+    /// Whether reads are in flight.
+    pub fn is_reading(&self) -> bool {
+        self.reads.in_flight() > 0
     }
 
     /// Slots, and experts of all layers.
     pub fn slots(&self) -> (usize, usize) {
-        (self.slots.len(), self.layers.iter().map(Layer::len).sum())
+        (self.slots.len(), self.layers.iter().map(LayerLayout::len).sum())
     }
 
     /// Bytes of the arrays of all experts on disk.
@@ -515,8 +521,8 @@ pub(super) fn request(options: &ExpertOptions) -> usize {
 }
 
 /// Requests for these experts that ask for [`IN_FLIGHT`] bytes, where one asks for `request` at most.
-fn usual_depth(layers: &[Layer], request: usize) -> usize {
-    let of_expert = |l: &Layer| l.extents(0).iter().map(|e| e.len.div_ceil(request)).sum::<usize>();
+fn usual_depth(layers: &[LayerLayout], request: usize) -> usize {
+    let of_expert = |l: &LayerLayout| l.extents(0).iter().map(|e| e.len.div_ceil(request)).sum::<usize>();
     let (bytes, reads) = layers
         .iter()
         .filter(|l| l.len() > 0)
@@ -525,7 +531,7 @@ fn usual_depth(layers: &[Layer], request: usize) -> usize {
 }
 
 /// Bytes of slots that would hold all experts of a class.
-fn class_bytes(layers: &[Layer], class: usize, slot_bytes: usize) -> u64 {
-    let of_layer = |l: &Layer| (l.len() as u64).saturating_mul(slot_bytes as u64);
+fn class_bytes(layers: &[LayerLayout], class: usize, slot_bytes: usize) -> u64 {
+    let of_layer = |l: &LayerLayout| (l.len() as u64).saturating_mul(slot_bytes as u64);
     layers.iter().filter(|l| l.class == class).map(of_layer).fold(0, u64::saturating_add)
 }

@@ -1,4 +1,4 @@
-//! What it is worth to keep an expert in memory, from the routing that has gone by. It knows experts by number and layers by their order, and nothing of
+//! What it is worth to keep an expert in memory, from past routing. It knows experts by number and layers by their order, and nothing of
 //! where an expert lies.
 
 use super::forecast::Forecast;
@@ -11,7 +11,7 @@ pub enum Policy {
     /// The one that was wanted least often, where a use counts half after [`HALF_LIFE`] tokens.
     Lfu,
     /// The one whose slot is expected to serve least while it waits, from how likely visits of its layer are to want it and how many visits of
-    /// other layers come before: layers are come to in order, so that what was used last waits longest.
+    /// other layers come before: layers are visited in order, so that what was used last waits longest.
     #[default]
     Scan,
 }
@@ -43,7 +43,7 @@ pub(super) struct Worth {
     forecast: Forecast,
     /// By key: the last visit that wanted it, from 1.
     last_wanted: Vec<u64>,
-    /// By key, where the policy looks back: who is worth least goes first.
+    /// By key, where the policy looks back: the least is evicted first.
     past: Vec<f64>,
     /// By key, where it looks ahead: probability to be wanted at the layer's next visit; at those after it.
     soon: Vec<f32>,
@@ -51,14 +51,14 @@ pub(super) struct Worth {
     visits: u64,
     /// The layer of the last visit.
     pub current: usize,
-    /// By layer: tokens that have come to it.
+    /// By layer: tokens that have visited it.
     tokens: Vec<f64>,
     /// The fewest uses that a visit had: experts per token, once a step had one token.
     fewest_uses: f64,
 }
 
 impl Worth {
-    /// Of `experts[layer]` experts; what is learned about pairs of experts may take `pairs` bytes. Where nobody has ever to go, nothing is learned.
+    /// Of `experts[layer]` experts; what is learned about pairs of experts may take `pairs` bytes. Where nothing is ever evicted, nothing is learned.
     pub fn new(experts: &[usize], policy: Policy, pairs: u64, all_fit: bool) -> Worth {
         let sum = |all: &mut Key, n: &usize| {
             *all += *n as Key;
@@ -158,7 +158,7 @@ impl Worth {
         }
     }
 
-    /// What it is worth to have it in a faster tier for good: wherever the scan is just now.
+    /// What it is worth to have it in a faster tier permanently: regardless of where the scan of the layers is now.
     pub fn lasting(&self, key: Key) -> f64 {
         match self.policy {
             Policy::Lru | Policy::Lfu => self.past[key as usize],

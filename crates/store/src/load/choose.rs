@@ -1,4 +1,4 @@
-//! Which way each file is read, where nobody said: by what of it is in the page cache, what fits beside the rest, and what the disk can
+//! Which way each file is read, where the user did not say: by what of it is in the page cache, what fits beside the rest, and what the disk can
 //! do. Every choice comes with its reason.
 
 use std::os::fd::AsRawFd;
@@ -34,7 +34,7 @@ impl<'a> Chooser<'a> {
             return Ok((self.options.mode, "asked for".into(), all));
         }
         if wanted < file.len / 2 {
-            // An image's addresses would be mostly empty, and its large pages mostly somebody else's bytes.
+            // An image's addresses would be mostly empty, and its large pages mostly bytes of other parts.
             return Ok((LoadMode::Mmap, "most of it stays on disk".into(), all));
         }
         let (mode, reason) = self.by_facts(file, cached);

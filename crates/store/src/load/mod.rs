@@ -6,8 +6,8 @@
 //! that are not the file's without an error that names file, tensor and offset.
 
 mod choose;
-mod job;
 mod probe;
+mod queue;
 mod read;
 mod ring;
 mod sink;
@@ -15,6 +15,7 @@ mod small;
 mod source;
 mod threads;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +23,10 @@ use std::time::Duration;
 use crate::bytes::Bytes;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
-use job::Job;
 pub use probe::Speeds;
 #[doc(hidden)]
 pub use probe::remembered_speeds;
+use queue::ChunkQueue;
 pub(crate) use read::{ALIGNMENT, ReadFile, go_on_at, refuses_direct};
 pub use sink::{Chunk, Filled, Staging, measure_disk};
 pub(crate) use source::Source;
@@ -68,7 +69,7 @@ pub struct LoadOptions {
     pub memory_of_disks: Option<PathBuf>,
     /// Bytes that one request reads: rounded up to a power of two, at least a page, at most 1 GiB. `None`: what measured best for the way of reading.
     pub request: Option<usize>,
-    /// Requests that io_uring keeps under way.
+    /// Requests that io_uring keeps in flight.
     pub depth: usize,
     /// Whether copies of files ask for large pages.
     pub large_pages: bool,
@@ -76,8 +77,6 @@ pub struct LoadOptions {
     pub rings: usize,
     /// Threads that read where io_uring does not.
     pub threads: usize,
-    /// By name, which tensors stay on disk: others read them, a part at a time.
-    pub left: Option<fn(&str) -> bool>,
 }
 
 /// What the disk can do that a file is on: measured on parts of it that are not in the page cache, or remembered. `None` where there is too little to
@@ -93,7 +92,7 @@ pub fn disk_speeds(file: &Path, options: &LoadOptions) -> Option<Speeds> {
 impl LoadOptions {
     /// Bytes that one request reads in this mode.
     pub(crate) fn request(&self, mode: LoadMode) -> usize {
-        // Direct requests hide the clearing of pages behind more bytes under way; a buffered one is copied, best within a cache.
+        // Direct requests hide the clearing of pages behind more bytes in flight; a buffered one is copied, best within a cache.
         let best = if mode == LoadMode::Direct { 4 << 20 } else { 2 << 20 };
         self.request.unwrap_or(best).clamp(read::ALIGNMENT, LARGEST_REQUEST).next_power_of_two()
     }
@@ -110,7 +109,6 @@ impl Default for LoadOptions {
             depth: 8,
             rings: 2,
             threads: 4,
-            left: None,
         }
     }
 }
@@ -127,7 +125,7 @@ pub struct FileReport {
     pub reason: String,
 }
 
-/// An error of a load under way; the same for all who ask.
+/// An error of a load; the same for all who ask.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct LoadError(#[from] Arc<Error>);
@@ -139,16 +137,16 @@ impl LoadError {
     }
 }
 
-/// A load under way. Reading stops when this is dropped; the weights may be used as long as it lives.
+/// A load in progress. Reading stops when this is dropped; the weights may be used as long as it lives.
 #[derive(Debug)]
 pub struct Loading {
-    job: Arc<Job>,
+    queue: Arc<ChunkQueue>,
     files: Vec<FileReport>,
 }
 
 /// What may be asked of a load from anywhere, also when it is over.
 #[derive(Clone, Debug)]
-pub struct LoadProgress(Arc<Job>);
+pub struct LoadProgress(Arc<ChunkQueue>);
 
 impl LoadProgress {
     /// Bytes that are there, of those that were asked for.
@@ -167,13 +165,25 @@ impl LoadProgress {
 /// # Errors
 /// As for [`Checkpoint::open`], and when there is no address space for a file's image.
 pub fn open(folder: &Path, options: &LoadOptions) -> Result<(Checkpoint, Loading), Error> {
+    open_but(folder, options, |_| HashSet::new())
+}
+
+/// As [`open`], where the tensors that `left` names, of a checkpoint of which only headers are read, stay on disk: others read them, a part at a time.
+///
+/// # Errors
+/// Those of [`open`].
+pub fn open_but(
+    folder: &Path,
+    options: &LoadOptions,
+    left: impl FnOnce(&Checkpoint) -> HashSet<String>,
+) -> Result<(Checkpoint, Loading), Error> {
     let (mut checkpoint, files) = Checkpoint::open_keeping_files(folder)?;
+    let left = left(&checkpoint);
     let tensors = checkpoint.tensors_by_file();
     let mut sources = Vec::with_capacity(files.len());
     let mut reports = Vec::with_capacity(files.len());
-    let is_left = |name: &str| options.left.is_some_and(|left| left(name));
     let wanted = |tensors: &[(std::ops::Range<u64>, Arc<str>)]| -> u64 {
-        tensors.iter().filter(|(_, name)| !is_left(name)).map(|(range, _)| range.end - range.start).sum()
+        tensors.iter().filter(|(_, name)| !left.contains(&**name)).map(|(range, _)| range.end - range.start).sum()
     };
     let mut chooser = choose::Chooser::new(options, tensors.iter().map(|t| wanted(t)).sum());
     for (file, tensors) in files.into_iter().zip(tensors) {
@@ -184,23 +194,23 @@ pub fn open(folder: &Path, options: &LoadOptions) -> Result<(Checkpoint, Loading
             mode,
             reason,
         });
-        sources.push(Arc::new(Source::new(file, mode, resident, options, tensors)?));
+        sources.push(Arc::new(Source::new(file, mode, resident, options, tensors, &left)?));
     }
-    let job = Job::new(sources, options);
-    small::replace(&mut checkpoint, job.sources(), options)?;
-    Ok((checkpoint, Loading { job, files: reports }))
+    let queue = ChunkQueue::new(sources, options);
+    small::replace(&mut checkpoint, queue.sources(), &left, options.threads)?;
+    Ok((checkpoint, Loading { queue, files: reports }))
 }
 
 impl Loading {
     /// Bytes of memory that these views take, once they are read: of files that are mapped, and of those that are copied. Files are read in whole chunks.
     pub fn bytes_in_memory<'a>(&self, views: impl IntoIterator<Item = &'a Bytes>) -> [u64; 2] {
-        self.job.chunk_bytes(views)
+        self.queue.chunk_bytes(views)
     }
 
     /// Starts reading what these views hold, in their order. What lies in none of them is read only when somebody waits for it.
     /// Call it once.
     pub fn start<'a>(&self, order: impl IntoIterator<Item = &'a Bytes>) {
-        self.job.start(order);
+        self.queue.start(order);
     }
 
     /// Waits until everything that was asked for is there.
@@ -208,7 +218,7 @@ impl Loading {
     /// # Errors
     /// As for [`Loading::check`].
     pub fn finish(&self) -> Result<(), LoadError> {
-        self.job.finish();
+        self.queue.finish();
         self.check()
     }
 
@@ -219,16 +229,16 @@ impl Loading {
     /// A file that could not be read, that is shorter than it was, that was replaced while it was read, or that was written to while it is mapped or parts
     /// of it are still read.
     pub fn check(&self) -> Result<(), LoadError> {
-        self.job.check()
+        self.queue.check()
     }
 
     pub fn progress(&self) -> LoadProgress {
-        LoadProgress(Arc::clone(&self.job))
+        LoadProgress(Arc::clone(&self.queue))
     }
 
     /// From [`Loading::start`] until the last byte that was asked for was there; `None` before that.
     pub fn time(&self) -> Option<Duration> {
-        self.job.time()
+        self.queue.time()
     }
 
     /// How each file is read, in order of name.
@@ -238,12 +248,12 @@ impl Loading {
 
     /// What was fallen back on so far, one clause each.
     pub fn notes(&self) -> Vec<String> {
-        self.job.notes()
+        self.queue.notes()
     }
 }
 
 impl Drop for Loading {
     fn drop(&mut self) {
-        self.job.stop();
+        self.queue.stop();
     }
 }

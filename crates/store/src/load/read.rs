@@ -15,7 +15,7 @@ use crate::page_cache::{self, resident_bytes};
 /// What direct reads must be aligned to: file systems ask for this or less, and one that asks for more refuses.
 pub(crate) const ALIGNMENT: usize = 4096;
 
-/// Of a file, what changes when it does.
+/// What of a file's metadata changes when the file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -130,7 +130,7 @@ impl ReadFile {
     }
 
     /// Whether the file still has the contents that were opened, as its inode tells: for whoever goes on reading it, after each use and before what was
-    /// read is believed. Costs one `fstat`. That the file got another name, link, owner or mode is no harm.
+    /// read is used. Costs one `fstat`. That the file got another name, link, owner or mode is no harm.
     ///
     /// # Errors
     /// When it was written to, even if its time of modification was set back, or is shorter than it was.
@@ -232,7 +232,7 @@ impl ReadFile {
                     let half = (n / 2).next_multiple_of(ALIGNMENT as u64);
                     left.extend([(at + half, n - half), (at, half)]);
                 }
-                // Not told: pages of somebody else's are left alone.
+                // Unknown which pages were there before: leave them all.
                 Err(_) => return Vec::new(),
             }
         }

@@ -11,35 +11,35 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use super::read::{ALIGNMENT, ReadFile, go_on_at, refuses_direct};
 use super::sink::{ChunkSink, Lent, Next, Reader};
 
-/// A chunk under way.
+/// A chunk in flight.
 struct Flight {
     lent: Lent,
     /// Bytes that are there.
     done: usize,
-    /// Where the request under way began.
+    /// Where the request in flight begins.
     from: usize,
     direct: bool,
     /// What to drop from the page cache afterwards.
     trace: Vec<(u64, u64)>,
 }
 
-/// A ring of the kernel's, and the requests that it has not answered. Their memory is the kernel's until it answers, whatever becomes of the
-/// ring's descriptor: so neither an error nor a panic gets past this before all answers are there.
+/// An io_uring and its incomplete requests. Their memory belongs to the kernel until they complete, even if the ring's descriptor is closed: so this is not dropped,
+/// by an error or a panic either, before all have completed.
 struct Ring {
     uring: IoUring,
     /// Requests pushed and not answered.
-    under_way: usize,
+    in_flight: usize,
 }
 
 impl Ring {
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: the memory is lent until the request's answer is taken, which `Ring` sees to, and files outlive the ring. There is room: at
-        // most as many requests as entries are under way, and the kernel takes all that were pushed at each submission.
+        // most as many requests as entries are in flight, and the kernel takes all that were pushed at each submission.
         unsafe { self.uring.submission().push(entry) }.expect("as many entries as requests");
-        self.under_way += 1;
+        self.in_flight += 1;
     }
 
-    /// Submits what was pushed and waits for an answer, if only for a moment.
+    /// Submits what was pushed and waits for a completion, for a short time at most.
     fn submit_and_wait(&mut self) -> io::Result<()> {
         match self.uring.submit_and_wait(1) {
             Err(e) if ![libc::EINTR, libc::EAGAIN, libc::EBUSY].contains(&e.raw_os_error().unwrap_or(0)) => Err(e),
@@ -47,19 +47,19 @@ impl Ring {
         }
     }
 
-    /// What has been answered: request and result.
+    /// Completions: request and result.
     fn answers(&mut self) -> Vec<(usize, i32)> {
         let done: Vec<_> = self.uring.completion().map(|c| (c.user_data() as usize, c.result())).collect();
-        self.under_way -= done.len();
+        self.in_flight -= done.len();
         done
     }
 
-    /// Waits for the answers to all that the kernel has, without entering the ring, which may be what is refused. What was pushed and never
+    /// Waits for all submitted requests to complete, without entering the ring, which may be what is refused. What was pushed and never
     /// submitted is not the kernel's, and stays so: the ring must not be entered afterwards.
     fn drain(&mut self) -> Vec<(usize, i32)> {
         let mut all = self.answers();
-        while self.under_way > self.uring.submission().len() {
-            // Any call into the kernel lets it deliver answers to this thread.
+        while self.in_flight > self.uring.submission().len() {
+            // Any system call lets the kernel deliver completions to this thread.
             thread::sleep(Duration::from_micros(200));
             all.append(&mut self.answers());
         }
@@ -76,7 +76,7 @@ struct Requests<'a> {
     flights: Vec<Option<Flight>>,
 }
 
-/// Reads what `sink` wants of `files` until nothing is left, with at most `depth` requests under way.
+/// Reads what `sink` wants of `files` until nothing is left, with at most `depth` requests in flight.
 ///
 /// # Errors
 /// Where io_uring is refused, at first or later, in words; then nothing has been taken from the sink that was not given or put back.
@@ -106,16 +106,16 @@ pub(crate) fn read(files: &[&ReadFile], sink: &dyn ChunkSink, depth: usize) -> R
         unsafe { uring.submitter().register_buffers(&vecs) }.is_ok()
     };
     // 3. Requests until nothing is left.
-    let ring = Ring { uring, under_way: 0 };
+    let ring = Ring { uring, in_flight: 0 };
     let mut requests = Requests { files, sink, ring, fixed, flights: (0..depth).map(|_| None).collect() };
     loop {
-        while requests.ring.under_way < depth {
-            match sink.next(Reader::Direct, requests.ring.under_way == 0) {
+        while requests.ring.in_flight < depth {
+            match sink.next(Reader::Direct, requests.ring.in_flight == 0) {
                 Next::Read(lent) => requests.begin(lent),
                 Next::Later | Next::Done => break,
             }
         }
-        if requests.ring.under_way == 0 {
+        if requests.ring.in_flight == 0 {
             return Ok(());
         }
         if let Err(e) = requests.ring.submit_and_wait() {
@@ -139,7 +139,7 @@ impl Requests<'_> {
 
     /// Asks for what a flight lacks.
     fn request(&mut self, slot: usize) {
-        let flight = self.flights[slot].as_mut().expect("under way");
+        let flight = self.flights[slot].as_mut().expect("in flight");
         let (chunk, file) = (flight.lent.chunk, self.files[flight.lent.chunk.file]);
         let direct = file.direct();
         if direct.is_none() && flight.trace.is_empty() {
@@ -162,7 +162,7 @@ impl Requests<'_> {
 
     /// What came of a request. Whether another one is needed, because the chunk is not whole yet.
     fn answered(&mut self, slot: usize, result: i32) -> bool {
-        let flight = self.flights[slot].as_mut().expect("under way");
+        let flight = self.flights[slot].as_mut().expect("in flight");
         let (chunk, file) = (flight.lent.chunk, self.files[flight.lent.chunk.file]);
         let error = if result < 0 {
             let e = io::Error::from_raw_os_error(-result);
@@ -187,7 +187,7 @@ impl Requests<'_> {
                 Some(file.error(chunk.offset + flight.done as u64, None))
             }
         };
-        let flight = self.flights[slot].take().expect("under way");
+        let flight = self.flights[slot].take().expect("in flight");
         file.wipe(&flight.trace);
         match error {
             None => self.sink.filled(flight.lent),
@@ -196,7 +196,7 @@ impl Requests<'_> {
         false
     }
 
-    /// Puts back what the ring will not read any more. What the kernel has of it is waited for, and is not lost if it makes its chunk whole.
+    /// Gives back chunks that the ring will not read any more. Submitted requests are waited for, and count if they complete their chunk.
     fn put_back(&mut self) {
         for (slot, result) in self.ring.drain() {
             self.answered(slot, result);
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    /// Lends a page of a file, which is there at once, and one of a pipe, which somebody has yet to write to; then ends as it is told.
+    /// Lends a page of a file, which is there at once, and one of a pipe, which somebody has yet to write to; then ends as the test says.
     struct TwoPages<'a> {
         memory: Map,
         left: Mutex<Vec<Chunk>>,
@@ -306,7 +306,7 @@ mod tests {
 
     /// Reads both pages with `then` in between; what came of it, and how the pipe's page was given back. Asserts that it was not before the
     /// kernel was done with it. `None`, said aloud, where there is no io_uring.
-    fn with_a_read_under_way(then: &(dyn Fn() + Sync)) -> Option<(thread::Result<Result<(), String>>, &'static str)> {
+    fn with_a_read_in_flight(then: &(dyn Fn() + Sync)) -> Option<(thread::Result<Result<(), String>>, &'static str)> {
         if let Err(e) = IoUring::new(2) {
             eprintln!("SKIPPED: no io_uring ({e})");
             return None;
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_ring_that_is_refused_later_keeps_memory_until_the_kernel_is_done_with_it() {
-        let Some((done, how)) = with_a_read_under_way(&refuse_enter) else { return };
+        let Some((done, how)) = with_a_read_in_flight(&refuse_enter) else { return };
         let said = done.unwrap().unwrap_err();
         assert!(said.contains("no io_uring (Operation not permitted"), "{said}");
         assert_eq!(how, "filled");
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_sink_keeps_memory_until_the_kernel_is_done_with_it() {
-        let Some((done, how)) = with_a_read_under_way(&|| panic!("the sink's")) else { return };
+        let Some((done, how)) = with_a_read_in_flight(&|| panic!("the sink's")) else { return };
         assert_eq!(done.unwrap_err().downcast_ref::<&str>(), Some(&"the sink's"));
         assert_eq!(how, "failed");
     }

@@ -1,4 +1,4 @@
-//! Where chunks go. The readers know nothing of what becomes of a chunk: they ask a [`ChunkSink`] for the next one and for memory to
+//! Where chunks go. Readers do not know what a chunk is for: they ask a [`ChunkSink`] for the next one and for memory to
 //! read it into, and give it back when it is full, in any order. A load's images are one sink; [`Staging`] is another: a ring of
 //! buffers that a consumer empties, as an upload to a device would, and by which the disk's own speed is measured.
 
@@ -46,7 +46,7 @@ pub(crate) enum Next {
     Done,
 }
 
-/// Who wants chunks, in which order, and where. At most as many are lent at a time as the sink has memory for.
+/// What chunks are wanted, in which order, and where to. At most as many are lent at a time as the sink has memory for.
 ///
 /// # Safety
 /// Memory that is lent stays valid and is touched by nobody else until it is given back by `filled` or `failed`.
@@ -58,7 +58,7 @@ pub(crate) unsafe trait ChunkSink: Send + Sync {
     fn filled(&self, lent: Lent);
     /// The chunk cannot be read.
     fn failed(&self, lent: Lent, error: Error);
-    /// The chunk has not been read and somebody else may try.
+    /// The chunk has not been read and another reader may try.
     fn put_back(&self, lent: Lent);
     /// Something was fallen back on.
     fn note(&self, note: String);

@@ -1,11 +1,12 @@
 //! The small tensors of a checkpoint: norms, biases, taps of convolutions. They are needed, whole, before the first step and lie
 //! scattered among the matrices, so they are read at once and side by side instead of with the chunks that they lie in.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use super::{LoadMode, LoadOptions, Source};
+use super::{LoadMode, Source};
 use crate::bytes::Bytes;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::Error;
@@ -15,9 +16,9 @@ const LARGEST: usize = 256 << 10;
 /// Elements of a row, at most: the taps of a short convolution.
 const ROW: usize = 8;
 
-fn is_small(tensor: &Tensor, options: &LoadOptions) -> bool {
+fn is_small(tensor: &Tensor, left: &HashSet<String>) -> bool {
     let row: usize = tensor.shape.iter().skip(1).product();
-    tensor.bytes.len() <= LARGEST && row <= ROW && !options.left.is_some_and(|left| left(&tensor.name))
+    tensor.bytes.len() <= LARGEST && row <= ROW && !left.contains(&*tensor.name)
 }
 
 /// Gives each tensor of the checkpoint its bytes: small ones in memory of their own, read now, all others where they will be.
@@ -27,14 +28,14 @@ fn is_small(tensor: &Tensor, options: &LoadOptions) -> bool {
 pub(crate) fn replace(
     checkpoint: &mut Checkpoint,
     sources: &[Arc<Source>],
-    options: &LoadOptions,
+    left: &HashSet<String>,
+    threads: usize,
 ) -> Result<(), Error> {
-    let threads = options.threads;
     let mut wanted = Vec::new();
     let mut number = 0;
     checkpoint.replace_bytes(|tensor, file, range| {
         // What is mapped and in the page cache costs nothing where it is.
-        if is_small(tensor, options) && !(sources[file].mode == LoadMode::Mmap && sources[file].is_ready(&range)) {
+        if is_small(tensor, left) && !(sources[file].mode == LoadMode::Mmap && sources[file].is_ready(&range)) {
             wanted.push((number, file, range.clone()));
         }
         number += 1;

@@ -1,19 +1,20 @@
 //! A file of weights while it is loaded: the memory that holds it, and which of its chunks are there.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::choose::SMALL;
-use super::job::Job;
+use super::queue::ChunkQueue;
 use super::read::ReadFile;
 use super::{LoadError, LoadMode, LoadOptions};
 use crate::error::Error;
 use crate::map::Map;
 
-/// Nobody has begun to read the chunk.
+/// No reader has begun with the chunk.
 pub(crate) const PENDING: u8 = 0;
-/// Somebody reads it.
+/// A reader is reading it.
 pub(crate) const TAKEN: u8 = 1;
 /// It is there.
 pub(crate) const READY: u8 = 2;
@@ -31,7 +32,7 @@ pub(crate) struct Source {
     memory: Map,
     chunk: usize,
     states: Box<[AtomicU8]>,
-    /// Chunks that are not there yet: the quick answer to most questions.
+    /// Chunks that are not there yet; 0 answers most queries at once.
     left: AtomicUsize,
     /// Bytes and name of each tensor, by offset; for messages.
     tensors: Vec<(Range<u64>, Arc<str>)>,
@@ -39,25 +40,26 @@ pub(crate) struct Source {
     trace: Vec<(u64, u64)>,
     /// Parts of it are read for as long as the model is used: what it holds must not change.
     streamed: AtomicBool,
-    /// Who reads it, and under which number.
-    reader: OnceLock<(Weak<Job>, usize)>,
+    /// The queue that has it read, and its number there.
+    reader: OnceLock<(Weak<ChunkQueue>, usize)>,
 }
 
 impl Source {
-    /// Room for a file that is read as `mode` says (not `Auto`). `resident`: all of it is in the page cache.
+    /// Room for a file that is read as `mode` says (not `Auto`). `resident`: all of it is in the page cache; `left`: the names of tensors that stay on disk.
     pub fn new(
         file: ReadFile,
         mode: LoadMode,
         resident: bool,
         options: &LoadOptions,
         tensors: Vec<(Range<u64>, Arc<str>)>,
+        left: &HashSet<String>,
     ) -> Result<Source, Error> {
         let len = usize::try_from(file.len)
             .map_err(|_| Error::io(&file.path, "map")(std::io::ErrorKind::FileTooLarge.into()))?;
         // Where most of a file stays on disk, what a chunk holds beside what is wanted is read for nothing, and takes memory.
-        let left = options.left.is_some_and(|left| tensors.iter().any(|(_, name)| left(name)));
+        let some_left = tensors.iter().any(|(_, name)| left.contains(&**name));
         let request = options.request(mode);
-        let chunk = if left && options.request.is_none() { request.min(AMONG_LEFT) } else { request };
+        let chunk = if some_left && options.request.is_none() { request.min(AMONG_LEFT) } else { request };
         let mapped = mode == LoadMode::Mmap;
         let mut trace = Vec::new();
         if mode == LoadMode::Pread {
@@ -91,8 +93,8 @@ impl Source {
         })
     }
 
-    pub fn set_reader(&self, job: Weak<Job>, number: usize) {
-        let _ = self.reader.set((job, number));
+    pub fn set_reader(&self, queue: Weak<ChunkQueue>, number: usize) {
+        let _ = self.reader.set((queue, number));
     }
 
     pub fn is_mapped(&self) -> bool {
@@ -118,12 +120,12 @@ impl Source {
         self.states[chunk].load(Ordering::Acquire)
     }
 
-    /// Takes a chunk that nobody has begun with.
+    /// Takes a chunk that no reader has begun with.
     pub fn take(&self, chunk: usize) -> bool {
         self.states[chunk].compare_exchange(PENDING, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Says what became of a chunk that was taken.
+    /// Marks a chunk that was taken as ready or failed.
     pub fn settle(&self, chunk: usize, state: u8) {
         self.states[chunk].store(state, Ordering::Release);
         if state == READY {
@@ -140,15 +142,15 @@ impl Source {
         if self.is_ready(range) {
             return;
         }
-        let (job, number) = self.reader.get().expect("a source that is handed out has a reader");
-        let job = job.upgrade().expect("weights are used only as long as their load lives");
-        job.wait(*number, self, range);
+        let (queue, number) = self.reader.get().expect("a source that is handed out has a reader");
+        let queue = queue.upgrade().expect("weights are used only as long as their load lives");
+        queue.wait(*number, self, range);
     }
 
     /// Bytes of the file, waiting for them; zeros for what can never be there.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         self.wait(&range);
-        // SAFETY: the range's chunks are there, or the load has ended and nothing is under way: neither is written to again.
+        // SAFETY: the range's chunks are there, or the load has ended and no request is in flight: neither is written to again.
         unsafe { self.memory.slice(range) }
     }
 
@@ -164,8 +166,8 @@ impl Source {
         let done = unsafe { self.file.read_buffered(into.as_mut_ptr(), range.start as u64, into.len()) };
         done.map_err(|(at, cause)| {
             let error = LoadError::from(Arc::new(self.naming(self.file.error(at, cause))));
-            if let Some(job) = self.reader.get().and_then(|(job, _)| job.upgrade()) {
-                job.fail(error.clone());
+            if let Some(queue) = self.reader.get().and_then(|(queue, _)| queue.upgrade()) {
+                queue.fail(error.clone());
             }
             error
         })

@@ -17,24 +17,18 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use sluice_engine::{Engine, Loading, Pins};
 use sluice_store::AtomicFile;
+use sluice_store::experts::{MAX_RECORDING, Recording};
 
-use crate::engine_args::{EngineArgs, model_or_demo};
+use super::text::TextArgs;
+use crate::engine_args::EngineArgs;
 use crate::load;
 use crate::progress::Progress;
 use report::Report;
-use statistics::Routing;
 
 #[derive(Args)]
 pub struct RoutingArgs {
-    /// The model's folder (default: the demo model)
-    #[arg(value_name = "MODEL")]
-    folder: Option<PathBuf>,
-    /// The model's folder
-    #[arg(short, long, value_name = "MODEL", conflicts_with = "folder")]
-    model: Option<PathBuf>,
-    /// The text, UTF-8; special tokens written in it are parsed
-    #[arg(long, value_name = "FILE")]
-    text: PathBuf,
+    #[command(flatten)]
+    text: TextArgs,
     /// Only the first so many tokens of it
     #[arg(long, value_name = "N")]
     tokens: Option<NonZeroUsize>,
@@ -50,6 +44,9 @@ pub struct RoutingArgs {
     /// Write the experts by heat, for `--pin`: JSON with rows of layer, expert, share of the tokens that want it
     #[arg(long, value_name = "FILE")]
     pin_out: Option<PathBuf>,
+    /// Write which experts each token took, for `plan --trace`
+    #[arg(long, value_name = "FILE")]
+    trace_out: Option<PathBuf>,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -62,21 +59,17 @@ const FEWEST: usize = 32;
 
 pub fn run(args: RoutingArgs) -> Result<()> {
     // 1. the text's tokens
-    let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
+    let folder = args.text.folder()?;
     let mut engine = load::engine(&folder, &args.engine, args.engine.options()?)?;
     ensure!(engine.model().experts().is_some(), "{}: this model has no experts", folder.display());
-    let tokenizer = load::tokenizer(&folder)?;
-    let name = || args.text.display().to_string();
-    let text = fs::read(&args.text).with_context(name)?;
-    let text = std::str::from_utf8(&text).with_context(name)?;
-    let mut tokens = tokenizer.encode(text, false)?;
+    let mut tokens = args.text.tokens(&folder)?;
     tokens.truncate(args.tokens.map_or(usize::MAX, NonZeroUsize::get));
-    ensure!(tokens.len() >= FEWEST, "{}: too short, {} tokens; {FEWEST} are needed", name(), tokens.len());
+    ensure!(tokens.len() >= FEWEST, "{}: too short, {} tokens; {FEWEST} are needed", args.text.name(), tokens.len());
 
     // 2. what they want, and what follows from it
-    let (routing, lookahead) = record(&mut engine, &tokens)?;
+    let (recording, lookahead) = record(&mut engine, &tokens)?;
     load::say_notes(&engine);
-    let report = Report::new(&routing, lookahead, engine.options().threads);
+    let report = Report::new(&recording, lookahead, engine.options().threads);
 
     // 3. the figures
     if let Some(path) = &args.csv {
@@ -86,8 +79,14 @@ pub fn run(args: RoutingArgs) -> Result<()> {
         draw(path, &report.charts())?;
     }
     if let Some(path) = &args.pin_out {
-        let uses: Vec<Vec<u64>> = (0..routing.layers.len()).map(|l| routing.uses(l)).collect();
-        write(path, Pins::new(&uses, routing.tokens()).to_text().as_bytes())?;
+        let uses: Vec<Vec<u64>> = (0..recording.layers.len()).map(|l| recording.uses(l)).collect();
+        write(path, Pins::new(&uses, recording.tokens()).to_text().as_bytes())?;
+    }
+    if let Some(path) = &args.trace_out {
+        let bytes = recording.to_bytes();
+        let fits = bytes.len() as u64 <= MAX_RECORDING;
+        ensure!(fits, "--trace-out: {} bytes, above the limit of {MAX_RECORDING}: give fewer --tokens", bytes.len());
+        write(path, &bytes)?;
     }
     let mut out = io::stdout().lock();
     if args.json {
@@ -100,9 +99,9 @@ pub fn run(args: RoutingArgs) -> Result<()> {
 
 /// Takes the tokens through the model. Also by layer, what share of a token's experts its router names when it is applied to what comes to the layer
 /// before; NaN for the first, which has none.
-fn record(engine: &mut Engine, tokens: &[u32]) -> Result<(Routing, Vec<f64>)> {
+fn record(engine: &mut Engine, tokens: &[u32]) -> Result<(Recording, Vec<f64>)> {
     let (experts, k) = engine.model().experts().context("a model without experts")?;
-    let mut routing = Routing { experts, k, layers: Vec::new() };
+    let mut recording = Recording { experts, k, layers: Vec::new() };
     let context = engine.max_context().min(CONTEXT);
     let load = engine.loading().map(Loading::progress);
     let mut progress = Progress::after_loading(load, "reading the text", "tokens", tokens.len());
@@ -111,24 +110,24 @@ fn record(engine: &mut Engine, tokens: &[u32]) -> Result<(Routing, Vec<f64>)> {
     for (i, part) in tokens.chunks(context).enumerate() {
         engine.score(part, false, |_, _| Ok(()))?;
         for routed in engine.take_routing() {
-            routing.k = routed.k;
-            if routing.layers.len() <= routed.layer {
-                routing.layers.resize(routed.layer + 1, Vec::new());
+            recording.k = routed.k;
+            if recording.layers.len() <= routed.layer {
+                recording.layers.resize(routed.layer + 1, Vec::new());
                 right.resize(routed.layer + 1, 0);
             }
             let pairs = routed.experts.chunks_exact(routed.k).zip(routed.guessed.chunks_exact(routed.k));
             let hits = pairs.map(|(wanted, guessed)| guessed.iter().filter(|e| wanted.contains(e)).count());
             right[routed.layer] += hits.sum::<usize>();
-            routing.layers[routed.layer].extend_from_slice(&routed.experts);
+            recording.layers[routed.layer].extend_from_slice(&routed.experts);
         }
         progress.set((i + 1) * context.min(tokens.len()), tokens.len());
     }
     progress.finish();
-    let whole = routing.layers.iter().all(|l| l.len() == tokens.len() * routing.k);
-    ensure!(whole && !routing.layers.is_empty(), "the model has not routed every token in every layer");
-    let pairs = (tokens.len() * routing.k) as f64;
+    let whole = recording.layers.iter().all(|l| l.len() == tokens.len() * recording.k);
+    ensure!(whole && !recording.layers.is_empty(), "the model has not routed every token in every layer");
+    let pairs = (tokens.len() * recording.k) as f64;
     let share = |(layer, right): (usize, usize)| if layer == 0 { f64::NAN } else { right as f64 / pairs };
-    Ok((routing, right.into_iter().enumerate().map(share).collect()))
+    Ok((recording, right.into_iter().enumerate().map(share).collect()))
 }
 
 fn draw(path: &Path, charts: &[chart::Chart]) -> Result<()> {

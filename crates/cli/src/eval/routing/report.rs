@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use serde_json::{Value, json};
-use sluice_store::experts::Policy;
 use sluice_store::experts::simulate;
+use sluice_store::experts::{Policy, Recording};
 
 use super::chart::{Chart, Series};
-use super::statistics::{Guesses, Routing, share_of_hottest};
+use super::statistics::{self, Guesses, share_of_hottest};
 use super::tiers::Tiers;
 
 /// Tokens within which used experts are counted.
@@ -68,24 +68,26 @@ impl Pool {
 
 impl Report {
     /// Counts, with so many threads. `lookahead`: as in [`Report`].
-    pub fn new(routing: &Routing, lookahead: Vec<f64>, threads: usize) -> Report {
-        let layers = routing.layers.len();
+    pub fn new(recording: &Recording, lookahead: Vec<f64>, threads: usize) -> Report {
+        let layers = recording.layers.len();
         let by_layer = |of: &(dyn Fn(usize) -> f64 + Sync)| parallel(layers, threads, of);
-        let diversity = WINDOWS.into_iter().filter(|w| *w <= routing.tokens());
-        let entries = ENTRIES.into_iter().filter(|n| (routing.k..routing.experts).contains(n));
+        let diversity = WINDOWS.into_iter().filter(|w| *w <= recording.tokens());
+        let entries = ENTRIES.into_iter().filter(|n| (recording.k..recording.experts).contains(n));
         Report {
-            tokens: routing.tokens(),
-            experts: routing.experts,
-            k: routing.k,
+            tokens: recording.tokens(),
+            experts: recording.experts,
+            k: recording.k,
             layers,
-            diversity: diversity.map(|w| (w, by_layer(&|l| routing.diversity(l, w).unwrap_or(0.0)))).collect(),
-            overlap: by_layer(&|l| routing.overlap(l)),
-            lru_hits: entries.map(|n| (n, by_layer(&|l| routing.lru_hits(l, n)))).collect(),
-            guesses: parallel(layers, threads, |l| routing.guesses(l)),
+            diversity: diversity
+                .map(|w| (w, by_layer(&|l| statistics::diversity(recording, l, w).unwrap_or(0.0))))
+                .collect(),
+            overlap: by_layer(&|l| statistics::overlap(recording, l)),
+            lru_hits: entries.map(|n| (n, by_layer(&|l| statistics::lru_hits(recording, l, n)))).collect(),
+            guesses: parallel(layers, threads, |l| statistics::guesses(recording, l)),
             lookahead,
-            uses: (0..layers).map(|l| routing.uses(l)).collect(),
-            pools: pools(routing, threads),
-            tiers: Tiers::of(routing, |n, each| parallel(n, threads, each)),
+            uses: (0..layers).map(|l| recording.uses(l)).collect(),
+            pools: pools(recording, threads),
+            tiers: Tiers::of(recording, |n, each| parallel(n, threads, each)),
         }
     }
 
@@ -122,7 +124,7 @@ impl Report {
             text += &table("layer", self.lru_hits.iter().map(|(n, _)| n.to_string()), &by_layer(&columns));
         }
 
-        // 2. what foretells them, how evenly they are used
+        // 2. what predicts them, how evenly they are used
         text += "\nexperts guessed right: by the layer before, by the token before, always the hottest, by the router ahead of time\n";
         let guesses: Vec<Vec<f64>> =
             [|g: &Guesses| g.layer_before, |g: &Guesses| g.token_before, |g: &Guesses| g.hottest]
@@ -293,7 +295,7 @@ impl Report {
             chart("policies", "Misses by policy and size", "slots, % of all experts", "misses per token", policies),
             chart("lru", "A cache per layer, least recently used", "entries", "hit rate, %", spread(&self.lru_hits)),
             chart("diversity", "Experts used", "within tokens", "% of a layer's experts", spread(&self.diversity)),
-            chart("guesses", "What foretells a token's experts", layer, "% guessed right", guesses),
+            chart("guesses", "What predicts a token's experts", layer, "% guessed right", guesses),
             chart(
                 "popularity",
                 "How evenly experts are used",
@@ -322,11 +324,11 @@ impl Report {
 }
 
 /// Every policy, and the optimum, for every size that holds a visit's experts.
-fn pools(routing: &Routing, threads: usize) -> Vec<Pool> {
-    let trace = routing.trace();
-    let all = routing.layers.len() * routing.experts;
+fn pools(recording: &Recording, threads: usize) -> Vec<Pool> {
+    let trace = recording.trace();
+    let all = recording.layers.len() * recording.experts;
     let mut sizes: Vec<usize> = SIZES.iter().map(|part| (part * all as f64).round() as usize).collect();
-    sizes.retain(|slots| (routing.k..all).contains(slots));
+    sizes.retain(|slots| (recording.k..all).contains(slots));
     sizes.dedup();
     let kinds = Policy::ALL.len() + 1;
     let counts = parallel(sizes.len() * kinds, threads, |i| match Policy::ALL.get(i % kinds) {

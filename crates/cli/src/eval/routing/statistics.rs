@@ -1,17 +1,7 @@
-//! What recorded routing is like: how many experts it needs, how soon it repeats itself, what foretells it.
+//! What recorded routing is like: how many experts it needs, how soon it repeats itself, what predicts it.
 
-use sluice_store::experts::Policy;
 use sluice_store::experts::simulate::{self, Trace};
-
-/// What routers chose for the tokens of a text.
-pub struct Routing {
-    /// Experts of a layer.
-    pub experts: usize,
-    /// Experts per token.
-    pub k: usize,
-    /// By layer: `[tokens, k]`, ascending within a token.
-    pub layers: Vec<Vec<u32>>,
-}
+use sluice_store::experts::{Policy, Recording};
 
 /// How many of the experts that a token wants were guessed, out of k guesses.
 pub struct Guesses {
@@ -23,111 +13,82 @@ pub struct Guesses {
     pub hottest: f64,
 }
 
-impl Routing {
-    pub fn tokens(&self) -> usize {
-        self.layers.first().map_or(0, |l| l.len() / self.k)
-    }
-
-    /// Token by token, as decoding goes: each visits layer after layer.
-    pub fn trace(&self) -> Trace {
-        let mut trace = Trace::new(&vec![self.experts; self.layers.len()]);
-        let each = vec![1; self.k];
-        for token in 0..self.tokens() {
-            for (layer, chosen) in self.layers.iter().enumerate() {
-                trace.push(layer, &chosen[token * self.k..(token + 1) * self.k], &each);
-            }
+/// Share of a layer's experts that are used within `window` tokens: the mean over windows that do not overlap. `None` if there is none.
+pub fn diversity(recording: &Recording, layer: usize, window: usize) -> Option<f64> {
+    let mut last_used = vec![0; recording.experts];
+    let (mut used, mut windows) = (0u64, 0);
+    for chosen in recording.layers[layer].chunks_exact(recording.k * window) {
+        windows += 1;
+        for expert in chosen {
+            used += u64::from(std::mem::replace(&mut last_used[*expert as usize], windows) != windows);
         }
-        trace
     }
+    (windows > 0).then(|| used as f64 / (windows as f64 * recording.experts as f64))
+}
 
-    fn by_token(&self, layer: usize) -> impl DoubleEndedIterator<Item = &[u32]> + ExactSizeIterator {
-        self.layers[layer].chunks_exact(self.k)
-    }
+/// Share of a token's experts that the token before it wanted too.
+pub fn overlap(recording: &Recording, layer: usize) -> f64 {
+    let pairs = recording.by_token(layer).zip(recording.by_token(layer).skip(1));
+    let common: usize = pairs.map(|(a, b)| b.iter().filter(|e| a.contains(e)).count()).sum();
+    common as f64 / ((recording.tokens().max(2) - 1) * recording.k) as f64
+}
 
-    /// Share of a layer's experts that are used within `window` tokens: the mean over windows that do not overlap. `None` if there is none.
-    pub fn diversity(&self, layer: usize, window: usize) -> Option<f64> {
-        let mut last_used = vec![0; self.experts];
-        let (mut used, mut windows) = (0u64, 0);
-        for chosen in self.layers[layer].chunks_exact(self.k * window) {
-            windows += 1;
-            for expert in chosen {
-                used += u64::from(std::mem::replace(&mut last_used[*expert as usize], windows) != windows);
-            }
+/// Hit rate of a least-recently-used cache of `entries` experts of this layer alone.
+pub fn lru_hits(recording: &Recording, layer: usize, entries: usize) -> f64 {
+    let mut trace = Trace::new(&[recording.experts]);
+    let each = vec![1; recording.k];
+    recording.by_token(layer).for_each(|chosen| trace.push(0, chosen, &each));
+    1.0 - simulate::misses(&trace, entries, Policy::Lru, &[]) as f64 / trace.uses() as f64
+}
+
+/// What predicts a layer's experts, learned from the first half of the tokens and counted on the second.
+///
+/// From the layer before (of which the first has none) by naive Bayes: P(expert) times, for each expert of the layer before that the token
+/// wants, P(expert | that one) / P(expert).
+pub fn guesses(recording: &Recording, layer: usize) -> Guesses {
+    let half = recording.tokens() / 2;
+    let mut uses = vec![0u32; recording.experts];
+    recording.layers[layer][..half * recording.k].iter().for_each(|e| uses[*e as usize] += 1);
+    // Half a use more than was seen, so that nothing is impossible.
+    let share = |n: u32, of: u32| (f64::from(n) + 0.5) / (f64::from(of) + 1.0);
+    let prior: Vec<f64> = uses.iter().map(|n| share(*n, half as u32).ln()).collect();
+    let right = |guess: &mut dyn FnMut(usize) -> Vec<f64>| {
+        let (mut right, mut all) = (0, 0);
+        for (token, chosen) in recording.by_token(layer).enumerate().skip(half) {
+            right += best(&guess(token), recording.k).iter().filter(|e| chosen.contains(e)).count();
+            all += chosen.len();
         }
-        (windows > 0).then(|| used as f64 / (windows as f64 * self.experts as f64))
-    }
-
-    /// Share of a token's experts that the token before it wanted too.
-    pub fn overlap(&self, layer: usize) -> f64 {
-        let pairs = self.by_token(layer).zip(self.by_token(layer).skip(1));
-        let common: usize = pairs.map(|(a, b)| b.iter().filter(|e| a.contains(e)).count()).sum();
-        common as f64 / ((self.tokens().max(2) - 1) * self.k) as f64
-    }
-
-    /// Hit rate of a least-recently-used cache of `entries` experts of this layer alone.
-    pub fn lru_hits(&self, layer: usize, entries: usize) -> f64 {
-        let mut trace = Trace::new(&[self.experts]);
-        let each = vec![1; self.k];
-        self.by_token(layer).for_each(|chosen| trace.push(0, chosen, &each));
-        1.0 - simulate::misses(&trace, entries, Policy::Lru, &[]) as f64 / trace.uses() as f64
-    }
-
-    /// `[experts]` uses of a layer's experts.
-    pub fn uses(&self, layer: usize) -> Vec<u64> {
-        let mut uses = vec![0; self.experts];
-        self.layers[layer].iter().for_each(|e| uses[*e as usize] += 1);
-        uses
-    }
-
-    /// What foretells a layer's experts, learned from the first half of the tokens and counted on the second.
-    ///
-    /// From the layer before (of which the first has none) by naive Bayes: P(expert) times, for each expert of the layer before that the token
-    /// wants, P(expert | that one) / P(expert).
-    pub fn guesses(&self, layer: usize) -> Guesses {
-        let half = self.tokens() / 2;
-        let mut uses = vec![0u32; self.experts];
-        self.layers[layer][..half * self.k].iter().for_each(|e| uses[*e as usize] += 1);
-        // Half a use more than was seen, so that nothing is impossible.
-        let share = |n: u32, of: u32| (f64::from(n) + 0.5) / (f64::from(of) + 1.0);
-        let prior: Vec<f64> = uses.iter().map(|n| share(*n, half as u32).ln()).collect();
-        let right = |guess: &mut dyn FnMut(usize) -> Vec<f64>| {
-            let (mut right, mut all) = (0, 0);
-            for (token, chosen) in self.by_token(layer).enumerate().skip(half) {
-                right += best(&guess(token), self.k).iter().filter(|e| chosen.contains(e)).count();
-                all += chosen.len();
-            }
-            right as f64 / f64::from(all.max(1) as u32)
-        };
-        // 1. the hottest, whatever the token
-        let hottest = right(&mut |_| prior.clone());
-        // 2. by the layer before
-        let layer_before = match layer.checked_sub(1) {
-            None => f64::NAN,
-            Some(before) => {
-                let mut together = vec![0u32; self.experts * self.experts];
-                let mut uses_before = vec![0u32; self.experts];
-                for (from, to) in self.by_token(before).zip(self.by_token(layer)).take(half) {
-                    for a in from {
-                        uses_before[*a as usize] += 1;
-                        to.iter().for_each(|b| together[*a as usize * self.experts + *b as usize] += 1);
-                    }
+        right as f64 / f64::from(all.max(1) as u32)
+    };
+    // 1. the hottest, whatever the token
+    let hottest = right(&mut |_| prior.clone());
+    // 2. by the layer before
+    let layer_before = match layer.checked_sub(1) {
+        None => f64::NAN,
+        Some(before) => {
+            let mut together = vec![0u32; recording.experts * recording.experts];
+            let mut uses_before = vec![0u32; recording.experts];
+            for (from, to) in recording.by_token(before).zip(recording.by_token(layer)).take(half) {
+                for a in from {
+                    uses_before[*a as usize] += 1;
+                    to.iter().for_each(|b| together[*a as usize * recording.experts + *b as usize] += 1);
                 }
-                let lift: Vec<f64> = (0..self.experts * self.experts)
-                    .map(|i| share(together[i], uses_before[i / self.experts]).ln() - prior[i % self.experts])
-                    .collect();
-                let chosen_before = &self.layers[before];
-                right(&mut |token| {
-                    let mut scores = prior.clone();
-                    for a in &chosen_before[token * self.k..(token + 1) * self.k] {
-                        let row = &lift[*a as usize * self.experts..][..self.experts];
-                        scores.iter_mut().zip(row).for_each(|(s, l)| *s += l);
-                    }
-                    scores
-                })
             }
-        };
-        Guesses { layer_before, token_before: self.overlap(layer), hottest }
-    }
+            let lift: Vec<f64> = (0..recording.experts * recording.experts)
+                .map(|i| share(together[i], uses_before[i / recording.experts]).ln() - prior[i % recording.experts])
+                .collect();
+            let chosen_before = &recording.layers[before];
+            right(&mut |token| {
+                let mut scores = prior.clone();
+                for a in &chosen_before[token * recording.k..(token + 1) * recording.k] {
+                    let row = &lift[*a as usize * recording.experts..][..recording.experts];
+                    scores.iter_mut().zip(row).for_each(|(s, l)| *s += l);
+                }
+                scores
+            })
+        }
+    };
+    Guesses { layer_before, token_before: overlap(recording, layer), hottest }
 }
 
 /// The experts with the highest scores.
@@ -155,39 +116,39 @@ mod tests {
     use super::*;
 
     /// Layer 1 does what layer 0 does, shifted by one; tokens alternate between experts {0, 1} and {2, 3}, of 6.
-    fn alternating() -> Routing {
+    fn alternating() -> Recording {
         let layer = |shift: u32| (0..100).flat_map(|t| [(t % 2) * 2 + shift, (t % 2) * 2 + 1 + shift]).collect();
-        Routing { experts: 6, k: 2, layers: vec![layer(0), layer(1)] }
+        Recording { experts: 6, k: 2, layers: vec![layer(0), layer(1)] }
     }
 
     #[test]
     fn diversity_and_overlap_are_counted() {
-        let routing = alternating();
-        assert_eq!(routing.tokens(), 100);
-        assert_eq!(routing.diversity(0, 1), Some(2.0 / 6.0));
-        assert_eq!(routing.diversity(0, 30), Some(4.0 / 6.0));
-        assert_eq!(routing.diversity(0, 101), None);
-        assert_eq!(routing.overlap(0), 0.0);
-        let same = Routing { experts: 4, k: 2, layers: vec![[1, 3].repeat(10)] };
-        assert_eq!(same.overlap(0), 1.0);
-        assert_eq!(same.diversity(0, 5), Some(0.5));
+        let recording = alternating();
+        assert_eq!(recording.tokens(), 100);
+        assert_eq!(diversity(&recording, 0, 1), Some(2.0 / 6.0));
+        assert_eq!(diversity(&recording, 0, 30), Some(4.0 / 6.0));
+        assert_eq!(diversity(&recording, 0, 101), None);
+        assert_eq!(overlap(&recording, 0), 0.0);
+        let same = Recording { experts: 4, k: 2, layers: vec![[1, 3].repeat(10)] };
+        assert_eq!(overlap(&same, 0), 1.0);
+        assert_eq!(diversity(&same, 0, 5), Some(0.5));
     }
 
     #[test]
     fn a_cache_hits_once_it_holds_the_pattern() {
-        let routing = alternating();
-        assert_eq!(routing.lru_hits(0, 2), 0.0);
+        let recording = alternating();
+        assert_eq!(lru_hits(&recording, 0, 2), 0.0);
         // What a token wanted is equally old: one of the two outlives the other token.
-        assert_eq!(routing.lru_hits(0, 3), 1.0 - 102.0 / 200.0);
-        assert_eq!(routing.lru_hits(0, 4), 1.0 - 4.0 / 200.0);
+        assert_eq!(lru_hits(&recording, 0, 3), 1.0 - 102.0 / 200.0);
+        assert_eq!(lru_hits(&recording, 0, 4), 1.0 - 4.0 / 200.0);
     }
 
     #[test]
     fn a_layer_that_follows_another_is_foretold_by_it() {
-        let routing = alternating();
-        let guesses = routing.guesses(1);
-        assert_eq!((guesses.layer_before, guesses.token_before, guesses.hottest), (1.0, 0.0, 0.5));
-        assert!(routing.guesses(0).layer_before.is_nan());
+        let recording = alternating();
+        let second = guesses(&recording, 1);
+        assert_eq!((second.layer_before, second.token_before, second.hottest), (1.0, 0.0, 0.5));
+        assert!(guesses(&recording, 0).layer_before.is_nan());
     }
 
     #[test]

@@ -1,23 +1,17 @@
 //! What tiers of memory would serve of a text's routing: the store's own bookkeeping, driven by what was recorded.
 
 use serde_json::{Value, json};
-use sluice_store::experts::Policy;
-use sluice_store::experts::simulate::{self, Served};
-
-use super::statistics::Routing;
+use sluice_store::experts::simulate::{self, RISES, Served};
+use sluice_store::experts::{Policy, Recording};
 
 /// Slots of a faster tier and of the one below, such as a GPU's memory and the host's, as parts of all experts.
 const SIZES: [(f64, f64); 5] = [(0.0625, 0.1875), (0.125, 0.375), (0.25, 0.25), (0.25, 0.75), (0.5, 0.25)];
-
-/// Experts that come to the faster tier after a layer's turn, at most: each is a copy, and another back.
-const RISES: usize = 1;
 
 /// Two tiers, the whole text through.
 pub struct Tiers {
     fast: usize,
     slow: usize,
     served: Served,
-    uses: u64,
     tokens: usize,
     /// Share of all uses that the `fast` experts that are used most would serve if they lay there from the beginning.
     hottest: f64,
@@ -25,13 +19,16 @@ pub struct Tiers {
 
 impl Tiers {
     /// All sizes that hold a visit's experts; `each(n, f)` works out `f(0) .. f(n)`.
-    pub fn of(routing: &Routing, each: impl Fn(usize, &(dyn Fn(usize) -> Tiers + Sync)) -> Vec<Tiers>) -> Vec<Tiers> {
-        let trace = routing.trace();
-        let all = routing.layers.len() * routing.experts;
+    pub fn of(
+        recording: &Recording,
+        each: impl Fn(usize, &(dyn Fn(usize) -> Tiers + Sync)) -> Vec<Tiers>,
+    ) -> Vec<Tiers> {
+        let trace = recording.trace();
+        let all = recording.layers.len() * recording.experts;
         let slots = |part: f64| (part * all as f64).round() as usize;
         let mut sizes: Vec<(usize, usize)> = SIZES.iter().map(|(fast, slow)| (slots(*fast), slots(*slow))).collect();
-        sizes.retain(|(fast, slow)| *fast > 0 && *slow >= routing.k);
-        let mut uses: Vec<u64> = (0..routing.layers.len()).flat_map(|l| routing.uses(l)).collect();
+        sizes.retain(|(fast, slow)| *fast > 0 && *slow >= recording.k);
+        let mut uses: Vec<u64> = (0..recording.layers.len()).flat_map(|l| recording.uses(l)).collect();
         uses.sort_unstable_by(|a, b| b.cmp(a));
         let total = uses.iter().sum::<u64>();
         each(sizes.len(), &|i| {
@@ -40,8 +37,7 @@ impl Tiers {
                 fast,
                 slow,
                 served: simulate::serve(&trace, &[fast, slow], RISES, Policy::Scan, &[]),
-                uses: total,
-                tokens: routing.tokens(),
+                tokens: recording.tokens(),
                 hottest: uses[..fast].iter().sum::<u64>() as f64 / total as f64,
             }
         })
@@ -49,7 +45,8 @@ impl Tiers {
 
     /// Shares of all uses that the faster tier served, the slower one, and the disk.
     fn shares(&self) -> [f64; 3] {
-        [self.served.hits[0], self.served.hits[1], self.served.misses].map(|n| n as f64 / self.uses as f64)
+        let shares = self.served.shares();
+        [shares[0], shares[1], shares[2]]
     }
 
     fn rises(&self) -> f64 {

@@ -1,4 +1,4 @@
-//! A load under way: which chunk is next, who reads, who waits.
+//! The chunks of a load in progress: which one is next, which readers run, who waits.
 //!
 //! Chunks are read in the order in which weights will be used; those that somebody waits for go before. Readers are threads of this
 //! process that end when nothing is left, and are started again when somebody waits for what was not asked for at first.
@@ -18,13 +18,13 @@ use crate::bytes::Bytes;
 use crate::error::Error;
 
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct ChunkQueue {
     sources: Vec<Arc<Source>>,
     threads: usize,
     depth: usize,
     rings: usize,
-    queue: Mutex<Queue>,
-    /// Told when a chunk is settled, or when there will be no more.
+    pending: Mutex<Pending>,
+    /// Notified when a chunk is complete or has failed, and when no more will come.
     settled: Condvar,
     waiters: AtomicUsize,
     stopped: AtomicBool,
@@ -40,13 +40,13 @@ pub(crate) struct Job {
 }
 
 /// (Source, chunk)
-type Place = (usize, usize);
+type ChunkId = (usize, usize);
 
 #[derive(Debug, Default)]
-struct Queue {
+struct Pending {
     /// For each kind of reader: what it reads, how far it is, how many of it run.
     lanes: [Lane; 2],
-    urgent: VecDeque<Place>,
+    urgent: VecDeque<ChunkId>,
     /// Lent and not given back.
     lent: usize,
     running: Vec<JoinHandle<()>>,
@@ -56,7 +56,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Lane {
-    order: Vec<Place>,
+    order: Vec<ChunkId>,
     next: usize,
     readers: usize,
 }
@@ -65,14 +65,14 @@ fn lane(mode: LoadMode) -> Reader {
     if mode == LoadMode::Direct { Reader::Direct } else { Reader::Threads }
 }
 
-impl Job {
-    pub fn new(sources: Vec<Arc<Source>>, options: &LoadOptions) -> Arc<Job> {
-        let job = Arc::new(Job {
+impl ChunkQueue {
+    pub fn new(sources: Vec<Arc<Source>>, options: &LoadOptions) -> Arc<ChunkQueue> {
+        let queue = Arc::new(ChunkQueue {
             sources,
             threads: options.threads.max(1),
             depth: options.depth.max(1),
             rings: options.rings.max(1),
-            queue: Mutex::default(),
+            pending: Mutex::default(),
             settled: Condvar::new(),
             waiters: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
@@ -84,27 +84,27 @@ impl Job {
             wanted: AtomicU64::new(0),
             there: AtomicU64::new(0),
         });
-        for (number, source) in job.sources.iter().enumerate() {
-            source.set_reader(Arc::downgrade(&job), number);
+        for (number, source) in queue.sources.iter().enumerate() {
+            source.set_reader(Arc::downgrade(&queue), number);
             if source.mode == LoadMode::Direct
                 && let Some(note) = source.file.open_direct()
             {
-                job.note(note);
+                queue.note(note);
             }
         }
-        job
+        queue
     }
 
     pub fn sources(&self) -> &[Arc<Source>] {
         &self.sources
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(|e| e.into_inner())
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// See [`super::Loading::start`].
-    pub fn start<'a>(self: &Arc<Job>, order: impl IntoIterator<Item = &'a Bytes>) {
+    pub fn start<'a>(self: &Arc<ChunkQueue>, order: impl IntoIterator<Item = &'a Bytes>) {
         let _ = self.begun.set(Instant::now());
         let chunks = |s: &Arc<Source>| s.chunks(&(0..s.file.len as usize)).len();
         let mut queue = self.lock();
@@ -150,7 +150,7 @@ impl Job {
     }
 
     /// Starts the readers that are needed and do not run.
-    fn ensure_readers(self: &Arc<Job>, queue: &mut Queue) {
+    fn ensure_readers(self: &Arc<ChunkQueue>, queue: &mut Pending) {
         for reader in [Reader::Threads, Reader::Direct] {
             if self.is_halted() || self.peek(queue, reader).is_none() {
                 continue;
@@ -159,8 +159,8 @@ impl Job {
             let ring = reader == Reader::Direct && !self.no_ring.load(Ordering::Acquire);
             let wanted = if ring { self.rings } else { self.threads };
             while queue.lanes[reader as usize].readers < wanted {
-                let job = Arc::clone(self);
-                let read = move || if ring { job.read_by_ring() } else { job.read_by_thread(reader) };
+                let own = Arc::clone(self);
+                let read = move || if ring { own.read_by_ring() } else { own.read_by_thread(reader) };
                 match std::thread::Builder::new().name("sluice-read".into()).spawn(read) {
                     Ok(handle) => {
                         queue.running.push(handle);
@@ -170,7 +170,7 @@ impl Job {
                     Err(cause) => {
                         let path = self.sources[0].file.path.clone();
                         self.set_failure(Error::Io { path, doing: "start a thread to read", cause });
-                        // Others may be waiting: nobody is left to settle what they wait for.
+                        // Wake those who wait: no reader is left for their chunks.
                         self.settled.notify_all();
                         break;
                     }
@@ -179,11 +179,11 @@ impl Job {
         }
     }
 
-    fn read_by_ring(self: &Arc<Job>) {
+    fn read_by_ring(self: &Arc<ChunkQueue>) {
         if let Err(refused) = ring::read(&self.files(), &**self, self.depth) {
             self.note(refused);
             self.no_ring.store(true, Ordering::Release);
-            // This thread goes on as one of the others.
+            // This thread continues as a reader without a ring.
             self.ensure_readers(&mut self.lock());
             self.read_by_thread(Reader::Direct);
         }
@@ -209,7 +209,7 @@ impl Job {
         let (source, offset) = (&self.sources[lent.chunk.file], lent.chunk.offset as usize);
         match source.memory().populate(offset..offset + lent.chunk.len) {
             Ok(()) => self.filled(lent),
-            // The kernel's word for a page that the file no longer has, or that the disk does not give.
+            // What the kernel returns for a page that the file no longer has, or that the disk cannot read.
             Err(e) if e.raw_os_error() == Some(libc::EFAULT) => {
                 let ends = source.file.buffered.metadata().map_or(0, |m| m.len());
                 let gone = ends < lent.chunk.offset + lent.chunk.len as u64;
@@ -222,9 +222,9 @@ impl Job {
     }
 
     /// The next chunk for a kind of reader, which stays where it is.
-    fn peek(&self, queue: &mut Queue, reader: Reader) -> Option<Place> {
+    fn peek(&self, queue: &mut Pending, reader: Reader) -> Option<ChunkId> {
         let sources = &self.sources;
-        let pending = |&(source, chunk): &Place| sources[source].state(chunk) == PENDING;
+        let pending = |&(source, chunk): &ChunkId| sources[source].state(chunk) == PENDING;
         queue.urgent.retain(pending);
         let urgent = queue.urgent.iter().find(|(source, _)| lane(sources[*source].mode) == reader);
         if let Some(place) = urgent {
@@ -238,16 +238,16 @@ impl Job {
     }
 
     /// Waits until a part of a source is there, or can never be, and has it read before everything else.
-    pub fn wait(self: &Arc<Job>, number: usize, source: &Source, range: &Range<usize>) {
+    pub fn wait(self: &Arc<ChunkQueue>, number: usize, source: &Source, range: &Range<usize>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut queue = self.lock();
-        // After the end of a load nobody takes anything from this queue.
+        // After the end of a load no reader takes chunks from this queue.
         if !self.is_halted() {
             queue.urgent.extend(source.chunks(range).map(|chunk| (number, chunk)));
         }
         self.ensure_readers(&mut queue);
         while !source.is_ready(range) {
-            // After a failure nothing more comes; but what is under way is still written to.
+            // After a failure nothing more comes; but requests in flight still write.
             if self.is_halted() && queue.lent == 0 {
                 break;
             }
@@ -336,7 +336,7 @@ impl Job {
 
     /// See [`super::Loading::check`].
     pub fn check(&self) -> Result<(), LoadError> {
-        // Who has read the last chunk looks at the files once more: until then nobody believes it.
+        // The reader of the last chunk checks the files once more before the load counts as complete.
         let all_there = self.there.load(Ordering::Acquire) >= self.wanted.load(Ordering::Acquire);
         if all_there && !self.is_over() {
             self.finish();
@@ -365,8 +365,8 @@ impl Job {
 }
 
 // SAFETY: a chunk is lent by whoever turned its state from pending to taken, so once at a time; nobody reads it before it is ready; its
-// memory lives as long as its source, which the job keeps.
-unsafe impl ChunkSink for Job {
+// memory lives as long as its source, which the queue keeps.
+unsafe impl ChunkSink for ChunkQueue {
     fn next(&self, reader: Reader, block: bool) -> Next {
         let mut queue = self.lock();
         if !self.is_halted() {
@@ -382,7 +382,7 @@ unsafe impl ChunkSink for Job {
                 }
             }
         }
-        // A reader that waits would wait for ever: it leaves.
+        // A reader that waited here would wait for ever: it ends.
         if block {
             queue.lanes[reader as usize].readers -= 1;
         }

@@ -1,0 +1,42 @@
+//! The model that is evaluated, and the text that it reads.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::engine_args::model_or_demo;
+use crate::load;
+
+#[derive(Args)]
+pub struct TextArgs {
+    /// The model's folder (default: the demo model)
+    #[arg(value_name = "MODEL")]
+    folder: Option<PathBuf>,
+    /// The model's folder
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "folder")]
+    model: Option<PathBuf>,
+    /// The text, UTF-8; special tokens written in it are parsed
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+}
+
+impl TextArgs {
+    pub fn folder(&self) -> Result<PathBuf> {
+        model_or_demo(self.folder.as_deref().or(self.model.as_deref()))
+    }
+
+    /// The text's name, for people.
+    pub fn name(&self) -> String {
+        self.text.display().to_string()
+    }
+
+    /// What the model in `folder` makes of it.
+    pub fn tokens(&self, folder: &Path) -> Result<Vec<u32>> {
+        let tokenizer = load::tokenizer(folder)?;
+        let name = || self.name();
+        let text = fs::read(&self.text).with_context(name)?;
+        tokenizer.encode(std::str::from_utf8(&text).with_context(name)?, false)
+    }
+}

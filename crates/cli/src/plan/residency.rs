@@ -1,0 +1,124 @@
+//! What the tokens of a recorded text would find in the memory that a plan has for experts: the store's own bookkeeping, driven by the recording, as in `eval routing`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use sluice_store::experts::simulate::{self, RISES, Served};
+use sluice_store::experts::{MAX_RECORDING, Policy, Recording};
+use sluice_store::read_small;
+
+use super::estimate::{Split, Weights};
+use super::shape::Shape;
+use crate::units;
+
+/// What came of it.
+pub struct Residency {
+    /// Name and slots, the fastest first.
+    tiers: Vec<(&'static str, usize)>,
+    /// The whole recording, beginning with empty slots.
+    whole: Served,
+    /// Its second half: what to expect of a program that has run for a while.
+    settled: Served,
+    /// Tokens of the whole, and of the second half.
+    tokens: usize,
+    settled_tokens: usize,
+    per_expert: u64,
+}
+
+impl Residency {
+    /// Serves `recording` from a GPU's memory of `gpu` bytes, if there is any, and from what `split` leaves to experts. `None` where that does not hold the
+    /// experts that a token takes of one layer.
+    pub fn simulate(recording: &Recording, weights: &Weights, split: &Split, gpu: Option<u64>) -> Option<Residency> {
+        let slots = |bytes: u64| (bytes / weights.per_expert.max(1)).min(weights.expert_count) as usize;
+        let memory = slots(split.for_experts);
+        let fast = gpu.map(slots).filter(|n| *n > 0);
+        let tiers: Vec<_> = fast.map(|n| ("GPU", n)).into_iter().chain([("memory", memory)]).collect();
+        if memory < recording.k {
+            return None;
+        }
+        let sizes: Vec<usize> = tiers.iter().map(|t| t.1).collect();
+        let tokens = recording.tokens();
+        let serve = |tokens| simulate::serve(&recording.trace_of(tokens), &sizes, RISES, Policy::default(), &[]);
+        let whole = serve(tokens);
+        let settled = whole.since(&serve(tokens / 2));
+        let settled_tokens = tokens - tokens / 2;
+        Some(Residency { tiers, whole, settled, tokens, settled_tokens, per_expert: weights.per_expert })
+    }
+
+    /// Share of what tokens want that need not be read.
+    pub fn hit_rate(&self) -> f64 {
+        1.0 - self.settled.misses as f64 / self.settled.uses() as f64
+    }
+
+    fn bytes_per_token(&self) -> f64 {
+        self.settled.misses as f64 / self.settled_tokens as f64 * self.per_expert as f64
+    }
+
+    /// `memory (126 experts) 47.0 %, disk 53.0 %: 1.9 MB read a token`
+    pub fn text(&self) -> String {
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let shares = self.settled.shares();
+        let mut parts: Vec<String> = self
+            .tiers
+            .iter()
+            .zip(&shares)
+            .map(|((name, slots), share)| format!("{name} ({slots} experts) {}", percent(*share)))
+            .collect();
+        parts.push(format!("disk {}", percent(shares[self.tiers.len()])));
+        let mut text = format!("{}: {} read a token", parts.join(", "), units::bytes(self.bytes_per_token() as u64));
+        if self.tiers.len() > 1 {
+            text += &format!(", {:.1} experts copied up", self.settled.rises as f64 / self.settled_tokens as f64);
+        }
+        text
+    }
+
+    /// Where the figures come from.
+    pub fn whence(&self) -> String {
+        format!("policy {}, second half of {} recorded tokens", Policy::default().name(), self.tokens)
+    }
+
+    pub fn to_json(&self) -> Value {
+        let of = |served: &Served, tokens: usize| {
+            let shares = served.shares();
+            let tiers: Vec<_> = self
+                .tiers
+                .iter()
+                .zip(&shares)
+                .map(|((name, slots), share)| json!({"tier": name, "slots": slots, "served": share}))
+                .collect();
+            let per_token = |n: u64| n as f64 / tokens as f64;
+            json!({
+                "tokens": tokens, "tiers": tiers, "disk": shares[self.tiers.len()], "misses_per_token": per_token(served.misses),
+                "bytes_from_disk_per_token": per_token(served.misses) * self.per_expert as f64, "rises_per_token": per_token(served.rises),
+            })
+        };
+        let policy = Policy::default().name();
+        json!({"policy": policy, "settled": of(&self.settled, self.settled_tokens), "from_empty": of(&self.whole, self.tokens)})
+    }
+}
+
+/// The recording in a file of `eval routing --trace-out`, which has to be that of such a model with `k` experts per token.
+///
+/// # Errors
+/// No such file or another kind of file, a recording of another model, or a model without experts.
+pub fn read(path: &Path, shape: &Shape, k: usize) -> Result<Recording> {
+    ensure!(shape.expert_layers > 0, "--trace {}: this model has no experts", path.display());
+    let name = || format!("--trace {}", path.display());
+    let recording = read_small(path, MAX_RECORDING)
+        .map_err(Into::into)
+        .and_then(|bytes| Recording::parse(&bytes).map_err(anyhow::Error::from));
+    let recording = recording.with_context(name)?;
+    let found = (recording.layers.len(), recording.k, recording.experts);
+    ensure!(
+        found == (shape.expert_layers, k, shape.experts),
+        "{}: recorded of {} layers with {} of {} experts per token, but this model has {} layers with {k} of {}: record it with this model",
+        name(),
+        found.0,
+        found.1,
+        found.2,
+        shape.expert_layers,
+        shape.experts
+    );
+    Ok(recording)
+}
