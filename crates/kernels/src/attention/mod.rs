@@ -29,8 +29,9 @@ use many::{Room, Target, attend_rows, join_rows, widen};
 use partition::{QueryRow, Rule, partition, rows_at_once};
 pub use together::{RUNS, Together, begin_alike};
 
-/// From so many query rows on, keys and values are widened and laid out once for all of them.
-const WIDEN_ROWS: usize = 12;
+/// From so many query rows on, keys and values are widened and laid out once for all of them. Fewer are as well or better off with the cache as it lies, which
+/// is fetched ahead.
+const WIDEN_ROWS: usize = 40;
 
 /// One KV head in one layer, and how queries look at it.
 #[derive(Clone, Copy)]
