@@ -77,6 +77,7 @@ macro_rules! tests {
             projections_agree_with_the_generic_cpu PROJECTIONS;
             dense_layers_agree_with_the_generic_cpu DENSE_LAYERS;
             attention_agrees_with_the_generic_cpu ATTENTION;
+            attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;
             delta_rules_agree_with_the_generic_cpu DELTA_RULES;
             mixtures_agree_with_the_generic_cpu MIXTURES;
             streamed_mixtures_agree_with_the_generic_cpu STREAMED_MIXTURES;

@@ -111,6 +111,81 @@ fn other_sequences_in_the_batch_change_nothing() {
 }
 
 #[test]
+fn the_text_from_shared_blocks_is_that_from_private_ones() {
+    // Two systems of prompts, and within the first two sorts of them; longer than two partitions of attention.
+    const COMMON: usize = 290;
+    for name in FOLDERS {
+        for kv_type in [KvType::Bf16, KvType::Int8] {
+            let isa = *Isa::supported().last().unwrap();
+            let options = Options {
+                kv_type: Some(kv_type),
+                max_sequences: 6,
+                max_context: Some(440),
+                block_tokens: 16,
+                snapshots: 12,
+                ..options(isa, 2, Activations::Int8)
+            };
+            let ask = |prefix_cache: bool, at_once: bool| -> (Vec<Vec<u32>>, usize) {
+                let mut engine = Engine::open(&folder(name), Options { prefix_cache, ..options.clone() }).unwrap();
+                let prompts: Vec<Vec<u32>> = (0..6)
+                    .map(|i| {
+                        let system = tokens(&engine, COMMON, u64::from(i < 4));
+                        let sort = tokens(&engine, if i < 2 { 100 } else { 3 }, u64::from(i < 2) + 3);
+                        [system, sort, tokens(&engine, 5 + i, i as u64 + 9)].concat()
+                    })
+                    .collect();
+                let sampling = SamplingParams { temperature: 1.0, seed: 5, ..SamplingParams::default() };
+                let mut generation = Generation { sampling, max_tokens: 1, marks: vec![COMMON], ..Generation::default() };
+                let mut answers = vec![Vec::new(); prompts.len()];
+                let mut adopted = 0;
+                // The first of each sort goes ahead, so that there is something to share.
+                for (ahead, most) in [(true, 1), (false, 16)] {
+                    generation.max_tokens = most;
+                    let mut ids = Vec::new();
+                    for (i, prompt) in prompts.iter().enumerate().filter(|(i, _)| !ahead || [0, 2, 4].contains(i)) {
+                        let id = engine.add_sequence();
+                        engine.start(id, prompt, generation.clone()).unwrap();
+                        ids.push((id, i));
+                        while ahead || !at_once {
+                            let events = engine.step().unwrap();
+                            let of_it = events.iter().filter(|e| e.id() == id);
+                            for event in of_it {
+                                if let (Event::Token { token, .. }, false) = (event, ahead) {
+                                    answers[i].push(*token);
+                                }
+                            }
+                            if engine.is_idle() {
+                                break;
+                            }
+                        }
+                    }
+                    while !engine.is_idle() {
+                        for event in engine.step().unwrap() {
+                            if let Event::Token { id, token } = event {
+                                answers[ids.iter().find(|(of, _)| of == id).unwrap().1].push(*token);
+                            }
+                        }
+                    }
+                    for (id, _) in ids {
+                        adopted += engine.adopted(id).unwrap();
+                        engine.remove_sequence(id);
+                    }
+                }
+                (answers, adopted)
+            };
+            let (alone, _) = ask(false, false);
+            let (private, none) = ask(false, true);
+            let (shared, adopted) = ask(true, true);
+            assert!(alone.iter().all(|a| a.len() == 16), "{name}");
+            assert_eq!(private, alone, "{name}");
+            assert_eq!(shared, alone, "{name}");
+            assert_eq!(none, 0);
+            assert!(adopted >= 6 * 256, "{name}: {adopted} tokens were there");
+        }
+    }
+}
+
+#[test]
 fn a_truncated_sequence_goes_on_as_if_it_had_never_been_longer() {
     for name in FOLDERS {
         let isa = *Isa::supported().last().unwrap();

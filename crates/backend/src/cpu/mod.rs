@@ -292,6 +292,7 @@ impl Backend for Cpu {
     fn begin(&mut self, inputs: &StepInputs) {
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);
+        self.attention.begin();
         self.left = Logits::default();
         for table in &mut self.rotary {
             table.fill(self.inputs.reach(), &mut self.pool);

@@ -280,15 +280,16 @@ impl Backend for Sizing<'_> {
         let layout = self.layouts[layer.group];
         let KvLayout { k_dim, v_dim, kv_heads, .. } = layout;
         let (tokens, sequences) = (self.tokens, self.sequences);
-        let (group, task) = (layer.heads / kv_heads, size_of::<tasks::Task>());
+        let group = layer.heads / kv_heads;
         let queries = (tasks::ROWS.end() / group).max(1).min(tokens);
         let scratch = attention::scratch_len(&tasks::kv_shape(&layout, layer.layer), group, queries);
         grow(&mut self.sizes.floats, scratch);
         let q = if layer.gated { 4 * tokens * layer.heads * k_dim } else { 0 };
         // Single tokens of few sequences are split by partitions, each of which leaves a part.
         let part = if self.threads > 1 && kv_heads < 2 * self.threads { 4 * group * (v_dim + 2) } else { 0 };
-        grow(&mut self.sizes.per_128_positions, kv_heads * (part + task) + 128 * self.angles);
-        grow(&mut self.sizes.attention, q + kv_heads * (sequences * part + (sequences + tokens) * task));
+        let deal = sequences * tasks::SEQUENCE_BYTES + tokens * tasks::TOKEN_BYTES;
+        grow(&mut self.sizes.per_128_positions, kv_heads * part + tasks::PARTITION_BYTES + 128 * self.angles);
+        grow(&mut self.sizes.attention, q + kv_heads * sequences * part + deal);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

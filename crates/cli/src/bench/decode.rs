@@ -10,28 +10,40 @@ use sluice_engine::{Engine, MemoryClass, Phase, Profile, SequenceId, Streamed};
 
 use super::figures::Figures;
 use super::roofline::Memory;
-use super::{ModelArgs, Subject, token, tokens};
+use super::{ModelArgs, Subject, crowd, token, tokens};
 use crate::engine_args::activations_name;
 use crate::{machine, stats, streamed, units};
 
 #[derive(Args, Debug)]
 pub struct DecodeArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// Tokens in front, one number or several
     #[arg(long, value_delimiter = ',', default_value = "128", value_name = "N,..")]
-    context: Vec<usize>,
+    pub(super) context: Vec<usize>,
     /// Tokens in each measurement
     #[arg(long, default_value_t = 64, value_name = "N")]
-    tokens: usize,
+    pub(super) tokens: usize,
+    /// Steps of so many sequences, a token each, one number or several; sampled at temperature 1
+    #[arg(long, value_delimiter = ',', value_name = "N,..")]
+    pub(super) sequences: Vec<usize>,
+    /// Tokens that the contexts of these sequences begin with in common
+    #[arg(long, default_value_t = 0, value_name = "N", requires = "sequences")]
+    pub(super) shared: usize,
+    /// With --sequences: also where the time of the last measurement went
+    #[arg(long, requires = "sequences")]
+    pub(super) phases: bool,
 }
 
 pub fn run(args: &DecodeArgs) -> Result<()> {
     ensure!(args.tokens > 0, "--tokens must be at least 1");
     ensure!(args.context.iter().all(|c| *c > 0), "--context must be at least 1");
+    if !args.sequences.is_empty() {
+        return crowd::run(args);
+    }
     let longest = args.context.iter().max().expect("clap wants one");
     // Where experts are read, each round goes on behind the one before: the same tokens again would find theirs in memory.
-    let mut subject = Subject::load(&args.model, longest + args.tokens * (args.model.rounds + 1))?;
+    let mut subject = Subject::load(&args.model, longest + args.tokens * (args.model.rounds + 1), 1)?;
     let mut memory = None;
     if !args.model.json {
         print_head(&subject);

@@ -8,7 +8,7 @@ use fastrand::Rng;
 use serde_json::json;
 use sluice_backend::Isa;
 use sluice_kernels::activations::{encode_bf16, encode_int8};
-use sluice_kernels::attention::{Head, KvShape, KvType, KvView, attend, store_row};
+use sluice_kernels::attention::{Head, KvShape, KvType, KvView, Run, attend, store_row};
 use sluice_kernels::delta::{HeadInputs, conv_step, recurrence};
 use sluice_kernels::form::{Activations, Encoding, Float, Form};
 use sluice_kernels::input::Input;
@@ -259,12 +259,13 @@ impl Bench<'_> {
                 for table in &tables {
                     for kv_head in (t..kv_heads).step_by(threads) {
                         let kv = KvView { bytes: &bytes, shape };
-                        let head =
-                            Head { kv, table, kv_head, group, scale: 0.1, window: None, softcap: None, sinks: None };
+                        let head = Head { kv, kv_head, group, scale: 0.1, window: None, softcap: None, sinks: None };
                         scratch.resize(head.scratch_len(1), 0.0);
                         let columns = kv_head * group * dim..(kv_head + 1) * group * dim;
                         let q = Rows::dense(&q, q.len()).columns(columns);
-                        attend(isa, &head, q, context - 1, &mut RowsMut::dense(&mut out, group * dim), &mut scratch);
+                        let run = Run { table: &table[..], position: context - 1, row: 0, tokens: 1 };
+                        let mut out = RowsMut::dense(&mut out, group * dim);
+                        attend(isa, &head, &[run], q, &mut out, &mut scratch);
                     }
                 }
                 black_box(&out);
@@ -302,7 +303,6 @@ impl Bench<'_> {
                     let kv = KvView { bytes: &bytes, shape };
                     let head = Head {
                         kv,
-                        table: &table,
                         kv_head,
                         group,
                         scale: 0.1,
@@ -314,8 +314,9 @@ impl Bench<'_> {
                     let q = Rows::dense(&q, kv_heads * width).columns(kv_head * width..(kv_head + 1) * width);
                     for first in (0..tokens).step_by(run) {
                         let q = q.part(first..tokens.min(first + run));
-                        let out = &mut out[..q.rows() * width];
-                        attend(isa, &head, q, first, &mut RowsMut::dense(out, width), &mut scratch);
+                        let run = Run { table: &table, position: first, row: 0, tokens: q.rows() };
+                        let mut out = RowsMut::dense(&mut out[..q.rows() * width], width);
+                        attend(isa, &head, &[run], q, &mut out, &mut scratch);
                     }
                 }
                 black_box(&out);

@@ -3,6 +3,7 @@
 
 mod case;
 mod cold;
+mod crowd;
 mod decode;
 mod disk;
 mod figures;
@@ -95,12 +96,15 @@ struct Subject {
 }
 
 impl Subject {
-    /// Loads the model, with room for `positions` tokens unless the flags say how many.
-    fn load(args: &ModelArgs, positions: usize) -> Result<Subject> {
+    /// Loads the model, with room for `positions` tokens of each of so many sequences, unless the flags say how many.
+    fn load(args: &ModelArgs, positions: usize, sequences: usize) -> Result<Subject> {
         ensure!(args.rounds > 0, "--rounds must be at least 1");
         let folder = model_or_demo(args.model.as_deref())?;
         let mut options = args.engine.options()?;
         options.max_context.get_or_insert(positions);
+        options.max_sequences = sequences;
+        // Two states of each sequence's prompt: where it parts from others, and its end.
+        options.snapshots = if sequences > 1 { 2 * sequences } else { 0 };
         options.profile = true;
         let arithmetic = arithmetic(&folder, &options)?;
         let engine = crate::load::engine(&folder, &args.engine, options)?;

@@ -26,7 +26,7 @@ pub struct PrefillArgs {
 pub fn run(args: &PrefillArgs) -> Result<()> {
     ensure!(args.tokens.iter().all(|n| *n > 0), "--tokens must be at least 1");
     let longest = args.tokens.iter().max().expect("clap wants one");
-    let mut subject = Subject::load(&args.model, *longest)?;
+    let mut subject = Subject::load(&args.model, *longest, 1)?;
     let (json, name) = (args.model.json, subject.arithmetic.name());
     if !json {
         let (engine, options) = (&subject.name, subject.engine.options());

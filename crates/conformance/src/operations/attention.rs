@@ -164,6 +164,20 @@ impl Case {
         to
     }
 
+    /// Another sequence, which has the first `common` positions of one, and random ones of its own up to `len`.
+    pub fn branch(&mut self, groups: &mut [Group], from: &Sequence, common: usize, len: usize) -> Sequence {
+        let mut to = self.fork(groups, &Sequence { len: common, ..from.clone() });
+        for (group, table) in groups.iter_mut().zip(&mut to.tables) {
+            let there = table.len();
+            group.grow(self, table, len);
+            for &block in &table[there..] {
+                let bytes = random_block(self, &group.pool.layout);
+                self.backend.write_block(&group.pool, block, &bytes);
+            }
+        }
+        Sequence { len, ..to }
+    }
+
     /// Adds the next `n` tokens of a sequence to a step.
     pub fn take(
         &mut self,
@@ -255,6 +269,69 @@ pub fn attention(c: &mut Case) {
         if sequences.len() < SEQUENCES && groups.iter().all(|g| g.window.is_none()) && c.coin() {
             let fork = c.fork(&mut groups, &sequences[which]);
             sequences.push(fork);
+        }
+    }
+}
+
+/// Sequences that begin alike, in several groups and for some part each: their common blocks are read by all of them, with one token or with several.
+pub fn shared_prefixes(c: &mut Case) {
+    const TOKENS: usize = 150;
+    const POSITIONS_OF_ALL: usize = 5 * POSITIONS;
+    let mut groups = Vec::new();
+    for number in 0..c.random.usize(1..=2) {
+        let group = c.group(number, POSITIONS_OF_ALL + 200, TOKENS);
+        groups.push(group);
+    }
+    // 1. A forest: each is new, or parts from one before it somewhere
+    let mut sequences: Vec<Sequence> = Vec::new();
+    let mut left = POSITIONS_OF_ALL;
+    for _ in 0..c.random.usize(2..=7) {
+        let most = c.one_of(&[200, 600, 1000]);
+        let len = c.random.usize(1..most).min(left);
+        let parent = if sequences.is_empty() || c.once_in(5) { None } else { Some(c.random.usize(..sequences.len())) };
+        let sequence = match parent {
+            None => c.begun(&mut groups, len),
+            Some(parent) => {
+                let from = sequences[parent].clone();
+                // To the end of either, as far as not.
+                let most = from.len.min(len);
+                let common = if c.coin() { most } else { c.random.usize(..=most) };
+                c.shape(format!("{common} of {len} in common with {parent}"));
+                c.branch(&mut groups, &from, common, len)
+            }
+        };
+        left -= len;
+        sequences.push(sequence);
+        // What grows in the steps to come.
+        if left < 300 {
+            break;
+        }
+    }
+    // 2. Some of them take part, most with a token
+    for _ in 0..c.random.usize(1..=2) {
+        let mut inputs = inputs_for(&groups);
+        let mut left = TOKENS;
+        for s in &mut sequences {
+            let most = c.one_of(&[0, 1, 1, 1, 1, 40]).min(left);
+            let n = if most > 1 { c.random.usize(1..=most) } else { most };
+            if n > 0 {
+                c.shape(format!("{n} tokens from {}", s.len));
+                c.take(&mut groups, s, n, 2, Wanted::None, &mut inputs);
+                left -= n;
+            }
+        }
+        if inputs.sequences() == 0 {
+            continue;
+        }
+        for layer in groups.iter().flat_map(|g| &g.layers) {
+            let AttentionLayer { q, k, v, .. } = layer.inner;
+            [q, k, v].into_iter().for_each(|t| c.fill(t));
+        }
+        c.backend.begin(&inputs);
+        groups.iter().flat_map(|g| &g.layers).for_each(|layer| c.backend.attention(&layer.inner));
+        c.backend.end();
+        for layer in groups.iter().flat_map(|g| &g.layers) {
+            c.see(format!("layer {:?}", (layer.inner.group, layer.inner.layer)), layer.out.whole);
         }
     }
 }

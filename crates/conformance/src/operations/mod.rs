@@ -16,6 +16,7 @@ pub const EMBEDDINGS: Family = Family { name: "embeddings", cases: 40, run: dens
 pub const PROJECTIONS: Family = Family { name: "projections", cases: 120, run: dense::projections };
 pub const DENSE_LAYERS: Family = Family { name: "dense layers", cases: 60, run: dense::dense_layers };
 pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
+pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 60, run: attention::shared_prefixes };
 pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
 pub const MIXTURES: Family = Family { name: "mixtures", cases: 50, run: mixture::mixtures };
 pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 20, run: streamed::streamed };
@@ -24,13 +25,14 @@ pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logit
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 12] = [
+pub const FAMILIES: [&Family; 13] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
     &PROJECTIONS,
     &DENSE_LAYERS,
     &ATTENTION,
+    &SHARED_PREFIXES,
     &DELTA_RULES,
     &MIXTURES,
     &STREAMED_MIXTURES,

@@ -62,6 +62,12 @@ pub struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
+    /// For rows too few to be widened for: scores and sums alone.
+    pub fn few(shape: &KvShape, rows: usize, scratch: &'a mut [f32]) -> Room<'a> {
+        let (scores, sums) = scratch.split_at_mut(rows * PARTITION);
+        Room { widened: &mut [], q: &mut [], scores, sums: &mut sums[..rows * shape.v_dim], q_stride: 0, v_stride: 0 }
+    }
+
     pub fn new(shape: &KvShape, rows: usize, scratch: &'a mut [f32]) -> Room<'a> {
         let (q_stride, v_stride) = (padded_k(shape), padded_v(shape));
         // Every part is whole lines, so that they all begin with one if the first does.
@@ -392,40 +398,43 @@ unsafe fn weighted_some<V: Lanes, const Q: usize, const C: usize>(
     }
 }
 
-/// Where a batch of rows goes: row `first` of the queries is token `first / group`'s head `first % group`.
-#[derive(Clone, Copy)]
-pub struct Batch {
-    pub first: usize,
-    pub group: usize,
-    pub v_dim: usize,
-    /// Elements from one row's weighted sums to the next one's.
-    pub stride: usize,
+/// Where a query row's part of a partition goes.
+#[derive(Clone, Copy, Default)]
+pub struct Target {
+    /// Among all query rows: which greatest score and sum of weights are its.
+    pub row: usize,
+    /// The row of the outputs, and which head of it.
+    pub token: usize,
+    pub head: usize,
+    /// Something is there already, for this one to be joined to.
+    pub begun: bool,
 }
 
 #[inline(always)]
 unsafe fn join_rows_lanes<V: Lanes>(
-    batch: Batch,
+    targets: &[Target],
+    v_dim: usize,
+    stride: usize,
     rows: &[QueryRow],
-    begun: &[bool],
     m: &mut [f32],
     l: &mut [f32],
     sums: &[f32],
     out: &mut RowsMut,
 ) {
-    let Batch { first, group, v_dim, stride } = batch;
     let n = rows.len();
-    assert!(n <= BATCH && begun.len() == n && m.len() == n && l.len() == n && sums.len() >= n * stride);
+    assert!(n <= BATCH && targets.len() == n && v_dim <= stride && sums.len() >= n * stride);
     let (mut a, mut b) = ([0.0; BATCH], [0.0; BATCH]);
     for i in 0..n {
-        let top = if rows[i].m > m[i] { rows[i].m } else { m[i] };
-        (a[i], b[i]) = (m[i] - top, rows[i].m - top);
-        if begun[i] && !rows[i].visible.is_empty() {
-            m[i] = top;
+        let m = &mut m[targets[i].row];
+        let top = if rows[i].m > *m { rows[i].m } else { *m };
+        (a[i], b[i]) = (*m - top, rows[i].m - top);
+        if targets[i].begun && !rows[i].visible.is_empty() {
+            *m = top;
         }
     }
     // SAFETY: whole registers of the arrays; rows of `sums` and of `out` have at least `v_dim` elements; the shell has the instruction set.
     unsafe {
-        for i in (0..BATCH).step_by(16) {
+        for i in (0..n).step_by(16) {
             exp(V::load(a.as_ptr().add(i))).store(a.as_mut_ptr().add(i));
             exp(V::load(b.as_ptr().add(i))).store(b.as_mut_ptr().add(i));
         }
@@ -433,23 +442,23 @@ unsafe fn join_rows_lanes<V: Lanes>(
             if rows[i].visible.is_empty() {
                 continue;
             }
-            let (t, g) = ((first + i) / group, (first + i) % group);
-            let o = &mut out.row(t)[g * v_dim..(g + 1) * v_dim];
+            let Target { row, token, head, begun } = targets[i];
+            let o = &mut out.row(token)[head * v_dim..(head + 1) * v_dim];
             let next = &sums[i * stride..i * stride + v_dim];
-            if !begun[i] {
-                (m[i], l[i]) = (rows[i].m, rows[i].l);
+            if !begun {
+                (m[row], l[row]) = (rows[i].m, rows[i].l);
                 o.copy_from_slice(next);
                 continue;
             }
-            l[i] = l[i].mul_add(a[i], rows[i].l * b[i]);
+            l[row] = l[row].mul_add(a[i], rows[i].l * b[i]);
             join_sums::<V>(a[i], b[i], o, next);
         }
     }
 }
 
 simd! {
-    /// Joins a batch's partition to what is there already (where `begun`, per row) or takes it as it is: `m`, `l` per row, and `out`.
+    /// Joins some rows' part of a partition, `stride` elements apart in `sums`, to what is there already or takes it as it is: `m`, `l` per row, and `out`.
     pub fn join_rows(
-        batch: Batch, rows: &[QueryRow], begun: &[bool], m: &mut [f32], l: &mut [f32], sums: &[f32], out: &mut RowsMut,
+        targets: &[Target], v_dim: usize, stride: usize, rows: &[QueryRow], m: &mut [f32], l: &mut [f32], sums: &[f32], out: &mut RowsMut,
     ) = join_rows_lanes
 }

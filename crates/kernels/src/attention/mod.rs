@@ -1,10 +1,11 @@
-//! Attention over paged keys and values: one KV head of one sequence, for the query heads that share it and any number of
-//! query tokens.
+//! Attention over paged keys and values: one KV head, for the query heads that share it and any number of query tokens, of one sequence or of
+//! several.
 //!
-//! Keys and values are read through a block table, in the type they are stored in. `docs/numerics.md` fixes the arithmetic:
-//! partitions of 128 positions aligned to position 0, joined in ascending order; so one token at a time, a whole prompt and
+//! Keys and values are read through block tables, in the type they are stored in. `docs/numerics.md` fixes the arithmetic:
+//! partitions of 128 positions aligned to position 0, joined in ascending order; so one token at a time, a whole prompt, several sequences at once and
 //! partitions on several threads give the same bits, whatever the size of a block. Threads split KV heads, runs of query tokens and,
-//! for a single token far into a context, partitions ([`attend_partition`], [`join`]). Nothing here allocates.
+//! where these are few, partitions ([`attend_partition`], [`join`]). A partition that lies in the same blocks for several sequences is read once for all
+//! their queries ([`Together`]). Nothing here allocates.
 
 mod join;
 mod kv;
@@ -13,6 +14,7 @@ mod many;
 mod partition;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use std::ops::Range;
 
@@ -23,18 +25,18 @@ use join::{finish, join_two};
 pub use kv::{KvShape, KvType, KvView, store_row};
 use located::Located;
 pub use located::PARTITION;
-use many::{Batch, Room, attend_rows, join_rows, widen};
-use partition::{QueryRow, ROWS, Rule, partition, rows_at_once};
+use many::{Room, Target, attend_rows, join_rows, widen};
+use partition::{QueryRow, Rule, partition, rows_at_once};
+pub use together::{RUNS, Together, begin_alike};
 
-/// From so many query rows on, keys and values are widened and laid out once for all of them.
-const WIDEN_ROWS: usize = 12;
+/// From so many query rows on, keys and values are widened and laid out once for all of them. Fewer are as well or better off with the cache as it lies, which
+/// is fetched ahead.
+const WIDEN_ROWS: usize = 40;
 
-/// One KV head of one sequence in one layer, and how its queries look at it.
+/// One KV head in one layer, and how queries look at it.
 #[derive(Clone, Copy)]
 pub struct Head<'a> {
     pub kv: KvView<'a>,
-    /// Block numbers in ascending position.
-    pub table: &'a [u32],
     pub kv_head: usize,
     /// Query heads that share the KV head.
     pub group: usize,
@@ -45,6 +47,27 @@ pub struct Head<'a> {
     pub softcap: Option<f32>,
     /// One logit per query head of the group, `[group]`, that takes part in the softmax and has no value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
+}
+
+/// Consecutive query tokens of one sequence, whose own keys and values are already in the cache.
+#[derive(Clone, Copy)]
+pub struct Run<'a> {
+    /// Block numbers in ascending position.
+    pub table: &'a [u32],
+    /// Of the first token.
+    pub position: usize,
+    /// The first token's row of the queries and of the outputs.
+    pub row: usize,
+    pub tokens: usize,
+}
+
+impl Run<'_> {
+    pub const EMPTY: Run<'static> = Run { table: &[], position: 0, row: 0, tokens: 0 };
+
+    /// The last token's position.
+    fn last(&self) -> usize {
+        self.position + self.tokens - 1
+    }
 }
 
 impl Head<'_> {
@@ -58,12 +81,19 @@ impl Head<'_> {
         self.first_visible(position) / PARTITION..position / PARTITION + 1
     }
 
+    /// What tokens from one position to another see of a partition, all together.
+    fn seen(&self, first: usize, last: usize, p: usize) -> Range<usize> {
+        let base = p * PARTITION;
+        let (from, to) = (self.first_visible(first).saturating_sub(base), (last + 1).saturating_sub(base).min(PARTITION));
+        if from < to { from..to } else { 0..0 }
+    }
+
     /// Elements of a part ([`attend_partition`]): for each query head `v_dim` weighted sums, the greatest score and the sum of weights.
     pub fn part_len(&self) -> usize {
         self.group * (self.kv.shape.v_dim + 2)
     }
 
-    /// Elements of scratch for [`attend`] on `tokens` query tokens ([`attend_partition`]: 1).
+    /// Elements of scratch for [`attend`] on runs of `tokens` query tokens in all, or for [`attend_partition`] on so many runs.
     pub fn scratch_len(&self, tokens: usize) -> usize {
         scratch_len(&self.kv.shape, self.group, tokens)
     }
@@ -72,14 +102,19 @@ impl Head<'_> {
         Rule { scale: self.scale, softcap: self.softcap }
     }
 
-    /// Checks all that the kernels rely on, for queries at positions up to `last`.
-    fn check(&self, last: usize) {
+    /// Checks all that the kernels rely on, for these runs.
+    fn check(&self, runs: &[Run]) {
         let s = &self.kv.shape;
         assert!(self.group > 0 && s.k_dim > 0 && s.v_dim > 0 && s.block_tokens > 0, "nothing to attend to");
         assert!(self.kv_head < s.kv_heads, "KV head {} of {}", self.kv_head, s.kv_heads);
         assert!(self.window != Some(0), "a window of no positions");
         assert!(self.sinks.is_none_or(|s| s.len() == self.group), "one sink per query head");
-        assert!(last / s.block_tokens < self.table.len(), "position {last} in {} blocks", self.table.len());
+        assert!(runs.len() <= RUNS, "{} runs at once", runs.len());
+        for run in runs {
+            assert!(run.tokens > 0, "a run of no tokens");
+            let last = run.last();
+            assert!(last / s.block_tokens < run.table.len(), "position {last} in {} blocks", run.table.len());
+        }
     }
 }
 
@@ -90,149 +125,182 @@ pub fn scratch_len(shape: &KvShape, group: usize, tokens: usize) -> usize {
     2 * rows + if rows < WIDEN_ROWS { few } else { few.max(many::scratch_len(shape, rows)) }
 }
 
-/// Attention of consecutive query tokens, the first at `position`, whose own keys and values are already in the cache. `q`: `[tokens,
-/// group * k_dim]`, `out`: `[tokens, group * v_dim]`, `scratch`: at least [`Head::scratch_len`] elements. Vaswani et al. 2017; grouped
+/// Attention of some runs of query tokens, of one sequence or of several, whose own keys and values are already in the cache. `q`: `[.., group * k_dim]`, `out`:
+/// `[.., group * v_dim]`, of which only the rows of the runs are used; `scratch`: at least [`Head::scratch_len`] elements. Vaswani et al. 2017; grouped
 /// queries Ainslie et al. 2023; the online softmax of Milakov and Gimelshein 2018, in fixed partitions. A sink joins at the end as one more
 /// term of the sum of weights.
-pub fn attend(isa: Isa, head: &Head, q: Rows, position: usize, out: &mut RowsMut, scratch: &mut [f32]) {
-    let (tokens, group) = (q.rows(), head.group);
+pub fn attend(isa: Isa, head: &Head, runs: &[Run], q: Rows, out: &mut RowsMut, scratch: &mut [f32]) {
+    let group = head.group;
     let KvShape { k_dim, v_dim, .. } = head.kv.shape;
-    if tokens == 0 {
-        return;
-    }
-    let last = position + tokens - 1;
-    head.check(last);
+    head.check(runs);
     assert_eq!(q.cols(), group * k_dim, "queries of {group} heads");
-    assert!(out.rows() == tokens && out.cols() == group * v_dim, "outputs of {group} heads");
-    let rows = tokens * group;
+    assert_eq!(out.cols(), group * v_dim, "outputs of {group} heads");
+    let rows = runs.iter().map(|run| run.tokens).sum::<usize>() * group;
     let (m, rest) = scratch.split_at_mut(rows);
     let (l, rest) = rest.split_at_mut(rows);
-    // What any of the tokens sees of a partition.
-    let seen = |p: usize| {
-        let base = p * PARTITION;
-        head.first_visible(position).saturating_sub(base)..(last + 1 - base).min(PARTITION)
-    };
-    let partitions = head.first_visible(position) / PARTITION..last / PARTITION + 1;
-    let located = |p: usize, seen| Located::new(&head.kv, head.table, head.kv_head, p * PARTITION, seen);
-    // What the token of a row sees of a partition, and whether it has seen one before.
-    let visible = |row: usize, p: usize| {
-        let (at, base) = (position + row / group, p * PARTITION);
-        head.first_visible(at).saturating_sub(base)..(at + 1).saturating_sub(base).min(PARTITION)
-    };
-    let begun = |row: usize, p: usize| head.first_visible(position + row / group) / PARTITION < p;
-    if rows < WIDEN_ROWS {
-        let (scores, parts) = rest.split_at_mut(rows * PARTITION);
-        for p in partitions.clone() {
-            let mut located_here = located(p, seen(p));
-            if p + 1 < partitions.end {
-                located_here.followed_by(&located(p + 1, 0..1));
-            }
-            let at_once = rows_at_once(k_dim);
-            for first in (0..rows).step_by(at_once) {
-                let mut queries = [QueryRow::EMPTY; ROWS];
-                let queries = &mut queries[..at_once.min(rows - first)];
-                for (row, query) in (first..).zip(queries.iter_mut()) {
-                    let (t, g) = (row / group, row % group);
-                    *query = QueryRow::new(&q.row(t)[g * k_dim..(g + 1) * k_dim], visible(row, p));
-                }
-                partition(isa, &located_here, head.rule(), queries, scores, parts);
-                for (i, (row, query)) in (first..).zip(queries.iter()).enumerate() {
-                    if query.visible.is_empty() {
-                        continue;
-                    }
-                    let (t, g) = (row / group, row % group);
-                    let o = &mut out.row(t)[g * v_dim..(g + 1) * v_dim];
-                    let part = &parts[i * v_dim..(i + 1) * v_dim];
-                    if begun(row, p) {
-                        join_two(isa, &mut m[row], &mut l[row], o, query.m, query.l, part);
-                    } else {
-                        (m[row], l[row]) = (query.m, query.l);
-                        o.copy_from_slice(part);
-                    }
-                }
-            }
-        }
-    } else {
-        let room = Room::new(&head.kv.shape, rows, rest);
-        let stride = room.q_stride;
-        // Queries one after the other, whatever lies between them, and with zeros at their ends.
-        for row in 0..rows {
-            let (t, g) = (row / group, row % group);
-            let to = &mut room.q[row * stride..(row + 1) * stride];
-            to[..k_dim].copy_from_slice(&q.row(t)[g * k_dim..(g + 1) * k_dim]);
-            to[k_dim..].fill(0.0);
-        }
-        for p in partitions {
-            let located_here = located(p, seen(p));
-            let widened = widen(isa, &located_here, room.widened);
-            for first in (0..rows).step_by(many::BATCH) {
-                let mut queries = [QueryRow::EMPTY; many::BATCH];
-                let mut joins = [false; many::BATCH];
-                let n = many::BATCH.min(rows - first);
-                let (queries, joins) = (&mut queries[..n], &mut joins[..n]);
-                for (i, row) in (first..first + n).enumerate() {
-                    queries[i] = QueryRow::new(&room.q[row * stride..(row + 1) * stride], visible(row, p));
-                    joins[i] = begun(row, p);
-                }
-                attend_rows(isa, &widened, head.rule(), queries, room.scores, room.sums);
-                let batch = Batch { first, group, v_dim, stride: room.v_stride };
-                let (m, l) = (&mut m[first..first + n], &mut l[first..first + n]);
-                join_rows(isa, batch, queries, joins, m, l, room.sums, out);
-            }
+    let mut reader = Reader::new(isa, head, runs, q, rest);
+    let partitions = runs.iter().map(|run| head.first_visible(run.position) / PARTITION).min().unwrap_or(0)
+        ..runs.iter().map(|run| run.last() / PARTITION + 1).max().unwrap_or(0);
+    let mut together = Together::default();
+    for p in partitions {
+        together.find(head, runs, p);
+        for leader in together.leaders(runs.len()) {
+            reader.read(p, leader, |i| together.follows(i, leader), &mut |targets, queries, sums, stride| {
+                join_rows(isa, targets, v_dim, stride, queries, m, l, sums, out);
+            });
         }
     }
-    for row in 0..rows {
-        let (t, g) = (row / group, row % group);
-        let o = &mut out.row(t)[g * v_dim..(g + 1) * v_dim];
-        finish(isa, m[row], l[row], o, head.sinks.map(|s| s[g]));
+    let mut row = 0;
+    for run in runs {
+        for t in run.row..run.row + run.tokens {
+            for (g, o) in out.row(t).chunks_exact_mut(v_dim).enumerate() {
+                finish(isa, m[row], l[row], o, head.sinks.map(|s| s[g]));
+                row += 1;
+            }
+        }
     }
 }
 
-/// One partition, of [`Head::partitions`], of the attention of a single token. `q`: `[group * k_dim]`; `part`:
-/// [`Head::part_len`] elements for [`join`]; `scratch`: [`Head::scratch_len`] for 1 token.
+/// What becomes of some query rows' part of a partition: where each goes, its greatest score and sum of weights, and the weighted sums, so many
+/// elements apart.
+type Sink<'a> = dyn FnMut(&[Target], &[QueryRow], &[f32], usize) + 'a;
+
+/// Takes the queries of some runs through partitions.
+struct Reader<'a> {
+    isa: Isa,
+    head: &'a Head<'a>,
+    runs: &'a [Run<'a>],
+    q: Rows<'a>,
+    /// Where each run's query rows begin, among those of all.
+    starts: [usize; RUNS],
+    room: Room<'a>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(isa: Isa, head: &'a Head, runs: &'a [Run], q: Rows<'a>, scratch: &'a mut [f32]) -> Reader<'a> {
+        let (group, k_dim) = (head.group, head.kv.shape.k_dim);
+        let mut starts = [0; RUNS];
+        let mut rows = 0;
+        for (start, run) in starts.iter_mut().zip(runs) {
+            *start = rows;
+            rows += run.tokens * group;
+        }
+        let room = if rows < WIDEN_ROWS {
+            Room::few(&head.kv.shape, rows, scratch)
+        } else {
+            let room = Room::new(&head.kv.shape, rows, scratch);
+            // Queries one after the other, whatever lies between them, and with zeros at their ends.
+            let tokens = runs.iter().flat_map(|run| run.row..run.row + run.tokens);
+            let queries = tokens.flat_map(|t| q.row(t).chunks_exact(k_dim));
+            for (query, to) in queries.zip(room.q.chunks_exact_mut(room.q_stride)) {
+                to[..k_dim].copy_from_slice(query);
+                to[k_dim..].fill(0.0);
+            }
+            room
+        };
+        Reader { isa, head, runs, q, starts, room }
+    }
+
+    /// Partition `p` of the runs that `member` names, whose keys and values the leader's table finds for all of them.
+    fn read(&mut self, p: usize, leader: usize, member: impl Fn(usize) -> bool, sink: &mut Sink) {
+        let Reader { isa, head, runs, starts, ref q, .. } = *self;
+        let (group, base) = (head.group, p * PARTITION);
+        let KvShape { k_dim, v_dim, .. } = head.kv.shape;
+        let members = || (0..runs.len()).filter(|i| member(*i));
+        let rows = members().map(|i| runs[i].tokens).sum::<usize>() * group;
+        let lead = &runs[leader];
+        let locate = |p: usize, seen| Located::new(&head.kv, lead.table, head.kv_head, p * PARTITION, seen);
+        let mut located = locate(p, head.seen(lead.position, lead.last(), p));
+        let Room { widened, q: copied, scores, sums, q_stride, v_stride } = &mut self.room;
+        let (copied, q_stride, v_stride) = (&**copied, *q_stride, *v_stride);
+        let widened = if rows < WIDEN_ROWS {
+            if p < lead.last() / PARTITION {
+                located.followed_by(&locate(p + 1, 0..1));
+            }
+            None
+        } else {
+            Some(widen(isa, &located, widened))
+        };
+        let mut take = |targets: &[Target], queries: &mut [QueryRow]| match &widened {
+            None => {
+                partition(isa, &located, head.rule(), queries, scores, sums);
+                sink(targets, queries, &sums[..queries.len() * v_dim], v_dim);
+            }
+            Some(widened) => {
+                attend_rows(isa, widened, head.rule(), queries, scores, sums);
+                sink(targets, queries, &sums[..queries.len() * v_stride], v_stride);
+            }
+        };
+        let at_once = if widened.is_some() { many::BATCH } else { rows_at_once(k_dim) };
+        let (mut targets, mut queries) = ([Target::default(); many::BATCH], [QueryRow::EMPTY; many::BATCH]);
+        let mut n = 0;
+        for i in members() {
+            let run = &runs[i];
+            for t in 0..run.tokens {
+                let at = run.position + t;
+                let visible = head.first_visible(at).saturating_sub(base)..(at + 1).saturating_sub(base).min(PARTITION);
+                let begun = head.first_visible(at) / PARTITION < p;
+                for g in 0..group {
+                    let row = starts[i] + t * group + g;
+                    let query = match &widened {
+                        None => &q.row(run.row + t)[g * k_dim..(g + 1) * k_dim],
+                        Some(_) => &copied[row * q_stride..(row + 1) * q_stride],
+                    };
+                    targets[n] = Target { row, token: run.row + t, head: g, begun };
+                    queries[n] = QueryRow::new(query, visible.clone());
+                    n += 1;
+                    if n == at_once {
+                        take(&targets[..n], &mut queries[..n]);
+                        n = 0;
+                    }
+                }
+            }
+        }
+        if n > 0 {
+            take(&targets[..n], &mut queries[..n]);
+        }
+    }
+}
+
+/// One partition of the attention of runs of a token each, which all see it, of [`Head::partitions`], and find it where the first one does
+/// ([`Together`]). `q` as for [`attend`]; `parts`: [`Head::part_len`] elements of each run, for [`join`]; `scratch`: [`Head::scratch_len`] for as many tokens.
 pub fn attend_partition(
     isa: Isa,
     head: &Head,
-    q: &[f32],
-    position: usize,
+    runs: &[Run],
+    q: Rows,
     p: usize,
-    part: &mut [f32],
+    parts: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let KvShape { k_dim, v_dim, .. } = head.kv.shape;
-    head.check(position);
-    assert_eq!(q.len(), head.group * k_dim, "queries of {} heads", head.group);
-    assert_eq!(part.len(), head.part_len(), "room for the part of {} heads", head.group);
-    assert!(head.partitions(position).contains(&p), "partition {p} is not seen from {position}");
-    let base = p * PARTITION;
-    let visible = head.first_visible(position).saturating_sub(base)..(position + 1 - base).min(PARTITION);
-    let located = Located::new(&head.kv, head.table, head.kv_head, base, visible.clone());
-    let (sums, ends) = part.split_at_mut(head.group * v_dim);
-    let at_once = rows_at_once(k_dim);
-    for first in (0..head.group).step_by(at_once) {
-        let mut queries = [QueryRow::EMPTY; ROWS];
-        let queries = &mut queries[..at_once.min(head.group - first)];
-        for (g, query) in (first..).zip(queries.iter_mut()) {
-            *query = QueryRow::new(&q[g * k_dim..(g + 1) * k_dim], visible.clone());
-        }
-        let sums = &mut sums[first * v_dim..(first + queries.len()) * v_dim];
-        partition(isa, &located, head.rule(), queries, scratch, sums);
-        for (g, query) in (first..).zip(queries.iter()) {
-            (ends[2 * g], ends[2 * g + 1]) = (query.m, query.l);
-        }
+    let (group, v_dim, len) = (head.group, head.kv.shape.v_dim, head.part_len());
+    head.check(runs);
+    assert_eq!(q.cols(), group * head.kv.shape.k_dim, "queries of {group} heads");
+    assert_eq!(parts.len(), runs.len() * len, "room for the parts of {} runs", runs.len());
+    for run in runs {
+        assert!(run.tokens == 1 && head.partitions(run.position).contains(&p), "partition {p} from {}", run.position);
+        let alike = std::ptr::eq(run, &runs[0]) || together::alike(head, &runs[0], run, p);
+        assert!(alike, "partition {p} lies elsewhere for one of the runs");
     }
+    Reader::new(isa, head, runs, q, scratch).read(p, 0, |_| true, &mut |targets, queries, sums, stride| {
+        for (to, (query, sums)) in targets.iter().zip(queries.iter().zip(sums.chunks_exact(stride))) {
+            let part = &mut parts[to.row / group * len..][..len];
+            let (part, ends) = part.split_at_mut(group * v_dim);
+            part[to.head * v_dim..(to.head + 1) * v_dim].copy_from_slice(&sums[..v_dim]);
+            (ends[2 * to.head], ends[2 * to.head + 1]) = (query.m, query.l);
+        }
+    });
 }
 
-/// Joins all partitions of a token, ascending and beside each other: the result of [`attend`], to the bit. `out`:
-/// `[group * v_dim]`.
-pub fn join(isa: Isa, head: &Head, parts: &[f32], out: &mut [f32]) {
+/// Joins all partitions of a token, in ascending order: the result of [`attend`], to the bit. `out`: `[group * v_dim]`.
+pub fn join<'a>(isa: Isa, head: &Head, parts: impl Iterator<Item = &'a [f32]> + Clone, out: &mut [f32]) {
     let (group, v_dim, len) = (head.group, head.kv.shape.v_dim, head.part_len());
-    assert!(!parts.is_empty() && parts.len().is_multiple_of(len), "{} elements in parts of {len}", parts.len());
     assert_eq!(out.len(), group * v_dim, "outputs of {group} heads");
     assert!(head.sinks.is_none_or(|s| s.len() == group), "one sink per query head");
     for (g, o) in out.chunks_exact_mut(v_dim).enumerate() {
         let (mut m, mut l) = (0.0, 0.0);
-        for (i, part) in parts.chunks_exact(len).enumerate() {
+        for (i, part) in parts.clone().enumerate() {
+            assert_eq!(part.len(), len, "the part of {group} heads");
             let (sums, ends) = part.split_at(group * v_dim);
             let (sums, m_next, l_next) = (&sums[g * v_dim..(g + 1) * v_dim], ends[2 * g], ends[2 * g + 1]);
             if i == 0 {

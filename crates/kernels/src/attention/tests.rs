@@ -72,7 +72,6 @@ impl Cache {
     fn head(&self, group: usize) -> Head<'_> {
         Head {
             kv: KvView { bytes: &self.bytes, shape: self.shape },
-            table: &self.table,
             kv_head: HEAD,
             group,
             scale: 0.3,
@@ -84,7 +83,7 @@ impl Cache {
 }
 
 /// Queries of the tokens `range`, in chunks; they lie in wider rows, as do the outputs.
-fn in_chunks(isa: Isa, head: &Head, q: &[f32], range: Range<usize>, chunk: usize) -> Vec<f32> {
+fn in_chunks(isa: Isa, head: &Head, table: &[u32], q: &[f32], range: Range<usize>, chunk: usize) -> Vec<f32> {
     let KvShape { k_dim, v_dim, .. } = head.kv.shape;
     let (q_cols, o_cols) = (head.group * k_dim, head.group * v_dim);
     let stride = o_cols + 3;
@@ -94,13 +93,13 @@ fn in_chunks(isa: Isa, head: &Head, q: &[f32], range: Range<usize>, chunk: usize
         let q = Rows::dense(q, q_cols).part(from - range.start..from - range.start + n);
         let mut out = RowsMut::new(&mut out[(from - range.start) * stride..], n, o_cols, stride);
         let mut scratch = vec![f32::NAN; head.scratch_len(n)];
-        attend(isa, head, q, from, &mut out, &mut scratch);
+        attend(isa, head, &[Run { table, position: from, row: 0, tokens: n }], q, &mut out, &mut scratch);
     }
     out.chunks(stride).flat_map(|row| row[..o_cols].to_vec()).collect()
 }
 
 /// Each token by partitions and their join.
-fn in_partitions(isa: Isa, head: &Head, q: &[f32], range: Range<usize>) -> Vec<f32> {
+fn in_partitions(isa: Isa, head: &Head, table: &[u32], q: &[f32], range: Range<usize>) -> Vec<f32> {
     let KvShape { k_dim, v_dim, .. } = head.kv.shape;
     let mut out = Vec::new();
     for (position, q) in range.zip(q.chunks(head.group * k_dim)) {
@@ -109,10 +108,11 @@ fn in_partitions(isa: Isa, head: &Head, q: &[f32], range: Range<usize>) -> Vec<f
         let mut scratch = vec![f32::NAN; head.scratch_len(1)];
         // Any order will do.
         for (p, part) in partitions.zip(parts.chunks_mut(head.part_len())).rev() {
-            attend_partition(isa, head, q, position, p, part, &mut scratch);
+            let run = Run { table, position, row: 0, tokens: 1 };
+            attend_partition(isa, head, &[run], Rows::dense(q, q.len()), p, part, &mut scratch);
         }
         let mut o = vec![0.0; head.group * v_dim];
-        join(isa, head, &parts, &mut o);
+        join(isa, head, parts.chunks(head.part_len()), &mut o);
         out.extend(o);
     }
     out
@@ -162,15 +162,160 @@ proptest! {
             if window > 0 {
                 head = Head { window: Some(window), softcap: Some(5.0), sinks: Some(&sinks), ..head };
             }
-            let oracle = &*oracle.get_or_insert_with(|| bits(&in_chunks(Isa::GENERIC, &head, &q, range.clone(), 1)));
+            let oracle = &*oracle.get_or_insert_with(|| bits(&in_chunks(Isa::GENERIC, &head, &c.table, &q, range.clone(), 1)));
             for isa in Isa::supported() {
                 for chunk in [1, 7, tokens] {
-                    prop_assert_eq!(&bits(&in_chunks(isa, &head, &q, range.clone(), chunk)), oracle);
+                    prop_assert_eq!(&bits(&in_chunks(isa, &head, &c.table, &q, range.clone(), chunk)), oracle);
                 }
-                prop_assert_eq!(&bits(&in_partitions(isa, &head, &q, range.clone())), oracle);
+                prop_assert_eq!(&bits(&in_partitions(isa, &head, &c.table, &q, range.clone())), oracle);
             }
         }
     }
+}
+
+/// A pool of random blocks, and sequences that share some of them: for each, its table and where its new tokens begin.
+struct Shared {
+    bytes: Vec<u8>,
+    shape: KvShape,
+    sequences: Vec<(Vec<u32>, Range<usize>)>,
+}
+
+/// A tree of prefixes: each sequence takes some blocks of one before it, and then has its own. Blocks before `window` may be anything.
+fn shared(random: &mut fastrand::Rng, kv_type: KvType, dims: (usize, usize), window: Option<usize>) -> Shared {
+    let (k_dim, v_dim) = dims;
+    let block_tokens = [16, 32, 48, 100][random.usize(..4)];
+    let rows = KV_HEADS * block_tokens;
+    let v_offset = kv_type.bytes(rows, k_dim);
+    let block_bytes = v_offset + kv_type.bytes(rows, v_dim);
+    let shape = KvShape { block_bytes, k_offset: 0, v_offset, block_tokens, kv_heads: KV_HEADS, k_dim, v_dim, kv_type };
+    let (mut blocks, mut sequences) = (0, Vec::<(Vec<u32>, Range<usize>)>::new());
+    for _ in 0..random.usize(2..7) {
+        let start = random.usize(0..700);
+        let range = start..start + if random.bool() { 1 } else { random.usize(1..20) };
+        let from = sequences.get(random.usize(..sequences.len().max(1)));
+        // Whole blocks before the first new token of either.
+        let common = from.map_or(0, |(_, r)| r.start.min(start) / block_tokens);
+        let common = if random.bool() { common } else { random.usize(..=common) };
+        let mut table: Vec<u32> = from.map_or(vec![], |(table, _)| table[..common].to_vec());
+        while table.len() < range.end.div_ceil(block_tokens) {
+            table.push(blocks);
+            blocks += 1;
+        }
+        sequences.push((table, range));
+    }
+    let mut bytes = vec![0; (blocks as usize + 1) * shape.block_bytes];
+    for slot in 0..blocks as usize * block_tokens {
+        for h in 0..KV_HEADS {
+            for (row, scale, dim) in [
+                (shape.k_at(slot, h), shape.k_scale_at(slot, h), k_dim),
+                (shape.v_at(slot, h), shape.v_scale_at(slot, h), v_dim),
+            ] {
+                let (mut to, mut scale_to) = (vec![0; row.len()], vec![0; scale.len()]);
+                let x: Vec<f32> = (0..dim).map(|_| random.f32() * 2.0 - 1.0).collect();
+                store_row(Isa::GENERIC, kv_type, &x, &mut to, &mut scale_to);
+                bytes[row].copy_from_slice(&to);
+                bytes[scale].copy_from_slice(&scale_to);
+            }
+        }
+    }
+    if let Some(window) = window {
+        for (table, range) in &mut sequences {
+            let gone = (range.start + 1).saturating_sub(window) / block_tokens;
+            table[..gone].iter_mut().for_each(|block| *block = random.u32(..));
+        }
+    }
+    Shared { bytes, shape, sequences }
+}
+
+#[test]
+fn sequences_that_share_blocks_have_the_same_bits_together_and_alone() {
+    for seed in 0..60 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (kv_type, group) = (TYPES[seed as usize % 4], random.usize(1..9));
+        let dims = if random.bool() { (64, 64) } else { (random.usize(1..100), random.usize(1..100)) };
+        let window = random.bool().then(|| random.usize(1..400));
+        let c = shared(&mut random, kv_type, dims, window);
+        let sinks: Vec<f32> = (0..group).map(|_| random.f32() * 4.0 - 2.0).collect();
+        let head = Head {
+            kv: KvView { bytes: &c.bytes, shape: c.shape },
+            kv_head: HEAD,
+            group,
+            scale: 0.3,
+            window,
+            softcap: random.bool().then_some(5.0),
+            sinks: random.bool().then_some(&sinks[..]),
+        };
+        let mut rows = 0;
+        let mut runs: Vec<Run> = Vec::new();
+        for (table, range) in &c.sequences {
+            runs.push(Run { table, position: range.start, row: rows, tokens: range.len() });
+            rows += range.len();
+        }
+        let (q_cols, o_cols) = (group * dims.0, group * dims.1);
+        let q: Vec<f32> = (0..rows * q_cols).map(|_| random.f32() * 2.0 - 1.0).collect();
+        let alone: Vec<f32> = c
+            .sequences
+            .iter()
+            .zip(&runs)
+            .flat_map(|((table, range), run)| {
+                let q = &q[run.row * q_cols..(run.row + run.tokens) * q_cols];
+                in_chunks(Isa::GENERIC, &head, table, q, range.clone(), 1)
+            })
+            .collect();
+        for isa in Isa::supported() {
+            // In one call
+            let mut out = vec![f32::NAN; rows * o_cols];
+            let mut scratch = vec![f32::NAN; head.scratch_len(rows)];
+            attend(isa, &head, &runs, Rows::dense(&q, q_cols), &mut RowsMut::dense(&mut out, o_cols), &mut scratch);
+            assert!(bits(&out) == bits(&alone), "seed {seed}, {isa}");
+            // Single tokens, partition by partition
+            let single: Vec<Run> = runs.iter().copied().filter(|run| run.tokens == 1).collect();
+            let mut parts = vec![Vec::new(); single.len()];
+            let mut together = Together::default();
+            for p in 0..single.iter().map(|run| head.partitions(run.position).end).max().unwrap_or(0) {
+                together.find(&head, &single, p);
+                for leader in together.leaders(single.len()) {
+                    let members: Vec<usize> = (0..single.len()).filter(|i| together.follows(*i, leader)).collect();
+                    let runs: Vec<Run> = members.iter().map(|i| single[*i]).collect();
+                    let mut some = vec![f32::NAN; runs.len() * head.part_len()];
+                    let mut scratch = vec![f32::NAN; head.scratch_len(runs.len())];
+                    attend_partition(isa, &head, &runs, Rows::dense(&q, q_cols), p, &mut some, &mut scratch);
+                    for (i, part) in members.iter().zip(some.chunks(head.part_len())) {
+                        parts[*i].push(part.to_vec());
+                    }
+                }
+            }
+            for (run, parts) in single.iter().zip(&parts) {
+                let mut out = vec![0.0; o_cols];
+                join(isa, &head, parts.iter().map(|part| &part[..]), &mut out);
+                assert!(bits(&out) == bits(&alone[run.row * o_cols..][..o_cols]), "seed {seed}, {isa}, parts");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_partition_in_the_same_blocks_is_read_through_one_table() {
+    let c = cache(KvType::F32, 1000, 32, 8, 8, 1);
+    let head = c.head(2);
+    let table = |own: usize| -> Vec<u32> {
+        (0..32).map(|i| if i < 28 - own { i as u32 } else { 100 * own as u32 + i as u32 }).collect()
+    };
+    // 28, 26 and 8 blocks of 32 in common with the first: 7, 6 and 2 partitions.
+    let tables = [table(0), table(2), table(20)];
+    let run = |i: usize, position| Run { table: &tables[i], position, row: 0, tokens: 1 };
+    let runs = [run(0, 1000), run(0, 900), run(1, 1000), run(2, 640)];
+    let mut together = Together::default();
+    let leaders: Vec<Vec<usize>> = (0..8)
+        .map(|p| {
+            together.find(&head, &runs, p);
+            (0..4).map(|i| (0..4).find(|j| together.follows(i, *j)).unwrap_or(9)).collect()
+        })
+        .collect();
+    let wanted: [[usize; 4]; 8] =
+        [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 3], [0, 0, 0, 3], [0, 0, 0, 3], [0, 0, 0, 3], [0, 0, 2, 9], [0, 1, 2, 9]];
+    assert_eq!(leaders, wanted);
+    assert!(begin_alike(&head, &runs[0], &runs[3]) && !begin_alike(&head, &runs[0], &run(1, 100)));
 }
 
 #[test]
@@ -184,7 +329,7 @@ fn attention_is_close_to_f64() {
             let plain = c.head(group);
             let window = Head { window: Some(100), ..plain };
             for head in [plain, window, Head { softcap: Some(4.0), ..plain }, Head { sinks: Some(&sinks), ..window }] {
-                let got = in_chunks(isa, &head, &q, range.clone(), range.len());
+                let got = in_chunks(isa, &head, &c.table, &q, range.clone(), range.len());
                 assert_close(&got, &exact(&head, &c, &q, range.clone()), 3e-6);
             }
         }

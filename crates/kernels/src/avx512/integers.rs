@@ -6,7 +6,7 @@ use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
 /// Up to this many tokens stream through the rows; from there on a tile of rows in cache pays.
-pub(super) const FEW: usize = 8;
+pub(super) const FEW: usize = 12;
 
 impl Integers for Avx512x16 {
     fn scratch_bytes(cols: usize, tokens: usize) -> usize {

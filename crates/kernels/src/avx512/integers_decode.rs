@@ -98,14 +98,16 @@ unsafe fn all_rows<const BITS: usize, const PARTS: usize>(
             while i < tokens.len() {
                 let x = prepared.add(i * token_bytes);
                 let out = tile.as_mut_ptr().add(i * w.rows);
+                // None of them alone where it can be helped: unpacking is half of the work for a single token.
                 let n = match tokens.len() - i {
-                    1 => 1,
-                    2 | 3 => 2,
+                    few @ 1..=3 => few,
+                    5 | 6 => 3,
                     _ => 4,
                 };
                 match n {
                     1 => rows::<BITS, PARTS, 1>(w, all.clone(), x, out),
                     2 => rows::<BITS, PARTS, 2>(w, all.clone(), x, out),
+                    3 => rows::<BITS, PARTS, 3>(w, all.clone(), x, out),
                     _ => rows::<BITS, PARTS, 4>(w, all.clone(), x, out),
                 }
                 i += n;

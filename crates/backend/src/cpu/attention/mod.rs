@@ -1,9 +1,11 @@
-//! Paged attention on the CPU. Rounds of tasks: norms, rotation and cache writes by tokens; attention by KV heads and runs of queries (which it
-//! norms and turns), or, for single tokens with few KV heads, by partitions that are joined afterwards.
+//! Paged attention on the CPU. Rounds of tasks: norms, rotation and cache writes by tokens; attention by KV heads and what `deal` has dealt (which norms and
+//! turns the queries of longer runs); and where that was by partitions, their join.
+
+mod deal;
 
 use std::ops::Range;
 
-use sluice_kernels::attention::{self, Head, KvShape, KvView, store_row};
+use sluice_kernels::attention::{self, Head, KvShape, KvView, RUNS, Run, store_row};
 use sluice_kernels::rows::Rows;
 use sluice_kernels::{elementwise, rotary};
 
@@ -11,42 +13,31 @@ use super::Cpu;
 use super::matmul::part;
 use super::memory::{Parts, Place};
 use crate::{AttentionLayer, KvLayout};
+use deal::{Deal, run_of};
+pub use deal::{PARTITION_BYTES, ROWS, SEQUENCE_BYTES, TOKEN_BYTES};
 
 /// Tokens that one task norms, rotates and stores.
 const TOKENS: usize = 4;
-/// Query rows (heads of tokens) that one task takes through the cache together, at most and at least: the more, the less often keys and
-/// values are widened, as long as they stay in the second-level cache; the fewer, the better threads share the work.
-pub const ROWS: std::ops::RangeInclusive<usize> = 128..=256;
-/// So many tasks per thread are enough to share.
-const TASKS: usize = 8;
 
 /// What a step keeps between its rounds; allocated at the first and then kept.
 #[derive(Default)]
 pub struct Work {
     /// Queries without their gates: `[tokens, heads * head_dim]`.
     q: Vec<f32>,
-    /// Parts of single tokens, task by task.
+    /// Parts of single tokens: `[kv_heads, parts, part_len]`.
     parts: Vec<f32>,
-    tasks: Vec<Task>,
+    deal: Deal,
 }
 
 impl Work {
     pub fn bytes(&self) -> usize {
-        4 * (self.q.len() + self.parts.len()) + self.tasks.capacity() * size_of::<Task>()
+        4 * (self.q.len() + self.parts.len()) + self.deal.bytes()
     }
-}
 
-/// A piece of attention: one KV head of one sequence, and some of its queries, or one partition of its only one.
-#[derive(Clone, Copy)]
-pub struct Task {
-    sequence: usize,
-    kv_head: usize,
-    /// Of the sequence's new tokens.
-    first: usize,
-    tokens: usize,
-    partition: Option<usize>,
-    /// Where its part begins.
-    part: usize,
+    /// Another step begins.
+    pub fn begin(&mut self) {
+        self.deal.forget();
+    }
 }
 
 pub fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
@@ -70,7 +61,7 @@ impl Cpu {
         let [q_norm, k_norm] = [step.q_norm, step.k_norm].map(|n| n.map(|n| self.norm_weight(&n)));
         let inputs = &self.inputs;
         let tokens = inputs.tokens().len();
-        let Work { q, parts, tasks } = &mut self.attention;
+        let Work { q, parts, deal } = &mut self.attention;
         // Queries are turned where they lie, unless gates lie between them.
         let q = if step.gated { Place::of_slice(part(q, tokens * heads * dim), heads * dim) } else { q_in };
         let q_width = if step.gated { 2 * dim } else { dim };
@@ -123,9 +114,8 @@ impl Cpu {
         });
         // 2. attention
         let kv_bytes = &*kv_bytes;
-        let head = |sequence: usize, kv_head: usize| Head {
+        let head = |kv_head: usize| Head {
             kv: KvView { bytes: kv_bytes, shape },
-            table: inputs.table(step.group, sequence),
             kv_head,
             group,
             scale: step.scale,
@@ -146,92 +136,65 @@ impl Cpu {
                 }
             }
         };
-        // Few heads for many threads: single tokens are split by partitions.
-        let split = inputs.sequences() * kv_heads < 2 * threads && threads > 1;
-        let part_len = group * (v_dim + 2);
-        tasks.clear();
         // Room for as many parts as there can ever be; memory is committed when it is used.
-        let room = kv_bytes.len() / layout.block_bytes() * layout.block_tokens;
-        let most = kv_heads * (room.div_ceil(attention::PARTITION) + inputs.sequences() + tokens);
-        tasks.reserve(most);
-        if split {
-            parts.reserve((most * part_len).saturating_sub(parts.len()));
+        let positions = kv_bytes.len() / layout.block_bytes() * layout.block_tokens;
+        let most = positions.div_ceil(attention::PARTITION) + inputs.sequences();
+        deal.fill(inputs, step.group, &head(0), threads, most);
+        let (part_len, part_count) = (group * (v_dim + 2), deal.parts.len());
+        if part_count > 0 {
+            parts.reserve((kv_heads * most * part_len).saturating_sub(parts.len()));
         }
-        let runs =
-            |queries: usize| -> usize { (0..inputs.sequences()).map(|s| inputs.rows(s).len().div_ceil(queries)).sum() };
-        let mut queries = (ROWS.end() / group).max(1);
-        while queries > 1 && queries * group > *ROWS.start() && kv_heads * runs(queries) < TASKS * threads {
-            queries = queries.div_ceil(2);
-        }
-        let mut part_end = 0;
-        for sequence in 0..inputs.sequences() {
-            let queries_of = inputs.rows(sequence).len();
-            let partitions = head(sequence, 0).partitions(inputs.position(sequence));
-            if queries_of == 1 && split && partitions.len() > 1 {
-                for kv_head in 0..kv_heads {
-                    for p in partitions.clone() {
-                        tasks.push(Task { sequence, kv_head, first: 0, tokens: 1, partition: Some(p), part: part_end });
-                        part_end += part_len;
-                    }
-                }
-                continue;
-            }
-            // The longest first: the last queries, which see most.
-            for i in (0..queries_of.div_ceil(queries)).rev() {
-                let (first, tokens) = (i * queries, queries.min(queries_of - i * queries));
-                for kv_head in 0..kv_heads {
-                    tasks.push(Task { sequence, kv_head, first, tokens, partition: None, part: part_end });
+        let part_room = Parts::new(part(parts, kv_heads * part_count * part_len));
+        let tokens_of = |pieces: Range<usize>| deal.pieces[pieces].iter().map(|p| p.tokens as usize).sum::<usize>();
+        let most = deal.units.iter().map(|unit| tokens_of(unit.pieces())).max().unwrap_or(0);
+        self.workers.reserve(0, 0, attention::scratch_len(&shape, group, most), 0);
+        let (deal, workers) = (&*deal, &self.workers);
+        self.pool.run(deal.units.len() * kv_heads, &|task, thread| {
+            let (unit, kv_head) = (&deal.units[task / kv_heads], task % kv_heads);
+            let head = head(kv_head);
+            let mut runs = [Run::EMPTY; RUNS];
+            let pieces = &deal.pieces[unit.pieces()];
+            for (run, piece) in runs.iter_mut().zip(pieces) {
+                *run = run_of(inputs, step.group, piece);
+                if inputs.rows(piece.sequence as usize).len() > 1 {
+                    let tokens = run.row..run.row + run.tokens;
+                    tokens.for_each(|t| turn_queries(t, kv_head * group..(kv_head + 1) * group));
                 }
             }
-        }
-        let part_room = Parts::new(part(parts, part_end));
-        let most = tasks.iter().map(|t| t.tokens).max().unwrap_or(0);
-        let scratch_len = attention::scratch_len(&shape, group, most);
-        self.workers.reserve(0, 0, scratch_len, 0);
-        let (tasks, workers) = (&*tasks, &self.workers);
-        self.pool.run(tasks.len(), &|task, thread| {
-            let task = &tasks[task];
-            let (own, position) = (inputs.rows(task.sequence), inputs.position(task.sequence));
-            let head = head(task.sequence, task.kv_head);
+            let runs = &runs[..pieces.len()];
+            let tokens = runs.iter().map(|run| run.tokens).sum();
             // SAFETY: one borrow, by the task that runs as this thread.
-            let scratch = part(unsafe { &mut workers.get(thread).floats }, head.scratch_len(task.tokens));
-            let from = own.start + task.first;
-            let rows = from..from + task.tokens;
+            let scratch = part(unsafe { &mut workers.get(thread).floats }, head.scratch_len(tokens));
             let width = group * dim;
-            if own.len() > 1 {
-                rows.clone().for_each(|t| turn_queries(t, task.kv_head * group..(task.kv_head + 1) * group));
-            }
-            // SAFETY: these queries are only read now.
+            // SAFETY: the queries of these runs are only read now.
             let queries: Rows =
-                unsafe { q.part(rows.clone(), task.kv_head * width..(task.kv_head + 1) * width).as_rows() };
-            if let Some(p) = task.partition {
-                // SAFETY: this task alone writes its part.
-                let part = unsafe { part_room.get(task.part..task.part + part_len) };
-                attention::attend_partition(isa, &head, queries.row(0), position, p, part, scratch);
+                unsafe { q.part(0..inputs.tokens().len(), kv_head * width..(kv_head + 1) * width).as_rows() };
+            if let Some(p) = unit.partition {
+                let from = kv_head * part_count + unit.part as usize;
+                // SAFETY: this task alone writes these parts.
+                let parts = unsafe { part_room.get(from * part_len..(from + runs.len()) * part_len) };
+                attention::attend_partition(isa, &head, runs, queries, p as usize, parts, scratch);
                 return;
             }
-            let cols = task.kv_head * group * v_dim..(task.kv_head + 1) * group * v_dim;
-            // SAFETY: this task alone writes these heads of these tokens.
-            let mut to = unsafe { out.part(rows.clone(), cols).as_rows_mut() };
-            attention::attend(isa, &head, queries, position + task.first, &mut to, scratch);
-            rows.for_each(|t| gate(t, task.kv_head));
+            let cols = kv_head * group * v_dim..(kv_head + 1) * group * v_dim;
+            // SAFETY: of these heads this task alone writes the rows of its runs, and no others.
+            let mut to = unsafe { out.part(0..inputs.tokens().len(), cols).as_rows_mut() };
+            attention::attend(isa, &head, runs, queries, &mut to, scratch);
+            runs.iter().flat_map(|run| run.row..run.row + run.tokens).for_each(|t| gate(t, kv_head));
         });
         // 3. join what was split
-        let mut at = 0;
-        while at < tasks.len() {
-            let first = &tasks[at];
-            let same = |t: &&Task| (t.sequence, t.kv_head) == (first.sequence, first.kv_head);
-            let run = tasks[at..].iter().take_while(same).count();
-            at += run;
-            if first.partition.is_some() {
-                let row = inputs.rows(first.sequence).start;
-                let cols = first.kv_head * group * v_dim..(first.kv_head + 1) * group * v_dim;
-                // SAFETY: no task is under way.
-                let (parts, to) =
-                    unsafe { (part_room.get(first.part..first.part + run * part_len), out.get_mut(row, cols)) };
-                attention::join(isa, &head(first.sequence, first.kv_head), parts, to);
-                gate(row, first.kv_head);
-            }
-        }
+        self.pool.run(deal.splits.len() * kv_heads, &|task, _| {
+            let (split, kv_head) = (&deal.splits[task / kv_heads], task % kv_heads);
+            let row = inputs.rows(split.sequence as usize).start;
+            let parts = deal.parts[split.parts.start as usize..split.parts.end as usize].iter().map(|part| {
+                let at = kv_head * part_count + *part as usize;
+                // SAFETY: parts are only read now.
+                unsafe { &*part_room.get(at * part_len..(at + 1) * part_len) }
+            });
+            let cols = kv_head * group * v_dim..(kv_head + 1) * group * v_dim;
+            // SAFETY: this task alone writes these heads of this token.
+            attention::join(isa, &head(kv_head), parts, unsafe { out.get_mut(row, cols) });
+            gate(row, kv_head);
+        });
     }
 }
