@@ -38,8 +38,8 @@ pub struct ServeArgs {
     /// Requests that may wait for their turn; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
-    /// Recurrent states that are kept for prompts to come, where the model has some and memory has room
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    /// Recurrent states that are kept for prompts to come, where the model has some: two or three for each prompt, in a sixteenth of the memory at most
+    #[arg(long, value_name = "N", default_value_t = 128)]
     snapshots: usize,
     /// Share nothing between requests
     #[arg(long)]

@@ -228,9 +228,9 @@ fn secret() -> [u8; 32] {
     key
 }
 
-/// States of `len` f32 that are kept beside those of a step's sequences: as many as was asked for, where they take no more than [`SNAPSHOTS`] of a limit.
+/// States of `len` f32 that are kept beside those of a step's sequences: as many as was asked for, where they take no more than a part of what there is.
 fn snapshots(options: &Options, len: usize) -> usize {
-    let least = hard_limits(options).iter().map(|l| l.bytes).min().unwrap_or(u64::MAX);
+    let least = hard_limits(options).iter().map(|l| l.bytes).chain(options.load.room).min().unwrap_or(u64::MAX);
     options.snapshots.min((least / SNAPSHOTS / (4 * len as u64)) as usize)
 }
 
@@ -242,7 +242,7 @@ fn held(backend: &mut dyn Backend, class: MemoryClass) -> usize {
 /// Tokens of prompts beside sequences that generate, in a step at least; where each expert is read from disk, fewer would read nearly as much.
 const PROMPT: usize = 16;
 const STREAMED_PROMPT: usize = 256;
-/// The part of a memory limit that states may take which are kept for prompts to come.
+/// The part of a memory limit, or of what is free, that states may take which are kept for prompts to come.
 const SNAPSHOTS: u64 = 16;
 /// Bytes of what sampling keeps, for each thread and token of the vocabulary.
 const SAMPLING: usize = 16;
