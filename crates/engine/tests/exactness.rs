@@ -135,7 +135,8 @@ fn the_text_from_shared_blocks_is_that_from_private_ones() {
                     })
                     .collect();
                 let sampling = SamplingParams { temperature: 1.0, seed: 5, ..SamplingParams::default() };
-                let mut generation = Generation { sampling, max_tokens: 1, marks: vec![COMMON], ..Generation::default() };
+                let mut generation =
+                    Generation { sampling, max_tokens: 1, marks: vec![COMMON], ..Generation::default() };
                 let mut answers = vec![Vec::new(); prompts.len()];
                 let mut adopted = 0;
                 // The first of each sort goes ahead, so that there is something to share.
