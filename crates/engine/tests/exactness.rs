@@ -135,7 +135,8 @@ fn the_text_from_shared_blocks_is_that_from_private_ones() {
                     })
                     .collect();
                 let sampling = SamplingParams { temperature: 1.0, seed: 5, ..SamplingParams::default() };
-                let mut generation = Generation { sampling, max_tokens: 1, marks: vec![COMMON], ..Generation::default() };
+                let mut generation =
+                    Generation { sampling, max_tokens: 1, marks: vec![COMMON], ..Generation::default() };
                 let mut answers = vec![Vec::new(); prompts.len()];
                 let mut adopted = 0;
                 // The first of each sort goes ahead, so that there is something to share.
@@ -146,16 +147,13 @@ fn the_text_from_shared_blocks_is_that_from_private_ones() {
                         let id = engine.add_sequence();
                         engine.start(id, prompt, generation.clone()).unwrap();
                         ids.push((id, i));
-                        while ahead || !at_once {
+                        while (ahead || !at_once) && !engine.is_idle() {
                             let events = engine.step().unwrap();
                             let of_it = events.iter().filter(|e| e.id() == id);
                             for event in of_it {
                                 if let (Event::Token { token, .. }, false) = (event, ahead) {
                                     answers[i].push(*token);
                                 }
-                            }
-                            if engine.is_idle() {
-                                break;
                             }
                         }
                     }

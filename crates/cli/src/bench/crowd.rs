@@ -67,7 +67,16 @@ pub fn run(args: &DecodeArgs) -> Result<()> {
         );
         println!(
             "{:>10}{:>9}{:>8}{:>24}{:>12}{:>12}{:>12}{:>14}{:>14}{:>22}",
-            "sequences", "context", "shared", "ms a step", "tokens/s", "weights", "cache", "by bytes", "by products", "of the longer"
+            "sequences",
+            "context",
+            "shared",
+            "ms a step",
+            "tokens/s",
+            "weights",
+            "cache",
+            "by bytes",
+            "by products",
+            "of the longer"
         );
     }
     let mut memory = if args.model.no_roofline { None } else { Some(Memory::new()?) };
@@ -142,11 +151,8 @@ fn measure(
     }
     let weights: u64 = Phase::ALL.iter().map(|p| profile.row(*p).weight_bytes).sum();
     let macs: u64 = Phase::ALL.iter().map(|p| profile.row(*p).macs).sum();
-    let states = if engine.model().state_len() > 0 {
-        (n * engine.model().state_len() * size_of::<f32>()) as f64
-    } else {
-        0.0
-    };
+    let states =
+        if engine.model().state_len() > 0 { (n * engine.model().state_len() * size_of::<f32>()) as f64 } else { 0.0 };
     let cache_bytes = engine.kv_in_use() as f64 + states;
     for id in ids {
         engine.cancel(id)?;

@@ -301,15 +301,7 @@ impl Bench<'_> {
                 let (mut out, mut scratch) = (vec![0.0; run * width], Vec::new());
                 for kv_head in (t..kv_heads).step_by(threads) {
                     let kv = KvView { bytes: &bytes, shape };
-                    let head = Head {
-                        kv,
-                        kv_head,
-                        group,
-                        scale: 0.1,
-                        window: None,
-                        softcap: None,
-                        sinks: None,
-                    };
+                    let head = Head { kv, kv_head, group, scale: 0.1, window: None, softcap: None, sinks: None };
                     scratch.resize(head.scratch_len(run), 0.0);
                     let q = Rows::dense(&q, kv_heads * width).columns(kv_head * width..(kv_head + 1) * width);
                     for first in (0..tokens).step_by(run) {

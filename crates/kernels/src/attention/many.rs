@@ -410,6 +410,7 @@ pub struct Target {
     pub begun: bool,
 }
 
+#[allow(clippy::too_many_arguments)]
 #[inline(always)]
 unsafe fn join_rows_lanes<V: Lanes>(
     targets: &[Target],

@@ -84,7 +84,8 @@ impl Head<'_> {
     /// What tokens from one position to another see of a partition, all together.
     fn seen(&self, first: usize, last: usize, p: usize) -> Range<usize> {
         let base = p * PARTITION;
-        let (from, to) = (self.first_visible(first).saturating_sub(base), (last + 1).saturating_sub(base).min(PARTITION));
+        let (from, to) =
+            (self.first_visible(first).saturating_sub(base), (last + 1).saturating_sub(base).min(PARTITION));
         if from < to { from..to } else { 0..0 }
     }
 

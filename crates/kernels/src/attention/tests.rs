@@ -312,8 +312,16 @@ fn a_partition_in_the_same_blocks_is_read_through_one_table() {
             (0..4).map(|i| (0..4).find(|j| together.follows(i, *j)).unwrap_or(9)).collect()
         })
         .collect();
-    let wanted: [[usize; 4]; 8] =
-        [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 3], [0, 0, 0, 3], [0, 0, 0, 3], [0, 0, 0, 3], [0, 0, 2, 9], [0, 1, 2, 9]];
+    let wanted: [[usize; 4]; 8] = [
+        [0, 0, 0, 0],
+        [0, 0, 0, 0],
+        [0, 0, 0, 3],
+        [0, 0, 0, 3],
+        [0, 0, 0, 3],
+        [0, 0, 0, 3],
+        [0, 0, 2, 9],
+        [0, 1, 2, 9],
+    ];
     assert_eq!(leaders, wanted);
     assert!(begin_alike(&head, &runs[0], &runs[3]) && !begin_alike(&head, &runs[0], &run(1, 100)));
 }

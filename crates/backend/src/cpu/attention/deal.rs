@@ -162,7 +162,7 @@ impl Deal {
         while from < self.order.len() {
             let first = run(self.order[from]);
             let mut end = from + 1;
-            for i in end..self.order.len() {
+            for i in from + 1..self.order.len() {
                 if begin_alike(head, &first, &run(self.order[i])) {
                     self.order.swap(end, i);
                     end += 1;
