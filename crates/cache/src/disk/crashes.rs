@@ -158,6 +158,7 @@ fn lose_power(seeds: std::ops::Range<u64>) {
                     let (stored, evicted) = (cache.counts().stored, cache.counts().evicted);
                     ever_stored |= stored > 0;
                     if step(&mut cache, &mut random).is_err() {
+                        ever_stored |= cache.counts().stored > 0;
                         // What was there may have been evicted for what was to come.
                         before =
                             before.filter(|_| cache.counts().evicted == evicted && cache.counts().stored == stored);

@@ -315,7 +315,7 @@ impl fmt::Debug for Backend {
 
 impl StorageBackend for Backend {
     fn len(&self) -> io::Result<u64> {
-        self.file.len()
+        self.file.size()
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {

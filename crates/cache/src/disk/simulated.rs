@@ -213,7 +213,7 @@ impl Open {
 }
 
 impl StoredFile for Open {
-    fn len(&self) -> io::Result<u64> {
+    fn size(&self) -> io::Result<u64> {
         Ok(self.disk.state().files[self.file].now.len() as u64)
     }
 

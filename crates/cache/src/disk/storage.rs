@@ -33,7 +33,7 @@ pub trait Storage: Debug + Send + Sync {
 pub trait StoredFile: Debug + Send + Sync {
     /// # Errors
     /// The system's.
-    fn len(&self) -> io::Result<u64>;
+    fn size(&self) -> io::Result<u64>;
     /// # Errors
     /// The system's; a disk that is full.
     fn set_len(&self, len: u64) -> io::Result<()>;
@@ -101,7 +101,7 @@ impl Storage for Folder {
 }
 
 impl StoredFile for File {
-    fn len(&self) -> io::Result<u64> {
+    fn size(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
     }
 
