@@ -9,7 +9,7 @@ use redb::{
     WriteTransaction,
 };
 
-use super::slot::VERSION;
+use super::slot::{STATE, VERSION};
 use super::storage::StoredFile;
 use crate::prefix::BlockHash;
 
@@ -38,6 +38,12 @@ pub struct Entry {
     pub parts: Vec<(u32, u64, Place)>,
 }
 
+impl Entry {
+    pub fn has_state(&self) -> bool {
+        self.parts.iter().any(|(part, ..)| *part == STATE)
+    }
+}
+
 /// A file of slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slab {
@@ -50,6 +56,8 @@ type Bytes = &'static [u8];
 const ENTRIES: TableDefinition<(u64, BlockHash), Bytes> = TableDefinition::new("entries");
 /// (Last use, how deep from the end, key): those to be evicted first are in front.
 const BY_USE: TableDefinition<(u64, u32, u64, BlockHash), ()> = TableDefinition::new("by use");
+/// (Model, hash of the entry before, tokens, own hash) of entries with a state: these may end within a block, where no hash can be guessed.
+const WITH_STATE: TableDefinition<(u64, BlockHash, u32, BlockHash), ()> = TableDefinition::new("with state");
 const SLABS: TableDefinition<u32, Bytes> = TableDefinition::new("slabs");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 
@@ -106,6 +114,26 @@ impl Index {
             Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
             Err(e) => Err(own(e)),
         }
+    }
+
+    /// Entries with a state that follow the one with the hash `before`: how many tokens each has, the most first, and its hash.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn with_state(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
+        let read = self.database.begin_read().map_err(own)?;
+        let table = match read.open_table(WITH_STATE) {
+            Ok(table) => table,
+            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+            Err(e) => return Err(own(e)),
+        };
+        let range = (model, before, 0, [0; 16])..=(model, before, u32::MAX, [255; 16]);
+        let mut all = Vec::new();
+        for row in table.range(range).map_err(own)?.rev() {
+            let (_, _, tokens, hash) = row.map_err(own)?.0.value();
+            all.push((tokens, hash));
+        }
+        Ok(all)
     }
 
     /// All entries, in no order that means anything.
@@ -183,6 +211,10 @@ impl Changes<'_> {
         table.insert(key, encode(entry).as_slice()).map_err(own)?;
         let mut by_use = self.transaction.open_table(BY_USE).map_err(own)?;
         by_use.insert(use_key(key, entry), ()).map_err(own)?;
+        if entry.has_state() {
+            let mut table = self.transaction.open_table(WITH_STATE).map_err(own)?;
+            table.insert(state_key(key, entry), ()).map_err(own)?;
+        }
         Ok(())
     }
 
@@ -194,6 +226,8 @@ impl Changes<'_> {
         if let Some(entry) = &entry {
             let mut by_use = self.transaction.open_table(BY_USE).map_err(own)?;
             by_use.remove(use_key(key, entry)).map_err(own)?;
+            let mut table = self.transaction.open_table(WITH_STATE).map_err(own)?;
+            table.remove(state_key(key, entry)).map_err(own)?;
         }
         Ok(entry)
     }
@@ -250,6 +284,10 @@ impl Changes<'_> {
 fn use_key(key: &Key, entry: &Entry) -> (u64, u32, u64, BlockHash) {
     // Parts of blocks end where whole ones do not: the end counts, not the beginning.
     (entry.used, u32::MAX - (entry.position + entry.tokens), key.0, key.1)
+}
+
+fn state_key(key: &Key, entry: &Entry) -> (u64, BlockHash, u32, BlockHash) {
+    (key.0, entry.before, entry.tokens, key.1)
 }
 
 fn encode(entry: &Entry) -> Vec<u8> {

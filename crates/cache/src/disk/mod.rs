@@ -258,6 +258,15 @@ impl DiskCache {
         Ok(self.index.entry(key)?)
     }
 
+    /// Entries with a state that follow the one with the hash `before`: how many tokens each has, the most first, and its hash. Such may end within a block, where
+    /// nobody can guess a hash.
+    ///
+    /// # Errors
+    /// The index's.
+    pub fn with_state(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
+        Ok(self.index.with_state(model, before)?)
+    }
+
     /// Somebody is about to read an entry, and does no longer: meanwhile it is not evicted.
     pub fn hold(&mut self, key: &Key) {
         *self.holds.entry(*key).or_default() += 1;
