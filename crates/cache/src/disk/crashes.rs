@@ -280,26 +280,38 @@ fn bytes_that_change_are_a_miss() {
 }
 
 #[test]
-fn an_index_that_is_none_begins_anew() {
-    let disk = Simulated::default();
-    for seed in 0..20 {
+fn an_index_that_is_none_is_an_error_or_begins_anew_and_serves_nothing_wrong() {
+    let (mut anew, mut failed) = (0, 0);
+    for seed in 0..200 {
+        let disk = Simulated::default();
         let mut random = Rng::with_seed(seed);
         let mut cache = open(&disk).unwrap();
         (0..10).for_each(|_| _ = store(&mut cache, &Node::random(&mut random)).unwrap());
         drop(cache);
-        disk.spoil(INDEX, |bytes| match seed % 3 {
-            0 => bytes.clear(),
+        disk.spoil(INDEX, |bytes| match seed % 4 {
+            0 => bytes.truncate(random.usize(..bytes.len())),
             1 => bytes[..4096].fill(random.u8(..)),
             _ => (0..200).for_each(|_| {
                 let at = random.usize(..bytes.len());
-                bytes[at] ^= 0x55;
+                bytes[at] ^= 1 << random.u8(..8);
             }),
         });
-        // Whatever is in it: no panic, and nothing wrong is served.
-        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| open(&disk)));
-        let mut cache = found.expect("no panic").unwrap();
-        (0..50).for_each(|_| _ = read(&mut cache, &Node::random(&mut random)));
+        match open(&disk) {
+            Ok(mut cache) => {
+                anew += usize::from(cache.cleared().is_some());
+                // What is read is right or not there (`read` sees to it), until the index turns out to be broken.
+                for _ in 0..50 {
+                    let node = Node::random(&mut random);
+                    if read(&mut cache, &node).is_err() || store(&mut cache, &node).is_err() {
+                        failed += 1;
+                        break;
+                    }
+                }
+            }
+            Err(_) => failed += 1,
+        }
     }
+    assert!(anew > 20, "{anew} anew, {failed} failed");
 }
 
 #[test]

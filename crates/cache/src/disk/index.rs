@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use redb::{
@@ -73,14 +74,26 @@ fn own(e: impl Into<redb::Error>) -> Error {
     Box::new(e.into())
 }
 
+/// A database whose bytes were changed by somebody else panics here and there; to us that is a file that is no index.
+fn guarded<T>(what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let done = catch_unwind(AssertUnwindSafe(what));
+    done.unwrap_or_else(|_| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
+}
+
 impl Index {
     /// Opens the database, or makes it. Its file never has more than `most` bytes.
     ///
     /// # Errors
     /// A file that is none; the file's own.
     pub fn open(file: Arc<dyn StoredFile>, most: u64) -> Result<Index, Error> {
+        guarded(|| Index::opened(file, most))
+    }
+
+    fn opened(file: Arc<dyn StoredFile>, most: u64) -> Result<Index, Error> {
         let backend = Backend { file, most };
-        let database = redb::Builder::new().set_cache_size(1 << 20).create_with_backend(backend).map_err(own)?;
+        let mut database = redb::Builder::new().set_cache_size(1 << 20).create_with_backend(backend).map_err(own)?;
+        // All sums of its pages, of which there are a few megabytes: whoever follows wrong ones may never come back.
+        database.check_integrity().map_err(own)?;
         let index = Index { database };
         let version = index.meta("version")?;
         if version.is_some_and(|v| v != u64::from(VERSION)) {
@@ -97,23 +110,27 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn meta(&self, name: &str) -> Result<Option<u64>, Error> {
-        let read = self.database.begin_read().map_err(own)?;
-        match read.open_table(META) {
-            Ok(table) => Ok(table.get(name).map_err(own)?.map(|v| v.value())),
-            Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
-            Err(e) => Err(own(e)),
-        }
+        guarded(|| {
+            let read = self.database.begin_read().map_err(own)?;
+            match read.open_table(META) {
+                Ok(table) => Ok(table.get(name).map_err(own)?.map(|v| v.value())),
+                Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+                Err(e) => Err(own(e)),
+            }
+        })
     }
 
     /// # Errors
     /// The file's.
     pub fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
-        let read = self.database.begin_read().map_err(own)?;
-        match read.open_table(ENTRIES) {
-            Ok(table) => Ok(table.get(key).map_err(own)?.and_then(|v| decode(v.value()))),
-            Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
-            Err(e) => Err(own(e)),
-        }
+        guarded(|| {
+            let read = self.database.begin_read().map_err(own)?;
+            match read.open_table(ENTRIES) {
+                Ok(table) => Ok(table.get(key).map_err(own)?.and_then(|v| decode(v.value()))),
+                Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+                Err(e) => Err(own(e)),
+            }
+        })
     }
 
     /// Entries with a state that follow the one with the hash `before`: how many tokens each has, the most first, and its hash.
@@ -121,19 +138,21 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn with_state(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
-        let read = self.database.begin_read().map_err(own)?;
-        let table = match read.open_table(WITH_STATE) {
-            Ok(table) => table,
-            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-            Err(e) => return Err(own(e)),
-        };
-        let range = (model, before, 0, [0; 16])..=(model, before, u32::MAX, [255; 16]);
-        let mut all = Vec::new();
-        for row in table.range(range).map_err(own)?.rev() {
-            let (_, _, tokens, hash) = row.map_err(own)?.0.value();
-            all.push((tokens, hash));
-        }
-        Ok(all)
+        guarded(|| {
+            let read = self.database.begin_read().map_err(own)?;
+            let table = match read.open_table(WITH_STATE) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let range = (model, before, 0, [0; 16])..=(model, before, u32::MAX, [255; 16]);
+            let mut all = Vec::new();
+            for row in table.range(range).map_err(own)?.rev() {
+                let (_, _, tokens, hash) = row.map_err(own)?.0.value();
+                all.push((tokens, hash));
+            }
+            Ok(all)
+        })
     }
 
     /// All entries, in no order that means anything.
@@ -141,35 +160,39 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn entries(&self) -> Result<Vec<(Key, Entry)>, Error> {
-        let read = self.database.begin_read().map_err(own)?;
-        let table = match read.open_table(ENTRIES) {
-            Ok(table) => table,
-            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-            Err(e) => return Err(own(e)),
-        };
-        let mut all = Vec::new();
-        for row in table.iter().map_err(own)? {
-            let (key, value) = row.map_err(own)?;
-            all.extend(decode(value.value()).map(|entry| (key.value(), entry)));
-        }
-        Ok(all)
+        guarded(|| {
+            let read = self.database.begin_read().map_err(own)?;
+            let table = match read.open_table(ENTRIES) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let mut all = Vec::new();
+            for row in table.iter().map_err(own)? {
+                let (key, value) = row.map_err(own)?;
+                all.extend(decode(value.value()).map(|entry| (key.value(), entry)));
+            }
+            Ok(all)
+        })
     }
 
     /// # Errors
     /// The file's.
     pub fn slabs(&self) -> Result<Vec<(u32, Slab)>, Error> {
-        let read = self.database.begin_read().map_err(own)?;
-        let table = match read.open_table(SLABS) {
-            Ok(table) => table,
-            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-            Err(e) => return Err(own(e)),
-        };
-        let mut all = Vec::new();
-        for row in table.iter().map_err(own)? {
-            let (id, value) = row.map_err(own)?;
-            all.extend(decode_slab(value.value()).map(|slab| (id.value(), slab)));
-        }
-        Ok(all)
+        guarded(|| {
+            let read = self.database.begin_read().map_err(own)?;
+            let table = match read.open_table(SLABS) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let mut all = Vec::new();
+            for row in table.iter().map_err(own)? {
+                let (id, value) = row.map_err(own)?;
+                all.extend(decode_slab(value.value()).map(|slab| (id.value(), slab)));
+            }
+            Ok(all)
+        })
     }
 
     /// Changes that become durable together, or not at all.
@@ -177,13 +200,15 @@ impl Index {
     /// # Errors
     /// The file's, and those of `what`: then nothing has changed.
     pub fn change<T>(&self, what: impl FnOnce(&mut Changes) -> Result<T, Error>) -> Result<T, Error> {
-        let mut transaction = self.database.begin_write().map_err(own)?;
-        transaction.set_durability(Durability::Immediate).map_err(own)?;
-        // After a crash nothing has to be looked through.
-        transaction.set_quick_repair(true);
-        let done = what(&mut Changes { transaction: &transaction })?;
-        transaction.commit().map_err(own)?;
-        Ok(done)
+        guarded(|| {
+            let mut transaction = self.database.begin_write().map_err(own)?;
+            transaction.set_durability(Durability::Immediate).map_err(own)?;
+            // After a crash nothing has to be looked through.
+            transaction.set_quick_repair(true);
+            let done = what(&mut Changes { transaction: &transaction })?;
+            transaction.commit().map_err(own)?;
+            Ok(done)
+        })
     }
 }
 
