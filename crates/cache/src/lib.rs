@@ -4,6 +4,7 @@
 //! goes back to the pool with the last of them.
 #![forbid(unsafe_code)]
 
+pub mod disk;
 mod kv_cache;
 mod pool;
 mod prefix;

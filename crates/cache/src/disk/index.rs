@@ -1,0 +1,402 @@
+//! Which entry lies in which slots: the database, in transactions that are whole or not at all.
+
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use redb::{
+    Database, Durability, ReadableDatabase, ReadableTable, ReadableTableMetadata, StorageBackend, TableDefinition,
+    WriteTransaction,
+};
+
+use super::slot::{STATE, VERSION};
+use super::storage::StoredFile;
+use crate::prefix::BlockHash;
+
+/// An entry's name: fingerprint of its model, and hash of all tokens up to its end.
+pub type Key = (u64, BlockHash);
+
+/// One of the slots of a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    pub slab: u32,
+    pub slot: u32,
+}
+
+/// What is known of an entry, and where its parts lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub before: BlockHash,
+    /// Position of its first token, and how many it has.
+    pub position: u32,
+    pub tokens: u32,
+    /// When it was used last: by a count that goes on over restarts.
+    pub used: u64,
+    /// How often it was found.
+    pub hits: u32,
+    /// (Number of the part, its bytes, its place)
+    pub parts: Vec<(u32, u64, Place)>,
+}
+
+impl Entry {
+    pub fn has_state(&self) -> bool {
+        self.parts.iter().any(|(part, ..)| *part == STATE)
+    }
+}
+
+/// A file of slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slab {
+    pub slot_bytes: u64,
+    /// For each slot whether it is taken.
+    pub taken: Vec<bool>,
+}
+
+type Bytes = &'static [u8];
+const ENTRIES: TableDefinition<(u64, BlockHash), Bytes> = TableDefinition::new("entries");
+/// (Last use, how deep from the end, key): those to be evicted first are in front.
+const BY_USE: TableDefinition<(u64, u32, u64, BlockHash), ()> = TableDefinition::new("by use");
+/// (Model, hash of the entry before, tokens, own hash) of entries with a state: these may end within a block, where no hash can be guessed.
+const WITH_STATE: TableDefinition<(u64, BlockHash, u32, BlockHash), ()> = TableDefinition::new("with state");
+const SLABS: TableDefinition<u32, Bytes> = TableDefinition::new("slabs");
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+
+/// The database in a file of ours.
+pub struct Index {
+    database: Database,
+}
+
+/// Anything that goes wrong with it.
+pub type Error = Box<redb::Error>;
+
+fn own(e: impl Into<redb::Error>) -> Error {
+    Box::new(e.into())
+}
+
+/// A database whose bytes were changed by somebody else panics here and there; to us that is a file that is no index.
+fn guarded<T>(what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let done = catch_unwind(AssertUnwindSafe(what));
+    done.unwrap_or_else(|_| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
+}
+
+impl Index {
+    /// Opens the database, or makes it. Its file never has more than `most` bytes.
+    ///
+    /// # Errors
+    /// A file that is none; the file's own.
+    pub fn open(file: Arc<dyn StoredFile>, most: u64) -> Result<Index, Error> {
+        guarded(|| Index::opened(file, most))
+    }
+
+    fn opened(file: Arc<dyn StoredFile>, most: u64) -> Result<Index, Error> {
+        let backend = Backend { file, most };
+        let mut database = redb::Builder::new().set_cache_size(1 << 20).create_with_backend(backend).map_err(own)?;
+        // All sums of its pages, of which there are a few megabytes: whoever follows wrong ones may never come back.
+        database.check_integrity().map_err(own)?;
+        let index = Index { database };
+        let version = index.meta("version")?;
+        if version.is_some_and(|v| v != u64::from(VERSION)) {
+            return Err(own(redb::StorageError::Corrupted("another version".into())));
+        }
+        if version.is_none() {
+            index.change(|c| c.set_meta("version", VERSION.into()))?;
+        }
+        Ok(index)
+    }
+
+    /// A number by name.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn meta(&self, name: &str) -> Result<Option<u64>, Error> {
+        guarded(|| {
+            let read = self.database.begin_read().map_err(own)?;
+            match read.open_table(META) {
+                Ok(table) => Ok(table.get(name).map_err(own)?.map(|v| v.value())),
+                Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+                Err(e) => Err(own(e)),
+            }
+        })
+    }
+
+    /// # Errors
+    /// The file's.
+    pub fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
+        guarded(|| {
+            let read = self.database.begin_read().map_err(own)?;
+            match read.open_table(ENTRIES) {
+                Ok(table) => Ok(table.get(key).map_err(own)?.and_then(|v| decode(v.value()))),
+                Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+                Err(e) => Err(own(e)),
+            }
+        })
+    }
+
+    /// Entries with a state that follow the one with the hash `before`: how many tokens each has, the most first, and its hash.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn with_state(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
+        guarded(|| {
+            let read = self.database.begin_read().map_err(own)?;
+            let table = match read.open_table(WITH_STATE) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let range = (model, before, 0, [0; 16])..=(model, before, u32::MAX, [255; 16]);
+            let mut all = Vec::new();
+            for row in table.range(range).map_err(own)?.rev() {
+                let (_, _, tokens, hash) = row.map_err(own)?.0.value();
+                all.push((tokens, hash));
+            }
+            Ok(all)
+        })
+    }
+
+    /// All entries, in no order that means anything.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn entries(&self) -> Result<Vec<(Key, Entry)>, Error> {
+        guarded(|| {
+            let read = self.database.begin_read().map_err(own)?;
+            let table = match read.open_table(ENTRIES) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let mut all = Vec::new();
+            for row in table.iter().map_err(own)? {
+                let (key, value) = row.map_err(own)?;
+                all.extend(decode(value.value()).map(|entry| (key.value(), entry)));
+            }
+            Ok(all)
+        })
+    }
+
+    /// # Errors
+    /// The file's.
+    pub fn slabs(&self) -> Result<Vec<(u32, Slab)>, Error> {
+        guarded(|| {
+            let read = self.database.begin_read().map_err(own)?;
+            let table = match read.open_table(SLABS) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let mut all = Vec::new();
+            for row in table.iter().map_err(own)? {
+                let (id, value) = row.map_err(own)?;
+                all.extend(decode_slab(value.value()).map(|slab| (id.value(), slab)));
+            }
+            Ok(all)
+        })
+    }
+
+    /// Changes that become durable together, or not at all.
+    ///
+    /// # Errors
+    /// The file's, and those of `what`: then nothing has changed.
+    pub fn change<T>(&self, what: impl FnOnce(&mut Changes) -> Result<T, Error>) -> Result<T, Error> {
+        guarded(|| {
+            let mut transaction = self.database.begin_write().map_err(own)?;
+            transaction.set_durability(Durability::Immediate).map_err(own)?;
+            // After a crash nothing has to be looked through.
+            transaction.set_quick_repair(true);
+            let done = what(&mut Changes { transaction: &transaction })?;
+            transaction.commit().map_err(own)?;
+            Ok(done)
+        })
+    }
+}
+
+/// A transaction under way.
+pub struct Changes<'a> {
+    transaction: &'a WriteTransaction,
+}
+
+impl Changes<'_> {
+    /// # Errors
+    /// The file's.
+    pub fn set_meta(&mut self, name: &str, value: u64) -> Result<(), Error> {
+        let mut table = self.transaction.open_table(META).map_err(own)?;
+        table.insert(name, value).map_err(own)?;
+        Ok(())
+    }
+
+    /// Names an entry, or names it anew with another time of use.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn put(&mut self, key: &Key, entry: &Entry) -> Result<(), Error> {
+        self.remove(key)?;
+        let mut table = self.transaction.open_table(ENTRIES).map_err(own)?;
+        table.insert(key, encode(entry).as_slice()).map_err(own)?;
+        let mut by_use = self.transaction.open_table(BY_USE).map_err(own)?;
+        by_use.insert(use_key(key, entry), ()).map_err(own)?;
+        if entry.has_state() {
+            let mut table = self.transaction.open_table(WITH_STATE).map_err(own)?;
+            table.insert(state_key(key, entry), ()).map_err(own)?;
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// The file's.
+    pub fn remove(&mut self, key: &Key) -> Result<Option<Entry>, Error> {
+        let mut table = self.transaction.open_table(ENTRIES).map_err(own)?;
+        let entry = table.remove(key).map_err(own)?.and_then(|v| decode(v.value()));
+        if let Some(entry) = &entry {
+            let mut by_use = self.transaction.open_table(BY_USE).map_err(own)?;
+            by_use.remove(use_key(key, entry)).map_err(own)?;
+            let mut table = self.transaction.open_table(WITH_STATE).map_err(own)?;
+            table.remove(state_key(key, entry)).map_err(own)?;
+        }
+        Ok(entry)
+    }
+
+    /// # Errors
+    /// The file's.
+    pub fn get(&mut self, key: &Key) -> Result<Option<Entry>, Error> {
+        let table = self.transaction.open_table(ENTRIES).map_err(own)?;
+        let found = table.get(key).map_err(own)?.and_then(|v| decode(v.value()));
+        Ok(found)
+    }
+
+    /// Entries, the one that was not used for longest first, and the end of a chain before its beginning, for as long as `wanted` says so.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn oldest(&mut self, mut wanted: impl FnMut(&Key) -> bool) -> Result<(), Error> {
+        let by_use = self.transaction.open_table(BY_USE).map_err(own)?;
+        for row in by_use.iter().map_err(own)? {
+            let (key, _) = row.map_err(own)?;
+            let (_, _, model, hash) = key.value();
+            if !wanted(&(model, hash)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many entries there are.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn len(&mut self) -> Result<u64, Error> {
+        self.transaction.open_table(ENTRIES).map_err(own)?.len().map_err(own)
+    }
+
+    /// # Errors
+    /// The file's.
+    pub fn put_slab(&mut self, id: u32, slab: &Slab) -> Result<(), Error> {
+        let mut table = self.transaction.open_table(SLABS).map_err(own)?;
+        table.insert(id, encode_slab(slab).as_slice()).map_err(own)?;
+        Ok(())
+    }
+
+    /// # Errors
+    /// The file's.
+    pub fn remove_slab(&mut self, id: u32) -> Result<(), Error> {
+        let mut table = self.transaction.open_table(SLABS).map_err(own)?;
+        table.remove(id).map_err(own)?;
+        Ok(())
+    }
+}
+
+fn use_key(key: &Key, entry: &Entry) -> (u64, u32, u64, BlockHash) {
+    // Parts of blocks end where whole ones do not: the end counts, not the beginning.
+    (entry.used, u32::MAX - (entry.position + entry.tokens), key.0, key.1)
+}
+
+fn state_key(key: &Key, entry: &Entry) -> (u64, BlockHash, u32, BlockHash) {
+    (key.0, entry.before, entry.tokens, key.1)
+}
+
+fn encode(entry: &Entry) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(40 + 20 * entry.parts.len());
+    bytes.extend(entry.before);
+    bytes.extend(entry.position.to_le_bytes());
+    bytes.extend(entry.tokens.to_le_bytes());
+    bytes.extend(entry.used.to_le_bytes());
+    bytes.extend(entry.hits.to_le_bytes());
+    for (part, len, place) in &entry.parts {
+        bytes.extend(part.to_le_bytes());
+        bytes.extend(len.to_le_bytes());
+        bytes.extend(place.slab.to_le_bytes());
+        bytes.extend(place.slot.to_le_bytes());
+    }
+    bytes
+}
+
+/// `None` for what is no entry: then it is a miss.
+fn decode(bytes: &[u8]) -> Option<Entry> {
+    let (head, parts) = bytes.split_at_checked(36)?;
+    let u32_at = |b: &[u8], at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));
+    let u64_at = |b: &[u8], at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
+    let part = |b: &[u8]| {
+        let place = Place { slab: u32_at(b, 12)?, slot: u32_at(b, 16)? };
+        Some((u32_at(b, 0)?, u64_at(b, 4)?, place))
+    };
+    Some(Entry {
+        before: head[..16].try_into().ok()?,
+        position: u32_at(head, 16)?,
+        tokens: u32_at(head, 20)?,
+        used: u64_at(head, 24)?,
+        hits: u32_at(head, 32)?,
+        parts: parts.chunks(20).map(part).collect::<Option<_>>()?,
+    })
+}
+
+fn encode_slab(slab: &Slab) -> Vec<u8> {
+    let mut bytes = slab.slot_bytes.to_le_bytes().to_vec();
+    bytes.extend((slab.taken.len() as u32).to_le_bytes());
+    bytes.extend(slab.taken.chunks(8).map(|eight| eight.iter().rev().fold(0, |byte, on| byte << 1 | u8::from(*on))));
+    bytes
+}
+
+fn decode_slab(bytes: &[u8]) -> Option<Slab> {
+    let slot_bytes = u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
+    let slots = u32::from_le_bytes(bytes.get(8..12)?.try_into().ok()?) as usize;
+    let bits = bytes.get(12..).filter(|bits| bits.len() == slots.div_ceil(8))?;
+    Some(Slab { slot_bytes, taken: (0..slots).map(|i| bits[i / 8] >> (i % 8) & 1 == 1).collect() })
+}
+
+/// A file of ours, as the database wants it.
+struct Backend {
+    file: Arc<dyn StoredFile>,
+    most: u64,
+}
+
+impl fmt::Debug for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("index")
+    }
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        self.file.size()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read_at(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        if len > self.most {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "the index may grow no more"));
+        }
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_at(offset, data)
+    }
+}
