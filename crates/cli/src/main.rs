@@ -6,6 +6,7 @@
 mod bench;
 mod chat;
 mod demo;
+mod device;
 mod disk;
 mod engine_args;
 mod eval;
