@@ -123,12 +123,14 @@ struct Attention {
     float scale;
     float cap;
     u32 capped;
-    u32 unused;
+    // Where partitions leave their parts, and how many there is room for, of each head of a token.
+    u32 partitions;
+    float* parts;
 };
 
 // A block of two warps takes a KV head of a token: one its key, the other its value. Shared memory: a key.
 extern "C" __global__ void store_kv(const Attention p) {
-    extern __shared__ float head[];
+    float* head = room;
     u32 h = blockIdx.y;
     for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
         u64 slot = p.slots[t];
@@ -146,112 +148,237 @@ extern "C" __global__ void store_kv(const Attention p) {
 
 static const u32 PARTITION = 128;
 
-// A block of four warps takes a query head of a token through all partitions in turn. Shared memory: q [k_dim] and o [v_dim].
-extern "C" __global__ void __launch_bounds__(128) attend(const Attention p) {
-    extern __shared__ float room[];
-    __shared__ float scores[PARTITION];
-    __shared__ float ends[2];
+// The first position that a token sees.
+__device__ __forceinline__ u32 first_seen(const Attention& p, u32 position) {
+    return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
+}
+
+__device__ __forceinline__ u64 slot_of(const Cache& c, const u32* table, u32 at) {
+    return (u64)table[at / c.block_tokens] * c.block_tokens + at % c.block_tokens;
+}
+
+// The weights of one partition, for G query heads that share a KV head: scores[g][position] = exp(s - m) (times the value's scale), ends[g] = m and the sum
+// of weights. By a block of four warps; `q`: [G][k_dim]. Positions from `from` to `to` are visible.
+template <int G>
+__device__ __forceinline__ void weigh(const Attention& p, const float* q, const u32* table, u32 kv_head, u32 base, u32 from, u32 to,
+                                      u32 heads, float (*scores)[PARTITION], float (*ends)[2]) {
     const Cache& c = p.cache;
-    float *q = room, *o = q + c.k_dim;
-    u32 h = blockIdx.y, kv_head = h / (p.heads / p.kv_heads);
     u32 lane = threadIdx.x % 16, sixteen = threadIdx.x / 16;
+    // 1. scores: half a warp takes a position
+    for (u32 i = sixteen; i < PARTITION; i += blockDim.x / 16) {
+        u32 at = base + i;
+        bool visible = at >= from && at < to;
+        // Whole warps meet in the sum; what is not visible may not be there.
+        if (!__any_sync(ALL, visible)) continue;
+        float acc[G];
+#pragma unroll
+        for (int g = 0; g < G; g++) acc[g] = 0.0f;
+        Place key = {nullptr, nullptr};
+        if (visible) {
+            key = place(c, c.k, c.k_scales, c.k_dim, slot_of(c, table, at), kv_head);
+#pragma unroll 8
+            for (u32 d = 0; d < c.k_dim; d += 16) {
+                u32 e = d + lane;
+                bool inside = e < c.k_dim;
+                float k = inside ? cached(key.row, c.type, e) : 0.0f;
+#pragma unroll
+                for (int g = 0; g < G; g++) acc[g] = fma(inside ? q[g * c.k_dim + e] : 0.0f, k, acc[g]);
+            }
+        }
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+            float s = lane_tree(acc[g]);
+            if (visible && lane == 0) {
+                if (c.type == INT8) s = mul(s, read_scale(key.scale));
+                s = mul(s, p.scale);
+                if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
+                scores[g][i] = s;
+            }
+        }
+    }
+    __syncthreads();
+    // 2. weights: a warp takes a head
+    for (u32 g = threadIdx.x / WARP; g < heads; g += blockDim.x / WARP) {
+        float top = bits(NEGATIVE_INFINITY);
+        for (u32 i = threadIdx.x % WARP; i < PARTITION; i += WARP) {
+            if (base + i >= from && base + i < to) top = greater(scores[g][i], top);
+        }
+        top = warp_greatest(top);
+        float sum = 0.0f;
+        for (u32 i = lane; i < PARTITION; i += 16) {
+            bool visible = base + i >= from && base + i < to;
+            float weight = visible ? exp_(sub(scores[g][i], top)) : 0.0f;
+            sum = add(sum, weight);
+            // Both halves of the warp have read it before one of them overwrites it.
+            __syncwarp();
+            if (visible && threadIdx.x % WARP < 16) {
+                if (c.type == INT8) {
+                    weight = mul(weight, read_scale(place(c, c.v, c.v_scales, c.v_dim, slot_of(c, table, base + i), kv_head).scale));
+                }
+                scores[g][i] = weight;
+            }
+        }
+        sum = lane_tree(sum);
+        if (threadIdx.x % WARP == 0) {
+            ends[g][0] = top;
+            ends[g][1] = sum;
+        }
+    }
+    __syncthreads();
+}
+
+// The weighted sums of values at column `d` over the visible positions, for G heads.
+template <int G>
+__device__ __forceinline__ void sum_values(const Cache& c, const u32* table, u32 kv_head, u32 base, u32 from, u32 to, u32 d,
+                                           float (*scores)[PARTITION], float (&sums)[G]) {
+#pragma unroll
+    for (int g = 0; g < G; g++) sums[g] = 0.0f;
+#pragma unroll 8
+    for (u32 at = from; at < to; at++) {
+        float v = cached(place(c, c.v, c.v_scales, c.v_dim, slot_of(c, table, at), kv_head).row, c.type, d);
+#pragma unroll
+        for (int g = 0; g < G; g++) sums[g] = fma(scores[g][at - base], v, sums[g]);
+    }
+}
+
+// The sink, the division, the gate: element `d` of head `h` of token `t`.
+__device__ __forceinline__ void finish(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {
+    const Cache& c = p.cache;
+    float a = 1.0f;
+    if (p.sinks) {
+        float sink = p.sinks[h], top = greater(sink, m);
+        a = exp_(sub(m, top));
+        l = fma(l, a, exp_(sub(sink, top)));
+    }
+    float y = div(mul(o, a), l);
+    if (p.gated) y = mul(y, sigmoid(p.q.row(t)[(u64)h * 2 * c.k_dim + c.k_dim + d]));
+    p.out.row(t)[(u64)h * c.v_dim + d] = y;
+}
+
+// Queries of a tile of heads, normed and turned, a warp each.
+__device__ __forceinline__ void turn_queries(const Attention& p, u32 t, u32 first, u32 heads, float* q) {
+    const Cache& c = p.cache;
+    for (u32 g = threadIdx.x / WARP; g < heads; g += blockDim.x / WARP) {
+        const float* q_in = p.q.row(t) + (u64)(first + g) * c.k_dim * (p.gated ? 2 : 1);
+        turn(q_in, q + g * c.k_dim, c.k_dim, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half);
+    }
+    __syncthreads();
+}
+
+// A block of four warps takes G query heads, of one KV head, of a token through all partitions in turn. Grid: (tokens, tiles of heads). Shared memory:
+// q [G][k_dim] and o [G][v_dim].
+template <int G> __device__ __forceinline__ void attend_heads(const Attention& p) {
+    __shared__ float scores[G][PARTITION], ends[G][2];
+    const Cache& c = p.cache;
+    float *q = room, *o = q + G * c.k_dim;
+    u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
+    u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
     for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
-        u32 position = p.positions[t];
+        u32 position = p.positions[t], seen = first_seen(p, position);
         const u32* table = p.tables + p.table_starts[p.sequences[t]];
-        const float* q_in = p.q.row(t) + (u64)h * c.k_dim * (p.gated ? 2 : 1);
         __syncthreads();
-        // 1. the query
-        if (threadIdx.x < WARP) turn(q_in, q, c.k_dim, p.q_norm, p.angles + (u64)position * 2 * p.half, p.half);
-        __syncthreads();
-        u32 seen = p.window && position + 1 > p.window ? position + 1 - p.window : 0;
-        float m = 0.0f, l = 0.0f;
+        turn_queries(p, t, first, heads, q);
+        float m[G], l[G];
         for (u32 base = seen / PARTITION * PARTITION; base <= position; base += PARTITION) {
             u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
-            // 2. scores: half a warp takes a position
-            for (u32 i = sixteen; i < PARTITION; i += blockDim.x / 16) {
-                u32 at = base + i;
-                bool visible = at >= from && at < to;
-                // Whole warps meet in the sum; what is not visible may not be there.
-                if (!__any_sync(ALL, visible)) continue;
-                float acc = 0.0f;
-                Place key = {nullptr, nullptr};
-                if (visible) {
-                    u64 slot = (u64)table[at / c.block_tokens] * c.block_tokens + at % c.block_tokens;
-                    key = place(c, c.k, c.k_scales, c.k_dim, slot, kv_head);
-#pragma unroll 4
-                    for (u32 d = 0; d < c.k_dim; d += 16) {
-                        u32 e = d + lane;
-                        bool inside = e < c.k_dim;
-                        acc = fma(inside ? q[e] : 0.0f, inside ? cached(key.row, c.type, e) : 0.0f, acc);
-                    }
-                }
-                float s = lane_tree(acc);
-                if (visible && lane == 0) {
-                    if (c.type == INT8) s = mul(s, read_scale(key.scale));
-                    s = mul(s, p.scale);
-                    if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
-                    scores[i] = s;
-                }
+            weigh<G>(p, q, table, kv_head, base, from, to, heads, scores, ends);
+            bool begins = base <= seen;
+            float a[G], b[G];
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                float m_next = ends[g][0], l_next = ends[g][1];
+                float top = begins ? m_next : greater(m_next, m[g]);
+                a[g] = begins ? 0.0f : exp_(sub(m[g], top));
+                b[g] = begins ? 1.0f : exp_(sub(m_next, top));
+                l[g] = begins ? l_next : fma(l[g], a[g], mul(l_next, b[g]));
+                m[g] = top;
             }
-            __syncthreads();
-            // 3. weights: the first warp
-            if (threadIdx.x < WARP) {
-                float top = bits(NEGATIVE_INFINITY);
-                for (u32 i = threadIdx.x; i < PARTITION; i += WARP) {
-                    if (base + i >= from && base + i < to) top = greater(scores[i], top);
-                }
-                top = warp_greatest(top);
-                float sum = 0.0f;
-                for (u32 i = lane; i < PARTITION; i += 16) {
-                    bool visible = base + i >= from && base + i < to;
-                    float weight = visible ? exp_(sub(scores[i], top)) : 0.0f;
-                    sum = add(sum, weight);
-                    // Both halves of the warp have read it before one of them overwrites it.
-                    __syncwarp();
-                    if (visible && threadIdx.x < 16) {
-                        if (c.type == INT8) {
-                            u64 slot = (u64)table[(base + i) / c.block_tokens] * c.block_tokens + (base + i) % c.block_tokens;
-                            weight = mul(weight, read_scale(place(c, c.v, c.v_scales, c.v_dim, slot, kv_head).scale));
-                        }
-                        scores[i] = weight;
-                    }
-                }
-                sum = lane_tree(sum);
-                if (threadIdx.x == 0) {
-                    ends[0] = top;
-                    ends[1] = sum;
-                }
-            }
-            __syncthreads();
-            // 4. the weighted sum of values, a thread a column, and its joining to what was before
-            float m_next = ends[0], l_next = ends[1];
-            bool first = base <= seen;
-            float top = greater(m_next, m), a = exp_(sub(m, top)), b = exp_(sub(m_next, top));
             for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
-                float sum = 0.0f;
-#pragma unroll 4
-                for (u32 at = from; at < to; at++) {
-                    u64 slot = (u64)table[at / c.block_tokens] * c.block_tokens + at % c.block_tokens;
-                    sum = fma(scores[at - base], cached(place(c, c.v, c.v_scales, c.v_dim, slot, kv_head).row, c.type, d), sum);
+                float sums[G];
+                sum_values<G>(c, table, kv_head, base, from, to, d, scores, sums);
+#pragma unroll
+                for (int g = 0; g < G; g++) {
+                    float* to_o = o + g * c.v_dim + d;
+                    *to_o = begins ? sums[g] : fma(*to_o, a[g], mul(sums[g], b[g]));
                 }
-                o[d] = first ? sum : fma(o[d], a, mul(sum, b));
             }
-            l = first ? l_next : fma(l, a, mul(l_next, b));
-            m = first ? m_next : top;
             __syncthreads();
         }
-        // 5. the sink, the division, the gate
-        float a = 1.0f;
-        if (p.sinks) {
-            float sink = p.sinks[h], top = greater(sink, m);
-            a = exp_(sub(m, top));
-            l = fma(l, a, exp_(sub(sink, top)));
-        }
-        float* out = p.out.row(t) + (u64)h * c.v_dim;
         for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
-            float y = div(mul(o[d], a), l);
-            if (p.gated) y = mul(y, sigmoid(q_in[c.k_dim + d]));
-            out[d] = y;
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                if (g < heads) finish(p, t, first + g, d, o[g * c.v_dim + d], m[g], l[g]);
+            }
         }
     }
 }
+
+// The same for one partition, of grid (tokens, tiles of heads, partitions); what it leaves is joined by `join`. Shared memory: q [G][k_dim].
+template <int G> __device__ __forceinline__ void attend_partition(const Attention& p) {
+    __shared__ float scores[G][PARTITION], ends[G][2];
+    const Cache& c = p.cache;
+    u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
+    u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
+    u32 t = blockIdx.x, position = p.positions[t], seen = first_seen(p, position);
+    u32 base = (seen / PARTITION + blockIdx.z) * PARTITION;
+    if (base > position) return;
+    u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
+    const u32* table = p.tables + p.table_starts[p.sequences[t]];
+    turn_queries(p, t, first, heads, room);
+    weigh<G>(p, room, table, kv_head, base, from, to, heads, scores, ends);
+    // [tokens, heads, partitions, v_dim + 2]
+    float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * (c.v_dim + 2);
+    u64 next = (u64)p.partitions * (c.v_dim + 2);
+    for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
+        float sums[G];
+        sum_values<G>(c, table, kv_head, base, from, to, d, scores, sums);
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+            if (g < heads) parts[g * next + d] = sums[g];
+        }
+    }
+    if (threadIdx.x < 2) {
+        for (u32 g = 0; g < heads; g++) parts[g * next + c.v_dim + threadIdx.x] = ends[g][threadIdx.x];
+    }
+}
+
+// Joins the partitions of a head of a token: a block of threads, a column each. Grid: (tokens, heads). The factors of all partitions are known at once, since a
+// running maximum is exact; what is left in order is an fma each. Shared memory: maxima, b and a, [partitions] each.
+extern "C" __global__ void __launch_bounds__(128) join(const Attention p) {
+    const Cache& c = p.cache;
+    u32 t = blockIdx.x, h = blockIdx.y, position = p.positions[t];
+    u32 count = position / PARTITION - first_seen(p, position) / PARTITION + 1;
+    const float* parts = p.parts + ((u64)t * p.heads + h) * p.partitions * (c.v_dim + 2);
+    float *maxima = room, *b = maxima + p.partitions, *a = b + p.partitions;
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) maxima[i] = parts[(u64)i * (c.v_dim + 2) + c.v_dim];
+    __syncthreads();
+    // Each thread goes over all maxima before its own.
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
+        float before = maxima[0];
+        for (u32 j = 1; j < i; j++) before = greater(maxima[j], before);
+        float top = greater(maxima[i], before);
+        a[i] = exp_(sub(before, top));
+        b[i] = exp_(sub(maxima[i], top));
+    }
+    __syncthreads();
+    float m = maxima[0];
+    for (u32 i = 1; i < count; i++) m = greater(maxima[i], m);
+    float l = parts[c.v_dim + 1];
+#pragma unroll 4
+    for (u32 i = 1; i < count; i++) l = fma(l, a[i], mul(parts[(u64)i * (c.v_dim + 2) + c.v_dim + 1], b[i]));
+    for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
+        float o = parts[d];
+#pragma unroll 8
+        for (u32 i = 1; i < count; i++) o = fma(o, a[i], mul(parts[(u64)i * (c.v_dim + 2) + d], b[i]));
+        finish(p, t, h, d, o, m, l);
+    }
+}
+
+#define HEADS(G)                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(128) attend_##G(const Attention p) { attend_heads<G>(p); }         \
+    extern "C" __global__ void __launch_bounds__(128) attend_partition_##G(const Attention p) { attend_partition<G>(p); }
+
+HEADS(1)
+HEADS(2)
+HEADS(4)
+HEADS(8)

@@ -93,7 +93,6 @@ extern "C" __global__ void gates(const Delta p) {
 // A thread takes a column of a value head's state of a sequence through all its tokens; grid: (blocks of columns, value heads, sequences). Shared memory:
 // q and k of a token [key_dim] each.
 extern "C" __global__ void recur(const Delta p) {
-    extern __shared__ float room[];
     float *q = room, *k = room + p.key_dim;
     u32 h = blockIdx.y, all = channels(p), keys = p.key_heads * p.key_dim;
     u32 key_head = h / (p.value_heads / p.key_heads);

@@ -79,12 +79,23 @@ template <int KIND, int T> __device__ __forceinline__ void lane_sums(const Matmu
 #pragma unroll
         for (int t = 0; t < T; t++) acc[t] = 0.0f;
         u32 whole = p.cols / 16 * 16;
-#pragma unroll 4
-        for (u32 i = lane; i < whole; i += 16) {
-            float weight = lane_weight<KIND>(w.m, row, i);
+        // Several weights are under way before the first is used.
+        const int DEEP = T == 1 ? 16 : 4;
+        for (u32 from = lane; from < whole; from += 16 * DEEP) {
+            float weights[DEEP];
 #pragma unroll
-            for (int t = 0; t < T; t++) {
-                if (t < w.count) acc[t] = fma(weight, p.x.f[(w.x + t) * p.cols + i], acc[t]);
+            for (int d = 0; d < DEEP; d++) {
+                u32 i = from + 16 * d;
+                weights[d] = i < whole ? lane_weight<KIND>(w.m, row, i) : 0.0f;
+            }
+#pragma unroll
+            for (int d = 0; d < DEEP; d++) {
+                u32 i = from + 16 * d;
+                if (i >= whole) break;
+#pragma unroll
+                for (int t = 0; t < T; t++) {
+                    if (t < w.count) acc[t] = fma(weights[d], p.x.f[(w.x + t) * p.cols + i], acc[t]);
+                }
             }
         }
         if (whole < p.cols) {
@@ -146,18 +157,27 @@ template <int KIND, int T> __device__ __forceinline__ void pair_sums(const Matmu
         float acc[T];
 #pragma unroll
         for (int t = 0; t < T; t++) acc[t] = 0.0f;
-#pragma unroll 4
-        for (u32 c = 0; c < p.cols; c += 32) {
-            u32 i = c + 2 * lane;
-            bool inside = i < p.cols;
-            float even = 0.0f, odd = 0.0f;
-            if (inside) pair_weights<KIND>(w.m, row, i, p.cols, even, odd);
+        // Several weights are under way before the first is used.
+        const int DEEP = T == 1 ? (KIND == PAIRS_BF16 ? 32 : 8) : 4;
+        for (u32 from = 0; from < p.cols; from += 32 * DEEP) {
+            float even[DEEP], odd[DEEP];
 #pragma unroll
-            for (int t = 0; t < T; t++) {
-                float x = 0.0f, x_odd = 0.0f;
-                if (inside && t < w.count) pair_inputs(p.x.h + (w.x + t) * p.cols, i, p.cols, x, x_odd);
-                acc[t] = flushed_fma(odd, x_odd, acc[t]);
-                acc[t] = flushed_fma(even, x, acc[t]);
+            for (int d = 0; d < DEEP; d++) {
+                u32 i = from + 32 * d + 2 * lane;
+                even[d] = odd[d] = 0.0f;
+                if (i < p.cols) pair_weights<KIND>(w.m, row, i, p.cols, even[d], odd[d]);
+            }
+#pragma unroll
+            for (int d = 0; d < DEEP; d++) {
+                if (from + 32 * d >= p.cols) break;
+                u32 i = from + 32 * d + 2 * lane;
+#pragma unroll
+                for (int t = 0; t < T; t++) {
+                    float x = 0.0f, x_odd = 0.0f;
+                    if (i < p.cols && t < w.count) pair_inputs(p.x.h + (w.x + t) * p.cols, i, p.cols, x, x_odd);
+                    acc[t] = flushed_fma(odd[d], x_odd, acc[t]);
+                    acc[t] = flushed_fma(even[d], x, acc[t]);
+                }
             }
         }
 #pragma unroll

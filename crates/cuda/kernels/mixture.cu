@@ -55,7 +55,6 @@ __device__ __forceinline__ bool before(float a, u32 i, float b, u32 j) { return 
 
 // A warp takes a token. Shared memory: what experts are chosen by [experts]; those that were chosen, and with what [k] each.
 extern "C" __global__ void __launch_bounds__(32) route(const Route p) {
-    extern __shared__ float room[];
     __shared__ float ranks[MAX_GROUPS];
     float* offered = room;
     float* weights = offered + p.experts;

@@ -169,6 +169,9 @@ __device__ __forceinline__ int warp_sum(int x) {
 // To the nearest integer, ties to even, within an i8; a NaN is 0.
 __device__ __forceinline__ int to_i8(float x) { return min(max(__float2int_rn(x), -128), 127); }
 
+// What a kernel was launched with of shared memory.
+extern __shared__ float room[];
+
 // ---- what kernels are given; the host's counterparts are in src/parameters.rs
 
 // A row-major matrix of f32.

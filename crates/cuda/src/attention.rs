@@ -1,4 +1,7 @@
-//! Paged attention: rotary tables, the cache's layout as kernels see it, the two kernels of a layer.
+//! Paged attention: rotary tables, the cache's layout as kernels see it, the kernels of a layer.
+//!
+//! Keys and values go into their slots first. Then a block takes the query heads of a token that share a KV head through all partitions; or, where that would be too
+//! few blocks for the device, each partition has a block of its own, and what they leave is joined.
 
 use anyhow::{Context, Result};
 use sluice_backend::{AttentionLayer, KvLayout, KvType, Norm, RotaryFrequencies};
@@ -6,9 +9,8 @@ use sluice_backend::{AttentionLayer, KvLayout, KvType, Norm, RotaryFrequencies};
 use crate::backend::Cuda;
 use crate::driver::Gpu;
 use crate::kernels::Kernel;
-use crate::memory::{Reserved, bytes_of};
+use crate::memory::{Reserved, Scratch, bytes_of};
 use crate::parameters::{self as p, number};
-use crate::products::MOST_BLOCKS;
 
 /// Cosines and then sines of each position's angles, `[positions, 2 * frequencies]`: addresses for all positions, of which the first are filled.
 pub struct RotaryTable {
@@ -56,6 +58,29 @@ impl RotaryTable {
     }
 }
 
+/// Positions of a partition: see `docs/numerics.md`.
+const PARTITION: usize = 128;
+/// So many partitions at most have blocks of their own: as many as their factors fit in the shared memory of a block.
+const MOST_PARTITIONS: usize = 4096;
+
+/// Query heads that a block takes together, and the kernels for that: the fewest that are enough for the heads that share a KV head.
+const TILES: [(usize, Kernel, Kernel); 4] = [
+    (1, Kernel::Attend1, Kernel::AttendPartition1),
+    (2, Kernel::Attend2, Kernel::AttendPartition2),
+    (4, Kernel::Attend4, Kernel::AttendPartition4),
+    (8, Kernel::Attend8, Kernel::AttendPartition8),
+];
+
+/// What partitions leave: `[tokens, heads, partitions, v_dim + 2]`.
+#[derive(Default)]
+pub struct Work(Scratch);
+
+impl Work {
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+}
+
 /// Where a layer's keys and values lie inside blocks: as [`KvLayout`] says.
 fn cache(pool: u64, layout: &KvLayout, layer: usize) -> p::Cache {
     let KvLayout { kv_heads, k_dim, v_dim, kv_type, block_tokens, .. } = *layout;
@@ -85,7 +110,7 @@ fn cache(pool: u64, layout: &KvLayout, layer: usize) -> p::Cache {
 
 impl Cuda {
     pub(crate) fn run_attention(&mut self, layer: &AttentionLayer) -> Result<()> {
-        let (pool, layout) = (&self.kv[layer.group], self.kv[layer.group].layout);
+        let (pool, layout) = (self.kv[layer.group].memory.at, self.kv[layer.group].layout);
         let tokens = self.inputs.tokens().len();
         let (heads, kv_heads) = (layer.heads, layout.kv_heads);
         assert!(heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads for {kv_heads} KV heads");
@@ -98,10 +123,22 @@ impl Cuda {
         }
         let rotary = &self.rotary[layer.rotary.number()];
         assert!(2 * rotary.half() <= layout.k_dim, "{} pairs in a head of {}", rotary.half(), layout.k_dim);
-        let norm = |norm: Option<Norm>| norm.map_or(p::Norm::default(), |n| self.norm(&n));
         let group = self.step.groups[layer.group];
+        // 1. How the work is split
+        let shared = heads / kv_heads;
+        let (tile, whole, partition) = TILES.into_iter().find(|(n, ..)| *n >= shared).unwrap_or(TILES[TILES.len() - 1]);
+        let tiles = kv_heads * shared.div_ceil(tile);
+        // Few sizes, so that steps are alike.
+        let partitions = self.most_partitions(layer.window).next_power_of_two();
+        let split =
+            partitions > 1 && tokens * tiles < 2 * self.gpu.device.multiprocessors && partitions <= MOST_PARTITIONS;
+        let parts = match split {
+            true => self.attention.0.room(&self.gpu, 4 * tokens * heads * partitions * (layout.v_dim + 2))?,
+            false => 0,
+        };
+        let norm = |norm: Option<Norm>| norm.map_or(p::Norm::default(), |n| self.norm(&n));
         let parameters = p::Attention {
-            cache: cache(pool.memory.at, &layout, layer.layer),
+            cache: cache(pool, &layout, layer.layer),
             q: self.place(layer.q),
             k: self.place(layer.k),
             v: self.place(layer.v),
@@ -124,15 +161,39 @@ impl Cuda {
             scale: layer.scale,
             cap: layer.softcap.unwrap_or(0.0),
             capped: layer.softcap.is_some().into(),
-            unused: 0,
+            partitions: number(partitions),
+            parts,
         };
-        let grid = |heads: usize| [number(tokens), number(heads.min(MOST_BLOCKS)), 1];
+        // 2. Keys and values into their slots, attention
+        let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
         let floats = |n: usize| number(4 * n);
-        // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs hold.
+        // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs hold; the room was just made.
         unsafe {
-            self.gpu.launch(Kernel::StoreKv, grid(kv_heads), 64, floats(layout.k_dim), &parameters)?;
-            self.gpu.launch(Kernel::Attend, grid(heads), 128, floats(layout.k_dim + layout.v_dim), &parameters)?;
+            self.gpu.launch(Kernel::StoreKv, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
+            if split {
+                self.gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * layout.k_dim), &parameters)?;
+                self.gpu.launch(Kernel::Join, grid(heads, 1), 128, floats(3 * partitions), &parameters)?;
+            } else {
+                self.gpu.launch(
+                    whole,
+                    grid(tiles, 1),
+                    128,
+                    floats(tile * (layout.k_dim + layout.v_dim)),
+                    &parameters,
+                )?;
+            }
         }
         Ok(())
+    }
+
+    /// Partitions that any of the step's tokens sees, at most.
+    fn most_partitions(&self, window: Option<usize>) -> usize {
+        let inputs = &self.inputs;
+        let seen = |s: usize| {
+            let (first, count) = (inputs.position(s), inputs.rows(s).len());
+            let all = (first + count - 1) / PARTITION + 1;
+            window.map_or(all, |w| all.min(w.div_ceil(PARTITION) + 1))
+        };
+        (0..inputs.sequences()).filter(|s| !inputs.rows(*s).is_empty()).map(seen).max().unwrap_or(1)
     }
 }

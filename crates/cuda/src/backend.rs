@@ -11,7 +11,7 @@ use sluice_backend::{
     Phase, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
 
-use crate::attention::RotaryTable;
+use crate::attention::{self, RotaryTable};
 use crate::delta_net;
 use crate::driver::Gpu;
 use crate::kernels::Kernel;
@@ -54,6 +54,7 @@ pub struct Cuda {
     pub(crate) step: Step,
     pub(crate) mixtures: Mixtures,
     pub(crate) delta: delta_net::Work,
+    pub(crate) attention: attention::Work,
     encoded: Encoded,
     hidden: Encoded,
     gates: Scratch,
@@ -97,6 +98,7 @@ impl Cuda {
             step: Step::default(),
             mixtures: Mixtures::default(),
             delta: delta_net::Work::default(),
+            attention: attention::Work::default(),
             encoded: Encoded::default(),
             hidden: Encoded::default(),
             gates: Scratch::default(),
@@ -341,7 +343,9 @@ impl Backend for Cuda {
             own.weights.bring(&own.gpu)?;
             own.mixtures.bring(&own.gpu, &own.weights, own.mode)?;
             own.rotary.iter_mut().try_for_each(|table| table.fill(&own.gpu, own.inputs.reach()))?;
-            own.step.begin(&own.gpu, &own.inputs, own.kv.len())
+            own.step.begin(&own.gpu, &own.inputs, own.kv.len())?;
+            own.gpu.begin_step();
+            Ok(())
         });
     }
 
@@ -435,9 +439,6 @@ impl Backend for Cuda {
             let at = own.logits.room(&own.gpu, 4 * rows * vocabulary)?;
             let product = own.product(&linear, rows, p::Tensor::dense(at, vocabulary), false, own.mode);
             multiply(&own.gpu, product, None, &own.encoded)?;
-            let host = own.host_logits.room(&own.gpu, 4 * rows * vocabulary)?;
-            // SAFETY: as many as were just enqueued; nobody looks at them before the step has ended.
-            unsafe { own.gpu.read_later(at, &mut host[..4 * rows * vocabulary])? };
             own.left = Logits { rows, vocabulary };
             Ok(())
         });
@@ -445,7 +446,11 @@ impl Backend for Cuda {
 
     fn end(&mut self) -> Outcome {
         self.enqueue(|own| {
-            own.gpu.wait()?;
+            own.gpu.end_step()?;
+            let bytes = 4 * own.left.rows * own.left.vocabulary;
+            let host = own.host_logits.room(&own.gpu, bytes)?;
+            // SAFETY: as many as the head has left; waited for right here.
+            unsafe { own.gpu.read(own.logits.at(), &mut host[..bytes])? };
             own.timing.as_mut().map_or(Ok(()), Timing::end)
         });
         let (mut failed, routed, synchronisations) = self.mixtures.end();
@@ -494,7 +499,12 @@ impl Backend for Cuda {
         let of = |class| -> usize { self.buffers.iter().filter(|b| b.class == class).map(|b| b.counted).sum() };
         let (mixture_scratch, experts) = self.mixtures.bytes();
         let scratch = [&self.gates, &self.ups, &self.logits].map(Scratch::bytes).iter().sum::<usize>();
-        let scratch = scratch + self.encoded.bytes() + self.hidden.bytes() + self.delta.bytes() + mixture_scratch;
+        let scratch = scratch
+            + self.encoded.bytes()
+            + self.hidden.bytes()
+            + self.delta.bytes()
+            + self.attention.bytes()
+            + mixture_scratch;
         let (step, pinned) = self.step.bytes();
         let rotary: usize = self.rotary.iter().map(|t| t.memory.committed).sum();
         let kv = self.kv.iter().map(|pool| pool.memory.committed).sum();

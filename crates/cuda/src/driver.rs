@@ -2,8 +2,7 @@
 //!
 //! Everything that the driver is asked for goes through [`Gpu`]: a device and a stream on it, in which all work of a backend happens in order.
 
-use std::cell::Cell;
-use std::ffi::c_void;
+use std::cell::{Cell, RefCell};
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use cudarc::driver::{DriverError, sys};
 
+use crate::graphs::{Graphs, Launch};
 use crate::kernels::{Kernel, Kernels};
+use crate::parameters::Parameters;
 
 /// The least that kernels are made for.
 const CAPABILITY: (i32, i32) = (7, 5);
@@ -35,6 +36,7 @@ pub struct Device {
     kernels: Kernels,
     /// Whether addresses can be reserved without memory behind them.
     pub reserves: bool,
+    pub multiprocessors: usize,
 }
 
 // SAFETY: a context may be used by any thread that it is current on, which `bind` sees to; the driver locks what threads share.
@@ -94,6 +96,7 @@ struct Found {
     /// 75 for 7.5.
     capability: i32,
     reserves: bool,
+    multiprocessors: usize,
 }
 
 impl Found {
@@ -122,7 +125,8 @@ impl Found {
             "{name} has compute capability {major}.{minor}, and {least}.{below} is needed"
         );
         let reserves = attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0;
-        Ok(Found { handle, name, bytes, capability: 10 * major + minor, reserves })
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        Ok(Found { handle, name, bytes, capability: 10 * major + minor, reserves, multiprocessors })
     }
 }
 
@@ -146,7 +150,7 @@ impl Device {
     }
 
     fn new(ordinal: u32) -> Result<Device> {
-        let Found { handle, name, capability, reserves, .. } = Found::look(ordinal)?;
+        let Found { handle, name, capability, reserves, multiprocessors, .. } = Found::look(ordinal)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the context stays retained until the process ends.
         unsafe {
@@ -155,7 +159,7 @@ impl Device {
         }
         CURRENT.set(context);
         let kernels = Kernels::load(capability).context("its driver does not take the kernels")?;
-        Ok(Device { ordinal, name, context, handle, kernels, reserves })
+        Ok(Device { ordinal, name, context, handle, kernels, reserves, multiprocessors })
     }
 
     /// Makes the context current on this thread.
@@ -191,6 +195,7 @@ impl Device {
 pub struct Gpu {
     pub device: Arc<Device>,
     stream: sys::CUstream,
+    graphs: RefCell<Graphs>,
 }
 
 // SAFETY: a stream may be used by any thread, one at a time, on which its context is current.
@@ -203,7 +208,7 @@ impl Gpu {
         let mut stream = std::ptr::null_mut();
         // SAFETY: the context is current; destroyed when dropped.
         checked(unsafe { sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32) })?;
-        Ok(Gpu { device, stream })
+        Ok(Gpu { device, stream, graphs: RefCell::default() })
     }
 
     /// Waits until all that was enqueued is done.
@@ -211,16 +216,33 @@ impl Gpu {
     /// # Errors
     /// Where something of it went wrong: the device is of no use then until the process ends.
     pub fn wait(&self) -> Result<(), DriverError> {
-        self.device.bind();
+        self.catch_up()?;
         // SAFETY: the stream is alive.
         checked(unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// From here on launches are gathered, until [`Gpu::end_step`] or something that is no launch.
+    pub fn begin_step(&self) {
+        self.graphs.borrow_mut().begin();
+    }
+
+    /// Carries out what was gathered: as one graph, where the same was gathered before.
+    pub fn end_step(&self) -> Result<(), DriverError> {
+        self.device.bind();
+        self.graphs.borrow_mut().end(&self.device.kernels, self.stream)
+    }
+
+    /// Carries out what was gathered, launch by launch: something comes that is no launch.
+    fn catch_up(&self) -> Result<(), DriverError> {
+        self.device.bind();
+        self.graphs.borrow_mut().launch_all(&self.device.kernels, self.stream)
     }
 
     /// Enqueues a kernel over `grid` blocks of `block` threads with `shared` bytes of shared memory each.
     ///
     /// # Safety
     /// What the parameters point to is alive until the stream has come so far, and as large as the kernel takes it to be.
-    pub unsafe fn launch<P: Copy>(
+    pub unsafe fn launch<P: Parameters>(
         &self,
         kernel: Kernel,
         grid: [u32; 3],
@@ -233,25 +255,9 @@ impl Gpu {
             return Ok(());
         }
         self.device.bind();
-        let mut parameters = [(&raw const *p).cast_mut().cast::<c_void>()];
-        let [x, y, z] = grid;
-        let function = self.device.kernels.function(kernel);
-        // SAFETY: the function takes one parameter of this size, which the driver copies; for the rest the caller vouches.
-        checked(unsafe {
-            sys::cuLaunchKernel(
-                function,
-                x,
-                y,
-                z,
-                block,
-                1,
-                1,
-                shared,
-                self.stream,
-                parameters.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        })
+        let launch = Launch { kernel: kernel as u32, grid, block, shared };
+        // SAFETY: the kernel takes one parameter of this size; for the rest the caller vouches.
+        unsafe { self.graphs.borrow_mut().launch(&self.device.kernels, self.stream, launch, p.as_bytes()) }
     }
 
     /// Copies host bytes to the device; they may be overwritten when this returns.
@@ -272,7 +278,7 @@ impl Gpu {
         if from.is_empty() {
             return Ok(());
         }
-        self.device.bind();
+        self.catch_up()?;
         // SAFETY: as the caller vouches.
         checked(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), self.stream) })
     }
@@ -295,7 +301,7 @@ impl Gpu {
         if to.is_empty() {
             return Ok(());
         }
-        self.device.bind();
+        self.catch_up()?;
         // SAFETY: as the caller vouches.
         checked(unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), self.stream) })
     }
@@ -308,7 +314,7 @@ impl Gpu {
         if len == 0 || from == to {
             return Ok(());
         }
-        self.device.bind();
+        self.catch_up()?;
         // SAFETY: as the caller vouches.
         checked(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, len, self.stream) })
     }
@@ -321,7 +327,7 @@ impl Gpu {
         if len == 0 {
             return Ok(());
         }
-        self.device.bind();
+        self.catch_up()?;
         // SAFETY: as the caller vouches.
         checked(unsafe { sys::cuMemsetD8Async(at, 0, len, self.stream) })
     }
@@ -352,7 +358,7 @@ impl Event {
 
     /// Marks where the stream is now.
     pub fn record(&self, gpu: &Gpu) -> Result<(), DriverError> {
-        gpu.device.bind();
+        gpu.catch_up()?;
         // SAFETY: both are alive.
         checked(unsafe { sys::cuEventRecord(self.0, gpu.stream) })
     }

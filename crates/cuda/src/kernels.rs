@@ -74,7 +74,15 @@ kernels! {
     Integers8One "integers_8_1" p::Matmul;
     Integers8Many "integers_8_8" p::Matmul;
     StoreKv "store_kv" p::Attention;
-    Attend "attend" p::Attention;
+    Attend1 "attend_1" p::Attention;
+    Attend2 "attend_2" p::Attention;
+    Attend4 "attend_4" p::Attention;
+    Attend8 "attend_8" p::Attention;
+    AttendPartition1 "attend_partition_1" p::Attention;
+    AttendPartition2 "attend_partition_2" p::Attention;
+    AttendPartition4 "attend_partition_4" p::Attention;
+    AttendPartition8 "attend_partition_8" p::Attention;
+    Join "join" p::Attention;
     Convolve "convolve" p::Delta;
     Slide "slide" p::Delta;
     Gates "gates" p::Delta;

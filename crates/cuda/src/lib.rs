@@ -11,6 +11,7 @@ mod attention;
 mod backend;
 mod delta_net;
 mod driver;
+mod graphs;
 mod kernels;
 mod memory;
 mod mixture;

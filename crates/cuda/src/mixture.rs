@@ -349,6 +349,13 @@ impl Cuda {
                 let (matrix, bias) = (p::Matrix::default(), 0);
                 Product { matrix, rows, cols, outputs: pairs, out, bias, accumulate: false }
             };
+            if m.streaming.as_ref().is_some_and(Streaming::has_failed) {
+                // What no kernel computes is read all the same.
+                for (at, len) in [(gates.at, intermediate), (ups.at, intermediate), (outputs, width)] {
+                    // SAFETY: the room was just made.
+                    unsafe { gpu.zero(at, 4 * pairs * len)? };
+                }
+            }
             multiply(gpu, product(0, gates), Some(of(0, k)), &m.x)?;
             multiply(gpu, product(1, ups), Some(of(1, k)), &m.x)?;
             let needs = kinds[2].iter().fold(Needs::default(), |needs, kind| needs.and(kind.needs()));

@@ -2,6 +2,17 @@
 
 use crate::driver::Address;
 
+/// What a kernel may be given.
+///
+/// # Safety
+/// It has no gaps.
+pub unsafe trait Parameters: Copy {
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: all of it are values, as whoever implements it vouches.
+        unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
+    }
+}
+
 /// Makes a struct that a kernel is given, of numbers and addresses of the device alone.
 macro_rules! parameters {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => { $(
@@ -11,6 +22,9 @@ macro_rules! parameters {
         pub struct $name {
             $($(#[$field_doc])* pub $field: $type,)*
         }
+
+        // SAFETY: numbers and addresses without gaps, as the test of sizes holds.
+        unsafe impl Parameters for $name {}
     )* };
 }
 
@@ -120,7 +134,8 @@ parameters! {
         scale: f32,
         cap: f32,
         capped: u32,
-        unused: u32,
+        partitions: u32,
+        parts: Address,
     }
     Delta {
         qkv: Tensor,

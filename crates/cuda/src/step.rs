@@ -37,6 +37,9 @@ pub struct Step {
 /// What lies behind one another is aligned to so many bytes.
 const ALIGNMENT: usize = 16;
 
+/// Bytes that block tables take at least.
+const LEAST_TABLES: usize = 4096;
+
 impl Step {
     /// Uploads the inputs; `groups`: of the cache.
     pub fn begin(&mut self, gpu: &Gpu, inputs: &StepInputs, groups: usize) -> Result<()> {
@@ -59,6 +62,9 @@ impl Step {
             let slots = add(packed, bytes_of(inputs.slots(group)));
             let tables = pad(packed);
             (0..count).for_each(|s| packed.extend_from_slice(bytes_of(inputs.table(group, s))));
+            // Few sizes, so that what lies behind it does not move with each block.
+            let len = packed.len() - tables;
+            packed.resize(tables + len.next_power_of_two().max(LEAST_TABLES), 0);
             let table_starts = pad(packed);
             let mut start = 0;
             for s in 0..count {

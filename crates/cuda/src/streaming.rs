@@ -122,6 +122,11 @@ impl Streaming {
         Ok(table)
     }
 
+    /// Whether an expert could not be read in this step.
+    pub fn has_failed(&self) -> bool {
+        self.error.is_some()
+    }
+
     /// Which rows of the step were lost, ascending, and why; `None` if none was.
     pub fn take_failure(&mut self) -> Option<Failed> {
         let error = self.error.take()?;
