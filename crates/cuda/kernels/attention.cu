@@ -35,11 +35,11 @@ __device__ __forceinline__ void write_scale(u8* p, float scale) {
     for (u32 i = 0; i < 4; i++) p[i] = (u8)(bits(scale) >> 8 * i);
 }
 
-// One head's key or value in a slot (block number times tokens per block plus offset).
-__device__ __forceinline__ Place place(const Cache& c, u64 rows, u64 scales, u32 dim, u64 slot, u32 kv_head) {
-    u8* block = c.pool + slot / c.block_tokens * c.block_bytes;
-    u64 row = (u64)kv_head * c.block_tokens + slot % c.block_tokens;
-    return {block + rows + row * dim * size_of(c.type), block + scales + row * 4};
+// One head's key or value at a place of a block.
+__device__ __forceinline__ Place place(const Cache& c, u64 rows, u64 scales, u32 dim, u64 block, u32 offset, u32 kv_head) {
+    u8* at = c.pool + block * c.block_bytes;
+    u64 row = (u64)kv_head * c.block_tokens + offset;
+    return {at + rows + row * dim * size_of(c.type), at + scales + row * 4};
 }
 
 __device__ __forceinline__ float cached(const u8* row, u32 type, u32 i) {
@@ -133,15 +133,16 @@ extern "C" __global__ void store_kv(const Attention p) {
     float* head = room;
     u32 h = blockIdx.y;
     for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
-        u64 slot = p.slots[t];
         const Cache& c = p.cache;
+        u64 slot = p.slots[t], block = slot / c.block_tokens;
+        u32 offset = slot % c.block_tokens;
         if (threadIdx.x < WARP) {
             const float* angles = p.angles + (u64)p.positions[t] * 2 * p.half;
             turn(p.k.row(t) + h * c.k_dim, head, c.k_dim, p.k_norm, angles, p.half);
-            store(head, c.k_dim, c.type, place(c, c.k, c.k_scales, c.k_dim, slot, h));
+            store(head, c.k_dim, c.type, place(c, c.k, c.k_scales, c.k_dim, block, offset, h));
             __syncwarp();
         } else {
-            store(p.v.row(t) + h * c.v_dim, c.v_dim, c.type, place(c, c.v, c.v_scales, c.v_dim, slot, h));
+            store(p.v.row(t) + h * c.v_dim, c.v_dim, c.type, place(c, c.v, c.v_scales, c.v_dim, block, offset, h));
         }
     }
 }
@@ -153,47 +154,111 @@ __device__ __forceinline__ u32 first_seen(const Attention& p, u32 position) {
     return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
 }
 
-__device__ __forceinline__ u64 slot_of(const Cache& c, const u32* table, u32 at) {
-    return (u64)table[at / c.block_tokens] * c.block_tokens + at % c.block_tokens;
+// Where the visible keys and values of a partition lie: looked up once, by a thread for each position.
+struct Located {
+    const u8* keys[PARTITION];
+    const u8* values[PARTITION];
+    float k_scales[PARTITION];
+    float v_scales[PARTITION];
+};
+
+__device__ __forceinline__ void locate(const Cache& c, const u32* table, u32 kv_head, u32 base, u32 from, u32 to, Located& located) {
+    u32 at = base + threadIdx.x;
+    if (at >= from && at < to) {
+        u32 block = table[at / c.block_tokens], offset = at % c.block_tokens;
+        Place key = place(c, c.k, c.k_scales, c.k_dim, block, offset, kv_head);
+        Place value = place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
+        located.keys[threadIdx.x] = key.row;
+        located.values[threadIdx.x] = value.row;
+        if (c.type == INT8) {
+            located.k_scales[threadIdx.x] = read_scale(key.scale);
+            located.v_scales[threadIdx.x] = read_scale(value.scale);
+        }
+    }
 }
 
+// Sixteen elements from `d` on, of which `n` are there; the others are zero.
+__device__ __forceinline__ void load16(const u8* row, u32 type, u32 d, u32 n, float (&out)[16]) {
+    const u8* p = row + d * size_of(type);
+    if (n < 16 || (u64)p % 16 != 0) {
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) out[i] = i < n ? cached(row, type, d + i) : 0.0f;
+        return;
+    }
+    const uint4* words = (const uint4*)p;
+    if (type == F32) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            uint4 w = words[i];
+            out[4 * i] = bits(w.x);
+            out[4 * i + 1] = bits(w.y);
+            out[4 * i + 2] = bits(w.z);
+            out[4 * i + 3] = bits(w.w);
+        }
+    } else if (type == INT8) {
+        uint4 w = words[0];
+        u32 four[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) out[i] = (float)(i8)(four[i / 4] >> i % 4 * 8);
+    } else {
+        uint4 w = words[0], v = words[1];
+        u32 two[8] = {w.x, w.y, w.z, w.w, v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) {
+            u16 half = (u16)(two[i / 2] >> i % 2 * 16);
+            out[i] = type == F16 ? from_f16(half) : from_bf16(half);
+        }
+    }
+}
+
+// Elements of a query in shared memory: whole sixteens, of which what is missing is zero.
+__device__ __forceinline__ u32 padded(u32 dim) { return (dim + 15) / 16 * 16; }
+
 // The weights of one partition, for G query heads that share a KV head: scores[g][position] = exp(s - m) (times the value's scale), ends[g] = m and the sum
-// of weights. By a block of four warps; `q`: [G][k_dim]. Positions from `from` to `to` are visible.
+// of weights. By a block with a thread for each position; `q`: [G][padded k_dim]. Positions from `from` to `to` are visible.
 template <int G>
-__device__ __forceinline__ void weigh(const Attention& p, const float* q, const u32* table, u32 kv_head, u32 base, u32 from, u32 to,
-                                      u32 heads, float (*scores)[PARTITION], float (*ends)[2]) {
+__device__ __forceinline__ void weigh(const Attention& p, const float* q, u32 base, u32 from, u32 to, u32 heads, const Located& located,
+                                      float (*scores)[PARTITION], float (*ends)[2]) {
     const Cache& c = p.cache;
-    u32 lane = threadIdx.x % 16, sixteen = threadIdx.x / 16;
-    // 1. scores: half a warp takes a position
-    for (u32 i = sixteen; i < PARTITION; i += blockDim.x / 16) {
-        u32 at = base + i;
-        bool visible = at >= from && at < to;
-        // Whole warps meet in the sum; what is not visible may not be there.
-        if (!__any_sync(ALL, visible)) continue;
-        float acc[G];
+    u32 position = threadIdx.x, lane = threadIdx.x % 16, pad = padded(c.k_dim);
+    // 1. scores: a thread has the sixteen lanes of a dot product
+    if (base + position >= from && base + position < to) {
+        float acc[G][16];
 #pragma unroll
-        for (int g = 0; g < G; g++) acc[g] = 0.0f;
-        Place key = {nullptr, nullptr};
-        if (visible) {
-            key = place(c, c.k, c.k_scales, c.k_dim, slot_of(c, table, at), kv_head);
-#pragma unroll 8
-            for (u32 d = 0; d < c.k_dim; d += 16) {
-                u32 e = d + lane;
-                bool inside = e < c.k_dim;
-                float k = inside ? cached(key.row, c.type, e) : 0.0f;
+        for (int g = 0; g < G; g++) {
 #pragma unroll
-                for (int g = 0; g < G; g++) acc[g] = fma(inside ? q[g * c.k_dim + e] : 0.0f, k, acc[g]);
+            for (int i = 0; i < 16; i++) acc[g][i] = 0.0f;
+        }
+        const u8* key = located.keys[position];
+#pragma unroll 2
+        for (u32 d = 0; d < c.k_dim; d += 16) {
+            float k[16];
+            load16(key, c.type, d, min(16u, c.k_dim - d), k);
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                const float4* row = (const float4*)(q + g * pad + d);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float4 x = row[i];
+                    acc[g][4 * i] = fma(x.x, k[4 * i], acc[g][4 * i]);
+                    acc[g][4 * i + 1] = fma(x.y, k[4 * i + 1], acc[g][4 * i + 1]);
+                    acc[g][4 * i + 2] = fma(x.z, k[4 * i + 2], acc[g][4 * i + 2]);
+                    acc[g][4 * i + 3] = fma(x.w, k[4 * i + 3], acc[g][4 * i + 3]);
+                }
             }
         }
 #pragma unroll
         for (int g = 0; g < G; g++) {
-            float s = lane_tree(acc[g]);
-            if (visible && lane == 0) {
-                if (c.type == INT8) s = mul(s, read_scale(key.scale));
-                s = mul(s, p.scale);
-                if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
-                scores[g][i] = s;
+#pragma unroll
+            for (int step = 8; step > 0; step /= 2) {
+#pragma unroll
+                for (int i = 0; i < step; i++) acc[g][i] = add(acc[g][i], acc[g][i + step]);
             }
+            float s = acc[g][0];
+            if (c.type == INT8) s = mul(s, located.k_scales[position]);
+            s = mul(s, p.scale);
+            if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
+            scores[g][position] = s;
         }
     }
     __syncthreads();
@@ -204,18 +269,21 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, const 
             if (base + i >= from && base + i < to) top = greater(scores[g][i], top);
         }
         top = warp_greatest(top);
-        float sum = 0.0f;
-        for (u32 i = lane; i < PARTITION; i += 16) {
+        float sum = 0.0f, weights[PARTITION / 16];
+#pragma unroll
+        for (u32 j = 0; j < PARTITION / 16; j++) {
+            u32 i = 16 * j + lane;
             bool visible = base + i >= from && base + i < to;
-            float weight = visible ? exp_(sub(scores[g][i], top)) : 0.0f;
-            sum = add(sum, weight);
-            // Both halves of the warp have read it before one of them overwrites it.
-            __syncwarp();
-            if (visible && threadIdx.x % WARP < 16) {
-                if (c.type == INT8) {
-                    weight = mul(weight, read_scale(place(c, c.v, c.v_scales, c.v_dim, slot_of(c, table, base + i), kv_head).scale));
-                }
-                scores[g][i] = weight;
+            weights[j] = visible ? exp_(sub(scores[g][i], top)) : 0.0f;
+            sum = add(sum, weights[j]);
+        }
+        // Both halves of the warp have read the scores before one of them overwrites them.
+        __syncwarp();
+#pragma unroll
+        for (u32 j = 0; j < PARTITION / 16; j++) {
+            u32 i = 16 * j + lane;
+            if (threadIdx.x % WARP < 16 && base + i >= from && base + i < to) {
+                scores[g][i] = c.type == INT8 ? mul(weights[j], located.v_scales[i]) : weights[j];
             }
         }
         sum = lane_tree(sum);
@@ -227,18 +295,26 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, const 
     __syncthreads();
 }
 
+template <int G, u32 TYPE>
+__device__ __forceinline__ void sum_typed(const Located& located, u32 first, u32 end, u32 d, float (*scores)[PARTITION], float (&sums)[G]) {
+#pragma unroll 16
+    for (u32 i = first; i < end; i++) {
+        float v = cached(located.values[i], TYPE, d);
+#pragma unroll
+        for (int g = 0; g < G; g++) sums[g] = fma(scores[g][i], v, sums[g]);
+    }
+}
+
 // The weighted sums of values at column `d` over the visible positions, for G heads.
 template <int G>
-__device__ __forceinline__ void sum_values(const Cache& c, const u32* table, u32 kv_head, u32 base, u32 from, u32 to, u32 d,
-                                           float (*scores)[PARTITION], float (&sums)[G]) {
+__device__ __forceinline__ void sum_values(const Cache& c, const Located& located, u32 base, u32 from, u32 to, u32 d, float (*scores)[PARTITION],
+                                           float (&sums)[G]) {
 #pragma unroll
     for (int g = 0; g < G; g++) sums[g] = 0.0f;
-#pragma unroll 8
-    for (u32 at = from; at < to; at++) {
-        float v = cached(place(c, c.v, c.v_scales, c.v_dim, slot_of(c, table, at), kv_head).row, c.type, d);
-#pragma unroll
-        for (int g = 0; g < G; g++) sums[g] = fma(scores[g][at - base], v, sums[g]);
-    }
+    if (c.type == F32) sum_typed<G, F32>(located, from - base, to - base, d, scores, sums);
+    else if (c.type == F16) sum_typed<G, F16>(located, from - base, to - base, d, scores, sums);
+    else if (c.type == BF16) sum_typed<G, BF16>(located, from - base, to - base, d, scores, sums);
+    else sum_typed<G, INT8>(located, from - base, to - base, d, scores, sums);
 }
 
 // The sink, the division, the gate: element `d` of head `h` of token `t`.
@@ -258,19 +334,22 @@ __device__ __forceinline__ void finish(const Attention& p, u32 t, u32 h, u32 d, 
 // Queries of a tile of heads, normed and turned, a warp each.
 __device__ __forceinline__ void turn_queries(const Attention& p, u32 t, u32 first, u32 heads, float* q) {
     const Cache& c = p.cache;
+    u32 pad = padded(c.k_dim);
     for (u32 g = threadIdx.x / WARP; g < heads; g += blockDim.x / WARP) {
         const float* q_in = p.q.row(t) + (u64)(first + g) * c.k_dim * (p.gated ? 2 : 1);
-        turn(q_in, q + g * c.k_dim, c.k_dim, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half);
+        turn(q_in, q + g * pad, c.k_dim, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half);
+        if (threadIdx.x % WARP < pad - c.k_dim) q[g * pad + c.k_dim + threadIdx.x % WARP] = 0.0f;
     }
     __syncthreads();
 }
 
 // A block of four warps takes G query heads, of one KV head, of a token through all partitions in turn. Grid: (tokens, tiles of heads). Shared memory:
-// q [G][k_dim] and o [G][v_dim].
+// q [G][padded k_dim] and o [G][v_dim].
 template <int G> __device__ __forceinline__ void attend_heads(const Attention& p) {
     __shared__ float scores[G][PARTITION], ends[G][2];
+    __shared__ Located located;
     const Cache& c = p.cache;
-    float *q = room, *o = q + G * c.k_dim;
+    float *q = room, *o = q + G * padded(c.k_dim);
     u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
     u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
     for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
@@ -281,7 +360,9 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
         float m[G], l[G];
         for (u32 base = seen / PARTITION * PARTITION; base <= position; base += PARTITION) {
             u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
-            weigh<G>(p, q, table, kv_head, base, from, to, heads, scores, ends);
+            locate(c, table, kv_head, base, from, to, located);
+            __syncthreads();
+            weigh<G>(p, q, base, from, to, heads, located, scores, ends);
             bool begins = base <= seen;
             float a[G], b[G];
 #pragma unroll
@@ -295,7 +376,7 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
             }
             for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
                 float sums[G];
-                sum_values<G>(c, table, kv_head, base, from, to, d, scores, sums);
+                sum_values<G>(c, located, base, from, to, d, scores, sums);
 #pragma unroll
                 for (int g = 0; g < G; g++) {
                     float* to_o = o + g * c.v_dim + d;
@@ -313,9 +394,10 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
     }
 }
 
-// The same for one partition, of grid (tokens, tiles of heads, partitions); what it leaves is joined by `join`. Shared memory: q [G][k_dim].
+// The same for one partition, of grid (tokens, tiles of heads, partitions); what it leaves is joined by `join`. Shared memory: q [G][padded k_dim].
 template <int G> __device__ __forceinline__ void attend_partition(const Attention& p) {
     __shared__ float scores[G][PARTITION], ends[G][2];
+    __shared__ Located located;
     const Cache& c = p.cache;
     u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
     u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
@@ -324,14 +406,15 @@ template <int G> __device__ __forceinline__ void attend_partition(const Attentio
     if (base > position) return;
     u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
     const u32* table = p.tables + p.table_starts[p.sequences[t]];
+    locate(c, table, kv_head, base, from, to, located);
     turn_queries(p, t, first, heads, room);
-    weigh<G>(p, room, table, kv_head, base, from, to, heads, scores, ends);
+    weigh<G>(p, room, base, from, to, heads, located, scores, ends);
     // [tokens, heads, partitions, v_dim + 2]
     float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * (c.v_dim + 2);
     u64 next = (u64)p.partitions * (c.v_dim + 2);
     for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
         float sums[G];
-        sum_values<G>(c, table, kv_head, base, from, to, d, scores, sums);
+        sum_values<G>(c, located, base, from, to, d, scores, sums);
 #pragma unroll
         for (int g = 0; g < G; g++) {
             if (g < heads) parts[g * next + d] = sums[g];
@@ -381,4 +464,3 @@ extern "C" __global__ void __launch_bounds__(128) join(const Attention p) {
 HEADS(1)
 HEADS(2)
 HEADS(4)
-HEADS(8)

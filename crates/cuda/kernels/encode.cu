@@ -13,23 +13,32 @@ struct Encode {
     Encoded to;
 };
 
-// A block takes a row at a time: its first warp norms, all encode.
-extern "C" __global__ void encode(const Encode p) {
+// Columns of a row that are kept in shared memory while it is normed, at most.
+static const u32 NORMED = 8192;
+
+// A block takes a row at a time, or where nothing is normed a part of one: grid (rows, parts). Where there is a norm, the first warp sums squares.
+extern "C" __global__ void __launch_bounds__(1024) encode(const Encode p) {
     __shared__ float inverse;
+    __shared__ float kept[NORMED];
     u32 lane = threadIdx.x % WARP;
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
         u64 from = p.taken ? p.taken[r] : r;
         const float* x = p.x.row(from);
         if (p.norm.weight) {
             __syncthreads();
+            bool keeps = p.cols <= NORMED;
+            if (keeps) {
+                for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) kept[c] = x[c];
+                __syncthreads();
+            }
             if (threadIdx.x < WARP) {
-                float inv = inverse_rms(x, p.cols, p.norm.eps);
+                float inv = keeps ? inverse_rms(kept, p.cols, p.norm.eps) : inverse_rms(x, p.cols, p.norm.eps);
                 if (lane == 0) inverse = inv;
             }
             __syncthreads();
         }
         // Whole groups of 32 stay in a warp.
-        for (u32 c = threadIdx.x; c / WARP * WARP < p.cols; c += blockDim.x) {
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c / WARP * WARP < p.cols; c += gridDim.y * blockDim.x) {
             bool inside = c < p.cols;
             float v = inside ? x[c] : 0.0f;
             if (p.norm.weight) v = inside ? mul(mul(v, inverse), p.norm.weight[c]) : 0.0f;

@@ -64,11 +64,10 @@ const PARTITION: usize = 128;
 const MOST_PARTITIONS: usize = 4096;
 
 /// Query heads that a block takes together, and the kernels for that: the fewest that are enough for the heads that share a KV head.
-const TILES: [(usize, Kernel, Kernel); 4] = [
+const TILES: [(usize, Kernel, Kernel); 3] = [
     (1, Kernel::Attend1, Kernel::AttendPartition1),
     (2, Kernel::Attend2, Kernel::AttendPartition2),
     (4, Kernel::Attend4, Kernel::AttendPartition4),
-    (8, Kernel::Attend8, Kernel::AttendPartition8),
 ];
 
 /// What partitions leave: `[tokens, heads, partitions, v_dim + 2]`.
@@ -167,20 +166,15 @@ impl Cuda {
         // 2. Keys and values into their slots, attention
         let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
         let floats = |n: usize| number(4 * n);
+        let padded = layout.k_dim.next_multiple_of(16);
         // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs hold; the room was just made.
         unsafe {
             self.gpu.launch(Kernel::StoreKv, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
             if split {
-                self.gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * layout.k_dim), &parameters)?;
+                self.gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * padded), &parameters)?;
                 self.gpu.launch(Kernel::Join, grid(heads, 1), 128, floats(3 * partitions), &parameters)?;
             } else {
-                self.gpu.launch(
-                    whole,
-                    grid(tiles, 1),
-                    128,
-                    floats(tile * (layout.k_dim + layout.v_dim)),
-                    &parameters,
-                )?;
+                self.gpu.launch(whole, grid(tiles, 1), 128, floats(tile * (padded + layout.v_dim)), &parameters)?;
             }
         }
         Ok(())

@@ -8,10 +8,12 @@ use crate::driver::{Address, Gpu};
 use crate::kernels::Kernel;
 use crate::memory::Scratch;
 use crate::parameters::{self as p, number};
-use crate::weights::{Kind, Needs};
+use crate::weights::{Kind, Needs, Shape};
 
 /// Elements per scale of int8 activations.
 const GROUP: usize = 32;
+/// Rows that are too few to keep the device busy.
+const FEW_ROWS: usize = 64;
 /// Tokens of a tile in the kernels for several.
 const TILE: usize = 8;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
@@ -74,8 +76,11 @@ pub fn encode(gpu: &Gpu, from: Source, needs: Needs, to: &mut Encoded) -> Result
     let Source { x, up, norm, taken, rows, cols } = from;
     let to = to.room(gpu, rows, cols, needs)?;
     let parameters = p::Encode { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
+    // Few rows have large blocks, and where nothing is normed several each.
+    let threads = if rows < FEW_ROWS { cols.next_multiple_of(32).min(1024) } else { 256 };
+    let parts = if rows < FEW_ROWS && norm.weight == 0 { cols.div_ceil(threads) } else { 1 };
     // SAFETY: tensors were checked against their buffers; the room was just made.
-    unsafe { gpu.launch(Kernel::Encode, [number(rows), 1, 1], 256, 0, &parameters)? };
+    unsafe { gpu.launch(Kernel::Encode, [number(rows), number(parts), 1], number(threads), 0, &parameters)? };
     Ok(())
 }
 
@@ -131,13 +136,13 @@ pub fn multiply(gpu: &Gpu, product: Product, table: Option<Table>, x: &Encoded) 
         }
     };
     for kind in kinds {
-        let ([one, many], block) = kind.kernels();
         // Tokens of a mixture have an expert each.
-        let (kernel, tiles) =
-            if outputs == 1 || table.is_some() { (one, outputs) } else { (many, outputs.div_ceil(TILE)) };
+        let many = outputs > 1 && table.is_none();
+        let tiles = if many { outputs.div_ceil(TILE) } else { outputs };
+        let Shape { kernel, rows: block, threads, shared } = kind.kernel(many, rows * tiles, cols);
         let grid = [number(rows.div_ceil(block)), number(tiles.min(MOST_BLOCKS)), 1];
         // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
-        unsafe { gpu.launch(kernel, grid, 256, 0, &parameters)? };
+        unsafe { gpu.launch(kernel, grid, threads, number(shared), &parameters)? };
     }
     Ok(())
 }

@@ -62,26 +62,52 @@ impl Kind {
         Needs { f32: self.0 < 4, bf16: matches!(self.0, 4 | 5), int8: self.0 > 5 }
     }
 
-    /// The kernel for one token, and that for several; rows that a block of 256 threads takes.
-    pub fn kernels(self) -> ([Kernel; 2], usize) {
+    /// The kernel that does it, for one token (or each by itself) or for tiles of several, and how it is launched for so many rows in all.
+    pub fn kernel(self, many: bool, rows: usize, cols: usize) -> Shape {
         use Kernel::*;
-        let kernels = match self.0 {
-            0 => [LanesF32One, LanesF32Many],
-            1 => [LanesF16One, LanesF16Many],
-            2 => [LanesBf16One, LanesBf16Many],
-            3 => [LanesAffineOne, LanesAffineMany],
-            4 => [PairsBf16One, PairsBf16Many],
-            5 => [PairsAffineOne, PairsAffineMany],
-            6 => [Integers2One, Integers2Many],
-            7 => [Integers3One, Integers3Many],
-            8 => [Integers4One, Integers4Many],
-            9 => [Integers5One, Integers5Many],
-            10 => [Integers6One, Integers6Many],
-            _ => [Integers8One, Integers8Many],
+        if self.0 < 6 {
+            let [one, several] = match self.0 {
+                0 => [LanesF32One, LanesF32Many],
+                1 => [LanesF16One, LanesF16Many],
+                2 => [LanesBf16One, LanesBf16Many],
+                3 => [LanesAffineOne, LanesAffineMany],
+                4 => [PairsBf16One, PairsBf16Many],
+                _ => [PairsAffineOne, PairsAffineMany],
+            };
+            return Shape { kernel: if many { several } else { one }, rows: 16, threads: 256, shared: 0 };
+        }
+        let [one, wide, several] = match self.0 {
+            6 => [Integers2One, Integers2OneWide, Integers2Many],
+            7 => [Integers3One, Integers3OneWide, Integers3Many],
+            8 => [Integers4One, Integers4OneWide, Integers4Many],
+            9 => [Integers5One, Integers5OneWide, Integers5Many],
+            10 => [Integers6One, Integers6OneWide, Integers6Many],
+            _ => [Integers8One, Integers8OneWide, Integers8Many],
         };
-        (kernels, if self.0 < 6 { 16 } else { 8 })
+        if many {
+            return Shape { kernel: several, rows: 8, threads: 256, shared: 0 };
+        }
+        // Four warps of two rows each, or of four where there are rows enough to keep all of the device busy.
+        let (kernel, rows) = if rows < WIDE_ROWS { (one, 8) } else { (wide, 16) };
+        let sums = (cols / 32).next_multiple_of(4) * size_of::<f32>();
+        Shape { kernel, rows, threads: 128, shared: sums + rows * SLOTS * 4 * size_of::<f32>() }
     }
 }
+
+/// How a kernel is launched.
+pub struct Shape {
+    pub kernel: Kernel,
+    /// Rows of a block.
+    pub rows: usize,
+    pub threads: u32,
+    /// Bytes of shared memory.
+    pub shared: usize,
+}
+
+/// From so many rows on four are taken by a warp.
+const WIDE_ROWS: usize = 8192;
+/// `SLOTS` of `kernels/matmul.cu`.
+const SLOTS: usize = 33;
 
 fn element(float: Float) -> u32 {
     match float {
