@@ -177,42 +177,75 @@ __device__ __forceinline__ void locate(const Cache& c, const u32* table, u32 kv_
     }
 }
 
-// Sixteen elements from `d` on, of which `n` are there; the others are zero.
-__device__ __forceinline__ void load16(const u8* row, u32 type, u32 d, u32 n, float (&out)[16]) {
-    const u8* p = row + d * size_of(type);
-    if (n < 16 || (u64)p % 16 != 0) {
+// Sixteen elements at an address of whole sixteens.
+template <u32 TYPE> struct Sixteen {
+    static const u32 WORDS = TYPE == F32 ? 4 : TYPE == INT8 ? 1 : 2;
+    uint4 words[WORDS];
+
+    __device__ __forceinline__ void load(const u8* row, u32 d) {
 #pragma unroll
-        for (u32 i = 0; i < 16; i++) out[i] = i < n ? cached(row, type, d + i) : 0.0f;
-        return;
+        for (u32 i = 0; i < WORDS; i++) words[i] = ((const uint4*)(row + d * size_of(TYPE)))[i];
     }
-    const uint4* words = (const uint4*)p;
-    if (type == F32) {
+
+    __device__ __forceinline__ float at(u32 i) const {
+        const u32 per_word = 16 / WORDS, word = i / per_word, part = i % per_word / (per_word / 4);
+        u32 four[4] = {words[word].x, words[word].y, words[word].z, words[word].w};
+        if (TYPE == F32) return bits(four[part]);
+        if (TYPE == INT8) return (float)(i8)(four[part] >> i % 4 * 8);
+        u16 half = (u16)(four[part] >> i % 2 * 16);
+        return TYPE == F16 ? from_f16(half) : from_bf16(half);
+    }
+};
+
+// Elements of a query in shared memory: whole sixteens, of which what is missing is zero.
+__device__ __forceinline__ u32 padded(u32 dim) { return (dim + 15) / 16 * 16; }
+
+// `acc[i] = fma(q[i], k[i], acc[i])` over sixteen lanes, for G heads.
+template <int G, class K> __device__ __forceinline__ void multiply_lanes(const float* q, u32 pad, const K& k, float (&acc)[G][16]) {
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            uint4 w = words[i];
-            out[4 * i] = bits(w.x);
-            out[4 * i + 1] = bits(w.y);
-            out[4 * i + 2] = bits(w.z);
-            out[4 * i + 3] = bits(w.w);
-        }
-    } else if (type == INT8) {
-        uint4 w = words[0];
-        u32 four[4] = {w.x, w.y, w.z, w.w};
+    for (int g = 0; g < G; g++) {
+        const float4* row = (const float4*)(q + g * pad);
 #pragma unroll
-        for (u32 i = 0; i < 16; i++) out[i] = (float)(i8)(four[i / 4] >> i % 4 * 8);
-    } else {
-        uint4 w = words[0], v = words[1];
-        u32 two[8] = {w.x, w.y, w.z, w.w, v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (u32 i = 0; i < 16; i++) {
-            u16 half = (u16)(two[i / 2] >> i % 2 * 16);
-            out[i] = type == F16 ? from_f16(half) : from_bf16(half);
+        for (int i = 0; i < 4; i++) {
+            float4 x = row[i];
+            acc[g][4 * i] = fma(x.x, k.at(4 * i), acc[g][4 * i]);
+            acc[g][4 * i + 1] = fma(x.y, k.at(4 * i + 1), acc[g][4 * i + 1]);
+            acc[g][4 * i + 2] = fma(x.z, k.at(4 * i + 2), acc[g][4 * i + 2]);
+            acc[g][4 * i + 3] = fma(x.w, k.at(4 * i + 3), acc[g][4 * i + 3]);
         }
     }
 }
 
-// Elements of a query in shared memory: whole sixteens, of which what is missing is zero.
-__device__ __forceinline__ u32 padded(u32 dim) { return (dim + 15) / 16 * 16; }
+// The lanes of the dot products of a key with G queries.
+template <int G, u32 TYPE>
+__device__ __forceinline__ void dot_lanes(const u8* key, u32 dim, const float* q, u32 pad, float (&acc)[G][16]) {
+    if (dim % 16 == 0 && (u64)key % 16 == 0) {
+        // Several sixteens are under way before the first is used.
+        const u32 DEEP = TYPE == F32 ? 4 : 8;
+        for (u32 from = 0; from < dim; from += 16 * DEEP) {
+            Sixteen<TYPE> k[DEEP];
+#pragma unroll
+            for (u32 i = 0; i < DEEP; i++) {
+                if (from + 16 * i < dim) k[i].load(key, from + 16 * i);
+            }
+#pragma unroll
+            for (u32 i = 0; i < DEEP; i++) {
+                if (from + 16 * i < dim) multiply_lanes<G>(q + from + 16 * i, pad, k[i], acc);
+            }
+        }
+        return;
+    }
+    struct Loose {
+        float v[16];
+        __device__ __forceinline__ float at(u32 i) const { return v[i]; }
+    };
+    for (u32 d = 0; d < dim; d += 16) {
+        Loose k;
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) k.v[i] = d + i < dim ? cached(key, TYPE, d + i) : 0.0f;
+        multiply_lanes<G>(q + d, pad, k, acc);
+    }
+}
 
 // The weights of one partition, for G query heads that share a KV head: scores[g][position] = exp(s - m) (times the value's scale), ends[g] = m and the sum
 // of weights. By a block with a thread for each position; `q`: [G][padded k_dim]. Positions from `from` to `to` are visible.
@@ -230,23 +263,10 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, u32 ba
             for (int i = 0; i < 16; i++) acc[g][i] = 0.0f;
         }
         const u8* key = located.keys[position];
-#pragma unroll 2
-        for (u32 d = 0; d < c.k_dim; d += 16) {
-            float k[16];
-            load16(key, c.type, d, min(16u, c.k_dim - d), k);
-#pragma unroll
-            for (int g = 0; g < G; g++) {
-                const float4* row = (const float4*)(q + g * pad + d);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float4 x = row[i];
-                    acc[g][4 * i] = fma(x.x, k[4 * i], acc[g][4 * i]);
-                    acc[g][4 * i + 1] = fma(x.y, k[4 * i + 1], acc[g][4 * i + 1]);
-                    acc[g][4 * i + 2] = fma(x.z, k[4 * i + 2], acc[g][4 * i + 2]);
-                    acc[g][4 * i + 3] = fma(x.w, k[4 * i + 3], acc[g][4 * i + 3]);
-                }
-            }
-        }
+        if (c.type == F32) dot_lanes<G, F32>(key, c.k_dim, q, pad, acc);
+        else if (c.type == F16) dot_lanes<G, F16>(key, c.k_dim, q, pad, acc);
+        else if (c.type == BF16) dot_lanes<G, BF16>(key, c.k_dim, q, pad, acc);
+        else dot_lanes<G, INT8>(key, c.k_dim, q, pad, acc);
 #pragma unroll
         for (int g = 0; g < G; g++) {
 #pragma unroll
@@ -297,11 +317,19 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, u32 ba
 
 template <int G, u32 TYPE>
 __device__ __forceinline__ void sum_typed(const Located& located, u32 first, u32 end, u32 d, float (*scores)[PARTITION], float (&sums)[G]) {
-#pragma unroll 16
-    for (u32 i = first; i < end; i++) {
-        float v = cached(located.values[i], TYPE, d);
+    // Many values are under way before the first is used.
+    const u32 DEEP = 32;
+    for (u32 from = first; from < end; from += DEEP) {
+        float v[DEEP];
 #pragma unroll
-        for (int g = 0; g < G; g++) sums[g] = fma(scores[g][i], v, sums[g]);
+        for (u32 i = 0; i < DEEP; i++) v[i] = from + i < end ? cached(located.values[from + i], TYPE, d) : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < DEEP; i++) {
+            if (from + i < end) {
+#pragma unroll
+                for (int g = 0; g < G; g++) sums[g] = fma(scores[g][from + i], v[i], sums[g]);
+            }
+        }
     }
 }
 

@@ -138,6 +138,51 @@ extern "C" __global__ void recur(const Delta p) {
     }
 }
 
+// The same where keys have KEYS elements: the column stays in registers through all tokens.
+template <int KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
+    float *q = room, *k = room + KEYS;
+    u32 h = blockIdx.y, all = channels(p), keys = p.key_heads * KEYS, key_head = h / (p.value_heads / p.key_heads);
+    u32 j = blockIdx.x * blockDim.x + threadIdx.x;
+    bool inside = j < p.value_dim;
+    for (u32 s = blockIdx.z; s < p.count; s += gridDim.z) {
+        float* state = p.states.row(p.rows[s]) + (u64)h * KEYS * p.value_dim + j;
+        float column[KEYS];
+#pragma unroll
+        for (int i = 0; i < KEYS; i++) column[i] = inside ? state[(u64)i * p.value_dim] : 0.0f;
+        for (u32 t = p.starts[s]; t < p.starts[s + 1]; t++) {
+            const float* mixed = p.mixed + (u64)t * all;
+            __syncthreads();
+            for (u32 i = threadIdx.x; i < KEYS; i += blockDim.x) {
+                q[i] = mixed[key_head * KEYS + i];
+                k[i] = mixed[keys + key_head * KEYS + i];
+            }
+            __syncthreads();
+            float decay = exp_(p.g[(u64)t * p.value_heads + h]), beta = p.beta[(u64)t * p.value_heads + h];
+            float v = inside ? mixed[2 * keys + h * p.value_dim + j] : 0.0f;
+            float held[4] = {0.0f, 0.0f, 0.0f, 0.0f}, o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+            for (int i = 0; i < KEYS; i++) {
+                column[i] = mul(column[i], decay);
+                held[i % 4] = fma(column[i], k[i], held[i % 4]);
+            }
+            float d = mul(sub(v, add(add(held[0], held[2]), add(held[1], held[3]))), beta);
+#pragma unroll
+            for (int i = 0; i < KEYS; i++) {
+                column[i] = fma(k[i], d, column[i]);
+                o[i % 4] = fma(column[i], q[i], o[i % 4]);
+            }
+            if (inside) p.out.row(t)[h * p.value_dim + j] = add(add(o[0], o[2]), add(o[1], o[3]));
+        }
+#pragma unroll
+        for (int i = 0; i < KEYS; i++) {
+            if (inside) state[(u64)i * p.value_dim] = column[i];
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(64) recur_64(const Delta p) { recur_kept<64>(p); }
+extern "C" __global__ void __launch_bounds__(64) recur_128(const Delta p) { recur_kept<128>(p); }
+
 // A warp takes a value head of a token: its norm, gated by z, where it lies.
 extern "C" __global__ void norm_gated(const Delta p) {
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

@@ -21,7 +21,14 @@ struct Matmul {
     // Null: none.
     const float* bias;
     u32 accumulate;
-    u32 unused;
+    // Rows come in runs of so many; from run to run so many rows further in the matrix, and columns in the output.
+    u32 run;
+    u32 run_rows;
+    u32 run_columns;
+
+    // Row `r` of the product in the matrix, and its column in the output.
+    __device__ __forceinline__ u64 in_matrix(u64 r) const { return run == rows ? r : r / run * run_rows + r % run; }
+    __device__ __forceinline__ u64 in_output(u32 r) const { return run == rows ? r : (u64)(r / run) * run_columns + r % run; }
 };
 
 static const u32 THREADS = 256;
@@ -51,7 +58,7 @@ template <int T> __device__ __forceinline__ bool work(const Matmul& p, u32 kind,
 }
 
 __device__ __forceinline__ void put(const Matmul& p, u32 output, u32 r, float y) {
-    float* to = p.out.row(output) + r;
+    float* to = p.out.row(output) + p.in_output(r);
     if (p.bias) y = add(y, p.bias[r]);
     *to = p.accumulate ? add(*to, y) : y;
 }
@@ -71,7 +78,7 @@ template <int KIND, int T> __device__ __forceinline__ void lane_sums(const Matmu
     u32 lane = threadIdx.x % 16;
     u64 r = (u64)blockIdx.x * (THREADS / 16) + threadIdx.x / 16;
     // A row that is not there is computed as the last, so that whole warps meet, and not stored.
-    u64 row = min(r, (u64)p.rows - 1);
+    u64 row = p.in_matrix(min(r, (u64)p.rows - 1));
     for (u32 tile = blockIdx.y; tile * T < p.outputs; tile += gridDim.y) {
         Work w;
         if (!work<T>(p, KIND, tile, w)) continue;
@@ -173,7 +180,7 @@ template <int T> __device__ __forceinline__ void paired_words(const Matmul& p, c
 template <int KIND, int T> __device__ __forceinline__ void pair_sums(const Matmul& p) {
     u32 lane = threadIdx.x % 16;
     u64 r = (u64)blockIdx.x * (THREADS / 16) + threadIdx.x / 16;
-    u64 row = min(r, (u64)p.rows - 1);
+    u64 row = p.in_matrix(min(r, (u64)p.rows - 1));
     for (u32 tile = blockIdx.y; tile * T < p.outputs; tile += gridDim.y) {
         Work w;
         if (!work<T>(p, KIND, tile, w)) continue;
@@ -271,8 +278,9 @@ __device__ __forceinline__ int dot4(u32 a, u32 b, int sum) {
 // A warp takes a row for several tokens: each thread the integer sums of a group, which then meet in four chains, group w in that of thread w mod 4.
 template <int BITS, int T> __device__ __forceinline__ void integer_sums(const Matmul& p) {
     u32 lane = threadIdx.x % WARP;
-    u64 row = (u64)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
-    if (row >= p.rows) return;
+    u32 r = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
+    if (r >= p.rows) return;
+    u64 row = p.in_matrix(r);
     for (u32 tile = blockIdx.y; tile * T < p.outputs; tile += gridDim.y) {
         Work w;
         if (!work<T>(p, INTEGERS + (BITS == 8 ? 5 : BITS - 2), tile, w)) continue;
@@ -329,7 +337,7 @@ template <int BITS, int T> __device__ __forceinline__ void integer_sums(const Ma
         for (int t = 0; t < T; t++) {
             float y = add(acc[t], __shfl_xor_sync(ALL, acc[t], 2));
             y = add(y, __shfl_xor_sync(ALL, y, 1));
-            if (lane == t && t < w.count) put(p, w.first + t, (u32)row, y);
+            if (lane == t && t < w.count) put(p, w.first + t, r, y);
         }
     }
 }
@@ -361,7 +369,7 @@ template <int BITS, int R, int D> __device__ __forceinline__ void integer_sum(co
         u64 rows[R];
         // A row that is not there is computed as the last, and not stored.
 #pragma unroll
-        for (int r = 0; r < R; r++) rows[r] = min(first_row + r, (u64)p.rows - 1);
+        for (int r = 0; r < R; r++) rows[r] = p.in_matrix(min(first_row + r, (u64)p.rows - 1));
         float acc = 0.0f;
         for (u32 from = 0; from < chunks; from += D) {
             Packed<BITS> packed[D][R];

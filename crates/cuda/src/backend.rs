@@ -372,9 +372,8 @@ impl Backend for Cuda {
             own.encode(x, norm.as_ref(), needs)?;
             for Projection { linear, out } in projections {
                 assert!(out.rows >= x.rows && out.cols == linear.rows.len(), "{:?} into {out:?}", linear.rows);
-                multiply(&own.gpu, own.product(linear, x.rows, own.place(*out), false, own.mode), None, &own.encoded)?;
             }
-            Ok(())
+            own.multiply_all(projections, x.rows, &own.encoded)
         });
     }
 

@@ -31,7 +31,7 @@ impl Work {
 
 /// Threads of a block of channels, and of columns of a state.
 const CHANNELS: usize = 256;
-const COLUMNS: usize = 64;
+const COLUMNS: usize = 32;
 
 impl Cuda {
     pub(crate) fn run_delta_net(&mut self, layer: &DeltaLayer) -> Result<()> {
@@ -76,6 +76,11 @@ impl Cuda {
             taps: number(shape.taps),
             scale: (1.0 / (shape.key_dim as f64).sqrt()) as f32,
         };
+        let recur = match shape.key_dim {
+            64 => Kernel::Recur64,
+            128 => Kernel::Recur128,
+            _ => Kernel::Recur,
+        };
         let by_channels = |n: usize| [number(channels.div_ceil(CHANNELS)), number(n.min(MOST_BLOCKS)), 1];
         let by_tokens = [number(tokens), 1, 1];
         let columns = [number(shape.value_dim.div_ceil(COLUMNS)), number(heads), number(count.min(MOST_BLOCKS))];
@@ -84,7 +89,7 @@ impl Cuda {
             self.gpu.launch(Kernel::Convolve, by_channels(tokens), CHANNELS as u32, 0, &parameters)?;
             self.gpu.launch(Kernel::Slide, by_channels(count), CHANNELS as u32, 0, &parameters)?;
             self.gpu.launch(Kernel::Gates, by_tokens, 256, 0, &parameters)?;
-            self.gpu.launch(Kernel::Recur, columns, COLUMNS as u32, number(8 * shape.key_dim), &parameters)?;
+            self.gpu.launch(recur, columns, COLUMNS as u32, number(8 * shape.key_dim), &parameters)?;
             self.gpu.launch(Kernel::NormGated, by_tokens, 256, 0, &parameters)?;
         }
         Ok(())

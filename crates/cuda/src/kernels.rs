@@ -91,6 +91,8 @@ kernels! {
     Slide "slide" p::Delta;
     Gates "gates" p::Delta;
     Recur "recur" p::Delta;
+    Recur64 "recur_64" p::Delta;
+    Recur128 "recur_128" p::Delta;
     NormGated "norm_gated" p::Delta;
     Route "route" p::Route;
     Combine "combine" p::Combine;

@@ -347,7 +347,7 @@ impl Cuda {
             let product = |part: usize, out| {
                 let ExpertPart { rows, cols, .. } = moe.experts.parts[part];
                 let (matrix, bias) = (p::Matrix::default(), 0);
-                Product { matrix, rows, cols, outputs: pairs, out, bias, accumulate: false }
+                Product { matrix, rows, cols, outputs: pairs, out, bias, accumulate: false, runs: None }
             };
             if m.streaming.as_ref().is_some_and(Streaming::has_failed) {
                 // What no kernel computes is read all the same.

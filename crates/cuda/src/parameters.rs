@@ -96,7 +96,9 @@ parameters! {
         out: Tensor,
         bias: Address,
         accumulate: u32,
-        unused: u32,
+        run: u32,
+        run_rows: u32,
+        run_columns: u32,
     }
     Cache {
         pool: Address,

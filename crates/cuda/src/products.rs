@@ -1,7 +1,7 @@
 //! Activations encoded, and matrix products of them.
 
 use anyhow::Result;
-use sluice_backend::{Activations, Linear};
+use sluice_backend::{Activations, Linear, Projection};
 
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
@@ -107,10 +107,13 @@ pub struct Product {
     pub out: p::Tensor,
     pub bias: Address,
     pub accumulate: bool,
+    /// Where rows come in runs: rows of one, and how far the next lies in the matrix and in the output.
+    pub runs: Option<[usize; 3]>,
 }
 
 pub fn multiply(gpu: &Gpu, product: Product, table: Option<Table>, x: &Encoded) -> Result<()> {
-    let Product { matrix, rows, cols, outputs, out, bias, accumulate } = product;
+    let Product { matrix, rows, cols, outputs, out, bias, accumulate, runs } = product;
+    let [run, run_rows, run_columns] = runs.unwrap_or([rows, 0, 0]).map(number);
     assert_eq!(cols, x.cols, "activations of a matrix with {cols} columns");
     assert_eq!(outputs, x.rows * table.map_or(1, |t| t.per_row), "tokens");
     let mut parameters = p::Matmul {
@@ -125,7 +128,9 @@ pub fn multiply(gpu: &Gpu, product: Product, table: Option<Table>, x: &Encoded) 
         out,
         bias,
         accumulate: accumulate.into(),
-        unused: 0,
+        run,
+        run_rows,
+        run_columns,
     };
     let own = [Kind(matrix.kind)];
     let kinds = match table {
@@ -147,6 +152,23 @@ pub fn multiply(gpu: &Gpu, product: Product, table: Option<Table>, x: &Encoded) 
     Ok(())
 }
 
+/// How many projections from the first on are runs of one matrix at even distances, and how far apart they are in the matrix and in the output.
+fn run_of(projections: &[Projection]) -> Option<(usize, usize, usize)> {
+    let place = |p: &Projection| (p.linear.rows.start, p.out.offset);
+    let [first, second, ..] = projections else { return None };
+    let (rows, columns) = (place(second).0.checked_sub(place(first).0)?, place(second).1.checked_sub(place(first).1)?);
+    let alike = |(i, p): &(usize, &Projection)| {
+        let (from, to) = place(first);
+        p.linear.matrix == first.linear.matrix
+            && p.linear.bias.is_none()
+            && p.linear.rows.len() == first.linear.rows.len()
+            && (p.out.buffer, p.out.stride, p.out.rows) == (first.out.buffer, first.out.stride, first.out.rows)
+            && place(p) == (from + i * rows, to + i * columns)
+    };
+    let count = projections.iter().enumerate().take_while(alike).count();
+    (count > 1).then_some((count, rows, columns))
+}
+
 impl Cuda {
     /// The product of a linear in this mode, for `outputs` tokens.
     pub fn product(
@@ -164,7 +186,27 @@ impl Cuda {
             self.place(b).at
         });
         let (matrix, rows, cols) = (weight.from_row(linear.rows.start, mode), linear.rows.len(), weight.cols());
-        Product { matrix, rows, cols, outputs, out, bias, accumulate }
+        Product { matrix, rows, cols, outputs, out, bias, accumulate, runs: None }
+    }
+
+    /// Products that share their input, those of the runs of a matrix together: where heads are interleaved there are dozens of them.
+    pub fn multiply_all(&self, projections: &[Projection], outputs: usize, x: &Encoded) -> Result<()> {
+        let mut done = 0;
+        while done < projections.len() {
+            let run = run_of(&projections[done..]);
+            let Projection { linear, out } = &projections[done];
+            let mut product = self.product(linear, outputs, self.place(*out), false, self.mode);
+            if let Some((count, rows, columns)) = run {
+                // The last of them, too, lies inside its matrix and its buffer.
+                let Projection { linear: last, out } = &projections[done + count - 1];
+                self.product(last, outputs, self.place(*out), false, self.mode);
+                product.runs = Some([product.rows, rows, columns]);
+                product.rows *= count;
+            }
+            multiply(&self.gpu, product, None, x)?;
+            done += run.map_or(1, |(count, ..)| count);
+        }
+        Ok(())
     }
 
     /// What input a matrix takes.
