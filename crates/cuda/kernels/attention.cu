@@ -217,11 +217,10 @@ template <int G, class K> __device__ __forceinline__ void multiply_lanes(const f
 }
 
 // The lanes of the dot products of a key with G queries.
-template <int G, u32 TYPE>
+template <int G, u32 TYPE, u32 DEEP>
 __device__ __forceinline__ void dot_lanes(const u8* key, u32 dim, const float* q, u32 pad, float (&acc)[G][16]) {
     if (dim % 16 == 0 && (u64)key % 16 == 0) {
         // Several sixteens are under way before the first is used.
-        const u32 DEEP = TYPE == F32 ? 4 : 8;
         for (u32 from = 0; from < dim; from += 16 * DEEP) {
             Sixteen<TYPE> k[DEEP];
 #pragma unroll
@@ -249,7 +248,7 @@ __device__ __forceinline__ void dot_lanes(const u8* key, u32 dim, const float* q
 
 // The weights of one partition, for G query heads that share a KV head: scores[g][position] = exp(s - m) (times the value's scale), ends[g] = m and the sum
 // of weights. By a block with a thread for each position; `q`: [G][padded k_dim]. Positions from `from` to `to` are visible.
-template <int G>
+template <int G, u32 DEEP>
 __device__ __forceinline__ void weigh(const Attention& p, const float* q, u32 base, u32 from, u32 to, u32 heads, const Located& located,
                                       float (*scores)[PARTITION], float (*ends)[2]) {
     const Cache& c = p.cache;
@@ -263,10 +262,10 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, u32 ba
             for (int i = 0; i < 16; i++) acc[g][i] = 0.0f;
         }
         const u8* key = located.keys[position];
-        if (c.type == F32) dot_lanes<G, F32>(key, c.k_dim, q, pad, acc);
-        else if (c.type == F16) dot_lanes<G, F16>(key, c.k_dim, q, pad, acc);
-        else if (c.type == BF16) dot_lanes<G, BF16>(key, c.k_dim, q, pad, acc);
-        else dot_lanes<G, INT8>(key, c.k_dim, q, pad, acc);
+        if (c.type == F32) dot_lanes<G, F32, DEEP>(key, c.k_dim, q, pad, acc);
+        else if (c.type == F16) dot_lanes<G, F16, DEEP>(key, c.k_dim, q, pad, acc);
+        else if (c.type == BF16) dot_lanes<G, BF16, DEEP>(key, c.k_dim, q, pad, acc);
+        else dot_lanes<G, INT8, DEEP>(key, c.k_dim, q, pad, acc);
 #pragma unroll
         for (int g = 0; g < G; g++) {
 #pragma unroll
@@ -315,10 +314,9 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, u32 ba
     __syncthreads();
 }
 
-template <int G, u32 TYPE>
+template <int G, u32 TYPE, u32 DEEP>
 __device__ __forceinline__ void sum_typed(const Located& located, u32 first, u32 end, u32 d, float (*scores)[PARTITION], float (&sums)[G]) {
     // Many values are under way before the first is used.
-    const u32 DEEP = 32;
     for (u32 from = first; from < end; from += DEEP) {
         float v[DEEP];
 #pragma unroll
@@ -334,15 +332,15 @@ __device__ __forceinline__ void sum_typed(const Located& located, u32 first, u32
 }
 
 // The weighted sums of values at column `d` over the visible positions, for G heads.
-template <int G>
+template <int G, u32 DEEP>
 __device__ __forceinline__ void sum_values(const Cache& c, const Located& located, u32 base, u32 from, u32 to, u32 d, float (*scores)[PARTITION],
                                            float (&sums)[G]) {
 #pragma unroll
     for (int g = 0; g < G; g++) sums[g] = 0.0f;
-    if (c.type == F32) sum_typed<G, F32>(located, from - base, to - base, d, scores, sums);
-    else if (c.type == F16) sum_typed<G, F16>(located, from - base, to - base, d, scores, sums);
-    else if (c.type == BF16) sum_typed<G, BF16>(located, from - base, to - base, d, scores, sums);
-    else sum_typed<G, INT8>(located, from - base, to - base, d, scores, sums);
+    if (c.type == F32) sum_typed<G, F32, DEEP>(located, from - base, to - base, d, scores, sums);
+    else if (c.type == F16) sum_typed<G, F16, DEEP>(located, from - base, to - base, d, scores, sums);
+    else if (c.type == BF16) sum_typed<G, BF16, DEEP>(located, from - base, to - base, d, scores, sums);
+    else sum_typed<G, INT8, DEEP>(located, from - base, to - base, d, scores, sums);
 }
 
 // The sink, the division, the gate: element `d` of head `h` of token `t`.
@@ -390,7 +388,7 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
             u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
             locate(c, table, kv_head, base, from, to, located);
             __syncthreads();
-            weigh<G>(p, q, base, from, to, heads, located, scores, ends);
+            weigh<G, 2>(p, q, base, from, to, heads, located, scores, ends);
             bool begins = base <= seen;
             float a[G], b[G];
 #pragma unroll
@@ -404,7 +402,7 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
             }
             for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
                 float sums[G];
-                sum_values<G>(c, located, base, from, to, d, scores, sums);
+                sum_values<G, 16>(c, located, base, from, to, d, scores, sums);
 #pragma unroll
                 for (int g = 0; g < G; g++) {
                     float* to_o = o + g * c.v_dim + d;
@@ -436,13 +434,13 @@ template <int G> __device__ __forceinline__ void attend_partition(const Attentio
     const u32* table = p.tables + p.table_starts[p.sequences[t]];
     locate(c, table, kv_head, base, from, to, located);
     turn_queries(p, t, first, heads, room);
-    weigh<G>(p, room, base, from, to, heads, located, scores, ends);
+    weigh<G, 4>(p, room, base, from, to, heads, located, scores, ends);
     // [tokens, heads, partitions, v_dim + 2]
     float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * (c.v_dim + 2);
     u64 next = (u64)p.partitions * (c.v_dim + 2);
     for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
         float sums[G];
-        sum_values<G>(c, located, base, from, to, d, scores, sums);
+        sum_values<G, 16>(c, located, base, from, to, d, scores, sums);
 #pragma unroll
         for (int g = 0; g < G; g++) {
             if (g < heads) parts[g * next + d] = sums[g];

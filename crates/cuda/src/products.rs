@@ -152,21 +152,60 @@ pub fn multiply(gpu: &Gpu, product: Product, table: Option<Table>, x: &Encoded) 
     Ok(())
 }
 
-/// How many projections from the first on are runs of one matrix at even distances, and how far apart they are in the matrix and in the output.
-fn run_of(projections: &[Projection]) -> Option<(usize, usize, usize)> {
+/// Projections that are runs of one matrix at even distances, whatever lies between them.
+struct Run {
+    count: usize,
+    /// How far apart they are in the matrix and in the output.
+    rows: usize,
+    columns: usize,
+    last: usize,
+}
+
+/// Projections that are tried as the second of a run: the next head's is among the first that look like it.
+const TRIED: usize = 4;
+
+/// Marks those that go with the one at `first`, as many as there are, and says how they lie.
+fn run_from(projections: &[Projection], first: usize, done: &mut [bool]) -> Run {
     let place = |p: &Projection| (p.linear.rows.start, p.out.offset);
-    let [first, second, ..] = projections else { return None };
-    let (rows, columns) = (place(second).0.checked_sub(place(first).0)?, place(second).1.checked_sub(place(first).1)?);
-    let alike = |(i, p): &(usize, &Projection)| {
-        let (from, to) = place(first);
-        p.linear.matrix == first.linear.matrix
+    let of = &projections[first];
+    let (row, column) = place(of);
+    let alike = |p: &Projection| {
+        p.linear.matrix == of.linear.matrix
+            && of.linear.bias.is_none()
             && p.linear.bias.is_none()
-            && p.linear.rows.len() == first.linear.rows.len()
-            && (p.out.buffer, p.out.stride, p.out.rows) == (first.out.buffer, first.out.stride, first.out.rows)
-            && place(p) == (from + i * rows, to + i * columns)
+            && p.linear.rows.len() == of.linear.rows.len()
+            && (p.out.buffer, p.out.stride, p.out.rows) == (of.out.buffer, of.out.stride, of.out.rows)
     };
-    let count = projections.iter().enumerate().take_while(alike).count();
-    (count > 1).then_some((count, rows, columns))
+    // Those that lie at even distances, in order.
+    let members = |rows: usize, columns: usize, done: &[bool], each: &mut dyn FnMut(usize)| {
+        let mut count = 1;
+        for (i, p) in projections.iter().enumerate().skip(first + 1) {
+            if !done[i] && alike(p) && place(p) == (row + count * rows, column + count * columns) {
+                count += 1;
+                each(i);
+            }
+        }
+        count
+    };
+    let mut run = Run { count: 1, rows: 0, columns: 0, last: first };
+    let seconds = projections.iter().enumerate().skip(first + 1).filter(|(i, p)| !done[*i] && alike(p));
+    for (_, second) in seconds.take(TRIED) {
+        let (rows, columns) = (place(second).0.checked_sub(row), place(second).1.checked_sub(column));
+        let (Some(rows), Some(columns)) = (rows, columns) else { continue };
+        let count = members(rows, columns, done, &mut |_| ());
+        if count > run.count {
+            run = Run { count, rows, columns, ..run };
+        }
+    }
+    done[first] = true;
+    if run.count > 1 {
+        let before = done.to_vec();
+        members(run.rows, run.columns, &before, &mut |i| {
+            done[i] = true;
+            run.last = i;
+        });
+    }
+    run
 }
 
 impl Cuda {
@@ -191,20 +230,21 @@ impl Cuda {
 
     /// Products that share their input, those of the runs of a matrix together: where heads are interleaved there are dozens of them.
     pub fn multiply_all(&self, projections: &[Projection], outputs: usize, x: &Encoded) -> Result<()> {
-        let mut done = 0;
-        while done < projections.len() {
-            let run = run_of(&projections[done..]);
-            let Projection { linear, out } = &projections[done];
+        let mut done = vec![false; projections.len()];
+        for (i, Projection { linear, out }) in projections.iter().enumerate() {
+            if done[i] {
+                continue;
+            }
+            let run = run_from(projections, i, &mut done);
             let mut product = self.product(linear, outputs, self.place(*out), false, self.mode);
-            if let Some((count, rows, columns)) = run {
+            if run.count > 1 {
                 // The last of them, too, lies inside its matrix and its buffer.
-                let Projection { linear: last, out } = &projections[done + count - 1];
+                let Projection { linear: last, out } = &projections[run.last];
                 self.product(last, outputs, self.place(*out), false, self.mode);
-                product.runs = Some([product.rows, rows, columns]);
-                product.rows *= count;
+                product.runs = Some([product.rows, run.rows, run.columns]);
+                product.rows *= run.count;
             }
             multiply(&self.gpu, product, None, x)?;
-            done += run.map_or(1, |(count, ..)| count);
         }
         Ok(())
     }
@@ -212,5 +252,35 @@ impl Cuda {
     /// What input a matrix takes.
     pub fn needs(&self, linear: &Linear, mode: Activations) -> Needs {
         self.weights.all[linear.matrix.number()].kind(mode).needs()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_backend::{BufferId, MatrixId, Tensor};
+
+    use super::*;
+
+    fn projection(matrix: usize, rows: std::ops::Range<usize>, buffer: usize, offset: usize) -> Projection {
+        let out = Tensor { buffer: BufferId::new(buffer), offset, rows: 3, cols: rows.len(), stride: 100 };
+        Projection { linear: Linear { matrix: MatrixId::new(matrix), rows, bias: None }, out }
+    }
+
+    #[test]
+    fn interleaved_heads_are_one_product_each() {
+        // Three heads of q and k of 4 rows and v of 8, each head's behind one another in the matrix.
+        let mut projections = Vec::new();
+        for head in 0..3 {
+            let from = head * 16;
+            projections.push(projection(0, from..from + 4, 0, head * 4));
+            projections.push(projection(0, from + 4..from + 8, 0, 12 + head * 4));
+            projections.push(projection(0, from + 8..from + 16, 1, head * 8));
+        }
+        let mut done = vec![false; 9];
+        for first in 0..3 {
+            let Run { count, rows, columns, last } = run_from(&projections, first, &mut done);
+            assert_eq!((count, rows, columns, last), (3, 16, if first < 2 { 4 } else { 8 }, first + 6));
+        }
+        assert_eq!(done, [true; 9]);
     }
 }
