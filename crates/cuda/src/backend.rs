@@ -356,12 +356,13 @@ impl Backend for Cuda {
         assert!(tokens.iter().all(|t| (*t as usize) < rows), "a token beyond {rows}");
         let linear = Linear { matrix: table, rows: 0..tokens.len().min(rows), bias: None };
         self.phase(Phase::Embed, &[&linear], 0, |own| {
-            let table = own.weights.all[table.number()].from_row(0, own.mode);
+            let table = own.weights.all[table.number()].at_row(0, own.mode);
             let rows = number(own.inputs.tokens().len());
             let (tokens, out) = (own.step.tokens, own.place(out));
             let parameters = p::Embed { table, tokens, out, rows, cols: number(cols) };
             // SAFETY: tokens and the tensor were checked.
-            Ok(unsafe { own.gpu.launch(Kernel::Embed, [rows, 1, 1], 256, 0, &parameters)? })
+            unsafe { own.gpu.launch(Kernel::Embed, [rows, 1, 1], 256, 0, &parameters)? };
+            Ok(())
         });
     }
 

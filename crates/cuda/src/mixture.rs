@@ -145,7 +145,7 @@ impl Mixtures {
                 for (i, o) in operands(&r.moe.experts, expert).into_iter().enumerate() {
                     let weight = &weights.all[o.weight];
                     assert!(o.row + o.rows <= weight.rows(), "expert {expert} in {} rows", weight.rows());
-                    matrices[i * count + expert] = weight.from_row(o.row, mode);
+                    matrices[i * count + expert] = weight.at_row(o.row, mode);
                 }
             }
             let table = Memory::new(gpu, size_of_val(&matrices[..]), "tables of experts")?;

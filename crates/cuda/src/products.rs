@@ -224,7 +224,7 @@ impl Cuda {
             assert_eq!(b.cols, linear.rows.len(), "one bias per row");
             self.place(b).at
         });
-        let (matrix, rows, cols) = (weight.from_row(linear.rows.start, mode), linear.rows.len(), weight.cols());
+        let (matrix, rows, cols) = (weight.at_row(linear.rows.start, mode), linear.rows.len(), weight.cols());
         Product { matrix, rows, cols, outputs, out, bias, accumulate, runs: None }
     }
 

@@ -181,7 +181,7 @@ impl Weight {
     ///
     /// # Panics
     /// Where it is not on the device.
-    pub fn from_row(&self, row: usize, mode: Activations) -> parameters::Matrix {
+    pub fn at_row(&self, row: usize, mode: Activations) -> parameters::Matrix {
         let at = self.at.expect("a weight that is used is on the device");
         self.described(std::array::from_fn(|i| at[i] + (row * self.row_bytes[i]) as u64), mode)
     }
@@ -192,7 +192,7 @@ impl Weight {
             Form::Float(float) => (float, 0, 0),
             Form::Affine { bits, group, scale } => (scale, u32::from(group), u32::from(bits)),
         };
-        let groups = if group == 0 { 0 } else { number(self.cols()) / group };
+        let groups = number(self.cols()).checked_div(group).unwrap_or(0);
         parameters::Matrix {
             data,
             scales,
