@@ -9,6 +9,7 @@ use sluice_engine::{
 };
 use sluice_store::{MAX_SETTINGS, read_small};
 
+use crate::device::DeviceArg;
 use crate::{config, demo, folders, machine};
 
 /// The folder that was named, or that a setting names, or else the demo model's.
@@ -21,6 +22,10 @@ pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
+    /// What computes: the CPU, or an NVIDIA GPU, by its number (cuda: the first). auto takes the first GPU, where there is one that can be used, and says what
+    /// it took and why. Changes speed and memory, never the result
+    #[arg(long, default_value_t = DeviceArg::Cpu, value_name = "auto|cpu|cuda[:N]")]
+    device: DeviceArg,
     /// Threads that compute [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
@@ -175,6 +180,11 @@ impl EngineArgs {
     /// Whether to say how weights are read.
     pub fn verbose(&self) -> bool {
         self.verbose
+    }
+
+    /// What computes.
+    pub fn device(&self) -> DeviceArg {
+        self.device
     }
 
     /// The engine's options: this machine's defaults, and what the flags say.

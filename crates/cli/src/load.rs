@@ -52,7 +52,8 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
 /// Loads the weights only: they may still be on their way when this returns.
 pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engine> {
     let (chosen_experts, wanted_context) = (options.experts_per_token, options.max_context);
-    let engine = Engine::open(folder, options).map_err(|e| naming(folder, e))?;
+    let device = args.device().chosen();
+    let engine = Engine::open_on(folder, options, &|options| device.backend(options)).map_err(|e| naming(folder, e))?;
     if chosen_experts.is_some() && engine.model().experts().is_none() {
         bail!("{}: --experts-per-token, but this model has no experts", folder.display());
     }

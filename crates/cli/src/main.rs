@@ -7,6 +7,7 @@ mod bench;
 mod chat;
 mod config;
 mod demo;
+mod device;
 mod disk;
 mod engine_args;
 mod eval;

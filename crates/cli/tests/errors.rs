@@ -202,3 +202,26 @@ fn version_names_numerics_and_instruction_set() {
     let out = success(sluice(&["--version"]).env("SLUICE_ISA", "generic").output().unwrap());
     assert!(out.starts_with("sluice 0.") && out.contains("numerics 3") && out.contains("generic"), "{out}");
 }
+
+#[test]
+fn a_device_that_cannot_be_used_is_named() {
+    let model = golden("qwen3");
+    for device in ["cuda:4000", "cuda:4294967295"] {
+        let refused = output(&[LOGITS, &[&model, "--device", device]].concat());
+        assert_refused(&refused, &[&format!("--device {device}")]);
+    }
+    for device in ["gpu", "cuda:", "cuda:x", "cpu:1", ""] {
+        let refused = output(&[LOGITS, &[&model, "--device", device]].concat());
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains("expected auto, cpu, cuda or cuda:N"), "{}", stderr(&refused));
+    }
+}
+
+#[test]
+fn where_there_is_no_device_auto_is_the_cpu_and_says_why() {
+    let model = golden("qwen3");
+    let [cpu, auto] = ["cpu", "auto"].map(|device| output(&[LOGITS, &["--json", &model, "--device", device]].concat()));
+    let said = stderr(&auto);
+    assert!(said.contains("device: cpu: ") || said.contains("device: cuda:0, "), "{said}");
+    assert_eq!(success(auto), success(cpu));
+}

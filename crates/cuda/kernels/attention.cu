@@ -1,0 +1,492 @@
+// Paged attention: keys and values into their slots, and each query head of each token over what it sees.
+#include "numerics.cuh"
+
+// Where one layer's keys and values lie in a pool of blocks: src/attention.rs works the offsets out.
+struct Cache {
+    u8* pool;
+    u64 block_bytes;
+    // Bytes from a block's start to K, V and their scales.
+    u64 k;
+    u64 v;
+    u64 k_scales;
+    u64 v_scales;
+    u32 block_tokens;
+    u32 k_dim;
+    u32 v_dim;
+    u32 type;
+};
+
+static const u32 INT8 = 3;
+
+__device__ __forceinline__ u32 size_of(u32 type) { return type == F32 ? 4 : type == INT8 ? 1 : 2; }
+
+struct Place {
+    u8* row;
+    u8* scale;
+};
+
+// The scale of a row of integers, which may lie at any address.
+__device__ __forceinline__ float read_scale(const u8* p) {
+    if ((u64)p % 4 == 0) return *(const float*)p;
+    return bits((u32)p[0] | (u32)p[1] << 8 | (u32)p[2] << 16 | (u32)p[3] << 24);
+}
+
+__device__ __forceinline__ void write_scale(u8* p, float scale) {
+    for (u32 i = 0; i < 4; i++) p[i] = (u8)(bits(scale) >> 8 * i);
+}
+
+// One head's key or value at a place of a block.
+__device__ __forceinline__ Place place(const Cache& c, u64 rows, u64 scales, u32 dim, u64 block, u32 offset, u32 kv_head) {
+    u8* at = c.pool + block * c.block_bytes;
+    u64 row = (u64)kv_head * c.block_tokens + offset;
+    return {at + rows + row * dim * size_of(c.type), at + scales + row * 4};
+}
+
+__device__ __forceinline__ float cached(const u8* row, u32 type, u32 i) {
+    if (type == INT8) return (float)((const i8*)row)[i];
+    return element(row, type, i);
+}
+
+// To bf16, denormals kept.
+__device__ __forceinline__ u16 round_bf16(float x) {
+    u32 b = bits(x);
+    return is_nan(x) ? (u16)(b >> 16) | 0x40 : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
+// Writes a row of `dim` elements, by a whole warp.
+__device__ void store(const float* x, u32 dim, u32 type, Place to) {
+    u32 lane = threadIdx.x % WARP;
+    float inv = 0.0f;
+    if (type == INT8) {
+        u32 greatest = 0;
+        for (u32 i = lane; i < dim; i += WARP) greatest = max(greatest, bits(x[i]) & 0x7fffffffu);
+        float a = bits(warp_greatest(greatest));
+        // With a NaN or an infinity: q = 0 and a scale of NaN.
+        bool finite = is_finite(a);
+        inv = div(127.0f, a);
+        if (!finite || !is_finite(inv)) inv = 0.0f;
+        if (lane == 0) write_scale(to.scale, finite ? div(a, 127.0f) : bits(0x7fc00000u));
+    }
+    for (u32 i = lane; i < dim; i += WARP) {
+        float v = x[i];
+        if (type == F32) ((float*)to.row)[i] = v;
+        else if (type == F16) ((u16*)to.row)[i] = to_f16(v);
+        else if (type == BF16) ((u16*)to.row)[i] = round_bf16(v);
+        else ((i8*)to.row)[i] = (i8)to_i8(mul(v, inv));
+    }
+}
+
+// A head in shared memory, normed and turned by a whole warp; its elements come from `x`.
+__device__ void turn(const float* x, float* head, u32 dim, const Norm& norm, const float* angles, u32 half) {
+    u32 lane = threadIdx.x % WARP;
+    for (u32 i = lane; i < dim; i += WARP) head[i] = x[i];
+    __syncwarp();
+    if (norm.weight) {
+        float inv = inverse_rms(head, dim, norm.eps);
+        for (u32 i = lane; i < dim; i += WARP) head[i] = mul(mul(head[i], inv), norm.weight[i]);
+        __syncwarp();
+    }
+    for (u32 i = lane; i < half; i += WARP) {
+        float a = head[i], b = head[half + i], cos = angles[i], sin = angles[half + i];
+        head[i] = fma(b, sub(0.0f, sin), mul(a, cos));
+        head[half + i] = fma(a, sin, mul(b, cos));
+    }
+    __syncwarp();
+}
+
+struct Attention {
+    Cache cache;
+    Tensor q;
+    Tensor k;
+    Tensor v;
+    Tensor out;
+    Norm q_norm;
+    Norm k_norm;
+    // [positions, 2 * half]: cosines, then sines.
+    const float* angles;
+    // [heads]; null: none.
+    const float* sinks;
+    // [tokens]
+    const u32* positions;
+    const u32* sequences;
+    const u64* slots;
+    // The block tables of all sequences, and where each begins.
+    const u32* tables;
+    const u32* table_starts;
+    u32 tokens;
+    u32 heads;
+    u32 kv_heads;
+    u32 gated;
+    u32 half;
+    // 0: all positions.
+    u32 window;
+    float scale;
+    float cap;
+    u32 capped;
+    // Where partitions leave their parts, and how many there is room for, of each head of a token.
+    u32 partitions;
+    float* parts;
+};
+
+// A block of two warps takes a KV head of a token: one its key, the other its value. Shared memory: a key.
+extern "C" __global__ void store_kv(const Attention p) {
+    float* head = room;
+    u32 h = blockIdx.y;
+    for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
+        const Cache& c = p.cache;
+        u64 slot = p.slots[t], block = slot / c.block_tokens;
+        u32 offset = slot % c.block_tokens;
+        if (threadIdx.x < WARP) {
+            const float* angles = p.angles + (u64)p.positions[t] * 2 * p.half;
+            turn(p.k.row(t) + h * c.k_dim, head, c.k_dim, p.k_norm, angles, p.half);
+            store(head, c.k_dim, c.type, place(c, c.k, c.k_scales, c.k_dim, block, offset, h));
+            __syncwarp();
+        } else {
+            store(p.v.row(t) + h * c.v_dim, c.v_dim, c.type, place(c, c.v, c.v_scales, c.v_dim, block, offset, h));
+        }
+    }
+}
+
+static const u32 PARTITION = 128;
+
+// The first position that a token sees.
+__device__ __forceinline__ u32 first_seen(const Attention& p, u32 position) {
+    return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
+}
+
+// Where the visible keys and values of a partition lie: looked up once, by a thread for each position.
+struct Located {
+    const u8* keys[PARTITION];
+    const u8* values[PARTITION];
+    float k_scales[PARTITION];
+    float v_scales[PARTITION];
+};
+
+__device__ __forceinline__ void locate(const Cache& c, const u32* table, u32 kv_head, u32 base, u32 from, u32 to, Located& located) {
+    u32 at = base + threadIdx.x;
+    if (at >= from && at < to) {
+        u32 block = table[at / c.block_tokens], offset = at % c.block_tokens;
+        Place key = place(c, c.k, c.k_scales, c.k_dim, block, offset, kv_head);
+        Place value = place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
+        located.keys[threadIdx.x] = key.row;
+        located.values[threadIdx.x] = value.row;
+        if (c.type == INT8) {
+            located.k_scales[threadIdx.x] = read_scale(key.scale);
+            located.v_scales[threadIdx.x] = read_scale(value.scale);
+        }
+    }
+}
+
+// Sixteen elements at an address of whole sixteens.
+template <u32 TYPE> struct Sixteen {
+    static const u32 WORDS = TYPE == F32 ? 4 : TYPE == INT8 ? 1 : 2;
+    uint4 words[WORDS];
+
+    __device__ __forceinline__ void load(const u8* row, u32 d) {
+#pragma unroll
+        for (u32 i = 0; i < WORDS; i++) words[i] = ((const uint4*)(row + d * size_of(TYPE)))[i];
+    }
+
+    __device__ __forceinline__ float at(u32 i) const {
+        const u32 per_word = 16 / WORDS, word = i / per_word, part = i % per_word / (per_word / 4);
+        u32 four[4] = {words[word].x, words[word].y, words[word].z, words[word].w};
+        if (TYPE == F32) return bits(four[part]);
+        if (TYPE == INT8) return (float)(i8)(four[part] >> i % 4 * 8);
+        u16 half = (u16)(four[part] >> i % 2 * 16);
+        return TYPE == F16 ? from_f16(half) : from_bf16(half);
+    }
+};
+
+// Elements of a query in shared memory: whole sixteens, of which what is missing is zero.
+__device__ __forceinline__ u32 padded(u32 dim) { return (dim + 15) / 16 * 16; }
+
+// `acc[i] = fma(q[i], k[i], acc[i])` over sixteen lanes, for G heads.
+template <int G, class K> __device__ __forceinline__ void multiply_lanes(const float* q, u32 pad, const K& k, float (&acc)[G][16]) {
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        const float4* row = (const float4*)(q + g * pad);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float4 x = row[i];
+            acc[g][4 * i] = fma(x.x, k.at(4 * i), acc[g][4 * i]);
+            acc[g][4 * i + 1] = fma(x.y, k.at(4 * i + 1), acc[g][4 * i + 1]);
+            acc[g][4 * i + 2] = fma(x.z, k.at(4 * i + 2), acc[g][4 * i + 2]);
+            acc[g][4 * i + 3] = fma(x.w, k.at(4 * i + 3), acc[g][4 * i + 3]);
+        }
+    }
+}
+
+// The lanes of the dot products of a key with G queries.
+template <int G, u32 TYPE, u32 DEEP>
+__device__ __forceinline__ void dot_lanes(const u8* key, u32 dim, const float* q, u32 pad, float (&acc)[G][16]) {
+    if (dim % 16 == 0 && (u64)key % 16 == 0) {
+        // Several sixteens are under way before the first is used.
+        for (u32 from = 0; from < dim; from += 16 * DEEP) {
+            Sixteen<TYPE> k[DEEP];
+#pragma unroll
+            for (u32 i = 0; i < DEEP; i++) {
+                if (from + 16 * i < dim) k[i].load(key, from + 16 * i);
+            }
+#pragma unroll
+            for (u32 i = 0; i < DEEP; i++) {
+                if (from + 16 * i < dim) multiply_lanes<G>(q + from + 16 * i, pad, k[i], acc);
+            }
+        }
+        return;
+    }
+    struct Loose {
+        float v[16];
+        __device__ __forceinline__ float at(u32 i) const { return v[i]; }
+    };
+    for (u32 d = 0; d < dim; d += 16) {
+        Loose k;
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) k.v[i] = d + i < dim ? cached(key, TYPE, d + i) : 0.0f;
+        multiply_lanes<G>(q + d, pad, k, acc);
+    }
+}
+
+// The weights of one partition, for G query heads that share a KV head: scores[g][position] = exp(s - m) (times the value's scale), ends[g] = m and the sum
+// of weights. By a block with a thread for each position; `q`: [G][padded k_dim]. Positions from `from` to `to` are visible.
+template <int G, u32 DEEP>
+__device__ __forceinline__ void weigh(const Attention& p, const float* q, u32 base, u32 from, u32 to, u32 heads, const Located& located,
+                                      float (*scores)[PARTITION], float (*ends)[2]) {
+    const Cache& c = p.cache;
+    u32 position = threadIdx.x, lane = threadIdx.x % 16, pad = padded(c.k_dim);
+    // 1. scores: a thread has the sixteen lanes of a dot product
+    if (base + position >= from && base + position < to) {
+        float acc[G][16];
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+#pragma unroll
+            for (int i = 0; i < 16; i++) acc[g][i] = 0.0f;
+        }
+        const u8* key = located.keys[position];
+        if (c.type == F32) dot_lanes<G, F32, DEEP>(key, c.k_dim, q, pad, acc);
+        else if (c.type == F16) dot_lanes<G, F16, DEEP>(key, c.k_dim, q, pad, acc);
+        else if (c.type == BF16) dot_lanes<G, BF16, DEEP>(key, c.k_dim, q, pad, acc);
+        else dot_lanes<G, INT8, DEEP>(key, c.k_dim, q, pad, acc);
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+#pragma unroll
+            for (int step = 8; step > 0; step /= 2) {
+#pragma unroll
+                for (int i = 0; i < step; i++) acc[g][i] = add(acc[g][i], acc[g][i + step]);
+            }
+            float s = acc[g][0];
+            if (c.type == INT8) s = mul(s, located.k_scales[position]);
+            s = mul(s, p.scale);
+            if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
+            scores[g][position] = s;
+        }
+    }
+    __syncthreads();
+    // 2. weights: a warp takes a head
+    for (u32 g = threadIdx.x / WARP; g < heads; g += blockDim.x / WARP) {
+        float top = bits(NEGATIVE_INFINITY);
+        for (u32 i = threadIdx.x % WARP; i < PARTITION; i += WARP) {
+            if (base + i >= from && base + i < to) top = greater(scores[g][i], top);
+        }
+        top = warp_greatest(top);
+        float sum = 0.0f, weights[PARTITION / 16];
+#pragma unroll
+        for (u32 j = 0; j < PARTITION / 16; j++) {
+            u32 i = 16 * j + lane;
+            bool visible = base + i >= from && base + i < to;
+            weights[j] = visible ? exp_(sub(scores[g][i], top)) : 0.0f;
+            sum = add(sum, weights[j]);
+        }
+        // Both halves of the warp have read the scores before one of them overwrites them.
+        __syncwarp();
+#pragma unroll
+        for (u32 j = 0; j < PARTITION / 16; j++) {
+            u32 i = 16 * j + lane;
+            if (threadIdx.x % WARP < 16 && base + i >= from && base + i < to) {
+                scores[g][i] = c.type == INT8 ? mul(weights[j], located.v_scales[i]) : weights[j];
+            }
+        }
+        sum = lane_tree(sum);
+        if (threadIdx.x % WARP == 0) {
+            ends[g][0] = top;
+            ends[g][1] = sum;
+        }
+    }
+    __syncthreads();
+}
+
+template <int G, u32 TYPE, u32 DEEP>
+__device__ __forceinline__ void sum_typed(const Located& located, u32 first, u32 end, u32 d, float (*scores)[PARTITION], float (&sums)[G]) {
+    // Many values are under way before the first is used.
+    for (u32 from = first; from < end; from += DEEP) {
+        float v[DEEP];
+#pragma unroll
+        for (u32 i = 0; i < DEEP; i++) v[i] = from + i < end ? cached(located.values[from + i], TYPE, d) : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < DEEP; i++) {
+            if (from + i < end) {
+#pragma unroll
+                for (int g = 0; g < G; g++) sums[g] = fma(scores[g][from + i], v[i], sums[g]);
+            }
+        }
+    }
+}
+
+// The weighted sums of values at column `d` over the visible positions, for G heads.
+template <int G, u32 DEEP>
+__device__ __forceinline__ void sum_values(const Cache& c, const Located& located, u32 base, u32 from, u32 to, u32 d, float (*scores)[PARTITION],
+                                           float (&sums)[G]) {
+#pragma unroll
+    for (int g = 0; g < G; g++) sums[g] = 0.0f;
+    if (c.type == F32) sum_typed<G, F32, DEEP>(located, from - base, to - base, d, scores, sums);
+    else if (c.type == F16) sum_typed<G, F16, DEEP>(located, from - base, to - base, d, scores, sums);
+    else if (c.type == BF16) sum_typed<G, BF16, DEEP>(located, from - base, to - base, d, scores, sums);
+    else sum_typed<G, INT8, DEEP>(located, from - base, to - base, d, scores, sums);
+}
+
+// The sink, the division, the gate: element `d` of head `h` of token `t`.
+__device__ __forceinline__ void finish(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {
+    const Cache& c = p.cache;
+    float a = 1.0f;
+    if (p.sinks) {
+        float sink = p.sinks[h], top = greater(sink, m);
+        a = exp_(sub(m, top));
+        l = fma(l, a, exp_(sub(sink, top)));
+    }
+    float y = div(mul(o, a), l);
+    if (p.gated) y = mul(y, sigmoid(p.q.row(t)[(u64)h * 2 * c.k_dim + c.k_dim + d]));
+    p.out.row(t)[(u64)h * c.v_dim + d] = y;
+}
+
+// Queries of a tile of heads, normed and turned, a warp each.
+__device__ __forceinline__ void turn_queries(const Attention& p, u32 t, u32 first, u32 heads, float* q) {
+    const Cache& c = p.cache;
+    u32 pad = padded(c.k_dim);
+    for (u32 g = threadIdx.x / WARP; g < heads; g += blockDim.x / WARP) {
+        const float* q_in = p.q.row(t) + (u64)(first + g) * c.k_dim * (p.gated ? 2 : 1);
+        turn(q_in, q + g * pad, c.k_dim, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half);
+        if (threadIdx.x % WARP < pad - c.k_dim) q[g * pad + c.k_dim + threadIdx.x % WARP] = 0.0f;
+    }
+    __syncthreads();
+}
+
+// A block of four warps takes G query heads, of one KV head, of a token through all partitions in turn. Grid: (tokens, tiles of heads). Shared memory:
+// q [G][padded k_dim] and o [G][v_dim].
+template <int G> __device__ __forceinline__ void attend_heads(const Attention& p) {
+    __shared__ float scores[G][PARTITION], ends[G][2];
+    __shared__ Located located;
+    const Cache& c = p.cache;
+    float *q = room, *o = q + G * padded(c.k_dim);
+    u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
+    u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
+    for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
+        u32 position = p.positions[t], seen = first_seen(p, position);
+        const u32* table = p.tables + p.table_starts[p.sequences[t]];
+        __syncthreads();
+        turn_queries(p, t, first, heads, q);
+        float m[G], l[G];
+        for (u32 base = seen / PARTITION * PARTITION; base <= position; base += PARTITION) {
+            u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
+            locate(c, table, kv_head, base, from, to, located);
+            __syncthreads();
+            weigh<G, 2>(p, q, base, from, to, heads, located, scores, ends);
+            bool begins = base <= seen;
+            float a[G], b[G];
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                float m_next = ends[g][0], l_next = ends[g][1];
+                float top = begins ? m_next : greater(m_next, m[g]);
+                a[g] = begins ? 0.0f : exp_(sub(m[g], top));
+                b[g] = begins ? 1.0f : exp_(sub(m_next, top));
+                l[g] = begins ? l_next : fma(l[g], a[g], mul(l_next, b[g]));
+                m[g] = top;
+            }
+            for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
+                float sums[G];
+                sum_values<G, 16>(c, located, base, from, to, d, scores, sums);
+#pragma unroll
+                for (int g = 0; g < G; g++) {
+                    float* to_o = o + g * c.v_dim + d;
+                    *to_o = begins ? sums[g] : fma(*to_o, a[g], mul(sums[g], b[g]));
+                }
+            }
+            __syncthreads();
+        }
+        for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                if (g < heads) finish(p, t, first + g, d, o[g * c.v_dim + d], m[g], l[g]);
+            }
+        }
+    }
+}
+
+// The same for one partition, of grid (tokens, tiles of heads, partitions); what it leaves is joined by `join`. Shared memory: q [G][padded k_dim].
+template <int G> __device__ __forceinline__ void attend_partition(const Attention& p) {
+    __shared__ float scores[G][PARTITION], ends[G][2];
+    __shared__ Located located;
+    const Cache& c = p.cache;
+    u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
+    u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
+    u32 t = blockIdx.x, position = p.positions[t], seen = first_seen(p, position);
+    u32 base = (seen / PARTITION + blockIdx.z) * PARTITION;
+    if (base > position) return;
+    u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
+    const u32* table = p.tables + p.table_starts[p.sequences[t]];
+    locate(c, table, kv_head, base, from, to, located);
+    turn_queries(p, t, first, heads, room);
+    weigh<G, 4>(p, room, base, from, to, heads, located, scores, ends);
+    // [tokens, heads, partitions, v_dim + 2]
+    float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * (c.v_dim + 2);
+    u64 next = (u64)p.partitions * (c.v_dim + 2);
+    for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
+        float sums[G];
+        sum_values<G, 16>(c, located, base, from, to, d, scores, sums);
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+            if (g < heads) parts[g * next + d] = sums[g];
+        }
+    }
+    if (threadIdx.x < 2) {
+        for (u32 g = 0; g < heads; g++) parts[g * next + c.v_dim + threadIdx.x] = ends[g][threadIdx.x];
+    }
+}
+
+// Joins the partitions of a head of a token: a block of threads, a column each. Grid: (tokens, heads). The factors of all partitions are known at once, since a
+// running maximum is exact; what is left in order is an fma each. Shared memory: maxima, b and a, [partitions] each.
+extern "C" __global__ void __launch_bounds__(128) join(const Attention p) {
+    const Cache& c = p.cache;
+    u32 t = blockIdx.x, h = blockIdx.y, position = p.positions[t];
+    u32 count = position / PARTITION - first_seen(p, position) / PARTITION + 1;
+    const float* parts = p.parts + ((u64)t * p.heads + h) * p.partitions * (c.v_dim + 2);
+    float *maxima = room, *b = maxima + p.partitions, *a = b + p.partitions;
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) maxima[i] = parts[(u64)i * (c.v_dim + 2) + c.v_dim];
+    __syncthreads();
+    // Each thread goes over all maxima before its own.
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
+        float before = maxima[0];
+        for (u32 j = 1; j < i; j++) before = greater(maxima[j], before);
+        float top = greater(maxima[i], before);
+        a[i] = exp_(sub(before, top));
+        b[i] = exp_(sub(maxima[i], top));
+    }
+    __syncthreads();
+    float m = maxima[0];
+    for (u32 i = 1; i < count; i++) m = greater(maxima[i], m);
+    float l = parts[c.v_dim + 1];
+#pragma unroll 4
+    for (u32 i = 1; i < count; i++) l = fma(l, a[i], mul(parts[(u64)i * (c.v_dim + 2) + c.v_dim + 1], b[i]));
+    for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
+        float o = parts[d];
+#pragma unroll 8
+        for (u32 i = 1; i < count; i++) o = fma(o, a[i], mul(parts[(u64)i * (c.v_dim + 2) + d], b[i]));
+        finish(p, t, h, d, o, m, l);
+    }
+}
+
+#define HEADS(G)                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(128) attend_##G(const Attention p) { attend_heads<G>(p); }         \
+    extern "C" __global__ void __launch_bounds__(128) attend_partition_##G(const Attention p) { attend_partition<G>(p); }
+
+HEADS(1)
+HEADS(2)
+HEADS(4)

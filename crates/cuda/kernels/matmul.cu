@@ -1,0 +1,468 @@
+// Products of weight matrices with encoded activations: `out[t, r] (+)= W[r] x[t] (+ bias[r])`. One kernel for each way to sum, each for one token and for
+// tiles of several. An element of the result is always summed whole, by one warp or half of one, in the order that docs/numerics.md gives.
+//
+// Of a mixture each output row has an expert of its own, whose matrix is looked up in a table; a kernel leaves rows alone whose matrix is another kernel's.
+#include "numerics.cuh"
+
+struct Matmul {
+    // The matrix, if there is no table.
+    Matrix matrix;
+    const Matrix* table;
+    // [outputs]: which matrix of the table each output row takes.
+    const u32* experts;
+    // Output rows of each row of x, where there is a table.
+    u32 per_row;
+    u32 rows;
+    u32 cols;
+    // Output rows.
+    u32 outputs;
+    Encoded x;
+    Tensor out;
+    // Null: none.
+    const float* bias;
+    u32 accumulate;
+    // Rows come in runs of so many; from run to run so many rows further in the matrix, and columns in the output.
+    u32 run;
+    u32 run_rows;
+    u32 run_columns;
+
+    // Row `r` of the product in the matrix, and its column in the output.
+    __device__ __forceinline__ u64 in_matrix(u64 r) const { return run == rows ? r : r / run * run_rows + r % run; }
+    __device__ __forceinline__ u64 in_output(u32 r) const { return run == rows ? r : (u64)(r / run) * run_columns + r % run; }
+};
+
+static const u32 THREADS = 256;
+
+// What a warp or half-warp works on.
+struct Work {
+    Matrix m;
+    // Row of x of the first token.
+    u64 x;
+    // First output row, and how many.
+    u32 first;
+    u32 count;
+};
+
+// Whether output row `first` and on are this kernel's, and with what.
+template <int T> __device__ __forceinline__ bool work(const Matmul& p, u32 kind, u32 tile, Work& w) {
+    w.first = tile * T;
+    w.count = min((u32)T, p.outputs - w.first);
+    if (p.table) {
+        w.m = p.table[p.experts[w.first]];
+        w.x = w.first / p.per_row;
+    } else {
+        w.m = p.matrix;
+        w.x = w.first;
+    }
+    return w.m.kind == kind;
+}
+
+__device__ __forceinline__ void put(const Matmul& p, u32 output, u32 r, float y) {
+    float* to = p.out.row(output) + p.in_output(r);
+    if (p.bias) y = add(y, p.bias[r]);
+    *to = p.accumulate ? add(*to, y) : y;
+}
+
+// ---- lane sums
+
+template <int KIND> __device__ __forceinline__ float lane_weight(const Matrix& m, u64 r, u32 i) {
+    const u8* row = m.data + r * m.row_bytes;
+    if (KIND == LANES_F32) return ((const float*)row)[i];
+    if (KIND == LANES_F16) return from_f16(((const u16*)row)[i]);
+    if (KIND == LANES_BF16) return from_bf16(((const u16*)row)[i]);
+    return affine_weight(m, r, i);
+}
+
+// Half a warp takes a row.
+template <int KIND, int T> __device__ __forceinline__ void lane_sums(const Matmul& p) {
+    u32 lane = threadIdx.x % 16;
+    u64 r = (u64)blockIdx.x * (THREADS / 16) + threadIdx.x / 16;
+    // A row that is not there is computed as the last, so that whole warps meet, and not stored.
+    u64 row = p.in_matrix(min(r, (u64)p.rows - 1));
+    for (u32 tile = blockIdx.y; tile * T < p.outputs; tile += gridDim.y) {
+        Work w;
+        if (!work<T>(p, KIND, tile, w)) continue;
+        float acc[T];
+#pragma unroll
+        for (int t = 0; t < T; t++) acc[t] = 0.0f;
+        u32 whole = p.cols / 16 * 16;
+        // Several weights are under way before the first is used.
+        const int DEEP = T == 1 ? 16 : 4;
+        for (u32 from = lane; from < whole; from += 16 * DEEP) {
+            float weights[DEEP];
+#pragma unroll
+            for (int d = 0; d < DEEP; d++) {
+                u32 i = from + 16 * d;
+                weights[d] = i < whole ? lane_weight<KIND>(w.m, row, i) : 0.0f;
+            }
+#pragma unroll
+            for (int d = 0; d < DEEP; d++) {
+                u32 i = from + 16 * d;
+                if (i >= whole) break;
+#pragma unroll
+                for (int t = 0; t < T; t++) {
+                    if (t < w.count) acc[t] = fma(weights[d], p.x.f[(w.x + t) * p.cols + i], acc[t]);
+                }
+            }
+        }
+        if (whole < p.cols) {
+            u32 i = whole + lane;
+            bool inside = i < p.cols;
+            float weight = inside ? lane_weight<KIND>(w.m, row, i) : 0.0f;
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                float x = inside && t < w.count ? p.x.f[(w.x + t) * p.cols + i] : 0.0f;
+                acc[t] = fma(weight, x, acc[t]);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            float y = lane_tree(acc[t]);
+            if (lane == t && t < w.count && r < p.rows) put(p, w.first + t, (u32)r, y);
+        }
+    }
+}
+
+// ---- bf16 pairs
+
+// The weights of columns i and i + 1, of which the second may not be there.
+template <int KIND> __device__ __forceinline__ void pair_weights(const Matrix& m, u64 r, u32 i, u32 cols, float& even, float& odd) {
+    if (KIND == PAIRS_BF16) {
+        const u16* row = (const u16*)(m.data + r * m.row_bytes);
+        if (cols % 2 == 0) {
+            u32 both = *(const u32*)(row + i);
+            even = bits(both << 16);
+            odd = bits(both & 0xffff0000u);
+        } else {
+            even = from_bf16(row[i]);
+            odd = i + 1 < cols ? from_bf16(row[i + 1]) : 0.0f;
+        }
+    } else {
+        even = from_bf16(to_bf16(affine_weight(m, r, i)));
+        odd = from_bf16(to_bf16(affine_weight(m, r, i + 1)));
+    }
+}
+
+__device__ __forceinline__ void pair_inputs(const u16* x, u32 i, u32 cols, float& even, float& odd) {
+    if (cols % 2 == 0) {
+        u32 both = *(const u32*)(x + i);
+        even = bits(both << 16);
+        odd = bits(both & 0xffff0000u);
+    } else {
+        even = from_bf16(x[i]);
+        odd = i + 1 < cols ? from_bf16(x[i + 1]) : 0.0f;
+    }
+}
+
+// Rows of bf16 that are whole words: many are under way before the first is used.
+template <int T> __device__ __forceinline__ void paired_words(const Matmul& p, const Work& w, u64 row, float (&acc)[T]) {
+    const int DEEP = T == 1 ? 32 : 8;
+    u32 lane = threadIdx.x % 16, all = p.cols / 2;
+    const u32* words = (const u32*)(w.m.data + row * w.m.row_bytes);
+    for (u32 from = lane; from < (all + 15) / 16 * 16; from += 16 * DEEP) {
+        u32 weights[DEEP];
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) weights[d] = from + 16 * d < all ? __ldcs(words + from + 16 * d) : 0;
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) {
+            u32 i = from + 16 * d;
+            if (i - lane >= all) break;
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                u32 x = i < all && t < w.count ? ((const u32*)(p.x.h + (w.x + t) * p.cols))[i] : 0;
+                acc[t] = flushed_fma(bits(weights[d] & 0xffff0000u), bits(x & 0xffff0000u), acc[t]);
+                acc[t] = flushed_fma(bits(weights[d] << 16), bits(x << 16), acc[t]);
+            }
+        }
+    }
+}
+
+template <int KIND, int T> __device__ __forceinline__ void pair_sums(const Matmul& p) {
+    u32 lane = threadIdx.x % 16;
+    u64 r = (u64)blockIdx.x * (THREADS / 16) + threadIdx.x / 16;
+    u64 row = p.in_matrix(min(r, (u64)p.rows - 1));
+    for (u32 tile = blockIdx.y; tile * T < p.outputs; tile += gridDim.y) {
+        Work w;
+        if (!work<T>(p, KIND, tile, w)) continue;
+        float acc[T];
+#pragma unroll
+        for (int t = 0; t < T; t++) acc[t] = 0.0f;
+        if (KIND == PAIRS_BF16 && p.cols % 2 == 0) {
+            paired_words<T>(p, w, row, acc);
+        } else {
+#pragma unroll 4
+            for (u32 c = 0; c < p.cols; c += 32) {
+                u32 i = c + 2 * lane;
+                bool inside = i < p.cols;
+                float even = 0.0f, odd = 0.0f;
+                if (inside) pair_weights<KIND>(w.m, row, i, p.cols, even, odd);
+#pragma unroll
+                for (int t = 0; t < T; t++) {
+                    float x = 0.0f, x_odd = 0.0f;
+                    if (inside && t < w.count) pair_inputs(p.x.h + (w.x + t) * p.cols, i, p.cols, x, x_odd);
+                    acc[t] = flushed_fma(odd, x_odd, acc[t]);
+                    acc[t] = flushed_fma(even, x, acc[t]);
+                }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            float y = lane_tree(acc[t]);
+            if (lane == t && t < w.count && r < p.rows) put(p, w.first + t, (u32)r, y);
+        }
+    }
+}
+
+// ---- integer groups
+
+// 32 q as bytes, in the order in which activations lie, from the words that they are packed in.
+template <int BITS> __device__ __forceinline__ void spread(const u32 (&words)[BITS], u32 (&w)[8]) {
+    if (BITS == 4) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            w[2 * e] = words[e % BITS] & 0x0f0f0f0fu;
+            w[2 * e + 1] = words[e % BITS] >> 4 & 0x0f0f0f0fu;
+        }
+    } else if (BITS == 8) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            w[2 * e] = __byte_perm(words[2 * e % BITS], words[(2 * e + 1) % BITS], 0x6420);
+            w[2 * e + 1] = __byte_perm(words[2 * e % BITS], words[(2 * e + 1) % BITS], 0x7531);
+        }
+    } else {
+        const u32 mask = (1u << BITS) - 1;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            u32 even = 0, odd = 0;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const int bit = (e * 8 + j) * BITS, word = bit / 32;
+                const u32 q = __funnelshift_r(words[word], word + 1 < BITS ? words[(word + 1) % BITS] : 0, bit % 32) & mask;
+                if (j % 2 == 0) even |= q << (j / 2 * 8);
+                else odd |= q << (j / 2 * 8);
+            }
+            w[2 * e] = even;
+            w[2 * e + 1] = odd;
+        }
+    }
+}
+
+// 32 q as they lie, under way.
+template <int BITS> struct Packed {
+    u32 words[BITS];
+
+    __device__ __forceinline__ void load(const u8* p, bool there) {
+        if (BITS == 4 || BITS == 8) {
+#pragma unroll
+            for (int i = 0; i < BITS / 4; i++) {
+                uint4 v = there ? __ldcs((const uint4*)p + i) : make_uint4(0, 0, 0, 0);
+                words[4 * i] = v.x;
+                words[4 * i + 1] = v.y;
+                words[4 * i + 2] = v.z;
+                words[4 * i + 3] = v.w;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < BITS; i++) words[i] = there ? __ldcs((const u32*)p + i) : 0;
+        }
+    }
+};
+
+// `sum + a . b` of four u8 and four i8.
+__device__ __forceinline__ int dot4(u32 a, u32 b, int sum) {
+    int d;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(sum));
+    return d;
+}
+
+// A warp takes a row for several tokens: each thread the integer sums of a group, which then meet in four chains, group w in that of thread w mod 4.
+template <int BITS, int T> __device__ __forceinline__ void integer_sums(const Matmul& p) {
+    u32 lane = threadIdx.x % WARP;
+    u32 r = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
+    if (r >= p.rows) return;
+    u64 row = p.in_matrix(r);
+    for (u32 tile = blockIdx.y; tile * T < p.outputs; tile += gridDim.y) {
+        Work w;
+        if (!work<T>(p, INTEGERS + (BITS == 8 ? 5 : BITS - 2), tile, w)) continue;
+        const u8* data = w.m.data + row * w.m.row_bytes;
+        u32 parts = w.m.group / 32;
+        float acc[T];
+#pragma unroll
+        for (int t = 0; t < T; t++) acc[t] = 0.0f;
+        for (u32 from = 0; from < w.m.groups; from += WARP) {
+            u32 g = from + lane;
+            float s = 0.0f, b = 0.0f, joined[T], m[T];
+#pragma unroll
+            for (int t = 0; t < T; t++) joined[t] = m[t] = 0.0f;
+            if (g < w.m.groups) {
+                s = element(w.m.scales, w.m.type, row * w.m.groups + g);
+                b = element(w.m.biases, w.m.type, row * w.m.groups + g);
+                for (u32 part = 0; part < parts; part++) {
+                    u32 column = g * w.m.group + part * 32, q[8];
+                    Packed<BITS> packed;
+                    packed.load(data + column / 8 * BITS, true);
+                    spread<BITS>(packed.words, q);
+#pragma unroll
+                    for (int t = 0; t < T; t++) {
+                        if (t >= w.count) break;
+                        u64 at = (w.x + t) * p.cols + column;
+                        uint4 low = ((const uint4*)(p.x.q + at))[0], high = ((const uint4*)(p.x.q + at))[1];
+                        int sum = dot4(q[0], low.x, 0);
+                        sum = dot4(q[1], low.y, sum);
+                        sum = dot4(q[2], low.z, sum);
+                        sum = dot4(q[3], low.w, sum);
+                        sum = dot4(q[4], high.x, sum);
+                        sum = dot4(q[5], high.y, sum);
+                        sum = dot4(q[6], high.z, sum);
+                        sum = dot4(q[7], high.w, sum);
+                        float sx = p.x.sx[at / 32], mx = p.x.mx[at / 32];
+                        joined[t] = part == 0 ? mul(sx, (float)sum) : fma(sx, (float)sum, joined[t]);
+                        m[t] = part == 0 ? mx : add(m[t], mx);
+                    }
+                }
+            }
+#pragma unroll
+            for (u32 j = 0; j < WARP; j += 4) {
+                u32 of = j + lane % 4;
+                bool there = from + of < w.m.groups;
+                float s_of = __shfl_sync(ALL, s, of), b_of = __shfl_sync(ALL, b, of);
+#pragma unroll
+                for (int t = 0; t < T; t++) {
+                    float joined_of = __shfl_sync(ALL, joined[t], of), m_of = __shfl_sync(ALL, m[t], of);
+                    if (there) acc[t] = fma(b_of, m_of, fma(s_of, joined_of, acc[t]));
+                }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            float y = add(acc[t], __shfl_xor_sync(ALL, acc[t], 2));
+            y = add(y, __shfl_xor_sync(ALL, y, 1));
+            if (lane == t && t < w.count) put(p, w.first + t, r, y);
+        }
+    }
+}
+
+// Groups of a row, in shared memory: scale, bias, joined sum.
+static const u32 CHUNK = 1024, SLOTS = CHUNK / 32 + 1;
+
+// The same for one token: a warp takes R rows through chunks of 1,024 columns, D of which are under way; a thread sums 32 columns of each row, and thread
+// (row, chain) runs through what meets in shared memory: [groups] joined sums of activations, then SLOTS of each row of each warp.
+template <int BITS, int R, int D> __device__ __forceinline__ void integer_sum(const Matmul& p) {
+    const u32 WARPS = 4;
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, parts = p.cols / 32, chunks = (p.cols + CHUNK - 1) / CHUNK;
+    u64 first_row = ((u64)blockIdx.x * WARPS + warp) * R;
+    for (u32 tile = blockIdx.y; tile < p.outputs; tile += gridDim.y) {
+        Work w;
+        if (!work<1>(p, INTEGERS + (BITS == 8 ? 5 : BITS - 2), tile, w)) continue;
+        const Matrix& m = w.m;
+        u32 of_group = m.group / 32, of_chunk = CHUNK / m.group;
+        const i8* q = p.x.q + w.x * p.cols;
+        const float *sx = p.x.sx + w.x * parts, *mx = p.x.mx + w.x * parts;
+        float* sums = room;
+        float4* own = (float4*)(room + (parts + 3) / 4 * 4) + warp * R * SLOTS;
+        __syncthreads();
+        for (u32 g = threadIdx.x; g < m.groups; g += blockDim.x) {
+            float sum = mx[g * of_group];
+            for (u32 i = 1; i < of_group; i++) sum = add(sum, mx[g * of_group + i]);
+            sums[g] = sum;
+        }
+        u64 rows[R];
+        // A row that is not there is computed as the last, and not stored.
+#pragma unroll
+        for (int r = 0; r < R; r++) rows[r] = p.in_matrix(min(first_row + r, (u64)p.rows - 1));
+        float acc = 0.0f;
+        for (u32 from = 0; from < chunks; from += D) {
+            Packed<BITS> packed[D][R];
+            float scales[D][R], biases[D][R];
+#pragma unroll
+            for (int d = 0; d < D; d++) {
+                u32 part = (from + d) * 32 + lane;
+#pragma unroll
+                for (int r = 0; r < R; r++) packed[d][r].load(m.data + rows[r] * m.row_bytes + (u64)part * 4 * BITS, part < parts);
+            }
+#pragma unroll
+            for (int d = 0; d < D; d++) {
+                u32 g = (from + d) * of_chunk + lane;
+                bool there = lane < of_chunk && g < m.groups;
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    scales[d][r] = there ? element(m.scales, m.type, rows[r] * m.groups + g) : 0.0f;
+                    biases[d][r] = there ? element(m.biases, m.type, rows[r] * m.groups + g) : 0.0f;
+                }
+            }
+            // What meets is there.
+            if (from == 0) __syncthreads();
+#pragma unroll
+            for (int d = 0; d < D; d++) {
+                if (from + d >= chunks) break;
+                u32 part = (from + d) * 32 + lane;
+                uint4 low = make_uint4(0, 0, 0, 0), high = low;
+                float scale = 0.0f;
+                if (part < parts) {
+                    low = ((const uint4*)(q + part * 32))[0];
+                    high = ((const uint4*)(q + part * 32))[1];
+                    scale = sx[part];
+                }
+                __syncwarp();
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    u32 b[8];
+                    spread<BITS>(packed[d][r].words, b);
+                    int even = dot4(b[0], low.x, 0), odd = dot4(b[1], low.y, 0);
+                    even = dot4(b[2], low.z, even);
+                    odd = dot4(b[3], low.w, odd);
+                    even = dot4(b[4], high.x, even);
+                    odd = dot4(b[5], high.y, odd);
+                    even = dot4(b[6], high.z, even);
+                    odd = dot4(b[7], high.w, odd);
+                    float sum = (float)(even + odd), joined = mul(scale, sum);
+                    for (u32 i = 1; i < of_group; i++) {
+                        float scale_i = __shfl_down_sync(ALL, scale, i), sum_i = __shfl_down_sync(ALL, sum, i);
+                        joined = fma(scale_i, sum_i, joined);
+                    }
+                    if (lane % of_group == 0) own[r * SLOTS + lane / of_group].z = joined;
+                    if (lane < of_chunk) *(float2*)(own + r * SLOTS + lane) = make_float2(scales[d][r], biases[d][r]);
+                }
+                __syncwarp();
+                if (lane < 4 * R) {
+                    u32 before = (from + d) * of_chunk, here = min(of_chunk, m.groups - before);
+                    const float4* slots = own + lane / 4 * SLOTS;
+                    for (u32 g = lane % 4; g < here; g += 4) {
+                        float4 v = slots[g];
+                        acc = fma(v.y, sums[before + g], fma(v.x, v.z, acc));
+                    }
+                }
+            }
+        }
+        float y = add(acc, __shfl_xor_sync(ALL, acc, 2));
+        y = add(y, __shfl_xor_sync(ALL, y, 1));
+        u64 row = first_row + lane / 4;
+        if (lane < 4 * R && lane % 4 == 0 && row < p.rows) put(p, w.first, (u32)row, y);
+    }
+}
+
+// ---- kernels: for one token, and for tiles of eight
+
+#define KERNELS(name, body, variant)                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) name##_1(const Matmul p) { body<variant, 1>(p); } \
+    extern "C" __global__ void __launch_bounds__(256) name##_8(const Matmul p) { body<variant, 8>(p); }
+
+KERNELS(lanes_f32, lane_sums, LANES_F32)
+KERNELS(lanes_f16, lane_sums, LANES_F16)
+KERNELS(lanes_bf16, lane_sums, LANES_BF16)
+KERNELS(lanes_affine, lane_sums, LANES_AFFINE)
+KERNELS(pairs_bf16, pair_sums, PAIRS_BF16)
+KERNELS(pairs_affine, pair_sums, PAIRS_AFFINE)
+
+// For one token in few rows and in many.
+#define INTEGER_KERNELS(bits)                                                                                                       \
+    extern "C" __global__ void __launch_bounds__(128) integers_##bits##_1(const Matmul p) { integer_sum<bits, 2, bits == 8 ? 1 : 2>(p); } \
+    extern "C" __global__ void __launch_bounds__(128) integers_##bits##_1_wide(const Matmul p) { integer_sum<bits, 4, 1>(p); }         \
+    extern "C" __global__ void __launch_bounds__(256) integers_##bits##_8(const Matmul p) { integer_sums<bits, 8>(p); }
+
+INTEGER_KERNELS(2)
+INTEGER_KERNELS(3)
+INTEGER_KERNELS(4)
+INTEGER_KERNELS(5)
+INTEGER_KERNELS(6)
+INTEGER_KERNELS(8)

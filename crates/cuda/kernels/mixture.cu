@@ -1,0 +1,188 @@
+// Mixtures of experts: which experts a token takes, and the sum of what they give.
+#include "numerics.cuh"
+
+struct Route {
+    // [tokens, experts], overwritten with scores.
+    float* logits;
+    // [experts]: added to choose, not to weigh; null: none.
+    const float* bias;
+    // [tokens, k] each
+    u32* chosen;
+    float* weights;
+    u32 tokens;
+    u32 experts;
+    u32 k;
+    u32 scoring;
+    u32 renormalise;
+    u32 groups;
+    u32 top_groups;
+    float scale;
+};
+
+static const u32 SOFTMAX_TOP_K = 0, TOP_K_SOFTMAX = 1, SIGMOID = 2;
+static const u32 MAX_GROUPS = 64;
+
+// `x = softmax(x)`, by a whole warp; the sum is a wide one.
+__device__ void softmax(float* x, u32 n) {
+    u32 lane = threadIdx.x % WARP;
+    float m = bits(NEGATIVE_INFINITY);
+    for (u32 i = lane; i < n; i += WARP) m = greater(x[i], m);
+    m = warp_greatest(m);
+    float low = 0.0f, high = 0.0f;
+    for (u32 i = lane; i < n; i += 64) {
+        x[i] = exp_(sub(x[i], m));
+        low = add(low, x[i]);
+        if (i + 32 < n) {
+            x[i + 32] = exp_(sub(x[i + 32], m));
+            high = add(high, x[i + 32]);
+        }
+    }
+    float sum = wide_tree(low, high);
+    for (u32 i = lane; i < n; i += WARP) x[i] = div(x[i], sum);
+    __syncwarp();
+}
+
+// The lane sum of `n` elements, by a whole warp.
+__device__ float lane_sum(const float* x, u32 n) {
+    u32 lane = threadIdx.x % 16;
+    float sum = 0.0f;
+    for (u32 i = lane; i < (n + 15) / 16 * 16; i += 16) sum = add(sum, i < n ? x[i] : 0.0f);
+    return lane_tree(sum);
+}
+
+// Whether score `a` of expert `i` comes before score `b` of expert `j`.
+__device__ __forceinline__ bool before(float a, u32 i, float b, u32 j) { return a > b || a == b && i < j; }
+
+// A warp takes a token. Shared memory: what experts are chosen by [experts]; those that were chosen, and with what [k] each.
+extern "C" __global__ void __launch_bounds__(32) route(const Route p) {
+    __shared__ float ranks[MAX_GROUPS];
+    float* offered = room;
+    float* weights = offered + p.experts;
+    u32* chosen = (u32*)(weights + p.k);
+    const u32 TAKEN = 0xffffffffu;
+    u32 lane = threadIdx.x;
+    for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
+        float* score = p.logits + (u64)t * p.experts;
+        __syncwarp();
+        // 1. scores
+        if (p.scoring == SOFTMAX_TOP_K) softmax(score, p.experts);
+        if (p.scoring == SIGMOID) {
+            for (u32 i = lane; i < p.experts; i += WARP) score[i] = sigmoid(score[i]);
+        }
+        __syncwarp();
+        // 2. who takes part, and by what it is chosen; a NaN counts as the least. NaN itself marks who takes no part, or no more.
+        for (u32 i = lane; i < p.experts; i += WARP) {
+            float s = p.bias ? add(score[i], p.bias[i]) : score[i];
+            offered[i] = is_nan(s) ? bits(NEGATIVE_INFINITY) : s;
+        }
+        if (p.scoring == SIGMOID && p.groups > 1) {
+            u32 size = p.experts / p.groups;
+            for (u32 g = lane; g < p.groups; g += WARP) {
+                float first = bits(NEGATIVE_INFINITY), second = bits(NEGATIVE_INFINITY);
+                for (u32 i = g * size; i < (g + 1) * size; i++) {
+                    float s = p.bias ? add(score[i], p.bias[i]) : score[i];
+                    if (s > first) {
+                        second = first;
+                        first = s;
+                    } else if (s > second) {
+                        second = s;
+                    }
+                }
+                ranks[g] = size == 1 ? first : add(first, second);
+            }
+            __syncwarp();
+            for (u32 i = lane; i < p.experts; i += WARP) {
+                u32 g = i / size, ahead = 0;
+                for (u32 other = 0; other < p.groups; other++) {
+                    if (other != g && before(ranks[other], other, ranks[g], g)) ahead++;
+                }
+                if (ahead >= p.top_groups) offered[i] = bits(TAKEN);
+            }
+        }
+        __syncwarp();
+        // 3. the best, best first
+        for (u32 n = 0; n < p.k; n++) {
+            float best = bits(NEGATIVE_INFINITY);
+            u32 id = TAKEN;
+            for (u32 i = lane; i < p.experts; i += WARP) {
+                if (!is_nan(offered[i]) && before(offered[i], i, best, id)) {
+                    best = offered[i];
+                    id = i;
+                }
+            }
+            for (u32 step = 16; step > 0; step /= 2) {
+                float other = __shfl_xor_sync(ALL, best, step);
+                u32 other_id = __shfl_xor_sync(ALL, id, step);
+                if (before(other, other_id, best, id)) {
+                    best = other;
+                    id = other_id;
+                }
+            }
+            if (lane == 0) {
+                chosen[n] = id;
+                weights[n] = best;
+                offered[id] = bits(TAKEN);
+            }
+            __syncwarp();
+        }
+        // 4. their weights
+        if (p.scoring == TOP_K_SOFTMAX) softmax(weights, p.k);
+        if (p.scoring == SIGMOID) {
+            for (u32 n = lane; n < p.k; n += WARP) weights[n] = score[chosen[n]];
+            __syncwarp();
+        }
+        if (p.scoring != TOP_K_SOFTMAX && p.renormalise) {
+            float sum = lane_sum(weights, p.k);
+            if (p.scoring == SIGMOID) sum = add(sum, 1e-20f);
+            __syncwarp();
+            for (u32 n = lane; n < p.k; n += WARP) weights[n] = div(weights[n], sum);
+            __syncwarp();
+        }
+        if (p.scoring == SIGMOID) {
+            for (u32 n = lane; n < p.k; n += WARP) weights[n] = mul(weights[n], p.scale);
+            __syncwarp();
+        }
+        // 5. ascending by number
+        for (u32 n = lane; n < p.k; n += WARP) {
+            u32 at = 0;
+            for (u32 other = 0; other < p.k; other++) at += chosen[other] < chosen[n];
+            p.chosen[(u64)t * p.k + at] = chosen[n];
+            p.weights[(u64)t * p.k + at] = weights[n];
+        }
+        __syncwarp();
+    }
+}
+
+struct Combine {
+    // [tokens, k, cols]: what each token's experts gave, and with what weight.
+    const float* outputs;
+    const float* weights;
+    // [tokens, cols]: what the shared one gave; null: there is none.
+    const float* shared;
+    // [tokens]: before the sigmoid; null: 1.
+    const float* gates;
+    Tensor residual;
+    u32 tokens;
+    u32 cols;
+    u32 k;
+    u32 unused;
+};
+
+// `residual += sum of the routed experts + gate * the shared one`
+extern "C" __global__ void combine(const Combine p) {
+    for (u32 t = blockIdx.y; t < p.tokens; t += gridDim.y) {
+        for (u32 c = blockIdx.x * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.x * blockDim.x) {
+            float sum = 0.0f;
+            for (u32 n = 0; n < p.k; n++) {
+                u64 pair = (u64)t * p.k + n;
+                sum = fma(p.weights[pair], p.outputs[pair * p.cols + c], sum);
+            }
+            if (p.shared) {
+                float gate = p.gates ? sigmoid(p.gates[t]) : 1.0f;
+                sum = fma(gate, p.shared[(u64)t * p.cols + c], sum);
+            }
+            float* to = p.residual.row(t) + c;
+            *to = add(*to, sum);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Paged attention: rotary tables, the cache's layout as kernels see it, the kernels of a layer.
+//!
+//! Keys and values go into their slots first. Then a block takes the query heads of a token that share a KV head through all partitions; or, where that would be too
+//! few blocks for the device, each partition has a block of its own, and what they leave is joined.
+
+use anyhow::{Context, Result};
+use sluice_backend::{AttentionLayer, KvLayout, KvType, Norm, RotaryFrequencies};
+
+use crate::backend::Cuda;
+use crate::driver::Gpu;
+use crate::kernels::Kernel;
+use crate::memory::{Reserved, Scratch, bytes_of};
+use crate::parameters::{self as p, number};
+
+/// Cosines and then sines of each position's angles, `[positions, 2 * frequencies]`: addresses for all positions, of which the first are filled.
+pub struct RotaryTable {
+    frequencies: RotaryFrequencies,
+    pub memory: Reserved,
+    positions: usize,
+    filled: usize,
+    angles: Vec<f32>,
+}
+
+/// Positions that are filled at once, at least.
+const FILLED: usize = 256;
+
+impl RotaryTable {
+    pub fn new(gpu: &Gpu, frequencies: &RotaryFrequencies, positions: usize) -> Result<RotaryTable> {
+        let bytes = positions.checked_mul(frequencies.inv_freq.len() * 8);
+        let bytes = bytes.with_context(|| format!("{positions} positions are too many"))?;
+        let memory = Reserved::new(gpu, bytes, "rotary angles")?;
+        Ok(RotaryTable { frequencies: frequencies.clone(), memory, positions, filled: 0, angles: Vec::new() })
+    }
+
+    pub fn half(&self) -> usize {
+        self.frequencies.inv_freq.len()
+    }
+
+    /// Computes the angles of all positions below `reach` that are not there yet. On the host: a device's sine has other bits.
+    pub fn fill(&mut self, gpu: &Gpu, reach: usize) -> Result<()> {
+        if reach <= self.filled {
+            return Ok(());
+        }
+        assert!(reach <= self.positions, "position {} of {}", reach - 1, self.positions);
+        let (half, to) = (self.half(), reach.next_multiple_of(FILLED).min(self.positions));
+        let row = 8 * half;
+        self.memory.commit(gpu, to * row, "rotary angles")?;
+        self.angles.clear();
+        self.angles.resize((to - self.filled) * 2 * half, 0.0);
+        for (row, position) in self.angles.chunks_exact_mut((2 * half).max(1)).zip(self.filled..) {
+            let (cos, sin) = row.split_at_mut(half);
+            self.frequencies.angles(position as u32, cos, sin);
+        }
+        // SAFETY: so much was just committed.
+        unsafe { gpu.write(self.memory.at + (self.filled * row) as u64, bytes_of(&self.angles))? };
+        self.filled = to;
+        Ok(())
+    }
+}
+
+/// Positions of a partition: see `docs/numerics.md`.
+const PARTITION: usize = 128;
+/// So many partitions at most have blocks of their own: as many as their factors fit in the shared memory of a block.
+const MOST_PARTITIONS: usize = 4096;
+
+/// Query heads that a block takes together, and the kernels for that: the fewest that are enough for the heads that share a KV head.
+const TILES: [(usize, Kernel, Kernel); 3] = [
+    (1, Kernel::Attend1, Kernel::AttendPartition1),
+    (2, Kernel::Attend2, Kernel::AttendPartition2),
+    (4, Kernel::Attend4, Kernel::AttendPartition4),
+];
+
+/// What partitions leave: `[tokens, heads, partitions, v_dim + 2]`.
+#[derive(Default)]
+pub struct Work(Scratch);
+
+impl Work {
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+}
+
+/// Where a layer's keys and values lie inside blocks: as [`KvLayout`] says.
+fn cache(pool: u64, layout: &KvLayout, layer: usize) -> p::Cache {
+    let KvLayout { kv_heads, k_dim, v_dim, kv_type, block_tokens, .. } = *layout;
+    let rows = kv_heads * block_tokens;
+    let k = layer * layout.layer_bytes();
+    let v = k + kv_type.bytes(rows, k_dim);
+    let [k_scales, v_scales] =
+        [k + rows * k_dim * kv_type.size(), v + rows * v_dim * kv_type.size()].map(|at| at as u64);
+    p::Cache {
+        pool,
+        block_bytes: layout.block_bytes() as u64,
+        k: k as u64,
+        v: v as u64,
+        k_scales,
+        v_scales,
+        block_tokens: number(block_tokens),
+        k_dim: number(k_dim),
+        v_dim: number(v_dim),
+        kv_type: match kv_type {
+            KvType::F32 => 0,
+            KvType::F16 => 1,
+            KvType::Bf16 => 2,
+            KvType::Int8 => 3,
+        },
+    }
+}
+
+impl Cuda {
+    pub(crate) fn run_attention(&mut self, layer: &AttentionLayer) -> Result<()> {
+        let (pool, layout) = (self.kv[layer.group].memory.at, self.kv[layer.group].layout);
+        let tokens = self.inputs.tokens().len();
+        let (heads, kv_heads) = (layer.heads, layout.kv_heads);
+        assert!(heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads for {kv_heads} KV heads");
+        assert!(!layer.gated || layout.k_dim == layout.v_dim, "a gate as wide as the output");
+        assert!(layer.window != Some(0), "a window of no positions");
+        let q_dim = layout.k_dim * if layer.gated { 2 } else { 1 };
+        let widths = [heads * q_dim, kv_heads * layout.k_dim, kv_heads * layout.v_dim, heads * layout.v_dim];
+        for (t, width) in [layer.q, layer.k, layer.v, layer.out].into_iter().zip(widths) {
+            assert!(t.rows >= tokens && t.cols == width, "{tokens} tokens of {width} in {t:?}");
+        }
+        let rotary = &self.rotary[layer.rotary.number()];
+        assert!(2 * rotary.half() <= layout.k_dim, "{} pairs in a head of {}", rotary.half(), layout.k_dim);
+        let group = self.step.groups[layer.group];
+        // 1. How the work is split
+        let shared = heads / kv_heads;
+        let (tile, whole, partition) = TILES.into_iter().find(|(n, ..)| *n >= shared).unwrap_or(TILES[TILES.len() - 1]);
+        let tiles = kv_heads * shared.div_ceil(tile);
+        // Few sizes, so that steps are alike.
+        let partitions = self.most_partitions(layer.window).next_power_of_two();
+        let split =
+            partitions > 1 && tokens * tiles < 2 * self.gpu.device.multiprocessors && partitions <= MOST_PARTITIONS;
+        let parts = match split {
+            true => self.attention.0.room(&self.gpu, 4 * tokens * heads * partitions * (layout.v_dim + 2))?,
+            false => 0,
+        };
+        let norm = |norm: Option<Norm>| norm.map_or(p::Norm::default(), |n| self.norm(&n));
+        let parameters = p::Attention {
+            cache: cache(pool, &layout, layer.layer),
+            q: self.place(layer.q),
+            k: self.place(layer.k),
+            v: self.place(layer.v),
+            out: self.place(layer.out),
+            q_norm: norm(layer.q_norm),
+            k_norm: norm(layer.k_norm),
+            angles: rotary.memory.at,
+            sinks: layer.sinks.map_or(0, |s| self.place(s).at),
+            positions: self.step.positions,
+            sequences: self.step.sequences,
+            slots: group.slots,
+            tables: group.tables,
+            table_starts: group.table_starts,
+            tokens: number(tokens),
+            heads: number(heads),
+            kv_heads: number(kv_heads),
+            gated: layer.gated.into(),
+            half: number(rotary.half()),
+            window: layer.window.map_or(0, |w| number(w.min(u32::MAX as usize))),
+            scale: layer.scale,
+            cap: layer.softcap.unwrap_or(0.0),
+            capped: layer.softcap.is_some().into(),
+            partitions: number(partitions),
+            parts,
+        };
+        // 2. Keys and values into their slots, attention
+        let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
+        let floats = |n: usize| number(4 * n);
+        let padded = layout.k_dim.next_multiple_of(16);
+        // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs hold; the room was just made.
+        unsafe {
+            self.gpu.launch(Kernel::StoreKv, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
+            if split {
+                self.gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * padded), &parameters)?;
+                self.gpu.launch(Kernel::Join, grid(heads, 1), 128, floats(3 * partitions), &parameters)?;
+            } else {
+                self.gpu.launch(whole, grid(tiles, 1), 128, floats(tile * (padded + layout.v_dim)), &parameters)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Partitions that any of the step's tokens sees, at most.
+    fn most_partitions(&self, window: Option<usize>) -> usize {
+        let inputs = &self.inputs;
+        let seen = |s: usize| {
+            let (first, count) = (inputs.position(s), inputs.rows(s).len());
+            let all = (first + count - 1) / PARTITION + 1;
+            window.map_or(all, |w| all.min(w.div_ceil(PARTITION) + 1))
+        };
+        (0..inputs.sequences()).filter(|s| !inputs.rows(*s).is_empty()).map(seen).max().unwrap_or(1)
+    }
+}

@@ -1,0 +1,530 @@
+//! The backend: what is set up once, caches, and steps, operation by operation.
+//!
+//! An operation only enqueues. What goes wrong on the way is kept, nothing more is enqueued, and the step ends with all its rows failed.
+
+use std::sync::Arc;
+
+use anyhow::{Error, Result, ensure};
+use sluice_backend::{
+    Activations, AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, ExpertOptions, Failed, KvLayout,
+    KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome,
+    Phase, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
+};
+
+use crate::attention::{self, RotaryTable};
+use crate::delta_net;
+use crate::driver::Gpu;
+use crate::kernels::Kernel;
+use crate::memory::{Memory, Pinned, Reserved, Scratch, bytes_of, bytes_of_mut};
+use crate::mixture::Mixtures;
+use crate::parameters::{self as p, number};
+use crate::products::{Encoded, Source, encode, multiply};
+use crate::step::Step;
+use crate::streaming::Streaming;
+use crate::timing::Timing;
+use crate::weights::{Needs, Weight, Weights};
+
+/// A buffer of f32.
+struct Buffer {
+    class: MemoryClass,
+    memory: Memory,
+    elements: usize,
+    /// Bytes that count.
+    counted: usize,
+}
+
+/// The blocks of a cache group.
+pub(crate) struct Pool {
+    pub layout: KvLayout,
+    pub memory: Reserved,
+    blocks: usize,
+}
+
+/// An NVIDIA GPU. See the crate.
+pub struct Cuda {
+    // Fields are dropped in this order: nothing may lose its memory while work is under way, and `Drop` waits for that first.
+    pub(crate) mode: Activations,
+    buffers: Vec<Buffer>,
+    pub(crate) weights: Weights,
+    pub(crate) rotary: Vec<RotaryTable>,
+    pub(crate) kv: Vec<Pool>,
+    /// `[rows, state]`
+    pub(crate) states: Option<Tensor>,
+    pub(crate) inputs: StepInputs,
+    pub(crate) step: Step,
+    pub(crate) mixtures: Mixtures,
+    pub(crate) delta: delta_net::Work,
+    pub(crate) attention: attention::Work,
+    encoded: Encoded,
+    hidden: Encoded,
+    gates: Scratch,
+    ups: Scratch,
+    /// `[rows, vocabulary]`, and their copy on the host.
+    logits: Scratch,
+    host_logits: Pinned,
+    left: Logits,
+    /// What went wrong first.
+    error: Option<Arc<Error>>,
+    timing: Option<Timing>,
+    pub(crate) gpu: Gpu,
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        let _ = self.gpu.wait();
+    }
+}
+
+/// What cannot be answered with an error: the device is lost, and with it all that was on it.
+fn must<T, E: Into<Error>>(done: Result<T, E>) -> T {
+    done.unwrap_or_else(|e| panic!("the CUDA device fails: {:#}", e.into()))
+}
+
+impl Cuda {
+    /// Device `ordinal`, with activations encoded as `mode` says.
+    ///
+    /// # Errors
+    /// In one line, where there is no such device, its driver is too old, or it is.
+    pub fn new(ordinal: u32, mode: Activations) -> Result<Cuda> {
+        let gpu = Gpu::open(ordinal)?;
+        Ok(Cuda {
+            mode,
+            buffers: Vec::new(),
+            weights: Weights::default(),
+            rotary: Vec::new(),
+            kv: Vec::new(),
+            states: None,
+            inputs: StepInputs::new(&[], Capacity { tokens: 0, sequences: 0, blocks: 0 }),
+            step: Step::default(),
+            mixtures: Mixtures::default(),
+            delta: delta_net::Work::default(),
+            attention: attention::Work::default(),
+            encoded: Encoded::default(),
+            hidden: Encoded::default(),
+            gates: Scratch::default(),
+            ups: Scratch::default(),
+            logits: Scratch::default(),
+            host_logits: Pinned::default(),
+            left: Logits::default(),
+            error: None,
+            timing: None,
+            gpu,
+        })
+    }
+
+    /// Where a tensor lies.
+    ///
+    /// # Panics
+    /// Where it reaches beyond its buffer.
+    pub(crate) fn place(&self, t: Tensor) -> p::Tensor {
+        let buffer = &self.buffers[t.buffer.number()];
+        let end = if t.rows == 0 { t.offset } else { t.offset + (t.rows - 1) * t.stride + t.cols };
+        assert!(end <= buffer.elements, "a tensor reaches beyond its buffer");
+        p::Tensor { at: buffer.memory.at + 4 * t.offset as u64, stride: t.stride as u64 }
+    }
+
+    pub(crate) fn norm(&self, norm: &Norm) -> p::Norm {
+        p::Norm { weight: self.place(norm.weight).at, eps: norm.eps, unused: 0 }
+    }
+
+    /// Carries an operation out, unless the step has failed already.
+    fn enqueue(&mut self, operation: impl FnOnce(&mut Cuda) -> Result<()>) {
+        if self.error.is_none()
+            && let Err(error) = operation(self)
+        {
+            self.error = Some(Arc::new(error));
+        }
+    }
+
+    /// The same, for a phase that uses these matrices once for each of `tokens` tokens.
+    fn phase(
+        &mut self,
+        phase: Phase,
+        used: &[&Linear],
+        tokens: usize,
+        operation: impl FnOnce(&mut Cuda) -> Result<()>,
+    ) {
+        if self.timing.is_none() {
+            return self.enqueue(operation);
+        }
+        let (mut bytes, mut macs) = (0, 0);
+        for linear in used {
+            let weight = &self.weights.all[linear.matrix.number()];
+            bytes += (linear.rows.len() * weight.bytes_per_row()) as u64;
+            macs += (linear.rows.len() * weight.cols() * tokens) as u64;
+        }
+        let mark = |own: &mut Cuda, ends| match &mut own.timing {
+            Some(timing) => timing.mark(&own.gpu, ends),
+            None => Ok(()),
+        };
+        self.enqueue(|own| {
+            mark(own, None)?;
+            operation(own)?;
+            mark(own, Some((phase, bytes, macs)))
+        });
+    }
+
+    /// Encodes the rows of `x`, normed where a norm is given.
+    fn encode(&mut self, x: Tensor, norm: Option<&Norm>, needs: Needs) -> Result<()> {
+        let norm = norm.map_or(p::Norm::default(), |n| self.norm(n));
+        let source = Source { x: self.place(x), norm, rows: x.rows, cols: x.cols, ..Source::default() };
+        encode(&self.gpu, source, needs, &mut self.encoded)
+    }
+
+    /// The bytes of a block.
+    fn block(&self, pool: &KvPool, block: u32) -> (u64, usize) {
+        let len = pool.layout.block_bytes();
+        let own = &self.kv[pool.buffer.number()];
+        assert!((block as usize + 1) * len <= own.memory.committed, "block {block} is not committed");
+        (own.memory.at + u64::from(block) * len as u64, len)
+    }
+
+    /// The state in this row.
+    fn state(&self, row: u32) -> (u64, usize) {
+        let states = self.states.expect("a pool of states");
+        (self.place(states.rows(row as usize..row as usize + 1)).at, 4 * states.cols)
+    }
+}
+
+/// What each row of a tensor is, as runs of bytes: one run where rows lie behind one another.
+fn runs(t: Tensor, place: p::Tensor) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
+    let dense = t.stride == t.cols || t.rows == 1;
+    let (count, len) = if dense { (1, t.rows * t.cols) } else { (t.rows, t.cols) };
+    (0..count).map(move |row| (place.at + 4 * row as u64 * place.stride, row * len..(row + 1) * len))
+}
+
+impl Backend for Cuda {
+    fn alloc(&mut self, class: MemoryClass, rows: usize, cols: usize) -> Result<Tensor> {
+        let elements = rows * cols;
+        let memory = Memory::zeroed(&self.gpu, 4 * elements, class.name())?;
+        let id = BufferId::new(self.buffers.len());
+        self.buffers.push(Buffer { class, memory, elements, counted: 4 * elements });
+        Ok(Tensor { buffer: id, offset: 0, rows, cols, stride: cols })
+    }
+
+    fn upload(&mut self, values: &[f32], to: Tensor) {
+        assert_eq!(values.len(), to.rows * to.cols);
+        for (at, range) in runs(to, self.place(to)) {
+            // SAFETY: the tensor was checked against its buffer; waited for below.
+            must(unsafe { self.gpu.write_later(at, bytes_of(&values[range])) });
+        }
+        must(self.gpu.wait());
+    }
+
+    fn download(&mut self, t: Tensor, out: &mut [f32]) {
+        assert_eq!(out.len(), t.rows * t.cols);
+        for (at, range) in runs(t, self.place(t)) {
+            // SAFETY: the tensor was checked against its buffer; waited for below.
+            must(unsafe { self.gpu.read_later(at, bytes_of_mut(&mut out[range])) });
+        }
+        must(self.gpu.wait());
+    }
+
+    fn matrix(&mut self, source: MatrixSource) -> Result<MatrixId> {
+        self.weights.all.push(Weight::new(source)?);
+        Ok(MatrixId::new(self.weights.all.len() - 1))
+    }
+
+    fn rotary(&mut self, frequencies: &RotaryFrequencies, positions: usize) -> Result<RotaryId> {
+        self.rotary.push(RotaryTable::new(&self.gpu, frequencies, positions)?);
+        Ok(RotaryId::new(self.rotary.len() - 1))
+    }
+
+    fn moe(&mut self, moe: Moe, follows: Option<MoeId>) -> Result<MoeId> {
+        self.mixtures.register(&self.gpu, &self.weights, self.mode, moe, follows)
+    }
+
+    /// Look-ahead is not there yet.
+    fn stream_experts(&mut self, options: &ExpertOptions, _: Lookahead) -> Result<()> {
+        let streaming = Streaming::open(&mut self.weights, self.mixtures.registered(), options)?;
+        self.mixtures.stream(streaming);
+        Ok(())
+    }
+
+    /// Nothing on the host; what the device has is not divided yet.
+    fn step_scratch(
+        &self,
+        _: &[KvLayout],
+        _: &StepInputs,
+        _: bool,
+        _: &mut dyn FnMut(&mut dyn Backend),
+    ) -> StepScratch {
+        StepScratch::default()
+    }
+
+    fn limit_steps(&mut self, tokens: usize, rows: usize) {
+        for buffer in self.buffers.iter_mut().filter(|b| b.class == MemoryClass::Scratch) {
+            buffer.counted = buffer.memory.bytes / rows.max(1) * tokens;
+        }
+    }
+
+    fn start_profile(&mut self) {
+        self.timing = Some(Timing::default());
+    }
+
+    fn record_routing(&mut self) {
+        self.mixtures.record_routing();
+    }
+
+    fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
+        let bytes = layout.block_bytes().checked_mul(blocks);
+        ensure!(bytes.is_some_and(|b| b < 1 << 46), "the KV cache is larger than the address space");
+        let memory = Reserved::new(&self.gpu, bytes.unwrap_or(0), MemoryClass::Kv.name())?;
+        let id = BufferId::new(self.kv.len());
+        self.kv.push(Pool { layout, memory, blocks });
+        Ok(KvPool { buffer: id, layout })
+    }
+
+    fn commit_kv(&mut self, pool: &KvPool, blocks: usize) -> Result<()> {
+        let own = &mut self.kv[pool.buffer.number()];
+        assert!(blocks <= own.blocks, "{blocks} blocks of {}", own.blocks);
+        own.memory.commit(&self.gpu, blocks * pool.layout.block_bytes(), MemoryClass::Kv.name())
+    }
+
+    fn copy_blocks(&mut self, pool: &KvPool, pairs: &[(u32, u32)]) {
+        for &(from, to) in pairs {
+            let ((from, len), (to, _)) = (self.block(pool, from), self.block(pool, to));
+            // SAFETY: two blocks, or the same, in what is committed.
+            must(unsafe { self.gpu.copy(from, to, len) });
+        }
+    }
+
+    fn read_block(&mut self, pool: &KvPool, block: u32, out: &mut [u8]) {
+        let (at, len) = self.block(pool, block);
+        assert_eq!(out.len(), len);
+        // SAFETY: as long as a block that is committed.
+        must(unsafe { self.gpu.read(at, out) });
+    }
+
+    fn write_block(&mut self, pool: &KvPool, block: u32, bytes: &[u8]) {
+        let (at, len) = self.block(pool, block);
+        assert_eq!(bytes.len(), len);
+        // SAFETY: as long as a block that is committed.
+        must(unsafe { self.gpu.write(at, bytes) });
+    }
+
+    fn alloc_states(&mut self, rows: usize, len: usize) -> Result<()> {
+        ensure!(self.states.is_none(), "a pool of states is there");
+        self.states = Some(self.alloc(MemoryClass::State, rows, len)?);
+        Ok(())
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        let ((from, len), (to, _)) = (self.state(from), self.state(to));
+        // SAFETY: two rows of the pool, or the same.
+        must(unsafe { self.gpu.copy(from, to, len) });
+    }
+
+    fn zero_state(&mut self, row: u32) {
+        let (at, len) = self.state(row);
+        // SAFETY: a row of the pool.
+        must(unsafe { self.gpu.zero(at, len) });
+    }
+
+    fn read_state(&mut self, row: u32, out: &mut [f32]) {
+        let (at, len) = self.state(row);
+        assert_eq!(4 * out.len(), len);
+        // SAFETY: as long as a row of the pool.
+        must(unsafe { self.gpu.read(at, bytes_of_mut(out)) });
+    }
+
+    fn write_state(&mut self, row: u32, state: &[f32]) {
+        let (at, len) = self.state(row);
+        assert_eq!(4 * state.len(), len);
+        // SAFETY: as long as a row of the pool.
+        must(unsafe { self.gpu.write(at, bytes_of(state)) });
+    }
+
+    fn begin(&mut self, inputs: &StepInputs) {
+        // Reuses what earlier steps allocated.
+        self.inputs.clone_from(inputs);
+        self.left = Logits::default();
+        self.enqueue(|own| {
+            own.weights.bring(&own.gpu)?;
+            own.mixtures.bring(&own.gpu, &own.weights, own.mode)?;
+            own.rotary.iter_mut().try_for_each(|table| table.fill(&own.gpu, own.inputs.reach()))?;
+            own.step.begin(&own.gpu, &own.inputs, own.kv.len())?;
+            own.gpu.begin_step();
+            Ok(())
+        });
+    }
+
+    fn embed(&mut self, table: MatrixId, out: Tensor) {
+        let (weight, tokens) = (&self.weights.all[table.number()], self.inputs.tokens());
+        let (rows, cols) = (weight.rows(), weight.cols());
+        assert!(out.rows >= tokens.len() && out.cols == cols, "rows of {cols} into {out:?}");
+        assert!(tokens.iter().all(|t| (*t as usize) < rows), "a token beyond {rows}");
+        let linear = Linear { matrix: table, rows: 0..tokens.len().min(rows), bias: None };
+        self.phase(Phase::Embed, &[&linear], 0, |own| {
+            let table = own.weights.all[table.number()].at_row(0, own.mode);
+            let rows = number(own.inputs.tokens().len());
+            let (tokens, out) = (own.step.tokens, own.place(out));
+            let parameters = p::Embed { table, tokens, out, rows, cols: number(cols) };
+            // SAFETY: tokens and the tensor were checked.
+            unsafe { own.gpu.launch(Kernel::Embed, [rows, 1, 1], 256, 0, &parameters)? };
+            Ok(())
+        });
+    }
+
+    fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]) {
+        let used: Vec<&Linear> = projections.iter().map(|p| &p.linear).collect();
+        self.phase(Phase::Project, &used, x.rows, |own| {
+            let needs = used.iter().fold(Needs::default(), |needs, l| needs.and(own.needs(l, own.mode)));
+            own.encode(x, norm.as_ref(), needs)?;
+            for Projection { linear, out } in projections {
+                assert!(out.rows >= x.rows && out.cols == linear.rows.len(), "{:?} into {out:?}", linear.rows);
+            }
+            own.multiply_all(projections, x.rows, &own.encoded)
+        });
+    }
+
+    fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
+        assert!(out.rows >= x.rows && out.cols == linear.rows.len(), "{:?} into {out:?}", linear.rows);
+        self.phase(Phase::Project, &[linear], x.rows, |own| {
+            own.encode(x, None, own.needs(linear, own.mode))?;
+            multiply(&own.gpu, own.product(linear, x.rows, own.place(out), true, own.mode), None, &own.encoded)
+        });
+    }
+
+    fn attention(&mut self, layer: &AttentionLayer) {
+        self.phase(Phase::Attention, &[], 0, |own| own.run_attention(layer));
+    }
+
+    fn delta_net(&mut self, layer: &DeltaLayer) {
+        self.phase(Phase::DeltaNet, &[], 0, |own| own.run_delta_net(layer));
+    }
+
+    fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
+        let Mlp { gate, up, down } = mlp;
+        assert!(residual.rows >= x.rows && residual.cols == down.rows.len(), "{:?} into {residual:?}", down.rows);
+        self.phase(Phase::Mlp, &[gate, up, down], x.rows, |own| {
+            let intermediate = gate.rows.len();
+            own.encode(x, Some(&norm), own.needs(gate, own.mode).and(own.needs(up, own.mode)))?;
+            let [gates, ups] = [&mut own.gates, &mut own.ups].map(|s| s.room(&own.gpu, 4 * x.rows * intermediate));
+            let room = [gates?, ups?].map(|at| p::Tensor::dense(at, intermediate));
+            let mut hidden = std::mem::take(&mut own.hidden);
+            let done = own.gated(gate, up, down, room, &own.encoded, &mut hidden);
+            own.hidden = hidden;
+            done?;
+            multiply(&own.gpu, own.product(down, x.rows, own.place(residual), true, own.mode), None, &own.hidden)
+        });
+    }
+
+    fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
+        assert_eq!((x.rows, x.cols), (residual.rows, residual.cols), "as much comes out as goes in");
+        self.phase(Phase::Experts, &[], 0, |own| own.run_mixture(x, moe.number(), residual));
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
+        let mut routing = Routing::default();
+        self.enqueue(|own| {
+            routing = own.run_mixture_but_experts(x, moe.number(), normed, residual)?;
+            Ok(())
+        });
+        routing
+    }
+
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
+        let (vocabulary, rows) = (self.weights.all[head.number()].rows(), self.inputs.wanted().len());
+        assert!(self.inputs.wanted().last().is_none_or(|last| (*last as usize) < x.rows), "a row that is not there");
+        if rows == 0 {
+            self.left = Logits { rows, vocabulary };
+            return;
+        }
+        let linear = Linear { matrix: head, rows: 0..vocabulary, bias: None };
+        self.phase(Phase::Head, &[&linear], rows, |own| {
+            let (norm, taken) = (own.norm(&norm), own.step.wanted);
+            let source = Source { x: own.place(x), norm, taken, rows, cols: x.cols, ..Source::default() };
+            encode(&own.gpu, source, own.needs(&linear, own.mode), &mut own.encoded)?;
+            let at = own.logits.room(&own.gpu, 4 * rows * vocabulary)?;
+            let product = own.product(&linear, rows, p::Tensor::dense(at, vocabulary), false, own.mode);
+            multiply(&own.gpu, product, None, &own.encoded)?;
+            own.left = Logits { rows, vocabulary };
+            Ok(())
+        });
+    }
+
+    fn end(&mut self) -> Outcome {
+        self.enqueue(|own| {
+            own.gpu.end_step()?;
+            let bytes = 4 * own.left.rows * own.left.vocabulary;
+            let host = own.host_logits.room(&own.gpu, bytes)?;
+            // SAFETY: as many as the head has left; waited for right here.
+            unsafe { own.gpu.read(own.logits.at(), &mut host[..bytes])? };
+            own.timing.as_mut().map_or(Ok(()), Timing::end)
+        });
+        let (mut failed, routed, synchronisations) = self.mixtures.end();
+        if let Some(why) = self.error.take() {
+            let rows = (0..number(self.inputs.tokens().len())).collect();
+            failed = vec![Failed { rows, why }];
+        }
+        Outcome { logits: self.left, failed, routed, synchronisations }
+    }
+
+    fn read_logits(&mut self, logits: Logits) -> &[f32] {
+        assert_eq!(logits, self.left, "logits of the last step");
+        self.host_logits.floats(logits.rows * logits.vocabulary)
+    }
+
+    fn each_logits(&mut self, logits: Logits, each: &(dyn Fn(usize, usize, &[f32]) + Sync)) {
+        let rows = self.read_logits(logits).chunks_exact(logits.vocabulary.max(1)).enumerate();
+        rows.for_each(|(row, logits)| each(row, 0, logits));
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn take_profile(&mut self) -> Profile {
+        self.timing.as_mut().map(|timing| std::mem::take(&mut timing.profile)).unwrap_or_default()
+    }
+
+    fn take_streamed(&mut self) -> Option<Streamed> {
+        self.mixtures.streaming_mut().map(Streaming::take)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.mixtures.streaming().map_or(Vec::new(), Streaming::notes);
+        if !self.gpu.device.reserves && !self.kv.is_empty() {
+            notes.push(format!(
+                "{} cannot reserve addresses: keys and values take all their memory at once",
+                self.gpu.device.name
+            ));
+        }
+        notes
+    }
+
+    fn memory(&mut self) -> Vec<MemoryUse> {
+        let device = Device::Accelerator(self.gpu.device.ordinal);
+        let of = |class| -> usize { self.buffers.iter().filter(|b| b.class == class).map(|b| b.counted).sum() };
+        let (mixture_scratch, experts) = self.mixtures.bytes();
+        let scratch = [&self.gates, &self.ups, &self.logits].map(Scratch::bytes).iter().sum::<usize>();
+        let scratch = scratch
+            + self.encoded.bytes()
+            + self.hidden.bytes()
+            + self.delta.bytes()
+            + self.attention.bytes()
+            + mixture_scratch;
+        let (step, pinned) = self.step.bytes();
+        let rotary: usize = self.rotary.iter().map(|t| t.memory.committed).sum();
+        let kv = self.kv.iter().map(|pool| pool.memory.committed).sum();
+        let on_device = |class| match class {
+            MemoryClass::WeightsMapped => 0,
+            MemoryClass::WeightsCopied => of(class) + self.weights.bytes(),
+            MemoryClass::Kv => kv,
+            MemoryClass::State => of(class),
+            MemoryClass::Experts => experts,
+            MemoryClass::Scratch => of(class) + scratch + step + rotary,
+        };
+        let on_host = |class| match class {
+            MemoryClass::Experts => self.mixtures.streaming().map_or(0, Streaming::host_bytes),
+            MemoryClass::Scratch => pinned + self.host_logits.bytes(),
+            _ => 0,
+        };
+        let uses = |class| {
+            let host = MemoryUse { class, device: Device::Host, bytes: on_host(class) };
+            [MemoryUse { class, device, bytes: on_device(class) }, host]
+        };
+        MemoryClass::ALL.into_iter().flat_map(uses).collect()
+    }
+}

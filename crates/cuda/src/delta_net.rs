@@ -1,0 +1,97 @@
+//! GatedDeltaNet: five kernels, one after the other.
+
+use anyhow::Result;
+use sluice_backend::DeltaLayer;
+
+use crate::backend::Cuda;
+use crate::driver::Gpu;
+use crate::kernels::Kernel;
+use crate::memory::Scratch;
+use crate::parameters::{self as p, number};
+use crate::products::MOST_BLOCKS;
+
+/// What the kernels leave for one another.
+#[derive(Default)]
+pub struct Work {
+    mixed: Scratch,
+    g: Scratch,
+    beta: Scratch,
+}
+
+impl Work {
+    pub fn bytes(&self) -> usize {
+        self.mixed.bytes() + self.g.bytes() + self.beta.bytes()
+    }
+
+    fn room(&mut self, gpu: &Gpu, tokens: usize, channels: usize, heads: usize) -> Result<[u64; 3]> {
+        let of_heads = 4 * tokens * heads;
+        Ok([self.mixed.room(gpu, 4 * tokens * channels)?, self.g.room(gpu, of_heads)?, self.beta.room(gpu, of_heads)?])
+    }
+}
+
+/// Threads of a block of channels, and of columns of a state.
+const CHANNELS: usize = 256;
+const COLUMNS: usize = 32;
+
+impl Cuda {
+    pub(crate) fn run_delta_net(&mut self, layer: &DeltaLayer) -> Result<()> {
+        let (shape, tokens, count) = (layer.shape, self.inputs.tokens().len(), self.inputs.sequences());
+        let (channels, heads, values) = (shape.channels(), shape.value_heads, shape.value_heads * shape.value_dim);
+        assert!(shape.taps > 0 && heads.is_multiple_of(shape.key_heads), "{shape:?}");
+        for (t, width) in
+            [(layer.qkv, channels), (layer.z, values), (layer.b, heads), (layer.a, heads), (layer.out, values)]
+        {
+            assert!(t.rows >= tokens && t.cols == width, "{tokens} tokens of {width} in {t:?}");
+        }
+        assert!((layer.conv.rows, layer.conv.cols) == (shape.taps, channels), "taps in {:?}", layer.conv);
+        let states = self.states.expect("a model with recurrent layers has a pool of states");
+        let from = layer.layer * shape.state_len();
+        assert!(from + shape.state_len() <= states.cols, "layer {} in states of {}", layer.layer, states.cols);
+        assert!((0..count).all(|s| self.inputs.state(s) < states.rows), "a state that is not there");
+        let states = self.place(states.columns(from..from + shape.state_len()));
+        let [mixed, g, beta] = self.delta.room(&self.gpu, tokens, channels, heads)?;
+        let parameters = p::Delta {
+            qkv: self.place(layer.qkv),
+            z: self.place(layer.z),
+            b: self.place(layer.b),
+            a: self.place(layer.a),
+            out: self.place(layer.out),
+            conv: self.place(layer.conv),
+            states,
+            a_log: self.place(layer.a_log).at,
+            dt_bias: self.place(layer.dt_bias).at,
+            norm: self.norm(&layer.norm),
+            mixed,
+            g,
+            beta,
+            sequences: self.step.sequences,
+            starts: self.step.starts,
+            rows: self.step.states,
+            tokens: number(tokens),
+            count: number(count),
+            key_heads: number(shape.key_heads),
+            value_heads: number(heads),
+            key_dim: number(shape.key_dim),
+            value_dim: number(shape.value_dim),
+            taps: number(shape.taps),
+            scale: (1.0 / (shape.key_dim as f64).sqrt()) as f32,
+        };
+        let recur = match shape.key_dim {
+            64 => Kernel::Recur64,
+            128 => Kernel::Recur128,
+            _ => Kernel::Recur,
+        };
+        let by_channels = |n: usize| [number(channels.div_ceil(CHANNELS)), number(n.min(MOST_BLOCKS)), 1];
+        let by_tokens = [number(tokens), 1, 1];
+        let columns = [number(shape.value_dim.div_ceil(COLUMNS)), number(heads), number(count.min(MOST_BLOCKS))];
+        // SAFETY: tensors and states were checked; the room was just made.
+        unsafe {
+            self.gpu.launch(Kernel::Convolve, by_channels(tokens), CHANNELS as u32, 0, &parameters)?;
+            self.gpu.launch(Kernel::Slide, by_channels(count), CHANNELS as u32, 0, &parameters)?;
+            self.gpu.launch(Kernel::Gates, by_tokens, 256, 0, &parameters)?;
+            self.gpu.launch(recur, columns, COLUMNS as u32, number(8 * shape.key_dim), &parameters)?;
+            self.gpu.launch(Kernel::NormGated, by_tokens, 256, 0, &parameters)?;
+        }
+        Ok(())
+    }
+}

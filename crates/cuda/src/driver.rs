@@ -1,0 +1,380 @@
+//! The driver, and a device of it: found, checked and opened once for the whole process.
+//!
+//! Everything that the driver is asked for goes through [`Gpu`]: a device and a stream on it, in which all work of a backend happens in order.
+
+use std::cell::{Cell, RefCell};
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cudarc::driver::{DriverError, sys};
+
+use crate::graphs::{Graphs, Launch};
+use crate::kernels::{Kernel, Kernels};
+use crate::parameters::Parameters;
+
+/// The least that kernels are made for.
+const CAPABILITY: (i32, i32) = (7, 5);
+/// CUDA 12.4, which driver 550 brings: older ones refuse the embedded PTX.
+const DRIVER: i32 = 12_040;
+
+/// Bytes of a device's memory, from an address that means nothing to the host.
+pub type Address = sys::CUdeviceptr;
+
+/// The driver's answer as a result.
+pub fn checked(answer: sys::CUresult) -> Result<(), DriverError> {
+    answer.result()
+}
+
+/// A device, its primary context and the kernels that were compiled for it. Stays open until the process ends.
+pub struct Device {
+    pub ordinal: u32,
+    pub name: String,
+    context: sys::CUcontext,
+    handle: sys::CUdevice,
+    kernels: Kernels,
+    /// Whether addresses can be reserved without memory behind them.
+    pub reserves: bool,
+    pub multiprocessors: usize,
+}
+
+// SAFETY: a context may be used by any thread that it is current on, which `bind` sees to; the driver locks what threads share.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+static OPEN: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// The context that is current on this thread, as far as this crate has made it so.
+    static CURRENT: Cell<sys::CUcontext> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// How many devices there are.
+///
+/// # Errors
+/// Where there is no driver, or it is too old; one line says which.
+pub fn count() -> Result<u32> {
+    // SAFETY: looks for a library and loads it.
+    ensure!(unsafe { sys::is_culib_present() }, "no CUDA driver is installed (libcuda.so is missing)");
+    // SAFETY: the library is there; both only fill what they are given.
+    let (answer, version) = unsafe {
+        let mut version = 0;
+        let answer = checked(sys::cuInit(0)).and_then(|()| checked(sys::cuDriverGetVersion(&mut version)));
+        (answer, version)
+    };
+    answer.context("the CUDA driver does not start")?;
+    let (major, minor) = (version / 1000, version % 1000 / 10);
+    ensure!(
+        version >= DRIVER,
+        "the CUDA driver is too old: it supports CUDA {major}.{minor}, and 12.4 (driver 550) is needed"
+    );
+    let mut devices = 0;
+    // SAFETY: fills one number.
+    checked(unsafe { sys::cuDeviceGetCount(&mut devices) }).context("the CUDA driver does not count its devices")?;
+    Ok(devices as u32)
+}
+
+/// What a device is called, and how much memory it has, without opening it.
+///
+/// # Errors
+/// In one line, where there is none that can be used.
+pub fn describe(ordinal: u32) -> Result<String> {
+    let devices = count()?;
+    ensure!(devices > 0, "there is no CUDA device");
+    ensure!(ordinal < devices, "there is no device cuda:{ordinal}: the last is cuda:{}", devices - 1);
+    let found = Found::look(ordinal)?;
+    Ok(format!("{}, {:.1} GB", found.name, found.bytes as f64 / 1e9))
+}
+
+/// What a device says of itself.
+struct Found {
+    handle: sys::CUdevice,
+    name: String,
+    bytes: usize,
+    /// 75 for 7.5.
+    capability: i32,
+    reserves: bool,
+    multiprocessors: usize,
+}
+
+impl Found {
+    /// A device that is there, and new enough.
+    fn look(ordinal: u32) -> Result<Found> {
+        use sys::CUdevice_attribute_enum as Attribute;
+        let (mut handle, mut name, mut bytes) = (0, [0u8; 256], 0);
+        // SAFETY: the driver was started by `count`; each call fills what it is given.
+        unsafe {
+            checked(sys::cuDeviceGet(&mut handle, ordinal as i32))?;
+            checked(sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, handle))?;
+            checked(sys::cuDeviceTotalMem_v2(&mut bytes, handle))?;
+        }
+        let name = name.split(|b| *b == 0).next().map(|n| String::from_utf8_lossy(n).into_owned()).unwrap_or_default();
+        let attribute = |which| -> Result<i32> {
+            let mut value = 0;
+            // SAFETY: fills one number.
+            checked(unsafe { sys::cuDeviceGetAttribute(&mut value, which, handle) })?;
+            Ok(value)
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let (least, below) = CAPABILITY;
+        ensure!(
+            (major, minor) >= CAPABILITY,
+            "{name} has compute capability {major}.{minor}, and {least}.{below} is needed"
+        );
+        let reserves = attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        Ok(Found { handle, name, bytes, capability: 10 * major + minor, reserves, multiprocessors })
+    }
+}
+
+impl Device {
+    /// The device with this number.
+    ///
+    /// # Errors
+    /// Where there is no such device, it is too old, or has no memory left for kernels.
+    pub fn open(ordinal: u32) -> Result<Arc<Device>> {
+        let devices = count()?;
+        ensure!(devices > 0, "there is no CUDA device");
+        ensure!(ordinal < devices, "there is no device cuda:{ordinal}: the last is cuda:{}", devices - 1);
+        let mut open = OPEN.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(device) = open.iter().find(|d| d.ordinal == ordinal) {
+            return Ok(Arc::clone(device));
+        }
+        let device = Device::new(ordinal).with_context(|| format!("cuda:{ordinal} cannot be used"))?;
+        let device = Arc::new(device);
+        open.push(Arc::clone(&device));
+        Ok(device)
+    }
+
+    fn new(ordinal: u32) -> Result<Device> {
+        let Found { handle, name, capability, reserves, multiprocessors, .. } = Found::look(ordinal)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the context stays retained until the process ends.
+        unsafe {
+            checked(sys::cuDevicePrimaryCtxRetain(&mut context, handle)).context("it gives no context")?;
+            checked(sys::cuCtxSetCurrent(context))?;
+        }
+        CURRENT.set(context);
+        let kernels = Kernels::load(capability).context("its driver does not take the kernels")?;
+        Ok(Device { ordinal, name, context, handle, kernels, reserves, multiprocessors })
+    }
+
+    /// Makes the context current on this thread.
+    pub fn bind(&self) {
+        if CURRENT.get() != self.context {
+            // SAFETY: the context is alive. What goes wrong here the next call meets again, and says so.
+            let _ = unsafe { sys::cuCtxSetCurrent(self.context) };
+            CURRENT.set(self.context);
+        }
+    }
+
+    /// Bytes that are free, and all.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        self.bind();
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: fills two numbers.
+        checked(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+
+    /// What memory of this device is asked for by.
+    pub(crate) fn allocation(&self) -> sys::CUmemAllocationProp {
+        // SAFETY: a struct of numbers and null pointers; what is zero is the default.
+        let mut property: sys::CUmemAllocationProp = unsafe { MaybeUninit::zeroed().assume_init() };
+        property.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        property.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        property.location.id = self.handle;
+        property
+    }
+}
+
+/// A device and a stream on it.
+pub struct Gpu {
+    pub device: Arc<Device>,
+    stream: sys::CUstream,
+    graphs: RefCell<Graphs>,
+}
+
+// SAFETY: a stream may be used by any thread, one at a time, on which its context is current.
+unsafe impl Send for Gpu {}
+
+impl Gpu {
+    pub fn open(ordinal: u32) -> Result<Gpu> {
+        let device = Device::open(ordinal)?;
+        device.bind();
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the context is current; destroyed when dropped.
+        checked(unsafe { sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32) })?;
+        Ok(Gpu { device, stream, graphs: RefCell::default() })
+    }
+
+    /// Waits until all that was enqueued is done.
+    ///
+    /// # Errors
+    /// Where something of it went wrong: the device is of no use then until the process ends.
+    pub fn wait(&self) -> Result<(), DriverError> {
+        self.catch_up()?;
+        // SAFETY: the stream is alive.
+        checked(unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// From here on launches are gathered, until [`Gpu::end_step`] or something that is no launch.
+    pub fn begin_step(&self) {
+        self.graphs.borrow_mut().begin();
+    }
+
+    /// Carries out what was gathered: as one graph, where the same was gathered before.
+    pub fn end_step(&self) -> Result<(), DriverError> {
+        self.device.bind();
+        self.graphs.borrow_mut().end(&self.device.kernels, self.stream)
+    }
+
+    /// Carries out what was gathered, launch by launch: something comes that is no launch.
+    fn catch_up(&self) -> Result<(), DriverError> {
+        self.device.bind();
+        self.graphs.borrow_mut().launch_all(&self.device.kernels, self.stream)
+    }
+
+    /// Enqueues a kernel over `grid` blocks of `block` threads with `shared` bytes of shared memory each.
+    ///
+    /// # Safety
+    /// What the parameters point to is alive until the stream has come so far, and as large as the kernel takes it to be.
+    pub unsafe fn launch<P: Parameters>(
+        &self,
+        kernel: Kernel,
+        grid: [u32; 3],
+        block: u32,
+        shared: u32,
+        p: &P,
+    ) -> Result<(), DriverError> {
+        assert_eq!(kernel.parameters(), size_of::<P>(), "{kernel:?} takes other parameters");
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        self.device.bind();
+        let launch = Launch { kernel: kernel as u32, grid, block, shared };
+        // SAFETY: the kernel takes one parameter of this size; for the rest the caller vouches.
+        unsafe { self.graphs.borrow_mut().launch(&self.device.kernels, self.stream, launch, p.as_bytes()) }
+    }
+
+    /// Copies host bytes to the device; they may be overwritten when this returns.
+    ///
+    /// # Safety
+    /// `to` has room.
+    pub unsafe fn write(&self, to: Address, from: &[u8]) -> Result<(), DriverError> {
+        // SAFETY: as the caller vouches; waited for below.
+        unsafe { self.write_later(to, from)? };
+        self.wait()
+    }
+
+    /// The same without waiting.
+    ///
+    /// # Safety
+    /// `to` has room; `from` stays as it is until the stream has come so far.
+    pub unsafe fn write_later(&self, to: Address, from: &[u8]) -> Result<(), DriverError> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.catch_up()?;
+        // SAFETY: as the caller vouches.
+        checked(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), self.stream) })
+    }
+
+    /// Copies bytes of the device to the host, once all that was enqueued is done.
+    ///
+    /// # Safety
+    /// `from` has so many bytes.
+    pub unsafe fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DriverError> {
+        // SAFETY: as the caller vouches; waited for below.
+        unsafe { self.read_later(from, to)? };
+        self.wait()
+    }
+
+    /// The same without waiting.
+    ///
+    /// # Safety
+    /// `from` has so many bytes; nobody looks at `to` until the stream has come so far.
+    pub unsafe fn read_later(&self, from: Address, to: &mut [u8]) -> Result<(), DriverError> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        self.catch_up()?;
+        // SAFETY: as the caller vouches.
+        checked(unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), self.stream) })
+    }
+
+    /// Copies within the device, between ranges that are the same or apart.
+    ///
+    /// # Safety
+    /// Both have `len` bytes.
+    pub unsafe fn copy(&self, from: Address, to: Address, len: usize) -> Result<(), DriverError> {
+        if len == 0 || from == to {
+            return Ok(());
+        }
+        self.catch_up()?;
+        // SAFETY: as the caller vouches.
+        checked(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, len, self.stream) })
+    }
+
+    /// Fills with zeros.
+    ///
+    /// # Safety
+    /// There are `len` bytes.
+    pub unsafe fn zero(&self, at: Address, len: usize) -> Result<(), DriverError> {
+        if len == 0 {
+            return Ok(());
+        }
+        self.catch_up()?;
+        // SAFETY: as the caller vouches.
+        checked(unsafe { sys::cuMemsetD8Async(at, 0, len, self.stream) })
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        let _ = self.wait();
+        // SAFETY: nothing is under way in it any more.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+    }
+}
+
+/// Points in a stream whose time is looked at later.
+pub struct Event(sys::CUevent);
+
+// SAFETY: an event may be used by any thread on which its context is current.
+unsafe impl Send for Event {}
+
+impl Event {
+    pub fn new(gpu: &Gpu) -> Result<Event, DriverError> {
+        gpu.device.bind();
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the context is current; destroyed when dropped.
+        checked(unsafe { sys::cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DEFAULT as u32) })?;
+        Ok(Event(event))
+    }
+
+    /// Marks where the stream is now.
+    pub fn record(&self, gpu: &Gpu) -> Result<(), DriverError> {
+        gpu.catch_up()?;
+        // SAFETY: both are alive.
+        checked(unsafe { sys::cuEventRecord(self.0, gpu.stream) })
+    }
+
+    /// What passed since another, both of which the stream has come to.
+    pub fn since(&self, before: &Event) -> Result<Duration, DriverError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both are alive; fills one number.
+        checked(unsafe { sys::cuEventElapsedTime(&mut milliseconds, before.0, self.0) })?;
+        Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1e3))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: it was created so; the driver keeps what is still to be recorded.
+        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
+    }
+}

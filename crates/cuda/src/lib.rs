@@ -1,0 +1,27 @@
+//! The second backend: an NVIDIA GPU, with the bits of `docs/numerics.md`.
+//!
+//! libcuda is loaded when a device is asked for, so the same binary runs where there is none, and the driver is all that a user needs: kernels are embedded as
+//! PTX (`kernels`). One file is one idea: the driver and a device (`driver`), memory, kernels and what they are given (`kernels`, `parameters`), weights, what a
+//! step is told (`step`), and then each family of operations beside its `.cu` file in `kernels/`.
+//!
+//! Work is split as on the CPU: by output rows, heads and columns, never inside a sum whose order counts. All of a backend's work is in one stream; the host
+//! waits at the end of a step, and within it only for experts that are on disk.
+
+mod attention;
+mod backend;
+mod delta_net;
+mod driver;
+mod graphs;
+mod kernels;
+mod memory;
+mod mixture;
+mod parameters;
+mod products;
+mod step;
+mod streaming;
+mod timing;
+mod weights;
+
+pub use backend::Cuda;
+pub use driver::{count, describe};
+pub use kernels::{Kernel, ptx};

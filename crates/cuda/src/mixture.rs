@@ -1,0 +1,405 @@
+//! Mixtures of experts, all on the device: routed, computed and combined without a look from the host, where no expert is on disk.
+
+use anyhow::Result;
+use sluice_backend::{
+    Activations, ExpertMatrix, ExpertPart, Experts, Linear, Moe, MoeId, Routed, Routing, Scoring, SharedExpert, Tensor,
+};
+
+use crate::backend::Cuda;
+use crate::driver::{Address, Gpu};
+use crate::kernels::Kernel;
+use crate::memory::{Memory, Scratch, bytes_of_mut};
+use crate::parameters::{self as p, number};
+use crate::products::{Encoded, MOST_BLOCKS, Product, Source, Table, encode, multiply};
+use crate::streaming::Streaming;
+use crate::weights::{Kind, Needs, Weights};
+
+/// Gate, up and down.
+pub const PROJECTIONS: usize = 3;
+
+/// A projection of an expert: which matrix, and its first row.
+#[derive(Clone, Copy)]
+pub struct Operand {
+    pub weight: usize,
+    pub row: usize,
+    pub rows: usize,
+}
+
+/// Gate, up and down projection of an expert.
+pub fn operands(experts: &Experts, expert: usize) -> [Operand; PROJECTIONS] {
+    let [gate, up, down] = &experts.parts[..] else { panic!("{:?} has three projections", experts.kind) };
+    [gate, up, down].map(|part: &ExpertPart| match &part.matrix {
+        ExpertMatrix::Stacked { matrix, stride, offset } => {
+            Operand { weight: matrix.number(), row: expert * stride + offset, rows: part.rows }
+        }
+        ExpertMatrix::Single(all) => Operand { weight: all[expert].number(), row: 0, rows: part.rows },
+    })
+}
+
+struct Registered {
+    moe: Moe,
+    /// The mixture of the layer right after.
+    next: Option<usize>,
+    /// Kinds of each projection over all experts.
+    kinds: [Vec<Kind>; PROJECTIONS],
+    /// [`p::Matrix`] of each expert, projection after projection; where all are on the device.
+    table: Option<Memory>,
+    /// Of the router, `[experts]`.
+    bias: Option<Memory>,
+}
+
+/// Which experts tokens take, on the device.
+#[derive(Default)]
+struct Choice {
+    logits: Scratch,
+    chosen: Scratch,
+    weights: Scratch,
+}
+
+#[derive(Default)]
+pub struct Mixtures {
+    all: Vec<Registered>,
+    x: Encoded,
+    hidden: Encoded,
+    shared_hidden: Encoded,
+    choice: Choice,
+    gates: Scratch,
+    ups: Scratch,
+    outputs: Scratch,
+    shared: Scratch,
+    shared_gates: Scratch,
+    streaming: Option<Streaming>,
+    /// What routers chose, where it is recorded.
+    routed: Option<Vec<Routed>>,
+    /// What the router of a mixture would choose, from what came to the mixture before it.
+    guess: Option<(usize, Vec<u32>)>,
+    /// How often the host waited within the step.
+    pub synchronisations: usize,
+}
+
+impl Mixtures {
+    pub fn register(
+        &mut self,
+        gpu: &Gpu,
+        weights: &Weights,
+        mode: Activations,
+        moe: Moe,
+        follows: Option<MoeId>,
+    ) -> Result<MoeId> {
+        let number = self.all.len();
+        let mut kinds: [Vec<Kind>; PROJECTIONS] = Default::default();
+        for expert in 0..moe.experts.count {
+            for (kinds, operand) in kinds.iter_mut().zip(operands(&moe.experts, expert)) {
+                let kind = weights.all[operand.weight].kind(mode);
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
+                }
+            }
+        }
+        let bias = match &moe.scoring {
+            Scoring::Sigmoid { bias, .. } if !bias.is_empty() => {
+                let memory = Memory::new(gpu, 4 * bias.len(), "a router's bias")?;
+                // SAFETY: it was just allocated with so many bytes.
+                unsafe { gpu.write(memory.at, crate::memory::bytes_of(bias))? };
+                Some(memory)
+            }
+            _ => None,
+        };
+        if let Some(before) = follows {
+            self.all[before.number()].next = Some(number);
+        }
+        self.all.push(Registered { moe, next: None, kinds, table: None, bias });
+        Ok(MoeId::new(number))
+    }
+
+    /// The mixtures in order.
+    pub fn registered(&self) -> impl Iterator<Item = &Moe> + Clone {
+        self.all.iter().map(|r| &r.moe)
+    }
+
+    pub fn stream(&mut self, streaming: Streaming) {
+        self.streaming = Some(streaming);
+    }
+
+    pub fn streaming(&self) -> Option<&Streaming> {
+        self.streaming.as_ref()
+    }
+
+    pub fn streaming_mut(&mut self) -> Option<&mut Streaming> {
+        self.streaming.as_mut()
+    }
+
+    pub fn record_routing(&mut self) {
+        self.routed.get_or_insert_default();
+    }
+
+    /// Tells the device where the experts are whose matrices it has.
+    pub fn bring(&mut self, gpu: &Gpu, weights: &Weights, mode: Activations) -> Result<()> {
+        if self.streaming.is_some() {
+            return Ok(());
+        }
+        for r in self.all.iter_mut().filter(|r| r.table.is_none()) {
+            let count = r.moe.experts.count;
+            let mut matrices = vec![p::Matrix::default(); PROJECTIONS * count];
+            for expert in 0..count {
+                for (i, o) in operands(&r.moe.experts, expert).into_iter().enumerate() {
+                    let weight = &weights.all[o.weight];
+                    assert!(o.row + o.rows <= weight.rows(), "expert {expert} in {} rows", weight.rows());
+                    matrices[i * count + expert] = weight.at_row(o.row, mode);
+                }
+            }
+            let table = Memory::new(gpu, size_of_val(&matrices[..]), "tables of experts")?;
+            // SAFETY: it was just allocated with so many bytes.
+            unsafe { gpu.write(table.at, p::Matrix::bytes(&matrices))? };
+            r.table = Some(table);
+        }
+        Ok(())
+    }
+
+    /// What there is to say of the step that ends.
+    pub fn end(&mut self) -> (Vec<sluice_backend::Failed>, Vec<Routed>, usize) {
+        let failed = self.streaming.as_mut().and_then(Streaming::take_failure).into_iter().collect();
+        let routed = self.routed.as_mut().map(std::mem::take).unwrap_or_default();
+        (failed, routed, std::mem::take(&mut self.synchronisations))
+    }
+
+    /// Bytes of scratch, and of experts that were read, on the device.
+    pub fn bytes(&self) -> (usize, usize) {
+        let encoded = self.x.bytes() + self.hidden.bytes() + self.shared_hidden.bytes();
+        let choice = [&self.choice.logits, &self.choice.chosen, &self.choice.weights];
+        let rest = [&self.gates, &self.ups, &self.outputs, &self.shared, &self.shared_gates];
+        let scratch: usize = choice.into_iter().chain(rest).map(Scratch::bytes).sum();
+        let tables: usize = self.all.iter().flat_map(|r| [&r.table, &r.bias]).flatten().map(|m| m.bytes).sum();
+        (encoded + scratch + tables, self.streaming.as_ref().map_or(0, Streaming::device_bytes))
+    }
+}
+
+impl Cuda {
+    /// `residual += mixture(norm(x))`
+    pub(crate) fn run_mixture(&mut self, x: Tensor, number: usize, residual: Tensor) -> Result<()> {
+        let mut m = std::mem::take(&mut self.mixtures);
+        let done = self.mixture_with(&mut m, x, number, residual);
+        self.mixtures = m;
+        done
+    }
+
+    fn mixture_with(&self, m: &mut Mixtures, x: Tensor, number: usize, residual: Tensor) -> Result<()> {
+        let (tokens, k, records) = (x.rows, m.all[number].moe.scoring.k(), m.routed.is_some());
+        // 1. What the next router would choose from what comes in, where that is recorded
+        let guess = match m.all[number].next.filter(|_| records) {
+            Some(next) => {
+                self.normed(m, x, next, Needs::F32)?;
+                self.choose(m, next, tokens)?;
+                let k = m.all[next].moe.scoring.k();
+                Some((next, self.read_choice(m, tokens, k)?.experts))
+            }
+            None => None,
+        };
+        // 2. norm, router
+        let needs = self.needs_of(m, number);
+        self.normed(m, x, number, needs)?;
+        self.choose(m, number, tokens)?;
+        // 3. where the host wants to know what was chosen
+        let mut table = m.all[number].table.as_ref().map_or(0, |t| t.at);
+        if records || m.streaming.is_some() {
+            let chosen = self.read_choice(m, tokens, k)?.experts;
+            if let Some(streaming) = &mut m.streaming {
+                // Experts come from disk to the device
+                let experts = &m.all[number].moe.experts;
+                table = streaming.fetch(&self.gpu, &self.weights, self.mode, number, experts, k, &chosen)?;
+            }
+            if let Some(routed) = &mut m.routed {
+                let guessed = m.guess.take_if(|(of, _)| *of == number).map(|(_, guessed)| guessed).unwrap_or_default();
+                routed.push(Routed { layer: number, k, experts: chosen, guessed });
+            }
+        }
+        if guess.is_some() {
+            m.guess = guess;
+        }
+        // 4. experts, and their sum
+        self.experts(m, number, table, k, residual)
+    }
+
+    /// The same without what the routed experts add; leaves their inputs in `normed`, and says who would have had them.
+    pub(crate) fn run_mixture_but_experts(
+        &mut self,
+        x: Tensor,
+        number: usize,
+        normed: Tensor,
+        residual: Tensor,
+    ) -> Result<Routing> {
+        let mut m = std::mem::take(&mut self.mixtures);
+        let done = (|| {
+            let (needs, k) = (self.needs_of(&m, number), m.all[number].moe.scoring.k());
+            self.normed(&mut m, x, number, needs)?;
+            let from = p::Tensor::dense(m.x.floats(), x.cols);
+            let (rows, cols) = (self::number(x.rows), self::number(x.cols));
+            let copy = p::CopyRows { from, to: self.place(normed), rows, cols };
+            // SAFETY: the router has its input as f32; the tensor is as large as x.
+            unsafe { self.gpu.launch(Kernel::CopyRows, [rows, 1, 1], 256, 0, &copy)? };
+            self.choose(&mut m, number, x.rows)?;
+            let routing = self.read_choice(&mut m, x.rows, k)?;
+            self.experts(&mut m, number, 0, 0, residual)?;
+            Ok(routing)
+        })();
+        self.mixtures = m;
+        done
+    }
+
+    /// Encodings that a mixture wants of its input.
+    fn needs_of(&self, m: &Mixtures, number: usize) -> Needs {
+        let Registered { moe, kinds, .. } = &m.all[number];
+        // Routers and gates take f32.
+        let mut needs = kinds[..2].iter().flatten().fold(Needs::F32, |needs, kind| needs.and(kind.needs()));
+        if let Some(SharedExpert { mlp, .. }) = &moe.shared {
+            needs = needs.and(self.needs(&mlp.gate, self.mode)).and(self.needs(&mlp.up, self.mode));
+        }
+        needs
+    }
+
+    /// `m.x = norm(x)`, with a mixture's norm.
+    fn normed(&self, m: &mut Mixtures, x: Tensor, number: usize, needs: Needs) -> Result<()> {
+        let norm = self.norm(&m.all[number].moe.norm);
+        let source = Source { x: self.place(x), norm, rows: x.rows, cols: x.cols, ..Source::default() };
+        encode(&self.gpu, source, needs, &mut m.x)
+    }
+
+    /// Lets a mixture's router choose among its experts for the rows of `m.x`.
+    fn choose(&self, m: &mut Mixtures, number: usize, tokens: usize) -> Result<()> {
+        let Registered { moe, bias, .. } = &m.all[number];
+        let (count, k) = (moe.router.rows.len(), moe.scoring.k());
+        moe.scoring.check(count).unwrap_or_else(|e| panic!("{e}"));
+        let logits = m.choice.logits.room(&self.gpu, 4 * tokens * count)?;
+        let chosen = m.choice.chosen.room(&self.gpu, 4 * tokens * k)?;
+        let weights = m.choice.weights.room(&self.gpu, 4 * tokens * k)?;
+        let product = self.product(&moe.router, tokens, p::Tensor::dense(logits, count), false, Activations::F32);
+        multiply(&self.gpu, product, None, &m.x)?;
+        let mut parameters = p::Route {
+            logits,
+            bias: bias.as_ref().map_or(0, |b| b.at),
+            chosen,
+            weights,
+            tokens: self::number(tokens),
+            experts: self::number(count),
+            k: self::number(k),
+            groups: 1,
+            top_groups: 1,
+            scale: 1.0,
+            ..p::Route::default()
+        };
+        match &moe.scoring {
+            Scoring::SoftmaxTopK { renormalise, .. } => {
+                (parameters.scoring, parameters.renormalise) = (0, (*renormalise).into());
+            }
+            Scoring::TopKSoftmax { .. } => parameters.scoring = 1,
+            Scoring::Sigmoid { groups, top_groups, renormalise, scale, .. } => {
+                (parameters.scoring, parameters.renormalise, parameters.scale) = (2, (*renormalise).into(), *scale);
+                (parameters.groups, parameters.top_groups) = (self::number(*groups), self::number(*top_groups));
+            }
+        }
+        let shared = self::number(4 * (count + 2 * k));
+        // SAFETY: the room was just made.
+        unsafe { self.gpu.launch(Kernel::Route, [self::number(tokens), 1, 1], 32, shared, &parameters)? };
+        Ok(())
+    }
+
+    /// What the router has chosen, on the host: the step waits for it.
+    fn read_choice(&self, m: &mut Mixtures, tokens: usize, k: usize) -> Result<Routing> {
+        let (mut experts, mut weights) = (vec![0; tokens * k], vec![0.0; tokens * k]);
+        // SAFETY: the router has written as much.
+        unsafe {
+            self.gpu.read_later(m.choice.weights.at(), bytes_of_mut(&mut weights))?;
+            self.gpu.read(m.choice.chosen.at(), bytes_of_mut(&mut experts))?;
+        }
+        m.synchronisations += 1;
+        Ok(Routing { k, experts, weights })
+    }
+
+    /// `residual += sum of the k routed experts of what was normed + shared expert of it`; `table`: where the experts are.
+    fn experts(&self, m: &mut Mixtures, number: usize, table: Address, k: usize, residual: Tensor) -> Result<()> {
+        let (gpu, tokens) = (&self.gpu, residual.rows);
+        let Registered { moe, kinds, .. } = &m.all[number];
+        let (count, intermediate, width) = (moe.experts.count, moe.experts.intermediate(), residual.cols);
+        let pairs = tokens * k;
+        let mut combine = p::Combine {
+            outputs: 0,
+            weights: m.choice.weights.at(),
+            shared: 0,
+            gates: 0,
+            residual: self.place(residual),
+            tokens: self::number(tokens),
+            cols: self::number(width),
+            k: self::number(k),
+            unused: 0,
+        };
+        // 1. routed experts, pair by pair
+        if pairs > 0 {
+            let chosen = m.choice.chosen.at();
+            let [gates, ups] = [&mut m.gates, &mut m.ups].map(|s| s.room(gpu, 4 * pairs * intermediate));
+            let [gates, ups] = [gates?, ups?].map(|at| p::Tensor::dense(at, intermediate));
+            let outputs = m.outputs.room(gpu, 4 * pairs * width)?;
+            let of = |projection: usize, per_row| Table {
+                matrices: table + (projection * count * size_of::<p::Matrix>()) as u64,
+                experts: chosen,
+                per_row,
+                kinds: &kinds[projection],
+            };
+            let product = |part: usize, out| {
+                let ExpertPart { rows, cols, .. } = moe.experts.parts[part];
+                let (matrix, bias) = (p::Matrix::default(), 0);
+                Product { matrix, rows, cols, outputs: pairs, out, bias, accumulate: false, runs: None }
+            };
+            if m.streaming.as_ref().is_some_and(Streaming::has_failed) {
+                // What no kernel computes is read all the same.
+                for (at, len) in [(gates.at, intermediate), (ups.at, intermediate), (outputs, width)] {
+                    // SAFETY: the room was just made.
+                    unsafe { gpu.zero(at, 4 * pairs * len)? };
+                }
+            }
+            multiply(gpu, product(0, gates), Some(of(0, k)), &m.x)?;
+            multiply(gpu, product(1, ups), Some(of(1, k)), &m.x)?;
+            let needs = kinds[2].iter().fold(Needs::default(), |needs, kind| needs.and(kind.needs()));
+            let source = Source { x: gates, up: ups, rows: pairs, cols: intermediate, ..Source::default() };
+            encode(gpu, source, needs, &mut m.hidden)?;
+            multiply(gpu, product(2, p::Tensor::dense(outputs, width)), Some(of(2, 1)), &m.hidden)?;
+            combine.outputs = outputs;
+        }
+        // 2. the one that all tokens take
+        if let Some(SharedExpert { mlp, gate }) = &moe.shared {
+            let intermediate = mlp.gate.rows.len();
+            let [gates, ups] = [&mut m.gates, &mut m.ups].map(|s| s.room(gpu, 4 * tokens * intermediate));
+            let [gates, ups] = [gates?, ups?].map(|at| p::Tensor::dense(at, intermediate));
+            self.gated(&mlp.gate, &mlp.up, &mlp.down, [gates, ups], &m.x, &mut m.shared_hidden)?;
+            combine.shared = m.shared.room(gpu, 4 * tokens * width)?;
+            let out = p::Tensor::dense(combine.shared, width);
+            multiply(gpu, self.product(&mlp.down, tokens, out, false, self.mode), None, &m.shared_hidden)?;
+            if let Some(gate) = gate {
+                combine.gates = m.shared_gates.room(gpu, 4 * tokens)?;
+                let out = p::Tensor::dense(combine.gates, 1);
+                multiply(gpu, self.product(gate, tokens, out, false, Activations::F32), None, &m.x)?;
+            }
+        }
+        // 3. their sum
+        let grid = [self::number(width.div_ceil(256)), self::number(tokens.min(MOST_BLOCKS)), 1];
+        // SAFETY: the room was just made; the residual was checked against its buffer.
+        unsafe { gpu.launch(Kernel::Combine, grid, 256, 0, &combine)? };
+        Ok(())
+    }
+
+    /// `hidden = silu(gate(x)) * up(x)`, encoded for `down`; `room`: for gate and up.
+    pub(crate) fn gated(
+        &self,
+        gate: &Linear,
+        up: &Linear,
+        down: &Linear,
+        room: [p::Tensor; 2],
+        x: &Encoded,
+        hidden: &mut Encoded,
+    ) -> Result<()> {
+        let [gates, ups] = room;
+        multiply(&self.gpu, self.product(gate, x.rows, gates, false, self.mode), None, x)?;
+        multiply(&self.gpu, self.product(up, x.rows, ups, false, self.mode), None, x)?;
+        let source = Source { x: gates, up: ups, rows: x.rows, cols: gate.rows.len(), ..Source::default() };
+        encode(&self.gpu, source, self.needs(down, self.mode), hidden)
+    }
+}

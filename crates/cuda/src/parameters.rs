@@ -1,0 +1,213 @@
+//! What kernels are given: the structs of `kernels/*.cu`, field by field. A test holds that both sides agree on their sizes.
+
+use crate::driver::Address;
+
+/// What a kernel may be given.
+///
+/// # Safety
+/// It has no gaps.
+pub unsafe trait Parameters: Copy {
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: all of it are values, as whoever implements it vouches.
+        unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
+    }
+}
+
+/// Makes a struct that a kernel is given, of numbers and addresses of the device alone.
+macro_rules! parameters {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => { $(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+        }
+
+        // SAFETY: numbers and addresses without gaps, as the test of sizes holds.
+        unsafe impl Parameters for $name {}
+    )* };
+}
+
+parameters! {
+    /// A row-major matrix of f32.
+    Tensor {
+        at: Address,
+        /// Elements from row to row.
+        stride: u64,
+    }
+    Norm {
+        /// 0: no norm.
+        weight: Address,
+        eps: f32,
+        unused: u32,
+    }
+    /// A weight matrix from its first row that is used on.
+    Matrix {
+        data: Address,
+        scales: Address,
+        biases: Address,
+        row_bytes: u64,
+        groups: u32,
+        kind: u32,
+        element: u32,
+        group: u32,
+        bits: u32,
+        unused: u32,
+    }
+    /// Activations; 0 where an encoding is not wanted.
+    Encoded {
+        f: Address,
+        h: Address,
+        q: Address,
+        sx: Address,
+        mx: Address,
+    }
+    Encode {
+        x: Tensor,
+        up: Tensor,
+        norm: Norm,
+        taken: Address,
+        rows: u32,
+        cols: u32,
+        to: Encoded,
+    }
+    Embed {
+        table: Matrix,
+        tokens: Address,
+        out: Tensor,
+        rows: u32,
+        cols: u32,
+    }
+    CopyRows {
+        from: Tensor,
+        to: Tensor,
+        rows: u32,
+        cols: u32,
+    }
+    Matmul {
+        matrix: Matrix,
+        table: Address,
+        experts: Address,
+        per_row: u32,
+        rows: u32,
+        cols: u32,
+        outputs: u32,
+        x: Encoded,
+        out: Tensor,
+        bias: Address,
+        accumulate: u32,
+        run: u32,
+        run_rows: u32,
+        run_columns: u32,
+    }
+    Cache {
+        pool: Address,
+        block_bytes: u64,
+        k: u64,
+        v: u64,
+        k_scales: u64,
+        v_scales: u64,
+        block_tokens: u32,
+        k_dim: u32,
+        v_dim: u32,
+        kv_type: u32,
+    }
+    Attention {
+        cache: Cache,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        q_norm: Norm,
+        k_norm: Norm,
+        angles: Address,
+        sinks: Address,
+        positions: Address,
+        sequences: Address,
+        slots: Address,
+        tables: Address,
+        table_starts: Address,
+        tokens: u32,
+        heads: u32,
+        kv_heads: u32,
+        gated: u32,
+        half: u32,
+        window: u32,
+        scale: f32,
+        cap: f32,
+        capped: u32,
+        partitions: u32,
+        parts: Address,
+    }
+    Delta {
+        qkv: Tensor,
+        z: Tensor,
+        b: Tensor,
+        a: Tensor,
+        out: Tensor,
+        conv: Tensor,
+        states: Tensor,
+        a_log: Address,
+        dt_bias: Address,
+        norm: Norm,
+        mixed: Address,
+        g: Address,
+        beta: Address,
+        sequences: Address,
+        starts: Address,
+        rows: Address,
+        tokens: u32,
+        count: u32,
+        key_heads: u32,
+        value_heads: u32,
+        key_dim: u32,
+        value_dim: u32,
+        taps: u32,
+        scale: f32,
+    }
+    Route {
+        logits: Address,
+        bias: Address,
+        chosen: Address,
+        weights: Address,
+        tokens: u32,
+        experts: u32,
+        k: u32,
+        scoring: u32,
+        renormalise: u32,
+        groups: u32,
+        top_groups: u32,
+        scale: f32,
+    }
+    Combine {
+        outputs: Address,
+        weights: Address,
+        shared: Address,
+        gates: Address,
+        residual: Tensor,
+        tokens: u32,
+        cols: u32,
+        k: u32,
+        unused: u32,
+    }
+}
+
+impl Tensor {
+    /// `[.., cols]` without gaps.
+    pub fn dense(at: Address, cols: usize) -> Tensor {
+        Tensor { at, stride: cols as u64 }
+    }
+}
+
+impl Matrix {
+    /// The bytes of matrices as the device has them.
+    pub fn bytes(matrices: &[Matrix]) -> &[u8] {
+        // SAFETY: a struct of numbers without gaps between them, as the test of sizes holds.
+        unsafe { std::slice::from_raw_parts(matrices.as_ptr().cast(), size_of_val(matrices)) }
+    }
+}
+
+/// A count of something as kernels take it.
+pub fn number(n: usize) -> u32 {
+    u32::try_from(n).expect("fewer than 2^32")
+}

@@ -1,0 +1,255 @@
+//! Weight matrices: their bytes as the checkpoint has them, in the device's memory; which kernel multiplies with which.
+//!
+//! They are made known before they are read. What was made known goes to the device all together when the next step begins, into one run of memory, so that
+//! steps find everything in place; experts that stay on disk are left out.
+
+use anyhow::{Result, ensure};
+use sluice_backend::{Activations, Float, Form, MatrixSource};
+use sluice_store::Bytes;
+
+use crate::driver::{Address, Gpu};
+use crate::kernels::Kernel;
+use crate::memory::{ALIGNMENT, Memory};
+use crate::parameters::{self, number};
+
+/// The most arrays that a form has: elements, scales, biases.
+pub const ARRAYS: usize = 3;
+
+pub struct Weight {
+    source: MatrixSource,
+    /// Bytes of a row in each array.
+    row_bytes: [usize; ARRAYS],
+    /// Where its arrays are, once they are on the device.
+    at: Option<[Address; ARRAYS]>,
+    /// It stays on disk, and what is used of it is read elsewhere.
+    pub streamed: bool,
+}
+
+/// Which encodings of the activations some matrices need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    pub f32: bool,
+    pub bf16: bool,
+    pub int8: bool,
+}
+
+impl Needs {
+    pub const F32: Needs = Needs { f32: true, bf16: false, int8: false };
+
+    pub fn and(self, other: Needs) -> Needs {
+        Needs { f32: self.f32 || other.f32, bf16: self.bf16 || other.bf16, int8: self.int8 || other.int8 }
+    }
+}
+
+/// How a matrix is multiplied with: `kind` of `kernels/numerics.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Kind(pub u32);
+
+impl Kind {
+    pub fn of(form: Form, mode: Activations) -> Kind {
+        Kind(match (form, mode) {
+            (Form::Float(Float::F32), _) => 0,
+            (Form::Float(Float::F16), _) => 1,
+            (Form::Float(Float::Bf16), Activations::F32) => 2,
+            (Form::Affine { .. }, Activations::F32) => 3,
+            (Form::Float(Float::Bf16), _) => 4,
+            (Form::Affine { .. }, Activations::Bf16) => 5,
+            (Form::Affine { bits, .. }, Activations::Int8) => 6 + if bits == 8 { 5 } else { u32::from(bits) - 2 },
+        })
+    }
+
+    pub fn needs(self) -> Needs {
+        Needs { f32: self.0 < 4, bf16: matches!(self.0, 4 | 5), int8: self.0 > 5 }
+    }
+
+    /// The kernel that does it, for one token (or each by itself) or for tiles of several, and how it is launched for so many rows in all.
+    pub fn kernel(self, many: bool, rows: usize, cols: usize) -> Shape {
+        use Kernel::*;
+        if self.0 < 6 {
+            let [one, several] = match self.0 {
+                0 => [LanesF32One, LanesF32Many],
+                1 => [LanesF16One, LanesF16Many],
+                2 => [LanesBf16One, LanesBf16Many],
+                3 => [LanesAffineOne, LanesAffineMany],
+                4 => [PairsBf16One, PairsBf16Many],
+                _ => [PairsAffineOne, PairsAffineMany],
+            };
+            return Shape { kernel: if many { several } else { one }, rows: 16, threads: 256, shared: 0 };
+        }
+        let [one, wide, several] = match self.0 {
+            6 => [Integers2One, Integers2OneWide, Integers2Many],
+            7 => [Integers3One, Integers3OneWide, Integers3Many],
+            8 => [Integers4One, Integers4OneWide, Integers4Many],
+            9 => [Integers5One, Integers5OneWide, Integers5Many],
+            10 => [Integers6One, Integers6OneWide, Integers6Many],
+            _ => [Integers8One, Integers8OneWide, Integers8Many],
+        };
+        if many {
+            return Shape { kernel: several, rows: 8, threads: 256, shared: 0 };
+        }
+        // Four warps of two rows each, or of four where there are rows enough to keep all of the device busy.
+        let (kernel, rows) = if rows < WIDE_ROWS { (one, 8) } else { (wide, 16) };
+        let sums = (cols / 32).next_multiple_of(4) * size_of::<f32>();
+        Shape { kernel, rows, threads: 128, shared: sums + rows * SLOTS * 4 * size_of::<f32>() }
+    }
+}
+
+/// How a kernel is launched.
+pub struct Shape {
+    pub kernel: Kernel,
+    /// Rows of a block.
+    pub rows: usize,
+    pub threads: u32,
+    /// Bytes of shared memory.
+    pub shared: usize,
+}
+
+/// From so many rows on four are taken by a warp.
+const WIDE_ROWS: usize = 8192;
+/// `SLOTS` of `kernels/matmul.cu`.
+const SLOTS: usize = 33;
+
+fn element(float: Float) -> u32 {
+    match float {
+        Float::F32 => 0,
+        Float::F16 => 1,
+        Float::Bf16 => 2,
+    }
+}
+
+impl Weight {
+    /// Checks shape and lengths, without a look at the bytes.
+    pub fn new(source: MatrixSource) -> Result<Weight> {
+        let (rows, cols) = (source.rows, source.cols);
+        ensure!(rows > 0 && cols > 0, "an empty matrix");
+        let parts = source.form.parts(cols)?;
+        let (got, wanted) = (source.parts.len(), parts.len());
+        ensure!(got == wanted, "{got} arrays, where its form has {wanted}");
+        let mut row_bytes = [0; ARRAYS];
+        for ((part, bytes), row) in parts.iter().zip(&source.parts).zip(&mut row_bytes) {
+            let (got, wanted) = (bytes.len(), rows.checked_mul(part.row_bytes));
+            ensure!(
+                wanted == Some(got),
+                "{} has {got} bytes, which are not {rows} rows of {}",
+                part.name,
+                part.row_bytes
+            );
+            *row = part.row_bytes;
+        }
+        ensure!(u32::try_from(cols).is_ok() && cols <= u32::MAX as usize / 8, "{cols} columns are too many");
+        Ok(Weight { source, row_bytes, at: None, streamed: false })
+    }
+
+    pub fn form(&self) -> Form {
+        self.source.form
+    }
+
+    pub fn rows(&self) -> usize {
+        self.source.rows
+    }
+
+    pub fn cols(&self) -> usize {
+        self.source.cols
+    }
+
+    pub fn kind(&self, mode: Activations) -> Kind {
+        Kind::of(self.form(), mode)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.source.parts.iter().map(Bytes::len).sum()
+    }
+
+    pub fn bytes_per_row(&self) -> usize {
+        self.row_bytes.iter().sum()
+    }
+
+    /// Bytes of so many rows in each array.
+    pub fn bytes_per_array(&self, rows: usize) -> [usize; ARRAYS] {
+        self.row_bytes.map(|row| row * rows)
+    }
+
+    /// The arrays of some rows, wherever they are; those that its form does not have are empty.
+    pub fn rows_bytes(&self, rows: std::ops::Range<usize>) -> [Bytes; ARRAYS] {
+        std::array::from_fn(|i| match self.source.parts.get(i) {
+            None => Bytes::from(Vec::new()),
+            Some(bytes) => bytes.slice(rows.start * self.row_bytes[i]..rows.end * self.row_bytes[i]),
+        })
+    }
+
+    /// What a kernel is told of it from row `row` on.
+    ///
+    /// # Panics
+    /// Where it is not on the device.
+    pub fn at_row(&self, row: usize, mode: Activations) -> parameters::Matrix {
+        let at = self.at.expect("a weight that is used is on the device");
+        self.described(std::array::from_fn(|i| at[i] + (row * self.row_bytes[i]) as u64), mode)
+    }
+
+    /// The same, of rows whose arrays begin there.
+    pub fn described(&self, [data, scales, biases]: [Address; ARRAYS], mode: Activations) -> parameters::Matrix {
+        let (float, group, bits) = match self.form() {
+            Form::Float(float) => (float, 0, 0),
+            Form::Affine { bits, group, scale } => (scale, u32::from(group), u32::from(bits)),
+        };
+        let groups = number(self.cols()).checked_div(group).unwrap_or(0);
+        parameters::Matrix {
+            data,
+            scales,
+            biases,
+            row_bytes: self.row_bytes[0] as u64,
+            groups,
+            kind: self.kind(mode).0,
+            element: element(float),
+            group,
+            bits,
+            unused: 0,
+        }
+    }
+}
+
+/// All matrices, and the memory that they lie in.
+#[derive(Default)]
+pub struct Weights {
+    pub all: Vec<Weight>,
+    memory: Vec<Memory>,
+    /// Matrices before this one are on the device or streamed.
+    looked_at: usize,
+}
+
+impl Weights {
+    /// Brings everything to the device that is not there and does not stay on disk, waiting for what is still being read.
+    ///
+    /// # Errors
+    /// Where there is no memory for it.
+    pub fn bring(&mut self, gpu: &Gpu) -> Result<()> {
+        let absent = |w: &&mut Weight| w.at.is_none() && !w.streamed;
+        let new = &mut self.all[self.looked_at..];
+        let padded = |bytes: &Bytes| bytes.len().next_multiple_of(ALIGNMENT);
+        let total: usize = new.iter_mut().filter(absent).flat_map(|w| w.source.parts.iter().map(padded)).sum();
+        if total > 0 {
+            let memory = Memory::new(gpu, total, "weights")?;
+            let mut at = memory.at;
+            for weight in new.iter_mut().filter(absent) {
+                let mut places = [0; ARRAYS];
+                for (bytes, place) in weight.source.parts.iter().zip(&mut places) {
+                    bytes.wait();
+                    // SAFETY: what all arrays take together was allocated; waited for below.
+                    unsafe { gpu.write_later(at, bytes)? };
+                    *place = at;
+                    at += padded(bytes) as u64;
+                }
+                weight.at = Some(places);
+            }
+            gpu.wait()?;
+            self.memory.push(memory);
+        }
+        self.looked_at = self.all.len();
+        Ok(())
+    }
+
+    /// Bytes on the device, or that will be there.
+    pub fn bytes(&self) -> usize {
+        self.all.iter().filter(|w| !w.streamed).map(Weight::bytes).sum()
+    }
+}

@@ -1,0 +1,174 @@
+//! Whole models on the GPU: the CPU's logits, to the bit. Where there is no GPU nothing is tried, and the test says so; `SLUICE_GPU=N` names a device that
+//! has to be there, and `SLUICE_MODELS=FOLDER:FOLDER` takes other models than the golden ones.
+
+use std::path::{Path, PathBuf};
+
+use sluice_backend::{Activations, KvType};
+use sluice_cuda::Cuda;
+use sluice_engine::sampler::SamplingParams;
+use sluice_engine::{Engine, Event, Generation, Options, Placement};
+
+const MODELS: [&str; 22] = [
+    "llama",
+    "llama_untied",
+    "mlx_llama_widths",
+    "mlx_qwen3",
+    "mlx_qwen3_5",
+    "mlx_qwen3_5_moe",
+    "mlx_qwen3_moe",
+    "mlx_qwen3_next",
+    "mlx_qwen3_next_plain",
+    "mlx_qwen3_widths",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_split",
+    "qwen3_5_moe_vl",
+    "qwen3_5_vl",
+    "qwen3_moe",
+    "qwen3_moe_stacked",
+    "qwen3_next",
+    "qwen3_next_stacked",
+    "qwen3_rope",
+    "qwen3_window",
+];
+const MODES: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
+
+fn device() -> Option<u32> {
+    let asked: Option<u32> = std::env::var("SLUICE_GPU").ok().map(|n| n.parse().expect("SLUICE_GPU: a number"));
+    match sluice_cuda::describe(asked.unwrap_or(0)) {
+        Ok(_) => Some(asked.unwrap_or(0)),
+        Err(why) if asked.is_none() => {
+            eprintln!("left out: {why:#}");
+            None
+        }
+        Err(why) => panic!("SLUICE_GPU: {why:#}"),
+    }
+}
+
+/// Golden models, or those that are named.
+fn folders() -> Vec<PathBuf> {
+    if let Ok(named) = std::env::var("SLUICE_MODELS") {
+        return std::env::split_paths(&named).collect();
+    }
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    MODELS.iter().map(|name| golden.join(name)).collect()
+}
+
+fn options(activations: Activations, kv_type: Option<KvType>, chunk: usize) -> Options {
+    Options {
+        activations,
+        kv_type,
+        chunk: Some(chunk),
+        threads: if std::env::var_os("SLUICE_MODELS").is_some() { 16 } else { 2 },
+        max_context: Some(400),
+        max_sequences: 3,
+        ..Options::for_this_machine().unwrap()
+    }
+}
+
+fn on(device: Option<u32>, folder: &Path, options: Options) -> Engine {
+    let opened = match device {
+        None => Engine::open(folder, options),
+        Some(number) => Engine::open_on(folder, options, &|o| Ok(Box::new(Cuda::new(number, o.activations)?))),
+    };
+    opened.unwrap_or_else(|e| panic!("{}: {e:#}", folder.display()))
+}
+
+fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<u32> {
+    let mut bits = Vec::new();
+    let each = |_: usize, row: &[f32]| {
+        bits.extend(row.iter().map(|x| x.to_bits()));
+        Ok(())
+    };
+    engine.score(tokens, true, each).unwrap();
+    bits
+}
+
+fn prompt(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
+    let vocabulary = engine.model().vocabulary as u64;
+    (0..n as u64)
+        .map(|i| ((i + 1).wrapping_mul(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1) >> 33) % vocabulary)
+        .map(|t| t as u32)
+        .collect()
+}
+
+/// Answers to prompts of different lengths, together.
+fn answers(engine: &mut Engine) -> Vec<Vec<u32>> {
+    let ids: Vec<_> = [1, 40, 150]
+        .into_iter()
+        .map(|n| {
+            let prompt = prompt(engine, n, n as u64);
+            let id = engine.add_sequence();
+            let sampling = SamplingParams { seed: 3, ..SamplingParams::default() };
+            engine.start(id, &prompt, Generation { sampling, max_tokens: 20, ..Generation::default() }).unwrap();
+            id
+        })
+        .collect();
+    let mut answers = vec![Vec::new(); ids.len()];
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            if let Event::Token { id, token } = event {
+                answers[ids.iter().position(|i| i == id).unwrap()].push(*token);
+            }
+        }
+    }
+    answers
+}
+
+#[test]
+fn every_logit_has_the_cpus_bits_in_every_mode() {
+    let Some(device) = device() else { return };
+    for folder in folders() {
+        for mode in MODES {
+            for kv_type in [None, Some(KvType::F16), Some(KvType::Int8)] {
+                let mut cpu = on(None, &folder, options(mode, kv_type, 64));
+                let mut gpu = on(Some(device), &folder, options(mode, kv_type, 37));
+                let tokens = prompt(&cpu, 300, 7);
+                let (wanted, got) = (logits(&mut cpu, &tokens), logits(&mut gpu, &tokens));
+                let differ = got.iter().zip(&wanted).filter(|(a, b)| a != b).count();
+                assert_eq!(wanted.len(), got.len());
+                assert_eq!(differ, 0, "{}, {mode:?}, {kv_type:?}: of {} logits", folder.display(), wanted.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_side_by_side_say_what_they_say_on_the_cpu() {
+    let Some(device) = device() else { return };
+    for folder in folders() {
+        for mode in MODES {
+            let options = options(mode, None, 48);
+            let wanted = answers(&mut on(None, &folder, options.clone()));
+            let got = answers(&mut on(Some(device), &folder, options));
+            assert_eq!(got, wanted, "{}, {mode:?}", folder.display());
+        }
+    }
+}
+
+#[test]
+fn experts_on_disk_change_no_logit() {
+    let Some(device) = device() else { return };
+    for folder in folders() {
+        if on(None, &folder, options(Activations::Int8, None, 64)).model().experts().is_none() {
+            continue;
+        }
+        for experts in [Placement::Slots, Placement::PageCache] {
+            let mut cpu = on(None, &folder, options(Activations::Int8, None, 64));
+            let mut gpu = on(Some(device), &folder, Options { experts, ..options(Activations::Int8, None, 37) });
+            let tokens = prompt(&cpu, 100, 9);
+            assert!(logits(&mut gpu, &tokens) == logits(&mut cpu, &tokens), "{}, {experts:?}", folder.display());
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_one_clear_line() {
+    for ordinal in [u32::MAX, 4000] {
+        let refused = format!("{:#}", Cuda::new(ordinal, Activations::Int8).err().expect("no such device"));
+        assert!(!refused.contains('\n') && refused.len() < 200, "{refused}");
+        let known = ["no CUDA driver", "no device cuda:", "no CUDA device", "driver is too old", "does not start"];
+        assert!(known.iter().any(|part| refused.contains(part)), "{refused}");
+    }
+}
