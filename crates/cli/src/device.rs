@@ -26,7 +26,7 @@ impl FromStr for DeviceArg {
             None if text == "auto" => Ok(DeviceArg::Auto),
             None if text == "cpu" => Ok(DeviceArg::Cpu),
             None if text == "cuda" => Ok(DeviceArg::Cuda(0)),
-            Some(("cuda", number)) if number.bytes().all(|b| b.is_ascii_digit()) => {
+            Some(("cuda", number)) if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => {
                 number.parse().map(DeviceArg::Cuda).map_err(|_| "N must be the number of a device, from 0".into())
             }
             _ => Err("expected auto, cpu, cuda or cuda:N".into()),
