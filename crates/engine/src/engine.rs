@@ -18,7 +18,7 @@ use crate::placement::Placed;
 use crate::runner::Runner;
 use crate::sampler::{History, Logprobs};
 use crate::sampling::{Draw, Drawn, Sampling};
-use crate::scheduler::{Plan, Scheduler, Taker, put_back};
+use crate::scheduler::{Plan, Scheduler, Taker, retire};
 use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 
 /// The part of the states kept for others that the grid of one prompt may take.
@@ -210,7 +210,7 @@ impl Engine {
     pub fn remove_sequence(&mut self, id: SequenceId) {
         let Some(at) = self.sequences.iter().position(|s| s.id == id) else { return };
         let mut sequence = self.sequences.swap_remove(at);
-        put_back(&mut sequence, &mut self.cache);
+        retire(&mut sequence, &mut self.cache);
         self.forget(id);
     }
 
@@ -315,7 +315,7 @@ impl Engine {
         s.running = None;
         if keep < s.computed {
             if s.shares {
-                put_back(s, &mut self.cache);
+                retire(s, &mut self.cache);
             } else {
                 self.roll_back(at, keep);
             }
@@ -328,7 +328,7 @@ impl Engine {
     fn rest(&mut self, at: usize) {
         let s = &mut self.sequences[at];
         if s.shares {
-            put_back(s, &mut self.cache);
+            retire(s, &mut self.cache);
         }
     }
 
@@ -401,7 +401,7 @@ impl Engine {
                 self.finish(i, Finish::Failed);
             } else if let Some(running) = &s.running {
                 if running.generated == 0 {
-                    // What was put back is computed again before anything is new.
+                    // What was preempted is computed again before anything is new.
                     let from = running.prompt_from;
                     let (done, total) = (s.computed.saturating_sub(from), s.tokens.len() - from);
                     self.events.push(Event::Prefill { id: s.id, done, total });
@@ -489,7 +489,7 @@ impl Engine {
         self.forget(id);
         let s = &mut self.sequences[at];
         s.tokens.extend_from_slice(tokens);
-        // What is computed again, because it was put back, is nobody's news.
+        // What is computed again after a preemption is nobody's news.
         let first = s.tokens.len() - tokens.len();
         loop {
             let due = self.sequences[at].due();

@@ -1,9 +1,9 @@
 //! Who takes part in a step, with how many tokens.
 //!
-//! Who generates goes first, with a token each, so that a long prompt does not hold up who is generating; what is left of the step goes to prompts, first come, first served. All
-//! draw blocks from one pool. Where it is spent, conversations that nobody is generating for give theirs up, the one used longest ago first, and then the
-//! generation that was started last: what it had computed is computed again when there is room, to the same bits. Who was started first is never put back, so
-//! that all come to their end.
+//! Sequences that decode go first, with a token each, so that a long prompt does not stall them; what is left of the step goes to prefill, first come, first
+//! served. All draw blocks from one pool. Where it is spent, idle conversations are evicted, the least recently used first, and then the generation that was started last
+//! is preempted: what it had computed stays in the prefix cache as long as there is room, and is computed again otherwise, to the same bits. The one that was started
+//! first is never preempted, so that all come to their end.
 
 use sluice_cache::{Chore, KvCache};
 
@@ -23,7 +23,7 @@ pub struct Scheduler {
     pub most_tokens: usize,
     pub most_sequences: usize,
     pub pace: Pace,
-    /// Kept between steps, so that nothing is allocated: running sequences, who was started first in front.
+    /// Kept between steps, so that nothing is allocated: running sequences, in the order in which they were started.
     queue: Vec<usize>,
 }
 
@@ -31,9 +31,9 @@ pub struct Scheduler {
 #[derive(Default)]
 pub struct Plan {
     pub takers: Vec<Taker>,
-    /// What the backend has to do before it, left over ones of steps that were not taken included.
+    /// What the backend has to do before it; those of steps that were planned and not run are still in it.
     pub chores: Vec<Chore>,
-    /// Sequences that no memory is left for, though they are alone.
+    /// Sequences for which there is no memory although all others were preempted.
     pub stuck: Vec<usize>,
     /// Of the takers, so many generate: they come first.
     pub generating: usize,
@@ -74,7 +74,7 @@ impl Scheduler {
         }
         plan.generating = plan.takers.len();
         room = room.min(self.pace.room(plan.generating, self.most_tokens));
-        // 2. Prompts, and sequences that were put back. One that has not begun waits until all its tokens have room beside those that run, and so do those behind it
+        // 2. Prompts, and sequences that were preempted. One that has not begun waits until all its tokens have room beside those that run, and so do those behind it
         for &i in &queue {
             let s = &sequences[i];
             let begun = !s.held.is_empty();
@@ -93,13 +93,13 @@ impl Scheduler {
                 adopt(&mut sequences[i], cache, plan);
             }
             let tokens = next_tokens(&sequences[i], room);
-            // Nobody is put back for a prompt.
+            // Nobody is preempted for a prompt.
             if !take(sequences, cache, plan, &[], i, tokens) {
                 break;
             }
             room -= tokens;
         }
-        // 3. Somebody must go on: what waits behind the first gives way to it
+        // 3. Somebody must go on: the first may preempt all others
         if plan.takers.is_empty()
             && let Some((&first, others)) = queue.split_first()
         {
@@ -111,7 +111,7 @@ impl Scheduler {
         self.queue = queue;
     }
 
-    /// Fills `plan` with the next tokens of one sequence, for which all others give way. Whether there is room.
+    /// Fills `plan` with the next tokens of one sequence, which may preempt all others. Whether there is room.
     pub fn plan_one(
         &mut self,
         i: usize,
@@ -135,7 +135,7 @@ impl Scheduler {
     }
 }
 
-/// Has a sequence take part, if there is room: that of idle conversations, and then that of the last of `after` that takes no part yet, is its to have.
+/// Has a sequence take part, if there is room. Idle conversations are evicted for it, and then the last of `after` that takes no part yet is preempted.
 fn take(
     sequences: &mut [Sequence],
     cache: &mut KvCache,
@@ -150,7 +150,7 @@ fn take(
     while !cache.has_room(&sequences[i].held, total) {
         let holds = |v: &&usize| !sequences[**v].held.is_empty() && !plan.takers.iter().any(|t| t.sequence == **v);
         let Some(&victim) = victims.find(holds) else { return false };
-        put_back(&mut sequences[victim], cache);
+        retire(&mut sequences[victim], cache);
     }
     let s = &mut sequences[i];
     cache.grow(&mut s.held, total, &mut plan.chores).expect("room was found");
@@ -174,23 +174,23 @@ fn adopt(s: &mut Sequence, cache: &mut KvCache, plan: &mut Plan) {
     }
 }
 
-/// So many of its next tokens a sequence computes in a step that has room for `room`: no more than to its next mark.
+/// How many of its next tokens a sequence computes in a step that has room for `room`: no more than up to its next mark.
 fn next_tokens(s: &Sequence, room: usize) -> usize {
     let most = s.due().min(room);
     s.next_mark().map_or(most, |mark| most.min(mark - s.computed))
 }
 
-/// Takes its memory from the conversation that nobody is generating for and that was used longest ago, but `i`. Whether there was one.
+/// Evicts the idle conversation that was used least recently, but not `i`. Whether there was one.
 fn evict_idle(sequences: &mut [Sequence], cache: &mut KvCache, i: usize) -> bool {
     let idle = |(j, s): &(usize, &Sequence)| *j != i && s.running.is_none() && !s.held.is_empty();
     let oldest = sequences.iter().enumerate().filter(idle).min_by_key(|(_, s)| s.last_used);
     let Some((victim, _)) = oldest else { return false };
-    put_back(&mut sequences[victim], cache);
+    retire(&mut sequences[victim], cache);
     true
 }
 
-/// Takes all that a sequence holds: what it computed is taken up again when its turn comes, as far as nobody needed the room, or computed again.
-pub fn put_back(s: &mut Sequence, cache: &mut KvCache) {
+/// Takes all that a sequence holds and leaves what it computed in the prefix cache: it is adopted again when the sequence's turn comes, or computed again.
+pub fn retire(s: &mut Sequence, cache: &mut KvCache) {
     if s.shares {
         cache.retire(&mut s.held, s.root, &s.tokens, s.computed);
     } else {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_last_is_put_back_and_goes_on_later() {
+    fn who_came_last_is_preempted_and_goes_on_later() {
         let mut cache = cache(4);
         let mut all = vec![sequence(&cache, 0, 7), sequence(&cache, 1, 7)];
         let (mut scheduler, mut plan) = (Scheduler::new(64, 4, 64), Plan::default());

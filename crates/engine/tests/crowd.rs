@@ -2,7 +2,7 @@
 //! and in the end all memory is free.
 //!
 //! How long a sequence may take. A step either has an event (a token, an end), or takes the sequence that was started first among those that run through
-//! `chunk` tokens or all it has left or all before one of its M marks, and that one is never put back; so of W = 1 + ceil(longest / chunk) + M steps in a row one has an
+//! `chunk` tokens or all it has left or all before one of its M marks, and that one is never preempted; so of W = 1 + ceil(longest / chunk) + M steps in a row one has an
 //! event. A sequence has no event while one that was started before it has none in the same step, but for who stops at a mark: memory is taken from the later one, and
 //! prompts are served in their order. So from its start to its end a sequence takes at most W steps for each event of its own and of those that ran when it was started,
 //! whoever comes later.
