@@ -513,7 +513,7 @@ impl KvCache {
         kept
     }
 
-    /// A block of a group, for which the index gives up what was not used for longest.
+    /// A block of a group; where none is free, the least recently used prefix is evicted for it.
     fn allocate(&mut self, group: usize) -> Option<u32> {
         loop {
             if let Some(block) = self.groups[group].1.allocate() {
@@ -525,7 +525,7 @@ impl KvCache {
         }
     }
 
-    /// A row for a state, for which the index gives up a snapshot that is not `but`'s.
+    /// A row for a state; where none is free, a snapshot other than `but`'s is evicted for it.
     fn allocate_state(&mut self, but: Option<NodeId>) -> Option<u32> {
         loop {
             if let Some(row) = self.states.as_mut()?.allocate() {
@@ -537,11 +537,11 @@ impl KvCache {
         }
     }
 
-    /// Has the index give up a block of a group that nobody else holds.
+    /// Evicts a block of a group that no sequence holds. Whether there was one.
     fn evict(&mut self, group: usize) -> bool {
         let Some(index) = &mut self.index else { return false };
         let (of, pool) = &mut self.groups[group];
-        // 1. What a window has moved beyond is of use only to those who begin there: it goes first, and what follows it stays.
+        // 1. A window's old blocks are of use only to prompts that end near them: they go first, and what follows them stays.
         if of.window.is_some() {
             let idle = |id: &NodeId| {
                 let block = index.blocks(*id)[group];
@@ -553,20 +553,20 @@ impl KvCache {
             self.tidy(id);
             return true;
         }
-        // 2. Leaves first: the oldest is one, since whoever is used makes all before it younger than itself.
+        // 2. Leaves first: the least recently used node is one, since using a node makes all before it younger.
         for _ in 0..index.len() {
             let Some(oldest) = index.by_age().next() else { return false };
             if index.may_go(oldest) {
                 self.remove(oldest);
                 return true;
             }
-            // Somebody goes on from it, or from what follows it.
+            // A sequence holds it, or what follows it.
             index.touch_path(oldest);
         }
         false
     }
 
-    /// Has the index give up the state that was not used for longest, and is not `but`'s.
+    /// Evicts the least recently used snapshot that is not `but`'s. Whether there was one.
     fn evict_snapshot(&mut self, but: Option<NodeId>) -> bool {
         let Some(index) = &mut self.index else { return false };
         let oldest = index.by_age().find(|id| index.node(*id).state.is_some() && Some(*id) != but);
