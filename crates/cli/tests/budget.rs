@@ -136,7 +136,7 @@ fn mixtures_hold_less_than_their_budget_in_a_control_group() {
         assert!(group.peak() <= bytes, "{folder}: {} at the peak, {enough} allowed", group.peak());
     }
     let Some(demo) = demo() else { return };
-    for budget in [45_000_000, 60_000_000] {
+    for budget in [50_000_000, 65_000_000] {
         let Some(group) = Group::new(None) else { return };
         let mut run = story(&demo, &["--memory-budget", &budget.to_string(), "--experts", "slots"]);
         success(run.output().unwrap());
