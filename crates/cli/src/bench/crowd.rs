@@ -8,7 +8,7 @@ use serde_json::json;
 use sluice_backend::NUMERICS_VERSION;
 use sluice_engine::{Engine, Event, Finish, Generation, Phase, Profile, SequenceId};
 
-use super::decode::DecodeArgs;
+use super::decode::{DecodeArgs, print_subject};
 use super::figures::Figures;
 use super::roofline::{Memory, peak};
 use super::{Subject, token};
@@ -57,14 +57,7 @@ pub fn run(args: &DecodeArgs) -> Result<()> {
     // Starting all of them takes a step each at most.
     let mut subject = Subject::load(&args.model, most + 2 * sequences, sequences)?;
     if !args.model.json {
-        let options = subject.engine.options();
-        println!(
-            "{}: {} threads, {}, activations {}",
-            subject.name,
-            options.threads,
-            options.isa,
-            activations_name(options.activations)
-        );
+        print_subject(&subject);
         println!(
             "{:>10}{:>9}{:>8}{:>24}{:>12}{:>12}{:>12}{:>14}{:>14}{:>22}",
             "sequences",

@@ -190,7 +190,8 @@ fn to_json(subject: &mut Subject, args: &DecodeArgs, m: &Measured) -> serde_json
     })
 }
 
-fn print_head(subject: &Subject) {
+/// The line above a table: the model, and how it is computed.
+pub fn print_subject(subject: &Subject) {
     let options = subject.engine.options();
     println!(
         "{}: {} threads, {}, activations {}",
@@ -199,6 +200,10 @@ fn print_head(subject: &Subject) {
         options.isa,
         activations_name(options.activations)
     );
+}
+
+fn print_head(subject: &Subject) {
+    print_subject(subject);
     println!(
         "{:>8}{:>24}{:>14}{:>14}{:>22}{:>20}{:>20}",
         "context", "tokens/s", "weights", "cache", "read GB/s", "of it by weights", "by all"
