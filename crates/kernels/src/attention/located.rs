@@ -70,12 +70,19 @@ impl<'a> Located<'a> {
         Located { keys, values, scales, seen, kv_type, k_dim, v_dim, pool: PhantomData }
     }
 
-    /// The partition that will be read next: its first keys are prefetched at the end of this one.
-    pub fn followed_by(&mut self, next: &Located) {
+    /// What will be read next, from a key on: it is prefetched at the end of this partition.
+    pub fn followed_by(&mut self, key: *const u8) {
         for (i, to) in self.values[PARTITION..].iter_mut().enumerate() {
-            *to = next.keys[next.seen.start].wrapping_add(i * self.k_dim * self.kv_type.size());
+            *to = key.wrapping_add(i * self.k_dim * self.kv_type.size());
         }
     }
+}
+
+/// Where a position's key lies, to prefetch it.
+pub fn key_at(kv: &KvView, table: &[u32], kv_head: usize, position: usize) -> *const u8 {
+    let s = &kv.shape;
+    let slot = table[position / s.block_tokens] as usize * s.block_tokens + position % s.block_tokens;
+    kv.bytes.as_ptr().wrapping_add(s.k_at(slot, kv_head).start)
 }
 
 fn read_scales(bytes: &[u8], to: &mut [f32]) {

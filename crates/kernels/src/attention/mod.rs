@@ -23,8 +23,8 @@ use crate::rows::{Rows, RowsMut};
 
 use join::{finish, join_two};
 pub use kv::{KvShape, KvType, KvView, store_row};
-use located::Located;
 pub use located::PARTITION;
+use located::{Located, key_at};
 use many::{Room, Target, attend_rows, join_rows, widen};
 use partition::{QueryRow, Rule, partition, rows_at_once};
 pub use together::{RUNS, Together, begin_alike};
@@ -32,6 +32,8 @@ pub use together::{RUNS, Together, begin_alike};
 /// From so many query rows on, keys and values are widened and laid out once for all of them. Fewer are as well or better off with the cache as it lies, which
 /// is fetched ahead.
 const WIDEN_ROWS: usize = 40;
+/// A single token's query heads that share a KV head are seldom more.
+const FEW: usize = 8;
 
 /// One KV head in one layer, and how queries look at it.
 #[derive(Clone, Copy)]
@@ -204,19 +206,37 @@ impl<'a> Reader<'a> {
 
     /// Partition `p` of the runs that `member` names, whose keys and values the leader's table finds for all of them.
     fn read(&mut self, p: usize, leader: usize, member: impl Fn(usize) -> bool, sink: &mut Sink) {
+        let members = (0..self.runs.len()).filter(|i| member(*i));
+        let rows = members.map(|i| self.runs[i].tokens).sum::<usize>() * self.head.group;
+        // A single token's few rows are most of all calls: for them the lists of as many as there can be would cost more than what they list.
+        if rows <= FEW {
+            self.read_rows::<FEW>(p, leader, member, rows, sink)
+        } else {
+            self.read_rows::<{ many::BATCH }>(p, leader, member, rows, sink)
+        }
+    }
+
+    /// As [`Reader::read`], of `rows` query rows, up to `N` at a time.
+    fn read_rows<const N: usize>(
+        &mut self,
+        p: usize,
+        leader: usize,
+        member: impl Fn(usize) -> bool,
+        rows: usize,
+        sink: &mut Sink,
+    ) {
         let Reader { isa, head, runs, starts, ref q, .. } = *self;
         let (group, base) = (head.group, p * PARTITION);
         let KvShape { k_dim, v_dim, .. } = head.kv.shape;
-        let members = || (0..runs.len()).filter(|i| member(*i));
-        let rows = members().map(|i| runs[i].tokens).sum::<usize>() * group;
+        let members = (0..runs.len()).filter(|i| member(*i));
         let lead = &runs[leader];
-        let locate = |p: usize, seen| Located::new(&head.kv, lead.table, head.kv_head, p * PARTITION, seen);
-        let mut located = locate(p, head.seen(lead.position, lead.last(), p));
+        let seen = head.seen(lead.position, lead.last(), p);
+        let mut located = Located::new(&head.kv, lead.table, head.kv_head, base, seen);
         let Room { widened, q: copied, scores, sums, q_stride, v_stride } = &mut self.room;
         let (copied, q_stride, v_stride) = (&**copied, *q_stride, *v_stride);
         let widened = if rows < WIDEN_ROWS {
             if p < lead.last() / PARTITION {
-                located.followed_by(&locate(p + 1, 0..1));
+                located.followed_by(key_at(&head.kv, lead.table, head.kv_head, base + PARTITION));
             }
             None
         } else {
@@ -232,10 +252,10 @@ impl<'a> Reader<'a> {
                 sink(targets, queries, &sums[..queries.len() * v_stride], v_stride);
             }
         };
-        let at_once = if widened.is_some() { many::BATCH } else { rows_at_once(k_dim) };
-        let (mut targets, mut queries) = ([Target::default(); many::BATCH], [QueryRow::EMPTY; many::BATCH]);
+        let at_once = if widened.is_some() { N } else { rows_at_once(k_dim).min(N) };
+        let (mut targets, mut queries) = ([Target::default(); N], [const { QueryRow::EMPTY }; N]);
         let mut n = 0;
-        for i in members() {
+        for i in members {
             let run = &runs[i];
             for t in 0..run.tokens {
                 let at = run.position + t;

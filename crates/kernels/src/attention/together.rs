@@ -32,6 +32,10 @@ impl Together {
     /// Looks at partition `p`.
     pub fn find(&mut self, head: &Head, runs: &[Run], p: usize) {
         assert!(runs.len() <= RUNS, "{} runs at once", runs.len());
+        if let [run] = runs {
+            self.leader[0] = if head.seen(run.position, run.last(), p).is_empty() { NONE } else { 0 };
+            return;
+        }
         let shareable = |parted: &[bool; RUNS], i: usize| !parted[i] && is_before(p, &runs[i]);
         let mut able = 0;
         let mut followers = [0u8; RUNS];
