@@ -17,8 +17,8 @@ pub use memory::*;
 pub use operations::*;
 pub use profile::{Phase, PhaseRow, Profile};
 pub use sluice_kernels::attention::KvType;
+pub use sluice_kernels::form::{Activations, Float, Form};
 pub use sluice_kernels::isa::Isa;
-pub use sluice_kernels::matmul::{Activations, Float, Form};
 pub use sluice_kernels::route::Scoring;
 pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 pub use sluice_store::experts::{ExpertOptions, ExpertStats};
@@ -28,7 +28,7 @@ pub use step::{Capacity, Failed, Logits, Outcome, SequenceInput, StepInputs, Wan
 pub fn widen(float: Float, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {
     let mut out = vec![0.0; bytes.len() / float.size()];
     if !out.is_empty() {
-        let row = sluice_kernels::matmul::Matrix::new(Form::Float(float), 1, out.len(), bytes, &[], &[])?;
+        let row = sluice_kernels::matrix::Matrix::new(Form::Float(float), 1, out.len(), [bytes])?;
         sluice_kernels::affine::dequantize_row(Isa::GENERIC, &row, 0, &mut out);
     }
     Ok(out)

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use sluice_kernels::attention::KvType;
-use sluice_kernels::matmul::Form;
+use sluice_kernels::form::Form;
 use sluice_store::Bytes;
 
 /// What a buffer is for: memory is accounted by class.

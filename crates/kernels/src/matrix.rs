@@ -22,7 +22,7 @@ pub struct Matrix<'a> {
 
 impl<'a> Matrix<'a> {
     /// Checks that the arrays, in the order of [`Form::parts`], have exactly the lengths of the shape.
-    pub fn of_parts(
+    pub fn new(
         form: Form,
         rows: usize,
         cols: usize,
@@ -45,20 +45,6 @@ impl<'a> Matrix<'a> {
         }
         let ([data, scales, biases], [row_bytes, scale_row_bytes, _]) = (all, row_bytes);
         Ok(Matrix { form, rows, cols, data, scales, biases, row_bytes, scale_row_bytes })
-    }
-
-    /// [`Matrix::of_parts`] of an array each; `scales` and `biases` are empty for float forms.
-    pub fn new(
-        form: Form,
-        rows: usize,
-        cols: usize,
-        data: &'a [u8],
-        scales: &'a [u8],
-        biases: &'a [u8],
-    ) -> Result<Self, MatrixError> {
-        let (all, known) = ([data, scales, biases], form.parts(cols)?.len());
-        let used = all.iter().rposition(|bytes| !bytes.is_empty()).map_or(0, |last| last + 1);
-        Matrix::of_parts(form, rows, cols, all.into_iter().take(known.max(used)))
     }
 
     pub fn form(&self) -> Form {

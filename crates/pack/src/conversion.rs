@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sluice_kernels::matmul::{Float, Form};
+use sluice_kernels::form::{Float, Form};
 use sluice_model::WeightDescription;
 use sluice_store::TensorPlan;
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use sluice_kernels::matmul::Matrix;
+use sluice_kernels::matrix::Matrix;
 use sluice_store::Checkpoint;
 
 use crate::conversion::Source;
@@ -50,6 +50,5 @@ impl Input {
 pub fn matrix<'a>(source: &Source, parts: &'a [Vec<u8>]) -> Result<Matrix<'a>> {
     let Some(form) = source.form else { bail!("tensor {:?} is no matrix of numbers", source.name) };
     let rows = parts[0].len() / source.parts[0].row_bytes;
-    let part = |i: usize| parts.get(i).map_or(&[][..], Vec::as_slice);
-    Ok(Matrix::new(form, rows, source.cols, part(0), part(1), part(2))?)
+    Ok(Matrix::new(form, rows, source.cols, parts.iter().map(Vec::as_slice))?)
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Result, bail, ensure};
-use sluice_kernels::matmul::{Float, Form};
+use sluice_kernels::form::{Float, Form};
 use sluice_model::{
     Belongs, Config, Description, Leaf, Names, Quantization, WeightClass, WeightDescription, WeightKind,
 };

@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_kernels::matmul::{Float, Form, Matrix};
+use sluice_kernels::form::{Float, Form};
+use sluice_kernels::matrix::Matrix;
 use sluice_store::bundle::FileEntry;
 use sluice_store::{Writer, xxh3_of};
 
@@ -135,7 +136,7 @@ impl FileWriter<'_> {
                         parts.push(bytes);
                     }
                     let form = Form::Affine { bits, group, scale: float };
-                    let m = Matrix::new(form, rows, unit.source.cols, &parts[0], &parts[1], &parts[2])?;
+                    let m = Matrix::new(form, rows, unit.source.cols, parts.iter().map(Vec::as_slice))?;
                     values(self.quantizer.isa, &m)
                 };
                 placed.iter().map(of_unit).collect()

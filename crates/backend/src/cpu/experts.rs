@@ -6,8 +6,9 @@
 //! kept until all are there. The sums are the same, term by term.
 
 use sluice_kernels::elementwise;
+use sluice_kernels::form::Encoding;
 use sluice_kernels::form::MAX_PARTS;
-use sluice_kernels::matmul::{Encoding, Matrix};
+use sluice_kernels::matrix::Matrix;
 
 use super::matmul::{Crew, Encoded, MOST_ROWS, Needs, Worker, block_rows, part, tile};
 use super::memory::{Place, Weight};
@@ -55,7 +56,7 @@ impl Operand {
         // SAFETY: as the maker of the operand has guaranteed.
         let array = |Stretch(start, len): &Stretch| unsafe { std::slice::from_raw_parts(*start, *len) };
         let arrays = arrays.iter().map(array).take(weight.arrays());
-        let matrix = Matrix::of_parts(weight.form(), self.rows, weight.cols(), arrays);
+        let matrix = Matrix::new(weight.form(), self.rows, weight.cols(), arrays);
         (matrix.expect("as long as these rows are in the checkpoint"), 0)
     }
 }

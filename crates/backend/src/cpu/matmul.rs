@@ -1,7 +1,11 @@
 //! Matrix products on the CPU: activations are encoded once for all matrices that share them, then row blocks of the matrices are
 //! distributed among threads. A row of the result is always computed by one thread alone, so the distribution changes no bit.
 
-use sluice_kernels::matmul::{self, Activations, Encoding, Input, Matrix};
+use sluice_kernels::form::{Activations, Encoding};
+use sluice_kernels::input::Input;
+use sluice_kernels::matmul;
+use sluice_kernels::matrix::Matrix;
+use sluice_kernels::scratch::Scratch;
 use sluice_kernels::{Isa, activations, norm};
 
 use super::memory::{Buffer, Parts, PerThread, Place, Weight};
@@ -143,7 +147,7 @@ impl EncodedWriter<'_> {
 /// Scratch of each thread.
 #[derive(Default)]
 pub struct Worker {
-    pub kernel: matmul::Scratch,
+    pub kernel: Scratch,
     /// Results of a row block: `[tokens, rows]`.
     pub tile: Vec<f32>,
     pub tile2: Vec<f32>,
@@ -343,7 +347,7 @@ pub fn tile<'a>(
     input: Input,
     tokens: &[u32],
     tile: &'a mut Vec<f32>,
-    kernel: &mut matmul::Scratch,
+    kernel: &mut Scratch,
 ) -> &'a mut [f32] {
     let tile = part(tile, tokens.len() * rows.len());
     matmul::matmul(isa, matrix, rows, input, tokens, tile, kernel);

@@ -302,7 +302,7 @@ impl Weight {
     /// The matrix, waiting for what is not there.
     pub fn matrix(&self) -> Matrix<'_> {
         let s = &self.source;
-        Matrix::of_parts(s.form, s.rows, s.cols, s.parts.iter().map(|b| &b[..])).expect("checked when it was made")
+        Matrix::new(s.form, s.rows, s.cols, s.parts.iter().map(|b| &b[..])).expect("checked when it was made")
     }
 
     /// Waits until all of it is there, or can never be.
@@ -329,7 +329,7 @@ impl Weight {
             bytes.slice(row * len..(row + 1) * len).read_now(&mut copy).map(|()| copy)
         };
         let Ok(parts) = self.source.parts.iter().map(read).collect::<Result<Vec<_>, _>>() else { return out.fill(0.0) };
-        let matrix = Matrix::of_parts(self.source.form, 1, self.source.cols, parts.iter().map(|p| &p[..]));
+        let matrix = Matrix::new(self.source.form, 1, self.source.cols, parts.iter().map(|p| &p[..]));
         affine::dequantize_row(isa, &matrix.expect("the parts of a row"), 0, out);
     }
 

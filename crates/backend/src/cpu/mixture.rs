@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use sluice_kernels::matmul::{Activations, Encoding};
+use sluice_kernels::form::{Activations, Encoding};
 use sluice_kernels::{math, norm, route};
 
 use super::experts::{self, Grouping, Operand, SharedDown};

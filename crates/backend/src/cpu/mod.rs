@@ -12,7 +12,7 @@ mod streaming;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use sluice_kernels::matmul::Activations;
+use sluice_kernels::form::Activations;
 use sluice_kernels::{Isa, affine, norm};
 
 use crate::pool::Pool;

@@ -4,7 +4,7 @@
 //! It has to grow buffers exactly as the operations do: a test in `engine/tests/budget.rs` compares the two on models of every kind.
 
 use sluice_kernels::attention;
-use sluice_kernels::matmul::{Activations, Encoding};
+use sluice_kernels::form::{Activations, Encoding};
 
 use super::experts::{ADDED, Unit};
 use super::matmul::{GROUP, MOST_ROWS, Needs, SMALL, block_rows};

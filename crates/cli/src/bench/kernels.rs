@@ -513,7 +513,7 @@ impl Random {
     }
 
     fn matrix(&self) -> Result<Matrix<'_>> {
-        Ok(Matrix::of_parts(self.form, self.rows, COLS, self.parts.iter().map(|p| &p[..]))?)
+        Ok(Matrix::new(self.form, self.rows, COLS, self.parts.iter().map(|p| &p[..]))?)
     }
 }
 

@@ -23,7 +23,7 @@ use sluice_engine::{Engine, Options};
 use sluice_model::Config;
 use sluice_store::{Checkpoint, Dtype};
 
-use sluice_kernels::matmul::{Encoding, Float, Form};
+use sluice_kernels::form::{Encoding, Float, Form};
 use sluice_kernels::roofline::Arithmetic;
 
 use crate::disk::mix;

@@ -6,8 +6,12 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use sluice_backend::{Activations, Isa};
 use sluice_kernels::activations::{encode_bf16, encode_int8};
-use sluice_kernels::matmul::{self, Encoding, Float, Input, Matrix, Scratch};
+use sluice_kernels::form::{self, Encoding, Float};
+use sluice_kernels::input::Input;
+use sluice_kernels::matmul;
+use sluice_kernels::matrix::Matrix;
 use sluice_kernels::roofline;
+use sluice_kernels::scratch::Scratch;
 use sluice_store::Buffer;
 
 use super::estimate::{Form, Products};
@@ -69,14 +73,14 @@ pub fn measure(resident: Form, experts: Form) -> Result<Measured> {
 
 fn product(isa: Isa, buffer: &[u8], form: Form, threads: usize) -> Result<f64> {
     let stored = match form.bits {
-        16 => matmul::Form::Float(Float::Bf16),
-        bits => matmul::Form::Affine { bits: bits as u8, group: form.group as u16, scale: Float::Bf16 },
+        16 => form::Form::Float(Float::Bf16),
+        bits => form::Form::Affine { bits: bits as u8, group: form.group as u16, scale: Float::Bf16 },
     };
     let parts = stored.parts(COLS)?;
     let rows = BYTES / parts.row_bytes() / (threads * ROWS) * (threads * ROWS);
     let mut rest = buffer;
     let arrays = parts.iter().map(|part| rest.split_off(..rows * part.row_bytes).expect("the buffer holds the rows"));
-    let matrix = Matrix::of_parts(stored, rows, COLS, arrays)?;
+    let matrix = Matrix::new(stored, rows, COLS, arrays)?;
     let x: Vec<f32> = (0..COLS).map(|i| (i % 17) as f32 / 16.0 - 0.5).collect();
     let (mut bf16, mut q) = (vec![0; COLS], vec![0; COLS]);
     let (mut x_scales, mut sums) = (vec![0.0; COLS / 32], vec![0.0; COLS / 32]);

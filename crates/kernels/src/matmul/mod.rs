@@ -12,13 +12,12 @@ mod pairs;
 mod tests;
 
 use crate::Isa;
+use crate::form::{Activations, Encoding, Float, Form};
+use crate::input::Input;
 use crate::instructions::integers::Groups;
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
 use std::ops::Range;
-
-pub use crate::form::{Activations, Encoding, Float, Form, MatrixError};
-pub use crate::input::Input;
-pub use crate::matrix::Matrix;
-pub use crate::scratch::Scratch;
 
 /// The granularity in which callers best split rows among threads: a multiple of every kernel's row tile.
 pub const ROW_BLOCK: usize = 32;

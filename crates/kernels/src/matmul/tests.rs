@@ -3,6 +3,7 @@
 use super::*;
 use crate::activations::{encode_bf16, encode_int8};
 use crate::affine;
+use crate::form::MatrixError;
 use crate::input::ORDER;
 use fastrand::Rng;
 use proptest::prelude::*;
@@ -60,9 +61,7 @@ struct Weights {
     form: Form,
     rows: usize,
     cols: usize,
-    data: Guarded,
-    scales: Guarded,
-    biases: Guarded,
+    parts: Vec<Guarded>,
 }
 
 impl Weights {
@@ -79,21 +78,20 @@ impl Weights {
                 })
                 .collect()
         };
-        let (data, scales, biases) = match form {
-            Form::Float(float) => (floats(float, rows * cols, 1.0, rng), vec![], vec![]),
+        let parts = match form {
+            Form::Float(float) => vec![floats(float, rows * cols, 1.0, rng)],
             Form::Affine { bits, group, scale } => {
                 let groups = rows * cols / group as usize;
                 let data = (0..rows * cols / 8 * bits as usize).map(|_| rng.u64(..) as u8).collect();
-                (data, floats(scale, groups, 0.1, rng), floats(scale, groups, 1.0, rng))
+                vec![data, floats(scale, groups, 0.1, rng), floats(scale, groups, 1.0, rng)]
             }
         };
-        let [data, scales, biases] = [data, scales, biases].map(|bytes| Guarded::new(&bytes));
-        Weights { form, rows, cols, data, scales, biases }
+        let parts = parts.iter().map(|bytes| Guarded::new(bytes)).collect();
+        Weights { form, rows, cols, parts }
     }
 
     fn matrix(&self) -> Matrix<'_> {
-        Matrix::new(self.form, self.rows, self.cols, self.data.bytes(), self.scales.bytes(), self.biases.bytes())
-            .unwrap()
+        Matrix::new(self.form, self.rows, self.cols, self.parts.iter().map(Guarded::bytes)).unwrap()
     }
 }
 
@@ -273,10 +271,11 @@ proptest! {
             }
             Guarded::new(&bytes)
         };
-        if matches!(form, Form::Float(_)) {
-            weights.data = bytes(&weights.data);
+        // All that are floats; the packed integers of an affine form are not.
+        let first = usize::from(!matches!(form, Form::Float(_)));
+        for part in &mut weights.parts[first..] {
+            *part = bytes(part);
         }
-        (weights.scales, weights.biases) = (bytes(&weights.scales), bytes(&weights.biases));
         let values: Vec<f32> = (0..n * cols).map(|_| wild(&mut rng)).collect();
         let (w, encoding) = (weights.matrix(), form.encoding(mode));
         let tokens: Vec<u32> = (0..n as u32).collect();
@@ -339,7 +338,7 @@ proptest! {
 fn a_wrong_length_is_an_error() {
     let form = Form::Affine { bits: 4, group: 64, scale: Float::Bf16 };
     let (data, scales) = (vec![0u8; 2 * 64], vec![0u8; 2 * 2 * 2]);
-    let new = |form, rows, cols| Matrix::new(form, rows, cols, &data, &scales, &scales).map(|_| ());
+    let new = |form, rows, cols| Matrix::new(form, rows, cols, [&data[..], &scales, &scales]).map(|_| ());
     assert_eq!(new(form, 2, 128), Ok(()));
     assert_eq!(new(form, 3, 128), Err(MatrixError::Length { part: "weight", got: 128, wanted: 192 }));
     assert_eq!(new(form, 2, 96), Err(MatrixError::Columns { cols: 96, group: 64 }));
@@ -347,8 +346,5 @@ fn a_wrong_length_is_an_error() {
     assert_eq!(new(Form::Affine { bits: 7, group: 64, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Bits(7)));
     assert_eq!(new(Form::Affine { bits: 4, group: 16, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Group(16)));
     assert_eq!(new(Form::Float(Float::Bf16), 1, 64), Err(MatrixError::Parts { got: 3, wanted: 1 }));
-    assert_eq!(
-        Matrix::of_parts(form, 2, 128, [&data[..], &scales]).err(),
-        Some(MatrixError::Parts { got: 2, wanted: 3 })
-    );
+    assert_eq!(Matrix::new(form, 2, 128, [&data[..], &scales]).err(), Some(MatrixError::Parts { got: 2, wanted: 3 }));
 }

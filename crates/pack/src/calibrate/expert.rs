@@ -203,7 +203,7 @@ fn pull(isa: Isa, wanted: &[f32], mut got: Buffer, rows: usize, x: &Panels<RIGHT
 
 #[cfg(test)]
 mod tests {
-    use sluice_kernels::matmul::Float;
+    use sluice_kernels::form::Float;
 
     use super::*;
 
