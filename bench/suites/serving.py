@@ -16,7 +16,7 @@ import cgroup
 from models import evict, served, size
 from peers import IK_LLAMA, LLAMA, SLUICE, Died, Peer, died
 from results import Row, compare
-from scratch import DIR, Failed, say
+from scratch import DIR, Failed, output, say
 from shapes import config
 
 TITLE = "Serving: throughput, latency, prefix cache, fairness"
@@ -24,7 +24,7 @@ SUITE = "serving"
 THREADS = len(os.sched_getaffinity(0))
 NAMES = {"dense": "Qwen3-0.6B", "moe": "6 layers of 30B-A3B", "hybrid": "8 layers of Qwen3-Next-80B-A3B, 128 experts"}
 # R3's workload has 100 requests, which take half an hour on two cores; these are as many as give the same figures within some minutes.
-REQUESTS = 24
+REQUESTS = 16
 # What streams is several times larger than its limit.
 STREAMED, FACTOR = "qwen3-30b-a3b@4", 2.5
 # Requests at once, and tokens of all of them together that llama-server has room for.
@@ -41,15 +41,18 @@ class R3:
 
 
 CASES = [
+    "bound dense",
+    "bound moe",
+    "bound hybrid",
     "throughput dense",
     "throughput moe",
     "throughput hybrid",
     "shared dense",
     "shared hybrid",
     "arrival dense",
+    "streamed moe",
     "conversation dense",
     "conversation hybrid",
-    "streamed moe",
     "many cores dense",
 ]
 QUICK = ["throughput dense", "shared dense", "conversation dense"]
@@ -64,18 +67,20 @@ def run(names, quick, rounds, parts):
     # A round takes minutes.
     rounds = min(rounds, 3)
     LLAMA.serves()
-    if not quick:
+    # Takes long to build, and is asked in these cases alone.
+    beside_fork = not quick and any(name.startswith("throughput") for name in names)
+    if beside_fork:
         IK_LLAMA.serves()
     for name in names:
         what, shape = name.rsplit(" ", 1)
-        measure = {"throughput": throughput, "shared": shared, "arrival": arrival, "conversation": conversation, "streamed": streamed, "many cores": many_cores}[what]
+        measure = {"bound": bound, "throughput": throughput, "shared": shared, "arrival": arrival, "conversation": conversation, "streamed": streamed, "many cores": many_cores}[what]
         say(name)
         rows += parts.measure(f"{name} {rounds}", lambda: measure(shape, rounds, quick, notes), notes)
     r3 = R3() if not quick else QUICK_R3
     notes.append(f"throughput: {r3.requests} requests of {r3.input} tokens in and {r3.output} out, 10 a second by a Poisson process, {SLOTS} under way at once, 5 warm-ups; R3 has 100 of 1024 and 128")
     notes.append("prompts are random token ids, others in each round; answers are greedy, streamed and of full length (ignore_eos)")
     notes.append(f"llama-server: {SLOTS} slots, continuous batching, weights repacked, KV in f16, no prompts kept in memory where none comes twice; Sluice: KV in bf16, prefix cache on")
-    if not quick:
+    if beside_fork:
         notes.append(f"ik_llama.cpp: {IK_LLAMA.missing or 'in ik-llama-cpp-python ' + IK_LLAMA.package_version}, one round, {SLOTS} slots, weights repacked while loading")
     return rows, notes
 
@@ -224,6 +229,19 @@ def met(row, is_met):
 # --- cases
 
 
+def bound(shape, rounds, quick, notes):
+    """Steps of eight by themselves, beside what the machine could do at best."""
+    case = f"step of {SLOTS}, 1024 tokens before each, {NAMES[shape]}, 4 bit"
+    options = ["--sequences", SLOTS, "--context", 1024, "--tokens", 32, "--rounds", rounds, "--threads", THREADS, "--json"]
+    said = json.loads(output([SLUICE, "bench", "decode", served(shape, "q4"), *options]))
+    step, bytes_, products = (said[key]["all"] for key in ("step_seconds", "bound_by_bytes_seconds", "bound_by_products_seconds"))
+    best = [max(b, p) for b, p in zip(bytes_, products)]
+    weights, cache = (said[f"{what}_bytes_per_step"] / 1e6 for what in ("weight", "cache"))
+    notes.append(f"step of {SLOTS}, {NAMES[shape]}: {weights:.0f} MB of weights (those of distinct experts once), {cache:.0f} MB of keys, values and states, {said['weight_macs_per_step'] / 1e9:.1f} G multiply-adds")
+    speed = lambda seconds: [SLOTS / s for s in seconds]  # noqa: E731
+    return [compare(SUITE, case, "output", "tokens/s", speed(step), speed(best), "bytes or products, whichever take longer", 0.85, True, THREADS)]
+
+
 def throughput(shape, rounds, quick, notes):
     r3 = QUICK_R3 if quick else R3()
     case = f"R3's workload, {NAMES[shape]}, 4 bit"
@@ -254,9 +272,9 @@ def missing(why):
 def shared(shape, rounds, quick, notes):
     """900 tokens of 1,024 in common."""
     name = f"900 of 1024 tokens shared, {NAMES[shape]}, 4 bit"
-    alone = ["--concurrency", 1, "--rate", 0, "--requests", 8, "--warmups", 2, "--output", 4]
+    alone = ["--concurrency", 1, "--rate", 0, "--requests", 5, "--warmups", 2, "--output", 4]
     # Eight that all generate for a while, so that there are steps of eight and nothing else.
-    eight = ["--concurrency", SLOTS, "--rate", 0, "--requests", SLOTS, "--warmups", 2, "--output", 96 if quick else 320]
+    eight = ["--concurrency", SLOTS, "--rate", 0, "--requests", SLOTS, "--warmups", 2, "--output", 96 if quick else 160]
     prefix = ["--shared", 900, "--input", 1024]
     traffic = ["--input", 512, "--output", 64, "--requests", 12, "--concurrency", SLOTS]
     ttft, rest, step, unshared, on, off = [], [], [], [], [], []
