@@ -185,6 +185,7 @@ class LlamaCpp:
             run([PYTHON, "-m", "pip", "download", "--no-binary", self.package, "--no-deps", "-d", sources, wanted], "llama-fetch.log")
             with tarfile.open(sources / f"{name}.tar.gz") as archive:
                 archive.extractall(sources, filter="data")
+        self.complete(tree)
         say(f"building {self.tree} (minutes, once)")
         options = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", *self.options]
         options += ["LLAMA_BUILD_SERVER=ON", *self.server_options] if "llama-server" in self.targets else ["LLAMA_BUILD_SERVER=OFF"]
@@ -196,6 +197,9 @@ class LlamaCpp:
         run(["cmake", "-S", tree, "-B", self.folder, *[f"-D{o}" for o in options]], "llama-configure.log")
         # As many jobs as cores: `-j` alone begins all at once.
         run(["cmake", "--build", self.folder, "-j", cores(), "--target", *self.targets], "llama-build.log")
+
+    def complete(self, tree):
+        """Adds to a tree what its package has left out."""
 
     def version(self):
         if self.missing:
@@ -223,6 +227,14 @@ class IkLlamaCpp(LlamaCpp):
     package, package_version, tree, targets = "ik-llama-cpp-python", IK_LLAMA_CPP_PYTHON, "ik_llama.cpp", ("llama-server",)
     # The server is one of its examples; attention over quantised keys and values, which nobody asks it for, takes most of the time to build.
     options, server_options = ("LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=ON", "GGML_IQK_FA_ALL_QUANTS=OFF"), ()
+
+    def complete(self, tree):
+        """The script that fills in a template with what was built and by whom."""
+        script = tree / "common" / "cmake" / "build-info-gen-cpp.cmake"
+        script.parent.mkdir(exist_ok=True)
+        values = {"BUILD_NUMBER": 0, "BUILD_COMMIT": self.package_version, "BUILD_COMPILER": "${CMAKE_C_COMPILER_ID}", "BUILD_TARGET": "this machine"}
+        lines = [f'set({name} "{value}")' for name, value in values.items()]
+        script.write_text("\n".join([*lines, "configure_file(common/build-info.cpp.in common/build-info.cpp @ONLY)", ""]))
 
 
 LLAMA = LlamaCpp()
