@@ -17,6 +17,8 @@ use crate::{machine, stats, units};
 
 /// Tokens before each measurement, which do not count.
 const WARM: usize = 4;
+/// Tokens that each sequence has room for beyond those: it generates while others start, and the prefix cache keeps blocks beside its own.
+const SLACK: usize = 256;
 
 struct Measured {
     /// Seconds of a step.
@@ -54,8 +56,7 @@ pub fn run(args: &DecodeArgs) -> Result<()> {
     let sequences = *args.sequences.iter().max().expect("clap wants one");
     ensure!(args.sequences.iter().all(|n| *n > 0), "--sequences must be at least 1");
     ensure!(args.context.iter().all(|c| *c > args.shared), "--shared must be less than --context");
-    // Starting all of them takes a step each at most.
-    let mut subject = Subject::load(&args.model, most + 2 * sequences, sequences)?;
+    let mut subject = Subject::load(&args.model, most + SLACK, sequences)?;
     if !args.model.json {
         print_subject(&subject);
         println!(
@@ -115,7 +116,7 @@ fn measure(
     let (mut ids, mut begun) = (Vec::new(), 0);
     let steps = args.tokens * args.model.rounds + WARM;
     for (i, prompt) in prompts.iter().enumerate() {
-        ids.push(start(engine, prompt, steps + 2 * n, args.shared, i as u64)?);
+        ids.push(start(engine, prompt, steps + SLACK, args.shared, i as u64)?);
     }
     while begun < n {
         begun = begun.max(tokens_of(engine.step()?));
