@@ -397,3 +397,29 @@ fn what_is_about_to_be_read_is_not_evicted_and_goes_when_that_is_over() {
     cache.reads(&wanted).unwrap().each(Order::AsTheyCome, |_, part| assert!(matches!(part, Err(Miss::Gone))));
     assert_eq!(cache.counts().wrong, 0);
 }
+
+#[test]
+fn who_takes_parts_may_panic_and_the_cache_goes_on() {
+    let dir = TempDir::new().unwrap();
+    let mut cache = DiskCache::open_folder(dir.path(), settings(QUOTA)).unwrap();
+    let chain = Chain { seed: 1, bytes: 600_000 };
+    chain.store(&mut cache, 40).unwrap();
+    let tokens: Vec<Vec<u32>> = (0..40).map(|i| chain.tokens(i)).collect();
+    let mut wanted = Vec::new();
+    for i in 0..40 {
+        let hash = chain.hash(i);
+        let Some(Entry { before, position, parts, .. }) = cache.find(&(MODEL, hash)).unwrap() else { break };
+        let (part, bytes, place) = parts[0];
+        let tokens = tokens[i as usize].as_slice();
+        wanted.push((Label { part, bytes, model: MODEL, hash, before, position, tokens }, place));
+    }
+    for order in [Order::AsTheyCome, Order::AsWanted] {
+        let reads = cache.reads(&wanted).unwrap();
+        let each = std::panic::AssertUnwindSafe(|| reads.each(order, |_, _| panic!("the engine's")));
+        let panic = std::panic::catch_unwind(each).unwrap_err();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"the engine's"));
+    }
+    assert_eq!(chain.read(&mut cache, 40, Order::AsWanted), 40);
+    cache.take_back();
+    assert!(cache.holds.is_empty());
+}

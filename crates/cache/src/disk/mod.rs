@@ -234,6 +234,7 @@ impl DiskCache {
     /// The index's: then nothing more should be asked of this cache.
     pub fn with_state(&mut self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
         self.attempt(|c| {
+            c.take_back();
             let mut found = c.index.with_state(model, before)?;
             found.retain(|(_, hash)| !c.doomed.contains(&(model, *hash)));
             Ok(found)

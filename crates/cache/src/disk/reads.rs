@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
 
 use sluice_store::load::{Chunk, Filled, Staging};
 use sluice_store::{Buffer, KeptMemory, LoadOptions};
@@ -18,6 +20,9 @@ const IN_FLIGHT: usize = 32 << 20;
 const MOST_REQUESTS: usize = 64;
 /// Slots from here on are read apart from the others: a few of them would take the memory of many.
 const LARGE: usize = 8 << 20;
+
+/// Threads that check what was read.
+const CHECKERS: usize = 2;
 
 /// Why a part is not there.
 #[derive(Debug, thiserror::Error)]
@@ -183,16 +188,46 @@ impl Reads {
         }
         let buffers = (IN_FLIGHT / size).clamp(2, MOST_REQUESTS).min(left.len());
         let handed = Mutex::new(HashSet::new());
-        let came = |filled: Filled| {
-            let i = numbers[&(filled.chunk().file, filled.chunk().offset)];
-            handed.lock().unwrap_or_else(PoisonError::into_inner).insert(i);
+        let check = |i: usize, filled: Filled| {
             let checked = self.checked(i, Slot::Staged(filled));
             hand(counter, i, checked);
         };
         let options = LoadOptions { depth: buffers, ..LoadOptions::default() };
-        let read =
-            Staging::new(chunks, buffers, size, &mut |bytes| self.memory.lend(bytes), came).map_err(|e| e.to_string());
-        let read = read.and_then(|staging| staging.read(&paths, &options).map_err(|e| e.to_string()));
+        let (sender, receiver) = mpsc::channel::<(usize, Filled)>();
+        let (mut sender, receiver) = (Some(sender), Mutex::new(receiver));
+        let panicked = Mutex::new(None);
+        let read = thread::scope(|scope| {
+            // Gone with this scope, however that ends: then the checkers end.
+            let sender = sender.take().expect("there is one");
+            // Summing and decrypting keep pace with a fast disk only beside the thread that reads.
+            let work = || {
+                // The lock is not held while a slot is checked.
+                let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                while let Ok((i, filled)) = next() {
+                    // Who reads waits for buffers: they come back whatever `take` does.
+                    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(i, filled))) {
+                        panicked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+                    }
+                }
+            };
+            let spawn = || thread::Builder::new().name("sluice-check".into()).spawn_scoped(scope, work).is_ok();
+            let checkers = (0..CHECKERS).filter(|_| spawn()).count();
+            let came = |filled: Filled| {
+                let i = numbers[&(filled.chunk().file, filled.chunk().offset)];
+                handed.lock().unwrap_or_else(PoisonError::into_inner).insert(i);
+                if checkers > 0 {
+                    sender.send((i, filled)).expect("the receiver is there until all is read");
+                } else {
+                    check(i, filled);
+                }
+            };
+            let staging = Staging::new(chunks, buffers, size, &mut |bytes| self.memory.lend(bytes), came);
+            let read = staging.map_err(|e| e.to_string());
+            read.and_then(|staging| staging.read(&paths, &options).map_err(|e| e.to_string()))
+        });
+        if let Some(panic) = panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            resume_unwind(panic);
+        }
         let handed = handed.into_inner().unwrap_or_else(PoisonError::into_inner);
         left.retain(|i| !handed.contains(i));
         read.map(drop)
