@@ -8,6 +8,7 @@ pub mod disk;
 mod kv_cache;
 mod pool;
 mod prefix;
+mod sharing;
 mod table;
 
 pub use kv_cache::{Adopted, Chore, Evicted, Group, Held, KvCache, NoRoom, Prefixes};
