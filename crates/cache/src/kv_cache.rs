@@ -3,6 +3,7 @@
 
 use crate::pool::BlockPool;
 use crate::prefix::{NodeId, PrefixIndex};
+use crate::storing::{Elsewhere, Leaving};
 use crate::table::BlockTable;
 
 /// A cache group: layers whose keys and values are cached alike.
@@ -14,6 +15,13 @@ pub struct Group {
     pub window: Option<usize>,
     /// Blocks of the pool.
     pub blocks: usize,
+}
+
+impl Group {
+    /// The first position that a query at position `next` sees.
+    pub(crate) fn first_seen(&self, next: usize) -> usize {
+        self.window.map_or(0, |w| (next + 1).saturating_sub(w))
+    }
 }
 
 /// Whether and how prefixes stay in memory for others.
@@ -36,6 +44,9 @@ pub struct KvCache {
     pub(crate) snapshots: usize,
     /// Blocks and states that the index gave up.
     pub(crate) evicted: Evicted,
+    pub(crate) chores: Vec<Chore>,
+    /// What goes and is to be kept elsewhere: see [`KvCache::keep_elsewhere`].
+    pub(crate) elsewhere: Option<Elsewhere>,
 }
 
 /// How many the index gave up, so far.
@@ -78,6 +89,8 @@ pub enum Chore {
         to: u32,
     },
     ZeroState(u32),
+    /// What has this number among what is leaving is about to be overwritten: its bytes can be copied out now.
+    CopyOut(usize),
 }
 
 /// What of a prompt was there.
@@ -113,7 +126,19 @@ impl KvCache {
             most_snapshots: prefixes.map_or(0, |p| p.snapshots.min(states)),
             snapshots: 0,
             evicted: Evicted::default(),
+            chores: Vec::new(),
+            elsewhere: None,
         }
+    }
+
+    /// What the backend has to do before the next step, in order, and what [`Chore::CopyOut`] speaks of by number.
+    pub fn carry_out(&mut self, mut each: impl FnMut(Chore, &[Leaving])) {
+        let leaving: &mut Vec<Leaving> = match &mut self.elsewhere {
+            Some(elsewhere) => &mut elsewhere.leaving,
+            None => &mut Vec::new(),
+        };
+        self.chores.drain(..).for_each(|chore| each(chore, leaving));
+        leaving.clear();
     }
 
     /// For a sequence that has nothing yet.
@@ -148,7 +173,7 @@ impl KvCache {
     ///
     /// # Errors
     /// When there is no room; then nothing has changed.
-    pub fn grow(&mut self, held: &mut Held, tokens: usize, chores: &mut Vec<Chore>) -> Result<(), NoRoom> {
+    pub fn grow(&mut self, held: &mut Held, tokens: usize) -> Result<(), NoRoom> {
         if !self.has_room(held, tokens) {
             return Err(NoRoom);
         }
@@ -161,7 +186,7 @@ impl KvCache {
         }
         if self.states.is_some() && held.state.is_none() {
             let row = self.allocate_state(None).expect("room was found");
-            chores.push(Chore::ZeroState(row));
+            self.chores.push(Chore::ZeroState(row));
             held.state = Some(row);
         }
         Ok(())
@@ -262,22 +287,22 @@ mod tests {
         let full = Group { block_tokens: 16, window: None, blocks: 4 };
         let windowed = Group { block_tokens: 16, window: Some(20), blocks: 3 };
         let mut cache = KvCache::new(&[full, windowed], 1, None);
-        let (mut a, mut b, mut chores) = (cache.hold(), cache.hold(), Vec::new());
-        assert_eq!(cache.grow(&mut a, 40, &mut chores), Ok(()));
-        assert_eq!(cache.grow(&mut a, 41, &mut chores), Ok(()));
-        assert_eq!(chores, [Chore::ZeroState(0)]);
-        assert_eq!(cache.grow(&mut b, 1, &mut chores), Err(NoRoom), "no state");
+        let (mut a, mut b) = (cache.hold(), cache.hold());
+        assert_eq!(cache.grow(&mut a, 40), Ok(()));
+        assert_eq!(cache.grow(&mut a, 41), Ok(()));
+        assert_eq!(cache.chores, [Chore::ZeroState(0)]);
+        assert_eq!(cache.grow(&mut b, 1), Err(NoRoom), "no state");
         assert!(b.is_empty());
         // The window's group is spent, until what it does not see is given back.
-        assert_eq!(cache.grow(&mut a, 64, &mut chores), Err(NoRoom));
+        assert_eq!(cache.grow(&mut a, 64), Err(NoRoom));
         assert_eq!(a.tables[0].held(), 3);
         cache.drop_unseen(&mut a, 48);
-        assert_eq!(cache.grow(&mut a, 64, &mut chores), Ok(()));
+        assert_eq!(cache.grow(&mut a, 64), Ok(()));
         assert!(cache.can_go_on_at(&a, 48) && !cache.can_go_on_at(&a, 30));
         cache.release(&mut a);
         assert!(a.is_empty());
         assert_eq!((Vec::from_iter(cache.in_use()), cache.states_in_use()), (vec![0, 0], 0));
-        assert_eq!(cache.grow(&mut b, 30, &mut chores), Ok(()));
+        assert_eq!(cache.grow(&mut b, 30), Ok(()));
     }
 
     #[test]

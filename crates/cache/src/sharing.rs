@@ -3,7 +3,7 @@
 
 use crate::kv_cache::{Adopted, Chore, Group, Held, KvCache};
 use crate::pool::BlockPool;
-use crate::prefix::{BlockHash, NodeId};
+use crate::prefix::{BlockHash, Match, NodeId};
 use crate::table::GONE;
 
 impl KvCache {
@@ -28,23 +28,10 @@ impl KvCache {
         })
     }
 
-    /// A sequence that holds nothing takes what is there of its first tokens: whole blocks together with others, the part of one as a copy of its own, and a
-    /// copy of the state at that place. `most`: at most so many tokens, fewer than there are where logits are wanted.
-    pub fn adopt(
-        &mut self,
-        held: &mut Held,
-        root: BlockHash,
-        tokens: &[u32],
-        most: usize,
-        chores: &mut Vec<Chore>,
-    ) -> Adopted {
-        debug_assert!(held.is_empty() && held.node.is_none());
-        let Some(index) = &self.index else { return Adopted::default() };
-        let tokens = &tokens[..most.min(tokens.len())];
+    /// The longest prefix of `tokens` to go on from, of what was found: whole blocks, and a part of the one behind them.
+    fn usable(&self, tokens: &[u32], found: &Match) -> Option<(usize, Option<(NodeId, usize)>)> {
+        let index = self.index.as_ref()?;
         let block_tokens = index.block_tokens();
-        let found = index.matched(&root, tokens);
-        let known = found.nodes.len() * block_tokens + found.partial.map_or(0, |(_, n)| n);
-        // 1. The longest of which all is there that a query after it sees
         let sees = |whole: usize, part: Option<(NodeId, usize)>| {
             // A copy needs a block, which may not be one of those that it goes with.
             let room = |(_, pool): &(Group, BlockPool)| pool.free() + pool.idle() > whole + 1;
@@ -53,13 +40,13 @@ impl KvCache {
             }
             let to = whole * block_tokens + part.map_or(0, |(_, n)| n);
             self.groups.iter().enumerate().all(|(g, (group, _))| {
-                let first = group.window.map_or(0, |w| (to + 1).saturating_sub(w)) / block_tokens;
+                let first = group.first_seen(to) / block_tokens;
                 let nodes = found.nodes[..whole].iter().chain(part.as_ref().map(|(id, _)| id));
                 nodes.skip(first).all(|id| index.blocks(*id)[g] != GONE)
             })
         };
         let best = if self.states.is_some() {
-            let all = index.with_state(tokens, &found);
+            let all = index.with_state(tokens, found);
             let mut all = all.map(|(whole, tail)| (whole, tail.map(|id| (id, index.tokens(id).len()))));
             all.find(|(whole, part)| sees(*whole, *part))
         } else {
@@ -67,13 +54,35 @@ impl KvCache {
             let partial = found.partial.map(|part| (found.nodes.len(), Some(part)));
             partial.into_iter().chain(whole).find(|(whole, part)| sees(*whole, *part))
         };
-        let Some((whole, part)) = best.filter(|best| *best != (0, None)) else { return Adopted { tokens: 0, known } };
+        best.filter(|best| *best != (0, None))
+    }
+
+    /// So many of a prompt's first tokens [`KvCache::adopt`] would take up.
+    pub fn would_adopt(&self, root: BlockHash, tokens: &[u32], most: usize) -> usize {
+        let Some(index) = &self.index else { return 0 };
+        let tokens = &tokens[..most.min(tokens.len())];
+        let best = self.usable(tokens, &index.matched(&root, tokens));
+        best.map_or(0, |(whole, part)| whole * index.block_tokens() + part.map_or(0, |(_, n)| n))
+    }
+
+    /// A sequence that holds nothing takes what is there of its first tokens: whole blocks together with others, the part of one as a copy of its own, and a
+    /// copy of the state at that place. `most`: at most so many tokens, fewer than there are where logits are wanted.
+    pub fn adopt(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], most: usize) -> Adopted {
+        debug_assert!(held.is_empty() && held.node.is_none());
+        let Some(index) = &self.index else { return Adopted::default() };
+        let tokens = &tokens[..most.min(tokens.len())];
+        let block_tokens = index.block_tokens();
+        let found = index.matched(&root, tokens);
+        let known = found.nodes.len() * block_tokens + found.partial.map_or(0, |(_, n)| n);
+        // 1. The longest of which all is there that a query after it sees
+        let best = self.usable(tokens, &found);
+        let Some((whole, part)) = best else { return Adopted { tokens: 0, known } };
         let last = if whole == 0 { found.root } else { Some(found.nodes[whole - 1]) };
         let last = last.expect("something was found");
         let to = whole * block_tokens + part.map_or(0, |(_, n)| n);
         // 2. Whole blocks are shared, but those that no query sees any more
         for (g, (group, pool)) in self.groups.iter_mut().enumerate() {
-            let first = group.window.map_or(0, |w| (to + 1).saturating_sub(w)) / block_tokens;
+            let first = group.first_seen(to) / block_tokens;
             for (i, id) in found.nodes[..whole].iter().enumerate() {
                 let block = if i < first { GONE } else { index.blocks(*id)[g] };
                 if block != GONE {
@@ -85,6 +94,7 @@ impl KvCache {
         let index = self.index.as_mut().expect("looked at before");
         index.touch_path(part.map_or(last, |(id, _)| id));
         index.hold(last);
+        self.note_use(part.map_or(last, |(id, _)| id));
         (held.node, held.indexed) = (Some(last), whole * block_tokens);
         // 3. Copies
         if let Some((id, _)) = part {
@@ -93,25 +103,25 @@ impl KvCache {
             self.groups.iter_mut().zip(&sources).for_each(|((_, pool), from)| pool.share(*from));
             for (group, from) in sources.iter().copied().enumerate() {
                 let to = self.allocate(group).expect("room was found");
-                chores.push(Chore::CopyBlock { group, from, to });
+                self.chores.push(Chore::CopyBlock { group, from, to });
                 held.tables[group].push(to);
             }
             self.groups.iter_mut().zip(&sources).for_each(|((_, pool), from)| pool.release(*from));
         }
         if self.states.is_some() {
             let place = part.map_or(last, |(id, _)| id);
-            held.state = Some(self.copy_of_state(place, chores).expect("there is a state at this place"));
+            held.state = Some(self.copy_of_state(place).expect("there is a state at this place"));
         }
         Adopted { tokens: to, known }
     }
 
     /// A row with the state of a node; where none is left, that of the node itself.
-    fn copy_of_state(&mut self, id: NodeId, chores: &mut Vec<Chore>) -> Option<u32> {
+    fn copy_of_state(&mut self, id: NodeId) -> Option<u32> {
         let row = self.allocate_state(Some(id));
         let node = self.index.as_mut()?.node_mut(id);
         match row {
             Some(to) => {
-                chores.push(Chore::CopyState { from: node.state?, to });
+                self.chores.push(Chore::CopyState { from: node.state?, to });
                 Some(to)
             }
             None => {
@@ -167,34 +177,19 @@ impl KvCache {
     }
 
     /// Keeps a copy of a sequence's state, and of the block that it is in, for prompts that begin with these `computed` tokens. Whether there was room.
-    pub fn snapshot(
-        &mut self,
-        held: &mut Held,
-        root: BlockHash,
-        tokens: &[u32],
-        computed: usize,
-        chores: &mut Vec<Chore>,
-    ) -> bool {
-        self.keep_end(held, root, tokens, computed, Some(chores))
+    pub fn snapshot(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], computed: usize) -> bool {
+        self.keep_end(held, root, tokens, computed, true)
     }
 
     /// As [`KvCache::release`]; what was computed stays known to others as long as there is room, with the part of a block at its end and the state there.
     pub fn retire(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], computed: usize) {
-        self.keep_end(held, root, tokens, computed, None);
+        self.keep_end(held, root, tokens, computed, false);
         self.release(held);
     }
 
-    /// Keeps the last tokens, fewer than a block, and the state after them: copies where the sequence goes on (there are `chores`), else what it has itself.
-    fn keep_end(
-        &mut self,
-        held: &mut Held,
-        root: BlockHash,
-        tokens: &[u32],
-        computed: usize,
-        mut chores: Option<&mut Vec<Chore>>,
-    ) -> bool {
+    /// Keeps the last tokens, fewer than a block, and the state after them: copies where the sequence goes on, else what it has itself.
+    fn keep_end(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], computed: usize, copies: bool) -> bool {
         self.publish(held, root, tokens, computed);
-        let copies = chores.is_some();
         // 1. The place
         let Some(index) = self.index.as_mut().filter(|_| computed > 0 && held.indexed <= computed) else {
             return false;
@@ -225,10 +220,10 @@ impl KvCache {
                 };
                 let pool = &mut self.groups[group].1;
                 pool.keep(block);
-                if let Some(chores) = &mut chores {
+                if copies {
                     // Held by the index alone from here on.
                     pool.release(block);
-                    chores.push(Chore::CopyBlock { group, from: own, to: block });
+                    self.chores.push(Chore::CopyBlock { group, from: own, to: block });
                 }
                 self.index.as_mut().expect("looked at before").blocks_mut(place)[group] = block;
             }
@@ -241,11 +236,12 @@ impl KvCache {
                 kept = self.evict_snapshot(None);
             }
             let own = held.state.expect("looked at before");
-            let row = match chores {
+            let row = match copies {
                 _ if !kept => None,
-                None => held.state.take(),
-                Some(chores) => {
-                    self.allocate_state(None).inspect(|to| chores.push(Chore::CopyState { from: own, to: *to }))
+                false => held.state.take(),
+                true => {
+                    let row = self.allocate_state(None);
+                    row.inspect(|to| self.chores.push(Chore::CopyState { from: own, to: *to }))
                 }
             };
             kept = row.is_some();
@@ -300,6 +296,8 @@ impl KvCache {
                 block != GONE && pool.is_idle(block)
             };
             let Some(id) = index.by_age().find(idle) else { return false };
+            self.copy_out(id);
+            let (Some(index), (_, pool)) = (&mut self.index, &mut self.groups[group]) else { return false };
             pool.let_go(std::mem::replace(&mut index.blocks_mut(id)[group], GONE));
             self.evicted.blocks += 1;
             self.tidy(id);
@@ -319,10 +317,15 @@ impl KvCache {
     }
 
     /// Evicts the least recently used snapshot that is not `but`'s. Whether there was one.
-    fn evict_snapshot(&mut self, but: Option<NodeId>) -> bool {
+    pub(crate) fn evict_snapshot(&mut self, but: Option<NodeId>) -> bool {
         let Some(index) = &mut self.index else { return false };
         let oldest = index.by_age().find(|id| index.node(*id).state.is_some() && Some(*id) != but);
         let Some(id) = oldest else { return false };
+        // Many are kept in case that somebody comes back to them: of those, the ones to which somebody did are worth the disk.
+        if index.node(id).used {
+            self.copy_out(id);
+        }
+        let Some(index) = &mut self.index else { return false };
         let row = index.node_mut(id).state.take().expect("just looked");
         self.states.as_mut().expect("a state was kept").let_go(row);
         self.snapshots -= 1;
@@ -344,6 +347,7 @@ impl KvCache {
     }
 
     fn remove(&mut self, id: NodeId) {
+        self.copy_out(id);
         let index = self.index.as_mut().expect("a node is in it");
         for ((_, pool), block) in self.groups.iter_mut().zip(index.blocks_mut(id)).filter(|(_, block)| **block != GONE)
         {
