@@ -1,17 +1,16 @@
 //! Which entry lies in which slots: the database, in transactions that are whole or not at all.
 
-use std::fmt;
-use std::io;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use redb::{
-    Database, Durability, ReadableDatabase, ReadableTable, ReadableTableMetadata, StorageBackend, TableDefinition,
-    WriteTransaction,
+    Database, Durability, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction,
 };
 
+use super::pages::{Backend, Pages};
 use super::slot::{STATE, VERSION};
-use super::storage::StoredFile;
+use super::storage::Storage;
 use crate::prefix::BlockHash;
 
 /// An entry's name: fingerprint of its model, and hash of all tokens up to its end.
@@ -53,6 +52,12 @@ pub struct Slab {
     pub taken: Vec<bool>,
 }
 
+impl Slab {
+    pub fn bytes(&self) -> u64 {
+        self.slot_bytes.saturating_mul(self.taken.len() as u64)
+    }
+}
+
 type Bytes = &'static [u8];
 const ENTRIES: TableDefinition<(u64, BlockHash), Bytes> = TableDefinition::new("entries");
 /// (Last use, how deep from the end, key): those to be evicted first are in front.
@@ -61,10 +66,36 @@ const BY_USE: TableDefinition<(u64, u32, u64, BlockHash), ()> = TableDefinition:
 const WITH_STATE: TableDefinition<(u64, BlockHash, u32, BlockHash), ()> = TableDefinition::new("with state");
 const SLABS: TableDefinition<u32, Bytes> = TableDefinition::new("slabs");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+const MODELS: TableDefinition<u64, Bytes> = TableDefinition::new("models");
+
+pub const NAME: &str = "index.redb";
+
+/// What is known of a model, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Model {
+    pub name: String,
+    pub path: String,
+    /// How many requests found something of it.
+    pub hits: u64,
+    /// When the last of them did: seconds since 1970.
+    pub used: u64,
+}
 
 /// The database in a file of ours.
 pub struct Index {
-    database: Database,
+    /// `None` once it is closed.
+    database: Option<Database>,
+    pages: Arc<Pages>,
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        // It writes once more. What goes wrong with that, or with the mark, has the next run look through the index.
+        let closed = catch_unwind(AssertUnwindSafe(|| drop(self.database.take())));
+        if closed.is_ok() {
+            let _ = self.pages.mark();
+        }
+    }
 }
 
 /// Anything that goes wrong with it.
@@ -81,20 +112,28 @@ fn guarded<T>(what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
 }
 
 impl Index {
-    /// Opens the database, or makes it. Its file never has more than `most` bytes.
+    /// Opens the database, or makes it. Its file never has more than `most` bytes, unless it has them now.
     ///
     /// # Errors
     /// A file that is none; the file's own.
-    pub fn open(file: Arc<dyn StoredFile>, most: u64) -> Result<Index, Error> {
-        guarded(|| Index::opened(file, most))
+    pub fn open(storage: Arc<dyn Storage>, most: u64) -> Result<Index, Error> {
+        let pages = Arc::new(Pages::open(storage, NAME, most).map_err(own)?);
+        let opened = guarded(|| Index::opened(Arc::clone(&pages)));
+        if opened.is_err() {
+            let _ = pages.abandon();
+        }
+        opened
     }
 
-    fn opened(file: Arc<dyn StoredFile>, most: u64) -> Result<Index, Error> {
-        let backend = Backend { file, most };
+    fn opened(pages: Arc<Pages>) -> Result<Index, Error> {
+        let clean = pages.is_clean();
+        let backend = Backend(Arc::clone(&pages));
         let mut database = redb::Builder::new().set_cache_size(1 << 20).create_with_backend(backend).map_err(own)?;
-        // All sums of its pages, of which there are a few megabytes: whoever follows wrong ones may never come back.
-        database.check_integrity().map_err(own)?;
-        let index = Index { database };
+        if !clean {
+            // All sums of its pages, of which there are a few megabytes: whoever follows wrong ones may never come back.
+            database.check_integrity().map_err(own)?;
+        }
+        let index = Index { database: Some(database), pages };
         let version = index.meta("version")?;
         if version.is_some_and(|v| v != u64::from(VERSION)) {
             return Err(own(redb::StorageError::Corrupted("another version".into())));
@@ -105,13 +144,58 @@ impl Index {
         Ok(index)
     }
 
+    fn database(&self) -> &Database {
+        self.database.as_ref().expect("open until it is dropped")
+    }
+
+    /// Something went wrong: the next run looks through the index.
+    pub fn abandon(&self) {
+        let _ = self.pages.abandon();
+    }
+
+    /// How many entries there are.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn len(&self) -> Result<u64, Error> {
+        guarded(|| {
+            let read = self.database().begin_read().map_err(own)?;
+            match read.open_table(ENTRIES) {
+                Ok(table) => table.len().map_err(own),
+                Err(redb::TableError::TableDoesNotExist(_)) => Ok(0),
+                Err(e) => Err(own(e)),
+            }
+        })
+    }
+
+    /// What is known of models, by fingerprint.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn models(&self) -> Result<BTreeMap<u64, Model>, Error> {
+        guarded(|| {
+            let read = self.database().begin_read().map_err(own)?;
+            let table = match read.open_table(MODELS) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let mut all = BTreeMap::new();
+            for row in table.iter().map_err(own)? {
+                let (model, value) = row.map_err(own)?;
+                all.extend(decode_model(value.value()).map(|m| (model.value(), m)));
+            }
+            Ok(all)
+        })
+    }
+
     /// A number by name.
     ///
     /// # Errors
     /// The file's.
     pub fn meta(&self, name: &str) -> Result<Option<u64>, Error> {
         guarded(|| {
-            let read = self.database.begin_read().map_err(own)?;
+            let read = self.database().begin_read().map_err(own)?;
             match read.open_table(META) {
                 Ok(table) => Ok(table.get(name).map_err(own)?.map(|v| v.value())),
                 Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
@@ -124,7 +208,7 @@ impl Index {
     /// The file's.
     pub fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
         guarded(|| {
-            let read = self.database.begin_read().map_err(own)?;
+            let read = self.database().begin_read().map_err(own)?;
             match read.open_table(ENTRIES) {
                 Ok(table) => Ok(table.get(key).map_err(own)?.and_then(|v| decode(v.value()))),
                 Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
@@ -139,7 +223,7 @@ impl Index {
     /// The file's.
     pub fn with_state(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
         guarded(|| {
-            let read = self.database.begin_read().map_err(own)?;
+            let read = self.database().begin_read().map_err(own)?;
             let table = match read.open_table(WITH_STATE) {
                 Ok(table) => table,
                 Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
@@ -161,7 +245,7 @@ impl Index {
     /// The file's.
     pub fn entries(&self) -> Result<Vec<(Key, Entry)>, Error> {
         guarded(|| {
-            let read = self.database.begin_read().map_err(own)?;
+            let read = self.database().begin_read().map_err(own)?;
             let table = match read.open_table(ENTRIES) {
                 Ok(table) => table,
                 Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
@@ -180,7 +264,7 @@ impl Index {
     /// The file's.
     pub fn slabs(&self) -> Result<Vec<(u32, Slab)>, Error> {
         guarded(|| {
-            let read = self.database.begin_read().map_err(own)?;
+            let read = self.database().begin_read().map_err(own)?;
             let table = match read.open_table(SLABS) {
                 Ok(table) => table,
                 Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
@@ -201,7 +285,7 @@ impl Index {
     /// The file's, and those of `what`: then nothing has changed.
     pub fn change<T>(&self, what: impl FnOnce(&mut Changes) -> Result<T, Error>) -> Result<T, Error> {
         guarded(|| {
-            let mut transaction = self.database.begin_write().map_err(own)?;
+            let mut transaction = self.database().begin_write().map_err(own)?;
             transaction.set_durability(Durability::Immediate).map_err(own)?;
             // After a crash nothing has to be looked through.
             transaction.set_quick_repair(true);
@@ -241,6 +325,40 @@ impl Changes<'_> {
             table.insert(state_key(key, entry), ()).map_err(own)?;
         }
         Ok(())
+    }
+
+    /// An entry, if it is there, was used at a time, and found some times more.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn used(&mut self, key: &Key, used: u64, hits: u32) -> Result<(), Error> {
+        let Some(mut entry) = self.get(key)? else { return Ok(()) };
+        (entry.used, entry.hits) = (entry.used.max(used), entry.hits.saturating_add(hits));
+        self.put(key, &entry)
+    }
+
+    /// # Errors
+    /// The file's.
+    fn change_model(&mut self, model: u64, change: impl FnOnce(&mut Model)) -> Result<(), Error> {
+        let mut table = self.transaction.open_table(MODELS).map_err(own)?;
+        let mut known = table.get(model).map_err(own)?.and_then(|v| decode_model(v.value())).unwrap_or_default();
+        change(&mut known);
+        table.insert(model, encode_model(&known).as_slice()).map_err(own)?;
+        Ok(())
+    }
+
+    /// # Errors
+    /// The file's.
+    pub fn name_model(&mut self, model: u64, name: &str, path: &str) -> Result<(), Error> {
+        self.change_model(model, |m| (m.name, m.path) = (name.to_owned(), path.to_owned()))
+    }
+
+    /// Something of a model was found so many times more, the last time now.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn model_used(&mut self, model: u64, now: u64, hits: u64) -> Result<(), Error> {
+        self.change_model(model, |m| (m.used, m.hits) = (now, m.hits.saturating_add(hits)))
     }
 
     /// # Errors
@@ -350,6 +468,24 @@ fn decode(bytes: &[u8]) -> Option<Entry> {
     })
 }
 
+fn encode_model(model: &Model) -> Vec<u8> {
+    let mut bytes = model.hits.to_le_bytes().to_vec();
+    bytes.extend(model.used.to_le_bytes());
+    bytes.extend((model.name.len() as u32).to_le_bytes());
+    bytes.extend(model.name.as_bytes());
+    bytes.extend(model.path.as_bytes());
+    bytes
+}
+
+fn decode_model(bytes: &[u8]) -> Option<Model> {
+    let (head, text) = bytes.split_at_checked(20)?;
+    let name = u32::from_le_bytes(head[16..].try_into().ok()?) as usize;
+    let (name, path) = text.split_at_checked(name)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let number = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.try_into().ok()?));
+    Some(Model { name: text(name), path: text(path), hits: number(&head[..8])?, used: number(&head[8..16])? })
+}
+
 fn encode_slab(slab: &Slab) -> Vec<u8> {
     let mut bytes = slab.slot_bytes.to_le_bytes().to_vec();
     bytes.extend((slab.taken.len() as u32).to_le_bytes());
@@ -362,41 +498,4 @@ fn decode_slab(bytes: &[u8]) -> Option<Slab> {
     let slots = u32::from_le_bytes(bytes.get(8..12)?.try_into().ok()?) as usize;
     let bits = bytes.get(12..).filter(|bits| bits.len() == slots.div_ceil(8))?;
     Some(Slab { slot_bytes, taken: (0..slots).map(|i| bits[i / 8] >> (i % 8) & 1 == 1).collect() })
-}
-
-/// A file of ours, as the database wants it.
-struct Backend {
-    file: Arc<dyn StoredFile>,
-    most: u64,
-}
-
-impl fmt::Debug for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("index")
-    }
-}
-
-impl StorageBackend for Backend {
-    fn len(&self) -> io::Result<u64> {
-        self.file.size()
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.file.read_at(offset, out)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        if len > self.most {
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "the index may grow no more"));
-        }
-        self.file.set_len(len)
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.file.sync()
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_at(offset, data)
-    }
 }

@@ -1,48 +1,44 @@
 //! The prompt cache on disk: entries of the prefix tree in slots of slab files, found through an index that a crash leaves whole. `docs/cache-format.md` has the
 //! format, the order of writes, and the argument why no crash makes it wrong.
 
+mod check;
+mod cipher;
 #[cfg(test)]
 mod crashes;
+mod error;
+mod folder;
 mod index;
+mod open;
+mod pages;
+mod reads;
+mod room;
+mod secret;
 #[cfg(test)]
 mod simulated;
 mod slot;
 mod storage;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sluice_store::Buffer;
 
 use crate::prefix::BlockHash;
-pub use index::{Entry, Key, Place};
+pub use check::{ModelStat, Stat, Verified};
+use cipher::Cipher;
+pub use cipher::FileKey;
+pub use error::Error;
+use error::io;
+pub use folder::Folder;
+pub use index::{Entry, Key, Model, Place};
 use index::{Index, Slab};
+pub use open::Settings;
+use reads::{Desk, Source, Want};
+pub use reads::{Miss, Order, Reads};
+use room::OpenSlab;
 pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
-pub use storage::{Folder, Storage, StoredFile};
-
-/// Why nothing more can be kept or found. What was computed does not depend on it.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("{doing} the prompt cache")]
-    Io {
-        doing: &'static str,
-        #[source]
-        cause: io::Error,
-    },
-    #[error("the index of the prompt cache")]
-    Index(#[source] Box<redb::Error>),
-    #[error("a quota of {quota} bytes is too little for a prompt cache; {least} would do")]
-    Quota { quota: u64, least: u64 },
-}
-
-impl From<Box<redb::Error>> for Error {
-    fn from(e: Box<redb::Error>) -> Error {
-        Error::Index(e)
-    }
-}
-
-fn io(doing: &'static str) -> impl Fn(io::Error) -> Error {
-    move |cause| Error::Io { doing, cause }
-}
+pub use storage::{Storage, StoredFile};
 
 /// An entry that is to be kept.
 #[derive(Clone, Copy, Debug)]
@@ -56,176 +52,139 @@ pub struct New<'a> {
     pub parts: &'a [(u32, &'a [u8])],
 }
 
+/// What came of a batch that was to be kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// So many entries from its beginning on are there now.
+    pub there: usize,
+    /// So many of them were not there before.
+    pub new: usize,
+    /// Bytes written to slots.
+    pub bytes: u64,
+}
+
 /// Counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub stored: u64,
-    /// Bytes of slabs that were written.
+    /// Bytes of slabs that were written for new entries.
     pub written: u64,
+    /// Bytes that were moved so that a slab could be given back.
+    pub moved: u64,
+    /// Parts that were read and right, and their bytes with all that was read for them.
+    pub read: u64,
+    pub read_bytes: u64,
     pub evicted: u64,
-    /// Entries that had no room.
+    /// Entries that had no room, or came after the day's limit.
     pub refused: u64,
-    /// Parts that were not what they should have been.
+    /// Parts that were not what they should have been, or could not be read.
     pub wrong: u64,
 }
 
-const INDEX: &str = "index.redb";
-/// Part of the quota that the index may take, and the least that it needs.
-const INDEX_PART: u64 = 16;
-const LEAST_INDEX: u64 = 4 << 20;
-/// Bytes of the index for each entry: its rows, and the copies that transactions make of pages.
-const INDEX_ENTRY: u64 = 1 << 10;
-/// Bytes of a slab, if a slot is not larger, and at most so many parts of the quota.
-const SLAB: u64 = 64 << 20;
-const SLAB_PART: u64 = 16;
+/// Uses that are remembered before they are written down.
+const MOST_USES: usize = 4096;
+/// Lines that wait to be said.
+const MOST_NOTES: usize = 64;
 
-/// Of so many entries, one is evicted at once.
-const EVICTED_AT_ONCE: usize = 256;
-
-#[derive(Debug)]
-struct OpenSlab {
-    file: Arc<dyn StoredFile>,
-    /// As the index has it.
-    slab: Slab,
-    /// Slots that are being written, for entries that the index does not name yet.
-    reserved: HashSet<u32>,
+/// A use that is not written down yet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    used: u64,
+    hits: u32,
 }
 
-impl OpenSlab {
-    fn bytes(&self) -> u64 {
-        self.slab.slot_bytes * self.slab.taken.len() as u64
-    }
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs())
+}
+
+/// Days since 1970.
+fn today() -> u64 {
+    now() / 86400
 }
 
 /// A folder of entries, by the one process that owns it.
 pub struct DiskCache {
-    storage: Arc<dyn Storage>,
     index: Index,
+    storage: Arc<dyn Storage>,
     slabs: BTreeMap<u32, OpenSlab>,
     next_slab: u32,
-    /// For slabs.
+    /// For all files, and for slabs.
+    whole_quota: u64,
     quota: u64,
     slab_bytes: u64,
     most_entries: u64,
     entries: u64,
     clock: u64,
+    uses: HashMap<Key, Use>,
+    /// By model: how often something of it was found since that was written down.
+    model_hits: HashMap<u64, u64>,
     /// Entries that somebody reads: they are not evicted.
     holds: HashMap<Key, usize>,
+    /// Entries that are to be removed once nobody reads them; they are not found any more.
+    doomed: HashSet<Key>,
+    desk: Desk,
     counts: Counts,
+    notes: Vec<String>,
+    secret: [u8; 32],
+    cipher: Option<Arc<Cipher>>,
+    /// A slot as it is written.
+    buffer: Buffer,
+    /// Bytes that may be written in a day; (day, bytes written in it).
+    daily_limit: Option<u64>,
+    today: (u64, u64),
     /// What was there could not be opened, and is gone.
     cleared: Option<String>,
+    /// There was an error: nothing is changed any more.
+    failed: bool,
 }
 
-fn name_of(slab: u32) -> String {
-    format!("{slab:08}.slab")
+impl Drop for DiskCache {
+    /// Uses are written down. A cache whose owner was killed forgets the last of them, and no more.
+    fn drop(&mut self) {
+        if self.failed {
+            self.index.abandon();
+        } else if self.settle().and_then(|()| self.write_uses()).is_err() {
+            self.index.abandon();
+        }
+    }
 }
 
 impl DiskCache {
-    /// Opens what `storage` has, or begins anew. Of `quota` bytes all files together never have more.
-    ///
-    /// # Errors
-    /// Those of the files; a quota too small for anything.
-    pub fn open(storage: Arc<dyn Storage>, quota: u64) -> Result<DiskCache, Error> {
-        let index_bytes = (quota / INDEX_PART).max(LEAST_INDEX);
-        let least = LEAST_INDEX + 2 * PAGE as u64 * SLAB_PART;
-        if quota < least {
-            return Err(Error::Quota { quota, least });
-        }
-        // 1. The index; without one that can be opened nothing that lies there means anything
-        let mut cleared = None;
-        let opened = storage.open(INDEX, true).map_err(io("opening"))?;
-        let index = match Index::open(opened, index_bytes) {
-            Ok(index) => index,
-            Err(e) => {
-                cleared = Some(e.to_string());
-                for (name, _) in storage.list().map_err(io("looking through"))? {
-                    if name == INDEX || name.ends_with(".slab") {
-                        storage.remove(&name).map_err(io("clearing"))?;
-                    }
-                }
-                storage.sync_names().map_err(io("clearing"))?;
-                Index::open(storage.open(INDEX, true).map_err(io("opening"))?, index_bytes)?
-            }
-        };
-        let mut cache = DiskCache {
-            storage,
-            index,
-            slabs: BTreeMap::new(),
-            next_slab: 0,
-            quota: quota - index_bytes,
-            slab_bytes: SLAB.min((quota - index_bytes) / SLAB_PART),
-            most_entries: index_bytes / 2 / INDEX_ENTRY,
-            entries: 0,
-            clock: 0,
-            holds: HashMap::new(),
-            counts: Counts::default(),
-            cleared,
-        };
-        cache.find_slabs()?;
-        // 2. A smaller quota than before
-        while cache.slabs.values().map(OpenSlab::bytes).sum::<u64>() > cache.quota {
-            if cache.evict(&[])? == 0 && !cache.drop_empty()? {
-                break;
-            }
-            while cache.drop_empty()? {}
-        }
-        Ok(cache)
-    }
-
-    /// Slabs that the index names are opened; files that it does not name are what a crash has left.
-    fn find_slabs(&mut self) -> Result<(), Error> {
-        let known = self.index.slabs()?;
-        let files = self.storage.list().map_err(io("looking through"))?;
-        let mut orphans = false;
-        for (name, _) in &files {
-            let number = name.strip_suffix(".slab").and_then(|n| n.parse::<u32>().ok());
-            if let Some(number) = number {
-                self.next_slab = self.next_slab.max(number + 1);
-                if !known.iter().any(|(id, _)| *id == number) {
-                    self.storage.remove(name).map_err(io("clearing"))?;
-                    orphans = true;
-                }
-            }
-        }
-        if orphans {
-            self.storage.sync_names().map_err(io("clearing"))?;
-        }
-        self.next_slab = self.next_slab.max(self.index.meta("next slab")?.unwrap_or(0) as u32);
-        self.clock = self.index.meta("clock")?.unwrap_or(0);
-        let mut lost = Vec::new();
-        for (id, slab) in known {
-            let len = slab.slot_bytes * slab.taken.len() as u64;
-            let whole = files.iter().any(|(name, found)| *name == name_of(id) && *found == len);
-            let file = self.storage.open(&name_of(id), false);
-            match file {
-                Ok(file) if whole => _ = self.slabs.insert(id, OpenSlab { file, slab, reserved: HashSet::new() }),
-                // Somebody has cut or taken it: its entries go with it.
-                _ => lost.push(id),
-            }
-        }
-        lost.into_iter().try_for_each(|id| self.forget_slab(id))?;
-        self.entries = self.index.change(|c| c.len())?;
-        Ok(())
-    }
-
-    fn forget_slab(&mut self, id: u32) -> Result<(), Error> {
-        let lost: Vec<Key> = (self.index.entries()?.into_iter())
-            .filter(|(_, e)| e.parts.iter().any(|(.., place)| place.slab == id))
-            .map(|(key, _)| key)
-            .collect();
-        self.remove(&lost)?;
-        self.index.change(|c| c.remove_slab(id))?;
-        let _ = self.storage.remove(&name_of(id));
-        self.storage.sync_names().map_err(io("clearing"))
-    }
-
     /// What was there could not be opened: why it was cleared.
     pub fn cleared(&self) -> Option<&str> {
         self.cleared.as_deref()
     }
 
+    /// Of this installation: what hashes of prompts are keyed with.
+    pub fn secret(&self) -> [u8; 32] {
+        self.secret
+    }
+
     pub fn counts(&self) -> Counts {
-        self.counts
+        let returned = reads::lock(&self.desk);
+        let mut counts = self.counts;
+        counts.read += returned.parts;
+        counts.read_bytes += returned.bytes;
+        counts.wrong += returned.wrong.len() as u64;
+        counts
+    }
+
+    /// Lines that are to be said to people, each once.
+    pub fn notes(&mut self) -> Vec<String> {
+        self.take_back();
+        std::mem::take(&mut self.notes)
+    }
+
+    fn note(&mut self, line: String) {
+        if self.notes.len() < MOST_NOTES && !self.notes.contains(&line) {
+            self.notes.push(line);
+        }
+    }
+
+    /// Bytes that all files may have together.
+    pub fn quota(&self) -> u64 {
+        self.whole_quota
     }
 
     /// Bytes of all slabs.
@@ -253,18 +212,28 @@ impl DiskCache {
     /// Where an entry lies.
     ///
     /// # Errors
-    /// The index's.
-    pub fn find(&self, key: &Key) -> Result<Option<Entry>, Error> {
-        Ok(self.index.entry(key)?)
+    /// The index's: then nothing more should be asked of this cache.
+    pub fn find(&mut self, key: &Key) -> Result<Option<Entry>, Error> {
+        self.attempt(|c| {
+            c.take_back();
+            if c.doomed.contains(key) {
+                return Ok(None);
+            }
+            Ok(c.index.entry(key)?)
+        })
     }
 
     /// Entries with a state that follow the one with the hash `before`: how many tokens each has, the most first, and its hash. Such may end within a block, where
     /// nobody can guess a hash.
     ///
     /// # Errors
-    /// The index's.
-    pub fn with_state(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
-        Ok(self.index.with_state(model, before)?)
+    /// The index's: then nothing more should be asked of this cache.
+    pub fn with_state(&mut self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
+        self.attempt(|c| {
+            let mut found = c.index.with_state(model, before)?;
+            found.retain(|(_, hash)| !c.doomed.contains(&(model, *hash)));
+            Ok(found)
+        })
     }
 
     /// Somebody is about to read an entry, and does no longer: meanwhile it is not evicted.
@@ -281,47 +250,121 @@ impl DiskCache {
         }
     }
 
-    /// Reads a part into `out`. Whether it is what `label` says: else the entry is to be removed.
-    ///
-    /// # Errors
-    /// The file's.
-    pub fn read(&mut self, label: &Label, place: Place, out: &mut [u8]) -> Result<bool, Error> {
-        let fits = |s: &&OpenSlab| {
-            (place.slot as usize) < s.slab.taken.len() && s.slab.slot_bytes == slot::slot_bytes(out.len() as u64)
-        };
-        let Some(slab) = self.slabs.get(&place.slab).filter(fits) else { return Ok(false) };
-        let from = u64::from(place.slot) * slab.slab.slot_bytes;
-        let mut page = [0; PAGE];
-        slab.file.read_at(from, out).map_err(io("reading"))?;
-        slab.file.read_at(from + slab.slab.slot_bytes - PAGE as u64, &mut page).map_err(io("reading"))?;
-        let right = slot::matches(label, out, &page);
-        self.counts.wrong += u64::from(!right);
-        Ok(right)
+    /// After an error nothing is changed any more: what the disk holds by then is as after a crash.
+    fn attempt<T>(&mut self, what: impl FnOnce(&mut DiskCache) -> Result<T, Error>) -> Result<T, Error> {
+        if self.failed {
+            return Err(Error::Over);
+        }
+        let done = what(self);
+        self.failed = done.is_err();
+        done
     }
 
-    /// Keeps entries, in the order in which they follow each other, and says how many of them are there now: those that have no room, and those after them, are not.
+    /// Takes back what reads have returned, without waiting for the disk.
+    fn take_back(&mut self) {
+        let returned = std::mem::take(&mut *reads::lock(&self.desk));
+        returned.holds.iter().for_each(|key| self.let_go(key));
+        self.counts.read += returned.parts;
+        self.counts.read_bytes += returned.bytes;
+        self.counts.wrong += returned.wrong.len() as u64;
+        self.doomed.extend(returned.wrong);
+        returned.notes.into_iter().for_each(|line| self.note(line));
+    }
+
+    /// Takes back what reads have returned, and removes what turned out wrong and nobody reads.
+    fn settle(&mut self) -> Result<(), Error> {
+        self.take_back();
+        let over: Vec<Key> = self.doomed.iter().filter(|key| !self.holds.contains_key(key)).copied().collect();
+        self.take_out(&over)?;
+        over.iter().for_each(|key| _ = self.doomed.remove(key));
+        Ok(())
+    }
+
+    /// Where a part lies, if the slab has such a place.
+    fn source(&self, part_bytes: u64, place: Place) -> Option<Source> {
+        let slab = self.slabs.get(&place.slab)?;
+        let len = slab.slab.slot_bytes;
+        let fits = (place.slot as usize) < slab.slab.taken.len() && len == slot::slot_bytes(part_bytes);
+        fits.then(|| Source {
+            file: Arc::clone(&slab.file),
+            path: self.storage.path(&room::name_of(place.slab)),
+            offset: u64::from(place.slot) * len,
+            len: len as usize,
+        })
+    }
+
+    /// Parts that are to be read, elsewhere and while this cache is used on. Until that is over their entries are not evicted.
+    ///
+    /// # Errors
+    /// The index's: then nothing more should be asked of this cache.
+    pub fn reads(&mut self, wanted: &[(Label, Place)]) -> Result<Reads, Error> {
+        self.attempt(|c| {
+            c.take_back();
+            let mut held = HashSet::new();
+            let mut wants = Vec::with_capacity(wanted.len());
+            // Parts of one entry stand together.
+            let mut last: Option<(Key, Option<Entry>)> = None;
+            for (label, place) in wanted {
+                let key = (label.model, label.hash);
+                if last.as_ref().is_none_or(|(k, _)| *k != key) {
+                    let entry = if c.doomed.contains(&key) { None } else { c.index.entry(&key)? };
+                    last = Some((key, entry));
+                }
+                let entry = last.as_ref().and_then(|(_, entry)| entry.as_ref());
+                let there = entry.is_some_and(|e| e.parts.contains(&(label.part, label.bytes, *place)));
+                let from = c.source(label.bytes, *place).filter(|_| there);
+                if from.is_some() && held.insert(key) {
+                    c.hold(&key);
+                }
+                let Label { part, bytes, model, hash, before, position, tokens } = *label;
+                let label = Label { part, bytes, model, hash, before, position, tokens: &[] };
+                wants.push(Want { label, tokens: tokens.to_vec(), from });
+            }
+            Ok(Reads::new(wants, c.cipher.clone(), held, Arc::clone(&c.desk)))
+        })
+    }
+
+    /// Keeps entries, in the order in which they follow each other: those that have no room, and those after them, are not kept.
     ///
     /// # Errors
     /// The files': then nothing more should be asked of this cache.
-    pub fn store(&mut self, model: u64, batch: &[New]) -> Result<usize, Error> {
-        let held: Vec<Key> =
-            batch.iter().map(|new| (model, new.hash)).chain(batch.first().map(|b| (model, b.before))).collect();
-        let mut named: Vec<(Key, Entry)> = Vec::new();
-        let mut there = 0;
+    pub fn store(&mut self, model: u64, batch: &[New]) -> Result<Stored, Error> {
+        self.attempt(|c| c.store_batch(model, batch))
+    }
+
+    fn store_batch(&mut self, model: u64, batch: &[New]) -> Result<Stored, Error> {
+        self.settle()?;
+        let Some(first) = batch.first() else { return Ok(Stored::default()) };
+        // 1. What it goes on from is used now, too: nobody is there without those before it
         self.clock += 1;
+        let mut held = self.use_path(model, first.before)?;
+        if first.position > 0 && held.is_empty() {
+            return Ok(Stored::default());
+        }
+        held.extend(batch.iter().map(|new| (model, new.hash)));
+        let mut named: Vec<(Key, Entry)> = Vec::new();
+        let mut stored = Stored::default();
         for new in batch {
             let key = (model, new.hash);
-            if self.index.entry(&key)?.is_some() {
-                there += 1;
+            if self.doomed.contains(&key) {
+                break;
+            }
+            if named.iter().any(|(k, _)| *k == key) || self.index.entry(&key)?.is_some() {
+                self.uses.entry(key).or_default().used = self.clock;
+                stored.there += 1;
                 continue;
             }
-            // 1. Slots, evicting what is older
+            // 2. Slots, evicting what is older
             let sizes: Vec<u64> = new.parts.iter().map(|(_, bytes)| slot::slot_bytes(bytes.len() as u64)).collect();
+            if !self.may_write(stored.bytes + sizes.iter().sum::<u64>()) {
+                self.counts.refused += 1;
+                break;
+            }
             let Some(places) = self.find_room(&sizes, &held, named.len() as u64)? else {
                 self.counts.refused += 1;
                 break;
             };
-            // 2. The parts
+            // 3. The parts
             for ((part, bytes), place) in new.parts.iter().zip(&places) {
                 let label = Label {
                     part: *part,
@@ -332,7 +375,7 @@ impl DiskCache {
                     position: new.position,
                     tokens: new.tokens,
                 };
-                self.write(&label, *place, bytes)?;
+                stored.bytes += self.write(&label, *place, bytes)?;
             }
             let parts = new.parts.iter().zip(places).map(|((part, bytes), place)| (*part, bytes.len() as u64, place));
             let entry = Entry {
@@ -344,9 +387,10 @@ impl DiskCache {
                 parts: parts.collect(),
             };
             named.push((key, entry));
-            there += 1;
+            stored.there += 1;
         }
-        // 3. They are named once their bytes are there for good
+        stored.new = named.len();
+        // 4. They are named once their bytes are there for good
         let mut changed: BTreeMap<u32, Slab> = BTreeMap::new();
         for place in named.iter().flat_map(|(_, entry)| entry.parts.iter().map(|(.., place)| *place)) {
             let slab = changed.entry(place.slab).or_insert_with(|| self.slabs[&place.slab].slab.clone());
@@ -356,11 +400,16 @@ impl DiskCache {
             self.slabs[id].file.sync().map_err(io("writing"))?;
         }
         if !named.is_empty() {
-            let clock = self.clock;
+            self.today.1 += stored.bytes;
+            let (clock, (day, bytes)) = (self.clock, self.today);
+            let uses = std::mem::take(&mut self.uses);
             self.index.change(|c| {
                 named.iter().try_for_each(|(key, entry)| c.put(key, entry))?;
+                uses.iter().try_for_each(|(key, u)| c.used(key, u.used, u.hits))?;
                 changed.iter().try_for_each(|(id, slab)| c.put_slab(*id, slab))?;
-                c.set_meta("clock", clock)
+                c.set_meta("clock", clock)?;
+                c.set_meta("day", day)?;
+                c.set_meta("bytes of the day", bytes)
             })?;
             for (id, slab) in changed {
                 let own = self.slabs.get_mut(&id).expect("it was found");
@@ -370,209 +419,107 @@ impl DiskCache {
             self.entries += named.len() as u64;
             self.counts.stored += named.len() as u64;
         }
-        Ok(there)
+        Ok(stored)
     }
 
-    fn write(&mut self, label: &Label, place: Place, bytes: &[u8]) -> Result<(), Error> {
+    fn write(&mut self, label: &Label, place: Place, bytes: &[u8]) -> Result<u64, Error> {
         let slab = &self.slabs[&place.slab];
-        let from = u64::from(place.slot) * slab.slab.slot_bytes;
-        slab.file.write_at(from, bytes).map_err(io("writing"))?;
-        let end = from + slab.slab.slot_bytes - PAGE as u64;
-        slab.file.write_at(end, &slot::page(label, bytes)).map_err(io("writing"))?;
-        self.counts.written += slab.slab.slot_bytes;
-        Ok(())
+        let len = slab.slab.slot_bytes;
+        if (self.buffer.len() as u64) < len {
+            self.buffer = Buffer::zeroed(len as usize).map_err(io("writing"))?;
+        }
+        let slot = &mut self.buffer[..len as usize];
+        slot::fill(label, bytes, self.cipher.is_none(), slot);
+        if let Some(cipher) = &self.cipher {
+            cipher.seal(slot);
+        }
+        slab.file.write_at(u64::from(place.slot) * len, slot).map_err(io("writing"))?;
+        self.counts.written += len;
+        Ok(len)
     }
 
-    /// A free slot of each of these sizes, taken in memory only. `None` where there is none to be had, then none is taken.
-    fn find_room(&mut self, sizes: &[u64], held: &[Key], unnamed: u64) -> Result<Option<Vec<Place>>, Error> {
-        let mut places = Vec::with_capacity(sizes.len());
-        if self.entries + unnamed >= self.most_entries {
-            self.evict(held)?;
+    /// Whether the day's limit has room for so many bytes.
+    fn may_write(&mut self, bytes: u64) -> bool {
+        let Some(limit) = self.daily_limit else { return true };
+        let day = today();
+        if self.today.0 != day {
+            self.today = (day, 0);
         }
-        for &size in sizes {
-            let place = loop {
-                if self.entries + unnamed >= self.most_entries {
-                    break None;
-                }
-                if let Some(place) = self.free_slot(size) {
-                    break Some(place);
-                }
-                if self.new_slab(size)? || self.drop_empty()? || self.evict(held)? > 0 {
-                    continue;
-                }
-                break None;
-            };
-            match place {
-                Some(place) => {
-                    self.slabs.get_mut(&place.slab).expect("it was found").reserved.insert(place.slot);
-                    places.push(place);
-                }
-                None => {
-                    for place in places {
-                        self.slabs.get_mut(&place.slab).expect("it was found").reserved.remove(&place.slot);
-                    }
-                    return Ok(None);
-                }
+        let may = self.today.1.saturating_add(bytes) <= limit;
+        if !may {
+            self.note(format!(
+                "the prompt cache has written its {limit} bytes for today (UTC): no more until tomorrow"
+            ));
+        }
+        may
+    }
+
+    /// Takes entries out; their slots are free once that is durable, and those that are being read go when that is over.
+    ///
+    /// # Errors
+    /// The index's: then nothing more should be asked of this cache.
+    pub fn remove(&mut self, keys: &[Key]) -> Result<(), Error> {
+        self.doomed.extend(keys);
+        self.attempt(DiskCache::settle)
+    }
+
+    /// A path of entries was found: they, and none before, are the last to go. Remembered, and written down with what is stored next.
+    ///
+    /// # Errors
+    /// The index's: then nothing more should be asked of this cache.
+    pub fn touch(&mut self, keys: &[Key]) -> Result<(), Error> {
+        self.attempt(|c| {
+            let Some(&(model, _)) = keys.first() else { return Ok(()) };
+            c.clock += 1;
+            for key in keys {
+                let known = c.uses.entry(*key).or_default();
+                (known.used, known.hits) = (c.clock, known.hits.saturating_add(1));
             }
-        }
-        Ok(Some(places))
-    }
-
-    /// Low numbers first, so that the last slabs become empty.
-    fn free_slot(&self, size: u64) -> Option<Place> {
-        self.slabs.iter().filter(|(_, s)| s.slab.slot_bytes == size).find_map(|(id, s)| {
-            let mut slots = (0..).zip(&s.slab.taken);
-            let (slot, _) = slots.find(|(slot, taken)| !**taken && !s.reserved.contains(slot))?;
-            Some(Place { slab: *id, slot })
+            *c.model_hits.entry(model).or_default() += 1;
+            if c.uses.len() > MOST_USES { c.write_uses() } else { Ok(()) }
         })
     }
 
-    fn free(&mut self, places: &[Place]) {
-        for place in places {
-            if let Some(slab) = self.slabs.get_mut(&place.slab) {
-                slab.slab.taken[place.slot as usize] = false;
-            }
+    /// An entry and all before it are used now. Which those are.
+    fn use_path(&mut self, model: u64, last: BlockHash) -> Result<HashSet<Key>, Error> {
+        let mut path = HashSet::new();
+        let mut key = (model, last);
+        while !self.doomed.contains(&key)
+            && !path.contains(&key)
+            && let Some(entry) = self.index.entry(&key)?
+        {
+            self.uses.entry(key).or_default().used = self.clock;
+            path.insert(key);
+            key.1 = entry.before;
         }
+        Ok(path)
     }
 
-    /// One more slab, if the quota has room for it.
-    fn new_slab(&mut self, slot_bytes: u64) -> Result<bool, Error> {
-        let slots = (self.slab_bytes / slot_bytes).clamp(1, 4096);
-        if self.bytes() + slots * slot_bytes > self.quota {
-            return Ok(false);
-        }
-        let id = self.next_slab;
-        self.next_slab += 1;
-        let made = || {
-            let file = self.storage.open(&name_of(id), true)?;
-            file.set_len(slots * slot_bytes)?;
-            file.sync()?;
-            self.storage.sync_names()?;
-            Ok(file)
-        };
-        let file = made().map_err(io("growing"))?;
-        let slab = Slab { slot_bytes, taken: vec![false; slots as usize] };
-        self.index.change(|c| {
-            c.put_slab(id, &slab)?;
-            c.set_meta("next slab", u64::from(id) + 1)
-        })?;
-        self.slabs.insert(id, OpenSlab { file, slab, reserved: HashSet::new() });
-        Ok(true)
-    }
-
-    /// Gives a slab back in which nothing lies. Whether there was one.
-    fn drop_empty(&mut self) -> Result<bool, Error> {
-        let Some((&id, _)) = self.slabs.iter().find(|(_, s)| !s.slab.taken.contains(&true) && s.reserved.is_empty())
-        else {
-            return Ok(false);
-        };
-        self.index.change(|c| c.remove_slab(id))?;
-        self.storage.remove(&name_of(id)).map_err(io("shrinking"))?;
-        // Until it is gone for good it counts.
-        self.storage.sync_names().map_err(io("shrinking"))?;
-        self.slabs.remove(&id);
-        Ok(true)
-    }
-
-    /// Evicts some entries, the longest unused first, but `held` ones and those that are being read. How many.
-    fn evict(&mut self, held: &[Key]) -> Result<usize, Error> {
-        // A transaction takes milliseconds: of many entries, a few at once.
-        let most = (self.entries as usize / EVICTED_AT_ONCE).max(1);
-        let mut victims = Vec::new();
-        let holds = &self.holds;
-        self.index.change(|c| {
-            c.oldest(|key| {
-                if !held.contains(key) && !holds.contains_key(key) {
-                    victims.push(*key);
-                }
-                victims.len() < most
-            })
-        })?;
-        self.counts.evicted += victims.len() as u64;
-        self.remove(&victims)?;
-        Ok(victims.len())
-    }
-
-    /// Takes entries out; their slots are free once that is durable.
-    ///
-    /// # Errors
-    /// The index's.
-    pub fn remove(&mut self, keys: &[Key]) -> Result<(), Error> {
-        if keys.is_empty() {
+    /// Writes down which entries were used.
+    fn write_uses(&mut self) -> Result<(), Error> {
+        if self.uses.is_empty() && self.model_hits.is_empty() {
             return Ok(());
         }
-        let slabs = &self.slabs;
-        let gone = self.index.change(|c| {
-            let mut gone: Vec<Place> = Vec::new();
-            let mut changed: BTreeMap<u32, Slab> = BTreeMap::new();
-            for key in keys {
-                let Some(entry) = c.remove(key)? else { continue };
-                for (.., place) in entry.parts {
-                    let Some(slab) = slabs.get(&place.slab) else { continue };
-                    let slab = changed.entry(place.slab).or_insert_with(|| slab.slab.clone());
-                    slab.taken[place.slot as usize] = false;
-                    gone.push(place);
-                }
-            }
-            changed.iter().try_for_each(|(id, slab)| c.put_slab(*id, slab))?;
-            Ok((gone, c.len()?))
-        })?;
-        self.entries = gone.1;
-        self.free(&gone.0);
-        Ok(())
-    }
-
-    /// A path of entries was found: they, and none before, are the last to go.
-    ///
-    /// # Errors
-    /// The index's.
-    pub fn touch(&mut self, keys: &[Key]) -> Result<(), Error> {
-        self.clock += 1;
-        let clock = self.clock;
+        let (uses, hits, clock) = (std::mem::take(&mut self.uses), std::mem::take(&mut self.model_hits), self.clock);
+        let now = now();
         Ok(self.index.change(|c| {
-            for key in keys {
-                if let Some(mut entry) = c.get(key)? {
-                    (entry.used, entry.hits) = (clock, entry.hits.saturating_add(1));
-                    c.put(key, &entry)?;
-                }
-            }
+            uses.iter().try_for_each(|(key, u)| c.used(key, u.used, u.hits))?;
+            hits.iter().try_for_each(|(model, hits)| c.model_used(*model, now, *hits))?;
             c.set_meta("clock", clock)
         })?)
     }
 
-    /// Whether bits, entries and files agree; what does not, in words. Reads nothing of the slabs.
+    /// Says what a fingerprint stands for, for people.
     ///
     /// # Errors
-    /// Those of the files.
-    pub fn disagreements(&self) -> Result<Vec<String>, Error> {
-        let mut wrong = Vec::new();
-        let mut named: HashMap<Place, Key> = HashMap::new();
-        for (key, entry) in self.index.entries()? {
-            for (part, bytes, place) in entry.parts {
-                let slab = self.slabs.get(&place.slab);
-                let taken = slab.is_some_and(|s| s.slab.taken.get(place.slot as usize) == Some(&true));
-                let fits = slab.is_some_and(|s| s.slab.slot_bytes == slot::slot_bytes(bytes));
-                if !taken || !fits {
-                    wrong.push(format!("part {part} of {key:?} lies where nothing may: {place:?}"));
-                }
-                if let Some(other) = named.insert(place, key) {
-                    wrong.push(format!("{key:?} and {other:?} share {place:?}"));
-                }
+    /// The index's: then nothing more should be asked of this cache.
+    pub fn note_model(&mut self, model: u64, name: &str, path: &str) -> Result<(), Error> {
+        self.attempt(|c| {
+            let known = c.index.models()?.remove(&model);
+            if known.is_none_or(|k| (k.name.as_str(), k.path.as_str()) != (name, path)) {
+                c.index.change(|c| c.name_model(model, name, path))?;
             }
-        }
-        for (id, slab) in &self.slabs {
-            let taken = slab.slab.taken.iter().enumerate().filter(|(_, taken)| **taken);
-            let lost = taken.filter(|(slot, _)| !named.contains_key(&Place { slab: *id, slot: *slot as u32 })).count();
-            if lost > 0 {
-                wrong.push(format!("{lost} slots of slab {id} are taken by nobody"));
-            }
-        }
-        for (name, _) in self.storage.list().map_err(io("looking through"))? {
-            let number = name.strip_suffix(".slab").and_then(|n| n.parse::<u32>().ok());
-            if number.is_some_and(|n| !self.slabs.contains_key(&n)) {
-                wrong.push(format!("{name} is nobody's"));
-            }
-        }
-        Ok(wrong)
+            Ok(())
+        })
     }
 }

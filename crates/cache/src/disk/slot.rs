@@ -10,8 +10,10 @@ pub const PAGE: usize = 4096;
 pub const VERSION: u32 = 1;
 /// The part that is a recurrent state; others are numbers of cache groups.
 pub const STATE: u32 = 255;
+/// The end of each page, for what an encrypted slot needs in the clear.
+pub const TAIL: usize = 64;
 /// Tokens of an entry at most: those that fit on the page.
-pub const MOST_TOKENS: usize = (PAGE - HEAD) / 4;
+pub const MOST_TOKENS: usize = (PAGE - HEAD - TAIL) / 4;
 
 const MAGIC: [u8; 8] = *b"SLUICEKV";
 const HEAD: usize = 80;
@@ -32,15 +34,24 @@ pub struct Label<'a> {
 
 /// Bytes of a slot for a part of so many.
 pub fn slot_bytes(part: u64) -> u64 {
-    part.next_multiple_of(PAGE as u64) + PAGE as u64
+    // An index that somebody changed may say anything.
+    part.checked_next_multiple_of(PAGE as u64).map_or(u64::MAX, |n| n.saturating_add(PAGE as u64))
 }
 
-/// The page behind a part.
+/// Fills a slot with a part and the page behind it. With `summed` the page has a sum over both; else somebody else sees to it that no bit changes.
 ///
 /// # Panics
-/// When there are more tokens than fit.
-pub fn page(label: &Label, part: &[u8]) -> [u8; PAGE] {
+/// When there are more tokens than fit, or the slot is not as long as the part wants it.
+pub fn fill(label: &Label, part: &[u8], summed: bool, slot: &mut [u8]) {
     assert!(label.tokens.len() <= MOST_TOKENS && part.len() as u64 == label.bytes);
+    assert!(slot.len() as u64 == slot_bytes(label.bytes));
+    let (body, end) = slot.split_at_mut(slot.len() - PAGE);
+    body[..part.len()].copy_from_slice(part);
+    body[part.len()..].fill(0);
+    end.copy_from_slice(&page(label, part, summed));
+}
+
+fn page(label: &Label, part: &[u8], summed: bool) -> [u8; PAGE] {
     let mut page = [0; PAGE];
     let mut at = 0;
     let mut put = |bytes: &[u8]| {
@@ -59,14 +70,39 @@ pub fn page(label: &Label, part: &[u8]) -> [u8; PAGE] {
     // The sum comes last.
     put(&[0; 8]);
     label.tokens.iter().for_each(|t| put(&t.to_le_bytes()));
-    let sum = sum(part, &page);
-    page[SUM].copy_from_slice(&sum.to_le_bytes());
+    if summed {
+        let sum = sum(part, &page);
+        page[SUM].copy_from_slice(&sum.to_le_bytes());
+    }
     page
 }
 
-/// Whether a slot's bytes and page are what `label` says, to the last bit.
-pub fn matches(label: &Label, part: &[u8], found: &[u8]) -> bool {
-    part.len() as u64 == label.bytes && label.tokens.len() <= MOST_TOKENS && found == page(label, part)
+/// Whether a slot holds what `label` says, to the last bit.
+pub fn holds(label: &Label, summed: bool, slot: &[u8]) -> bool {
+    // Lengths come from an index that anybody may have changed.
+    let Some(body) = slot.len().checked_sub(PAGE).filter(|body| label.bytes <= *body as u64) else { return false };
+    label.tokens.len() <= MOST_TOKENS && slot[body..] == page(label, &slot[..label.bytes as usize], summed)
+}
+
+/// What a slot says of itself, and its tokens; `None` for what is no slot. Whether it is true is for [`holds`] to say.
+pub fn label_of(slot: &[u8]) -> Option<(Label<'static>, Vec<u32>)> {
+    let (body, page) = slot.split_at_checked(slot.len().checked_sub(PAGE)?)?;
+    let u32_at = |at: usize| Some(u32::from_le_bytes(page.get(at..at + 4)?.try_into().ok()?));
+    let u64_at = |at: usize| Some(u64::from_le_bytes(page.get(at..at + 8)?.try_into().ok()?));
+    let (bytes, tokens) = (u64_at(16)?, u32_at(68)? as usize);
+    if page[..8] != MAGIC || u32_at(8)? != VERSION || bytes > body.len() as u64 || tokens > MOST_TOKENS {
+        return None;
+    }
+    let label = Label {
+        part: u32_at(12)?,
+        bytes,
+        model: u64_at(24)?,
+        hash: page[32..48].try_into().ok()?,
+        before: page[48..64].try_into().ok()?,
+        position: u32_at(64)?,
+        tokens: &[],
+    };
+    Some((label, (0..tokens).map(|i| u32_at(HEAD + 4 * i)).collect::<Option<_>>()?))
 }
 
 /// Of a part and its page, whose field for the sum is zero.
@@ -87,20 +123,19 @@ mod tests {
         let label =
             Label { part: 1, bytes: 100, model: 9, hash: [1; 16], before: [2; 16], position: 64, tokens: &tokens };
         let part = [3; 100];
-        let good = page(&label, &part);
-        assert!(matches(&label, &part, &good));
-        for bit in 0..8 * PAGE {
-            let mut bad = good;
-            bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(!matches(&label, &part, &bad), "bit {bit}");
-        }
-        for bit in 0..8 * part.len() {
-            let mut bad = part;
-            bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(!matches(&label, &bad, &good), "bit {bit}");
+        let mut slot = vec![9; slot_bytes(100) as usize];
+        fill(&label, &part, true, &mut slot);
+        assert!(holds(&label, true, &slot));
+        // What lies between the part and its page is nobody's.
+        for bit in (0..8 * 100).chain(8 * PAGE..8 * slot.len()) {
+            slot[bit / 8] ^= 1 << (bit % 8);
+            assert!(!holds(&label, true, &slot), "bit {bit}");
+            slot[bit / 8] ^= 1 << (bit % 8);
         }
         for other in [
             Label { part: 2, ..label },
+            Label { bytes: 99, ..label },
+            Label { bytes: u64::MAX, ..label },
             Label { model: 8, ..label },
             Label { hash: [0; 16], ..label },
             Label { before: [0; 16], ..label },
@@ -108,7 +143,21 @@ mod tests {
             Label { tokens: &[5, 6], ..label },
             Label { tokens: &[5, 6, 8], ..label },
         ] {
-            assert!(!matches(&other, &part, &good));
+            assert!(!holds(&other, true, &slot));
         }
+        assert!(!holds(&label, true, &slot[..100]));
+    }
+
+    #[test]
+    fn a_slot_says_of_itself_what_it_was_filled_with() {
+        let tokens: Vec<u32> = (0..MOST_TOKENS as u32).collect();
+        let label =
+            Label { part: 1, bytes: 100, model: 9, hash: [1; 16], before: [2; 16], position: 64, tokens: &tokens };
+        let mut slot = vec![9; slot_bytes(100) as usize];
+        fill(&label, &[3; 100], true, &mut slot);
+        let (found, its) = label_of(&slot).unwrap();
+        assert_eq!(its, tokens);
+        assert!(holds(&Label { tokens: &its, ..found }, true, &slot));
+        assert!(label_of(&slot[..slot.len() - 1]).is_none() && label_of(&[]).is_none());
     }
 }

@@ -116,7 +116,7 @@ impl Ring {
 pub struct Filled {
     ring: Arc<Ring>,
     chunk: Chunk,
-    memory: *const u8,
+    memory: *mut u8,
     buffer: usize,
 }
 
@@ -137,6 +137,13 @@ impl std::ops::Deref for Filled {
     fn deref(&self) -> &[u8] {
         // SAFETY: inside a buffer of the ring, filled, and lent again only when this is dropped.
         unsafe { std::slice::from_raw_parts(self.memory, self.chunk.len) }
+    }
+}
+
+impl std::ops::DerefMut for Filled {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; `&mut self` makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.memory, self.chunk.len) }
     }
 }
 

@@ -1,0 +1,55 @@
+//! Why nothing more can be kept or found.
+
+use std::io;
+use std::path::PathBuf;
+
+/// What was computed does not depend on it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{doing} the prompt cache")]
+    Io {
+        doing: &'static str,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{}: cannot {doing} the folder of the prompt cache", path.display())]
+    Folder {
+        path: PathBuf,
+        doing: &'static str,
+        #[source]
+        cause: io::Error,
+    },
+    /// Its owner goes on; this process runs without.
+    #[error("{}: the prompt cache is in use by another process", path.display())]
+    InUse { path: PathBuf },
+    #[error("{}: neither empty nor a prompt cache; name a folder of its own", path.display())]
+    NotACache { path: PathBuf },
+    #[error("the index of the prompt cache")]
+    Index(#[source] Box<redb::Error>),
+    #[error("a quota of {quota} bytes is too little for a prompt cache; {least} would do")]
+    Quota { quota: u64, least: u64 },
+    #[error("{}: no key for the prompt cache", path.display())]
+    KeyFile {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("the prompt cache was encrypted with another key")]
+    WrongKey,
+    #[error("the prompt cache is encrypted: give the file with its key")]
+    KeyWanted,
+    #[error("the prompt cache is not encrypted: clear it, or name another folder, to begin an encrypted one")]
+    NotEncrypted,
+    #[error("the prompt cache is off since an earlier error")]
+    Over,
+}
+
+impl From<Box<redb::Error>> for Error {
+    fn from(e: Box<redb::Error>) -> Error {
+        Error::Index(e)
+    }
+}
+
+pub(super) fn io(doing: &'static str) -> impl Fn(io::Error) -> Error {
+    move |cause| Error::Io { doing, cause }
+}

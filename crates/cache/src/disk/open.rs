@@ -1,0 +1,233 @@
+//! Opening a cache: whose it is, what of it can be believed, and what a smaller quota leaves.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use sluice_store::{Buffer, free_space};
+
+use super::cipher::{Cipher, FileKey};
+use super::error::io;
+use super::folder::Folder;
+use super::index::{self, Index, Key};
+use super::pages::{CLEAN, mark_bytes};
+use super::reads::Desk;
+use super::room::{OpenSlab, name_of};
+use super::secret::{self, Found, SECRET};
+use super::slot::PAGE;
+use super::storage::Storage;
+use super::{Counts, DiskCache, Error};
+
+/// Part of the quota that the index may take, and the least that it needs.
+const INDEX_PART: u64 = 16;
+pub(super) const LEAST_INDEX: u64 = 4 << 20;
+/// Bytes of the index for each entry: its rows, and the copies that transactions make of pages.
+const INDEX_ENTRY: u64 = 1 << 10;
+/// Bytes of a slab, if a slot is not larger, and at most so many parts of the quota.
+const SLAB: u64 = 64 << 20;
+const SLAB_PART: u64 = 16;
+/// Of the free disk, what a cache may take if nobody says.
+const DISK_PART: u64 = 20;
+/// For the small files.
+const SMALL: u64 = 64 << 10;
+
+/// How a cache is to be.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Bytes that all files together never exceed; `None`: a twentieth of what is free on the disk and in the cache.
+    pub quota: Option<u64>,
+    /// Bytes written in a day (UTC).
+    pub daily_limit: Option<u64>,
+    /// Encrypted with this.
+    pub key: Option<FileKey>,
+}
+
+impl DiskCache {
+    /// Opens the cache in a folder, or makes one.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] where another process has it; a folder of something else; another key than it was made with; a quota too small for
+    /// anything; those of the files.
+    pub fn open_folder(dir: &Path, settings: Settings) -> Result<DiskCache, Error> {
+        let folder = Folder::open(dir)?;
+        let quota = match settings.quota {
+            Some(quota) => quota,
+            None => {
+                let failed = |cause| Error::Folder { path: dir.to_owned(), doing: "look at", cause };
+                let own: u64 = folder.list().map_err(failed)?.iter().map(|(_, len)| len).sum();
+                free_space(dir).map_err(failed)?.saturating_add(own) / DISK_PART
+            }
+        };
+        DiskCache::open(Arc::new(folder), Settings { quota: Some(quota), ..settings })
+    }
+
+    /// Opens what `storage` has, or begins anew. A quota must be said.
+    ///
+    /// # Errors
+    /// Those of [`DiskCache::open_folder`].
+    pub fn open(storage: Arc<dyn Storage>, settings: Settings) -> Result<DiskCache, Error> {
+        let quota = settings.quota.unwrap_or(0);
+        let files = storage.list().map_err(io("looking through"))?;
+        let size_of = |name: &str| files.iter().find(|(n, _)| n == name).map_or(0, |(_, len)| *len);
+        // 1. What it has for which files. An index that was larger once does not shrink.
+        let mut index_bytes = (quota / INDEX_PART).max(LEAST_INDEX).max(size_of(index::NAME));
+        let least_slabs = 2 * PAGE as u64 * SLAB_PART;
+        let around = |index: u64| SMALL + mark_bytes(index);
+        let least = LEAST_INDEX + around(LEAST_INDEX) + least_slabs;
+        if quota < least {
+            return Err(Error::Quota { quota, least });
+        }
+        let mut cleared = None;
+        if index_bytes + around(index_bytes) + least_slabs > quota {
+            cleared = Some(format!("its index of {index_bytes} bytes is too large for a quota of {quota}"));
+            index_bytes = (quota / INDEX_PART).max(LEAST_INDEX);
+            clear(&*storage)?;
+        }
+        // 2. The secret, without which no hash means anything
+        let found = secret::read(&*storage, settings.key.as_ref()).map_err(io("opening"))?;
+        let secret = match found {
+            Found::Secret(secret) => secret,
+            Found::KeyWanted => return Err(Error::KeyWanted),
+            Found::NotSealed => return Err(Error::NotEncrypted),
+            Found::WrongKey => return Err(Error::WrongKey),
+            Found::Missing | Found::Damaged => {
+                if found == Found::Damaged || size_of(index::NAME) > 0 {
+                    let why = if found == Found::Damaged { "damaged" } else { "gone" };
+                    cleared.get_or_insert(format!("its secret is {why}"));
+                    clear(&*storage)?;
+                }
+                secret::make(&*storage, settings.key.as_ref()).map_err(io("beginning"))?
+            }
+        };
+        let session = secret::random().map_err(io("opening"))?;
+        let cipher = settings.key.as_ref().map(|key| Arc::new(Cipher::new(key, &secret, session)));
+        // 3. The index; without one that can be opened nothing that lies there means anything
+        let index = match Index::open(Arc::clone(&storage), index_bytes) {
+            Ok(index) => index,
+            Err(e) => {
+                cleared = Some(e.to_string());
+                clear_entries(&*storage)?;
+                Index::open(Arc::clone(&storage), index_bytes)?
+            }
+        };
+        let slab_quota = quota - index_bytes - around(index_bytes);
+        let mut cache = DiskCache {
+            index,
+            storage,
+            slabs: Default::default(),
+            next_slab: 0,
+            whole_quota: quota,
+            quota: slab_quota,
+            slab_bytes: SLAB.min(slab_quota / SLAB_PART),
+            most_entries: index_bytes / 2 / INDEX_ENTRY,
+            entries: 0,
+            clock: 0,
+            uses: HashMap::new(),
+            model_hits: HashMap::new(),
+            holds: HashMap::new(),
+            doomed: HashSet::new(),
+            desk: Desk::default(),
+            counts: Counts::default(),
+            notes: Vec::new(),
+            secret,
+            cipher,
+            buffer: Buffer::zeroed(0).map_err(io("opening"))?,
+            daily_limit: settings.daily_limit,
+            today: (0, 0),
+            cleared,
+            failed: false,
+        };
+        cache.attempt(|c| {
+            c.find_slabs()?;
+            c.fit()
+        })?;
+        Ok(cache)
+    }
+
+    /// A smaller quota than before.
+    fn fit(&mut self) -> Result<(), Error> {
+        while self.bytes() > self.quota {
+            if !self.drop_empty()? && !self.empty_one(None, 1)? && self.evict(&HashSet::new())? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Slabs that the index names are opened; files that it does not name are what a crash has left.
+    fn find_slabs(&mut self) -> Result<(), Error> {
+        let known = self.index.slabs()?;
+        let files = self.storage.list().map_err(io("looking through"))?;
+        let mut orphans = false;
+        for (name, _) in &files {
+            let number = name.strip_suffix(".slab").and_then(|n| n.parse::<u32>().ok());
+            if let Some(number) = number {
+                self.next_slab = self.next_slab.max(number.saturating_add(1));
+                if !known.iter().any(|(id, _)| *id == number) || *name != name_of(number) {
+                    self.storage.remove(name).map_err(io("clearing"))?;
+                    orphans = true;
+                }
+            }
+        }
+        if orphans {
+            self.storage.sync_names().map_err(io("clearing"))?;
+        }
+        self.next_slab = self.next_slab.max(self.index.meta("next slab")?.unwrap_or(0) as u32);
+        self.clock = self.index.meta("clock")?.unwrap_or(0);
+        self.today = (self.index.meta("day")?.unwrap_or(0), self.index.meta("bytes of the day")?.unwrap_or(0));
+        let mut lost = Vec::new();
+        for (id, slab) in known {
+            let whole = files.iter().any(|(name, found)| *name == name_of(id) && *found == slab.bytes());
+            let file = self.storage.open(&name_of(id), false);
+            match file {
+                Ok(file) if whole => _ = self.slabs.insert(id, OpenSlab { file, slab, reserved: HashSet::new() }),
+                // Somebody has cut or taken it: its entries go with it.
+                _ => lost.push(id),
+            }
+        }
+        lost.into_iter().try_for_each(|id| self.forget_slab(id))?;
+        self.entries = self.index.len()?;
+        Ok(())
+    }
+
+    fn forget_slab(&mut self, id: u32) -> Result<(), Error> {
+        let lost: Vec<Key> = (self.index.entries()?.into_iter())
+            .filter(|(_, e)| e.parts.iter().any(|(.., place)| place.slab == id))
+            .map(|(key, _)| key)
+            .collect();
+        self.note(format!("the prompt cache has lost {} entries: {} is gone or cut", lost.len(), name_of(id)));
+        self.take_out(&lost)?;
+        self.index.change(|c| c.remove_slab(id))?;
+        let _ = self.storage.remove(&name_of(id));
+        self.storage.sync_names().map_err(io("clearing"))
+    }
+
+    /// Removes all that is kept in a folder that nobody uses, its secret too; no key is needed.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] where a process has it; a folder of something else; the system's.
+    pub fn clear_folder(dir: &Path) -> Result<(), Error> {
+        clear(&Folder::open(dir)?)
+    }
+}
+
+fn is_entries(name: &str) -> bool {
+    name == index::NAME || name == CLEAN || name.ends_with(".slab")
+}
+
+/// The index goes first: what it named is nobody's then.
+fn clear_entries(storage: &dyn Storage) -> Result<(), Error> {
+    let mut names: Vec<String> = storage.list().map_err(io("looking through"))?.into_iter().map(|f| f.0).collect();
+    names.retain(|name| is_entries(name));
+    names.sort_by_key(|name| name.ends_with(".slab"));
+    names.iter().try_for_each(|name| storage.remove(name)).map_err(io("clearing"))?;
+    storage.sync_names().map_err(io("clearing"))
+}
+
+fn clear(storage: &dyn Storage) -> Result<(), Error> {
+    clear_entries(storage)?;
+    match storage.remove(SECRET) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io("clearing")(e)),
+        _ => storage.sync_names().map_err(io("clearing")),
+    }
+}

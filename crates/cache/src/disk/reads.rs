@@ -1,0 +1,276 @@
+//! Reading what the cache holds, while others use it: a batch of parts, many in flight at once, each checked before it is handed out.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sluice_store::load::{Chunk, Filled, Staging};
+use sluice_store::{Buffer, LoadOptions, host_memory};
+
+use super::cipher::Cipher;
+use super::index::Key;
+use super::slot::{self, Label};
+use super::storage::StoredFile;
+
+/// Bytes in flight, if a slot is not larger, and requests.
+const IN_FLIGHT: usize = 32 << 20;
+const MOST_REQUESTS: usize = 64;
+/// Slots from here on are read apart from the others: a few of them would take the memory of many.
+const LARGE: usize = 8 << 20;
+
+/// Why a part is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum Miss {
+    /// Evicted, or never there.
+    #[error("not in the prompt cache")]
+    Gone,
+    /// Other bytes than were written, or somebody else's. The entry is removed.
+    #[error("a slot of the prompt cache is not what was written")]
+    Wrong,
+    /// The entry is removed.
+    #[error("a slot of the prompt cache cannot be read")]
+    Io(#[source] io::Error),
+}
+
+/// In which order parts are handed out. They are read in the order in which they are wanted, large ones last if need not be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    AsWanted,
+    /// A part that came early does not wait for others.
+    AsTheyCome,
+}
+
+/// What reads give back to their cache.
+#[derive(Debug, Default)]
+pub(super) struct Returned {
+    pub holds: Vec<Key>,
+    pub wrong: Vec<Key>,
+    /// Lines for people.
+    pub notes: Vec<String>,
+    pub parts: u64,
+    pub bytes: u64,
+}
+
+/// The place where reads leave what they give back.
+pub(super) type Desk = Arc<Mutex<Returned>>;
+
+pub(super) fn lock(desk: &Desk) -> MutexGuard<'_, Returned> {
+    desk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a part lies.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub file: Arc<dyn StoredFile>,
+    pub path: Option<PathBuf>,
+    pub offset: u64,
+    pub len: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Want {
+    pub label: Label<'static>,
+    pub tokens: Vec<u32>,
+    /// `None` where it is not there any more.
+    pub from: Option<Source>,
+}
+
+/// Parts that are to be read: their entries are not evicted before this is dropped.
+#[derive(Debug)]
+pub struct Reads {
+    wants: Vec<Want>,
+    cipher: Option<Arc<Cipher>>,
+    held: HashSet<Key>,
+    desk: Desk,
+}
+
+impl Drop for Reads {
+    fn drop(&mut self) {
+        lock(&self.desk).holds.extend(self.held.drain());
+    }
+}
+
+impl Reads {
+    pub(super) fn new(wants: Vec<Want>, cipher: Option<Arc<Cipher>>, held: HashSet<Key>, desk: Desk) -> Reads {
+        Reads { wants, cipher, held, desk }
+    }
+
+    /// How many parts were wanted.
+    pub fn len(&self) -> usize {
+        self.wants.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.wants.is_empty()
+    }
+
+    /// Reads all parts, and hands each to `take` once, by its number among those that were wanted: the bytes of the part, right to the last bit, or why not. From
+    /// whichever thread, one at a time. What is not right is removed by the cache later, logged and counted.
+    pub fn each(self, order: Order, take: impl FnMut(usize, Result<&[u8], Miss>) + Send) {
+        let counter = Mutex::new(Counter { order, next: 0, waiting: BTreeMap::new(), take });
+        for batch in self.batches(order) {
+            let mut left = batch;
+            if left.len() > 1
+                && let Err(e) = self.together(&mut left, &counter)
+            {
+                // Which part it was turns out when each is read by itself.
+                lock(&self.desk).notes.push(format!("the prompt cache reads one by one: {e}"));
+            }
+            for i in left {
+                let came = self.alone(i);
+                hand(&counter, i, came);
+            }
+        }
+    }
+
+    /// Numbers of wants that are read together. In order, nothing that others in a batch wait for lies outside of it and behind it.
+    fn batches(&self, order: Order) -> Vec<Vec<usize>> {
+        let mut all: Vec<usize> = (0..self.wants.len()).collect();
+        let class = |i: usize| self.wants[i].from.as_ref().filter(|f| f.path.is_some()).map(|f| f.len > LARGE);
+        if order == Order::AsTheyCome {
+            all.sort_by_key(|&i| class(i));
+        }
+        let mut batches: Vec<Vec<usize>> = Vec::new();
+        let mut seen = HashSet::new();
+        for i in all {
+            let place = self.wants[i].from.as_ref().map(|f| (&f.path, f.offset));
+            // The same slot once more is another batch's: what comes is told apart by its place.
+            let goes_on = batches.last().is_some_and(|b| class(b[0]).is_some() && class(b[0]) == class(i))
+                && !seen.contains(&place);
+            if !goes_on {
+                batches.push(Vec::new());
+                seen.clear();
+            }
+            seen.insert(place);
+            batches.last_mut().expect("there is one").push(i);
+        }
+        batches
+    }
+
+    /// Reads a batch through the readers of weights. What is in `left` afterwards was not handed out.
+    fn together<T>(&self, left: &mut Vec<usize>, counter: &Mutex<Counter<T>>) -> Result<(), String>
+    where
+        T: FnMut(usize, Result<&[u8], Miss>) + Send,
+    {
+        let mut paths: Vec<&Path> = Vec::new();
+        let mut numbers: BTreeMap<(usize, u64), usize> = BTreeMap::new();
+        let mut chunks = Vec::with_capacity(left.len());
+        let mut size = 0;
+        for &i in left.iter() {
+            let Some((from, path)) = self.wants[i].from.as_ref().and_then(|f| Some((f, f.path.as_deref()?))) else {
+                return Ok(());
+            };
+            let file = paths.iter().rposition(|p| *p == path).unwrap_or_else(|| {
+                paths.push(path);
+                paths.len() - 1
+            });
+            numbers.insert((file, from.offset), i);
+            chunks.push(Chunk { file, offset: from.offset, len: from.len });
+            size = size.max(from.len);
+        }
+        let buffers = (IN_FLIGHT / size).clamp(2, MOST_REQUESTS).min(left.len());
+        let handed = Mutex::new(HashSet::new());
+        let came = |filled: Filled| {
+            let i = numbers[&(filled.chunk().file, filled.chunk().offset)];
+            handed.lock().unwrap_or_else(PoisonError::into_inner).insert(i);
+            let checked = self.checked(i, Slot::Staged(filled));
+            hand(counter, i, checked);
+        };
+        let options = LoadOptions { depth: buffers, ..LoadOptions::default() };
+        let read = Staging::new(chunks, buffers, size, &mut host_memory, came).map_err(|e| e.to_string());
+        let read = read.and_then(|staging| staging.read(&paths, &options).map_err(|e| e.to_string()));
+        let handed = handed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        left.retain(|i| !handed.contains(i));
+        read.map(drop)
+    }
+
+    fn alone(&self, i: usize) -> Came {
+        let from = self.wants[i].from.as_ref().ok_or(Miss::Gone)?;
+        let mut slot = Buffer::zeroed(from.len).map_err(Miss::Io)?;
+        match from.file.read_at(from.offset, &mut slot) {
+            Ok(()) => self.checked(i, Slot::Own(slot)),
+            Err(e) => {
+                self.is_wrong(i, &format!("cannot be read: {e}"));
+                Err(Miss::Io(e))
+            }
+        }
+    }
+
+    /// A slot whose part may be believed: decrypted, and what its label says to the last bit.
+    fn checked(&self, i: usize, mut slot: Slot) -> Came {
+        let want = &self.wants[i];
+        let label = Label { tokens: &want.tokens, ..want.label };
+        if !is_right(self.cipher.as_deref(), &label, slot.bytes()) {
+            self.is_wrong(i, "is not what was written");
+            return Err(Miss::Wrong);
+        }
+        let mut desk = lock(&self.desk);
+        desk.parts += 1;
+        desk.bytes += slot.bytes().len() as u64;
+        Ok((slot, label.bytes as usize))
+    }
+
+    fn is_wrong(&self, i: usize, why: &str) {
+        let Want { label, from, .. } = &self.wants[i];
+        let place = from.as_ref().map_or(String::new(), |f| match &f.path {
+            Some(path) => format!("{} at byte {}", path.display(), f.offset),
+            None => format!("byte {}", f.offset),
+        });
+        let line = format!("the prompt cache has lost an entry: {place} {why}");
+        let mut desk = lock(&self.desk);
+        desk.wrong.push((label.model, label.hash));
+        desk.notes.push(line);
+    }
+}
+
+/// Whether a slot, which is decrypted in place, holds what its label says.
+pub(super) fn is_right(cipher: Option<&Cipher>, label: &Label, slot: &mut [u8]) -> bool {
+    match cipher {
+        Some(cipher) => cipher.open(slot) && slot::holds(label, false, slot),
+        None => slot::holds(label, true, slot),
+    }
+}
+
+/// A slot that was read.
+enum Slot {
+    Staged(Filled),
+    Own(Buffer),
+}
+
+impl Slot {
+    fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            Slot::Staged(filled) => filled,
+            Slot::Own(buffer) => buffer,
+        }
+    }
+}
+
+/// A slot and the length of its part, or why there is none.
+type Came = Result<(Slot, usize), Miss>;
+
+/// Hands parts out, in order if wanted so.
+struct Counter<T> {
+    order: Order,
+    next: usize,
+    waiting: BTreeMap<usize, Came>,
+    take: T,
+}
+
+fn hand<T: FnMut(usize, Result<&[u8], Miss>)>(counter: &Mutex<Counter<T>>, i: usize, came: Came) {
+    let mut counter = counter.lock().unwrap_or_else(PoisonError::into_inner);
+    let counter = &mut *counter;
+    let mut give = |i, came: Came| match came {
+        Ok((mut slot, len)) => (counter.take)(i, Ok(&slot.bytes()[..len])),
+        Err(miss) => (counter.take)(i, Err(miss)),
+    };
+    if counter.order == Order::AsTheyCome {
+        return give(i, came);
+    }
+    counter.waiting.insert(i, came);
+    while let Some(came) = counter.waiting.remove(&counter.next) {
+        give(counter.next, came);
+        counter.next += 1;
+    }
+}
