@@ -19,6 +19,7 @@ fn cached(cache: &Path) -> Options {
         prompt_cache: Some(PromptCacheOptions {
             folder: cache.join("cache"),
             quota: Some(256 << 20),
+            daily_limit: None,
             fewest: 16,
             key_file: None,
             fingerprints: Some(cache.join("fingerprints.json")),

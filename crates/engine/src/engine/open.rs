@@ -19,7 +19,7 @@ use super::Engine;
 use crate::budget::{self, Division, Held, Limit, LimitOf, Need, Refusal, StreamedNeed};
 use crate::options::{Options, Placement};
 use crate::placement::{self, Placed};
-use crate::prompt_cache::{Choices, PromptCache, Shape, fingerprint};
+use crate::prompt_cache::{self, Choices, PromptCache, Shape, fingerprint};
 use crate::runner::Runner;
 use crate::sampling::Sampling;
 use crate::scheduler::{Plan, Scheduler};
@@ -200,8 +200,15 @@ impl Engine {
                 let shape = Shape::new(&cached, &layouts, model.state_len());
                 let opened = fingerprint(folder, &choices, asked.fingerprints.as_deref())
                     .and_then(|model| PromptCache::open(asked, model, shape));
-                // Whatever is wrong with it, the model can do without.
-                opened.inspect_err(|e| disk_notes.push(format!("without the prompt cache: {e:#}"))).ok()
+                match opened {
+                    Ok(opened) => Some(opened),
+                    Err(e) if prompt_cache::is_usage(&e) => return Err(e),
+                    // The model can do without it.
+                    Err(e) => {
+                        disk_notes.push(format!("without the prompt cache: {e:#}"));
+                        None
+                    }
+                }
             }
             _ => None,
         };

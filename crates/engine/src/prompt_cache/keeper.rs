@@ -1,15 +1,14 @@
 //! The thread that owns the folder: it looks for prefixes, writes what it is handed in batches, and has others read. What goes wrong with the disk ends the
 //! cache and nothing else.
 
-use std::collections::HashSet;
-use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use sluice_cache::disk::{DiskCache, Entry, Error, Key, Label, New, Place, STATE};
+use sluice_cache::disk::{DiskCache, Entry, Error, FileKey, Key, Label, New, Order, Place, STATE, Settings};
 use sluice_cache::{BlockHash, Wanted, block_hash};
 
 use super::{PromptCacheOptions, Shape};
@@ -47,6 +46,8 @@ pub(crate) struct Part {
     /// The number of the cache group, or [`STATE`].
     pub part: u32,
     pub bytes: u64,
+    /// Tokens of the entry.
+    tokens: usize,
     hash: BlockHash,
     before: BlockHash,
     place: Place,
@@ -125,6 +126,7 @@ pub(crate) struct Keeper {
     batch: Vec<Outgoing>,
     batched: u64,
     folder: String,
+    fewest: usize,
 }
 
 impl Keeper {
@@ -137,8 +139,24 @@ impl Keeper {
         shared: Arc<Shared>,
     ) -> Result<(Keeper, [u8; 32], u64)> {
         let folder = options.folder.display().to_string();
-        let (cache, secret, quota) = open_folder(options)?;
-        let keeper = Keeper { cache, secret, model, shape, shared, batch: Vec::new(), batched: 0, folder };
+        let key = options.key_file.as_deref().map(FileKey::read).transpose()?;
+        let settings = Settings { quota: options.quota, daily_limit: options.daily_limit, key };
+        let cache = DiskCache::open_folder(&options.folder, settings)?;
+        if let Some(why) = cache.cleared() {
+            lock(&shared.notes).push(format!("{folder}: the prompt cache begins anew: {why}"));
+        }
+        let (secret, quota) = (cache.secret(), cache.quota());
+        let mut keeper = Keeper {
+            cache,
+            secret,
+            model,
+            shape,
+            shared,
+            batch: Vec::new(),
+            batched: 0,
+            folder,
+            fewest: options.fewest.max(1),
+        };
         keeper.count();
         Ok((keeper, secret, quota))
     }
@@ -154,7 +172,7 @@ impl Keeper {
                     // Who asked may be gone.
                     found.into_iter().for_each(|found| _ = tell.send(found));
                 }),
-                Ok(Command::Read(tokens, parts, tell)) => self.read(tokens, parts, tell),
+                Ok(Command::Read(tokens, parts, tell)) => self.read(&tokens, &parts, tell),
                 Ok(Command::Store(outgoing)) => {
                     self.batched += outgoing.bytes;
                     self.batch.push(outgoing);
@@ -191,7 +209,8 @@ impl Keeper {
         }
     }
 
-    fn count(&self) {
+    fn count(&mut self) {
+        lock(&self.shared.notes).extend(self.cache.notes());
         let counts = self.cache.counts();
         let set = |n: &AtomicU64, value: u64| n.store(value, Ordering::Relaxed);
         set(&self.shared.bytes, self.cache.bytes());
@@ -244,17 +263,17 @@ impl Keeper {
 
     /// An entry of these tokens, if it is here and has what it should have.
     fn entry(
-        &self,
+        &mut self,
         hash: BlockHash,
         before: BlockHash,
         position: usize,
         tokens: usize,
     ) -> Result<Option<Entry>, Error> {
+        let found = self.cache.find(&(self.model, hash))?;
         let fits = |(part, bytes, _): &(u32, u64, Place)| match *part {
             STATE => *bytes == self.shape.state_bytes as u64,
             group => self.shape.block_bytes.get(group as usize).is_some_and(|b| *b as u64 == *bytes),
         };
-        let found = self.cache.find(&(self.model, hash))?;
         Ok(found.filter(|e| {
             (e.before, e.position as usize, e.tokens as usize) == (before, position, tokens) && e.parts.iter().all(fits)
         }))
@@ -305,7 +324,8 @@ impl Keeper {
             }
             for (tail, end, hash) in ends {
                 let to = whole * n + tail;
-                if to <= q.usable {
+                // Less is nothing that would be kept, either.
+                if to < q.usable + self.fewest {
                     continue;
                 }
                 let firsts: Vec<usize> = self.shape.first_blocks(to).collect();
@@ -315,7 +335,16 @@ impl Keeper {
                 }
                 let part_of = |node: usize, entry: &Entry, part: u32, hash: BlockHash, before: BlockHash| {
                     let found = entry.parts.iter().find(|(p, ..)| *p == part);
-                    found.map(|(_, bytes, place)| Part { node, part, bytes: *bytes, hash, before, place: *place })
+                    let tokens = entry.tokens as usize;
+                    found.map(|(_, bytes, place)| Part {
+                        node,
+                        part,
+                        bytes: *bytes,
+                        tokens,
+                        hash,
+                        before,
+                        place: *place,
+                    })
                 };
                 let mut parts = Vec::new();
                 for (i, (present, entry)) in nodes[..whole].iter().enumerate() {
@@ -333,7 +362,7 @@ impl Keeper {
                 let wanted = Wanted { whole, tail };
                 return Ok(Some(Found { wanted, tokens: Arc::clone(&q.tokens), to, usable: q.usable, parts }));
             }
-            if whole * n <= q.usable {
+            if whole * n < q.usable + self.fewest {
                 break;
             }
         }
@@ -341,12 +370,9 @@ impl Keeper {
     }
 
     /// Has parts read by another thread.
-    fn read(&mut self, tokens: Arc<[u32]>, parts: Vec<Part>, tell: SyncSender<Read>) -> Result<(), Error> {
+    fn read(&mut self, tokens: &[u32], parts: &[Part], tell: SyncSender<Read>) -> Result<(), Error> {
         let n = self.shape.block_tokens;
-        let begun = Instant::now();
-        let mut read = 0;
-        let mut lost = HashSet::new();
-        for (i, part) in parts.iter().enumerate() {
+        let wanted = parts.iter().map(|part| {
             let position = part.node * n;
             let label = Label {
                 part: part.part,
@@ -355,24 +381,36 @@ impl Keeper {
                 hash: part.hash,
                 before: part.before,
                 position: position as u32,
-                tokens: &tokens[position..tokens.len().min(position + n)],
+                tokens: &tokens[position..position + part.tokens],
             };
-            let mut out = vec![0; part.bytes as usize];
-            let came = if self.cache.read(&label, part.place, &mut out)? {
-                read += part.bytes;
-                Read::Part(i, out)
-            } else {
-                lost.insert((self.model, part.hash));
-                Read::Lost
-            };
-            if tell.send(came).is_err() {
-                break;
-            }
-        }
-        let _ = tell.send(Read::Over(read, begun.elapsed()));
-        self.shared.read.fetch_add(read, Ordering::Relaxed);
-        self.shared.wrong.fetch_add(lost.len() as u64, Ordering::Relaxed);
-        self.cache.remove(&lost.into_iter().collect::<Vec<_>>())
+            (label, part.place)
+        });
+        let reads = self.cache.reads(&wanted.collect::<Vec<_>>())?;
+        let shared = Arc::clone(&self.shared);
+        let work = move || {
+            let (begun, mut waited, mut bytes) = (Instant::now(), Duration::ZERO, 0);
+            reads.each(Order::AsTheyCome, |i, came| {
+                let came = match came {
+                    Ok(part) => {
+                        bytes += part.len() as u64;
+                        Read::Part(i, part.to_vec())
+                    }
+                    Err(_) => {
+                        shared.wrong.fetch_add(1, Ordering::Relaxed);
+                        Read::Lost
+                    }
+                };
+                let handing = Instant::now();
+                // Whoever wanted it may have given up.
+                let _ = tell.send(came);
+                waited += handing.elapsed();
+            });
+            shared.read.fetch_add(bytes, Ordering::Relaxed);
+            let _ = tell.send(Read::Over(bytes, begun.elapsed().saturating_sub(waited)));
+        };
+        // Without a thread it is as if nothing could be read.
+        let _ = thread::Builder::new().name("prompt-reads".into()).spawn(work);
+        Ok(())
     }
 }
 
@@ -380,11 +418,4 @@ impl Keeper {
 fn groups_of(entry: Option<&Entry>) -> u64 {
     let parts = entry.map_or(&[][..], |e| &e.parts[..]);
     parts.iter().filter(|(part, ..)| *part < 64).fold(0, |bits, (g, ..)| bits | 1 << g)
-}
-
-fn open_folder(options: &PromptCacheOptions) -> Result<(DiskCache, [u8; 32], u64)> {
-    let quota = options.quota.unwrap_or(1 << 30);
-    fs::create_dir_all(&options.folder)?;
-    let cache = DiskCache::open(Arc::new(sluice_cache::disk::Folder::open(&options.folder)?), quota)?;
-    Ok((cache, [7; 32], quota))
 }

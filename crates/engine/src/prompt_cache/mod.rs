@@ -31,6 +31,8 @@ pub struct PromptCacheOptions {
     pub folder: PathBuf,
     /// Bytes that all of its files together may have; `None`: a twentieth of what is free on its disk.
     pub quota: Option<u64>,
+    /// Bytes that are written in a day at most (UTC).
+    pub daily_limit: Option<u64>,
     /// Prefixes of fewer tokens are neither written nor looked for.
     pub fewest: usize,
     /// A file whose bytes everything is encrypted with.
@@ -90,6 +92,15 @@ impl Shape {
 
 /// Bytes that wait to be written at most, and bytes that were read and wait to be taken: each.
 pub(crate) const WAITING: u64 = 32 << 20;
+
+/// Whether the cache that was asked for cannot be as it was asked for: another key, a quota that holds nothing, a folder of something else.
+pub(crate) fn is_usage(e: &anyhow::Error) -> bool {
+    use sluice_cache::disk::Error;
+    let e = e.downcast_ref::<Error>();
+    e.is_some_and(|e| {
+        !matches!(e, Error::Io { .. } | Error::Folder { .. } | Error::InUse { .. } | Error::Index(_) | Error::Over)
+    })
+}
 
 /// The engine's side of the cache.
 pub(crate) struct PromptCache {
