@@ -317,24 +317,115 @@ fn an_index_that_is_none_is_an_error_or_begins_anew_and_serves_nothing_wrong() {
 }
 
 #[test]
-fn on_a_full_disk_the_cache_stays_as_large_as_it_is() {
+fn on_a_full_disk_the_cache_stays_as_large_as_it_is_or_ends_and_is_right_later() {
+    let mut stayed = 0;
+    for stored in 1..40 {
+        let disk = Simulated::default();
+        let mut random = Rng::with_seed(3);
+        let mut cache = open(&disk).unwrap();
+        (0..stored).for_each(|_| _ = store(&mut cache, &Node::random(&mut random)).unwrap());
+        disk.with_room(disk.list().unwrap().iter().map(|(_, len)| len).sum::<u64>() + random.u64(..200_000));
+        for _ in 0..100 {
+            // The index may find no room: then it is over, and says so each time.
+            if store(&mut cache, &Node::random(&mut random)).is_err() {
+                assert!(matches!(store(&mut cache, &Node::random(&mut random)), Err(Error::Over)));
+                break;
+            }
+        }
+        stayed += usize::from(cache.notes().iter().any(|n| n.contains("the disk is full")));
+        drop(cache);
+        disk.with_room(u64::MAX);
+        let mut cache = open(&disk).unwrap();
+        assert!(!all(&mut cache, "afterwards").is_empty());
+    }
+    assert!(stayed > 3, "{stayed}");
+}
+
+/// A cache with so many entries that its index has some weight, of parts that are small.
+fn filled(disk: &Simulated, entries: u32) -> DiskCache {
+    let quota = Some(64 << 20);
+    let mut cache = DiskCache::open(Arc::new(disk.clone()), Settings { quota, ..Settings::default() }).unwrap();
+    for i in (0..entries).step_by(100) {
+        let hashes: Vec<BlockHash> = (i..i + 100).map(|n| Node(vec![n]).hash()).collect();
+        let part: &[(u32, &[u8])] = &[(0, &[7; 100])];
+        let new = |hash: &BlockHash| New { hash: *hash, before: [0; 16], position: 0, tokens: &[1], parts: part };
+        let new: Vec<New> = hashes.iter().map(new).collect();
+        assert_eq!(cache.store(MODEL, &new).unwrap().new, 100);
+    }
+    cache
+}
+
+fn read_by_opening(disk: &Simulated) -> u64 {
+    let before = disk.read().1;
+    let quota = Some(64 << 20);
+    let cache = DiskCache::open(Arc::new(disk.clone()), Settings { quota, ..Settings::default() }).unwrap();
+    assert!(cache.cleared().is_none() && !cache.is_empty());
+    let read = disk.read().1 - before;
+    // As if it was killed.
+    std::mem::forget(cache);
+    read
+}
+
+#[test]
+fn after_a_clean_end_nothing_is_looked_through() {
     let disk = Simulated::default();
-    let mut random = Rng::with_seed(3);
-    let mut cache = open(&disk).unwrap();
-    (0..5).for_each(|_| _ = store(&mut cache, &Node::random(&mut random)).unwrap());
-    // Room for what the index may yet take, and for no slab.
-    disk.with_room(disk.peak() + 50_000);
-    for _ in 0..200 {
-        if store(&mut cache, &Node::random(&mut random)).is_err() {
-            // The index found no room: then it is over, and says so each time.
-            assert!(matches!(store(&mut cache, &Node::random(&mut random)), Err(Error::Over)));
-            break;
+    drop(filled(&disk, 200));
+    let few = read_by_opening(&disk);
+    let disk = Simulated::default();
+    drop(filled(&disk, 3000));
+    let many = read_by_opening(&disk);
+    // What grows is the sums of the index's pages, and the free ones of its regions.
+    let size = disk.list().unwrap().into_iter().find(|(name, _)| name == index::NAME).unwrap().1;
+    assert!(many < few + size / 100, "{few} bytes, {many} bytes of an index of {size}");
+    // The same one, whose end was none.
+    let after = read_by_opening(&disk);
+    assert!(after > 5 * many, "{many} and {after} of {size}");
+}
+
+#[test]
+fn an_index_that_changed_after_a_clean_end_begins_anew_and_is_not_followed() {
+    let mut anew = 0;
+    for seed in 0..60 {
+        let disk = Simulated::default();
+        let mut random = Rng::with_seed(seed);
+        drop(filled(&disk, 300));
+        disk.spoil(index::NAME, |bytes| {
+            (0..if seed % 2 == 0 { 1 } else { 2000 }).for_each(|_| {
+                let at = random.usize(..bytes.len());
+                bytes[at] ^= 1 << random.u8(..8);
+            });
+        });
+        for _ in 0..3 {
+            let quota = Some(64 << 20);
+            let mut cache = DiskCache::open(Arc::new(disk.clone()), Settings { quota, ..Settings::default() }).unwrap();
+            anew += usize::from(cache.cleared().is_some());
+            if cache.entries().is_ok_and(|entries| entries.len() as u64 == cache.len())
+                && (0..300).all(|n| cache.find(&Node(vec![n]).key()).is_ok())
+            {
+                break;
+            }
         }
     }
-    let notes = cache.notes();
-    assert!(notes.iter().any(|n| n.contains("the disk is full")), "{notes:?}");
-    drop(cache);
-    disk.with_room(u64::MAX);
+    assert!(anew >= 30, "{anew}");
+}
+
+#[test]
+fn what_was_used_is_known_after_a_clean_end() {
+    let disk = Simulated::default();
     let mut cache = open(&disk).unwrap();
-    assert!(!all(&mut cache, "afterwards").is_empty());
+    let node = Node(vec![0, 1, 2]);
+    store(&mut cache, &node).unwrap();
+    cache.note_model(MODEL, "a model", "/models/a").unwrap();
+    let path: Vec<Key> = node.path().map(|n| n.key()).collect();
+    cache.touch(&path).unwrap();
+    cache.touch(&path[..2]).unwrap();
+    drop(cache);
+    let mut cache = open(&disk).unwrap();
+    let hits: Vec<u32> = path.iter().map(|key| cache.find(key).unwrap().unwrap().hits).collect();
+    assert_eq!(hits, [2, 2, 1]);
+    let stat = cache.stat().unwrap();
+    let model = &stat.models[&MODEL];
+    assert_eq!((model.entries, model.tokens, model.model.hits), (3, 12, 2));
+    assert_eq!((model.model.name.as_str(), model.model.path.as_str()), ("a model", "/models/a"));
+    assert!(model.model.used > 1_600_000_000 && stat.bytes <= stat.quota);
 }

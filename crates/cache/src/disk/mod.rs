@@ -7,6 +7,8 @@ mod cipher;
 mod crashes;
 mod error;
 mod folder;
+#[cfg(test)]
+mod folders;
 mod index;
 mod open;
 mod pages;

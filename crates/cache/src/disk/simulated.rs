@@ -37,6 +37,8 @@ struct State {
     /// All lengths together at most, and the highest that there was.
     room: Option<u64>,
     peak: u64,
+    /// Reads and their bytes.
+    read: (u64, u64),
 }
 
 impl State {
@@ -93,6 +95,11 @@ impl Simulated {
     /// The most bytes that all files ever had together.
     pub fn peak(&self) -> u64 {
         self.state().peak
+    }
+
+    /// Reads so far, and their bytes.
+    pub fn read(&self) -> (u64, u64) {
+        self.state().read
     }
 
     /// The disk as it is found when the power is back.
@@ -222,7 +229,8 @@ impl StoredFile for Open {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let state = self.disk.state();
+        let mut state = self.disk.state();
+        state.read = (state.read.0 + 1, state.read.1 + out.len() as u64);
         let content = &state.files[self.file].now;
         let found = content.get(offset as usize..offset as usize + out.len());
         out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
