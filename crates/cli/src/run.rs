@@ -16,6 +16,7 @@ use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::generate::{self, End, Piece};
 use crate::progress::Progress;
 use crate::prompt::{self, PromptArgs};
+use crate::prompt_cache_args::{self, PromptCacheArgs};
 use crate::sampling_args::SamplingArgs;
 use crate::stats::{self, Measured};
 use crate::{interrupt, load, terminal};
@@ -48,6 +49,8 @@ pub struct RunArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    prompt_cache: PromptCacheArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -58,6 +61,7 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     let folder = model_or_demo(model.as_deref())?;
     let mut options = args.engine.options()?;
     options.profile = args.profile;
+    options.prompt_cache = args.prompt_cache.options()?;
     let loaded = load::model(&folder, &args.engine, options)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
 
@@ -153,6 +157,11 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     if args.stats {
         terminal::say(&stats::to_text(&mut engine, &answer, &measured));
     }
+    out.flush()?;
+    drop(hold);
+    // A step has said what failed for good; the answer is there.
+    let _ = engine.save();
+    prompt_cache_args::say_notes(&mut engine);
     ensure!(answer.end != End::Engine(Finish::Cancelled), interrupt::Interrupted);
     Ok(())
 }

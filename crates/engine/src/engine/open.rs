@@ -44,7 +44,8 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`Engine::open`] and of `make`.
-    pub fn open_on(folder: &Path, options: Options, make: MakeBackend) -> Result<Engine> {
+    pub fn open_on(folder: &Path, mut options: Options, make: MakeBackend) -> Result<Engine> {
+        options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::MEMORY);
         // The config first: a folder that holds something else altogether is best told by it.
         ensure!(folder.exists(), "{}: no such folder", folder.display());
         ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
@@ -209,6 +210,10 @@ impl Engine {
                         None
                     }
                 }
+            }
+            (Some(_), Some(_)) => {
+                disk_notes.push("without the prompt cache: nothing is shared between requests".into());
+                None
             }
             _ => None,
         };

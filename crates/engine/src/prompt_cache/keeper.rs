@@ -14,7 +14,7 @@ use sluice_cache::{BlockHash, Wanted, block_hash};
 use super::{PromptCacheOptions, Shape};
 
 /// A batch is written when it has so many bytes, or when nothing came for so long.
-const BATCH: u64 = 16 << 20;
+const BATCH: u64 = 8 << 20;
 const PAUSE: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_secs(5);
 

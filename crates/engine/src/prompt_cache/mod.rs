@@ -91,7 +91,9 @@ impl Shape {
 }
 
 /// Bytes that wait to be written at most, and bytes that were read and wait to be taken: each.
-pub(crate) const WAITING: u64 = 32 << 20;
+pub(crate) const WAITING: u64 = 16 << 20;
+/// Bytes that all of it comes to hold: these, what is being read, the index.
+pub(crate) const MEMORY: u64 = 2 * WAITING + (36 << 20);
 
 /// Whether the cache that was asked for cannot be as it was asked for: another key, a quota that holds nothing, a folder of something else.
 pub(crate) fn is_usage(e: &anyhow::Error) -> bool {
