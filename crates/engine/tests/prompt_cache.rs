@@ -3,11 +3,12 @@
 
 mod support;
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use sluice_engine::sampler::SamplingParams;
-use sluice_engine::{Engine, Event, Generation, KvType, Options, PromptCacheOptions};
+use sluice_engine::{Activations, Engine, Event, Generation, KvType, Options, PromptCacheOptions};
 use support::{folder, tokens};
 
 fn cached(cache: &Path) -> Options {
@@ -128,4 +129,143 @@ proptest! {
         let (cut, mark) = ((cut * (length - 1) as f64) as usize, 1 + (mark * (length - 1) as f64) as usize);
         parts_anywhere(MODELS[model], KV_TYPES[kv_type], length, cut, mark, if small { 8 } else { 32 });
     }
+}
+
+/// All slabs of a cache.
+fn slabs(home: &Path) -> Vec<PathBuf> {
+    let all = fs::read_dir(home.join("cache")).unwrap().map(|e| e.unwrap().path());
+    all.filter(|p| p.extension().is_some_and(|e| e == "slab")).collect()
+}
+
+#[test]
+fn a_flipped_bit_on_disk_is_computed_instead() {
+    for model in ["qwen3", "qwen3_window", "qwen3_5"] {
+        let home = tempfile::tempdir().unwrap();
+        let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
+        let prompt = tokens(&engine, 200, 2);
+        let (first, ..) = ask(&mut engine, &prompt, generation(4));
+        engine.save().unwrap();
+        drop(engine);
+        // One bit of each slot, wherever it is: slots are of whole pages, and what lies behind the last one is nobody's.
+        let mut random = fastrand::Rng::with_seed(5);
+        for slab in slabs(home.path()) {
+            let mut bytes = fs::read(&slab).unwrap();
+            let page = 4096;
+            (0..bytes.len() / page).for_each(|i| bytes[i * page + random.usize(..page)] ^= 1 << random.u32(..8));
+            fs::write(&slab, bytes).unwrap();
+        }
+        let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
+        let (again, adopted, restored) = ask(&mut engine, &prompt, generation(4));
+        assert_eq!((again, adopted, restored), (first, 0, 0), "{model}");
+        let status = engine.prompt_cache().unwrap();
+        assert!(status.wrong > 0 && status.broken.is_none(), "{status:?}");
+        engine.save().unwrap();
+        let notes = engine.take_prompt_cache_notes();
+        assert!(notes.iter().any(|n| n.contains("lost an entry")), "{notes:?}");
+        // It was written anew, and is right again.
+        drop(engine);
+        let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
+        assert!(ask(&mut engine, &prompt, generation(4)).2 > 150);
+    }
+}
+
+#[test]
+fn what_memory_has_no_room_for_is_found_on_disk() {
+    for model in ["qwen3", "qwen3_window", "qwen3_5"] {
+        let home = tempfile::tempdir().unwrap();
+        // Two prompts of five fit.
+        let options = Options { kv_tokens: Some(700), snapshots: 2, ..cached(home.path()) };
+        let mut engine = Engine::open(&folder(model), options).unwrap();
+        let prompts: Vec<Vec<u32>> = (0..5).map(|i| tokens(&engine, 256, 10 + i)).collect();
+        let first: Vec<Answer> = prompts.iter().map(|p| ask(&mut engine, p, generation(4)).0).collect();
+        let mut found = 0;
+        for _ in 0..3 {
+            for (prompt, first) in prompts.iter().zip(&first) {
+                let (again, adopted, restored) = ask(&mut engine, prompt, generation(4));
+                assert_eq!(again, *first, "{model}");
+                found += usize::from(adopted > 200 && restored > 0);
+                // Somebody is idle long enough for all to be written.
+                engine.save().unwrap();
+            }
+        }
+        // With recurrent layers, states are written where nobody generates.
+        assert!(found >= if model == "qwen3_5" { 5 } else { 10 }, "{model}: {found}");
+    }
+}
+
+#[test]
+fn others_go_on_while_a_prefix_is_read() {
+    let home = tempfile::tempdir().unwrap();
+    let mut engine = Engine::open(&folder("qwen3"), cached(home.path())).unwrap();
+    let (prompt, other) = (tokens(&engine, 1500, 1), tokens(&engine, 10, 2));
+    let (first, ..) = ask(&mut engine, &prompt, generation(4));
+    engine.save().unwrap();
+    drop(engine);
+    let mut engine = Engine::open(&folder("qwen3"), cached(home.path())).unwrap();
+    let (long, short) = (engine.add_sequence(), engine.add_sequence());
+    engine.start(long, &prompt, generation(4)).unwrap();
+    engine.start(short, &other, generation(4)).unwrap();
+    // The one that came later, for which nothing is looked for, is not held up by what the first waits for.
+    let events = engine.step().unwrap().to_vec();
+    assert!(events.iter().any(|e| e.id() == short), "{events:?}");
+    let mut answer = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            if let Event::Token { id, token } = event
+                && *id == long
+            {
+                answer.push(*token);
+            }
+        }
+    }
+    assert_eq!((answer, engine.restored(long).unwrap()), (first.tokens, 1472));
+}
+
+#[test]
+fn a_cache_in_use_or_gone_is_said_once_and_done_without() {
+    let home = tempfile::tempdir().unwrap();
+    let mut owner = Engine::open(&folder("qwen3"), cached(home.path())).unwrap();
+    let mut other = Engine::open(&folder("qwen3"), cached(home.path())).unwrap();
+    let notes = other.take_prompt_cache_notes();
+    assert!(notes.len() == 1 && notes[0].contains("in use by another process"), "{notes:?}");
+    assert_eq!((other.prompt_cache(), other.take_prompt_cache_notes()), (None, vec![]));
+    let prompt = tokens(&owner, 300, 1);
+    let (first, ..) = ask(&mut other, &prompt, generation(4));
+    // Somebody removes it all.
+    fs::remove_dir_all(home.path().join("cache")).unwrap();
+    assert_eq!(ask(&mut owner, &prompt, generation(4)).0, first);
+    owner.save().unwrap();
+    let (again, ..) = ask(&mut owner, &prompt, generation(4));
+    assert_eq!(again, first);
+    owner.save().unwrap();
+    assert!(owner.take_prompt_cache_notes().len() <= 1);
+}
+
+#[test]
+fn another_salt_or_another_choice_finds_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let mut engine = Engine::open(&folder("qwen3"), cached(home.path())).unwrap();
+    let prompt = tokens(&engine, 300, 1);
+    ask(&mut engine, &prompt, generation(4));
+    engine.save().unwrap();
+    drop(engine);
+    let mut salted = Engine::open(&folder("qwen3"), cached(home.path())).unwrap();
+    let id = salted.add_sequence_salted(b"somebody else");
+    salted.start(id, &prompt, generation(1)).unwrap();
+    while !salted.is_idle() {
+        salted.step().unwrap();
+    }
+    assert_eq!((salted.adopted(id).unwrap(), salted.restored(id).unwrap()), (0, 0));
+    drop(salted);
+    for options in [
+        Options { kv_type: Some(KvType::Int8), ..cached(home.path()) },
+        Options { activations: Activations::Bf16, ..cached(home.path()) },
+        Options { block_tokens: 16, ..cached(home.path()) },
+    ] {
+        let mut engine = Engine::open(&folder("qwen3"), options).unwrap();
+        assert_eq!(ask(&mut engine, &prompt, generation(1)).1, 0);
+    }
+    // What changes no bit changes nothing here.
+    let mut engine = Engine::open(&folder("qwen3"), Options { threads: 1, ..cached(home.path()) }).unwrap();
+    assert_eq!(ask(&mut engine, &prompt, generation(1)).2, 288);
 }

@@ -79,6 +79,8 @@ pub(crate) enum Command {
     Store(Outgoing),
     Touch(Vec<BlockHash>),
     Flush(Sender<()>),
+    /// Somebody has read what was wanted: what was wrong with it is to be settled.
+    ReadOver,
     Close,
 }
 
@@ -127,6 +129,8 @@ pub(crate) struct Keeper {
     batched: u64,
     folder: String,
     fewest: usize,
+    /// To itself.
+    own: Sender<Command>,
 }
 
 impl Keeper {
@@ -137,6 +141,7 @@ impl Keeper {
         model: u64,
         shape: Shape,
         shared: Arc<Shared>,
+        own: Sender<Command>,
     ) -> Result<(Keeper, [u8; 32], u64)> {
         let folder = options.folder.display().to_string();
         let key = options.key_file.as_deref().map(FileKey::read).transpose()?;
@@ -178,6 +183,7 @@ impl Keeper {
                     self.batch.push(outgoing);
                     if self.batched >= BATCH { self.write() } else { Ok(()) }
                 }
+                Ok(Command::ReadOver) => Ok(()),
                 Ok(Command::Touch(path)) => self.touch(&path),
                 Ok(Command::Flush(tell)) => {
                     flushed.push(tell);
@@ -190,9 +196,9 @@ impl Keeper {
                     return;
                 }
             };
-            flushed.drain(..).for_each(|tell| _ = tell.send(()));
             self.judge(done);
             self.count();
+            flushed.drain(..).for_each(|tell| _ = tell.send(()));
         }
     }
 
@@ -386,7 +392,7 @@ impl Keeper {
             (label, part.place)
         });
         let reads = self.cache.reads(&wanted.collect::<Vec<_>>())?;
-        let shared = Arc::clone(&self.shared);
+        let (shared, own) = (Arc::clone(&self.shared), self.own.clone());
         let work = move || {
             let (begun, mut waited, mut bytes) = (Instant::now(), Duration::ZERO, 0);
             reads.each(Order::AsTheyCome, |i, came| {
@@ -407,6 +413,7 @@ impl Keeper {
             });
             shared.read.fetch_add(bytes, Ordering::Relaxed);
             let _ = tell.send(Read::Over(bytes, begun.elapsed().saturating_sub(waited)));
+            let _ = own.send(Command::ReadOver);
         };
         // Without a thread it is as if nothing could be read.
         let _ = thread::Builder::new().name("prompt-reads".into()).spawn(work);

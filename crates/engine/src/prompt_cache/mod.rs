@@ -126,8 +126,9 @@ impl PromptCache {
     /// A folder that cannot be used, or that another process uses.
     pub fn open(options: &PromptCacheOptions, model: u64, shape: Shape) -> Result<(PromptCache, [u8; 32])> {
         let shared = Arc::new(Shared::default());
-        let (keeper, secret, quota) = Keeper::open(options, model, shape.clone(), Arc::clone(&shared))?;
         let (commands, received) = channel();
+        let (keeper, secret, quota) =
+            Keeper::open(options, model, shape.clone(), Arc::clone(&shared), commands.clone())?;
         let keeper = std::thread::Builder::new()
             .name("prompt-cache".into())
             .spawn(move || keeper.run(&received))
