@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod cache;
 mod chat;
 mod config;
 mod demo;
@@ -66,6 +67,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Measure how fast this machine computes, beside what it could do at best.
     Bench(bench::BenchArgs),
+    /// What the prompt cache on disk holds: list it, check it, give room back, clear it.
+    Cache(cache::CacheArgs),
     /// Measure a model: perplexity of a text, or logits to compare with a reference.
     Eval(eval::EvalArgs),
 }
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
             Command::Pack(args) => pack::run(args),
             Command::Bench(args) => bench::run(args, start),
             Command::Plan(args) => plan::run(args),
+            Command::Cache(args) => cache::run(args),
             Command::Eval(args) => eval::run(args),
         }
     });

@@ -24,6 +24,8 @@ pub enum Error {
     InUse { path: PathBuf },
     #[error("{}: neither empty nor a prompt cache; name a folder of its own", path.display())]
     NotACache { path: PathBuf },
+    #[error("{}: no prompt cache", path.display())]
+    NoCache { path: PathBuf },
     #[error("the index of the prompt cache")]
     Index(#[source] Box<redb::Error>),
     #[error("a quota of {quota} bytes is too little for a prompt cache; {least} would do")]

@@ -152,6 +152,7 @@ fn a_folder_has_one_owner_and_is_one_of_ours() {
     let other = DiskCache::open_folder(&folder, settings(QUOTA)).err().unwrap();
     assert!(matches!(other, Error::InUse { .. }), "{other}");
     assert!(matches!(DiskCache::clear_folder(&folder), Err(Error::InUse { .. })));
+    assert!(matches!(DiskCache::clear_folder(dir.path()), Err(Error::NoCache { .. })));
     drop(cache);
     DiskCache::open_folder(&folder, settings(QUOTA)).unwrap();
     let foreign = DiskCache::open_folder(&dir.path().join("a"), settings(QUOTA)).err().unwrap();

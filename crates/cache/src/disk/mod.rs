@@ -403,13 +403,14 @@ impl DiskCache {
         }
         if !named.is_empty() {
             self.today.1 += stored.bytes;
-            let (clock, (day, bytes)) = (self.clock, self.today);
+            let (clock, (day, bytes), quota) = (self.clock, self.today, self.whole_quota);
             let uses = std::mem::take(&mut self.uses);
             self.index.change(|c| {
                 named.iter().try_for_each(|(key, entry)| c.put(key, entry))?;
                 uses.iter().try_for_each(|(key, u)| c.used(key, u.used, u.hits))?;
                 changed.iter().try_for_each(|(id, slab)| c.put_slab(*id, slab))?;
                 c.set_meta("clock", clock)?;
+                c.set_meta("quota", quota)?;
                 c.set_meta("day", day)?;
                 c.set_meta("bytes of the day", bytes)
             })?;

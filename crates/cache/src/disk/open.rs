@@ -61,6 +61,21 @@ impl DiskCache {
         DiskCache::open(Arc::new(folder), Settings { quota: Some(quota), ..settings })
     }
 
+    /// Opens the cache in a folder as it is, to look at it or to tidy up: with the quota that it had.
+    ///
+    /// # Errors
+    /// [`Error::NoCache`] where there is none; those of [`DiskCache::open_folder`].
+    pub fn open_existing(dir: &Path, key: Option<FileKey>) -> Result<DiskCache, Error> {
+        if !dir.join(SECRET).is_file() {
+            return Err(Error::NoCache { path: dir.to_owned() });
+        }
+        let settings = Settings { quota: Some(u64::MAX), key, ..Settings::default() };
+        let mut cache = DiskCache::open_folder(dir, settings)?;
+        let quota = cache.attempt(|c| Ok(c.index.meta("quota")?))?;
+        cache.whole_quota = quota.unwrap_or(cache.whole_quota);
+        Ok(cache)
+    }
+
     /// Opens what `storage` has, or begins anew. A quota must be said.
     ///
     /// # Errors
@@ -205,8 +220,11 @@ impl DiskCache {
     /// Removes all that is kept in a folder that nobody uses, its secret too; no key is needed.
     ///
     /// # Errors
-    /// [`Error::InUse`] where a process has it; a folder of something else; the system's.
+    /// [`Error::NoCache`] where there is none; [`Error::InUse`] where a process has it; the system's.
     pub fn clear_folder(dir: &Path) -> Result<(), Error> {
+        if !dir.join(SECRET).is_file() {
+            return Err(Error::NoCache { path: dir.to_owned() });
+        }
         clear(&Folder::open(dir)?)
     }
 }
