@@ -161,6 +161,7 @@ impl Keeper {
             batched: 0,
             folder,
             fewest: options.fewest.max(1),
+            own,
         };
         keeper.count();
         Ok((keeper, secret, quota))
