@@ -15,9 +15,9 @@ pub fn disk_speeds() -> Option<PathBuf> {
     Some(private(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))?.join("disks.json"))
 }
 
-/// What was computed of prompts: `~/.cache/sluice/prompts`, made by whoever uses it.
+/// What was computed of prompts: `~/.cache/sluice/prompt-cache`, made by whoever uses it.
 pub fn prompt_cache() -> Option<PathBuf> {
-    Some(base("XDG_CACHE_HOME", ".cache")?.join("sluice/prompts"))
+    Some(base("XDG_CACHE_HOME", ".cache")?.join("sluice/prompt-cache"))
 }
 
 /// Fingerprints of models: `~/.cache/sluice/fingerprints.json`.

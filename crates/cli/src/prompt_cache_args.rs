@@ -12,7 +12,7 @@ use crate::{folders, terminal, units};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Prompt cache")]
 pub struct PromptCacheArgs {
-    /// Keep what was computed of prompts on disk, so that later starts go on from there; in ~/.cache/sluice/prompts, or in DIR. `prompt-cache = true` in the
+    /// Keep what was computed of prompts on disk, so that later starts go on from there; in ~/.cache/sluice/prompt-cache, or in DIR. `prompt-cache = true` in the
     /// configuration file turns it on for good. Never changes the result
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     prompt_cache: Option<PathBuf>,

@@ -134,7 +134,7 @@ fn chat_and_run_go_on_from_what_was_said_before() {
 fn nothing_is_written_unless_it_is_asked_for() {
     let Some(model) = demo() else { return };
     let home = tempfile::tempdir().unwrap();
-    let prompts = home.path().join(".cache/sluice/prompts");
+    let prompts = home.path().join(".cache/sluice/prompt-cache");
     let run = |settings: &[(&str, &str)], flags: &[&str]| {
         let mut command = sluice(&[&["run", &model, "Hello", "-n", "1"][..], flags].concat());
         success(command.env("HOME", home.path()).envs(settings.iter().copied()).output().unwrap());

@@ -200,15 +200,16 @@ impl Engine {
                 };
                 let shape = Shape::new(&cached, &layouts, model.state_len());
                 let opened = fingerprint(folder, &choices, asked.fingerprints.as_deref())
-                    .and_then(|model| PromptCache::open(asked, model, shape));
+                    .and_then(|model| PromptCache::open(asked, (model, folder), shape));
                 match opened {
                     Ok(opened) => Some(opened),
-                    Err(e) if prompt_cache::is_usage(&e) => return Err(e),
-                    // The model can do without it.
-                    Err(e) => {
-                        disk_notes.push(format!("without the prompt cache: {e:#}"));
-                        None
-                    }
+                    Err(e) => match prompt_cache::to_blame(&e) {
+                        Some(flag) => return Err(e.context(flag)),
+                        None => {
+                            disk_notes.push(format!("without the prompt cache: {e:#}"));
+                            None
+                        }
+                    },
                 }
             }
             (Some(_), Some(_)) => {

@@ -1,6 +1,7 @@
 //! The thread that owns the folder: it looks for prefixes, writes what it is handed in batches, and has others read. What goes wrong with the disk ends the
 //! cache and nothing else.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -138,7 +139,7 @@ impl Keeper {
     /// A folder that cannot be used, or that another process uses.
     pub fn open(
         options: &PromptCacheOptions,
-        model: u64,
+        (model, of): (u64, &Path),
         shape: Shape,
         shared: Arc<Shared>,
         own: Sender<Command>,
@@ -146,11 +147,14 @@ impl Keeper {
         let folder = options.folder.display().to_string();
         let key = options.key_file.as_deref().map(FileKey::read).transpose()?;
         let settings = Settings { quota: options.quota, daily_limit: options.daily_limit, key };
-        let cache = DiskCache::open_folder(&options.folder, settings)?;
+        let mut cache = DiskCache::open_folder(&options.folder, settings)?;
         if let Some(why) = cache.cleared() {
             lock(&shared.notes).push(format!("{folder}: the prompt cache begins anew: {why}"));
         }
         let (secret, quota) = (cache.secret(), cache.quota());
+        let real = of.canonicalize().unwrap_or_else(|_| of.to_owned());
+        let name = real.file_name().unwrap_or_default().to_string_lossy();
+        cache.note_model(model, &name, &real.to_string_lossy())?;
         let mut keeper = Keeper {
             cache,
             secret,

@@ -8,7 +8,7 @@ mod keeper;
 mod restore;
 mod saving;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use sluice_backend::KvLayout;
+use sluice_cache::disk::Error;
 use sluice_cache::{BlockHash, Group};
 
 use costs::Costs;
@@ -95,13 +96,16 @@ pub(crate) const WAITING: u64 = 16 << 20;
 /// Bytes that all of it comes to hold: these, what is being read, the index.
 pub(crate) const MEMORY: u64 = 2 * WAITING + (36 << 20);
 
-/// Whether the cache that was asked for cannot be as it was asked for: another key, a quota that holds nothing, a folder of something else.
-pub(crate) fn is_usage(e: &anyhow::Error) -> bool {
-    use sluice_cache::disk::Error;
-    let e = e.downcast_ref::<Error>();
-    e.is_some_and(|e| {
-        !matches!(e, Error::Io { .. } | Error::Folder { .. } | Error::InUse { .. } | Error::Index(_) | Error::Over)
-    })
+/// The flag that is to blame where a cache cannot be as it was asked for; `None` where the model can do without one.
+pub(crate) fn to_blame(e: &anyhow::Error) -> Option<&'static str> {
+    match e.downcast_ref::<Error>()? {
+        Error::Quota { .. } => Some("--prompt-cache-bytes"),
+        Error::KeyFile { .. } | Error::WrongKey | Error::KeyWanted | Error::NotEncrypted => {
+            Some("--prompt-cache-key-file")
+        }
+        Error::NotACache { .. } => Some("--prompt-cache"),
+        Error::Io { .. } | Error::Folder { .. } | Error::InUse { .. } | Error::Index(_) | Error::Over => None,
+    }
 }
 
 /// The engine's side of the cache.
@@ -120,11 +124,11 @@ pub(crate) struct PromptCache {
 }
 
 impl PromptCache {
-    /// Opens the folder. `model`: fingerprint of all that decides bits.
+    /// Opens the folder. `model`: fingerprint of all that decides bits, and the folder that it is of, for people.
     ///
     /// # Errors
     /// A folder that cannot be used, or that another process uses.
-    pub fn open(options: &PromptCacheOptions, model: u64, shape: Shape) -> Result<(PromptCache, [u8; 32])> {
+    pub fn open(options: &PromptCacheOptions, model: (u64, &Path), shape: Shape) -> Result<(PromptCache, [u8; 32])> {
         let shared = Arc::new(Shared::default());
         let (commands, received) = channel();
         let (keeper, secret, quota) =
