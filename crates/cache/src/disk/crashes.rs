@@ -429,3 +429,31 @@ fn what_was_used_is_known_after_a_clean_end() {
     assert_eq!((model.model.name.as_str(), model.model.path.as_str()), ("a model", "/models/a"));
     assert!(model.model.used > 1_600_000_000 && stat.bytes <= stat.quota);
 }
+
+#[test]
+fn a_disk_that_cannot_read_gives_misses_or_ends_the_cache_and_nothing_is_lost_for_good() {
+    for broken in [".slab", index::NAME] {
+        let disk = Simulated::default();
+        let mut cache = open(&disk).unwrap();
+        let nodes: Vec<Node> = (0..3).map(|n| Node(vec![n, 0])).collect();
+        nodes.iter().for_each(|node| _ = store(&mut cache, node).unwrap());
+        disk.fail_reads(Some(broken));
+        let first = read(&mut cache, &nodes[0]);
+        if broken == ".slab" {
+            assert_eq!(first.unwrap(), Some(false));
+            assert!(cache.counts().wrong > 0);
+            assert!(cache.notes().iter().all(|n| n.contains("cannot be read")));
+            // It is not asked for again.
+            assert_eq!(read(&mut cache, &nodes[0]).unwrap(), None);
+        } else {
+            // What the database has in memory is found all the same; once something had to be read, it is over.
+            let errors = (0..200).filter(|n| store(&mut cache, &Node(vec![n % 3, n / 3 % 3, n / 9 % 3, 1])).is_err());
+            assert!(errors.count() > 0 || first.is_ok());
+        }
+        drop(cache);
+        disk.fail_reads(None);
+        let mut cache = open(&disk).unwrap();
+        assert_eq!(cache.cleared(), None);
+        assert!(all(&mut cache, broken).contains(&nodes[2].key()));
+    }
+}

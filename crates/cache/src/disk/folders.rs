@@ -362,3 +362,38 @@ fn the_days_limit_ends_the_writing_and_is_said_once() {
         cache.today = (today(), written);
     }
 }
+
+#[test]
+fn what_is_about_to_be_read_is_not_evicted_and_goes_when_that_is_over() {
+    let dir = TempDir::new().unwrap();
+    let mut cache = DiskCache::open_folder(dir.path(), settings(7 << 20)).unwrap();
+    let chain = Chain { seed: 1, bytes: 20_000 };
+    chain.store(&mut cache, 8).unwrap();
+    let tokens: Vec<Vec<u32>> = (0..8).map(|i| chain.tokens(i)).collect();
+    let wanted: Vec<(Label, Place)> = (0..8)
+        .map(|i| {
+            let hash = chain.hash(i);
+            let Entry { before, position, parts, .. } = cache.find(&(MODEL, hash)).unwrap().unwrap();
+            let (part, bytes, place) = parts[0];
+            let tokens = tokens[i as usize].as_slice();
+            (Label { part, bytes, model: MODEL, hash, before, position, tokens }, place)
+        })
+        .collect();
+    let others = |cache: &mut DiskCache, seeds: std::ops::Range<u64>| {
+        seeds.for_each(|seed| _ = Chain { seed, bytes: 20_000 }.store(cache, 8).unwrap());
+    };
+    let reads = cache.reads(&wanted).unwrap();
+    others(&mut cache, 10..40);
+    assert!(cache.counts().evicted > 50);
+    let mut came = 0;
+    reads.each(Order::AsWanted, |i, part| {
+        assert!(part.unwrap() == chain.parts(i as u32)[0].1);
+        came += 1;
+    });
+    assert_eq!(came, 8);
+    others(&mut cache, 40..60);
+    assert_eq!(cache.find(&(MODEL, chain.hash(7))).unwrap(), None);
+    // Places of what was evicted since: nothing is read, and nothing is wrong with that.
+    cache.reads(&wanted).unwrap().each(Order::AsTheyCome, |_, part| assert!(matches!(part, Err(Miss::Gone))));
+    assert_eq!(cache.counts().wrong, 0);
+}

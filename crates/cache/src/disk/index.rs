@@ -1,6 +1,7 @@
 //! Which entry lies in which slots: the database, in transactions that are whole or not at all.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -100,6 +101,17 @@ impl Drop for Index {
 
 /// Anything that goes wrong with it.
 pub type Error = Box<redb::Error>;
+
+/// Whether an error means that the file is no index, rather than that the disk did not do what it was asked for.
+pub fn is_broken(e: &redb::Error) -> bool {
+    match e {
+        redb::Error::Io(e) => {
+            [io::ErrorKind::InvalidData, io::ErrorKind::UnexpectedEof, io::ErrorKind::FileTooLarge].contains(&e.kind())
+        }
+        redb::Error::PreviousIo | redb::Error::LockPoisoned(_) => false,
+        _ => true,
+    }
+}
 
 fn own(e: impl Into<redb::Error>) -> Error {
     Box::new(e.into())

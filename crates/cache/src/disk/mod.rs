@@ -1,6 +1,8 @@
 //! The prompt cache on disk: entries of the prefix tree in slots of slab files, found through an index that a crash leaves whole. `docs/cache-format.md` has the
 //! format, the order of writes, and the argument why no crash makes it wrong.
 
+#[cfg(test)]
+mod campaigns;
 mod check;
 mod cipher;
 #[cfg(test)]
@@ -443,11 +445,11 @@ impl DiskCache {
 
     /// Whether the day's limit has room for so many bytes.
     fn may_write(&mut self, bytes: u64) -> bool {
-        let Some(limit) = self.daily_limit else { return true };
         let day = today();
         if self.today.0 != day {
             self.today = (day, 0);
         }
+        let Some(limit) = self.daily_limit else { return true };
         let may = self.today.1.saturating_add(bytes) <= limit;
         if !may {
             self.note(format!(

@@ -81,6 +81,19 @@ impl DiskCache {
     /// # Errors
     /// Those of [`DiskCache::open_folder`].
     pub fn open(storage: Arc<dyn Storage>, settings: Settings) -> Result<DiskCache, Error> {
+        match DiskCache::open_once(&storage, &settings) {
+            // Without its index nothing that lies there means anything.
+            Err(Error::Index(e)) if index::is_broken(&e) => {
+                clear_entries(&*storage)?;
+                let mut cache = DiskCache::open_once(&storage, &settings)?;
+                cache.cleared = Some(e.to_string());
+                Ok(cache)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_once(storage: &Arc<dyn Storage>, settings: &Settings) -> Result<DiskCache, Error> {
         let quota = settings.quota.unwrap_or(0);
         let files = storage.list().map_err(io("looking through"))?;
         let size_of = |name: &str| files.iter().find(|(n, _)| n == name).map_or(0, |(_, len)| *len);
@@ -96,10 +109,10 @@ impl DiskCache {
         if index_bytes + around(index_bytes) + least_slabs > quota {
             cleared = Some(format!("its index of {index_bytes} bytes is too large for a quota of {quota}"));
             index_bytes = (quota / INDEX_PART).max(LEAST_INDEX);
-            clear(&*storage)?;
+            clear(&**storage)?;
         }
         // 2. The secret, without which no hash means anything
-        let found = secret::read(&*storage, settings.key.as_ref()).map_err(io("opening"))?;
+        let found = secret::read(&**storage, settings.key.as_ref()).map_err(io("opening"))?;
         let secret = match found {
             Found::Secret(secret) => secret,
             Found::KeyWanted => return Err(Error::KeyWanted),
@@ -109,26 +122,19 @@ impl DiskCache {
                 if found == Found::Damaged || size_of(index::NAME) > 0 {
                     let why = if found == Found::Damaged { "damaged" } else { "gone" };
                     cleared.get_or_insert(format!("its secret is {why}"));
-                    clear(&*storage)?;
+                    clear(&**storage)?;
                 }
-                secret::make(&*storage, settings.key.as_ref()).map_err(io("beginning"))?
+                secret::make(&**storage, settings.key.as_ref()).map_err(io("beginning"))?
             }
         };
         let session = secret::random().map_err(io("opening"))?;
         let cipher = settings.key.as_ref().map(|key| Arc::new(Cipher::new(key, &secret, session)));
-        // 3. The index; without one that can be opened nothing that lies there means anything
-        let index = match Index::open(Arc::clone(&storage), index_bytes) {
-            Ok(index) => index,
-            Err(e) => {
-                cleared = Some(e.to_string());
-                clear_entries(&*storage)?;
-                Index::open(Arc::clone(&storage), index_bytes)?
-            }
-        };
+        // 3. The index
+        let index = Index::open(Arc::clone(storage), index_bytes)?;
         let slab_quota = quota - index_bytes - around(index_bytes);
         let mut cache = DiskCache {
             index,
-            storage,
+            storage: Arc::clone(storage),
             slabs: Default::default(),
             next_slab: 0,
             whole_quota: quota,

@@ -185,7 +185,7 @@ impl StorageBackend for Backend {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         if len > self.0.most && len > self.0.file.size()? {
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "the index may grow no more"));
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the index may grow no more"));
         }
         let set = self.0.unmarked().and_then(|mut state| {
             // The last page may be cut, or get more behind it.

@@ -39,6 +39,8 @@ struct State {
     peak: u64,
     /// Reads and their bytes.
     read: (u64, u64),
+    /// Nothing can be read of files whose name ends like this.
+    unreadable: Option<&'static str>,
 }
 
 impl State {
@@ -95,6 +97,11 @@ impl Simulated {
     /// The most bytes that all files ever had together.
     pub fn peak(&self) -> u64 {
         self.state().peak
+    }
+
+    /// From here on the disk fails to read files whose name ends like this.
+    pub fn fail_reads(&self, of: Option<&'static str>) {
+        self.state().unreadable = of;
     }
 
     /// Reads so far, and their bytes.
@@ -231,6 +238,11 @@ impl StoredFile for Open {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let mut state = self.disk.state();
         state.read = (state.read.0 + 1, state.read.1 + out.len() as u64);
+        let name = state.names.iter().find(|(_, file)| **file == self.file).map(|(name, _)| name);
+        if state.unreadable.is_some_and(|of| name.is_some_and(|name| name.ends_with(of))) {
+            // EIO
+            return Err(io::Error::from_raw_os_error(5));
+        }
         let content = &state.files[self.file].now;
         let found = content.get(offset as usize..offset as usize + out.len());
         out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
