@@ -118,7 +118,9 @@ impl KvCache {
             at = parent;
         }
         // What comes first is needed by what follows.
-        elsewhere.used.extend(new.into_iter().rev());
+        if elsewhere.used.len() < MOST_USED {
+            elsewhere.used.extend(new.into_iter().rev());
+        }
     }
 
     /// The next of what was used again and is not kept elsewhere yet; from now on it counts as kept.
@@ -178,9 +180,16 @@ impl KvCache {
             if index.children(end).any(is_whole) || !seen.insert(end.number()) {
                 continue;
             }
-            // 2. Its path, from the end
+            let reach = |id: &NodeId| index.node(*id).position as usize + index.tokens(*id).len();
+            if self.states.is_none() && reach(&end) < elsewhere.fewest {
+                continue;
+            }
+            // 2. Its path, from the end; without states only what no other conversation has begun with
             let mut path = vec![end];
             while let Some(before) = index.parent(path[path.len() - 1]).filter(|id| index.parent(*id).is_some()) {
+                if self.states.is_none() && !seen.insert(before.number()) {
+                    break;
+                }
                 path.push(before);
             }
             // 3. Which of it
@@ -212,7 +221,6 @@ impl KvCache {
                 chosen.extend(path.iter().rev().filter(ends_within));
                 chosen.extend(states.iter().rev().filter(|id| !is_whole(**id)));
             }
-            let reach = |id: &NodeId| index.node(*id).position as usize + index.tokens(*id).len();
             if chosen.last().is_some_and(|last| reach(last) >= elsewhere.fewest) {
                 all.extend(chosen);
             }
@@ -326,5 +334,7 @@ impl KvCache {
     }
 }
 
+/// Nodes that wait to be copied since they were used again: beyond them others wait until somebody is idle.
+const MOST_USED: usize = 1 << 14;
 /// States of a conversation that are kept elsewhere: after its last prompt, and after the answer.
 const NEWEST: usize = 2;

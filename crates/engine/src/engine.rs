@@ -322,6 +322,10 @@ impl Engine {
         let at = self.index(id)?;
         let s = &mut self.sequences[at];
         s.running = None;
+        // What is being read for it may be of other tokens than those to come.
+        if s.restore.waits() {
+            retire(s, &mut self.cache);
+        }
         if keep < s.computed {
             if s.shares {
                 retire(s, &mut self.cache);

@@ -103,7 +103,7 @@ pub(crate) fn to_blame(e: &anyhow::Error) -> Option<&'static str> {
         Error::KeyFile { .. } | Error::WrongKey | Error::KeyWanted | Error::NotEncrypted => {
             Some("--prompt-cache-key-file")
         }
-        Error::NotACache { .. } => Some("--prompt-cache"),
+        Error::NotACache { .. } | Error::NoCache { .. } => Some("--prompt-cache"),
         Error::Io { .. } | Error::Folder { .. } | Error::InUse { .. } | Error::Index(_) | Error::Over => None,
     }
 }

@@ -44,6 +44,9 @@ impl PromptCache {
 
     /// Copies a node out, and hands it over. Whether there was room.
     fn copy_out(&mut self, leaving: &Leaving, backend: &mut dyn Backend, kv: &[KvPool]) -> bool {
+        if !self.shared.is_well() {
+            return false;
+        }
         if !self.has_room() {
             self.dropped += 1;
             return false;
