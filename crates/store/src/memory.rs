@@ -1,6 +1,7 @@
 //! Memory that bytes are read to, lent by whoever will use them: ordinary memory, or such as a device's driver has pinned.
 
 use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::mm::{Advice, madvise};
 
@@ -42,4 +43,72 @@ pub fn host_memory(bytes: usize) -> io::Result<Box<dyn Memory>> {
         let _ = unsafe { madvise(map.start().cast(), map.len(), Advice::LinuxPopulateWrite) };
     }
     Ok(Box::new(map))
+}
+
+/// Memory that is lent again and again, to one at a time, so that its pages are found and cleared once. Clones lend the same.
+#[derive(Clone, Default)]
+pub struct KeptMemory(Arc<Mutex<Option<Box<dyn Memory>>>>);
+
+impl KeptMemory {
+    fn lock(&self) -> MutexGuard<'_, Option<Box<dyn Memory>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// At least so many bytes; what they hold is nothing. They come back when they are dropped.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn lend(&self, bytes: usize) -> io::Result<Box<dyn Memory>> {
+        let kept = self.lock().take().filter(|memory| memory.len() >= bytes);
+        let memory = kept.map_or_else(|| host_memory(bytes), Ok)?;
+        Ok(Box::new(LentMemory { memory: Some(memory), home: self.clone() }))
+    }
+
+    /// Gives back to the system what is not lent.
+    pub fn release(&self) {
+        drop(self.lock().take());
+    }
+}
+
+struct LentMemory {
+    /// `None` when it is given back.
+    memory: Option<Box<dyn Memory>>,
+    home: KeptMemory,
+}
+
+// SAFETY: the memory is this value's alone until it is dropped, and does not move with it.
+unsafe impl Memory for LentMemory {
+    fn start(&self) -> *mut u8 {
+        self.memory.as_ref().expect("here until it is dropped").start()
+    }
+
+    fn len(&self) -> usize {
+        self.memory.as_ref().expect("here until it is dropped").len()
+    }
+}
+
+impl Drop for LentMemory {
+    fn drop(&mut self) {
+        *self.home.lock() = self.memory.take();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_memory_is_lent_to_one_at_a_time_and_again() {
+        let kept = KeptMemory::default();
+        let first = kept.lend(10_000).unwrap();
+        let second = kept.lend(10_000).unwrap();
+        assert_ne!(first.start(), second.start());
+        let at = second.start();
+        drop((first, second));
+        let again = kept.lend(5000).unwrap();
+        assert!(again.start() == at && again.len() >= 10_000);
+        drop(again);
+        assert!(kept.lend(100_000).unwrap().len() >= 100_000);
+        kept.release();
+    }
 }

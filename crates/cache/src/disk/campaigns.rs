@@ -363,3 +363,38 @@ fn with_a_quota_for_twenty_of_fifty_prefixes_hits_are_those_of_the_least_recentl
     assert!(hits * 10 >= best * 9, "{hits} of {best}");
     assert_eq!(cache.disagreements().unwrap(), [] as [String; 0]);
 }
+
+/// What reading gives from the disk of the folder that TMPDIR names, plain and encrypted, one after the other.
+#[test]
+#[ignore = "measures"]
+fn how_fast_slots_are_read() {
+    for round in 0..6 {
+        let dir = TempDir::new().unwrap();
+        let key = if round % 2 == 1 { FileKey::parse(&[1; 32]) } else { None };
+        let kind = if key.is_some() { "encrypted" } else { "plain" };
+        let settings = Settings { quota: Some(2 << 30), key, ..Settings::default() };
+        let mut cache = DiskCache::open_folder(dir.path(), settings).unwrap();
+        let part = vec![5; 1_835_008];
+        let hash = |i: u32| blake3::hash(&i.to_le_bytes()).as_bytes()[..16].try_into().unwrap();
+        for i in 0..512 {
+            let parts: &[(u32, &[u8])] = &[(0, &part)];
+            let new = New { hash: hash(i), before: [0; 16], position: 0, tokens: &[1], parts };
+            assert_eq!(cache.store(MODEL, &[new]).unwrap().new, 1);
+        }
+        let wanted: Vec<(Label, Place)> = (0..512)
+            .map(|i| {
+                let (part, bytes, place) = cache.find(&(MODEL, hash(i))).unwrap().unwrap().parts[0];
+                let hash = hash(i);
+                (Label { part, bytes, model: MODEL, hash, before: [0; 16], position: 0, tokens: &[1] }, place)
+            })
+            .collect();
+        let mut into = vec![0; part.len()];
+        for _ in 0..2 {
+            let begun = Instant::now();
+            let reads = cache.reads(&wanted).unwrap();
+            reads.each(Order::AsWanted, |_, bytes| into.copy_from_slice(bytes.unwrap()));
+            let bytes = 512.0 * part.len() as f64;
+            println!("{kind}: {:.2} GB/s", bytes / begun.elapsed().as_secs_f64() / 1e9);
+        }
+    }
+}

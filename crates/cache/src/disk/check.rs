@@ -69,7 +69,7 @@ impl DiskCache {
             }
             let files = c.storage.list().map_err(io("looking through"))?;
             Ok(Stat {
-                quota: c.whole_quota,
+                quota: c.quota,
                 bytes: files.iter().map(|(_, len)| len).sum(),
                 slab_bytes: c.bytes(),
                 slabs: c.slabs.len() as u64,

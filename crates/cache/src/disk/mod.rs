@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sluice_store::Buffer;
+use sluice_store::{Buffer, KeptMemory};
 
 use crate::prefix::BlockHash;
 pub use check::{ModelStat, Stat, Verified};
@@ -114,8 +114,8 @@ pub struct DiskCache {
     slabs: BTreeMap<u32, OpenSlab>,
     next_slab: u32,
     /// For all files, and for slabs.
-    whole_quota: u64,
     quota: u64,
+    slab_quota: u64,
     slab_bytes: u64,
     most_entries: u64,
     entries: u64,
@@ -134,6 +134,8 @@ pub struct DiskCache {
     cipher: Option<Arc<Cipher>>,
     /// A slot as it is written.
     buffer: Buffer,
+    /// What slots are read into: at most a few tens of megabytes, until there is nothing else to do.
+    memory: KeptMemory,
     /// Bytes that may be written in a day; (day, bytes written in it).
     daily_limit: Option<u64>,
     today: (u64, u64),
@@ -146,9 +148,7 @@ pub struct DiskCache {
 impl Drop for DiskCache {
     /// Uses are written down. A cache whose owner was killed forgets the last of them, and no more.
     fn drop(&mut self) {
-        if self.failed {
-            self.index.abandon();
-        } else if self.settle().and_then(|()| self.write_uses()).is_err() {
+        if self.failed || self.settle().and_then(|()| self.write_uses()).is_err() {
             self.index.abandon();
         }
     }
@@ -188,7 +188,7 @@ impl DiskCache {
 
     /// Bytes that all files may have together.
     pub fn quota(&self) -> u64 {
-        self.whole_quota
+        self.quota
     }
 
     /// Bytes of all slabs.
@@ -324,7 +324,7 @@ impl DiskCache {
                 let label = Label { part, bytes, model, hash, before, position, tokens: &[] };
                 wants.push(Want { label, tokens: tokens.to_vec(), from });
             }
-            Ok(Reads::new(wants, c.cipher.clone(), held, Arc::clone(&c.desk)))
+            Ok(Reads::new(wants, c.cipher.clone(), held, Arc::clone(&c.desk), c.memory.clone()))
         })
     }
 
@@ -405,7 +405,7 @@ impl DiskCache {
         }
         if !named.is_empty() {
             self.today.1 += stored.bytes;
-            let (clock, (day, bytes), quota) = (self.clock, self.today, self.whole_quota);
+            let (clock, (day, bytes), quota) = (self.clock, self.today, self.quota);
             let uses = std::mem::take(&mut self.uses);
             self.index.change(|c| {
                 named.iter().try_for_each(|(key, entry)| c.put(key, entry))?;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use sluice_store::{Buffer, free_space};
+use sluice_store::{Buffer, KeptMemory, free_space};
 
 use super::cipher::{Cipher, FileKey};
 use super::error::io;
@@ -72,7 +72,7 @@ impl DiskCache {
         let settings = Settings { quota: Some(u64::MAX), key, ..Settings::default() };
         let mut cache = DiskCache::open_folder(dir, settings)?;
         let quota = cache.attempt(|c| Ok(c.index.meta("quota")?))?;
-        cache.whole_quota = quota.unwrap_or(cache.whole_quota);
+        cache.quota = quota.unwrap_or(cache.quota);
         Ok(cache)
     }
 
@@ -137,8 +137,8 @@ impl DiskCache {
             storage: Arc::clone(storage),
             slabs: Default::default(),
             next_slab: 0,
-            whole_quota: quota,
-            quota: slab_quota,
+            quota,
+            slab_quota,
             slab_bytes: SLAB.min(slab_quota / SLAB_PART),
             most_entries: index_bytes / 2 / INDEX_ENTRY,
             entries: 0,
@@ -153,6 +153,7 @@ impl DiskCache {
             secret,
             cipher,
             buffer: Buffer::zeroed(0).map_err(io("opening"))?,
+            memory: KeptMemory::default(),
             daily_limit: settings.daily_limit,
             today: (0, 0),
             cleared,
@@ -167,7 +168,7 @@ impl DiskCache {
 
     /// A smaller quota than before.
     fn fit(&mut self) -> Result<(), Error> {
-        while self.bytes() > self.quota {
+        while self.bytes() > self.slab_quota {
             if !self.drop_empty()? && !self.empty_one(None, 1)? && self.evict(&HashSet::new())? == 0 {
                 break;
             }

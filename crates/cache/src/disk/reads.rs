@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sluice_store::load::{Chunk, Filled, Staging};
-use sluice_store::{Buffer, LoadOptions, host_memory};
+use sluice_store::{Buffer, KeptMemory, LoadOptions};
 
 use super::cipher::Cipher;
 use super::index::Key;
@@ -77,12 +77,18 @@ pub(super) struct Want {
 }
 
 /// Parts that are to be read: their entries are not evicted before this is dropped.
-#[derive(Debug)]
 pub struct Reads {
     wants: Vec<Want>,
     cipher: Option<Arc<Cipher>>,
     held: HashSet<Key>,
     desk: Desk,
+    memory: KeptMemory,
+}
+
+impl std::fmt::Debug for Reads {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "Reads({} parts)", self.wants.len())
+    }
 }
 
 impl Drop for Reads {
@@ -92,8 +98,14 @@ impl Drop for Reads {
 }
 
 impl Reads {
-    pub(super) fn new(wants: Vec<Want>, cipher: Option<Arc<Cipher>>, held: HashSet<Key>, desk: Desk) -> Reads {
-        Reads { wants, cipher, held, desk }
+    pub(super) fn new(
+        wants: Vec<Want>,
+        cipher: Option<Arc<Cipher>>,
+        held: HashSet<Key>,
+        desk: Desk,
+        memory: KeptMemory,
+    ) -> Reads {
+        Reads { wants, cipher, held, desk, memory }
     }
 
     /// How many parts were wanted.
@@ -178,7 +190,8 @@ impl Reads {
             hand(counter, i, checked);
         };
         let options = LoadOptions { depth: buffers, ..LoadOptions::default() };
-        let read = Staging::new(chunks, buffers, size, &mut host_memory, came).map_err(|e| e.to_string());
+        let read =
+            Staging::new(chunks, buffers, size, &mut |bytes| self.memory.lend(bytes), came).map_err(|e| e.to_string());
         let read = read.and_then(|staging| staging.read(&paths, &options).map_err(|e| e.to_string()));
         let handed = handed.into_inner().unwrap_or_else(PoisonError::into_inner);
         left.retain(|i| !handed.contains(i));

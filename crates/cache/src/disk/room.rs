@@ -109,7 +109,7 @@ impl DiskCache {
     /// One more slab, if the quota has room for it.
     fn new_slab(&mut self, slot_bytes: u64) -> Result<bool, Error> {
         let slots = (self.slab_bytes / slot_bytes).clamp(1, 4096);
-        if self.bytes() + slots * slot_bytes > self.quota {
+        if self.bytes() + slots * slot_bytes > self.slab_quota {
             return Ok(false);
         }
         let id = self.next_slab;
@@ -125,8 +125,8 @@ impl DiskCache {
             Ok(file) => file,
             // The disk is full before the quota is: what there is must do.
             Err(e) if [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&e.kind()) => {
-                self.quota = self.bytes();
-                self.note(format!("the disk is full: the prompt cache stays at {} bytes", self.quota));
+                self.slab_quota = self.bytes();
+                self.note(format!("the disk is full: the prompt cache stays at {} bytes", self.slab_quota));
                 match self.storage.remove(&name_of(id)) {
                     Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io("growing")(e)),
                     _ => self.storage.sync_names().map_err(io("growing"))?,
@@ -204,11 +204,13 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Gives a slab back, if there is one whose entries have room elsewhere. Whether there was: to be called again then, when there is nothing else to do.
+    /// Gives a slab back, if there is one whose entries have room elsewhere. Whether there was: to be called again then. For when there is nothing else to do:
+    /// memory that reads have kept goes too.
     ///
     /// # Errors
     /// Those of the files: then nothing more should be asked of this cache.
     pub fn shrink(&mut self) -> Result<bool, Error> {
+        self.memory.release();
         self.attempt(|c| {
             c.settle()?;
             Ok(c.drop_empty()? || c.empty_one(None, 1)?)

@@ -160,4 +160,30 @@ mod tests {
         assert!(holds(&Label { tokens: &its, ..found }, true, &slot));
         assert!(label_of(&slot[..slot.len() - 1]).is_none() && label_of(&[]).is_none());
     }
+    #[test]
+    fn whatever_lies_in_a_slot_is_read_without_harm() {
+        let tokens: Vec<u32> = (0..20).collect();
+        let label =
+            Label { part: 1, bytes: 100, model: 9, hash: [1; 16], before: [2; 16], position: 64, tokens: &tokens };
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..20_000 {
+            let mut slot = vec![0; slot_bytes(100) as usize];
+            fill(&label, &[3; 100], true, &mut slot);
+            for _ in 0..random.usize(1..20) {
+                // Mostly where lengths stand.
+                let span = if random.bool() { HEAD } else { PAGE };
+                let at = slot.len() - PAGE + random.usize(..span);
+                slot[at] = random.u8(..);
+            }
+            if random.u8(..4) == 0 {
+                slot.truncate(random.usize(..=slot.len()));
+            }
+            if let Some((found, its)) = label_of(&slot) {
+                assert!(its.len() <= MOST_TOKENS && found.bytes <= slot.len() as u64);
+                assert!(!holds(&Label { tokens: &its, ..found }, true, &slot) || found.bytes == 100);
+            }
+            let bytes = if random.bool() { random.u64(..) } else { random.u64(..10_000) };
+            assert!(bytes == 100 || !holds(&Label { bytes, ..label }, true, &slot));
+        }
+    }
 }
