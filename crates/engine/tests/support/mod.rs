@@ -1,7 +1,5 @@
 //! Golden checkpoints, tokens, and the bits of their logits.
 
-#![allow(dead_code)] // each test file uses its part
-
 use std::path::{Path, PathBuf};
 
 use sluice_engine::Engine;
