@@ -1,9 +1,10 @@
 //! The caches of a model: a pool of blocks for each cache group, one of recurrent states, and what of them each sequence holds. All sequences draw
-//! from the same pools, by need; and what they computed stays there for those that begin alike, until somebody else needs the room.
+//! from the same pools, by need; what they share is in `sharing.rs`.
 
 use crate::pool::BlockPool;
-use crate::prefix::{BlockHash, NodeId, PrefixIndex};
-use crate::table::{BlockTable, GONE};
+use crate::prefix::{NodeId, PrefixIndex};
+use crate::storing::{Elsewhere, Leaving};
+use crate::table::BlockTable;
 
 /// A cache group: layers whose keys and values are cached alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,13 @@ pub struct Group {
     pub window: Option<usize>,
     /// Blocks of the pool.
     pub blocks: usize,
+}
+
+impl Group {
+    /// The first position that a query at position `next` sees.
+    pub(crate) fn first_seen(&self, next: usize) -> usize {
+        self.window.map_or(0, |w| (next + 1).saturating_sub(w))
+    }
 }
 
 /// Whether and how prefixes stay in memory for others.
@@ -28,14 +36,17 @@ pub struct Prefixes {
 /// Which blocks and states are whose.
 #[derive(Debug)]
 pub struct KvCache {
-    groups: Vec<(Group, BlockPool)>,
+    pub(crate) groups: Vec<(Group, BlockPool)>,
     /// Where the model has recurrent layers.
-    states: Option<BlockPool>,
-    index: Option<PrefixIndex>,
-    most_snapshots: usize,
-    snapshots: usize,
+    pub(crate) states: Option<BlockPool>,
+    pub(crate) index: Option<PrefixIndex>,
+    pub(crate) most_snapshots: usize,
+    pub(crate) snapshots: usize,
     /// Blocks and states that the index gave up.
-    evicted: Evicted,
+    pub(crate) evicted: Evicted,
+    pub(crate) chores: Vec<Chore>,
+    /// What goes and is to be kept elsewhere: see [`KvCache::keep_elsewhere`].
+    pub(crate) elsewhere: Option<Elsewhere>,
 }
 
 /// How many the index gave up, so far.
@@ -53,8 +64,8 @@ pub struct Held {
     /// Row of the pool of states.
     pub state: Option<u32>,
     /// The last node of the index that its tokens go through, and how many of them lead there.
-    node: Option<NodeId>,
-    indexed: usize,
+    pub(crate) node: Option<NodeId>,
+    pub(crate) indexed: usize,
 }
 
 impl Held {
@@ -78,6 +89,8 @@ pub enum Chore {
         to: u32,
     },
     ZeroState(u32),
+    /// What has this number among what is leaving is about to be overwritten: its bytes can be copied out now.
+    CopyOut(usize),
 }
 
 /// What of a prompt was there.
@@ -113,7 +126,19 @@ impl KvCache {
             most_snapshots: prefixes.map_or(0, |p| p.snapshots.min(states)),
             snapshots: 0,
             evicted: Evicted::default(),
+            chores: Vec::new(),
+            elsewhere: None,
         }
+    }
+
+    /// What the backend has to do before the next step, in order, and what [`Chore::CopyOut`] speaks of by number.
+    pub fn carry_out(&mut self, mut each: impl FnMut(Chore, &[Leaving])) {
+        let leaving: &mut Vec<Leaving> = match &mut self.elsewhere {
+            Some(elsewhere) => &mut elsewhere.leaving,
+            None => &mut Vec::new(),
+        };
+        self.chores.drain(..).for_each(|chore| each(chore, leaving));
+        leaving.clear();
     }
 
     /// For a sequence that has nothing yet.
@@ -148,7 +173,7 @@ impl KvCache {
     ///
     /// # Errors
     /// When there is no room; then nothing has changed.
-    pub fn grow(&mut self, held: &mut Held, tokens: usize, chores: &mut Vec<Chore>) -> Result<(), NoRoom> {
+    pub fn grow(&mut self, held: &mut Held, tokens: usize) -> Result<(), NoRoom> {
         if !self.has_room(held, tokens) {
             return Err(NoRoom);
         }
@@ -161,7 +186,7 @@ impl KvCache {
         }
         if self.states.is_some() && held.state.is_none() {
             let row = self.allocate_state(None).expect("room was found");
-            chores.push(Chore::ZeroState(row));
+            self.chores.push(Chore::ZeroState(row));
             held.state = Some(row);
         }
         Ok(())
@@ -253,370 +278,6 @@ impl KvCache {
     }
 }
 
-/// Prefixes.
-impl KvCache {
-    /// Where prefixes with this salt begin: with another salt nothing is shared.
-    pub fn root(&self, salt: &[u8]) -> BlockHash {
-        self.index.as_ref().map_or([0; 16], |index| index.root(salt))
-    }
-
-    /// Whether a sequence that holds nothing would have room for `total` tokens, of which `most` are taken up if they are there.
-    pub fn would_fit(&self, root: BlockHash, tokens: &[u32], most: usize, total: usize) -> bool {
-        if self.states.as_ref().is_some_and(|s| s.free() + s.idle() == 0) {
-            return false;
-        }
-        let known = match &self.index {
-            // A hybrid takes up no more than there is a state for.
-            Some(index) if self.states.is_none() => index.matched(&root, &tokens[..most.min(tokens.len())]).nodes.len(),
-            _ => 0,
-        };
-        self.groups.iter().all(|(g, pool)| {
-            let missing = total.div_ceil(g.block_tokens).saturating_sub(known);
-            missing <= pool.free() + pool.idle().saturating_sub(known)
-        })
-    }
-
-    /// A sequence that holds nothing takes what is there of its first tokens: whole blocks together with others, the part of one as a copy of its own, and a
-    /// copy of the state at that place. `most`: at most so many tokens, fewer than there are where logits are wanted.
-    pub fn adopt(
-        &mut self,
-        held: &mut Held,
-        root: BlockHash,
-        tokens: &[u32],
-        most: usize,
-        chores: &mut Vec<Chore>,
-    ) -> Adopted {
-        debug_assert!(held.is_empty() && held.node.is_none());
-        let Some(index) = &self.index else { return Adopted::default() };
-        let tokens = &tokens[..most.min(tokens.len())];
-        let block_tokens = index.block_tokens();
-        let found = index.matched(&root, tokens);
-        let known = found.nodes.len() * block_tokens + found.partial.map_or(0, |(_, n)| n);
-        // 1. The longest of which all is there that a query after it sees
-        let sees = |whole: usize, part: Option<(NodeId, usize)>| {
-            // A copy needs a block, which may not be one of those that it goes with.
-            let room = |(_, pool): &(Group, BlockPool)| pool.free() + pool.idle() > whole + 1;
-            if part.is_some() && !self.groups.iter().all(room) {
-                return false;
-            }
-            let to = whole * block_tokens + part.map_or(0, |(_, n)| n);
-            self.groups.iter().enumerate().all(|(g, (group, _))| {
-                let first = group.window.map_or(0, |w| (to + 1).saturating_sub(w)) / block_tokens;
-                let nodes = found.nodes[..whole].iter().chain(part.as_ref().map(|(id, _)| id));
-                nodes.skip(first).all(|id| index.blocks(*id)[g] != GONE)
-            })
-        };
-        let best = if self.states.is_some() {
-            let all = index.with_state(tokens, &found);
-            let mut all = all.map(|(whole, tail)| (whole, tail.map(|id| (id, index.tokens(id).len()))));
-            all.find(|(whole, part)| sees(*whole, *part))
-        } else {
-            let whole = (0..=found.nodes.len()).rev().map(|n| (n, None));
-            let partial = found.partial.map(|part| (found.nodes.len(), Some(part)));
-            partial.into_iter().chain(whole).find(|(whole, part)| sees(*whole, *part))
-        };
-        let Some((whole, part)) = best.filter(|best| *best != (0, None)) else { return Adopted { tokens: 0, known } };
-        let last = if whole == 0 { found.root } else { Some(found.nodes[whole - 1]) };
-        let last = last.expect("something was found");
-        let to = whole * block_tokens + part.map_or(0, |(_, n)| n);
-        // 2. Whole blocks are shared, but those that no query sees any more
-        for (g, (group, pool)) in self.groups.iter_mut().enumerate() {
-            let first = group.window.map_or(0, |w| (to + 1).saturating_sub(w)) / block_tokens;
-            for (i, id) in found.nodes[..whole].iter().enumerate() {
-                let block = if i < first { GONE } else { index.blocks(*id)[g] };
-                if block != GONE {
-                    pool.share(block);
-                }
-                held.tables[g].push(block);
-            }
-        }
-        let index = self.index.as_mut().expect("looked at before");
-        index.touch_path(part.map_or(last, |(id, _)| id));
-        index.hold(last);
-        (held.node, held.indexed) = (Some(last), whole * block_tokens);
-        // 3. Copies
-        if let Some((id, _)) = part {
-            // Held meanwhile, so that it does not go itself.
-            let sources = self.index.as_ref().expect("looked at before").blocks(id).to_vec();
-            self.groups.iter_mut().zip(&sources).for_each(|((_, pool), from)| pool.share(*from));
-            for (group, from) in sources.iter().copied().enumerate() {
-                let to = self.allocate(group).expect("room was found");
-                chores.push(Chore::CopyBlock { group, from, to });
-                held.tables[group].push(to);
-            }
-            self.groups.iter_mut().zip(&sources).for_each(|((_, pool), from)| pool.release(*from));
-        }
-        if self.states.is_some() {
-            let place = part.map_or(last, |(id, _)| id);
-            held.state = Some(self.copy_of_state(place, chores).expect("there is a state at this place"));
-        }
-        Adopted { tokens: to, known }
-    }
-
-    /// A row with the state of a node; where none is left, that of the node itself.
-    fn copy_of_state(&mut self, id: NodeId, chores: &mut Vec<Chore>) -> Option<u32> {
-        let row = self.allocate_state(Some(id));
-        let node = self.index.as_mut()?.node_mut(id);
-        match row {
-            Some(to) => {
-                chores.push(Chore::CopyState { from: node.state?, to });
-                Some(to)
-            }
-            None => {
-                let row = node.state.take()?;
-                let states = self.states.as_mut()?;
-                states.share(row);
-                states.let_go(row);
-                self.snapshots -= 1;
-                Some(row)
-            }
-        }
-    }
-
-    /// Makes whole blocks of what a sequence has computed known to others. A block that somebody else had computed too is from now on shared with them, and ours is free.
-    pub fn publish(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], computed: usize) {
-        let Some(index) = &mut self.index else { return };
-        let block_tokens = index.block_tokens();
-        let before = held.indexed;
-        while held.indexed + block_tokens <= computed {
-            let at = held.indexed;
-            let parent = held.node.unwrap_or_else(|| index.root_node(root));
-            let Some((id, _)) = index.insert(parent, &tokens[at..at + block_tokens]) else {
-                // Other tokens have this hash: what follows stays this sequence's own.
-                held.indexed = usize::MAX - block_tokens;
-                break;
-            };
-            let blocks = index.blocks_mut(id);
-            for (g, (table, (_, pool))) in held.tables.iter_mut().zip(&mut self.groups).enumerate() {
-                let (own, theirs) = (table.blocks()[at / block_tokens], blocks[g]);
-                match (own, theirs) {
-                    (GONE, _) => {}
-                    (own, GONE) => {
-                        pool.keep(own);
-                        blocks[g] = own;
-                    }
-                    (own, theirs) if own != theirs => {
-                        pool.share(theirs);
-                        table.replace(at / block_tokens, theirs);
-                        pool.release(own);
-                    }
-                    _ => {}
-                }
-            }
-            index.hold(id);
-            held.node.replace(id).inspect(|old| index.let_go(*old));
-            held.indexed += block_tokens;
-        }
-        if held.indexed != before
-            && let Some(node) = held.node
-        {
-            index.touch_path(node);
-        }
-    }
-
-    /// Keeps a copy of a sequence's state, and of the block that it is in, for prompts that begin with these `computed` tokens. Whether there was room.
-    pub fn snapshot(
-        &mut self,
-        held: &mut Held,
-        root: BlockHash,
-        tokens: &[u32],
-        computed: usize,
-        chores: &mut Vec<Chore>,
-    ) -> bool {
-        self.keep_end(held, root, tokens, computed, Some(chores))
-    }
-
-    /// As [`KvCache::release`]; what was computed stays known to others as long as there is room, with the part of a block at its end and the state there.
-    pub fn retire(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], computed: usize) {
-        self.keep_end(held, root, tokens, computed, None);
-        self.release(held);
-    }
-
-    /// Keeps the last tokens, fewer than a block, and the state after them: copies where the sequence goes on (there are `chores`), else what it has itself.
-    fn keep_end(
-        &mut self,
-        held: &mut Held,
-        root: BlockHash,
-        tokens: &[u32],
-        computed: usize,
-        mut chores: Option<&mut Vec<Chore>>,
-    ) -> bool {
-        self.publish(held, root, tokens, computed);
-        let copies = chores.is_some();
-        // 1. The place
-        let Some(index) = self.index.as_mut().filter(|_| computed > 0 && held.indexed <= computed) else {
-            return false;
-        };
-        if self.states.is_some() && held.state.is_none() || self.states.is_none() && copies {
-            return false;
-        }
-        let parent = held.node.unwrap_or_else(|| index.root_node(root));
-        let rest = &tokens[held.indexed..computed];
-        let (place, new) = if rest.is_empty() {
-            (parent, false)
-        } else {
-            let Some(found) = index.insert(parent, rest) else { return false };
-            found
-        };
-        index.hold(place);
-        index.touch_path(place);
-        // 2. Its part of a block
-        let at = held.indexed / index.block_tokens();
-        let mut kept = true;
-        if new {
-            for group in 0..self.groups.len() {
-                let own = held.tables[group].blocks()[at];
-                let block = if copies { self.allocate(group) } else { Some(own) };
-                let Some(block) = block else {
-                    kept = false;
-                    break;
-                };
-                let pool = &mut self.groups[group].1;
-                pool.keep(block);
-                if let Some(chores) = &mut chores {
-                    // Held by the index alone from here on.
-                    pool.release(block);
-                    chores.push(Chore::CopyBlock { group, from: own, to: block });
-                }
-                self.index.as_mut().expect("looked at before").blocks_mut(place)[group] = block;
-            }
-        }
-        // 3. Its state
-        let has_state = |cache: &KvCache| cache.index.as_ref().is_some_and(|i| i.node(place).state.is_some());
-        if kept && self.states.is_some() && !has_state(self) {
-            kept = self.most_snapshots > 0;
-            if self.snapshots >= self.most_snapshots && kept {
-                kept = self.evict_snapshot(None);
-            }
-            let own = held.state.expect("looked at before");
-            let row = match chores {
-                _ if !kept => None,
-                None => held.state.take(),
-                Some(chores) => {
-                    self.allocate_state(None).inspect(|to| chores.push(Chore::CopyState { from: own, to: *to }))
-                }
-            };
-            kept = row.is_some();
-            if let (Some(row), Some(states)) = (row, &mut self.states) {
-                states.keep(row);
-                states.release(row);
-                self.index.as_mut().expect("looked at before").node_mut(place).state = Some(row);
-                self.snapshots += 1;
-            }
-        }
-        let index = self.index.as_mut().expect("looked at before");
-        index.let_go(place);
-        // A part of a block is of use only with what makes it whole.
-        if !kept && new && index.may_go(place) {
-            self.remove(place);
-        }
-        kept
-    }
-
-    /// A block of a group; where none is free, the least recently used prefix is evicted for it.
-    fn allocate(&mut self, group: usize) -> Option<u32> {
-        loop {
-            if let Some(block) = self.groups[group].1.allocate() {
-                return Some(block);
-            }
-            if self.groups[group].1.idle() == 0 || !self.evict(group) {
-                return None;
-            }
-        }
-    }
-
-    /// A row for a state; where none is free, a snapshot other than `but`'s is evicted for it.
-    fn allocate_state(&mut self, but: Option<NodeId>) -> Option<u32> {
-        loop {
-            if let Some(row) = self.states.as_mut()?.allocate() {
-                return Some(row);
-            }
-            if !self.evict_snapshot(but) {
-                return None;
-            }
-        }
-    }
-
-    /// Evicts a block of a group that no sequence holds. Whether there was one.
-    fn evict(&mut self, group: usize) -> bool {
-        let Some(index) = &mut self.index else { return false };
-        let (of, pool) = &mut self.groups[group];
-        // 1. A window's old blocks are of use only to prompts that end near them: they go first, and what follows them stays.
-        if of.window.is_some() {
-            let idle = |id: &NodeId| {
-                let block = index.blocks(*id)[group];
-                block != GONE && pool.is_idle(block)
-            };
-            let Some(id) = index.by_age().find(idle) else { return false };
-            pool.let_go(std::mem::replace(&mut index.blocks_mut(id)[group], GONE));
-            self.evicted.blocks += 1;
-            self.tidy(id);
-            return true;
-        }
-        // 2. Leaves first: the least recently used node is one, since using a node makes all before it younger.
-        for _ in 0..index.len() {
-            let Some(oldest) = index.by_age().next() else { return false };
-            if index.may_go(oldest) {
-                self.remove(oldest);
-                return true;
-            }
-            // A sequence holds it, or what follows it.
-            index.touch_path(oldest);
-        }
-        false
-    }
-
-    /// Evicts the least recently used snapshot that is not `but`'s. Whether there was one.
-    fn evict_snapshot(&mut self, but: Option<NodeId>) -> bool {
-        let Some(index) = &mut self.index else { return false };
-        let oldest = index.by_age().find(|id| index.node(*id).state.is_some() && Some(*id) != but);
-        let Some(id) = oldest else { return false };
-        let row = index.node_mut(id).state.take().expect("just looked");
-        self.states.as_mut().expect("a state was kept").let_go(row);
-        self.snapshots -= 1;
-        self.evicted.snapshots += 1;
-        true
-    }
-
-    /// Takes out a node that holds no block and leads nowhere, and those before it that then do.
-    fn tidy(&mut self, id: NodeId) {
-        let mut at = Some(id);
-        while let (Some(id), Some(index)) = (at, &self.index) {
-            at = index.parent(id);
-            let empty = at.is_some() && index.may_go(id) && index.blocks(id).iter().all(|b| *b == GONE);
-            if !empty {
-                return;
-            }
-            self.remove(id);
-        }
-    }
-
-    fn remove(&mut self, id: NodeId) {
-        let index = self.index.as_mut().expect("a node is in it");
-        for ((_, pool), block) in self.groups.iter_mut().zip(index.blocks_mut(id)).filter(|(_, block)| **block != GONE)
-        {
-            pool.let_go(std::mem::replace(block, GONE));
-            self.evicted.blocks += 1;
-        }
-        if let (Some(states), Some(row)) = (&mut self.states, index.node_mut(id).state.take()) {
-            states.let_go(row);
-            self.snapshots -= 1;
-            self.evicted.snapshots += 1;
-        }
-        index.remove(id);
-    }
-
-    /// Forgets all prefixes that nobody goes on from. How many blocks that frees.
-    pub fn forget_prefixes(&mut self) -> u64 {
-        let before = self.evicted.blocks;
-        let leaf = |cache: &KvCache| cache.index.as_ref().and_then(|i| i.by_age().find(|id| i.may_go(*id)));
-        while let Some(id) = leaf(self) {
-            self.remove(id);
-        }
-        self.evicted.blocks - before
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -626,22 +287,22 @@ mod tests {
         let full = Group { block_tokens: 16, window: None, blocks: 4 };
         let windowed = Group { block_tokens: 16, window: Some(20), blocks: 3 };
         let mut cache = KvCache::new(&[full, windowed], 1, None);
-        let (mut a, mut b, mut chores) = (cache.hold(), cache.hold(), Vec::new());
-        assert_eq!(cache.grow(&mut a, 40, &mut chores), Ok(()));
-        assert_eq!(cache.grow(&mut a, 41, &mut chores), Ok(()));
-        assert_eq!(chores, [Chore::ZeroState(0)]);
-        assert_eq!(cache.grow(&mut b, 1, &mut chores), Err(NoRoom), "no state");
+        let (mut a, mut b) = (cache.hold(), cache.hold());
+        assert_eq!(cache.grow(&mut a, 40), Ok(()));
+        assert_eq!(cache.grow(&mut a, 41), Ok(()));
+        assert_eq!(cache.chores, [Chore::ZeroState(0)]);
+        assert_eq!(cache.grow(&mut b, 1), Err(NoRoom), "no state");
         assert!(b.is_empty());
         // The window's group is spent, until what it does not see is given back.
-        assert_eq!(cache.grow(&mut a, 64, &mut chores), Err(NoRoom));
+        assert_eq!(cache.grow(&mut a, 64), Err(NoRoom));
         assert_eq!(a.tables[0].held(), 3);
         cache.drop_unseen(&mut a, 48);
-        assert_eq!(cache.grow(&mut a, 64, &mut chores), Ok(()));
+        assert_eq!(cache.grow(&mut a, 64), Ok(()));
         assert!(cache.can_go_on_at(&a, 48) && !cache.can_go_on_at(&a, 30));
         cache.release(&mut a);
         assert!(a.is_empty());
         assert_eq!((Vec::from_iter(cache.in_use()), cache.states_in_use()), (vec![0, 0], 0));
-        assert_eq!(cache.grow(&mut b, 30, &mut chores), Ok(()));
+        assert_eq!(cache.grow(&mut b, 30), Ok(()));
     }
 
     #[test]

@@ -8,9 +8,12 @@ pub mod disk;
 mod kv_cache;
 mod pool;
 mod prefix;
+mod sharing;
+mod storing;
 mod table;
 
 pub use kv_cache::{Adopted, Chore, Evicted, Group, Held, KvCache, NoRoom, Prefixes};
 pub use pool::BlockPool;
-pub use prefix::BlockHash;
+pub use prefix::{BlockHash, block_hash};
+pub use storing::{Filling, Leaving, Present, Wanted};
 pub use table::BlockTable;

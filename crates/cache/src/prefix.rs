@@ -12,13 +12,27 @@ pub(crate) const NONE: u32 = u32::MAX;
 /// The hash of all tokens up to the end of a block, keyed.
 pub type BlockHash = [u8; 16];
 
+/// Of a block of tokens that follow what `before` is the hash of.
+pub fn block_hash(key: &[u8; 32], before: &BlockHash, tokens: &[u32]) -> BlockHash {
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    hasher.update(before);
+    tokens.iter().for_each(|t| _ = hasher.update(&t.to_le_bytes()));
+    truncated(hasher.finalize())
+}
+
 /// Names a node until it is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodeId(u32);
 
+impl NodeId {
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Node {
-    hash: BlockHash,
+    pub hash: BlockHash,
     parent: NodeId,
     /// Tokens: those of a whole block, or fewer; none before the first block, and in a slot that is free.
     len: u32,
@@ -30,6 +44,15 @@ pub(crate) struct Node {
     before: u32,
     /// Sequences that go on from here.
     users: u32,
+    /// Position of its first token.
+    pub position: u32,
+    /// It was taken up by somebody after it was computed.
+    pub used: bool,
+    /// Its blocks, and its state, are kept elsewhere too, or on their way there.
+    pub stored: bool,
+    pub state_stored: bool,
+    /// What follows it is kept elsewhere, which is of no use without it.
+    pub leads: bool,
     /// Neighbours by time of use.
     newer: u32,
     older: u32,
@@ -87,12 +110,8 @@ impl PrefixIndex {
         truncated(blake3::keyed_hash(&self.key, salt))
     }
 
-    /// Of a block that follows what `before` is the hash of.
-    pub fn hash(&self, before: &BlockHash, tokens: &[u32]) -> BlockHash {
-        let mut hasher = blake3::Hasher::new_keyed(&self.key);
-        hasher.update(before);
-        tokens.iter().for_each(|t| _ = hasher.update(&t.to_le_bytes()));
-        truncated(hasher.finalize())
+    fn hash(&self, before: &BlockHash, tokens: &[u32]) -> BlockHash {
+        block_hash(&self.key, before, tokens)
     }
 
     pub fn block_tokens(&self) -> usize {
@@ -126,7 +145,7 @@ impl PrefixIndex {
         &mut self.blocks[id.0 as usize * self.groups..][..self.groups]
     }
 
-    fn children(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+    pub(crate) fn children(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
         let some = |id: u32| Some(id).filter(|id| *id != NONE);
         std::iter::successors(some(self.node(id).child), move |id| some(self.nodes[*id as usize].next)).map(NodeId)
     }
@@ -136,6 +155,11 @@ impl PrefixIndex {
         let id = NodeId(*self.by_hash.get(&self.hash(&self.node(parent).hash, tokens))?);
         // A hash proves nothing.
         (self.node(id).parent == parent && self.tokens(id) == tokens).then_some(id)
+    }
+
+    /// The node with this hash.
+    pub(crate) fn by_hash(&self, hash: &BlockHash) -> Option<NodeId> {
+        self.by_hash.get(hash).map(|id| NodeId(*id))
     }
 
     /// The longest prefix of `tokens` that is known.
@@ -214,6 +238,10 @@ impl PrefixIndex {
     }
 
     fn add(&mut self, hash: BlockHash, parent: NodeId, tokens: &[u32]) -> NodeId {
+        let position = match parent.0 {
+            NONE => 0,
+            before => self.nodes[before as usize].position + self.nodes[before as usize].len,
+        };
         let node = Node {
             hash,
             parent,
@@ -223,6 +251,11 @@ impl PrefixIndex {
             next: NONE,
             before: NONE,
             users: 0,
+            position,
+            used: false,
+            stored: false,
+            state_stored: false,
+            leads: false,
             newer: NONE,
             older: NONE,
         };
@@ -294,6 +327,12 @@ impl PrefixIndex {
     pub(crate) fn by_age(&self) -> impl Iterator<Item = NodeId> + '_ {
         let next = |id: &u32| Some(self.nodes[*id as usize].newer).filter(|id| *id != NONE);
         std::iter::successors(Some(self.oldest).filter(|id| *id != NONE), next).map(NodeId)
+    }
+
+    /// The same, the one that was used last first.
+    pub(crate) fn by_youth(&self) -> impl Iterator<Item = NodeId> + '_ {
+        let next = |id: &u32| Some(self.nodes[*id as usize].older).filter(|id| *id != NONE);
+        std::iter::successors(Some(self.newest).filter(|id| *id != NONE), next).map(NodeId)
     }
 
     /// Whether nothing follows a node, and nobody goes on from it.

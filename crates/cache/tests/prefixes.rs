@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use fastrand::Rng;
-use sluice_cache::{BlockHash, Chore, Group, Held, KvCache, Prefixes};
+use sluice_cache::{BlockHash, Chore, Filling, Group, Held, KvCache, Leaving, Prefixes, Wanted, block_hash};
 
 const BLOCK: usize = 4;
 
@@ -16,23 +16,39 @@ type Content = Vec<u32>;
 struct Memory {
     blocks: HashMap<(usize, u32), [Content; BLOCK]>,
     states: HashMap<u32, Content>,
+    /// What was copied out of it.
+    disk: HashMap<BlockHash, Stored>,
+}
+
+/// A node that is kept elsewhere.
+struct Stored {
+    before: BlockHash,
+    tokens: Vec<u32>,
+    blocks: Vec<Option<[Content; BLOCK]>>,
+    state: Option<Content>,
 }
 
 impl Memory {
-    fn carry_out(&mut self, chores: &mut Vec<Chore>) {
-        for chore in chores.drain(..) {
-            match chore {
-                Chore::CopyBlock { group, from, to } => {
-                    let copy = self.blocks.get(&(group, from)).cloned().unwrap_or_default();
-                    self.blocks.insert((group, to), copy);
-                }
-                Chore::CopyState { from, to } => {
-                    let copy = self.states[&from].clone();
-                    self.states.insert(to, copy);
-                }
-                Chore::ZeroState(row) => _ = self.states.insert(row, Content::new()),
+    fn copy_out(&mut self, leaving: &Leaving) {
+        let blocks = leaving.blocks.iter().enumerate().map(|(g, b)| b.map(|b| self.blocks[&(g, b)].clone()));
+        let state = leaving.state.map(|row| self.states[&row].clone());
+        let (before, tokens) = (leaving.before, leaving.tokens.clone());
+        self.disk.insert(leaving.hash, Stored { before, tokens, blocks: blocks.collect(), state });
+    }
+
+    fn carry_out(&mut self, cache: &mut KvCache) {
+        cache.carry_out(|chore, leaving| match chore {
+            Chore::CopyBlock { group, from, to } => {
+                let copy = self.blocks.get(&(group, from)).cloned().unwrap_or_default();
+                self.blocks.insert((group, to), copy);
             }
-        }
+            Chore::CopyState { from, to } => {
+                let copy = self.states[&from].clone();
+                self.states.insert(to, copy);
+            }
+            Chore::ZeroState(row) => _ = self.states.insert(row, Content::new()),
+            Chore::CopyOut(i) => self.copy_out(&leaving[i]),
+        });
     }
 }
 
@@ -49,9 +65,9 @@ struct World {
     cache: KvCache,
     has_states: bool,
     memory: Memory,
-    chores: Vec<Chore>,
     sequences: Vec<Sequence>,
     adopted: usize,
+    restored: usize,
 }
 
 impl World {
@@ -62,9 +78,12 @@ impl World {
         let groups: Vec<Group> = windows.iter().map(|w| Group { block_tokens: BLOCK, window: *w, blocks }).collect();
         let states = if random.bool() { 2 + random.usize(..5) } else { 0 };
         let prefixes = Some(Prefixes { key: [7; 32], snapshots: random.usize(..4) });
-        let cache = KvCache::new(&groups, states, prefixes);
+        let mut cache = KvCache::new(&groups, states, prefixes);
+        if random.bool() {
+            cache.keep_elsewhere(random.usize(..12));
+        }
         let (memory, has_states) = (Memory::default(), states > 0);
-        World { random, groups, cache, has_states, memory, chores: Vec::new(), sequences: Vec::new(), adopted: 0 }
+        World { random, groups, cache, has_states, memory, sequences: Vec::new(), adopted: 0, restored: 0 }
     }
 
     fn root(&self, salt: u32) -> BlockHash {
@@ -96,9 +115,13 @@ impl World {
         let root = self.root(self.sequences[i].salt);
         let s = &mut self.sequences[i];
         // 1. What is there already
+        if s.held.is_empty() && s.computed == 0 && self.random.bool() {
+            self.restore(i);
+        }
+        let s = &mut self.sequences[i];
         if s.held.is_empty() && s.computed == 0 {
             let most = s.tokens.len() - 1;
-            let found = self.cache.adopt(&mut s.held, root, &s.tokens, most, &mut self.chores);
+            let found = self.cache.adopt(&mut s.held, root, &s.tokens, most);
             assert!(found.tokens <= most && found.tokens <= found.known);
             s.computed = found.tokens;
             self.adopted += found.tokens;
@@ -109,8 +132,8 @@ impl World {
         }
         let to = s.computed + 1 + self.random.usize(..(s.tokens.len() - s.computed));
         let room = self.cache.has_room(&s.held, to);
-        assert_eq!(self.cache.grow(&mut s.held, to, &mut self.chores).is_ok(), room);
-        self.memory.carry_out(&mut self.chores);
+        assert_eq!(self.cache.grow(&mut s.held, to).is_ok(), room);
+        self.memory.carry_out(&mut self.cache);
         self.check_all();
         let s = &mut self.sequences[i];
         if !room {
@@ -133,11 +156,97 @@ impl World {
         s.computed = to;
         self.cache.publish(&mut s.held, root, &s.tokens, to);
         if self.random.u32(..4) == 0 {
-            self.cache.snapshot(&mut s.held, root, &s.tokens, to, &mut self.chores);
+            self.cache.snapshot(&mut s.held, root, &s.tokens, to);
         }
         self.cache.drop_unseen(&mut s.held, to);
-        self.memory.carry_out(&mut self.chores);
+        self.memory.carry_out(&mut self.cache);
         self.check_all();
+    }
+
+    /// Takes the longest prefix that memory and what was copied out of it have between them.
+    fn restore(&mut self, i: usize) {
+        let root = self.root(self.sequences[i].salt);
+        let s = &mut self.sequences[i];
+        let most = s.tokens.len() - 1;
+        let mut path = vec![root];
+        for block in s.tokens[..most].chunks_exact(BLOCK) {
+            path.push(block_hash(&[7; 32], &path[path.len() - 1], block));
+        }
+        for whole in (0..path.len()).rev() {
+            let disk = &self.memory.disk;
+            let rest = &s.tokens[whole * BLOCK..most];
+            let mut tails: Vec<(usize, BlockHash)> = vec![(0, path[whole])];
+            if self.has_states {
+                let ends = disk.iter().filter(|(_, d)| d.before == path[whole] && d.tokens.len() < BLOCK);
+                tails.extend(ends.filter(|(_, d)| rest.starts_with(&d.tokens)).map(|(h, d)| (d.tokens.len(), *h)));
+                tails.sort_unstable_by_key(|(tail, _)| std::cmp::Reverse(*tail));
+            }
+            for (tail, end) in tails {
+                let node = |node: usize| disk.get(if node < whole { &path[node + 1] } else { &end });
+                let may_fill = |n: usize, group: usize| match group {
+                    usize::MAX => node(n).is_some_and(|d| d.state.is_some()),
+                    g => node(n).is_some_and(|d| d.blocks[g].is_some()),
+                };
+                let wanted = Wanted { whole, tail };
+                let to = whole * BLOCK + tail;
+                if to == 0 {
+                    continue;
+                }
+                let Some(fillings) = self.cache.take_up(&mut s.held, root, &s.tokens, wanted, may_fill) else {
+                    assert!(s.held.is_empty());
+                    continue;
+                };
+                let filled: Vec<(Filling, &Stored)> = fillings
+                    .into_iter()
+                    .map(|f| {
+                        (
+                            f,
+                            node(match f {
+                                Filling::Block { node, .. } | Filling::State { node, .. } => node,
+                            })
+                            .unwrap(),
+                        )
+                    })
+                    .collect();
+                let blocks: Vec<_> = filled
+                    .iter()
+                    .filter_map(|(f, d)| match *f {
+                        Filling::Block { group, block, .. } => Some(((group, block), d.blocks[group].clone().unwrap())),
+                        Filling::State { .. } => None,
+                    })
+                    .collect();
+                let state = filled.iter().find_map(|(f, d)| match *f {
+                    Filling::State { row, .. } => Some((row, d.state.clone().unwrap())),
+                    Filling::Block { .. } => None,
+                });
+                // What goes for it is copied out before it is overwritten.
+                self.memory.carry_out(&mut self.cache);
+                self.memory.blocks.extend(blocks);
+                self.memory.states.extend(state);
+                s.computed = to;
+                self.restored += to;
+                self.cache.publish(&mut s.held, root, &s.tokens, to);
+                if self.has_states {
+                    self.cache.snapshot(&mut s.held, root, &s.tokens, to);
+                }
+                self.cache.note_kept(root, &s.tokens, wanted);
+                self.memory.carry_out(&mut self.cache);
+                return self.check_all();
+            }
+        }
+    }
+
+    /// Now and then all that is worth it is copied out.
+    fn save(&mut self) {
+        self.memory.carry_out(&mut self.cache);
+        while let Some(leaving) = self.cache.next_used() {
+            self.memory.copy_out(&leaving);
+        }
+        for hash in self.cache.unsaved() {
+            let leaving = self.cache.leave_by_hash(&hash).expect("it was to be kept");
+            self.memory.copy_out(&leaving);
+        }
+        assert_eq!(self.cache.unsaved(), Vec::<BlockHash>::new());
     }
 
     /// Every sequence sees what it would have computed.
@@ -176,12 +285,13 @@ impl World {
 
 #[test]
 fn every_sequence_finds_what_it_would_have_computed() {
-    let mut adopted = 0;
-    for seed in 0..3000 {
+    let (mut adopted, mut restored) = (0, 0);
+    for seed in 0..5000 {
         let mut world = World::new(seed);
         for _ in 0..60 {
             let n = world.sequences.len();
             match world.random.u32(..10) {
+                9 => world.save(),
                 0..3 => world.begin(),
                 3..9 if n > 0 => {
                     let i = world.random.usize(..n);
@@ -198,37 +308,38 @@ fn every_sequence_finds_what_it_would_have_computed() {
             world.end(0);
         }
         adopted += world.adopted;
+        restored += world.restored;
         // Nothing is lost: what is kept can all be given up.
         assert_eq!((world.cache.in_use().sum::<usize>(), world.cache.states_in_use()), (0, 0), "seed {seed}");
         world.cache.forget_prefixes();
         assert_eq!((world.cache.idle().sum::<usize>(), world.cache.snapshots()), (0, 0), "seed {seed}");
     }
     assert!(adopted > 30_000, "{adopted} tokens were taken up");
+    assert!(restored > 5_000, "{restored} tokens came back");
 }
 
 /// A cache of blocks of 4 tokens, and a sequence's life in it: (adopted, known).
 struct Lives {
     cache: KvCache,
-    chores: Vec<Chore>,
 }
 
 impl Lives {
     fn new(blocks: usize, states: usize) -> Lives {
         let prefixes = Some(Prefixes { key: [1; 32], snapshots: states });
         let group = Group { block_tokens: BLOCK, window: None, blocks };
-        Lives { cache: KvCache::new(&[group], states, prefixes), chores: Vec::new() }
+        Lives { cache: KvCache::new(&[group], states, prefixes) }
     }
 
     /// Computes these tokens, with a snapshot at each of `marks`, and ends.
     fn live(&mut self, salt: &[u8], tokens: &[u32], marks: &[usize]) -> (usize, usize) {
         let root = self.cache.root(salt);
         let mut held = self.cache.hold();
-        let found = self.cache.adopt(&mut held, root, tokens, tokens.len() - 1, &mut self.chores);
+        let found = self.cache.adopt(&mut held, root, tokens, tokens.len() - 1);
         for to in marks.iter().copied().filter(|m| *m > found.tokens).chain([tokens.len()]) {
-            self.cache.grow(&mut held, to, &mut self.chores).unwrap();
+            self.cache.grow(&mut held, to).unwrap();
             self.cache.publish(&mut held, root, tokens, to);
             if to < tokens.len() {
-                assert!(self.cache.snapshot(&mut held, root, tokens, to, &mut self.chores));
+                assert!(self.cache.snapshot(&mut held, root, tokens, to));
             }
         }
         self.cache.retire(&mut held, root, tokens, tokens.len());
@@ -282,7 +393,7 @@ fn leaves_that_were_not_used_for_longest_go_first() {
     let root = lives.cache.root(b"");
     let mut known = |tokens: &[u32]| {
         let mut held = lives.cache.hold();
-        let found = lives.cache.adopt(&mut held, root, tokens, tokens.len(), &mut lives.chores);
+        let found = lives.cache.adopt(&mut held, root, tokens, tokens.len());
         lives.cache.release(&mut held);
         found.known
     };
@@ -293,10 +404,10 @@ fn leaves_that_were_not_used_for_longest_go_first() {
 fn sequences_that_compute_the_same_come_to_share_it() {
     let group = Group { block_tokens: BLOCK, window: None, blocks: 16 };
     let mut cache = KvCache::new(&[group], 0, Some(Prefixes { key: [1; 32], snapshots: 0 }));
-    let (root, tokens, mut chores) = (cache.root(b""), tokens(8), Vec::new());
+    let (root, tokens) = (cache.root(b""), tokens(8));
     let mut both = [cache.hold(), cache.hold()];
     for held in &mut both {
-        cache.grow(held, 8, &mut chores).unwrap();
+        cache.grow(held, 8).unwrap();
     }
     assert_eq!(cache.in_use().sum::<usize>(), 4);
     for held in &mut both {

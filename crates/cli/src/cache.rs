@@ -63,7 +63,7 @@ struct OpenArgs {
 
 impl FolderArgs {
     fn path(&self) -> Result<PathBuf> {
-        let default = || Some(folders::disk_speeds()?.with_file_name("prompt-cache"));
+        let default = folders::prompt_cache;
         self.folder.clone().or_else(default).context("there is no home for a cache: name a folder")
     }
 }

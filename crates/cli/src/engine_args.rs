@@ -153,7 +153,7 @@ fn kv_arg(text: &str) -> Result<KvArg, String> {
 }
 
 /// A number of bytes: `123456`, or with a decimal (k, M, G, T) or binary (Ki, Mi, Gi, Ti) unit, and an optional B.
-fn bytes_arg(text: &str) -> Result<u64, String> {
+pub fn bytes_arg(text: &str) -> Result<u64, String> {
     let wrong = || "expected a number of bytes, such as 8G, 7.5GB or 900Mi".to_owned();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

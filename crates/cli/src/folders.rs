@@ -15,6 +15,16 @@ pub fn disk_speeds() -> Option<PathBuf> {
     Some(private(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))?.join("disks.json"))
 }
 
+/// What was computed of prompts: `~/.cache/sluice/prompt-cache`, made by whoever uses it.
+pub fn prompt_cache() -> Option<PathBuf> {
+    Some(base("XDG_CACHE_HOME", ".cache")?.join("sluice/prompt-cache"))
+}
+
+/// Fingerprints of models: `~/.cache/sluice/fingerprints.json`.
+pub fn fingerprints() -> Option<PathBuf> {
+    Some(private(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))?.join("fingerprints.json"))
+}
+
 /// The user's settings: `~/.config/sluice/config.toml`.
 pub fn config_file() -> Option<PathBuf> {
     Some(base("XDG_CONFIG_HOME", ".config")?.join("sluice/config.toml"))

@@ -44,6 +44,8 @@ pub struct Answer {
     pub computed: usize,
     /// Tokens of both that were there.
     pub cached: usize,
+    /// Those of them that came from disk.
+    pub restored: usize,
     /// Until the first token was there.
     pub reading: Duration,
     /// From the first token to the last.
@@ -71,7 +73,7 @@ pub fn answer(
     let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer), true);
     let mut stops = StopStrings::new(stop_strings.iter().cloned());
     let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
-    let (mut computed, mut cached, mut first_token, mut last_token) = (0, 0, None, None);
+    let (mut computed, mut cached, mut restored, mut first_token, mut last_token) = (0, 0, 0, None, None);
     let mut profiles = [Profile::default(), Profile::default()];
     engine.take_profile();
     engine.take_streamed();
@@ -85,7 +87,7 @@ pub fn answer(
         for event in &events {
             let flow = match *event {
                 Event::Prefill { done, total, .. } => {
-                    cached = engine.adopted(id)?;
+                    (cached, restored) = (engine.adopted(id)?, engine.restored(id)?);
                     computed = whole - cached;
                     each(Piece::Reading { done, total })?
                 }
@@ -135,5 +137,5 @@ pub fn answer(
     let reading = first_token.map_or_else(|| begun.elapsed(), |t| t - begun);
     let generating = last_token.zip(first_token).map_or(Duration::ZERO, |(last, first)| last - first);
     let streamed = engine.take_streamed();
-    Ok(Answer { text, tokens, end, computed, cached, reading, generating, first_token, profiles, streamed })
+    Ok(Answer { text, tokens, end, computed, cached, restored, reading, generating, first_token, profiles, streamed })
 }

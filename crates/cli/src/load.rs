@@ -11,7 +11,7 @@ use sluice_engine::{Checkpoint, Config, Engine, Loading, Options};
 
 use crate::engine_args::EngineArgs;
 use crate::progress::Progress;
-use crate::{folders, machine, terminal, units};
+use crate::{folders, machine, prompt_cache_args, terminal, units};
 
 /// A model that is ready.
 pub struct Loaded {
@@ -44,8 +44,9 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
         (engine, join(), weights_time)
     };
     // The weights' error first: for a folder that does not exist, a message about the tokenizer would mislead.
-    let engine = engine?;
+    let mut engine = engine?;
     let (text, text_time) = text?;
+    prompt_cache_args::say(&mut engine);
     Ok(Loaded { engine, text, weights_time, text_time })
 }
 

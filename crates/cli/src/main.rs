@@ -23,6 +23,7 @@ mod pack;
 mod plan;
 mod progress;
 mod prompt;
+mod prompt_cache_args;
 mod run;
 mod sampling_args;
 mod serve;

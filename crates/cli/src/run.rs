@@ -16,6 +16,7 @@ use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::generate::{self, End, Piece};
 use crate::progress::Progress;
 use crate::prompt::{self, PromptArgs};
+use crate::prompt_cache_args::{self, PromptCacheArgs};
 use crate::sampling_args::SamplingArgs;
 use crate::stats::{self, Measured};
 use crate::{interrupt, load, terminal};
@@ -48,8 +49,13 @@ pub struct RunArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    prompt_cache: PromptCacheArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
+
+/// Recurrent states that are kept for later starts, where the model has some.
+const SNAPSHOTS: usize = 4;
 
 /// Answers. `start` is when the program did.
 pub fn run(args: RunArgs, start: Instant) -> Result<()> {
@@ -58,6 +64,8 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     let folder = model_or_demo(model.as_deref())?;
     let mut options = args.engine.options()?;
     options.profile = args.profile;
+    options.prompt_cache = args.prompt_cache.options()?;
+    options.snapshots = if options.prompt_cache.is_some() { SNAPSHOTS } else { 0 };
     let loaded = load::model(&folder, &args.engine, options)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
 
@@ -66,7 +74,8 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     let has_template = args.prompt.has_template(&text);
     let mut messages: Vec<Message> = args.prompt.system.iter().map(|s| Message::new("system", s)).collect();
     messages.push(Message::new("user", question));
-    let rendered = args.prompt.rendering(&text, &messages).prompt().map_err(|e| load::naming(&folder, e))?;
+    let rendering = args.prompt.rendering(&text, &messages);
+    let rendered = rendering.prompt().map_err(|e| load::naming(&folder, e))?;
     args.prompt.say_raw_tokens(&text.tokenizer, rendered.text());
     // A rendered template has its special tokens already.
     let tokens = text.tokenizer.encode_prompt(&rendered, !has_template)?;
@@ -79,7 +88,12 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     );
 
     // 3. the answer
-    let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
+    let mut generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
+    // Where the same prompt, and others like it, go on from another time.
+    if engine.prompt_cache().is_some() && engine.model().state_len() > 0 {
+        generation.marks = rendering.partings(&tokens);
+        generation.marks.push(tokens.len() - 1);
+    }
     let seed = generation.sampling.seed;
     let sequence = engine.add_sequence();
     let load = engine.loading().map(Loading::progress);
@@ -153,6 +167,11 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     if args.stats {
         terminal::say(&stats::to_text(&mut engine, &answer, &measured));
     }
+    out.flush()?;
+    drop(hold);
+    // A step has said what failed for good; the answer is there.
+    let _ = engine.save();
+    prompt_cache_args::say_notes(&mut engine);
     ensure!(answer.end != End::Engine(Finish::Cancelled), interrupt::Interrupted);
     Ok(())
 }

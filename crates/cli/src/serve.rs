@@ -10,6 +10,7 @@ use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::engine_args::{EngineArgs, model_or_demo};
+use crate::prompt_cache_args::PromptCacheArgs;
 use crate::{interrupt, load, terminal};
 
 #[derive(Args)]
@@ -45,6 +46,8 @@ pub struct ServeArgs {
     #[arg(long)]
     no_prefix_cache: bool,
     #[command(flatten)]
+    prompt_cache: PromptCacheArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -61,6 +64,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         max_sequences: args.parallel.into(),
         snapshots: args.snapshots,
         prefix_cache: !args.no_prefix_cache,
+        prompt_cache: args.prompt_cache.options()?,
         beside: sluice_server::memory(args.parallel.into(), args.queue),
         ..args.engine.options()?
     };

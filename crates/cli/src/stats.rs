@@ -48,6 +48,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         "prompt": {
             "tokens": answer.computed,
             "cached_tokens": answer.cached,
+            "cached_on_disk": answer.restored,
             "seconds": answer.reading.as_secs_f64(),
             "tokens_per_second": per_second(answer.computed, answer.reading),
         },
@@ -65,6 +66,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
             "blocks_evicted": engine.evicted().blocks,
             "snapshots_evicted": engine.evicted().snapshots,
         },
+        "prompt_cache": prompt_cache_json(engine),
         "seed": m.seed,
         "threads": options.threads,
         "isa": options.isa.to_string(),
@@ -74,6 +76,33 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         "numerics_version": NUMERICS_VERSION,
         "finish_reason": answer.end.name(),
     })
+}
+
+fn prompt_cache_json(engine: &Engine) -> Option<Value> {
+    let s = engine.prompt_cache()?;
+    Some(json!({
+        "folder": s.folder,
+        "quota_bytes": s.quota,
+        "bytes": s.bytes,
+        "blocks": s.entries,
+        "stored": s.stored,
+        "written_bytes": s.written_bytes,
+        "dropped": s.dropped,
+        "read_bytes": s.read_bytes,
+        "wrong": s.wrong,
+        "too_dear": s.too_dear,
+        "broken": s.broken,
+    }))
+}
+
+fn prompt_cache_text(engine: &Engine) -> String {
+    let Some(s) = engine.prompt_cache() else { return String::new() };
+    let (bytes, quota, written, read) =
+        (units::bytes(s.bytes), units::bytes(s.quota), units::bytes(s.written_bytes), units::bytes(s.read_bytes));
+    format!(
+        "{bytes} of {quota}, {} blocks; written {written}, read {read}, dropped {}, wrong {}",
+        s.entries, s.dropped, s.wrong
+    )
 }
 
 fn per_second(n: usize, time: Duration) -> Option<f64> {
@@ -105,7 +134,12 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
                 answer.computed,
                 ms(answer.reading),
                 speed(answer.computed, answer.reading),
-                if answer.cached > 0 { format!("; {} more were there", answer.cached) } else { String::new() }
+                match (answer.cached - answer.restored, answer.restored) {
+                    (0, 0) => String::new(),
+                    (memory, 0) => format!("; {memory} more were there"),
+                    (0, disk) => format!("; {disk} more were on disk"),
+                    (memory, disk) => format!("; {memory} more were there and {disk} on disk"),
+                }
             ),
         ),
         (
@@ -117,6 +151,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
             ),
         ),
         ("context", format!("{} of {} tokens", m.context, engine.max_context())),
+        ("prompt cache", prompt_cache_text(engine)),
         ("memory", format!("{}; KV in use {}", classes.join(", "), units::bytes(held(engine) as u64))),
         (
             "experts",

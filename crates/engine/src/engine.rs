@@ -15,6 +15,7 @@ use sluice_store::Loading;
 
 use crate::options::Options;
 use crate::placement::Placed;
+use crate::prompt_cache::{PromptCache, PromptCacheStatus, Restore};
 use crate::runner::Runner;
 use crate::sampler::{History, Logprobs};
 use crate::sampling::{Draw, Drawn, Sampling};
@@ -34,6 +35,9 @@ pub struct Engine {
     layouts: Vec<KvLayout>,
     scheduler: Scheduler,
     sampling: Sampling,
+    disk: Option<PromptCache>,
+    /// What is to be said of it, and was not yet.
+    disk_notes: Vec<String>,
     sequences: Vec<Sequence>,
     next_id: u64,
     next_turn: u64,
@@ -199,6 +203,8 @@ impl Engine {
             shares: false,
             marks: Vec::new(),
             adopted: 0,
+            restored: 0,
+            restore: Restore::No,
             logprobs: None,
             running: None,
             last_used: self.steps,
@@ -259,7 +265,10 @@ impl Engine {
         let turn = self.next_turn;
         self.next_turn += 1;
         s.shares = self.options.prefix_cache;
-        s.adopted = 0;
+        (s.adopted, s.restored) = (0, 0);
+        if s.held.is_empty() {
+            s.restore = Restore::No;
+        }
         s.marks.clear();
         if self.model.state_len() > 0 {
             s.marks.extend_from_slice(&generation.marks);
@@ -313,6 +322,10 @@ impl Engine {
         let at = self.index(id)?;
         let s = &mut self.sequences[at];
         s.running = None;
+        // What is being read for it may be of other tokens than those to come.
+        if s.restore.waits() {
+            retire(s, &mut self.cache);
+        }
         if keep < s.computed {
             if s.shares {
                 retire(s, &mut self.cache);
@@ -327,6 +340,7 @@ impl Engine {
     /// Nobody generates for a sequence any more: what it computed is everybody's.
     fn rest(&mut self, at: usize) {
         let s = &mut self.sequences[at];
+        self.disk.iter().for_each(|disk| disk.touch(self.cache.kept_of(&s.held)));
         if s.shares {
             retire(s, &mut self.cache);
         }
@@ -335,6 +349,11 @@ impl Engine {
     /// Tokens of the last generation's prompt that need not be computed, since they were there.
     pub fn adopted(&self, id: SequenceId) -> Result<usize> {
         Ok(self.sequences[self.index(id)?].adopted)
+    }
+
+    /// Those of [`Engine::adopted`] that came from disk.
+    pub fn restored(&self, id: SequenceId) -> Result<usize> {
+        Ok(self.sequences[self.index(id)?].restored)
     }
 
     /// How likely the token was that came last, where [`Generation::logprobs`] asked for it; once.
@@ -367,6 +386,50 @@ impl Engine {
     }
 }
 
+/// The prompt cache on disk.
+impl Engine {
+    /// What is in it, and what came of it; `None` where there is none.
+    pub fn prompt_cache(&self) -> Option<PromptCacheStatus> {
+        self.disk.as_ref().map(PromptCache::status)
+    }
+
+    /// What is to be said of it, each line once: why there is none although it was asked for, or no longer; what was lost.
+    pub fn take_prompt_cache_notes(&mut self) -> Vec<String> {
+        let mut notes = std::mem::take(&mut self.disk_notes);
+        notes.extend(self.disk.iter_mut().flat_map(PromptCache::take_warnings));
+        notes
+    }
+
+    /// While nobody generates: writes a portion of what conversations hold to the prompt cache, in a few milliseconds. Whether there is more to do at once.
+    ///
+    /// # Errors
+    /// When memory could not be had: then steps fail alike.
+    pub fn tend(&mut self) -> Result<bool> {
+        match &mut self.disk {
+            Some(disk) if self.sequences.iter().all(|s| s.running.is_none()) => self.runner.save(&mut self.cache, disk),
+            _ => Ok(false),
+        }
+    }
+
+    /// Before the end: all that conversations hold is written to the prompt cache.
+    ///
+    /// # Errors
+    /// Those of [`Engine::tend`].
+    pub fn save(&mut self) -> Result<()> {
+        while self.tend()? {}
+        self.disk.iter().for_each(PromptCache::flush);
+        Ok(())
+    }
+
+    /// Sequences that wait for what is on disk.
+    fn attend(&mut self, idle: bool) -> Result<()> {
+        match &mut self.disk {
+            Some(disk) => disk.attend(&mut self.sequences, &mut self.cache, &mut self.runner, idle),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Steps.
 impl Engine {
     /// One step of running sequences. Returns what came of it.
@@ -377,20 +440,23 @@ impl Engine {
     pub fn step(&mut self) -> Result<&[Event]> {
         self.events.clear();
         self.events.append(&mut self.pending);
-        // 1. Who takes part, with how many tokens
+        // 1. Who takes part, with how many tokens; meanwhile others are given what was on disk
+        self.attend(false)?;
         self.scheduler.plan(&mut self.sequences, &mut self.cache, &mut self.plan);
         for i in 0..self.plan.stuck.len() {
             let i = self.plan.stuck[i];
             self.finish(i, Finish::ContextFull);
         }
         if self.plan.takers.is_empty() {
+            self.attend(true)?;
             return Ok(&self.events);
         }
         // 2. The model
         let begun = Instant::now();
         let logits = self.compute(Wanted::Last)?;
         let prompts: usize = self.plan.takers[self.plan.generating..].iter().map(|t| t.tokens).sum();
-        self.scheduler.pace.learn(self.plan.generating, prompts, begun.elapsed());
+        let took = begun.elapsed();
+        self.scheduler.pace.learn(self.plan.generating, prompts, took);
         // 3. Who comes to its end has a row of logits, in order, also if it failed
         self.draws.clear();
         let mut row = 0;
@@ -414,6 +480,12 @@ impl Engine {
         }
         // 4. Their next tokens
         self.sample(logits);
+        if let Some(disk) = &mut self.disk {
+            if self.plan.generating == 0 {
+                disk.costs.computed(prompts, took);
+            }
+            self.runner.after_step(took, &mut self.cache, disk)?;
+        }
         Ok(&self.events)
     }
 
@@ -526,7 +598,7 @@ impl Engine {
     fn compute(&mut self, wanted: Wanted) -> Result<Logits> {
         self.steps += 1;
         let Outcome { logits, failed, mut routed, .. } =
-            self.runner.step(&mut self.plan, &self.sequences, &self.cache, wanted)?;
+            self.runner.step(&self.plan, &self.sequences, &mut self.cache, self.disk.as_mut(), wanted)?;
         self.routed.append(&mut routed);
         // 1. Whether the weights were what the files hold
         if let Some(loading) = &self.loading {
@@ -552,8 +624,7 @@ impl Engine {
                         self.cache.publish(&mut s.held, s.root, &s.tokens, s.computed);
                     }
                     if s.marks.binary_search(&s.computed).is_ok() {
-                        let chores = &mut self.plan.chores;
-                        self.cache.snapshot(&mut s.held, s.root, &s.tokens, s.computed, chores);
+                        self.cache.snapshot(&mut s.held, s.root, &s.tokens, s.computed);
                     }
                     self.cache.drop_unseen(&mut s.held, s.computed);
                 }

@@ -8,6 +8,7 @@ mod options;
 mod pace;
 mod pins;
 mod placement;
+mod prompt_cache;
 mod runner;
 pub mod sampler;
 mod sampling;
@@ -20,6 +21,7 @@ pub use engine::{Engine, MakeBackend};
 pub use options::{Options, Placement};
 pub use pins::Pins;
 pub use placement::Placed;
+pub use prompt_cache::{PromptCacheOptions, PromptCacheStatus};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{
     Activations, Backend, Cpu, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass, NUMERICS_VERSION,

@@ -5,6 +5,7 @@ use sluice_backend::{Activations, ExpertOptions, Isa, KvType, Lookahead};
 use sluice_store::LoadOptions;
 
 use crate::budget::Held;
+use crate::prompt_cache::PromptCacheOptions;
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub struct Options {
     pub prefix_cache: bool,
     /// Recurrent states that are kept for that, beside those of the sequences of a step, where a memory limit leaves room for them.
     pub snapshots: usize,
+    /// Whether and where it is kept on disk too, for later starts. Changes no result.
+    pub prompt_cache: Option<PromptCacheOptions>,
     /// Tokens in a block of the cache.
     pub block_tokens: usize,
     /// Changes the model's output: see `sluice_model::Options`.
@@ -65,6 +68,7 @@ impl Options {
             chunk: None,
             prefix_cache: true,
             snapshots: 0,
+            prompt_cache: None,
             block_tokens: 32,
             experts_per_token: None,
             profile: false,

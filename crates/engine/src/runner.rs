@@ -1,10 +1,13 @@
 //! One step through the model: inputs from what sequences hold, and what came of it.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use sluice_backend::{Backend, Capacity, KvPool, Outcome, SequenceInput, StepInputs, Wanted};
-use sluice_cache::{Chore, KvCache};
+use sluice_cache::{Chore, Filling, KvCache};
 use sluice_model::Decoder;
 
+use crate::prompt_cache::PromptCache;
 use crate::scheduler::Plan;
 use crate::sequence::Sequence;
 
@@ -29,22 +32,14 @@ impl Runner {
     /// When there is no memory for blocks that are free by number.
     pub fn step(
         &mut self,
-        plan: &mut Plan,
+        plan: &Plan,
         sequences: &[Sequence],
-        cache: &KvCache,
+        cache: &mut KvCache,
+        disk: Option<&mut PromptCache>,
         wanted: Wanted,
     ) -> Result<Outcome> {
         // 1. Memory
-        for (pool, touched) in self.kv.iter().zip(cache.touched()) {
-            self.backend.commit_kv(pool, touched)?;
-        }
-        for chore in plan.chores.drain(..) {
-            match chore {
-                Chore::CopyBlock { group, from, to } => self.backend.copy_blocks(&self.kv[group], &[(from, to)]),
-                Chore::CopyState { from, to } => self.backend.copy_state(from, to),
-                Chore::ZeroState(row) => self.backend.zero_state(row),
-            }
-        }
+        self.settle(cache, disk)?;
         // 2. Inputs
         self.inputs.clear();
         for taker in &plan.takers {
@@ -63,6 +58,54 @@ impl Runner {
         self.backend.begin(&self.inputs);
         self.decoder.step(&mut *self.backend, &self.inputs);
         Ok(self.backend.end())
+    }
+
+    /// Has memory ready for all blocks that were handed out, and does what the caches want done.
+    ///
+    /// # Errors
+    /// When there is no memory for blocks that are free by number.
+    pub fn settle(&mut self, cache: &mut KvCache, mut disk: Option<&mut PromptCache>) -> Result<()> {
+        for (pool, touched) in self.kv.iter().zip(cache.touched()) {
+            self.backend.commit_kv(pool, touched)?;
+        }
+        let (backend, kv) = (&mut *self.backend, &self.kv);
+        cache.carry_out(|chore, leaving| match chore {
+            Chore::CopyBlock { group, from, to } => backend.copy_blocks(&kv[group], &[(from, to)]),
+            Chore::CopyState { from, to } => backend.copy_state(from, to),
+            Chore::ZeroState(row) => backend.zero_state(row),
+            Chore::CopyOut(i) => disk.iter_mut().for_each(|disk| disk.leaves(&leaving[i], backend, kv)),
+        });
+        Ok(())
+    }
+
+    /// Puts bytes into a block or a state that a sequence has set aside for them.
+    pub fn fill(&mut self, filling: Filling, bytes: &[u8]) {
+        match filling {
+            Filling::Block { group, block, .. } => self.backend.write_block(&self.kv[group], block, bytes),
+            Filling::State { row, .. } => {
+                let floats = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+                self.backend.write_state(row, &floats.collect::<Vec<f32>>());
+            }
+        }
+    }
+
+    /// After a step that took so long: some of what is to be kept on disk is copied out.
+    ///
+    /// # Errors
+    /// Those of [`Runner::settle`].
+    pub fn after_step(&mut self, took: Duration, cache: &mut KvCache, disk: &mut PromptCache) -> Result<()> {
+        self.settle(cache, Some(disk))?;
+        disk.after_step(took, cache, &mut *self.backend, &self.kv);
+        Ok(())
+    }
+
+    /// Copies out a portion of what conversations hold. Whether there may be more.
+    ///
+    /// # Errors
+    /// Those of [`Runner::settle`].
+    pub fn save(&mut self, cache: &mut KvCache, disk: &mut PromptCache) -> Result<bool> {
+        self.settle(cache, Some(disk))?;
+        Ok(disk.save(cache, &mut *self.backend, &self.kv))
     }
 
     /// Whether this is a row of the last step's taker number `taker`.

@@ -5,9 +5,10 @@
 //! is preempted: what it had computed stays in the prefix cache as long as there is room, and is computed again otherwise, to the same bits. The one that was started
 //! first is never preempted, so that all come to their end.
 
-use sluice_cache::{Chore, KvCache};
+use sluice_cache::KvCache;
 
 use crate::pace::Pace;
+use crate::prompt_cache::{self, Restore};
 use crate::sequence::Sequence;
 
 /// A sequence that takes part in a step, by its place among all, with its next so many tokens.
@@ -31,8 +32,6 @@ pub struct Scheduler {
 #[derive(Default)]
 pub struct Plan {
     pub takers: Vec<Taker>,
-    /// What the backend has to do before it; those of steps that were planned and not run are still in it.
-    pub chores: Vec<Chore>,
     /// Sequences for which there is no memory although all others were preempted.
     pub stuck: Vec<usize>,
     /// Of the takers, so many generate: they come first.
@@ -62,7 +61,8 @@ impl Scheduler {
         plan.clear();
         let mut queue = std::mem::take(&mut self.queue);
         queue.clear();
-        queue.extend((0..sequences.len()).filter(|i| sequences[*i].running.is_some() && sequences[*i].due() > 0));
+        let goes_on = |s: &Sequence| s.running.is_some() && s.due() > 0 && !s.restore.waits();
+        queue.extend((0..sequences.len()).filter(|i| goes_on(&sequences[*i])));
         queue.sort_unstable_by_key(|i| sequences[*i].running.as_ref().map(|r| r.turn));
         let mut room = self.most_tokens;
         // 1. Those that generate
@@ -90,7 +90,10 @@ impl Scheduler {
                 if !fits(sequences, cache) && !plan.takers.is_empty() {
                     break;
                 }
-                adopt(&mut sequences[i], cache, plan);
+                if prompt_cache::begin(&mut sequences[i], cache) {
+                    continue;
+                }
+                adopt(&mut sequences[i], cache);
             }
             let tokens = next_tokens(&sequences[i], room);
             // Nobody is preempted for a prompt.
@@ -101,10 +104,12 @@ impl Scheduler {
         }
         // 3. Somebody must go on: the first may preempt all others
         if plan.takers.is_empty()
-            && let Some((&first, others)) = queue.split_first()
+            && let Some(at) = queue.iter().position(|i| !sequences[*i].restore.waits())
         {
+            let (first, others) = (queue[at], &queue[at + 1..]);
             let tokens = next_tokens(&sequences[first], self.most_tokens);
-            if !take(sequences, cache, plan, others, first, tokens) {
+            // Who waits for the disk holds memory that it gives back one day.
+            if !take(sequences, cache, plan, others, first, tokens) && !waits(sequences) {
                 plan.stuck.push(first);
             }
         }
@@ -135,6 +140,10 @@ impl Scheduler {
     }
 }
 
+fn waits(sequences: &[Sequence]) -> bool {
+    sequences.iter().any(|s| s.running.is_some() && s.restore.waits())
+}
+
 /// Has a sequence take part, if there is room. Idle conversations are evicted for it, and then the last of `after` that takes no part yet is preempted.
 fn take(
     sequences: &mut [Sequence],
@@ -153,19 +162,19 @@ fn take(
         retire(&mut sequences[victim], cache);
     }
     let s = &mut sequences[i];
-    cache.grow(&mut s.held, total, &mut plan.chores).expect("room was found");
+    cache.grow(&mut s.held, total).expect("room was found");
     plan.takers.push(Taker { sequence: i, tokens });
     true
 }
 
 /// A sequence that begins takes up what is there of its prompt; the last token is computed in any case, for its logits.
-fn adopt(s: &mut Sequence, cache: &mut KvCache, plan: &mut Plan) {
+fn adopt(s: &mut Sequence, cache: &mut KvCache) {
     if !s.shares {
         return;
     }
-    let found = cache.adopt(&mut s.held, s.root, &s.tokens, s.tokens.len() - 1, &mut plan.chores);
+    let found = cache.adopt(&mut s.held, s.root, &s.tokens, s.tokens.len() - 1);
     s.computed = found.tokens;
-    s.adopted = found.tokens;
+    (s.adopted, s.restored) = (found.tokens, 0);
     // Keys and values are known further than a state: the next to come this way finds one.
     if found.known > found.tokens
         && let Err(at) = s.marks.binary_search(&found.known)
@@ -197,6 +206,7 @@ pub fn retire(s: &mut Sequence, cache: &mut KvCache) {
         cache.release(&mut s.held);
     }
     s.computed = 0;
+    s.restore = Restore::No;
 }
 
 #[cfg(test)]
@@ -221,6 +231,8 @@ mod tests {
             shares: true,
             marks: Vec::new(),
             adopted: 0,
+            restored: 0,
+            restore: Restore::No,
             logprobs: None,
             running,
             last_used: 0,

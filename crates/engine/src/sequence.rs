@@ -2,6 +2,7 @@
 
 use sluice_cache::{BlockHash, Held};
 
+use crate::prompt_cache::Restore;
 use crate::sampler::{History, Logprobs, SamplingParams};
 
 /// Names a sequence of an engine.
@@ -103,6 +104,10 @@ pub(crate) struct Sequence {
     pub marks: Vec<usize>,
     /// Tokens of the generation's prompt that were there.
     pub adopted: usize,
+    /// Those of them that came from disk.
+    pub restored: usize,
+    /// How far it is with what is on disk of its prompt.
+    pub restore: Restore,
     /// Of the token that came last, where they are wanted.
     pub logprobs: Option<Logprobs>,
     pub running: Option<Running>,

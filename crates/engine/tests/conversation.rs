@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::text::{ChatTemplate, Dialogue, Tokenizer};
-use sluice_engine::{Engine, Event, Generation, Options};
+use sluice_engine::{Engine, Event, Generation, Options, PromptCacheOptions};
 
 fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")
@@ -36,8 +36,20 @@ const AGAIN: usize = 23;
 /// Tokens by which a rendering may part earlier than a message ends: the beginning of the next one.
 const BEGINNING: usize = 8;
 
+/// What of a conversation must be there when it is sent again, as far as it is the same.
+enum Known {
+    /// All of the prompt before.
+    Prompt,
+    /// All up to the user's question in it.
+    Question,
+    /// All up to the question before that one.
+    Turn,
+}
+
 struct Client<'a> {
     engine: Engine,
+    /// Opens an engine on the same prompt cache, after each request: what it goes on from was on disk.
+    restart: Option<&'a dyn Fn() -> Engine>,
     /// It keeps nothing between requests.
     forgetful: Engine,
     tokenizer: &'a Tokenizer,
@@ -48,12 +60,14 @@ struct Client<'a> {
     before: Vec<u32>,
     /// Tokens of it up to the end of the user's last message, and the beginning of an answer.
     question_end: usize,
+    /// The same of the question before that one.
+    earlier: usize,
     requests: usize,
 }
 
 impl Client<'_> {
-    /// Sends the conversation as it stands. `anew`: what followed the last question before may be computed again.
-    fn ask(&mut self, anew: bool, what: &str) {
+    /// Sends the conversation as it stands.
+    fn ask(&mut self, known: Known, what: &str) {
         let extra = Map::new();
         let dialogue = Dialogue {
             template: Some(self.template),
@@ -70,9 +84,23 @@ impl Client<'_> {
         let sampling = SamplingParams { temperature: 0.8, seed: self.requests as u64, ..SamplingParams::default() };
         let generation = Generation { sampling, max_tokens: 6, marks, ..Generation::default() };
         let (answer, adopted) = answer(&mut self.engine, &prompt, generation.clone());
+        if let Some(restart) = self.restart {
+            self.engine.save().unwrap();
+            // The folder is one engine's at a time.
+            let nothing = Engine::open(&folder("qwen3"), forgetful(16)).unwrap();
+            drop(std::mem::replace(&mut self.engine, nothing));
+            self.engine = restart();
+            assert_eq!(self.engine.take_prompt_cache_notes(), Vec::<String>::new());
+        }
         let common = prompt.iter().zip(&self.before).take_while(|(a, b)| a == b).count();
-        let kept = if anew { self.question_end } else { self.before.len() };
-        let known = kept.min(common).saturating_sub(BEGINNING);
+        let kept = match known {
+            Known::Prompt => self.before.len(),
+            Known::Question => self.question_end,
+            Known::Turn => self.earlier,
+        };
+        // On disk are whole blocks, but for those in which a state was kept.
+        let whole = if self.restart.is_some() { 32 } else { 0 };
+        let known = kept.min(common).saturating_sub(BEGINNING + whole);
         assert!(
             adopted >= known,
             "{what}: {adopted} of {} tokens were there, {common} in common with {}",
@@ -84,7 +112,10 @@ impl Client<'_> {
             assert_eq!(self::answer(&mut self.forgetful, &prompt, generation), (answer, 0), "{what}");
         }
         let question = self.messages.iter().rposition(|m| m["role"] == "user").unwrap();
-        self.question_end = Dialogue { messages: &self.messages[..=question], ..dialogue }.tokens().unwrap().len();
+        let question_end = Dialogue { messages: &self.messages[..=question], ..dialogue }.tokens().unwrap().len();
+        if question_end != self.question_end {
+            self.earlier = std::mem::replace(&mut self.question_end, question_end);
+        }
         self.before = prompt;
         self.requests += 1;
     }
@@ -111,46 +142,62 @@ fn answer(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Vec<u
     (tokens, adopted)
 }
 
-fn converse(model: &Path, drop_thoughts: bool) {
+fn forgetful(context: usize) -> Options {
+    Options {
+        max_context: Some(context),
+        max_sequences: 2,
+        prefix_cache: false,
+        snapshots: 0,
+        ..Options::for_this_machine().unwrap()
+    }
+}
+
+fn converse(model: &Path, drop_thoughts: bool, restarts: bool) {
     let tokenizer = Tokenizer::load(&demo(), None).unwrap();
     let template = template(drop_thoughts);
-    let options = |keeps: bool| Options {
-        max_context: Some(8192),
-        max_sequences: 2,
-        prefix_cache: keeps,
-        snapshots: if keeps { 16 } else { 0 },
-        ..Options::for_this_machine().unwrap()
-    };
-    let open = |keeps| Engine::open(model, options(keeps)).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let prompt_cache = restarts.then(|| PromptCacheOptions {
+        folder: home.path().join("cache"),
+        quota: Some(1 << 30),
+        daily_limit: None,
+        fewest: 8,
+        key_file: None,
+        fingerprints: Some(home.path().join("fingerprints.json")),
+    });
+    let keeps = Options { prefix_cache: true, snapshots: 16, prompt_cache, ..forgetful(8192) };
+    let open = || Engine::open(model, keeps.clone()).unwrap();
     let mut c = Client {
-        engine: open(true),
-        forgetful: open(false),
+        engine: open(),
+        restart: if restarts { Some(&open) } else { None },
+        forgetful: Engine::open(model, forgetful(8192)).unwrap(),
         tokenizer: &tokenizer,
         template: &template,
         tools: json!([{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]),
         messages: vec![json!({"role": "system", "content": "You are a careful helper who looks before answering."})],
         before: Vec::new(),
         question_end: 0,
+        earlier: 0,
         requests: 0,
     };
     for turn in 0..TURNS {
         // 1. The user asks. Where thoughts are dropped, all since the last question is read again without them: that turn, and no more.
         let asked = format!("Question {turn}: what is behind the door of room {}?", turn * 37 % 11);
         c.say(json!({"role": "user", "content": asked}));
-        c.ask(drop_thoughts, "a question");
+        c.ask(if drop_thoughts { Known::Question } else { Known::Prompt }, "a question");
         if turn == EDITED {
             c.messages.pop();
             c.say(json!({"role": "user", "content": format!("Never mind, what is in room {turn}?")}));
-            c.ask(false, "an edited question");
+            // Of the states in the last turn, the newest two are on disk: one before them is that of the turn before.
+            c.ask(if restarts { Known::Turn } else { Known::Prompt }, "an edited question");
         }
         if turn == AGAIN {
-            c.ask(false, "the same question");
+            c.ask(Known::Prompt, "the same question");
         }
         // 2. The model calls a tool, and reads what came of it
         c.say(json!({"role": "assistant", "content": "", "thought": format!("I should look, {turn}."),
             "tool_calls": [{"function": {"name": "look", "arguments": {"room": turn}}}]}));
         c.say(json!({"role": "tool", "content": format!("A lamp, {} chairs and a cat.", turn % 5)}));
-        c.ask(false, "a tool's result");
+        c.ask(Known::Prompt, "a tool's result");
         // 3. It answers
         c.say(json!({"role": "assistant", "content": format!("There are {} chairs.", turn % 5), "thought": "Easy."}));
     }
@@ -159,16 +206,28 @@ fn converse(model: &Path, drop_thoughts: bool) {
 
 #[test]
 fn a_dense_model_recomputes_at_most_the_last_turn() {
-    converse(&folder("qwen3"), false);
-    converse(&folder("qwen3"), true);
+    converse(&folder("qwen3"), false, false);
+    converse(&folder("qwen3"), true, false);
 }
 
 #[test]
 fn a_hybrid_model_recomputes_at_most_the_last_turn() {
-    converse(&folder("qwen3_5"), false);
+    converse(&folder("qwen3_5"), false, false);
     for model in [folder("qwen3_5"), folder("qwen3_next"), demo()] {
-        converse(&model, true);
+        converse(&model, true, false);
     }
+}
+
+#[test]
+fn a_dense_model_recomputes_at_most_the_last_turn_across_restarts() {
+    converse(&folder("qwen3"), false, true);
+    converse(&folder("qwen3"), true, true);
+}
+
+#[test]
+fn a_hybrid_model_recomputes_at_most_the_last_turn_across_restarts() {
+    converse(&folder("qwen3_5"), false, true);
+    converse(&folder("qwen3_next"), true, true);
 }
 
 #[test]

@@ -31,6 +31,10 @@ pub struct Metrics {
     generation_tokens: Counter,
     prefix_queries: Counter,
     prefix_hits: Counter,
+    from_disk: Counter,
+    from_memory: Counter,
+    computed: Counter,
+    disk: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 8],
     finished: Family<Reason, Counter>,
     first_token: Histogram,
     between_tokens: Histogram,
@@ -49,6 +53,18 @@ pub struct Metrics {
     memory: Family<Class, Gauge<i64, AtomicI64>>,
 }
 
+/// Of the prompt cache on disk; zero where there is none.
+const DISK: [(&str, &str); 8] = [
+    ("sluice:prompt_cache_bytes", "Bytes of the prompt cache on disk"),
+    ("sluice:prompt_cache_blocks", "Blocks of tokens in it"),
+    ("sluice:prompt_cache_written_bytes", "Bytes written to it since the start"),
+    ("sluice:prompt_cache_read_bytes", "Bytes read from it since the start"),
+    ("sluice:prompt_cache_dropped", "Blocks that were not written, since too much was waiting"),
+    ("sluice:prompt_cache_wrong", "Blocks that were not what had been written, and were computed instead"),
+    ("sluice:prompt_cache_too_dear", "Prompts that were computed since reading would have taken longer"),
+    ("sluice:prompt_cache_broken", "1 where an error has ended its use"),
+];
+
 impl Metrics {
     pub fn new() -> Metrics {
         // Seconds, as vLLM divides them.
@@ -63,6 +79,10 @@ impl Metrics {
             generation_tokens: Counter::default(),
             prefix_queries: Counter::default(),
             prefix_hits: Counter::default(),
+            from_disk: Counter::default(),
+            from_memory: Counter::default(),
+            computed: Counter::default(),
+            disk: DISK.map(|(name, help)| (name, help, Gauge::default())),
             finished: Family::default(),
             first_token: long(),
             between_tokens: short(),
@@ -88,6 +108,10 @@ impl Metrics {
         r.register("vllm:generation_tokens", "Tokens that were generated", m.generation_tokens.clone());
         r.register("vllm:prefix_cache_queries", "Tokens of prompts that were looked for", m.prefix_queries.clone());
         r.register("vllm:prefix_cache_hits", "Tokens of prompts that were there", m.prefix_hits.clone());
+        r.register("sluice:prompt_tokens_memory", "Tokens of prompts that were in memory", m.from_memory.clone());
+        r.register("sluice:prompt_tokens_disk", "Those that were in the prompt cache on disk", m.from_disk.clone());
+        r.register("sluice:prompt_tokens_computed", "Those that were computed", m.computed.clone());
+        m.disk.iter().for_each(|(name, help, gauge)| r.register(*name, *help, gauge.clone()));
         r.register("vllm:request_success", "Choices that came to an end, by reason", m.finished.clone());
         r.register("vllm:time_to_first_token_seconds", "From a request's arrival", m.first_token.clone());
         r.register("vllm:inter_token_latency_seconds", "Between tokens of a choice", m.between_tokens.clone());
@@ -119,10 +143,13 @@ impl Metrics {
         text
     }
 
-    pub fn begun(&self, prompt: usize, cached: usize, waited: Duration) {
+    pub fn begun(&self, prompt: usize, cached: usize, restored: usize, waited: Duration) {
         self.prompt_tokens.inc_by(prompt as u64);
         self.prefix_queries.inc_by(prompt as u64);
         self.prefix_hits.inc_by(cached as u64);
+        self.from_disk.inc_by(restored as u64);
+        self.from_memory.inc_by(cached.saturating_sub(restored) as u64);
+        self.computed.inc_by(prompt.saturating_sub(cached) as u64);
         self.queue.observe(waited.as_secs_f64());
     }
 
@@ -169,6 +196,11 @@ impl Metrics {
         let evicted = engine.evicted();
         self.evicted_blocks.inner().store(evicted.blocks, Ordering::Relaxed);
         self.evicted_snapshots.inner().store(evicted.snapshots, Ordering::Relaxed);
+        if let Some(s) = engine.prompt_cache() {
+            let broken = u64::from(s.broken.is_some());
+            let values = [s.bytes, s.entries, s.written_bytes, s.read_bytes, s.dropped, s.wrong, s.too_dear, broken];
+            self.disk.iter().zip(values).for_each(|((.., gauge), value)| _ = gauge.set(value as i64));
+        }
         if let Some(streamed) = engine.take_streamed() {
             self.experts_wanted.inc_by(streamed.stats.wanted);
             self.experts_hit.inc_by(streamed.stats.hits);

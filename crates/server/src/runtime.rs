@@ -203,12 +203,20 @@ impl Worker {
         loop {
             // 1. What others want; nothing else is to do where all is idle
             loop {
-                let command = if self.engine.is_idle() && !stopping {
+                // Where there is nothing else to do, what conversations hold is written to disk, a little at a time.
+                let tends = match if self.engine.is_idle() { self.engine.tend() } else { Ok(false) } {
+                    Ok(more) => more,
+                    Err(e) => return self.die(&format!("{e:#}")),
+                };
+                let command = if self.engine.is_idle() && !stopping && !tends {
                     self.measure();
                     match self.received.recv_timeout(IDLE) {
                         Ok(command) => command,
                         Err(mpsc::RecvTimeoutError::Timeout) => continue,
-                        Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                        Err(mpsc::RecvTimeoutError::Disconnected) => {
+                            let _ = self.engine.save();
+                            return;
+                        }
                     }
                 } else {
                     match self.received.try_recv() {
@@ -223,8 +231,12 @@ impl Worker {
                     Command::Stop => stopping = true,
                 }
             }
+            if self.engine.is_idle() && stopping {
+                let _ = self.engine.save();
+                return self.measure();
+            }
             if self.engine.is_idle() {
-                return;
+                continue;
             }
             // 2. A step
             let begun = Instant::now();
@@ -277,7 +289,8 @@ impl Worker {
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
             self.shared.running.fetch_add(1, Ordering::SeqCst);
             let cached = self.engine.adopted(sequence).unwrap_or(0);
-            self.metrics.begun(request.submission.prompt.len(), cached, request.submission.arrived.elapsed());
+            let restored = self.engine.restored(sequence).unwrap_or(0);
+            self.metrics.begun(request.submission.prompt.len(), cached, restored, request.submission.arrived.elapsed());
             gone |= request.submission.updates.send(Update::Begun { cached }).is_err();
         }
         match event {
@@ -374,5 +387,6 @@ impl Worker {
         let (waiting, running) =
             (self.shared.waiting.load(Ordering::SeqCst), self.shared.running.load(Ordering::SeqCst));
         self.metrics.caches(&mut self.engine, waiting, running);
+        self.engine.take_prompt_cache_notes().iter().for_each(|note| eprintln!("sluice: {note}"));
     }
 }

@@ -22,6 +22,7 @@ use crate::generate::{self, Answer, End, Piece};
 use crate::load;
 use crate::progress::Progress;
 use crate::prompt::PromptArgs;
+use crate::prompt_cache_args::{self, PromptCacheArgs};
 use crate::sampling_args::SamplingArgs;
 use crate::stats::{self, Measured};
 use crate::{interrupt, terminal};
@@ -45,16 +46,22 @@ pub struct ChatArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    prompt_cache: PromptCacheArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
 /// Recurrent states that are kept, where the model has some: at the ends of the last answers and prompts, for `/undo` and `/regenerate`.
 const SNAPSHOTS: usize = 4;
 
+/// Writing to the prompt cache after an answer takes so long at most.
+const KEEPING: Duration = Duration::from_millis(200);
+
 /// Talks until the input ends.
 pub fn run(args: ChatArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
-    let options = Options { snapshots: SNAPSHOTS, ..args.engine.options()? };
+    let options =
+        Options { snapshots: SNAPSHOTS, prompt_cache: args.prompt_cache.options()?, ..args.engine.options()? };
     let loaded = load::model(&folder, &args.engine, options)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
     let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
@@ -102,6 +109,9 @@ pub fn run(args: ChatArgs) -> Result<()> {
             }
         };
     }
+    // A step has said what failed for good.
+    let _ = chat.engine.save();
+    prompt_cache_args::say_notes(&mut chat.engine);
     Ok(())
 }
 
@@ -143,6 +153,7 @@ impl Chat<'_> {
                 if self.with_stats {
                     self.print_stats();
                 }
+                self.keep();
                 Ok(begun)
             }
             Err(e) if e.is::<OutputGone>() => Err(e),
@@ -152,6 +163,13 @@ impl Chat<'_> {
                 Ok(false)
             }
         }
+    }
+
+    /// Writes what is new of the conversation to the prompt cache, as far as it takes no time that anybody notices; the rest is written at the end.
+    fn keep(&mut self) {
+        let begun = Instant::now();
+        while begun.elapsed() < KEEPING && self.engine.tend().unwrap_or(false) {}
+        prompt_cache_args::say_notes(&mut self.engine);
     }
 
     fn say_end(&self, end: &End, begun: bool) {

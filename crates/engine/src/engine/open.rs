@@ -19,6 +19,7 @@ use super::Engine;
 use crate::budget::{self, Division, Held, Limit, LimitOf, Need, Refusal, StreamedNeed};
 use crate::options::{Options, Placement};
 use crate::placement::{self, Placed};
+use crate::prompt_cache::{self, Choices, PromptCache, Shape, fingerprint};
 use crate::runner::Runner;
 use crate::sampling::Sampling;
 use crate::scheduler::{Plan, Scheduler};
@@ -43,7 +44,8 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`Engine::open`] and of `make`.
-    pub fn open_on(folder: &Path, options: Options, make: MakeBackend) -> Result<Engine> {
+    pub fn open_on(folder: &Path, mut options: Options, make: MakeBackend) -> Result<Engine> {
+        options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::MEMORY);
         // The config first: a folder that holds something else altogether is best told by it.
         ensure!(folder.exists(), "{}: no such folder", folder.display());
         ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
@@ -55,7 +57,7 @@ impl Engine {
                 let streams = placed.placement != Placement::Mapped;
                 if streams { sluice_model::expert_tensors(&model, checkpoint) } else { HashSet::new() }
             })?;
-            Engine::build(&checkpoint, Some(loading), &config, options.clone(), placed, make(&options)?)
+            Engine::build(&checkpoint, Some((loading, folder)), &config, options.clone(), placed, make(&options)?)
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
@@ -78,12 +80,13 @@ impl Engine {
 
     fn build(
         checkpoint: &Checkpoint,
-        loading: Option<Loading>,
+        from: Option<(Loading, &Path)>,
         config: &Config,
         options: Options,
         placed: Placed,
         mut backend: Box<dyn Backend>,
     ) -> Result<Engine> {
+        let (loading, folder) = from.map_or((None, None), |(loading, folder)| (Some(loading), Some(folder)));
         let streamed = placed.placement != Placement::Mapped;
         let chunks = budget::chunks(options.chunk, streamed);
         let longest = chunks[0];
@@ -97,6 +100,7 @@ impl Engine {
         let loaded = sluice_model::load(checkpoint, config, &mut *backend, &options.model(longest))?;
         let (model, decoder) = (loaded.description, loaded.decoder);
         let max_context = options.max_context.unwrap_or(model.max_context);
+        let max_context_asked = max_context;
         ensure!(max_context > 0, "the context must hold at least one token");
         let kv_type = options.kv_type.unwrap_or(match (options.activations, loaded.working_type) {
             (Activations::F32, _) | (_, Float::F32) => KvType::F32,
@@ -183,9 +187,43 @@ impl Engine {
             CacheKind::Full => Group { block_tokens, window: None, blocks },
             CacheKind::Window(n) => Group { block_tokens, window: Some(n), blocks },
         };
-        let prefixes = options.prefix_cache.then(|| Prefixes { key: secret(), snapshots: states });
+        let cached: Vec<Group> = groups.iter().map(|g| group(g.kind)).collect();
+        let mut disk_notes = Vec::new();
+        let disk = match (&options.prompt_cache, folder) {
+            (Some(asked), Some(folder)) if options.prefix_cache => {
+                let choices = Choices {
+                    activations: options.activations,
+                    kv_type,
+                    experts_per_token: options.experts_per_token,
+                    context: max_context_asked,
+                    block_tokens,
+                };
+                let shape = Shape::new(&cached, &layouts, model.state_len());
+                let opened = fingerprint(folder, &choices, asked.fingerprints.as_deref())
+                    .and_then(|model| PromptCache::open(asked, (model, folder), shape));
+                match opened {
+                    Ok(opened) => Some(opened),
+                    Err(e) => match prompt_cache::to_blame(&e) {
+                        Some(flag) => return Err(e.context(flag)),
+                        None => {
+                            disk_notes.push(format!("without the prompt cache: {e:#}"));
+                            None
+                        }
+                    },
+                }
+            }
+            (Some(_), Some(_)) => {
+                disk_notes.push("without the prompt cache: nothing is shared between requests".into());
+                None
+            }
+            _ => None,
+        };
+        let key = disk.as_ref().map_or_else(secret, |(_, secret)| *secret);
+        let prefixes = options.prefix_cache.then_some(Prefixes { key, snapshots: states });
         let max_sequences = options.max_sequences;
-        let cache = KvCache::new(&groups.iter().map(|g| group(g.kind)).collect::<Vec<_>>(), states, prefixes);
+        let mut cache = KvCache::new(&cached, states, prefixes);
+        let disk = disk.map(|(disk, _)| disk);
+        disk.iter().for_each(|disk| cache.keep_elsewhere(disk.fewest()));
         let capacity =
             Capacity { tokens: chunk, sequences: options.max_sequences, blocks: per_sequence * options.max_sequences };
         let sampling = Sampling::new(backend.threads(), model.vocabulary, options.max_sequences);
@@ -197,6 +235,8 @@ impl Engine {
             layouts,
             scheduler: Scheduler::new(chunk, max_sequences, if streamed { STREAMED_PROMPT } else { PROMPT }),
             sampling,
+            disk,
+            disk_notes,
             sequences: Vec::new(),
             next_id: 0,
             next_turn: 0,

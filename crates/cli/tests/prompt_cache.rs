@@ -1,0 +1,152 @@
+//! The prompt cache on disk, used by the program that ships: each start goes on from what an earlier one has computed, however that one ended.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use support::server::Server;
+use support::{demo, json, output, piped, sluice, stderr, success, text};
+
+const STORY: &str = "Once upon a time there was an old fisherman who lived with his wife in a small hut by the sea. Every day he went out with \
+    his boat and his net, and every evening he came home with a few fish, and they were content. One day the net was very heavy, and when he had pulled it \
+    into the boat there was a single fish in it, which was made of gold and which spoke to him with the voice of a man.";
+
+fn flags(folder: &Path) -> Vec<String> {
+    vec![
+        format!("--prompt-cache={}", text(folder)),
+        "--prompt-cache-bytes=200M".into(),
+        "--prompt-cache-min-tokens=16".into(),
+    ]
+}
+
+fn serve(folder: &Path) -> Option<Server> {
+    let flags = flags(folder);
+    Server::start(&flags.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// The text, the prompt's tokens, and how many of them were there.
+fn ask(server: &Server) -> (String, u64, u64) {
+    let answer = server.complete(json!({"prompt": STORY, "max_tokens": 12, "temperature": 0}));
+    let usage = &answer["usage"];
+    let number = |value: &Value| value.as_u64().unwrap();
+    let text = answer["choices"][0]["text"].as_str().unwrap().to_owned();
+    (text, number(&usage["prompt_tokens"]), number(&usage["prompt_tokens_details"]["cached_tokens"]))
+}
+
+fn end(mut server: Server, signal: &str) {
+    let killed = Command::new("kill").args([signal, &server.child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    server.child.wait().unwrap();
+}
+
+#[test]
+fn a_server_goes_on_where_one_was_stopped_or_killed() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("cache");
+    let Some(server) = serve(&folder) else { return };
+    let (first, tokens, cached) = ask(&server);
+    assert_eq!(cached, 0);
+    end(server, "-TERM");
+    // 1. After a clean stop nothing of the prompt is computed but its last token.
+    let server = serve(&folder).unwrap();
+    assert_eq!(ask(&server), (first.clone(), tokens, tokens - 1));
+    assert_eq!(server.metric("sluice:prompt_tokens_disk_total"), (tokens - 1) as f64);
+    assert_eq!(server.metric("sluice:prompt_tokens_computed_total"), 1.0);
+    assert_eq!(ask(&server), (first.clone(), tokens, tokens - 1));
+    assert_eq!(server.metric("sluice:prompt_tokens_memory_total"), (tokens - 1) as f64);
+    end(server, "-KILL");
+    // 2. Killed: what was written before is right, whatever else is lost.
+    let server = serve(&folder).unwrap();
+    assert_eq!(ask(&server), (first.clone(), tokens, tokens - 1));
+    end(server, "-KILL");
+    // 3. Killed while it computes and writes something new
+    for i in 0..5 {
+        let server = serve(&folder).unwrap();
+        let body = json!({"prompt": format!("{i} {STORY} {STORY}"), "max_tokens": 1, "temperature": 0});
+        server.complete(body);
+        std::thread::sleep(std::time::Duration::from_millis(10 * i));
+        end(server, "-KILL");
+    }
+    let server = serve(&folder).unwrap();
+    assert_eq!(ask(&server).0, first);
+    assert_eq!(server.metric("sluice:prompt_cache_wrong"), 0.0);
+}
+
+#[test]
+fn a_lone_request_is_written_while_the_server_idles() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("cache");
+    let Some(server) = serve(&folder) else { return };
+    let (first, tokens, _) = ask(&server);
+    server.wait_until("it is written", |s| s.metric("sluice:prompt_cache_blocks") > 4.0);
+    end(server, "-KILL");
+    let server = serve(&folder).unwrap();
+    let (again, _, cached) = ask(&server);
+    assert!(again == first && cached > tokens / 2, "{cached} of {tokens}");
+}
+
+#[test]
+fn the_second_of_two_servers_does_without() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("cache");
+    let Some(owner) = serve(&folder) else { return };
+    let other = serve(&folder).unwrap();
+    assert_eq!(ask(&owner).0, ask(&other).0);
+    let run =
+        [&["run".to_owned(), demo().unwrap(), "Hello".to_owned(), "-n1".to_owned()][..], &flags(&folder)].concat();
+    let output = output(&run.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(stderr(&output).contains("in use by another process"), "{}", stderr(&output));
+    success(output);
+}
+
+#[test]
+fn chat_and_run_go_on_from_what_was_said_before() {
+    let home = tempfile::tempdir().unwrap();
+    let Some(model) = demo() else { return };
+    let flags = flags(&home.path().join("cache"));
+    // 1. The same conversation, twice
+    let chat = || {
+        let mut command = sluice(&["chat", &model, "--stats", "--temperature", "0", "-n", "8"]);
+        command.args(&flags);
+        let output = piped(command, &format!("{STORY}\nWhat did it say?\n"));
+        (support::stdout(&output), stderr(&output))
+    };
+    let ((first, figures), (again, later)) = (chat(), chat());
+    assert_eq!(first, again);
+    assert!(!figures.contains("on disk"), "{figures}");
+    assert!(later.contains("on disk"), "{later}");
+    assert!(later.contains("prompt cache: ") && later.contains("of at most 200"), "{later}");
+    // 2. A prompt
+    let run = || {
+        let mut command = sluice(&["run", &model, STORY, "--raw", "--json", "-n", "4", "--temperature", "0"]);
+        json(command.args(&flags).output().unwrap())
+    };
+    let (first, again) = (run(), run());
+    assert_eq!(first["text"], again["text"]);
+    assert_eq!(first["stats"]["prompt"]["cached_on_disk"], 0);
+    let tokens = first["prompt_tokens"].as_u64().unwrap();
+    assert!(again["stats"]["prompt"]["cached_on_disk"].as_u64().unwrap() > tokens / 2, "{again}");
+}
+
+#[test]
+fn nothing_is_written_unless_it_is_asked_for() {
+    let Some(model) = demo() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let prompts = home.path().join(".cache/sluice/prompt-cache");
+    let run = |settings: &[(&str, &str)], flags: &[&str]| {
+        let mut command = sluice(&[&["run", &model, "Hello", "-n", "1"][..], flags].concat());
+        success(command.env("HOME", home.path()).envs(settings.iter().copied()).output().unwrap());
+        prompts.exists()
+    };
+    assert!(!run(&[], &[]));
+    assert!(!run(&[("SLUICE_PROMPT_CACHE", "no")], &[]));
+    assert!(run(&[("SLUICE_PROMPT_CACHE", "1")], &["--prompt-cache-bytes", "100M"]));
+    // A quota that holds nothing is refused.
+    let refused = sluice(&["run", &model, "Hello", "--prompt-cache", "--prompt-cache-bytes", "1M"])
+        .env("HOME", home.path())
+        .output()
+        .unwrap();
+    support::assert_refused(&refused, &["too little for a prompt cache"]);
+}

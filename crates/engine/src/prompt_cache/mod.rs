@@ -1,0 +1,228 @@
+//! The prompt cache on disk, as the engine uses it: what is copied out of the caches in memory and handed to a thread that writes it, and what a prompt finds
+//! there and takes up instead of computing it. No step ever waits for the disk: what there is no room to write is dropped and counted, and a sequence whose
+//! prefix is being read stays in the queue while others go on.
+
+mod costs;
+mod fingerprint;
+mod keeper;
+mod restore;
+mod saving;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use sluice_backend::KvLayout;
+use sluice_cache::disk::Error;
+use sluice_cache::{BlockHash, Group};
+
+use costs::Costs;
+pub(crate) use fingerprint::{Choices, fingerprint};
+use keeper::{Command, Found, Keeper, Query, Shared};
+pub(crate) use restore::{Restore, begin};
+pub(crate) use saving::Saving;
+
+/// A prompt cache on disk that was asked for.
+#[derive(Clone, Debug)]
+pub struct PromptCacheOptions {
+    pub folder: PathBuf,
+    /// Bytes that all of its files together may have; `None`: a twentieth of what is free on its disk.
+    pub quota: Option<u64>,
+    /// Bytes that are written in a day at most (UTC).
+    pub daily_limit: Option<u64>,
+    /// Prefixes of fewer tokens are neither written nor looked for.
+    pub fewest: usize,
+    /// A file whose bytes everything is encrypted with.
+    pub key_file: Option<PathBuf>,
+    /// Where fingerprints of models are remembered, so that a start reads nothing of the weights for one.
+    pub fingerprints: Option<PathBuf>,
+}
+
+/// What is in the cache, and what came of it since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PromptCacheStatus {
+    pub folder: PathBuf,
+    pub quota: u64,
+    /// Bytes of its files, and entries: blocks of tokens, of all models.
+    pub bytes: u64,
+    pub entries: u64,
+    /// Entries that were written, and their bytes.
+    pub stored: u64,
+    pub written_bytes: u64,
+    /// Entries that were not written, since so much was waiting to be.
+    pub dropped: u64,
+    /// Bytes that were read for prompts.
+    pub read_bytes: u64,
+    /// Entries that were not what had been written, or could not be read: computed instead.
+    pub wrong: u64,
+    /// Prefixes that were there and not read, since computing them was quicker.
+    pub too_dear: u64,
+    /// Why nothing is written or read any more.
+    pub broken: Option<String>,
+}
+
+/// What a cache group or a state takes, so that what has another size is not believed.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub block_tokens: usize,
+    pub windows: Vec<Option<usize>>,
+    /// Bytes of a block of each group, and of a state: 0 for a model without.
+    pub block_bytes: Vec<usize>,
+    pub state_bytes: usize,
+}
+
+impl Shape {
+    pub fn new(groups: &[Group], layouts: &[KvLayout], state_len: usize) -> Shape {
+        Shape {
+            block_tokens: groups.first().map_or(32, |g| g.block_tokens),
+            windows: groups.iter().map(|g| g.window).collect(),
+            block_bytes: layouts.iter().map(KvLayout::block_bytes).collect(),
+            state_bytes: state_len * size_of::<f32>(),
+        }
+    }
+
+    /// Of each group, the first block that a query behind `to` tokens sees.
+    fn first_blocks(&self, to: usize) -> impl Iterator<Item = usize> {
+        self.windows.iter().map(move |w| w.map_or(0, |w| (to + 1).saturating_sub(w)) / self.block_tokens)
+    }
+}
+
+/// Bytes that wait to be written at most, and bytes that were read and wait to be taken: each.
+pub(crate) const WAITING: u64 = 16 << 20;
+/// Bytes that all of it comes to hold: these, what is being read, the index.
+pub(crate) const MEMORY: u64 = 2 * WAITING + (36 << 20);
+
+/// The flag that is to blame where a cache cannot be as it was asked for; `None` where the model can do without one.
+pub(crate) fn to_blame(e: &anyhow::Error) -> Option<&'static str> {
+    match e.downcast_ref::<Error>()? {
+        Error::Quota { .. } => Some("--prompt-cache-bytes"),
+        Error::KeyFile { .. } | Error::WrongKey | Error::KeyWanted | Error::NotEncrypted => {
+            Some("--prompt-cache-key-file")
+        }
+        Error::NotACache { .. } | Error::NoCache { .. } => Some("--prompt-cache"),
+        Error::Io { .. } | Error::Folder { .. } | Error::InUse { .. } | Error::Index(_) | Error::Over => None,
+    }
+}
+
+/// The engine's side of the cache.
+pub(crate) struct PromptCache {
+    commands: Sender<Command>,
+    keeper: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    options: PromptCacheOptions,
+    quota: u64,
+    pub shape: Shape,
+    pub costs: Costs,
+    pub saving: Saving,
+    dropped: u64,
+    too_dear: u64,
+    warned: bool,
+}
+
+impl PromptCache {
+    /// Opens the folder. `model`: fingerprint of all that decides bits, and the folder that it is of, for people.
+    ///
+    /// # Errors
+    /// A folder that cannot be used, or that another process uses.
+    pub fn open(options: &PromptCacheOptions, model: (u64, &Path), shape: Shape) -> Result<(PromptCache, [u8; 32])> {
+        let shared = Arc::new(Shared::default());
+        let (commands, received) = channel();
+        let (keeper, secret, quota) =
+            Keeper::open(options, model, shape.clone(), Arc::clone(&shared), commands.clone())?;
+        let keeper = std::thread::Builder::new()
+            .name("prompt-cache".into())
+            .spawn(move || keeper.run(&received))
+            .context("the prompt cache's thread")?;
+        let cache = PromptCache {
+            commands,
+            keeper: Some(keeper),
+            shared,
+            options: options.clone(),
+            quota,
+            shape,
+            costs: Costs::default(),
+            saving: Saving::default(),
+            dropped: 0,
+            too_dear: 0,
+            warned: false,
+        };
+        Ok((cache, secret))
+    }
+
+    pub fn status(&self) -> PromptCacheStatus {
+        let s = &self.shared;
+        let of = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
+        PromptCacheStatus {
+            folder: self.options.folder.clone(),
+            quota: self.quota,
+            bytes: of(&s.bytes),
+            entries: of(&s.entries),
+            stored: of(&s.stored),
+            written_bytes: of(&s.written),
+            dropped: self.dropped + of(&s.refused),
+            read_bytes: of(&s.read),
+            wrong: of(&s.wrong),
+            too_dear: self.too_dear,
+            broken: s.broken(),
+        }
+    }
+
+    /// What went wrong for good, once; and what was lost, a line each.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        let mut lines = self.shared.take_notes();
+        if !self.warned
+            && let Some(why) = self.shared.broken()
+        {
+            self.warned = true;
+            lines.push(format!("{why}: going on without the prompt cache"));
+        }
+        lines
+    }
+
+    /// Prefixes of fewer tokens are neither written nor looked for.
+    pub fn fewest(&self) -> usize {
+        self.options.fewest
+    }
+
+    fn send(&self, command: Command) -> bool {
+        self.shared.is_well() && self.commands.send(command).is_ok()
+    }
+
+    /// Asks what there is of a prompt.
+    fn ask(&self, query: Query) -> Option<Receiver<Found>> {
+        let (tell, told) = channel();
+        self.send(Command::Find(query, tell)).then_some(told)
+    }
+
+    /// A sequence goes on from entries that are kept here too: they are the last to be evicted.
+    pub fn touch(&self, path: Vec<BlockHash>) {
+        if !path.is_empty() {
+            self.send(Command::Touch(path));
+        }
+    }
+
+    /// Waits until all that was handed over is written, or cannot be.
+    pub fn flush(&self) {
+        let (tell, told) = channel();
+        if self.send(Command::Flush(tell)) {
+            while self.shared.is_well() && !matches!(told.recv_timeout(Duration::from_millis(50)), Ok(())) {
+                if self.keeper.as_ref().is_none_or(JoinHandle::is_finished) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for PromptCache {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Close);
+        if let Some(keeper) = self.keeper.take() {
+            let _ = keeper.join();
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! A prompt whose beginning is on disk. It is looked for as soon as the sequence waits for its turn; when that comes, the sequence takes blocks of the pool for what
+//! is missing, as if it were to compute them, and stays in the queue until they are filled. What cannot be read is computed like anything else.
+
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, sync_channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Result;
+use sluice_cache::disk::STATE;
+use sluice_cache::{Filling, KvCache, Wanted};
+
+use super::keeper::{Command, Found, Query, Read};
+use super::{PromptCache, WAITING};
+use crate::runner::Runner;
+use crate::sequence::Sequence;
+
+/// How far a sequence is with what is on disk of its prompt.
+#[derive(Default)]
+pub(crate) enum Restore {
+    /// Nobody has asked yet.
+    #[default]
+    No,
+    Asked(Mutex<Receiver<Found>>, Sender<Command>),
+    /// It begins when the sequence's turn comes.
+    Found(Found, Sender<Command>),
+    Reading(Reading),
+    /// All that there was is there.
+    Over,
+}
+
+impl Restore {
+    /// Whether the sequence can take no part in a step.
+    pub fn waits(&self) -> bool {
+        matches!(self, Restore::Asked(..) | Restore::Reading(_))
+    }
+}
+
+pub(crate) struct Reading {
+    wanted: Wanted,
+    to: usize,
+    /// Tokens of it that were in memory.
+    present: usize,
+    /// By number of the part.
+    fillings: Vec<Filling>,
+    filled: Vec<bool>,
+    received: Mutex<Receiver<Read>>,
+    /// Time that putting bytes in their place took.
+    placing: Duration,
+}
+
+/// A sequence's turn has come, and something was found for it: it takes what it needs, and reading begins. Otherwise it computes.
+pub(crate) fn begin(s: &mut Sequence, cache: &mut KvCache) -> bool {
+    let (found, commands) = match std::mem::take(&mut s.restore) {
+        Restore::Found(found, commands) => (found, commands),
+        other => {
+            s.restore = other;
+            return false;
+        }
+    };
+    s.restore = Restore::Over;
+    let present = cache.would_adopt(s.root, &s.tokens, s.tokens.len() - 1);
+    if present >= found.to {
+        return false;
+    }
+    let part = |node: usize, part: u32| found.parts.iter().position(|p| (p.node, p.part) == (node, part));
+    let number = |group: usize| if group == usize::MAX { STATE } else { group as u32 };
+    let may_fill = |node, group| part(node, number(group)).is_some();
+    let Some(fillings) = cache.take_up(&mut s.held, s.root, &s.tokens, found.wanted, may_fill) else { return false };
+    let parts = fillings.iter().map(|filling| {
+        let at = match *filling {
+            Filling::Block { node, group, .. } => part(node, group as u32),
+            Filling::State { node, .. } => part(node, STATE),
+        };
+        found.parts[at.expect("it may be filled")].clone()
+    });
+    let parts: Vec<_> = parts.collect();
+    let largest = parts.iter().map(|p| p.bytes).max().unwrap_or(1).max(1);
+    let (tell, received) = sync_channel((WAITING / largest).clamp(2, 1024) as usize);
+    if commands.send(Command::Read(found.tokens, parts, tell)).is_err() {
+        cache.release(&mut s.held);
+        return false;
+    }
+    let (filled, wanted, to) = (vec![false; fillings.len()], found.wanted, found.to);
+    let received = Mutex::new(received);
+    s.restore = Restore::Reading(Reading { wanted, to, present, fillings, filled, received, placing: Duration::ZERO });
+    true
+}
+
+/// So long a step that has nothing to compute waits for what is being read.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+impl PromptCache {
+    /// Asks for what waiting sequences may find, and puts in its place what was read for them. `idle`: nothing else is to be done meanwhile.
+    pub fn attend(
+        &mut self,
+        sequences: &mut [Sequence],
+        cache: &mut KvCache,
+        runner: &mut Runner,
+        idle: bool,
+    ) -> Result<()> {
+        let mut patience = idle.then_some(PATIENCE);
+        for s in sequences.iter_mut().filter(|s| s.running.is_some()) {
+            match &s.restore {
+                Restore::No if s.shares && s.held.is_empty() => self.look(s, cache),
+                Restore::Asked(..) => self.asked(s, patience.take()),
+                Restore::Reading(_) => self.take_in(s, cache, runner, patience.take())?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, s: &mut Sequence, cache: &KvCache) {
+        s.restore = Restore::Over;
+        let most = s.tokens.len() - 1;
+        let present = cache.present(s.root, &s.tokens, most);
+        // What is not looked for is nothing that would be kept.
+        if most.saturating_sub(present.usable) < self.fewest().max(1) {
+            return;
+        }
+        let (root, tokens) = (s.root, s.tokens[..most].into());
+        let query = Query { root, tokens, present: present.groups, usable: present.usable };
+        if let Some(told) = self.ask(query) {
+            s.restore = Restore::Asked(Mutex::new(told), self.commands.clone());
+        }
+    }
+
+    fn asked(&mut self, s: &mut Sequence, patience: Option<Duration>) {
+        let Restore::Asked(told, commands) = &mut s.restore else { return };
+        let told = told.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let answer = match patience {
+            Some(patience) => told.recv_timeout(patience).map_err(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout),
+            None => told.try_recv().map_err(|e| e == TryRecvError::Empty),
+        };
+        s.restore = match answer {
+            Ok(found) => {
+                let bytes = found.parts.iter().map(|p| p.bytes).sum();
+                if self.costs.is_worth(bytes, found.to - found.usable) {
+                    Restore::Found(found, commands.clone())
+                } else {
+                    self.too_dear += 1;
+                    Restore::Over
+                }
+            }
+            Err(true) => return,
+            // There is nothing.
+            Err(false) => Restore::Over,
+        };
+    }
+
+    fn take_in(
+        &mut self,
+        s: &mut Sequence,
+        cache: &mut KvCache,
+        runner: &mut Runner,
+        mut patience: Option<Duration>,
+    ) -> Result<()> {
+        // Blocks may have been others' until now, who wanted them copied.
+        runner.settle(cache, Some(self))?;
+        let Restore::Reading(reading) = &mut s.restore else { return Ok(()) };
+        let received = reading.received.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let over = loop {
+            let read = match patience.take() {
+                Some(patience) => received.recv_timeout(patience).ok().map_or_else(|| received.try_recv(), Ok),
+                None => received.try_recv(),
+            };
+            match read {
+                Ok(Read::Part(i, bytes)) => {
+                    let begun = std::time::Instant::now();
+                    runner.fill(reading.fillings[i], &bytes);
+                    reading.placing += begun.elapsed();
+                    reading.filled[i] = true;
+                }
+                Ok(Read::Lost) => {}
+                Ok(Read::Over(bytes, time)) => {
+                    self.costs.read(bytes, time + reading.placing);
+                    break true;
+                }
+                Err(TryRecvError::Empty) => break false,
+                Err(TryRecvError::Disconnected) => break true,
+            }
+        };
+        if over {
+            self.settle_restore(s, cache);
+        }
+        Ok(())
+    }
+
+    /// All that can be read was: the sequence goes on from there.
+    fn settle_restore(&mut self, s: &mut Sequence, cache: &mut KvCache) {
+        let Restore::Reading(reading) = std::mem::replace(&mut s.restore, Restore::Over) else { return };
+        let lost = reading.fillings.iter().zip(&reading.filled).find(|(_, filled)| !**filled);
+        let simple = self.shape.state_bytes == 0 && self.shape.windows.iter().all(Option::is_none);
+        let mut wanted = reading.wanted;
+        let to = match lost {
+            None => reading.to,
+            // What lies before it is good where nothing else is needed.
+            Some((Filling::Block { node, .. }, _)) if simple && *node > 0 => {
+                wanted = Wanted { whole: *node, tail: 0 };
+                node * self.shape.block_tokens
+            }
+            Some(_) => return cache.release(&mut s.held),
+        };
+        if to < reading.to {
+            cache.shrink(&mut s.held, to);
+        }
+        (s.computed, s.adopted, s.restored) = (to, to, to.saturating_sub(reading.present));
+        cache.publish(&mut s.held, s.root, &s.tokens, to);
+        if self.shape.state_bytes > 0 {
+            cache.snapshot(&mut s.held, s.root, &s.tokens, to);
+        }
+        cache.note_kept(s.root, &s.tokens, wanted);
+        cache.drop_unseen(&mut s.held, to);
+    }
+}
