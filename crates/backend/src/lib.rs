@@ -73,8 +73,8 @@ pub trait Backend: Send {
     ) -> StepScratch;
     /// Steps take `tokens` tokens at most of the `rows` that scratch was allocated for: what lies behind is never touched, and does not count.
     fn limit_steps(&mut self, tokens: usize, rows: usize);
-    /// Starts to measure the time of each phase.
-    fn start_profile(&mut self);
+    /// Measures the time of each phase from here on, or no longer. A device may be slower meanwhile.
+    fn profile(&mut self, on: bool);
     /// Starts to record what routers choose.
     fn record_routing(&mut self);
 

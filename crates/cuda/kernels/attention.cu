@@ -1,4 +1,5 @@
 // Paged attention: keys and values into their slots, and each query head of each token over what it sees.
+#pragma once
 #include "numerics.cuh"
 
 // Where one layer's keys and values lie in a pool of blocks: src/attention.rs works the offsets out.
@@ -126,10 +127,13 @@ struct Attention {
     // Where partitions leave their parts, and how many there is room for, of each head of a token.
     u32 partitions;
     float* parts;
+    // [tokens, tiles of heads], zero between kernels: how many partitions are through; null: `join` comes behind.
+    u32* counters;
 };
 
 // A block of two warps takes a KV head of a token: one its key, the other its value. Shared memory: a key.
 extern "C" __global__ void store_kv(const Attention p) {
+    begin();
     float* head = room;
     u32 h = blockIdx.y;
     for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
@@ -454,6 +458,7 @@ template <int G> __device__ __forceinline__ void attend_partition(const Attentio
 // Joins the partitions of a head of a token: a block of threads, a column each. Grid: (tokens, heads). The factors of all partitions are known at once, since a
 // running maximum is exact; what is left in order is an fma each. Shared memory: maxima, b and a, [partitions] each.
 extern "C" __global__ void __launch_bounds__(128) join(const Attention p) {
+    begin();
     const Cache& c = p.cache;
     u32 t = blockIdx.x, h = blockIdx.y, position = p.positions[t];
     u32 count = position / PARTITION - first_seen(p, position) / PARTITION + 1;
@@ -484,8 +489,8 @@ extern "C" __global__ void __launch_bounds__(128) join(const Attention p) {
 }
 
 #define HEADS(G)                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128) attend_##G(const Attention p) { attend_heads<G>(p); }         \
-    extern "C" __global__ void __launch_bounds__(128) attend_partition_##G(const Attention p) { attend_partition<G>(p); }
+    extern "C" __global__ void __launch_bounds__(128) attend_##G(const Attention p) { begin(); attend_heads<G>(p); }         \
+    extern "C" __global__ void __launch_bounds__(128) attend_partition_##G(const Attention p) { begin(); attend_partition<G>(p); }
 
 HEADS(1)
 HEADS(2)

@@ -51,6 +51,7 @@ __device__ __forceinline__ float input(const Delta& p, u32 sequence, u32 i, u32 
 
 // A thread takes a channel of a token.
 extern "C" __global__ void convolve(const Delta p) {
+    begin();
     u32 all = channels(p), channel = blockIdx.x * blockDim.x + threadIdx.x;
     if (channel >= all) return;
     for (u32 t = blockIdx.y; t < p.tokens; t += gridDim.y) {
@@ -63,6 +64,7 @@ extern "C" __global__ void convolve(const Delta p) {
 
 // The last inputs become the window: a thread takes a channel of a sequence. Ascending, so that what is read was not written.
 extern "C" __global__ void slide(const Delta p) {
+    begin();
     u32 all = channels(p), channel = blockIdx.x * blockDim.x + threadIdx.x;
     if (channel >= all) return;
     for (u32 s = blockIdx.y; s < p.count; s += gridDim.y) {
@@ -73,6 +75,7 @@ extern "C" __global__ void slide(const Delta p) {
 
 // A warp takes a head of q or k of a token; the block's first threads, its gates.
 extern "C" __global__ void gates(const Delta p) {
+    begin();
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
         for (u32 h = warp; h < 2 * p.key_heads; h += blockDim.x / WARP) {
@@ -93,6 +96,7 @@ extern "C" __global__ void gates(const Delta p) {
 // A thread takes a column of a value head's state of a sequence through all its tokens; grid: (blocks of columns, value heads, sequences). Shared memory:
 // q and k of a token [key_dim] each.
 extern "C" __global__ void recur(const Delta p) {
+    begin();
     float *q = room, *k = room + p.key_dim;
     u32 h = blockIdx.y, all = channels(p), keys = p.key_heads * p.key_dim;
     u32 key_head = h / (p.value_heads / p.key_heads);
@@ -180,11 +184,12 @@ template <int KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(64) recur_64(const Delta p) { recur_kept<64>(p); }
-extern "C" __global__ void __launch_bounds__(64) recur_128(const Delta p) { recur_kept<128>(p); }
+extern "C" __global__ void __launch_bounds__(64) recur_64(const Delta p) { begin(); recur_kept<64>(p); }
+extern "C" __global__ void __launch_bounds__(64) recur_128(const Delta p) { begin(); recur_kept<128>(p); }
 
 // A warp takes a value head of a token: its norm, gated by z, where it lies.
 extern "C" __global__ void norm_gated(const Delta p) {
+    begin();
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
         for (u32 h = warp; h < p.value_heads; h += blockDim.x / WARP) {

@@ -18,6 +18,7 @@ static const u32 NORMED = 8192;
 
 // A block takes a row at a time, or where nothing is normed a part of one: grid (rows, parts). Where there is a norm, the first warp sums squares.
 extern "C" __global__ void __launch_bounds__(1024) encode(const Encode p) {
+    begin();
     __shared__ float inverse;
     __shared__ float kept[NORMED];
     u32 lane = threadIdx.x % WARP;
@@ -75,6 +76,7 @@ struct Embed {
 };
 
 extern "C" __global__ void embed(const Embed p) {
+    begin();
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
         u64 token = p.tokens[r];
         float* out = p.out.row(r);
@@ -93,6 +95,7 @@ struct CopyRows {
 };
 
 extern "C" __global__ void copy_rows(const CopyRows p) {
+    begin();
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
         for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) p.to.row(r)[c] = p.from.row(r)[c];
     }

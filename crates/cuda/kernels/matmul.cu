@@ -2,6 +2,7 @@
 // tiles of several. An element of the result is always summed whole, by one warp or half of one, in the order that docs/numerics.md gives.
 //
 // Of a mixture each output row has an expert of its own, whose matrix is looked up in a table; a kernel leaves rows alone whose matrix is another kernel's.
+#pragma once
 #include "numerics.cuh"
 
 struct Matmul {
@@ -29,6 +30,11 @@ struct Matmul {
     // Row `r` of the product in the matrix, and its column in the output.
     __device__ __forceinline__ u64 in_matrix(u64 r) const { return run == rows ? r : r / run * run_rows + r % run; }
     __device__ __forceinline__ u64 in_output(u32 r) const { return run == rows ? r : (u64)(r / run) * run_columns + r % run; }
+};
+
+// Products of the same input that one kernel computes side by side, in the third direction of the grid.
+struct Products {
+    Matmul parts[3];
 };
 
 static const u32 THREADS = 256;
@@ -75,6 +81,8 @@ template <int KIND> __device__ __forceinline__ float lane_weight(const Matrix& m
 
 // Half a warp takes a row.
 template <int KIND, int T> __device__ __forceinline__ void lane_sums(const Matmul& p) {
+    begin();
+    if (blockIdx.x * (THREADS / 16) >= p.rows) return;
     u32 lane = threadIdx.x % 16;
     u64 r = (u64)blockIdx.x * (THREADS / 16) + threadIdx.x / 16;
     // A row that is not there is computed as the last, so that whole warps meet, and not stored.
@@ -163,6 +171,8 @@ template <int T> __device__ __forceinline__ void paired_words(const Matmul& p, c
         u32 weights[DEEP];
 #pragma unroll
         for (int d = 0; d < DEEP; d++) weights[d] = from + 16 * d < all ? __ldcs(words + from + 16 * d) : 0;
+        // The first weights are under way before what they meet is there.
+        begin();
 #pragma unroll
         for (int d = 0; d < DEEP; d++) {
             u32 i = from + 16 * d;
@@ -178,6 +188,9 @@ template <int T> __device__ __forceinline__ void paired_words(const Matmul& p, c
 }
 
 template <int KIND, int T> __device__ __forceinline__ void pair_sums(const Matmul& p) {
+    bool idle = blockIdx.y * T >= p.outputs || blockIdx.x * (THREADS / 16) >= p.rows;
+    if (p.table || KIND != PAIRS_BF16 || p.cols % 2 != 0 || idle) begin();
+    if (idle) return;
     u32 lane = threadIdx.x % 16;
     u64 r = (u64)blockIdx.x * (THREADS / 16) + threadIdx.x / 16;
     u64 row = p.in_matrix(min(r, (u64)p.rows - 1));
@@ -277,6 +290,7 @@ __device__ __forceinline__ int dot4(u32 a, u32 b, int sum) {
 
 // A warp takes a row for several tokens: each thread the integer sums of a group, which then meet in four chains, group w in that of thread w mod 4.
 template <int BITS, int T> __device__ __forceinline__ void integer_sums(const Matmul& p) {
+    begin();
     u32 lane = threadIdx.x % WARP;
     u32 r = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
     if (r >= p.rows) return;
@@ -348,6 +362,7 @@ static const u32 CHUNK = 1024, SLOTS = CHUNK / 32 + 1;
 // The same for one token: a warp takes R rows through chunks of 1,024 columns, D of which are under way; a thread sums 32 columns of each row, and thread
 // (row, chain) runs through what meets in shared memory: [groups] joined sums of activations, then SLOTS of each row of each warp.
 template <int BITS, int R, int D> __device__ __forceinline__ void integer_sum(const Matmul& p) {
+    begin();
     const u32 WARPS = 4;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, parts = p.cols / 32, chunks = (p.cols + CHUNK - 1) / CHUNK;
     u64 first_row = ((u64)blockIdx.x * WARPS + warp) * R;
@@ -443,9 +458,9 @@ template <int BITS, int R, int D> __device__ __forceinline__ void integer_sum(co
 
 // ---- kernels: for one token, and for tiles of eight
 
-#define KERNELS(name, body, variant)                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) name##_1(const Matmul p) { body<variant, 1>(p); } \
-    extern "C" __global__ void __launch_bounds__(256) name##_8(const Matmul p) { body<variant, 8>(p); }
+#define KERNELS(name, body, variant)                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) name##_1(const __grid_constant__ Products p) { body<variant, 1>(p.parts[blockIdx.z]); } \
+    extern "C" __global__ void __launch_bounds__(256) name##_8(const __grid_constant__ Products p) { body<variant, 8>(p.parts[blockIdx.z]); }
 
 KERNELS(lanes_f32, lane_sums, LANES_F32)
 KERNELS(lanes_f16, lane_sums, LANES_F16)
@@ -455,10 +470,14 @@ KERNELS(pairs_bf16, pair_sums, PAIRS_BF16)
 KERNELS(pairs_affine, pair_sums, PAIRS_AFFINE)
 
 // For one token in few rows and in many.
-#define INTEGER_KERNELS(bits)                                                                                                       \
-    extern "C" __global__ void __launch_bounds__(128) integers_##bits##_1(const Matmul p) { integer_sum<bits, 2, bits == 8 ? 1 : 2>(p); } \
-    extern "C" __global__ void __launch_bounds__(128) integers_##bits##_1_wide(const Matmul p) { integer_sum<bits, 4, 1>(p); }         \
-    extern "C" __global__ void __launch_bounds__(256) integers_##bits##_8(const Matmul p) { integer_sums<bits, 8>(p); }
+#define INTEGER_KERNELS(bits)                                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(128) integers_##bits##_1(const __grid_constant__ Products p) {                                            \
+        integer_sum<bits, 2, bits == 8 ? 1 : 2>(p.parts[blockIdx.z]);                                                                                     \
+    }                                                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(128) integers_##bits##_1_wide(const __grid_constant__ Products p) {                                       \
+        integer_sum<bits, 4, 1>(p.parts[blockIdx.z]);                                                                                                      \
+    }                                                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256) integers_##bits##_8(const __grid_constant__ Products p) { integer_sums<bits, 8>(p.parts[blockIdx.z]); }
 
 INTEGER_KERNELS(2)
 INTEGER_KERNELS(3)

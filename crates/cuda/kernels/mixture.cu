@@ -55,6 +55,7 @@ __device__ __forceinline__ bool before(float a, u32 i, float b, u32 j) { return 
 
 // A warp takes a token. Shared memory: what experts are chosen by [experts]; those that were chosen, and with what [k] each.
 extern "C" __global__ void __launch_bounds__(32) route(const Route p) {
+    begin();
     __shared__ float ranks[MAX_GROUPS];
     float* offered = room;
     float* weights = offered + p.experts;
@@ -170,6 +171,7 @@ struct Combine {
 
 // `residual += sum of the routed experts + gate * the shared one`
 extern "C" __global__ void combine(const Combine p) {
+    begin();
     for (u32 t = blockIdx.y; t < p.tokens; t += gridDim.y) {
         for (u32 c = blockIdx.x * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.x * blockDim.x) {
             float sum = 0.0f;

@@ -74,6 +74,30 @@ __device__ __forceinline__ float tanh_(float x) {
     return x < 0.0f ? sub(0.0f, big) : big;
 }
 
+// ---- order between kernels
+
+// Until all that kernels before this one have written is there; then the one after it may begin, up to where it waits itself. What comes before this reads only
+// what no kernel of a step writes. Every block of a kernel that is not through at once waits, so that a kernel that has ended has seen the end of all before it.
+__device__ __forceinline__ void await() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void release() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void begin() {
+    await();
+    release();
+}
+
+// Brings a line to the second-level cache.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // ---- element types
 
 static const u32 F32 = 0, F16 = 1, BF16 = 2;
@@ -221,7 +245,8 @@ __device__ __forceinline__ u32 quantum(const u8* row, u32 bits, u32 i) {
 
 // The weight at column `i` of row `r` of an affine matrix: `fma(q, s, b)`.
 __device__ __forceinline__ float affine_weight(const Matrix& m, u64 r, u32 i) {
-    u64 g = r * m.groups + i / m.group;
+    // Groups have a power of two of columns, and a division takes as long as all the rest.
+    u64 g = r * m.groups + (i >> (31 - __clz(m.group)));
     float q = (float)quantum(m.data + r * m.row_bytes, m.bits, i);
     return fma(q, element(m.scales, m.type, g), element(m.biases, m.type, g));
 }

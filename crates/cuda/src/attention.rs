@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use sluice_backend::{AttentionLayer, KvLayout, KvType, Norm, RotaryFrequencies};
 
 use crate::backend::Cuda;
-use crate::driver::Gpu;
-use crate::kernels::Kernel;
-use crate::memory::{Reserved, Scratch, bytes_of};
+use crate::driver::{Address, Gpu};
+use crate::kernels::{Kernel, STATIC_SHARED};
+use crate::memory::{Memory, Reserved, Scratch, bytes_of};
 use crate::parameters::{self as p, number};
 
 /// Cosines and then sines of each position's angles, `[positions, 2 * frequencies]`: addresses for all positions, of which the first are filled.
@@ -70,13 +70,34 @@ const TILES: [(usize, Kernel, Kernel); 3] = [
     (4, Kernel::Attend4, Kernel::AttendPartition4),
 ];
 
-/// What partitions leave: `[tokens, heads, partitions, v_dim + 2]`.
+/// The same for steps with a token of each sequence.
+const LAST: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::AttendLast2), (4, Kernel::AttendLast4)];
+
+/// So many partitions at most are joined by the kernel that computes them.
+const MOST_JOINED: usize = 256;
+
 #[derive(Default)]
-pub struct Work(Scratch);
+pub struct Work {
+    /// What partitions leave: `[tokens, heads, partitions, v_dim + 2]`.
+    parts: Scratch,
+    /// How many of them are through, of each tile of heads of a token; zero between kernels.
+    counters: Option<Memory>,
+}
 
 impl Work {
     pub fn bytes(&self) -> usize {
-        self.0.bytes()
+        self.parts.bytes() + self.counters.as_ref().map_or(0, |m| m.bytes)
+    }
+
+    fn counters(&mut self, gpu: &Gpu, n: usize) -> Result<Address> {
+        if let Some(counters) = self.counters.as_ref().filter(|m| m.bytes >= 4 * n) {
+            return Ok(counters.at);
+        }
+        // What is enqueued may use the old ones.
+        gpu.wait()?;
+        self.counters = None;
+        let memory = Memory::zeroed(gpu, (4 * n).next_power_of_two().max(4096), "scratch")?;
+        Ok(self.counters.insert(memory).at)
     }
 }
 
@@ -132,7 +153,7 @@ impl Cuda {
         let split =
             partitions > 1 && tokens * tiles < 2 * self.gpu.device.multiprocessors && partitions <= MOST_PARTITIONS;
         let parts = match split {
-            true => self.attention.0.room(&self.gpu, 4 * tokens * heads * partitions * (layout.v_dim + 2))?,
+            true => self.attention.parts.room(&self.gpu, 4 * tokens * heads * partitions * (layout.v_dim + 2))?,
             false => 0,
         };
         let norm = |norm: Option<Norm>| norm.map_or(p::Norm::default(), |n| self.norm(&n));
@@ -162,8 +183,28 @@ impl Cuda {
             capped: layer.softcap.is_some().into(),
             partitions: number(partitions),
             parts,
+            counters: 0,
         };
-        // 2. Keys and values into their slots, attention
+        // 2. A token of each sequence: one kernel stores and attends
+        if let Some((kernel, shared)) = self.last(layer, &layout, &parameters.cache, tile) {
+            let room = 4 * tokens * heads * partitions * (layout.v_dim + 2);
+            let parts = if partitions > 1 { self.attention.parts.room(&self.gpu, room)? } else { 0 };
+            // Where the factors of all partitions fit beside one another, the last block to end joins them.
+            let joins = partitions <= MOST_JOINED;
+            let counters = if joins { self.attention.counters(&self.gpu, tokens * tiles)? } else { 0 };
+            let parameters = p::Attention { parts, counters, ..parameters };
+            let shared = shared.max(16 * tile * partitions.min(MOST_JOINED));
+            let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
+            // SAFETY: as below.
+            unsafe {
+                self.gpu.launch(kernel, grid(tiles, partitions), 512, number(shared), &parameters)?;
+                if partitions > 1 && !joins {
+                    self.gpu.launch(Kernel::Join, grid(heads, 1), 128, number(12 * partitions), &parameters)?;
+                }
+            }
+            return Ok(());
+        }
+        // 3. Keys and values into their slots, attention
         let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
         let floats = |n: usize| number(4 * n);
         let padded = layout.k_dim.next_multiple_of(16);
@@ -178,6 +219,28 @@ impl Cuda {
             }
         }
         Ok(())
+    }
+
+    /// The kernel for steps with a token of each sequence, and its shared memory, if it can be taken.
+    fn last(
+        &self,
+        layer: &AttentionLayer,
+        layout: &KvLayout,
+        cache: &p::Cache,
+        tile: usize,
+    ) -> Option<(Kernel, usize)> {
+        let inputs = &self.inputs;
+        let single = (0..inputs.sequences()).all(|s| inputs.rows(s).len() <= 1);
+        let size = layout.kv_type.size();
+        let words = [cache.block_bytes, cache.k, cache.v].iter().all(|at| at % 16 == 0)
+            && layout.k_dim.is_multiple_of(16)
+            && (layout.v_dim * size).is_multiple_of(16)
+            && (layout.k_dim * size).is_multiple_of(16);
+        let shared = PARTITION * layout.v_dim * size + 4 * (tile + 1) * layout.k_dim;
+        let fits = shared + STATIC_SHARED <= self.gpu.device.shared
+            && self.most_partitions(layer.window).next_power_of_two() <= MOST_PARTITIONS;
+        let (.., kernel) = LAST.into_iter().find(|(n, _)| *n == tile)?;
+        (self.gpu.device.last && single && words && fits).then_some((kernel, shared))
     }
 
     /// Partitions that any of the step's tokens sees, at most.

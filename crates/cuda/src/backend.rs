@@ -18,11 +18,16 @@ use crate::kernels::Kernel;
 use crate::memory::{Memory, Pinned, Reserved, Scratch, bytes_of, bytes_of_mut};
 use crate::mixture::Mixtures;
 use crate::parameters::{self as p, number};
-use crate::products::{Encoded, Source, encode, multiply};
+use crate::products::{Encoded, Input, Product, Source, encode, multiply, multiply_rows};
 use crate::step::Step;
 use crate::streaming::Streaming;
 use crate::timing::Timing;
 use crate::weights::{Needs, Weight, Weights};
+
+#[cfg(feature = "tuning")]
+thread_local! {
+    static BEGAN: std::cell::Cell<Option<std::time::Instant>> = const { std::cell::Cell::new(None) };
+}
 
 /// A buffer of f32.
 struct Buffer {
@@ -171,6 +176,15 @@ impl Cuda {
         encode(&self.gpu, source, needs, &mut self.encoded)
     }
 
+    /// Products of `x`, normed where a norm is given.
+    fn encoded(&mut self, x: Tensor, norm: Option<&Norm>, products: &[Product]) -> Result<()> {
+        let norm = norm.map_or(p::Norm::default(), |n| self.norm(n));
+        let mut encoded = std::mem::take(&mut self.encoded);
+        let done = self.encode_and_multiply(self.place(x), norm, products, &mut encoded);
+        self.encoded = encoded;
+        done
+    }
+
     /// The bytes of a block.
     fn block(&self, pool: &KvPool, block: u32) -> (u64, usize) {
         let len = pool.layout.block_bytes();
@@ -258,8 +272,8 @@ impl Backend for Cuda {
         }
     }
 
-    fn start_profile(&mut self) {
-        self.timing = Some(Timing::default());
+    fn profile(&mut self, on: bool) {
+        self.timing = on.then(Timing::default);
     }
 
     fn record_routing(&mut self) {
@@ -336,6 +350,8 @@ impl Backend for Cuda {
     }
 
     fn begin(&mut self, inputs: &StepInputs) {
+        #[cfg(feature = "tuning")]
+        BEGAN.set(Some(std::time::Instant::now()));
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);
         self.left = Logits::default();
@@ -369,20 +385,19 @@ impl Backend for Cuda {
     fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]) {
         let used: Vec<&Linear> = projections.iter().map(|p| &p.linear).collect();
         self.phase(Phase::Project, &used, x.rows, |own| {
-            let needs = used.iter().fold(Needs::default(), |needs, l| needs.and(own.needs(l, own.mode)));
-            own.encode(x, norm.as_ref(), needs)?;
             for Projection { linear, out } in projections {
                 assert!(out.rows >= x.rows && out.cols == linear.rows.len(), "{:?} into {out:?}", linear.rows);
             }
-            own.multiply_all(projections, x.rows, &own.encoded)
+            let products = own.products(projections, x.rows);
+            own.encoded(x, norm.as_ref(), &products)
         });
     }
 
     fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
         assert!(out.rows >= x.rows && out.cols == linear.rows.len(), "{:?} into {out:?}", linear.rows);
         self.phase(Phase::Project, &[linear], x.rows, |own| {
-            own.encode(x, None, own.needs(linear, own.mode))?;
-            multiply(&own.gpu, own.product(linear, x.rows, own.place(out), true, own.mode), None, &own.encoded)
+            let product = own.product(linear, x.rows, own.place(out), true, own.mode);
+            own.encoded(x, None, &[product])
         });
     }
 
@@ -399,14 +414,21 @@ impl Backend for Cuda {
         assert!(residual.rows >= x.rows && residual.cols == down.rows.len(), "{:?} into {residual:?}", down.rows);
         self.phase(Phase::Mlp, &[gate, up, down], x.rows, |own| {
             let intermediate = gate.rows.len();
-            own.encode(x, Some(&norm), own.needs(gate, own.mode).and(own.needs(up, own.mode)))?;
             let [gates, ups] = [&mut own.gates, &mut own.ups].map(|s| s.room(&own.gpu, 4 * x.rows * intermediate));
             let room = [gates?, ups?].map(|at| p::Tensor::dense(at, intermediate));
+            let [gates, ups] = room;
+            let both = [(gate, gates), (up, ups)].map(|(l, out)| own.product(l, x.rows, out, false, own.mode));
+            let last = own.product(down, x.rows, own.place(residual), true, own.mode);
+            let input = Input::Floats { x: own.place(x), norm: own.norm(&norm), rows: x.rows };
             let mut hidden = std::mem::take(&mut own.hidden);
-            let done = own.gated(gate, up, down, room, &own.encoded, &mut hidden);
+            let done = if multiply_rows(&own.gpu, input, &both, true)? {
+                own.encode_and_multiply(gates, p::Norm::default(), &[last], &mut hidden)
+            } else {
+                own.encode(x, Some(&norm), own.needs(gate, own.mode).and(own.needs(up, own.mode)))?;
+                own.gated(&both, &[last], &own.encoded, &mut hidden)
+            };
             own.hidden = hidden;
-            done?;
-            multiply(&own.gpu, own.product(down, x.rows, own.place(residual), true, own.mode), None, &own.hidden)
+            done
         });
     }
 
@@ -434,17 +456,24 @@ impl Backend for Cuda {
         let linear = Linear { matrix: head, rows: 0..vocabulary, bias: None };
         self.phase(Phase::Head, &[&linear], rows, |own| {
             let (norm, taken) = (own.norm(&norm), own.step.wanted);
-            let source = Source { x: own.place(x), norm, taken, rows, cols: x.cols, ..Source::default() };
-            encode(&own.gpu, source, own.needs(&linear, own.mode), &mut own.encoded)?;
             let at = own.logits.room(&own.gpu, 4 * rows * vocabulary)?;
             let product = own.product(&linear, rows, p::Tensor::dense(at, vocabulary), false, own.mode);
-            multiply(&own.gpu, product, None, &own.encoded)?;
+            // Where all rows are wanted, they lie there as they are taken.
+            let all = rows == own.inputs.tokens().len();
+            let input = Input::Floats { x: own.place(x), norm, rows };
+            if !all || !multiply_rows(&own.gpu, input, &[product], false)? {
+                let source = Source { x: own.place(x), norm, taken, rows, cols: x.cols, ..Source::default() };
+                encode(&own.gpu, source, own.needs(&linear, own.mode), &mut own.encoded)?;
+                multiply(&own.gpu, &[product], &own.encoded)?;
+            }
             own.left = Logits { rows, vocabulary };
             Ok(())
         });
     }
 
     fn end(&mut self) -> Outcome {
+        #[cfg(feature = "tuning")]
+        let gathered = std::time::Instant::now();
         self.enqueue(|own| {
             own.gpu.end_step()?;
             let bytes = 4 * own.left.rows * own.left.vocabulary;
@@ -453,6 +482,11 @@ impl Backend for Cuda {
             unsafe { own.gpu.read(own.logits.at(), &mut host[..bytes])? };
             own.timing.as_mut().map_or(Ok(()), Timing::end)
         });
+        #[cfg(feature = "tuning")]
+        if std::env::var_os("SLUICE_CUDA_TIMES").is_some() {
+            let before = BEGAN.get().map_or(0, |began| gathered.duration_since(began).as_micros());
+            eprintln!("step: {before} us gathering, {} us carried out", gathered.elapsed().as_micros());
+        }
         let (mut failed, routed, synchronisations) = self.mixtures.end();
         if let Some(why) = self.error.take() {
             let rows = (0..number(self.inputs.tokens().len())).collect();

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::{DriverError, sys};
 
 use crate::graphs::{Graphs, Launch};
-use crate::kernels::{Kernel, Kernels};
+use crate::kernels::{Kernel, Kernels, Way, chosen};
 use crate::parameters::Parameters;
 
 /// The least that kernels are made for.
@@ -37,6 +37,12 @@ pub struct Device {
     /// Whether addresses can be reserved without memory behind them.
     pub reserves: bool,
     pub multiprocessors: usize,
+    /// Bytes of shared memory that a block may have at most.
+    pub shared: usize,
+    /// Which of the ways that kernels offer are taken.
+    pub rows: bool,
+    pub last: bool,
+    pub tiles: bool,
 }
 
 // SAFETY: a context may be used by any thread that it is current on, which `bind` sees to; the driver locks what threads share.
@@ -97,6 +103,7 @@ struct Found {
     capability: i32,
     reserves: bool,
     multiprocessors: usize,
+    shared: usize,
 }
 
 impl Found {
@@ -126,7 +133,8 @@ impl Found {
         );
         let reserves = attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0;
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
-        Ok(Found { handle, name, bytes, capability: 10 * major + minor, reserves, multiprocessors })
+        let shared = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+        Ok(Found { handle, name, bytes, capability: 10 * major + minor, reserves, multiprocessors, shared })
     }
 }
 
@@ -150,7 +158,7 @@ impl Device {
     }
 
     fn new(ordinal: u32) -> Result<Device> {
-        let Found { handle, name, capability, reserves, multiprocessors, .. } = Found::look(ordinal)?;
+        let Found { handle, name, capability, reserves, multiprocessors, shared, .. } = Found::look(ordinal)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the context stays retained until the process ends.
         unsafe {
@@ -158,8 +166,11 @@ impl Device {
             checked(sys::cuCtxSetCurrent(context))?;
         }
         CURRENT.set(context);
-        let kernels = Kernels::load(capability).context("its driver does not take the kernels")?;
-        Ok(Device { ordinal, name, context, handle, kernels, reserves, multiprocessors })
+        let kernels = Kernels::load(capability, shared).context("its driver does not take the kernels")?;
+        let [rows, last, tiles] = [Way::Rows, Way::Last, Way::Tiles].map(chosen);
+        // Products of sixteen rows came with compute capability 8.0.
+        let tiles = tiles && capability >= 80;
+        Ok(Device { ordinal, name, context, handle, kernels, reserves, multiprocessors, shared, rows, last, tiles })
     }
 
     /// Makes the context current on this thread.

@@ -52,8 +52,12 @@ impl Launches {
         self.count += 1;
     }
 
-    /// Enqueues all of them.
+    /// Enqueues all of them. Where the device can do that, each but the first begins when the one before it lets it, and waits itself for what it needs.
     fn launch(&self, kernels: &Kernels, stream: sys::CUstream) -> Result<(), DriverError> {
+        // SAFETY: a struct of numbers and unions of numbers.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
         let mut at = 0;
         while at < self.words.len() {
             let halves = |word: u64| [word as u32, (word >> 32) as u32];
@@ -62,10 +66,21 @@ impl Launches {
             let end = at + HEAD + kernel.parameters() / size_of::<u64>();
             let parameters = &self.words[at + HEAD..end];
             let mut list = [parameters.as_ptr().cast_mut().cast::<c_void>()];
-            let (function, none) = (kernels.function(kernel), std::ptr::null_mut());
+            let config = sys::CUlaunchConfig {
+                gridDimX: x,
+                gridDimY: y,
+                gridDimZ: z,
+                blockDimX: block,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: shared,
+                hStream: stream,
+                attrs: &mut attribute,
+                numAttrs: u32::from(at > 0 && kernels.overlap),
+            };
             // SAFETY: whoever launched it has vouched for what its parameters point to; there are as many as the kernel takes, and the driver copies them.
             checked(unsafe {
-                sys::cuLaunchKernel(function, x, y, z, block, 1, 1, shared, stream, list.as_mut_ptr(), none)
+                sys::cuLaunchKernelEx(&config, kernels.function(kernel), list.as_mut_ptr(), std::ptr::null_mut())
             })?;
             at = end;
         }

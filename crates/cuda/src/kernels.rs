@@ -49,36 +49,82 @@ kernels! {
     Encode "encode" p::Encode;
     Embed "embed" p::Embed;
     CopyRows "copy_rows" p::CopyRows;
-    LanesF32One "lanes_f32_1" p::Matmul;
-    LanesF32Many "lanes_f32_8" p::Matmul;
-    LanesF16One "lanes_f16_1" p::Matmul;
-    LanesF16Many "lanes_f16_8" p::Matmul;
-    LanesBf16One "lanes_bf16_1" p::Matmul;
-    LanesBf16Many "lanes_bf16_8" p::Matmul;
-    LanesAffineOne "lanes_affine_1" p::Matmul;
-    LanesAffineMany "lanes_affine_8" p::Matmul;
-    PairsBf16One "pairs_bf16_1" p::Matmul;
-    PairsBf16Many "pairs_bf16_8" p::Matmul;
-    PairsAffineOne "pairs_affine_1" p::Matmul;
-    PairsAffineMany "pairs_affine_8" p::Matmul;
-    Integers2One "integers_2_1" p::Matmul;
-    Integers2OneWide "integers_2_1_wide" p::Matmul;
-    Integers2Many "integers_2_8" p::Matmul;
-    Integers3One "integers_3_1" p::Matmul;
-    Integers3OneWide "integers_3_1_wide" p::Matmul;
-    Integers3Many "integers_3_8" p::Matmul;
-    Integers4One "integers_4_1" p::Matmul;
-    Integers4OneWide "integers_4_1_wide" p::Matmul;
-    Integers4Many "integers_4_8" p::Matmul;
-    Integers5One "integers_5_1" p::Matmul;
-    Integers5OneWide "integers_5_1_wide" p::Matmul;
-    Integers5Many "integers_5_8" p::Matmul;
-    Integers6One "integers_6_1" p::Matmul;
-    Integers6OneWide "integers_6_1_wide" p::Matmul;
-    Integers6Many "integers_6_8" p::Matmul;
-    Integers8One "integers_8_1" p::Matmul;
-    Integers8OneWide "integers_8_1_wide" p::Matmul;
-    Integers8Many "integers_8_8" p::Matmul;
+    LanesF32One "lanes_f32_1" p::Products;
+    LanesF32Many "lanes_f32_8" p::Products;
+    LanesF16One "lanes_f16_1" p::Products;
+    LanesF16Many "lanes_f16_8" p::Products;
+    LanesBf16One "lanes_bf16_1" p::Products;
+    LanesBf16Many "lanes_bf16_8" p::Products;
+    LanesAffineOne "lanes_affine_1" p::Products;
+    LanesAffineMany "lanes_affine_8" p::Products;
+    PairsBf16One "pairs_bf16_1" p::Products;
+    PairsBf16Many "pairs_bf16_8" p::Products;
+    PairsAffineOne "pairs_affine_1" p::Products;
+    PairsAffineMany "pairs_affine_8" p::Products;
+    Integers2One "integers_2_1" p::Products;
+    Integers2OneWide "integers_2_1_wide" p::Products;
+    Integers2Many "integers_2_8" p::Products;
+    Integers3One "integers_3_1" p::Products;
+    Integers3OneWide "integers_3_1_wide" p::Products;
+    Integers3Many "integers_3_8" p::Products;
+    Integers4One "integers_4_1" p::Products;
+    Integers4OneWide "integers_4_1_wide" p::Products;
+    Integers4Many "integers_4_8" p::Products;
+    Integers5One "integers_5_1" p::Products;
+    Integers5OneWide "integers_5_1_wide" p::Products;
+    Integers5Many "integers_5_8" p::Products;
+    Integers6One "integers_6_1" p::Products;
+    Integers6OneWide "integers_6_1_wide" p::Products;
+    Integers6Many "integers_6_8" p::Products;
+    Integers8One "integers_8_1" p::Products;
+    Integers8OneWide "integers_8_1_wide" p::Products;
+    Integers8Many "integers_8_8" p::Products;
+    Rows2For1 "rows_2_1" p::Rows;
+    Rows2For2 "rows_2_2" p::Rows;
+    Rows2For4 "rows_2_4" p::Rows;
+    Rows2For8 "rows_2_8" p::Rows;
+    Rows3For1 "rows_3_1" p::Rows;
+    Rows3For2 "rows_3_2" p::Rows;
+    Rows3For4 "rows_3_4" p::Rows;
+    Rows3For8 "rows_3_8" p::Rows;
+    Rows4For1 "rows_4_1" p::Rows;
+    Rows4For2 "rows_4_2" p::Rows;
+    Rows4For4 "rows_4_4" p::Rows;
+    Rows4For8 "rows_4_8" p::Rows;
+    Rows5For1 "rows_5_1" p::Rows;
+    Rows5For2 "rows_5_2" p::Rows;
+    Rows5For4 "rows_5_4" p::Rows;
+    Rows5For8 "rows_5_8" p::Rows;
+    Rows6For1 "rows_6_1" p::Rows;
+    Rows6For2 "rows_6_2" p::Rows;
+    Rows6For4 "rows_6_4" p::Rows;
+    Rows6For8 "rows_6_8" p::Rows;
+    Rows8For1 "rows_8_1" p::Rows;
+    Rows8For2 "rows_8_2" p::Rows;
+    Rows8For4 "rows_8_4" p::Rows;
+    Rows8For8 "rows_8_8" p::Rows;
+    Tiles2Of1 "tiles_2_1" p::Products;
+    Tiles2Of2 "tiles_2_2" p::Products;
+    Tiles2Of4 "tiles_2_4" p::Products;
+    Tiles3Of1 "tiles_3_1" p::Products;
+    Tiles3Of2 "tiles_3_2" p::Products;
+    Tiles3Of4 "tiles_3_4" p::Products;
+    Tiles4Of1 "tiles_4_1" p::Products;
+    Tiles4Of2 "tiles_4_2" p::Products;
+    Tiles4Of4 "tiles_4_4" p::Products;
+    Tiles5Of1 "tiles_5_1" p::Products;
+    Tiles5Of2 "tiles_5_2" p::Products;
+    Tiles5Of4 "tiles_5_4" p::Products;
+    Tiles6Of1 "tiles_6_1" p::Products;
+    Tiles6Of2 "tiles_6_2" p::Products;
+    Tiles6Of4 "tiles_6_4" p::Products;
+    Tiles8Of1 "tiles_8_1" p::Products;
+    Tiles8Of2 "tiles_8_2" p::Products;
+    Tiles8Of4 "tiles_8_4" p::Products;
+    RowsBf16For1 "rows_bf16_1" p::Rows;
+    RowsBf16For2 "rows_bf16_2" p::Rows;
+    RowsBf16For4 "rows_bf16_4" p::Rows;
+    RowsBf16For8 "rows_bf16_8" p::Rows;
     StoreKv "store_kv" p::Attention;
     Attend1 "attend_1" p::Attention;
     Attend2 "attend_2" p::Attention;
@@ -86,6 +132,9 @@ kernels! {
     AttendPartition1 "attend_partition_1" p::Attention;
     AttendPartition2 "attend_partition_2" p::Attention;
     AttendPartition4 "attend_partition_4" p::Attention;
+    AttendLast1 "attend_last_1" p::Attention;
+    AttendLast2 "attend_last_2" p::Attention;
+    AttendLast4 "attend_last_4" p::Attention;
     Join "join" p::Attention;
     Convolve "convolve" p::Delta;
     Slide "slide" p::Delta;
@@ -106,13 +155,52 @@ pub fn ptx(capability: i32) -> Result<String> {
     Ok(text)
 }
 
+/// Ways to compute the same, quicker than what is there for all shapes. One becomes the default when a device was seen to give equal bits with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Kernels begin before the one before them has ended.
+    Overlap,
+    /// Several products and what comes before and after them in one kernel.
+    Rows,
+    /// Attention of steps with a token of each sequence.
+    Last,
+    /// Many tokens on integer tensor cores.
+    Tiles,
+}
+
+/// Whether this way is taken: all are, but where `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds for trying.
+pub fn chosen(way: Way) -> bool {
+    match std::env::var("SLUICE_CUDA_WAYS").ok().filter(|_| cfg!(feature = "tuning")) {
+        Some(ways) => ways.split(',').any(|w| w == format!("{way:?}")),
+        None => true,
+    }
+}
+
+/// Bytes that a kernel may have of shared memory whose size is known when it is compiled, at most, where it takes more than the usual of the other.
+pub const STATIC_SHARED: usize = 12 << 10;
+
+impl Kernel {
+    /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
+    fn wants_much_shared(self) -> bool {
+        self.name().starts_with("attend_last") || self.name().starts_with("rows_") || self.name().starts_with("tiles_")
+    }
+}
+
 /// All kernels, compiled for a device.
-pub struct Kernels(Vec<sys::CUfunction>);
+pub struct Kernels {
+    functions: Vec<sys::CUfunction>,
+    /// Whether a kernel may begin before the one before it has ended: all of them wait themselves for what they need.
+    pub overlap: bool,
+}
 
 impl Kernels {
     /// Compiles, or has the driver find what it compiled before. A context is current, and stays until the process ends, as does the module.
-    pub fn load(capability: i32) -> Result<Kernels> {
-        let text = CString::new(ptx(capability)?)?;
+    pub fn load(capability: i32, shared: usize) -> Result<Kernels> {
+        let mut text = match std::env::var_os("SLUICE_CUDA_PTX").filter(|_| cfg!(feature = "tuning")) {
+            Some(path) => std::fs::read(path)?,
+            None => ptx(capability)?.into_bytes(),
+        };
+        text.push(0);
         let mut module = std::ptr::null_mut();
         // SAFETY: a text that ends with a zero; no options.
         checked(unsafe {
@@ -124,12 +212,19 @@ impl Kernels {
             // SAFETY: the module was just loaded; the name ends with a zero.
             checked(unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) })
                 .with_context(|| format!("the kernel {}", kernel.name()))?;
+            if kernel.wants_much_shared() {
+                let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                // SAFETY: the function was just found; the device has said that a block may have as much.
+                checked(unsafe { sys::cuFuncSetAttribute(function, attribute, (shared - STATIC_SHARED) as i32) })
+                    .with_context(|| format!("shared memory of the kernel {}", kernel.name()))?;
+            }
             Ok(function)
         };
-        Ok(Kernels(Kernel::ALL.iter().map(function).collect::<Result<_>>()?))
+        let functions = Kernel::ALL.iter().map(function).collect::<Result<_>>()?;
+        Ok(Kernels { functions, overlap: capability >= 90 && chosen(Way::Overlap) })
     }
 
     pub fn function(&self, kernel: Kernel) -> sys::CUfunction {
-        self.0[kernel as usize]
+        self.functions[kernel as usize]
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use sluice_backend::{
-    Activations, ExpertMatrix, ExpertPart, Experts, Linear, Moe, MoeId, Routed, Routing, Scoring, SharedExpert, Tensor,
+    Activations, ExpertMatrix, ExpertPart, Experts, Moe, MoeId, Routed, Routing, Scoring, SharedExpert, Tensor,
 };
 
 use crate::backend::Cuda;
@@ -10,7 +10,7 @@ use crate::driver::{Address, Gpu};
 use crate::kernels::Kernel;
 use crate::memory::{Memory, Scratch, bytes_of_mut};
 use crate::parameters::{self as p, number};
-use crate::products::{Encoded, MOST_BLOCKS, Product, Source, Table, encode, multiply};
+use crate::products::{Encoded, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows};
 use crate::streaming::Streaming;
 use crate::weights::{Kind, Needs, Weights};
 
@@ -42,6 +42,8 @@ struct Registered {
     next: Option<usize>,
     /// Kinds of each projection over all experts.
     kinds: [Vec<Kind>; PROJECTIONS],
+    /// Columns of a group and type of its scale, where all of a projection have the same.
+    groups: [Option<(u32, u32)>; PROJECTIONS],
     /// [`p::Matrix`] of each expert, projection after projection; where all are on the device.
     table: Option<Memory>,
     /// Of the router, `[experts]`.
@@ -88,7 +90,11 @@ impl Mixtures {
     ) -> Result<MoeId> {
         let number = self.all.len();
         let mut kinds: [Vec<Kind>; PROJECTIONS] = Default::default();
+        let mut groups = operands(&moe.experts, 0).map(|o| weights.all[o.weight].groups());
         for expert in 0..moe.experts.count {
+            for (groups, operand) in groups.iter_mut().zip(operands(&moe.experts, expert)) {
+                *groups = groups.filter(|g| weights.all[operand.weight].groups() == Some(*g));
+            }
             for (kinds, operand) in kinds.iter_mut().zip(operands(&moe.experts, expert)) {
                 let kind = weights.all[operand.weight].kind(mode);
                 if !kinds.contains(&kind) {
@@ -108,7 +114,7 @@ impl Mixtures {
         if let Some(before) = follows {
             self.all[before.number()].next = Some(number);
         }
-        self.all.push(Registered { moe, next: None, kinds, table: None, bias });
+        self.all.push(Registered { moe, next: None, kinds, groups, table: None, bias });
         Ok(MoeId::new(number))
     }
 
@@ -273,7 +279,7 @@ impl Cuda {
         let chosen = m.choice.chosen.room(&self.gpu, 4 * tokens * k)?;
         let weights = m.choice.weights.room(&self.gpu, 4 * tokens * k)?;
         let product = self.product(&moe.router, tokens, p::Tensor::dense(logits, count), false, Activations::F32);
-        multiply(&self.gpu, product, None, &m.x)?;
+        multiply(&self.gpu, &[product], &m.x)?;
         let mut parameters = p::Route {
             logits,
             bias: bias.as_ref().map_or(0, |b| b.at),
@@ -318,7 +324,7 @@ impl Cuda {
     /// `residual += sum of the k routed experts of what was normed + shared expert of it`; `table`: where the experts are.
     fn experts(&self, m: &mut Mixtures, number: usize, table: Address, k: usize, residual: Tensor) -> Result<()> {
         let (gpu, tokens) = (&self.gpu, residual.rows);
-        let Registered { moe, kinds, .. } = &m.all[number];
+        let Registered { moe, kinds, groups, .. } = &m.all[number];
         let (count, intermediate, width) = (moe.experts.count, moe.experts.intermediate(), residual.cols);
         let pairs = tokens * k;
         let mut combine = p::Combine {
@@ -343,11 +349,12 @@ impl Cuda {
                 experts: chosen,
                 per_row,
                 kinds: &kinds[projection],
+                groups: groups[projection],
             };
             let product = |part: usize, out| {
                 let ExpertPart { rows, cols, .. } = moe.experts.parts[part];
-                let (matrix, bias) = (p::Matrix::default(), 0);
-                Product { matrix, rows, cols, outputs: pairs, out, bias, accumulate: false, runs: None }
+                let (matrix, table) = (p::Matrix::default(), Some(of(part, if part < 2 { k } else { 1 })));
+                Product { matrix, table, rows, cols, outputs: pairs, out, bias: 0, accumulate: false, runs: None }
             };
             if m.streaming.as_ref().is_some_and(Streaming::has_failed) {
                 // What no kernel computes is read all the same.
@@ -356,12 +363,19 @@ impl Cuda {
                     unsafe { gpu.zero(at, 4 * pairs * len)? };
                 }
             }
-            multiply(gpu, product(0, gates), Some(of(0, k)), &m.x)?;
-            multiply(gpu, product(1, ups), Some(of(1, k)), &m.x)?;
-            let needs = kinds[2].iter().fold(Needs::default(), |needs, kind| needs.and(kind.needs()));
-            let source = Source { x: gates, up: ups, rows: pairs, cols: intermediate, ..Source::default() };
-            encode(gpu, source, needs, &mut m.hidden)?;
-            multiply(gpu, product(2, p::Tensor::dense(outputs, width)), Some(of(2, 1)), &m.hidden)?;
+            let (both, last) = ([product(0, gates), product(1, ups)], [product(2, p::Tensor::dense(outputs, width))]);
+            // Of an expert that could not be read nothing is known.
+            let known = !m.streaming.as_ref().is_some_and(Streaming::has_failed);
+            if known && multiply_rows(gpu, Input::Encoded(&m.x), &both, true)? {
+                let input = Input::Floats { x: gates, norm: p::Norm::default(), rows: pairs };
+                if !multiply_rows(gpu, input, &last, false)? {
+                    let source = Source { x: gates, rows: pairs, cols: intermediate, ..Source::default() };
+                    encode(gpu, source, needs_of(&last), &mut m.hidden)?;
+                    multiply(gpu, &last, &m.hidden)?;
+                }
+            } else {
+                self.gated(&both, &last, &m.x, &mut m.hidden)?;
+            }
             combine.outputs = outputs;
         }
         // 2. the one that all tokens take
@@ -369,14 +383,20 @@ impl Cuda {
             let intermediate = mlp.gate.rows.len();
             let [gates, ups] = [&mut m.gates, &mut m.ups].map(|s| s.room(gpu, 4 * tokens * intermediate));
             let [gates, ups] = [gates?, ups?].map(|at| p::Tensor::dense(at, intermediate));
-            self.gated(&mlp.gate, &mlp.up, &mlp.down, [gates, ups], &m.x, &mut m.shared_hidden)?;
             combine.shared = m.shared.room(gpu, 4 * tokens * width)?;
             let out = p::Tensor::dense(combine.shared, width);
-            multiply(gpu, self.product(&mlp.down, tokens, out, false, self.mode), None, &m.shared_hidden)?;
+            let both =
+                [(&mlp.gate, gates), (&mlp.up, ups)].map(|(l, out)| self.product(l, tokens, out, false, self.mode));
+            let last = self.product(&mlp.down, tokens, out, false, self.mode);
+            if multiply_rows(gpu, Input::Encoded(&m.x), &both, true)? {
+                self.encode_and_multiply(gates, p::Norm::default(), &[last], &mut m.shared_hidden)?;
+            } else {
+                self.gated(&both, &[last], &m.x, &mut m.shared_hidden)?;
+            }
             if let Some(gate) = gate {
                 combine.gates = m.shared_gates.room(gpu, 4 * tokens)?;
                 let out = p::Tensor::dense(combine.gates, 1);
-                multiply(gpu, self.product(gate, tokens, out, false, Activations::F32), None, &m.x)?;
+                multiply(gpu, &[self.product(gate, tokens, out, false, Activations::F32)], &m.x)?;
             }
         }
         // 3. their sum
@@ -386,20 +406,23 @@ impl Cuda {
         Ok(())
     }
 
-    /// `hidden = silu(gate(x)) * up(x)`, encoded for `down`; `room`: for gate and up.
+    /// `last` of `silu(gate(x)) * up(x)`, which is left encoded in `hidden`; `both`: gate and up.
     pub(crate) fn gated(
         &self,
-        gate: &Linear,
-        up: &Linear,
-        down: &Linear,
-        room: [p::Tensor; 2],
+        both: &[Product; 2],
+        last: &[Product; 1],
         x: &Encoded,
         hidden: &mut Encoded,
     ) -> Result<()> {
-        let [gates, ups] = room;
-        multiply(&self.gpu, self.product(gate, x.rows, gates, false, self.mode), None, x)?;
-        multiply(&self.gpu, self.product(up, x.rows, ups, false, self.mode), None, x)?;
-        let source = Source { x: gates, up: ups, rows: x.rows, cols: gate.rows.len(), ..Source::default() };
-        encode(&self.gpu, source, self.needs(down, self.mode), hidden)
+        multiply(&self.gpu, both, x)?;
+        let [gate, up] = both;
+        let source = Source { x: gate.out, up: up.out, rows: gate.outputs, cols: gate.rows, ..Source::default() };
+        encode(&self.gpu, source, needs_of(last), hidden)?;
+        multiply(&self.gpu, last, hidden)
     }
+}
+
+/// Encodings that a product takes.
+fn needs_of([product]: &[Product; 1]) -> Needs {
+    product.kinds().into_iter().fold(Needs::default(), |needs, kind| needs.and(kind.needs()))
 }

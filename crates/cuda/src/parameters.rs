@@ -28,6 +28,9 @@ macro_rules! parameters {
     )* };
 }
 
+/// Products of one input that a kernel computes together, at most.
+pub const PARTS: usize = 3;
+
 parameters! {
     /// A row-major matrix of f32.
     Tensor {
@@ -100,6 +103,20 @@ parameters! {
         run_rows: u32,
         run_columns: u32,
     }
+    Products {
+        parts: [Matmul; PARTS],
+    }
+    Rows {
+        parts: [Matmul; PARTS],
+        x: Tensor,
+        norm: Norm,
+        tokens: u32,
+        count: u32,
+        gated: u32,
+        of: u32,
+        element: u32,
+        unused: u32,
+    }
     Cache {
         pool: Address,
         block_bytes: u64,
@@ -138,6 +155,7 @@ parameters! {
         capped: u32,
         partitions: u32,
         parts: Address,
+        counters: Address,
     }
     Delta {
         qkv: Tensor,

@@ -5,10 +5,10 @@ use sluice_backend::{Activations, Linear, Projection};
 
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
-use crate::kernels::Kernel;
+use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::Scratch;
 use crate::parameters::{self as p, number};
-use crate::weights::{Kind, Needs, Shape};
+use crate::weights::{self, Kind, Needs, Shape};
 
 /// Elements per scale of int8 activations.
 const GROUP: usize = 32;
@@ -16,6 +16,8 @@ const GROUP: usize = 32;
 const FEW_ROWS: usize = 64;
 /// Tokens of a tile in the kernels for several.
 const TILE: usize = 8;
+/// So many tokens at most are no work for tensor cores.
+const MOST_FEW: usize = 8;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
 pub const MOST_BLOCKS: usize = 65_535;
 
@@ -85,7 +87,7 @@ pub fn encode(gpu: &Gpu, from: Source, needs: Needs, to: &mut Encoded) -> Result
 }
 
 /// Which matrix each output row takes, for mixtures.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Table<'a> {
     /// [`p::Matrix`] of each expert.
     pub matrices: Address,
@@ -95,12 +97,16 @@ pub struct Table<'a> {
     pub per_row: usize,
     /// All kinds of the table's matrices.
     pub kinds: &'a [Kind],
+    /// Columns of a group and type of its scale, where all have the same.
+    pub groups: Option<(u32, u32)>,
 }
 
 /// A matrix product: `out[t] (+)= W x[t] + bias`.
-#[derive(Clone, Copy)]
-pub struct Product {
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
     pub matrix: p::Matrix,
+    /// Instead of the matrix.
+    pub table: Option<Table<'a>>,
     pub rows: usize,
     pub cols: usize,
     pub outputs: usize,
@@ -111,45 +117,178 @@ pub struct Product {
     pub runs: Option<[usize; 3]>,
 }
 
-pub fn multiply(gpu: &Gpu, product: Product, table: Option<Table>, x: &Encoded) -> Result<()> {
-    let Product { matrix, rows, cols, outputs, out, bias, accumulate, runs } = product;
-    let [run, run_rows, run_columns] = runs.unwrap_or([rows, 0, 0]).map(number);
-    assert_eq!(cols, x.cols, "activations of a matrix with {cols} columns");
-    assert_eq!(outputs, x.rows * table.map_or(1, |t| t.per_row), "tokens");
-    let mut parameters = p::Matmul {
-        matrix,
-        table: 0,
-        experts: 0,
-        per_row: 1,
-        rows: number(rows),
-        cols: number(x.cols),
-        outputs: number(outputs),
-        x: x.is,
-        out,
-        bias,
-        accumulate: accumulate.into(),
-        run,
-        run_rows,
-        run_columns,
-    };
-    let own = [Kind(matrix.kind)];
-    let kinds = match table {
-        None => &own[..],
-        Some(Table { matrices, experts, per_row, kinds }) => {
-            (parameters.table, parameters.experts, parameters.per_row) = (matrices, experts, number(per_row));
-            kinds
+impl Product<'_> {
+    /// What a kernel is given of it.
+    fn part(&self, x: p::Encoded) -> p::Matmul {
+        let Product { matrix, table, rows, cols, outputs, out, bias, accumulate, runs } = *self;
+        let [run, run_rows, run_columns] = runs.unwrap_or([rows, 0, 0]).map(number);
+        p::Matmul {
+            matrix,
+            table: table.map_or(0, |t| t.matrices),
+            experts: table.map_or(0, |t| t.experts),
+            per_row: table.map_or(1, |t| number(t.per_row)),
+            rows: number(rows),
+            cols: number(cols),
+            outputs: number(outputs),
+            x,
+            out,
+            bias,
+            accumulate: accumulate.into(),
+            run,
+            run_rows,
+            run_columns,
         }
-    };
-    for kind in kinds {
+    }
+
+    /// Rows of x.
+    fn inputs(&self) -> usize {
+        self.outputs / self.table.map_or(1, |t| t.per_row)
+    }
+
+    pub fn kinds(&self) -> Vec<Kind> {
+        self.table.map_or(vec![Kind(self.matrix.kind)], |t| t.kinds.to_vec())
+    }
+
+    /// The same where [`multiply_rows`] may do it, with groups of integers and the type of their scales.
+    fn fused(&self) -> Option<(Kind, u32, u32)> {
+        let bf16 = Kind::BF16_PAIRS;
+        if self.kinds() == [bf16] { Some((bf16, 0, 0)) } else { self.integers() }
+    }
+
+    /// The one kind of its matrices, their groups and the type of scales, if they are integers that have the same.
+    fn integers(&self) -> Option<(Kind, u32, u32)> {
+        let (kind, (group, element)) = match self.table {
+            None => (Kind(self.matrix.kind), (self.matrix.group, self.matrix.element)),
+            Some(Table { kinds: &[kind], groups: Some(groups), .. }) => (kind, groups),
+            Some(_) => return None,
+        };
+        kind.needs().int8.then_some((kind, group, element))
+    }
+}
+
+/// Products of one input, side by side where one kernel does all of them.
+pub fn multiply(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
+    let mut rest = products;
+    while let Some((first, others)) = rest.split_first() {
+        let alike = |p: &&Product| {
+            (p.kinds(), p.integers(), p.cols, p.outputs, p.table.is_some())
+                == (first.kinds(), first.integers(), first.cols, first.outputs, first.table.is_some())
+        };
+        let count = 1 + others.iter().take(p::PARTS - 1).take_while(alike).count();
+        let (together, behind) = rest.split_at(count);
+        multiply_alike(gpu, together, x)?;
+        rest = behind;
+    }
+    Ok(())
+}
+
+fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
+    let mut parameters = p::Products::default();
+    for (product, part) in products.iter().zip(&mut parameters.parts) {
+        assert_eq!(product.cols, x.cols, "activations of a matrix with {} columns", product.cols);
+        assert_eq!(product.inputs(), x.rows, "tokens");
+        *part = product.part(x.is);
+    }
+    let (first, rows) = (&products[0], products.iter().map(|p| p.rows).max().unwrap_or(0));
+    let many = first.outputs > MOST_FEW && first.table.is_none() && gpu.device.tiles;
+    if let Some((kind, group, _)) = first.integers().filter(|_| many)
+        && let Some(Shape { kernel, rows: block, threads, shared }) = kind.tiles(group as usize / GROUP)
+        && shared + STATIC_SHARED <= gpu.device.shared
+    {
+        let tiles = first.outputs.div_ceil(weights::TILE).min(MOST_BLOCKS);
+        let grid = [number(rows.div_ceil(block)), number(tiles), number(products.len())];
+        // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
+        unsafe { gpu.launch(kernel, grid, threads, number(shared), &parameters)? };
+        return Ok(());
+    }
+    for kind in first.kinds() {
         // Tokens of a mixture have an expert each.
-        let many = outputs > 1 && table.is_none();
-        let tiles = if many { outputs.div_ceil(TILE) } else { outputs };
-        let Shape { kernel, rows: block, threads, shared } = kind.kernel(many, rows * tiles, cols);
-        let grid = [number(rows.div_ceil(block)), number(tiles.min(MOST_BLOCKS)), 1];
+        let many = first.outputs > 1 && first.table.is_none();
+        let tiles = if many { first.outputs.div_ceil(TILE) } else { first.outputs };
+        let Shape { kernel, rows: block, threads, shared } = kind.kernel(many, rows * tiles, first.cols);
+        let grid = [number(rows.div_ceil(block)), number(tiles.min(MOST_BLOCKS)), number(products.len())];
         // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
         unsafe { gpu.launch(kernel, grid, threads, number(shared), &parameters)? };
     }
     Ok(())
+}
+
+/// What products take in that encode it themselves.
+#[derive(Clone, Copy)]
+pub enum Input<'a> {
+    Encoded(&'a Encoded),
+    /// As it is, or normed.
+    Floats {
+        x: p::Tensor,
+        norm: p::Norm,
+        rows: usize,
+    },
+}
+
+/// Elements that each block encodes for itself, at most.
+const MOST_ENCODED: usize = 24 << 10;
+/// Threads of a block of [`Way::Rows`].
+const ROW_THREADS: u32 = 256;
+/// Blocks of it on each multiprocessor.
+const ROW_BLOCKS: usize = 2;
+
+/// The same for a few tokens of integer groups with all that comes before it, and where `gated`, for gate and up, with `silu(gate) * up` behind it: one
+/// kernel. Says whether it does.
+pub fn multiply_rows(gpu: &Gpu, input: Input, products: &[Product], gated: bool) -> Result<bool> {
+    let Some(first) = products.first() else { return Ok(true) };
+    let Some((kind, group, element)) = first.fused() else { return Ok(false) };
+    let (cols, inputs) = (first.cols, first.inputs());
+    let alike = |p: &Product| {
+        p.fused() == first.fused()
+            && (p.cols, p.outputs, p.inputs()) == (cols, first.outputs, inputs)
+            && p.table.is_some() == first.table.is_some()
+    };
+    let Some(kernel) = kind.rows(if first.table.is_some() { 1 } else { first.outputs }) else { return Ok(false) };
+    let integers = kind.needs().int8;
+    let encoded = match integers {
+        true => inputs * cols + 2 * 4 * (inputs * cols / GROUP).next_multiple_of(4),
+        false => (2 * inputs * cols).next_multiple_of(16),
+    };
+    let (mut parameters, mut shared) = (p::Rows::default(), encoded);
+    let encoded = match input {
+        Input::Encoded(x) => x.is,
+        Input::Floats { x, norm, rows } => {
+            assert_eq!(rows, inputs, "tokens");
+            if norm.weight != 0 {
+                shared += 4 * cols;
+            }
+            let aligned = x.at % 16 == 0 && (x.stride % 4 == 0 || rows == 1) && norm.weight % 16 == 0;
+            if !aligned || inputs * cols > MOST_ENCODED {
+                return Ok(false);
+            }
+            (parameters.x, parameters.norm) = (x, norm);
+            p::Encoded::default()
+        }
+    };
+    let fits = shared + STATIC_SHARED <= gpu.device.shared
+        && cols % GROUP == 0
+        && (!integers || [32, 64, 128].contains(&group));
+    if !gpu.device.rows || !fits || products.len() > p::PARTS || !products.iter().all(alike) {
+        return Ok(false);
+    }
+    if gated {
+        assert!(products.len() == 2 && products[0].rows == products[1].rows, "gate and up");
+        assert!(products.iter().all(|p| p.bias == 0 && p.runs.is_none() && !p.accumulate), "plain products");
+    }
+    for (product, part) in products.iter().zip(&mut parameters.parts) {
+        *part = product.part(encoded);
+    }
+    (parameters.tokens, parameters.count) = (number(inputs), number(products.len()));
+    (parameters.gated, parameters.of, parameters.element) = (gated.into(), group / GROUP as u32, element);
+    let per_warp = if integers { 32 / (4 * group as usize / GROUP) } else { 2 };
+    let tasks = products.iter().map(|p| p.rows.div_ceil(per_warp) * p.table.map_or(1, |_| p.outputs)).sum::<usize>();
+    // A warp takes gate and up. Few tasks are spread over all multiprocessors.
+    let (tasks, warps) = (if gated { tasks / 2 } else { tasks }, ROW_THREADS as usize / 32);
+    let blocks =
+        tasks.div_ceil(warps).clamp(tasks.min(gpu.device.multiprocessors), ROW_BLOCKS * gpu.device.multiprocessors);
+    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
+    unsafe { gpu.launch(kernel, [number(blocks), 1, 1], ROW_THREADS, number(shared), &parameters)? };
+    Ok(true)
 }
 
 /// Projections that are runs of one matrix at even distances, whatever lies between them.
@@ -217,7 +356,7 @@ impl Cuda {
         out: p::Tensor,
         accumulate: bool,
         mode: Activations,
-    ) -> Product {
+    ) -> Product<'static> {
         let weight = &self.weights.all[linear.matrix.number()];
         assert!(linear.rows.end <= weight.rows(), "rows {:?} of {}", linear.rows, weight.rows());
         let bias = linear.bias.map_or(0, |b| {
@@ -225,12 +364,12 @@ impl Cuda {
             self.place(b).at
         });
         let (matrix, rows, cols) = (weight.at_row(linear.rows.start, mode), linear.rows.len(), weight.cols());
-        Product { matrix, rows, cols, outputs, out, bias, accumulate, runs: None }
+        Product { matrix, table: None, rows, cols, outputs, out, bias, accumulate, runs: None }
     }
 
     /// Products that share their input, those of the runs of a matrix together: where heads are interleaved there are dozens of them.
-    pub fn multiply_all(&self, projections: &[Projection], outputs: usize, x: &Encoded) -> Result<()> {
-        let mut done = vec![false; projections.len()];
+    pub fn products(&self, projections: &[Projection], outputs: usize) -> Vec<Product<'static>> {
+        let (mut done, mut products) = (vec![false; projections.len()], Vec::with_capacity(projections.len()));
         for (i, Projection { linear, out }) in projections.iter().enumerate() {
             if done[i] {
                 continue;
@@ -244,9 +383,37 @@ impl Cuda {
                 product.runs = Some([product.rows, run.rows, run.columns]);
                 product.rows *= run.count;
             }
-            multiply(&self.gpu, product, None, x)?;
+            products.push(product);
         }
-        Ok(())
+        products
+    }
+
+    /// Encodes and multiplies: in one kernel what can be, else one after the other, with `encoded` for what lies between.
+    pub fn encode_and_multiply(
+        &self,
+        x: p::Tensor,
+        norm: p::Norm,
+        products: &[Product],
+        encoded: &mut Encoded,
+    ) -> Result<()> {
+        let Some(first) = products.first() else { return Ok(()) };
+        let (rows, cols) = (first.outputs, first.cols);
+        let (mut fused, mut rest): (Vec<Product>, Vec<Product>) = products.iter().partition(|p| p.fused().is_some());
+        let input = Input::Floats { x, norm, rows };
+        fused.sort_by_key(Product::fused);
+        for alike in fused.chunk_by(|a, b| a.fused() == b.fused()).flat_map(|run| run.chunks(p::PARTS)) {
+            if !multiply_rows(&self.gpu, input, alike, false)? {
+                rest.extend_from_slice(alike);
+            }
+        }
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let kinds = rest.iter().flat_map(Product::kinds);
+        let needs = kinds.fold(Needs::default(), |needs, kind| needs.and(kind.needs()));
+        encode(&self.gpu, Source { x, norm, rows, cols, ..Source::default() }, needs, encoded)?;
+        rest.sort_by_key(Product::kinds);
+        multiply(&self.gpu, &rest, encoded)
     }
 
     /// What input a matrix takes.

@@ -46,6 +46,8 @@ impl Needs {
 pub struct Kind(pub u32);
 
 impl Kind {
+    pub const BF16_PAIRS: Kind = Kind(4);
+
     pub fn of(form: Form, mode: Activations) -> Kind {
         Kind(match (form, mode) {
             (Form::Float(Float::F32), _) => 0,
@@ -60,6 +62,42 @@ impl Kind {
 
     pub fn needs(self) -> Needs {
         Needs { f32: self.0 < 4, bf16: matches!(self.0, 4 | 5), int8: self.0 > 5 }
+    }
+
+    /// The kernel that does it for many tokens on integer tensor cores, where a group is so many of activations, and its shared memory.
+    pub fn tiles(self, of: usize) -> Option<Shape> {
+        use Kernel::*;
+        let (all, bits) = match self.0 {
+            6 => ([Tiles2Of1, Tiles2Of2, Tiles2Of4], 2),
+            7 => ([Tiles3Of1, Tiles3Of2, Tiles3Of4], 3),
+            8 => ([Tiles4Of1, Tiles4Of2, Tiles4Of4], 4),
+            9 => ([Tiles5Of1, Tiles5Of2, Tiles5Of4], 5),
+            10 => ([Tiles6Of1, Tiles6Of2, Tiles6Of4], 6),
+            11 => ([Tiles8Of1, Tiles8Of2, Tiles8Of4], 8),
+            _ => return None,
+        };
+        let kernel = all[[1, 2, 4].iter().position(|n| *n == of)?];
+        // `Stage` of `kernels/tiles.cu`.
+        let parts = 4 * of;
+        let (weights, activations) = (TILE * (4 * bits * parts + 16), TILE * (32 * parts + 32));
+        let stage = weights + activations + 2 * 4 * parts * TILE + 4 * 8 * TILE;
+        Some(Shape { kernel, rows: TILE, threads: 256, shared: 2 * stage })
+    }
+
+    /// The kernel that does it with all that comes before it, for so many tokens.
+    pub fn rows(self, tokens: usize) -> Option<Kernel> {
+        use Kernel::*;
+        let all = match self.0 {
+            4 => [RowsBf16For1, RowsBf16For2, RowsBf16For4, RowsBf16For8],
+            6 => [Rows2For1, Rows2For2, Rows2For4, Rows2For8],
+            7 => [Rows3For1, Rows3For2, Rows3For4, Rows3For8],
+            8 => [Rows4For1, Rows4For2, Rows4For4, Rows4For8],
+            9 => [Rows5For1, Rows5For2, Rows5For4, Rows5For8],
+            10 => [Rows6For1, Rows6For2, Rows6For4, Rows6For8],
+            11 => [Rows8For1, Rows8For2, Rows8For4, Rows8For8],
+            _ => return None,
+        };
+        all.into_iter().zip([1, 2, 4, 8]).find(|(_, most)| tokens <= *most).map(|(kernel, _)| kernel)
     }
 
     /// The kernel that does it, for one token (or each by itself) or for tiles of several, and how it is launched for so many rows in all.
@@ -93,6 +131,9 @@ impl Kind {
         Shape { kernel, rows, threads: 128, shared: sums + rows * SLOTS * 4 * size_of::<f32>() }
     }
 }
+
+/// Rows and tokens of a block of `kernels/tiles.cu`.
+pub const TILE: usize = 64;
 
 /// How a kernel is launched.
 pub struct Shape {
@@ -175,6 +216,14 @@ impl Weight {
             None => Bytes::from(Vec::new()),
             Some(bytes) => bytes.slice(rows.start * self.row_bytes[i]..rows.end * self.row_bytes[i]),
         })
+    }
+
+    /// Columns of a group and the type of its scale, where it has groups.
+    pub fn groups(&self) -> Option<(u32, u32)> {
+        match self.form() {
+            Form::Float(_) => None,
+            Form::Affine { group, scale, .. } => Some((u32::from(group), element(scale))),
+        }
     }
 
     /// What a kernel is told of it from row `row` on.

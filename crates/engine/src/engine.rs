@@ -166,6 +166,11 @@ impl Engine {
         self.loading.as_ref()
     }
 
+    /// Measures time and work by phase from here on, or no longer. Steps on a GPU are slower meanwhile.
+    pub fn profile(&mut self, on: bool) {
+        self.runner.backend.profile(on);
+    }
+
     /// Time and work by phase since the last call; empty unless profiling was asked for.
     pub fn take_profile(&mut self) -> Profile {
         self.runner.backend.take_profile()

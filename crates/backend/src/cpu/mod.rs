@@ -204,8 +204,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn start_profile(&mut self) {
-        self.profile = Some(Profile::default());
+    fn profile(&mut self, on: bool) {
+        self.profile = on.then(Profile::default);
     }
 
     fn record_routing(&mut self) {

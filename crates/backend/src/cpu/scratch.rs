@@ -355,7 +355,7 @@ impl Backend for Sizing<'_> {
         unreachable!("{NOTHING}")
     }
     fn limit_steps(&mut self, _: usize, _: usize) {}
-    fn start_profile(&mut self) {}
+    fn profile(&mut self, _: bool) {}
     fn record_routing(&mut self) {}
     fn alloc_kv(&mut self, _: KvLayout, _: usize) -> anyhow::Result<KvPool> {
         unreachable!("{NOTHING}")

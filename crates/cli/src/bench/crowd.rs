@@ -52,8 +52,10 @@ impl Measured {
 }
 
 pub fn run(args: &DecodeArgs) -> Result<()> {
-    let most = args.context.iter().max().expect("clap wants one") + args.tokens * args.model.rounds + WARM;
+    let most = args.context.iter().max().expect("clap wants one") + args.tokens * (args.model.rounds + 1) + WARM;
     let sequences = *args.sequences.iter().max().expect("clap wants one");
+    // The first ones go on while the prompts of the others are read.
+    let most = most + 2 * sequences;
     ensure!(args.sequences.iter().all(|n| *n > 0), "--sequences must be at least 1");
     ensure!(args.context.iter().all(|c| *c > args.shared), "--shared must be less than --context");
     let mut subject = Subject::load(&args.model, most + SLACK, sequences)?;
@@ -97,7 +99,8 @@ fn measure(
     context: usize,
     memory: &mut Option<Memory>,
 ) -> Result<Measured> {
-    let Subject { engine, arithmetic, .. } = subject;
+    let Subject { engine, arithmetic, profile_apart, .. } = subject;
+    engine.profile(!*profile_apart);
     let vocabulary = engine.model().vocabulary;
     // 1. Each prompt by itself, behind those that it may have something in common with; then all of them, which are there but for a token
     let prompts: Vec<Vec<u32>> = (0..n)
@@ -114,7 +117,7 @@ fn measure(
         engine.remove_sequence(id);
     }
     let (mut ids, mut begun) = (Vec::new(), 0);
-    let steps = args.tokens * args.model.rounds + WARM;
+    let steps = args.tokens * (args.model.rounds + usize::from(*profile_apart)) + WARM;
     for (i, prompt) in prompts.iter().enumerate() {
         ids.push(start(engine, prompt, steps + SLACK, args.shared, i as u64)?);
     }
@@ -141,6 +144,13 @@ fn measure(
         }
         // The middle one: a step that others held up is not the rule.
         seconds.push(times.median());
+        profile = engine.take_profile();
+    }
+    if *profile_apart {
+        engine.profile(true);
+        for _ in 0..args.tokens {
+            step(engine, n)?;
+        }
         profile = engine.take_profile();
     }
     let weights: u64 = Phase::ALL.iter().map(|p| profile.row(*p).weight_bytes).sum();

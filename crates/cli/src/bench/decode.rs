@@ -43,13 +43,13 @@ pub fn run(args: &DecodeArgs) -> Result<()> {
     }
     let longest = args.context.iter().max().expect("clap wants one");
     // Where experts are read, each round goes on behind the one before: the same tokens again would find theirs in memory.
-    let mut subject = Subject::load(&args.model, longest + args.tokens * (args.model.rounds + 1), 1)?;
+    let mut subject = Subject::load(&args.model, longest + args.tokens * (args.model.rounds + 2), 1)?;
     let mut memory = None;
     if !args.model.json {
         print_head(&subject);
     }
     for &context in &args.context {
-        let measured = measure(&mut subject.engine, args, context, &mut memory)?;
+        let measured = measure(&mut subject, args, context, &mut memory)?;
         if args.model.json {
             println!("{}", to_json(&mut subject, args, &measured));
         } else {
@@ -88,7 +88,9 @@ impl Measured {
     }
 }
 
-fn measure(engine: &mut Engine, args: &DecodeArgs, context: usize, memory: &mut Option<Memory>) -> Result<Measured> {
+fn measure(subject: &mut Subject, args: &DecodeArgs, context: usize, memory: &mut Option<Memory>) -> Result<Measured> {
+    let Subject { engine, profile_apart, .. } = subject;
+    engine.profile(!*profile_apart);
     let vocabulary = engine.model().vocabulary;
     let id = engine.add_sequence();
     engine.feed(id, &tokens(0, context, vocabulary), false, |_, _| Ok(()))?;
@@ -129,6 +131,16 @@ fn measure(engine: &mut Engine, args: &DecodeArgs, context: usize, memory: &mut 
         if round + 1 == args.model.rounds {
             profile = engine.take_profile();
         }
+    }
+    if *profile_apart {
+        engine.profile(true);
+        if !streams {
+            rewind(engine, id, context)?;
+            at = context;
+        }
+        engine.take_profile();
+        generate(engine, id, at, args.tokens)?;
+        profile = engine.take_profile();
     }
     let weights: u64 = Phase::ALL.iter().map(|p| profile.row(*p).weight_bytes).sum();
     let cache_bytes = (engine.kv_in_use() + engine.kv_kept() + engine.memory(MemoryClass::State)) as f64;

@@ -26,6 +26,7 @@ use sluice_store::{Checkpoint, Dtype};
 use sluice_kernels::form::{Encoding, Float, Form};
 use sluice_kernels::roofline::Arithmetic;
 
+use crate::device::DeviceArg;
 use crate::disk::mix;
 use crate::engine_args::{EngineArgs, model_or_demo};
 
@@ -93,6 +94,8 @@ struct Subject {
     engine: Engine,
     /// In which its products of matrices are done, for the most part.
     arithmetic: Arithmetic,
+    /// Whether a profile slows steps down, so that phases are measured in a round of their own.
+    profile_apart: bool,
 }
 
 impl Subject {
@@ -110,7 +113,8 @@ impl Subject {
         let engine = crate::load::engine(&folder, &args.engine, options)?;
         crate::load::finish(&engine)?;
         let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
-        Ok(Subject { name, engine, arithmetic })
+        let profile_apart = args.engine.device() != DeviceArg::Cpu;
+        Ok(Subject { name, engine, arithmetic, profile_apart })
     }
 }
 

@@ -92,7 +92,8 @@ struct Measured {
 }
 
 fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measured> {
-    let Subject { engine, arithmetic, .. } = subject;
+    let Subject { engine, arithmetic, profile_apart, .. } = subject;
+    engine.profile(!*profile_apart);
     let prompt = tokens(0, n, engine.model().vocabulary);
     read_prompt(engine, &prompt)?;
     let (mut tokens_per_second, mut best) = (Figures::default(), Figures::default());
@@ -109,6 +110,11 @@ fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measur
         time = start.elapsed();
         streamed = engine.take_streamed();
         tokens_per_second.push(n as f64 / time.as_secs_f64());
+        profile = engine.take_profile();
+    }
+    if *profile_apart {
+        engine.profile(true);
+        read_prompt(engine, &prompt)?;
         profile = engine.take_profile();
     }
     let macs = Phase::ALL.iter().map(|p| profile.row(*p).macs).sum();

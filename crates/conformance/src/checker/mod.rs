@@ -263,8 +263,9 @@ impl Backend for Checker<'_> {
         self.inner.limit_steps(tokens, rows);
     }
 
-    fn start_profile(&mut self) {
-        self.inner.start_profile();
+    fn profile(&mut self, on: bool) {
+        self.outside("profile");
+        self.inner.profile(on);
     }
 
     fn record_routing(&mut self) {

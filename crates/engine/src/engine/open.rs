@@ -95,7 +95,7 @@ impl Engine {
         let largest = longest.max(options.block_tokens).max(options.max_context.unwrap_or(0));
         ensure!(largest <= 1 << 24, "{largest} is too many tokens");
         if options.profile {
-            backend.start_profile();
+            backend.profile(true);
         }
         let loaded = sluice_model::load(checkpoint, config, &mut *backend, &options.model(longest))?;
         let (model, decoder) = (loaded.description, loaded.decoder);
