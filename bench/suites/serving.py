@@ -159,7 +159,8 @@ def theirs(shape, *more, parallel=SLOTS, context=CONTEXT, keeps=0):
 
 def ik(shape):
     file = served(shape, "Q4_0")
-    options = ["-m", file, "-t", THREADS, "-np", SLOTS, "-c", CONTEXT, "-cram", 0, "-rtr", "--host", "127.0.0.1"]
+    # With its flash attention, which is on unless asked otherwise, an assertion ends it among eight slots ("S > 0").
+    options = ["-m", file, "-t", THREADS, "-np", SLOTS, "-c", CONTEXT, "-cram", 0, "-rtr", "-no-fa", "--host", "127.0.0.1"]
     return server(lambda port: [IK_LLAMA.server, *options, "--port", port], f"ik-llama-server-{shape}")
 
 
