@@ -68,15 +68,12 @@ impl Pace {
             (_, 0) => mix(&mut self.generating[at], time),
             (0, tokens) => mix(&mut self.per_token, time / tokens as f64),
             (_, tokens) => {
-                let Some(beside) = self.generating(generating) else { return };
-                let Some(token) = self.per_token else {
-                    return self.per_token = Some((time - beside).max(0.0) / tokens as f64);
+                // Of sequences that were never seen without a prompt it is a guess: no more than half of the step is theirs then.
+                let beside = match self.generating[at] {
+                    Some(known) => known.min(time),
+                    None => self.generating(generating).unwrap_or(0.0).min(time / 2.0),
                 };
-                // Who took how much of it cannot be told: what was expected of both was wrong by as much.
-                let wrong = time / (beside + token * tokens as f64);
-                mix(&mut self.per_token, token * wrong);
-                self.generating[at] = Some(beside);
-                mix(&mut self.generating[at], beside * wrong);
+                mix(&mut self.per_token, (time - beside) / tokens as f64);
             }
         }
     }
@@ -127,7 +124,7 @@ mod tests {
         (0..50).for_each(|_| pace.learn(2, 0, MS(20)));
         (0..50).for_each(|_| pace.learn(8, 0, MS(80)));
         assert_eq!((pace.room(3, 1, 512), pace.room(7, 1, 512), pace.room(200, 1, 512)), (34, 136, 136));
-        // Steps with a prompt in them correct it.
+        // A step that is shorter than the guess has not been theirs alone.
         (0..50).for_each(|_| pace.learn(7, 10, MS(45)));
         assert!(pace.room(7, 1, 512) < 80, "{}", pace.room(7, 1, 512));
     }
