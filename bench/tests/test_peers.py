@@ -50,6 +50,9 @@ class World:
         self.stub("bench/env/bin/python", made)
         self.llama(ANSWER)
         self.cmake(ANSWER)
+        # Nothing large is made: how full the disk is must not matter.
+        (self.folder / "site").mkdir()
+        (self.folder / "site" / "sitecustomize.py").write_text("import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**12, 0, 10**12)\n")
 
     def stub(self, name, body):
         return script(self.folder / name, f'echo "{name} $*" >> {self.log}\n{body}')
@@ -77,7 +80,7 @@ fi"""
 
     def run(self, *words):
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
-        env = {**os.environ, "BENCH_DIR": str(self.dir), "CARGO_TARGET_DIR": str(self.folder / "target"), "PATH": path}
+        env = {**os.environ, "BENCH_DIR": str(self.dir), "CARGO_TARGET_DIR": str(self.folder / "target"), "PATH": path, "PYTHONPATH": str(self.folder / "site")}
         return subprocess.run([sys.executable, "-B", BENCH / "run", *words], env=env, capture_output=True, text=True)
 
 
