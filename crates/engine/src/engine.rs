@@ -198,22 +198,8 @@ impl Engine {
     pub fn add_sequence_salted(&mut self, salt: &[u8]) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        let held = self.cache.hold();
-        self.sequences.push(Sequence {
-            id,
-            tokens: Vec::new(),
-            computed: 0,
-            held,
-            root: self.cache.root(salt),
-            shares: false,
-            marks: Vec::new(),
-            adopted: 0,
-            restored: 0,
-            restore: Restore::No,
-            logprobs: None,
-            running: None,
-            last_used: self.steps,
-        });
+        let (root, held) = (self.cache.root(salt), self.cache.hold());
+        self.sequences.push(Sequence { last_used: self.steps, ..Sequence::new(id, root, held) });
         id
     }
 
@@ -245,6 +231,9 @@ impl Engine {
     /// # Errors
     /// A token outside the vocabulary, more tokens than the context holds, sampling parameters out of range; then nothing has changed.
     pub fn start(&mut self, id: SequenceId, prompt: &[u32], generation: Generation) -> Result<()> {
+        if let Some(disk) = &mut self.disk {
+            disk.give_up_prefetch(&mut self.cache);
+        }
         let at = self.index(id)?;
         // 1. All that can be wrong
         generation.sampling.validate()?;
@@ -373,6 +362,8 @@ impl Engine {
         if s.held.state.is_some() || keep == 0 || !self.cache.can_go_on_at(&s.held, keep) {
             self.cache.release(&mut s.held);
             s.computed = 0;
+            // What is on disk of it may be looked for again.
+            s.restore = Restore::No;
         } else {
             self.cache.shrink(&mut s.held, keep);
             s.computed = keep;
@@ -412,6 +403,20 @@ impl Engine {
     pub fn tend(&mut self) -> Result<bool> {
         match &mut self.disk {
             Some(disk) if self.sequences.iter().all(|s| s.running.is_none()) => self.runner.save(&mut self.cache, disk),
+            _ => Ok(false),
+        }
+    }
+
+    /// While nobody generates and [`Engine::tend`] has no more to do: reads a portion of what was used last before this start into memory, in a few milliseconds. Whether there
+    /// is more to do at once. A generation that is started does not wait for it.
+    ///
+    /// # Errors
+    /// Those of [`Engine::tend`].
+    pub fn prefetch(&mut self) -> Result<bool> {
+        match &mut self.disk {
+            Some(disk) if self.sequences.iter().all(|s| s.running.is_none()) => {
+                disk.prefetch(&mut self.cache, &mut self.runner)
+            }
             _ => Ok(false),
         }
     }

@@ -204,7 +204,8 @@ impl Worker {
             // 1. What others want; nothing else is to do where all is idle
             loop {
                 // Where there is nothing else to do, what conversations hold is written to disk, a little at a time.
-                let tends = match if self.engine.is_idle() { self.engine.tend() } else { Ok(false) } {
+                // Then what was used last before this start is read.
+                let tends = match self.tend() {
                     Ok(more) => more,
                     Err(e) => return self.die(&format!("{e:#}")),
                 };
@@ -250,6 +251,11 @@ impl Worker {
             }
             self.measure();
         }
+    }
+
+    /// What there is to do where nobody generates, a portion. Whether there is more.
+    fn tend(&mut self) -> anyhow::Result<bool> {
+        Ok(self.engine.is_idle() && (self.engine.tend()? || self.engine.prefetch()?))
     }
 
     fn submit(&mut self, id: u64, submission: Submission) {

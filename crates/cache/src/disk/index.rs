@@ -251,6 +251,30 @@ impl Index {
         })
     }
 
+    /// Entries of a model, the one that was used last first, and the beginning of a chain before its end; so many at most.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn newest(&self, model: u64, most: usize) -> Result<Vec<BlockHash>, Error> {
+        guarded(|| {
+            let read = self.database().begin_read().map_err(own)?;
+            let table = match read.open_table(BY_USE) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let mut all = Vec::new();
+            for row in table.iter().map_err(own)?.rev() {
+                let (_, _, of, hash) = row.map_err(own)?.0.value();
+                if all.len() >= most {
+                    break;
+                }
+                all.extend((of == model).then_some(hash));
+            }
+            Ok(all)
+        })
+    }
+
     /// All entries, in no order that means anything.
     ///
     /// # Errors
