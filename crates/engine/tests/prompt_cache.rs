@@ -294,9 +294,10 @@ fn what_is_read_ahead_leaves_half_of_what_is_free() {
         for i in 0..5 {
             let prompt = tokens(&engine, 256, 30 + i);
             ask(&mut engine, &prompt, generation(1));
+            // What is written together counts as used together.
+            engine.save().unwrap();
             block = engine.kv_kept() / 8 / (i as usize + 1);
         }
-        engine.save().unwrap();
         drop(engine);
         // 21 blocks, of which each prompt takes eight.
         let options = Options { kv_tokens: Some(21 * 32), ..cached(home.path()) };
