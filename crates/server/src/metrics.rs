@@ -200,7 +200,15 @@ impl Metrics {
         if let Some(s) = engine.prompt_cache() {
             let broken = u64::from(s.broken.is_some());
             let values = [
-                s.bytes, s.entries, s.written_bytes, s.read_bytes, s.prefetched, s.dropped, s.wrong, s.too_dear, broken,
+                s.bytes,
+                s.entries,
+                s.written_bytes,
+                s.read_bytes,
+                s.prefetched,
+                s.dropped,
+                s.wrong,
+                s.too_dear,
+                broken,
             ];
             self.disk.iter().zip(values).for_each(|((.., gauge), value)| _ = gauge.set(value as i64));
         }

@@ -101,11 +101,7 @@ pub(crate) struct Opened {
 impl Keeper {
     /// # Errors
     /// A folder that cannot be used, or that another process uses.
-    pub fn open(
-        options: &PromptCacheOptions,
-        (model, of): (u64, &Path),
-        shared: Arc<Shared>,
-    ) -> Result<Opened> {
+    pub fn open(options: &PromptCacheOptions, (model, of): (u64, &Path), shared: Arc<Shared>) -> Result<Opened> {
         let key = options.key_file.as_deref().map(FileKey::read).transpose()?;
         let settings = Settings { quota: options.quota, daily_limit: options.daily_limit, key };
         let mut cache = DiskCache::open_folder(&options.folder, settings)?;

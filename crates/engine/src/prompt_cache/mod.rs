@@ -3,8 +3,8 @@
 //! prefix is being read stays in the queue while others go on.
 
 mod costs;
-mod fingerprint;
 mod finder;
+mod fingerprint;
 mod keeper;
 mod prefetch;
 mod restore;
@@ -23,8 +23,8 @@ use sluice_cache::disk::Error;
 use sluice_cache::{BlockHash, Group};
 
 use costs::Costs;
-pub(crate) use fingerprint::{Choices, fingerprint};
 use finder::{Ask, Finder, Found, Query};
+pub(crate) use fingerprint::{Choices, fingerprint};
 use keeper::{Command, Keeper, Opened, Shared};
 use prefetch::Prefetch;
 pub(crate) use restore::{Restore, begin};
