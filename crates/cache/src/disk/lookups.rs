@@ -70,6 +70,15 @@ impl Lookups {
         self.common.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// After an error of the index the next start looks through it.
+    fn noting<T>(&self, what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let done = what();
+        if done.is_err() {
+            self.index.abandon();
+        }
+        done
+    }
+
     /// Whether an entry is about to go: also one that turned out wrong since the writer looked last.
     fn is_doomed(&self, key: &Key) -> bool {
         self.common().doomed.contains(key) || reads::lock(&self.desk).wrong.contains(key)
@@ -80,7 +89,7 @@ impl Lookups {
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn find(&self, key: &Key) -> Result<Option<Entry>, Error> {
-        if self.is_doomed(key) { Ok(None) } else { Ok(self.index.entry(key)?) }
+        self.noting(|| if self.is_doomed(key) { Ok(None) } else { Ok(self.index.entry(key)?) })
     }
 
     /// Entries with a state that follow the one with the hash `before`: how many tokens each has, the most first, and its hash. Such may end within a block, where
@@ -89,9 +98,11 @@ impl Lookups {
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn with_state(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
-        let mut found = self.index.with_state(model, before)?;
-        found.retain(|(_, hash)| !self.is_doomed(&(model, *hash)));
-        Ok(found)
+        self.noting(|| {
+            let mut found = self.index.with_state(model, before)?;
+            found.retain(|(_, hash)| !self.is_doomed(&(model, *hash)));
+            Ok(found)
+        })
     }
 
     /// Where a part lies, if the slab has such a place.
@@ -119,7 +130,8 @@ impl Lookups {
         for (label, place) in wanted {
             let key = (label.model, label.hash);
             if last.as_ref().is_none_or(|(k, _)| *k != key) {
-                let entry = if self.hold(&key, &mut held) { self.index.entry(&key)? } else { None };
+                let holds = self.hold(&key, &mut held);
+                let entry = self.noting(|| if holds { Ok(self.index.entry(&key)?) } else { Ok(None) })?;
                 last = Some((key, entry));
             }
             let entry = last.as_ref().and_then(|(_, entry)| entry.as_ref());
@@ -150,10 +162,10 @@ impl Lookups {
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn recent(&self, model: u64, most: usize) -> Result<Vec<Key>, Error> {
-        let newest = self.index.newest(model, most)?;
+        let newest = self.noting(|| Ok(self.index.newest(model, most)?))?;
         let mut befores = HashSet::with_capacity(newest.len());
         for hash in &newest {
-            befores.extend(self.index.entry(&(model, *hash))?.map(|entry| entry.before));
+            befores.extend(self.find(&(model, *hash))?.map(|entry| entry.before));
         }
         Ok(newest.into_iter().filter(|hash| !befores.contains(hash)).map(|hash| (model, hash)).collect())
     }
