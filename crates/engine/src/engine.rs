@@ -15,7 +15,7 @@ use sluice_store::Loading;
 
 use crate::options::Options;
 use crate::placement::Placed;
-use crate::prompt_cache::{PromptCache, PromptCacheStatus, Restore};
+use crate::prompt_cache::{PromptCache, PromptCacheStatus, ReadAhead, Restore, Saved, Sessions};
 use crate::runner::Runner;
 use crate::sampler::{History, Logprobs};
 use crate::sampling::{Draw, Drawn, Sampling};
@@ -394,6 +394,36 @@ impl Engine {
         let mut notes = std::mem::take(&mut self.disk_notes);
         notes.extend(self.disk.iter_mut().flat_map(PromptCache::take_warnings));
         notes
+    }
+
+    /// Names of conversations in the prompt cache; `None` where there is none.
+    pub fn sessions(&self) -> Option<Sessions> {
+        self.disk.as_ref().map(PromptCache::sessions)
+    }
+
+    /// Writes what is in memory of a conversation to the prompt cache, and gives it a name there, which another may have had. [`Engine::tend_sessions`] does it; `told` is called once
+    /// it is durable, from another thread, or dropped with the engine.
+    pub fn save_session(&mut self, name: String, salt: &[u8], tokens: &[u32], told: Saved) {
+        match &mut self.disk {
+            Some(disk) => disk.save_session(name, &mut self.cache, salt, tokens, told),
+            None => told(Err(anyhow::anyhow!("there is no prompt cache"))),
+        }
+    }
+
+    /// A portion of what sessions that are being saved need, in a few milliseconds, also between steps. Whether there is more.
+    ///
+    /// # Errors
+    /// Those of [`Engine::tend`].
+    pub fn tend_sessions(&mut self) -> Result<bool> {
+        match &mut self.disk {
+            Some(disk) if disk.saves_sessions() => self.runner.save_named(&mut self.cache, disk),
+            _ => Ok(false),
+        }
+    }
+
+    /// A conversation that somebody has loaded is the next to be read into memory when nobody generates.
+    pub fn read_ahead(&mut self, session: ReadAhead) {
+        self.disk.iter_mut().for_each(|disk| disk.read_ahead(session.0.clone()));
     }
 
     /// While nobody generates: writes a portion of what conversations hold to the prompt cache, in a few milliseconds. Whether there is more to do at once.

@@ -355,6 +355,55 @@ fn a_request_comes_before_what_is_read_ahead() {
 }
 
 #[test]
+fn a_session_is_there_whatever_happens_after_it_was_said_to_be_saved() {
+    for model in ["qwen3", "qwen3_5"] {
+        let home = tempfile::tempdir().unwrap();
+        let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
+        let prompt = tokens(&engine, 300, 1);
+        let save = |engine: &mut Engine, name: &str, prompt: &[u32]| {
+            ask(engine, prompt, generation(1));
+            let (tell, told) = std::sync::mpsc::channel();
+            engine.save_session(name.into(), b"", prompt, Box::new(move |saved| tell.send(saved).unwrap()));
+            while engine.tend_sessions().unwrap() {
+                std::thread::yield_now();
+            }
+            told.recv().unwrap()
+        };
+        let session = save(&mut engine, "fox", &prompt).unwrap();
+        let there = if model == "qwen3" { 288 } else { 300 };
+        assert_eq!((session.name.as_str(), session.tokens), ("fox", there), "{model}");
+        for (name, length, part) in [("a/b", 300, "name"), ("", 300, "name"), ("short", 10, "--prompt-cache-min-tokens")] {
+            let refused = save(&mut engine, name, &prompt[..length]).unwrap_err().to_string();
+            assert!(refused.contains(part), "{refused}");
+        }
+        // 1. What lies on the disk now, as a crash would leave it
+        let after = tempfile::tempdir().unwrap();
+        fs::create_dir(after.path().join("cache")).unwrap();
+        for file in fs::read_dir(home.path().join("cache")).unwrap().map(Result::unwrap) {
+            fs::copy(file.path(), after.path().join("cache").join(file.file_name())).unwrap();
+        }
+        let mut again = Engine::open(&folder(model), cached(after.path())).unwrap();
+        let sessions = again.sessions().unwrap();
+        assert_eq!(sessions.list().unwrap(), [session]);
+        let loaded = sessions.load("fox").unwrap().unwrap();
+        assert_eq!(loaded.tokens, prompt[..there]);
+        assert!(sessions.load("no fox").unwrap().is_none());
+        again.read_ahead(loaded.ahead);
+        idle(&mut again);
+        let mut whole = prompt.clone();
+        whole.extend([1, 2, 3]);
+        let (answer, adopted, restored) = ask(&mut again, &whole, generation(3));
+        assert_eq!((adopted, restored), (there, 0), "{model}");
+        assert_eq!(answer, ask(&mut engine, &whole, generation(3)).0, "{model}");
+        // 2. Without its name it is no session any more
+        assert!(sessions.delete("fox").unwrap() && !sessions.delete("fox").unwrap());
+        assert!(sessions.list().unwrap().is_empty());
+        drop(again);
+        assert!(sessions.list().is_err() && sessions.delete("fox").is_err());
+    }
+}
+
+#[test]
 fn a_cache_in_use_or_gone_is_said_once_and_done_without() {
     let home = tempfile::tempdir().unwrap();
     let mut owner = Engine::open(&folder("qwen3"), cached(home.path())).unwrap();

@@ -10,7 +10,7 @@ use sluice_store::{Buffer, KeptMemory};
 use super::Error;
 use super::cipher::Cipher;
 use super::error::io;
-use super::index::{Entry, Index, Key, Place};
+use super::index::{Entry, Index, Key, Place, Session};
 use super::reads::{self, Desk, Reads, Source, Want};
 use super::slot::{self, Label, PAGE};
 use super::storage::StoredFile;
@@ -103,6 +103,14 @@ impl Lookups {
             found.retain(|(_, hash)| !self.is_doomed(&(model, *hash)));
             Ok(found)
         })
+    }
+
+    /// Chains of a model that have a name, by name.
+    ///
+    /// # Errors
+    /// The index's: then nothing more should be asked of this cache.
+    pub fn sessions(&self, model: u64) -> Result<Vec<(String, Session)>, Error> {
+        self.noting(|| Ok(self.index.sessions(model)?))
     }
 
     /// Where a part lies, if the slab has such a place.

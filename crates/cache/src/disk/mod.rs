@@ -18,6 +18,7 @@ mod pages;
 mod reads;
 mod room;
 mod secret;
+mod sessions;
 #[cfg(test)]
 mod simulated;
 mod slot;
@@ -36,7 +37,7 @@ pub use cipher::FileKey;
 pub use error::Error;
 use error::io;
 pub use folder::Folder;
-pub use index::{Entry, Key, Model, Place};
+pub use index::{Entry, Key, Model, Place, Session};
 use index::{Index, Slab};
 pub use lookups::{Chain, Lookups};
 use lookups::{Common, SlotFile};
@@ -44,6 +45,7 @@ pub use open::Settings;
 use reads::Desk;
 pub use reads::{Miss, Order, Reads};
 use room::OpenSlab;
+pub use sessions::{MOST_NAME, MOST_SESSIONS};
 pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
 pub use storage::{Storage, StoredFile};
 
@@ -129,6 +131,8 @@ pub struct DiskCache {
     /// What looks and reads, and what it shares with this.
     lookups: Lookups,
     desk: Desk,
+    /// Entries of chains that have a name, where that is known.
+    named: Option<Arc<HashSet<Key>>>,
     counts: Counts,
     notes: Vec<String>,
     secret: [u8; 32],

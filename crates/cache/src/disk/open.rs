@@ -158,6 +158,7 @@ impl DiskCache {
             model_hits: HashMap::new(),
             lookups,
             desk,
+            named: None,
             counts: Counts::default(),
             notes: Vec::new(),
             secret,

@@ -164,14 +164,22 @@ impl DiskCache {
         self.write_uses()?;
         let mut victims = Vec::new();
         let holds: HashSet<Key> = self.common().holds.keys().copied().collect();
-        self.index.change(|c| {
-            c.oldest(|key| {
-                if !held.contains(key) && !holds.contains(key) {
-                    victims.push(*key);
-                }
-                victims.len() < most
-            })
-        })?;
+        let named = self.named()?;
+        // What has a name goes when there is nothing else.
+        for spare in [Some(&*named), None] {
+            self.index.change(|c| {
+                c.oldest(|key| {
+                    let spared = spare.is_some_and(|named| named.contains(key));
+                    if !spared && !held.contains(key) && !holds.contains(key) {
+                        victims.push(*key);
+                    }
+                    victims.len() < most
+                })
+            })?;
+            if !victims.is_empty() || named.is_empty() {
+                break;
+            }
+        }
         // From here on nobody begins to read them; who has begun meanwhile keeps what he reads.
         {
             let mut common = self.common();
@@ -180,6 +188,9 @@ impl DiskCache {
         }
         self.counts.evicted += victims.len() as u64;
         self.take_out(&victims)?;
+        if victims.iter().any(|key| named.contains(key)) {
+            self.named = None;
+        }
         let mut common = self.common();
         victims.iter().for_each(|key| _ = common.doomed.remove(key));
         Ok(victims.len())

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use sluice_cache::BlockHash;
-use sluice_cache::disk::{DiskCache, Error, FileKey, Key, Lookups, New, STATE, Settings};
+use sluice_cache::disk::{DiskCache, Error, FileKey, Key, Lookups, New, STATE, Session, Settings};
 
 use super::PromptCacheOptions;
 
@@ -27,10 +27,17 @@ pub(crate) struct Outgoing {
     pub bytes: u64,
 }
 
+/// Who wants to know what was named, if it could be.
+pub(crate) type Told = Box<dyn FnOnce(Option<Session>) + Send>;
+
 pub(crate) enum Command {
     Store(Outgoing),
     Touch(Vec<BlockHash>),
     Flush(Sender<()>),
+    /// Gives the chain with this end a name, once what was handed over is written.
+    Name(String, BlockHash, Told),
+    /// Takes a name away: whether there was one.
+    Forget(String, Sender<bool>),
     /// Somebody has read what was wanted: what was wrong with it is to be settled.
     ReadOver,
     Close,
@@ -134,6 +141,13 @@ impl Keeper {
                 Ok(Command::Flush(tell)) => {
                     flushed.push(tell);
                     self.write()
+                }
+                Ok(Command::Name(name, end, told)) => {
+                    let named = self.write().and_then(|()| self.cache.name_session(self.model, &name, end));
+                    named.map(told)
+                }
+                Ok(Command::Forget(name, tell)) => {
+                    self.cache.forget_session(self.model, &name).map(|there| _ = tell.send(there))
                 }
                 Err(RecvTimeoutError::Timeout) => self.write(),
                 Ok(Command::Close) | Err(RecvTimeoutError::Disconnected) => {

@@ -9,7 +9,9 @@ mod keeper;
 mod prefetch;
 mod restore;
 mod saving;
+mod sessions;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,6 +31,8 @@ use keeper::{Command, Keeper, Opened, Shared};
 use prefetch::Prefetch;
 pub(crate) use restore::{Restore, begin};
 pub(crate) use saving::Saving;
+use sessions::{Inner, Naming};
+pub use sessions::{LoadedSession, ReadAhead, Saved, Session, Sessions};
 
 /// A prompt cache on disk that was asked for.
 #[derive(Clone, Debug)]
@@ -127,6 +131,10 @@ pub(crate) struct PromptCache {
     pub costs: Costs,
     pub saving: Saving,
     prefetch: Prefetch,
+    /// For those who know it by [`Sessions`].
+    inner: Arc<Inner>,
+    /// Sessions that are being saved.
+    namings: VecDeque<Naming>,
     dropped: u64,
     too_dear: u64,
     warned: bool,
@@ -142,6 +150,7 @@ impl PromptCache {
         let Opened { keeper, lookups, secret, quota } = Keeper::open(options, model, Arc::clone(&shared))?;
         let model = model.0;
         let (commands, received) = channel();
+        let inner = Inner { lookups: lookups.clone(), model, commands: commands.clone(), shared: Arc::clone(&shared) };
         let prefetch = Prefetch::new(lookups.clone(), model);
         let finder = Finder {
             lookups,
@@ -169,6 +178,8 @@ impl PromptCache {
             costs: Costs::default(),
             saving: Saving::default(),
             prefetch,
+            inner: Arc::new(inner),
+            namings: VecDeque::new(),
             dropped: 0,
             too_dear: 0,
             warned: false,

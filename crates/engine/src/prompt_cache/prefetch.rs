@@ -54,6 +54,7 @@ struct Flags {
     end: AtomicBool,
 }
 
+/// What was used last, as it is read.
 pub(crate) struct Prefetch {
     lookups: Option<Lookups>,
     model: u64,
@@ -166,6 +167,14 @@ impl PromptCache {
         Ok(!matches!(self.prefetch.stage, Stage::Over))
     }
 
+    /// This is to be read next, before what was used last.
+    pub fn read_ahead(&mut self, chain: Chain) {
+        self.prefetch.again = Some(chain);
+        if matches!(self.prefetch.stage, Stage::Over) {
+            self.prefetch.stage = Stage::Next;
+        }
+    }
+
     /// Somebody asks for something: what is under way stays as far as it is there, and the rest is read when there is nothing else to do.
     pub fn give_up_prefetch(&mut self, cache: &mut KvCache) {
         self.prefetch.flags.pause.store(true, Ordering::Relaxed);
@@ -191,6 +200,10 @@ impl PromptCache {
                 self.prefetch.stage = Stage::Over;
                 return;
             }
+        }
+        if self.room(cache).contains(&0) {
+            self.prefetch.stage = Stage::Over;
+            return;
         }
         // 2. A chain
         let chain = match self.prefetch.again.take() {
