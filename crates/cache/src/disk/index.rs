@@ -68,6 +68,8 @@ const WITH_STATE: TableDefinition<(u64, BlockHash, u32, BlockHash), ()> = TableD
 const SLABS: TableDefinition<u32, Bytes> = TableDefinition::new("slabs");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const MODELS: TableDefinition<u64, Bytes> = TableDefinition::new("models");
+/// (Model, name)
+const SESSIONS: TableDefinition<(u64, &str), Bytes> = TableDefinition::new("sessions");
 
 pub const NAME: &str = "index.redb";
 
@@ -80,6 +82,17 @@ pub struct Model {
     pub hits: u64,
     /// When the last of them did: seconds since 1970.
     pub used: u64,
+}
+
+/// A chain that has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// Its last entry.
+    pub end: BlockHash,
+    /// Tokens up to there.
+    pub tokens: u32,
+    /// When it was named: seconds since 1970.
+    pub created: u64,
 }
 
 /// The database in a file of ours.
@@ -249,6 +262,66 @@ impl Index {
             }
             Ok(all)
         })
+    }
+
+    /// Entries of a model, the one that was used last first, and the beginning of a chain before its end; so many at most.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn newest(&self, model: u64, most: usize) -> Result<Vec<BlockHash>, Error> {
+        guarded(|| {
+            let read = self.database().begin_read().map_err(own)?;
+            let table = match read.open_table(BY_USE) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let mut all = Vec::new();
+            for row in table.iter().map_err(own)?.rev() {
+                let (_, _, of, hash) = row.map_err(own)?.0.value();
+                if all.len() >= most {
+                    break;
+                }
+                all.extend((of == model).then_some(hash));
+            }
+            Ok(all)
+        })
+    }
+
+    /// Chains that have a name, with their models.
+    fn rows_of_sessions(&self) -> Result<Vec<(u64, String, Session)>, Error> {
+        guarded(|| {
+            let read = self.database().begin_read().map_err(own)?;
+            let table = match read.open_table(SESSIONS) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let mut all = Vec::new();
+            for row in table.iter().map_err(own)? {
+                let (key, value) = row.map_err(own)?;
+                let (model, name) = key.value();
+                all.extend(decode_session(value.value()).map(|session| (model, name.to_owned(), session)));
+            }
+            Ok(all)
+        })
+    }
+
+    /// Chains of a model that have a name, by name.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn sessions(&self, model: u64) -> Result<Vec<(String, Session)>, Error> {
+        let all = self.rows_of_sessions()?.into_iter();
+        Ok(all.filter(|(of, ..)| *of == model).map(|(_, name, session)| (name, session)).collect())
+    }
+
+    /// The same of all models.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn all_sessions(&self) -> Result<Vec<(u64, Session)>, Error> {
+        Ok(self.rows_of_sessions()?.into_iter().map(|(model, _, session)| (model, session)).collect())
     }
 
     /// All entries, in no order that means anything.
@@ -421,6 +494,24 @@ impl Changes<'_> {
 
     /// # Errors
     /// The file's.
+    pub fn put_session(&mut self, model: u64, name: &str, session: &Session) -> Result<(), Error> {
+        let mut table = self.transaction.open_table(SESSIONS).map_err(own)?;
+        table.insert((model, name), encode_session(session).as_slice()).map_err(own)?;
+        Ok(())
+    }
+
+    /// Whether there was one.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn remove_session(&mut self, model: u64, name: &str) -> Result<bool, Error> {
+        let mut table = self.transaction.open_table(SESSIONS).map_err(own)?;
+        let there = table.remove((model, name)).map_err(own)?.is_some();
+        Ok(there)
+    }
+
+    /// # Errors
+    /// The file's.
     pub fn put_slab(&mut self, id: u32, slab: &Slab) -> Result<(), Error> {
         let mut table = self.transaction.open_table(SLABS).map_err(own)?;
         table.insert(id, encode_slab(slab).as_slice()).map_err(own)?;
@@ -496,6 +587,22 @@ fn decode_model(bytes: &[u8]) -> Option<Model> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let number = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.try_into().ok()?));
     Some(Model { name: text(name), path: text(path), hits: number(&head[..8])?, used: number(&head[8..16])? })
+}
+
+fn encode_session(session: &Session) -> Vec<u8> {
+    let mut bytes = session.end.to_vec();
+    bytes.extend(session.tokens.to_le_bytes());
+    bytes.extend(session.created.to_le_bytes());
+    bytes
+}
+
+fn decode_session(bytes: &[u8]) -> Option<Session> {
+    let bytes: &[u8; 28] = bytes.try_into().ok()?;
+    Some(Session {
+        end: bytes[..16].try_into().ok()?,
+        tokens: u32::from_le_bytes(bytes[16..20].try_into().ok()?),
+        created: u64::from_le_bytes(bytes[20..].try_into().ok()?),
+    })
 }
 
 fn encode_slab(slab: &Slab) -> Vec<u8> {
