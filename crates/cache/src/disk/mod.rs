@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sluice_store::Buffer;
+use sluice_store::{Buffer, KeptMemory};
 
 use crate::prefix::BlockHash;
 pub use check::{ModelStat, Stat, Verified};
@@ -39,12 +39,12 @@ pub use folder::Folder;
 pub use index::{Entry, Key, Model, Place};
 use index::{Index, Slab};
 pub use open::Settings;
-use reads::{Desk, Shelf, Source, Want};
+use reads::{Desk, Source, Want};
 pub use reads::{Miss, Order, Reads};
 use room::OpenSlab;
+pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
 #[doc(hidden)]
 pub use slot::{fill, holds, label_of, slot_bytes};
-pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
 pub use storage::{Storage, StoredFile};
 
 /// An entry that is to be kept.
@@ -138,7 +138,7 @@ pub struct DiskCache {
     /// A slot as it is written.
     buffer: Buffer,
     /// What slots are read into: at most a few tens of megabytes, until there is nothing else to do.
-    memory: Shelf,
+    memory: KeptMemory,
     /// Bytes that may be written in a day; (day, bytes written in it).
     daily_limit: Option<u64>,
     today: (u64, u64),

@@ -4,14 +4,14 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use sluice_store::{Buffer, free_space};
+use sluice_store::{Buffer, KeptMemory, free_space};
 
 use super::cipher::{Cipher, FileKey};
 use super::error::io;
 use super::folder::Folder;
 use super::index::{self, Index, Key};
 use super::pages::{CLEAN, mark_bytes};
-use super::reads::{Desk, Shelf};
+use super::reads::Desk;
 use super::room::{OpenSlab, name_of};
 use super::secret::{self, Found, SECRET};
 use super::slot::PAGE;
@@ -153,7 +153,7 @@ impl DiskCache {
             secret,
             cipher,
             buffer: Buffer::zeroed(0).map_err(io("opening"))?,
-            memory: Shelf::default(),
+            memory: KeptMemory::default(),
             daily_limit: settings.daily_limit,
             today: (0, 0),
             cleared,

@@ -64,13 +64,6 @@ pub(super) fn lock(desk: &Desk) -> MutexGuard<'_, Returned> {
     desk.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What slots are read into, and whose turn it is.
-#[derive(Clone, Default)]
-pub(super) struct Shelf {
-    pub kept: KeptMemory,
-    turn: Arc<Mutex<()>>,
-}
-
 /// Where a part lies.
 #[derive(Debug)]
 pub(super) struct Source {
@@ -94,7 +87,7 @@ pub struct Reads {
     cipher: Option<Arc<Cipher>>,
     held: HashSet<Key>,
     desk: Desk,
-    memory: Shelf,
+    memory: KeptMemory,
 }
 
 impl std::fmt::Debug for Reads {
@@ -115,7 +108,7 @@ impl Reads {
         cipher: Option<Arc<Cipher>>,
         held: HashSet<Key>,
         desk: Desk,
-        memory: Shelf,
+        memory: KeptMemory,
     ) -> Reads {
         Reads { wants, cipher, held, desk, memory }
     }
@@ -133,7 +126,8 @@ impl Reads {
     /// whichever thread, one at a time. What is not right is removed by the cache later, logged and counted.
     /// One of a cache's reads is made at a time: they share one disk, and the memory of one.
     pub fn each(self, order: Order, take: impl FnMut(usize, Result<&[u8], Miss>) + Send) {
-        let _turn = self.memory.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = self.memory.clone();
+        let _turn = memory.turn();
         let counter = Mutex::new(Counter { order, next: 0, waiting: BTreeMap::new(), take });
         for batch in self.batches(order) {
             let mut left = batch;
@@ -230,7 +224,7 @@ impl Reads {
                     check(i, filled);
                 }
             };
-            let staging = Staging::new(chunks, buffers, size, &mut |bytes| self.memory.kept.lend(bytes), came);
+            let staging = Staging::new(chunks, buffers, size, &mut |bytes| self.memory.lend(bytes), came);
             let read = staging.map_err(|e| e.to_string());
             read.and_then(|staging| staging.read(&paths, &options).map_err(|e| e.to_string()))
         });

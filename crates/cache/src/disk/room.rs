@@ -210,7 +210,7 @@ impl DiskCache {
     /// # Errors
     /// Those of the files: then nothing more should be asked of this cache.
     pub fn shrink(&mut self) -> Result<bool, Error> {
-        self.memory.kept.release();
+        self.memory.release();
         self.attempt(|c| {
             c.settle()?;
             Ok(c.drop_empty()? || c.empty_one(None, 1)?)

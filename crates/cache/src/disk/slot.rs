@@ -160,23 +160,6 @@ mod tests {
         assert!(holds(&Label { tokens: &its, ..found }, true, &slot));
         assert!(label_of(&slot[..slot.len() - 1]).is_none() && label_of(&[]).is_none());
     }
-
-    // WRITE-SEEDS
-    #[test]
-    fn write_seeds() {
-        let tokens: Vec<u32> = (1000..1020).collect();
-        let label =
-            Label { part: 1, bytes: 100, model: 9, hash: [1; 16], before: [2; 16], position: 64, tokens: &tokens };
-        let all: Vec<u32> = (0..MOST_TOKENS as u32).collect();
-        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/slot");
-        for (name, label, summed) in [("summed", label, true), ("state", Label { part: STATE, bytes: 0, ..label }, true),
-            ("encrypted", label, false), ("full", Label { bytes: 10, tokens: &all, ..label }, true)] {
-            let mut slot = vec![0; slot_bytes(label.bytes) as usize];
-            fill(&label, &vec![3; label.bytes as usize], summed, &mut slot);
-            std::fs::write(dir.join(name), slot).unwrap();
-        }
-    }
-    // END
     #[test]
     fn whatever_lies_in_a_slot_is_read_without_harm() {
         let tokens: Vec<u32> = (0..20).collect();
