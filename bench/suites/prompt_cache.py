@@ -22,8 +22,7 @@ from results import compare, lines
 from scratch import DIR, ROOT, Failed, need_free, output, say
 from shapes import config, is_hybrid
 from streaming import post, stream
-from suites.serving import ask as bench_serve
-from suites.serving import met, metric, server
+from suites.serving import met, metric, own, server
 
 TITLE = "A prompt cache that survives restarts"
 SUITE = "prompt-cache"
@@ -505,7 +504,7 @@ def saving(name, rounds, quick, notes):
     with folder(shape, 4 * room) as path, kept(shape, path, room) as on, kept(shape, None, 0) as off:
         for seed in range(1, rounds + 1):
             for which in ("on", "off") if seed % 2 else ("off", "on"):
-                found[which].append(bench_serve({"on": on, "off": off}[which], shape, seed, *options, workload="shared-prefix"))
+                found[which].append(own({"on": on, "off": off}[which], shape, seed, *options, workload="shared-prefix"))
                 if which == "on":
                     written = until_written(on)
     rows = []

@@ -1,13 +1,22 @@
 """What the suite of the prompt cache counts with: sizes, conversations, streamed answers. Standard library only."""
 
+import os
 import sys
+import tempfile
 import threading
 import unittest
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from subprocess import CompletedProcess
+from unittest import mock
 
+WORLD = tempfile.TemporaryDirectory()
+# Read when the modules are imported, by whichever test comes first.
+os.environ.setdefault("BENCH_DIR", WORLD.name)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import peers  # noqa: E402
 import streaming  # noqa: E402
 import turns  # noqa: E402
 from peers import Died  # noqa: E402
@@ -82,6 +91,70 @@ class Sizes(unittest.TestCase):
         one, other = prompt_cache.prompt("dense", 1, 50), prompt_cache.prompt("dense", 2, 50)
         self.assertEqual(one[:20], prompt_cache.prompt("dense", 1, 20))
         self.assertNotEqual(one[:3], other[:3])
+
+
+@contextmanager
+def runs(*_, **__):
+    yield "http://nowhere"
+
+
+class Rows(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        usage = {"usage": {"prompt_tokens": 1025, "prompt_tokens_details": {"cached_tokens": 1024}}}
+        self.answer = streaming.Answer([30.0, 40.0, 50.0], usage)
+
+    def patched(self, **more):
+        @contextmanager
+        def folder(*_):
+            yield self.folder
+
+        answers = lambda *_, **__: self.answer  # noqa: E731
+        patches = {"folder": folder, "kept": runs, "ask": answers, "restored": answers, "warm": lambda *_: None, "drop": lambda *_: None}
+        return mock.patch.multiple(prompt_cache, **{**patches, **more})
+
+    def test_a_restore_stands_beside_the_disk_and_memory_beside_its_limit(self):
+        with self.patched(disk_seconds=lambda *_: 0.019):
+            rows, cold = prompt_cache.restore_of("dense", 1024, 2)
+        self.assertEqual((cold, [row.ours for row in rows], [row.peer for row in rows]), (30.0, [20.0, 30.0, 20.0], [19.0, 30.0, 5.0]))
+        self.assertEqual([row.met for row in rows], [True, None, False])
+        [(_, table)] = prompt_cache.sections(rows)
+        self.assertIn("Qwen3-0.6B | 1024 | 30 | 30.0 | 1 |", table)
+
+    def test_peers_that_die_cost_their_rows_alone(self):
+        @contextmanager
+        def dies(*_, **__):
+            raise Died("exit code 1: no room")
+            yield
+
+        dead = self.folder / "python"
+        dead.write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
+        dead.chmod(0o755)
+        llama = mock.Mock(missing="")
+        llama.attempt, llama.name = lambda what: what(Path("llama-bench")), lambda form: f"llama.cpp {form}"
+        with self.patched(server=dies, served=lambda *_: "model", PYTHON=dead, LLAMA=llama), mock.patch.object(peers, "say"):
+            rows = prompt_cache.beside_peers("hybrid", 2, True, [])
+        self.assertEqual({row.peer_died for row in rows}, {"exit code 1: no room", "exit code 3: no such model"})
+        self.assertEqual([(row.ours, row.rounds, row.met) for row in rows], [(30.0, 2, None)] * 4)
+
+    def test_saving_is_measured_beside_a_server_that_keeps_nothing(self):
+        said = {"output_tokens_per_second": 10.0, "ttft_ms": {"mean": 4.0}}
+        slower = {"output_tokens_per_second": 9.0, "ttft_ms": {"mean": 5.0}}
+        kept = lambda shape, path, *_: mock.MagicMock(__enter__=lambda _: "on" if path else "off")  # noqa: E731
+        with self.patched(kept=kept, own=lambda address, *_, **__: slower if address == "on" else said, until_written=lambda _: 1e6):
+            rows = prompt_cache.saving("dense", 2, True, notes := [])
+        self.assertEqual([(row.ours, row.peer, row.met) for row in rows], [(9.0, 10.0, False), (5.0, 4.0, False)])
+        self.assertIn("1 MB were written", notes[0])
+
+    def test_campaigns_that_fail_or_say_nothing_are_no_success(self):
+        said = "running 1 test\n600 requests: 90 of 200 blocks hit, 100 of an ideal cache; at most 7 of 8 bytes; 1 written\n"
+        for code, out, met in [(0, said, True), (101, said, False), (0, "running 0 tests\n", False)]:
+            with mock.patch.object(prompt_cache, "DIR", self.folder), mock.patch.object(prompt_cache.subprocess, "run", return_value=CompletedProcess([], code, out, "")):
+                rows = prompt_cache.campaigns("", 1, True, [])
+            self.assertEqual({row.met for row in rows if row.goal == 0}, {met})
+            self.assertEqual([row.ratio for row in rows if row.figure == "hits"], [0.9] * 4 if out == said else [])
 
 
 if __name__ == "__main__":
