@@ -2,6 +2,7 @@
 there is none, and says `ready`; then, for each line that it reads, loads it and computes one token behind it, and prints the milliseconds that both took together. The cache's keys
 and values are random: computing so many takes minutes here, and only reading them is timed."""
 
+import json
 import os
 import sys
 import time
@@ -18,7 +19,13 @@ from mlx_lm.utils import load_model  # noqa: E402
 mx.set_default_device(mx.cpu)
 mx.random.seed(0)
 dtype = getattr(mx, dtype)
-model, _ = load_model(Path(folder))
+config = json.loads((Path(folder) / "config.json").read_text())
+# It knows the text part of such models by the whole's name, under another prefix.
+changed = {}
+if config["model_type"].endswith("_text"):
+    named = {f"language_model.{key}" if isinstance(value, (dict, bool)) else key: value for key, value in config.get("quantization", {}).items()}
+    changed = {"model_type": config["model_type"].removesuffix("_text"), "quantization": named, "quantization_config": named}
+model, _ = load_model(Path(folder), model_config=changed)
 model.set_dtype(dtype)
 
 
