@@ -1,7 +1,7 @@
 //! Looking for entries and having them read, while another thread writes: over what both sides share, whose lock nobody holds while the disk is at work. The
 //! index lets anybody read the state that was made durable last.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, hash_map};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -200,9 +200,9 @@ impl Lookups {
             if entry.tokens == 0 || follows.is_some_and(|next| end != Some(next)) || !goes_on() {
                 return Ok(None);
             }
-            if !known.contains_key(&hash) {
+            if let hash_map::Entry::Vacant(unknown) = known.entry(hash) {
                 let Some(tokens) = self.tokens_of(&key, &entry)? else { return Ok(None) };
-                known.insert(hash, tokens);
+                unknown.insert(tokens);
             }
             path.push(hash);
             follows = Some(entry.position);
