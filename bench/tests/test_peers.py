@@ -239,7 +239,7 @@ class Only(WithWorld):
         self.assertEqual(self.models(), [])
 
     def test_only_without_a_match_fails_before_anything_is_made(self):
-        for suite, there in [("kernels", "prefill dense q4"), ("loading", "14b q6"), ("experts", "packing"), ("serving", "arrival dense")]:
+        for suite, there in [("kernels", "prefill dense q4"), ("loading", "14b q6"), ("experts", "packing"), ("serving", "arrival dense"), ("prompt-cache", "campaigns")]:
             done = self.world.run(suite, "--only", "no such case")
             self.assertNotEqual(done.returncode, 0)
             self.assertIn("no such case", done.stderr)

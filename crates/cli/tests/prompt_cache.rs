@@ -256,6 +256,9 @@ fn nothing_is_written_unless_it_is_asked_for() {
     assert!(!run(&[], &[]));
     assert!(!run(&[("SLUICE_PROMPT_CACHE", "no")], &[]));
     assert!(run(&[("SLUICE_PROMPT_CACHE", "1")], &["--prompt-cache-bytes", "100M"]));
+    // Where `sluice cache` looks if nobody says.
+    let found = sluice(&["cache", "stat", "--json"]).env("HOME", home.path()).output().unwrap();
+    assert_eq!(json(found)["folder"], text(&prompts));
     // A quota that holds nothing is refused.
     let refused = sluice(&["run", &model, "Hello", "--prompt-cache", "--prompt-cache-bytes", "1M"])
         .env("HOME", home.path())

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use redb::{
@@ -10,6 +9,7 @@ use redb::{
 };
 
 use super::pages::{Backend, Pages};
+use super::quiet::caught;
 use super::slot::{STATE, VERSION};
 use super::storage::Storage;
 use crate::prefix::BlockHash;
@@ -105,8 +105,7 @@ pub struct Index {
 impl Drop for Index {
     fn drop(&mut self) {
         // It writes once more. What goes wrong with that, or with the mark, has the next run look through the index.
-        let closed = catch_unwind(AssertUnwindSafe(|| drop(self.database.take())));
-        if closed.is_ok() {
+        if caught(|| drop(self.database.take())).is_some() {
             let _ = self.pages.mark();
         }
     }
@@ -132,8 +131,7 @@ fn own(e: impl Into<redb::Error>) -> Error {
 
 /// A database whose bytes were changed by somebody else panics here and there; to us that is a file that is no index.
 fn guarded<T>(what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    let done = catch_unwind(AssertUnwindSafe(what));
-    done.unwrap_or_else(|_| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
+    caught(what).unwrap_or_else(|| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
 }
 
 impl Index {

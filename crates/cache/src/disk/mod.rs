@@ -15,6 +15,7 @@ mod index;
 mod lookups;
 mod open;
 mod pages;
+mod quiet;
 mod reads;
 mod room;
 mod secret;
@@ -47,6 +48,8 @@ pub use reads::{Miss, Order, Reads};
 use room::OpenSlab;
 pub use sessions::{MOST_NAME, MOST_SESSIONS};
 pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
+#[doc(hidden)]
+pub use slot::{fill, holds, label_of, slot_bytes};
 pub use storage::{Storage, StoredFile};
 
 /// An entry that is to be kept.

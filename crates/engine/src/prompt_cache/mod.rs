@@ -103,8 +103,16 @@ impl Shape {
 
 /// Bytes that wait to be written at most, and bytes that were read and wait to be taken: each.
 pub(crate) const WAITING: u64 = 16 << 20;
-/// Bytes that all of it comes to hold: these, what is being read, the index.
-pub(crate) const MEMORY: u64 = 2 * WAITING + (36 << 20);
+/// Bytes that one read has in flight, which are kept for the next; one is made at a time.
+const READING: u64 = 32 << 20;
+/// The index, and the slot that is being written.
+const INDEX: u64 = 4 << 20;
+
+/// Bytes that all of it comes to hold, for a model with states of `state` bytes. One of these may be larger than all else: one that is copied out is there as numbers and
+/// as bytes while another is written, and one that is read waits to be taken.
+pub(crate) fn memory(state: u64) -> u64 {
+    2 * WAITING + READING + INDEX + 5 * state
+}
 
 /// The flag that is to blame where a cache cannot be as it was asked for; `None` where the model can do without one.
 pub(crate) fn to_blame(e: &anyhow::Error) -> Option<&'static str> {
