@@ -8,8 +8,9 @@ use redb::{
     Database, Durability, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction,
 };
 
+use sluice_store::caught;
+
 use super::pages::{Backend, Pages};
-use super::quiet::caught;
 use super::slot::{STATE, VERSION};
 use super::storage::Storage;
 use crate::prefix::BlockHash;
@@ -114,7 +115,7 @@ pub struct Index {
 impl Drop for Index {
     fn drop(&mut self) {
         // It writes once more. What goes wrong with that, or with the mark, has the next run look through the index.
-        if caught(|| drop(self.database.take())).is_some() {
+        if caught(|| drop(self.database.take())).is_ok() {
             let _ = self.pages.mark();
         }
     }
@@ -140,7 +141,7 @@ fn own(e: impl Into<redb::Error>) -> Error {
 
 /// A database whose bytes were changed by somebody else panics here and there; to us that is a file that is no index.
 fn guarded<T>(what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    caught(what).unwrap_or_else(|| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
+    caught(what).unwrap_or_else(|_| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
 }
 
 impl Index {
