@@ -494,9 +494,11 @@ impl Engine {
         // 2. The model
         let begun = Instant::now();
         let logits = self.compute(Wanted::Last)?;
-        let prompts: usize = self.plan.takers[self.plan.generating..].iter().map(|t| t.tokens).sum();
+        let prompting = &self.plan.takers[self.plan.generating..];
+        let prompts: usize = prompting.iter().map(|t| t.tokens).sum();
+        let furthest = prompting.iter().map(|t| self.sequences[t.sequence].computed).max().unwrap_or(0);
         let took = begun.elapsed();
-        self.scheduler.pace.learn(self.plan.generating, prompts, took);
+        self.scheduler.pace.learn(self.plan.generating, prompts, furthest, took);
         // 3. Who comes to its end has a row of logits, in order, also if it failed
         self.draws.clear();
         let mut row = 0;

@@ -96,7 +96,8 @@ impl Scheduler {
                 }
                 adopt(&mut sequences[i], cache);
             }
-            let tokens = next_tokens(&sequences[i], room);
+            let within = self.pace.within(room, plan.generating, sequences[i].computed);
+            let tokens = next_tokens(&sequences[i], within);
             // Nobody is preempted for a prompt.
             if !take(sequences, cache, plan, &[], i, tokens) {
                 break;
