@@ -14,7 +14,7 @@ use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
 /// Rows of a tile: two registers.
-const ROWS: usize = 32;
+pub(super) const ROWS: usize = 32;
 /// Columns of a tile: with their q (16 KB) and the activations of a few tokens they stay in the first-level cache. Four weight groups
 /// of any size divide it, so that a tile begins with accumulator 0.
 const COLS: usize = 512;
@@ -36,10 +36,15 @@ pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
 struct Tile {
     /// [columns / 4, ROWS, 4]
     q: *mut u8,
+    scales: Scales,
+}
+
+/// The scales and biases of a tile of rows.
+pub(super) struct Scales {
     /// [weight groups, ROWS]
-    s: *mut f32,
+    pub s: *mut f32,
     /// [weight groups, ROWS]
-    b: *mut f32,
+    pub b: *mut f32,
 }
 
 /// # Safety
@@ -65,7 +70,7 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
 unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let form = affine_of(w);
     let [q, s, b, acc, sums] = scratch.cut(sizes(w.cols, tokens.len()));
-    let cached = Tile { q, s: s.cast(), b: b.cast() };
+    let cached = Tile { q, scales: Scales { s: s.cast(), b: b.cast() } };
     let (acc, sums) = (acc.cast::<f32>(), sums.cast::<f32>());
     let groups = w.cols / form.group;
     for (i, &token) in tokens.iter().enumerate() {
@@ -85,7 +90,7 @@ unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
             // SAFETY: rows, columns and tokens are inside their arrays, the tile, the sums and the accumulators in scratch.
             unsafe {
                 fill::<BITS>(w, r, k, cols, &cached);
-                fill_scales(w, form, r, k / form.group, cols / form.group, &cached);
+                fill_scales(w, form, r, k / form.group, cols / form.group, &cached.scales);
                 for p in 0..passes {
                     prefetch::<BITS>(w, form, next_r, next_k, ROWS * p / passes..ROWS * (p + 1) / passes);
                     let i = p * TOKENS;
@@ -204,7 +209,7 @@ unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, t
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn fill_scales(w: &Matrix, form: Affine, r: usize, g: usize, groups: usize, tile: &Tile) {
+pub(super) unsafe fn fill_scales(w: &Matrix, form: Affine, r: usize, g: usize, groups: usize, tile: &Scales) {
     // SAFETY: loads end with the groups; the tile holds ROWS numbers for each.
     unsafe {
         for half in 0..2 {
@@ -247,7 +252,7 @@ unsafe fn eight(scale: Float, p: *const u8, n: usize) -> __m256i {
 /// Transposes 16 x 16 double words.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-unsafe fn transpose(q: &mut [__m512i; 16]) {
+pub(super) unsafe fn transpose(q: &mut [__m512i; 16]) {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
         let mut p = *q;
@@ -323,8 +328,8 @@ unsafe fn pass<const PARTS: usize, const T: usize>(cols: usize, tile: &Tile, x: 
             }
             let start = x.first && w < 4;
             for half in 0..2 {
-                let s = _mm512_loadu_ps(tile.s.add(w * ROWS + 16 * half));
-                let b = _mm512_loadu_ps(tile.b.add(w * ROWS + 16 * half));
+                let s = _mm512_loadu_ps(tile.scales.s.add(w * ROWS + 16 * half));
+                let b = _mm512_loadu_ps(tile.scales.b.add(w * ROWS + 16 * half));
                 for t in 0..T {
                     let at = x.acc.add(t * ACC + w % 4 * ROWS + 16 * half);
                     let acc = if start { _mm512_setzero_ps() } else { _mm512_loadu_ps(at) };
