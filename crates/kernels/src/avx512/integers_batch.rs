@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::integers::SOME;
-use super::integers_prefill::{Scales, fill_scales, transpose};
+use super::integers_prefill::{Scales, fill_scales, transpose, transposed_quads};
 use super::unpack::{first_bytes, spread};
 use crate::input::{GROUP, ORDER};
 use crate::instructions::integers::{Affine, Groups, affine_of, weight_group_sum};
@@ -37,7 +37,7 @@ pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
 }
 
 /// # Safety
-/// `matmul` checked the lengths, there are at most `SOME` tokens, and the instruction set is there.
+/// `matmul` checked the lengths, there are more than `FEW` and at most `SOME` tokens, and the instruction set is there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
@@ -106,7 +106,8 @@ unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
                 for half in 0..halves {
                     let acc = acc.add(i * ACC + 16 * half);
                     // Weight groups that are not there leave their accumulator at +0.
-                    let lane = |l: usize| if l < groups { _mm512_loadu_ps(acc.add(l * ROWS)) } else { _mm512_setzero_ps() };
+                    let lane =
+                        |l: usize| if l < groups { _mm512_loadu_ps(acc.add(l * ROWS)) } else { _mm512_setzero_ps() };
                     let sum = _mm512_add_ps(_mm512_add_ps(lane(0), lane(2)), _mm512_add_ps(lane(1), lane(3)));
                     let written = ((1u32 << (w.rows - r - 16 * half).min(16)) - 1) as u16;
                     _mm512_mask_storeu_ps(tile.as_mut_ptr().add(i * w.rows + r + 16 * half), written, sum);
@@ -196,27 +197,30 @@ unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, q
         index
     };
     let row_bytes = w.row_bytes();
-    // Columns of a row in a register, and in a double word of it.
-    let (width, word) = if BITS == 4 { (128, 8) } else { (64, 4) };
     // SAFETY: reads whole groups of rows that are there; the tile holds sixteen rows of COLS columns.
     unsafe {
-        let order = _mm512_loadu_si512(EIGHTS.as_ptr().cast());
         let rows: [*const u8; 16] =
             std::array::from_fn(|i| w.data.as_ptr().add((r + i).min(w.rows - 1) * row_bytes + k / 8 * BITS));
-        for c in (0..cols).step_by(width) {
-            let n = (cols - c).min(width);
+        if BITS == 4 {
+            for c in (0..cols).step_by(32) {
+                let words = transposed_quads(&rows, c / 2, 16);
+                for j in 0..4 {
+                    _mm512_storeu_si512(q.add((c / 8 + j) * ROWS * 4).cast(), words[j]);
+                }
+            }
+            return;
+        }
+        let order = _mm512_loadu_si512(EIGHTS.as_ptr().cast());
+        for c in (0..cols).step_by(64) {
+            let n = (cols - c).min(64);
             let mut some = [_mm512_setzero_si512(); 16];
             for i in 0..16 {
-                let p = rows[i].add(c / 8 * BITS);
-                let packed =
-                    if BITS == 4 && n == width { _mm512_loadu_si512(p.cast()) } else { first_bytes(p, n / 8 * BITS) };
-                some[i] = if BITS == 4 { packed } else { _mm512_shuffle_epi8(spread::<BITS>(packed), order) };
+                let packed = first_bytes(rows[i].add(c / 8 * BITS), n / 8 * BITS);
+                some[i] = _mm512_shuffle_epi8(spread::<BITS>(packed), order);
             }
             transpose(&mut some);
-            let to = q.add(c / word * ROWS * 4);
-            // All sixteen: what lies behind the columns is not read, and the tile has room for it.
-            for j in 0..16 {
-                _mm512_storeu_si512(to.add(j * ROWS * 4).cast(), some[j]);
+            for j in 0..n / 4 {
+                _mm512_storeu_si512(q.add((c / 4 + j) * ROWS * 4).cast(), some[j]);
             }
         }
     }
@@ -240,20 +244,18 @@ struct Pass {
     ahead: Ahead,
 }
 
-/// [`pass`] for `tokens` tokens, 1 to [`MOST`].
+/// [`pass`] for `tokens` tokens: 4 to [`MOST`], since more than [`FEW`](super::integers::FEW) come and are dealt evenly.
 #[inline(always)]
 unsafe fn pass_some<const PACKED: bool, const PARTS: usize>(some: &Pass, tokens: usize) {
     // SAFETY: the caller's.
     unsafe {
         match tokens {
-            1 => pass::<PACKED, PARTS, 1>(some),
-            2 => pass::<PACKED, PARTS, 2>(some),
-            3 => pass::<PACKED, PARTS, 3>(some),
             4 => pass::<PACKED, PARTS, 4>(some),
             5 => pass::<PACKED, PARTS, 5>(some),
             6 => pass::<PACKED, PARTS, 6>(some),
             7 => pass::<PACKED, PARTS, 7>(some),
-            _ => pass::<PACKED, PARTS, 8>(some),
+            MOST => pass::<PACKED, PARTS, MOST>(some),
+            _ => unreachable!("{tokens} tokens in a pass"),
         }
     }
 }
