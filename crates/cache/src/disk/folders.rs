@@ -90,7 +90,8 @@ impl Chain {
             scope.spawn(|| {
                 reads.each(order, |i, part| {
                     sequence.lock().unwrap().push(i);
-                    let right = part.map(|bytes| assert!(bytes == expected[i].1, "wrong bytes under the right label"));
+                    let right =
+                        part.map(|bytes| assert!(bytes[..] == expected[i].1[..], "wrong bytes under the right label"));
                     let before = came.lock().unwrap()[i].replace(right.is_ok());
                     assert_eq!(before, None, "part {i} came twice");
                 });
@@ -387,7 +388,7 @@ fn what_is_about_to_be_read_is_not_evicted_and_goes_when_that_is_over() {
     assert!(cache.counts().evicted > 50);
     let mut came = 0;
     reads.each(Order::AsWanted, |i, part| {
-        assert!(part.unwrap() == chain.parts(i as u32)[0].1);
+        assert!(part.unwrap()[..] == chain.parts(i as u32)[0].1[..]);
         came += 1;
     });
     assert_eq!(came, 8);
