@@ -262,18 +262,19 @@ def title(n, shape):
 
 
 def restored(shape, path, ids, drops, *more):
-    """A start, and the answer to a prompt that an earlier one has computed. Its tokens must come from disk, all but the last: otherwise there is nothing to time."""
-    if drops:
-        drop(path)
-    busy = Busy(shape)
-    with kept(shape, path, len(ids), *more, busy=busy) as address:
-        busy.end()
-        answer = ask(address, ids)
-        from_disk = metric(address, "sluice:prompt_tokens_disk_total")
-    # A few blocks may have been read ahead between two requests.
-    if answer.cached != len(ids) - 1 or from_disk < 0.95 * answer.cached:
-        raise Failed(f"bench: of {len(ids)} stored tokens {from_disk:.0f} came from disk, {answer.cached} from all caches")
-    return answer
+    """A start, and the answer to a prompt that an earlier one has computed. Its tokens must come from disk, all but the last: otherwise there is nothing to time. Once more where
+    some were read ahead, between two of the prompts that should prevent it."""
+    for _ in range(5):
+        if drops:
+            drop(path)
+        busy = Busy(shape)
+        with kept(shape, path, len(ids), *more, busy=busy) as address:
+            busy.end()
+            answer = ask(address, ids)
+            from_disk = metric(address, "sluice:prompt_tokens_disk_total")
+        if answer.cached == len(ids) - 1 and from_disk >= 0.95 * answer.cached:
+            return answer
+    raise Failed(f"bench: of {len(ids)} stored tokens {from_disk:.0f} came from disk, {answer.cached} from all caches")
 
 
 def restore(name, rounds, quick, notes):
