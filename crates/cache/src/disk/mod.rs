@@ -43,7 +43,7 @@ pub use lookups::{Chain, Lookups};
 use lookups::{Common, SlotFile};
 pub use open::Settings;
 use reads::Desk;
-pub use reads::{Miss, Order, Reads};
+pub use reads::{Miss, Order, Part, READING, Reads};
 use room::OpenSlab;
 pub use sessions::{MOST_NAME, MOST_SESSIONS};
 pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
