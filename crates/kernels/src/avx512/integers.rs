@@ -7,7 +7,7 @@ use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
 /// Up to this many tokens stream through the rows; from there on it pays that a register of rows needs no sum over its lanes.
-pub(super) const FEW: usize = 3;
+pub(super) const FEW: usize = 4;
 /// Up to this many tokens four bits stay packed in the tile; from there on it is read often enough to be unpacked once.
 pub(super) const SOME: usize = 32;
 

@@ -94,6 +94,7 @@ unsafe fn all_rows<const BITS: usize, const PARTS: usize>(
         match tokens.len() {
             1 => rows::<BITS, PARTS, 1>(w, all, prepared, out),
             2 => rows::<BITS, PARTS, 2>(w, all, prepared, out),
+            3 => rows::<BITS, PARTS, 3>(w, all, prepared, out),
             _ => rows::<BITS, PARTS, FEW>(w, all, prepared, out),
         }
     }
