@@ -6,8 +6,8 @@ use crate::instructions::integers::{Groups, Integers};
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
-/// Up to this many tokens stream through the rows; from there on it pays that a register of rows needs no sum over its lanes.
-pub(super) const FEW: usize = 4;
+/// Up to this many tokens stream through the rows, as fast as these come; from there on it pays that a register of rows needs no sum over its lanes.
+pub(super) const FEW: usize = 12;
 /// Up to this many tokens four bits stay packed in the tile; from there on it is read often enough to be unpacked once.
 pub(super) const SOME: usize = 32;
 

@@ -90,12 +90,28 @@ unsafe fn all_rows<const BITS: usize, const PARTS: usize>(
         for (i, &token) in tokens.iter().enumerate() {
             prepare::<BITS, PARTS>(&x, token as usize, w.cols, prepared.add(i * token_bytes));
         }
-        let (all, out) = (0..w.rows, tile.as_mut_ptr());
-        match tokens.len() {
-            1 => rows::<BITS, PARTS, 1>(w, all, prepared, out),
-            2 => rows::<BITS, PARTS, 2>(w, all, prepared, out),
-            3 => rows::<BITS, PARTS, 3>(w, all, prepared, out),
-            _ => rows::<BITS, PARTS, FEW>(w, all, prepared, out),
+        // All rows with up to four tokens; with more, some rows stay in the first-level cache for the next tokens.
+        let block = if tokens.len() <= 4 { w.rows } else { 16 };
+        for r in (0..w.rows).step_by(block) {
+            let all = r..(r + block).min(w.rows);
+            let mut i = 0;
+            while i < tokens.len() {
+                let x = prepared.add(i * token_bytes);
+                let out = tile.as_mut_ptr().add(i * w.rows);
+                // None of them alone where it can be helped: unpacking is half of the work for a single token.
+                let n = match tokens.len() - i {
+                    few @ 1..=3 => few,
+                    5 | 6 => 3,
+                    _ => 4,
+                };
+                match n {
+                    1 => rows::<BITS, PARTS, 1>(w, all.clone(), x, out),
+                    2 => rows::<BITS, PARTS, 2>(w, all.clone(), x, out),
+                    3 => rows::<BITS, PARTS, 3>(w, all.clone(), x, out),
+                    _ => rows::<BITS, PARTS, 4>(w, all.clone(), x, out),
+                }
+                i += n;
+            }
         }
     }
 }
