@@ -28,7 +28,7 @@ NAMES = {"dense": "Qwen3-0.6B", "moe": "6 layers of 30B-A3B", "hybrid": "8 layer
 # R3's workload has 100 requests, which take half an hour on two cores; these are as many as give the same figures within some minutes.
 REQUESTS = 16
 # Rounds of what takes minutes by itself, and requests before those that count, in the first of them.
-LONG_ROUNDS, WARMUPS = 2, 2
+LONG_ROUNDS, WARMUPS = 1, 2
 # Seconds until a server is ready, for all that it is asked in one go, and after SIGTERM.
 READY, PATIENCE, LEAVES = 300, 900, 20
 # By its options, ik_llama.cpp's server ends with an assertion or takes a second and more for each step of eight: so many seconds for a first answer of a few tokens, and for R3's workload.
