@@ -209,7 +209,7 @@ class Serving(unittest.TestCase):
             rows = serving.throughput("dense", 2, False, [])
         self.assertEqual({row.peer_died for row in rows}, {"exit code 1: no room"})
         [speed] = [row for row in rows if row.figure == "output" and row.goal == 2.5]
-        self.assertEqual((speed.ours, speed.rounds, speed.met), (20.0, 2, None))
+        self.assertEqual((speed.ours, speed.rounds, speed.met), (20.0, serving.LONG_ROUNDS, None))
 
     def test_a_fork_that_has_died_once_is_not_tried_again(self):
         tried = []
