@@ -372,7 +372,9 @@ fn a_session_is_there_whatever_happens_after_it_was_said_to_be_saved() {
         let session = save(&mut engine, "fox", &prompt).unwrap();
         let there = if model == "qwen3" { 288 } else { 300 };
         assert_eq!((session.name.as_str(), session.tokens), ("fox", there), "{model}");
-        for (name, length, part) in [("a/b", 300, "name"), ("", 300, "name"), ("short", 10, "--prompt-cache-min-tokens")] {
+        for (name, length, part) in
+            [("a/b", 300, "name"), ("", 300, "name"), ("short", 10, "--prompt-cache-min-tokens")]
+        {
             let refused = save(&mut engine, name, &prompt[..length]).unwrap_err().to_string();
             assert!(refused.contains(part), "{refused}");
         }
