@@ -52,6 +52,11 @@ impl Answer {
         self.choices.iter().all(|c| c.over)
     }
 
+    /// The stop string that has ended a choice.
+    pub fn stopped_by(&self, choice: usize) -> Option<&str> {
+        self.choices[choice].stops.stopped_by()
+    }
+
     /// What an update adds; `None` where there is nothing to tell.
     ///
     /// # Errors
