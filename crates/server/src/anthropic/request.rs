@@ -478,10 +478,6 @@ mod tests {
             (last, "messages: the last message is the assistant's"),
             (with("tool_choice", json!({"type": "tool"})), "tool_choice.name"),
             (with("thinking", json!({"type": "loud"})), "thinking.type"),
-            (
-                with("output_config", json!({"effort": "low", "format": {"type": "json_schema"}})),
-                "output_config.format",
-            ),
             (with("mcp_servers", json!([{"url": "x"}])), "mcp_servers"),
             (with("tools", json!([{"description": "x"}])), "tools.0.name"),
         ] {
