@@ -107,6 +107,11 @@ impl Engine {
         self.scratch
     }
 
+    /// Whether what is computed of a prompt is kept for others that begin alike.
+    pub fn keeps_prefixes(&self) -> bool {
+        self.options.prefix_cache
+    }
+
     /// What streamed experts took since the last call; `None` where none are streamed.
     pub fn take_streamed(&mut self) -> Option<Streamed> {
         self.runner.backend.take_streamed()

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use anyhow::Result;
 use sluice_engine::Finish;
 use sluice_engine::sampler::Logprobs;
-use sluice_engine::text::{Detokenizer, StopStrings, Tokenizer};
+use sluice_engine::text::{Detokenizer, Piece, StopStrings, Tokenizer};
 
 use crate::runtime::Update;
 
 /// How a choice goes on.
 pub struct Delta {
     pub choice: usize,
+    /// As the model wrote it.
     pub text: String,
+    /// What that means.
+    pub pieces: Vec<Piece>,
     /// The tokens that were added to it, with how likely they were where that was asked for.
     pub tokens: Vec<(u32, Option<Logprobs>)>,
     pub finish: Option<Finish>,
@@ -49,6 +52,11 @@ impl Answer {
         self.choices.iter().all(|c| c.over)
     }
 
+    /// The stop string that has ended a choice.
+    pub fn stopped_by(&self, choice: usize) -> Option<&str> {
+        self.choices[choice].stops.stopped_by()
+    }
+
     /// What an update adds; `None` where there is nothing to tell.
     ///
     /// # Errors
@@ -68,7 +76,8 @@ impl Answer {
                 let (text, stopped) = choice.stops.push(&choice.detokenizer.push(token)?);
                 choice.over = stopped;
                 let finish = stopped.then_some(Finish::Stop);
-                Ok(Some(Delta { choice: number, text, tokens: vec![(token, logprobs)], finish, stopped }))
+                let pieces = pieces(&text);
+                Ok(Some(Delta { choice: number, text, pieces, tokens: vec![(token, logprobs)], finish, stopped }))
             }
             Update::Finished { choice: number, reason } => {
                 let choice = &mut self.choices[number];
@@ -81,9 +90,14 @@ impl Answer {
                 if !stopped {
                     text += &choice.stops.flush();
                 }
-                Ok(Some(Delta { choice: number, text, tokens: Vec::new(), finish: Some(reason), stopped: false }))
+                let (pieces, finish) = (pieces(&text), Some(reason));
+                Ok(Some(Delta { choice: number, text, pieces, tokens: Vec::new(), finish, stopped: false }))
             }
             Update::Failed { why, .. } => anyhow::bail!("{why}"),
         }
     }
+}
+
+fn pieces(text: &str) -> Vec<Piece> {
+    if text.is_empty() { Vec::new() } else { vec![Piece::Text(text.to_owned())] }
 }
