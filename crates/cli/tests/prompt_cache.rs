@@ -153,6 +153,10 @@ fn a_session_of_a_server_goes_on_after_it_was_killed() {
     assert_eq!(names(&server), ["fish"]);
     let (status, loaded) = server.post("/v1/sessions/fish/load", &json!({}));
     assert_eq!((status, loaded["prompt"].as_array().unwrap().len()), (200, tokens as usize), "{loaded}");
+    // Who gives another salt knows nothing of it.
+    assert!(server.get("/v1/sessions?cache_salt=other").1.contains("\"data\":[]"));
+    assert_eq!(server.post("/v1/sessions/fish/load?cache_salt=other", &json!({})).0, 404);
+    assert_eq!(delete(&server, "/v1/sessions/fish?cache_salt=other"), 404);
     let (answer, cached) = goes_on(&server);
     assert!(cached + 16 >= tokens, "{cached} of {tokens}");
     // 2. Its tokens are a prompt, too

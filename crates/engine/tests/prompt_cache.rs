@@ -386,10 +386,13 @@ fn a_session_is_there_whatever_happens_after_it_was_said_to_be_saved() {
         }
         let mut again = Engine::open(&folder(model), cached(after.path())).unwrap();
         let sessions = again.sessions().unwrap();
-        assert_eq!(sessions.list().unwrap(), [session]);
-        let loaded = sessions.load("fox").unwrap().unwrap();
+        assert_eq!(sessions.list(b"").unwrap(), [session]);
+        let loaded = sessions.load(b"", "fox").unwrap().unwrap();
         assert_eq!(loaded.tokens, prompt[..there]);
-        assert!(sessions.load("no fox").unwrap().is_none());
+        assert!(sessions.load(b"", "no fox").unwrap().is_none());
+        // With another salt it is nobody's
+        assert!(sessions.list(b"other").unwrap().is_empty());
+        assert!(sessions.load(b"other", "fox").unwrap().is_none() && !sessions.delete(b"other", "fox").unwrap());
         again.read_ahead(loaded.ahead);
         idle(&mut again);
         let mut whole = prompt.clone();
@@ -398,10 +401,10 @@ fn a_session_is_there_whatever_happens_after_it_was_said_to_be_saved() {
         assert_eq!((adopted, restored), (there, 0), "{model}");
         assert_eq!(answer, ask(&mut engine, &whole, generation(3)).0, "{model}");
         // 2. Without its name it is no session any more
-        assert!(sessions.delete("fox").unwrap() && !sessions.delete("fox").unwrap());
-        assert!(sessions.list().unwrap().is_empty());
+        assert!(sessions.delete(b"", "fox").unwrap() && !sessions.delete(b"", "fox").unwrap());
+        assert!(sessions.list(b"").unwrap().is_empty());
         drop(again);
-        assert!(sessions.list().is_err() && sessions.delete("fox").is_err());
+        assert!(sessions.list(b"").is_err() && sessions.delete(b"", "fox").is_err());
     }
 }
 

@@ -8,8 +8,9 @@ use redb::{
     Database, Durability, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction,
 };
 
+use sluice_store::caught;
+
 use super::pages::{Backend, Pages};
-use super::quiet::caught;
 use super::slot::{STATE, VERSION};
 use super::storage::Storage;
 use crate::prefix::BlockHash;
@@ -68,8 +69,8 @@ const WITH_STATE: TableDefinition<(u64, BlockHash, u32, BlockHash), ()> = TableD
 const SLABS: TableDefinition<u32, Bytes> = TableDefinition::new("slabs");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const MODELS: TableDefinition<u64, Bytes> = TableDefinition::new("models");
-/// (Model, name)
-const SESSIONS: TableDefinition<(u64, &str), Bytes> = TableDefinition::new("sessions");
+/// (Model, what the first entry follows, name): who gives another salt has other names.
+const SESSIONS: TableDefinition<(u64, BlockHash, &str), Bytes> = TableDefinition::new("sessions");
 
 pub const NAME: &str = "index.redb";
 
@@ -95,6 +96,15 @@ pub struct Session {
     pub created: u64,
 }
 
+/// Which one it is.
+pub struct Named {
+    pub model: u64,
+    /// What its first entry follows.
+    pub root: BlockHash,
+    pub name: String,
+    pub session: Session,
+}
+
 /// The database in a file of ours.
 pub struct Index {
     /// `None` once it is closed.
@@ -105,7 +115,7 @@ pub struct Index {
 impl Drop for Index {
     fn drop(&mut self) {
         // It writes once more. What goes wrong with that, or with the mark, has the next run look through the index.
-        if caught(|| drop(self.database.take())).is_some() {
+        if caught(|| drop(self.database.take())).is_ok() {
             let _ = self.pages.mark();
         }
     }
@@ -131,7 +141,7 @@ fn own(e: impl Into<redb::Error>) -> Error {
 
 /// A database whose bytes were changed by somebody else panics here and there; to us that is a file that is no index.
 fn guarded<T>(what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    caught(what).unwrap_or_else(|| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
+    caught(what).unwrap_or_else(|_| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
 }
 
 impl Index {
@@ -286,8 +296,11 @@ impl Index {
         })
     }
 
-    /// Chains that have a name, with their models.
-    fn rows_of_sessions(&self) -> Result<Vec<(u64, String, Session)>, Error> {
+    /// All chains that have a name.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn sessions(&self) -> Result<Vec<Named>, Error> {
         guarded(|| {
             let read = self.database().begin_read().map_err(own)?;
             let table = match read.open_table(SESSIONS) {
@@ -298,28 +311,12 @@ impl Index {
             let mut all = Vec::new();
             for row in table.iter().map_err(own)? {
                 let (key, value) = row.map_err(own)?;
-                let (model, name) = key.value();
-                all.extend(decode_session(value.value()).map(|session| (model, name.to_owned(), session)));
+                let (model, root, name) = key.value();
+                let named = |session| Named { model, root, name: name.to_owned(), session };
+                all.extend(decode_session(value.value()).map(named));
             }
             Ok(all)
         })
-    }
-
-    /// Chains of a model that have a name, by name.
-    ///
-    /// # Errors
-    /// The file's.
-    pub fn sessions(&self, model: u64) -> Result<Vec<(String, Session)>, Error> {
-        let all = self.rows_of_sessions()?.into_iter();
-        Ok(all.filter(|(of, ..)| *of == model).map(|(_, name, session)| (name, session)).collect())
-    }
-
-    /// The same of all models.
-    ///
-    /// # Errors
-    /// The file's.
-    pub fn all_sessions(&self) -> Result<Vec<(u64, Session)>, Error> {
-        Ok(self.rows_of_sessions()?.into_iter().map(|(model, _, session)| (model, session)).collect())
     }
 
     /// All entries, in no order that means anything.
@@ -492,9 +489,9 @@ impl Changes<'_> {
 
     /// # Errors
     /// The file's.
-    pub fn put_session(&mut self, model: u64, name: &str, session: &Session) -> Result<(), Error> {
+    pub fn put_session(&mut self, model: u64, root: BlockHash, name: &str, session: &Session) -> Result<(), Error> {
         let mut table = self.transaction.open_table(SESSIONS).map_err(own)?;
-        table.insert((model, name), encode_session(session).as_slice()).map_err(own)?;
+        table.insert((model, root, name), encode_session(session).as_slice()).map_err(own)?;
         Ok(())
     }
 
@@ -502,9 +499,9 @@ impl Changes<'_> {
     ///
     /// # Errors
     /// The file's.
-    pub fn remove_session(&mut self, model: u64, name: &str) -> Result<bool, Error> {
+    pub fn remove_session(&mut self, model: u64, root: BlockHash, name: &str) -> Result<bool, Error> {
         let mut table = self.transaction.open_table(SESSIONS).map_err(own)?;
-        let there = table.remove((model, name)).map_err(own)?.is_some();
+        let there = table.remove((model, root, name)).map_err(own)?.is_some();
         Ok(there)
     }
 

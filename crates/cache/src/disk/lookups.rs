@@ -14,7 +14,7 @@ use super::index::{Entry, Index, Key, Place, Session};
 use super::reads::{self, Desk, Reads, Source, Want};
 use super::slot::{self, Label, PAGE};
 use super::storage::StoredFile;
-use crate::prefix::{BlockHash, block_hash};
+use crate::prefix::{BlockHash, block_hash, root};
 
 /// A file of slots, as readers know it.
 #[derive(Debug)]
@@ -105,12 +105,18 @@ impl Lookups {
         })
     }
 
-    /// Chains of a model that have a name, by name.
+    /// What the first entry of a prompt with this salt follows.
+    pub fn root(&self, salt: &[u8]) -> BlockHash {
+        root(&self.secret, salt)
+    }
+
+    /// Chains of a model with this root that have a name, by name.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
-    pub fn sessions(&self, model: u64) -> Result<Vec<(String, Session)>, Error> {
-        self.noting(|| Ok(self.index.sessions(model)?))
+    pub fn sessions(&self, model: u64, root: BlockHash) -> Result<Vec<(String, Session)>, Error> {
+        let all = self.noting(|| Ok(self.index.sessions()?))?.into_iter();
+        Ok(all.filter(|n| (n.model, n.root) == (model, root)).map(|n| (n.name, n.session)).collect())
     }
 
     /// Where a part lies, if the slab has such a place.

@@ -15,7 +15,6 @@ mod index;
 mod lookups;
 mod open;
 mod pages;
-mod quiet;
 mod reads;
 mod room;
 mod secret;

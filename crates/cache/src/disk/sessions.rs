@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::index::{Key, Session};
+use super::index::{Key, Named, Session};
 use super::{DiskCache, Error};
 use crate::prefix::BlockHash;
 
@@ -13,7 +13,7 @@ pub const MOST_SESSIONS: usize = 1024;
 pub const MOST_NAME: usize = 64;
 
 impl DiskCache {
-    /// Gives the chain that ends with `end` a name, which another chain may have had. `None` where not all of it is there, or there are as many names as may be.
+    /// Gives the chain that ends with `end` a name, which another chain with the same root may have had. `None` where not all of it is there, or there are as many names as may be.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
@@ -27,34 +27,35 @@ impl DiskCache {
             // 1. Whether it is there, from its end to its beginning
             let mut tokens = None;
             let mut hash = end;
-            loop {
+            let root = loop {
                 let Some(entry) = c.lookups.find(&(model, hash))? else { return Ok(None) };
                 tokens.get_or_insert(entry.position.saturating_add(entry.tokens));
-                if entry.position == 0 {
-                    break;
-                }
                 hash = entry.before;
-            }
-            let known = c.index.sessions(model)?;
-            if known.len() >= MOST_SESSIONS && !known.iter().any(|(n, _)| n == name) {
+                if entry.position == 0 {
+                    break hash;
+                }
+            };
+            let mut known = c.index.sessions()?;
+            known.retain(|n| n.model == model);
+            if known.len() >= MOST_SESSIONS && !known.iter().any(|n| n.root == root && n.name == name) {
                 return Ok(None);
             }
             // 2. Its name, durably
             let session = Session { end, tokens: tokens.unwrap_or(0), created: super::now() };
-            c.index.change(|change| change.put_session(model, name, &session))?;
+            c.index.change(|change| change.put_session(model, root, name, &session))?;
             c.named = None;
             Ok(Some(session))
         })
     }
 
-    /// Takes a name away; its entries stay as long as others do. Whether there was one.
+    /// Takes the name of a chain with this root away; its entries stay as long as others do. Whether there was one.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
-    pub fn forget_session(&mut self, model: u64, name: &str) -> Result<bool, Error> {
+    pub fn forget_session(&mut self, model: u64, root: BlockHash, name: &str) -> Result<bool, Error> {
         self.attempt(|c| {
             c.named = None;
-            Ok(c.index.change(|change| change.remove_session(model, name))?)
+            Ok(c.index.change(|change| change.remove_session(model, root, name))?)
         })
     }
 
@@ -64,7 +65,7 @@ impl DiskCache {
             return Ok(Arc::clone(named));
         }
         let mut named = HashSet::new();
-        for (model, session) in self.index.all_sessions()? {
+        for Named { model, session, .. } in self.index.sessions()? {
             let mut key = (model, session.end);
             while !named.contains(&key)
                 && let Some(entry) = self.index.entry(&key)?
@@ -114,8 +115,11 @@ mod tests {
         assert_eq!(cache.name_session(5, "nothing", [9; 16]).unwrap(), None);
         drop(cache);
         let mut cache = open();
-        assert_eq!(cache.lookups().sessions(5).unwrap(), [("a fox".to_owned(), session)]);
-        assert!(cache.lookups().sessions(6).unwrap().is_empty());
+        assert_eq!(cache.lookups().sessions(5, [1; 16]).unwrap(), [("a fox".to_owned(), session)]);
+        for (model, root) in [(6, [1; 16]), (5, [2; 16])] {
+            assert!(cache.lookups().sessions(model, root).unwrap().is_empty());
+            assert!(!cache.forget_session(model, root, "a fox").unwrap());
+        }
         // 1. Others come until there is no room, and more than once
         for salt in 2..20 {
             store(&mut cache, salt, 20);
@@ -124,7 +128,9 @@ mod tests {
         let chain = cache.lookups().chain(&(5, named[19]), &mut HashMap::new(), || true).unwrap().unwrap();
         assert_eq!(chain.tokens, (0..160).collect::<Vec<u32>>());
         // 2. Without its name it goes like all others
-        assert!(cache.forget_session(5, "a fox").unwrap() && !cache.forget_session(5, "a fox").unwrap());
+        assert!(
+            cache.forget_session(5, [1; 16], "a fox").unwrap() && !cache.forget_session(5, [1; 16], "a fox").unwrap()
+        );
         for salt in 20..32 {
             store(&mut cache, salt, 20);
         }

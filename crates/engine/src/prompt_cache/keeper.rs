@@ -37,7 +37,7 @@ pub(crate) enum Command {
     /// Gives the chain with this end a name, once what was handed over is written.
     Name(String, BlockHash, Told),
     /// Takes a name away: whether there was one.
-    Forget(String, Sender<bool>),
+    Forget(BlockHash, String, Sender<bool>),
     /// Somebody has read what was wanted: what was wrong with it is to be settled.
     ReadOver,
     Close,
@@ -146,8 +146,8 @@ impl Keeper {
                     let named = self.write().and_then(|()| self.cache.name_session(self.model, &name, end));
                     named.map(told)
                 }
-                Ok(Command::Forget(name, tell)) => {
-                    self.cache.forget_session(self.model, &name).map(|there| _ = tell.send(there))
+                Ok(Command::Forget(root, name, tell)) => {
+                    self.cache.forget_session(self.model, root, &name).map(|there| _ = tell.send(there))
                 }
                 Err(RecvTimeoutError::Timeout) => self.write(),
                 Ok(Command::Close) | Err(RecvTimeoutError::Disconnected) => {

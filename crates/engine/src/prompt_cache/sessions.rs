@@ -68,13 +68,13 @@ impl Sessions {
         inner.ok_or_else(|| anyhow!("the prompt cache is not in use any more"))
     }
 
-    /// All of this model, by name.
+    /// All of this model whose prompts have this salt, by name.
     ///
     /// # Errors
     /// A cache that has ended.
-    pub fn list(&self) -> Result<Vec<Session>> {
+    pub fn list(&self, salt: &[u8]) -> Result<Vec<Session>> {
         let inner = self.inner()?;
-        let all = inner.lookups.sessions(inner.model)?.into_iter();
+        let all = inner.lookups.sessions(inner.model, inner.lookups.root(salt))?.into_iter();
         Ok(all.map(|(name, s)| Session { name, tokens: s.tokens as usize, created: s.created }).collect())
     }
 
@@ -82,9 +82,9 @@ impl Sessions {
     ///
     /// # Errors
     /// A cache that has ended.
-    pub fn load(&self, name: &str) -> Result<Option<LoadedSession>> {
+    pub fn load(&self, salt: &[u8], name: &str) -> Result<Option<LoadedSession>> {
         let inner = self.inner()?;
-        let all = inner.lookups.sessions(inner.model)?;
+        let all = inner.lookups.sessions(inner.model, inner.lookups.root(salt))?;
         let Some((_, session)) = all.into_iter().find(|(n, _)| n == name) else { return Ok(None) };
         let chain = inner.lookups.chain(&(inner.model, session.end), &mut HashMap::new(), || inner.shared.is_well())?;
         Ok(chain.map(|chain| LoadedSession { tokens: chain.tokens.clone(), ahead: ReadAhead(chain) }))
@@ -94,12 +94,12 @@ impl Sessions {
     ///
     /// # Errors
     /// A cache that has ended.
-    pub fn delete(&self, name: &str) -> Result<bool> {
+    pub fn delete(&self, salt: &[u8], name: &str) -> Result<bool> {
         let (tell, told) = std::sync::mpsc::channel();
         let told = {
             let inner = self.inner()?;
             // If it is gone, so is the answer.
-            let _ = inner.commands.send(Command::Forget(name.to_owned(), tell));
+            let _ = inner.commands.send(Command::Forget(inner.lookups.root(salt), name.to_owned(), tell));
             told
         };
         told.recv().map_err(|_| anyhow!("the prompt cache is not in use any more"))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -31,6 +31,14 @@ pub struct Request {
     cache_salt: Option<String>,
 }
 
+/// Whose sessions are meant: another salt has others.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Whose {
+    #[serde(default)]
+    cache_salt: String,
+}
+
 fn to_json(session: &Session) -> Value {
     json!({"object": "session", "name": session.name, "tokens": session.tokens, "created": session.created})
 }
@@ -47,9 +55,9 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'sta
     done.map_err(|e| ApiError::internal(format!("{e:#}")))
 }
 
-pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+pub async fn list(State(app): State<Arc<App>>, Query(whose): Query<Whose>) -> Result<Json<Value>, ApiError> {
     let sessions = sessions(&*app.ready()?)?;
-    let all = apart(move || sessions.list()).await?;
+    let all = apart(move || sessions.list(whose.cache_salt.as_bytes())).await?;
     Ok(Json(json!({"object": "list", "data": all.iter().map(to_json).collect::<Vec<_>>()})))
 }
 
@@ -92,17 +100,26 @@ fn unknown(name: &str) -> ApiError {
 }
 
 /// Its tokens; they are read into memory while nothing else is to be done.
-pub async fn load(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn load(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    Query(whose): Query<Whose>,
+) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     let (sessions, own) = (sessions(&ready)?, name.clone());
-    let loaded = apart(move || sessions.load(&own)).await?.ok_or_else(|| unknown(&name))?;
+    let loaded =
+        apart(move || sessions.load(whose.cache_salt.as_bytes(), &own)).await?.ok_or_else(|| unknown(&name))?;
     ready.read_ahead(loaded.ahead);
     Ok(Json(json!({"object": "session", "name": name, "tokens": loaded.tokens.len(), "prompt": loaded.tokens})))
 }
 
-pub async fn delete(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    Query(whose): Query<Whose>,
+) -> Result<Json<Value>, ApiError> {
     let (sessions, own) = (sessions(&*app.ready()?)?, name.clone());
-    if !apart(move || sessions.delete(&own)).await? {
+    if !apart(move || sessions.delete(whose.cache_salt.as_bytes(), &own)).await? {
         return Err(unknown(&name));
     }
     Ok(Json(json!({"object": "session.deleted", "name": name, "deleted": true})))
