@@ -27,6 +27,7 @@ use crate::answer::Answer;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::openai::{self, Common, Pending};
+use crate::page;
 use crate::runtime::{Limits, Runtime, Submission};
 
 /// Bytes of a request at most: so many, and so many more for each token of context, which is several times what text or token ids take.
@@ -294,6 +295,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/sessions/{name}/load", post(openai::sessions::load))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
+        .merge(page::routes())
         .fallback(nothing_there)
         .with_state(app)
 }

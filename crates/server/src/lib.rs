@@ -7,6 +7,7 @@ mod app;
 mod error;
 mod metrics;
 mod openai;
+mod page;
 mod runtime;
 
 pub use app::{Bound, Ready, Server, Settings, memory};
