@@ -35,13 +35,16 @@ function Title({ conversation }) {
     />`;
   }
   const isNew = conversation.head === null;
+  const actions = () => html`
+    <button type="button" class="quiet" onClick=${() => setRenaming(true)}>Rename</button>
+    <button type="button" class="quiet" onClick=${chat.exportCurrent}>Export</button>
+    <button type="button" class="quiet" onClick=${chat.remove}>Delete</button>
+  `;
   return html`<h1 class="title">${isNew ? "New conversation" : conversation.title}</h1>
     ${!isNew &&
-    html`<div class="actions" role="group" aria-label="This conversation">
-      <button type="button" class="quiet" onClick=${() => setRenaming(true)}>Rename</button>
-      <button type="button" class="quiet" onClick=${chat.exportCurrent}>Export</button>
-      <button type="button" class="quiet" onClick=${chat.remove}>Delete</button>
-    </div>`}`;
+    html`<div class="actions" role="group" aria-label="This conversation">${actions()}</div>
+      <button type="button" class="quiet more" popovertarget="more" aria-label="More for this conversation">More</button>
+      <div id="more" popover onClick=${(e) => e.currentTarget.hidePopover()}>${actions()}</div>`}`;
 }
 
 function App({ state }) {
@@ -57,6 +60,14 @@ function App({ state }) {
     // A keyboard that comes up unasked hides half of a phone.
     if (matchMedia("(hover: hover)").matches) composer.current?.focus();
   }, [current.id]);
+
+  // What lies over the page on small screens is where keys go next.
+  useEffect(() => state.sidebarOpen && document.querySelector(".sidebar .new").focus(), [state.sidebarOpen]);
+  const wasOpen = useRef(state.tiersOpen);
+  useEffect(() => {
+    if (state.tiersOpen && !wasOpen.current) document.querySelector(".tiers button").focus();
+    wasOpen.current = state.tiersOpen;
+  }, [state.tiersOpen]);
 
   useEffect(() => {
     const onKey = (e) => {

@@ -8,6 +8,8 @@ const MAY_STAY = {
     ..."p br hr h3 h4 h5 h6 strong em del code pre blockquote ul ol li table thead tbody tr th td a".split(" "),
   ],
   ALLOWED_ATTR: ["href", "title", "align", "start", "data-language"],
+  // Only `href` is held against the pattern.
+  ADD_URI_SAFE_ATTR: ["align", "start", "data-language"],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,

@@ -64,7 +64,7 @@ export function Settings({ settings, storedKey, model, failure }) {
         ${model.created && html`<div><dt>Loaded</dt><dd>${new Date(1000 * model.created).toLocaleString("en")}</dd></div>`}
       </dl>`}
       <p class="hint">
-        Nothing on this page comes from elsewhere. It contains
+        Nothing on this page comes from elsewhere. It contains${" "}
         ${["preact", "htm", "marked", "dompurify"].map(
           (name, i) => html`${i > 0 && ", "}<a href=${`page/vendor/LICENSE-${name}.txt`} target="_blank" rel="noopener noreferrer">${name}</a>`,
         )} (licences).

@@ -11,7 +11,7 @@ export function bytes(n) {
   return `${unit === 0 || n >= 99.5 ? Math.round(n) : n.toPrecision(n < 9.95 ? 2 : 3)} ${UNITS[unit]}`;
 }
 
-const figure = (n) => (n >= 99.5 ? Math.round(n).toLocaleString("en") : n >= 9.95 ? n.toFixed(1).replace(/\.0$/, "") : n.toFixed(1));
+const figure = (n) => (n >= 99.5 ? Math.round(n).toLocaleString("en") : n.toFixed(1).replace(/\.0$/, ""));
 const percent = (part) => `${Math.round(100 * part)} %`;
 const time = (s) => (s < 0.9995 ? `${(1000 * s).toFixed(s < 0.00995 ? 1 : 0)} ms` : `${s.toFixed(1)} s`);
 
@@ -25,26 +25,25 @@ function Line({ values, words, most = Math.max(...values, 0) }) {
   const at = (v, i) => `${(left + i * step).toFixed(1)} ${(H - 1.5 - (H - 3) * Math.min(v / top, 1)).toFixed(1)}`;
   const line = values.length > 1 ? `M${values.map(at).join("L")}` : "";
   return html`<svg class="line" viewBox="0 0 ${W} ${H}" preserveAspectRatio="none" role="img" aria-label=${words}>
-    <path class="ground" d="M0 ${H - 0.5}H${W}" />
     ${line && html`<path class="area" d="${line}L${W} ${H}L${left.toFixed(1)} ${H}Z" /><path class="stroke" d=${line} />`}
   </svg>`;
 }
 
-// Parts of a whole side by side: [words, amount, said]. The rest, up to `whole`, stays empty.
-function Bar({ parts, whole, words }) {
-  const total = whole ?? parts.reduce((sum, [, amount]) => sum + amount, 0);
+// Parts of a whole side by side: [words, amount, said, colour].
+function Bar({ parts, words }) {
+  const total = parts.reduce((sum, [, amount]) => sum + amount, 0);
   let x = 0;
   return html`<svg class="bar" viewBox="0 0 ${W} 10" preserveAspectRatio="none" role="img" aria-label=${words}>
       <rect class="rest" width=${W} height="10" />
-      ${parts.map(([, amount], i) => {
+      ${parts.map(([, amount, , colour]) => {
         const width = total > 0 ? (W * amount) / total : 0;
         const from = x;
         x += width;
-        return html`<rect class=${`part-${i}`} x=${from.toFixed(2)} width=${Math.max(width, amount > 0 ? 1 : 0).toFixed(2)} height="10" />`;
+        return html`<rect class=${`part-${colour}`} x=${from.toFixed(2)} width=${Math.max(width, amount > 0 ? 1 : 0).toFixed(2)} height="10" />`;
       })}
     </svg>
     <ul class="legend">
-      ${parts.map(([name, , said], i) => html`<li><i class=${`part-${i}`} aria-hidden="true"></i>${name}<b>${said}</b></li>`)}
+      ${parts.map(([name, , said, colour]) => html`<li><i class=${`part-${colour}`} aria-hidden="true"></i>${name}<b>${said}</b></li>`)}
     </ul>`;
 }
 
@@ -88,8 +87,9 @@ function Requests({ looks }) {
 
 function Memory({ looks }) {
   const of = (name) => value(looks, `sluice:memory_bytes{class="${name}"}`);
-  const parts = MEMORY.map(([name, words]) => [words, of(name), bytes(of(name))]);
+  const parts = MEMORY.map(([name, words], i) => [words, of(name), bytes(of(name)), i]).filter(([, amount]) => amount > 0);
   const total = parts.reduce((sum, [, amount]) => sum + amount, 0);
+  if (total === 0) return null;
   return html`<section>
     <h3>Memory <span>set aside at the start</span></h3>
     <div class="big"><b>${bytes(total)}</b></div>
@@ -116,9 +116,9 @@ function Cache({ looks }) {
 function Prompts({ looks }) {
   const hits = share(looks, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total");
   if (!hits) return null;
-  const parts = [["From memory", "memory"], ["From disk", "disk"], ["Computed", "computed"]].map(([words, name]) => {
+  const parts = [["From memory", "memory"], ["From disk", "disk"], ["Computed", "computed"]].map(([words, name], i) => {
     const tokens = value(looks, `sluice:prompt_tokens_${name}_total`);
-    return [words, tokens, tokens.toLocaleString("en")];
+    return [words, tokens, tokens.toLocaleString("en"), i];
   });
   return html`<section>
     <h3>Tokens of prompts</h3>

@@ -297,6 +297,7 @@ test("code can be copied", async () => {
   asked.write("```python\nprint('<hello>')\n```");
   asked.end();
   await page.done();
+  assert.equal(await page.locator(".code figcaption span").innerText(), "python");
   await one(page, "Copy this code").click();
   await page.locator(".code").getByText("Copied").waitFor();
   assert.equal(await page.evaluate(() => navigator.clipboard.readText()), "print('<hello>')");
