@@ -35,6 +35,7 @@ export let state = {
   current: tree.begun(settingsUsedLast()),
   // By conversation: the answer under way, {message, controller}.
   answers: new Map(),
+  models: [],
   model: null,
   modelFailure: null,
   looks: [],
@@ -97,7 +98,9 @@ export function send(text) {
 }
 
 export function edit(id, text) {
-  const { current } = state;
+  const { current, answers } = state;
+  // Another message is being answered: the text stays in its field.
+  if (answers.has(current.id)) return;
   const old = current.messages[id];
   const message = { id: tree.newId(), parent: old.parent, role: "user", content: text, created: Date.now() };
   set({ editing: null });
@@ -292,6 +295,11 @@ export function setTheme(theme) {
   set({ theme });
 }
 
+export function setModel(id) {
+  remember("model", id);
+  set({ model: state.models.find((m) => m.id === id) });
+}
+
 export function setKey(key) {
   if (key) sessionStorage.setItem("sluice-key", key);
   else sessionStorage.removeItem("sluice-key");
@@ -307,8 +315,8 @@ let asking = null;
 async function askForModel() {
   clearTimeout(asking);
   try {
-    const [first] = await server.models(state.key);
-    set({ model: first ?? null, modelFailure: null });
+    const models = await server.models(state.key);
+    set({ models, model: models.find((m) => m.id === remembered("model")) ?? models[0] ?? null, modelFailure: null });
   } catch (failure) {
     set({ modelFailure: { kind: failure.kind, words: failure.message } });
     if (failure.kind !== "key") asking = setTimeout(askForModel, failure.kind === "loading" ? 1_000 : 4_000);

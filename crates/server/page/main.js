@@ -123,7 +123,7 @@ function App({ state }) {
       </main>
       ${state.tiersOpen && html`<${Tiers} looks=${state.looks} failure=${state.looksFailure} model=${model} />`}
     </div>
-    ${state.settingsOpen && html`<${Settings} settings=${current.settings} storedKey=${state.key} model=${model} failure=${modelFailure} />`}
+    ${state.settingsOpen && html`<${Settings} settings=${current.settings} storedKey=${state.key} model=${model} models=${state.models} failure=${modelFailure} />`}
     <div class="notice" role="status">
       ${state.notice &&
       html`<p>

@@ -23,7 +23,7 @@ function Figure({ name, words, least, most, step, value }) {
   </label>`;
 }
 
-export function Settings({ settings, storedKey, model, failure }) {
+export function Settings({ settings, storedKey, model, models, failure }) {
   const dialog = useRef(null);
   const system = useRef(null);
   useEffect(() => {
@@ -39,6 +39,13 @@ export function Settings({ settings, storedKey, model, failure }) {
         <button type="button" class="quiet" onClick=${close}>Close</button>
       </div>
       <p class="hint">They hold for this conversation and for those begun after it. What is left empty is the model's own.</p>
+      ${models.length > 1 &&
+      html`<label class="whole">
+        <span>Model, for all conversations</span>
+        <select onChange=${(e) => chat.setModel(e.target.value)}>
+          ${models.map(({ id }) => html`<option value=${id} selected=${id === model?.id}>${id}</option>`)}
+        </select>
+      </label>`}
       <label class="whole">
         <span>System prompt</span>
         <textarea ref=${system} rows="3" value=${settings.system} onInput=${(e) => (grown(e.target), chat.changeSettings({ system: e.target.value }))}></textarea>

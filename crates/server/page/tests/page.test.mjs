@@ -310,21 +310,21 @@ test("what goes wrong is said in words, with a way on", async () => {
     await page.route("**/v1/chat/completions", (route) => route.fulfill({ status, headers, json: { error } }), { times: 1 });
     await page.begin();
     await page.send("Hello");
-    return page.getByRole("alert");
   };
-  const full = await refused(429, { "retry-after": "2" }, { message: "256 requests are waiting already; try again later" });
-  assert.match(await full.innerText(), /queue is full: 256 requests are waiting already/);
+  const alert = (words) => page.getByRole("alert").getByText(words).waitFor();
+  await refused(429, { "retry-after": "2" }, { message: "256 requests are waiting already; try again later" });
+  await alert(/queue is full: 256 requests are waiting already/);
   await page.getByRole("button", { name: /Try again in \d s/ }).waitFor();
   await one(page, "Try again").click();
   await page.done();
 
   const most = "This model's maximum context length is 4096 tokens. However, your messages resulted in 5120 tokens. Please reduce the length of the messages.";
-  const long = await refused(400, {}, { message: most, code: "context_length_exceeded" });
-  assert.match(await long.innerText(), /it has 5,120 tokens, and the model's context holds 4,096/);
-  const loading = await refused(503, { "retry-after": "1" }, { message: "Loading model" });
-  assert.match(await loading.innerText(), /still being loaded/);
-  const odd = await refused(400, {}, { message: "top_p is 3; it must be at most 1" });
-  assert.match(await odd.innerText(), /refused this: top_p is 3/);
+  await refused(400, {}, { message: most, code: "context_length_exceeded" });
+  await alert(/it has 5,120 tokens, and the model's context holds 4,096/);
+  await refused(503, { "retry-after": "1" }, { message: "Loading model" });
+  await alert(/still being loaded/);
+  await refused(400, {}, { message: "top_p is 3; it must be at most 1" });
+  await alert(/refused this: top_p is 3/);
 
   await page.follow(script);
   await page.begin();
@@ -333,13 +333,12 @@ test("what goes wrong is said in words, with a way on", async () => {
   asked.write("Half an");
   await page.getByText("Half an").waitFor();
   asked.lose();
-  const lost = page.getByRole("alert");
-  assert.match(await lost.innerText(), /connection was lost/);
+  await alert(/connection was lost/);
   await one(page, "Send again").click();
   const again = await script.next();
   assert.deepEqual(again.body.messages, [{ role: "user", content: "Hello" }]);
   again.event({ error: { message: "the disk is gone", type: "server_error" } });
-  await page.getByRole("alert").getByText("Something went wrong in the server: the disk is gone").waitFor();
+  await alert("Something went wrong in the server: the disk is gone");
   await page.check();
 });
 
@@ -386,6 +385,23 @@ test("settings are sent, and what is left empty is not", async () => {
     ...{ stream: true, stream_options: { include_usage: true }, temperature: 0.3, max_tokens: 50, seed: 7 },
     chat_template_kwargs: { enable_thinking: false },
   });
+  await page.check();
+});
+
+test("of several models one is chosen, and asked from then on", async () => {
+  const page = await open();
+  await page.follow(script);
+  await page.route("**/v1/models", (route) => route.fulfill({ json: { data: [{ id: "small" }, { id: "large", max_model_len: 262144 }] } }));
+  await page.reload();
+  await page.locator(".empty").getByText("small").waitFor();
+  await one(page, "Settings").click();
+  await page.getByLabel("Model, for all").selectOption("large");
+  await page.keyboard.press("Escape");
+  await page.locator(".empty").getByText("large · 262,144 tokens of context").waitFor();
+  await page.reload();
+  await page.locator(".empty").getByText("large").waitFor();
+  await page.send("Hello");
+  assert.equal((await script.next()).body.model, "large");
   await page.check();
 });
 
