@@ -174,6 +174,39 @@ test("conversations are kept, named, deleted and brought back", async () => {
   await page.check();
 });
 
+test("an answer that was being written when the page was closed says so", async () => {
+  const page = await open();
+  await page.follow(script);
+  await page.send("Begin.");
+  const asked = await script.next();
+  asked.write("Half");
+  await page.getByText("Half").waitFor();
+  await page.reload();
+  await asked.closed;
+  await page.getByText("This answer was cut off when the page was closed.").waitFor();
+  await one(page, "Regenerate").click();
+  const again = await script.next();
+  again.write("Whole");
+  again.end();
+  await page.getByText("Whole").waitFor();
+  await page.check();
+});
+
+test("another window of the page sees what was said in this one", async () => {
+  const page = await open();
+  await page.follow(script);
+  const other = await page.context().newPage();
+  await other.goto(server.address);
+  await page.send("Said here");
+  const asked = await script.next();
+  asked.write("Seen there");
+  asked.end();
+  await page.done();
+  await other.getByRole("listitem").getByText("Said here").click();
+  await other.getByText("Seen there").waitFor();
+  await page.check();
+});
+
 test("conversations are exported and imported whole, and what is not one is refused", async () => {
   const page = await open();
   await page.follow(script);
@@ -318,9 +351,9 @@ test("what goes wrong is said in words, with a way on", async () => {
   await one(page, "Try again").click();
   await page.done();
 
-  const most = "This model's maximum context length is 4096 tokens. However, your messages resulted in 5120 tokens. Please reduce the length of the messages.";
-  await refused(400, {}, { message: most, code: "context_length_exceeded" });
-  await alert(/it has 5,120 tokens, and the model's context holds 4,096/);
+  await page.begin();
+  await page.send("many words ".repeat(3000));
+  await alert(/too long: it has [\d,]+ tokens, and the model's context holds 4,096/);
   await refused(503, { "retry-after": "1" }, { message: "Loading model" });
   await alert(/still being loaded/);
   await refused(400, {}, { message: "top_p is 3; it must be at most 1" });
