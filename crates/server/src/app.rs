@@ -31,6 +31,7 @@ use crate::error::ApiError;
 use crate::exchange::{self, accompany};
 use crate::metrics::Metrics;
 use crate::openai::{self, Common};
+use crate::page;
 use crate::reply::{Pending, now};
 use crate::runtime::{Limits, Runtime, Submission};
 use crate::{anthropic, models, tokenize};
@@ -364,6 +365,7 @@ fn router(app: Arc<App>) -> Result<Router> {
         .route("/detokenize", post(tokenize::detokenize))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
+        .merge(page::routes())
         .fallback(nothing_there)
         .method_not_allowed_fallback(not_so)
         // From here on: what comes later is around what comes before.

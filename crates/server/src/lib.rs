@@ -12,6 +12,7 @@ mod exchange;
 mod metrics;
 mod models;
 mod openai;
+mod page;
 mod reply;
 mod request;
 mod runtime;
