@@ -57,7 +57,10 @@ fn a_server_with_keys_answers_those_who_have_one() {
     // In Anthropic's words where its clients ask; nothing is computed.
     let (status, error) = server.post("/v1/messages", &json!({"messages": []}));
     assert_eq!((status, &error["error"]["type"]), (401, &json!("authentication_error")));
-    // Whether it lives may be asked by everybody.
+    // The page is there for everybody, who then gives it a key; so is whether the server lives.
+    for path in ["/", "/page/main.js"] {
+        assert_eq!(ask(path, "x", "y").0, 200);
+    }
     assert_eq!(ask("/health", "x", "y").0, 200);
 }
 

@@ -17,6 +17,7 @@ use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::exchange::IGNORED;
+use crate::page;
 
 /// Keys of which a request must have one. Only their digests are kept.
 #[derive(Clone, Debug, Default)]
@@ -117,8 +118,9 @@ impl Access {
                 return Err(ApiError::forbidden(message));
             }
         }
-        // 3. The key; whether the server is there may be asked without
-        if self.keys.is_empty() || request.uri().path() == "/health" {
+        // 3. The key; whether the server is there may be asked without, and the page must be there to be given one
+        let path = request.uri().path();
+        if self.keys.is_empty() || path == "/health" || page::serves(path) {
             return Ok(());
         }
         match key(headers) {

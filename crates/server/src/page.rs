@@ -54,6 +54,11 @@ pub fn routes() -> Router<Arc<App>> {
         .route("/page/{*name}", get(named))
 }
 
+/// Whether a path is the page's.
+pub fn serves(path: &str) -> bool {
+    path == "/" || path.starts_with("/page/")
+}
+
 async fn named(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
     let found = FILES.iter().find(|file| file.name == name);
     found.map(|file| file.answer(&headers)).ok_or_else(|| ApiError::not_found(&format!("/page/{name}")))
