@@ -27,7 +27,7 @@ fn tools() -> Value {
                 "additionalProperties": false,
             },
         }},
-        {"type": "function", "function": {"name": "stop", "description": "Ends it.", "parameters": {"type": "object", "properties": {}}}},
+        {"type": "function", "function": {"name": "stop", "description": "Ends it.", "parameters": {"type": "object", "properties": {}, "additionalProperties": false}}},
     ])
 }
 

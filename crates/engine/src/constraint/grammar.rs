@@ -185,8 +185,10 @@ fn xml(source: &mut String, i: usize, name: &str, schema: &Value) -> Result<()> 
             }
             (_, Some(word), _) => writeln!(source, "tool{i}p{j}: {begin} {} {end}", literal(word))?,
             (_, _, Some("string")) => {
+                let (least, most) = (schema["minLength"].as_u64().unwrap_or(0), schema["maxLength"].as_u64());
+                let most = most.map_or(String::new(), |most| most.to_string());
                 writeln!(source, "tool{i}p{j}: {begin} tool{i}v{j}")?;
-                writeln!(source, "tool{i}v{j}[lazy]: /(?s:.*)\\n<\\/parameter>\\n/")?;
+                writeln!(source, "tool{i}v{j}[lazy]: /(?s:.{{{least},{most}}})\\n<\\/parameter>\\n/")?;
             }
             // As templates write them again.
             (_, _, Some("boolean")) => writeln!(source, "tool{i}p{j}: {begin} (\"True\" | \"False\") {end}")?,
