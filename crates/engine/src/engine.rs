@@ -14,6 +14,7 @@ use sluice_cache::{Evicted, KvCache};
 use sluice_model::Description;
 use sluice_store::Loading;
 
+use crate::constraint::{Guide, Masks};
 use crate::options::Options;
 use crate::placement::Placed;
 use crate::prompt_cache::{PromptCache, Restore};
@@ -36,6 +37,7 @@ pub struct Engine {
     layouts: Vec<KvLayout>,
     scheduler: Scheduler,
     sampling: Sampling,
+    masks: Masks,
     disk: Option<PromptCache>,
     /// What is to be said of it, and was not yet.
     disk_notes: Vec<String>,
@@ -262,6 +264,7 @@ impl Engine {
             history.add_prompt(&s.tokens);
             history
         });
+        let guide = generation.constraint.as_ref().map(|constraint| Guide::new(constraint, &mut self.masks));
         let turn = self.next_turn;
         self.next_turn += 1;
         s.shares = self.options.prefix_cache;
@@ -276,7 +279,7 @@ impl Engine {
             s.marks.sort_unstable();
             s.marks.dedup();
         }
-        s.running = Some(Running { generation, generated: 0, prompt_from, history, turn });
+        s.running = Some(Running { generation, generated: 0, prompt_from, history, guide, turn });
         Ok(())
     }
 
@@ -453,44 +456,35 @@ impl Engine {
         if self.draws.is_empty() {
             return;
         }
+        // 1. The masks of those that keep to something, made while the model ran
         let mut resting = std::mem::take(&mut self.resting);
+        let (sequences, failures, events) = (&mut self.sequences, &mut self.failures, &mut self.events);
+        self.draws.retain(|draw| {
+            let s = &mut sequences[draw.sequence];
+            let guide = s.running.as_mut().and_then(|running| running.guide.as_mut());
+            let Some(Err(why)) = guide.map(Guide::ready) else { return true };
+            fail(s, why, failures, events);
+            resting.push(draw.sequence);
+            false
+        });
+        // 2. The tokens, and those that must follow them
         let drawn = self.sampling.draw(&mut *self.runner.backend, logits, &self.sequences, &self.draws);
         for (draw, Drawn { token, logprobs }) in self.draws.iter().zip(drawn) {
             let s = &mut self.sequences[draw.sequence];
             s.logprobs = logprobs.take();
-            let Some(running) = &mut s.running else { continue };
-            let token = match token {
-                Ok(token) => *token,
-                Err(e) => {
+            let reason = match token {
+                Ok(token) => accept(s, *token, self.max_context, &mut self.masks, &mut self.events),
+                Err(e) => Err((*e).into()),
+            };
+            match reason {
+                Ok(None) => continue,
+                Ok(Some(reason)) => {
                     s.running = None;
-                    resting.push(draw.sequence);
-                    self.failures.push((s.id, (*e).into()));
-                    self.events.push(Event::Finished { id: s.id, reason: Finish::Failed });
-                    continue;
+                    self.events.push(Event::Finished { id: s.id, reason });
                 }
-            };
-            running.generated += 1;
-            let reason = if running.generation.stop_ids.contains(&token) {
-                Some(Finish::Stop)
-            } else {
-                s.tokens.push(token);
-                if let Some(history) = &mut running.history {
-                    history.add_generated(token);
-                }
-                self.events.push(Event::Token { id: s.id, token });
-                if running.generated >= running.generation.max_tokens {
-                    Some(Finish::Length)
-                } else if s.tokens.len() >= self.max_context {
-                    Some(Finish::ContextFull)
-                } else {
-                    None
-                }
-            };
-            if let Some(reason) = reason {
-                s.running = None;
-                resting.push(draw.sequence);
-                self.events.push(Event::Finished { id: s.id, reason });
+                Err(why) => fail(s, why, &mut self.failures, &mut self.events),
             }
+            resting.push(draw.sequence);
         }
         resting.drain(..).for_each(|i| self.rest(i));
         self.resting = resting;
@@ -591,5 +585,56 @@ impl Engine {
             }
         }
         Ok(logits)
+    }
+}
+
+/// A sequence ends with its own failure.
+fn fail(
+    s: &mut Sequence,
+    why: anyhow::Error,
+    failures: &mut Vec<(SequenceId, anyhow::Error)>,
+    events: &mut Vec<Event>,
+) {
+    s.running = None;
+    failures.push((s.id, why));
+    events.push(Event::Finished { id: s.id, reason: Finish::Failed });
+}
+
+/// Adds a token to what a sequence has generated, and those that must follow it where it keeps to something. Why it ends by that, if it does.
+fn accept(
+    s: &mut Sequence,
+    token: u32,
+    max_context: usize,
+    masks: &mut Masks,
+    events: &mut Vec<Event>,
+) -> Result<Option<Finish>> {
+    let reason = add(s, token, max_context, events);
+    let Some(running) = s.running.as_mut().filter(|_| reason.is_none()) else { return Ok(reason) };
+    let Some(mut guide) = running.guide.take() else { return Ok(None) };
+    // Where it is asked how likely each token was, each has logits of its own.
+    let forces = running.generation.logprobs.is_none();
+    let next = guide.push(token, masks, forces)?;
+    running.guide = Some(guide);
+    let reason = next.forced.iter().find_map(|token| add(s, *token, max_context, events));
+    Ok(reason.or(next.is_over.then_some(Finish::Stop)))
+}
+
+fn add(s: &mut Sequence, token: u32, max_context: usize, events: &mut Vec<Event>) -> Option<Finish> {
+    let running = s.running.as_mut()?;
+    running.generated += 1;
+    if running.generation.stop_ids.contains(&token) {
+        return Some(Finish::Stop);
+    }
+    s.tokens.push(token);
+    if let Some(history) = &mut running.history {
+        history.add_generated(token);
+    }
+    events.push(Event::Token { id: s.id, token });
+    if running.generated >= running.generation.max_tokens {
+        Some(Finish::Length)
+    } else if s.tokens.len() >= max_context {
+        Some(Finish::ContextFull)
+    } else {
+        None
     }
 }

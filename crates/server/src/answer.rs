@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use sluice_engine::Finish;
 use sluice_engine::sampler::Logprobs;
-use sluice_engine::text::{Detokenizer, Piece, StopStrings, Tokenizer};
+use sluice_engine::text::{AnswerParser, Detokenizer, Piece, Reading, StopStrings, Tokenizer};
 
 use crate::runtime::Update;
 
@@ -26,6 +26,8 @@ pub struct Delta {
 struct Choice {
     detokenizer: Detokenizer,
     stops: StopStrings,
+    /// Makes pieces of the text; `None`: it is text.
+    parser: Option<AnswerParser>,
     over: bool,
 }
 
@@ -42,9 +44,18 @@ impl Answer {
         let choice = |_| Choice {
             detokenizer: Detokenizer::new(Arc::clone(tokenizer), true),
             stops: StopStrings::new(stops.iter().cloned()),
+            parser: None,
             over: false,
         };
         Answer { choices: (0..choices).map(choice).collect(), cached: 0, generated: 0 }
+    }
+
+    /// Has what comes from here on read as answers to a prompt of a conversation: thoughts and calls are told apart from text.
+    pub fn read_as(&mut self, reading: &Reading, tokenizer: &Arc<Tokenizer>) {
+        for choice in &mut self.choices {
+            choice.detokenizer = reading.detokenizer(tokenizer);
+            choice.parser = Some(reading.parser());
+        }
     }
 
     /// Whether all choices have come to their end.
@@ -76,7 +87,7 @@ impl Answer {
                 let (text, stopped) = choice.stops.push(&choice.detokenizer.push(token)?);
                 choice.over = stopped;
                 let finish = stopped.then_some(Finish::Stop);
-                let pieces = pieces(&text);
+                let pieces = choice.pieces(&text, stopped);
                 Ok(Some(Delta { choice: number, text, pieces, tokens: vec![(token, logprobs)], finish, stopped }))
             }
             Update::Finished { choice: number, reason } => {
@@ -90,7 +101,7 @@ impl Answer {
                 if !stopped {
                     text += &choice.stops.flush();
                 }
-                let (pieces, finish) = (pieces(&text), Some(reason));
+                let (pieces, finish) = (choice.pieces(&text, true), Some(reason));
                 Ok(Some(Delta { choice: number, text, pieces, tokens: Vec::new(), finish, stopped: false }))
             }
             Update::Failed { why, .. } => anyhow::bail!("{why}"),
@@ -98,6 +109,19 @@ impl Answer {
     }
 }
 
-fn pieces(text: &str) -> Vec<Piece> {
-    if text.is_empty() { Vec::new() } else { vec![Piece::Text(text.to_owned())] }
+impl Choice {
+    /// What a part of the text means. `last`: nothing comes behind it.
+    fn pieces(&mut self, text: &str, last: bool) -> Vec<Piece> {
+        match &mut self.parser {
+            Some(parser) => {
+                let mut pieces = parser.push(text);
+                if last {
+                    pieces.extend(parser.finish());
+                }
+                pieces
+            }
+            None if text.is_empty() => Vec::new(),
+            None => vec![Piece::Text(text.to_owned())],
+        }
+    }
 }

@@ -17,6 +17,7 @@ use sluice_store::{Bytes, Checkpoint, Error, Loading};
 
 use super::Engine;
 use crate::budget::{self, Division, Held, Limit, LimitOf, Need, Refusal, StreamedNeed};
+use crate::constraint::Masks;
 use crate::options::{Options, Placement};
 use crate::placement::{self, Placed};
 use crate::prompt_cache::{self, Choices, PromptCache, Shape, fingerprint};
@@ -236,6 +237,7 @@ impl Engine {
             layouts,
             scheduler: Scheduler::new(chunk, max_sequences, if streamed { STREAMED_PROMPT } else { PROMPT }),
             sampling,
+            masks: Masks::default(),
             disk,
             disk_notes,
             sequences: Vec::new(),

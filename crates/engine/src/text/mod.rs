@@ -4,6 +4,7 @@
 //! The files are the ones that the Python stack reads, and the results are the ones that it gives: `tests/golden/text` holds it to
 //! that. All of them are hostile input: a broken one is an error that names the file, never a panic.
 
+mod answers;
 mod apart;
 mod bpe;
 mod compiled;
@@ -24,6 +25,7 @@ mod template;
 mod tojson;
 mod tokenizer;
 
+pub use answers::{AnswerParser, Calls, Opened, Reading, Style, Tools};
 pub use apart::serve_templates;
 pub use compiled::Origin;
 pub use detokenizer::Detokenizer;
