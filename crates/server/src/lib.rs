@@ -7,6 +7,7 @@ mod answer;
 mod anthropic;
 mod app;
 mod blocks;
+mod demand;
 mod error;
 mod exchange;
 mod metrics;

@@ -4,27 +4,14 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use serde_json::{Map, Value, json};
-use sluice_engine::text::{Dialogue, TextSide};
+use sluice_engine::Constraint;
+use sluice_engine::text::{Dialogue, Reading, TextSide};
 
 use crate::app::Ready;
+use crate::demand::Demanded;
 use crate::error::ApiError;
-use crate::exchange;
 use crate::openai::Common;
 use crate::reply::Pending;
-
-/// Which tools may be called, and which must be.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ToolChoice {
-    /// Whatever the model wants.
-    #[default]
-    Auto,
-    /// No tool.
-    None,
-    /// At least one, whichever.
-    Required,
-    /// The one of this name.
-    Named(String),
-}
 
 /// Whether the model thinks before it answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,37 +20,22 @@ pub enum Thinking {
     #[default]
     Default,
     Off,
-    /// For so many tokens at most.
-    On {
-        budget: Option<usize>,
-    },
-}
-
-/// What an answer's text must be.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Format {
-    /// The field in which the dialect says it.
-    pub field: &'static str,
-    /// In the words of Chat Completions: `{"type": "json_schema", "json_schema": {..}}`, for one.
-    pub value: Value,
+    On,
 }
 
 /// What is asked for.
 #[derive(Debug, Default)]
 pub struct Asked {
     /// As chat templates take them: `role`, `content` (a text), `reasoning_content`, `tool_calls` with arguments as objects whose fields are in the order in
-    /// which they came, `tool_call_id`; `cache_control` where the client wants to keep what is computed up to the message's end.
+    /// which they came, or as their text, `tool_call_id`; `cache_control` where the client wants to keep what is computed up to the message's end.
     pub messages: Vec<Value>,
-    /// `[{"type": "function", "function": {"name", "description", "parameters"}}]`
-    pub tools: Option<Value>,
-    pub tool_choice: ToolChoice,
-    /// At most one call in an answer.
-    pub one_call: bool,
+    /// Tools, and what the answer must be.
+    pub demanded: Demanded,
     pub thinking: Thinking,
-    /// What the answer's text must be.
-    pub response_format: Option<Format>,
     /// More names that the template may look at.
     pub extra: Map<String, Value>,
+    /// How likely each token was is wanted, and so many of the likeliest.
+    pub logprobs: Option<usize>,
     /// Sampling, stop strings, the number of tokens, whether it is streamed.
     pub common: Common,
 }
@@ -80,44 +52,24 @@ impl Asked {
         self.messages.iter().any(|message| !message["cache_control"].is_null())
     }
 
-    /// Refuses what would change the answer and cannot be obeyed, and names what has no effect.
-    fn check(&self) -> Result<(), ApiError> {
-        if self.messages.is_empty() {
-            return Err(ApiError::invalid("messages", "there are no messages"));
-        }
-        let refuse = |field: &str, what: &str| Err(ApiError::invalid(field, format!("{what} is not supported")));
-        match &self.tool_choice {
-            ToolChoice::Required => return refuse("tool_choice", "a tool_choice that requires a call"),
-            ToolChoice::Named(_) => return refuse("tool_choice", "a tool_choice that requires a certain call"),
-            ToolChoice::Auto | ToolChoice::None => {}
-        }
-        if let Some(Format { field, value }) = &self.response_format {
-            return refuse(field, &format!("{field}: an answer of the type {}", value["type"]));
-        }
-        if matches!(self.thinking, Thinking::On { budget: Some(_) }) {
-            exchange::ignore("thinking.budget_tokens");
-        }
-        if self.one_call && self.tools.is_some() {
-            exchange::ignore("tool_choice.disable_parallel_tool_use");
-        }
-        Ok(())
-    }
-
     /// The prompt, by a thread that may take its time.
     ///
     /// # Errors
     /// What the template refuses.
     pub async fn rendered(&mut self, ready: &Arc<Ready>) -> Result<Rendered, ApiError> {
+        if self.messages.is_empty() {
+            return Err(ApiError::invalid("messages", "messages is empty"));
+        }
         let enables = match self.thinking {
             Thinking::Default => None,
             Thinking::Off => Some(false),
-            Thinking::On { .. } => Some(true),
+            Thinking::On => Some(true),
         };
         if let Some(on) = enables {
             self.extra.entry("enable_thinking").or_insert(on.into());
         }
         let messages = with_one_system_message(std::mem::take(&mut self.messages));
-        let tools = self.tools.take().filter(|_| self.tool_choice != ToolChoice::None);
+        let tools = self.demanded.tools.clone();
         let (own, extra) = (Arc::clone(ready), std::mem::take(&mut self.extra));
         let done = tokio::task::spawn_blocking(move || {
             rendered(&own, &messages, tools.as_ref(), &extra).or_else(|error| {
@@ -135,12 +87,32 @@ impl Asked {
     /// # Errors
     /// What is wrong with it; a queue that is full.
     pub async fn submit(mut self, ready: &Arc<Ready>) -> Result<Pending, ApiError> {
-        self.check()?;
+        // 1. The prompt, and what its answer must be, by threads that may take their time
         let Rendered { tokens, marks } = self.rendered(ready).await?;
+        let (own, demanded) = (Arc::clone(ready), self.demanded);
+        let prepared = tokio::task::spawn_blocking(move || prepared(&own.text, &demanded, tokens)).await;
+        let (tokens, reading, constraint) = prepared.map_err(|e| ApiError::internal(e.to_string()))??;
+        // 2. Its answer
         let mut generation = self.common.generation(&ready.text, tokens.len(), ready.context)?;
+        generation.logprobs = self.logprobs;
         generation.marks = marks;
-        ready.submit(tokens, generation, &self.common)
+        generation.constraint = constraint.map(Arc::new);
+        let mut pending = ready.submit(tokens, generation, &self.common)?;
+        pending.answer.read_as(&reading, &ready.text.tokenizer);
+        Ok(pending)
     }
+}
+
+/// How the answers to a prompt are read, and what they must be.
+fn prepared(
+    text: &TextSide,
+    demanded: &Demanded,
+    prompt: Vec<u32>,
+) -> Result<(Vec<u32>, Reading, Option<Constraint>), ApiError> {
+    let reading = Reading::new(text, demanded.tools.as_ref().filter(|_| demanded.reads_calls), &prompt);
+    let constraint = Constraint::new(text, &demanded.demand, reading.opened());
+    let wrong = |e: anyhow::Error| ApiError::invalid(demanded.blame, format!("{}: {e:#}", demanded.blame));
+    Ok((prompt, reading, constraint.map_err(wrong)?))
 }
 
 fn rendered(

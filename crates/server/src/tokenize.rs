@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use sluice_engine::text::Prompt;
 
 use crate::app::{App, Body, Ready};
+use crate::demand::{Demanded, ToolChoice};
 use crate::error::ApiError;
 use crate::exchange::ignore;
 use crate::request::Asked;
@@ -74,8 +75,8 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(request): Body<Tokenize>
         }
         (None, Some(messages)) => {
             let messages = messages.into_iter().map(Value::Object).collect();
-            let (tools, extra) = (request.tools.filter(|t| !t.is_null()), request.chat_template_kwargs);
-            let mut asked = Asked { messages, tools, extra, ..Asked::default() };
+            let demanded = Demanded::new(request.tools, &ToolChoice::Auto, true, None, None)?;
+            let mut asked = Asked { messages, demanded, extra: request.chat_template_kwargs, ..Asked::default() };
             asked.rendered(&ready).await?.tokens
         }
         _ => return Err(ApiError::invalid("content", "either content (or prompt), or messages")),

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 use crate::error::ApiError;
 use crate::exchange::ignore;
 use crate::openai::{Common, Stop};
-use crate::request::{Asked, Format, Thinking, ToolChoice, Turn, function, tool_call};
+use crate::demand::{Demanded, ToolChoice, format_of};
+use crate::request::{Asked, Thinking, Turn, function, tool_call};
 
 #[derive(Deserialize)]
 pub struct Request {
@@ -114,7 +115,7 @@ impl Request {
         let one_call = self.tool_choice.as_ref().is_some_and(|c| c.disable_parallel_tool_use);
         let tool_choice = self.tool_choice.map_or(Ok(ToolChoice::Auto), tool_choice)?;
         // 3. The answer
-        let thinking = self.thinking.map_or(Ok(Thinking::Default), thinking)?;
+        let (thinking, budget) = self.thinking.map_or(Ok((Thinking::Default, None)), thinking)?;
         let common = Common {
             max_tokens: self.max_tokens,
             temperature: self.temperature,
@@ -126,11 +127,16 @@ impl Request {
             cache_salt: self.cache_salt,
             ..Common::default()
         };
-        let response_format =
-            format("output_config.format", &self.others.get("output_config").unwrap_or(&Value::Null)["format"])
-                .or_else(|| format("output_format", self.others.get("output_format")?));
-        let extra = self.chat_template_kwargs;
-        Ok(Asked { messages, tools, tool_choice, one_call, thinking, response_format, extra, common })
+        let within = |name: &str| self.others.get(name).unwrap_or(&Value::Null);
+        let format = match format_of("output_config.format", &within("output_config")["format"])? {
+            None => format_of("output_format", within("output_format"))?,
+            format => format,
+        };
+        if one_call && tool_choice == ToolChoice::Auto && format.is_none() {
+            ignore("tool_choice.disable_parallel_tool_use");
+        }
+        let demanded = Demanded::new(tools, &tool_choice, !one_call, format, budget)?;
+        Ok(Asked { messages, demanded, thinking, extra: self.chat_template_kwargs, logprobs: None, common })
     }
 
     fn check_others(&self) -> Result<(), ApiError> {
@@ -150,13 +156,6 @@ impl Request {
         }
         Ok(())
     }
-}
-
-/// A format in the words of Chat Completions.
-fn format(field: &'static str, format: &Value) -> Option<Format> {
-    let mut inner = format.as_object().cloned()?;
-    let kind = inner.shift_remove("type").unwrap_or_default();
-    Some(Format { field, value: json!({"type": kind, "json_schema": inner}) })
 }
 
 fn message(role: &str, content: String, marked: bool) -> Value {
@@ -327,13 +326,14 @@ fn tool_choice(choice: Choice) -> Result<ToolChoice, ApiError> {
     }
 }
 
-fn thinking(thinking: WireThinking) -> Result<Thinking, ApiError> {
+/// Whether to think, and for how many tokens at most.
+fn thinking(thinking: WireThinking) -> Result<(Thinking, Option<usize>), ApiError> {
     thinking.others.keys().for_each(|field| ignore(&format!("thinking.{field}")));
     match thinking.kind.as_str() {
-        "enabled" => Ok(Thinking::On { budget: thinking.budget_tokens }),
-        "disabled" => Ok(Thinking::Off),
+        "enabled" => Ok((Thinking::On, thinking.budget_tokens)),
+        "disabled" => Ok((Thinking::Off, None)),
         // As much as the model likes, which is what it does.
-        "adaptive" | "between_tools" => Ok(Thinking::On { budget: None }),
+        "adaptive" | "between_tools" => Ok((Thinking::On, None)),
         kind => Err(invalid("thinking.type", &format!("{kind:?} is none of enabled, disabled and adaptive"))),
     }
 }
@@ -362,6 +362,8 @@ fn first_block(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sluice_engine::Form;
+
     use super::*;
 
     fn asked(request: Value) -> Result<Asked, ApiError> {
@@ -412,9 +414,10 @@ mod tests {
         assert!(asked.messages[2].to_string().contains(r#"{"path":"b","a":[1,{"z":0,"y":null}]}"#));
         let function =
             json!({"name": "read", "description": "Reads.", "parameters": {"type": "object", "z": 1, "a": 2}});
-        assert_eq!(asked.tools, Some(json!([{"type": "function", "function": function}])));
-        assert_eq!((asked.tool_choice, asked.one_call), (ToolChoice::Required, true));
-        assert_eq!(asked.thinking, Thinking::On { budget: Some(1024) });
+        assert_eq!(asked.demanded.tools, Some(json!([{"type": "function", "function": function}])));
+        let demand = &asked.demanded.demand;
+        assert!(demand.called.as_ref().is_some_and(|called| called.must && !called.several));
+        assert_eq!((asked.thinking, demand.thinking_budget), (Thinking::On, Some(1024)));
         assert_eq!((asked.common.max_tokens, asked.common.top_k, asked.common.stream), (Some(5), Some(3), true));
         assert_eq!(asked.common.stops().unwrap(), ["x"]);
     }
@@ -486,10 +489,8 @@ mod tests {
             assert_eq!(error.status.as_u16(), 400);
         }
         let format = json!({"type": "json_schema", "schema": {"type": "object"}});
-        let value = json!({"type": "json_schema", "json_schema": {"schema": {"type": "object"}}});
-        let asked_format =
-            asked(with("output_config", json!({"effort": "low", "format": format}))).unwrap().response_format;
-        assert_eq!(asked_format, Some(Format { field: "output_config.format", value }));
+        let demanded = asked(with("output_config", json!({"effort": "low", "format": format}))).unwrap().demanded;
+        assert_eq!((demanded.demand.form, demanded.blame), (Form::Schema(json!({"type": "object"})), "output_config.format"));
         // What has no effect is taken.
         asked(with("mcp_servers", json!([]))).unwrap();
         asked(with("context_management", json!({"edits": [{"type": "clear_tool_uses_20250919"}]}))).unwrap();

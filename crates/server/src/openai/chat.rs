@@ -1,25 +1,23 @@
 //! `/v1/chat/completions`
 
-mod demand;
-
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use anyhow::Context;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sluice_engine::sampler::Logprobs;
-use sluice_engine::text::{Dialogue, Piece, Reading, TextSide, Tokenizer};
-use sluice_engine::{Constraint, Finish};
+use sluice_engine::Finish;
+use sluice_engine::text::{Piece, Tokenizer};
 
-use self::demand::{Demanded, Fields};
+use super::chat_fields::Fields;
 use super::fields::Common;
 use super::reply::{self, Dialect, finish_reason, now};
 use crate::answer::Delta;
-use crate::app::{App, Body, Ready};
+use crate::app::{App, Body};
 use crate::error::ApiError;
+use crate::exchange::fresh_id;
+use crate::request::Asked;
 
 #[derive(Deserialize)]
 pub struct Request {
@@ -49,89 +47,32 @@ pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
         let message = format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}");
         return Err(ApiError::invalid("top_logprobs", message));
     }
-    // 1. The prompt and what its answer must be, by a thread that may take its time
-    let demanded = request.fields.demanded()?;
-    let (own, extra, fields) = (Arc::clone(&ready), request.chat_template_kwargs, request.fields);
-    let prepared =
-        tokio::task::spawn_blocking(move || Prepared::new(&own, &messages, &extra, &fields, &demanded)).await;
-    let prepared = prepared.map_err(|e| ApiError::internal(e.to_string()))??;
-    // 2. Its answer
-    let common = request.common;
-    let Prepared { tokens, marks, reading, constraint } = prepared;
-    let mut generation = common.generation(&ready.text, tokens.len(), ready.context)?;
-    generation.logprobs = request.logprobs.then_some(top);
-    generation.marks = marks;
-    generation.constraint = constraint.map(Arc::new);
-    let mut pending = ready.submit(tokens, generation, &common)?;
-    pending.answer.read_as(&reading, &ready.text.tokenizer);
-    let choices = common.choices()?;
+    let (logprobs, choices) = (request.logprobs.then_some(top), request.common.choices()?);
+    let asked = Asked {
+        messages,
+        demanded: request.fields.demanded()?,
+        extra: request.chat_template_kwargs,
+        logprobs,
+        common: request.common,
+        ..Asked::default()
+    };
+    let (streamed, with_usage) = (asked.common.stream, asked.common.wants_usage());
+    let pending = asked.submit(&ready).await?;
     let dialect = Chat {
         id: format!("chatcmpl-{}", app.next_id()),
         created: now(),
         model: ready.name.clone(),
         tokenizer: Arc::clone(&ready.text.tokenizer),
-        with_logprobs: request.logprobs,
+        with_logprobs: logprobs.is_some(),
         begun: vec![false; choices],
         calls: vec![false; choices],
         gathered: (0..choices).map(|_| Gathered::default()).collect(),
     };
-    Ok(reply::send(pending, dialect, &common).await)
-}
-
-/// A prompt, and what is known of its answers.
-struct Prepared {
-    tokens: Vec<u32>,
-    marks: Vec<usize>,
-    reading: Reading,
-    constraint: Option<Constraint>,
-}
-
-impl Prepared {
-    fn new(
-        ready: &Ready,
-        messages: &[Value],
-        extra: &Map<String, Value>,
-        fields: &Fields,
-        demanded: &Demanded,
-    ) -> Result<Prepared, ApiError> {
-        let rendered = rendered_with(ready, messages, demanded.tools.as_ref(), extra);
-        let (tokens, marks) = rendered.map_err(|e| ApiError::invalid("messages", format!("{e:#}")))?;
-        let reading = Reading::new(&ready.text, demanded.tools.as_ref().filter(|_| demanded.reads_calls), &tokens);
-        let constraint = Constraint::new(&ready.text, &demanded.demand, reading.opened());
-        let constraint =
-            constraint.map_err(|e| ApiError::invalid(fields.blame(), format!("{}: {e:#}", fields.blame())))?;
-        Ok(Prepared { tokens, marks, reading, constraint })
-    }
-}
-
-/// The prompt's tokens, and where prompts may part that begin like it: recurrent states are kept there.
-pub(super) fn rendered(
-    ready: &Ready,
-    messages: &[Value],
-    extra: &Map<String, Value>,
-) -> anyhow::Result<(Vec<u32>, Vec<usize>)> {
-    rendered_with(ready, messages, None, extra)
-}
-
-fn rendered_with(
-    ready: &Ready,
-    messages: &[Value],
-    tools: Option<&Value>,
-    extra: &Map<String, Value>,
-) -> anyhow::Result<(Vec<u32>, Vec<usize>)> {
-    let TextSide { template, tokenizer, .. } = &ready.text;
-    let template = Some(template.as_ref().context("this model has no chat template")?);
-    let dialogue = Dialogue { template, tokenizer, messages, tools, extra };
-    let tokens = dialogue.tokens()?;
-    let marks = if ready.has_states { dialogue.partings(&tokens) } else { Vec::new() };
-    Ok((tokens, marks))
+    Ok(reply::send(pending, dialect, streamed, with_usage).await)
 }
 
 /// Messages as templates want them: contents in parts become one text, and what only calls tools says nothing. Calls are checked.
 pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
-    if all.is_empty() {
-        return Err(ApiError::invalid("messages", "messages is empty"));
-    }
     let one = |(i, mut message): (usize, Map<String, Value>)| {
         if !message.get("role").is_some_and(Value::is_string) {
             return Err(ApiError::invalid(&format!("messages[{i}].role"), format!("messages[{i}] has no role")));
@@ -161,8 +102,6 @@ pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiEr
                 message.insert("content".into(), "".into());
             }
             check_calls(i, &message)?;
-        } else if is("developer") {
-            message.insert("role".into(), "system".into());
         }
         Ok(Value::Object(message))
     };
@@ -187,10 +126,8 @@ fn check_calls(i: usize, message: &Map<String, Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A name for a call that nothing else is called by, after restarts too: clients keep it in their histories.
 fn call_id() -> String {
-    let number = |salt: u8| RandomState::new().hash_one(salt);
-    format!("call_{:016x}{:08x}", number(0), number(1) as u32)
+    format!("call_{}", fresh_id())
 }
 
 #[derive(Default)]

@@ -109,6 +109,11 @@ const NEVER: [(&str, &[&str]); 23] = [
     ("add_generation_prompt", &["true"]),
 ];
 impl Common {
+    /// Whether a stream is to say how many tokens it took.
+    pub fn wants_usage(&self) -> bool {
+        self.stream_options.as_ref().is_some_and(|o| o.include_usage)
+    }
+
     pub fn choices(&self) -> Result<usize, ApiError> {
         match self.n.unwrap_or(1) {
             n @ 1..=MOST_CHOICES => Ok(n),

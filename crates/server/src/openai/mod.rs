@@ -1,6 +1,7 @@
 //! OpenAI's dialect: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`.
 
 mod chat;
+mod chat_fields;
 mod completions;
 mod fields;
 mod reply;

@@ -4,7 +4,6 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use sluice_engine::Finish;
 
-use super::fields::Common;
 use crate::answer::Delta;
 use crate::error::ApiError;
 use crate::reply::{self, Pending, Usage, Wire, data};
@@ -80,8 +79,7 @@ pub fn finish_reason(finish: Finish) -> &'static str {
     }
 }
 
-/// The answer, as the request wants it.
-pub async fn send(pending: Pending, dialect: impl Dialect, common: &Common) -> Response {
-    let with_usage = common.stream_options.as_ref().is_some_and(|o| o.include_usage);
-    reply::send(pending, Chunks { dialect, with_usage }, common.stream).await
+/// The answer, streamed or whole; `with_usage`: a stream ends with how many tokens it took.
+pub async fn send(pending: Pending, dialect: impl Dialect, streamed: bool, with_usage: bool) -> Response {
+    reply::send(pending, Chunks { dialect, with_usage }, streamed).await
 }

@@ -7,7 +7,8 @@ use super::brought_back;
 use crate::error::ApiError;
 use crate::exchange::ignore;
 use crate::openai::{Common, Stop};
-use crate::request::{Asked, Format, Thinking, ToolChoice, Turn, function, tool_call};
+use crate::demand::{Demanded, ToolChoice, format_of};
+use crate::request::{Asked, Thinking, Turn, function, tool_call};
 
 #[derive(Deserialize)]
 pub struct Request {
@@ -105,7 +106,7 @@ impl Request {
         let thinking = match effort {
             None => Thinking::Default,
             Some("none") => Thinking::Off,
-            Some(_) => Thinking::On { budget: None },
+            Some(_) => Thinking::On,
         };
         let mut extra = self.chat_template_kwargs;
         if let Some(effort) = effort.filter(|e| *e != "none") {
@@ -127,8 +128,12 @@ impl Request {
             ..Common::default()
         };
         let one_call = self.parallel_tool_calls == Some(false);
-        let response_format = format(&self.text["format"])?;
-        Ok((Asked { messages, tools, tool_choice, one_call, thinking, response_format, extra, common }, wishes))
+        let format = format_of("text.format", &self.text["format"])?;
+        if one_call && tool_choice == ToolChoice::Auto && format.is_none() && tools.is_some() {
+            ignore("parallel_tool_calls");
+        }
+        let demanded = Demanded::new(tools, &tool_choice, !one_call, format, None)?;
+        Ok((Asked { messages, demanded, thinking, extra, logprobs: None, common }, wishes))
     }
 
     fn check_others(&self) -> Result<(), ApiError> {
@@ -167,23 +172,6 @@ impl Request {
             echo: echo.as_object().cloned().unwrap_or_default(),
         }
     }
-}
-
-/// `text.format` in the words of Chat Completions.
-fn format(format: &Value) -> Result<Option<Format>, ApiError> {
-    let field = "text.format";
-    let value = match format["type"].as_str() {
-        Some("text") => return Ok(None),
-        None if format.is_null() => return Ok(None),
-        Some("json_schema") => {
-            let mut inner = format.as_object().cloned().unwrap_or_default();
-            inner.shift_remove("type");
-            json!({"type": "json_schema", "json_schema": inner})
-        }
-        Some("json_object") => json!({"type": "json_object"}),
-        _ => return Err(invalid(field, "its type is none of text, json_object and json_schema")),
-    };
-    Ok(Some(Format { field, value }))
 }
 
 /// Puts what was said behind `messages`. What the assistant thought, said and called without being spoken to is one message.
@@ -304,12 +292,9 @@ fn call(name: &str, kind: &str, item: &Value) -> Result<Value, ApiError> {
     if kind == "custom_tool_call" {
         return Ok(tool_call(id, tool, json!({"input": item["input"]})));
     }
-    // As an object, which templates write out as they want it. What is none stays what it was.
+    // As it came: what the model wrote is rendered to the letter.
     let arguments = match &item["arguments"] {
         Value::String(text) if text.trim().is_empty() => json!({}),
-        Value::String(text) => {
-            serde_json::from_str::<Map<String, Value>>(text).map_or_else(|_| text.as_str().into(), Value::Object)
-        }
         other => other.clone(),
     };
     Ok(tool_call(id, tool, arguments))
@@ -345,6 +330,8 @@ fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_engine::Form;
+
     use super::*;
     use crate::openai::responses::carried;
 
@@ -387,7 +374,7 @@ mod tests {
                 json!({"role": "developer", "content": "Rules."}),
                 json!({"role": "user", "content": "a\nb"}),
                 json!({"role": "assistant", "content": "I look.", "reasoning_content": "long",
-                "tool_calls": [shell("c1", json!({"z": 1, "a": [2]})), shell("c2", "{\"z\": ".into())]}),
+                "tool_calls": [shell("c1", "{\"z\": 1, \"a\": [2]}".into()), shell("c2", "{\"z\": ".into())]}),
                 json!({"role": "tool", "content": "done", "tool_call_id": "c1"}),
                 json!({"role": "tool", "content": "x\n[input_image: it cannot be shown to this model]", "tool_call_id": "c2"}),
                 json!({"role": "assistant", "content": "", "reasoning_content": "so",
@@ -395,12 +382,11 @@ mod tests {
                 json!({"role": "assistant", "content": "Done.", "reasoning_content": "next"}),
             ]
         );
-        assert!(asked.messages[3].to_string().contains(r#"{"z":1,"a":[2]}"#), "fields stay in their order");
         let function =
             json!({"name": "shell", "description": "Runs.", "parameters": {"type": "object", "z": 1, "a": 2}});
-        assert_eq!(asked.tools, Some(json!([{"type": "function", "function": function}])));
-        assert_eq!((asked.tool_choice, asked.one_call), (ToolChoice::Auto, true));
-        assert_eq!((asked.thinking, asked.response_format), (Thinking::On { budget: None }, None));
+        assert_eq!(asked.demanded.tools, Some(json!([{"type": "function", "function": function}])));
+        let demand = &asked.demanded.demand;
+        assert_eq!((asked.thinking, &demand.form, &demand.called), (Thinking::On, &Form::Text, &None));
         assert!(wishes.as_summary && wishes.carried && asked.common.stream);
         assert_eq!(wishes.echo["instructions"], "Be brief.");
     }
@@ -435,7 +421,6 @@ mod tests {
         let (asked, _) =
             asked(json!({"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}))
                 .unwrap();
-        let value = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {}}});
-        assert_eq!(asked.response_format, Some(Format { field: "text.format", value }));
+        assert_eq!((asked.demanded.demand.form, asked.demanded.blame), (Form::Schema(json!({})), "text.format"));
     }
 }
