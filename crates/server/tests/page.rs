@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 
-use sluice_server::{Bound, Limits, Server, Settings};
+use sluice_server::{Access, Bound, Limits, Server, Settings};
 
 struct Answer {
     status: u16,
@@ -35,7 +35,13 @@ fn with_server(test: impl FnOnce(&str)) {
     let bound = runtime.block_on(Bound::tcp("127.0.0.1", 0)).unwrap();
     let address = bound.address().unwrap();
     let (go_on, wait) = mpsc::channel::<()>();
-    let settings = Settings { name: "model".into(), limits: Limits { queue: 1 } };
+    let settings = Settings {
+        name: "model".into(),
+        limits: Limits { queue: 1 },
+        access: Access::default(),
+        request_timeout: None,
+        log_requests: false,
+    };
     let server = thread::spawn(move || {
         let load = move || {
             wait.recv().unwrap();
