@@ -325,7 +325,7 @@ def shared(shape, rounds, quick, notes):
     name = f"900 of 1024 tokens shared, {NAMES[shape]}, 4 bit"
     alone = ["--concurrency", 1, "--rate", 0, "--requests", 5, "--warmups", 2, "--output", 4]
     # Eight that all generate for a while, so that there are steps of eight and nothing else.
-    eight = ["--concurrency", SLOTS, "--rate", 0, "--requests", SLOTS, "--warmups", 2, "--output", 96 if quick else 160]
+    eight = ["--concurrency", SLOTS, "--rate", 0, "--requests", SLOTS, "--warmups", 2, "--output", 96 if quick else 288]
     prefix = ["--shared", 900, "--input", 1024]
     traffic = ["--input", 512, "--output", 64, "--requests", 12, "--concurrency", SLOTS]
     ttft, rest, step, unshared, on, off = [], [], [], [], [], []
