@@ -117,7 +117,7 @@ def server(command, name, group=None, patience=LEAVES):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as log:
         try:
-            process = subprocess.Popen(cgroup.inside(group, words) if group else words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_us)
+            process = subprocess.Popen(cgroup.inside(group, words) if group else words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=DIR, start_new_session=True, preexec_fn=die_with_us)
         except OSError as error:
             raise Died(f"cannot be started: {error.strerror}") from None
     try:
