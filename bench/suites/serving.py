@@ -117,7 +117,7 @@ def server(command, name, group=None, patience=LEAVES):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as log:
         try:
-            process = subprocess.Popen(cgroup.inside(group, words) if group else words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_us)
+            process = subprocess.Popen(cgroup.inside(group, words) if group else words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=DIR, start_new_session=True, preexec_fn=die_with_us)
         except OSError as error:
             raise Died(f"cannot be started: {error.strerror}") from None
     try:
@@ -324,8 +324,8 @@ def shared(shape, rounds, quick, notes):
     """900 tokens of 1,024 in common."""
     name = f"900 of 1024 tokens shared, {NAMES[shape]}, 4 bit"
     alone = ["--concurrency", 1, "--rate", 0, "--requests", 5, "--warmups", 2, "--output", 4]
-    # Eight that all generate for a while, so that there are steps of eight and nothing else.
-    eight = ["--concurrency", SLOTS, "--rate", 0, "--requests", SLOTS, "--warmups", 2, "--output", 96 if quick else 160]
+    # Eight that all generate for a while, so that there are steps of eight and nothing else: their prompts are there, computed for those that asked before.
+    eight = ["--concurrency", SLOTS, "--rate", 0, "--requests", SLOTS, "--warmups", 0]
     prefix = ["--shared", 900, "--input", 1024]
     traffic = ["--input", 512, "--output", 64, "--requests", 12, "--concurrency", SLOTS]
     ttft, rest, step, unshared, on, off = [], [], [], [], [], []
@@ -333,14 +333,22 @@ def shared(shape, rounds, quick, notes):
         mine_at = stack.enter_context(ours(shape))
         without_at = stack.enter_context(ours(shape, "--no-prefix-cache"))
         peer = Asked(stack, lambda: theirs(shape, "-kvu"))
+
+        def step_of_eight(seed, *prompts, **kinds):
+            own(mine_at, shape, seed, *eight, *prompts, "--output", 1, **kinds)
+            said = own(mine_at, shape, seed, *eight, *prompts, "--output", 96, **kinds)
+            if not said["full_itl_ms"]:
+                raise Failed("bench: sluice serve: there was no step of eight")
+            return said["full_itl_ms"]["median"]
+
         for seed in range(1, rounds + 1):
             said = own(mine_at, shape, 10 * seed, *alone, *prefix, workload="shared-prefix")
             ttft.append(said["ttft_ms"]["median"])
             rest.append(own(mine_at, shape, 10 * seed + 1, *alone, "--input", 124)["ttft_ms"]["median"])
             if seed == 1:
                 peer.measure(lambda: ask(peer.address, shape, 10, *alone, *prefix, workload="shared-prefix")["ttft_ms"]["median"])
-            step.append(own(mine_at, shape, 10 * seed + 2, *eight, *prefix, workload="shared-prefix")["full_itl_ms"]["median"])
-            unshared.append(own(mine_at, shape, 10 * seed + 3, *eight, "--input", 1024)["full_itl_ms"]["median"])
+            step.append(step_of_eight(10 * seed + 2, *prefix, workload="shared-prefix"))
+            unshared.append(step_of_eight(10 * seed + 3, "--input", 1024))
             if not quick:
                 # Whoever goes first has the colder processor.
                 order = [(mine_at, on), (without_at, off)]
