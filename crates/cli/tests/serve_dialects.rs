@@ -175,7 +175,7 @@ fn errors_are_told_in_the_words_of_the_dialect() {
     let (status, error) = server.post("/v1/responses", &json!({"input": long}));
     assert_eq!((status, &error["error"]["code"]), (400, &json!("context_length_exceeded")));
     for (path, body, part) in [
-        ("/v1/messages", json!({"messages": []}), "there are no messages"),
+        ("/v1/messages", json!({"messages": []}), "messages is empty"),
         (
             "/v1/messages",
             json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
@@ -183,7 +183,7 @@ fn errors_are_told_in_the_words_of_the_dialect() {
         ),
         ("/v1/messages", json!({"messages": 5}), "not what it should be"),
         ("/v1/responses", json!({"input": "x", "previous_response_id": "resp_1"}), "previous_response_id"),
-        ("/v1/responses", json!({"input": "x", "text": {"format": {"type": "json_object"}}}), "text.format"),
+        ("/v1/responses", json!({"input": "x", "text": {"format": {"type": "poem"}}}), "text.format"),
         (
             "/v1/chat/completions",
             json!({"messages": [{"role": "user", "content": "x"}], "min_tokens": 5}),
@@ -435,4 +435,48 @@ fn one_conversation_is_the_same_prompt_in_every_dialect() {
     let mut without = messages.clone();
     without["thinking"] = json!({"type": "disabled"});
     assert!(server.post("/v1/messages/count_tokens", &without).1["input_tokens"].as_u64().unwrap() > total);
+}
+
+#[test]
+fn a_call_that_must_be_made_and_a_form_that_must_be_kept_are_so_in_every_dialect() {
+    let Some(server) = Server::start(&[]) else { return };
+    let schema = json!({"type": "object", "properties": {"path": {"type": "string", "maxLength": 12}}, "required": ["path"], "additionalProperties": false});
+    let fits =
+        |value: &Value| value.as_object().unwrap().len() == 1 && value["path"].as_str().unwrap().chars().count() <= 12;
+    let asked = "Read the story.";
+    // 1. Messages: any tool, and the answer to what it gave
+    let mut body = json!({
+        "max_tokens": 120, "temperature": 0, "messages": [{"role": "user", "content": asked}],
+        "tools": [{"name": "read", "description": "Reads.", "input_schema": schema}], "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
+    });
+    let (status, answer) = server.post("/v1/messages", &body);
+    assert_eq!((status, &answer["stop_reason"]), (200, &json!("tool_use")), "{answer}");
+    let call = answer["content"].as_array().unwrap().last().unwrap();
+    assert!((&call["type"], &call["name"]) == (&json!("tool_use"), &json!("read")) && fits(&call["input"]), "{answer}");
+    let result = json!([{"type": "tool_result", "tool_use_id": call["id"], "content": "Once."}]);
+    let all = body["messages"].as_array_mut().unwrap();
+    all.push(json!({"role": "assistant", "content": answer["content"]}));
+    all.push(json!({"role": "user", "content": result}));
+    body["tool_choice"] = json!({"type": "none"});
+    body["max_tokens"] = 8.into();
+    let (status, next) = server.post("/v1/messages", &body);
+    assert_eq!(status, 200, "{next}");
+    assert!(next["content"].as_array().unwrap().iter().all(|block| block["type"] != "tool_use"), "{next}");
+    assert!(next["usage"]["cache_read_input_tokens"].as_u64().unwrap() > 0, "{next}");
+    // 2. Responses: one by name
+    let tool = json!({"type": "function", "name": "read", "description": "Reads.", "parameters": schema});
+    let body = json!({
+        "input": asked, "max_output_tokens": 120, "temperature": 0, "tools": [tool], "tool_choice": {"type": "function", "name": "read"},
+    });
+    let (status, answer) = server.post("/v1/responses", &body);
+    let call = answer["output"].as_array().unwrap_or(&Vec::new()).last().cloned().unwrap_or_default();
+    assert_eq!((status, &call["type"], &call["name"]), (200, &json!("function_call"), &json!("read")), "{answer}");
+    assert!(fits(&serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap()), "{answer}");
+    // 3. A form
+    let format = json!({"type": "json_schema", "name": "place", "schema": schema});
+    let body = json!({"input": asked, "max_output_tokens": 120, "temperature": 0, "text": {"format": format}});
+    let (status, answer) = server.post("/v1/responses", &body);
+    assert_eq!(status, 200, "{answer}");
+    let said = answer["output"].as_array().unwrap().iter().find(|item| item["type"] == "message").unwrap();
+    assert!(fits(&serde_json::from_str(said["content"][0]["text"].as_str().unwrap()).unwrap()), "{answer}");
 }

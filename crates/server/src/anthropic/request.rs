@@ -5,10 +5,10 @@ use std::sync::Once;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::demand::{Demanded, ToolChoice, format_of};
 use crate::error::ApiError;
 use crate::exchange::ignore;
 use crate::openai::{Common, Stop};
-use crate::demand::{Demanded, ToolChoice, format_of};
 use crate::request::{Asked, Thinking, Turn, function, tool_call};
 
 #[derive(Deserialize)]
@@ -490,7 +490,10 @@ mod tests {
         }
         let format = json!({"type": "json_schema", "schema": {"type": "object"}});
         let demanded = asked(with("output_config", json!({"effort": "low", "format": format}))).unwrap().demanded;
-        assert_eq!((demanded.demand.form, demanded.blame), (Form::Schema(json!({"type": "object"})), "output_config.format"));
+        assert_eq!(
+            (demanded.demand.form, demanded.blame),
+            (Form::Schema(json!({"type": "object"})), "output_config.format")
+        );
         // What has no effect is taken.
         asked(with("mcp_servers", json!([]))).unwrap();
         asked(with("context_management", json!({"edits": [{"type": "clear_tool_uses_20250919"}]}))).unwrap();

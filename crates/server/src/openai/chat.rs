@@ -6,8 +6,8 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use sluice_engine::sampler::Logprobs;
 use sluice_engine::Finish;
+use sluice_engine::sampler::Logprobs;
 use sluice_engine::text::{Piece, Tokenizer};
 
 use super::chat_fields::Fields;

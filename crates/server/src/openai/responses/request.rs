@@ -4,10 +4,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::brought_back;
+use crate::demand::{Demanded, ToolChoice, format_of};
 use crate::error::ApiError;
 use crate::exchange::ignore;
 use crate::openai::{Common, Stop};
-use crate::demand::{Demanded, ToolChoice, format_of};
 use crate::request::{Asked, Thinking, Turn, function, tool_call};
 
 #[derive(Deserialize)]
