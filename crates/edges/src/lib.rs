@@ -5,11 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 use sluice_backend::{Activations, Cpu, Isa};
 use sluice_cache::disk::{self, FileKey, Label, MOST_TOKENS};
-use sluice_engine::text::{ChatTemplate, Detokenizer, Tokenizer, parse_messages};
-use sluice_engine::{Checkpoint, Config, Engine, Options, Pins};
+use sluice_engine::text::{
+    AnswerParser, Calls, ChatTemplate, Detokenizer, Opened, Piece, Style, TextSide, Tokenizer, Tools, parse_messages,
+};
+use sluice_engine::{Checkpoint, Config, Constraint, Demand, Engine, Form, Options, Pins};
 use sluice_store::bundle::{Manifest, PAGE};
 use sluice_store::experts::Recording;
 use sluice_store::safetensors::Header;
@@ -17,7 +19,7 @@ use sluice_store::safetensors::Header;
 /// An edge: its name, which is that of its folder of seeds, and what reads there.
 pub type Edge = (&'static str, fn(&[u8]));
 
-pub const EDGES: [Edge; 12] = [
+pub const EDGES: [Edge; 15] = [
     ("safetensors", safetensors),
     ("index", index),
     ("config", config),
@@ -30,6 +32,9 @@ pub const EDGES: [Edge; 12] = [
     ("disks", disks),
     ("slot", slot),
     ("key", key),
+    ("answer", answer),
+    ("request", request),
+    ("grammar", grammar),
 ];
 
 /// The repository's root.
@@ -182,4 +187,128 @@ fn key(bytes: &[u8]) {
     let is_key = FileKey::parse(bytes).is_some();
     let digits = bytes.trim_ascii();
     assert_eq!(is_key, bytes.len() == 32 || digits.len() == 64 && digits.iter().all(u8::is_ascii_hexdigit));
+}
+
+/// The demo's files on text.
+fn demo() -> &'static TextSide {
+    static DEMO: OnceLock<TextSide> = OnceLock::new();
+    DEMO.get_or_init(|| TextSide::load(&root().join("models/demo"), None).expect("the demo model"))
+}
+
+/// Pieces of the same kind that follow each other become one: how an answer was cut is nobody's business.
+fn joined(all: Vec<Piece>) -> Vec<Piece> {
+    let mut joined: Vec<Piece> = Vec::new();
+    for piece in all {
+        match (joined.last_mut(), piece) {
+            (Some(Piece::Text(text)), Piece::Text(more)) | (Some(Piece::Thought(text)), Piece::Thought(more)) => {
+                *text += &more
+            }
+            (Some(Piece::Arguments { json, .. }), Piece::Arguments { json: more, .. }) => *json += &more,
+            (_, Piece::Text(empty) | Piece::Thought(empty)) if empty.is_empty() => {}
+            (_, piece) => joined.push(piece),
+        }
+    }
+    joined
+}
+
+fn unspaced(text: &str) -> String {
+    text.chars().filter(|c| !c.is_whitespace()).collect()
+}
+
+/// An answer behind two bytes: how its family writes, and how it is cut. Cut in whatever way it means the same; all that is no call is told, in its order; what is told of a
+/// call's arguments is the beginning of a JSON object.
+fn answer(bytes: &[u8]) {
+    let Some(([family, cut], text)) = bytes.split_first_chunk() else { return };
+    let text = String::from_utf8_lossy(text);
+    let bit = |n: u8| family >> n & 1 == 1;
+    let calls = [Some(Calls::Json), Some(Calls::Xml), None][usize::from(family >> 1 & 3) % 3];
+    let style = Style { thoughts: bit(0), calls, native: true, preserves: false };
+    let opened = [Opened::No, Opened::Yes { line: true }, Opened::Closed, Opened::Yes { line: false }]
+        [usize::from(family >> 3 & 3)];
+    let parameters = json!({"properties": {"s": {"type": "string"}, "b": {"type": "boolean"}, "n": {"type": ["number", "null"]}, "l": {"type": "array"}}});
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
+    let tools = (!bit(5)).then(|| Arc::new(Tools::new(&tools)));
+    let parser = || AnswerParser::new(style, tools.clone(), opened);
+    // 1. Whole, and in pieces
+    let mut whole = parser();
+    let mut all = whole.push(&text);
+    all.extend(whole.finish());
+    let all = joined(all);
+    let (mut cuts, mut pieces, mut rest, mut state) = (parser(), Vec::new(), &*text, u32::from(*cut) | 1);
+    while let Some(last) = rest.chars().next_back() {
+        state = state.wrapping_mul(0x9E37_79B1);
+        let most = rest.len() - last.len_utf8();
+        let at = (1 + (state >> 28) as usize * usize::from(cut % 4)).min(most.max(1));
+        let at = (at..=rest.len()).find(|at| rest.is_char_boundary(*at)).unwrap_or(rest.len());
+        let (piece, behind) = rest.split_at(at);
+        pieces.extend(cuts.push(piece));
+        rest = behind;
+    }
+    pieces.extend(cuts.finish());
+    assert_eq!(joined(pieces), all, "in pieces");
+    assert_eq!(cuts.calls(), whole.calls());
+    // 2. Arguments are JSON as far as they come
+    for piece in &all {
+        if let Piece::Arguments { json, .. } = piece
+            && let Err(e) = serde_json::from_str::<Map<String, Value>>(json)
+        {
+            // Lone surrogates, and numbers that no f64 holds, are for whoever reads it.
+            let odd = json.contains("\\u") || json.contains(['e', 'E']) || json.len() > 300;
+            assert!(e.is_eof() || odd, "{e}: {json}");
+        }
+    }
+    // 3. All else is told
+    let is_call = |piece: &Piece| matches!(piece, Piece::Call { .. } | Piece::Arguments { .. });
+    let said = |piece: &Piece| match piece {
+        Piece::Text(text) | Piece::Thought(text) => unspaced(text),
+        _ => String::new(),
+    };
+    if !all.iter().any(is_call) {
+        let mut expected = text.to_string();
+        let mut thinks = matches!(opened, Opened::Yes { .. });
+        if matches!(opened, Opened::No) && style.thoughts && expected.trim_start().starts_with("<think>") {
+            expected = expected.replacen("<think>", "", 1);
+            thinks = true;
+        }
+        if thinks {
+            expected = expected.replacen("</think>", "", 1);
+        }
+        assert_eq!(all.iter().map(said).collect::<String>(), unspaced(&expected));
+    }
+    let (source, mut from) = (unspaced(&text), 0);
+    for said in all.iter().map(said).filter(|said| !said.is_empty()) {
+        let at = source[from..].find(&said).unwrap_or_else(|| panic!("{said:?} was not said"));
+        from += at + said.len();
+    }
+}
+
+/// A request behind a line with its path: through its dialect, the template and the tokenizer. Nothing that a client sends is a fault of the server.
+fn request(bytes: &[u8]) {
+    let Some(line) = bytes.iter().position(|b| *b == b'\n') else { return };
+    let Ok(path) = std::str::from_utf8(&bytes[..line]) else { return };
+    match sluice_server::read(demo(), path, &bytes[line + 1..], 4096) {
+        Ok(tokens) => assert!(tokens < 4096),
+        Err((status, why)) => assert!((400..500).contains(&status) && !why.is_empty(), "{status}: {why}"),
+    }
+}
+
+/// What an answer is to be, as a JSON schema, or behind `r` or `l` as an expression or grammar: it is compiled within its limits, or refused with the reason.
+fn grammar(bytes: &[u8]) {
+    let form = match bytes.split_first() {
+        Some((b'r', rest)) => Form::Regex(String::from_utf8_lossy(rest).into_owned()),
+        Some((b'l', rest)) => Form::Lark(String::from_utf8_lossy(rest).into_owned()),
+        _ => match serde_json::from_slice(bytes) {
+            Ok(schema) => Form::Schema(schema),
+            Err(_) => return,
+        },
+    };
+    match Constraint::new(demo(), &Demand { form, ..Demand::default() }, Opened::No) {
+        Ok(constraint) => {
+            let constraint = constraint.expect("a form");
+            for answer in ["", "{}", "{\"a\": [1, \"b\", null]}", "ab"] {
+                let _ = constraint.allows(demo(), answer);
+            }
+        }
+        Err(e) => assert!(!e.to_string().is_empty()),
+    }
 }

@@ -227,3 +227,96 @@ fn what_cannot_be_compiled_says_why() {
     // Nothing is asked for.
     assert!(Constraint::new(text(), &Demand::default(), Opened::No).unwrap().is_none());
 }
+
+/// What `schema` allows and refuses.
+fn holds(schema: Value, allowed: &[&str], refused: &[&str]) {
+    let constraint = constraint(&form(Form::Schema(schema.clone()))).unwrap_or_else(|e| panic!("{schema}: {e}"));
+    for (answers, is_allowed) in [(allowed, true), (refused, false)] {
+        for answer in answers {
+            assert_eq!(constraint.allows(text(), answer).unwrap(), is_allowed, "{answer} by {schema}");
+        }
+    }
+}
+
+#[test]
+fn what_grammars_have_no_word_for_is_said_in_words_that_they_have() {
+    let three = json!({"a": {"type": "integer"}, "b": {"type": "integer"}, "c": {"type": "integer"}});
+    let object = |more: Value| {
+        let mut schema = json!({"type": "object", "properties": three, "additionalProperties": false});
+        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        schema
+    };
+    let (a, ab, abc, b, c, none) =
+        ("{\"a\": 1}", "{\"a\": 1, \"b\": 2}", "{\"a\": 1, \"b\": 2, \"c\": 3}", "{\"b\": 2}", "{\"c\": 3}", "{}");
+    holds(object(json!({"dependentRequired": {"a": ["b"]}})), &[none, ab, abc, b, c], &[a]);
+    holds(object(json!({"dependentSchemas": {"a": {"required": ["c"]}}})), &[none, abc, b], &[a, ab]);
+    holds(object(json!({"not": {"required": ["a", "b"]}})), &[none, a, b, c], &[ab, abc]);
+    holds(object(json!({"not": {"anyOf": [{"required": ["a"]}, {"required": ["c"]}]}})), &[none, b], &[a, c, ab]);
+    let when = json!({"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"required": ["c"]}});
+    holds(object(when), &[ab, abc, c], &[none, a, b]);
+    let when = json!({"if": {"properties": {"a": {"const": null}}, "required": ["a"]}, "then": {"required": ["b"]}});
+    let mut schema = object(when);
+    schema["properties"]["a"] = json!({"type": ["integer", "null"]});
+    holds(schema, &[none, a, b, "{\"a\": null, \"b\": 2}"], &["{\"a\": null}"]);
+    holds(object(json!({"maxProperties": 1, "unevaluatedProperties": false})), &[none, a, b], &[ab]);
+    let names =
+        |names: Value| json!({"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}});
+    holds(names(json!({"pattern": "^[ab]$"})), &[none, a, ab], &[c]);
+    holds(names(json!({"enum": ["a"]})), &[none, a], &[c, ab]);
+    holds(names(json!({"maxLength": 1})), &[none, a, c], &["{\"ab\": 1}"]);
+    holds(names(json!(false)), &[none], &[a]);
+    let list = |more: Value| {
+        let mut schema = json!({"type": "array", "items": {"type": "integer"}});
+        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        schema
+    };
+    holds(list(json!({"uniqueItems": false, "contains": {}})), &["[1]", "[1, 1]"], &["[]"]);
+    holds(list(json!({"uniqueItems": true, "maxItems": 1})), &["[]", "[1]"], &["[1, 1]"]);
+    holds(list(json!({"contains": {"const": 5}, "minContains": 0})), &["[]", "[1]"], &["[null]"]);
+    holds(json!({"type": ["integer", "string", "null"], "not": {"type": "null"}}), &["1", "\"a\""], &["null"]);
+    holds(json!({"type": "integer", "not": {"minimum": 3}}), &["1", "2"], &["3", "4"]);
+    // Parts are found by their names.
+    let named = json!({"$id": "https://example.org/x", "type": "array", "items": {"$ref": "#part"}, "$defs": {"p": {"$anchor": "part", "type": "boolean"}}});
+    holds(named, &["[true]"], &["[1]"]);
+}
+
+#[test]
+fn what_cannot_be_held_is_refused_by_its_name() {
+    let refused = |schema: Value| match Constraint::new(text(), &form(Form::Schema(schema)), Opened::No) {
+        Ok(_) => panic!("it is taken"),
+        Err(e) => e.to_string(),
+    };
+    for (schema, name) in [
+        (json!({"type": "array", "uniqueItems": true}), "uniqueItems"),
+        (json!({"type": "array", "contains": {"type": "integer"}}), "contains"),
+        (json!({"type": "string", "not": {"pattern": "a"}}), "not"),
+        (json!({"if": {"pattern": "a"}, "then": {"minLength": 3}}), "if"),
+        (json!({"anyOf": [{"properties": {"a": {}}}, {}], "unevaluatedProperties": false}), "unevaluatedProperties"),
+        (json!({"type": "object", "properties": {"a": {}}, "propertyNames": {"maxLength": 3}}), "propertyNames"),
+        (json!({"type": "string", "format": "idn-email"}), "idn-email"),
+        (json!({"$ref": "https://example.org/other"}), "https://example.org/other"),
+    ] {
+        let why = refused(schema);
+        assert!(why.contains(name), "{why}");
+    }
+}
+
+#[test]
+fn a_schema_that_is_too_large_is_refused_before_it_is_compiled() {
+    let refused = |schema: Value, part: &str| {
+        let why = Constraint::new(text(), &form(Form::Schema(schema)), Opened::No).err().expect("it is refused");
+        assert!(why.to_string().contains(part), "{why}");
+    };
+    let many = |n: usize| (0..n).map(|i| json!({"const": i})).collect::<Vec<_>>();
+    refused(json!({"oneOf": many(2000)}), "oneOf has 2000 entries; 1000 are accepted");
+    let patterns: serde_json::Map<String, Value> = (0..100).map(|i| (format!("^{i}x"), json!({}))).collect();
+    refused(json!({"patternProperties": patterns}), "patternProperties has 100 entries");
+    refused(json!({"prefixItems": vec![true; 31_000]}), "the schema has more than 30000 values");
+    refused(json!({"type": "string", "pattern": "^((((a{9}){99}){99}){99}){99}$"}), "");
+    // Conditions within conditions would double at each level.
+    let mut nested = json!({"required": ["a"]});
+    for _ in 0..40 {
+        nested = json!({"if": nested, "then": {"required": ["b"]}, "else": {"required": ["c"]}});
+    }
+    refused(nested, "");
+}

@@ -15,7 +15,6 @@ use axum::extract::{FromRequest, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -24,6 +23,8 @@ use sluice_engine::{Engine, Generation, ReadAhead, Saved, Sessions};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::timeout;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::access::{Access, guard};
 use crate::answer::Answer;
@@ -31,6 +32,7 @@ use crate::error::ApiError;
 use crate::exchange::{self, accompany};
 use crate::metrics::Metrics;
 use crate::openai::{self, Common};
+use crate::openapi::{self, Asking, Seeing, written};
 use crate::page;
 use crate::reply::{Pending, now};
 use crate::runtime::{Limits, Runtime, Submission};
@@ -348,24 +350,31 @@ impl App {
     }
 }
 
+/// Where everything is, and how it is described.
+pub fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::with_openapi(openapi::base())
+        .routes(routes!(openai::chat::chat))
+        .routes(routes!(openai::completions::completions))
+        .routes(routes!(openai::responses::responses))
+        .routes(routes!(models::list))
+        .routes(routes!(models::one))
+        .routes(routes!(anthropic::messages))
+        .routes(routes!(anthropic::count_tokens))
+        .routes(routes!(tokenize::tokenize))
+        .routes(routes!(tokenize::detokenize))
+        .routes(routes!(openai::sessions::list, openai::sessions::save))
+        .routes(routes!(openai::sessions::delete))
+        .routes(routes!(openai::sessions::load))
+        .routes(routes!(health))
+        .routes(routes!(metrics))
+        .routes(routes!(openapi::document))
+        .routes(routes!(page::index))
+        .routes(routes!(page::named))
+}
+
 fn router(app: Arc<App>) -> Result<Router> {
     let cors = app.settings.access.cors()?;
-    let mut router = Router::new()
-        .route("/v1/completions", post(openai::completions))
-        .route("/v1/chat/completions", post(openai::chat))
-        .route("/v1/responses", post(openai::responses))
-        .route("/v1/messages", post(anthropic::messages))
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*name}", get(models::one))
-        .route("/v1/sessions", get(openai::sessions::list).post(openai::sessions::save))
-        .route("/v1/sessions/{name}", delete(openai::sessions::delete))
-        .route("/v1/sessions/{name}/load", post(openai::sessions::load))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/health", get(health))
-        .route("/metrics", get(metrics))
-        .merge(page::routes())
+    let mut router = Router::from(routes())
         .fallback(nothing_there)
         .method_not_allowed_fallback(not_so)
         // From here on: what comes later is around what comes before.
@@ -384,6 +393,21 @@ async fn not_so(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(method.as_str(), uri.path())
 }
 
+written! {
+    Health, uses [], {
+        "type": "object",
+        "required": ["status"],
+        "properties": {"status": {"type": "string", "description": "ok, loading model, or why nothing can be computed any more"}},
+    }
+}
+
+/// Whether the model can be asked.
+#[utoipa::path(get, path = "/health", tag = "server", security(()), responses(
+    (status = 200, description = "It can.", body = Health),
+    (status = 500, description = "It cannot any more.", body = Health),
+    (status = 503, description = "It is being loaded.", body = Health),
+    Seeing,
+))]
 async fn health(State(app): State<Arc<App>>) -> Response {
     let state = |status, text: &str| (status, Json(json!({"status": text}))).into_response();
     match app.ready() {
@@ -396,6 +420,10 @@ async fn health(State(app): State<Arc<App>>) -> Response {
     }
 }
 
+/// Figures in the text format of OpenMetrics, as Prometheus reads them.
+#[utoipa::path(get, path = "/metrics", tag = "server", responses(
+    (status = 200, description = "Counters, gauges and histograms.", body = String, content_type = "application/openmetrics-text"), Asking,
+))]
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], app.metrics.text())

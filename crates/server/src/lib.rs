@@ -1,18 +1,22 @@
 //! A model behind HTTP, in the dialects that people's tools speak. The engine runs on a thread of its own; a request is a submission to it and a stream of
 //! what comes of it.
 #![forbid(unsafe_code)]
+// Schemas that are written down are long.
+#![recursion_limit = "512"]
 
 mod access;
 mod answer;
 mod anthropic;
 mod app;
 mod blocks;
+mod bodies;
 mod demand;
 mod error;
 mod exchange;
 mod metrics;
 mod models;
 mod openai;
+mod openapi;
 mod page;
 mod reply;
 mod request;
@@ -21,6 +25,7 @@ mod tokenize;
 
 pub use access::{Access, Keys};
 pub use app::{Bound, Ready, Server, Settings, memory};
+pub use bodies::read;
 pub use runtime::Limits;
 
 /// One line on standard error.

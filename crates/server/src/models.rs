@@ -8,6 +8,51 @@ use serde_json::{Value, json};
 
 use crate::app::{App, Ready};
 use crate::error::ApiError;
+use crate::openapi::{Asking, written};
+
+written! {
+    /// A model, in the words of OpenAI's clients and of Anthropic's.
+    Model, uses [], {
+        "type": "object",
+        "required": ["id", "object", "created", "owned_by", "max_model_len", "type", "display_name", "created_at", "max_input_tokens"],
+        "properties": {
+            "id": {"type": "string"},
+            "object": {"type": "string", "enum": ["model"]},
+            "created": {"type": "integer", "description": "When it was loaded, in seconds since 1970."},
+            "owned_by": {"type": "string"},
+            "max_model_len": {"type": "integer", "description": "Tokens of prompt and answer."},
+            "type": {"type": "string", "enum": ["model"]},
+            "display_name": {"type": "string"},
+            "created_at": {"type": "string", "format": "date-time"},
+            "max_input_tokens": {"type": "integer"},
+        },
+    }
+}
+
+written! {
+    /// The model, in three dialects.
+    Models, uses [Model], {
+        "type": "object",
+        "required": ["object", "data", "has_more", "first_id", "last_id", "models"],
+        "properties": {
+            "object": {"type": "string", "enum": ["list"]},
+            "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}},
+            "has_more": {"type": "boolean"},
+            "first_id": {"type": "string"},
+            "last_id": {"type": "string"},
+            "models": {"type": "array", "description": "What Codex wants to know.", "items": {
+                "type": "object",
+                "required": ["slug", "display_name", "context_window"],
+                "properties": {
+                    "slug": {"type": "string"},
+                    "display_name": {"type": "string"},
+                    "context_window": {"type": "integer"},
+                },
+                "additionalProperties": true,
+            }},
+        },
+    }
+}
 
 /// What OpenAI's clients and Anthropic's know of a model.
 fn entry(ready: &Ready) -> Value {
@@ -30,6 +75,8 @@ fn codex_entry(ready: &Ready) -> Value {
     })
 }
 
+/// The model that there is.
+#[utoipa::path(get, path = "/v1/models", tag = "openai", responses((status = 200, description = "A list of one.", body = Models), Asking))]
 pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     Ok(Json(json!({
@@ -39,6 +86,10 @@ pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> 
 }
 
 /// Every name is served by the model that there is.
+#[utoipa::path(get, path = "/v1/models/{*name}", tag = "openai",
+    params(("name" = String, Path, description = "Any name, slashes included.")),
+    responses((status = 200, description = "The model that there is.", body = Model), Asking),
+)]
 pub async fn one(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     Ok(Json(entry(&*app.ready()?)))
 }

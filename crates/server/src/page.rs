@@ -2,16 +2,13 @@
 //! from elsewhere, and its content security policy has the browser enforce that: whatever a model writes, it cannot run as a script nor call home.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::Path;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 
-use crate::app::App;
 use crate::error::ApiError;
+use crate::openapi::{Error, Seeing};
 
 /// What a browser may do with the page. No script or style stands in the HTML itself, and scripts cannot turn text into HTML but through DOMPurify's policy.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; \
@@ -48,18 +45,30 @@ static FILES: [File; 26] = files![
     "vendor/hooks.js" "vendor/htm.js" "vendor/marked.js" "vendor/preact.js" "vendor/purify.js"
 ];
 
-pub fn routes() -> Router<Arc<App>> {
-    Router::new()
-        .route("/", get(|headers: HeaderMap| async move { INDEX[0].answer(&headers) }))
-        .route("/page/{*name}", get(named))
-}
-
 /// Whether a path is the page's.
 pub fn serves(path: &str) -> bool {
     path == "/" || path.starts_with("/page/")
 }
 
-async fn named(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
+/// The page.
+#[utoipa::path(get, path = "/", tag = "page", security(()), responses(
+    (status = 200, description = "HTML.", body = String, content_type = "text/html"),
+    (status = 304, description = "It is what `if-none-match` says."), Seeing,
+))]
+pub async fn index(headers: HeaderMap) -> Response {
+    INDEX[0].answer(&headers)
+}
+
+/// A file of the page.
+#[utoipa::path(get, path = "/page/{*name}", tag = "page", security(()),
+    params(("name" = String, Path, description = "Its name, slashes included.")),
+    responses(
+        (status = 200, description = "The file.", content((String = "text/css"), (String = "text/javascript"), (String = "image/svg+xml"), (String = "text/html"), (String = "text/plain"))),
+        (status = 304, description = "It is what `if-none-match` says."),
+        (status = 404, description = "There is none of this name.", body = Error), Seeing,
+    ),
+)]
+pub async fn named(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
     let found = FILES.iter().find(|file| file.name == name);
     found.map(|file| file.answer(&headers)).ok_or_else(|| ApiError::not_found(&format!("/page/{name}")))
 }

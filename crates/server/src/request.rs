@@ -57,6 +57,16 @@ impl Asked {
     /// # Errors
     /// What the template refuses.
     pub async fn rendered(&mut self, ready: &Arc<Ready>) -> Result<Rendered, ApiError> {
+        let (own, conversation) = (Arc::clone(ready), self.conversation()?);
+        let done = tokio::task::spawn_blocking(move || conversation.rendered(&own.text, own.has_states)).await;
+        done.map_err(|e| ApiError::internal(e.to_string()))?
+    }
+
+    /// What of it goes through the template.
+    ///
+    /// # Errors
+    /// There is nothing.
+    pub fn conversation(&mut self) -> Result<Conversation, ApiError> {
         if self.messages.is_empty() {
             return Err(ApiError::invalid("messages", "messages is empty"));
         }
@@ -69,17 +79,7 @@ impl Asked {
             self.extra.entry("enable_thinking").or_insert(on.into());
         }
         let messages = with_one_system_message(std::mem::take(&mut self.messages));
-        let tools = self.demanded.tools.clone();
-        let (own, extra) = (Arc::clone(ready), std::mem::take(&mut self.extra));
-        let done = tokio::task::spawn_blocking(move || {
-            rendered(&own, &messages, tools.as_ref(), &extra).or_else(|error| {
-                // Some templates take a system message at the beginning alone: later ones are then said by the user.
-                let others = as_of_the_user(&messages).ok_or(error)?;
-                rendered(&own, &others, tools.as_ref(), &extra)
-            })
-        });
-        let done = done.await.map_err(|e| ApiError::internal(e.to_string()))?;
-        done.map_err(|e| ApiError::invalid("messages", format!("{e:#}")))
+        Ok(Conversation { messages, tools: self.demanded.tools.clone(), extra: std::mem::take(&mut self.extra) })
     }
 
     /// Hands it to the engine.
@@ -115,18 +115,33 @@ fn prepared(
     Ok((prompt, reading, constraint.map_err(wrong)?))
 }
 
-fn rendered(
-    ready: &Ready,
-    messages: &[Value],
-    tools: Option<&Value>,
-    extra: &Map<String, Value>,
-) -> anyhow::Result<Rendered> {
-    let TextSide { template, tokenizer, .. } = &ready.text;
-    let template = Some(template.as_ref().context("this model has no chat template")?);
-    let dialogue = Dialogue { template, tokenizer, messages, tools, extra };
-    let tokens = dialogue.tokens()?;
-    let marks = if ready.has_states { dialogue.partings(&tokens) } else { Vec::new() };
-    Ok(Rendered { tokens, marks })
+/// What a template is given.
+pub struct Conversation {
+    messages: Vec<Value>,
+    tools: Option<Value>,
+    extra: Map<String, Value>,
+}
+
+impl Conversation {
+    /// # Errors
+    /// What the template refuses.
+    pub fn rendered(&self, text: &TextSide, with_marks: bool) -> Result<Rendered, ApiError> {
+        let done = self.with(&self.messages, text, with_marks).or_else(|error| {
+            // Some templates take a system message at the beginning alone: later ones are then said by the user.
+            let others = as_of_the_user(&self.messages).ok_or(error)?;
+            self.with(&others, text, with_marks)
+        });
+        done.map_err(|e| ApiError::invalid("messages", format!("{e:#}")))
+    }
+
+    fn with(&self, messages: &[Value], text: &TextSide, with_marks: bool) -> anyhow::Result<Rendered> {
+        let TextSide { template, tokenizer, .. } = text;
+        let template = Some(template.as_ref().context("this model has no chat template")?);
+        let dialogue = Dialogue { template, tokenizer, messages, tools: self.tools.as_ref(), extra: &self.extra };
+        let tokens = dialogue.tokens()?;
+        let marks = if with_marks { dialogue.partings(&tokens) } else { Vec::new() };
+        Ok(Rendered { tokens, marks })
+    }
 }
 
 fn is_system(message: &Value) -> bool {

@@ -7,39 +7,51 @@ use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sluice_engine::text::Prompt;
+use utoipa::ToSchema;
 
 use crate::app::{App, Body, Ready};
 use crate::demand::{Demanded, ToolChoice};
 use crate::error::ApiError;
 use crate::exchange::ignore;
+use crate::openai::chat_fields::{ChatMessage, ChatTool};
+use crate::openapi::{Reading, written};
 use crate::request::Asked;
 
-#[derive(Deserialize)]
+/// A text, or messages that the template renders.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TokenizeRequest)]
 pub struct Tokenize {
     /// A text: llama-server's name for it, and vLLM's.
     content: Option<String>,
     prompt: Option<String>,
     /// Rendered by the template.
+    #[schema(value_type = Option<Vec<ChatMessage>>)]
     messages: Option<Vec<Map<String, Value>>>,
     #[serde(default)]
+    #[schema(value_type = Option<Vec<ChatTool>>)]
     tools: Option<Value>,
     #[serde(default)]
+    #[schema(value_type = Object)]
     chat_template_kwargs: Map<String, Value>,
     /// Tokens that the tokenizer puts around a text are added: llama-server's name for it, which adds none where nothing is said, and vLLM's, which does.
     add_special: Option<bool>,
     add_special_tokens: Option<bool>,
     /// Control tokens that are spelled out are taken as such.
     #[serde(default = "yes")]
+    #[schema(default = true)]
     parse_special: bool,
+    /// Each token with its text.
     #[serde(default)]
     with_pieces: bool,
+    /// The tokens' texts beside them.
     #[serde(default)]
     return_token_strs: Option<bool>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = DetokenizeRequest)]
 pub struct Detokenize {
     tokens: Vec<u32>,
     #[serde(flatten)]
@@ -54,6 +66,34 @@ fn name_others(others: &Map<String, Value>) {
     others.keys().filter(|name| *name != "model").for_each(|name| ignore(name));
 }
 
+written! {
+    /// The tokens, in the words of vLLM and llama-server.
+    Tokens, uses [], {
+        "type": "object",
+        "required": ["tokens", "count", "max_model_len", "token_strs"],
+        "properties": {
+            "tokens": {"type": "array", "items": {"anyOf": [
+                {"type": "integer"},
+                {"type": "object", "required": ["id", "piece"], "properties": {"id": {"type": "integer"}, "piece": {"type": "string"}}},
+            ]}},
+            "count": {"type": "integer"},
+            "max_model_len": {"type": "integer", "description": "Tokens of prompt and answer."},
+            "token_strs": {"type": ["array", "null"], "items": {"type": "string"}},
+        },
+    }
+}
+
+written! {
+    /// The text, in the words of vLLM and llama-server.
+    Detokenized, uses [], {
+        "type": "object",
+        "required": ["content", "prompt"],
+        "properties": {"content": {"type": "string"}, "prompt": {"type": "string"}},
+    }
+}
+
+/// Tokens of a text or of a conversation.
+#[utoipa::path(post, path = "/tokenize", tag = "tokens", request_body = Tokenize, responses((status = 200, description = "Its tokens.", body = Tokens), Reading))]
 pub async fn tokenize(State(app): State<Arc<App>>, Body(request): Body<Tokenize>) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     name_others(&request.others);
@@ -96,6 +136,8 @@ fn piece(ready: &Ready, id: u32) -> String {
     ready.text.tokenizer.decode(&[id], false).unwrap_or_default()
 }
 
+/// The text of tokens.
+#[utoipa::path(post, path = "/detokenize", tag = "tokens", request_body = Detokenize, responses((status = 200, description = "Their text.", body = Detokenized), Reading))]
 pub async fn detokenize(State(app): State<Arc<App>>, Body(request): Body<Detokenize>) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     name_others(&request.others);

@@ -2,14 +2,19 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use llguidance::api::TopLevelGrammar;
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Matcher, ParserFactory, TokenParser};
 use serde_json::{Value, json};
 use toktrie::{InferenceCapabilities, TokEnv};
 
+use super::schema::reworded;
 use super::vocabulary::Vocabulary;
 use crate::text::{Calls, TextSide, Tokenizer};
 
@@ -18,7 +23,14 @@ const MAX_SOURCE: usize = 256 << 10;
 /// The same of what nests by brackets in a language of its own.
 const MAX_LARK: usize = 32 << 10;
 /// States of the lexer that a grammar may come to while it is used: some 2 kB each.
-const MAX_STATES: usize = 20_000;
+const MAX_STATES: usize = 10_000;
+/// Bytes of the lexer when it is made.
+const MAX_LEXER: usize = 16 << 20;
+/// Symbols of a compiled grammar.
+const MAX_GRAMMAR: usize = 200_000;
+/// For compiling. What takes longer is given up, and cannot be stopped: until so many of those have come to their end nothing else is compiled.
+const TIME: Duration = Duration::from_secs(10);
+const MAX_LATE: usize = 2;
 /// For the thread that compiles: reserved, not used, but by what nests deeply.
 const STACK: usize = 256 << 20;
 /// Calls in an answer at most, where one must be made.
@@ -53,8 +65,17 @@ pub struct Called {
 
 /// Compiles grammars for a model.
 pub struct Grammars {
-    factory: ParserFactory,
+    factory: Arc<ParserFactory>,
     tokenizer: Arc<Tokenizer>,
+    /// Those that are still compiled though nobody waits for them.
+    late: Arc<AtomicUsize>,
+}
+
+/// Where a thread that compiles and who waits for it agree on who was first.
+#[derive(Default)]
+struct Race {
+    is_over: bool,
+    is_given_up: bool,
 }
 
 impl Grammars {
@@ -68,14 +89,15 @@ impl Grammars {
         factory.quiet();
         let limits = factory.limits_mut();
         limits.max_lexer_states = MAX_STATES;
+        limits.max_grammar_size = MAX_GRAMMAR;
         limits.verbose_errors = false;
-        Ok(Grammars { factory, tokenizer: Arc::clone(&text.tokenizer) })
+        Ok(Grammars { factory: Arc::new(factory), tokenizer: Arc::clone(&text.tokenizer), late: Arc::default() })
     }
 
     /// What follows an answer of this form, or of these calls, from its beginning. By a thread of its own: it may nest deeply.
     ///
     /// # Errors
-    /// What cannot be compiled, with the reason.
+    /// What cannot be compiled, or not in the time that there is, with the reason.
     pub fn compile(&self, form: &Form, called: Option<&Called>, calls: Option<Calls>) -> Result<Matcher> {
         let grammar = match (called, form) {
             (Some(called), form) => {
@@ -85,8 +107,8 @@ impl Grammars {
                 let text = match form {
                     _ if called.must => None,
                     Form::Text => bail!("nothing is asked for"),
-                    Form::Object => Some(format!("%json {}", spaced(&json!({"type": "object"})))),
-                    Form::Schema(schema) => Some(format!("%json {}", spaced(schema))),
+                    Form::Object => Some(format!("%json {}", spaced(&json!({"type": "object"}))?)),
+                    Form::Schema(schema) => Some(format!("%json {}", spaced(schema)?)),
                     Form::Regex(_) | Form::Lark(_) => bail!("an answer of this form cannot call tools"),
                 };
                 match text {
@@ -97,12 +119,12 @@ impl Grammars {
                 TopLevelGrammar::from_lark(source)
             }
             (None, Form::Text) => bail!("nothing is asked for"),
-            (None, Form::Object) => TopLevelGrammar::from_json_schema(spaced(&json!({"type": "object"}))),
+            (None, Form::Object) => TopLevelGrammar::from_json_schema(spaced(&json!({"type": "object"}))?),
             (None, Form::Schema(schema)) => {
                 let bytes = schema.to_string().len();
                 ensure!(bytes <= MAX_SOURCE, "the schema has {bytes} bytes; {MAX_SOURCE} are accepted");
                 ensure!(schema.is_object() || schema.is_boolean(), "a schema is an object");
-                TopLevelGrammar::from_json_schema(spaced(schema))
+                TopLevelGrammar::from_json_schema(spaced(schema)?)
             }
             (None, Form::Regex(source)) => {
                 ensure!(source.len() <= MAX_LARK, "the expression has more than {MAX_LARK} bytes");
@@ -113,15 +135,52 @@ impl Grammars {
                 TopLevelGrammar::from_lark(source.clone())
             }
         };
-        let parser = thread::scope(|scope| {
-            let compile = || self.factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser)));
-            let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK).spawn_scoped(scope, compile);
-            thread?.join().unwrap_or_else(|_| Err(anyhow!("the grammar cannot be compiled")))
-        });
-        let matcher = parser.map_err(|e| anyhow!("{}", one_line(&e)))?;
+        let make = move |factory: &ParserFactory| factory.create_parser(grammar);
+        let parser = self.within(TIME, make).map_err(|e| anyhow!("{}", one_line(&e)))?;
+        let bytes = parser.parser.lexer_stats().num_bytes;
+        ensure!(bytes <= MAX_LEXER, "the grammar takes {bytes} bytes; {MAX_LEXER} are accepted");
+        let matcher = Matcher::new(Ok(parser));
         match matcher.get_error() {
             Some(why) => Err(anyhow!("{}", one_line(&anyhow!(why)))),
             None => Ok(matcher),
+        }
+    }
+
+    /// What `make` makes, by a thread that nobody waits for any longer than this.
+    fn within(
+        &self,
+        time: Duration,
+        make: impl FnOnce(&ParserFactory) -> Result<TokenParser> + Send + 'static,
+    ) -> Result<TokenParser> {
+        ensure!(
+            self.late.load(Ordering::Relaxed) < MAX_LATE,
+            "other grammars that take too long are still being compiled; try again later"
+        );
+        let (tell, told) = channel();
+        let race = Arc::new(Mutex::new(Race::default()));
+        let (own, factory, late) = (Arc::clone(&race), Arc::clone(&self.factory), Arc::clone(&self.late));
+        let compile = move || {
+            let parser = sluice_store::caught(|| make(&factory));
+            let _ = tell.send(parser.unwrap_or_else(|_| Err(anyhow!("the grammar cannot be compiled"))));
+            let mut race = own.lock().unwrap_or_else(PoisonError::into_inner);
+            race.is_over = true;
+            if race.is_given_up {
+                late.fetch_sub(1, Ordering::Relaxed);
+            }
+        };
+        thread::Builder::new().name("grammar".into()).stack_size(STACK).spawn(compile)?;
+        match told.recv_timeout(time) {
+            Ok(parser) => parser,
+            Err(RecvTimeoutError::Disconnected) => Err(anyhow!("the grammar cannot be compiled")),
+            Err(RecvTimeoutError::Timeout) => {
+                let mut race = race.lock().unwrap_or_else(PoisonError::into_inner);
+                if !race.is_over {
+                    race.is_given_up = true;
+                    self.late.fetch_add(1, Ordering::Relaxed);
+                    bail!("it takes more than {} s to compile", time.as_secs());
+                }
+                told.try_recv()?
+            }
         }
     }
 
@@ -145,7 +204,7 @@ impl Grammars {
                 Calls::Json => {
                     let head = format!("{{\"name\": {}, \"arguments\": ", Value::from(name));
                     writeln!(source, "tool{i}: {} args{i} \"}}\"", literal(&head))?;
-                    writeln!(source, "args{i}: %json {}", spaced(&as_object(schema)))?;
+                    writeln!(source, "args{i}: %json {}", spaced(&as_object(schema))?)?;
                 }
                 Calls::Xml => xml(&mut source, i, name, &schema)?,
             }
@@ -192,7 +251,7 @@ fn xml(source: &mut String, i: usize, name: &str, schema: &Value) -> Result<()> 
             }
             // As templates write them again.
             (_, _, Some("boolean")) => writeln!(source, "tool{i}p{j}: {begin} (\"True\" | \"False\") {end}")?,
-            _ => writeln!(source, "tool{i}p{j}: {begin} tool{i}v{j} {end}\ntool{i}v{j}: %json {}", spaced(schema))?,
+            _ => writeln!(source, "tool{i}p{j}: {begin} tool{i}v{j} {end}\ntool{i}v{j}: %json {}", spaced(schema)?)?,
         }
     }
     Ok(())
@@ -211,18 +270,60 @@ fn as_object(mut schema: Value) -> Value {
 }
 
 /// Without white space where it means nothing but one behind commas and colons, as models are trained to write JSON and templates write it again.
-fn spaced(schema: &Value) -> Value {
-    let mut schema = schema.clone();
+///
+/// # Errors
+/// A schema that is too large.
+fn spaced(schema: &Value) -> Result<Value> {
+    let mut schema = reworded(schema)?;
     if let Some(schema) = schema.as_object_mut()
         && !schema.contains_key("x-guidance")
     {
         let options = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
         schema.insert("x-guidance".into(), options);
     }
-    schema
+    Ok(schema)
 }
 
 fn one_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(400).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::mpsc::Sender;
+
+    use super::*;
+
+    #[test]
+    fn what_takes_too_long_is_given_up_and_nothing_else_begins_until_it_ends() {
+        let text = TextSide::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo"), None).unwrap();
+        let grammars = Grammars::new(&text).unwrap();
+        let failed = |time, make: Box<dyn FnOnce(&ParserFactory) -> Result<TokenParser> + Send>| {
+            grammars.within(time, make).err().expect("it fails").to_string()
+        };
+        // 1. Two that do not end
+        let slow = || -> (Sender<()>, String) {
+            let (end, wait) = channel::<()>();
+            let make = move |_: &ParserFactory| {
+                let _ = wait.recv();
+                bail!("too late")
+            };
+            (end, failed(Duration::ZERO, Box::new(make)))
+        };
+        let (all, said): (Vec<Sender<()>>, Vec<String>) = (0..MAX_LATE).map(|_| slow()).unzip();
+        assert!(said.iter().all(|why| why.contains("takes more than 0 s")), "{said:?}");
+        let quick = || failed(TIME, Box::new(|_: &ParserFactory| bail!("quick")));
+        assert!(quick().contains("try again later"));
+        // 2. They end
+        drop(all);
+        while grammars.late.load(Ordering::Relaxed) > 0 {
+            thread::yield_now();
+        }
+        assert_eq!(quick(), "quick");
+        // A panic is a reason like any other.
+        let panics = failed(TIME, Box::new(|_: &ParserFactory| panic!("no")));
+        assert!(panics.contains("cannot be compiled"), "{panics}");
+    }
 }

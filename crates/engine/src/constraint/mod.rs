@@ -5,6 +5,7 @@
 
 mod grammar;
 mod guide;
+mod schema;
 mod vocabulary;
 
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Anthropic's dialect: `/v1/messages` and `/v1/messages/count_tokens`.
 
 mod reply;
-mod request;
+pub mod request;
 
 use std::sync::Arc;
 
@@ -11,12 +11,19 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use self::reply::Messages;
+use self::reply::{Message, MessageEvent, Messages};
 use self::request::Request;
 use crate::app::{App, Body};
 use crate::error::ApiError;
+use crate::openapi::{AnthropicComputing, AnthropicReading, written};
 use crate::reply as sending;
 
+/// Answers a conversation.
+#[utoipa::path(post, path = "/v1/messages", tag = "anthropic", request_body = Request, responses(
+    (status = 200, description = "The answer; with `stream` its events, each named by its `type`. Where a prompt takes long, white space comes before it.",
+        content((Message = "application/json"), (MessageEvent = "text/event-stream"))),
+    AnthropicComputing,
+))]
 pub async fn messages(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
     let ready = app.ready()?;
     let asked = request.asked()?;
@@ -26,7 +33,18 @@ pub async fn messages(State(app): State<Arc<App>>, Body(request): Body<Request>)
     Ok(sending::send(pending, wire, streamed).await)
 }
 
+written! {
+    TokenCount, uses [], {
+        "type": "object",
+        "required": ["input_tokens"],
+        "properties": {"input_tokens": {"type": "integer"}},
+    }
+}
+
 /// How many tokens a conversation has, with all that the template puts around it.
+#[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic", request_body = Request, responses(
+    (status = 200, description = "Its tokens.", body = TokenCount), AnthropicReading,
+))]
 pub async fn count_tokens(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     let rendered = request.asked()?.rendered(&ready).await?;

@@ -8,7 +8,132 @@ use crate::answer::Delta;
 use crate::blocks::{Block, Blocks, Change, Kind};
 use crate::error::ApiError;
 use crate::exchange::{self, fresh_id};
+use crate::openapi::written;
 use crate::reply::{Usage, Wire, event};
+
+written! {
+    Message, uses [ContentBlock, MessageUsage], {
+        "type": "object",
+        "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
+        "properties": {
+            "id": {"type": "string"},
+            "type": {"type": "string", "enum": ["message"]},
+            "role": {"type": "string", "enum": ["assistant"]},
+            "model": {"type": "string"},
+            "content": {"type": "array", "items": {"$ref": "#/components/schemas/ContentBlock"}},
+            "stop_reason": {"type": ["string", "null"], "enum": ["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use", null]},
+            "stop_sequence": {"type": ["string", "null"]},
+            "usage": {"$ref": "#/components/schemas/MessageUsage"},
+        },
+    }
+}
+
+written! {
+    ContentBlock, uses [], {
+        "oneOf": [
+            {
+                "type": "object",
+                "required": ["type", "text"],
+                "properties": {"type": {"type": "string", "enum": ["text"]}, "text": {"type": "string"}},
+            },
+            {
+                "type": "object",
+                "required": ["type", "thinking", "signature"],
+                "properties": {"type": {"type": "string", "enum": ["thinking"]}, "thinking": {"type": "string"}, "signature": {"type": "string"}},
+            },
+            {
+                "type": "object",
+                "required": ["type", "id", "name", "input"],
+                "properties": {
+                    "type": {"type": "string", "enum": ["tool_use"]},
+                    "id": {"type": "string"},
+                    "name": {"type": "string"},
+                    "input": {"type": "object", "additionalProperties": true},
+                },
+            },
+        ],
+    }
+}
+
+written! {
+    /// Tokens of a request. Those of the prompt count as read from the cache, written to it, or neither.
+    MessageUsage, uses [], {
+        "type": "object",
+        "required": ["input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens", "output_tokens_details"],
+        "properties": {
+            "input_tokens": {"type": "integer"},
+            "cache_creation_input_tokens": {"type": "integer"},
+            "cache_read_input_tokens": {"type": "integer"},
+            "output_tokens": {"type": "integer"},
+            "output_tokens_details": {"type": "object", "required": ["thinking_tokens"], "properties": {"thinking_tokens": {"type": "integer"}}},
+        },
+    }
+}
+
+written! {
+    /// An event of a stream.
+    MessageEvent, uses [Message, ContentBlock, MessageUsage, crate::openapi::AnthropicError], {
+        "oneOf": [
+            {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string", "enum": ["message_start"]}, "message": {"$ref": "#/components/schemas/Message"}},
+            },
+            {
+                "type": "object",
+                "required": ["type", "index", "content_block"],
+                "properties": {
+                    "type": {"type": "string", "enum": ["content_block_start"]},
+                    "index": {"type": "integer"},
+                    "content_block": {"$ref": "#/components/schemas/ContentBlock"},
+                },
+            },
+            {
+                "type": "object",
+                "required": ["type", "index", "delta"],
+                "properties": {
+                    "type": {"type": "string", "enum": ["content_block_delta"]},
+                    "index": {"type": "integer"},
+                    "delta": {
+                        "type": "object",
+                        "required": ["type"],
+                        "properties": {
+                            "type": {"type": "string", "enum": ["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]},
+                            "text": {"type": "string"},
+                            "thinking": {"type": "string"},
+                            "signature": {"type": "string"},
+                            "partial_json": {"type": "string"},
+                        },
+                    },
+                },
+            },
+            {
+                "type": "object",
+                "required": ["type", "index"],
+                "properties": {"type": {"type": "string", "enum": ["content_block_stop"]}, "index": {"type": "integer"}},
+            },
+            {
+                "type": "object",
+                "required": ["type", "delta", "usage"],
+                "properties": {
+                    "type": {"type": "string", "enum": ["message_delta"]},
+                    "delta": {
+                        "type": "object",
+                        "required": ["stop_reason", "stop_sequence"],
+                        "properties": {"stop_reason": {"type": "string"}, "stop_sequence": {"type": ["string", "null"]}},
+                    },
+                    "usage": {"$ref": "#/components/schemas/MessageUsage"},
+                },
+            },
+            {
+                "type": "object",
+                "required": ["type"],
+                "properties": {"type": {"type": "string", "enum": ["message_stop", "ping"]}},
+            },
+            {"$ref": "#/components/schemas/AnthropicError"},
+        ],
+    }
+}
 
 /// The answer to one request.
 pub struct Messages {

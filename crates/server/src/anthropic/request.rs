@@ -4,17 +4,21 @@ use std::sync::Once;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use crate::demand::{Demanded, ToolChoice, format_of};
 use crate::error::ApiError;
 use crate::exchange::ignore;
 use crate::openai::{Common, Stop};
+use crate::openapi::written;
 use crate::request::{Asked, Thinking, Turn, function, tool_call};
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = MessageRequest)]
 pub struct Request {
     messages: Vec<Message>,
     #[serde(default)]
+    #[schema(value_type = Option<Content>)]
     system: Option<Value>,
     #[serde(default)]
     max_tokens: Option<usize>,
@@ -29,6 +33,7 @@ pub struct Request {
     #[serde(default)]
     top_k: Option<i64>,
     #[serde(default)]
+    #[schema(value_type = Option<Vec<MessageTool>>)]
     tools: Option<Vec<Value>>,
     #[serde(default)]
     tool_choice: Option<Choice>,
@@ -36,26 +41,36 @@ pub struct Request {
     thinking: Option<WireThinking>,
     /// The client wants to keep the whole prompt.
     #[serde(default)]
+    #[schema(value_type = Option<Object>)]
     cache_control: Option<Value>,
-    /// What Anthropic does not know and our users want.
+    // What Anthropic does not know and our users want.
+    /// What is kept of prompts is shared among those of the same salt.
     #[serde(default)]
     cache_salt: Option<String>,
     #[serde(default)]
     seed: Option<i64>,
+    /// More names that the template may look at.
     #[serde(default)]
+    #[schema(value_type = Object)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = MessageParam)]
 struct Message {
+    /// user, assistant or system
     role: String,
+    #[schema(value_type = Content)]
     content: Value,
 }
 
-#[derive(Deserialize)]
+/// Which tools may be called.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = MessageToolChoice)]
 struct Choice {
+    /// auto, any, tool or none
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -64,14 +79,63 @@ struct Choice {
     disable_parallel_tool_use: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Thinking)]
 struct WireThinking {
+    /// enabled, disabled or adaptive
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
     budget_tokens: Option<usize>,
     #[serde(flatten)]
     others: Map<String, Value>,
+}
+
+written! {
+    /// Words, or blocks of them.
+    Content, uses [], {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {
+                "type": "object",
+                "required": ["type"],
+                "properties": {
+                    "type": {"type": "string", "description": "text, thinking, redacted_thinking, tool_use, tool_result, document or search_result"},
+                    "text": {"type": "string"},
+                    "thinking": {"type": "string"},
+                    "signature": {"type": "string"},
+                    "id": {"type": "string"},
+                    "name": {"type": "string"},
+                    "input": {"type": "object"},
+                    "tool_use_id": {"type": "string"},
+                    "is_error": {"type": "boolean"},
+                    "content": {"anyOf": [
+                        {"type": "string"},
+                        {"type": "array", "items": {
+                            "type": "object",
+                            "required": ["type"],
+                            "properties": {"type": {"type": "string"}, "text": {"type": "string"}},
+                        }},
+                    ]},
+                    "cache_control": {"type": ["object", "null"]},
+                },
+            }},
+        ],
+    }
+}
+
+written! {
+    /// A tool that may be called. Those of other types than `custom` have no effect.
+    MessageTool, uses [], {
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "type": {"type": "string"},
+            "name": {"type": "string", "minLength": 1, "maxLength": 128},
+            "description": {"type": "string"},
+            "input_schema": {"type": "object", "description": "A JSON schema."},
+        },
+    }
 }
 
 /// Fields that would change the answer if they were obeyed.

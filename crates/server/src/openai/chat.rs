@@ -9,25 +9,32 @@ use serde_json::{Map, Value, json};
 use sluice_engine::Finish;
 use sluice_engine::sampler::Logprobs;
 use sluice_engine::text::{Piece, Tokenizer};
+use utoipa::ToSchema;
 
-use super::chat_fields::Fields;
+use super::chat_fields::{ChatMessage, Fields};
 use super::fields::Common;
-use super::reply::{self, Dialect, finish_reason, now};
+use super::reply::{self, ChatUsage, Dialect, finish_reason, now};
 use crate::answer::Delta;
 use crate::app::{App, Body};
 use crate::error::ApiError;
 use crate::exchange::fresh_id;
+use crate::openapi::{Computing, written};
 use crate::request::Asked;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = ChatCompletionRequest)]
 pub struct Request {
+    #[schema(value_type = Vec<ChatMessage>)]
     messages: Vec<Map<String, Value>>,
     #[serde(default)]
     logprobs: bool,
+    /// So many of the likeliest tokens: 20 at most.
     #[serde(default)]
+    #[schema(maximum = 20)]
     top_logprobs: Option<usize>,
     /// More names that the template may look at.
     #[serde(default)]
+    #[schema(value_type = Object)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
     fields: Fields,
@@ -38,24 +45,159 @@ pub struct Request {
 /// Likeliest tokens that may be asked for.
 const MOST_LOGPROBS: usize = 20;
 
+impl Request {
+    /// # Errors
+    /// What cannot be what it is, and what cannot be obeyed, by name.
+    pub fn asked(self) -> Result<Asked, ApiError> {
+        self.common.check_others()?;
+        let messages = messages(self.messages)?;
+        let top = self.top_logprobs.unwrap_or(0);
+        if top > MOST_LOGPROBS {
+            let message = format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}");
+            return Err(ApiError::invalid("top_logprobs", message));
+        }
+        Ok(Asked {
+            messages,
+            demanded: self.fields.demanded()?,
+            extra: self.chat_template_kwargs,
+            logprobs: self.logprobs.then_some(top),
+            common: self.common,
+            ..Asked::default()
+        })
+    }
+}
+
+written! {
+    ChatCompletion, uses [TokenLogprob, ChatUsage], {
+        "type": "object",
+        "required": ["id", "object", "created", "model", "choices", "usage"],
+        "properties": {
+            "id": {"type": "string"},
+            "object": {"type": "string", "enum": ["chat.completion"]},
+            "created": {"type": "integer"},
+            "model": {"type": "string"},
+            "choices": {"type": "array", "items": {
+                "type": "object",
+                "required": ["index", "message", "logprobs", "finish_reason"],
+                "properties": {
+                    "index": {"type": "integer"},
+                    "message": {
+                        "type": "object",
+                        "required": ["role", "content"],
+                        "properties": {
+                            "role": {"type": "string", "enum": ["assistant"]},
+                            "content": {"type": ["string", "null"]},
+                            "reasoning_content": {"type": "string", "description": "What was thought."},
+                            "reasoning": {"type": "string", "description": "The same under the other name."},
+                            "tool_calls": {"type": "array", "items": {
+                                "type": "object",
+                                "required": ["id", "type", "function"],
+                                "properties": {
+                                    "id": {"type": "string"},
+                                    "type": {"type": "string", "enum": ["function"]},
+                                    "function": {
+                                        "type": "object",
+                                        "required": ["name", "arguments"],
+                                        "properties": {
+                                            "name": {"type": "string"},
+                                            "arguments": {"type": "string", "description": "A JSON object, in the order in which it was written."},
+                                        },
+                                    },
+                                },
+                            }},
+                        },
+                    },
+                    "logprobs": {"type": ["object", "null"], "required": ["content"], "properties": {
+                        "content": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}},
+                    }},
+                    "finish_reason": {"type": "string", "enum": ["stop", "length", "tool_calls"]},
+                },
+            }},
+            "usage": {"$ref": "#/components/schemas/ChatUsage"},
+        },
+    }
+}
+
+written! {
+    /// An event of a stream, which ends with `[DONE]`.
+    ChatCompletionChunk, uses [TokenLogprob, ChatUsage], {
+        "type": "object",
+        "required": ["id", "object", "created", "model", "choices"],
+        "properties": {
+            "id": {"type": "string"},
+            "object": {"type": "string", "enum": ["chat.completion.chunk"]},
+            "created": {"type": "integer"},
+            "model": {"type": "string"},
+            "choices": {"type": "array", "items": {
+                "type": "object",
+                "required": ["index", "delta", "logprobs", "finish_reason"],
+                "properties": {
+                    "index": {"type": "integer"},
+                    "delta": {
+                        "type": "object",
+                        "properties": {
+                            "role": {"type": "string", "enum": ["assistant"]},
+                            "content": {"type": "string"},
+                            "reasoning_content": {"type": "string"},
+                            "reasoning": {"type": "string"},
+                            "tool_calls": {"type": "array", "items": {
+                                "type": "object",
+                                "required": ["index", "function"],
+                                "properties": {
+                                    "index": {"type": "integer"},
+                                    "id": {"type": "string"},
+                                    "type": {"type": "string", "enum": ["function"]},
+                                    "function": {
+                                        "type": "object",
+                                        "required": ["arguments"],
+                                        "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
+                                    },
+                                },
+                            }},
+                        },
+                    },
+                    "logprobs": {"type": ["object", "null"], "required": ["content"], "properties": {
+                        "content": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}},
+                    }},
+                    "finish_reason": {"type": ["string", "null"], "enum": ["stop", "length", "tool_calls", null]},
+                },
+            }},
+            "usage": {"$ref": "#/components/schemas/ChatUsage"},
+        },
+    }
+}
+
+written! {
+    TokenLogprob, uses [], {
+        "type": "object",
+        "required": ["token", "logprob", "bytes", "top_logprobs"],
+        "properties": {
+            "token": {"type": "string"},
+            "logprob": {"type": ["number", "null"]},
+            "bytes": {"type": "array", "items": {"type": "integer"}},
+            "top_logprobs": {"type": "array", "items": {
+                "type": "object",
+                "required": ["token", "logprob", "bytes"],
+                "properties": {
+                    "token": {"type": "string"},
+                    "logprob": {"type": ["number", "null"]},
+                    "bytes": {"type": "array", "items": {"type": "integer"}},
+                },
+            }},
+        },
+    }
+}
+
+/// Answers a conversation.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = Request, responses(
+    (status = 200, description = "The answer; with `stream` its events. Where a prompt takes long, white space comes before it.",
+        content((ChatCompletion = "application/json"), (ChatCompletionChunk = "text/event-stream"))),
+    Computing,
+))]
 pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
     let ready = app.ready()?;
-    request.common.check_others()?;
-    let messages = messages(request.messages)?;
-    let top = request.top_logprobs.unwrap_or(0);
-    if top > MOST_LOGPROBS {
-        let message = format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}");
-        return Err(ApiError::invalid("top_logprobs", message));
-    }
-    let (logprobs, choices) = (request.logprobs.then_some(top), request.common.choices()?);
-    let asked = Asked {
-        messages,
-        demanded: request.fields.demanded()?,
-        extra: request.chat_template_kwargs,
-        logprobs,
-        common: request.common,
-        ..Asked::default()
-    };
+    let asked = request.asked()?;
+    let (logprobs, choices) = (asked.logprobs, asked.common.choices()?);
     let (streamed, with_usage) = (asked.common.stream, asked.common.wants_usage());
     let pending = asked.submit(&ready).await?;
     let dialect = Chat {

@@ -3,43 +3,155 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sluice_engine::Form;
+use utoipa::ToSchema;
 
 use crate::demand::{Demanded, Format, ToolChoice, format_of, lark, text};
 use crate::error::ApiError;
 use crate::exchange::ignore;
+use crate::openapi::written;
 
 /// Fields of tools, and of what an answer is to be.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = Demands)]
 pub struct Fields {
     #[serde(default)]
+    #[schema(value_type = Option<Vec<ChatTool>>)]
     tools: Option<Vec<Value>>,
     #[serde(default)]
+    #[schema(value_type = Option<ChatToolChoice>)]
     tool_choice: Option<Value>,
     #[serde(default)]
     parallel_tool_calls: Option<bool>,
     #[serde(default)]
+    #[schema(value_type = Option<ResponseFormat>)]
     response_format: Option<Value>,
     /// vLLM's: `json`, `regex`, `choice`, `grammar`, `json_object`.
     #[serde(default)]
+    #[schema(value_type = Option<StructuredOutputs>)]
     structured_outputs: Option<Value>,
     #[serde(default)]
     guided_json: Option<Value>,
     #[serde(default)]
+    #[schema(value_type = Option<String>)]
     guided_regex: Option<Value>,
     #[serde(default)]
+    #[schema(value_type = Option<Vec<String>>)]
     guided_choice: Option<Value>,
     #[serde(default)]
+    #[schema(value_type = Option<String>)]
     guided_grammar: Option<Value>,
     /// llama-server's.
     #[serde(default)]
     json_schema: Option<Value>,
     #[serde(default)]
+    #[schema(value_type = Option<String>)]
     regex: Option<Value>,
     #[serde(default)]
+    #[schema(value_type = Option<String>)]
     grammar: Option<Value>,
     /// Tokens of thoughts at most; below 0: any number.
     #[serde(default, alias = "thinking_budget", alias = "thinking_token_budget")]
     reasoning_budget: Option<i64>,
+}
+
+written! {
+    /// A message.
+    ChatMessage, uses [], {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string", "description": "system, developer, user, assistant or tool"},
+            "content": {"anyOf": [
+                {"type": ["string", "null"]},
+                {"type": "array", "items": {
+                    "type": "object",
+                    "required": ["type", "text"],
+                    "properties": {"type": {"type": "string", "enum": ["text"]}, "text": {"type": "string"}, "cache_control": {"type": ["object", "null"]}},
+                }},
+            ]},
+            "reasoning_content": {"type": ["string", "null"], "description": "What was thought, as it was answered."},
+            "tool_calls": {"type": ["array", "null"], "items": {
+                "type": "object",
+                "required": ["function"],
+                "properties": {
+                    "id": {"type": "string"},
+                    "type": {"type": "string", "enum": ["function"]},
+                    "function": {
+                        "type": "object",
+                        "required": ["name", "arguments"],
+                        "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object"]}},
+                    },
+                },
+            }},
+            "tool_call_id": {"type": "string"},
+        },
+    }
+}
+
+written! {
+    /// A function that may be called. Tools of other types have no effect.
+    ChatTool, uses [], {
+        "type": "object",
+        "required": ["type", "function"],
+        "properties": {
+            "type": {"type": "string", "enum": ["function"]},
+            "function": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {
+                    "name": {"type": "string", "minLength": 1, "maxLength": 128},
+                    "description": {"type": "string"},
+                    "parameters": {"type": "object", "description": "A JSON schema."},
+                },
+            },
+        },
+    }
+}
+
+written! {
+    /// Which tools may be called.
+    ChatToolChoice, uses [], {
+        "anyOf": [
+            {"type": "string", "enum": ["auto", "none", "required"]},
+            {
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {
+                    "type": {"type": "string", "enum": ["function"]},
+                    "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+                },
+            },
+        ],
+    }
+}
+
+written! {
+    /// What the text of the answer is.
+    ResponseFormat, uses [], {
+        "type": "object",
+        "required": ["type"],
+        "properties": {
+            "type": {"type": "string", "enum": ["text", "json_object", "json_schema", "regex", "grammar"]},
+            "json_schema": {"type": "object", "required": ["schema"], "properties": {"name": {"type": "string"}, "schema": {"type": ["object", "boolean"]}}},
+            "schema": {"type": ["object", "boolean"]},
+            "regex": {"type": "string", "description": "In the syntax of Rust's `regex`."},
+            "grammar": {"type": "string", "description": "In Lark."},
+        },
+    }
+}
+
+written! {
+    /// The same in the words of vLLM: one of them.
+    StructuredOutputs, uses [], {
+        "type": "object",
+        "properties": {
+            "json": {"type": ["object", "boolean", "string"]},
+            "json_object": {"type": "boolean"},
+            "regex": {"type": "string"},
+            "grammar": {"type": "string"},
+            "choice": {"type": "array", "items": {"type": "string"}},
+        },
+    }
 }
 
 impl Fields {

@@ -7,44 +7,119 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sluice_engine::text::{Prompt, Tokenizer};
+use utoipa::ToSchema;
 
 use super::fields::Common;
-use super::reply::{self, Dialect, finish_reason, now};
+use super::reply::{self, ChatUsage, Dialect, finish_reason, now};
 use crate::answer::Delta;
 use crate::app::{App, Body, Ready};
 use crate::error::ApiError;
+use crate::openapi::{Computing, written};
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = CompletionRequest)]
 pub struct Request {
     prompt: PromptField,
+    /// Refused.
     #[serde(default)]
     echo: bool,
+    /// How likely each token was, with so many of the likeliest.
     #[serde(default)]
     logprobs: Option<usize>,
     #[serde(flatten)]
     common: Common,
 }
 
-/// A text, or token ids.
-#[derive(Deserialize)]
+impl Request {
+    /// The prompt, the likeliest tokens that are asked for, and the rest.
+    ///
+    /// # Errors
+    /// What cannot be obeyed, by name.
+    pub fn parts(self) -> Result<(PromptField, Option<usize>, Common), ApiError> {
+        self.common.check_others()?;
+        if self.echo {
+            return Err(ApiError::invalid("echo", "echo is not supported"));
+        }
+        Ok((self.prompt, self.logprobs, self.common))
+    }
+}
+
+/// A text, or token ids: of one prompt.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Prompt)]
 #[serde(untagged)]
-pub(super) enum PromptField {
+pub enum PromptField {
     Text(String),
     Tokens(Vec<u32>),
     Texts(Vec<String>),
     TokenLists(Vec<Vec<u32>>),
 }
 
+written! {
+    Completion, uses [CompletionChoice, ChatUsage], {
+        "type": "object",
+        "required": ["id", "object", "created", "model", "choices", "usage"],
+        "properties": {
+            "id": {"type": "string"},
+            "object": {"type": "string", "enum": ["text_completion"]},
+            "created": {"type": "integer"},
+            "model": {"type": "string"},
+            "choices": {"type": "array", "items": {"$ref": "#/components/schemas/CompletionChoice"}},
+            "usage": {"$ref": "#/components/schemas/ChatUsage"},
+        },
+    }
+}
+
+written! {
+    /// An event of a stream, which ends with `[DONE]`.
+    CompletionChunk, uses [CompletionChoice, ChatUsage], {
+        "type": "object",
+        "required": ["id", "object", "created", "model", "choices"],
+        "properties": {
+            "id": {"type": "string"},
+            "object": {"type": "string", "enum": ["text_completion"]},
+            "created": {"type": "integer"},
+            "model": {"type": "string"},
+            "choices": {"type": "array", "items": {"$ref": "#/components/schemas/CompletionChoice"}},
+            "usage": {"$ref": "#/components/schemas/ChatUsage"},
+        },
+    }
+}
+
+written! {
+    CompletionChoice, uses [], {
+        "type": "object",
+        "required": ["index", "text", "logprobs", "finish_reason"],
+        "properties": {
+            "index": {"type": "integer"},
+            "text": {"type": "string"},
+            "logprobs": {
+                "type": ["object", "null"],
+                "required": ["tokens", "token_logprobs", "top_logprobs", "text_offset"],
+                "properties": {
+                    "tokens": {"type": "array", "items": {"type": "string"}},
+                    "token_logprobs": {"type": "array", "items": {"type": ["number", "null"]}},
+                    "top_logprobs": {"type": "array", "items": {"type": "object", "additionalProperties": {"type": ["number", "null"]}}},
+                    "text_offset": {"type": "array", "items": {"type": "integer"}},
+                },
+            },
+            "finish_reason": {"type": ["string", "null"], "enum": ["stop", "length", null]},
+        },
+    }
+}
+
+/// Goes on with a text.
+#[utoipa::path(post, path = "/v1/completions", tag = "openai", request_body = Request, responses(
+    (status = 200, description = "The completion; with `stream` its events. Where a prompt takes long, white space comes before it.",
+        content((Completion = "application/json"), (CompletionChunk = "text/event-stream"))),
+    Computing,
+))]
 pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
     let ready = app.ready()?;
-    request.common.check_others()?;
-    if request.echo {
-        return Err(ApiError::invalid("echo", "echo is not supported"));
-    }
-    let prompt = one_prompt(&ready, request.prompt).await?;
-    let common = request.common;
+    let (prompt, logprobs, common) = request.parts()?;
+    let prompt = one_prompt(&ready, prompt).await?;
     let mut generation = common.generation(&ready.text, prompt.len(), ready.context)?;
-    generation.logprobs = request.logprobs;
+    generation.logprobs = logprobs;
     generation.marks = vec![prompt.len().saturating_sub(1)];
     let pending = ready.submit(prompt, generation, &common)?;
     let dialect = Completions {
@@ -52,7 +127,7 @@ pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Reques
         created: now(),
         model: ready.name.clone(),
         tokenizer: Arc::clone(&ready.text.tokenizer),
-        with_logprobs: request.logprobs.is_some(),
+        with_logprobs: logprobs.is_some(),
         gathered: (0..common.choices()?).map(|_| Gathered::default()).collect(),
         offsets: vec![0; common.choices()?],
     };

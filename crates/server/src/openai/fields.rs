@@ -4,13 +4,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use sluice_engine::Generation;
 use sluice_engine::text::TextSide;
+use utoipa::ToSchema;
 
 use crate::error::ApiError;
 use crate::exchange::ignore;
 
 /// How tokens are chosen, and how many.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = Sampling)]
 pub struct Common {
+    /// Any name.
     #[serde(default)]
     pub model: Option<String>,
     #[serde(default)]
@@ -21,6 +24,7 @@ pub struct Common {
     pub temperature: Option<f32>,
     #[serde(default)]
     pub top_p: Option<f32>,
+    /// 0 and less: any.
     #[serde(default)]
     pub top_k: Option<i64>,
     #[serde(default)]
@@ -33,33 +37,40 @@ pub struct Common {
     pub repetition_penalty: Option<f32>,
     #[serde(default)]
     pub seed: Option<i64>,
+    /// Answers: 16 at most.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 16)]
     pub n: Option<usize>,
     #[serde(default)]
     pub stop: Option<Stop>,
+    /// Tokens that end the answer, beside the model's own.
     #[serde(default)]
     pub stop_token_ids: Option<Vec<u32>>,
+    /// The model's own do not.
     #[serde(default)]
     pub ignore_eos: bool,
     #[serde(default)]
     pub stream: bool,
     #[serde(default)]
     pub stream_options: Option<StreamOptions>,
+    /// What is kept of prompts is shared among those of the same salt.
     #[serde(default)]
     pub cache_salt: Option<String>,
     #[serde(flatten)]
     pub others: Map<String, Value>,
 }
 
-#[derive(Debug, Deserialize)]
+/// Strings that end the answer: 16 at most, of 1,024 bytes.
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Stop {
     One(String),
     Many(Vec<String>),
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct StreamOptions {
+    /// The stream ends with how many tokens it took.
     #[serde(default)]
     pub include_usage: bool,
 }

@@ -6,6 +6,7 @@ use sluice_engine::Finish;
 
 use crate::answer::Delta;
 use crate::error::ApiError;
+use crate::openapi::written;
 use crate::reply::{self, Pending, Usage, Wire, data};
 
 pub use crate::reply::now;
@@ -30,6 +31,27 @@ struct Chunks<D> {
 }
 
 const DONE: &str = "data: [DONE]\n\n";
+
+written! {
+    /// Tokens of a request.
+    ChatUsage, uses [], {
+        "type": "object",
+        "required": ["prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"],
+        "properties": {
+            "prompt_tokens": {"type": "integer"},
+            "completion_tokens": {"type": "integer"},
+            "total_tokens": {"type": "integer"},
+            "prompt_tokens_details": {
+                "type": "object",
+                "required": ["cached_tokens", "cache_write_tokens"],
+                "properties": {
+                    "cached_tokens": {"type": "integer", "description": "Tokens of the prompt that were computed before."},
+                    "cache_write_tokens": {"type": "integer", "description": "Those that are kept from now on."},
+                },
+            },
+        },
+    }
+}
 
 fn usage_json(usage: Usage) -> Value {
     let Usage { prompt, cached, written, generated } = usage;

@@ -10,37 +10,96 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sluice_engine::{Generation, Session, Sessions};
 use tokio::sync::oneshot;
+use utoipa::{IntoParams, ToSchema};
 
 use super::chat::messages;
+use super::chat_fields::{ChatMessage, ChatTool};
 use super::completions::{PromptField, one_prompt};
 use super::fields::Common;
 use crate::app::{App, Body, Ready};
 use crate::demand::{Demanded, ToolChoice};
 use crate::error::ApiError;
+use crate::openapi::{Asking, Computing, Error, written};
 use crate::request::{Asked, Rendered};
 
-#[derive(Deserialize)]
+/// A conversation, or a text, to be kept under a name.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = SessionRequest)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
     name: String,
     #[serde(default)]
+    #[schema(value_type = Option<Vec<ChatMessage>>)]
     messages: Option<Vec<Map<String, Value>>>,
     #[serde(default)]
     prompt: Option<PromptField>,
     #[serde(default)]
+    #[schema(value_type = Option<Vec<ChatTool>>)]
     tools: Option<Value>,
     #[serde(default)]
+    #[schema(value_type = Object)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(default)]
     cache_salt: Option<String>,
 }
 
 /// Whose sessions are meant: another salt has others.
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct Whose {
     #[serde(default)]
     cache_salt: String,
+}
+
+written! {
+    SessionFacts, uses [], {
+        "type": "object",
+        "required": ["object", "name", "tokens", "created"],
+        "properties": {
+            "object": {"type": "string", "enum": ["session"]},
+            "name": {"type": "string"},
+            "tokens": {"type": "integer"},
+            "created": {"type": "integer", "description": "In seconds since 1970."},
+        },
+    }
+}
+
+written! {
+    SessionList, uses [SessionFacts], {
+        "type": "object",
+        "required": ["object", "data"],
+        "properties": {
+            "object": {"type": "string", "enum": ["list"]},
+            "data": {"type": "array", "items": {"$ref": "#/components/schemas/SessionFacts"}},
+        },
+    }
+}
+
+written! {
+    /// A session with its tokens.
+    LoadedSession, uses [], {
+        "type": "object",
+        "required": ["object", "name", "tokens", "prompt"],
+        "properties": {
+            "object": {"type": "string", "enum": ["session"]},
+            "name": {"type": "string"},
+            "tokens": {"type": "integer"},
+            "prompt": {"type": "array", "items": {"type": "integer"}},
+        },
+    }
+}
+
+written! {
+    DeletedSession, uses [], {
+        "type": "object",
+        "required": ["object", "name", "deleted"],
+        "properties": {
+            "object": {"type": "string", "enum": ["session.deleted"]},
+            "name": {"type": "string"},
+            "deleted": {"type": "boolean"},
+        },
+    }
 }
 
 fn to_json(session: &Session) -> Value {
@@ -59,6 +118,11 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'sta
     done.map_err(|e| ApiError::internal(format!("{e:#}")))
 }
 
+/// Sessions that are kept.
+#[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(Whose), responses(
+    (status = 200, description = "All of them.", body = SessionList),
+    (status = 400, description = "There is no prompt cache, or a parameter is not known.", body = Error), Asking,
+))]
 pub async fn list(State(app): State<Arc<App>>, Query(whose): Query<Whose>) -> Result<Json<Value>, ApiError> {
     let sessions = sessions(&*app.ready()?)?;
     let all = apart(move || sessions.list(whose.cache_salt.as_bytes())).await?;
@@ -66,6 +130,9 @@ pub async fn list(State(app): State<Arc<App>>, Query(whose): Query<Whose>) -> Re
 }
 
 /// Computes what is missing of a conversation, and has it written and named.
+#[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = Request, responses(
+    (status = 200, description = "It is kept.", body = SessionFacts), Computing,
+))]
 pub async fn save(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     sessions(&ready)?;
@@ -105,6 +172,11 @@ fn unknown(name: &str) -> ApiError {
 }
 
 /// Its tokens; they are read into memory while nothing else is to be done.
+#[utoipa::path(post, path = "/v1/sessions/{name}/load", tag = "sessions", params(("name" = String, Path), Whose), responses(
+    (status = 200, description = "What was kept.", body = LoadedSession),
+    (status = 400, description = "There is no prompt cache, or a parameter is not known.", body = Error),
+    (status = 404, description = "There is none of this name.", body = Error), Asking,
+))]
 pub async fn load(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
@@ -118,6 +190,12 @@ pub async fn load(
     Ok(Json(json!({"object": "session", "name": name, "tokens": loaded.tokens.len(), "prompt": loaded.tokens})))
 }
 
+/// Forgets a session.
+#[utoipa::path(delete, path = "/v1/sessions/{name}", tag = "sessions", params(("name" = String, Path), Whose), responses(
+    (status = 200, description = "It is forgotten.", body = DeletedSession),
+    (status = 400, description = "There is no prompt cache, or a parameter is not known.", body = Error),
+    (status = 404, description = "There is none of this name.", body = Error), Asking,
+))]
 pub async fn delete(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,

@@ -19,7 +19,7 @@ const PARAMETER_END: &str = "</parameter>";
 
 /// Line ends between a thought and what is said, as all families write them.
 const GAP: usize = 2;
-/// Bytes up to which a call's name is waited for.
+/// Bytes up to which a call's name is waited for; one that ends beyond is none, however the text was cut.
 const MAX_HEAD: usize = 4096;
 
 /// Makes pieces of an answer's text.
@@ -253,24 +253,24 @@ impl AnswerParser {
         let too_long = inside.len() > MAX_HEAD;
         if inside.starts_with('{') {
             return match head(inside) {
-                Seen::Yes((name, len)) => {
+                Seen::Yes((name, len)) if len <= MAX_HEAD => {
                     self.begin(&name, out);
                     self.drop_held(space + len);
                     self.go(At::Arguments(Scanner::new()))
                 }
                 Seen::More if !last && !too_long => self.wait(At::Call),
-                Seen::More | Seen::No => self.go(At::Whole { searched: 0 }),
+                _ => self.go(At::Whole { searched: 0 }),
             };
         }
         match tag(inside, FUNCTION) {
-            Seen::Yes((name, len)) => {
+            Seen::Yes((name, len)) if len <= MAX_HEAD => {
                 let name = name.to_owned();
                 self.begin(&name, out);
                 self.drop_held(space + len);
                 self.go(At::Parameters { tool: name, any: false })
             }
             Seen::More if !last && !too_long => self.wait(At::Call),
-            Seen::More | Seen::No => self.no_call(out),
+            _ => self.no_call(out),
         }
     }
 
@@ -347,7 +347,7 @@ impl AnswerParser {
             return self.go(At::End(&[CALLED]));
         }
         match tag(inside, PARAMETER) {
-            Seen::Yes((name, len)) => {
+            Seen::Yes((name, len)) if len <= MAX_HEAD => {
                 let kind = self.tools.as_ref().map_or(Kind::any(), |tools| tools.kind(&tool, name));
                 let begin = format!("{}\"{}\": ", if any { ", " } else { "{" }, json::escaped(name));
                 self.arguments_are(&begin, out);
@@ -356,7 +356,7 @@ impl AnswerParser {
             }
             Seen::More if !last && inside.len() <= MAX_HEAD => self.wait(At::Parameters { tool, any }),
             Seen::No if FUNCTION_END.starts_with(inside) && !last => self.wait(At::Parameters { tool, any }),
-            Seen::More | Seen::No => self.go_wrong(),
+            _ => self.go_wrong(),
         }
     }
 

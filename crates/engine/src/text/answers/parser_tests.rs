@@ -191,3 +191,16 @@ proptest! {
         parse(if xml { XML } else { JSON }, Opened::No, &[&text]);
     }
 }
+
+#[test]
+fn a_name_that_is_too_long_is_none_however_the_text_is_cut() {
+    let name = "n".repeat(MAX_HEAD);
+    let tagged = format!("<tool_call>\n<function={name}>\n</function>\n</tool_call>");
+    let broken = format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{\"a\": x}}}}\n</tool_call>");
+    for (style, answer) in [(XML, &tagged), (JSON, &broken)] {
+        let whole = parse(style, Opened::No, &[answer]);
+        assert_eq!(whole, [text(answer)]);
+        let parts: Vec<String> = answer.chars().map(String::from).collect();
+        assert_eq!(parse(style, Opened::No, &parts.iter().map(String::as_str).collect::<Vec<_>>()), whole);
+    }
+}

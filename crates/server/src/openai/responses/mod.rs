@@ -1,7 +1,7 @@
 //! `/v1/responses`, as clients use it that keep their conversations themselves: nothing is stored, and all that was said comes with each request.
 
 mod reply;
-mod request;
+pub mod request;
 
 use std::sync::Arc;
 
@@ -10,12 +10,19 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use self::reply::Responses;
+use self::reply::{ResponseEvent, ResponseObject, Responses};
 use self::request::Request;
 use crate::app::{App, Body};
 use crate::error::ApiError;
+use crate::openapi::Computing;
 use crate::reply as sending;
 
+/// Answers a conversation that comes whole with each request: nothing is stored.
+#[utoipa::path(post, path = "/v1/responses", tag = "openai", request_body = Request, responses(
+    (status = 200, description = "The response; with `stream` its events, each named by its `type`. Where a prompt takes long, white space comes before it.",
+        content((ResponseObject = "application/json"), (ResponseEvent = "text/event-stream"))),
+    Computing,
+))]
 pub async fn responses(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
     let ready = app.ready()?;
     let (asked, wishes) = request.asked()?;

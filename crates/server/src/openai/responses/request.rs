@@ -2,23 +2,29 @@
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use super::brought_back;
 use crate::demand::{Demanded, ToolChoice, format_of};
 use crate::error::ApiError;
 use crate::exchange::ignore;
 use crate::openai::{Common, Stop};
+use crate::openapi::{ANY, written};
 use crate::request::{Asked, Thinking, Turn, function, tool_call};
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = ResponseRequest)]
 pub struct Request {
     #[serde(default)]
+    #[schema(value_type = ResponseInput)]
     input: Value,
     #[serde(default)]
     instructions: Option<String>,
     #[serde(default)]
+    #[schema(value_type = Option<Vec<ResponseTool>>)]
     tools: Option<Vec<Value>>,
     #[serde(default)]
+    #[schema(value_type = ResponseToolChoice)]
     tool_choice: Value,
     #[serde(default)]
     parallel_tool_calls: Option<bool>,
@@ -31,14 +37,17 @@ pub struct Request {
     #[serde(default)]
     stream: Option<bool>,
     #[serde(default)]
+    #[schema(value_type = ResponseReasoning)]
     reasoning: Value,
+    /// `reasoning.encrypted_content`: thoughts come back with the client.
     #[serde(default)]
     include: Option<Vec<String>>,
     #[serde(default)]
+    #[schema(value_type = ResponseText)]
     text: Value,
     #[serde(default)]
     metadata: Value,
-    /// What OpenAI does not know and our users want.
+    // What OpenAI does not know and our users want.
     #[serde(default)]
     top_k: Option<i64>,
     #[serde(default)]
@@ -53,12 +62,105 @@ pub struct Request {
     seed: Option<i64>,
     #[serde(default)]
     stop: Option<Stop>,
+    /// What is kept of prompts is shared among those of the same salt.
     #[serde(default)]
     cache_salt: Option<String>,
+    /// More names that the template may look at.
     #[serde(default)]
+    #[schema(value_type = Object)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
     others: Map<String, Value>,
+}
+
+written! {
+    /// A text, or items of a conversation.
+    ResponseInput, uses [], {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {
+                "type": "object",
+                "properties": {
+                    "type": {"type": "string", "description": "message, reasoning, function_call, function_call_output, custom_tool_call or custom_tool_call_output"},
+                    "role": {"type": "string", "description": "user, assistant, system or developer"},
+                    "content": {"anyOf": [
+                        {"type": ["string", "null"]},
+                        {"type": "array", "items": {
+                            "type": "object",
+                            "required": ["type"],
+                            "properties": {"type": {"type": "string"}, "text": {"type": "string"}},
+                        }},
+                    ]},
+                    "summary": {"type": "array", "items": {"type": "object", "properties": {"type": {"type": "string"}, "text": {"type": "string"}}}},
+                    "encrypted_content": {"type": ["string", "null"]},
+                    "call_id": {"type": "string"},
+                    "name": {"type": "string"},
+                    "arguments": {"type": "string"},
+                    "output": {"type": ANY},
+                },
+            }},
+        ],
+    }
+}
+
+written! {
+    /// A function that may be called. Tools of other types have no effect.
+    ResponseTool, uses [], {
+        "type": "object",
+        "required": ["type"],
+        "properties": {
+            "type": {"type": "string"},
+            "name": {"type": "string", "minLength": 1, "maxLength": 128},
+            "description": {"type": ["string", "null"]},
+            "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
+        },
+    }
+}
+
+written! {
+    /// Which tools may be called.
+    ResponseToolChoice, uses [], {
+        "anyOf": [
+            {"type": ["string", "null"], "enum": ["auto", "none", "required", null]},
+            {
+                "type": "object",
+                "required": ["type", "name"],
+                "properties": {"type": {"type": "string", "enum": ["function"]}, "name": {"type": "string"}},
+            },
+        ],
+    }
+}
+
+written! {
+    /// Whether to think, and whether thoughts are shown as their own summary.
+    ResponseReasoning, uses [], {
+        "type": ["object", "null"],
+        "properties": {
+            "effort": {"type": ["string", "null"], "description": "none: no thinking."},
+            "summary": {"type": ["string", "null"]},
+        },
+    }
+}
+
+written! {
+    /// What the text of the answer is.
+    ResponseText, uses [], {
+        "type": ["object", "null"],
+        "properties": {
+            "format": {
+                "type": ["object", "null"],
+                "required": ["type"],
+                "properties": {
+                    "type": {"type": "string", "enum": ["text", "json_object", "json_schema", "regex", "grammar"]},
+                    "name": {"type": "string"},
+                    "schema": {"type": ["object", "boolean"]},
+                    "regex": {"type": "string"},
+                    "grammar": {"type": "string"},
+                },
+            },
+            "verbosity": {"type": ANY, "description": "It has no effect."},
+        },
+    }
 }
 
 /// How the answer is to be told.

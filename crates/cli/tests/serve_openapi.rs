@@ -1,0 +1,196 @@
+//! `/openapi.json` is what the server does: what it answers is of the schemas that are written there, in every dialect, whole and streamed.
+
+mod support;
+
+use jsonschema::Validator;
+use serde_json::{Value, json};
+use support::server::{Server, agent};
+
+/// The document of a server, and the same where nothing is allowed that is not described.
+struct Document {
+    open: Value,
+    closed: Value,
+}
+
+impl Document {
+    fn of(server: &Server) -> Document {
+        let (status, text) = server.get("/openapi.json");
+        assert_eq!(status, 200);
+        let open: Value = serde_json::from_str(&text).unwrap();
+        // Clients are to put up with fields that they do not know; here a field that is not described is a mistake.
+        let mut closed = open.clone();
+        closed["components"]["schemas"].as_object_mut().unwrap().values_mut().for_each(close);
+        Document { open, closed }
+    }
+
+    /// Holds that `answer` is what `path` answers with this status.
+    fn holds(&self, method: &str, path: &str, status: u16, answer: &Value) {
+        let response = &self.closed["paths"][path][method]["responses"][status.to_string()];
+        self.check(&response["content"]["application/json"]["schema"], path, answer);
+    }
+
+    fn events_hold(&self, path: &str, events: &[Value]) {
+        let content = &self.closed["paths"][path]["post"]["responses"]["200"]["content"];
+        events.iter().for_each(|event| self.check(&content["text/event-stream"]["schema"], path, event));
+    }
+
+    fn check(&self, schema: &Value, path: &str, value: &Value) {
+        assert!(schema.is_object(), "{path} does not say what it answers");
+        let errors: Vec<String> = validator(&self.closed, schema)
+            .iter_errors(value)
+            .map(|e| format!("{e} at {}", e.instance_path()))
+            .collect();
+        assert!(errors.is_empty(), "{path}: {errors:?} in {value:#}");
+    }
+
+    fn takes(&self, path: &str, body: &Value) -> bool {
+        let content = &self.open["paths"][path]["post"]["requestBody"]["content"];
+        validator(&self.open, &content["application/json"]["schema"]).is_valid(body)
+    }
+}
+
+fn validator(document: &Value, schema: &Value) -> Validator {
+    let mut schema = schema.clone();
+    schema["components"] = document["components"].clone();
+    jsonschema::draft202012::new(&schema).unwrap()
+}
+
+/// Nothing but what is listed, where anything is.
+fn close(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            let lists =
+                fields.get("properties").is_some_and(Value::is_object) && !fields.contains_key("additionalProperties");
+            fields.values_mut().for_each(close);
+            if lists && fields.get("type").is_some() {
+                fields.insert("additionalProperties".into(), false.into());
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(close),
+        _ => {}
+    }
+}
+
+fn function() -> Value {
+    let parameters =
+        json!({"type": "object", "properties": {"path": {"type": "string", "maxLength": 4}}, "required": ["path"]});
+    json!({"name": "read", "parameters": parameters})
+}
+
+/// Bodies that make answers of all kinds.
+fn bodies() -> Vec<(&'static str, Value)> {
+    let said = json!([{"role": "user", "content": "Tell me a story."}]);
+    let tool = json!({"type": "function", "function": function()});
+    let mut flat = function();
+    flat["type"] = "function".into();
+    let own = json!({"name": "read", "input_schema": function()["parameters"]});
+    vec![
+        ("/v1/completions", json!({"prompt": "Once", "max_tokens": 4, "logprobs": 2, "n": 2})),
+        ("/v1/chat/completions", json!({"messages": said, "max_tokens": 4, "logprobs": true, "top_logprobs": 2})),
+        (
+            "/v1/chat/completions",
+            json!({"messages": said, "max_tokens": 90, "tools": [tool], "tool_choice": "required"}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "Tell me a story.", "max_output_tokens": 4, "include": ["reasoning.encrypted_content"]}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": said, "max_output_tokens": 90, "tools": [flat], "tool_choice": "required", "text": {"verbosity": "low"}}),
+        ),
+        ("/v1/messages", json!({"messages": said, "max_tokens": 4, "thinking": {"type": "adaptive"}})),
+        ("/v1/messages", json!({"messages": said, "max_tokens": 90, "tools": [own], "tool_choice": {"type": "any"}})),
+    ]
+}
+
+#[test]
+fn answers_are_of_their_schemas() {
+    let Some(server) = Server::start(&[]) else { return };
+    let document = Document::of(&server);
+    for (path, body) in bodies() {
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(status, 200, "{answer}");
+        document.holds("post", path, 200, &answer);
+    }
+    let said = json!([{"role": "user", "content": "Hi"}]);
+    for (path, body) in [
+        ("/v1/messages/count_tokens", json!({"messages": said})),
+        ("/tokenize", json!({"content": "Once upon"})),
+        ("/tokenize", json!({"messages": said, "with_pieces": true, "return_token_strs": true})),
+        ("/detokenize", json!({"tokens": [50, 60]})),
+    ] {
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(status, 200, "{answer}");
+        document.holds("post", path, 200, &answer);
+    }
+    for (path, asked) in
+        [("/v1/models", "/v1/models"), ("/v1/models/{name}", "/v1/models/org/any"), ("/health", "/health")]
+    {
+        let (status, answer) = server.get(asked);
+        assert_eq!(status, 200);
+        document.holds("get", path, 200, &serde_json::from_str(&answer).unwrap());
+    }
+}
+
+#[test]
+fn events_are_of_their_schemas() {
+    let Some(server) = Server::start(&[]) else { return };
+    let document = Document::of(&server);
+    for (path, mut body) in bodies() {
+        body["stream"] = true.into();
+        let events = match path {
+            "/v1/responses" | "/v1/messages" => server.named_events(path, &body),
+            _ => {
+                body["stream_options"] = json!({"include_usage": true});
+                server.stream(path, &body)
+            }
+        };
+        assert!(events.len() > 4);
+        document.events_hold(path, &events);
+    }
+}
+
+#[test]
+fn errors_are_of_their_schemas_and_what_is_sent_is_described() {
+    let Some(server) = Server::start(&[]) else { return };
+    let document = Document::of(&server);
+    for (path, body) in bodies() {
+        assert!(document.takes(path, &body), "{path}: {body}");
+        for (field, value) in [("temperature", json!("warm")), ("stream", json!(5)), ("top_p", json!([]))] {
+            let mut wrong = body.clone();
+            wrong[field] = value;
+            assert!(!document.takes(path, &wrong), "{path}: {wrong}");
+            let (status, answer) = server.post(path, &wrong);
+            assert_eq!(status, 400, "{answer}");
+            document.holds("post", path, 400, &answer);
+        }
+    }
+    let (status, answer) = server.get("/v1/sessions");
+    assert_eq!(status, 400);
+    document.holds("get", "/v1/sessions", 400, &serde_json::from_str(&answer).unwrap());
+}
+
+#[test]
+fn sessions_are_of_their_schemas() {
+    let folder = tempfile::tempdir().unwrap();
+    let flag = format!("--prompt-cache={}", folder.path().display());
+    let Some(server) = Server::start(&[&flag]) else { return };
+    let document = Document::of(&server);
+    let (status, saved) =
+        server.post("/v1/sessions", &json!({"name": "a", "prompt": "Once upon a time there was a fox."}));
+    assert_eq!(status, 200, "{saved}");
+    document.holds("post", "/v1/sessions", 200, &saved);
+    let (status, all) = server.get("/v1/sessions");
+    assert_eq!(status, 200, "{all}");
+    document.holds("get", "/v1/sessions", 200, &serde_json::from_str(&all).unwrap());
+    let (status, loaded) = server.post("/v1/sessions/a/load", &json!({}));
+    assert_eq!(status, 200, "{loaded}");
+    document.holds("post", "/v1/sessions/{name}/load", 200, &loaded);
+    for status in [200, 404] {
+        let mut response = agent().delete(server.url("/v1/sessions/a")).call().unwrap();
+        assert_eq!(response.status(), status);
+        let answer: Value = response.body_mut().read_json().unwrap();
+        document.holds("delete", "/v1/sessions/{name}", status, &answer);
+    }
+}

@@ -1,0 +1,48 @@
+//! Requests' bodies without a server: what becomes of one up to where the model would be asked. For those who try bodies of all kinds.
+
+use serde::de::DeserializeOwned;
+use sluice_engine::text::{Reading, TextSide};
+
+use crate::anthropic;
+use crate::error::ApiError;
+use crate::openai::{chat, completions, responses};
+use crate::request::Asked;
+
+fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|e| ApiError::invalid("", e.to_string()))
+}
+
+/// Reads a body as the handler of `path` does: the conversation goes through the template and the tokenizer of `text`, all but grammars is checked. Tokens of the prompt.
+///
+/// # Errors
+/// The status that the request would be answered with, and why.
+pub fn read(text: &TextSide, path: &str, body: &[u8], context: usize) -> Result<usize, (u16, String)> {
+    let asked = || -> Result<Asked, ApiError> {
+        match path {
+            "/v1/chat/completions" => parsed::<chat::Request>(body)?.asked(),
+            "/v1/responses" => Ok(parsed::<responses::request::Request>(body)?.asked()?.0),
+            "/v1/messages" => parsed::<anthropic::request::Request>(body)?.asked(),
+            "/v1/completions" => {
+                let (_, _, common) = parsed::<completions::Request>(body)?.parts()?;
+                Ok(Asked { common, ..Asked::default() })
+            }
+            _ => Err(ApiError::not_found(path)),
+        }
+    };
+    let done = || -> Result<usize, ApiError> {
+        let mut asked = asked()?;
+        let common = std::mem::take(&mut asked.common);
+        common.choices()?;
+        common.stops()?;
+        let tokens = if path == "/v1/completions" {
+            Vec::new()
+        } else {
+            let tokens = asked.conversation()?.rendered(text, true)?.tokens;
+            Reading::new(text, asked.demanded.tools.as_ref(), &tokens).parser();
+            tokens
+        };
+        common.generation(text, tokens.len(), context)?;
+        Ok(tokens.len())
+    };
+    done().map_err(|e| (e.status.as_u16(), e.message))
+}
