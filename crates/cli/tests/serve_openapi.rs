@@ -166,9 +166,13 @@ fn errors_are_of_their_schemas_and_what_is_sent_is_described() {
             document.holds("post", path, 400, &answer);
         }
     }
-    let (status, answer) = server.get("/v1/sessions");
-    assert_eq!(status, 400);
-    document.holds("get", "/v1/sessions", 400, &serde_json::from_str(&answer).unwrap());
+    for (path, asked) in
+        [("/v1/sessions", "/v1/sessions"), ("/v1/sessions", "/v1/sessions?salt=x"), ("/page/{name}", "/page/%ff")]
+    {
+        let (status, answer) = server.get(asked);
+        assert_eq!(status, 400, "{asked}: {answer}");
+        document.holds("get", path, 400, &serde_json::from_str(&answer).unwrap());
+    }
 }
 
 #[test]
@@ -178,7 +182,7 @@ fn sessions_are_of_their_schemas() {
     let Some(server) = Server::start(&[&flag]) else { return };
     let document = Document::of(&server);
     let (status, saved) =
-        server.post("/v1/sessions", &json!({"name": "a", "prompt": "Once upon a time there was a fox."}));
+        server.post("/v1/sessions", &json!({"name": "a", "prompt": "Once upon a time there was a fox. ".repeat(60)}));
     assert_eq!(status, 200, "{saved}");
     document.holds("post", "/v1/sessions", 200, &saved);
     let (status, all) = server.get("/v1/sessions");

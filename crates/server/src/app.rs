@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use axum::extract::{FromRequest, Request, State};
+use axum::extract::{FromRequest, FromRequestParts, Path as UrlPath, Request, State};
+use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
@@ -189,6 +190,18 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
         let bytes = bytes.map_err(too_slow)?.map_err(too_large)?;
         let wrong = |e: serde_json::Error| ApiError::invalid("", format!("the request is not what it should be: {e}"));
         serde_json::from_slice(&bytes).map(Body).map_err(wrong)
+    }
+}
+
+/// A name in the path, with what is wrong with it in the API's own words.
+pub struct Name(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Name, ApiError> {
+        let name = UrlPath::<String>::from_request_parts(parts, state).await;
+        name.map(|UrlPath(name)| Name(name)).map_err(|e| ApiError::invalid("name", e.body_text()))
     }
 }
 

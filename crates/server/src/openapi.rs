@@ -202,9 +202,14 @@ fn complete(mut document: Document) -> Document {
         |what: &str| RefOr::T(HeaderBuilder::new().schema(Some(String::schema())).description(Some(what)).build());
     let named = |path: String| path.replace("{*", "{");
     document.paths.paths = document.paths.paths.into_iter().map(|(path, item)| (named(path), item)).collect();
-    for item in document.paths.paths.values_mut() {
-        let operations = [&mut item.get, &mut item.post, &mut item.delete];
-        for operation in operations.into_iter().flatten() {
+    for (path, item) in &mut document.paths.paths {
+        let operations = [("get", &mut item.get), ("post", &mut item.post), ("delete", &mut item.delete)];
+        for (method, operation) in operations {
+            let Some(operation) = operation else { continue };
+            // Handlers of different paths may be called alike.
+            let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+            let words: Vec<&str> = [method].into_iter().chain(words).collect();
+            operation.operation_id = Some(words.join("_"));
             for response in operation.responses.responses.values_mut() {
                 if let RefOr::T(response) = response {
                     let id = header("The request's id: the client's `x-request-id`, or one made here.");
@@ -295,6 +300,11 @@ mod tests {
             assert_eq!(schema("/v1/chat/completions"), "#/components/schemas/Error", "{status}");
             assert_eq!(schema("/v1/messages"), "#/components/schemas/AnthropicError", "{status}");
         }
+        let operations =
+            document["paths"].as_object().unwrap().values().flat_map(|item| item.as_object().unwrap().values());
+        let ids: Vec<&Value> = operations.map(|operation| &operation["operationId"]).collect();
+        let different: BTreeSet<&str> = ids.iter().map(|id| id.as_str().unwrap()).collect();
+        assert_eq!(different.len(), ids.len(), "{ids:?}");
         // Whether the server is there may be asked without a key.
         assert_eq!(document["paths"]["/health"]["get"]["security"], json!([{}]));
     }

@@ -3,10 +3,10 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use axum::extract::Path;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use crate::app::Name;
 use crate::error::ApiError;
 use crate::openapi::{Error, Seeing};
 
@@ -65,10 +65,11 @@ pub async fn index(headers: HeaderMap) -> Response {
     responses(
         (status = 200, description = "The file.", content((String = "text/css"), (String = "text/javascript"), (String = "image/svg+xml"), (String = "text/html"), (String = "text/plain"))),
         (status = 304, description = "It is what `if-none-match` says."),
+        (status = 400, description = "The name is no text.", body = Error),
         (status = 404, description = "There is none of this name.", body = Error), Seeing,
     ),
 )]
-pub async fn named(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
+pub async fn named(Name(name): Name, headers: HeaderMap) -> Result<Response, ApiError> {
     let found = FILES.iter().find(|file| file.name == name);
     found.map(|file| file.answer(&headers)).ok_or_else(|| ApiError::not_found(&format!("/page/{name}")))
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{FromRequestParts, Query, State};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sluice_engine::{Generation, Session, Sessions};
@@ -16,7 +17,7 @@ use super::chat::messages;
 use super::chat_fields::{ChatMessage, ChatTool};
 use super::completions::{PromptField, one_prompt};
 use super::fields::Common;
-use crate::app::{App, Body, Ready};
+use crate::app::{App, Body, Name, Ready};
 use crate::demand::{Demanded, ToolChoice};
 use crate::error::ApiError;
 use crate::openapi::{Asking, Computing, Error, written};
@@ -50,6 +51,15 @@ pub struct Request {
 pub struct Whose {
     #[serde(default)]
     cache_salt: String,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Whose {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Whose, ApiError> {
+        let whose = Query::<Whose>::from_request_parts(parts, state).await;
+        whose.map(|Query(whose)| whose).map_err(|e| ApiError::invalid("", e.body_text()))
+    }
 }
 
 written! {
@@ -123,7 +133,7 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'sta
     (status = 200, description = "All of them.", body = SessionList),
     (status = 400, description = "There is no prompt cache, or a parameter is not known.", body = Error), Asking,
 ))]
-pub async fn list(State(app): State<Arc<App>>, Query(whose): Query<Whose>) -> Result<Json<Value>, ApiError> {
+pub async fn list(State(app): State<Arc<App>>, whose: Whose) -> Result<Json<Value>, ApiError> {
     let sessions = sessions(&*app.ready()?)?;
     let all = apart(move || sessions.list(whose.cache_salt.as_bytes())).await?;
     Ok(Json(json!({"object": "list", "data": all.iter().map(to_json).collect::<Vec<_>>()})))
@@ -177,11 +187,7 @@ fn unknown(name: &str) -> ApiError {
     (status = 400, description = "There is no prompt cache, or a parameter is not known.", body = Error),
     (status = 404, description = "There is none of this name.", body = Error), Asking,
 ))]
-pub async fn load(
-    State(app): State<Arc<App>>,
-    Path(name): Path<String>,
-    Query(whose): Query<Whose>,
-) -> Result<Json<Value>, ApiError> {
+pub async fn load(State(app): State<Arc<App>>, Name(name): Name, whose: Whose) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     let (sessions, own) = (sessions(&ready)?, name.clone());
     let loaded =
@@ -196,11 +202,7 @@ pub async fn load(
     (status = 400, description = "There is no prompt cache, or a parameter is not known.", body = Error),
     (status = 404, description = "There is none of this name.", body = Error), Asking,
 ))]
-pub async fn delete(
-    State(app): State<Arc<App>>,
-    Path(name): Path<String>,
-    Query(whose): Query<Whose>,
-) -> Result<Json<Value>, ApiError> {
+pub async fn delete(State(app): State<Arc<App>>, Name(name): Name, whose: Whose) -> Result<Json<Value>, ApiError> {
     let (sessions, own) = (sessions(&*app.ready()?)?, name.clone());
     if !apart(move || sessions.delete(whose.cache_salt.as_bytes(), &own)).await? {
         return Err(unknown(&name));
