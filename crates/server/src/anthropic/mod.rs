@@ -18,7 +18,7 @@ use crate::error::ApiError;
 use crate::reply as sending;
 
 pub async fn messages(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.model()).await?;
     let asked = request.asked()?;
     let (streamed, is_marked) = (asked.common.stream, asked.is_marked());
     let pending = asked.submit(&ready).await?;
@@ -28,7 +28,7 @@ pub async fn messages(State(app): State<Arc<App>>, Body(request): Body<Request>)
 
 /// How many tokens a conversation has, with all that the template puts around it.
 pub async fn count_tokens(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.model()).await?;
     let rendered = request.asked()?.rendered(&ready).await?;
     Ok(Json(json!({"input_tokens": rendered.tokens.len()})))
 }

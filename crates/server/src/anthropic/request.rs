@@ -139,6 +139,11 @@ impl Request {
         Ok(Asked { messages, demanded, thinking, extra: self.chat_template_kwargs, logprobs: None, common })
     }
 
+    /// Which model it names.
+    pub fn model(&self) -> Option<&str> {
+        self.others.get("model").and_then(Value::as_str)
+    }
+
     fn check_others(&self) -> Result<(), ApiError> {
         for (field, value) in &self.others {
             let asks = !value.is_null() && *value != json!([]) && *value != json!({});

@@ -17,7 +17,7 @@ use crate::error::ApiError;
 use crate::reply as sending;
 
 pub async fn responses(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.model()).await?;
     let (asked, wishes) = request.asked()?;
     let streamed = asked.common.stream;
     let pending = asked.submit(&ready).await?;
