@@ -23,9 +23,12 @@ const MAX_TEMPLATE: u64 = 4 << 20;
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
+/// Where templates were read, and their names with their texts.
+type Sources = (PathBuf, Vec<(String, String)>);
+
 /// Finds the template of a checkpoint: `chat_template.jinja` (with more of them in `additional_chat_templates/`), or `chat_template` in
-/// `tokenizer_config.json`, a string or a list of named ones, or `chat_template.json`. `None` where there is none; else the file, and names with texts.
-fn sources(folder: &Path) -> Result<Option<(PathBuf, Vec<(String, String)>)>> {
+/// `tokenizer_config.json`, a string or a list of named ones, or `chat_template.json`. `None` where there is none.
+fn sources(folder: &Path) -> Result<Option<Sources>> {
     let jinja = folder.join("chat_template.jinja");
     if jinja.exists() {
         let mut templates = vec![("default".to_owned(), read_text(&jinja)?)];
