@@ -68,7 +68,10 @@ const DISK: [(&str, &str); 9] = [
     ("sluice:prompt_cache_read_bytes", "Bytes read from it since the start"),
     ("sluice:prompt_cache_prefetched", "Tokens of prompts read from it before anybody asked"),
     ("sluice:prompt_cache_dropped", "Blocks that were not written, since too much was waiting"),
-    ("sluice:prompt_cache_wrong", "Blocks that were not what had been written, and were computed instead"),
+    (
+        "sluice:prompt_cache_wrong",
+        "Blocks that could not be read or were not what had been written, and were computed instead",
+    ),
     ("sluice:prompt_cache_too_dear", "Prompts that were computed since reading would have taken longer"),
     ("sluice:prompt_cache_broken", "1 where an error has ended its use"),
 ];
