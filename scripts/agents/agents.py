@@ -24,7 +24,7 @@ COMMAND = "wc -l < notes.txt > count.txt"
 
 @dataclass
 class Places:
-    """Where a session lives: its home, its work, the server (behind the script), what npm has unpacked, Python with the SDKs."""
+    """Where a session lives: its home, its work, the server (behind the script), {package of npm: where it was unpacked}, Python with the SDKs."""
 
     home: Path
     work: Path
@@ -35,9 +35,15 @@ class Places:
 
 class Agent:
     name = package = None
+    # What it sends is test data, with --fixtures.
+    recorded = True
 
     def version(self):
-        return {**NPM, **PYPI}[self.package]
+        return NPM[self.package]
+
+    def needs(self):
+        """What must be installed, as its registry's client calls it."""
+        return f"{self.package}@{self.version()}"
 
 
 class Codex(Agent):
@@ -49,7 +55,9 @@ class Codex(Agent):
         def run(command):
             return (["exec_command"], {"cmd": command})
 
-        return [run("cat notes.txt"), run("sed -i s/red/grey/ notes.txt"), run(COMMAND)]
+        # The first is in a namespace: Codex says that there is no such agent, and goes on.
+        stray = (["multi_agent_v1.close_agent"], {"target": "nobody"})
+        return [stray, run("cat notes.txt"), run("sed -i s/red/grey/ notes.txt"), run(COMMAND)]
 
     def command(self, places):
         (places.home / ".codex").mkdir()
@@ -140,8 +148,16 @@ def own_steps():
 class Sdk(Agent):
     """A loop around an SDK, in sdk.py or sdk.mjs, with tools of its own."""
 
+    recorded = False
+
     def __init__(self, name, package, program, way):
         self.name, self.package, self.program, self.way = name, package, program, way
+
+    def version(self):
+        return (PYPI if self.program == "sdk.py" else NPM)[self.package]
+
+    def needs(self):
+        return f"{self.package}=={self.version()}" if self.program == "sdk.py" else super().needs()
 
     def steps(self, work):
         return own_steps()

@@ -3,18 +3,19 @@
 import json
 import re
 
-TEXT, NOTE = 200, 60
+# Texts that are longer are cut, to so many characters; the descriptions of tools too.
+LONG, TEXT, NOTE = 200, 60, 40
 # Tools that are kept beside those of the script: one of each kind, and so many functions.
 OTHERS = 2
 HEADERS = ("anthropic-version", "anthropic-beta", "originator", "x-app")
 
 
-def cut(value, most):
+def cut(value, longest, most):
     if isinstance(value, str):
-        return value if len(value) <= most else value[:most].rstrip() + " [..]"
+        return value if len(value) <= longest else value[:most].rstrip() + " [..]"
     if isinstance(value, list):
-        return [cut(item, most) for item in value]
-    return {name: cut(item, most) for name, item in value.items()} if isinstance(value, dict) else value
+        return [cut(item, longest, most) for item in value]
+    return {name: cut(item, longest, most) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def few(schema, most):
@@ -33,7 +34,7 @@ def cut_tool(tool, keep):
     tool = json.loads(json.dumps(tool))
     function = tool.get("function", tool)
     if "description" in function:
-        function["description"] = cut(function["description"], NOTE)
+        function["description"] = cut(function["description"], NOTE, NOTE)
     for name in ("parameters", "input_schema"):
         if isinstance(function.get(name), dict):
             function[name] = few(function[name], 99 if keep else 2)
@@ -63,13 +64,18 @@ def plain(text, work):
     return re.sub(r"(?<![0-9a-f])[0-9a-f]{62,64}(?![0-9a-f])", "0" * 64, text)
 
 
+def ignored(exchange):
+    names = next((value for name, value in exchange.answer_headers.items() if name.lower() == "sluice-ignored"), "")
+    return [name for name in names.split(", ") if name]
+
+
 def fixture(row, exchanges, steps, work):
     used = {step["name"] for step in steps}
 
     def body(exchange):
         whole = json.loads(plain(exchange.body.decode(), work))
         tools = whole.pop("tools", None)
-        small = cut(whole, TEXT)
+        small = cut(whole, LONG, TEXT)
         return small if tools is None else {**small, "tools": cut_tools(tools, used)}
 
     asked = [exchange for exchange in exchanges if isinstance(exchange.step, int)]
@@ -81,5 +87,15 @@ def fixture(row, exchanges, steps, work):
         "requests": [body(exchange) for exchange in asked],
         "asides": [body(exchange) for exchange in exchanges if exchange.step == "aside"],
         "steps": json.loads(plain(json.dumps(steps), work)),
-        "ignored": next((v for k, v in asked[0].answer_headers.items() if k.lower() == "sluice-ignored"), "").split(", "),
+        "ignored": [ignored(exchange) for exchange in asked],
     }
+
+
+def written(found):
+    """As JSON, a request a line."""
+    line = lambda value: json.dumps(value, ensure_ascii=False)  # noqa: E731
+    fields = []
+    for name, value in found.items():
+        many = isinstance(value, list) and value
+        fields.append(f'"{name}": ' + ("[\n  " + ",\n  ".join(map(line, value)) + "\n ]" if many else line(value)))
+    return "{\n " + ",\n ".join(fields) + "\n}\n"

@@ -37,16 +37,28 @@ class Dialect:
     def __init__(self, name, schema, choice, calls, say):
         self.name, self.schema, self.choice, self.calls, self.say = name, schema, choice, calls, say
 
+    def tools(self, body):
+        """(name, tool) of each; those in a namespace are called NAMESPACE.NAME."""
+        for tool in body.get("tools") or []:
+            yield self.name(tool), tool
+            for inner in tool.get("tools") or []:
+                yield f"{self.name(tool)}.{self.name(inner)}", inner
+
     def names(self, body):
-        return [self.name(tool) for tool in body.get("tools") or []]
+        return [name for name, _ in self.tools(body)]
 
     def narrow(self, body, name, arguments, last):
         """`last`: names of the tools that are narrowed in some step. They go behind the others: what comes before them stays as it is, and is found in the cache."""
-        for tool in body["tools"]:
-            if self.name(tool) == name:
+        for found, tool in self.tools(body):
+            if found == name:
                 self.schema(tool, const(arguments))
         body["tools"].sort(key=lambda tool: (self.name(tool) in last, self.name(tool) == name))
         body["tool_choice"] = self.choice(name)
+
+
+def responses_choice(name):
+    namespace, _, name = name.rpartition(".")
+    return {"type": "function", "name": name, **({"namespace": namespace} if namespace else {})}
 
 
 def chat_say(body, text):
@@ -85,7 +97,7 @@ DIALECTS = {
     "/v1/responses": Dialect(
         lambda tool: tool.get("name"),
         lambda tool, schema: tool.update(parameters=schema),
-        lambda name: {"type": "function", "name": name},
+        responses_choice,
         lambda body: sum(item.get("type") in ("function_call", "custom_tool_call") for item in body["input"] if isinstance(item, dict)),
         responses_say,
     ),
