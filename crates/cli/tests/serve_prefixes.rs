@@ -99,7 +99,7 @@ fn messages() -> Dialect {
         path: "/v1/messages",
         said: "messages",
         tools: json!([{"name": "read", "input_schema": schema()}]),
-        must: [json!({"type": "any"}), json!({"type": "none"})],
+        must: [json!({"type": "any", "disable_parallel_tool_use": true}), json!({"type": "none"})],
         most: "max_tokens",
         budget: json!({"thinking": {"type": "enabled", "budget_tokens": 6}}),
         thought: "signature",
@@ -141,7 +141,7 @@ fn converse(dialect: &Dialect, thoughts: Thoughts) {
         for step in 0..3 {
             let calls = step < 2;
             let mut body = json!({
-                "tools": dialect.tools, "tool_choice": dialect.must[usize::from(!calls)], "temperature": 0,
+                "tools": dialect.tools, "tool_choice": dialect.must[usize::from(!calls)], "parallel_tool_calls": false, "temperature": 0,
                 "chat_template_kwargs": {"thinks": thinks, "preserve_thinking": thoughts != Thoughts::Stripped},
             });
             body[dialect.said] = said.clone().into();
