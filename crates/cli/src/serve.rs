@@ -158,9 +158,10 @@ pub fn run(args: ServeArgs) -> Result<()> {
         idle_unload: args.idle_unload.map(Duration::from_secs),
         log_requests: !args.no_request_log,
     };
-    // Requests wait for the engine most of the time: two threads are plenty beside those that compute.
+    // An event takes some microseconds. A second thread would be woken for every one of them, mostly to find that the first has done it. What takes long (templates, tokenizers,
+    // grammars) runs elsewhere.
     let _held = interrupt::hold();
-    let runtime = runtime::Builder::new_multi_thread().worker_threads(2).thread_name("http").enable_all().build()?;
+    let runtime = runtime::Builder::new_multi_thread().worker_threads(1).thread_name("http").enable_all().build()?;
     runtime.block_on(async {
         let bound = match &args.unix_socket {
             Some(path) => Bound::unix(path).await?,

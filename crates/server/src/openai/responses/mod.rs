@@ -1,5 +1,6 @@
 //! `/v1/responses`, as clients use it that keep their conversations themselves: nothing is stored, and all that was said comes with each request.
 
+mod namespaces;
 mod reply;
 mod request;
 
