@@ -51,8 +51,16 @@ def fuzzing(page):
     return Chart("What was fuzzed, and how often", bars, Amounts("million"), under, ("libFuzzer", "without a fuzzer"))
 
 
+FORMS = re.compile(r"^\| ([^|]+) \| [\d.]+ \| ([\d.]+) \(([\d.]+)–([\d.]+)\) \| [\d.]+ \|$", re.M)
+
+
+def agents(page):
+    bars = [Bar(name.replace("`", ""), float(ratio), low=float(low), high=float(high), goal=0.95) for name, ratio, low, high in FORMS.findall(page)]
+    return Chart("What a form costs, eight requests at once", bars, Ratios(), "Times the tokens/s of free text in the same round; median of seven rounds.")
+
+
 def redraw():
     """The charts of all."""
-    for name, drawn in (("seam", seam), ("fuzzing", fuzzing), ("experiments", experiments)):
+    for name, drawn in (("seam", seam), ("fuzzing", fuzzing), ("experiments", experiments), ("agents", agents)):
         drawn((RESULTS / f"{name}.md").read_text()).write(RESULTS / name)
         yield RESULTS / f"{name}-light.svg"
