@@ -55,7 +55,7 @@ FORMS = re.compile(r"^\| ([^|]+) \| [\d.]+ \| ([\d.]+) \(([\d.]+)–([\d.]+)\) \
 
 
 def agents(page):
-    bars = [Bar(name.replace("`", ""), float(ratio), low=float(low), high=float(high), goal=0.95) for name, ratio, low, high in FORMS.findall(page)]
+    bars = [Bar(name.replace("`", ""), float(ratio), low=float(low), high=float(high), goal=0.95, missed=float(ratio) < 0.95) for name, ratio, low, high in FORMS.findall(page)]
     return Chart("What a form costs, eight requests at once", bars, Ratios(), "Times the tokens/s of free text in the same round; median of seven rounds.")
 
 
