@@ -168,7 +168,7 @@ fn a_request_that_takes_too_long_is_given_up() {
 fn what_is_logged_of_a_request_says_nothing_of_what_was_said() {
     let Some(server) = Server::start(&[]) else { return };
     let block = json!([{"type": "text", "text": "x-anthropic-billing-header: cch=1a2b3; SECRET"}]);
-    let body = json!({"system": block, "messages": [{"role": "user", "content": "SECRET"}], "max_tokens": 3, "metadata": {}, "speed": "fast"});
+    let body = json!({"system": block, "messages": [{"role": "user", "content": "SECRET"}], "max_tokens": 3, "temperature": 0, "metadata": {}, "speed": "fast"});
     for id in ["first", "second"] {
         let (status, _, text) = server.post_with("/v1/messages?SECRET=1", &[("x-request-id", id)], &body);
         assert_eq!(status, 200, "{text}");
