@@ -20,12 +20,14 @@ mod openapi;
 mod page;
 mod reply;
 mod request;
+mod resident;
 mod runtime;
 mod tokenize;
 
 pub use access::{Access, Keys};
 pub use app::{Bound, Ready, Server, Settings, memory};
 pub use bodies::read;
+pub use resident::Offer;
 pub use runtime::Limits;
 
 /// One line on standard error.

@@ -1,36 +1,39 @@
-//! `/v1/models`: the model that there is, in the words of OpenAI's list, of Anthropic's, and of the one that Codex looks for beside them.
+//! `/v1/models`: the models that can be had, in the words of OpenAI's list, of Anthropic's, and of the one that Codex looks for beside them.
 
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use serde_json::{Value, json};
 
-use crate::app::{App, Ready};
+use crate::app::App;
 use crate::error::ApiError;
 use crate::openapi::{Asking, written};
+use crate::resident::Entry;
 
 written! {
     /// A model, in the words of OpenAI's clients and of Anthropic's.
     Model, uses [], {
         "type": "object",
-        "required": ["id", "object", "created", "owned_by", "max_model_len", "type", "display_name", "created_at", "max_input_tokens"],
+        "required": ["id", "object", "created", "owned_by", "max_model_len", "type", "display_name", "created_at", "max_input_tokens", "status", "capabilities"],
         "properties": {
             "id": {"type": "string"},
             "object": {"type": "string", "enum": ["model"]},
-            "created": {"type": "integer", "description": "When it was loaded, in seconds since 1970."},
+            "created": {"type": "integer", "description": "When it was loaded, in seconds since 1970; 0 where it is not."},
             "owned_by": {"type": "string"},
             "max_model_len": {"type": "integer", "description": "Tokens of prompt and answer."},
             "type": {"type": "string", "enum": ["model"]},
             "display_name": {"type": "string"},
             "created_at": {"type": "string", "format": "date-time"},
             "max_input_tokens": {"type": "integer"},
+            "status": {"type": "string", "enum": ["loaded", "loading", "unloaded"]},
+            "capabilities": {"type": "array", "items": {"type": "string", "enum": ["completion", "chat", "structured_output", "tools", "thinking"]}},
         },
     }
 }
 
 written! {
-    /// The model, in three dialects.
+    /// The models, in three dialects.
     Models, uses [Model], {
         "type": "object",
         "required": ["object", "data", "has_more", "first_id", "last_id", "models"],
@@ -54,44 +57,63 @@ written! {
     }
 }
 
+/// What can be asked of a model.
+fn capabilities(entry: &Entry) -> Vec<&'static str> {
+    let mut all = vec!["completion"];
+    if let Some(style) = entry.style {
+        all.extend(["chat", "structured_output"]);
+        all.extend(style.calls.map(|_| "tools"));
+        all.extend(style.thoughts.then_some("thinking"));
+    }
+    all
+}
+
 /// What OpenAI's clients and Anthropic's know of a model.
-fn entry(ready: &Ready) -> Value {
+fn entry(entry: &Entry) -> Value {
+    let created = entry.loaded.unwrap_or(0);
     json!({
-        "id": ready.name, "object": "model", "created": ready.created, "owned_by": "sluice", "max_model_len": ready.context,
-        "type": "model", "display_name": ready.name, "created_at": rfc3339(ready.created), "max_input_tokens": ready.context,
+        "id": entry.name, "object": "model", "created": created, "owned_by": "sluice", "max_model_len": entry.context,
+        "type": "model", "display_name": entry.name, "created_at": rfc3339(created), "max_input_tokens": entry.context,
+        "status": entry.status, "capabilities": capabilities(entry),
     })
 }
 
 /// What Codex wants to know of a model: it compacts a conversation before the context is full, which it can only where it is told how long that is.
-fn codex_entry(ready: &Ready) -> Value {
+fn codex_entry(entry: &Entry) -> Value {
     json!({
-        "slug": ready.name, "display_name": ready.name, "description": "served by sluice",
-        "context_window": ready.context, "max_context_window": ready.context,
+        "slug": entry.name, "display_name": entry.name, "description": "served by sluice",
+        "context_window": entry.context, "max_context_window": entry.context,
         "supported_reasoning_levels": [], "shell_type": "shell_command", "visibility": "list", "supported_in_api": true, "priority": 0,
         "availability_nux": null, "upgrade": null,
         "supports_reasoning_summaries": false, "support_verbosity": false, "default_verbosity": null,
-        "apply_patch_tool_type": null, "truncation_policy": {"mode": "tokens", "limit": (ready.context / 8).max(256)},
+        "apply_patch_tool_type": null, "truncation_policy": {"mode": "tokens", "limit": (entry.context / 8).max(256)},
         "supports_parallel_tool_calls": true, "experimental_supported_tools": [], "input_modalities": ["text"],
     })
 }
 
-/// The model that there is.
-#[utoipa::path(get, path = "/v1/models", tag = "openai", responses((status = 200, description = "A list of one.", body = Models), Asking))]
+/// All that are offered, the one in memory first: clients that take any take that one.
+#[utoipa::path(get, path = "/v1/models", tag = "openai", responses((status = 200, description = "All that are offered.", body = Models), Asking))]
 pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
+    app.models.begun()?;
+    let mut all = app.models.entries();
+    all.sort_by_key(|entry| entry.status != "loaded");
+    let name = |entry: Option<&Entry>| entry.map(|e| e.name.to_owned());
     Ok(Json(json!({
-        "object": "list", "data": [entry(&ready)], "has_more": false, "first_id": ready.name, "last_id": ready.name,
-        "models": [codex_entry(&ready)],
+        "object": "list", "data": all.iter().map(entry).collect::<Vec<_>>(), "has_more": false,
+        "first_id": name(all.first()), "last_id": name(all.last()), "models": all.iter().map(codex_entry).collect::<Vec<_>>(),
     })))
 }
 
-/// Every name is served by the model that there is.
+/// The one that a request with this name would get.
 #[utoipa::path(get, path = "/v1/models/{*name}", tag = "openai",
     params(("name" = String, Path, description = "Any name, slashes included.")),
-    responses((status = 200, description = "The model that there is.", body = Model), Asking),
+    responses((status = 200, description = "The model that a request with this name would get.", body = Model), Asking),
 )]
-pub async fn one(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    Ok(Json(entry(&*app.ready()?)))
+pub async fn one(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+    app.models.begun()?;
+    let all = app.models.entries();
+    let resident = || all.iter().position(|entry| entry.status != "unloaded").unwrap_or(0);
+    Ok(Json(entry(&all[app.models.named(&name).unwrap_or_else(resident)])))
 }
 
 /// `2026-11-22T14:00:00Z`, from seconds since 1970.

@@ -79,7 +79,7 @@ impl Asked {
             self.extra.entry("enable_thinking").or_insert(on.into());
         }
         let messages = with_one_system_message(std::mem::take(&mut self.messages));
-        Ok(Conversation { messages, tools: self.demanded.tools.clone(), extra: std::mem::take(&mut self.extra) })
+        Ok(Conversation { messages, tools: self.demanded.listed(), extra: std::mem::take(&mut self.extra) })
     }
 
     /// Hands it to the engine.

@@ -195,7 +195,7 @@ written! {
     Computing,
 ))]
 pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.common.model.as_deref()).await?;
     let asked = request.asked()?;
     let (logprobs, choices) = (asked.logprobs, asked.common.choices()?);
     let (streamed, with_usage) = (asked.common.stream, asked.common.wants_usage());

@@ -115,7 +115,7 @@ written! {
     Computing,
 ))]
 pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.common.model.as_deref()).await?;
     let (prompt, logprobs, common) = request.parts()?;
     let prompt = one_prompt(&ready, prompt).await?;
     let mut generation = common.generation(&ready.text, prompt.len(), ready.context)?;

@@ -29,6 +29,9 @@ use crate::request::{Asked, Rendered};
 #[serde(deny_unknown_fields)]
 pub struct Request {
     name: String,
+    /// Which model's: where it is left out, that of the model in memory.
+    #[serde(default)]
+    model: Option<String>,
     #[serde(default)]
     #[schema(value_type = Option<Vec<ChatMessage>>)]
     messages: Option<Vec<Map<String, Value>>>,
@@ -49,6 +52,8 @@ pub struct Request {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct Whose {
+    #[serde(default)]
+    model: Option<String>,
     #[serde(default)]
     cache_salt: String,
 }
@@ -134,7 +139,7 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'sta
     (status = 400, description = "There is no prompt cache, or a parameter is not known.", body = Error), Asking,
 ))]
 pub async fn list(State(app): State<Arc<App>>, whose: Whose) -> Result<Json<Value>, ApiError> {
-    let sessions = sessions(&*app.ready()?)?;
+    let sessions = sessions(&*app.model(whose.model.as_deref()).await?)?;
     let all = apart(move || sessions.list(whose.cache_salt.as_bytes())).await?;
     Ok(Json(json!({"object": "list", "data": all.iter().map(to_json).collect::<Vec<_>>()})))
 }
@@ -144,7 +149,7 @@ pub async fn list(State(app): State<Arc<App>>, whose: Whose) -> Result<Json<Valu
     (status = 200, description = "It is kept.", body = SessionFacts), Computing,
 ))]
 pub async fn save(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.model.as_deref()).await?;
     sessions(&ready)?;
     // 1. Its tokens
     let (tokens, marks) = match (request.messages, request.prompt) {
@@ -188,7 +193,7 @@ fn unknown(name: &str) -> ApiError {
     (status = 404, description = "There is none of this name.", body = Error), Asking,
 ))]
 pub async fn load(State(app): State<Arc<App>>, Name(name): Name, whose: Whose) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(whose.model.as_deref()).await?;
     let (sessions, own) = (sessions(&ready)?, name.clone());
     let loaded =
         apart(move || sessions.load(whose.cache_salt.as_bytes(), &own)).await?.ok_or_else(|| unknown(&name))?;
@@ -203,7 +208,7 @@ pub async fn load(State(app): State<Arc<App>>, Name(name): Name, whose: Whose) -
     (status = 404, description = "There is none of this name.", body = Error), Asking,
 ))]
 pub async fn delete(State(app): State<Arc<App>>, Name(name): Name, whose: Whose) -> Result<Json<Value>, ApiError> {
-    let (sessions, own) = (sessions(&*app.ready()?)?, name.clone());
+    let (sessions, own) = (sessions(&*app.model(whose.model.as_deref()).await?)?, name.clone());
     if !apart(move || sessions.delete(whose.cache_salt.as_bytes(), &own)).await? {
         return Err(unknown(&name));
     }
