@@ -135,6 +135,7 @@ kernels! {
     AttendLast1 "attend_last_1" p::Attention;
     AttendLast2 "attend_last_2" p::Attention;
     AttendLast4 "attend_last_4" p::Attention;
+    AttendTile "attend_tile" p::Attention;
     Join "join" p::Attention;
     Convolve "convolve" p::Delta;
     Slide "slide" p::Delta;
@@ -166,6 +167,8 @@ pub enum Way {
     Last,
     /// Many tokens on integer tensor cores.
     Tiles,
+    /// Attention of prompts by tiles of tokens.
+    Prompts,
 }
 
 /// Whether this way is taken: all are, but where `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds for trying.
@@ -182,7 +185,7 @@ pub const STATIC_SHARED: usize = 12 << 10;
 impl Kernel {
     /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
     fn wants_much_shared(self) -> bool {
-        self.name().starts_with("attend_last") || self.name().starts_with("rows_") || self.name().starts_with("tiles_")
+        ["attend_last", "attend_tile", "rows_", "tiles_"].iter().any(|kind| self.name().starts_with(kind))
     }
 }
 

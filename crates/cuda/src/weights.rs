@@ -112,7 +112,11 @@ impl Kind {
                 4 => [PairsBf16One, PairsBf16Many],
                 _ => [PairsAffineOne, PairsAffineMany],
             };
-            return Shape { kernel: if many { several } else { one }, rows: 16, threads: 256, shared: 0 };
+            // Few rows, a router's say, are spread over the device.
+            let rows = if many || rows >= WIDE_ROWS { 16 } else { 2 };
+            let kernel = if many { several } else { one };
+            let threads = if self.0 < 4 { 16 * number(rows) } else { 256 };
+            return Shape { kernel, rows: if self.0 < 4 { rows } else { 16 }, threads, shared: 0 };
         }
         let [one, wide, several] = match self.0 {
             6 => [Integers2One, Integers2OneWide, Integers2Many],
