@@ -21,30 +21,26 @@ def model_path(shape, form):
 
 def model(shape, form):
     """The path of a model: a folder for Sluice's forms, a file for llama.cpp's. A form that ends with `-bundle` is packed from the one without."""
-    path = model_path(shape, form)
-    if not path.exists():
-        need_free(bytes_of(shape, form), path.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if form.endswith(BUNDLE):
-            pack(model(shape, form.removesuffix(BUNDLE)), path)
-        else:
-            say(f"making {path.name}")
-            run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path], f"{path.name}.log")
-    return path
+    return _made(model, model_path(shape, form), shape, form)
 
 
 def served(shape, form):
     """The same model with a vocabulary, so that it can be served."""
     name = f"{shape}-{form.removesuffix(BUNDLE)}-text"
-    path = model_path(shape, form).with_name(name + (BUNDLE if form.endswith(BUNDLE) else ".gguf" if form[0].isupper() else ""))
+    ending = BUNDLE if form.endswith(BUNDLE) else ".gguf" if form[0].isupper() else ""
+    return _made(served, model_path(shape, form).with_name(name + ending), shape, form, "text")
+
+
+def _made(of, path, shape, form, *more):
+    """Makes what is not there; `of` gives the model that a bundle is packed from."""
     if not path.exists():
         need_free(bytes_of(shape, form), path.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         if form.endswith(BUNDLE):
-            pack(served(shape, form.removesuffix(BUNDLE)), path)
+            pack(of(shape, form.removesuffix(BUNDLE)), path)
         else:
             say(f"making {path.name}")
-            run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path, "text"], f"{path.name}.log")
+            run([PYTHON, Path(__file__).with_name("make_model.py"), shape, form, path, *more], f"{path.name}.log")
     return path
 
 

@@ -19,12 +19,17 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def need_free(size, what):
-    """Ends the run if the disk has not `size` bytes, and a tenth of itself, to spare."""
+def free():
+    """Bytes that may still be written here: a twentieth of what we could ever use stays free (a file system may keep most of its size from us)."""
     DIR.mkdir(parents=True, exist_ok=True)
     disk = shutil.disk_usage(DIR)
-    if disk.free - size < disk.total // 20:
-        raise Failed(f"bench: {what} needs {size / 1e9:.1f} GB, {DIR} has {disk.free / 1e9:.1f} GB free")
+    return disk.free - (disk.used + disk.free) // 20
+
+
+def need_free(size, what):
+    """Ends the run if the disk has not `size` bytes to spare."""
+    if free() < size:
+        raise Failed(f"bench: {what} needs {size / 1e9:.1f} GB, {DIR} has {free() / 1e9:.1f} GB to spare")
 
 
 def run(command, log, **more):

@@ -16,7 +16,7 @@ import cgroup
 from models import bytes_of, evict, model, model_path, size
 from peers import LLAMA, SLUICE, Peer, died, parsed
 from results import compare, lines
-from scratch import DIR, ROOT, output, say
+from scratch import DIR, ROOT, free, output, say
 
 TITLE = "Experts from disk: decode, prefill, memory"
 SUITE = "experts"
@@ -163,11 +163,9 @@ def room_for(giant, notes):
     missing = [f for f in forms(giant) if not model_path(giant.shape, f).exists()]
     sizes = {f: bytes_of(giant.shape, f) for f in missing}
     wanted = sum(sizes.values()) if giant.whole else sum(sizes.values()) - min(sizes.get(giant.ours, 0), sizes.get(giant.theirs, 0))
-    DIR.mkdir(parents=True, exist_ok=True)
-    disk = shutil.disk_usage(DIR)
-    if disk.free - wanted >= disk.total // 20:
+    if free() >= wanted:
         return True
-    notes.add(f"left out: {giant.name}, {giant.bits} bit, which takes {wanted / 1e9:.0f} GB of disk while {disk.free / 1e9:.0f} GB are free")
+    notes.add(f"left out: {giant.name}, {giant.bits} bit, which takes {wanted / 1e9:.0f} GB of disk while {free() / 1e9:.0f} GB are to spare")
     return False
 
 

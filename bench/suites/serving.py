@@ -98,8 +98,8 @@ def free_port():
 
 
 @contextmanager
-def server(command, name, group=None):
-    """A server that is ready, as its address; `command(port)` starts it."""
+def server(command, name, group=None, patience=20):
+    """A server that is ready, as its address; `command(port)` starts it. In the end it is asked to stop, and killed if it has not after `patience` seconds."""
     port = free_port()
     words = [str(c) for c in command(port)]
     path = DIR / "logs" / f"{name}.log"
@@ -116,7 +116,7 @@ def server(command, name, group=None):
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(patience)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -159,7 +159,8 @@ def theirs(shape, *more, parallel=SLOTS, context=CONTEXT, keeps=0):
 
 def ik(shape):
     file = served(shape, "Q4_0")
-    options = ["-m", file, "-t", THREADS, "-np", SLOTS, "-c", CONTEXT, "-cram", 0, "-rtr", "--host", "127.0.0.1"]
+    # With its flash attention, which is on unless asked otherwise, an assertion ends it among eight slots ("S > 0").
+    options = ["-m", file, "-t", THREADS, "-np", SLOTS, "-c", CONTEXT, "-cram", 0, "-rtr", "-no-fa", "--host", "127.0.0.1"]
     return server(lambda port: [IK_LLAMA.server, *options, "--port", port], f"ik-llama-server-{shape}")
 
 

@@ -257,6 +257,16 @@ impl KvCache {
         self.groups.iter().map(|(_, pool)| pool.idle())
     }
 
+    /// Of each group, blocks that hold nothing.
+    pub fn free(&self) -> impl Iterator<Item = usize> {
+        self.groups.iter().map(|(_, pool)| pool.free())
+    }
+
+    /// Rows for states that hold nothing.
+    pub fn free_states(&self) -> usize {
+        self.states.as_ref().map_or(0, BlockPool::free)
+    }
+
     /// States that sequences hold.
     pub fn states_in_use(&self) -> usize {
         self.states.as_ref().map_or(0, |s| s.total() - s.free()) - self.snapshots

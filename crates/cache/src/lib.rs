@@ -15,5 +15,5 @@ mod table;
 pub use kv_cache::{Adopted, Chore, Evicted, Group, Held, KvCache, NoRoom, Prefixes};
 pub use pool::BlockPool;
 pub use prefix::{BlockHash, block_hash};
-pub use storing::{Filling, Leaving, Present, Wanted};
+pub use storing::{Filling, Kept, Leaving, Present, Wanted};
 pub use table::BlockTable;

@@ -12,6 +12,11 @@ pub(crate) const NONE: u32 = u32::MAX;
 /// The hash of all tokens up to the end of a block, keyed.
 pub type BlockHash = [u8; 16];
 
+/// What the first block of all prefixes with this salt follows.
+pub fn root(key: &[u8; 32], salt: &[u8]) -> BlockHash {
+    truncated(blake3::keyed_hash(key, salt))
+}
+
 /// Of a block of tokens that follow what `before` is the hash of.
 pub fn block_hash(key: &[u8; 32], before: &BlockHash, tokens: &[u32]) -> BlockHash {
     let mut hasher = blake3::Hasher::new_keyed(key);
@@ -107,7 +112,7 @@ impl PrefixIndex {
 
     /// What all hashes of prefixes with this salt begin from: prefixes with different salts are different.
     pub fn root(&self, salt: &[u8]) -> BlockHash {
-        truncated(blake3::keyed_hash(&self.key, salt))
+        root(&self.key, salt)
     }
 
     fn hash(&self, before: &BlockHash, tokens: &[u32]) -> BlockHash {

@@ -42,6 +42,16 @@ pub struct Present {
     pub usable: usize,
 }
 
+/// What is in memory of a conversation, and worth being kept elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// From the beginning to its end, or to the newest state.
+    pub path: Vec<BlockHash>,
+    pub tokens: usize,
+    /// Where the state before the newest is, if that is no part of the path.
+    pub beside: Option<BlockHash>,
+}
+
 /// A prefix that a sequence is to have, part of it from elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -235,6 +245,28 @@ impl KvCache {
         let ends = |id: &NodeId| index.children(*id).filter(|c| index.node(*c).state_stored);
         let all = path.flat_map(|id| ends(&id).chain([id]).collect::<Vec<_>>());
         all.map(|id| index.node(id)).filter(|n| n.stored).map(|n| n.hash).collect()
+    }
+
+    /// What is in memory of a conversation: all of it is to be kept elsewhere from now on, also a short beginning.
+    pub fn lead_to(&mut self, root: BlockHash, tokens: &[u32]) -> Kept {
+        let Some(index) = &mut self.index else { return Kept::default() };
+        let found = index.matched(&root, tokens);
+        let mut ends = vec![(found.nodes.len(), None)];
+        if self.states.is_some() {
+            ends = index.with_state(tokens, &found).take(NEWEST).collect();
+        }
+        let Some((whole, tail)) = ends.first().copied() else { return Kept::default() };
+        let path: Vec<NodeId> = found.nodes[..whole].iter().copied().chain(tail).collect();
+        let beside = ends.get(1).and_then(|(_, tail)| *tail);
+        for id in path.iter().copied().chain(beside) {
+            index.node_mut(id).leads = true;
+        }
+        let hash = |id: &NodeId| index.node(*id).hash;
+        Kept {
+            tokens: path.iter().map(|id| index.tokens(*id).len()).sum(),
+            beside: beside.as_ref().map(hash),
+            path: path.iter().map(hash).collect(),
+        }
     }
 
     /// What is in memory of these tokens.

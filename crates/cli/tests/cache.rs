@@ -80,6 +80,27 @@ fn what_is_not_right_is_said_and_removed() {
 }
 
 #[test]
+fn a_damaged_index_is_an_error_of_the_file_and_no_mistake_of_the_program() {
+    let dir = TempDir::new().unwrap();
+    fill(dir.path(), None);
+    let [index, clean] = ["index.redb", "clean"].map(|name| dir.path().join(name));
+    let whole = fs::read(&index).unwrap();
+    let used: Vec<usize> = (0..whole.len()).step_by(4096).filter(|at| whole[*at..][..4096] != [0; 4096]).collect();
+    for seed in 0..24 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut bytes = whole.clone();
+        let from = used[random.usize(..used.len())];
+        (0..1 << random.u8(..10)).for_each(|_| bytes[from + random.usize(..4096)] = random.u8(..));
+        fs::write(&index, bytes).unwrap();
+        // Else its sums would be enough to tell.
+        let _ = fs::remove_file(&clean);
+        let found = output(&["cache", "stat", &text(dir.path())]);
+        assert!(!stderr(&found).contains("mistake"), "seed {seed}: {}", stderr(&found));
+        assert!(matches!(found.status.code(), Some(0 | 2)), "seed {seed}: {found:?}");
+    }
+}
+
+#[test]
 fn an_encrypted_cache_wants_its_key_but_not_to_be_cleared() {
     let dir = TempDir::new().unwrap();
     let (cache, key, other) = (dir.path().join("c"), dir.path().join("key"), dir.path().join("other"));

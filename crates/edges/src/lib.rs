@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, json};
 use sluice_backend::{Activations, Cpu, Isa};
+use sluice_cache::disk::{self, FileKey, Label, MOST_TOKENS};
 use sluice_engine::text::{ChatTemplate, Detokenizer, Tokenizer, parse_messages};
 use sluice_engine::{Checkpoint, Config, Engine, Options, Pins};
 use sluice_store::bundle::{Manifest, PAGE};
@@ -16,7 +17,7 @@ use sluice_store::safetensors::Header;
 /// An edge: its name, which is that of its folder of seeds, and what reads there.
 pub type Edge = (&'static str, fn(&[u8]));
 
-pub const EDGES: [Edge; 10] = [
+pub const EDGES: [Edge; 12] = [
     ("safetensors", safetensors),
     ("index", index),
     ("config", config),
@@ -27,6 +28,8 @@ pub const EDGES: [Edge; 10] = [
     ("pins", pins),
     ("recording", recording),
     ("disks", disks),
+    ("slot", slot),
+    ("key", key),
 ];
 
 /// The repository's root.
@@ -157,4 +160,26 @@ fn disks(bytes: &[u8]) {
     let possible = |x: f64| x.is_finite() && x > 0.0;
     let speeds = sluice_store::load::remembered_speeds(bytes);
     assert!(speeds.iter().all(|s| possible(s.mapped) && s.direct.is_none_or(possible)));
+}
+
+/// A slot of the prompt cache: what it says of itself lies within it, and what is believed is what would have been written.
+fn slot(bytes: &[u8]) {
+    let Some((label, tokens)) = disk::label_of(bytes) else { return };
+    assert!(label.bytes <= bytes.len() as u64 && tokens.len() <= MOST_TOKENS);
+    let label = Label { tokens: &tokens, ..label };
+    for summed in [true, false] {
+        if disk::holds(&label, summed, bytes) && bytes.len() as u64 == disk::slot_bytes(label.bytes) {
+            let part = &bytes[..label.bytes as usize];
+            let mut again = vec![1; bytes.len()];
+            disk::fill(&label, part, summed, &mut again);
+            assert!(again.starts_with(part) && again.ends_with(&bytes[bytes.len() - disk::PAGE..]));
+        }
+    }
+}
+
+/// The file with the key of an encrypted cache.
+fn key(bytes: &[u8]) {
+    let is_key = FileKey::parse(bytes).is_some();
+    let digits = bytes.trim_ascii();
+    assert_eq!(is_key, bytes.len() == 32 || digits.len() == 64 && digits.iter().all(u8::is_ascii_hexdigit));
 }

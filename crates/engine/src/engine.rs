@@ -15,7 +15,7 @@ use sluice_store::Loading;
 
 use crate::options::Options;
 use crate::placement::Placed;
-use crate::prompt_cache::{PromptCache, PromptCacheStatus, Restore};
+use crate::prompt_cache::{PromptCache, PromptCacheStatus, ReadAhead, Restore, Saved, Sessions};
 use crate::runner::Runner;
 use crate::sampler::{History, Logprobs};
 use crate::sampling::{Draw, Drawn, Sampling};
@@ -198,22 +198,8 @@ impl Engine {
     pub fn add_sequence_salted(&mut self, salt: &[u8]) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        let held = self.cache.hold();
-        self.sequences.push(Sequence {
-            id,
-            tokens: Vec::new(),
-            computed: 0,
-            held,
-            root: self.cache.root(salt),
-            shares: false,
-            marks: Vec::new(),
-            adopted: 0,
-            restored: 0,
-            restore: Restore::No,
-            logprobs: None,
-            running: None,
-            last_used: self.steps,
-        });
+        let (root, held) = (self.cache.root(salt), self.cache.hold());
+        self.sequences.push(Sequence { last_used: self.steps, ..Sequence::new(id, root, held) });
         id
     }
 
@@ -245,6 +231,9 @@ impl Engine {
     /// # Errors
     /// A token outside the vocabulary, more tokens than the context holds, sampling parameters out of range; then nothing has changed.
     pub fn start(&mut self, id: SequenceId, prompt: &[u32], generation: Generation) -> Result<()> {
+        if let Some(disk) = &mut self.disk {
+            disk.give_up_prefetch(&mut self.cache);
+        }
         let at = self.index(id)?;
         // 1. All that can be wrong
         generation.sampling.validate()?;
@@ -373,6 +362,8 @@ impl Engine {
         if s.held.state.is_some() || keep == 0 || !self.cache.can_go_on_at(&s.held, keep) {
             self.cache.release(&mut s.held);
             s.computed = 0;
+            // What is on disk of it may be looked for again.
+            s.restore = Restore::No;
         } else {
             self.cache.shrink(&mut s.held, keep);
             s.computed = keep;
@@ -405,6 +396,36 @@ impl Engine {
         notes
     }
 
+    /// Names of conversations in the prompt cache; `None` where there is none.
+    pub fn sessions(&self) -> Option<Sessions> {
+        self.disk.as_ref().map(PromptCache::sessions)
+    }
+
+    /// Writes what is in memory of a conversation to the prompt cache, and gives it a name there, which another may have had. [`Engine::tend_sessions`] does it; `told` is called once
+    /// it is durable, from another thread, or dropped with the engine.
+    pub fn save_session(&mut self, name: String, salt: &[u8], tokens: &[u32], told: Saved) {
+        match &mut self.disk {
+            Some(disk) => disk.save_session(name, &mut self.cache, salt, tokens, told),
+            None => told(Err(anyhow::anyhow!("there is no prompt cache"))),
+        }
+    }
+
+    /// A portion of what sessions that are being saved need, in a few milliseconds, also between steps. Whether there is more.
+    ///
+    /// # Errors
+    /// Those of [`Engine::tend`].
+    pub fn tend_sessions(&mut self) -> Result<bool> {
+        match &mut self.disk {
+            Some(disk) if disk.saves_sessions() => self.runner.save_named(&mut self.cache, disk),
+            _ => Ok(false),
+        }
+    }
+
+    /// A conversation that somebody has loaded is the next to be read into memory when nobody generates.
+    pub fn read_ahead(&mut self, session: ReadAhead) {
+        self.disk.iter_mut().for_each(|disk| disk.read_ahead(session.0.clone()));
+    }
+
     /// While nobody generates: writes a portion of what conversations hold to the prompt cache, in a few milliseconds. Whether there is more to do at once.
     ///
     /// # Errors
@@ -412,6 +433,20 @@ impl Engine {
     pub fn tend(&mut self) -> Result<bool> {
         match &mut self.disk {
             Some(disk) if self.sequences.iter().all(|s| s.running.is_none()) => self.runner.save(&mut self.cache, disk),
+            _ => Ok(false),
+        }
+    }
+
+    /// While nobody generates and [`Engine::tend`] has no more to do: reads a portion of what was used last before this start into memory, in a few milliseconds. Whether there
+    /// is more to do at once. A generation that is started does not wait for it.
+    ///
+    /// # Errors
+    /// Those of [`Engine::tend`].
+    pub fn prefetch(&mut self) -> Result<bool> {
+        match &mut self.disk {
+            Some(disk) if self.sequences.iter().all(|s| s.running.is_none()) => {
+                disk.prefetch(&mut self.cache, &mut self.runner)
+            }
             _ => Ok(false),
         }
     }

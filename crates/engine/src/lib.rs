@@ -21,7 +21,7 @@ pub use engine::{Engine, MakeBackend};
 pub use options::{Options, Placement};
 pub use pins::Pins;
 pub use placement::Placed;
-pub use prompt_cache::{PromptCacheOptions, PromptCacheStatus};
+pub use prompt_cache::{LoadedSession, PromptCacheOptions, PromptCacheStatus, ReadAhead, Saved, Session, Sessions};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{
     Activations, Backend, Cpu, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass, NUMERICS_VERSION,

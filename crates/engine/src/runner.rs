@@ -108,6 +108,15 @@ impl Runner {
         Ok(disk.save(cache, &mut *self.backend, &self.kv))
     }
 
+    /// Copies out a portion of the sessions that are being saved. Whether there is more.
+    ///
+    /// # Errors
+    /// Those of [`Runner::settle`].
+    pub fn save_named(&mut self, cache: &mut KvCache, disk: &mut PromptCache) -> Result<bool> {
+        self.settle(cache, Some(disk))?;
+        Ok(disk.save_named(cache, &mut *self.backend, &self.kv))
+    }
+
     /// Whether this is a row of the last step's taker number `taker`.
     pub fn is_of(&self, row: u32, taker: usize) -> bool {
         self.inputs.rows(taker).contains(&(row as usize))

@@ -73,7 +73,8 @@ impl Scheduler {
             }
         }
         plan.generating = plan.takers.len();
-        room = room.min(self.pace.room(plan.generating, self.most_tokens));
+        let waiting = queue.len() - queue.iter().filter(|i| sequences[**i].generates()).count();
+        room = room.min(self.pace.room(plan.generating, waiting, self.most_tokens));
         // 2. Prompts, and sequences that were preempted. One that has not begun waits until all its tokens have room beside those that run, and so do those behind it
         for &i in &queue {
             let s = &sequences[i];

@@ -116,6 +116,25 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
+    /// One without tokens, that holds nothing.
+    pub fn new(id: SequenceId, root: BlockHash, held: Held) -> Sequence {
+        Sequence {
+            id,
+            tokens: Vec::new(),
+            computed: 0,
+            held,
+            root,
+            shares: false,
+            marks: Vec::new(),
+            adopted: 0,
+            restored: 0,
+            restore: Restore::No,
+            logprobs: None,
+            running: None,
+            last_used: 0,
+        }
+    }
+
     /// The place after the computed tokens where a copy of its state is to be left next.
     pub fn next_mark(&self) -> Option<usize> {
         self.marks.iter().copied().find(|mark| *mark > self.computed)

@@ -13,12 +13,12 @@ use anyhow::{Context, Result};
 use axum::extract::{FromRequest, Request, State};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sluice_engine::text::TextSide;
-use sluice_engine::{Engine, Generation};
+use sluice_engine::{Engine, Generation, ReadAhead, Saved, Sessions};
 use std::time::Instant;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc::unbounded_channel;
@@ -60,6 +60,8 @@ pub struct Ready {
     /// The model has recurrent layers.
     pub has_states: bool,
     created: u64,
+    /// Conversations that have a name; `None` without a prompt cache.
+    pub sessions: Option<Sessions>,
     runtime: Runtime,
 }
 
@@ -111,6 +113,18 @@ impl Ready {
         let ticket = self.runtime.submit(submission)?;
         let answer = Answer::new(&self.text.tokenizer, choices, &stops);
         Ok(Pending { ticket, updates: received, answer, prompt_tokens })
+    }
+}
+
+impl Ready {
+    /// Has what is in memory of a conversation written and named.
+    pub fn save_session(&self, name: String, salt: Vec<u8>, tokens: Vec<u32>, told: Saved) {
+        self.runtime.save_session(name, salt, tokens, told);
+    }
+
+    /// Has a conversation read into memory when nothing else is to be done.
+    pub fn read_ahead(&self, session: ReadAhead) {
+        self.runtime.read_ahead(session);
     }
 }
 
@@ -261,9 +275,10 @@ impl App {
         self.metrics.memory(&mut engine);
         let (context, vocabulary) = (engine.max_context(), engine.model().vocabulary);
         let has_states = engine.model().state_len() > 0;
+        let sessions = engine.sessions();
         let runtime = Runtime::start(engine, self.settings.limits, Arc::clone(&self.metrics))?;
         let (name, created) = (self.settings.name.clone(), openai::now());
-        let ready = Arc::new(Ready { name, text, context, vocabulary, has_states, created, runtime });
+        let ready = Arc::new(Ready { name, text, context, vocabulary, has_states, created, sessions, runtime });
         let _ = self.ready.set(Arc::clone(&ready));
         Ok(ready)
     }
@@ -274,6 +289,9 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(openai::completions))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/models", get(models))
+        .route("/v1/sessions", get(openai::sessions::list).post(openai::sessions::save))
+        .route("/v1/sessions/{name}", delete(openai::sessions::delete))
+        .route("/v1/sessions/{name}/load", post(openai::sessions::load))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .fallback(nothing_there)

@@ -34,7 +34,7 @@ pub struct Metrics {
     from_disk: Counter,
     from_memory: Counter,
     computed: Counter,
-    disk: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 8],
+    disk: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 9],
     finished: Family<Reason, Counter>,
     first_token: Histogram,
     between_tokens: Histogram,
@@ -54,11 +54,12 @@ pub struct Metrics {
 }
 
 /// Of the prompt cache on disk; zero where there is none.
-const DISK: [(&str, &str); 8] = [
+const DISK: [(&str, &str); 9] = [
     ("sluice:prompt_cache_bytes", "Bytes of the prompt cache on disk"),
     ("sluice:prompt_cache_blocks", "Blocks of tokens in it"),
     ("sluice:prompt_cache_written_bytes", "Bytes written to it since the start"),
     ("sluice:prompt_cache_read_bytes", "Bytes read from it since the start"),
+    ("sluice:prompt_cache_prefetched", "Tokens of prompts read from it before anybody asked"),
     ("sluice:prompt_cache_dropped", "Blocks that were not written, since too much was waiting"),
     ("sluice:prompt_cache_wrong", "Blocks that were not what had been written, and were computed instead"),
     ("sluice:prompt_cache_too_dear", "Prompts that were computed since reading would have taken longer"),
@@ -198,7 +199,17 @@ impl Metrics {
         self.evicted_snapshots.inner().store(evicted.snapshots, Ordering::Relaxed);
         if let Some(s) = engine.prompt_cache() {
             let broken = u64::from(s.broken.is_some());
-            let values = [s.bytes, s.entries, s.written_bytes, s.read_bytes, s.dropped, s.wrong, s.too_dear, broken];
+            let values = [
+                s.bytes,
+                s.entries,
+                s.written_bytes,
+                s.read_bytes,
+                s.prefetched,
+                s.dropped,
+                s.wrong,
+                s.too_dear,
+                broken,
+            ];
             self.disk.iter().zip(values).for_each(|((.., gauge), value)| _ = gauge.set(value as i64));
         }
         if let Some(streamed) = engine.take_streamed() {

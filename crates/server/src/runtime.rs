@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use sluice_engine::sampler::Logprobs;
-use sluice_engine::{Engine, Event, Finish, Generation, SequenceId};
+use sluice_engine::{Engine, Event, Finish, Generation, ReadAhead, Saved, SequenceId};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::metrics::Metrics;
@@ -59,6 +59,13 @@ enum Command {
     /// All of a submission, or one of its choices.
     Cancel(u64),
     CancelChoice(u64, usize),
+    SaveSession {
+        name: String,
+        salt: Vec<u8>,
+        tokens: Vec<u32>,
+        told: Saved,
+    },
+    ReadAhead(ReadAhead),
     Stop,
 }
 
@@ -154,6 +161,16 @@ impl Runtime {
         }
     }
 
+    /// Has what is in memory of a conversation written to the prompt cache and named. `told` is dropped where the engine takes no more.
+    pub fn save_session(&self, name: String, salt: Vec<u8>, tokens: Vec<u32>, told: Saved) {
+        let _ = self.commands.send(Command::SaveSession { name, salt, tokens, told });
+    }
+
+    /// Has a conversation read into memory when nothing else is to be done.
+    pub fn read_ahead(&self, session: ReadAhead) {
+        let _ = self.commands.send(Command::ReadAhead(session));
+    }
+
     /// Why the engine can do no more; `None` as long as it can.
     pub fn dead(&self) -> Option<String> {
         self.shared.dead.lock().unwrap_or_else(|e| e.into_inner()).clone()
@@ -196,6 +213,8 @@ struct Worker {
 
 /// How often the counters of caches are looked at while nothing happens.
 const IDLE: Duration = Duration::from_secs(5);
+/// Between two looks at something that waits for the disk.
+const MOMENT: Duration = Duration::from_millis(1);
 
 impl Worker {
     fn run(mut self) {
@@ -204,7 +223,8 @@ impl Worker {
             // 1. What others want; nothing else is to do where all is idle
             loop {
                 // Where there is nothing else to do, what conversations hold is written to disk, a little at a time.
-                let tends = match if self.engine.is_idle() { self.engine.tend() } else { Ok(false) } {
+                // Then what was used last before this start is read.
+                let tends = match self.tend() {
                     Ok(more) => more,
                     Err(e) => return self.die(&format!("{e:#}")),
                 };
@@ -228,10 +248,18 @@ impl Worker {
                     Command::Submit(id, submission) => self.submit(id, submission),
                     Command::Cancel(id) => self.cancel(id),
                     Command::CancelChoice(id, choice) => self.cancel_choice(id, choice),
+                    Command::SaveSession { name, salt, tokens, told } => {
+                        self.engine.save_session(name, &salt, &tokens, told);
+                    }
+                    Command::ReadAhead(session) => self.engine.read_ahead(session),
                     Command::Stop => stopping = true,
                 }
             }
             if self.engine.is_idle() && stopping {
+                // Who saves a session is told before all ends.
+                while let Ok(true) = self.engine.tend_sessions() {
+                    thread::sleep(MOMENT);
+                }
                 let _ = self.engine.save();
                 return self.measure();
             }
@@ -250,6 +278,18 @@ impl Worker {
             }
             self.measure();
         }
+    }
+
+    /// What there is to do between steps and, where nobody generates, beside them: a portion. Whether there is more.
+    fn tend(&mut self) -> anyhow::Result<bool> {
+        if self.engine.tend_sessions()? {
+            if self.engine.is_idle() {
+                // It may wait for what is being written.
+                thread::sleep(MOMENT);
+            }
+            return Ok(self.engine.is_idle());
+        }
+        Ok(self.engine.is_idle() && (self.engine.tend()? || self.engine.prefetch()?))
     }
 
     fn submit(&mut self, id: u64, submission: Submission) {

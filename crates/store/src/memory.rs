@@ -47,11 +47,22 @@ pub fn host_memory(bytes: usize) -> io::Result<Box<dyn Memory>> {
 
 /// Memory that is lent again and again, to one at a time, so that its pages are found and cleared once. Clones lend the same.
 #[derive(Clone, Default)]
-pub struct KeptMemory(Arc<Mutex<Option<Box<dyn Memory>>>>);
+pub struct KeptMemory(Arc<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    memory: Mutex<Option<Box<dyn Memory>>>,
+    turn: Mutex<()>,
+}
 
 impl KeptMemory {
     fn lock(&self) -> MutexGuard<'_, Option<Box<dyn Memory>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until nobody else has the turn: those who lend only in theirs never take more together than the largest of them.
+    pub fn turn(&self) -> MutexGuard<'_, ()> {
+        self.0.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// At least so many bytes; what they hold is nothing. They come back when they are dropped.

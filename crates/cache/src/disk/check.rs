@@ -112,7 +112,7 @@ impl DiskCache {
             }
             verified.wrong = wrong.len() as u64;
             c.counts.wrong += verified.wrong;
-            c.doomed.extend(wrong);
+            c.common().doomed.extend(wrong);
             c.settle()?;
             verified.unreachable = c.remove_unreachable()?;
             Ok(verified)
@@ -120,7 +120,7 @@ impl DiskCache {
     }
 
     fn is_slot_right(&self, label: &Label, tokens: u32, place: Place) -> Result<bool, Error> {
-        let Some(source) = self.source(label.bytes, place) else { return Ok(false) };
+        let Some(source) = self.lookups.source(label.bytes, place) else { return Ok(false) };
         let mut slot = Buffer::zeroed(source.len).map_err(io("reading"))?;
         if source.file.read_at(source.offset, &mut slot).is_err() {
             return Ok(false);
@@ -153,7 +153,7 @@ impl DiskCache {
             }
         }
         let count = gone.len() as u64;
-        self.doomed.extend(gone);
+        self.common().doomed.extend(gone);
         self.settle()?;
         Ok(count)
     }

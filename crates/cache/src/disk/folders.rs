@@ -421,5 +421,5 @@ fn who_takes_parts_may_panic_and_the_cache_goes_on() {
     }
     assert_eq!(chain.read(&mut cache, 40, Order::AsWanted), 40);
     cache.take_back();
-    assert!(cache.holds.is_empty());
+    assert!(cache.common().holds.is_empty());
 }

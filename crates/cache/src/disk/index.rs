@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use redb::{
@@ -10,6 +9,7 @@ use redb::{
 };
 
 use super::pages::{Backend, Pages};
+use super::quiet::caught;
 use super::slot::{STATE, VERSION};
 use super::storage::Storage;
 use crate::prefix::BlockHash;
@@ -68,6 +68,8 @@ const WITH_STATE: TableDefinition<(u64, BlockHash, u32, BlockHash), ()> = TableD
 const SLABS: TableDefinition<u32, Bytes> = TableDefinition::new("slabs");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const MODELS: TableDefinition<u64, Bytes> = TableDefinition::new("models");
+/// (Model, what the first entry follows, name): who gives another salt has other names.
+const SESSIONS: TableDefinition<(u64, BlockHash, &str), Bytes> = TableDefinition::new("sessions");
 
 pub const NAME: &str = "index.redb";
 
@@ -82,6 +84,26 @@ pub struct Model {
     pub used: u64,
 }
 
+/// A chain that has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// Its last entry.
+    pub end: BlockHash,
+    /// Tokens up to there.
+    pub tokens: u32,
+    /// When it was named: seconds since 1970.
+    pub created: u64,
+}
+
+/// Which one it is.
+pub struct Named {
+    pub model: u64,
+    /// What its first entry follows.
+    pub root: BlockHash,
+    pub name: String,
+    pub session: Session,
+}
+
 /// The database in a file of ours.
 pub struct Index {
     /// `None` once it is closed.
@@ -92,8 +114,7 @@ pub struct Index {
 impl Drop for Index {
     fn drop(&mut self) {
         // It writes once more. What goes wrong with that, or with the mark, has the next run look through the index.
-        let closed = catch_unwind(AssertUnwindSafe(|| drop(self.database.take())));
-        if closed.is_ok() {
+        if caught(|| drop(self.database.take())).is_some() {
             let _ = self.pages.mark();
         }
     }
@@ -119,8 +140,7 @@ fn own(e: impl Into<redb::Error>) -> Error {
 
 /// A database whose bytes were changed by somebody else panics here and there; to us that is a file that is no index.
 fn guarded<T>(what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    let done = catch_unwind(AssertUnwindSafe(what));
-    done.unwrap_or_else(|_| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
+    caught(what).unwrap_or_else(|| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
 }
 
 impl Index {
@@ -246,6 +266,53 @@ impl Index {
             for row in table.range(range).map_err(own)?.rev() {
                 let (_, _, tokens, hash) = row.map_err(own)?.0.value();
                 all.push((tokens, hash));
+            }
+            Ok(all)
+        })
+    }
+
+    /// Entries of a model, the one that was used last first, and the beginning of a chain before its end; so many at most.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn newest(&self, model: u64, most: usize) -> Result<Vec<BlockHash>, Error> {
+        guarded(|| {
+            let read = self.database().begin_read().map_err(own)?;
+            let table = match read.open_table(BY_USE) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let mut all = Vec::new();
+            for row in table.iter().map_err(own)?.rev() {
+                let (_, _, of, hash) = row.map_err(own)?.0.value();
+                if all.len() >= most {
+                    break;
+                }
+                all.extend((of == model).then_some(hash));
+            }
+            Ok(all)
+        })
+    }
+
+    /// All chains that have a name.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn sessions(&self) -> Result<Vec<Named>, Error> {
+        guarded(|| {
+            let read = self.database().begin_read().map_err(own)?;
+            let table = match read.open_table(SESSIONS) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(e) => return Err(own(e)),
+            };
+            let mut all = Vec::new();
+            for row in table.iter().map_err(own)? {
+                let (key, value) = row.map_err(own)?;
+                let (model, root, name) = key.value();
+                let named = |session| Named { model, root, name: name.to_owned(), session };
+                all.extend(decode_session(value.value()).map(named));
             }
             Ok(all)
         })
@@ -421,6 +488,24 @@ impl Changes<'_> {
 
     /// # Errors
     /// The file's.
+    pub fn put_session(&mut self, model: u64, root: BlockHash, name: &str, session: &Session) -> Result<(), Error> {
+        let mut table = self.transaction.open_table(SESSIONS).map_err(own)?;
+        table.insert((model, root, name), encode_session(session).as_slice()).map_err(own)?;
+        Ok(())
+    }
+
+    /// Whether there was one.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn remove_session(&mut self, model: u64, root: BlockHash, name: &str) -> Result<bool, Error> {
+        let mut table = self.transaction.open_table(SESSIONS).map_err(own)?;
+        let there = table.remove((model, root, name)).map_err(own)?.is_some();
+        Ok(there)
+    }
+
+    /// # Errors
+    /// The file's.
     pub fn put_slab(&mut self, id: u32, slab: &Slab) -> Result<(), Error> {
         let mut table = self.transaction.open_table(SLABS).map_err(own)?;
         table.insert(id, encode_slab(slab).as_slice()).map_err(own)?;
@@ -496,6 +581,22 @@ fn decode_model(bytes: &[u8]) -> Option<Model> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let number = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.try_into().ok()?));
     Some(Model { name: text(name), path: text(path), hits: number(&head[..8])?, used: number(&head[8..16])? })
+}
+
+fn encode_session(session: &Session) -> Vec<u8> {
+    let mut bytes = session.end.to_vec();
+    bytes.extend(session.tokens.to_le_bytes());
+    bytes.extend(session.created.to_le_bytes());
+    bytes
+}
+
+fn decode_session(bytes: &[u8]) -> Option<Session> {
+    let bytes: &[u8; 28] = bytes.try_into().ok()?;
+    Some(Session {
+        end: bytes[..16].try_into().ok()?,
+        tokens: u32::from_le_bytes(bytes[16..20].try_into().ok()?),
+        created: u64::from_le_bytes(bytes[20..].try_into().ok()?),
+    })
 }
 
 fn encode_slab(slab: &Slab) -> Vec<u8> {

@@ -12,18 +12,21 @@ mod folder;
 #[cfg(test)]
 mod folders;
 mod index;
+mod lookups;
 mod open;
 mod pages;
+mod quiet;
 mod reads;
 mod room;
 mod secret;
+mod sessions;
 #[cfg(test)]
 mod simulated;
 mod slot;
 mod storage;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sluice_store::{Buffer, KeptMemory};
@@ -35,13 +38,18 @@ pub use cipher::FileKey;
 pub use error::Error;
 use error::io;
 pub use folder::Folder;
-pub use index::{Entry, Key, Model, Place};
+pub use index::{Entry, Key, Model, Place, Session};
 use index::{Index, Slab};
+pub use lookups::{Chain, Lookups};
+use lookups::{Common, SlotFile};
 pub use open::Settings;
-use reads::{Desk, Source, Want};
+use reads::Desk;
 pub use reads::{Miss, Order, Reads};
 use room::OpenSlab;
+pub use sessions::{MOST_NAME, MOST_SESSIONS};
 pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
+#[doc(hidden)]
+pub use slot::{fill, holds, label_of, slot_bytes};
 pub use storage::{Storage, StoredFile};
 
 /// An entry that is to be kept.
@@ -109,7 +117,7 @@ fn today() -> u64 {
 
 /// A folder of entries, by the one process that owns it.
 pub struct DiskCache {
-    index: Index,
+    index: Arc<Index>,
     storage: Arc<dyn Storage>,
     slabs: BTreeMap<u32, OpenSlab>,
     next_slab: u32,
@@ -123,11 +131,11 @@ pub struct DiskCache {
     uses: HashMap<Key, Use>,
     /// By model: how often something of it was found since that was written down.
     model_hits: HashMap<u64, u64>,
-    /// Entries that somebody reads: they are not evicted.
-    holds: HashMap<Key, usize>,
-    /// Entries that are to be removed once nobody reads them; they are not found any more.
-    doomed: HashSet<Key>,
+    /// What looks and reads, and what it shares with this.
+    lookups: Lookups,
     desk: Desk,
+    /// Entries of chains that have a name, where that is known.
+    named: Option<Arc<HashSet<Key>>>,
     counts: Counts,
     notes: Vec<String>,
     secret: [u8; 32],
@@ -213,46 +221,44 @@ impl DiskCache {
         Ok(self.index.entries()?)
     }
 
-    /// Where an entry lies.
+    /// What finds and reads for other threads, while this one writes.
+    pub fn lookups(&self) -> Lookups {
+        self.lookups.clone()
+    }
+
+    fn common(&self) -> MutexGuard<'_, Common> {
+        self.lookups.common()
+    }
+
+    /// [`Lookups::find`]
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn find(&mut self, key: &Key) -> Result<Option<Entry>, Error> {
         self.attempt(|c| {
             c.take_back();
-            if c.doomed.contains(key) {
-                return Ok(None);
-            }
-            Ok(c.index.entry(key)?)
+            c.lookups.find(key)
         })
     }
 
-    /// Entries with a state that follow the one with the hash `before`: how many tokens each has, the most first, and its hash. Such may end within a block, where
-    /// nobody can guess a hash.
+    /// [`Lookups::with_state`]
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn with_state(&mut self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
         self.attempt(|c| {
             c.take_back();
-            let mut found = c.index.with_state(model, before)?;
-            found.retain(|(_, hash)| !c.doomed.contains(&(model, *hash)));
-            Ok(found)
+            c.lookups.with_state(model, before)
         })
     }
 
     /// Somebody is about to read an entry, and does no longer: meanwhile it is not evicted.
     pub fn hold(&mut self, key: &Key) {
-        *self.holds.entry(*key).or_default() += 1;
+        *self.common().holds.entry(*key).or_default() += 1;
     }
 
     pub fn let_go(&mut self, key: &Key) {
-        if let Some(n) = self.holds.get_mut(key) {
-            *n -= 1;
-            if *n == 0 {
-                self.holds.remove(key);
-            }
-        }
+        self.common().let_go(key);
     }
 
     /// After an error nothing is changed any more: what the disk holds by then is as after a crash.
@@ -268,64 +274,44 @@ impl DiskCache {
     /// Takes back what reads have returned, without waiting for the disk.
     fn take_back(&mut self) {
         let returned = std::mem::take(&mut *reads::lock(&self.desk));
-        returned.holds.iter().for_each(|key| self.let_go(key));
+        let mut common = self.common();
+        returned.holds.iter().for_each(|key| common.let_go(key));
+        common.doomed.extend(&returned.wrong);
+        drop(common);
         self.counts.read += returned.parts;
         self.counts.read_bytes += returned.bytes;
         self.counts.wrong += returned.wrong.len() as u64;
-        self.doomed.extend(returned.wrong);
         returned.notes.into_iter().for_each(|line| self.note(line));
     }
 
     /// Takes back what reads have returned, and removes what turned out wrong and nobody reads.
     fn settle(&mut self) -> Result<(), Error> {
         self.take_back();
-        let over: Vec<Key> = self.doomed.iter().filter(|key| !self.holds.contains_key(key)).copied().collect();
+        let over: Vec<Key> = {
+            let common = self.common();
+            common.doomed.iter().filter(|key| !common.holds.contains_key(key)).copied().collect()
+        };
         self.take_out(&over)?;
-        over.iter().for_each(|key| _ = self.doomed.remove(key));
+        let mut common = self.common();
+        over.iter().for_each(|key| _ = common.doomed.remove(key));
         Ok(())
     }
 
-    /// Where a part lies, if the slab has such a place.
-    fn source(&self, part_bytes: u64, place: Place) -> Option<Source> {
-        let slab = self.slabs.get(&place.slab)?;
-        let len = slab.slab.slot_bytes;
-        let fits = (place.slot as usize) < slab.slab.taken.len() && len == slot::slot_bytes(part_bytes);
-        fits.then(|| Source {
-            file: Arc::clone(&slab.file),
-            path: self.storage.path(&room::name_of(place.slab)),
-            offset: u64::from(place.slot) * len,
-            len: len as usize,
-        })
+    /// Slots of a slab are looked for in this file from now on.
+    fn show(&self, id: u32, slab: &OpenSlab) {
+        let (slot_bytes, slots) = (slab.slab.slot_bytes, slab.slab.taken.len());
+        let path = self.storage.path(&room::name_of(id));
+        self.common().files.insert(id, SlotFile { file: Arc::clone(&slab.file), path, slot_bytes, slots });
     }
 
-    /// Parts that are to be read, elsewhere and while this cache is used on. Until that is over their entries are not evicted.
+    /// [`Lookups::reads`]
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn reads(&mut self, wanted: &[(Label, Place)]) -> Result<Reads, Error> {
         self.attempt(|c| {
             c.take_back();
-            let mut held = HashSet::new();
-            let mut wants = Vec::with_capacity(wanted.len());
-            // Parts of one entry stand together.
-            let mut last: Option<(Key, Option<Entry>)> = None;
-            for (label, place) in wanted {
-                let key = (label.model, label.hash);
-                if last.as_ref().is_none_or(|(k, _)| *k != key) {
-                    let entry = if c.doomed.contains(&key) { None } else { c.index.entry(&key)? };
-                    last = Some((key, entry));
-                }
-                let entry = last.as_ref().and_then(|(_, entry)| entry.as_ref());
-                let there = entry.is_some_and(|e| e.parts.contains(&(label.part, label.bytes, *place)));
-                let from = c.source(label.bytes, *place).filter(|_| there);
-                if from.is_some() && held.insert(key) {
-                    c.hold(&key);
-                }
-                let Label { part, bytes, model, hash, before, position, tokens } = *label;
-                let label = Label { part, bytes, model, hash, before, position, tokens: &[] };
-                wants.push(Want { label, tokens: tokens.to_vec(), from });
-            }
-            Ok(Reads::new(wants, c.cipher.clone(), held, Arc::clone(&c.desk), c.memory.clone()))
+            c.lookups.reads(wanted)
         })
     }
 
@@ -351,7 +337,7 @@ impl DiskCache {
         let mut stored = Stored::default();
         for new in batch {
             let key = (model, new.hash);
-            if self.doomed.contains(&key) {
+            if self.common().doomed.contains(&key) {
                 break;
             }
             if named.iter().any(|(k, _)| *k == key) || self.index.entry(&key)?.is_some() {
@@ -465,7 +451,7 @@ impl DiskCache {
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn remove(&mut self, keys: &[Key]) -> Result<(), Error> {
-        self.doomed.extend(keys);
+        self.common().doomed.extend(keys);
         self.attempt(DiskCache::settle)
     }
 
@@ -490,7 +476,7 @@ impl DiskCache {
     fn use_path(&mut self, model: u64, last: BlockHash) -> Result<HashSet<Key>, Error> {
         let mut path = HashSet::new();
         let mut key = (model, last);
-        while !self.doomed.contains(&key)
+        while !self.common().doomed.contains(&key)
             && !path.contains(&key)
             && let Some(entry) = self.index.entry(&key)?
         {

@@ -10,6 +10,7 @@ use super::cipher::{Cipher, FileKey};
 use super::error::io;
 use super::folder::Folder;
 use super::index::{self, Index, Key};
+use super::lookups::Lookups;
 use super::pages::{CLEAN, mark_bytes};
 use super::reads::Desk;
 use super::room::{OpenSlab, name_of};
@@ -130,7 +131,17 @@ impl DiskCache {
         let session = secret::random().map_err(io("opening"))?;
         let cipher = settings.key.as_ref().map(|key| Arc::new(Cipher::new(key, &secret, session)));
         // 3. The index
-        let index = Index::open(Arc::clone(storage), index_bytes)?;
+        let index = Arc::new(Index::open(Arc::clone(storage), index_bytes)?);
+        let desk = Desk::default();
+        let memory = KeptMemory::default();
+        let lookups = Lookups {
+            index: Arc::clone(&index),
+            common: Arc::default(),
+            desk: Arc::clone(&desk),
+            cipher: cipher.clone(),
+            memory: memory.clone(),
+            secret,
+        };
         let slab_quota = quota - index_bytes - around(index_bytes);
         let mut cache = DiskCache {
             index,
@@ -145,15 +156,15 @@ impl DiskCache {
             clock: 0,
             uses: HashMap::new(),
             model_hits: HashMap::new(),
-            holds: HashMap::new(),
-            doomed: HashSet::new(),
-            desk: Desk::default(),
+            lookups,
+            desk,
+            named: None,
             counts: Counts::default(),
             notes: Vec::new(),
             secret,
             cipher,
             buffer: Buffer::zeroed(0).map_err(io("opening"))?,
-            memory: KeptMemory::default(),
+            memory,
             daily_limit: settings.daily_limit,
             today: (0, 0),
             cleared,
@@ -202,7 +213,11 @@ impl DiskCache {
             let whole = files.iter().any(|(name, found)| *name == name_of(id) && *found == slab.bytes());
             let file = self.storage.open(&name_of(id), false);
             match file {
-                Ok(file) if whole => _ = self.slabs.insert(id, OpenSlab { file, slab, reserved: HashSet::new() }),
+                Ok(file) if whole => {
+                    let slab = OpenSlab { file, slab, reserved: HashSet::new() };
+                    self.show(id, &slab);
+                    self.slabs.insert(id, slab);
+                }
                 // Somebody has cut or taken it: its entries go with it.
                 _ => lost.push(id),
             }

@@ -124,7 +124,10 @@ impl Reads {
 
     /// Reads all parts, and hands each to `take` once, by its number among those that were wanted: the bytes of the part, right to the last bit, or why not. From
     /// whichever thread, one at a time. What is not right is removed by the cache later, logged and counted.
+    /// One of a cache's reads is made at a time: they share one disk, and the memory of one.
     pub fn each(self, order: Order, take: impl FnMut(usize, Result<&[u8], Miss>) + Send) {
+        let memory = self.memory.clone();
+        let _turn = memory.turn();
         let counter = Mutex::new(Counter { order, next: 0, waiting: BTreeMap::new(), take });
         for batch in self.batches(order) {
             let mut left = batch;

@@ -140,7 +140,9 @@ impl DiskCache {
             c.put_slab(id, &slab)?;
             c.set_meta("next slab", u64::from(id) + 1)
         })?;
-        self.slabs.insert(id, OpenSlab { file, slab, reserved: HashSet::new() });
+        let slab = OpenSlab { file, slab, reserved: HashSet::new() };
+        self.show(id, &slab);
+        self.slabs.insert(id, slab);
         Ok(true)
     }
 
@@ -161,17 +163,36 @@ impl DiskCache {
         let most = (self.entries as usize / EVICTED_AT_ONCE).max(1);
         self.write_uses()?;
         let mut victims = Vec::new();
-        let holds = &self.holds;
-        self.index.change(|c| {
-            c.oldest(|key| {
-                if !held.contains(key) && !holds.contains_key(key) {
-                    victims.push(*key);
-                }
-                victims.len() < most
-            })
-        })?;
+        let holds: HashSet<Key> = self.common().holds.keys().copied().collect();
+        let named = self.named()?;
+        // What has a name goes when there is nothing else.
+        for spare in [Some(&*named), None] {
+            self.index.change(|c| {
+                c.oldest(|key| {
+                    let spared = spare.is_some_and(|named| named.contains(key));
+                    if !spared && !held.contains(key) && !holds.contains(key) {
+                        victims.push(*key);
+                    }
+                    victims.len() < most
+                })
+            })?;
+            if !victims.is_empty() || named.is_empty() {
+                break;
+            }
+        }
+        // From here on nobody begins to read them; who has begun meanwhile keeps what he reads.
+        {
+            let mut common = self.common();
+            victims.retain(|key| !common.holds.contains_key(key));
+            common.doomed.extend(&victims);
+        }
         self.counts.evicted += victims.len() as u64;
         self.take_out(&victims)?;
+        if victims.iter().any(|key| named.contains(key)) {
+            self.named = None;
+        }
+        let mut common = self.common();
+        victims.iter().for_each(|key| _ = common.doomed.remove(key));
         Ok(victims.len())
     }
 
@@ -232,7 +253,11 @@ impl DiskCache {
         }
         let held: HashSet<u32> = {
             let mut held = HashSet::new();
-            for key in self.holds.keys().chain(&self.doomed) {
+            let keys: Vec<Key> = {
+                let common = self.common();
+                common.holds.keys().chain(&common.doomed).copied().collect()
+            };
+            for key in &keys {
                 held.extend(self.index.entry(key)?.into_iter().flat_map(|e| e.parts).map(|(.., place)| place.slab));
             }
             held
@@ -312,6 +337,7 @@ impl DiskCache {
         // Until it is gone for good it counts.
         self.storage.sync_names().map_err(io("shrinking"))?;
         self.slabs.remove(&id);
+        self.common().files.remove(&id);
         Ok(())
     }
 }

@@ -105,6 +105,14 @@ pub fn label_of(slot: &[u8]) -> Option<(Label<'static>, Vec<u32>)> {
     Some((label, (0..tokens).map(|i| u32_at(HEAD + 4 * i)).collect::<Option<_>>()?))
 }
 
+/// The tokens that a page names; `None` for what is no such page. Whether they are right is for their hash to say.
+pub fn tokens_of(page: &[u8]) -> Option<Vec<u32>> {
+    let u32_at = |at: usize| Some(u32::from_le_bytes(page.get(at..at + 4)?.try_into().ok()?));
+    let tokens = u32_at(68)? as usize;
+    let is_one = page.len() == PAGE && page[..8] == MAGIC && u32_at(8)? == VERSION && tokens <= MOST_TOKENS;
+    if is_one { (0..tokens).map(|i| u32_at(HEAD + 4 * i)).collect() } else { None }
+}
+
 /// Of a part and its page, whose field for the sum is zero.
 fn sum(part: &[u8], page: &[u8; PAGE]) -> u64 {
     let mut hasher = Xxh3::new();

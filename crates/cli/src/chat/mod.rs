@@ -5,6 +5,7 @@ mod conversation;
 mod input;
 
 use std::fmt;
+use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,9 @@ pub struct ChatArgs {
     /// Print figures after each answer
     #[arg(long)]
     stats: bool,
+    /// Go on with the conversation in this file, if it is there, and write it back after each answer; with --prompt-cache it is not computed again
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
     #[command(flatten)]
     prompt: PromptArgs,
     #[command(flatten)]
@@ -60,6 +64,7 @@ const KEEPING: Duration = Duration::from_millis(200);
 /// Talks until the input ends.
 pub fn run(args: ChatArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
+    let before = args.session.as_deref().map_or(Ok(None), session)?;
     let options =
         Options { snapshots: SNAPSHOTS, prompt_cache: args.prompt_cache.options()?, ..args.engine.options()? };
     let loaded = load::model(&folder, &args.engine, options)?;
@@ -88,8 +93,15 @@ pub fn run(args: ChatArgs) -> Result<()> {
         measured,
         last: None,
         with_stats: args.stats,
+        session: args.session,
         mode_before: input.mode_before(),
     };
+    if let Some(messages) = before {
+        chat.conversation.messages = messages;
+        if args.prompt.system.is_some() {
+            chat.conversation.set_system(args.prompt.system.clone());
+        }
+    }
     if input.is_terminal() {
         let (name, context) = (folder.display(), chat.engine.max_context());
         terminal::say(&format!("{name}, {context} tokens of context. /help for commands, Ctrl-D to leave."));
@@ -105,6 +117,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
             },
             Some(command) => {
                 chat.obey(command)?;
+                chat.write_session();
                 input.next()?
             }
         };
@@ -113,6 +126,17 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let _ = chat.engine.save();
     prompt_cache_args::say_notes(&mut chat.engine);
     Ok(())
+}
+
+/// The messages of a session so far; `None` where its file is to be made.
+///
+/// # Errors
+/// A file of something else.
+fn session(path: &Path) -> Result<Option<Vec<Message>>> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() || found.len() > 0 => conversation::load(path).map(Some).context("--session"),
+        _ => Ok(None),
+    }
 }
 
 struct Chat<'a> {
@@ -128,6 +152,8 @@ struct Chat<'a> {
     last: Option<Answer>,
     /// Print figures after each answer.
     with_stats: bool,
+    /// The file in which the conversation is kept.
+    session: Option<PathBuf>,
     /// How the terminal is to be left, where there is one.
     mode_before: Option<Mode>,
 }
@@ -162,6 +188,15 @@ impl Chat<'_> {
                 terminal::note(&format!("{e:#}"));
                 Ok(false)
             }
+        }
+    }
+
+    /// Writes the conversation to the file of its session.
+    fn write_session(&self) {
+        if let Some(path) = &self.session
+            && let Err(e) = conversation::save(&self.conversation.messages, path)
+        {
+            terminal::note(&format!("--session: {e:#}"));
         }
     }
 

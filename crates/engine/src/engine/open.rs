@@ -45,12 +45,13 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::open`] and of `make`.
     pub fn open_on(folder: &Path, mut options: Options, make: MakeBackend) -> Result<Engine> {
-        options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::MEMORY);
         // The config first: a folder that holds something else altogether is best told by it.
         ensure!(folder.exists(), "{}: no such folder", folder.display());
         ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
         let config = Config::open(folder)?;
         let model = sluice_model::describe(&config, &options.model(1))?;
+        let state = (model.state_len() * size_of::<f32>()) as u64;
+        options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::memory(state));
         let placed = placement::decide(folder, &model, &options)?;
         let open = |placed: Placed| {
             let (checkpoint, loading) = sluice_store::load::open_but(folder, &options.load, |checkpoint| {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use sluice_backend::{Activations, KvType, NUMERICS_VERSION};
+use sluice_store::bundle::MANIFEST;
 use sluice_store::{AtomicFile, read_small};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -23,8 +24,9 @@ pub(crate) struct Choices {
     pub block_tokens: usize,
 }
 
-/// Files that decide what tokens mean and what is computed of them; others need not be there.
-const SMALL: [&str; 4] = ["config.json", "tokenizer.json", "tokenizer_config.json", "sluice-bundle.json"];
+/// Files that decide what tokens mean, which files have the weights, and what is computed of them; all but the first need not be there.
+const SMALL: [&str; 5] =
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json", MANIFEST];
 /// Samples of all weights together, and bytes of each.
 const SAMPLES: u64 = 256;
 const SAMPLE: u64 = 4096;
@@ -138,13 +140,168 @@ fn sum_of(file: &File, len: u64, samples: u64) -> Result<u64> {
         hash.update(&buffer[..n]);
         from += n as u64;
     }
-    // Where they lie depends on the lengths alone.
+    // Where they lie depends on the lengths alone: from the first byte to the last, at even distances, and without gaps where there are enough of them.
     let rest = len - at;
-    for i in 0..samples.min(rest.div_ceil(SAMPLE)) {
-        let from = at + (rest / samples.max(1) * i).min(rest.saturating_sub(SAMPLE));
+    let samples = samples.min(rest.div_ceil(SAMPLE));
+    for i in 0..samples {
+        let from = at + rest.saturating_sub(SAMPLE) * i / (samples - 1).max(1);
         let n = SAMPLE.min(len - from) as usize;
         file.read_exact_at(&mut buffer[..n], from)?;
         hash.update(&buffer[..n]);
     }
     Ok(hash.digest())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    /// As far as a fingerprint looks: a header of so many bytes, and weights behind it.
+    fn weights(path: &Path, header: u64, bytes: &[u8]) {
+        let mut file = header.to_le_bytes().to_vec();
+        file.resize(8 + header as usize, b' ');
+        file.extend(bytes);
+        fs::write(path, file).unwrap();
+    }
+
+    fn folder() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("config.json"), "{}").unwrap();
+        fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+        weights(&dir.path().join("model.safetensors"), 100, &[1; 10_000]);
+        dir
+    }
+
+    fn choices() -> Choices {
+        Choices {
+            activations: Activations::Int8,
+            kv_type: KvType::Bf16,
+            experts_per_token: None,
+            context: 4096,
+            block_tokens: 32,
+        }
+    }
+
+    fn of(dir: &Path, memory: Option<&Path>) -> u64 {
+        fingerprint(dir, &choices(), memory).unwrap()
+    }
+
+    #[test]
+    fn what_changes_bits_changes_the_fingerprint() {
+        let dir = folder();
+        let path = |name: &str| dir.path().join(name);
+        let mut seen = vec![of(dir.path(), None)];
+        assert_eq!(of(dir.path(), None), seen[0]);
+        let mut is_new = |number: u64| {
+            assert!(!seen.contains(&number));
+            seen.push(number);
+        };
+        for other in [
+            Choices { activations: Activations::F32, ..choices() },
+            Choices { kv_type: KvType::F32, ..choices() },
+            Choices { experts_per_token: Some(2), ..choices() },
+            Choices { block_tokens: 16, ..choices() },
+        ] {
+            is_new(fingerprint(dir.path(), &other, None).unwrap());
+        }
+        // The context counts only where angles depend on it.
+        let longer = Choices { context: 8192, ..choices() };
+        assert_eq!(fingerprint(dir.path(), &longer, None).unwrap(), of(dir.path(), None));
+        for (i, name) in SMALL.iter().enumerate() {
+            fs::write(path(name), format!("{{\"rope_\": {i}}}")).unwrap();
+            is_new(of(dir.path(), None));
+        }
+        is_new(fingerprint(dir.path(), &longer, None).unwrap());
+        weights(&path("more.safetensors"), 100, &[1; 10_000]);
+        is_new(of(dir.path(), None));
+        fs::rename(path("more.safetensors"), path("less.safetensors")).unwrap();
+        is_new(of(dir.path(), None));
+    }
+
+    #[test]
+    fn of_weights_the_header_counts_whole_and_the_rest_by_samples() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.safetensors");
+        let sum = |samples| {
+            let file = File::open(&path).unwrap();
+            sum_of(&file, file.metadata().unwrap().len(), samples).unwrap()
+        };
+        let header = 5000;
+        let mut bytes = vec![0; 40 * SAMPLE as usize + 77];
+        weights(&path, header, &bytes);
+        let (some, all) = (sum(8), sum(SAMPLES));
+        let mut random = fastrand::Rng::with_seed(3);
+        // 1. Where there are enough samples every byte counts, with fewer the first and the last ones still do
+        for i in 0..200 {
+            let at = match i {
+                0 => 0,
+                1 => bytes.len() - 1,
+                _ => random.usize(..bytes.len()),
+            };
+            bytes[at] ^= 1;
+            weights(&path, header, &bytes);
+            assert!(sum(SAMPLES) != all, "byte {at}");
+            assert!(i > 1 || sum(8) != some, "byte {at}");
+            bytes[at] ^= 1;
+        }
+        // 2. So does the header, and every length
+        weights(&path, header, &bytes);
+        let mut file = fs::read(&path).unwrap();
+        for at in [0, 8, 3000, 5007] {
+            file[at] ^= 1;
+            fs::write(&path, &file).unwrap();
+            assert!(sum(8) != some, "byte {at}");
+            file[at] ^= 1;
+        }
+        for len in [0, 1, 7, 8, 9, 5007, 5008, 5009, file.len() - 1] {
+            fs::write(&path, &file[..len]).unwrap();
+            assert!(sum(8) != some, "{len} bytes");
+        }
+        // 3. A header of an absurd length is what comes first
+        file[..8].fill(0xff);
+        fs::write(&path, &file).unwrap();
+        assert!(sum(8) != some);
+    }
+
+    #[test]
+    fn sums_are_remembered_for_files_that_nobody_has_touched() {
+        let (dir, home) = (folder(), tempfile::tempdir().unwrap());
+        let memory = home.path().join("fingerprints.json");
+        let file = dir.path().join("model.safetensors");
+        let first = of(dir.path(), Some(&memory));
+        let known = || -> BTreeMap<String, u64> { serde_json::from_slice(&fs::read(&memory).unwrap()).unwrap() };
+        assert_eq!(known().len(), 1);
+        // 1. The file is not looked at again: what is remembered counts, whatever it is
+        let wrong: BTreeMap<String, u64> = known().into_keys().map(|name| (name, 1)).collect();
+        fs::write(&memory, serde_json::to_vec(&wrong).unwrap()).unwrap();
+        let remembered = of(dir.path(), Some(&memory));
+        assert!(remembered != first && of(dir.path(), None) == first);
+        // 2. Until something of it changes: its times, also those that a program cannot set
+        let time = SystemTime::now() - Duration::from_secs(1000);
+        let set = || File::options().write(true).open(&file).unwrap().set_modified(time).unwrap();
+        set();
+        assert_eq!(of(dir.path(), Some(&memory)), first);
+        let names = known().len();
+        assert_eq!(names, 2);
+        let ctime = |path: &Path| fs::metadata(path).map(|m| (m.ctime(), m.ctime_nsec())).unwrap();
+        let before = ctime(&file);
+        while ctime(&file) == before {
+            set();
+        }
+        assert_eq!(of(dir.path(), Some(&memory)), first);
+        assert_eq!(known().len(), names + 1);
+        // 3. Other bytes, also where the time is set back
+        weights(&file, 100, &[2; 10_000]);
+        set();
+        assert!(![first, remembered].contains(&of(dir.path(), Some(&memory))));
+        weights(&file, 100, &[1; 10_001]);
+        assert!(![first, remembered].contains(&of(dir.path(), Some(&memory))));
+        // 4. A memory that is no memory, or cannot be written, is done without
+        weights(&file, 100, &[1; 10_000]);
+        fs::write(&memory, "{\"x\": \"y\"}").unwrap();
+        assert_eq!(of(dir.path(), Some(&memory)), first);
+        assert_eq!(of(dir.path(), Some(&home.path().join("no/such/folder"))), first);
+    }
 }

@@ -3,11 +3,15 @@
 //! prefix is being read stays in the queue while others go on.
 
 mod costs;
+mod finder;
 mod fingerprint;
 mod keeper;
+mod prefetch;
 mod restore;
 mod saving;
+mod sessions;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,10 +25,14 @@ use sluice_cache::disk::Error;
 use sluice_cache::{BlockHash, Group};
 
 use costs::Costs;
+use finder::{Ask, Finder, Found, Query};
 pub(crate) use fingerprint::{Choices, fingerprint};
-use keeper::{Command, Found, Keeper, Query, Shared};
+use keeper::{Command, Keeper, Opened, Shared};
+use prefetch::Prefetch;
 pub(crate) use restore::{Restore, begin};
 pub(crate) use saving::Saving;
+use sessions::{Inner, Naming};
+pub use sessions::{LoadedSession, ReadAhead, Saved, Session, Sessions};
 
 /// A prompt cache on disk that was asked for.
 #[derive(Clone, Debug)]
@@ -57,6 +65,8 @@ pub struct PromptCacheStatus {
     pub dropped: u64,
     /// Bytes that were read for prompts.
     pub read_bytes: u64,
+    /// Tokens of prompts that were read before anybody asked.
+    pub prefetched: u64,
     /// Entries that were not what had been written, or could not be read: computed instead.
     pub wrong: u64,
     /// Prefixes that were there and not read, since computing them was quicker.
@@ -93,8 +103,16 @@ impl Shape {
 
 /// Bytes that wait to be written at most, and bytes that were read and wait to be taken: each.
 pub(crate) const WAITING: u64 = 16 << 20;
-/// Bytes that all of it comes to hold: these, what is being read, the index.
-pub(crate) const MEMORY: u64 = 2 * WAITING + (36 << 20);
+/// Bytes that one read has in flight, which are kept for the next; one is made at a time.
+const READING: u64 = 32 << 20;
+/// The index, and the slot that is being written.
+const INDEX: u64 = 4 << 20;
+
+/// Bytes that all of it comes to hold, for a model with states of `state` bytes. One of these may be larger than all else: one that is copied out is there as numbers and
+/// as bytes while another is written, and one that is read waits to be taken.
+pub(crate) fn memory(state: u64) -> u64 {
+    2 * WAITING + READING + INDEX + 5 * state
+}
 
 /// The flag that is to blame where a cache cannot be as it was asked for; `None` where the model can do without one.
 pub(crate) fn to_blame(e: &anyhow::Error) -> Option<&'static str> {
@@ -112,12 +130,19 @@ pub(crate) fn to_blame(e: &anyhow::Error) -> Option<&'static str> {
 pub(crate) struct PromptCache {
     commands: Sender<Command>,
     keeper: Option<JoinHandle<()>>,
+    asks: Sender<Ask>,
+    finder: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
     options: PromptCacheOptions,
     quota: u64,
     pub shape: Shape,
     pub costs: Costs,
     pub saving: Saving,
+    prefetch: Prefetch,
+    /// For those who know it by [`Sessions`].
+    inner: Arc<Inner>,
+    /// Sessions that are being saved.
+    namings: VecDeque<Naming>,
     dropped: u64,
     too_dear: u64,
     warned: bool,
@@ -129,23 +154,40 @@ impl PromptCache {
     /// # Errors
     /// A folder that cannot be used, or that another process uses.
     pub fn open(options: &PromptCacheOptions, model: (u64, &Path), shape: Shape) -> Result<(PromptCache, [u8; 32])> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::of(&options.folder));
+        let Opened { keeper, lookups, secret, quota } = Keeper::open(options, model, Arc::clone(&shared))?;
+        let model = model.0;
         let (commands, received) = channel();
-        let (keeper, secret, quota) =
-            Keeper::open(options, model, shape.clone(), Arc::clone(&shared), commands.clone())?;
-        let keeper = std::thread::Builder::new()
-            .name("prompt-cache".into())
-            .spawn(move || keeper.run(&received))
-            .context("the prompt cache's thread")?;
+        let inner = Inner { lookups: lookups.clone(), model, commands: commands.clone(), shared: Arc::clone(&shared) };
+        let prefetch = Prefetch::new(lookups.clone(), model);
+        let finder = Finder {
+            lookups,
+            secret,
+            model,
+            shape: shape.clone(),
+            shared: Arc::clone(&shared),
+            keeper: commands.clone(),
+        };
+        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.into()).spawn(work).context("a thread of the prompt cache")
+        };
+        let keeper = spawn("prompt-cache", Box::new(move || keeper.run(&received)))?;
+        let (asks, asked) = channel();
+        let finder = spawn("prompt-lookups", Box::new(move || finder.run(&asked)))?;
         let cache = PromptCache {
             commands,
             keeper: Some(keeper),
+            asks,
+            finder: Some(finder),
             shared,
             options: options.clone(),
             quota,
             shape,
             costs: Costs::default(),
             saving: Saving::default(),
+            prefetch,
+            inner: Arc::new(inner),
+            namings: VecDeque::new(),
             dropped: 0,
             too_dear: 0,
             warned: false,
@@ -165,6 +207,7 @@ impl PromptCache {
             written_bytes: of(&s.written),
             dropped: self.dropped + of(&s.refused),
             read_bytes: of(&s.read),
+            prefetched: self.prefetch.tokens(),
             wrong: of(&s.wrong),
             too_dear: self.too_dear,
             broken: s.broken(),
@@ -195,7 +238,8 @@ impl PromptCache {
     /// Asks what there is of a prompt.
     fn ask(&self, query: Query) -> Option<Receiver<Found>> {
         let (tell, told) = channel();
-        self.send(Command::Find(query, tell)).then_some(told)
+        let sent = self.shared.is_well() && self.asks.send(Ask::Find(query, tell)).is_ok();
+        sent.then_some(told)
     }
 
     /// A sequence goes on from entries that are kept here too: they are the last to be evicted.
@@ -220,6 +264,12 @@ impl PromptCache {
 
 impl Drop for PromptCache {
     fn drop(&mut self) {
+        // The thread that writes is the last to use the folder, and leaves it as one that came to its end.
+        self.prefetch.end();
+        let _ = self.asks.send(Ask::Close);
+        if let Some(finder) = self.finder.take() {
+            let _ = finder.join();
+        }
         let _ = self.commands.send(Command::Close);
         if let Some(keeper) = self.keeper.take() {
             let _ = keeper.join();

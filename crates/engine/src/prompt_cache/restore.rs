@@ -1,15 +1,16 @@
 //! A prompt whose beginning is on disk. It is looked for as soon as the sequence waits for its turn; when that comes, the sequence takes blocks of the pool for what
 //! is missing, as if it were to compute them, and stays in the queue until they are filled. What cannot be read is computed like anything else.
 
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
 use sluice_cache::disk::STATE;
 use sluice_cache::{Filling, KvCache, Wanted};
 
-use super::keeper::{Command, Found, Query, Read};
+use super::finder::{Ask, Found, Part, Query, Read};
 use super::{PromptCache, WAITING};
 use crate::runner::Runner;
 use crate::sequence::Sequence;
@@ -20,9 +21,9 @@ pub(crate) enum Restore {
     /// Nobody has asked yet.
     #[default]
     No,
-    Asked(Mutex<Receiver<Found>>, Sender<Command>),
+    Asked(Mutex<Receiver<Found>>, Sender<Ask>),
     /// It begins when the sequence's turn comes.
-    Found(Found, Sender<Command>),
+    Found(Found, Sender<Ask>),
     Reading(Reading),
     /// All that there was is there.
     Over,
@@ -37,6 +38,13 @@ impl Restore {
 
 pub(crate) struct Reading {
     wanted: Wanted,
+    tokens: Arc<[u32]>,
+    parts: Vec<Part>,
+    /// Parts that are being read now.
+    now: Range<usize>,
+    /// Bytes that are read at once at most, or one part.
+    at_once: u64,
+    asks: Sender<Ask>,
     to: usize,
     /// Tokens of it that were in memory.
     present: usize,
@@ -48,10 +56,35 @@ pub(crate) struct Reading {
     placing: Duration,
 }
 
+impl Reading {
+    /// Has the next parts read. Whether there were any.
+    fn read_on(&mut self) -> bool {
+        let mut bytes = 0;
+        let from = self.now.end;
+        let fits = |part: &&Part| {
+            bytes += part.bytes;
+            bytes == part.bytes || bytes <= self.at_once
+        };
+        let parts: Vec<Part> = self.parts[from..].iter().take_while(fits).cloned().collect();
+        if parts.is_empty() {
+            return false;
+        }
+        let largest = parts.iter().map(|p| p.bytes).max().unwrap_or(1).max(1);
+        let (tell, received) = sync_channel((WAITING / largest).clamp(2, 1024) as usize);
+        (self.now, self.received) = (from..from + parts.len(), Mutex::new(received));
+        self.asks.send(Ask::Read(Arc::clone(&self.tokens), parts, tell)).is_ok()
+    }
+}
+
 /// A sequence's turn has come, and something was found for it: it takes what it needs, and reading begins. Otherwise it computes.
 pub(crate) fn begin(s: &mut Sequence, cache: &mut KvCache) -> bool {
-    let (found, commands) = match std::mem::take(&mut s.restore) {
-        Restore::Found(found, commands) => (found, commands),
+    begin_by(s, cache, u64::MAX)
+}
+
+/// The same, with so many bytes at once.
+pub(super) fn begin_by(s: &mut Sequence, cache: &mut KvCache, at_once: u64) -> bool {
+    let (found, asks) = match std::mem::take(&mut s.restore) {
+        Restore::Found(found, asks) => (found, asks),
         other => {
             s.restore = other;
             return false;
@@ -74,15 +107,27 @@ pub(crate) fn begin(s: &mut Sequence, cache: &mut KvCache) -> bool {
         found.parts[at.expect("it may be filled")].clone()
     });
     let parts: Vec<_> = parts.collect();
-    let largest = parts.iter().map(|p| p.bytes).max().unwrap_or(1).max(1);
-    let (tell, received) = sync_channel((WAITING / largest).clamp(2, 1024) as usize);
-    if commands.send(Command::Read(found.tokens, parts, tell)).is_err() {
+    let (filled, wanted, to) = (vec![false; fillings.len()], found.wanted, found.to);
+    let mut reading = Reading {
+        wanted,
+        tokens: found.tokens,
+        parts,
+        now: 0..0,
+        at_once,
+        asks,
+        to,
+        present,
+        fillings,
+        filled,
+        // Nothing comes before something is asked for.
+        received: Mutex::new(channel().1),
+        placing: Duration::ZERO,
+    };
+    if !reading.read_on() {
         cache.release(&mut s.held);
         return false;
     }
-    let (filled, wanted, to) = (vec![false; fillings.len()], found.wanted, found.to);
-    let received = Mutex::new(received);
-    s.restore = Restore::Reading(Reading { wanted, to, present, fillings, filled, received, placing: Duration::ZERO });
+    s.restore = Restore::Reading(reading);
     true
 }
 
@@ -119,9 +164,11 @@ impl PromptCache {
             return;
         }
         let (root, tokens) = (s.root, s.tokens[..most].into());
-        let query = Query { root, tokens, present: present.groups, usable: present.usable };
+        // Less is nothing that would be kept, either.
+        let fewest = self.fewest().max(1);
+        let query = Query { root, tokens, present: present.groups, usable: present.usable, fewest };
         if let Some(told) = self.ask(query) {
-            s.restore = Restore::Asked(Mutex::new(told), self.commands.clone());
+            s.restore = Restore::Asked(Mutex::new(told), self.asks.clone());
         }
     }
 
@@ -148,7 +195,7 @@ impl PromptCache {
         };
     }
 
-    fn take_in(
+    pub(super) fn take_in(
         &mut self,
         s: &mut Sequence,
         cache: &mut KvCache,
@@ -158,14 +205,15 @@ impl PromptCache {
         // Blocks may have been others' until now, who wanted them copied.
         runner.settle(cache, Some(self))?;
         let Restore::Reading(reading) = &mut s.restore else { return Ok(()) };
-        let received = reading.received.get_mut().unwrap_or_else(PoisonError::into_inner);
         let over = loop {
+            let received = reading.received.get_mut().unwrap_or_else(PoisonError::into_inner);
             let read = match patience.take() {
                 Some(patience) => received.recv_timeout(patience).ok().map_or_else(|| received.try_recv(), Ok),
                 None => received.try_recv(),
             };
             match read {
                 Ok(Read::Part(i, bytes)) => {
+                    let i = reading.now.start + i;
                     let begun = std::time::Instant::now();
                     runner.fill(reading.fillings[i], &bytes);
                     reading.placing += begun.elapsed();
@@ -173,8 +221,10 @@ impl PromptCache {
                 }
                 Ok(Read::Lost) => {}
                 Ok(Read::Over(bytes, time)) => {
-                    self.costs.read(bytes, time + reading.placing);
-                    break true;
+                    self.costs.read(bytes, time + std::mem::take(&mut reading.placing));
+                    if !reading.read_on() {
+                        break true;
+                    }
                 }
                 Err(TryRecvError::Empty) => break false,
                 Err(TryRecvError::Disconnected) => break true,
@@ -186,8 +236,8 @@ impl PromptCache {
         Ok(())
     }
 
-    /// All that can be read was: the sequence goes on from there.
-    fn settle_restore(&mut self, s: &mut Sequence, cache: &mut KvCache) {
+    /// All that can be read was, or is to be: the sequence goes on from there.
+    pub(super) fn settle_restore(&mut self, s: &mut Sequence, cache: &mut KvCache) {
         let Restore::Reading(reading) = std::mem::replace(&mut s.restore, Restore::Over) else { return };
         let lost = reading.fillings.iter().zip(&reading.filled).find(|(_, filled)| !**filled);
         let simple = self.shape.state_bytes == 0 && self.shape.windows.iter().all(Option::is_none);
@@ -206,7 +256,7 @@ impl PromptCache {
         }
         (s.computed, s.adopted, s.restored) = (to, to, to.saturating_sub(reading.present));
         cache.publish(&mut s.held, s.root, &s.tokens, to);
-        if self.shape.state_bytes > 0 {
+        if self.shape.state_bytes > 0 && s.running.is_some() {
             cache.snapshot(&mut s.held, s.root, &s.tokens, to);
         }
         cache.note_kept(s.root, &s.tokens, wanted);

@@ -16,7 +16,7 @@ use super::{PromptCache, WAITING};
 const PART: u32 = 200;
 const MOST: Duration = Duration::from_millis(10);
 /// So long a copying while idle goes on before somebody looks whether there is a request.
-const PORTION: Duration = Duration::from_millis(5);
+pub(super) const PORTION: Duration = Duration::from_millis(5);
 
 /// What is to be copied out.
 #[derive(Debug, Default)]
@@ -38,12 +38,12 @@ impl PromptCache {
     }
 
     /// Whether more may wait to be written.
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.shared.waiting.load(Ordering::Relaxed) < WAITING
     }
 
     /// Copies a node out, and hands it over. Whether there was room.
-    fn copy_out(&mut self, leaving: &Leaving, backend: &mut dyn Backend, kv: &[KvPool]) -> bool {
+    pub(super) fn copy_out(&mut self, leaving: &Leaving, backend: &mut dyn Backend, kv: &[KvPool]) -> bool {
         if !self.shared.is_well() {
             return false;
         }

@@ -9,7 +9,7 @@ use super::kv::{KvType, KvView};
 pub const PARTITION: usize = 128;
 
 /// How many positions ahead stored keys and values are asked for.
-pub const AHEAD: usize = 16;
+pub const AHEAD: usize = 32;
 
 /// Where a partition's keys and values lie.
 pub struct Located<'a> {

@@ -97,8 +97,13 @@ unsafe fn typed<V: Lanes, T: Element>(
         // 1. scores, sixteen positions at a time for all rows
         let blocks = from / 16..to.div_ceil(16);
         for block in blocks.clone() {
-            // The keys of the next positions, or the first values.
-            let ahead = if block + 1 < blocks.end { at.keys[16 * block + 16] } else { at.values[from] };
+            // The keys of positions that come later, or the first values.
+            let later = block + AHEAD / 16;
+            let ahead = if later < blocks.end {
+                at.keys[16 * later]
+            } else {
+                at.values[(from + 16 * (later - blocks.end)).min(to - 1)]
+            };
             let keys: &[*const u8; 16] = at.keys[16 * block..].first_chunk().expect("a partition is whole blocks");
             let mut r = 0;
             while r < rows.len() {

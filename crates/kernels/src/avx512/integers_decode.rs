@@ -208,9 +208,9 @@ unsafe fn rows<const BITS: usize, const PARTS: usize, const T: usize>(
                     let mut d = [[_mm512_setzero_si512(); 4]; T];
                     for i in 0..4 {
                         let at = p[i].add(step * step_bytes + piece * PIECE / 8 * BITS);
-                        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
+                        _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead).cast());
                         if BITS > 4 {
-                            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead + 64).cast());
+                            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead + 64).cast());
                         }
                         let (first, second) = weights::<BITS>(at, 4);
                         for t in 0..T {
@@ -477,8 +477,8 @@ impl Scales {
                 let at = (step >> self.log_steps) * 16;
                 let mask = ((1u32 << (self.row_bytes - at).min(16)) - 1) as u16;
                 for row in 0..4 {
-                    _mm_prefetch::<_MM_HINT_T0>(self.s[row].wrapping_add(at + self.ahead).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(self.b[row].wrapping_add(at + self.ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(self.s[row].wrapping_add(at + self.ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(self.b[row].wrapping_add(at + self.ahead).cast());
                 }
                 self.s_block = four(self.s, at, mask);
                 self.b_block = four(self.b, at, mask);

@@ -36,7 +36,7 @@ impl Lanes for Avx512x16 {
     const WIDE: bool = true;
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {

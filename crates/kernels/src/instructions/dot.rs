@@ -63,14 +63,14 @@ const L1_WEIGHTS: usize = 24 << 10;
 /// How far ahead the rows of one token are fetched, at least, in bytes.
 const AHEAD: usize = 8 << 10;
 
-/// Asks for the line at `p`, which may lie anywhere: a prefetch does not fault.
+/// Asks for the line at `p`, which may lie anywhere: a prefetch does not fault. As [`crate::instructions::lanes::Lanes::prefetch`], into the second-level cache.
 #[inline(always)]
 fn fetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch has no effect but on speed; the instruction is part of every x86-64.
     unsafe {
         use std::arch::x86_64::*;
-        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;

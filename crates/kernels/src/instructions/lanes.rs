@@ -62,7 +62,8 @@ pub trait Lanes: Copy {
     unsafe fn transpose16(v: [Self; 16]) -> [Self; 16];
     /// The greatest lane by the same tree (lanes must not be NaN for a meaningful answer).
     unsafe fn max_lane(self) -> f32;
-    /// Asks for the cache line of `p`, which may be any address.
+    /// Asks for the cache line of `p`, which may be any address, into the second-level cache: what is asked for into the first waits in one of its few fill
+    /// buffers, two dozen or fewer, which is less than memory needs under way to keep its pace.
     unsafe fn prefetch(_p: *const u8) {}
     /// Bits of each lane.
     unsafe fn to_array(self) -> [f32; 16] {

@@ -68,7 +68,11 @@ pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
 }
 
 /// The prompt's tokens, and where prompts may part that begin like it: recurrent states are kept there.
-fn rendered(ready: &Ready, messages: &[Value], extra: &Map<String, Value>) -> anyhow::Result<(Vec<u32>, Vec<usize>)> {
+pub(super) fn rendered(
+    ready: &Ready,
+    messages: &[Value],
+    extra: &Map<String, Value>,
+) -> anyhow::Result<(Vec<u32>, Vec<usize>)> {
     let TextSide { template, tokenizer, .. } = &ready.text;
     let template = Some(template.as_ref().context("this model has no chat template")?);
     let dialogue = Dialogue { template, tokenizer, messages, tools: None, extra };
@@ -78,7 +82,7 @@ fn rendered(ready: &Ready, messages: &[Value], extra: &Map<String, Value>) -> an
 }
 
 /// Messages as templates want them: contents in parts become one text.
-fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
+pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
     if all.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty"));
     }

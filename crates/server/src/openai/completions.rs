@@ -28,7 +28,7 @@ pub struct Request {
 /// A text, or token ids.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum PromptField {
+pub(super) enum PromptField {
     Text(String),
     Tokens(Vec<u32>),
     Texts(Vec<String>),
@@ -41,16 +41,7 @@ pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Reques
     if request.echo {
         return Err(ApiError::invalid("echo", "echo is not supported"));
     }
-    let many =
-        |n: usize| ApiError::invalid("prompt", format!("{n} prompts in one request are not supported: send one each"));
-    let prompt = match request.prompt {
-        PromptField::Text(text) => text_prompt(&ready, text).await?,
-        PromptField::Tokens(tokens) => tokens,
-        PromptField::Texts(mut all) if all.len() == 1 => text_prompt(&ready, all.remove(0)).await?,
-        PromptField::TokenLists(mut all) if all.len() == 1 => all.remove(0),
-        PromptField::Texts(all) => return Err(many(all.len())),
-        PromptField::TokenLists(all) => return Err(many(all.len())),
-    };
+    let prompt = one_prompt(&ready, request.prompt).await?;
     let common = request.common;
     let mut generation = common.generation(&ready.text, prompt.len(), ready.context)?;
     generation.logprobs = request.logprobs;
@@ -66,6 +57,20 @@ pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Reques
         offsets: vec![0; common.choices()?],
     };
     Ok(reply::send(pending, dialect, &common).await)
+}
+
+/// The tokens of a prompt.
+pub(super) async fn one_prompt(ready: &Arc<Ready>, prompt: PromptField) -> Result<Vec<u32>, ApiError> {
+    let many =
+        |n: usize| ApiError::invalid("prompt", format!("{n} prompts in one request are not supported: send one each"));
+    Ok(match prompt {
+        PromptField::Text(text) => text_prompt(ready, text).await?,
+        PromptField::Tokens(tokens) => tokens,
+        PromptField::Texts(mut all) if all.len() == 1 => text_prompt(ready, all.remove(0)).await?,
+        PromptField::TokenLists(mut all) if all.len() == 1 => all.remove(0),
+        PromptField::Texts(all) => return Err(many(all.len())),
+        PromptField::TokenLists(all) => return Err(many(all.len())),
+    })
 }
 
 /// Encodes on a thread of its own kind: a long text takes a while.

@@ -4,6 +4,7 @@ mod chat;
 mod completions;
 mod fields;
 mod reply;
+pub mod sessions;
 
 pub use chat::chat;
 pub use completions::completions;

@@ -55,7 +55,7 @@ impl Pending {
     }
 
     /// The next delta; `Ok(None)` after the last.
-    async fn next(&mut self) -> Result<Option<Delta>, ApiError> {
+    pub(super) async fn next(&mut self) -> Result<Option<Delta>, ApiError> {
         while !self.answer.is_over() {
             let Some(update) = self.updates.recv().await else {
                 return Err(ApiError::internal("the engine has ended"));

@@ -1,0 +1,145 @@
+//! Names for chains of entries: what has one is evicted after all that has none.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::index::{Key, Named, Session};
+use super::{DiskCache, Error};
+use crate::prefix::BlockHash;
+
+/// Names of one model at most: their rows are part of what the index may grow to.
+pub const MOST_SESSIONS: usize = 1024;
+/// Bytes of a name at most.
+pub const MOST_NAME: usize = 64;
+
+impl DiskCache {
+    /// Gives the chain that ends with `end` a name, which another chain with the same root may have had. `None` where not all of it is there, or there are as many names as may be.
+    ///
+    /// # Errors
+    /// The index's: then nothing more should be asked of this cache.
+    ///
+    /// # Panics
+    /// When the name is longer than [`MOST_NAME`].
+    pub fn name_session(&mut self, model: u64, name: &str, end: BlockHash) -> Result<Option<Session>, Error> {
+        assert!(name.len() <= MOST_NAME);
+        self.attempt(|c| {
+            c.settle()?;
+            // 1. Whether it is there, from its end to its beginning
+            let mut tokens = None;
+            let mut hash = end;
+            let root = loop {
+                let Some(entry) = c.lookups.find(&(model, hash))? else { return Ok(None) };
+                tokens.get_or_insert(entry.position.saturating_add(entry.tokens));
+                hash = entry.before;
+                if entry.position == 0 {
+                    break hash;
+                }
+            };
+            let mut known = c.index.sessions()?;
+            known.retain(|n| n.model == model);
+            if known.len() >= MOST_SESSIONS && !known.iter().any(|n| n.root == root && n.name == name) {
+                return Ok(None);
+            }
+            // 2. Its name, durably
+            let session = Session { end, tokens: tokens.unwrap_or(0), created: super::now() };
+            c.index.change(|change| change.put_session(model, root, name, &session))?;
+            c.named = None;
+            Ok(Some(session))
+        })
+    }
+
+    /// Takes the name of a chain with this root away; its entries stay as long as others do. Whether there was one.
+    ///
+    /// # Errors
+    /// The index's: then nothing more should be asked of this cache.
+    pub fn forget_session(&mut self, model: u64, root: BlockHash, name: &str) -> Result<bool, Error> {
+        self.attempt(|c| {
+            c.named = None;
+            Ok(c.index.change(|change| change.remove_session(model, root, name))?)
+        })
+    }
+
+    /// All entries of chains that have a name.
+    pub(super) fn named(&mut self) -> Result<Arc<HashSet<Key>>, Error> {
+        if let Some(named) = &self.named {
+            return Ok(Arc::clone(named));
+        }
+        let mut named = HashSet::new();
+        for Named { model, session, .. } in self.index.sessions()? {
+            let mut key = (model, session.end);
+            while !named.contains(&key)
+                && let Some(entry) = self.index.entry(&key)?
+            {
+                named.insert(key);
+                key.1 = entry.before;
+            }
+        }
+        let named = Arc::new(named);
+        self.named = Some(Arc::clone(&named));
+        Ok(named)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::super::{New, Settings};
+    use super::*;
+    use crate::prefix::block_hash;
+
+    /// Stores a chain of so many blocks, and says their hashes.
+    fn store(cache: &mut DiskCache, salt: u8, blocks: u32) -> Vec<BlockHash> {
+        let (secret, mut before) = (cache.secret(), [salt; 16]);
+        let next = (0..blocks).map(|i| {
+            let tokens: Vec<u32> = (8 * i..8 * i + 8).collect();
+            let hash = block_hash(&secret, &before, &tokens);
+            let part = vec![salt; 60_000];
+            let new = New { hash, before, position: 8 * i, tokens: &tokens, parts: &[(0, &part)] };
+            cache.store(5, &[new]).unwrap();
+            before = hash;
+            hash
+        });
+        next.collect()
+    }
+
+    #[test]
+    fn what_has_a_name_is_there_after_a_restart_and_goes_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let open =
+            || DiskCache::open_folder(dir.path(), Settings { quota: Some(16 << 20), ..Settings::default() }).unwrap();
+        let mut cache = open();
+        let named = store(&mut cache, 1, 20);
+        let session = cache.name_session(5, "a fox", named[19]).unwrap().unwrap();
+        assert_eq!((session.tokens, session.end), (160, named[19]));
+        assert_eq!(cache.name_session(5, "nothing", [9; 16]).unwrap(), None);
+        drop(cache);
+        let mut cache = open();
+        assert_eq!(cache.lookups().sessions(5, [1; 16]).unwrap(), [("a fox".to_owned(), session)]);
+        for (model, root) in [(6, [1; 16]), (5, [2; 16])] {
+            assert!(cache.lookups().sessions(model, root).unwrap().is_empty());
+            assert!(!cache.forget_session(model, root, "a fox").unwrap());
+        }
+        // 1. Others come until there is no room, and more than once
+        for salt in 2..20 {
+            store(&mut cache, salt, 20);
+        }
+        assert!(cache.counts().evicted > 150);
+        let chain = cache.lookups().chain(&(5, named[19]), &mut HashMap::new(), || true).unwrap().unwrap();
+        assert_eq!(chain.tokens, (0..160).collect::<Vec<u32>>());
+        // 2. Without its name it goes like all others
+        assert!(
+            cache.forget_session(5, [1; 16], "a fox").unwrap() && !cache.forget_session(5, [1; 16], "a fox").unwrap()
+        );
+        for salt in 20..32 {
+            store(&mut cache, salt, 20);
+        }
+        assert_eq!(cache.find(&(5, named[19])).unwrap(), None);
+        // 3. Names alone do not keep others out
+        for salt in 32..44 {
+            let path = store(&mut cache, salt, 20);
+            assert!(cache.name_session(5, &salt.to_string(), path[19]).unwrap().is_some());
+        }
+        assert_eq!(cache.disagreements().unwrap(), Vec::<String>::new());
+    }
+}

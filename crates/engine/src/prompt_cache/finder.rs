@@ -1,0 +1,258 @@
+//! The thread that looks for prefixes and has them read. It is another than the one that writes, so that a request waits for no batch and no sync: the longest
+//! that a look-up waits for is one before it, the disk where the index's pages are not in memory, and pages of the index that a transaction is handing to the
+//! system at the time (which waits for no disk, but for the removal of the mark of a clean end, once in a run).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sluice_cache::disk::{Entry, Error, Label, Lookups, Order, Place, STATE};
+use sluice_cache::{BlockHash, Wanted, block_hash};
+
+use super::Shape;
+use super::keeper::{Command, Shared};
+
+/// What is looked for.
+pub(crate) struct Query {
+    pub root: BlockHash,
+    pub tokens: Arc<[u32]>,
+    /// Of each of its blocks that is in memory, a bit for each group.
+    pub present: Vec<u64>,
+    /// So many tokens can be taken up from memory alone.
+    pub usable: usize,
+    /// What adds fewer than these is not looked for.
+    pub fewest: usize,
+}
+
+/// A part of an entry that memory lacked.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    /// Number of the node on the path.
+    pub node: usize,
+    /// The number of the cache group, or [`STATE`].
+    pub part: u32,
+    pub bytes: u64,
+    /// Tokens of the entry.
+    tokens: usize,
+    hash: BlockHash,
+    before: BlockHash,
+    place: Place,
+}
+
+/// A prefix that is longer with what lies here.
+pub(crate) struct Found {
+    pub wanted: Wanted,
+    pub tokens: Arc<[u32]>,
+    pub to: usize,
+    /// What memory alone would have given.
+    pub usable: usize,
+    pub parts: Vec<Part>,
+}
+
+/// What comes of reading.
+pub(crate) enum Read {
+    /// The part with this number.
+    Part(usize, Vec<u8>),
+    /// One of them is not there, or not what was written.
+    Lost,
+    /// That was all: bytes, and the time that reading them took.
+    Over(u64, Duration),
+}
+
+pub(crate) enum Ask {
+    Find(Query, Sender<Found>),
+    Read(Arc<[u32]>, Vec<Part>, SyncSender<Read>),
+    Close,
+}
+
+pub(crate) struct Finder {
+    pub lookups: Lookups,
+    pub secret: [u8; 32],
+    pub model: u64,
+    pub shape: Shape,
+    pub shared: Arc<Shared>,
+    /// To the thread that writes.
+    pub keeper: Sender<Command>,
+}
+
+impl Finder {
+    /// Until it is told to close.
+    pub fn run(self, received: &Receiver<Ask>) {
+        while let Ok(ask) = received.recv() {
+            let done = match ask {
+                Ask::Close => return,
+                // Who asked learns that there is no answer.
+                _ if !self.shared.is_well() => Ok(()),
+                Ask::Find(query, tell) => self.find(&query).map(|found| {
+                    // Who asked may be gone.
+                    found.into_iter().for_each(|found| _ = tell.send(found));
+                }),
+                Ask::Read(tokens, parts, tell) => self.read(&tokens, &parts, tell),
+            };
+            if let Err(e) = done {
+                self.shared.fail(e);
+            }
+        }
+    }
+
+    /// An entry of these tokens, if it is here and has what it should have.
+    fn entry(
+        &self,
+        hash: BlockHash,
+        before: BlockHash,
+        position: usize,
+        tokens: usize,
+    ) -> Result<Option<Entry>, Error> {
+        let found = self.lookups.find(&(self.model, hash))?;
+        let fits = |(part, bytes, _): &(u32, u64, Place)| match *part {
+            STATE => *bytes == self.shape.state_bytes as u64,
+            group => self.shape.block_bytes.get(group as usize).is_some_and(|b| *b as u64 == *bytes),
+        };
+        Ok(found.filter(|e| {
+            (e.before, e.position as usize, e.tokens as usize) == (before, position, tokens) && e.parts.iter().all(fits)
+        }))
+    }
+
+    /// The longest prefix that memory and the folder have between them, if it is longer than what memory alone has.
+    fn find(&self, q: &Query) -> Result<Option<Found>, Error> {
+        let n = self.shape.block_tokens;
+        let all_groups = (1u64 << self.shape.windows.len()) - 1;
+        let full = (0..).zip(&self.shape.windows).filter(|(_, w)| w.is_none()).fold(0u64, |bits, (g, _)| bits | 1 << g);
+        let hybrid = self.shape.state_bytes > 0;
+        // 1. As far as the layers go that see everything
+        let mut path = vec![q.root];
+        let mut nodes: Vec<(u64, Option<Entry>)> = Vec::new();
+        for (i, block) in q.tokens.chunks_exact(n).enumerate() {
+            let hash = block_hash(&self.secret, &path[i], block);
+            let present = q.present.get(i).copied().unwrap_or(0);
+            let entry = match present == all_groups && !hybrid {
+                true => None,
+                false => self.entry(hash, path[i], i * n, n)?,
+            };
+            if (present | groups_of(entry.as_ref())) & full != full {
+                break;
+            }
+            path.push(hash);
+            nodes.push((present, entry));
+        }
+        // 2. From the end back, until windows and a state are there too
+        for whole in (0..path.len()).rev() {
+            let rest = &q.tokens[whole * n..];
+            let mut ends: Vec<(usize, Option<Entry>, BlockHash)> = Vec::new();
+            if hybrid {
+                for (tokens, hash) in self.lookups.with_state(self.model, path[whole])? {
+                    let tokens = tokens as usize;
+                    let is_ours = tokens < n
+                        && rest.get(..tokens).is_some_and(|t| block_hash(&self.secret, &path[whole], t) == hash);
+                    if is_ours && let Some(entry) = self.entry(hash, path[whole], whole * n, tokens)? {
+                        ends.push((tokens, Some(entry), hash));
+                    }
+                }
+                ends.sort_unstable_by_key(|(tokens, ..)| std::cmp::Reverse(*tokens));
+                ends.retain(|(_, entry, _)| groups_of(entry.as_ref()) == all_groups);
+                if whole > 0 && nodes[whole - 1].1.as_ref().is_some_and(Entry::has_state) {
+                    ends.push((0, None, path[whole]));
+                }
+            } else {
+                ends.push((0, None, path[whole]));
+            }
+            for (tail, end, hash) in ends {
+                let to = whole * n + tail;
+                // Less is nothing that would be kept, either.
+                if to < q.usable + q.fewest {
+                    continue;
+                }
+                let firsts: Vec<usize> = self.shape.first_blocks(to).collect();
+                let has = |i: usize, g: usize| (nodes[i].0 | groups_of(nodes[i].1.as_ref())) >> g & 1 == 1;
+                if !firsts.iter().enumerate().all(|(g, first)| (*first..whole).all(|i| has(i, g))) {
+                    continue;
+                }
+                let part_of = |node: usize, entry: &Entry, part: u32, hash: BlockHash, before: BlockHash| {
+                    let found = entry.parts.iter().find(|(p, ..)| *p == part);
+                    let tokens = entry.tokens as usize;
+                    found.map(|(_, bytes, place)| Part {
+                        node,
+                        part,
+                        bytes: *bytes,
+                        tokens,
+                        hash,
+                        before,
+                        place: *place,
+                    })
+                };
+                let mut parts = Vec::new();
+                for (i, (present, entry)) in nodes[..whole].iter().enumerate() {
+                    let Some(entry) = entry else { continue };
+                    let groups = (0..firsts.len()).filter(|g| i >= firsts[*g] && present >> g & 1 == 0);
+                    parts.extend(groups.filter_map(|g| part_of(i, entry, g as u32, path[i + 1], path[i])));
+                    if hybrid && tail == 0 && i + 1 == whole {
+                        parts.extend(part_of(i, entry, STATE, path[i + 1], path[i]));
+                    }
+                }
+                if let Some(entry) = &end {
+                    let all = (0..firsts.len() as u32).chain([STATE]);
+                    parts.extend(all.filter_map(|part| part_of(whole, entry, part, hash, path[whole])));
+                }
+                let wanted = Wanted { whole, tail };
+                return Ok(Some(Found { wanted, tokens: Arc::clone(&q.tokens), to, usable: q.usable, parts }));
+            }
+            if whole * n < q.usable + q.fewest {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Has parts read by another thread.
+    fn read(&self, tokens: &[u32], parts: &[Part], tell: SyncSender<Read>) -> Result<(), Error> {
+        let n = self.shape.block_tokens;
+        let wanted = parts.iter().map(|part| {
+            let position = part.node * n;
+            let label = Label {
+                part: part.part,
+                bytes: part.bytes,
+                model: self.model,
+                hash: part.hash,
+                before: part.before,
+                position: position as u32,
+                tokens: &tokens[position..position + part.tokens],
+            };
+            (label, part.place)
+        });
+        let reads = self.lookups.reads(&wanted.collect::<Vec<_>>())?;
+        let (shared, own) = (Arc::clone(&self.shared), self.keeper.clone());
+        let work = move || {
+            let (begun, mut waited, mut bytes) = (Instant::now(), Duration::ZERO, 0);
+            reads.each(Order::AsTheyCome, |i, came| {
+                let came = match came {
+                    Ok(part) => {
+                        bytes += part.len() as u64;
+                        Read::Part(i, part.to_vec())
+                    }
+                    Err(_) => {
+                        shared.wrong.fetch_add(1, Ordering::Relaxed);
+                        Read::Lost
+                    }
+                };
+                let handing = Instant::now();
+                // Whoever wanted it may have given up.
+                let _ = tell.send(came);
+                waited += handing.elapsed();
+            });
+            shared.read.fetch_add(bytes, Ordering::Relaxed);
+            let _ = tell.send(Read::Over(bytes, begun.elapsed().saturating_sub(waited)));
+            let _ = own.send(Command::ReadOver);
+        };
+        // Without a thread it is as if nothing could be read.
+        let _ = thread::Builder::new().name("prompt-reads".into()).spawn(work);
+        Ok(())
+    }
+}
+
+/// A bit for each cache group that an entry has a part of.
+fn groups_of(entry: Option<&Entry>) -> u64 {
+    let parts = entry.map_or(&[][..], |e| &e.parts[..]);
+    parts.iter().filter(|(part, ..)| *part < 64).fold(0, |bits, (g, ..)| bits | 1 << g)
+}

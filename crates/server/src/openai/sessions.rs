@@ -1,0 +1,126 @@
+//! `/v1/sessions`: conversations of the prompt cache by name, so that they are gone on with after a restart without being computed again.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use sluice_engine::{Generation, Session, Sessions};
+use tokio::sync::oneshot;
+
+use super::chat::{messages, rendered};
+use super::completions::{PromptField, one_prompt};
+use super::fields::Common;
+use crate::app::{App, Body, Ready};
+use crate::error::ApiError;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    name: String,
+    #[serde(default)]
+    messages: Option<Vec<Map<String, Value>>>,
+    #[serde(default)]
+    prompt: Option<PromptField>,
+    #[serde(default)]
+    chat_template_kwargs: Map<String, Value>,
+    #[serde(default)]
+    cache_salt: Option<String>,
+}
+
+/// Whose sessions are meant: another salt has others.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Whose {
+    #[serde(default)]
+    cache_salt: String,
+}
+
+fn to_json(session: &Session) -> Value {
+    json!({"object": "session", "name": session.name, "tokens": session.tokens, "created": session.created})
+}
+
+fn sessions(ready: &Ready) -> Result<Sessions, ApiError> {
+    let without =
+        || ApiError::invalid("", "sessions are kept in the prompt cache: start the server with --prompt-cache");
+    ready.sessions.clone().ok_or_else(without)
+}
+
+/// By a thread that may wait for the disk.
+async fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await.map_err(|e| ApiError::internal(e.to_string()))?;
+    done.map_err(|e| ApiError::internal(format!("{e:#}")))
+}
+
+pub async fn list(State(app): State<Arc<App>>, Query(whose): Query<Whose>) -> Result<Json<Value>, ApiError> {
+    let sessions = sessions(&*app.ready()?)?;
+    let all = apart(move || sessions.list(whose.cache_salt.as_bytes())).await?;
+    Ok(Json(json!({"object": "list", "data": all.iter().map(to_json).collect::<Vec<_>>()})))
+}
+
+/// Computes what is missing of a conversation, and has it written and named.
+pub async fn save(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
+    let ready = app.ready()?;
+    sessions(&ready)?;
+    // 1. Its tokens
+    let (tokens, marks) = match (request.messages, request.prompt) {
+        (Some(all), None) => {
+            let (own, all, extra) = (Arc::clone(&ready), messages(all)?, request.chat_template_kwargs);
+            let rendered = tokio::task::spawn_blocking(move || rendered(&own, &all, &extra)).await;
+            let rendered = rendered.map_err(|e| ApiError::internal(e.to_string()))?;
+            rendered.map_err(|e| ApiError::invalid("messages", format!("{e:#}")))?
+        }
+        (None, Some(prompt)) => {
+            let tokens = one_prompt(&ready, prompt).await?;
+            let marks = vec![tokens.len().saturating_sub(1)];
+            (tokens, marks)
+        }
+        _ => return Err(ApiError::invalid("messages", "a session needs either messages or a prompt")),
+    };
+    // 2. They are computed as for a request: one token is generated, and nobody's
+    let common = Common { cache_salt: request.cache_salt, max_tokens: Some(1), ignore_eos: true, ..Common::default() };
+    let generation = common.generation(&ready.text, tokens.len(), ready.context)?;
+    let mut pending = ready.submit(tokens.clone(), Generation { marks, ..generation }, &common)?;
+    while pending.next().await?.is_some() {}
+    drop(pending);
+    // 3. And written
+    let (tell, told) = oneshot::channel();
+    let saved = Box::new(|session| _ = tell.send(session));
+    ready.save_session(request.name, common.cache_salt.unwrap_or_default().into_bytes(), tokens, saved);
+    let session = told.await.map_err(|_| ApiError::internal("the prompt cache is not in use any more"))?;
+    let session = session.map_err(|e| ApiError::invalid("name", format!("{e:#}")))?;
+    Ok(Json(to_json(&session)))
+}
+
+fn unknown(name: &str) -> ApiError {
+    ApiError { status: StatusCode::NOT_FOUND, ..ApiError::invalid("name", format!("{name}: no such session")) }
+}
+
+/// Its tokens; they are read into memory while nothing else is to be done.
+pub async fn load(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    Query(whose): Query<Whose>,
+) -> Result<Json<Value>, ApiError> {
+    let ready = app.ready()?;
+    let (sessions, own) = (sessions(&ready)?, name.clone());
+    let loaded =
+        apart(move || sessions.load(whose.cache_salt.as_bytes(), &own)).await?.ok_or_else(|| unknown(&name))?;
+    ready.read_ahead(loaded.ahead);
+    Ok(Json(json!({"object": "session", "name": name, "tokens": loaded.tokens.len(), "prompt": loaded.tokens})))
+}
+
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    Query(whose): Query<Whose>,
+) -> Result<Json<Value>, ApiError> {
+    let (sessions, own) = (sessions(&*app.ready()?)?, name.clone());
+    if !apart(move || sessions.delete(whose.cache_salt.as_bytes(), &own)).await? {
+        return Err(unknown(&name));
+    }
+    Ok(Json(json!({"object": "session.deleted", "name": name, "deleted": true})))
+}
