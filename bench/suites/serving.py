@@ -1,12 +1,14 @@
 """Serving: many requests at once beside llama.cpp's server, on random-weight models of equal dimensions and bits. `sluice bench serve` is the client of all; ours and the peer's server
 stand beside each other and are asked in turn, each round with other prompts. The goals are those that the project set itself."""
 
+import ctypes
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from contextlib import ExitStack, contextmanager
@@ -25,6 +27,12 @@ THREADS = len(os.sched_getaffinity(0))
 NAMES = {"dense": "Qwen3-0.6B", "moe": "6 layers of 30B-A3B", "hybrid": "8 layers of Qwen3-Next-80B-A3B, 128 experts"}
 # R3's workload has 100 requests, which take half an hour on two cores; these are as many as give the same figures within some minutes.
 REQUESTS = 16
+# Rounds of what takes minutes by itself, and requests before those that count, in the first of them.
+LONG_ROUNDS, WARMUPS = 1, 2
+# Seconds until a server is ready, for all that it is asked in one go, and after SIGTERM.
+READY, PATIENCE, LEAVES = 300, 900, 20
+# By its options, ik_llama.cpp's server ends with an assertion or takes a second and more for each step of eight: so many seconds for a first answer of a few tokens, and for R3's workload.
+FIRST_ANSWER, FORK_PATIENCE = 90, 240
 # What streams is several times larger than its limit.
 STREAMED, FACTOR = "qwen3-30b-a3b@4", 2.5
 # Requests at once, and tokens of all of them together that llama-server has room for.
@@ -63,13 +71,15 @@ def cases(quick):
 
 
 def run(names, quick, rounds, parts):
+    # As an error does, so that every server is ended first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     rows, notes = [], []
     # A round takes minutes.
     rounds = min(rounds, 3)
     LLAMA.serves()
     # Takes long to build, and is asked in these cases alone.
-    beside_fork = not quick and any(name.startswith("throughput") for name in names)
-    if beside_fork:
+    asks_fork = not quick and any(name.startswith("throughput") for name in names)
+    if asks_fork:
         IK_LLAMA.serves()
     for name in names:
         what, shape = name.rsplit(" ", 1)
@@ -77,10 +87,11 @@ def run(names, quick, rounds, parts):
         say(name)
         rows += parts.measure(f"{name} {rounds}", lambda: measure(shape, rounds, quick, notes), notes)
     r3 = R3() if not quick else QUICK_R3
-    notes.append(f"throughput: {r3.requests} requests of {r3.input} tokens in and {r3.output} out, 10 a second by a Poisson process, {SLOTS} under way at once, 5 warm-ups; R3 has 100 of 1024 and 128")
+    notes.append(f"throughput: {r3.requests} requests of {r3.input} tokens in and {r3.output} out, 10 a second by a Poisson process, {SLOTS} under way at once, {WARMUPS} warm-ups before the first of {min(rounds, LONG_ROUNDS)} rounds; R3 has 100 of 1024 and 128, and 5")
+    notes.append("a peer that no goal rests on is asked in the first round only")
     notes.append("prompts are random token ids, others in each round; answers are greedy, streamed and of full length (ignore_eos)")
     notes.append(f"llama-server: {SLOTS} slots, continuous batching, weights repacked, KV in f16, no prompts kept in memory where none comes twice; Sluice: KV in bf16, prefix cache on")
-    if beside_fork:
+    if asks_fork:
         notes.append(f"ik_llama.cpp: {IK_LLAMA.missing or 'in ik-llama-cpp-python ' + IK_LLAMA.package_version}, one round, {SLOTS} slots, weights repacked while loading")
     return rows, notes
 
@@ -98,7 +109,7 @@ def free_port():
 
 
 @contextmanager
-def server(command, name, group=None, patience=20):
+def server(command, name, group=None, patience=LEAVES):
     """A server that is ready, as its address; `command(port)` starts it. In the end it is asked to stop, and killed if it has not after `patience` seconds."""
     port = free_port()
     words = [str(c) for c in command(port)]
@@ -106,7 +117,7 @@ def server(command, name, group=None, patience=20):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as log:
         try:
-            process = subprocess.Popen(cgroup.inside(group, words) if group else words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(cgroup.inside(group, words) if group else words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=DIR, start_new_session=True, preexec_fn=die_with_us)
         except OSError as error:
             raise Died(f"cannot be started: {error.strerror}") from None
     try:
@@ -114,16 +125,35 @@ def server(command, name, group=None, patience=20):
         wait(process, address, path)
         yield address
     finally:
-        process.send_signal(signal.SIGTERM)
+        end(process, patience)
+
+
+def die_with_us():
+    """In a server before it begins: where this program is killed, the kernel kills the server."""
+    PR_SET_PDEATHSIG = 1
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+LIBC = ctypes.CDLL(None)
+
+
+def end(process, patience=LEAVES):
+    """Asks a server to end, and kills it and all that it has started."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
         try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
 
 
 def wait(process, address, log):
-    until = time.monotonic() + 300
+    until = time.monotonic() + READY
     while time.monotonic() < until:
         if process.poll() is not None:
             raise died(process.returncode, log.read_text(errors="replace"))
@@ -134,7 +164,7 @@ def wait(process, address, log):
         except OSError:
             pass
         time.sleep(0.2)
-    raise Died("not ready in five minutes")
+    raise Died(f"not ready in {READY} s")
 
 
 def ours(shape, *more, form="q4", group=None, parallel=SLOTS):
@@ -164,12 +194,15 @@ def ik(shape):
     return server(lambda port: [IK_LLAMA.server, *options, "--port", port], f"ik-llama-server-{shape}")
 
 
-def ask(address, shape, seed, *more, workload="random"):
-    """What `sluice bench serve` says of a server. What goes wrong is the server's death, as far as a peer is concerned."""
+def ask(address, shape, seed, *more, workload="random", patience=PATIENCE):
+    """What `sluice bench serve` says of a server within `patience` seconds. What goes wrong is the server's death, as far as a peer is concerned."""
     # Control tokens and what is unused stand at the end.
     vocabulary = config(shape)["vocab_size"] - 300
     words = [SLUICE, "bench", "serve", "--base-url", address, "--workload", workload, "--seed", seed, "--vocabulary", vocabulary, "--json", *map(str, more)]
-    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, errors="replace")
+    try:
+        done = subprocess.run([str(w) for w in words], capture_output=True, text=True, errors="replace", timeout=patience, preexec_fn=die_with_us)
+    except subprocess.TimeoutExpired:
+        raise Died(f"no answer within {patience} s") from None
     if done.returncode != 0:
         raise Died(done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else f"exit code {done.returncode}")
     said = json.loads(done.stdout.splitlines()[-1])
@@ -246,22 +279,39 @@ def bound(shape, rounds, quick, notes):
 def throughput(shape, rounds, quick, notes):
     r3 = QUICK_R3 if quick else R3()
     case = f"R3's workload, {NAMES[shape]}, 4 bit"
-    options = ["--input", r3.input, "--output", r3.output, "--requests", r3.requests, "--concurrency", SLOTS]
+    options = ["--input", r3.input, "--output", r3.output, "--requests", r3.requests, "--concurrency", SLOTS, "--warmups"]
     with ExitStack() as stack:
         mine_at = stack.enter_context(ours(shape))
         peer = Asked(stack, lambda: theirs(shape))
         mine = []
-        for seed in range(1, rounds + 1):
-            mine.append(figures(own(mine_at, shape, seed, *options)))
-            peer.measure(lambda: figures(ask(peer.address, shape, seed, *options)))
+        for seed in range(1, min(rounds, LONG_ROUNDS) + 1):
+            warmups = WARMUPS if seed == 1 else 0
+            mine.append(figures(own(mine_at, shape, seed, *options, warmups)))
+            peer.measure(lambda: figures(ask(peer.address, shape, seed, *options, warmups)))
     goals = {"output": 2.5 if shape == "dense" else 3.0, "TTFT, mean": 1.0, "TPOT, mean": 1.0, "TPOT, P99": 1.0, "ITL, P99": None}
     rows = beside(case, shape, mine, peer, f"llama-server {LLAMA.name('Q4_0').partition(' ')[2]}", goals)
     if not quick:
-        with ExitStack() as stack:
-            fork = Asked(stack, lambda: ik(shape)) if not IK_LLAMA.missing else missing(IK_LLAMA.missing)
-            fork.measure(lambda: figures(ask(fork.address, shape, rounds + 1, *options)))
-        rows += beside(case, shape, mine[-1:], fork, "ik_llama.cpp Q4_0", {"output": 1.0, "TTFT, mean": None, "TPOT, mean": None})
+        fork = beside_fork(shape, options)
+        rows += beside(case, shape, mine[:1], fork, "ik_llama.cpp Q4_0", {"output": 1.0, "TTFT, mean": None, "TPOT, mean": None})
     return rows
+
+
+def beside_fork(shape, options):
+    """ik_llama.cpp in one round of R3's workload. It is tried until it dies once, and then no longer."""
+    if IK_LLAMA.missing:
+        return missing(IK_LLAMA.missing)
+    with ExitStack() as stack:
+        fork = Asked(stack, lambda: ik(shape))
+        few = ["--input", 16, "--output", 4, "--requests", 1, "--warmups", 0]
+
+        def both():
+            ask(fork.address, shape, 0, *few, patience=FIRST_ANSWER)
+            return figures(ask(fork.address, shape, 1, *options, 0, patience=FORK_PATIENCE))
+
+        fork.measure(both)
+        # It may not hear anything else any more.
+        IK_LLAMA.missing = fork.died
+    return fork
 
 
 def missing(why):
@@ -274,8 +324,8 @@ def shared(shape, rounds, quick, notes):
     """900 tokens of 1,024 in common."""
     name = f"900 of 1024 tokens shared, {NAMES[shape]}, 4 bit"
     alone = ["--concurrency", 1, "--rate", 0, "--requests", 5, "--warmups", 2, "--output", 4]
-    # Eight that all generate for a while, so that there are steps of eight and nothing else.
-    eight = ["--concurrency", SLOTS, "--rate", 0, "--requests", SLOTS, "--warmups", 2, "--output", 96 if quick else 160]
+    # Eight that all generate for a while, so that there are steps of eight and nothing else: their prompts are there, computed for those that asked before.
+    eight = ["--concurrency", SLOTS, "--rate", 0, "--requests", SLOTS, "--warmups", 0]
     prefix = ["--shared", 900, "--input", 1024]
     traffic = ["--input", 512, "--output", 64, "--requests", 12, "--concurrency", SLOTS]
     ttft, rest, step, unshared, on, off = [], [], [], [], [], []
@@ -283,13 +333,22 @@ def shared(shape, rounds, quick, notes):
         mine_at = stack.enter_context(ours(shape))
         without_at = stack.enter_context(ours(shape, "--no-prefix-cache"))
         peer = Asked(stack, lambda: theirs(shape, "-kvu"))
+
+        def step_of_eight(seed, *prompts, **kinds):
+            own(mine_at, shape, seed, *eight, *prompts, "--output", 1, **kinds)
+            said = own(mine_at, shape, seed, *eight, *prompts, "--output", 96, **kinds)
+            if not said["full_itl_ms"]:
+                raise Failed("bench: sluice serve: there was no step of eight")
+            return said["full_itl_ms"]["median"]
+
         for seed in range(1, rounds + 1):
             said = own(mine_at, shape, 10 * seed, *alone, *prefix, workload="shared-prefix")
             ttft.append(said["ttft_ms"]["median"])
             rest.append(own(mine_at, shape, 10 * seed + 1, *alone, "--input", 124)["ttft_ms"]["median"])
-            peer.measure(lambda: ask(peer.address, shape, 10 * seed, *alone, *prefix, workload="shared-prefix")["ttft_ms"]["median"])
-            step.append(own(mine_at, shape, 10 * seed + 2, *eight, *prefix, workload="shared-prefix")["full_itl_ms"]["median"])
-            unshared.append(own(mine_at, shape, 10 * seed + 3, *eight, "--input", 1024)["full_itl_ms"]["median"])
+            if seed == 1:
+                peer.measure(lambda: ask(peer.address, shape, 10, *alone, *prefix, workload="shared-prefix")["ttft_ms"]["median"])
+            step.append(step_of_eight(10 * seed + 2, *prefix, workload="shared-prefix"))
+            unshared.append(step_of_eight(10 * seed + 3, "--input", 1024))
             if not quick:
                 # Whoever goes first has the colder processor.
                 order = [(mine_at, on), (without_at, off)]
@@ -315,7 +374,8 @@ def arrival(shape, rounds, quick, notes):
         mine = []
         for seed in range(1, rounds + 1):
             mine.append(own(mine_at, shape, seed, *options, workload="arrival"))
-            peer.measure(lambda: ask(peer.address, shape, seed, *options, workload="arrival"))
+            if seed == 1:
+                peer.measure(lambda: ask(peer.address, shape, seed, *options, workload="arrival"))
     one = [1.0] * rounds
     rows = []
     for figure, key, goal, limit in (

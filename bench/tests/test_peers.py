@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,7 +209,45 @@ class Serving(unittest.TestCase):
             rows = serving.throughput("dense", 2, False, [])
         self.assertEqual({row.peer_died for row in rows}, {"exit code 1: no room"})
         [speed] = [row for row in rows if row.figure == "output" and row.goal == 2.5]
-        self.assertEqual((speed.ours, speed.rounds, speed.met), (20.0, 2, None))
+        self.assertEqual((speed.ours, speed.rounds, speed.met), (20.0, serving.LONG_ROUNDS, None))
+
+    def test_a_fork_that_has_died_once_is_not_tried_again(self):
+        tried = []
+
+        @contextmanager
+        def runs(*_):
+            tried.append("started")
+            yield "http://nowhere"
+
+        def silent(*_, patience):
+            raise peers.Died(f"no answer within {patience} s")
+
+        patches = {"ik": runs, "ask": silent, "IK_LLAMA": mock.Mock(missing="")}
+        with mock.patch.multiple(serving, **patches), mock.patch.object(peers, "say"):
+            died = [serving.beside_fork(shape, []).died for shape in ("dense", "moe", "hybrid")]
+        self.assertEqual(died, [f"no answer within {serving.FIRST_ANSWER} s"] * 3)
+        self.assertEqual(len(tried), 1)
+
+    def test_a_server_that_does_not_hear_is_killed_with_all_that_it_has_started(self):
+        folder = Path(tempfile.mkdtemp(dir=WORLD.name))
+        deaf = script(folder / "server", f"trap '' TERM; sleep 600 & echo $$ $! > {folder}/some; mv {folder}/some {folder}/pids; while :; do sleep 1; done")
+        with mock.patch.multiple(serving, LEAVES=0.1, wait=lambda *_: [0 for _ in iter((folder / "pids").exists, True)]):
+            with serving.server(lambda port: [deaf], "deaf"):
+                pids = [int(pid) for pid in (folder / "pids").read_text().split()]
+        # A child of nobody's may be a zombie for a moment.
+        states = [Path(f"/proc/{pid}/stat") for pid in pids]
+        until = time.monotonic() + 60
+        alive = lambda path: path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"  # noqa: E731
+        while any(alive(path) for path in states) and time.monotonic() < until:
+            time.sleep(0.01)
+        self.assertFalse(any(alive(path) for path in states))
+
+    def test_a_client_that_takes_too_long_is_the_servers_death(self):
+        folder = Path(tempfile.mkdtemp(dir=WORLD.name))
+        with mock.patch.object(serving, "SLUICE", script(folder / "sluice", "exec sleep 600")):
+            with self.assertRaises(peers.Died) as caught:
+                serving.ask("http://nowhere", "dense", 1, patience=0.1)
+        self.assertEqual(str(caught.exception), "no answer within 0.1 s")
 
     def test_figures_that_are_worse_than_the_peers_miss_their_goals(self):
         @contextmanager
@@ -216,7 +255,7 @@ class Serving(unittest.TestCase):
             yield "http://nowhere"
 
         worse = {**self.SAID, "output_tokens_per_second": 10.0, "ttft_ms": {"mean": 2.0, "p99": 2.0}}
-        patches = {"ours": runs, "theirs": runs, "ik": runs, "own": lambda *_: self.SAID, "ask": lambda *_: worse, "IK_LLAMA": mock.Mock(missing="")}
+        patches = {"ours": runs, "theirs": runs, "ik": runs, "own": lambda *_: self.SAID, "ask": lambda *_, **__: worse, "IK_LLAMA": mock.Mock(missing="")}
         with mock.patch.multiple(serving, **patches):
             rows = serving.throughput("dense", 1, False, [])
         met = {(row.figure, row.peer_name.split()[0]): row.met for row in rows if row.goal is not None}

@@ -112,7 +112,7 @@ class Rows(unittest.TestCase):
             yield self.folder
 
         answers = lambda *_, **__: self.answer  # noqa: E731
-        patches = {"folder": folder, "kept": runs, "ask": answers, "restored": answers, "warm": lambda *_: None, "drop": lambda *_: None}
+        patches = {"folder": folder, "kept": runs, "ask": answers, "restored": answers, "warm": lambda *_: None, "drop": lambda *_: None, "until_written": lambda _: 0.0}
         return mock.patch.multiple(prompt_cache, **{**patches, **more})
 
     def test_a_restore_stands_beside_the_disk_and_memory_beside_its_limit(self):

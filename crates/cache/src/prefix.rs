@@ -9,6 +9,9 @@ use std::collections::HashMap;
 /// In the place of a node, or of a block that is not kept.
 pub(crate) const NONE: u32 = u32::MAX;
 
+/// Nodes that tokens are compared with before they are hashed.
+const MOST_COMPARED: usize = 4;
+
 /// The hash of all tokens up to the end of a block, keyed.
 pub type BlockHash = [u8; 16];
 
@@ -21,7 +24,12 @@ pub fn root(key: &[u8; 32], salt: &[u8]) -> BlockHash {
 pub fn block_hash(key: &[u8; 32], before: &BlockHash, tokens: &[u32]) -> BlockHash {
     let mut hasher = blake3::Hasher::new_keyed(key);
     hasher.update(before);
-    tokens.iter().for_each(|t| _ = hasher.update(&t.to_le_bytes()));
+    // A hasher takes many bytes far quicker than few at a time.
+    let mut bytes = [0; 4 * 64];
+    for tokens in tokens.chunks(64) {
+        tokens.iter().zip(bytes.as_chunks_mut::<4>().0).for_each(|(t, at)| *at = t.to_le_bytes());
+        hasher.update(&bytes[..4 * tokens.len()]);
+    }
     truncated(hasher.finalize())
 }
 
@@ -157,6 +165,10 @@ impl PrefixIndex {
 
     /// The node of a block that follows `parent`, if there is one with just these tokens.
     fn find(&self, parent: NodeId, tokens: &[u32]) -> Option<NodeId> {
+        // Comparing tokens is quicker than hashing them, and mostly there is one that follows.
+        if let Some(id) = self.children(parent).take(MOST_COMPARED).find(|id| self.tokens(*id) == tokens) {
+            return Some(id);
+        }
         let id = NodeId(*self.by_hash.get(&self.hash(&self.node(parent).hash, tokens))?);
         // A hash proves nothing.
         (self.node(id).parent == parent && self.tokens(id) == tokens).then_some(id)
@@ -304,6 +316,28 @@ impl PrefixIndex {
             self.unlink(id.0);
             self.link(id.0);
             id = parent;
+        }
+    }
+
+    /// Makes the end of a path, from what its last `most` nodes do not share with others on, what was not used for longest.
+    pub(crate) fn age_end(&mut self, mut id: NodeId, most: usize) {
+        let mut end = Vec::new();
+        while end.len() < most
+            && let Some(parent) = self.parent(id)
+            && self.children(id).all(|child| end.last() == Some(&child))
+        {
+            end.push(id);
+            id = parent;
+        }
+        // What is deepest is the oldest of them.
+        for id in end.into_iter().rev() {
+            self.unlink(id.0);
+            let after = std::mem::replace(&mut self.oldest, id.0);
+            (self.nodes[id.0 as usize].older, self.nodes[id.0 as usize].newer) = (NONE, after);
+            match after {
+                NONE => self.newest = id.0,
+                after => self.nodes[after as usize].older = id.0,
+            }
         }
     }
 

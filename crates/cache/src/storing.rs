@@ -352,6 +352,17 @@ impl KvCache {
         Some(fillings)
     }
 
+    /// What lies behind the first `from` of these tokens counts as used before all else: somebody only thought that it might be asked for.
+    pub fn make_oldest(&mut self, root: BlockHash, tokens: &[u32], from: usize) {
+        let Some(index) = &mut self.index else { return };
+        let found = index.matched(&root, tokens);
+        let tail = found.partial.filter(|(id, n)| index.tokens(*id).len() == *n).map(|(id, _)| id);
+        if let Some(last) = tail.or(found.nodes.last().copied()) {
+            let nodes = found.nodes.len() + usize::from(tail.is_some());
+            index.age_end(last, nodes - (from / index.block_tokens()).min(nodes));
+        }
+    }
+
     /// What a sequence has taken from elsewhere and published is there still.
     pub fn note_kept(&mut self, root: BlockHash, tokens: &[u32], wanted: Wanted) {
         let Some(index) = &mut self.index else { return };
@@ -370,3 +381,32 @@ impl KvCache {
 const MOST_USED: usize = 1 << 14;
 /// States of a conversation that are kept elsewhere: after its last prompt, and after the answer.
 const NEWEST: usize = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv_cache::{Group, Prefixes};
+
+    #[test]
+    fn what_was_only_thought_of_goes_before_what_was_used() {
+        let group = Group { block_tokens: 4, window: None, blocks: 9 };
+        let mut cache = KvCache::new(&[group], 0, Some(Prefixes { key: [1; 32], snapshots: 0 }));
+        let root = cache.root(b"");
+        let keep = |cache: &mut KvCache, tokens: &[u32]| {
+            let mut held = cache.hold();
+            cache.adopt(&mut held, root, tokens, tokens.len());
+            cache.grow(&mut held, tokens.len()).unwrap();
+            cache.retire(&mut held, root, tokens, tokens.len());
+        };
+        let there = |cache: &KvCache, tokens: &[u32]| cache.would_adopt(root, tokens, tokens.len());
+        // The last two begin alike: what they share stays as young as the younger of them.
+        let (other, used, thought_of) = ([1; 12], [2; 12], [2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 4]);
+        [&other, &used, &thought_of].into_iter().for_each(|tokens| keep(&mut cache, tokens));
+        cache.make_oldest(root, &thought_of, 0);
+        for (new, left) in [([5; 8], 8), ([6; 8], 4)] {
+            assert_eq!(there(&cache, &thought_of), left + 4);
+            keep(&mut cache, &new[..left]);
+            assert_eq!([&other, &used, &thought_of].map(|tokens| there(&cache, tokens)), [12, 12, left]);
+        }
+    }
+}

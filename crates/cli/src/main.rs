@@ -3,6 +3,7 @@
 //! file says.
 #![forbid(unsafe_code)]
 
+mod access_args;
 mod bench;
 mod cache;
 mod chat;

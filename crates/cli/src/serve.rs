@@ -1,6 +1,7 @@
 //! `sluice serve [MODEL]`: the model behind HTTP, for many at once.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -9,6 +10,7 @@ use sluice_server::{Bound, Limits, Server, Settings};
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::access_args::AccessArgs;
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::prompt_cache_args::PromptCacheArgs;
 use crate::{interrupt, load, terminal};
@@ -42,9 +44,17 @@ pub struct ServeArgs {
     /// Recurrent states that are kept for prompts to come, where the model has some: two or three for each prompt, in a sixteenth of the memory at most
     #[arg(long, value_name = "N", default_value_t = 128)]
     snapshots: usize,
+    /// Seconds after which a request that is not over is given up (default: none)
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    request_timeout: Option<u64>,
+    /// Write no line for each request that is over; what it says is in none of them
+    #[arg(long)]
+    no_request_log: bool,
     /// Share nothing between requests
     #[arg(long)]
     no_prefix_cache: bool,
+    #[command(flatten)]
+    access: AccessArgs,
     #[command(flatten)]
     prompt_cache: PromptCacheArgs,
     #[command(flatten)]
@@ -72,7 +82,13 @@ pub fn run(args: ServeArgs) -> Result<()> {
         let real = folder.canonicalize().unwrap_or_else(|_| folder.clone());
         real.file_name().map_or_else(|| "sluice".to_owned(), |n| n.to_string_lossy().into_owned())
     });
-    let settings = Settings { name: name.clone(), limits: Limits { queue: args.queue } };
+    let settings = Settings {
+        name: name.clone(),
+        limits: Limits { queue: args.queue },
+        access: args.access.access()?,
+        request_timeout: args.request_timeout.map(Duration::from_secs),
+        log_requests: !args.no_request_log,
+    };
     // Requests wait for the engine most of the time: two threads are plenty beside those that compute.
     let _held = interrupt::hold();
     let runtime = runtime::Builder::new_multi_thread().worker_threads(2).thread_name("http").enable_all().build()?;
@@ -81,6 +97,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
             Some(path) => Bound::unix(path).await?,
             None => Bound::tcp(&args.host, args.port).await?,
         };
+        args.access.check(&settings.access, &bound, &args.host)?;
         let address = bound.address()?;
         terminal::say(&format!("{name}: listening on {address}"));
         let engine_args = args.engine;

@@ -76,7 +76,7 @@ fn go_away(server: &Server, body: &Value, lines: usize) {
     let mut body = body.clone();
     (body["stream"], body["max_tokens"]) = (json!(true), json!(300));
     let body = body.to_string();
-    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
     // A server that has nothing to say yet is not waited for.
     stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();

@@ -2,6 +2,7 @@
 //! tokens of running sequences through the model together and samples where a sequence has come to its end.
 
 mod open;
+mod prompt_cache;
 
 pub use open::MakeBackend;
 
@@ -13,9 +14,10 @@ use sluice_cache::{Evicted, KvCache};
 use sluice_model::Description;
 use sluice_store::Loading;
 
+use crate::constraint::{Guide, Masks};
 use crate::options::Options;
 use crate::placement::Placed;
-use crate::prompt_cache::{PromptCache, PromptCacheStatus, ReadAhead, Restore, Saved, Sessions};
+use crate::prompt_cache::{PromptCache, Restore};
 use crate::runner::Runner;
 use crate::sampler::{History, Logprobs};
 use crate::sampling::{Draw, Drawn, Sampling};
@@ -35,6 +37,7 @@ pub struct Engine {
     layouts: Vec<KvLayout>,
     scheduler: Scheduler,
     sampling: Sampling,
+    masks: Masks,
     disk: Option<PromptCache>,
     /// What is to be said of it, and was not yet.
     disk_notes: Vec<String>,
@@ -104,6 +107,11 @@ impl Engine {
     /// at most, but for what grows with the context.
     pub fn scratch_set_aside(&self) -> u64 {
         self.scratch
+    }
+
+    /// Whether what is computed of a prompt is kept for others that begin alike.
+    pub fn keeps_prefixes(&self) -> bool {
+        self.options.prefix_cache
     }
 
     /// What streamed experts took since the last call; `None` where none are streamed.
@@ -256,6 +264,7 @@ impl Engine {
             history.add_prompt(&s.tokens);
             history
         });
+        let guide = generation.constraint.as_ref().map(|constraint| Guide::new(constraint, &mut self.masks));
         let turn = self.next_turn;
         self.next_turn += 1;
         s.shares = self.options.prefix_cache;
@@ -270,7 +279,7 @@ impl Engine {
             s.marks.sort_unstable();
             s.marks.dedup();
         }
-        s.running = Some(Running { generation, generated: 0, prompt_from, history, turn });
+        s.running = Some(Running { generation, generated: 0, prompt_from, history, guide, turn });
         Ok(())
     }
 
@@ -382,94 +391,6 @@ impl Engine {
     }
 }
 
-/// The prompt cache on disk.
-impl Engine {
-    /// What is in it, and what came of it; `None` where there is none.
-    pub fn prompt_cache(&self) -> Option<PromptCacheStatus> {
-        self.disk.as_ref().map(PromptCache::status)
-    }
-
-    /// What is to be said of it, each line once: why there is none although it was asked for, or no longer; what was lost.
-    pub fn take_prompt_cache_notes(&mut self) -> Vec<String> {
-        let mut notes = std::mem::take(&mut self.disk_notes);
-        notes.extend(self.disk.iter_mut().flat_map(PromptCache::take_warnings));
-        notes
-    }
-
-    /// Names of conversations in the prompt cache; `None` where there is none.
-    pub fn sessions(&self) -> Option<Sessions> {
-        self.disk.as_ref().map(PromptCache::sessions)
-    }
-
-    /// Writes what is in memory of a conversation to the prompt cache, and gives it a name there, which another may have had. [`Engine::tend_sessions`] does it; `told` is called once
-    /// it is durable, from another thread, or dropped with the engine.
-    pub fn save_session(&mut self, name: String, salt: &[u8], tokens: &[u32], told: Saved) {
-        match &mut self.disk {
-            Some(disk) => disk.save_session(name, &mut self.cache, salt, tokens, told),
-            None => told(Err(anyhow::anyhow!("there is no prompt cache"))),
-        }
-    }
-
-    /// A portion of what sessions that are being saved need, in a few milliseconds, also between steps. Whether there is more.
-    ///
-    /// # Errors
-    /// Those of [`Engine::tend`].
-    pub fn tend_sessions(&mut self) -> Result<bool> {
-        match &mut self.disk {
-            Some(disk) if disk.saves_sessions() => self.runner.save_named(&mut self.cache, disk),
-            _ => Ok(false),
-        }
-    }
-
-    /// A conversation that somebody has loaded is the next to be read into memory when nobody generates.
-    pub fn read_ahead(&mut self, session: ReadAhead) {
-        self.disk.iter_mut().for_each(|disk| disk.read_ahead(session.0.clone()));
-    }
-
-    /// While nobody generates: writes a portion of what conversations hold to the prompt cache, in a few milliseconds. Whether there is more to do at once.
-    ///
-    /// # Errors
-    /// When memory could not be had: then steps fail alike.
-    pub fn tend(&mut self) -> Result<bool> {
-        match &mut self.disk {
-            Some(disk) if self.sequences.iter().all(|s| s.running.is_none()) => self.runner.save(&mut self.cache, disk),
-            _ => Ok(false),
-        }
-    }
-
-    /// While nobody generates and [`Engine::tend`] has no more to do: reads a portion of what was used last before this start into memory, in a few milliseconds. Whether there
-    /// is more to do at once. A generation that is started does not wait for it.
-    ///
-    /// # Errors
-    /// Those of [`Engine::tend`].
-    pub fn prefetch(&mut self) -> Result<bool> {
-        match &mut self.disk {
-            Some(disk) if self.sequences.iter().all(|s| s.running.is_none()) => {
-                disk.prefetch(&mut self.cache, &mut self.runner)
-            }
-            _ => Ok(false),
-        }
-    }
-
-    /// Before the end: all that conversations hold is written to the prompt cache.
-    ///
-    /// # Errors
-    /// Those of [`Engine::tend`].
-    pub fn save(&mut self) -> Result<()> {
-        while self.tend()? {}
-        self.disk.iter().for_each(PromptCache::flush);
-        Ok(())
-    }
-
-    /// Sequences that wait for what is on disk.
-    fn attend(&mut self, idle: bool) -> Result<()> {
-        match &mut self.disk {
-            Some(disk) => disk.attend(&mut self.sequences, &mut self.cache, &mut self.runner, idle),
-            None => Ok(()),
-        }
-    }
-}
-
 /// Steps.
 impl Engine {
     /// One step of running sequences. Returns what came of it.
@@ -494,9 +415,11 @@ impl Engine {
         // 2. The model
         let begun = Instant::now();
         let logits = self.compute(Wanted::Last)?;
-        let prompts: usize = self.plan.takers[self.plan.generating..].iter().map(|t| t.tokens).sum();
+        let prompting = &self.plan.takers[self.plan.generating..];
+        let prompts: usize = prompting.iter().map(|t| t.tokens).sum();
+        let furthest = prompting.iter().map(|t| self.sequences[t.sequence].computed).max().unwrap_or(0);
         let took = begun.elapsed();
-        self.scheduler.pace.learn(self.plan.generating, prompts, took);
+        self.scheduler.pace.learn(self.plan.generating, prompts, furthest, took);
         // 3. Who comes to its end has a row of logits, in order, also if it failed
         self.draws.clear();
         let mut row = 0;
@@ -533,44 +456,35 @@ impl Engine {
         if self.draws.is_empty() {
             return;
         }
+        // 1. The masks of those that keep to something, made while the model ran
         let mut resting = std::mem::take(&mut self.resting);
+        let (sequences, failures, events) = (&mut self.sequences, &mut self.failures, &mut self.events);
+        self.draws.retain(|draw| {
+            let s = &mut sequences[draw.sequence];
+            let guide = s.running.as_mut().and_then(|running| running.guide.as_mut());
+            let Some(Err(why)) = guide.map(Guide::ready) else { return true };
+            fail(s, why, failures, events);
+            resting.push(draw.sequence);
+            false
+        });
+        // 2. The tokens, and those that must follow them
         let drawn = self.sampling.draw(&mut *self.runner.backend, logits, &self.sequences, &self.draws);
         for (draw, Drawn { token, logprobs }) in self.draws.iter().zip(drawn) {
             let s = &mut self.sequences[draw.sequence];
             s.logprobs = logprobs.take();
-            let Some(running) = &mut s.running else { continue };
-            let token = match token {
-                Ok(token) => *token,
-                Err(e) => {
+            let reason = match token {
+                Ok(token) => accept(s, *token, self.max_context, &mut self.masks, &mut self.events),
+                Err(e) => Err((*e).into()),
+            };
+            match reason {
+                Ok(None) => continue,
+                Ok(Some(reason)) => {
                     s.running = None;
-                    resting.push(draw.sequence);
-                    self.failures.push((s.id, (*e).into()));
-                    self.events.push(Event::Finished { id: s.id, reason: Finish::Failed });
-                    continue;
+                    self.events.push(Event::Finished { id: s.id, reason });
                 }
-            };
-            running.generated += 1;
-            let reason = if running.generation.stop_ids.contains(&token) {
-                Some(Finish::Stop)
-            } else {
-                s.tokens.push(token);
-                if let Some(history) = &mut running.history {
-                    history.add_generated(token);
-                }
-                self.events.push(Event::Token { id: s.id, token });
-                if running.generated >= running.generation.max_tokens {
-                    Some(Finish::Length)
-                } else if s.tokens.len() >= self.max_context {
-                    Some(Finish::ContextFull)
-                } else {
-                    None
-                }
-            };
-            if let Some(reason) = reason {
-                s.running = None;
-                resting.push(draw.sequence);
-                self.events.push(Event::Finished { id: s.id, reason });
+                Err(why) => fail(s, why, &mut self.failures, &mut self.events),
             }
+            resting.push(draw.sequence);
         }
         resting.drain(..).for_each(|i| self.rest(i));
         self.resting = resting;
@@ -671,5 +585,56 @@ impl Engine {
             }
         }
         Ok(logits)
+    }
+}
+
+/// A sequence ends with its own failure.
+fn fail(
+    s: &mut Sequence,
+    why: anyhow::Error,
+    failures: &mut Vec<(SequenceId, anyhow::Error)>,
+    events: &mut Vec<Event>,
+) {
+    s.running = None;
+    failures.push((s.id, why));
+    events.push(Event::Finished { id: s.id, reason: Finish::Failed });
+}
+
+/// Adds a token to what a sequence has generated, and those that must follow it where it keeps to something. Why it ends by that, if it does.
+fn accept(
+    s: &mut Sequence,
+    token: u32,
+    max_context: usize,
+    masks: &mut Masks,
+    events: &mut Vec<Event>,
+) -> Result<Option<Finish>> {
+    let reason = add(s, token, max_context, events);
+    let Some(running) = s.running.as_mut().filter(|_| reason.is_none()) else { return Ok(reason) };
+    let Some(mut guide) = running.guide.take() else { return Ok(None) };
+    // Where it is asked how likely each token was, each has logits of its own.
+    let forces = running.generation.logprobs.is_none();
+    let next = guide.push(token, masks, forces)?;
+    running.guide = Some(guide);
+    let reason = next.forced.iter().find_map(|token| add(s, *token, max_context, events));
+    Ok(reason.or(next.is_over.then_some(Finish::Stop)))
+}
+
+fn add(s: &mut Sequence, token: u32, max_context: usize, events: &mut Vec<Event>) -> Option<Finish> {
+    let running = s.running.as_mut()?;
+    running.generated += 1;
+    if running.generation.stop_ids.contains(&token) {
+        return Some(Finish::Stop);
+    }
+    s.tokens.push(token);
+    if let Some(history) = &mut running.history {
+        history.add_generated(token);
+    }
+    events.push(Event::Token { id: s.id, token });
+    if running.generated >= running.generation.max_tokens {
+        Some(Finish::Length)
+    } else if s.tokens.len() >= max_context {
+        Some(Finish::ContextFull)
+    } else {
+        None
     }
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod constraint;
 mod draw;
 mod engine;
 mod options;
@@ -17,6 +18,7 @@ mod sequence;
 pub mod text;
 
 pub use budget::Held;
+pub use constraint::{Called, Constraint, Demand, Form};
 pub use engine::{Engine, MakeBackend};
 pub use options::{Options, Placement};
 pub use pins::Pins;

@@ -10,8 +10,13 @@ const STRETCH: f64 = 2.7;
 const LONGEST: f64 = 0.25;
 /// How much the newest step says.
 const NEWEST: f64 = 0.25;
+/// How much it says of those that only generate where it took longer than usual: a few that something else held up must not stretch all steps of the prompt that
+/// comes next, during which none is seen by itself.
+const HELD_UP: f64 = 0.05;
 /// Tokens of the first prompt beside others, before anything is known.
 const FIRST: usize = 64;
+/// A token takes the longer the more stand before it, but up to so many that is little beside its weights.
+const NEAR: usize = 1024;
 /// Steps are told apart by how many sequences generate, up to so many.
 const MOST: usize = 64;
 
@@ -20,15 +25,16 @@ const MOST: usize = 64;
 pub struct Pace {
     /// Of a step in which so many sequences only generate.
     generating: [Option<f64>; MOST + 1],
-    /// That each token of a prompt adds.
+    /// That each token of a prompt adds, at the position where prompts were last.
     per_token: Option<f64>,
+    position: usize,
     /// A prompt has so many tokens in a step at least.
     fewest: usize,
 }
 
 impl Pace {
     pub fn new(fewest: usize) -> Pace {
-        Pace { generating: [None; MOST + 1], per_token: None, fewest }
+        Pace { generating: [None; MOST + 1], per_token: None, position: 0, fewest }
     }
 
     /// A step of so many sequences that generate, as far as the most similar ones tell.
@@ -57,15 +63,36 @@ impl Pace {
         room.clamp(self.fewest.min(most), most)
     }
 
-    /// A step of so many sequences that generate and tokens of prompts has taken so long.
-    pub fn learn(&mut self, generating: usize, prompt_tokens: usize, time: Duration) {
+    /// Of that room, what a prompt may take that goes on at `position`. Further behind than any was lately, as after a long prefix that was there, its tokens
+    /// may be dearer than they were, but by no more than they see more.
+    pub fn within(&self, room: usize, generating: usize, position: usize) -> usize {
+        let fewer = room as f64 / self.dearer(position);
+        if generating == 0 { room } else { (fewer as usize).max(self.fewest.min(room)) }
+    }
+
+    /// How many times as long a token at `position` may take as one where prompts were last.
+    fn dearer(&self, position: usize) -> f64 {
+        (position.max(NEAR) as f64 / self.position.max(NEAR) as f64).max(1.0)
+    }
+
+    /// A step of so many sequences that generate and tokens of prompts, the last of them at `position`, has taken so long.
+    pub fn learn(&mut self, generating: usize, prompt_tokens: usize, position: usize, time: Duration) {
+        if prompt_tokens > 0 {
+            let dearer = self.dearer(position.saturating_sub(prompt_tokens));
+            self.per_token = self.per_token.map(|known| known * dearer);
+            self.position = position;
+        }
         let time = time.as_secs_f64();
         let mix =
             |known: &mut Option<f64>, new: f64| *known = Some(known.map_or(new, |old| old + NEWEST * (new - old)));
         let at = generating.min(MOST);
         match (generating, prompt_tokens) {
             (0, 0) => {}
-            (_, 0) => mix(&mut self.generating[at], time),
+            (_, 0) => {
+                let usual = self.generating[at].get_or_insert(time);
+                let newest = if time > *usual { HELD_UP } else { NEWEST };
+                *usual += newest * (time - *usual);
+            }
             (0, tokens) => mix(&mut self.per_token, time / tokens as f64),
             (_, tokens) => {
                 // Of sequences that were never seen without a prompt it is a guess: no more than half of the step is theirs then.
@@ -90,16 +117,16 @@ mod tests {
         let mut pace = Pace::new(8);
         assert_eq!((pace.room(0, 1, 512), pace.room(3, 1, 512)), (512, FIRST));
         for _ in 0..50 {
-            pace.learn(0, 500, MS(1000));
-            pace.learn(3, 0, MS(40));
+            pace.learn(0, 500, 500, MS(1000));
+            pace.learn(3, 0, 0, MS(40));
             // 10 ms of it are the prompt's: two a token.
-            pace.learn(3, 5, MS(50));
+            pace.learn(3, 5, 500, MS(50));
         }
         // 68 ms at two a token.
         let room = pace.room(3, 1, 512);
         assert!((32..36).contains(&room), "{room}");
         // However slow a prompt's tokens are, some go on.
-        (0..50).for_each(|_| pace.learn(3, 1, MS(5000)));
+        (0..50).for_each(|_| pace.learn(3, 1, 500, MS(5000)));
         assert_eq!((pace.room(3, 1, 512), pace.room(3, 1, 4), pace.room(0, 1, 512)), (8, 4, 512));
     }
 
@@ -107,9 +134,9 @@ mod tests {
     fn where_more_wait_than_generate_they_have_more_of_a_step() {
         let mut pace = Pace::new(8);
         for _ in 0..50 {
-            pace.learn(0, 500, MS(500));
-            pace.learn(1, 0, MS(30));
-            pace.learn(4, 0, MS(40));
+            pace.learn(0, 500, 500, MS(500));
+            pace.learn(1, 0, 0, MS(30));
+            pace.learn(4, 0, 0, MS(40));
         }
         // As many again as there are waiting, but no step of more than a quarter of a second.
         assert_eq!((pace.room(1, 5, 512), pace.room(1, 70, 512)), (150, 220));
@@ -120,12 +147,65 @@ mod tests {
     #[test]
     fn a_number_of_sequences_that_was_not_seen_yet_is_like_the_nearest() {
         let mut pace = Pace::new(1);
-        (0..50).for_each(|_| pace.learn(0, 500, MS(500)));
-        (0..50).for_each(|_| pace.learn(2, 0, MS(20)));
-        (0..50).for_each(|_| pace.learn(8, 0, MS(80)));
+        (0..50).for_each(|_| pace.learn(0, 500, 500, MS(500)));
+        (0..50).for_each(|_| pace.learn(2, 0, 0, MS(20)));
+        (0..50).for_each(|_| pace.learn(8, 0, 0, MS(80)));
         assert_eq!((pace.room(3, 1, 512), pace.room(7, 1, 512), pace.room(200, 1, 512)), (34, 136, 136));
         // A step that is shorter than the guess has not been theirs alone.
-        (0..50).for_each(|_| pace.learn(7, 10, MS(45)));
+        (0..50).for_each(|_| pace.learn(7, 10, 500, MS(45)));
         assert!(pace.room(7, 1, 512) < 80, "{}", pace.room(7, 1, 512));
+    }
+
+    #[test]
+    fn steps_that_were_held_up_hardly_stretch_those_of_the_next_prompt() {
+        let mut pace = Pace::new(8);
+        (0..50).for_each(|_| pace.learn(0, 500, 500, MS(500)));
+        (0..50).for_each(|_| pace.learn(7, 0, 0, MS(40)));
+        let before = pace.room(7, 1, 512);
+        (0..3).for_each(|_| pace.learn(7, 0, 0, MS(80)));
+        assert!(pace.room(7, 1, 512) < before * 6 / 5, "{} after {before}", pace.room(7, 1, 512));
+    }
+
+    /// Seconds of a step on a machine where a token of a prompt takes twice as long behind 1,700 others: one with seven that generate, on two cores.
+    fn seconds(generating: usize, tokens: usize, position: usize) -> f64 {
+        let before = position as f64 + tokens as f64 / 2.0;
+        (if generating > 0 { 0.0345 } else { 0.0 }) + tokens as f64 * (0.0024 + 1.4e-6 * before)
+    }
+
+    /// Takes a prompt from one position to another: its seconds, and those of its longest step.
+    fn prompt(pace: &mut Pace, generating: usize, from: usize, to: usize) -> (f64, f64) {
+        let (mut at, mut all, mut longest) = (from, 0.0, 0.0_f64);
+        while at < to {
+            let room = pace.room(generating, 1, 512);
+            let tokens = pace.within(room, generating, at).min(to - at);
+            let took = seconds(generating, tokens, at);
+            at += tokens;
+            pace.learn(generating, tokens, at, Duration::from_secs_f64(took));
+            (all, longest) = (all + took, longest.max(took));
+        }
+        (all, longest)
+    }
+
+    #[test]
+    fn a_long_prompt_among_streams_keeps_their_gaps_near_three_usual_ones_to_its_end() {
+        let mut pace = Pace::new(8);
+        let (alone, _) = prompt(&mut pace, 0, 0, 4000);
+        let usual = seconds(7, 0, 0);
+        (0..32).for_each(|_| pace.learn(7, 0, 0, Duration::from_secs_f64(usual)));
+        let (among, longest) = prompt(&mut pace, 7, 0, 4000);
+        assert!(longest < 3.0 * usual, "{} times the usual", longest / usual);
+        assert!(among < 1.7 * alone, "{} times as long", among / alone);
+    }
+
+    #[test]
+    fn a_prompt_that_goes_on_behind_a_long_prefix_begins_with_fewer_tokens() {
+        let mut pace = Pace::new(8);
+        let usual = seconds(7, 0, 0);
+        (0..32).for_each(|_| pace.learn(7, 0, 0, Duration::from_secs_f64(usual)));
+        prompt(&mut pace, 7, 0, 600);
+        let (_, longest) = prompt(&mut pace, 7, 3_400, 3_800);
+        assert!(longest < 3.0 * usual, "{} times the usual", longest / usual);
+        // By itself it has what there is.
+        assert_eq!(pace.within(512, 0, 30_000), 512);
     }
 }

@@ -64,22 +64,49 @@ impl Runner {
     ///
     /// # Errors
     /// When there is no memory for blocks that are free by number.
-    pub fn settle(&mut self, cache: &mut KvCache, mut disk: Option<&mut PromptCache>) -> Result<()> {
+    pub fn settle(&mut self, cache: &mut KvCache, disk: Option<&mut PromptCache>) -> Result<()> {
         for (pool, touched) in self.kv.iter().zip(cache.touched()) {
             self.backend.commit_kv(pool, touched)?;
         }
+        self.carry_out(cache, disk)
+    }
+
+    /// Does what the caches want done, and no more: blocks that are to be filled have no memory before [`Runner::make_room`].
+    ///
+    /// # Errors
+    /// Those of [`Runner::settle`].
+    pub fn carry_out(&mut self, cache: &mut KvCache, mut disk: Option<&mut PromptCache>) -> Result<()> {
         let (backend, kv) = (&mut *self.backend, &self.kv);
+        let mut done = Ok(());
         cache.carry_out(|chore, leaving| match chore {
-            Chore::CopyBlock { group, from, to } => backend.copy_blocks(&kv[group], &[(from, to)]),
+            Chore::CopyBlock { group, from, to } => match backend.commit_kv(&kv[group], to as usize + 1) {
+                Ok(()) => backend.copy_blocks(&kv[group], &[(from, to)]),
+                Err(e) => done = Err(e),
+            },
             Chore::CopyState { from, to } => backend.copy_state(from, to),
             Chore::ZeroState(row) => backend.zero_state(row),
             Chore::CopyOut(i) => disk.iter_mut().for_each(|disk| disk.leaves(&leaving[i], backend, kv)),
         });
-        Ok(())
+        done
+    }
+
+    /// Has memory ready for what is to be filled.
+    ///
+    /// # Errors
+    /// Those of [`Runner::settle`].
+    pub fn make_room(&mut self, filling: Filling) -> Result<()> {
+        match filling {
+            Filling::Block { group, block, .. } => self.backend.commit_kv(&self.kv[group], block as usize + 1),
+            Filling::State { .. } => Ok(()),
+        }
     }
 
     /// Puts bytes into a block or a state that a sequence has set aside for them.
-    pub fn fill(&mut self, filling: Filling, bytes: &[u8]) {
+    ///
+    /// # Errors
+    /// Those of [`Runner::settle`].
+    pub fn fill(&mut self, filling: Filling, bytes: &[u8]) -> Result<()> {
+        self.make_room(filling)?;
         match filling {
             Filling::Block { group, block, .. } => self.backend.write_block(&self.kv[group], block, bytes),
             Filling::State { row, .. } => {
@@ -87,6 +114,7 @@ impl Runner {
                 self.backend.write_state(row, &floats.collect::<Vec<f32>>());
             }
         }
+        Ok(())
     }
 
     /// After a step that took so long: some of what is to be kept on disk is copied out.

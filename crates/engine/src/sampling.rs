@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use sluice_backend::{Backend, Logits};
 
+use crate::constraint::Guide;
 use crate::sampler::{Logprobs, SampleError, Sampler};
 use crate::sequence::Sequence;
 
@@ -57,7 +58,8 @@ impl Sampling {
             let Some(running) = &s.running else { return };
             let mut workspace = workspaces[thread].lock().unwrap_or_else(|e| e.into_inner());
             let (params, history) = (&running.generation.sampling, running.history.as_ref());
-            let token = workspace.sampler.sample(params, logits, history, None, s.tokens.len() as u64);
+            let mask = running.guide.as_ref().and_then(Guide::mask);
+            let token = workspace.sampler.sample(params, logits, history, mask, s.tokens.len() as u64);
             let wanted = running.generation.logprobs;
             let logprobs = wanted.zip(token.as_ref().ok()).map(|(top, token)| Logprobs::of(logits, *token, top));
             workspace.drawn.push((at, Drawn { token, logprobs }));

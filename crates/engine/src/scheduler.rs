@@ -96,7 +96,8 @@ impl Scheduler {
                 }
                 adopt(&mut sequences[i], cache);
             }
-            let tokens = next_tokens(&sequences[i], room);
+            let within = self.pace.within(room, plan.generating, sequences[i].computed);
+            let tokens = next_tokens(&sequences[i], within);
             // Nobody is preempted for a prompt.
             if !take(sequences, cache, plan, &[], i, tokens) {
                 break;
@@ -220,7 +221,7 @@ mod tests {
 
     fn sequence(cache: &KvCache, turn: u64, tokens: usize) -> Sequence {
         let generation = Generation { sampling: SamplingParams::default(), max_tokens: 1000, ..Generation::default() };
-        let running = Some(Running { generation, generated: 0, prompt_from: 0, history: None, turn });
+        let running = Some(Running { generation, generated: 0, prompt_from: 0, history: None, guide: None, turn });
         let (id, held) = (SequenceId(turn), cache.hold());
         let root = cache.root(b"");
         Sequence {

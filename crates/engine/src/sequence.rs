@@ -1,7 +1,10 @@
 //! One conversation or request: its tokens, how far they are computed, what it holds of the caches.
 
+use std::sync::Arc;
+
 use sluice_cache::{BlockHash, Held};
 
+use crate::constraint::{Constraint, Guide};
 use crate::prompt_cache::Restore;
 use crate::sampler::{History, Logprobs, SamplingParams};
 
@@ -21,6 +24,8 @@ pub struct Generation {
     pub marks: Vec<usize>,
     /// How likely each token was is wanted, and so many of the likeliest: [`crate::Engine::take_logprobs`].
     pub logprobs: Option<usize>,
+    /// What the answer keeps to.
+    pub constraint: Option<Arc<Constraint>>,
 }
 
 /// Why an answer ended.
@@ -86,6 +91,8 @@ pub(crate) struct Running {
     pub prompt_from: usize,
     /// The tokens seen, where penalties ask for them.
     pub history: Option<History>,
+    /// Where it is in what it keeps to. It follows the sequence's tokens, whatever becomes of what was computed of them.
+    pub guide: Option<Guide>,
     /// Its turn: who was started first goes first.
     pub turn: u64,
 }

@@ -134,7 +134,8 @@ fn requests(kind: Kind, random: &mut Rng) -> Vec<Request> {
                 ..SamplingParams::default()
             };
             let stop_ids = if random.bool() { vec![] } else { (0..vocabulary / 30).collect() };
-            let generation = Generation { sampling, max_tokens: random.usize(1..=30), stop_ids, marks, logprobs: None };
+            let generation =
+                Generation { sampling, max_tokens: random.usize(1..=30), stop_ids, marks, ..Generation::default() };
             engine.start(id, &prompt, generation.clone()).unwrap();
             while !engine.is_idle() {
                 engine.step().unwrap();

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use anyhow::Result;
 use sluice_engine::Finish;
 use sluice_engine::sampler::Logprobs;
-use sluice_engine::text::{Detokenizer, StopStrings, Tokenizer};
+use sluice_engine::text::{AnswerParser, Detokenizer, Piece, Reading, StopStrings, Tokenizer};
 
 use crate::runtime::Update;
 
 /// How a choice goes on.
 pub struct Delta {
     pub choice: usize,
+    /// As the model wrote it.
     pub text: String,
+    /// What that means.
+    pub pieces: Vec<Piece>,
     /// The tokens that were added to it, with how likely they were where that was asked for.
     pub tokens: Vec<(u32, Option<Logprobs>)>,
     pub finish: Option<Finish>,
@@ -23,6 +26,8 @@ pub struct Delta {
 struct Choice {
     detokenizer: Detokenizer,
     stops: StopStrings,
+    /// Makes pieces of the text; `None`: it is text.
+    parser: Option<AnswerParser>,
     over: bool,
 }
 
@@ -39,14 +44,28 @@ impl Answer {
         let choice = |_| Choice {
             detokenizer: Detokenizer::new(Arc::clone(tokenizer), true),
             stops: StopStrings::new(stops.iter().cloned()),
+            parser: None,
             over: false,
         };
         Answer { choices: (0..choices).map(choice).collect(), cached: 0, generated: 0 }
     }
 
+    /// Has what comes from here on read as answers to a prompt of a conversation: thoughts and calls are told apart from text.
+    pub fn read_as(&mut self, reading: &Reading, tokenizer: &Arc<Tokenizer>) {
+        for choice in &mut self.choices {
+            choice.detokenizer = reading.detokenizer(tokenizer);
+            choice.parser = Some(reading.parser());
+        }
+    }
+
     /// Whether all choices have come to their end.
     pub fn is_over(&self) -> bool {
         self.choices.iter().all(|c| c.over)
+    }
+
+    /// The stop string that has ended a choice.
+    pub fn stopped_by(&self, choice: usize) -> Option<&str> {
+        self.choices[choice].stops.stopped_by()
     }
 
     /// What an update adds; `None` where there is nothing to tell.
@@ -68,7 +87,8 @@ impl Answer {
                 let (text, stopped) = choice.stops.push(&choice.detokenizer.push(token)?);
                 choice.over = stopped;
                 let finish = stopped.then_some(Finish::Stop);
-                Ok(Some(Delta { choice: number, text, tokens: vec![(token, logprobs)], finish, stopped }))
+                let pieces = choice.pieces(&text, stopped);
+                Ok(Some(Delta { choice: number, text, pieces, tokens: vec![(token, logprobs)], finish, stopped }))
             }
             Update::Finished { choice: number, reason } => {
                 let choice = &mut self.choices[number];
@@ -81,9 +101,27 @@ impl Answer {
                 if !stopped {
                     text += &choice.stops.flush();
                 }
-                Ok(Some(Delta { choice: number, text, tokens: Vec::new(), finish: Some(reason), stopped: false }))
+                let (pieces, finish) = (choice.pieces(&text, true), Some(reason));
+                Ok(Some(Delta { choice: number, text, pieces, tokens: Vec::new(), finish, stopped: false }))
             }
             Update::Failed { why, .. } => anyhow::bail!("{why}"),
+        }
+    }
+}
+
+impl Choice {
+    /// What a part of the text means. `last`: nothing comes behind it.
+    fn pieces(&mut self, text: &str, last: bool) -> Vec<Piece> {
+        match &mut self.parser {
+            Some(parser) => {
+                let mut pieces = parser.push(text);
+                if last {
+                    pieces.extend(parser.finish());
+                }
+                pieces
+            }
+            None if text.is_empty() => Vec::new(),
+            None => vec![Piece::Text(text.to_owned())],
         }
     }
 }

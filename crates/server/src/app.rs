@@ -8,30 +8,39 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use axum::extract::{FromRequest, Request, State};
-use axum::http::{StatusCode, Uri, header};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::json;
 use sluice_engine::text::TextSide;
 use sluice_engine::{Engine, Generation, ReadAhead, Saved, Sessions};
-use std::time::Instant;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc::unbounded_channel;
+use tokio::time::timeout;
 
+use crate::access::{Access, guard};
 use crate::answer::Answer;
 use crate::error::ApiError;
+use crate::exchange::{self, accompany};
 use crate::metrics::Metrics;
-use crate::openai::{self, Common, Pending};
+use crate::openai::{self, Common};
+use crate::page;
+use crate::reply::{Pending, now};
 use crate::runtime::{Limits, Runtime, Submission};
+use crate::{anthropic, models, tokenize};
 
 /// Bytes of a request at most: so many, and so many more for each token of context, which is several times what text or token ids take.
 const BODY: usize = 1 << 20;
 const BODY_PER_TOKEN: usize = 64;
+/// The time that it may take to come.
+const BODY_TIME: Duration = Duration::from_secs(60);
 /// Bytes that a server itself holds: with nobody there, and for each request that is computed or waits. An allowance; `cli/tests/serve_crowd.rs` holds that it is
 /// enough for 64 connections.
 const IDLE: u64 = 8 << 20;
@@ -48,6 +57,11 @@ pub struct Settings {
     /// What the model is called in answers.
     pub name: String,
     pub limits: Limits,
+    pub access: Access,
+    /// A request that is not over after so long is given up.
+    pub request_timeout: Option<Duration>,
+    /// A line on standard error for each request that is over, without anything of what was said in it.
+    pub log_requests: bool,
 }
 
 /// What is known once the model is there.
@@ -59,10 +73,14 @@ pub struct Ready {
     vocabulary: usize,
     /// The model has recurrent layers.
     pub has_states: bool,
-    created: u64,
+    /// What is computed of prompts is kept for others that begin alike.
+    keeps_prefixes: bool,
+    /// When it was loaded, in seconds since 1970.
+    pub created: u64,
     /// Conversations that have a name; `None` without a prompt cache.
     pub sessions: Option<Sessions>,
     runtime: Runtime,
+    request_timeout: Option<Duration>,
 }
 
 /// What all requests share.
@@ -73,9 +91,19 @@ pub struct App {
     metrics: Arc<Metrics>,
     next: AtomicU64,
     settings: Settings,
+    on_loopback: bool,
 }
 
 impl App {
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Whether the server is reached over TCP, and from this machine alone.
+    pub fn is_on_loopback(&self) -> bool {
+        self.on_loopback
+    }
+
     /// # Errors
     /// While the model is loaded, and where that has failed.
     pub fn ready(&self) -> Result<Arc<Ready>, ApiError> {
@@ -108,11 +136,21 @@ impl Ready {
         if prompt_tokens == 0 {
             return Err(ApiError::invalid("prompt", "the prompt has no tokens"));
         }
+        let deadline = self.request_timeout.map(|time| tokio::time::Instant::now() + time);
         let salt = common.cache_salt.clone().unwrap_or_default().into_bytes();
         let submission = Submission { prompt, generation, choices, salt, updates, arrived: Instant::now() };
         let ticket = self.runtime.submit(submission)?;
         let answer = Answer::new(&self.text.tokenizer, choices, &stops);
-        Ok(Pending { ticket, updates: received, answer, prompt_tokens })
+        let exchange = exchange::current();
+        Ok(Pending {
+            ticket,
+            updates: received,
+            answer,
+            prompt_tokens,
+            keeps_prefix: self.keeps_prefixes,
+            deadline,
+            exchange,
+        })
     }
 }
 
@@ -141,7 +179,12 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
             status: StatusCode::PAYLOAD_TOO_LARGE,
             ..ApiError::invalid("", format!("the request has more than {most} bytes"))
         };
-        let bytes = axum::body::to_bytes(request.into_body(), most).await.map_err(too_large)?;
+        let bytes = timeout(BODY_TIME, axum::body::to_bytes(request.into_body(), most)).await;
+        let too_slow = |_| ApiError {
+            status: StatusCode::REQUEST_TIMEOUT,
+            ..ApiError::timed_out(format!("the request's body did not come within {} s", BODY_TIME.as_secs()))
+        };
+        let bytes = bytes.map_err(too_slow)?.map_err(too_large)?;
         let wrong = |e: serde_json::Error| ApiError::invalid("", format!("the request is not what it should be: {e}"));
         serde_json::from_slice(&bytes).map(Body).map_err(wrong)
     }
@@ -177,6 +220,14 @@ impl Bound {
         Ok(Bound::Unix(UnixListener::bind(path).with_context(name)?, path.to_owned()))
     }
 
+    /// Whether it is reached from this machine alone.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Bound::Tcp(listener) => listener.local_addr().is_ok_and(|address| address.ip().is_loopback()),
+            Bound::Unix(..) => true,
+        }
+    }
+
     /// As people would type it.
     ///
     /// # Errors
@@ -202,6 +253,7 @@ impl Server {
             failed: Mutex::new(None),
             metrics: Arc::new(Metrics::new()),
             next: AtomicU64::new(1),
+            on_loopback: matches!(bound, Bound::Tcp(_)) && bound.is_local(),
             settings,
         };
         Server { app: Arc::new(app), bound }
@@ -246,7 +298,7 @@ impl Server {
             }
             let _ = over.send(failed);
         };
-        let router = router(Arc::clone(&app));
+        let router = router(Arc::clone(&app))?;
         match bound {
             Bound::Tcp(listener) => {
                 use axum::serve::ListenerExt;
@@ -275,41 +327,61 @@ impl App {
         self.metrics.memory(&mut engine);
         let (context, vocabulary) = (engine.max_context(), engine.model().vocabulary);
         let has_states = engine.model().state_len() > 0;
-        let sessions = engine.sessions();
+        let (sessions, keeps_prefixes) = (engine.sessions(), engine.keeps_prefixes());
         let runtime = Runtime::start(engine, self.settings.limits, Arc::clone(&self.metrics))?;
-        let (name, created) = (self.settings.name.clone(), openai::now());
-        let ready = Arc::new(Ready { name, text, context, vocabulary, has_states, created, sessions, runtime });
+        let (name, created, request_timeout) = (self.settings.name.clone(), now(), self.settings.request_timeout);
+        let ready = Ready {
+            name,
+            text,
+            context,
+            vocabulary,
+            has_states,
+            keeps_prefixes,
+            created,
+            sessions,
+            runtime,
+            request_timeout,
+        };
+        let ready = Arc::new(ready);
         let _ = self.ready.set(Arc::clone(&ready));
         Ok(ready)
     }
 }
 
-fn router(app: Arc<App>) -> Router {
-    Router::new()
+fn router(app: Arc<App>) -> Result<Router> {
+    let cors = app.settings.access.cors()?;
+    let mut router = Router::new()
         .route("/v1/completions", post(openai::completions))
         .route("/v1/chat/completions", post(openai::chat))
-        .route("/v1/models", get(models))
+        .route("/v1/responses", post(openai::responses))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*name}", get(models::one))
         .route("/v1/sessions", get(openai::sessions::list).post(openai::sessions::save))
         .route("/v1/sessions/{name}", delete(openai::sessions::delete))
         .route("/v1/sessions/{name}/load", post(openai::sessions::load))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
+        .merge(page::routes())
         .fallback(nothing_there)
-        .with_state(app)
+        .method_not_allowed_fallback(not_so)
+        // From here on: what comes later is around what comes before.
+        .layer(from_fn_with_state(Arc::clone(&app), guard));
+    if let Some(cors) = cors {
+        router = router.layer(cors);
+    }
+    Ok(router.layer(from_fn_with_state(Arc::clone(&app), accompany)).with_state(app))
 }
 
 async fn nothing_there(uri: Uri) -> ApiError {
     ApiError::not_found(uri.path())
 }
 
-async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
-    Ok(Json(json!({
-        "object": "list",
-        "data": [{
-            "id": ready.name, "object": "model", "created": ready.created, "owned_by": "sluice", "max_model_len": ready.context,
-        }],
-    })))
+async fn not_so(method: Method, uri: Uri) -> ApiError {
+    ApiError::method_not_allowed(method.as_str(), uri.path())
 }
 
 async fn health(State(app): State<Arc<App>>) -> Response {

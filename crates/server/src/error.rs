@@ -1,4 +1,6 @@
-//! What goes wrong with a request, in the words of OpenAI's API.
+//! What goes wrong with a request, in the words of OpenAI's API. Responses carry the error itself as well, for dialects that say it otherwise.
+
+use std::sync::Arc;
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -7,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::runtime::Refused;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ApiError {
     pub status: StatusCode,
     pub kind: &'static str,
@@ -16,11 +18,13 @@ pub struct ApiError {
     pub param: Option<String>,
     pub message: String,
     pub retry_after: Option<u64>,
+    /// Of a prompt that is too long: its tokens, and the most that it may have.
+    pub overflow: Option<(u32, u32)>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, kind, code: None, param: None, message: message.into(), retry_after: None }
+        ApiError { status, kind, code: None, param: None, message: message.into(), retry_after: None, overflow: None }
     }
 
     /// A field that cannot be what it is.
@@ -34,7 +38,29 @@ impl ApiError {
             "This model's maximum context length is {context} tokens. However, your messages resulted in {tokens} tokens. Please reduce the length of the messages."
         );
         let code = Some("context_length_exceeded");
-        ApiError { code, ..ApiError::invalid("messages", message) }
+        // A token of the answer is to fit as well.
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let overflow = Some((count(tokens), count(context.saturating_sub(1))));
+        ApiError { code, overflow, ..ApiError::invalid("messages", message) }
+    }
+
+    pub fn unauthorized(message: impl Into<String>) -> ApiError {
+        let code = Some("invalid_api_key");
+        ApiError { code, ..ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message) }
+    }
+
+    pub fn forbidden(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
+    /// The time of a request is up.
+    pub fn timed_out(message: impl Into<String>) -> ApiError {
+        ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message) }
+    }
+
+    pub fn method_not_allowed(method: &str, path: &str) -> ApiError {
+        let message = format!("{path} cannot be asked with {method}");
+        ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
     }
 
     pub fn not_found(what: &str) -> ApiError {
@@ -82,6 +108,7 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        response.extensions_mut().insert(Arc::new(self));
         response
     }
 }

@@ -2,12 +2,29 @@
 //! what comes of it.
 #![forbid(unsafe_code)]
 
+mod access;
 mod answer;
+mod anthropic;
 mod app;
+mod blocks;
+mod demand;
 mod error;
+mod exchange;
 mod metrics;
+mod models;
 mod openai;
+mod page;
+mod reply;
+mod request;
 mod runtime;
+mod tokenize;
 
+pub use access::{Access, Keys};
 pub use app::{Bound, Ready, Server, Settings, memory};
 pub use runtime::Limits;
+
+/// One line on standard error.
+fn note(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "sluice: {line}");
+}

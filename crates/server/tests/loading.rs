@@ -5,11 +5,11 @@ use std::net::TcpStream;
 use std::sync::mpsc;
 use std::thread;
 
-use sluice_server::{Bound, Limits, Server, Settings};
+use sluice_server::{Access, Bound, Limits, Server, Settings};
 
 /// Status and body.
 fn get(address: &str, path: &str) -> (u16, String) {
-    ask(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+    ask(address, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
 }
 
 fn ask(address: &str, request: &str) -> (u16, String) {
@@ -27,7 +27,13 @@ fn a_server_answers_while_its_model_is_loaded_and_ends_where_there_is_none() {
     let bound = runtime.block_on(Bound::tcp("127.0.0.1", 0)).unwrap();
     let address = bound.address().unwrap();
     let (go_on, wait) = mpsc::channel::<()>();
-    let settings = Settings { name: "model".into(), limits: Limits { queue: 1 } };
+    let settings = Settings {
+        name: "model".into(),
+        limits: Limits { queue: 1 },
+        access: Access::default(),
+        request_timeout: None,
+        log_requests: false,
+    };
     let server = thread::spawn(move || {
         let load = move || {
             wait.recv().unwrap();
@@ -40,10 +46,16 @@ fn a_server_answers_while_its_model_is_loaded_and_ends_where_there_is_none() {
     assert_eq!(get(&address, "/v1/models").0, 503);
     assert_eq!(get(&address, "/metrics").0, 200);
     assert_eq!(get(&address, "/nowhere").0, 404);
+    // Anthropic's clients are told so in their words.
+    let (status, body) = ask(
+        &address,
+        "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nanthropic-version: 2023-06-01\r\nconnection: close\r\n\r\n",
+    );
+    assert_eq!((status, body.contains("overloaded_error")), (503, true), "{body}");
     let body = r#"{"prompt": "a"}"#;
     let length = body.len();
     let request = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
     );
     assert_eq!(ask(&address, &request).0, 503);
     go_on.send(()).unwrap();

@@ -1,7 +1,7 @@
 //! Memory that bytes are read to, lent by whoever will use them: ordinary memory, or such as a device's driver has pinned.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::mm::{Advice, madvise};
 
@@ -52,7 +52,19 @@ pub struct KeptMemory(Arc<Kept>);
 #[derive(Default)]
 struct Kept {
     memory: Mutex<Option<Box<dyn Memory>>>,
-    turn: Mutex<()>,
+    /// Somebody has the turn.
+    taken: Mutex<bool>,
+    given_back: Condvar,
+}
+
+/// The turn of [`KeptMemory::turn`], until this is dropped; it may go to another thread.
+pub struct Turn(KeptMemory);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *self.0.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.0.0.given_back.notify_one();
+    }
 }
 
 impl KeptMemory {
@@ -61,8 +73,13 @@ impl KeptMemory {
     }
 
     /// Waits until nobody else has the turn: those who lend only in theirs never take more together than the largest of them.
-    pub fn turn(&self) -> MutexGuard<'_, ()> {
-        self.0.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn turn(&self) -> Turn {
+        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        while *taken {
+            taken = self.0.given_back.wait(taken).unwrap_or_else(PoisonError::into_inner);
+        }
+        *taken = true;
+        Turn(self.clone())
     }
 
     /// At least so many bytes; what they hold is nothing. They come back when they are dropped.

@@ -90,7 +90,10 @@ impl Prefix {
             match came {
                 Ok(bytes) => {
                     let content = parts[block as usize].iter().find(|(n, _)| *n == part);
-                    assert!(content.is_some_and(|(_, content)| content == bytes), "wrong bytes under a right label");
+                    assert!(
+                        content.is_some_and(|(_, content)| content[..] == bytes[..]),
+                        "wrong bytes under a right label"
+                    );
                 }
                 Err(_) => right = right.min(block),
             }
@@ -392,7 +395,7 @@ fn how_fast_slots_are_read() {
         for _ in 0..2 {
             let begun = Instant::now();
             let reads = cache.reads(&wanted).unwrap();
-            reads.each(Order::AsWanted, |_, bytes| into.copy_from_slice(bytes.unwrap()));
+            reads.each(Order::AsWanted, |_, bytes| into.copy_from_slice(&bytes.unwrap()));
             let bytes = 512.0 * part.len() as f64;
             println!("{kind}: {:.2} GB/s", bytes / begun.elapsed().as_secs_f64() / 1e9);
         }

@@ -94,7 +94,8 @@ fn read(cache: &mut DiskCache, node: &Node) -> Result<Option<bool>, Error> {
         };
         let mut right = None;
         cache.reads(&[(label, *place)])?.each(Order::AsWanted, |_, came| {
-            right = Some(came.map(|bytes| assert!(bytes == content, "wrong bytes under the right label")).is_ok());
+            right =
+                Some(came.map(|bytes| assert!(bytes[..] == content[..], "wrong bytes under the right label")).is_ok());
         });
         if right != Some(true) {
             return Ok(Some(false));

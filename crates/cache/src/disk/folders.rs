@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
 use tempfile::TempDir;
@@ -90,7 +91,8 @@ impl Chain {
             scope.spawn(|| {
                 reads.each(order, |i, part| {
                     sequence.lock().unwrap().push(i);
-                    let right = part.map(|bytes| assert!(bytes == expected[i].1, "wrong bytes under the right label"));
+                    let right =
+                        part.map(|bytes| assert!(bytes[..] == expected[i].1[..], "wrong bytes under the right label"));
                     let before = came.lock().unwrap()[i].replace(right.is_ok());
                     assert_eq!(before, None, "part {i} came twice");
                 });
@@ -387,7 +389,7 @@ fn what_is_about_to_be_read_is_not_evicted_and_goes_when_that_is_over() {
     assert!(cache.counts().evicted > 50);
     let mut came = 0;
     reads.each(Order::AsWanted, |i, part| {
-        assert!(part.unwrap() == chain.parts(i as u32)[0].1);
+        assert!(part.unwrap()[..] == chain.parts(i as u32)[0].1[..]);
         came += 1;
     });
     assert_eq!(came, 8);
@@ -398,6 +400,35 @@ fn what_is_about_to_be_read_is_not_evicted_and_goes_when_that_is_over() {
     assert_eq!(cache.counts().wrong, 0);
 }
 
+/// The first part of each block that is there, with its tokens.
+fn first_parts<'a>(cache: &mut DiskCache, chain: &Chain, tokens: &'a [Vec<u32>]) -> Vec<(Label<'a>, Place)> {
+    let of = |(i, tokens): (u32, &'a Vec<u32>)| {
+        let hash = chain.hash(i);
+        let Entry { before, position, parts, .. } = cache.find(&(MODEL, hash)).unwrap()?;
+        let (part, bytes, place) = parts[0];
+        Some((Label { part, bytes, model: MODEL, hash, before, position, tokens }, place))
+    };
+    (0..).zip(tokens).map_while(of).collect()
+}
+
+#[test]
+fn who_wants_no_more_parts_is_handed_none() {
+    let dir = TempDir::new().unwrap();
+    let mut cache = DiskCache::open_folder(dir.path(), settings(QUOTA)).unwrap();
+    let chain = Chain { seed: 1, bytes: 600_000 };
+    chain.store(&mut cache, 8).unwrap();
+    let tokens: Vec<Vec<u32>> = (0..8).map(|i| chain.tokens(i)).collect();
+    let wanted = first_parts(&mut cache, &chain, &tokens);
+    for order in [Order::AsTheyCome, Order::AsWanted] {
+        let reads = cache.reads(&wanted).unwrap();
+        reads.given_up().store(true, Ordering::Relaxed);
+        reads.each(order, |_, _| panic!("nobody wants this"));
+    }
+    assert_eq!(chain.read(&mut cache, 8, Order::AsWanted), 8);
+    cache.take_back();
+    assert!(cache.common().holds.is_empty());
+}
+
 #[test]
 fn who_takes_parts_may_panic_and_the_cache_goes_on() {
     let dir = TempDir::new().unwrap();
@@ -405,14 +436,7 @@ fn who_takes_parts_may_panic_and_the_cache_goes_on() {
     let chain = Chain { seed: 1, bytes: 600_000 };
     chain.store(&mut cache, 40).unwrap();
     let tokens: Vec<Vec<u32>> = (0..40).map(|i| chain.tokens(i)).collect();
-    let mut wanted = Vec::new();
-    for i in 0..40 {
-        let hash = chain.hash(i);
-        let Some(Entry { before, position, parts, .. }) = cache.find(&(MODEL, hash)).unwrap() else { break };
-        let (part, bytes, place) = parts[0];
-        let tokens = tokens[i as usize].as_slice();
-        wanted.push((Label { part, bytes, model: MODEL, hash, before, position, tokens }, place));
-    }
+    let wanted = first_parts(&mut cache, &chain, &tokens);
     for order in [Order::AsTheyCome, Order::AsWanted] {
         let reads = cache.reads(&wanted).unwrap();
         let each = std::panic::AssertUnwindSafe(|| reads.each(order, |_, _| panic!("the engine's")));

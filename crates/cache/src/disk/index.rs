@@ -5,11 +5,13 @@ use std::io;
 use std::sync::Arc;
 
 use redb::{
-    Database, Durability, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction,
+    Database, Durability, ReadOnlyTable, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
+    WriteTransaction,
 };
 
+use sluice_store::caught;
+
 use super::pages::{Backend, Pages};
-use super::quiet::caught;
 use super::slot::{STATE, VERSION};
 use super::storage::Storage;
 use crate::prefix::BlockHash;
@@ -114,7 +116,7 @@ pub struct Index {
 impl Drop for Index {
     fn drop(&mut self) {
         // It writes once more. What goes wrong with that, or with the mark, has the next run look through the index.
-        if caught(|| drop(self.database.take())).is_some() {
+        if caught(|| drop(self.database.take())).is_ok() {
             let _ = self.pages.mark();
         }
     }
@@ -140,10 +142,26 @@ fn own(e: impl Into<redb::Error>) -> Error {
 
 /// A database whose bytes were changed by somebody else panics here and there; to us that is a file that is no index.
 fn guarded<T>(what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    caught(what).unwrap_or_else(|| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
+    caught(what).unwrap_or_else(|_| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
 }
 
 impl Index {
+    /// What a table says as it was made durable last; one that was never written to says nothing.
+    fn read<K: redb::Key + 'static, V: redb::Value + 'static, T: Default>(
+        &self,
+        table: TableDefinition<K, V>,
+        what: impl FnOnce(ReadOnlyTable<K, V>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        guarded(|| {
+            let read = self.database().begin_read().map_err(own)?;
+            match read.open_table(table) {
+                Ok(table) => what(table),
+                Err(redb::TableError::TableDoesNotExist(_)) => Ok(T::default()),
+                Err(e) => Err(own(e)),
+            }
+        })
+    }
+
     /// Opens the database, or makes it. Its file never has more than `most` bytes, unless it has them now.
     ///
     /// # Errors
@@ -190,14 +208,7 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn len(&self) -> Result<u64, Error> {
-        guarded(|| {
-            let read = self.database().begin_read().map_err(own)?;
-            match read.open_table(ENTRIES) {
-                Ok(table) => table.len().map_err(own),
-                Err(redb::TableError::TableDoesNotExist(_)) => Ok(0),
-                Err(e) => Err(own(e)),
-            }
-        })
+        self.read(ENTRIES, |table| table.len().map_err(own))
     }
 
     /// What is known of models, by fingerprint.
@@ -205,13 +216,7 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn models(&self) -> Result<BTreeMap<u64, Model>, Error> {
-        guarded(|| {
-            let read = self.database().begin_read().map_err(own)?;
-            let table = match read.open_table(MODELS) {
-                Ok(table) => table,
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
-                Err(e) => return Err(own(e)),
-            };
+        self.read(MODELS, |table| {
             let mut all = BTreeMap::new();
             for row in table.iter().map_err(own)? {
                 let (model, value) = row.map_err(own)?;
@@ -226,27 +231,13 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn meta(&self, name: &str) -> Result<Option<u64>, Error> {
-        guarded(|| {
-            let read = self.database().begin_read().map_err(own)?;
-            match read.open_table(META) {
-                Ok(table) => Ok(table.get(name).map_err(own)?.map(|v| v.value())),
-                Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
-                Err(e) => Err(own(e)),
-            }
-        })
+        self.read(META, |table| Ok(table.get(name).map_err(own)?.map(|v| v.value())))
     }
 
     /// # Errors
     /// The file's.
     pub fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
-        guarded(|| {
-            let read = self.database().begin_read().map_err(own)?;
-            match read.open_table(ENTRIES) {
-                Ok(table) => Ok(table.get(key).map_err(own)?.and_then(|v| decode(v.value()))),
-                Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
-                Err(e) => Err(own(e)),
-            }
-        })
+        self.read(ENTRIES, |table| Ok(table.get(key).map_err(own)?.and_then(|v| decode(v.value()))))
     }
 
     /// Entries with a state that follow the one with the hash `before`: how many tokens each has, the most first, and its hash.
@@ -254,13 +245,7 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn with_state(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
-        guarded(|| {
-            let read = self.database().begin_read().map_err(own)?;
-            let table = match read.open_table(WITH_STATE) {
-                Ok(table) => table,
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-                Err(e) => return Err(own(e)),
-            };
+        self.read(WITH_STATE, |table| {
             let range = (model, before, 0, [0; 16])..=(model, before, u32::MAX, [255; 16]);
             let mut all = Vec::new();
             for row in table.range(range).map_err(own)?.rev() {
@@ -276,13 +261,7 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn newest(&self, model: u64, most: usize) -> Result<Vec<BlockHash>, Error> {
-        guarded(|| {
-            let read = self.database().begin_read().map_err(own)?;
-            let table = match read.open_table(BY_USE) {
-                Ok(table) => table,
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-                Err(e) => return Err(own(e)),
-            };
+        self.read(BY_USE, |table| {
             let mut all = Vec::new();
             for row in table.iter().map_err(own)?.rev() {
                 let (_, _, of, hash) = row.map_err(own)?.0.value();
@@ -300,13 +279,7 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn sessions(&self) -> Result<Vec<Named>, Error> {
-        guarded(|| {
-            let read = self.database().begin_read().map_err(own)?;
-            let table = match read.open_table(SESSIONS) {
-                Ok(table) => table,
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-                Err(e) => return Err(own(e)),
-            };
+        self.read(SESSIONS, |table| {
             let mut all = Vec::new();
             for row in table.iter().map_err(own)? {
                 let (key, value) = row.map_err(own)?;
@@ -323,13 +296,7 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn entries(&self) -> Result<Vec<(Key, Entry)>, Error> {
-        guarded(|| {
-            let read = self.database().begin_read().map_err(own)?;
-            let table = match read.open_table(ENTRIES) {
-                Ok(table) => table,
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-                Err(e) => return Err(own(e)),
-            };
+        self.read(ENTRIES, |table| {
             let mut all = Vec::new();
             for row in table.iter().map_err(own)? {
                 let (key, value) = row.map_err(own)?;
@@ -342,13 +309,7 @@ impl Index {
     /// # Errors
     /// The file's.
     pub fn slabs(&self) -> Result<Vec<(u32, Slab)>, Error> {
-        guarded(|| {
-            let read = self.database().begin_read().map_err(own)?;
-            let table = match read.open_table(SLABS) {
-                Ok(table) => table,
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-                Err(e) => return Err(own(e)),
-            };
+        self.read(SLABS, |table| {
             let mut all = Vec::new();
             for row in table.iter().map_err(own)? {
                 let (id, value) = row.map_err(own)?;

@@ -11,7 +11,7 @@ use super::Error;
 use super::cipher::Cipher;
 use super::error::io;
 use super::index::{Entry, Index, Key, Place, Session};
-use super::reads::{self, Desk, Reads, Source, Want};
+use super::reads::{self, Desk, READING, Reads, Source, Want};
 use super::slot::{self, Label, PAGE};
 use super::storage::StoredFile;
 use crate::prefix::{BlockHash, block_hash, root};
@@ -68,6 +68,13 @@ pub struct Lookups {
 impl Lookups {
     pub(super) fn common(&self) -> MutexGuard<'_, Common> {
         self.common.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds the memory that reads share, which takes milliseconds, before somebody waits for the first of them.
+    pub fn prepare(&self) {
+        let _turn = self.memory.turn();
+        // Who reads says what is wrong.
+        let _ = self.memory.lend(READING);
     }
 
     /// After an error of the index the next start looks through it.
@@ -417,7 +424,7 @@ mod tests {
             });
             let reads = lookups.reads(&wanted.collect::<Vec<_>>()).unwrap();
             let mut right = 0;
-            reads.each(Order::AsWanted, |_, part| right += usize::from(part.is_ok_and(|p| p == [1; 10_000])));
+            reads.each(Order::AsWanted, |_, part| right += usize::from(part.is_ok_and(|p| p[..] == [1; 10_000])));
             assert_eq!(right, 4);
             looked += 1;
             // One sync goes through.

@@ -2,21 +2,23 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
 use sluice_store::load::{Chunk, Filled, Staging};
-use sluice_store::{Buffer, KeptMemory, LoadOptions};
+use sluice_store::{Buffer, KeptMemory, LoadOptions, Turn};
 
 use super::cipher::Cipher;
 use super::index::Key;
 use super::slot::{self, Label};
 use super::storage::StoredFile;
 
-/// Bytes in flight, if a slot is not larger, and requests.
-const IN_FLIGHT: usize = 32 << 20;
+/// Bytes that are in flight, being checked, or not taken yet, if a slot is not larger; and how many slots.
+pub const READING: usize = 48 << 20;
 const MOST_REQUESTS: usize = 64;
 /// Slots from here on are read apart from the others: a few of them would take the memory of many.
 const LARGE: usize = 8 << 20;
@@ -88,6 +90,7 @@ pub struct Reads {
     held: HashSet<Key>,
     desk: Desk,
     memory: KeptMemory,
+    given_up: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for Reads {
@@ -110,7 +113,7 @@ impl Reads {
         desk: Desk,
         memory: KeptMemory,
     ) -> Reads {
-        Reads { wants, cipher, held, desk, memory }
+        Reads { wants, cipher, held, desk, memory, given_up: Arc::default() }
     }
 
     /// How many parts were wanted.
@@ -122,22 +125,33 @@ impl Reads {
         self.wants.is_empty()
     }
 
+    /// Who sets this wants no more: what is being read then may be handed out yet, and nothing else is read.
+    pub fn given_up(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.given_up)
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
     /// Reads all parts, and hands each to `take` once, by its number among those that were wanted: the bytes of the part, right to the last bit, or why not. From
     /// whichever thread, one at a time. What is not right is removed by the cache later, logged and counted.
-    /// One of a cache's reads is made at a time: they share one disk, and the memory of one.
-    pub fn each(self, order: Order, take: impl FnMut(usize, Result<&[u8], Miss>) + Send) {
-        let memory = self.memory.clone();
-        let _turn = memory.turn();
-        let counter = Mutex::new(Counter { order, next: 0, waiting: BTreeMap::new(), take });
+    /// One of a cache's reads is made at a time: they share one disk, and the memory of one. So it is over for others only when all of its parts are dropped, too.
+    pub fn each(self, order: Order, take: impl FnMut(usize, Result<Part, Miss>) + Send) {
+        let turn = Arc::new(self.memory.turn());
+        let counter = Mutex::new(Counter { order, next: 0, waiting: BTreeMap::new(), take, turn });
         for batch in self.batches(order) {
             let mut left = batch;
             if left.len() > 1
+                && !self.is_given_up()
                 && let Err(e) = self.together(&mut left, &counter)
             {
                 // Which part it was turns out when each is read by itself.
                 lock(&self.desk).notes.push(format!("the prompt cache reads one by one: {e}"));
+                // Each has memory of its own then.
+                self.memory.release();
             }
-            for i in left {
+            for i in left.into_iter().take_while(|_| !self.is_given_up()) {
                 let came = self.alone(i);
                 hand(&counter, i, came);
             }
@@ -171,7 +185,7 @@ impl Reads {
     /// Reads a batch through the readers of weights. What is in `left` afterwards was not handed out.
     fn together<T>(&self, left: &mut Vec<usize>, counter: &Mutex<Counter<T>>) -> Result<(), String>
     where
-        T: FnMut(usize, Result<&[u8], Miss>) + Send,
+        T: FnMut(usize, Result<Part, Miss>) + Send,
     {
         let mut paths: Vec<&Path> = Vec::new();
         let mut numbers: BTreeMap<(usize, u64), usize> = BTreeMap::new();
@@ -189,13 +203,14 @@ impl Reads {
             chunks.push(Chunk { file, offset: from.offset, len: from.len });
             size = size.max(from.len);
         }
-        let buffers = (IN_FLIGHT / size).clamp(2, MOST_REQUESTS).min(left.len());
+        let buffers = (READING / size).clamp(2, MOST_REQUESTS).min(left.len());
         let handed = Mutex::new(HashSet::new());
         let check = |i: usize, filled: Filled| {
             let checked = self.checked(i, Slot::Staged(filled));
             hand(counter, i, checked);
         };
-        let options = LoadOptions { depth: buffers, ..LoadOptions::default() };
+        // Some disks say that reads are done only when all are that they were given: the others are asked for while those are checked.
+        let options = LoadOptions { depth: buffers.div_ceil(2), ..LoadOptions::default() };
         let (sender, receiver) = mpsc::channel::<(usize, Filled)>();
         let (mut sender, receiver) = (Some(sender), Mutex::new(receiver));
         let panicked = Mutex::new(None);
@@ -226,7 +241,7 @@ impl Reads {
             };
             let staging = Staging::new(chunks, buffers, size, &mut |bytes| self.memory.lend(bytes), came);
             let read = staging.map_err(|e| e.to_string());
-            read.and_then(|staging| staging.read(&paths, &options).map_err(|e| e.to_string()))
+            read.and_then(|staging| staging.unless(&self.given_up).read(&paths, &options).map_err(|e| e.to_string()))
         });
         if let Some(panic) = panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(panic);
@@ -298,6 +313,25 @@ impl Slot {
     }
 }
 
+/// A part as it was written. What was read next to it waits for its memory to be given back, by dropping this.
+pub struct Part {
+    slot: Slot,
+    len: usize,
+    /// Given back after the slot.
+    _turn: Arc<Turn>,
+}
+
+impl Deref for Part {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.slot {
+            Slot::Staged(filled) => &filled[..self.len],
+            Slot::Own(buffer) => &buffer[..self.len],
+        }
+    }
+}
+
 /// A slot and the length of its part, or why there is none.
 type Came = Result<(Slot, usize), Miss>;
 
@@ -307,15 +341,15 @@ struct Counter<T> {
     next: usize,
     waiting: BTreeMap<usize, Came>,
     take: T,
+    turn: Arc<Turn>,
 }
 
-fn hand<T: FnMut(usize, Result<&[u8], Miss>)>(counter: &Mutex<Counter<T>>, i: usize, came: Came) {
+fn hand<T: FnMut(usize, Result<Part, Miss>)>(counter: &Mutex<Counter<T>>, i: usize, came: Came) {
     let mut counter = counter.lock().unwrap_or_else(PoisonError::into_inner);
     let counter = &mut *counter;
-    let mut give = |i, came: Came| match came {
-        Ok((mut slot, len)) => (counter.take)(i, Ok(&slot.bytes()[..len])),
-        Err(miss) => (counter.take)(i, Err(miss)),
-    };
+    let turn = &counter.turn;
+    let mut give =
+        |i, came: Came| (counter.take)(i, came.map(|(slot, len)| Part { slot, len, _turn: Arc::clone(turn) }));
     if counter.order == Order::AsTheyCome {
         return give(i, came);
     }

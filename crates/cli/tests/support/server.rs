@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use ureq::http::{HeaderMap, HeaderValue};
 
 use super::{demo, sluice};
 
@@ -67,6 +68,30 @@ impl Server {
         let mut events: Vec<&str> = text.split("\n\n").filter(|e| !e.is_empty()).collect();
         assert_eq!(events.pop(), Some("data: [DONE]"), "{text}");
         events.iter().map(|e| serde_json::from_str(e.strip_prefix("data: ").unwrap()).unwrap()).collect()
+    }
+
+    /// Status, headers and body of an answer to a request with headers of its own.
+    pub fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> (u16, HeaderMap, String) {
+        let mut request = agent().post(self.url(path));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut response = request.send_json(body).unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), response.headers().clone(), text)
+    }
+
+    /// The events of a streamed answer whose events have names: each is named by its type.
+    pub fn named_events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let (status, headers, text) = self.post_with(path, &[], body);
+        assert_eq!((status, &headers["content-type"]), (200, &HeaderValue::from_static("text/event-stream")), "{text}");
+        let one = |event: &str| {
+            let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+            let value: Value = serde_json::from_str(data).unwrap();
+            assert_eq!(value["type"], name);
+            value
+        };
+        text.split("\n\n").filter(|e| !e.is_empty()).map(one).collect()
     }
 
     /// A figure of `/metrics`.

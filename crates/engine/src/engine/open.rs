@@ -17,6 +17,7 @@ use sluice_store::{Bytes, Checkpoint, Error, Loading};
 
 use super::Engine;
 use crate::budget::{self, Division, Held, Limit, LimitOf, Need, Refusal, StreamedNeed};
+use crate::constraint::Masks;
 use crate::options::{Options, Placement};
 use crate::placement::{self, Placed};
 use crate::prompt_cache::{self, Choices, PromptCache, Shape, fingerprint};
@@ -236,6 +237,7 @@ impl Engine {
             layouts,
             scheduler: Scheduler::new(chunk, max_sequences, if streamed { STREAMED_PROMPT } else { PROMPT }),
             sampling,
+            masks: Masks::default(),
             disk,
             disk_notes,
             sequences: Vec::new(),
@@ -280,8 +282,9 @@ fn held(backend: &mut dyn Backend, class: MemoryClass) -> usize {
     backend.memory().iter().filter(|m| m.class == class).map(|m| m.bytes).sum()
 }
 
-/// Tokens of prompts beside sequences that generate, in a step at least; where each expert is read from disk, fewer would read nearly as much.
-const PROMPT: usize = 16;
+/// Tokens of prompts beside sequences that generate, in a step at least. Behind 4,000 tokens each of them takes a fifth of a step of seven, so that sixteen make it four times as long;
+/// but keys and values are read for a few as for many, and with four a prompt takes more than twice its time. Where each expert is read from disk, fewer would read nearly as much.
+const PROMPT: usize = 8;
 const STREAMED_PROMPT: usize = 256;
 /// The part of a memory limit, or of what is free, that states may take which are kept for prompts to come.
 const SNAPSHOTS: u64 = 16;

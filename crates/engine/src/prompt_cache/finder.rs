@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sluice_cache::disk::{Entry, Error, Label, Lookups, Order, Place, STATE};
+use sluice_cache::disk::{self, Entry, Error, Label, Lookups, Order, Place, STATE};
 use sluice_cache::{BlockHash, Wanted, block_hash};
 
 use super::Shape;
@@ -53,8 +53,8 @@ pub(crate) struct Found {
 
 /// What comes of reading.
 pub(crate) enum Read {
-    /// The part with this number.
-    Part(usize, Vec<u8>),
+    /// The part with this number, in the memory that it was read to: what follows waits for it.
+    Part(usize, disk::Part),
     /// One of them is not there, or not what was written.
     Lost,
     /// That was all: bytes, and the time that reading them took.
@@ -80,6 +80,9 @@ pub(crate) struct Finder {
 impl Finder {
     /// Until it is told to close.
     pub fn run(self, received: &Receiver<Ask>) {
+        if self.shared.entries.load(Ordering::Relaxed) > 0 {
+            self.lookups.prepare();
+        }
         while let Ok(ask) = received.recv() {
             let done = match ask {
                 Ask::Close => return,
@@ -222,14 +225,14 @@ impl Finder {
             (label, part.place)
         });
         let reads = self.lookups.reads(&wanted.collect::<Vec<_>>())?;
-        let (shared, own) = (Arc::clone(&self.shared), self.keeper.clone());
+        let (shared, own, given_up) = (Arc::clone(&self.shared), self.keeper.clone(), reads.given_up());
         let work = move || {
             let (begun, mut waited, mut bytes) = (Instant::now(), Duration::ZERO, 0);
             reads.each(Order::AsTheyCome, |i, came| {
                 let came = match came {
                     Ok(part) => {
                         bytes += part.len() as u64;
-                        Read::Part(i, part.to_vec())
+                        Read::Part(i, part)
                     }
                     Err(_) => {
                         shared.wrong.fetch_add(1, Ordering::Relaxed);
@@ -237,8 +240,10 @@ impl Finder {
                     }
                 };
                 let handing = Instant::now();
-                // Whoever wanted it may have given up.
-                let _ = tell.send(came);
+                if tell.send(came).is_err() {
+                    // Nobody wants it any more.
+                    given_up.store(true, Ordering::Relaxed);
+                }
                 waited += handing.elapsed();
             });
             shared.read.fetch_add(bytes, Ordering::Relaxed);

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use sluice_backend::KvLayout;
-use sluice_cache::disk::Error;
+use sluice_cache::disk::{Error, READING};
 use sluice_cache::{BlockHash, Group};
 
 use costs::Costs;
@@ -101,17 +101,15 @@ impl Shape {
     }
 }
 
-/// Bytes that wait to be written at most, and bytes that were read and wait to be taken: each.
+/// Bytes that wait to be written at most.
 pub(crate) const WAITING: u64 = 16 << 20;
-/// Bytes that one read has in flight, which are kept for the next; one is made at a time.
-const READING: u64 = 32 << 20;
 /// The index, and the slot that is being written.
 const INDEX: u64 = 4 << 20;
 
 /// Bytes that all of it comes to hold, for a model with states of `state` bytes. One of these may be larger than all else: one that is copied out is there as numbers and
 /// as bytes while another is written, and one that is read waits to be taken.
 pub(crate) fn memory(state: u64) -> u64 {
-    2 * WAITING + READING + INDEX + 5 * state
+    WAITING + READING as u64 + INDEX + 5 * state
 }
 
 /// The flag that is to blame where a cache cannot be as it was asked for; `None` where the model can do without one.

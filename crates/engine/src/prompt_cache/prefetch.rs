@@ -23,8 +23,8 @@ use crate::sequence::{Sequence, SequenceId};
 const PART: usize = 2;
 /// Bytes that are read at once: no more are on their way from the disk when somebody asks for something.
 const AT_ONCE: u64 = 4 << 20;
-/// So long a portion waits for the disk.
-const PORTION: Duration = Duration::from_millis(4);
+/// So long a portion waits for the disk: who asks for something waits for it.
+const PORTION: Duration = Duration::from_millis(1);
 /// How often somebody who lists chains looks whether he may go on.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -61,8 +61,10 @@ pub(crate) struct Prefetch {
     stage: Stage,
     floor: Option<Floor>,
     chains: Option<Receiver<Chain>>,
-    /// Given up, and to be taken again.
+    /// Given up, and to be taken again; or asked for by somebody.
     again: Option<Chain>,
+    /// Somebody has asked for what is read now, or in `again`: it is not only what was used last before this start.
+    asked_for: bool,
     lister: Option<JoinHandle<()>>,
     flags: Arc<Flags>,
     tokens: u64,
@@ -77,6 +79,7 @@ impl Prefetch {
             floor: None,
             chains: None,
             again: None,
+            asked_for: false,
             lister: None,
             flags: Arc::default(),
             tokens: 0,
@@ -169,7 +172,7 @@ impl PromptCache {
 
     /// This is to be read next, before what was used last.
     pub fn read_ahead(&mut self, chain: Chain) {
-        self.prefetch.again = Some(chain);
+        (self.prefetch.again, self.prefetch.asked_for) = (Some(chain), true);
         if matches!(self.prefetch.stage, Stage::Over) {
             self.prefetch.stage = Stage::Next;
         }
@@ -209,7 +212,10 @@ impl PromptCache {
         let chain = match self.prefetch.again.take() {
             Some(chain) => chain,
             None => match self.prefetch.chains.as_ref().map(|chains| chains.recv_timeout(PORTION)) {
-                Some(Ok(chain)) => chain,
+                Some(Ok(chain)) => {
+                    self.prefetch.asked_for = false;
+                    chain
+                }
                 Some(Err(RecvTimeoutError::Timeout)) => return,
                 _ => {
                     self.prefetch.stage = Stage::Over;
@@ -264,9 +270,14 @@ impl PromptCache {
     fn keep(&mut self, mut s: Box<Sequence>, cache: &mut KvCache) {
         self.prefetch.tokens += s.restored as u64;
         let n = self.shape.block_tokens;
-        let wanted = Wanted { whole: s.computed / n, tail: s.computed % n };
+        let (computed, present) = (s.computed, s.computed - s.restored);
+        let wanted = Wanted { whole: computed / n, tail: computed % n };
         retire(&mut s, cache);
         // Its end, where a state is, is known only now.
         cache.note_kept(s.root, &s.tokens, wanted);
+        // What was used last is read first: what comes after it was used before it.
+        if !self.prefetch.asked_for {
+            cache.make_oldest(s.root, &s.tokens[..computed], present);
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! A prompt whose beginning is on disk. It is looked for as soon as the sequence waits for its turn; when that comes, the sequence takes blocks of the pool for what
 //! is missing, as if it were to compute them, and stays in the queue until they are filled. What cannot be read is computed like anything else.
 
+use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use sluice_cache::disk::STATE;
@@ -51,6 +52,8 @@ pub(crate) struct Reading {
     /// By number of the part.
     fillings: Vec<Filling>,
     filled: Vec<bool>,
+    /// So many of `fillings` have memory.
+    ready: usize,
     received: Mutex<Receiver<Read>>,
     /// Time that putting bytes in their place took.
     placing: Duration,
@@ -70,6 +73,7 @@ impl Reading {
             return false;
         }
         let largest = parts.iter().map(|p| p.bytes).max().unwrap_or(1).max(1);
+        // Fewer than there is memory to read to: so it is known how long reading waited for whoever takes them.
         let (tell, received) = sync_channel((WAITING / largest).clamp(2, 1024) as usize);
         (self.now, self.received) = (from..from + parts.len(), Mutex::new(received));
         self.asks.send(Ask::Read(Arc::clone(&self.tokens), parts, tell)).is_ok()
@@ -95,7 +99,8 @@ pub(super) fn begin_by(s: &mut Sequence, cache: &mut KvCache, at_once: u64) -> b
     if present >= found.to {
         return false;
     }
-    let part = |node: usize, part: u32| found.parts.iter().position(|p| (p.node, p.part) == (node, part));
+    let places: HashMap<(usize, u32), usize> = (0..).zip(&found.parts).map(|(i, p)| ((p.node, p.part), i)).collect();
+    let part = |node: usize, part: u32| places.get(&(node, part)).copied();
     let number = |group: usize| if group == usize::MAX { STATE } else { group as u32 };
     let may_fill = |node, group| part(node, number(group)).is_some();
     let Some(fillings) = cache.take_up(&mut s.held, s.root, &s.tokens, found.wanted, may_fill) else { return false };
@@ -119,6 +124,7 @@ pub(super) fn begin_by(s: &mut Sequence, cache: &mut KvCache, at_once: u64) -> b
         present,
         fillings,
         filled,
+        ready: 0,
         // Nothing comes before something is asked for.
         received: Mutex::new(channel().1),
         placing: Duration::ZERO,
@@ -200,22 +206,37 @@ impl PromptCache {
         s: &mut Sequence,
         cache: &mut KvCache,
         runner: &mut Runner,
-        mut patience: Option<Duration>,
+        patience: Option<Duration>,
     ) -> Result<()> {
         // Blocks may have been others' until now, who wanted them copied.
-        runner.settle(cache, Some(self))?;
+        runner.carry_out(cache, Some(self))?;
         let Restore::Reading(reading) = &mut s.restore else { return Ok(()) };
+        let until = patience.map(|patience| Instant::now() + patience);
         let over = loop {
             let received = reading.received.get_mut().unwrap_or_else(PoisonError::into_inner);
-            let read = match patience.take() {
-                Some(patience) => received.recv_timeout(patience).ok().map_or_else(|| received.try_recv(), Ok),
-                None => received.try_recv(),
-            };
+            let mut read = received.try_recv();
+            if let (Err(TryRecvError::Empty), Some(until)) = (&read, until) {
+                let left = until.saturating_duration_since(Instant::now());
+                // Finding memory takes a quarter of the time that reading does: what is waited for the disk is used for it.
+                match reading.fillings.get(reading.ready).filter(|_| !left.is_zero()) {
+                    Some(filling) => {
+                        runner.make_room(*filling)?;
+                        reading.ready += 1;
+                        continue;
+                    }
+                    None => {
+                        read = received.recv_timeout(left).map_err(|e| match e {
+                            RecvTimeoutError::Timeout => TryRecvError::Empty,
+                            RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
+                        })
+                    }
+                }
+            }
             match read {
                 Ok(Read::Part(i, bytes)) => {
                     let i = reading.now.start + i;
-                    let begun = std::time::Instant::now();
-                    runner.fill(reading.fillings[i], &bytes);
+                    let begun = Instant::now();
+                    runner.fill(reading.fillings[i], &bytes)?;
                     reading.placing += begun.elapsed();
                     reading.filled[i] = true;
                 }

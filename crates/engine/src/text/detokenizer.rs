@@ -16,6 +16,8 @@ const MAX_PENDING: usize = 16;
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
+    /// Special tokens that are not left out.
+    kept: Vec<u32>,
     /// Byte-level: bytes of a character whose rest has not come yet (at most 3 between calls).
     bytes: Vec<u8>,
     /// Other decoders: `ids[..shown]` is context whose text was given out, `ids[shown..]` waits for a whole character.
@@ -26,7 +28,13 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// A stream that starts at a text's first token. `skip_special` leaves special tokens out of the text.
     pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
-        Self { tokenizer, skip_special, bytes: Vec::new(), ids: Vec::new(), shown: 0 }
+        Self { tokenizer, skip_special, kept: Vec::new(), bytes: Vec::new(), ids: Vec::new(), shown: 0 }
+    }
+
+    /// A stream that leaves out special tokens but for these, by their names: what takes an answer apart looks for them.
+    pub fn keeping(tokenizer: Arc<Tokenizer>, names: &[&str]) -> Self {
+        let kept = names.iter().filter_map(|name| tokenizer.id(name)).filter(|id| tokenizer.is_special(*id)).collect();
+        Self { kept, ..Self::new(tokenizer, true) }
     }
 
     /// The text that the next token completes; empty where a character is still unfinished.
@@ -35,7 +43,7 @@ impl Detokenizer {
     /// Only where a decoder of an unusual kind fails.
     pub fn push(&mut self, id: u32) -> Result<String> {
         if self.tokenizer.is_byte_level() {
-            if !(self.skip_special && self.tokenizer.is_special(id))
+            if !(self.skip_special && !self.kept.contains(&id) && self.tokenizer.is_special(id))
                 && let Some(token) = self.tokenizer.token(id)
             {
                 append_bytes(&mut self.bytes, &token);
@@ -43,6 +51,10 @@ impl Detokenizer {
             return Ok(take_whole_characters(&mut self.bytes));
         }
 
+        if self.kept.contains(&id) {
+            let text = self.flush()?;
+            return Ok(text + &self.tokenizer.token(id).unwrap_or_default());
+        }
         self.ids.push(id);
         let text = self.new_text()?;
         let waiting = self.ids.len() - self.shown;
@@ -82,7 +94,7 @@ impl Detokenizer {
 }
 
 /// The bytes of a byte-level token. One with a character outside that alphabet (an added token) stands for its own UTF-8.
-fn append_bytes(bytes: &mut Vec<u8>, token: &str) {
+pub(super) fn append_bytes(bytes: &mut Vec<u8>, token: &str) {
     let start = bytes.len();
     for c in token.chars() {
         match byte_of(c) {

@@ -4,6 +4,7 @@
 use anyhow::Result;
 use serde_json::{Map, Value};
 
+use super::answers::Echo;
 use super::prompt::{Prompt, Quoting};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
@@ -15,11 +16,11 @@ pub struct Dialogue<'a> {
     /// continues, every later message on a new line.
     pub template: Option<&'a ChatTemplate>,
     pub tokenizer: &'a Tokenizer,
-    /// `{"role": .., "content": ..}` with whatever else the template looks at.
+    /// `{"role": .., "content": ..}` with whatever else the template looks at. Arguments of `tool_calls` may be objects, or JSON as the model wrote it.
     pub messages: &'a [Value],
-    /// What the template calls `tools`.
+    /// What the template calls `tools`. One that knows nothing of tools has them in the system prompt, and calls and results in the messages' text.
     pub tools: Option<&'a Value>,
-    /// More names that the template may look at.
+    /// More names that the template may look at. `preserve_thinking` is on for those that look at it, unless this says otherwise.
     pub extra: &'a Map<String, Value>,
 }
 
@@ -77,25 +78,50 @@ impl Dialogue<'_> {
     }
 
     fn rendered(&self, messages: &[Value], answer_follows: bool) -> Result<Prompt> {
+        let Some(template) = self.template else {
+            return self.rendered_as(&Echo::plain(messages), |messages, _, _| Ok(plain(&messages)));
+        };
+        let style = template.style();
+        let render = |messages: Vec<Value>, tools: Option<&Value>, extra: &Map<String, Value>| {
+            let mut extra = extra.clone();
+            if style.preserves {
+                extra.entry("preserve_thinking").or_insert(true.into());
+            }
+            template.render(&Value::Array(messages), tools, answer_follows, &extra)
+        };
+        if let Some(echo) = Echo::verbatim(style, messages, self.tools) {
+            // A template may want arguments as an object, or leave them out.
+            if let Ok(prompt) = self.rendered_as(&echo, render) {
+                return Ok(prompt);
+            }
+        }
+        self.rendered_as(&Echo::new(style, messages, self.tools), render)
+    }
+
+    fn rendered_as(
+        &self,
+        echo: &Echo,
+        render: impl FnOnce(Vec<Value>, Option<&Value>, &Map<String, Value>) -> Result<String>,
+    ) -> Result<Prompt> {
+        let (messages, tools) = (&echo.messages, echo.tools.as_ref());
         // 1. All that is said, in the order in which it is quoted below
         let mut said = Vec::new();
         let mut collect = |text: &str| {
             said.push(text.to_owned());
             String::new()
         };
-        messages.iter().chain(self.tools).chain(self.extra.values()).for_each(|v| _ = with_strings(v, &mut collect));
+        messages.iter().chain(tools).chain(self.extra.values()).for_each(|v| _ = with_strings(v, &mut collect));
+        said.extend_from_slice(&echo.arguments);
         let said: Vec<&str> = said.iter().map(String::as_str).collect();
         let quoting = Quoting::new(self.tokenizer.control_tokens(), &said)?;
         let mut next = 0..;
         let mut quote = |text: &str| quoting.quote(next.next().expect("no end"), text);
         let messages: Vec<Value> = messages.iter().map(|v| with_strings(v, &mut quote)).collect();
-        let tools = self.tools.map(|v| with_strings(v, &mut quote));
+        let tools = tools.map(|v| with_strings(v, &mut quote));
         let extra = self.extra.iter().map(|(name, v)| (name.clone(), with_strings(v, &mut quote))).collect();
+        let arguments: Vec<String> = echo.arguments.iter().map(|text| quote(text)).collect();
         // 2. The text
-        let text = match self.template {
-            Some(template) => template.render(&Value::Array(messages), tools.as_ref(), answer_follows, &extra)?,
-            None => plain(&messages),
-        };
+        let text = echo.filled(render(messages, tools.as_ref(), &extra)?, &arguments)?;
         Ok(quoting.unquote(&text))
     }
 }

@@ -4,6 +4,7 @@
 //! The files are the ones that the Python stack reads, and the results are the ones that it gives: `tests/golden/text` holds it to
 //! that. All of them are hostile input: a broken one is an error that names the file, never a panic.
 
+mod answers;
 mod apart;
 mod bpe;
 mod compiled;
@@ -15,6 +16,7 @@ mod guard;
 mod image;
 mod jinja;
 mod messages;
+mod pieces;
 mod prompt;
 mod python;
 mod side;
@@ -23,12 +25,14 @@ mod template;
 mod tojson;
 mod tokenizer;
 
+pub use answers::{AnswerParser, Calls, Opened, Reading, Style, Tools};
 pub use apart::serve_templates;
 pub use compiled::Origin;
 pub use detokenizer::Detokenizer;
 pub use dialogue::Dialogue;
 pub use generation::{GenerationDefaults, stop_ids};
 pub use messages::{Message, parse_messages};
+pub use pieces::{Piece, text_of};
 pub use prompt::Prompt;
 pub use side::TextSide;
 pub use stop::StopStrings;

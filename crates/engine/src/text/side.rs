@@ -1,14 +1,15 @@
 //! All that a model's folder says about text.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 
 use super::generation::{GenerationDefaults, stop_ids};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
+use crate::constraint::Grammars;
 
 /// Everything between people's text and token ids.
 pub struct TextSide {
@@ -16,6 +17,8 @@ pub struct TextSide {
     pub template: Option<ChatTemplate>,
     pub defaults: GenerationDefaults,
     pub stop_ids: Vec<u32>,
+    /// Made when an answer is first asked for that has a form.
+    grammars: OnceLock<Result<Grammars, String>>,
 }
 
 impl TextSide {
@@ -36,6 +39,16 @@ impl TextSide {
             defaults: GenerationDefaults::load(folder)?,
             stop_ids: stop_ids(folder, Some(&tokenizer))?,
             tokenizer: Arc::new(tokenizer),
+            grammars: OnceLock::new(),
         })
+    }
+
+    /// What compiles grammars for this model. The first call takes a while.
+    ///
+    /// # Errors
+    /// A tokenizer that they cannot be compiled for.
+    pub(crate) fn grammars(&self) -> Result<&Grammars> {
+        let made = self.grammars.get_or_init(|| Grammars::new(self).map_err(|e| format!("{e:#}")));
+        made.as_ref().map_err(|e| anyhow!("{e}"))
     }
 }

@@ -58,7 +58,7 @@ impl StopStrings {
 }
 
 /// Length in bytes of the longest end of `text` that is a beginning of `stop`, but not all of it.
-fn overlap(text: &str, stop: &str) -> usize {
+pub(super) fn overlap(text: &str, stop: &str) -> usize {
     let longest = (stop.len() - 1).min(text.len());
     // A match ends where `text` ends, on a character's border, so both ends of it are borders.
     (1..=longest).rev().find(|&n| text.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)

@@ -3,6 +3,7 @@
 //! A template is a program from whoever published the checkpoint. It sees the conversation and nothing else, and it runs where it can do no harm: see
 //! `apart.rs`. Here is what it is given, and which of a checkpoint's files it is.
 
+use super::answers::Style;
 use super::apart::{self, Apart};
 use super::files::read_json;
 use super::generation::token_text;
@@ -31,6 +32,7 @@ pub struct ChatTemplate {
     /// The local time at which the template's clock stands, if it does.
     clock: Mutex<Option<DateTime>>,
     renderer: Renderer,
+    style: Style,
     note: Option<String>,
 }
 
@@ -85,6 +87,7 @@ impl ChatTemplate {
 
     fn compile(file: PathBuf, templates: Vec<(String, String)>, special_tokens: Map<String, Json>) -> Result<Self> {
         let names = templates.iter().map(|(name, _)| name.clone()).collect();
+        let style = Style::of(templates.iter().map(|(_, source)| source.as_str()));
         let wrong = |e: String| anyhow!("{}: chat template: {e}", file.display());
         let mut note = None;
         let apart = if apart::is_possible() { Some(Apart::start(&templates)) } else { None };
@@ -98,7 +101,7 @@ impl ChatTemplate {
             }
             None => Renderer::Here(Box::new(Templates::compile(&templates).map_err(wrong)?)),
         };
-        Ok(Self { file, names, special_tokens, clock: Mutex::default(), renderer, note })
+        Ok(Self { file, names, special_tokens, clock: Mutex::default(), renderer, style, note })
     }
 
     /// The template whose text this is.
@@ -107,6 +110,11 @@ impl ChatTemplate {
     /// As [`ChatTemplate::load`].
     pub fn parse(source: &str) -> Result<Self> {
         Self::compile("chat_template.jinja".into(), vec![("default".into(), source.into())], Map::new())
+    }
+
+    /// How the model writes thoughts and calls, by what the template itself writes.
+    pub fn style(&self) -> Style {
+        self.style
     }
 
     /// What could not be done as it should be, in a clause for the user.

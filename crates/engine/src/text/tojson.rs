@@ -44,6 +44,23 @@ pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
     Ok(Value::from(json.out))
 }
 
+/// What `json.dumps(value, ensure_ascii=False)` gives.
+pub(super) fn dumps(value: &serde_json::Value) -> String {
+    let mut json = Json {
+        out: String::new(),
+        ensure_ascii: false,
+        indent: None,
+        item: ", ".to_owned(),
+        key: ": ".to_owned(),
+        sort_keys: false,
+    };
+    // What is nested too deeply is written as it is elsewhere.
+    match json.value(&Value::from(minijinja::value::Serde(value)), 0) {
+        Ok(()) => json.out,
+        Err(_) => value.to_string(),
+    }
+}
+
 fn unsupported(what: &str) -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("tojson: {what} cannot be written as JSON"))
 }

@@ -6,6 +6,7 @@
 
 use super::bpe::Bpe;
 use super::compiled::{self, Compiled, Origin};
+use super::detokenizer::append_bytes;
 use super::guard::guarded;
 use super::prompt::Prompt;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -181,8 +182,22 @@ impl Tokenizer {
         self.token(id).is_some_and(|token| self.library.get_added_vocabulary().is_special_token(&token))
     }
 
+    /// Whether `id` steers the model rather than says something.
+    pub(crate) fn is_control(&self, id: u32) -> bool {
+        self.token(id).is_some_and(|token| {
+            self.control.contains(&token) || self.library.get_added_vocabulary().is_special_token(&token)
+        })
+    }
+
+    /// The bytes of a byte-level token; a special token's are those of its name.
+    pub(crate) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        append_bytes(&mut bytes, &self.token(id)?);
+        Some(bytes)
+    }
+
     /// Whether a token is a run of bytes whatever its neighbours are.
-    pub(super) fn is_byte_level(&self) -> bool {
+    pub(crate) fn is_byte_level(&self) -> bool {
         self.byte_level
     }
 }

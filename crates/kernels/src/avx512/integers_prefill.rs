@@ -14,7 +14,7 @@ use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
 /// Rows of a tile: two registers.
-const ROWS: usize = 32;
+pub(super) const ROWS: usize = 32;
 /// Columns of a tile: with their q (16 KB) and the activations of a few tokens they stay in the first-level cache. Four weight groups
 /// of any size divide it, so that a tile begins with accumulator 0.
 const COLS: usize = 512;
@@ -36,10 +36,15 @@ pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
 struct Tile {
     /// [columns / 4, ROWS, 4]
     q: *mut u8,
+    scales: Scales,
+}
+
+/// The scales and biases of a tile of rows.
+pub(super) struct Scales {
     /// [weight groups, ROWS]
-    s: *mut f32,
+    pub s: *mut f32,
     /// [weight groups, ROWS]
-    b: *mut f32,
+    pub b: *mut f32,
 }
 
 /// # Safety
@@ -65,7 +70,7 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
 unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let form = affine_of(w);
     let [q, s, b, acc, sums] = scratch.cut(sizes(w.cols, tokens.len()));
-    let cached = Tile { q, s: s.cast(), b: b.cast() };
+    let cached = Tile { q, scales: Scales { s: s.cast(), b: b.cast() } };
     let (acc, sums) = (acc.cast::<f32>(), sums.cast::<f32>());
     let groups = w.cols / form.group;
     for (i, &token) in tokens.iter().enumerate() {
@@ -85,7 +90,7 @@ unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
             // SAFETY: rows, columns and tokens are inside their arrays, the tile, the sums and the accumulators in scratch.
             unsafe {
                 fill::<BITS>(w, r, k, cols, &cached);
-                fill_scales(w, form, r, k / form.group, cols / form.group, &cached);
+                fill_scales(w, form, r, k / form.group, cols / form.group, &cached.scales);
                 for p in 0..passes {
                     prefetch::<BITS>(w, form, next_r, next_k, ROWS * p / passes..ROWS * (p + 1) / passes);
                     let i = p * TOKENS;
@@ -204,50 +209,75 @@ unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, t
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn fill_scales(w: &Matrix, form: Affine, r: usize, g: usize, groups: usize, tile: &Tile) {
+pub(super) unsafe fn fill_scales(w: &Matrix, form: Affine, r: usize, g: usize, groups: usize, tile: &Scales) {
+    let (size, held) = (form.scale.size(), 16 / form.scale.size());
     // SAFETY: loads end with the groups; the tile holds ROWS numbers for each.
     unsafe {
         for half in 0..2 {
-            for from in (0..groups).step_by(8) {
-                let n = (groups - from).min(8);
-                // Eight scales and eight biases of each row, transposed together.
-                let mut both = [_mm512_setzero_si512(); 16];
-                for i in 0..16 {
-                    let row = (r + 16 * half + i).min(w.rows - 1);
-                    let at = row * w.scale_row_bytes() + (g + from) * form.scale.size();
-                    let s = eight(form.scale, w.scales.as_ptr().add(at), n);
-                    let b = eight(form.scale, w.biases.as_ptr().add(at), n);
-                    both[i] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(s), b);
-                }
-                transpose(&mut both);
-                for j in 0..n {
-                    let at = (from + j) * ROWS + 16 * half;
-                    _mm512_storeu_si512(tile.s.add(at).cast(), both[j]);
-                    _mm512_storeu_si512(tile.b.add(at).cast(), both[8 + j]);
+            for (from, to) in [(w.scales, tile.s), (w.biases, tile.b)] {
+                let rows: [*const u8; 16] = std::array::from_fn(|i| {
+                    from.as_ptr().add((r + 16 * half + i).min(w.rows - 1) * w.scale_row_bytes() + g * size)
+                });
+                for first in (0..groups).step_by(held) {
+                    let n = (groups - first).min(held);
+                    let words = transposed_quads(&rows, first * size, n * size);
+                    for j in 0..n {
+                        let numbers = match form.scale {
+                            Float::F32 => words[j],
+                            Float::Bf16 if j % 2 == 0 => _mm512_slli_epi32::<16>(words[j / 2]),
+                            Float::Bf16 => _mm512_and_si512(words[j / 2], _mm512_set1_epi32(!0xffff)),
+                            Float::F16 => {
+                                let low = if j % 2 == 0 { words[j / 2] } else { _mm512_srli_epi32::<16>(words[j / 2]) };
+                                _mm512_castps_si512(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(low)))
+                            }
+                        };
+                        _mm512_storeu_si512(to.add((first + j) * ROWS + 16 * half).cast(), numbers);
+                    }
                 }
             }
         }
     }
 }
 
-/// The first `n` (up to 8) numbers at `p` as f32; reads no further.
+/// The first `n` (up to 16) bytes at offset `at` of each row, transposed: register j has double word j of all sixteen, zeros where there are none.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
-unsafe fn eight(scale: Float, p: *const u8, n: usize) -> __m256i {
-    // SAFETY: the mask keeps the load inside the caller's numbers.
+pub(super) unsafe fn transposed_quads(rows: &[*const u8; 16], at: usize, n: usize) -> [__m512i; 4] {
+    // SAFETY: the mask keeps loads inside the caller's bytes; the caller vouches for the instruction set.
     unsafe {
-        let mask = ((1u16 << n) - 1) as u8;
-        match scale {
-            Float::F32 => _mm256_maskz_loadu_epi32(mask, p.cast()),
-            Float::F16 => _mm256_castps_si256(_mm256_cvtph_ps(_mm_maskz_loadu_epi16(mask, p.cast()))),
-            Float::Bf16 => _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_maskz_loadu_epi16(mask, p.cast()))),
+        // Register i has rows i, 4 + i, 8 + i, 12 + i: then a transposition inside of quads leaves the rows in order.
+        let mut some = [_mm512_setzero_si512(); 4];
+        for i in 0..4 {
+            let v = _mm512_castsi128_si512(quad(rows[i].add(at), n));
+            let v = _mm512_inserti32x4::<1>(v, quad(rows[4 + i].add(at), n));
+            let v = _mm512_inserti32x4::<2>(v, quad(rows[8 + i].add(at), n));
+            some[i] = _mm512_inserti32x4::<3>(v, quad(rows[12 + i].add(at), n));
         }
+        let [a, b, c, d] = some;
+        let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        [
+            _mm512_unpacklo_epi64(ab_low, cd_low),
+            _mm512_unpackhi_epi64(ab_low, cd_low),
+            _mm512_unpacklo_epi64(ab_high, cd_high),
+            _mm512_unpackhi_epi64(ab_high, cd_high),
+        ]
+    }
+}
+
+/// The first `n` (up to 16) bytes at `p`, zeros behind; reads no further.
+#[inline(always)]
+unsafe fn quad(p: *const u8, n: usize) -> __m128i {
+    // SAFETY: the mask keeps the load inside the caller's bytes.
+    unsafe {
+        if n == 16 { _mm_loadu_si128(p.cast()) } else { _mm_maskz_loadu_epi8(((1u32 << n) - 1) as u16, p.cast()) }
     }
 }
 
 /// Transposes 16 x 16 double words.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-unsafe fn transpose(q: &mut [__m512i; 16]) {
+pub(super) unsafe fn transpose(q: &mut [__m512i; 16]) {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
         let mut p = *q;
@@ -323,8 +353,8 @@ unsafe fn pass<const PARTS: usize, const T: usize>(cols: usize, tile: &Tile, x: 
             }
             let start = x.first && w < 4;
             for half in 0..2 {
-                let s = _mm512_loadu_ps(tile.s.add(w * ROWS + 16 * half));
-                let b = _mm512_loadu_ps(tile.b.add(w * ROWS + 16 * half));
+                let s = _mm512_loadu_ps(tile.scales.s.add(w * ROWS + 16 * half));
+                let b = _mm512_loadu_ps(tile.scales.b.add(w * ROWS + 16 * half));
                 for t in 0..T {
                     let at = x.acc.add(t * ACC + w % 4 * ROWS + 16 * half);
                     let acc = if start { _mm512_setzero_ps() } else { _mm512_loadu_ps(at) };

@@ -2,6 +2,7 @@
 
 mod encode;
 mod integers;
+mod integers_batch;
 mod integers_decode;
 mod integers_prefill;
 mod lanes;

@@ -334,6 +334,37 @@ proptest! {
     }
 }
 
+/// A token's products do not depend on how many others share the call, which decides between kernels and how these divide tokens, rows and columns.
+#[test]
+fn integer_products_are_the_same_beside_any_number_of_tokens() {
+    let mut rng = Rng::with_seed(13);
+    for bits in [2, 3, 4, 5, 6, 8] {
+        for group in [32, 64, 128] {
+            let form = Form::Affine { bits, group, scale: Float::Bf16 };
+            // Rows and columns that end inside of every tile, and rows of a tile's second half only.
+            for (rows, cols) in [(53, 544usize.next_multiple_of(group as usize)), (7, 2 * group as usize), (32, 1024)] {
+                let weights = Weights::random(form, rows, cols, &mut rng);
+                let (w, x) = (weights.matrix(), Tokens::random(33, cols, &mut rng));
+                let product = |isa: Isa, tokens: &[u32]| {
+                    let mut tile = vec![f32::NAN; tokens.len() * rows];
+                    let mut scratch =
+                        Scratch::with_bytes(scratch_bytes(form, cols, rows, tokens.len(), Activations::Int8));
+                    matmul(isa, &w, 0..rows, x.input(Encoding::Int8), tokens, &mut tile, &mut scratch);
+                    tile.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+                };
+                let all: Vec<u32> = (0..33).rev().collect();
+                let wanted = product(Isa::GENERIC, &all);
+                for isa in Isa::supported() {
+                    for n in 1..=33 {
+                        let got = product(isa, &all[..n]);
+                        assert_eq!(got, wanted[..n * rows], "{isa} {form:?}, {rows} x {cols}, {n} tokens");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_wrong_length_is_an_error() {
     let form = Form::Affine { bits: 4, group: 64, scale: Float::Bf16 };

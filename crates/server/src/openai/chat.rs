@@ -2,19 +2,22 @@
 
 use std::sync::Arc;
 
-use anyhow::Context;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use sluice_engine::Finish;
 use sluice_engine::sampler::Logprobs;
-use sluice_engine::text::{Dialogue, TextSide, Tokenizer};
+use sluice_engine::text::{Piece, Tokenizer};
 
+use super::chat_fields::Fields;
 use super::fields::Common;
 use super::reply::{self, Dialect, finish_reason, now};
 use crate::answer::Delta;
-use crate::app::{App, Body, Ready};
+use crate::app::{App, Body};
 use crate::error::ApiError;
+use crate::exchange::fresh_id;
+use crate::request::Asked;
 
 #[derive(Deserialize)]
 pub struct Request {
@@ -26,6 +29,8 @@ pub struct Request {
     /// More names that the template may look at.
     #[serde(default)]
     chat_template_kwargs: Map<String, Value>,
+    #[serde(flatten)]
+    fields: Fields,
     #[serde(flatten)]
     common: Common,
 }
@@ -42,50 +47,32 @@ pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
         let message = format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}");
         return Err(ApiError::invalid("top_logprobs", message));
     }
-    // 1. The prompt, by a thread that may take its time
-    let (own, extra) = (Arc::clone(&ready), request.chat_template_kwargs);
-    let rendered = tokio::task::spawn_blocking(move || rendered(&own, &messages, &extra)).await;
-    let rendered = rendered.map_err(|e| ApiError::internal(e.to_string()))?;
-    let rendered = rendered.map_err(|e| ApiError::invalid("messages", format!("{e:#}")))?;
-    // 2. Its answer
-    let common = request.common;
-    let (tokens, marks) = rendered;
-    let mut generation = common.generation(&ready.text, tokens.len(), ready.context)?;
-    generation.logprobs = request.logprobs.then_some(top);
-    generation.marks = marks;
-    let pending = ready.submit(tokens, generation, &common)?;
-    let choices = common.choices()?;
+    let (logprobs, choices) = (request.logprobs.then_some(top), request.common.choices()?);
+    let asked = Asked {
+        messages,
+        demanded: request.fields.demanded()?,
+        extra: request.chat_template_kwargs,
+        logprobs,
+        common: request.common,
+        ..Asked::default()
+    };
+    let (streamed, with_usage) = (asked.common.stream, asked.common.wants_usage());
+    let pending = asked.submit(&ready).await?;
     let dialect = Chat {
         id: format!("chatcmpl-{}", app.next_id()),
         created: now(),
         model: ready.name.clone(),
         tokenizer: Arc::clone(&ready.text.tokenizer),
-        with_logprobs: request.logprobs,
+        with_logprobs: logprobs.is_some(),
         begun: vec![false; choices],
+        calls: vec![false; choices],
         gathered: (0..choices).map(|_| Gathered::default()).collect(),
     };
-    Ok(reply::send(pending, dialect, &common).await)
+    Ok(reply::send(pending, dialect, streamed, with_usage).await)
 }
 
-/// The prompt's tokens, and where prompts may part that begin like it: recurrent states are kept there.
-pub(super) fn rendered(
-    ready: &Ready,
-    messages: &[Value],
-    extra: &Map<String, Value>,
-) -> anyhow::Result<(Vec<u32>, Vec<usize>)> {
-    let TextSide { template, tokenizer, .. } = &ready.text;
-    let template = Some(template.as_ref().context("this model has no chat template")?);
-    let dialogue = Dialogue { template, tokenizer, messages, tools: None, extra };
-    let tokens = dialogue.tokens()?;
-    let marks = if ready.has_states { dialogue.partings(&tokens) } else { Vec::new() };
-    Ok((tokens, marks))
-}
-
-/// Messages as templates want them: contents in parts become one text.
+/// Messages as templates want them: contents in parts become one text, and what only calls tools says nothing. Calls are checked.
 pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
-    if all.is_empty() {
-        return Err(ApiError::invalid("messages", "messages is empty"));
-    }
     let one = |(i, mut message): (usize, Map<String, Value>)| {
         if !message.get("role").is_some_and(Value::is_string) {
             return Err(ApiError::invalid(&format!("messages[{i}].role"), format!("messages[{i}] has no role")));
@@ -109,14 +96,46 @@ pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiEr
                 message.insert("cache_control".into(), json!({}));
             }
         }
+        let is = |role: &str| message["role"] == role;
+        if is("assistant") {
+            if message.get("content").is_none_or(Value::is_null) {
+                message.insert("content".into(), "".into());
+            }
+            check_calls(i, &message)?;
+        }
         Ok(Value::Object(message))
     };
     all.into_iter().enumerate().map(one).collect()
 }
 
+fn check_calls(i: usize, message: &Map<String, Value>) -> Result<(), ApiError> {
+    let field = format!("messages[{i}].tool_calls");
+    let wrong = |what: &str| ApiError::invalid(&field, format!("{field} {what}"));
+    let calls = match message.get("tool_calls") {
+        None | Some(Value::Null) => return Ok(()),
+        Some(calls) => calls.as_array().ok_or_else(|| wrong("is no list"))?,
+    };
+    for call in calls {
+        if !call["function"]["name"].is_string() {
+            return Err(wrong("has a call without function.name"));
+        }
+        if !matches!(call["function"]["arguments"], Value::Null | Value::String(_) | Value::Object(_)) {
+            return Err(wrong("has arguments that are neither an object nor its text"));
+        }
+    }
+    Ok(())
+}
+
+fn call_id() -> String {
+    format!("call_{}", fresh_id())
+}
+
 #[derive(Default)]
 struct Gathered {
     text: String,
+    thought: String,
+    /// As they are sent: names, and arguments as text.
+    calls: Vec<Value>,
     logprobs: Vec<Value>,
     finish: Option<&'static str>,
 }
@@ -129,7 +148,35 @@ struct Chat {
     with_logprobs: bool,
     /// By choice: its role was said.
     begun: Vec<bool>,
+    /// By choice: it has called a tool.
+    calls: Vec<bool>,
     gathered: Vec<Gathered>,
+}
+
+fn has_calls(pieces: &[Piece]) -> bool {
+    pieces.iter().any(|piece| matches!(piece, Piece::Call { .. }))
+}
+
+fn ended(finish: Finish, has_calls: bool) -> &'static str {
+    match finish {
+        Finish::Stop if has_calls => "tool_calls",
+        other => finish_reason(other),
+    }
+}
+
+/// A piece as the delta of a chunk. Some clients look for thoughts under the one name, some under the other.
+fn to_json(piece: &Piece) -> Value {
+    match piece {
+        Piece::Thought(text) => json!({"reasoning_content": text, "reasoning": text}),
+        Piece::Text(text) => json!({"content": text}),
+        Piece::Call { index, name } => {
+            let function = json!({"name": name, "arguments": ""});
+            json!({"tool_calls": [{"index": index, "id": call_id(), "type": "function", "function": function}]})
+        }
+        Piece::Arguments { index, json } => {
+            json!({"tool_calls": [{"index": index, "function": {"arguments": json}}]})
+        }
+    }
 }
 
 impl Chat {
@@ -164,12 +211,19 @@ impl Dialect for Chat {
             events.push(self.chunk(delta.choice, json!({"role": "assistant", "content": ""}), Value::Null, None));
         }
         let entries = self.entries(&delta.tokens);
-        if !delta.text.is_empty() || !entries.is_empty() {
-            let logprobs = if self.with_logprobs { json!({"content": entries}) } else { Value::Null };
-            events.push(self.chunk(delta.choice, json!({"content": delta.text}), logprobs, None));
+        let mut parts: Vec<Value> = delta.pieces.iter().map(to_json).collect();
+        if parts.is_empty() && !entries.is_empty() {
+            parts.push(json!({"content": ""}));
         }
+        // The tokens are those of all that was added: they go with the first of it.
+        let mut logprobs = if self.with_logprobs { json!({"content": entries}) } else { Value::Null };
+        for part in parts {
+            events.push(self.chunk(delta.choice, part, std::mem::take(&mut logprobs), None));
+        }
+        self.calls[delta.choice] |= has_calls(&delta.pieces);
         if let Some(finish) = delta.finish {
-            events.push(self.chunk(delta.choice, json!({}), Value::Null, Some(finish_reason(finish))));
+            let reason = ended(finish, self.calls[delta.choice]);
+            events.push(self.chunk(delta.choice, json!({}), Value::Null, Some(reason)));
         }
         events
     }
@@ -188,15 +242,40 @@ impl Dialect for Chat {
     fn gather(&mut self, delta: Delta) {
         let entries = self.entries(&delta.tokens);
         let gathered = &mut self.gathered[delta.choice];
-        gathered.text += &delta.text;
         gathered.logprobs.extend(entries);
-        gathered.finish = delta.finish.map(finish_reason).or(gathered.finish);
+        for piece in delta.pieces {
+            match piece {
+                Piece::Thought(text) => gathered.thought += &text,
+                Piece::Text(text) => gathered.text += &text,
+                Piece::Call { name, .. } => {
+                    let function = json!({"name": name, "arguments": ""});
+                    gathered.calls.push(json!({"id": call_id(), "type": "function", "function": function}));
+                }
+                Piece::Arguments { json, .. } => {
+                    if let Some(Value::String(arguments)) =
+                        gathered.calls.last_mut().map(|c| &mut c["function"]["arguments"])
+                    {
+                        *arguments += &json;
+                    }
+                }
+            }
+        }
+        let has_calls = !gathered.calls.is_empty();
+        gathered.finish = delta.finish.map(|finish| ended(finish, has_calls)).or(gathered.finish);
     }
 
     fn whole(&mut self, usage: Value) -> Value {
         let choice = |(index, g): (usize, &Gathered)| {
             let logprobs = if self.with_logprobs { json!({"content": g.logprobs}) } else { Value::Null };
-            let message = json!({"role": "assistant", "content": g.text});
+            let content = if g.text.is_empty() && !g.calls.is_empty() { Value::Null } else { g.text.as_str().into() };
+            let mut message = json!({"role": "assistant", "content": content});
+            if !g.thought.is_empty() {
+                message["reasoning_content"] = g.thought.as_str().into();
+                message["reasoning"] = g.thought.as_str().into();
+            }
+            if !g.calls.is_empty() {
+                message["tool_calls"] = json!(g.calls);
+            }
             json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": g.finish})
         };
         let choices: Vec<Value> = self.gathered.iter().enumerate().map(choice).collect();

@@ -56,7 +56,7 @@ pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Reques
         gathered: (0..common.choices()?).map(|_| Gathered::default()).collect(),
         offsets: vec![0; common.choices()?],
     };
-    Ok(reply::send(pending, dialect, &common).await)
+    Ok(reply::send(pending, dialect, common.stream, common.wants_usage()).await)
 }
 
 /// The tokens of a prompt.

@@ -6,6 +6,7 @@ use sluice_engine::Generation;
 use sluice_engine::text::TextSide;
 
 use crate::error::ApiError;
+use crate::exchange::ignore;
 
 /// How tokens are chosen, and how many.
 #[derive(Debug, Default, Deserialize)]
@@ -81,7 +82,38 @@ const NOT_YET: [(&str, &[&str]); 8] = [
     ("best_of", &["1"]),
 ];
 
+/// Fields of other servers that would change the output as well.
+const NEVER: [(&str, &[&str]); 23] = [
+    ("audio", &[]),
+    ("modalities", &["[\"text\"]"]),
+    ("web_search_options", &[]),
+    ("grammar", &["\"\""]),
+    ("json_schema", &["{}"]),
+    ("structured_outputs", &["{}"]),
+    ("guided_json", &[]),
+    ("guided_regex", &[]),
+    ("guided_choice", &["[]"]),
+    ("guided_grammar", &[]),
+    ("min_tokens", &["0"]),
+    ("bad_words", &["[]"]),
+    ("logits_processors", &["[]"]),
+    ("use_beam_search", &["false"]),
+    ("length_penalty", &["1.0"]),
+    ("typical_p", &["1.0"]),
+    ("mirostat", &["0"]),
+    ("dynatemp_range", &["0.0"]),
+    ("dry_multiplier", &["0.0"]),
+    ("xtc_probability", &["0.0"]),
+    ("top_n_sigma", &["-1.0"]),
+    ("continue_final_message", &["false"]),
+    ("add_generation_prompt", &["true"]),
+];
 impl Common {
+    /// Whether a stream is to say how many tokens it took.
+    pub fn wants_usage(&self) -> bool {
+        self.stream_options.as_ref().is_some_and(|o| o.include_usage)
+    }
+
     pub fn choices(&self) -> Result<usize, ApiError> {
         match self.n.unwrap_or(1) {
             n @ 1..=MOST_CHOICES => Ok(n),
@@ -102,13 +134,17 @@ impl Common {
         Ok(stops)
     }
 
-    /// Refuses what would change the output and cannot be obeyed.
+    /// Refuses what would change the output and cannot be obeyed, and names what has no effect.
     pub fn check_others(&self) -> Result<(), ApiError> {
-        for (field, nothing) in NOT_YET {
-            let asked = self.others.get(field).filter(|v| !v.is_null());
-            if let Some(value) = asked.filter(|v| !nothing.contains(&v.to_string().as_str())) {
-                let value: String = value.to_string().chars().take(60).collect();
-                return Err(ApiError::invalid(field, format!("{field} is not supported (got {value})")));
+        for (field, value) in self.others.iter().filter(|(_, value)| !value.is_null()) {
+            let refused = NOT_YET.iter().chain(&NEVER).find(|(name, _)| name == field);
+            match refused {
+                Some((_, nothing)) if !nothing.iter().any(|n| is_same(value, n)) => {
+                    let value: String = value.to_string().chars().take(60).collect();
+                    return Err(ApiError::invalid(field, format!("{field} is not supported (got {value})")));
+                }
+                Some(_) => {}
+                None => ignore(field),
             }
         }
         Ok(())
@@ -144,6 +180,12 @@ impl Common {
         stop_ids.extend(self.stop_token_ids.iter().flatten());
         Ok(Generation { sampling, max_tokens: most.min(context - prompt), stop_ids, ..Generation::default() })
     }
+}
+
+/// Whether a value is the one that is written here; 1 and 1.0 are the same.
+fn is_same(value: &Value, written: &str) -> bool {
+    let written: Value = serde_json::from_str(written).unwrap_or_default();
+    *value == written || (value.is_number() && value.as_f64() == written.as_f64())
 }
 
 /// A seed that nobody asked for.

@@ -1,35 +1,14 @@
-//! How an answer is sent: as one object, or as a stream of events.
+//! How answers of Completions and Chat Completions are sent: as one object, or as chunks of it.
 
-use std::convert::Infallible;
-use std::pin::Pin;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use axum::Json;
-use axum::body::Body;
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
-use futures_util::Stream;
-use futures_util::stream::unfold;
+use axum::response::Response;
 use serde_json::{Value, json};
 use sluice_engine::Finish;
-use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::time::timeout;
 
-use super::fields::Common;
-use crate::answer::{Answer, Delta};
+use crate::answer::Delta;
 use crate::error::ApiError;
-use crate::runtime::{Ticket, Update};
+use crate::reply::{self, Pending, Usage, Wire, data};
 
-/// After so long without anything to say a stream gives a sign of life.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
-
-/// A request that the engine has.
-pub struct Pending {
-    pub ticket: Ticket,
-    pub updates: UnboundedReceiver<Update>,
-    pub answer: Answer,
-    pub prompt_tokens: usize,
-}
+pub use crate::reply::now;
 
 /// What makes events and objects of an endpoint's answers.
 pub trait Dialect: Send + 'static {
@@ -45,30 +24,49 @@ pub trait Dialect: Send + 'static {
     fn whole(&mut self, usage: Value) -> Value;
 }
 
-impl Pending {
-    fn usage(&self) -> Value {
-        let (prompt, generated) = (self.prompt_tokens, self.answer.generated);
-        json!({
-            "prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
-            "prompt_tokens_details": {"cached_tokens": self.answer.cached},
-        })
+struct Chunks<D> {
+    dialect: D,
+    with_usage: bool,
+}
+
+const DONE: &str = "data: [DONE]\n\n";
+
+fn usage_json(usage: Usage) -> Value {
+    let Usage { prompt, cached, written, generated } = usage;
+    json!({
+        "prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+    })
+}
+
+impl<D: Dialect> Wire for Chunks<D> {
+    fn delta(&mut self, delta: &Delta) -> String {
+        self.dialect.events(delta).iter().map(data).collect()
     }
 
-    /// The next delta; `Ok(None)` after the last.
-    pub(super) async fn next(&mut self) -> Result<Option<Delta>, ApiError> {
-        while !self.answer.is_over() {
-            let Some(update) = self.updates.recv().await else {
-                return Err(ApiError::internal("the engine has ended"));
-            };
-            let delta = self.answer.take(update).map_err(|e| ApiError::internal(format!("{e:#}")))?;
-            if let Some(delta) = delta {
-                if delta.stopped {
-                    self.ticket.stop(delta.choice);
-                }
-                return Ok(Some(delta));
-            }
-        }
-        Ok(None)
+    fn sign_of_life(&mut self) -> String {
+        data(&self.dialect.sign_of_life())
+    }
+
+    fn end(&mut self, usage: Usage, _: Option<&str>) -> String {
+        let usage = self.with_usage.then(|| data(&self.dialect.usage_event(usage_json(usage))));
+        usage.unwrap_or_default() + DONE
+    }
+
+    fn failed(&mut self, error: &ApiError) -> String {
+        data(&error.to_json()) + DONE
+    }
+
+    fn gather(&mut self, delta: Delta) {
+        self.dialect.gather(delta);
+    }
+
+    fn whole(&mut self, usage: Usage, _: Option<&str>) -> Value {
+        self.dialect.whole(usage_json(usage))
+    }
+
+    fn error(&self, error: &ApiError) -> Value {
+        error.to_json()
     }
 }
 
@@ -81,73 +79,7 @@ pub fn finish_reason(finish: Finish) -> &'static str {
     }
 }
 
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
-}
-
-/// The answer, as the request wants it.
-pub async fn send(pending: Pending, dialect: impl Dialect, common: &Common) -> Response {
-    if common.stream {
-        stream(pending, dialect, common.stream_options.as_ref().is_some_and(|o| o.include_usage))
-    } else {
-        whole(pending, dialect).await
-    }
-}
-
-/// The answer as one object. Where it takes long, what comes first is white space, so that nobody takes the connection for dead.
-async fn whole(mut pending: Pending, mut dialect: impl Dialect) -> Response {
-    let gathered = async move {
-        while let Some(delta) = pending.next().await? {
-            dialect.gather(delta);
-        }
-        Ok::<Value, ApiError>(dialect.whole(pending.usage()))
-    };
-    let mut gathered: Pin<Box<dyn Future<Output = Result<Value, ApiError>> + Send>> = Box::pin(gathered);
-    match timeout(SIGN_OF_LIFE, &mut gathered).await {
-        Ok(Ok(value)) => Json(value).into_response(),
-        Ok(Err(error)) => error.into_response(),
-        Err(_) => {
-            let body = unfold(Some(gathered), |gathered| async move {
-                let mut gathered = gathered?;
-                match timeout(SIGN_OF_LIFE, &mut gathered).await {
-                    Ok(result) => {
-                        let value = result.unwrap_or_else(|e| e.to_json());
-                        Some((Ok::<_, Infallible>(value.to_string()), None))
-                    }
-                    Err(_) => Some((Ok(" ".to_owned()), Some(gathered))),
-                }
-            });
-            ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(body)).into_response()
-        }
-    }
-}
-
-/// The answer as events. Headers go out at once.
-fn stream(pending: Pending, dialect: impl Dialect, with_usage: bool) -> Response {
-    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
-    (headers, Body::from_stream(events(pending, dialect, with_usage))).into_response()
-}
-
-fn data(value: &Value) -> String {
-    format!("data: {value}\n\n")
-}
-
-fn events(pending: Pending, dialect: impl Dialect, with_usage: bool) -> impl Stream<Item = Result<String, Infallible>> {
-    unfold(Some((pending, dialect)), move |state| async move {
-        let (mut pending, mut dialect) = state?;
-        loop {
-            let text = match timeout(SIGN_OF_LIFE, pending.next()).await {
-                Err(_) => data(&dialect.sign_of_life()),
-                Ok(Ok(Some(delta))) => dialect.events(&delta).iter().map(data).collect(),
-                Ok(Ok(None)) => {
-                    let usage = with_usage.then(|| data(&dialect.usage_event(pending.usage())));
-                    return Some((Ok(usage.unwrap_or_default() + "data: [DONE]\n\n"), None));
-                }
-                Ok(Err(error)) => return Some((Ok(data(&error.to_json()) + "data: [DONE]\n\n"), None)),
-            };
-            if !text.is_empty() {
-                return Some((Ok(text), Some((pending, dialect))));
-            }
-        }
-    })
+/// The answer, streamed or whole; `with_usage`: a stream ends with how many tokens it took.
+pub async fn send(pending: Pending, dialect: impl Dialect, streamed: bool, with_usage: bool) -> Response {
+    reply::send(pending, Chunks { dialect, with_usage }, streamed).await
 }

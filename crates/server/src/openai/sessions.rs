@@ -11,11 +11,13 @@ use serde_json::{Map, Value, json};
 use sluice_engine::{Generation, Session, Sessions};
 use tokio::sync::oneshot;
 
-use super::chat::{messages, rendered};
+use super::chat::messages;
 use super::completions::{PromptField, one_prompt};
 use super::fields::Common;
 use crate::app::{App, Body, Ready};
+use crate::demand::{Demanded, ToolChoice};
 use crate::error::ApiError;
+use crate::request::{Asked, Rendered};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,6 +27,8 @@ pub struct Request {
     messages: Option<Vec<Map<String, Value>>>,
     #[serde(default)]
     prompt: Option<PromptField>,
+    #[serde(default)]
+    tools: Option<Value>,
     #[serde(default)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(default)]
@@ -68,10 +72,11 @@ pub async fn save(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
     // 1. Its tokens
     let (tokens, marks) = match (request.messages, request.prompt) {
         (Some(all), None) => {
-            let (own, all, extra) = (Arc::clone(&ready), messages(all)?, request.chat_template_kwargs);
-            let rendered = tokio::task::spawn_blocking(move || rendered(&own, &all, &extra)).await;
-            let rendered = rendered.map_err(|e| ApiError::internal(e.to_string()))?;
-            rendered.map_err(|e| ApiError::invalid("messages", format!("{e:#}")))?
+            let demanded = Demanded::new(request.tools, &ToolChoice::Auto, true, None, None)?;
+            let extra = request.chat_template_kwargs;
+            let mut asked = Asked { messages: messages(all)?, demanded, extra, ..Asked::default() };
+            let Rendered { tokens, marks } = asked.rendered(&ready).await?;
+            (tokens, marks)
         }
         (None, Some(prompt)) => {
             let tokens = one_prompt(&ready, prompt).await?;

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -84,6 +85,7 @@ pub struct Staging<'a> {
     ring: Arc<Ring>,
     consumer: Consumer<'a>,
     deadline: Option<Instant>,
+    given_up: Option<&'a AtomicBool>,
 }
 
 /// The buffers, and which of them are free.
@@ -175,12 +177,21 @@ impl<'a> Staging<'a> {
         let free = (0..buffers).rev().collect();
         let state = Mutex::new(StagingState { chunks, free, error: None, notes: Vec::new() });
         let ring = Arc::new(Ring { memory, size, state, given_back: Condvar::new() });
-        Ok(Staging { ring, consumer: Box::new(consumer), deadline: None })
+        Ok(Staging { ring, consumer: Box::new(consumer), deadline: None, given_up: None })
     }
 
     /// Begins with no chunk after `deadline`.
     pub fn until(self, deadline: Instant) -> Staging<'a> {
         Staging { deadline: Some(deadline), ..self }
+    }
+
+    /// Begins with no chunk once this is true.
+    pub fn unless(self, given_up: &'a AtomicBool) -> Staging<'a> {
+        Staging { given_up: Some(given_up), ..self }
+    }
+
+    fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|d| Instant::now() > d) || self.given_up.is_some_and(|g| g.load(Ordering::Relaxed))
     }
 
     /// Reads `chunks` of the files at `paths` past the page cache (by buffered reads where that is refused) and hands each to the consumer.
@@ -214,7 +225,7 @@ unsafe impl ChunkSink for Staging<'_> {
     fn next(&self, _: Reader, block: bool) -> Next {
         let mut state = self.ring.lock();
         loop {
-            if state.chunks.is_empty() || state.error.is_some() || self.deadline.is_some_and(|d| Instant::now() > d) {
+            if state.chunks.is_empty() || state.error.is_some() || self.is_over() {
                 return Next::Done;
             }
             if let Some(buffer) = state.free.pop() {

@@ -1,0 +1,482 @@
+//! What agents and apps send to `sluice serve`, in each dialect's own words, and what they are told.
+
+mod support;
+
+use serde_json::{Value, json};
+use support::server::Server;
+use support::{demo, sluice};
+
+fn kinds(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|e| e["type"].as_str().unwrap()).collect()
+}
+
+/// The same kinds without those that are repeated.
+fn outline(events: &[Value]) -> Vec<&str> {
+    let mut kinds = kinds(events);
+    kinds.dedup();
+    kinds
+}
+
+fn model_name() -> String {
+    demo().unwrap().rsplit('/').next().unwrap().to_owned()
+}
+
+/// What a chat completion says to these messages, greedily.
+fn chat_says(server: &Server, messages: Value, tokens: usize) -> String {
+    let body = json!({"messages": messages, "max_tokens": tokens, "temperature": 0});
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+}
+
+/// As Claude Code asks: a first block whose `cch=` changes, blocks marked for caching, tools, fields that only Anthropic's own server knows.
+fn like_claude_code(cch: &str, question: &str) -> Value {
+    let mark = json!({"type": "ephemeral"});
+    json!({
+        "model": "claude-opus-4-6",
+        "max_tokens": 16,
+        "temperature": 0,
+        "stream": true,
+        "system": [
+            {"type": "text", "text": format!("x-anthropic-billing-header: cc_version=2.1.40.f00; cc_entrypoint=cli; cch={cch};")},
+            {"type": "text", "text": "You are a kind narrator.", "cache_control": mark},
+            {"type": "text", "text": "Tell stories about foxes, crows and old trees by the river. ".repeat(12), "cache_control": mark},
+        ],
+        "messages": [{"role": "user", "content": [
+            {"type": "text", "text": "<system-reminder>Today is Monday.</system-reminder>"},
+            {"type": "text", "text": question, "cache_control": mark},
+        ]}],
+        "tools": [
+            {"name": "Read", "description": "Reads a file.", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}},
+            {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+        ],
+        "metadata": {"user_id": "user_0_session_1"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "medium"},
+    })
+}
+
+#[test]
+fn a_message_is_streamed_in_anthropics_events() {
+    let Some(server) = Server::start(&[]) else { return };
+    let headers = [
+        ("anthropic-version", "2023-06-01"),
+        ("anthropic-beta", "claude-code-20250219,interleaved-thinking-2025-05-14,something-new-2027-01-01"),
+        ("x-api-key", "whatever"),
+    ];
+    let body = like_claude_code("1a2b3", "Tell me a story.");
+    let (status, answered, text) = server.post_with("/v1/messages?beta=true", &headers, &body);
+    assert_eq!(status, 200, "{text}");
+    let ignored = answered["sluice-ignored"].to_str().unwrap();
+    for field in ["metadata", "context_management", "output_config.effort", "tools.web_search_20250305"] {
+        assert!(ignored.contains(field), "{field} is not in {ignored}");
+    }
+    assert!(answered["request-id"].to_str().unwrap().starts_with("req_"));
+    let events = server.named_events("/v1/messages", &body);
+    assert_eq!(
+        outline(&events),
+        [
+            "message_start",
+            "content_block_start",
+            "content_block_delta",
+            "content_block_stop",
+            "message_delta",
+            "message_stop",
+        ]
+    );
+    let message = &events[0]["message"];
+    assert_eq!(
+        (&message["model"], &message["role"], &message["content"]),
+        (&json!(model_name()), &json!("assistant"), &json!([]))
+    );
+    assert_eq!(events[1]["content_block"], json!({"type": "text", "text": ""}));
+    let streamed: String = events.iter().filter_map(|e| e["delta"]["text"].as_str()).collect();
+    let end = &events[events.len() - 2];
+    assert_eq!(end["delta"], json!({"stop_reason": "max_tokens", "stop_sequence": null}));
+    assert_eq!(end["usage"]["output_tokens"], 16);
+    // The same, whole
+    let mut whole = body.clone();
+    whole["stream"] = false.into();
+    let (status, message) = server.post("/v1/messages", &whole);
+    assert_eq!((status, &message["type"], &message["stop_reason"]), (200, &json!("message"), &json!("max_tokens")));
+    assert_eq!(message["content"], json!([{"type": "text", "text": streamed}]));
+    // It is what the model says to those words.
+    let system: Vec<String> = body["system"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|b| b["text"].as_str().unwrap().replace("1a2b3", "00000"))
+        .collect();
+    let messages = json!([
+        {"role": "system", "content": system.join("\n")},
+        {"role": "user", "content": "<system-reminder>Today is Monday.</system-reminder>\nTell me a story."},
+    ]);
+    assert_eq!(streamed, chat_says(&server, messages, 16));
+}
+
+#[test]
+fn requests_of_claude_code_share_what_they_begin_with() {
+    let Some(server) = Server::start(&[]) else { return };
+    let usage = |cch: &str, question: &str| {
+        let events = server.named_events("/v1/messages", &like_claude_code(cch, question));
+        let of = |usage: &Value| {
+            let count = |name: &str| usage[name].as_u64().unwrap();
+            [count("input_tokens"), count("cache_creation_input_tokens"), count("cache_read_input_tokens")]
+        };
+        let (begin, end) = (of(&events[0]["message"]["usage"]), of(&events[events.len() - 2]["usage"]));
+        assert_eq!(begin, end);
+        end
+    };
+    let first = usage("aaaaa", "Tell me a story.");
+    let total: u64 = first.iter().sum();
+    assert_eq!(first, [1, total - 1, 0], "all is written, and nothing was there");
+    // 1. The same question of another request: only the last token is computed.
+    assert_eq!(usage("0f1e2", "Tell me a story."), [1, 0, total - 1]);
+    // 2. Another question behind the same system prompt.
+    let [_, written, read] = usage("bbbbb", "What is a crow?");
+    assert!(written < 80 && read > 100, "{written} written, {read} read");
+    let body = like_claude_code("ccccc", "Tell me a story.");
+    let (status, counted) = server.post("/v1/messages/count_tokens", &body);
+    assert_eq!((status, counted), (200, json!({"input_tokens": total})));
+}
+
+#[test]
+fn a_stop_sequence_is_named() {
+    let Some(server) = Server::start(&[]) else { return };
+    let mut body =
+        json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 60, "temperature": 0});
+    let (_, answer) = server.post("/v1/messages", &body);
+    let text = answer["content"][0]["text"].as_str().unwrap();
+    let word = text.split_whitespace().nth(3).unwrap();
+    body["stop_sequences"] = json!([word]);
+    let (_, answer) = server.post("/v1/messages", &body);
+    assert_eq!((&answer["stop_reason"], &answer["stop_sequence"]), (&json!("stop_sequence"), &json!(word)));
+    assert_eq!(answer["content"][0]["text"].as_str().unwrap(), text.split_once(word).unwrap().0);
+}
+
+#[test]
+fn errors_are_told_in_the_words_of_the_dialect() {
+    let Some(server) = Server::start(&["--max-context", "64"]) else { return };
+    let long = "word ".repeat(200);
+    let (status, headers, text) = server.post_with(
+        "/v1/messages",
+        &[],
+        &json!({"max_tokens": 5, "messages": [{"role": "user", "content": long}]}),
+    );
+    let error: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (status, &error["type"], &error["error"]["type"]),
+        (400, &json!("error"), &json!("invalid_request_error"))
+    );
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("prompt is too long: ") && message.ends_with(" tokens > 63 maximum"), "{message}");
+    assert_eq!(error["request_id"], headers["request-id"].to_str().unwrap());
+    let (status, error) = server.post("/v1/responses", &json!({"input": long}));
+    assert_eq!((status, &error["error"]["code"]), (400, &json!("context_length_exceeded")));
+    for (path, body, part) in [
+        ("/v1/messages", json!({"messages": []}), "messages is empty"),
+        (
+            "/v1/messages",
+            json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+            "messages.0.content.0: blocks of image",
+        ),
+        ("/v1/messages", json!({"messages": 5}), "not what it should be"),
+        ("/v1/responses", json!({"input": "x", "previous_response_id": "resp_1"}), "previous_response_id"),
+        ("/v1/responses", json!({"input": "x", "text": {"format": {"type": "poem"}}}), "text.format"),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "x"}], "min_tokens": 5}),
+            "min_tokens",
+        ),
+    ] {
+        let (status, error) = server.post(path, &body);
+        assert_eq!(status, 400, "{error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains(part), "{error}");
+        assert_eq!(error["type"] == "error", path == "/v1/messages", "{error}");
+    }
+    let (status, text) = server.get("/v1/messages");
+    assert_eq!((status, text.contains("not_found_error")), (405, true), "{text}");
+}
+
+/// As Codex asks, with all of its fields.
+fn like_codex(input: Value) -> Value {
+    json!({
+        "model": "gpt-5.2-codex",
+        "instructions": "You are a kind narrator.",
+        "input": input,
+        "tools": [
+            {"type": "function", "name": "shell_command", "description": "Runs a command.", "strict": false, "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
+            {"type": "web_search", "external_web_access": false},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": false,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": false,
+        "stream": true,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0198c1f2",
+        "client_metadata": {"x-codex-installation-id": "1"},
+        "temperature": 0,
+        "max_output_tokens": 12,
+    })
+}
+
+#[test]
+fn a_response_is_streamed_in_events_with_numbers() {
+    let Some(server) = Server::start(&[]) else { return };
+    let said = |role: &str, kind: &str, text: &str| json!({"type": "message", "role": role, "content": [{"type": kind, "text": text}]});
+    let body = like_codex(json!([
+        said("developer", "input_text", "Be brief."),
+        said("user", "input_text", "Tell me a story.")
+    ]));
+    let events = server.named_events("/v1/responses", &body);
+    assert!(events.iter().enumerate().all(|(i, event)| event["sequence_number"] == i));
+    assert_eq!(
+        outline(&events),
+        [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.incomplete",
+        ]
+    );
+    let text: String = events
+        .iter()
+        .filter(|e| e["type"] == "response.output_text.delta")
+        .map(|e| e["delta"].as_str().unwrap())
+        .collect();
+    let response = &events.last().unwrap()["response"];
+    assert_eq!(
+        (&response["output"][0]["content"][0]["text"], &response["status"]),
+        (&json!(text), &json!("incomplete"))
+    );
+    assert_eq!((&response["usage"]["output_tokens"], &response["model"]), (&json!(12), &json!(model_name())));
+    // It is what the model says to those words.
+    let system = "You are a kind narrator.\n\nBe brief.";
+    let messages = json!([{"role": "system", "content": system}, {"role": "user", "content": "Tell me a story."}]);
+    assert_eq!(text, chat_says(&server, messages, 12));
+    // The next turn, not streamed: what was said comes with it, and goes on from what was computed.
+    let mut next = body.clone();
+    next["stream"] = false.into();
+    let items = next["input"].as_array_mut().unwrap();
+    items.push(response["output"][0].clone());
+    items.push(said("user", "input_text", "And then?"));
+    let (status, headers, answer) = server.post_with("/v1/responses", &[], &next);
+    assert_eq!(status, 200, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let usage = &answer["usage"];
+    let cached = usage["input_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached >= response["usage"]["input_tokens"].as_u64().unwrap() - 1, "{usage}");
+    let ignored = headers["sluice-ignored"].to_str().unwrap();
+    for field in ["store", "prompt_cache_key", "client_metadata", "tools.web_search"] {
+        assert!(ignored.contains(field), "{field} is not in {ignored}");
+    }
+    // A text alone is a question, too.
+    let (status, answer) = server.post("/v1/responses", &json!({"input": "Once", "max_output_tokens": 1}));
+    assert_eq!((status, &answer["object"]), (200, &json!("response")));
+}
+
+#[test]
+fn every_client_finds_its_list_of_models() {
+    let Some(server) = Server::start(&["--max-context", "256"]) else { return };
+    let list: Value = serde_json::from_str(&server.get("/v1/models?client_version=0.150.0").1).unwrap();
+    let name = model_name();
+    assert_eq!((&list["data"][0]["id"], &list["data"][0]["type"]), (&json!(name), &json!("model")));
+    let codex = &list["models"][0];
+    assert_eq!((&codex["slug"], &codex["context_window"]), (&json!(name), &json!(256)));
+    // Any name is served, and the real one is told.
+    let one: Value = serde_json::from_str(&server.get("/v1/models/org/another").1).unwrap();
+    assert_eq!((&one["id"], &one["max_model_len"]), (&json!(name), &json!(256)));
+}
+
+#[test]
+fn texts_become_tokens_and_tokens_texts_as_either_server_has_it() {
+    let Some(server) = Server::start(&[]) else { return };
+    let text = "Once upon a time<|im_end|> é 🚀";
+    let (_, llama) = server.post("/tokenize", &json!({"content": text}));
+    let (_, vllm) = server.post("/tokenize", &json!({"model": "any", "prompt": text, "return_token_strs": true}));
+    assert_eq!(llama["tokens"], vllm["tokens"]);
+    assert_eq!(
+        (&vllm["count"], &vllm["max_model_len"]),
+        (&json!(vllm["tokens"].as_array().unwrap().len()), &json!(4096))
+    );
+    let strings: Vec<&str> = vllm["token_strs"].as_array().unwrap().iter().map(|s| s.as_str().unwrap()).collect();
+    assert!(strings.contains(&"<|im_end|>"), "{strings:?}");
+    let (_, back) = server.post("/detokenize", &json!({"tokens": llama["tokens"]}));
+    assert_eq!(back, json!({"content": text, "prompt": text}));
+    // Spelled out it is a few words.
+    let (_, spelled) = server.post("/tokenize", &json!({"content": text, "parse_special": false, "with_pieces": true}));
+    let pieces = spelled["tokens"].as_array().unwrap();
+    assert!(pieces.len() > strings.len() && pieces.iter().all(|p| p["piece"] != "<|im_end|>"), "{spelled}");
+    // Messages are rendered.
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let (_, counted) = server.post("/tokenize", &json!({"messages": messages}));
+    let (_, answer) = server.post("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 1}));
+    assert_eq!(counted["count"], answer["usage"]["prompt_tokens"]);
+    for (path, body) in [("/tokenize", json!({})), ("/detokenize", json!({"tokens": [1 << 30]}))] {
+        assert_eq!(server.post(path, &body).0, 400);
+    }
+}
+
+#[test]
+fn what_has_no_effect_is_named_in_a_header() {
+    let Some(server) = Server::start(&[]) else { return };
+    let body = json!({
+        "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "store": true, "metadata": {"a": "b"}, "user": "me",
+        "brand new\r\nfield": 1, "logit_bias": {}, "min_tokens": 0.0, "modalities": ["text"], "service_tier": null,
+    });
+    let (status, headers, text) = server.post_with("/v1/chat/completions", &[("x-request-id", "my-own")], &body);
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(headers["sluice-ignored"], "store, metadata, user, brandnewfield");
+    assert_eq!(headers["x-request-id"], "my-own");
+}
+
+/// As agents' models have it: tools, calls and thoughts are rendered, and the system speaks only at the beginning.
+const TEMPLATE: &str = "\
+    {%- if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}\
+    {%- for m in messages %}\
+    {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}\
+    {{- '<|im_start|>' + m.role + '\n' }}\
+    {%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\
+    {%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
+    {%- if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}";
+
+/// The demo model with another template.
+fn demo_with(template: &str) -> Option<tempfile::TempDir> {
+    let (demo, folder) = (demo()?, tempfile::tempdir().unwrap());
+    for entry in std::fs::read_dir(demo).unwrap() {
+        let path = entry.unwrap().path();
+        std::os::unix::fs::symlink(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let config = folder.path().join("tokenizer_config.json");
+    let mut changed: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    changed["chat_template"] = template.into();
+    std::fs::remove_file(&config).unwrap();
+    std::fs::write(&config, changed.to_string()).unwrap();
+    Some(folder)
+}
+
+#[test]
+fn one_conversation_is_the_same_prompt_in_every_dialect() {
+    let Some(folder) = demo_with(TEMPLATE) else { return };
+    let server = Server::of(sluice(&["serve", folder.path().to_str().unwrap(), "--port", "0"]));
+    let schema = json!({"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "integer"}}});
+    let arguments: Value = serde_json::from_str(r#"{"z": "notes.txt", "a": 1}"#).unwrap();
+    // 1. In Anthropic's words; with nothing but a digest in the way of a signature
+    let messages = json!({
+        "max_tokens": 1,
+        "system": [{"type": "text", "text": "Be kind."}],
+        "tools": [{"name": "read", "description": "Reads a file.", "input_schema": schema}],
+        "messages": [
+            {"role": "user", "content": "What is in my notes?"},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "I read them.", "signature": "sluice1-00"},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "toolu_1", "name": "read", "input": arguments},
+            ]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "A fox."}]}]},
+            {"role": "system", "content": "Be brief."},
+        ],
+    });
+    let (status, answer) = server.post("/v1/messages", &messages);
+    assert_eq!(status, 200, "{answer}");
+    let (_, counted) = server.post("/v1/messages/count_tokens", &messages);
+    let total = counted["input_tokens"].as_u64().unwrap();
+    assert_eq!(answer["usage"]["input_tokens"], total);
+    // 2. In those of Responses: all of it was computed already.
+    let responses = json!({
+        "max_output_tokens": 1,
+        "instructions": "Be kind.",
+        "tools": [{"type": "function", "name": "read", "description": "Reads a file.", "parameters": schema, "strict": true}],
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "What is in my notes?"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "I read them."}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+            {"type": "function_call", "call_id": "toolu_1", "name": "read", "arguments": arguments.to_string()},
+            {"type": "function_call_output", "call_id": "toolu_1", "output": "A fox."},
+            {"role": "developer", "content": "Be brief."},
+        ],
+    });
+    let (status, answer) = server.post("/v1/responses", &responses);
+    assert_eq!(status, 200, "{answer}");
+    let usage = &answer["usage"];
+    assert_eq!(
+        (&usage["input_tokens"], &usage["input_tokens_details"]["cached_tokens"]),
+        (&json!(total), &json!(total - 1))
+    );
+    // 3. What the template was given: fields in their order, and what the system said last as the user's words.
+    let function = json!({"name": "read", "description": "Reads a file.", "parameters": schema});
+    let call = json!({"id": "toolu_1", "type": "function", "function": {"name": "read", "arguments": arguments}});
+    let plainly = json!([
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "What is in my notes?"},
+        {"role": "assistant", "content": "Let me see.", "reasoning_content": "I read them.", "tool_calls": [call]},
+        {"role": "tool", "content": "A fox.", "tool_call_id": "toolu_1"},
+        {"role": "user", "content": "Be brief."},
+    ]);
+    let tools = json!([{"type": "function", "function": function}]);
+    let (_, rendered) = server.post("/tokenize", &json!({"messages": plainly, "tools": tools}));
+    assert_eq!(rendered["count"], total);
+    let (_, text) = server.post("/detokenize", &json!({"tokens": rendered["tokens"]}));
+    let text = text["content"].as_str().unwrap();
+    for part in [
+        "<tool_call>{\"name\": \"read\", \"arguments\": {\"z\": \"notes.txt\", \"a\": 1}}</tool_call>",
+        "<think>I read them.</think>Let me see.",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    // 4. Who wants no thoughts gets a prompt that says so.
+    let mut without = messages.clone();
+    without["thinking"] = json!({"type": "disabled"});
+    assert!(server.post("/v1/messages/count_tokens", &without).1["input_tokens"].as_u64().unwrap() > total);
+}
+
+#[test]
+fn a_call_that_must_be_made_and_a_form_that_must_be_kept_are_so_in_every_dialect() {
+    let Some(server) = Server::start(&[]) else { return };
+    let schema = json!({"type": "object", "properties": {"path": {"type": "string", "maxLength": 12}}, "required": ["path"], "additionalProperties": false});
+    let fits =
+        |value: &Value| value.as_object().unwrap().len() == 1 && value["path"].as_str().unwrap().chars().count() <= 12;
+    let asked = "Read the story.";
+    // 1. Messages: any tool, and the answer to what it gave
+    let mut body = json!({
+        "max_tokens": 120, "temperature": 0, "messages": [{"role": "user", "content": asked}],
+        "tools": [{"name": "read", "description": "Reads.", "input_schema": schema}], "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
+    });
+    let (status, answer) = server.post("/v1/messages", &body);
+    assert_eq!((status, &answer["stop_reason"]), (200, &json!("tool_use")), "{answer}");
+    let call = answer["content"].as_array().unwrap().last().unwrap();
+    assert!((&call["type"], &call["name"]) == (&json!("tool_use"), &json!("read")) && fits(&call["input"]), "{answer}");
+    let result = json!([{"type": "tool_result", "tool_use_id": call["id"], "content": "Once."}]);
+    let all = body["messages"].as_array_mut().unwrap();
+    all.push(json!({"role": "assistant", "content": answer["content"]}));
+    all.push(json!({"role": "user", "content": result}));
+    body["tool_choice"] = json!({"type": "none"});
+    body["max_tokens"] = 8.into();
+    let (status, next) = server.post("/v1/messages", &body);
+    assert_eq!(status, 200, "{next}");
+    assert!(next["content"].as_array().unwrap().iter().all(|block| block["type"] != "tool_use"), "{next}");
+    assert!(next["usage"]["cache_read_input_tokens"].as_u64().unwrap() > 0, "{next}");
+    // 2. Responses: one by name
+    let tool = json!({"type": "function", "name": "read", "description": "Reads.", "parameters": schema});
+    let body = json!({
+        "input": asked, "max_output_tokens": 120, "temperature": 0, "tools": [tool], "tool_choice": {"type": "function", "name": "read"},
+    });
+    let (status, answer) = server.post("/v1/responses", &body);
+    let call = answer["output"].as_array().unwrap_or(&Vec::new()).last().cloned().unwrap_or_default();
+    assert_eq!((status, &call["type"], &call["name"]), (200, &json!("function_call"), &json!("read")), "{answer}");
+    assert!(fits(&serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap()), "{answer}");
+    // 3. A form
+    let format = json!({"type": "json_schema", "name": "place", "schema": schema});
+    let body = json!({"input": asked, "max_output_tokens": 120, "temperature": 0, "text": {"format": format}});
+    let (status, answer) = server.post("/v1/responses", &body);
+    assert_eq!(status, 200, "{answer}");
+    let said = answer["output"].as_array().unwrap().iter().find(|item| item["type"] == "message").unwrap();
+    assert!(fits(&serde_json::from_str(said["content"][0]["text"].as_str().unwrap()).unwrap()), "{answer}");
+}

@@ -1,0 +1,228 @@
+//! Grammars of answers: JSON, regular expressions, Lark, and calls of tools as a family writes them.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use llguidance::api::TopLevelGrammar;
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+use toktrie::{InferenceCapabilities, TokEnv};
+
+use super::vocabulary::Vocabulary;
+use crate::text::{Calls, TextSide, Tokenizer};
+
+/// Bytes of a schema, a regular expression or a grammar at most, all tools of a request together.
+const MAX_SOURCE: usize = 256 << 10;
+/// The same of what nests by brackets in a language of its own.
+const MAX_LARK: usize = 32 << 10;
+/// States of the lexer that a grammar may come to while it is used: some 2 kB each.
+const MAX_STATES: usize = 20_000;
+/// For the thread that compiles: reserved, not used, but by what nests deeply.
+const STACK: usize = 256 << 20;
+/// Calls in an answer at most, where one must be made.
+const MAX_CALLS: usize = 16;
+
+/// What the text of an answer is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Form {
+    /// Anything.
+    #[default]
+    Text,
+    /// A JSON object.
+    Object,
+    /// JSON of this schema.
+    Schema(Value),
+    /// A match of this regular expression (the syntax of Rust's `regex`).
+    Regex(String),
+    /// A text of this grammar (llguidance's Lark).
+    Lark(String),
+}
+
+/// Which calls an answer consists of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Called {
+    /// `[{"type": "function", "function": {"name": .., "parameters": SCHEMA}}]`: those that may be called.
+    pub tools: Value,
+    /// There may be several calls.
+    pub several: bool,
+    /// There must be one; otherwise the answer may be of its form instead.
+    pub must: bool,
+}
+
+/// Compiles grammars for a model.
+pub struct Grammars {
+    factory: ParserFactory,
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl Grammars {
+    /// # Errors
+    /// A tokenizer that grammars cannot be compiled for.
+    pub fn new(text: &TextSide) -> Result<Grammars> {
+        let vocabulary: TokEnv = Arc::new(Vocabulary::new(&text.tokenizer, &text.stop_ids)?);
+        let can = InferenceCapabilities { ff_tokens: true, ..InferenceCapabilities::default() };
+        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&vocabulary, can, &slices)?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.max_lexer_states = MAX_STATES;
+        limits.verbose_errors = false;
+        Ok(Grammars { factory, tokenizer: Arc::clone(&text.tokenizer) })
+    }
+
+    /// What follows an answer of this form, or of these calls, from its beginning. By a thread of its own: it may nest deeply.
+    ///
+    /// # Errors
+    /// What cannot be compiled, with the reason.
+    pub fn compile(&self, form: &Form, called: Option<&Called>, calls: Option<Calls>) -> Result<Matcher> {
+        let grammar = match (called, form) {
+            (Some(called), form) => {
+                let calls =
+                    calls.context("how this model writes calls is not known: tool_choice can be auto or none")?;
+                let mut source = self.calls(called, calls)?;
+                let text = match form {
+                    _ if called.must => None,
+                    Form::Text => bail!("nothing is asked for"),
+                    Form::Object => Some(format!("%json {}", spaced(&json!({"type": "object"})))),
+                    Form::Schema(schema) => Some(format!("%json {}", spaced(schema))),
+                    Form::Regex(_) | Form::Lark(_) => bail!("an answer of this form cannot call tools"),
+                };
+                match text {
+                    Some(text) => writeln!(source, "start: calls | text\ntext: {text}")?,
+                    None => writeln!(source, "start: calls")?,
+                }
+                ensure!(source.len() <= MAX_SOURCE, "the schemas have more than {MAX_SOURCE} bytes");
+                TopLevelGrammar::from_lark(source)
+            }
+            (None, Form::Text) => bail!("nothing is asked for"),
+            (None, Form::Object) => TopLevelGrammar::from_json_schema(spaced(&json!({"type": "object"}))),
+            (None, Form::Schema(schema)) => {
+                let bytes = schema.to_string().len();
+                ensure!(bytes <= MAX_SOURCE, "the schema has {bytes} bytes; {MAX_SOURCE} are accepted");
+                ensure!(schema.is_object() || schema.is_boolean(), "a schema is an object");
+                TopLevelGrammar::from_json_schema(spaced(schema))
+            }
+            (None, Form::Regex(source)) => {
+                ensure!(source.len() <= MAX_LARK, "the expression has more than {MAX_LARK} bytes");
+                TopLevelGrammar::from_regex(source)
+            }
+            (None, Form::Lark(source)) => {
+                ensure!(source.len() <= MAX_LARK, "the grammar has more than {MAX_LARK} bytes");
+                TopLevelGrammar::from_lark(source.clone())
+            }
+        };
+        let parser = thread::scope(|scope| {
+            let compile = || self.factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser)));
+            let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK).spawn_scoped(scope, compile);
+            thread?.join().unwrap_or_else(|_| Err(anyhow!("the grammar cannot be compiled")))
+        });
+        let matcher = parser.map_err(|e| anyhow!("{}", one_line(&e)))?;
+        match matcher.get_error() {
+            Some(why) => Err(anyhow!("{}", one_line(&anyhow!(why)))),
+            None => Ok(matcher),
+        }
+    }
+
+    /// The grammar of an answer that calls tools, in Lark.
+    fn calls(&self, called: &Called, calls: Calls) -> Result<String> {
+        let tools = called.tools.as_array().filter(|tools| !tools.is_empty()).context("there are no tools to call")?;
+        let mut source = String::new();
+        let names: Vec<String> = (0..tools.len()).map(|i| format!("tool{i}")).collect();
+        let more = if called.several { format!(" (\"\\n\" call){{0,{}}}", MAX_CALLS - 1) } else { String::new() };
+        let (begin, end) = (self.mark("<tool_call>"), self.mark("</tool_call>"));
+        writeln!(source, "calls: call{more}")?;
+        writeln!(source, "call: {begin} \"\\n\" ({}) \"\\n\" {end}", names.join(" | "))?;
+        for (i, tool) in tools.iter().enumerate() {
+            let function = tool.get("function").unwrap_or(tool);
+            let name = function["name"].as_str().context("a tool has no name")?;
+            let schema = match &function["parameters"] {
+                Value::Object(schema) if !schema.is_empty() => Value::Object(schema.clone()),
+                _ => json!({"type": "object"}),
+            };
+            match calls {
+                Calls::Json => {
+                    let head = format!("{{\"name\": {}, \"arguments\": ", Value::from(name));
+                    writeln!(source, "tool{i}: {} args{i} \"}}\"", literal(&head))?;
+                    writeln!(source, "args{i}: %json {}", spaced(&as_object(schema)))?;
+                }
+                Calls::Xml => xml(&mut source, i, name, &schema)?,
+            }
+        }
+        Ok(source)
+    }
+
+    /// A mark as the one token that it is, or else spelled.
+    fn mark(&self, text: &str) -> String {
+        match self.tokenizer.encode(text, false).as_deref() {
+            Ok([id]) => format!("<[{id}]>"),
+            _ => literal(text),
+        }
+    }
+}
+
+/// A tool's call in XML: its parameters in the schema's order, those that are not required left out or not.
+fn xml(source: &mut String, i: usize, name: &str, schema: &Value) -> Result<()> {
+    ensure!(!name.contains(['<', '>', '\n']), "a tool cannot be called {name:?}");
+    let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let properties: Vec<(&String, &Value)> = schema["properties"].as_object().into_iter().flatten().collect();
+    let rule = |(j, (name, _)): (usize, &(&String, &Value))| {
+        format!(" tool{i}p{j}{}", if required.contains(&name.as_str()) { "" } else { "?" })
+    };
+    let rules: String = properties.iter().enumerate().map(rule).collect();
+    writeln!(source, "tool{i}: {}{rules} \"</function>\"", literal(&format!("<function={name}>\n")))?;
+    const END: &str = "\n</parameter>\n";
+    for (j, (name, schema)) in properties.into_iter().enumerate() {
+        ensure!(!name.contains(['<', '>', '\n']), "a parameter cannot be called {name:?}");
+        let begin = literal(&format!("<parameter={name}>\n"));
+        let words = schema["enum"].as_array().map(|all| all.iter().map(Value::as_str).collect::<Option<Vec<&str>>>());
+        let end = literal(END);
+        match (words, schema["const"].as_str(), schema["type"].as_str()) {
+            (Some(Some(words)), ..) if !words.is_empty() => {
+                let words: Vec<String> = words.into_iter().map(literal).collect();
+                writeln!(source, "tool{i}p{j}: {begin} ({}) {end}", words.join(" | "))?;
+            }
+            (_, Some(word), _) => writeln!(source, "tool{i}p{j}: {begin} {} {end}", literal(word))?,
+            (_, _, Some("string")) => {
+                let (least, most) = (schema["minLength"].as_u64().unwrap_or(0), schema["maxLength"].as_u64());
+                let most = most.map_or(String::new(), |most| most.to_string());
+                writeln!(source, "tool{i}p{j}: {begin} tool{i}v{j}")?;
+                writeln!(source, "tool{i}v{j}[lazy]: /(?s:.{{{least},{most}}})\\n<\\/parameter>\\n/")?;
+            }
+            // As templates write them again.
+            (_, _, Some("boolean")) => writeln!(source, "tool{i}p{j}: {begin} (\"True\" | \"False\") {end}")?,
+            _ => writeln!(source, "tool{i}p{j}: {begin} tool{i}v{j} {end}\ntool{i}v{j}: %json {}", spaced(schema))?,
+        }
+    }
+    Ok(())
+}
+
+/// A text in Lark, whose strings are JSON's.
+fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+fn as_object(mut schema: Value) -> Value {
+    if schema.get("type").is_none() && schema.get("anyOf").is_none() && schema.get("$ref").is_none() {
+        schema["type"] = "object".into();
+    }
+    schema
+}
+
+/// Without white space where it means nothing but one behind commas and colons, as models are trained to write JSON and templates write it again.
+fn spaced(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Some(schema) = schema.as_object_mut()
+        && !schema.contains_key("x-guidance")
+    {
+        let options = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+        schema.insert("x-guidance".into(), options);
+    }
+    schema
+}
+
+fn one_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(400).collect()
+}

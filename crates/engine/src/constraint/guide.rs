@@ -1,0 +1,215 @@
+//! Follows a sequence's tokens through what it keeps to.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use anyhow::{Context, Result};
+use llguidance::Matcher;
+use toktrie::SimpleVob;
+
+use super::{Constraint, Thought};
+
+/// Where a sequence is.
+pub struct Guide {
+    constraint: Arc<Constraint>,
+    phase: Phase,
+    /// Of the grammar, where it is not elsewhere.
+    matcher: Option<Box<Matcher>>,
+    /// Where its mask is being made. Nobody else asks for it; a lock lets threads that sample look at the rest.
+    flight: Mutex<Option<Receiver<Made>>>,
+    mask: Option<SimpleVob>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The first token says whether there is a thought.
+    Start,
+    /// With so many tokens left.
+    Thought {
+        left: usize,
+    },
+    Grammar,
+    /// Nothing more is asked for.
+    Free,
+}
+
+/// What follows a token.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Next {
+    /// Tokens that must come, which the guide has followed already.
+    pub forced: Vec<u32>,
+    /// Nothing can follow: the answer is whole.
+    pub is_over: bool,
+}
+
+struct Job {
+    matcher: Box<Matcher>,
+    made: Sender<Made>,
+}
+
+struct Made {
+    matcher: Box<Matcher>,
+    mask: Result<SimpleVob>,
+}
+
+impl Job {
+    fn run(self) {
+        let Job { mut matcher, made } = self;
+        let mask = matcher.compute_mask_or_eos();
+        // Whose sequence has ended meanwhile does not want it.
+        let _ = made.send(Made { matcher, mask });
+    }
+}
+
+/// The thread that makes masks; it is there from the first sequence that wants one.
+#[derive(Default)]
+pub struct Masks {
+    jobs: Option<Sender<Job>>,
+}
+
+impl Masks {
+    fn make(&mut self, job: Job) {
+        let jobs = self.jobs.get_or_insert_with(|| {
+            let (jobs, received) = channel::<Job>();
+            // Without a thread its end of the queue is gone, and masks are made where they are asked for.
+            let _ = thread::Builder::new().name("masks".into()).spawn(move || received.into_iter().for_each(Job::run));
+            jobs
+        });
+        if let Err(refused) = jobs.send(job) {
+            refused.0.run();
+        }
+    }
+}
+
+impl Guide {
+    /// At the beginning of an answer.
+    pub fn new(constraint: &Arc<Constraint>, masks: &mut Masks) -> Guide {
+        let budget = |thought: &Thought| Phase::Thought { left: thought.budget.unwrap_or(usize::MAX) };
+        let phase = match &constraint.thought {
+            Some(thought) if thought.opened => budget(thought),
+            Some(thought) if thought.begin.is_some() => Phase::Start,
+            _ => Phase::Grammar,
+        };
+        let matcher = constraint.grammar.clone().map(Box::new);
+        let mut guide =
+            Guide { constraint: Arc::clone(constraint), phase, matcher, flight: Mutex::default(), mask: None };
+        guide.prepare(masks);
+        guide
+    }
+
+    /// A token has come. `forces`: what must follow is taken at once; otherwise masks leave nothing else.
+    ///
+    /// # Errors
+    /// A grammar that has become too large; a token that it does not allow.
+    pub fn push(&mut self, token: u32, masks: &mut Masks, forces: bool) -> Result<Next> {
+        self.land()?;
+        self.mask = None;
+        let mut next = Next::default();
+        self.follow(token, &mut next)?;
+        if !next.is_over {
+            self.force(token, &mut next, forces)?;
+        }
+        if !next.is_over {
+            self.prepare(masks);
+        }
+        Ok(next)
+    }
+
+    fn follow(&mut self, token: u32, next: &mut Next) -> Result<()> {
+        let thought = self.constraint.thought.as_ref();
+        match self.phase {
+            Phase::Start if thought.is_some_and(|t| t.begin == Some(token)) => {
+                self.phase = Phase::Thought { left: thought.and_then(|t| t.budget).unwrap_or(usize::MAX) };
+                Ok(())
+            }
+            Phase::Thought { .. } if thought.is_some_and(|t| t.end == token) => {
+                self.phase = self.behind_thought();
+                if self.phase == Phase::Grammar {
+                    next.forced.extend(thought.into_iter().flat_map(|t| &t.gap));
+                }
+                Ok(())
+            }
+            Phase::Thought { left } => {
+                self.phase = Phase::Thought { left: left.saturating_sub(1) };
+                Ok(())
+            }
+            Phase::Free => Ok(()),
+            Phase::Start | Phase::Grammar => {
+                self.phase = self.behind_thought();
+                let Some(matcher) = &mut self.matcher else { return Ok(()) };
+                matcher.consume_token(token)?;
+                next.is_over = matcher.is_stopped();
+                Ok(())
+            }
+        }
+    }
+
+    fn behind_thought(&self) -> Phase {
+        if self.matcher.is_some() { Phase::Grammar } else { Phase::Free }
+    }
+
+    /// Takes what must come next.
+    fn force(&mut self, token: u32, next: &mut Next, forces: bool) -> Result<()> {
+        if let (Phase::Thought { left: 0 }, Some(thought)) = (self.phase, &self.constraint.thought) {
+            next.forced.extend(if thought.ends_line(token) { &thought.close_line } else { &thought.close });
+            self.phase = self.behind_thought();
+        }
+        if self.phase == Phase::Grammar
+            && forces
+            && let Some(matcher) = &mut self.matcher
+        {
+            next.forced.extend(matcher.consume_ff_tokens());
+            next.is_over = matcher.is_stopped();
+            if let Some(why) = matcher.get_error() {
+                anyhow::bail!(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the mask for the next token made.
+    fn prepare(&mut self, masks: &mut Masks) {
+        if !matches!(self.phase, Phase::Start | Phase::Grammar) || self.mask.is_some() {
+            return;
+        }
+        if let Some(matcher) = self.matcher.take() {
+            let (made, flight) = channel();
+            *self.flight.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(flight);
+            masks.make(Job { matcher, made });
+        }
+    }
+
+    /// Waits for the mask that is being made.
+    fn land(&mut self) -> Result<()> {
+        let flight = self.flight.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(flight) = flight else { return Ok(()) };
+        let Made { matcher, mask } = flight.recv().context("the thread that makes masks has ended")?;
+        self.matcher = Some(matcher);
+        let mut mask = mask?;
+        if let (Phase::Start, Some(begin)) = (self.phase, self.constraint.thought.as_ref().and_then(|t| t.begin))
+            && (begin as usize) < mask.len()
+        {
+            mask.allow_token(begin);
+        }
+        self.mask = Some(mask);
+        Ok(())
+    }
+
+    /// Has the mask of the next token ready.
+    ///
+    /// # Errors
+    /// A grammar that has become too large.
+    pub fn ready(&mut self) -> Result<()> {
+        self.land()
+    }
+
+    /// The tokens that may come next; `None`: all.
+    pub fn mask(&self) -> Option<&[u32]> {
+        match (&self.phase, &self.constraint.thought) {
+            (Phase::Thought { .. }, Some(thought)) => thought.goes_on.as_ref(),
+            _ => self.mask.as_ref(),
+        }
+        .map(SimpleVob::as_slice)
+    }
+}

@@ -1,0 +1,193 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+const XML: Style = Style { thoughts: true, calls: Some(Calls::Xml), native: true, preserves: false };
+const JSON: Style = Style { calls: Some(Calls::Json), ..XML };
+
+fn tools() -> Option<Arc<Tools>> {
+    let parameters = json!({"properties": {
+        "path": {"type": "string"}, "n": {"type": "integer"}, "on": {"type": "boolean"}, "list": {"type": "array"},
+        "maybe": {"type": ["string", "null"]},
+    }});
+    Some(Arc::new(Tools::new(&json!([{"type": "function", "function": {"name": "read", "parameters": parameters}}]))))
+}
+
+fn join(all: Vec<Piece>) -> Vec<Piece> {
+    let mut out = Pieces::default();
+    for piece in all {
+        match piece {
+            Piece::Text(text) => out.text(&text),
+            Piece::Thought(text) => out.thought(&text),
+            Piece::Arguments { index, json } => out.arguments(index, &json),
+            Piece::Call { .. } => out.0.push(piece),
+        }
+    }
+    out.0
+}
+
+fn parse(style: Style, opened: Opened, parts: &[&str]) -> Vec<Piece> {
+    let mut parser = AnswerParser::new(style, tools(), opened);
+    let mut all: Vec<Piece> = parts.iter().flat_map(|part| parser.push(part)).collect();
+    all.extend(parser.finish());
+    join(all)
+}
+
+/// Parsed at once, and cut everywhere.
+fn pieces(style: Style, text: &str) -> Vec<Piece> {
+    let whole = parse(style, Opened::No, &[text]);
+    for cut in (0..text.len()).filter(|cut| text.is_char_boundary(*cut)) {
+        assert_eq!(parse(style, Opened::No, &[&text[..cut], &text[cut..]]), whole, "{:?}", &text[..cut]);
+    }
+    let characters: Vec<String> = text.chars().map(String::from).collect();
+    let characters: Vec<&str> = characters.iter().map(String::as_str).collect();
+    assert_eq!(parse(style, Opened::No, &characters), whole);
+    whole
+}
+
+fn text(text: &str) -> Piece {
+    Piece::Text(text.into())
+}
+
+fn thought(text: &str) -> Piece {
+    Piece::Thought(text.into())
+}
+
+fn call(index: usize, name: &str, json: &str) -> [Piece; 2] {
+    [Piece::Call { index, name: name.into() }, Piece::Arguments { index, json: json.into() }]
+}
+
+#[test]
+fn hermes_calls_are_told_with_their_arguments_as_written() {
+    let answer = "<think>\nHm.\n\nYes\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\":  \"a\\\"}\", \"n\": 1.50}}\n</tool_call>\n\
+        <tool_call>\n{\"name\": \"re\\u0061d\", \"arguments\": {}}\n</tool_call>";
+    let mut expected = vec![thought("Hm.\n\nYes"), text("I look.")];
+    expected.extend(call(0, "read", r#"{"path":  "a\"}", "n": 1.50}"#));
+    expected.extend(call(1, "read", "{}"));
+    assert_eq!(pieces(JSON, answer), expected);
+}
+
+#[test]
+fn calls_in_xml_become_one_object_typed_by_the_schema() {
+    let answer = "Go.\n\n<tool_call>\n<function=read>\n<parameter=path>\na\n \"b\"\n</parameter>\n<parameter=n>\n1.50\n</parameter>\n<parameter=on>\nTrue\n</parameter>\n\
+        <parameter=list>\n[1, {\"a\": null}]\n</parameter>\n<parameter=maybe>\nnull\n</parameter>\n<parameter=else>\nfree \\ text\n</parameter>\n</function>\n</tool_call>\n\
+        <tool_call>\n<function=none>\n</function>\n</tool_call>";
+    let mut expected = vec![text("Go.")];
+    let json = r#"{"path": "a\n \"b\"", "n": 1.50, "on": true, "list": [1, {"a": null}], "maybe": null, "else": "free \\ text"}"#;
+    expected.extend(call(0, "read", json));
+    expected.extend(call(1, "none", "{}"));
+    assert_eq!(pieces(XML, answer), expected);
+    assert!(serde_json::from_str::<Value>(json).is_ok());
+    // A text stays a text, whatever it looks like.
+    let answer = "<tool_call>\n<function=read>\n<parameter=path>\n12\n</parameter>\n<parameter=n>\nmany\n</parameter>\n</function>\n</tool_call>";
+    assert_eq!(pieces(XML, answer), call(0, "read", r#"{"path": "12", "n": "many"}"#));
+}
+
+#[test]
+fn arguments_come_while_they_are_written() {
+    let mut parser = AnswerParser::new(JSON, tools(), Opened::No);
+    assert_eq!(
+        parser.push("<tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\": \"a"),
+        call(0, "read", "{\"path\": \"a")
+    );
+    assert_eq!(parser.push("b"), [Piece::Arguments { index: 0, json: "b".into() }]);
+    let mut parser = AnswerParser::new(XML, tools(), Opened::No);
+    parser.push("<tool_call>\n<function=read>\n<parameter=path>\n");
+    assert_eq!(parser.push("a\nb\n"), [Piece::Arguments { index: 0, json: "a\\nb".into() }]);
+    assert_eq!(parser.push("</para"), []);
+    assert_eq!(parser.push("graph"), [Piece::Arguments { index: 0, json: "\\n</paragraph".into() }]);
+    // Text waits only where it may be a mark.
+    let mut parser = AnswerParser::new(JSON, tools(), Opened::No);
+    assert_eq!(parser.push("a <tool"), [text("a ")]);
+    assert_eq!(parser.push("box>"), [text("<toolbox>")]);
+}
+
+#[test]
+fn a_thought_that_the_prompt_began_is_one() {
+    let answer = "Hm.\n</think>\n\nSo.";
+    assert_eq!(parse(XML, Opened::Yes { line: true }, &[answer]), [thought("Hm."), text("So.")]);
+    assert_eq!(parse(XML, Opened::Yes { line: false }, &["\nHm.\n</think>\n\nSo."]), [thought("Hm."), text("So.")]);
+    assert_eq!(parse(XML, Opened::Yes { line: true }, &["\n</think>\n\nSo."]), [text("So.")]);
+    assert_eq!(parse(XML, Opened::Closed, &["<think>a"]), [text("<think>a")]);
+    // Thoughts that are cut off are thoughts.
+    assert_eq!(parse(XML, Opened::No, &["<think>\na</thi"]), [thought("a</thi")]);
+}
+
+#[test]
+fn what_is_no_call_is_the_text_that_it_is() {
+    for style in [JSON, XML] {
+        for answer in [
+            "a\n<tool_call>\nread the file",
+            "<tool_call>\n{\"name\": 5, \"arguments\": {}}\n</tool_call>\n",
+            "\n\n<tool_call>{]}</tool_call> and so on",
+            "a\n\n\n<tool_call>\n{\"name\": \"read\", \"arguments\": [1]}\n</tool_call>b",
+            "<tool_call>",
+            "a <tool_call>\n<function=>",
+            "<tool_call>\n<function=a b\n>",
+            "<tool_call>{\"name\": \"",
+        ] {
+            let found = pieces(style, answer);
+            assert_eq!(found, [text(answer)], "{style:?}");
+        }
+    }
+    // Nobody offered tools: there are none.
+    let answer = "<tool_call>\n{\"name\": \"read\", \"arguments\": {}}\n</tool_call>";
+    let mut parser = AnswerParser::new(JSON, None, Opened::No);
+    assert_eq!(parser.push(answer), [text(answer)]);
+}
+
+#[test]
+fn a_call_that_goes_wrong_ends_where_it_does() {
+    let answer = "<tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\": oops}}\n</tool_call>";
+    let mut expected = call(0, "read", "{\"path\": ").to_vec();
+    expected.push(text("oops}}\n</tool_call>"));
+    assert_eq!(pieces(JSON, answer), expected);
+    let answer = "<tool_call>\n<function=read>\n<parameter=path>\na\n</parameter>\noops</function>";
+    let mut expected = call(0, "read", "{\"path\": \"a\"").to_vec();
+    expected.push(text("\noops</function>"));
+    assert_eq!(pieces(XML, answer), expected);
+}
+
+#[test]
+fn fields_may_come_in_any_order_and_the_end_may_be_missing() {
+    for answer in [
+        "<tool_call>\n{\"arguments\": {\"n\": 1}, \"name\": \"read\"}\n</tool_call>",
+        "<tool_call>{\"name\":\"read\",\"arguments\":\"{\\\"n\\\": 1}\"}</tool_call>",
+        "<tool_call>{\"id\": 7, \"name\": \"read\", \"parameters\": {\"n\": 1}}",
+        "<tool_call>\n{\"name\": \"read\", \"arguments\": {\"n\": 1}",
+        "<tool_call>\n{\"name\": \"read\", \"arguments\": {\"n\": 1}}\n</tool",
+    ] {
+        assert_eq!(pieces(JSON, answer), call(0, "read", "{\"n\": 1}"), "{answer}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn no_text_breaks_a_parser_and_no_cut_changes_it(
+        parts in prop::collection::vec(
+            prop_oneof![
+                Just("<think>"), Just("</think>"), Just("<tool_call>"), Just("</tool_call>"), Just("<function=read>"), Just("</function>"),
+                Just("<parameter=path>"), Just("<parameter=n>"), Just("</parameter>"), Just("\n"), Just("{\"name\": \"read\", \"arguments\": "),
+                Just("{}"), Just("{\"a\": 1}"), Just("}"), Just("\""), Just("<"), Just("é"), Just(" "), Just("x"), Just("\\"),
+            ],
+            0..24,
+        ),
+        xml in any::<bool>(),
+        opened in prop_oneof![Just(Opened::No), Just(Opened::Closed), Just(Opened::Yes { line: true }), Just(Opened::Yes { line: false })],
+    ) {
+        let style = if xml { XML } else { JSON };
+        let whole = parts.concat();
+        let found = parse(style, opened, &[&whole]);
+        prop_assert_eq!(&parse(style, opened, &parts), &found);
+        let characters: Vec<String> = whole.chars().map(String::from).collect();
+        let characters: Vec<&str> = characters.iter().map(String::as_str).collect();
+        prop_assert_eq!(&parse(style, opened, &characters), &found);
+    }
+
+    #[test]
+    fn garbage_never_panics(text in "\\PC{0,80}|[<>/a-z_={}\":\\[\\]\\\\ \n]{0,120}", xml in any::<bool>()) {
+        parse(if xml { XML } else { JSON }, Opened::No, &[&text]);
+    }
+}

@@ -1,0 +1,111 @@
+//! The tools that a request offers, as far as calls of them are read: which parameter is a text, and which is JSON.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+/// What a parameter that is written without quotes may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kind {
+    /// A text, or what a schema does not say.
+    pub text: bool,
+    pub boolean: bool,
+    pub null: bool,
+    /// A number, an object or an array.
+    pub other: bool,
+}
+
+impl Kind {
+    /// Whatever it is, it is a text.
+    pub fn is_text(self) -> bool {
+        self == Kind { text: true, ..Kind::default() }
+    }
+
+    /// Anything that JSON can write.
+    pub fn any() -> Kind {
+        Kind { text: true, boolean: true, null: true, other: true }
+    }
+
+    fn or(self, other: Kind) -> Kind {
+        Kind {
+            text: self.text || other.text,
+            boolean: self.boolean || other.boolean,
+            null: self.null || other.null,
+            other: self.other || other.other,
+        }
+    }
+
+    /// As a JSON schema says.
+    pub fn of(schema: &Value) -> Kind {
+        let none = Kind::default();
+        let value = |value: &Value| match value {
+            Value::Null => Kind { null: true, ..none },
+            Value::Bool(_) => Kind { boolean: true, ..none },
+            Value::String(_) => Kind { text: true, ..none },
+            _ => Kind { other: true, ..none },
+        };
+        let named = |name: &Value| match name.as_str() {
+            Some("string") => Kind { text: true, ..none },
+            Some("boolean") => Kind { boolean: true, ..none },
+            Some("null") => Kind { null: true, ..none },
+            Some("integer" | "number" | "object" | "array") => Kind { other: true, ..none },
+            _ => Kind::any(),
+        };
+        let all = |list: &[Value], one: &dyn Fn(&Value) -> Kind| list.iter().map(one).fold(none, Kind::or);
+        let found = match (&schema["const"], &schema["enum"], &schema["type"]) {
+            (Value::Null, Value::Null, Value::Null) => {
+                let either = ["anyOf", "oneOf"].iter().find_map(|name| schema[*name].as_array());
+                either.map_or(Kind::any(), |list| all(list, &Kind::of))
+            }
+            (Value::Null, Value::Null, Value::Array(names)) => all(names, &named),
+            (Value::Null, Value::Null, name) => named(name),
+            (Value::Null, Value::Array(values), _) => all(values, &value),
+            (one, _, _) => value(one),
+        };
+        if found == none { Kind::any() } else { found }
+    }
+}
+
+/// Tools by name.
+#[derive(Clone, Debug, Default)]
+pub struct Tools {
+    /// By tool: the kinds of its parameters.
+    kinds: HashMap<String, HashMap<String, Kind>>,
+}
+
+impl Tools {
+    /// Those of a list as templates want it: `{"type": "function", "function": {"name": .., "parameters": SCHEMA}}`.
+    pub fn new(list: &Value) -> Tools {
+        let tool = |tool: &Value| {
+            let function = tool.get("function").unwrap_or(tool);
+            let properties = function["parameters"]["properties"].as_object();
+            let kinds = properties.into_iter().flatten().map(|(name, schema)| (name.clone(), Kind::of(schema)));
+            Some((function["name"].as_str()?.to_owned(), kinds.collect()))
+        };
+        Tools { kinds: list.as_array().into_iter().flatten().filter_map(tool).collect() }
+    }
+
+    /// What a parameter of a tool may be.
+    pub fn kind(&self, tool: &str, parameter: &str) -> Kind {
+        self.kinds.get(tool).and_then(|kinds| kinds.get(parameter)).copied().unwrap_or(Kind::any())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn schemas_say_what_is_a_text() {
+        for text in [json!({"type": "string"}), json!({"enum": ["a", "b"]}), json!({"const": "1"})] {
+            assert!(Kind::of(&text).is_text(), "{text}");
+        }
+        for other in [json!({}), json!({"type": ["string", "null"]}), json!({"$ref": "#/x"}), json!({"anyOf": []})] {
+            assert!(!Kind::of(&other).is_text() && Kind::of(&other).text, "{other}");
+        }
+        let either = json!({"anyOf": [{"type": "integer"}, {"type": "null"}]});
+        assert_eq!(Kind::of(&either), Kind { null: true, other: true, ..Kind::default() });
+    }
+}

@@ -1,0 +1,364 @@
+//! What a model writes comes back as the same text: generated, taken apart, sent back by a client, rendered by the family's template.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+use sluice_engine::text::{AnswerParser, Calls, ChatTemplate, Dialogue, Opened, Piece, Style, Tokenizer, Tools};
+
+fn tokenizer() -> &'static Tokenizer {
+    static DEMO: OnceLock<Tokenizer> = OnceLock::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    DEMO.get_or_init(|| Tokenizer::load(&folder, None).unwrap())
+}
+
+/// Tools in the system prompt; user, tool and system messages as all of them have them. `ASSISTANT` writes an answer, `BEGIN` what is before the next.
+const FRAME: &str = "{%- set ns = namespace(last=-1) %}\
+    {%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}\
+    {%- if tools %}{{- '<|im_start|>system\\n<tools>' }}{%- for t in tools %}{{- '\\n' ~ (t | tojson) }}{%- endfor %}{{- '\\n</tools>EXAMPLE<|im_end|>\\n' }}{%- endif %}\
+    {%- for m in messages %}\
+    {%- if m.role == 'assistant' %}{{- '<|im_start|>assistant' }}ASSISTANT{{- '<|im_end|>\\n' }}\
+    {%- elif m.role == 'tool' %}{{- '<|im_start|>user\\n<tool_response>\\n' ~ m.content ~ '\\n</tool_response><|im_end|>\\n' }}\
+    {%- else %}{{- '<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n' }}{%- endif %}\
+    {%- endfor %}\
+    {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\nBEGIN' }}{%- endif %}";
+
+/// A family: its template's part for answers, whether it thinks, and what its prompts end with.
+struct Family {
+    name: &'static str,
+    calls: Calls,
+    thinks: bool,
+    begin: &'static str,
+    assistant: &'static str,
+}
+
+const FAMILIES: [Family; 5] = [
+    // Arguments always as JSON.
+    Family {
+        name: "Qwen2.5",
+        calls: Calls::Json,
+        thinks: false,
+        begin: "",
+        assistant: "{{- '\\n' }}{%- if m.content %}{{- m.content }}{%- endif %}\
+            {%- for c in m.tool_calls or [] %}{%- if not loop.first or m.content %}{{- '\\n' }}{%- endif %}\
+            {{- '<tool_call>\\n{\"name\": \"' ~ c.function.name ~ '\", \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}\\n</tool_call>' }}{%- endfor %}",
+    },
+    // A text of arguments as it is.
+    Family {
+        name: "Qwen3",
+        calls: Calls::Json,
+        thinks: true,
+        begin: "",
+        assistant: "{%- set content = m.content if m.content is string else '' %}{{- '\\n' }}\
+            {%- if m.reasoning_content and loop.index0 > ns.last %}{{- '<think>\\n' ~ m.reasoning_content.strip('\\n') ~ '\\n</think>\\n\\n' ~ content.lstrip('\\n') }}\
+            {%- else %}{{- content }}{%- endif %}\
+            {%- for c in m.tool_calls or [] %}{%- if not loop.first or content %}{{- '\\n' }}{%- endif %}\
+            {{- '<tool_call>\\n{\"name\": \"' ~ c.function.name ~ '\", \"arguments\": ' }}\
+            {%- if c.function.arguments is string %}{{- c.function.arguments }}{%- else %}{{- c.function.arguments | tojson }}{%- endif %}\
+            {{- '}\\n</tool_call>' }}{%- endfor %}",
+    },
+    Family {
+        name: "Qwen3-Coder",
+        calls: Calls::Xml,
+        thinks: false,
+        begin: "",
+        assistant: "{%- if m.tool_calls %}{%- if m.content is string and m.content | trim | length > 0 %}{{- '\\n' ~ (m.content | trim) ~ '\\n' }}{%- endif %}\
+            {%- for c in m.tool_calls %}{{- '\\n<tool_call>\\n<function=' ~ c.function.name ~ '>\\n' }}\
+            {%- for name, value in c.function.arguments | items %}{{- '<parameter=' ~ name ~ '>\\n' }}\
+            {%- set value = value | tojson | safe if value is mapping or (value is sequence and value is not string) else value | string %}\
+            {{- value ~ '\\n</parameter>\\n' }}{%- endfor %}{{- '</function>\\n</tool_call>' }}{%- endfor %}\
+            {%- else %}{{- '\\n' ~ m.content }}{%- endif %}",
+    },
+    // Its prompts begin the thought.
+    Family {
+        name: "Qwen3.5",
+        calls: Calls::Xml,
+        thinks: true,
+        begin: "<think>\\n",
+        assistant: "{%- set content = (m.content or '') | trim %}{{- '\\n' }}\
+            {%- if loop.index0 > ns.last or preserve_thinking %}{{- '<think>\\n' ~ (m.reasoning_content or '') | trim ~ '\\n</think>\\n\\n' ~ content }}\
+            {%- else %}{{- content }}{%- endif %}\
+            {%- for c in m.tool_calls or [] %}\
+            {%- if loop.first and content %}{{- '\\n\\n' }}{%- elif not loop.first %}{{- '\\n' }}{%- endif %}\
+            {{- '<tool_call>\\n<function=' ~ c.function.name ~ '>\\n' }}\
+            {%- for name in c.function.arguments %}{%- set value = c.function.arguments[name] %}{{- '<parameter=' ~ name ~ '>\\n' }}\
+            {%- set value = value | tojson if value is mapping or (value is sequence and value is not string) else value | string %}\
+            {{- value ~ '\\n</parameter>\\n' }}{%- endfor %}{{- '</function>\\n</tool_call>' }}{%- endfor %}",
+    },
+    // A template that knows nothing of tools.
+    Family { name: "demo", calls: Calls::Json, thinks: false, begin: "", assistant: "{{- '\\n' ~ m.content }}" },
+];
+
+impl Family {
+    fn template(&self) -> ChatTemplate {
+        let example = match self.calls {
+            Calls::Json => "<tool_call>\\n{}\\n</tool_call>",
+            Calls::Xml => "<tool_call>\\n<function=f>\\n</function>\\n</tool_call>",
+        };
+        let mut source =
+            FRAME.replace("ASSISTANT", self.assistant).replace("BEGIN", self.begin).replace("EXAMPLE", example);
+        if self.name == "demo" {
+            let (begin, end) = (
+                source.find("{%- if tools").unwrap(),
+                source.find("{%- for m in messages %}{%- if m.role == 'assistant'").unwrap(),
+            );
+            source.replace_range(begin..end, "");
+            source = source.replace("tool", "t00l");
+        }
+        ChatTemplate::parse(&source).unwrap()
+    }
+
+    /// An answer as the family writes it.
+    fn write(&self, answer: &Answer) -> String {
+        let mut text = String::new();
+        if self.thinks && !answer.thought.is_empty() {
+            let begin = if self.begin.is_empty() { "<think>\n" } else { "" };
+            text += &format!("{begin}{}\n</think>\n\n", answer.thought);
+        } else if !self.begin.is_empty() {
+            text += "\n</think>\n\n";
+        }
+        text += &answer.content;
+        for (i, (name, arguments)) in answer.calls.iter().enumerate() {
+            let lines = match (i, self.calls) {
+                (0, _) if answer.content.is_empty() && self.name == "Qwen3-Coder" => "",
+                (0, _) if answer.content.is_empty() => "",
+                (0, Calls::Xml) => "\n\n",
+                _ => "\n",
+            };
+            text += lines;
+            text += "<tool_call>\n";
+            match self.calls {
+                Calls::Json => {
+                    let fields: Vec<String> = arguments
+                        .iter()
+                        .map(|(name, value)| format!("{}: {}", Value::from(name.as_str()), python(value)))
+                        .collect();
+                    text += &format!("{{\"name\": \"{name}\", \"arguments\": {{{}}}}}\n", fields.join(", "));
+                }
+                Calls::Xml => {
+                    text += &format!("<function={name}>\n");
+                    for (name, value) in arguments {
+                        let value = match value {
+                            Value::String(text) => text.clone(),
+                            Value::Bool(true) => "True".into(),
+                            Value::Bool(false) => "False".into(),
+                            other => python(other),
+                        };
+                        text += &format!("<parameter={name}>\n{value}\n</parameter>\n");
+                    }
+                    text += "</function>\n";
+                }
+            }
+            text += "</tool_call>";
+        }
+        text
+    }
+}
+
+/// As `json.dumps` writes it.
+fn python(value: &Value) -> String {
+    match value {
+        Value::Array(all) => format!("[{}]", all.iter().map(python).collect::<Vec<_>>().join(", ")),
+        Value::Object(all) => {
+            let field = |(name, value): (&String, &Value)| format!("{}: {}", Value::from(name.as_str()), python(value));
+            format!("{{{}}}", all.iter().map(field).collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Answer {
+    thought: String,
+    content: String,
+    calls: Vec<(String, Vec<(String, Value)>)>,
+}
+
+fn tools() -> Value {
+    let parameters = json!({"type": "object", "properties": {
+        "text": {"type": "string"}, "on": {"type": "boolean"}, "n": {"type": "number"}, "list": {"type": "array"}, "map": {"type": "object"},
+    }});
+    json!([{"type": "function", "function": {"name": "use", "description": "Uses it.", "parameters": parameters}}])
+}
+
+fn text() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        "[a-z ]{1,8}",
+        Just("\n".to_owned()),
+        "[\"'\\\\{}<>\\[\\]:,/\t]",
+        "[éß日🦊]",
+        Just("<|im_end|>".to_owned())
+    ];
+    prop::collection::vec(part, 1..10).prop_map(|parts| parts.concat())
+}
+
+/// What templates would cut white space off of.
+fn said() -> impl Strategy<Value = String> {
+    text().prop_map(|text| text.trim().to_owned())
+}
+
+fn value() -> impl Strategy<Value = (String, Value)> {
+    let nested = prop_oneof![
+        text().prop_map(Value::from),
+        any::<i32>().prop_map(Value::from),
+        Just(json!(null)),
+        Just(json!(true)),
+        prop::collection::vec(text().prop_map(Value::from), 0..3).prop_map(Value::from),
+    ];
+    let map =
+        prop::collection::vec((said(), nested.clone()), 0..3).prop_map(|all| Value::Object(all.into_iter().collect()));
+    prop_oneof![
+        text().prop_map(|text| ("text".to_owned(), Value::from(text))),
+        any::<bool>().prop_map(|on| ("on".to_owned(), Value::from(on))),
+        (-1000i32..1000).prop_map(|n| ("n".to_owned(), json!(f64::from(n) + 0.5))),
+        any::<i64>().prop_map(|n| ("n".to_owned(), Value::from(n))),
+        prop::collection::vec(nested, 0..4).prop_map(|list| ("list".to_owned(), Value::from(list))),
+        map.prop_map(|map| ("map".to_owned(), map)),
+    ]
+}
+
+fn answer() -> impl Strategy<Value = Answer> {
+    let arguments = prop::collection::vec(value(), 0..4).prop_map(|all| {
+        let mut seen: Vec<(String, Value)> = Vec::new();
+        for (name, value) in all {
+            if !seen.iter().any(|(other, _)| *other == name) {
+                seen.push((name, value));
+            }
+        }
+        seen
+    });
+    let calls = prop::collection::vec((Just("use".to_owned()), arguments), 0..4);
+    (prop_oneof![Just(String::new()), said()], prop_oneof![Just(String::new()), said()], calls)
+        .prop_map(|(thought, content, calls)| Answer { thought, content, calls })
+}
+
+/// How a client sends arguments back.
+#[derive(Clone, Copy, Debug)]
+enum Client {
+    /// As it got them.
+    Same,
+    /// Read, and written anew without spaces.
+    Compact,
+    /// As an object.
+    Object,
+}
+
+fn echo(pieces: &[Piece], client: Client) -> Value {
+    let (mut thought, mut content, mut calls): (String, String, Vec<(String, String)>) = Default::default();
+    for piece in pieces {
+        match piece {
+            Piece::Thought(more) => thought += more,
+            Piece::Text(more) => content += more,
+            Piece::Call { index, name } => {
+                assert_eq!(*index, calls.len());
+                calls.push((name.clone(), String::new()));
+            }
+            Piece::Arguments { index, json } => calls[*index].1 += json,
+        }
+    }
+    let mut message = json!({"role": "assistant", "content": content});
+    if !thought.is_empty() {
+        message["reasoning"] = thought.into();
+    }
+    if !calls.is_empty() {
+        let call = |(name, arguments): &(String, String)| {
+            let value: Value = serde_json::from_str(arguments).unwrap_or_else(|e| panic!("{arguments}: {e}"));
+            let arguments = match client {
+                Client::Same => Value::from(arguments.as_str()),
+                Client::Compact => Value::from(value.to_string()),
+                Client::Object => value,
+            };
+            json!({"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}})
+        };
+        message["tool_calls"] = calls.iter().map(call).collect();
+    }
+    message
+}
+
+/// The prompt, and the prompt of the next turn that begins with it and the answer.
+fn assert_comes_back(family: &Family, template: &ChatTemplate, generated: &str, client: Client) {
+    let (tools, extra) = (tools(), Map::new());
+    let mut messages = vec![json!({"role": "system", "content": "Be kind."}), json!({"role": "user", "content": "Go"})];
+    let prompt = |messages: &[Value]| {
+        let dialogue =
+            Dialogue { template: Some(template), tokenizer: tokenizer(), messages, tools: Some(&tools), extra: &extra };
+        dialogue.prompt().unwrap().text().to_owned()
+    };
+    let before = prompt(&messages);
+    let style = template.style();
+    assert_eq!(style.calls, Some(family.calls), "{}", family.name);
+    let opened = style.opened(tokenizer(), &tokenizer().encode(&before, false).unwrap());
+    assert_eq!(opened != Opened::No, !family.begin.is_empty(), "{}", family.name);
+    let mut parser = AnswerParser::new(style, Some(Arc::new(Tools::new(&tools))), opened);
+    let mut pieces = parser.push(generated);
+    pieces.extend(parser.finish());
+    messages.push(echo(&pieces, client));
+    if pieces.iter().any(|p| matches!(p, Piece::Call { .. })) {
+        messages.push(json!({"role": "tool", "content": "done", "tool_call_id": "call_1"}));
+    }
+    let after = prompt(&messages);
+    let expected = format!("{before}{generated}<|im_end|>\n");
+    assert!(after.starts_with(&expected), "{}\n{after}\n--- expected\n{expected}", family.name);
+}
+
+fn templates() -> &'static [ChatTemplate] {
+    static ALL: OnceLock<Vec<ChatTemplate>> = OnceLock::new();
+    ALL.get_or_init(|| FAMILIES.iter().map(Family::template).collect())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn what_was_generated_is_rendered_again(
+        answer in answer(),
+        which in 0..FAMILIES.len(),
+        client in prop_oneof![Just(Client::Same), Just(Client::Compact), Just(Client::Object)],
+    ) {
+        let (family, template) = (&FAMILIES[which], &templates()[which]);
+        assert_comes_back(family, template, &family.write(&answer), client);
+    }
+}
+
+#[test]
+fn arguments_come_back_as_they_were_spaced() {
+    for (family, template) in FAMILIES.iter().zip(templates()) {
+        let generated = match family.calls {
+            Calls::Json => {
+                "<tool_call>\n{\"name\": \"use\", \"arguments\": {\"n\" : 1.50,\n \"text\":\"\\u00e9\"}}\n</tool_call>"
+            }
+            Calls::Xml => {
+                "<tool_call>\n<function=use>\n<parameter=n>\n1.50\n</parameter>\n<parameter=list>\n[1,\n 2e3]\n</parameter>\n</function>\n</tool_call>"
+            }
+        };
+        let begin = if family.begin.is_empty() { "" } else { "Hm.\n</think>\n\n" };
+        assert_comes_back(family, template, &format!("{begin}{generated}"), Client::Same);
+    }
+}
+
+#[test]
+fn thoughts_of_earlier_answers_are_kept_where_the_template_can() {
+    let template = &templates()[3];
+    let messages = [
+        json!({"role": "user", "content": "a"}),
+        json!({"role": "assistant", "content": "b", "reasoning_content": "hm"}),
+        json!({"role": "user", "content": "c"}),
+    ];
+    let render = |extra: &Map<String, Value>| {
+        let dialogue =
+            Dialogue { template: Some(template), tokenizer: tokenizer(), messages: &messages, tools: None, extra };
+        dialogue.prompt().unwrap().text().contains("hm")
+    };
+    assert!(template.style().preserves && render(&Map::new()));
+    assert!(!render(json!({"preserve_thinking": false}).as_object().unwrap()));
+}
+
+#[test]
+fn a_family_is_known_by_its_template() {
+    let style = |source: &str| ChatTemplate::parse(source).unwrap().style();
+    let plain = Style { thoughts: false, calls: Some(Calls::Json), native: false, preserves: false };
+    assert_eq!(style("{{ messages[0].content }}"), plain);
+    // What writes calls in another way is not taken for one that does not.
+    assert_eq!(style("{{ tools }} [TOOL_CALLS]"), Style { calls: None, native: true, ..plain });
+    assert_eq!(style("{{ tools }} <tool_call>f<arg_key>"), Style { calls: None, native: true, ..plain });
+}

@@ -1,0 +1,229 @@
+//! Answers that keep to a form: whatever the model would say, what it says is of that form, and the same however sequences share steps.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use serde_json::{Value, json};
+use sluice_engine::sampler::SamplingParams;
+use sluice_engine::text::{Opened, Piece, Reading, TextSide};
+use sluice_engine::{Called, Constraint, Demand, Engine, Event, Finish, Form, Generation, Options, SequenceId};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")
+}
+
+fn text() -> &'static TextSide {
+    static TEXT: OnceLock<TextSide> = OnceLock::new();
+    TEXT.get_or_init(|| TextSide::load(&folder(), None).unwrap())
+}
+
+fn engine(sequences: usize, kv_tokens: Option<usize>) -> Engine {
+    let options = Options {
+        max_context: Some(1024),
+        max_sequences: sequences,
+        kv_tokens,
+        threads: 2,
+        ..Options::for_this_machine().unwrap()
+    };
+    Engine::open(&folder(), options).unwrap()
+}
+
+fn constraint(demand: &Demand) -> anyhow::Result<Arc<Constraint>> {
+    Ok(Arc::new(Constraint::new(text(), demand, Opened::No)?.unwrap()))
+}
+
+fn form(form: Form) -> Demand {
+    Demand { form, ..Demand::default() }
+}
+
+fn generation(constraint: &Arc<Constraint>, seed: u64) -> Generation {
+    Generation {
+        sampling: SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() },
+        max_tokens: 200,
+        stop_ids: text().stop_ids.clone(),
+        constraint: Some(Arc::clone(constraint)),
+        ..Generation::default()
+    }
+}
+
+fn prompt(question: &str) -> Vec<u32> {
+    let prompt = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
+    text().tokenizer.encode(&prompt, false).unwrap()
+}
+
+/// Runs all that was started; the answers of these, and how they ended.
+fn answers(engine: &mut Engine, ids: &[SequenceId]) -> Vec<(Vec<u32>, Finish)> {
+    let mut found: Vec<(Vec<u32>, Option<Finish>)> = vec![Default::default(); ids.len()];
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            let at = ids.iter().position(|id| *id == event.id()).unwrap();
+            match event {
+                Event::Token { token, .. } => found[at].0.push(*token),
+                Event::Finished { reason, .. } => found[at].1 = Some(*reason),
+                Event::Prefill { .. } => {}
+            }
+        }
+    }
+    found.into_iter().map(|(tokens, finish)| (tokens, finish.unwrap())).collect()
+}
+
+fn answer(engine: &mut Engine, generation: Generation) -> (String, Finish) {
+    let id = engine.add_sequence();
+    engine.start(id, &prompt("Tell me about a fox."), generation).unwrap();
+    let (tokens, finish) = answers(engine, &[id]).remove(0);
+    if let Some(why) = engine.take_failure(id) {
+        panic!("{why:#}");
+    }
+    engine.remove_sequence(id);
+    (text().tokenizer.decode(&tokens, true).unwrap(), finish)
+}
+
+fn person() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "colour": {"enum": ["red", "gré\"en\n"]},
+            "legs": {"type": "integer", "minimum": 0, "maximum": 9},
+            "wild": {"type": "boolean"},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 2},
+        },
+        "required": ["name", "colour", "legs", "wild", "tags"],
+        "additionalProperties": false,
+    })
+}
+
+#[test]
+fn json_is_of_its_schema() {
+    let mut engine = engine(1, None);
+    let constraint = constraint(&form(Form::Schema(person()))).unwrap();
+    for seed in 0..6 {
+        let (text, finish) = answer(&mut engine, generation(&constraint, seed));
+        assert_eq!(finish, Finish::Stop, "{text}");
+        let found: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let names: Vec<&String> = found.as_object().unwrap().keys().collect();
+        assert_eq!(names, ["name", "colour", "legs", "wild", "tags"], "{text}");
+        assert!(found["name"].as_str().unwrap().chars().count() <= 12 && found["wild"].is_boolean(), "{text}");
+        assert!(["red", "gré\"en\n"].contains(&found["colour"].as_str().unwrap()), "{text}");
+        assert!((0..=9).contains(&found["legs"].as_i64().unwrap()), "{text}");
+        assert!(found["tags"].as_array().unwrap().len() <= 2, "{text}");
+    }
+}
+
+#[test]
+fn expressions_and_grammars_are_kept_to() {
+    let mut engine = engine(1, None);
+    let regex = constraint(&form(Form::Regex("[A-C]{3}-[0-9]{2,4}".into()))).unwrap();
+    let lark =
+        constraint(&form(Form::Lark("start: \"I \" (\"like\" | \"hate\") \" \" /[a-z]{1,8}/ \".\"".into()))).unwrap();
+    for seed in 0..4 {
+        let (text, finish) = answer(&mut engine, generation(&regex, seed));
+        let (letters, digits) = text.split_once('-').unwrap();
+        assert!(letters.len() == 3 && letters.bytes().all(|b| (b'A'..=b'C').contains(&b)), "{text}");
+        assert!((2..=4).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit()), "{text}");
+        assert_eq!(finish, Finish::Stop);
+        let (text, _) = answer(&mut engine, generation(&lark, seed));
+        assert!(text.starts_with("I like ") || text.starts_with("I hate "), "{text}");
+        assert!(text.ends_with('.'), "{text}");
+    }
+}
+
+#[test]
+fn a_call_that_is_demanded_is_made_and_read() {
+    let tools = json!([
+        {"type": "function", "function": {"name": "feed", "parameters": person()}},
+        {"type": "function", "function": {"name": "wait"}},
+    ]);
+    let mut engine = engine(1, None);
+    for (several, tools) in [(false, json!([tools[0]])), (true, tools.clone())] {
+        let called = Called { tools: tools.clone(), several, must: true };
+        let constraint = constraint(&Demand { called: Some(called), ..Demand::default() }).unwrap();
+        for seed in 0..4 {
+            let generation = Generation { max_tokens: 600, ..generation(&constraint, seed) };
+            let (written, finish) = answer(&mut engine, generation);
+            let mut parser = Reading::new(text(), Some(&tools), &prompt("x")).parser();
+            let mut pieces = parser.push(&written);
+            pieces.extend(parser.finish());
+            let calls = pieces.iter().filter(|p| matches!(p, Piece::Call { .. })).count();
+            assert!(if several { calls >= 1 } else { calls == 1 }, "{written}");
+            for piece in &pieces {
+                match piece {
+                    Piece::Arguments { json, .. } if finish == Finish::Stop => {
+                        serde_json::from_str::<Value>(json).unwrap_or_else(|e| panic!("{e}: {written}"));
+                    }
+                    Piece::Text(text) if finish == Finish::Stop => panic!("{text:?} in {written}"),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn forced_tokens_change_nothing_but_the_time() {
+    let mut engine = engine(1, None);
+    let constraint = constraint(&form(Form::Schema(person()))).unwrap();
+    for seed in 0..3 {
+        let taken = answer(&mut engine, generation(&constraint, seed));
+        // Each token's likelihood is asked for: all are sampled, most of them with one that is allowed.
+        let sampled = answer(&mut engine, Generation { logprobs: Some(0), ..generation(&constraint, seed) });
+        assert_eq!(taken, sampled);
+    }
+}
+
+#[test]
+fn sequences_keep_to_their_own_forms_whatever_they_share() {
+    let demands = [
+        form(Form::Schema(person())),
+        form(Form::Regex("(fox|crow)( and (fox|crow)){0,9}".into())),
+        form(Form::Object),
+    ];
+    let constraints: Vec<_> = demands.iter().map(|demand| constraint(demand).unwrap()).collect();
+    let asked = |i: usize| {
+        let mut generation = generation(&constraints[i % 3], i as u64);
+        generation.max_tokens = 60;
+        if i == 5 {
+            generation.constraint = None;
+        }
+        (prompt(["What is a fox?", "Who are you?"][i % 2]), generation)
+    };
+    let alone: Vec<_> = (0..6)
+        .map(|i| {
+            let mut engine = engine(1, None);
+            let id = engine.add_sequence();
+            let (prompt, generation) = asked(i);
+            engine.start(id, &prompt, generation).unwrap();
+            answers(&mut engine, &[id]).remove(0)
+        })
+        .collect();
+    // So little memory that some are preempted, and computed again.
+    for kv_tokens in [None, Some(192)] {
+        let mut engine = engine(4, kv_tokens);
+        let ids: Vec<SequenceId> = (0..6).map(|_| engine.add_sequence()).collect();
+        for (i, id) in ids.iter().enumerate() {
+            let (prompt, generation) = asked(i);
+            engine.start(*id, &prompt, generation).unwrap();
+        }
+        assert_eq!(answers(&mut engine, &ids), alone, "{kv_tokens:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_compiled_says_why() {
+    let refused = |demand: Demand, part: &str| {
+        let error = format!("{:#}", constraint(&demand).unwrap_err());
+        assert!(error.contains(part) && !error.contains('\n'), "{error}");
+    };
+    refused(form(Form::Schema(json!({"type": "nothing"}))), "nothing");
+    refused(form(Form::Schema(json!({"type": "string", "pattern": "("}))), "");
+    refused(form(Form::Schema(json!({"type": "object", "description": "x".repeat(300 << 10)}))), "bytes");
+    refused(form(Form::Regex("(".into())), "");
+    refused(form(Form::Lark("start: nowhere".into())), "nowhere");
+    refused(form(Form::Lark("(".repeat(32 << 10))), "");
+    refused(form(Form::Lark(format!("start: {}", "(".repeat(30 << 10)))), "");
+    let called = Called { tools: json!([]), several: true, must: true };
+    refused(Demand { called: Some(called), ..Demand::default() }, "no tools");
+    refused(Demand { thinking_budget: Some(5), form: Form::Lark("start: \"".into()), ..Demand::default() }, "");
+    // Nothing is asked for.
+    assert!(Constraint::new(text(), &Demand::default(), Opened::No).unwrap().is_none());
+}

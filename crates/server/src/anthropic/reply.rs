@@ -1,0 +1,269 @@
+//! From an answer to Anthropic's events, and to its message.
+
+use serde_json::{Map, Value, json};
+use sluice_engine::Finish;
+
+use super::error_json;
+use crate::answer::Delta;
+use crate::blocks::{Block, Blocks, Change, Kind};
+use crate::error::ApiError;
+use crate::exchange::{self, fresh_id};
+use crate::reply::{Usage, Wire, event};
+
+/// The answer to one request.
+pub struct Messages {
+    id: String,
+    /// Of the request, for errors.
+    request_id: String,
+    model: String,
+    /// The client has asked to keep something of the prompt: what of it is kept is said to be written.
+    is_marked: bool,
+    blocks: Blocks,
+}
+
+impl Messages {
+    pub fn new(model: String, is_marked: bool) -> Messages {
+        let request_id = exchange::current().map_or_else(String::new, |e| e.id.clone());
+        let id = format!("msg_{}", fresh_id());
+        Messages { id, request_id, model, is_marked, blocks: Blocks::default() }
+    }
+
+    /// Prompts count as read from the cache, written to it, or neither.
+    fn usage(&self, usage: Usage) -> Value {
+        let computed = usage.prompt.saturating_sub(usage.cached);
+        let written = if self.is_marked { usage.written } else { 0 };
+        json!({
+            "input_tokens": computed.saturating_sub(written),
+            "cache_creation_input_tokens": written,
+            "cache_read_input_tokens": usage.cached,
+            "output_tokens": usage.generated,
+            "output_tokens_details": {"thinking_tokens": self.blocks.thought_tokens},
+        })
+    }
+
+    fn message(&self, content: Vec<Value>, usage: Usage) -> Value {
+        json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
+            "stop_reason": null, "stop_sequence": null, "usage": self.usage(usage),
+        })
+    }
+
+    fn stop_reason(&self, stopped_by: Option<&str>) -> &'static str {
+        match self.blocks.finish {
+            Some(Finish::Length) => "max_tokens",
+            Some(Finish::ContextFull) => "model_context_window_exceeded",
+            _ if stopped_by.is_some() => "stop_sequence",
+            _ if self.blocks.has_calls() => "tool_use",
+            _ => "end_turn",
+        }
+    }
+
+    /// A call's id: nothing else has it, in any conversation.
+    fn call_id(&self, index: usize) -> String {
+        format!("toolu_{}{index:02}", self.id.trim_start_matches("msg_"))
+    }
+
+    fn begun_block(&self, index: usize) -> Value {
+        let block = match &self.blocks.all[index].kind {
+            Kind::Thought => json!({"type": "thinking", "thinking": "", "signature": ""}),
+            Kind::Text => json!({"type": "text", "text": ""}),
+            Kind::Call(name) => json!({"type": "tool_use", "id": self.call_id(index), "name": name, "input": {}}),
+        };
+        json!({"type": "content_block_start", "index": index, "content_block": block})
+    }
+
+    fn whole_block(&self, (index, block): (usize, &Block)) -> Value {
+        match &block.kind {
+            Kind::Thought => json!({"type": "thinking", "thinking": block.text, "signature": signature(&block.text)}),
+            Kind::Text => json!({"type": "text", "text": block.text}),
+            Kind::Call(name) => {
+                // An answer that ended within a call has no more than its beginning.
+                let input: Map<String, Value> = serde_json::from_str(&block.text).unwrap_or_default();
+                json!({"type": "tool_use", "id": self.call_id(index), "name": name, "input": input})
+            }
+        }
+    }
+
+    fn events(&self, change: &Change) -> String {
+        let delta = |index: &usize, delta: Value| {
+            event(&json!({"type": "content_block_delta", "index": index, "delta": delta}))
+        };
+        match change {
+            Change::Begun(index) => event(&self.begun_block(*index)),
+            Change::Grown(index, more) => delta(
+                index,
+                match self.blocks.all[*index].kind {
+                    Kind::Thought => json!({"type": "thinking_delta", "thinking": more}),
+                    Kind::Text => json!({"type": "text_delta", "text": more}),
+                    Kind::Call(_) => json!({"type": "input_json_delta", "partial_json": more}),
+                },
+            ),
+            Change::Ended(index) => {
+                let block = &self.blocks.all[*index];
+                let signed = (block.kind == Kind::Thought)
+                    .then(|| delta(index, json!({"type": "signature_delta", "signature": signature(&block.text)})));
+                signed.unwrap_or_default() + &event(&json!({"type": "content_block_stop", "index": index}))
+            }
+        }
+    }
+}
+
+/// What clients carry back with a thought: a digest of its text, of the same length for all. It hides nothing and nothing depends on it, since a thought that a
+/// client sends is taken as it is, whoever wrote it.
+fn signature(thought: &str) -> String {
+    format!("sluice1-{}", blake3::hash(thought.as_bytes()).to_hex())
+}
+
+impl Wire for Messages {
+    fn begun(&mut self, usage: Usage) -> String {
+        let message = self.message(Vec::new(), usage);
+        event(&json!({"type": "message_start", "message": message}))
+    }
+
+    fn delta(&mut self, delta: &Delta) -> String {
+        self.blocks.take(delta).iter().map(|change| self.events(change)).collect()
+    }
+
+    fn sign_of_life(&mut self) -> String {
+        event(&json!({"type": "ping"}))
+    }
+
+    fn end(&mut self, usage: Usage, stopped_by: Option<&str>) -> String {
+        let delta = json!({"stop_reason": self.stop_reason(stopped_by), "stop_sequence": stopped_by});
+        event(&json!({"type": "message_delta", "delta": delta, "usage": self.usage(usage)}))
+            + &event(&json!({"type": "message_stop"}))
+    }
+
+    fn failed(&mut self, error: &ApiError) -> String {
+        event(&self.error(error))
+    }
+
+    fn gather(&mut self, delta: Delta) {
+        self.blocks.take(&delta);
+    }
+
+    fn whole(&mut self, usage: Usage, stopped_by: Option<&str>) -> Value {
+        let content = self.blocks.all.iter().enumerate().map(|block| self.whole_block(block)).collect();
+        let mut message = self.message(content, usage);
+        message["stop_reason"] = self.stop_reason(stopped_by).into();
+        message["stop_sequence"] = stopped_by.into();
+        message
+    }
+
+    fn error(&self, error: &ApiError) -> Value {
+        error_json(error, &self.request_id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_engine::text::Piece;
+
+    use super::*;
+    use crate::blocks::tests::{delta, finished, rich};
+
+    fn answer() -> Messages {
+        Messages { id: "msg_1".into(), ..Messages::new("demo".into(), true) }
+    }
+
+    const USAGE: Usage = Usage { prompt: 10, cached: 4, written: 5, generated: 7 };
+
+    /// Names and objects of a stream.
+    fn parsed(stream: &str) -> Vec<(String, Value)> {
+        let one = |event: &str| {
+            let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+            (name.to_owned(), serde_json::from_str(data).unwrap())
+        };
+        stream.split("\n\n").filter(|e| !e.is_empty()).map(one).collect()
+    }
+
+    #[test]
+    fn thoughts_text_and_calls_are_blocks_with_events_of_their_own() {
+        let mut wire = answer();
+        let mut stream = wire.begun(Usage { generated: 0, ..USAGE });
+        stream += &rich().iter().map(|d| wire.delta(d)).collect::<String>();
+        stream += &wire.end(USAGE, None);
+        let events = parsed(&stream);
+        let usage = |output: usize, thinking: usize| {
+            json!({
+                "input_tokens": 1, "cache_creation_input_tokens": 5, "cache_read_input_tokens": 4, "output_tokens": output,
+                "output_tokens_details": {"thinking_tokens": thinking},
+            })
+        };
+        let start =
+            |index: usize, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
+        let delta = |index: usize, delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
+        let stop = |index: usize| json!({"type": "content_block_stop", "index": index});
+        let thinking = |text: &str| json!({"type": "thinking_delta", "thinking": text});
+        let text = |text: &str| json!({"type": "text_delta", "text": text});
+        let input = |json: &str| json!({"type": "input_json_delta", "partial_json": json});
+        let call = |id: &str, name: &str| json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+        let message = json!({
+            "id": "msg_1", "type": "message", "role": "assistant", "model": "demo", "content": [],
+            "stop_reason": null, "stop_sequence": null, "usage": usage(0, 0),
+        });
+        let expected = [
+            json!({"type": "message_start", "message": message}),
+            start(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
+            delta(0, thinking("Let me ")),
+            delta(0, thinking("look.")),
+            delta(0, json!({"type": "signature_delta", "signature": signature("Let me look.")})),
+            stop(0),
+            start(1, json!({"type": "text", "text": ""})),
+            delta(1, text("I'll ")),
+            delta(1, text("look.")),
+            stop(1),
+            start(2, call("toolu_102", "read")),
+            delta(2, input("{\"path\": ")),
+            delta(2, input("\"b\", \"a\": 1}")),
+            stop(2),
+            start(3, call("toolu_103", "ls")),
+            delta(3, input("{}")),
+            stop(3),
+            json!({"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": null}, "usage": usage(7, 2)}),
+            json!({"type": "message_stop"}),
+        ];
+        let found: Vec<Value> = events.iter().map(|(_, value)| value.clone()).collect();
+        assert_eq!(found, expected);
+        assert!(events.iter().all(|(name, value)| value["type"] == *name), "each is named by its type");
+    }
+
+    #[test]
+    fn a_whole_answer_has_what_the_stream_says() {
+        let mut wire = answer();
+        rich().into_iter().for_each(|d| wire.gather(d));
+        let whole = wire.whole(USAGE, None);
+        let thinking = json!({"type": "thinking", "thinking": "Let me look.", "signature": signature("Let me look.")});
+        assert_eq!(
+            whole["content"],
+            json!([
+                thinking,
+                {"type": "text", "text": "I'll look."},
+                {"type": "tool_use", "id": "toolu_102", "name": "read", "input": {"path": "b", "a": 1}},
+                {"type": "tool_use", "id": "toolu_103", "name": "ls", "input": {}},
+            ])
+        );
+        assert!(whole.to_string().contains(r#"{"path":"b","a":1}"#), "fields stay in their order");
+        assert_eq!(whole["stop_reason"], "tool_use");
+    }
+
+    #[test]
+    fn the_reason_to_stop_is_named() {
+        let after = |deltas: Vec<Delta>, stopped_by: Option<&str>| {
+            let mut wire = answer();
+            deltas.into_iter().for_each(|d| wire.gather(d));
+            let whole = wire.whole(USAGE, stopped_by);
+            (whole["stop_reason"].as_str().unwrap().to_owned(), whole["stop_sequence"].clone())
+        };
+        let said = || delta(&[Piece::Text("a".into())]);
+        assert_eq!(after(vec![said(), finished(Finish::Stop)], None), ("end_turn".into(), Value::Null));
+        assert_eq!(after(vec![said(), finished(Finish::Length)], None), ("max_tokens".into(), Value::Null));
+        assert_eq!(after(vec![said(), finished(Finish::Stop)], Some("END")), ("stop_sequence".into(), "END".into()));
+    }
+
+    #[test]
+    fn a_signature_is_as_long_for_every_thought() {
+        assert_eq!(signature("").len(), signature(&"x".repeat(5000)).len());
+        assert_ne!(signature("a"), signature("b"));
+    }
+}

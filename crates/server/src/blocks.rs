@@ -1,0 +1,170 @@
+//! An answer as a row of blocks, one after the other: thoughts, text, calls of tools. Dialects that name each block's beginning and end make their events of
+//! what happens to them.
+
+use sluice_engine::Finish;
+use sluice_engine::text::Piece;
+
+use crate::answer::Delta;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Thought,
+    Text,
+    /// Of the tool with this name; the text is its arguments.
+    Call(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    pub kind: Kind,
+    pub text: String,
+}
+
+/// What happens to the block of this number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    Begun(usize),
+    Grown(usize, String),
+    Ended(usize),
+}
+
+/// The blocks of one choice.
+#[derive(Default)]
+pub struct Blocks {
+    pub all: Vec<Block>,
+    is_open: bool,
+    pub finish: Option<Finish>,
+    /// Generated tokens that belong to thoughts.
+    pub thought_tokens: usize,
+}
+
+impl Blocks {
+    /// What a delta changes.
+    pub fn take(&mut self, delta: &Delta) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for piece in &delta.pieces {
+            match piece {
+                Piece::Thought(text) => self.grow(Kind::Thought, text, &mut changes),
+                Piece::Text(text) => self.grow(Kind::Text, text, &mut changes),
+                Piece::Call { name, .. } => self.begin(Kind::Call(name.clone()), &mut changes),
+                Piece::Arguments { json, .. } => {
+                    let last = self.open().filter(|i| matches!(self.all[*i].kind, Kind::Call(_)));
+                    if let Some(i) = last.filter(|_| !json.is_empty()) {
+                        self.all[i].text += json;
+                        changes.push(Change::Grown(i, json.clone()));
+                    }
+                }
+            }
+        }
+        let thinks = self.open().is_some_and(|i| self.all[i].kind == Kind::Thought);
+        if thinks || delta.pieces.iter().any(|p| matches!(p, Piece::Thought(_))) {
+            self.thought_tokens += delta.tokens.len();
+        }
+        if delta.finish.is_some() {
+            self.finish = delta.finish;
+            self.end(&mut changes);
+        }
+        changes
+    }
+
+    pub fn has_calls(&self) -> bool {
+        self.all.iter().any(|block| matches!(block.kind, Kind::Call(_)))
+    }
+
+    /// The block that is not at its end.
+    pub fn open(&self) -> Option<usize> {
+        self.is_open.then(|| self.all.len() - 1)
+    }
+
+    fn grow(&mut self, kind: Kind, text: &str, changes: &mut Vec<Change>) {
+        if text.is_empty() {
+            return;
+        }
+        if self.open().is_none_or(|i| self.all[i].kind != kind) {
+            self.begin(kind, changes);
+        }
+        let last = self.all.len() - 1;
+        self.all[last].text += text;
+        changes.push(Change::Grown(last, text.to_owned()));
+    }
+
+    fn begin(&mut self, kind: Kind, changes: &mut Vec<Change>) {
+        self.end(changes);
+        changes.push(Change::Begun(self.all.len()));
+        self.all.push(Block { kind, text: String::new() });
+        self.is_open = true;
+    }
+
+    fn end(&mut self, changes: &mut Vec<Change>) {
+        changes.extend(self.open().map(Change::Ended));
+        self.is_open = false;
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A delta of one token.
+    pub fn delta(pieces: &[Piece]) -> Delta {
+        Delta {
+            choice: 0,
+            text: String::new(),
+            pieces: pieces.to_vec(),
+            tokens: vec![(0, None)],
+            finish: None,
+            stopped: false,
+        }
+    }
+
+    /// The last delta, which has no token.
+    pub fn finished(finish: Finish) -> Delta {
+        Delta { tokens: Vec::new(), finish: Some(finish), ..delta(&[]) }
+    }
+
+    /// An answer that thinks, says something and calls two tools.
+    pub fn rich() -> Vec<Delta> {
+        let text = |t: &str| Piece::Text(t.into());
+        let thought = |t: &str| Piece::Thought(t.into());
+        let call = |index, name: &str| Piece::Call { index, name: name.into() };
+        let arguments = |index, json: &str| Piece::Arguments { index, json: json.into() };
+        vec![
+            delta(&[thought("Let me ")]),
+            delta(&[thought("look.")]),
+            delta(&[text("I'll ")]),
+            delta(&[text("look.")]),
+            delta(&[call(0, "read"), arguments(0, "{\"path\": ")]),
+            delta(&[arguments(0, "\"b\", \"a\": 1}")]),
+            delta(&[call(1, "ls"), arguments(1, "{}")]),
+            finished(Finish::Stop),
+        ]
+    }
+
+    #[test]
+    fn blocks_begin_grow_and_end_one_after_the_other() {
+        let mut blocks = Blocks::default();
+        let changes: Vec<Change> = rich().iter().flat_map(|d| blocks.take(d)).collect();
+        let outline: Vec<(char, usize)> = changes
+            .iter()
+            .map(|change| match change {
+                Change::Begun(i) => ('b', *i),
+                Change::Grown(i, _) => ('g', *i),
+                Change::Ended(i) => ('e', *i),
+            })
+            .collect();
+        let expected = "b0 g0 g0 e0 b1 g1 g1 e1 b2 g2 g2 e2 b3 g3 e3";
+        let found: Vec<String> = outline.iter().map(|(c, i)| format!("{c}{i}")).collect();
+        assert_eq!(found.join(" "), expected);
+        let texts: Vec<&str> = blocks.all.iter().map(|b| b.text.as_str()).collect();
+        assert_eq!(texts, ["Let me look.", "I'll look.", "{\"path\": \"b\", \"a\": 1}", "{}"]);
+        assert_eq!((blocks.thought_tokens, blocks.has_calls(), blocks.open()), (2, true, None));
+    }
+
+    #[test]
+    fn nothing_said_is_no_block() {
+        let mut blocks = Blocks::default();
+        assert!(blocks.take(&delta(&[Piece::Text(String::new())])).is_empty());
+        assert!(blocks.take(&finished(Finish::Length)).is_empty());
+        assert_eq!(blocks.finish, Some(Finish::Length));
+    }
+}

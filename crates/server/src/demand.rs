@@ -1,0 +1,150 @@
+//! What a request demands of its answer, whatever its dialect: tools that may or must be called, the form of its text.
+
+use serde_json::{Value, json};
+use sluice_engine::{Called, Demand, Form};
+
+use crate::error::ApiError;
+
+/// Tools of a request at most, and characters of a tool's name.
+const MOST_TOOLS: usize = 512;
+const NAME: usize = 128;
+
+/// Which tools may be called, and which must be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// Whatever the model wants.
+    #[default]
+    Auto,
+    /// No tool; they stay in the prompt.
+    None,
+    /// At least one, whichever.
+    Required,
+    /// The one of this name.
+    Named(String),
+}
+
+/// What an answer's text must be, and which field says so.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Format {
+    pub field: &'static str,
+    pub form: Form,
+}
+
+/// What becomes of a request's fields.
+#[derive(Debug, Default)]
+pub struct Demanded {
+    /// As templates take them.
+    pub tools: Option<Value>,
+    /// Calls are read as such.
+    pub reads_calls: bool,
+    pub demand: Demand,
+    /// The field to blame where it cannot be had.
+    pub blame: &'static str,
+}
+
+impl Demanded {
+    /// `tools`: as templates take them. `several`: an answer may have more than one call.
+    ///
+    /// # Errors
+    /// A choice among tools that are not there, tools that are none.
+    pub fn new(
+        tools: Option<Value>,
+        choice: &ToolChoice,
+        several: bool,
+        format: Option<Format>,
+        thinking_budget: Option<usize>,
+    ) -> Result<Demanded, ApiError> {
+        let all = tools.as_ref().and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        check(all)?;
+        let tools = (!all.is_empty()).then(|| json!(all));
+        let reads_calls = tools.is_some() && *choice != ToolChoice::None;
+        let Format { field, form } = format.unwrap_or(Format { field: "tools", form: Form::Text });
+        let missing = |what: String| ApiError::invalid("tool_choice", what);
+        let called = match choice {
+            ToolChoice::Required => {
+                let tools = tools.clone().ok_or_else(|| missing("there are no tools to call".into()))?;
+                Some(Called { tools, several, must: true })
+            }
+            ToolChoice::Named(name) => {
+                let tool = all.iter().find(|tool| tool["function"]["name"] == name.as_str());
+                let tool = tool.ok_or_else(|| missing(format!("there is no tool {name:?}")))?;
+                Some(Called { tools: json!([tool]), several: false, must: true })
+            }
+            // Calls must have a place in the grammar of an answer that has one.
+            ToolChoice::Auto | ToolChoice::None => (tools.clone().filter(|_| reads_calls && form != Form::Text))
+                .map(|tools| Called { tools, several, must: false }),
+        };
+        let (form, blame) = match &called {
+            Some(called) if called.must => (Form::Text, "tools"),
+            _ => (form, field),
+        };
+        Ok(Demanded { tools, reads_calls, demand: Demand { form, called, thinking_budget }, blame })
+    }
+}
+
+fn check(tools: &[Value]) -> Result<(), ApiError> {
+    for (i, tool) in tools.iter().enumerate() {
+        let wrong = |what: String| ApiError::invalid(&format!("tools[{i}]"), format!("tools[{i}]{what}"));
+        let name = tool["function"]["name"].as_str().ok_or_else(|| wrong(" has no function.name".into()))?;
+        let is_fit = |c: char| !c.is_control() && !c.is_whitespace() && !"\"\\<>".contains(c);
+        if name.is_empty() || name.chars().count() > NAME || !name.chars().all(is_fit) {
+            return Err(wrong(format!(": {name:?} is no name for a function")));
+        }
+        if !matches!(tool["function"].get("parameters"), None | Some(Value::Null | Value::Object(_))) {
+            return Err(wrong(".function.parameters is no schema".into()));
+        }
+    }
+    if tools.len() > MOST_TOOLS {
+        return Err(ApiError::invalid("tools", format!("at most {MOST_TOOLS} tools are accepted")));
+    }
+    Ok(())
+}
+
+/// The form that is asked for in the words of `response_format` (of which `text.format` and `output_config.format` are variants); `None`: any text.
+///
+/// # Errors
+/// What is no form.
+pub fn format_of(field: &'static str, asked: &Value) -> Result<Option<Format>, ApiError> {
+    let form = match asked["type"].as_str() {
+        None if asked.is_null() => return Ok(None),
+        Some("text") => return Ok(None),
+        Some("json_object") if asked["schema"].is_object() => Form::Schema(asked["schema"].clone()),
+        Some("json_object") => Form::Object,
+        Some("json_schema") => {
+            let schema = [&asked["json_schema"]["schema"], &asked["schema"]].into_iter().find(|s| !s.is_null());
+            let missing = || ApiError::invalid(field, format!("{field} has no json_schema.schema"));
+            Form::Schema(schema.ok_or_else(missing)?.clone())
+        }
+        Some("regex") => Form::Regex(text(field, first(asked, &["regex", "pattern"]))?),
+        Some("grammar") => lark(field, &asked["grammar"])?,
+        _ => {
+            let message = format!("{field}: its type is none of text, json_object, json_schema, regex and grammar");
+            return Err(ApiError::invalid(field, message));
+        }
+    };
+    Ok(Some(Format { field, form }))
+}
+
+fn first<'a>(value: &'a Value, names: &[&str]) -> &'a Value {
+    names.iter().map(|name| &value[*name]).find(|v| !v.is_null()).unwrap_or(&Value::Null)
+}
+
+/// # Errors
+/// Anything but a text that is not empty.
+pub fn text(field: &str, value: &Value) -> Result<String, ApiError> {
+    let text = value.as_str().filter(|text| !text.is_empty());
+    text.map(str::to_owned).ok_or_else(|| ApiError::invalid(field, format!("{field} must be a text")))
+}
+
+/// # Errors
+/// What is no grammar in Lark.
+pub fn lark(field: &str, value: &Value) -> Result<Form, ApiError> {
+    let source = text(field, value)?;
+    if source.contains("::=") {
+        return Err(ApiError::invalid(
+            field,
+            format!("{field}: grammars are in Lark (start: ..); this one is in GBNF"),
+        ));
+    }
+    Ok(Form::Lark(source))
+}

@@ -1,0 +1,136 @@
+//! What a chat demands of its answer, in the words of OpenAI's clients, vLLM's and llama-server's.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sluice_engine::Form;
+
+use crate::demand::{Demanded, Format, ToolChoice, format_of, lark, text};
+use crate::error::ApiError;
+use crate::exchange::ignore;
+
+/// Fields of tools, and of what an answer is to be.
+#[derive(Debug, Default, Deserialize)]
+pub struct Fields {
+    #[serde(default)]
+    tools: Option<Vec<Value>>,
+    #[serde(default)]
+    tool_choice: Option<Value>,
+    #[serde(default)]
+    parallel_tool_calls: Option<bool>,
+    #[serde(default)]
+    response_format: Option<Value>,
+    /// vLLM's: `json`, `regex`, `choice`, `grammar`, `json_object`.
+    #[serde(default)]
+    structured_outputs: Option<Value>,
+    #[serde(default)]
+    guided_json: Option<Value>,
+    #[serde(default)]
+    guided_regex: Option<Value>,
+    #[serde(default)]
+    guided_choice: Option<Value>,
+    #[serde(default)]
+    guided_grammar: Option<Value>,
+    /// llama-server's.
+    #[serde(default)]
+    json_schema: Option<Value>,
+    #[serde(default)]
+    regex: Option<Value>,
+    #[serde(default)]
+    grammar: Option<Value>,
+    /// Tokens of thoughts at most; below 0: any number.
+    #[serde(default, alias = "thinking_budget", alias = "thinking_token_budget")]
+    reasoning_budget: Option<i64>,
+}
+
+impl Fields {
+    /// # Errors
+    /// A field that cannot be what it is, and fields that contradict each other.
+    pub fn demanded(&self) -> Result<Demanded, ApiError> {
+        // What a client's own side would do is nothing that a model can be told of.
+        let ours = |tool: &&Value| tool["type"].as_str().is_none_or(|kind| kind == "function");
+        let (ours, others): (Vec<&Value>, Vec<&Value>) = self.tools.iter().flatten().partition(ours);
+        if !others.is_empty() {
+            ignore("tools");
+        }
+        let (several, budget) = (self.parallel_tool_calls.unwrap_or(true), self.reasoning_budget);
+        let budget = budget.and_then(|tokens| usize::try_from(tokens).ok());
+        Demanded::new(Some(json!(ours)), &self.tool_choice()?, several, self.format()?, budget)
+    }
+
+    fn tool_choice(&self) -> Result<ToolChoice, ApiError> {
+        let choice = self.tool_choice.as_ref().unwrap_or(&Value::Null);
+        let named = |choice: &Value| choice["function"]["name"].as_str().or(choice["name"].as_str()).map(str::to_owned);
+        let found = match choice.as_str() {
+            None if choice.is_null() => Some(ToolChoice::Auto),
+            Some("auto") => Some(ToolChoice::Auto),
+            Some("none") => Some(ToolChoice::None),
+            Some("required") => Some(ToolChoice::Required),
+            None if choice["type"] == "function" => named(choice).map(ToolChoice::Named),
+            _ => None,
+        };
+        found.ok_or_else(|| ApiError::invalid("tool_choice", format!("tool_choice cannot be {choice}")))
+    }
+
+    /// The form that is asked for.
+    fn format(&self) -> Result<Option<Format>, ApiError> {
+        let mut forms = Vec::new();
+        let format = self.response_format.as_ref().unwrap_or(&Value::Null);
+        forms.extend(format_of("response_format", format)?.map(|Format { field, form }| (form, field)));
+        let structured = self.structured_outputs.as_ref().unwrap_or(&Value::Null);
+        if structured["json_object"] == true {
+            forms.push((Form::Object, "structured_outputs"));
+        }
+        let given = |value: &Option<Value>| value.clone().filter(|v| !v.is_null());
+        let within = |name: &str| Some(structured[name].clone()).filter(|v| !v.is_null());
+        for (value, field) in [
+            (within("json"), "structured_outputs"),
+            (given(&self.guided_json), "guided_json"),
+            (given(&self.json_schema), "json_schema"),
+        ] {
+            // Some send the schema's text.
+            let read = |value| match value {
+                Value::String(json) => {
+                    serde_json::from_str(&json).map_err(|e| ApiError::invalid(field, format!("{field}: {e}")))
+                }
+                other => Ok(other),
+            };
+            forms.extend(value.map(read).transpose()?.map(|schema| (Form::Schema(schema), field)));
+        }
+        for (value, field) in [
+            (within("regex"), "structured_outputs"),
+            (given(&self.guided_regex), "guided_regex"),
+            (given(&self.regex), "regex"),
+        ] {
+            forms.extend(value.map(|v| text(field, &v)).transpose()?.map(|regex| (Form::Regex(regex), field)));
+        }
+        for (value, field) in [
+            (within("grammar"), "structured_outputs"),
+            (given(&self.guided_grammar), "guided_grammar"),
+            (given(&self.grammar), "grammar"),
+        ] {
+            forms.extend(value.map(|v| lark(field, &v)).transpose()?.map(|form| (form, field)));
+        }
+        for (value, field) in [(within("choice"), "structured_outputs"), (given(&self.guided_choice), "guided_choice")]
+        {
+            forms.extend(value.map(|v| one_of(field, &v)).transpose()?.map(|form| (form, field)));
+        }
+        match forms.len() {
+            0 | 1 => Ok(forms.pop().map(|(form, field)| Format { field, form })),
+            _ => Err(ApiError::invalid(
+                forms[1].1,
+                format!("{} and {} both say what the answer is", forms[0].1, forms[1].1),
+            )),
+        }
+    }
+}
+
+fn one_of(field: &str, value: &Value) -> Result<Form, ApiError> {
+    let texts = value.as_array().map(|all| all.iter().map(Value::as_str).collect::<Option<Vec<&str>>>());
+    match texts {
+        Some(Some(texts)) if !texts.is_empty() => {
+            let texts: Vec<String> = texts.into_iter().map(|text| Value::from(text).to_string()).collect();
+            Ok(Form::Lark(format!("start: {}", texts.join(" | "))))
+        }
+        _ => Err(ApiError::invalid(field, format!("{field}: a choice is a list of texts"))),
+    }
+}

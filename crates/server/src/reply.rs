@@ -1,0 +1,236 @@
+//! How an answer is sent, whatever its dialect: as one object, or as a stream of events.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::body::Body;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use serde_json::Value;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::answer::{Answer, Delta};
+use crate::error::ApiError;
+use crate::exchange::Exchange;
+use crate::runtime::{Ticket, Update};
+
+/// After so long without anything to say a stream gives a sign of life.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
+
+/// A request that the engine has.
+pub struct Pending {
+    pub ticket: Ticket,
+    pub updates: UnboundedReceiver<Update>,
+    pub answer: Answer,
+    pub prompt_tokens: usize,
+    /// What is computed of the prompt is kept for others that begin alike.
+    pub keeps_prefix: bool,
+    /// When it is given up.
+    pub deadline: Option<Instant>,
+    /// Told what it came to.
+    pub exchange: Option<Arc<Exchange>>,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(exchange) = &self.exchange {
+            exchange.counted(self.prompt_tokens, self.answer.cached, self.answer.generated);
+        }
+    }
+}
+
+/// Tokens of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt: usize,
+    /// Those of the prompt that were there.
+    pub cached: usize,
+    /// Those of it that were not, and are from now on: all others but the last, which is always computed.
+    pub written: usize,
+    pub generated: usize,
+}
+
+/// What happens to a request.
+enum Next {
+    /// Its prompt is being computed.
+    Begun,
+    Delta(Delta),
+    Over,
+}
+
+/// What makes texts of events, and objects, of a dialect's answers.
+pub trait Wire: Send + 'static {
+    /// What is sent at once.
+    fn first(&mut self) -> String {
+        String::new()
+    }
+    /// What is sent when it is known how much of the prompt was there; or before the first sign of life, where that takes long.
+    fn begun(&mut self, _usage: Usage) -> String {
+        String::new()
+    }
+    /// Events for a delta; also those that begin the choice, where it is its first.
+    fn delta(&mut self, delta: &Delta) -> String;
+    /// An event that says nothing, and that clients take for one.
+    fn sign_of_life(&mut self) -> String;
+    /// What ends the stream; `stopped_by` is the stop string that has ended the first choice.
+    fn end(&mut self, usage: Usage, stopped_by: Option<&str>) -> String;
+    /// What ends a stream in which something went wrong.
+    fn failed(&mut self, error: &ApiError) -> String;
+    /// Keeps a delta for [`Wire::whole`].
+    fn gather(&mut self, delta: Delta);
+    /// The whole answer.
+    fn whole(&mut self, usage: Usage, stopped_by: Option<&str>) -> Value;
+    /// An error in place of the whole answer, for which a good status was sent already.
+    fn error(&self, error: &ApiError) -> Value;
+}
+
+impl Pending {
+    pub fn usage(&self) -> Usage {
+        let (prompt, cached, generated) = (self.prompt_tokens, self.answer.cached, self.answer.generated);
+        let written = if self.keeps_prefix { prompt.saturating_sub(cached + 1) } else { 0 };
+        Usage { prompt, cached, written, generated }
+    }
+
+    /// The next delta; `Ok(None)` after the last.
+    pub async fn next(&mut self) -> Result<Option<Delta>, ApiError> {
+        loop {
+            match self.step().await? {
+                Next::Begun => {}
+                Next::Delta(delta) => return Ok(Some(delta)),
+                Next::Over => return Ok(None),
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Result<Next, ApiError> {
+        while !self.answer.is_over() {
+            let update = match self.deadline {
+                None => self.updates.recv().await,
+                Some(deadline) => timeout_at(deadline, self.updates.recv())
+                    .await
+                    .map_err(|_| ApiError::timed_out("the request took longer than this server allows"))?,
+            };
+            let Some(update) = update else {
+                return Err(ApiError::internal("the engine has ended"));
+            };
+            let has_begun = matches!(update, Update::Begun { .. });
+            let delta = self.answer.take(update).map_err(|e| ApiError::internal(format!("{e:#}")))?;
+            if let Some(delta) = delta {
+                if delta.stopped {
+                    self.ticket.stop(delta.choice);
+                }
+                return Ok(Next::Delta(delta));
+            }
+            if has_begun {
+                return Ok(Next::Begun);
+            }
+        }
+        Ok(Next::Over)
+    }
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// The answer, as the request wants it.
+pub async fn send(pending: Pending, wire: impl Wire, streamed: bool) -> Response {
+    if streamed { stream(pending, wire) } else { whole(pending, wire).await }
+}
+
+/// The answer as one object. Where it takes long, what comes first is white space, so that nobody takes the connection for dead.
+async fn whole<W: Wire>(mut pending: Pending, mut wire: W) -> Response {
+    let gathered = async move {
+        loop {
+            match pending.next().await {
+                Ok(Some(delta)) => wire.gather(delta),
+                Ok(None) => return Ok(wire.whole(pending.usage(), pending.answer.stopped_by(0))),
+                Err(error) => return Err((wire.error(&error), error)),
+            }
+        }
+    };
+    type Gathered = dyn Future<Output = Result<Value, (Value, ApiError)>> + Send;
+    let mut gathered: Pin<Box<Gathered>> = Box::pin(gathered);
+    match timeout(SIGN_OF_LIFE, &mut gathered).await {
+        Ok(Ok(value)) => Json(value).into_response(),
+        Ok(Err((_, error))) => error.into_response(),
+        Err(_) => {
+            let body = unfold(Some(gathered), |gathered| async move {
+                let mut gathered = gathered?;
+                match timeout(SIGN_OF_LIFE, &mut gathered).await {
+                    Ok(result) => {
+                        let value = result.unwrap_or_else(|(value, _)| value);
+                        Some((Ok::<_, Infallible>(value.to_string()), None))
+                    }
+                    Err(_) => Some((Ok(" ".to_owned()), Some(gathered))),
+                }
+            });
+            ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(body)).into_response()
+        }
+    }
+}
+
+/// The answer as events. Headers go out at once.
+fn stream(pending: Pending, wire: impl Wire) -> Response {
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+    (headers, Body::from_stream(events(pending, wire))).into_response()
+}
+
+/// An event without a name.
+pub fn data(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}
+
+/// An event that is named by its `type`.
+pub fn event(value: &Value) -> String {
+    format!("event: {}\ndata: {value}\n\n", value["type"].as_str().unwrap_or("message"))
+}
+
+struct Sending<W> {
+    pending: Pending,
+    wire: W,
+    /// [`Wire::first`] and [`Wire::begun`] were sent.
+    is_open: bool,
+    has_begun: bool,
+}
+
+fn events<W: Wire>(pending: Pending, wire: W) -> impl Stream<Item = Result<String, Infallible>> {
+    let state = Sending { pending, wire, is_open: false, has_begun: false };
+    unfold(Some(state), |state| async move {
+        let mut s = state?;
+        loop {
+            let mut text = String::new();
+            if !std::mem::replace(&mut s.is_open, true) {
+                text += &s.wire.first();
+                if !text.is_empty() {
+                    return Some((Ok(text), Some(s)));
+                }
+            }
+            let next = timeout(SIGN_OF_LIFE, s.pending.step()).await;
+            let is_failed = matches!(next, Ok(Err(_)));
+            if !is_failed && !std::mem::replace(&mut s.has_begun, true) {
+                text += &s.wire.begun(s.pending.usage());
+            }
+            match next {
+                Err(_) => text += &s.wire.sign_of_life(),
+                Ok(Ok(Next::Begun)) => {}
+                Ok(Ok(Next::Delta(delta))) => text += &s.wire.delta(&delta),
+                Ok(Ok(Next::Over)) => {
+                    text += &s.wire.end(s.pending.usage(), s.pending.answer.stopped_by(0));
+                    return Some((Ok(text), None));
+                }
+                Ok(Err(error)) => return Some((Ok(text + &s.wire.failed(&error)), None)),
+            }
+            if !text.is_empty() {
+                return Some((Ok(text), Some(s)));
+            }
+        }
+    })
+}

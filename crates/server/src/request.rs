@@ -1,0 +1,240 @@
+//! What every dialect asks for, once its own words are understood: a conversation, tools, how to choose tokens. From here on dialects do not differ.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde_json::{Map, Value, json};
+use sluice_engine::Constraint;
+use sluice_engine::text::{Dialogue, Reading, TextSide};
+
+use crate::app::Ready;
+use crate::demand::Demanded;
+use crate::error::ApiError;
+use crate::openai::Common;
+use crate::reply::Pending;
+
+/// Whether the model thinks before it answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Thinking {
+    /// As its template has it.
+    #[default]
+    Default,
+    Off,
+    On,
+}
+
+/// What is asked for.
+#[derive(Debug, Default)]
+pub struct Asked {
+    /// As chat templates take them: `role`, `content` (a text), `reasoning_content`, `tool_calls` with arguments as objects whose fields are in the order in
+    /// which they came, or as their text, `tool_call_id`; `cache_control` where the client wants to keep what is computed up to the message's end.
+    pub messages: Vec<Value>,
+    /// Tools, and what the answer must be.
+    pub demanded: Demanded,
+    pub thinking: Thinking,
+    /// More names that the template may look at.
+    pub extra: Map<String, Value>,
+    /// How likely each token was is wanted, and so many of the likeliest.
+    pub logprobs: Option<usize>,
+    /// Sampling, stop strings, the number of tokens, whether it is streamed.
+    pub common: Common,
+}
+
+/// A prompt's tokens, and where prompts may part that begin like it: recurrent states are kept there.
+pub struct Rendered {
+    pub tokens: Vec<u32>,
+    pub marks: Vec<usize>,
+}
+
+impl Asked {
+    /// Whether the client wants to keep something.
+    pub fn is_marked(&self) -> bool {
+        self.messages.iter().any(|message| !message["cache_control"].is_null())
+    }
+
+    /// The prompt, by a thread that may take its time.
+    ///
+    /// # Errors
+    /// What the template refuses.
+    pub async fn rendered(&mut self, ready: &Arc<Ready>) -> Result<Rendered, ApiError> {
+        if self.messages.is_empty() {
+            return Err(ApiError::invalid("messages", "messages is empty"));
+        }
+        let enables = match self.thinking {
+            Thinking::Default => None,
+            Thinking::Off => Some(false),
+            Thinking::On => Some(true),
+        };
+        if let Some(on) = enables {
+            self.extra.entry("enable_thinking").or_insert(on.into());
+        }
+        let messages = with_one_system_message(std::mem::take(&mut self.messages));
+        let tools = self.demanded.tools.clone();
+        let (own, extra) = (Arc::clone(ready), std::mem::take(&mut self.extra));
+        let done = tokio::task::spawn_blocking(move || {
+            rendered(&own, &messages, tools.as_ref(), &extra).or_else(|error| {
+                // Some templates take a system message at the beginning alone: later ones are then said by the user.
+                let others = as_of_the_user(&messages).ok_or(error)?;
+                rendered(&own, &others, tools.as_ref(), &extra)
+            })
+        });
+        let done = done.await.map_err(|e| ApiError::internal(e.to_string()))?;
+        done.map_err(|e| ApiError::invalid("messages", format!("{e:#}")))
+    }
+
+    /// Hands it to the engine.
+    ///
+    /// # Errors
+    /// What is wrong with it; a queue that is full.
+    pub async fn submit(mut self, ready: &Arc<Ready>) -> Result<Pending, ApiError> {
+        // 1. The prompt, and what its answer must be, by threads that may take their time
+        let Rendered { tokens, marks } = self.rendered(ready).await?;
+        let (own, demanded) = (Arc::clone(ready), self.demanded);
+        let prepared = tokio::task::spawn_blocking(move || prepared(&own.text, &demanded, tokens)).await;
+        let (tokens, reading, constraint) = prepared.map_err(|e| ApiError::internal(e.to_string()))??;
+        // 2. Its answer
+        let mut generation = self.common.generation(&ready.text, tokens.len(), ready.context)?;
+        generation.logprobs = self.logprobs;
+        generation.marks = marks;
+        generation.constraint = constraint.map(Arc::new);
+        let mut pending = ready.submit(tokens, generation, &self.common)?;
+        pending.answer.read_as(&reading, &ready.text.tokenizer);
+        Ok(pending)
+    }
+}
+
+/// How the answers to a prompt are read, and what they must be.
+fn prepared(
+    text: &TextSide,
+    demanded: &Demanded,
+    prompt: Vec<u32>,
+) -> Result<(Vec<u32>, Reading, Option<Constraint>), ApiError> {
+    let reading = Reading::new(text, demanded.tools.as_ref().filter(|_| demanded.reads_calls), &prompt);
+    let constraint = Constraint::new(text, &demanded.demand, reading.opened());
+    let wrong = |e: anyhow::Error| ApiError::invalid(demanded.blame, format!("{}: {e:#}", demanded.blame));
+    Ok((prompt, reading, constraint.map_err(wrong)?))
+}
+
+fn rendered(
+    ready: &Ready,
+    messages: &[Value],
+    tools: Option<&Value>,
+    extra: &Map<String, Value>,
+) -> anyhow::Result<Rendered> {
+    let TextSide { template, tokenizer, .. } = &ready.text;
+    let template = Some(template.as_ref().context("this model has no chat template")?);
+    let dialogue = Dialogue { template, tokenizer, messages, tools, extra };
+    let tokens = dialogue.tokens()?;
+    let marks = if ready.has_states { dialogue.partings(&tokens) } else { Vec::new() };
+    Ok(Rendered { tokens, marks })
+}
+
+fn is_system(message: &Value) -> bool {
+    matches!(message["role"].as_str(), Some("system" | "developer"))
+}
+
+/// System messages at the beginning become one, and developers' are system messages: templates know no others.
+fn with_one_system_message(messages: Vec<Value>) -> Vec<Value> {
+    let leading = messages.iter().take_while(|m| is_system(m)).count();
+    let (system, rest) = messages.split_at(leading);
+    let mut all = Vec::with_capacity(rest.len() + 1);
+    if !system.is_empty() {
+        let texts: Vec<&str> = system.iter().filter_map(|m| m["content"].as_str()).filter(|t| !t.is_empty()).collect();
+        let mut one = json!({"role": "system", "content": texts.join("\n\n")});
+        if let Some(mark) = system.iter().map(|m| &m["cache_control"]).find(|mark| !mark.is_null()) {
+            one["cache_control"] = mark.clone();
+        }
+        all.push(one);
+    }
+    all.extend(rest.iter().cloned().map(|mut message| {
+        if is_system(&message) {
+            message["role"] = "system".into();
+        }
+        message
+    }));
+    all
+}
+
+/// The conversation with what the system says in its midst said by the user; `None` where it says nothing there.
+fn as_of_the_user(messages: &[Value]) -> Option<Vec<Value>> {
+    let rest = messages.get(1..)?;
+    rest.iter().any(is_system).then(|| {
+        let mut all = messages.to_vec();
+        all[1..].iter_mut().filter(|m| is_system(m)).for_each(|m| m["role"] = "user".into());
+        all
+    })
+}
+
+/// A tool as templates and parsers take it.
+pub fn function(name: &str, description: Option<&Value>, parameters: Option<&Value>) -> Value {
+    let mut function = json!({"name": name});
+    if let Some(description) = description.filter(|d| d.is_string()) {
+        function["description"] = description.clone();
+    }
+    function["parameters"] =
+        parameters.filter(|p| p.is_object()).cloned().unwrap_or_else(|| json!({"type": "object", "properties": {}}));
+    json!({"type": "function", "function": function})
+}
+
+/// A call as templates take it.
+pub fn tool_call(id: &str, name: &str, arguments: Value) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+/// What the assistant thought, said and called since it was last spoken to, from parts that come one by one.
+#[derive(Default)]
+pub struct Turn {
+    pub thoughts: String,
+    pub text: String,
+    pub calls: Vec<Value>,
+    pub is_marked: bool,
+}
+
+impl Turn {
+    pub fn has_answered(&self) -> bool {
+        !(self.text.is_empty() && self.calls.is_empty())
+    }
+
+    /// Puts the turn behind the messages, if there was any.
+    pub fn end(&mut self, messages: &mut Vec<Value>) {
+        let turn = std::mem::take(self);
+        if turn.thoughts.is_empty() && !turn.has_answered() {
+            return;
+        }
+        let mut message = json!({"role": "assistant", "content": turn.text});
+        if !turn.thoughts.is_empty() {
+            message["reasoning_content"] = turn.thoughts.into();
+        }
+        if !turn.calls.is_empty() {
+            message["tool_calls"] = turn.calls.into();
+        }
+        if turn.is_marked {
+            message["cache_control"] = json!({});
+        }
+        messages.push(message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn system_messages_at_the_beginning_become_one() {
+        let messages = vec![
+            json!({"role": "system", "content": "a"}),
+            json!({"role": "developer", "content": "b", "cache_control": {}}),
+            json!({"role": "user", "content": "c"}),
+            json!({"role": "developer", "content": "d"}),
+        ];
+        let all = with_one_system_message(messages);
+        let one = json!({"role": "system", "content": "a\n\nb", "cache_control": {}});
+        let rest = [json!({"role": "user", "content": "c"}), json!({"role": "system", "content": "d"})];
+        assert_eq!(all[0], one);
+        assert_eq!(all[1..], rest);
+        // Where a template takes no more of them, the user says it.
+        let said = as_of_the_user(&all).unwrap();
+        assert_eq!((&said[0], &said[2]), (&one, &json!({"role": "user", "content": "d"})));
+        assert_eq!(as_of_the_user(&all[..2]), None);
+    }
+}
