@@ -1,187 +1,80 @@
-// Products of integer groups with large matrices for one token, or for one token of each expert, as a whole layer's part (rows.cu says what that is; small matrices are
-// quicker there). A warp takes up to U rows of
-// a matrix together and goes along them by 1,024 columns, 32 in a lane: so reads are whole lines, U of which are under way in each lane, and the activations of
-// a chunk stay in registers for all of these rows. What groups sum to meets in shared memory, where four lanes of each row run through its chains.
+// Products of integer groups of 64 for one token, as a layer's part (rows.cu says what that is). What counts here is the time from the end of the kernel before to the
+// end of this one: what does not hang on that kernel comes before the wait (weights, scales, the norm's weights), and there is little code, since each
+// instruction is fetched for a few executions.
 //
-// A unit is a chunk of a row. Of U units a warp has 2^log rows and so many chunks of each that there are U; four lanes belong to each unit, and a row's chains
-// wander from the lanes of a chunk to those of the next.
+// A lane takes a whole weight group at a time, so that its two integer sums meet in registers; a row has 2^lanes lanes side by side, group w in lane w mod 2^lanes, and
+// its four chains wander through them, chain w mod 4 in lanes that are alike mod 4. A unit is what a lane takes at a time; UNITS are under way, of as many rows where a
+// row is one unit, or of one row.
 #pragma once
 #include "rows.cu"
 
-// Rows that a warp takes: of one part, or where parts are gate and up, half of each.
-struct Dealt {
-    u32 part;
-    u32 output;
-    u32 first;
+// A matrix; addresses are those that row 0 of the launch would have, whose rows are counted on from matrix to matrix.
+struct OnePart {
+    const u8* data;
+    const u8* scales;
+    const u8* biases;
+    float* out;
 };
 
-// Rows of a part that a warp takes together.
-__device__ __forceinline__ u32 rows_of_part(const Rows& p, u32 log) { return log - p.gated; }
+struct One {
+    OnePart parts[3];
+    const float* x;
+    // Null: no norm.
+    const float* norm;
+    u64 row_bytes;
+    float eps;
+    u32 cols;
+    // Rows that a warp takes together, in all matrices; of gate and up these alternate.
+    u32 sets;
+    // From which on they are the second and the third matrix's.
+    u32 second;
+    u32 third;
+    u32 log_lanes;
+    u32 gated;
+    u32 accumulate;
+    u32 type;
+    u32 unused;
+};
 
-__device__ __forceinline__ u32 all_tasks(const Rows& p, u32 log) {
-    if (p.gated) return tasks_of(p.parts[0], log - 1);
-    u32 tasks = 0;
-    for (u32 i = 0; i < p.count; i++) tasks += tasks_of(p.parts[i], log);
-    return tasks;
-}
+// Activations in shared memory: the four quarters of each group in arrays of their own so that neighbours meet no bank twice; both scales, and the sum of both means.
+struct Quarters {
+    uint4* q;
+    // From quarter to quarter.
+    u32 stride;
+    float2* sx;
+    float* m;
+};
 
-// The number of rows, as a power of two, with which the warp that has most has fewest.
-__device__ __forceinline__ u32 rows_together(const Rows& p, u32 warps, u32 most) {
-    u32 best = p.gated, least = 0xffffffffu;
-    for (u32 log = p.gated; log <= most; log++) {
-        u32 tasks = all_tasks(p, log), rows = ((tasks + warps - 1) / warps) << log;
-        if (rows <= least) {
-            least = rows;
-            best = log;
-        }
-    }
-    return best;
-}
-
-__device__ __forceinline__ Dealt deal(const Rows& p, u32 number, u32 log) {
-    Dealt task = {0, 0, number};
-    u32 own = rows_of_part(p, log);
-    if (!p.gated) {
-        for (; task.part + 1 < p.count; task.part++) {
-            u32 tasks = tasks_of(p.parts[task.part], own);
-            if (task.first < tasks) break;
-            task.first -= tasks;
-        }
-    }
-    const Matmul& m = p.parts[task.part];
-    if (m.table) {
-        u32 blocks = (m.rows + (1u << own) - 1) >> own;
-        task.output = task.first / blocks;
-        task.first -= task.output * blocks;
-    }
-    task.first <<= own;
-    return task;
-}
-
-// Four columns of x, of which eight neighbouring lanes have 32, go to where products take them.
-__device__ __forceinline__ void encode_four(float4 v, bool inside, u32 part, u32 eighth, u32 of, const Staged& to) {
-    // Sizes compare as integers, and a NaN is the greatest.
-    const u32 SIZE = 0x7fffffffu;
-    u32 most = max(max(bits(v.x) & SIZE, bits(v.y) & SIZE), max(bits(v.z) & SIZE, bits(v.w) & SIZE));
+// Encodes eight of x's columns; four threads next to each other have 32. `i`: which eight.
+__device__ __forceinline__ void encode_eight(const float (&v)[8], bool inside, u32 i, const Quarters& to) {
+    u32 most = 0;
 #pragma unroll
-    for (u32 step = 4; step > 0; step /= 2) most = max(most, __shfl_xor_sync(ALL, most, step));
-    float a = bits(most), inv = div(127.0f, a), scale = div(a, 127.0f);
-    if (!is_finite(inv)) inv = 0.0f;
-    int q0 = to_i8(mul(v.x, inv)), q1 = to_i8(mul(v.y, inv)), q2 = to_i8(mul(v.z, inv)), q3 = to_i8(mul(v.w, inv));
-    int sum = q0 + q1 + q2 + q3;
+    for (int k = 0; k < 8; k++) most = max(most, bits(v[k]) & 0x7fffffffu);
+    most = max(most, __shfl_xor_sync(ALL, most, 1));
+    most = max(most, __shfl_xor_sync(ALL, most, 2));
+    float a = bits(most), inv = div(127.0f, a);
+    // Of a group of zeros, or with a NaN or an infinity in it, q is 0.
+    u32 keep = is_finite(inv) && is_finite(a) ? ALL : 0;
+    // Sizes are at most 127: added to this, a number is rounded to the nearest integer, ties to even, and that is what its lowest byte says.
+    u32 q[8];
 #pragma unroll
-    for (u32 step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
-    float mean = mul(scale, (float)sum);
-    // A weight group's: of four groups of activations the sums are joined in their order.
-    if (of == 2) mean = add(mean, __shfl_xor_sync(ALL, mean, 8));
-    if (of == 4) {
-        float first = __shfl_sync(ALL, mean, 0), second = __shfl_sync(ALL, mean, 8);
-        float third = __shfl_sync(ALL, mean, 16), fourth = __shfl_sync(ALL, mean, 24);
-        mean = add(add(add(first, second), third), fourth);
-    }
-    if (!inside) return;
-    // In each eight columns even ones come before odd ones; this is the first or the second half of an eight.
-    u8* eight = (u8*)((eighth < 4 ? to.low : to.high) + part) + (eighth % 4 / 2) * 8 + eighth % 2 * 2;
-    *(u16*)eight = (u16)((q0 & 0xff) | (q2 & 0xff) << 8);
-    *(u16*)(eight + 4) = (u16)((q1 & 0xff) | (q3 & 0xff) << 8);
-    if (eighth == 0) {
-        to.sx[part] = scale;
-        if (part % of == 0) to.mx[part / of] = mean;
-    }
-}
-
-// Encodes or copies all rows of x, by the whole block; `mx` has the joined sums of each weight group. `loose`: [cols] floats, where there is a norm.
-// `weights`: the norm's, of this thread's columns, as far as they are under way.
-static const u32 AHEAD = 4;
-
-template <u32 OF> __device__ __forceinline__ void stage_joined(const Rows& p, u32 cols, const Staged& to, float* loose, const float4 (&weights)[AHEAD]) {
-    __shared__ float inverse;
-    const u32 parts = cols / 32, of = OF, quarters = cols / 4, all = p.tokens * quarters;
-    if (!p.x.at) {
-        const Encoded& x = p.parts[0].x;
-        for (u32 i = threadIdx.x; i < p.tokens * parts * 2; i += ROW_THREADS) {
-            uint4 v = ((const uint4*)x.q)[i];
-            (i % 2 ? to.high : to.low)[i / 2] = v;
-        }
-        for (u32 i = threadIdx.x; i < p.tokens * parts; i += ROW_THREADS) to.sx[i] = x.sx[i];
-        for (u32 i = threadIdx.x; i < p.tokens * parts / of; i += ROW_THREADS) {
-            float mean = x.mx[i * of];
-            for (u32 j = 1; j < of; j++) mean = add(mean, x.mx[i * of + j]);
-            to.mx[i] = mean;
-        }
-        __syncthreads();
-        return;
-    }
-    if (!p.norm.weight) {
-        // All rows together, several fours under way.
-        for (u32 from = 0; from < all; from += AHEAD * ROW_THREADS) {
-            float4 v[AHEAD];
-#pragma unroll
-            for (u32 k = 0; k < AHEAD; k++) {
-                u32 i = from + k * ROW_THREADS + threadIdx.x, t = p.tokens == 1 ? 0 : i / quarters;
-                v[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (i < all) v[k] = ((const float4*)p.x.row(t))[i - t * quarters];
-            }
-#pragma unroll
-            for (u32 k = 0; k < AHEAD; k++) {
-                u32 i = from + k * ROW_THREADS + threadIdx.x;
-                if (from + k * ROW_THREADS < all) encode_four(v[k], i < all, i / 8, i % 8, of, to);
-            }
-        }
-        __syncthreads();
-        return;
-    }
-    for (u32 t = 0; t < p.tokens; t++) {
-        const float4* x = (const float4*)p.x.row(t);
-        float4 v[AHEAD];
-#pragma unroll
-        for (u32 k = 0; k < AHEAD; k++) {
-            u32 i = k * ROW_THREADS + threadIdx.x;
-            v[k] = i < quarters ? x[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
-#pragma unroll
-        for (u32 k = 0; k < AHEAD; k++) {
-            u32 i = k * ROW_THREADS + threadIdx.x;
-            if (i < quarters) ((float4*)loose)[i] = v[k];
-        }
-        for (u32 i = AHEAD * ROW_THREADS + threadIdx.x; i < quarters; i += ROW_THREADS) ((float4*)loose)[i] = x[i];
-        __syncthreads();
-        if (threadIdx.x < WARP) {
-            float low = 0.0f, high = 0.0f;
-            u32 lane = threadIdx.x, whole = cols / 64 * 64;
-#pragma unroll 8
-            for (u32 i = lane; i < whole; i += 64) {
-                float a = loose[i], b = loose[i + 32];
-                low = fma(a, a, low);
-                high = fma(b, b, high);
-            }
-            if (whole < cols) low = fma(loose[whole + lane], loose[whole + lane], low);
-            float sum = wide_tree(low, high);
-            if (threadIdx.x == 0) inverse = div(1.0f, __fsqrt_rn(add(div(sum, (float)cols), p.norm.eps)));
-        }
-        __syncthreads();
-        float inv = inverse;
-        auto encode = [&](float4 v, float4 w, u32 i) {
-            v.x = mul(mul(v.x, inv), w.x);
-            v.y = mul(mul(v.y, inv), w.y);
-            v.z = mul(mul(v.z, inv), w.z);
-            v.w = mul(mul(v.w, inv), w.w);
-            encode_four(v, i < quarters, t * parts + i / 8, i % 8, of, to);
-        };
-#pragma unroll
-        for (u32 k = 0; k < AHEAD; k++) {
-            if (k * ROW_THREADS < quarters) encode(v[k], weights[k], k * ROW_THREADS + threadIdx.x);
-        }
-        for (u32 from = AHEAD * ROW_THREADS; from < quarters; from += ROW_THREADS) {
-            u32 i = min(from + threadIdx.x, quarters - 1);
-            encode(((const float4*)loose)[i], ((const float4*)p.norm.weight)[i], from + threadIdx.x);
-        }
-        __syncthreads();
+    for (int k = 0; k < 8; k++) q[k] = bits(add(mul(v[k], inv), 12582912.0f));
+    u32 even = keep & __byte_perm(__byte_perm(q[0], q[2], 0x0040), __byte_perm(q[4], q[6], 0x0040), 0x5410);
+    u32 odd = keep & __byte_perm(__byte_perm(q[1], q[3], 0x0040), __byte_perm(q[5], q[7], 0x0040), 0x5410);
+    if (inside) *(uint2*)((u8*)(to.q + i / 2 % 4 * to.stride + i / 8) + i % 2 * 8) = make_uint2(even, odd);
+    int sum = __dp4a((int)even, 0x01010101, __dp4a((int)odd, 0x01010101, 0));
+    sum += __shfl_xor_sync(ALL, sum, 1);
+    sum += __shfl_xor_sync(ALL, sum, 2);
+    float scale = div(a, 127.0f), mean = mul(scale, (float)sum);
+    float mean_of_next = __shfl_down_sync(ALL, mean, 4), scale_of_next = __shfl_down_sync(ALL, scale, 4);
+    if (inside && i % 8 == 0) {
+        to.sx[i / 8] = make_float2(scale, scale_of_next);
+        to.m[i / 8] = add(mean, mean_of_next);
     }
 }
 
 // The integer sum of 32 columns, exact, as a float.
-template <int BITS> __device__ __forceinline__ float part_sum(const u32 (&words)[BITS], uint4 low, uint4 high) {
+template <int BITS> __device__ __forceinline__ float part_sum(const u32* words, uint4 low, uint4 high) {
     // Added to these bits, a sum of less than 2^22 is the float 2^23 + 2^22 and that sum.
     const u32 MAGIC_BITS = 0x4b400000u;
     int sum;
@@ -189,16 +82,17 @@ template <int BITS> __device__ __forceinline__ float part_sum(const u32 (&words)
         const u32 EVEN = 0x0f0f0f0fu, ODD = 0xf0f0f0f0u;
         // Odd columns are sixteen times too large, exactly.
         int even = dot4(words[0] & EVEN, low.x, (int)MAGIC_BITS), odd = dot4(words[0] & ODD, low.y, 0);
-        even = dot4(words[1 % BITS] & EVEN, low.z, even);
-        odd = dot4(words[1 % BITS] & ODD, low.w, odd);
+        int even1 = dot4(words[1 % BITS] & EVEN, low.z, 0), odd1 = dot4(words[1 % BITS] & ODD, low.w, 0);
         even = dot4(words[2 % BITS] & EVEN, high.x, even);
         odd = dot4(words[2 % BITS] & ODD, high.y, odd);
-        even = dot4(words[3 % BITS] & EVEN, high.z, even);
-        odd = dot4(words[3 % BITS] & ODD, high.w, odd);
-        sum = even + (odd >> 4);
+        even1 = dot4(words[3 % BITS] & EVEN, high.z, even1);
+        odd1 = dot4(words[3 % BITS] & ODD, high.w, odd1);
+        sum = even + even1 + (odd + odd1 >> 4);
     } else {
-        u32 w[8];
-        spread<BITS>(words, w);
+        u32 own[BITS], w[8];
+#pragma unroll
+        for (int i = 0; i < BITS; i++) own[i] = words[i];
+        spread<BITS>(own, w);
         int even = dot4(w[0], low.x, (int)MAGIC_BITS), odd = dot4(w[1], low.y, 0);
         even = dot4(w[2], low.z, even);
         odd = dot4(w[3], low.w, odd);
@@ -211,177 +105,255 @@ template <int BITS> __device__ __forceinline__ float part_sum(const u32 (&words)
     return sub(bits((u32)sum), 12582912.0f);
 }
 
-// Floats from unit to unit of what groups sum to: 32 groups, and four so that units meet no bank twice.
-static const u32 LEFT = 36;
-
-template <int BITS, int U, u32 OF, u32 TYPE> __device__ __forceinline__ void multiply_rows_one(const Rows& p) {
-    __shared__ float left[ROW_WARPS][U][LEFT];
-    const u32 LOG_U = U == 8 ? 3 : 2, LANES = 4 * U;
-    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 cols = p.parts[0].cols, parts = cols / 32, groups = parts / OF;
-    const u32 of = OF, type = TYPE, shift = OF / 2, GROUPS = 8 >> shift;
-    const u32 chunks = (parts + 31) / 32, stride = gridDim.x * ROW_WARPS;
-    u32 number = warp * gridDim.x + blockIdx.x;
-    const u32 log = rows_together(p, stride, LOG_U), together = 1u << log, deep = LOG_U - log;
-    const u32 tasks = all_tasks(p, log), rounds = (chunks + (1u << deep) - 1) >> deep;
-    // This lane's unit: which of the rows, which of the chunks.
-    const u32 unit = lane / 4 % U, row_of_unit = unit & (together - 1), chunk_of_unit = unit >> log, chain = lane % 4;
-
-    Staged x;
-    x.low = (uint4*)room;
-    x.high = x.low + p.tokens * parts;
-    x.sx = (float*)(x.high + p.tokens * parts);
-    x.mx = x.sx + (p.tokens * parts + 3) / 4 * 4;
-    float* loose = x.mx + (p.tokens * parts + 3) / 4 * 4;
-
-    // Where this lane's row lies; beyond the rows of the product it is the last.
-    const u8 *data, *scales, *biases;
-    u32 row, part;
-    Dealt task;
-    auto aim = [&](u32 number) {
-        task = deal(p, number, log);
-        u32 own = rows_of_part(p, log);
-        part = p.gated ? row_of_unit >> own : task.part;
-        row = task.first + (row_of_unit & ((1u << own) - 1));
-        const Matmul& m = p.parts[part];
-        const Matrix& matrix = m.table ? m.table[m.experts[task.output]] : m.matrix;
-        u64 in_matrix = m.in_matrix(min(row, m.rows - 1)), size = type == F32 ? 4 : 2;
-        data = matrix.data + in_matrix * matrix.row_bytes;
-        scales = matrix.scales + in_matrix * matrix.groups * size;
-        biases = matrix.biases + in_matrix * matrix.groups * size;
-    };
-    Packed<BITS> packed[U];
-    u32 s[8 >> (OF / 2)], b[8 >> (OF / 2)];
-    auto bring = [&](u32 round, int u) {
-        u32 at = ((round << deep) + (u >> log)) * 32 + lane;
-        const u8* from = (const u8*)__shfl_sync(ALL, (u64)data, 4 * u);
-        packed[u].load(from + (u64)at * (4 * BITS), at < parts);
-    };
-    auto bring_scales = [&](u32 round) {
-        u32 first = ((((round << deep) + chunk_of_unit) * 32) >> shift) + chain;
+// `1 / sqrt(mean of squares + eps)` of `n` elements in shared memory, a multiple of 256, by a whole warp.
+__device__ __forceinline__ float inverse_rms_256(const float* x, u32 n, float eps) {
+    float low = 0.0f, high = 0.0f, next[8];
+    x += threadIdx.x % WARP;
 #pragma unroll
-        for (u32 j = 0; j < GROUPS; j++) {
-            u32 g = first + 4 * j;
-            s[j] = raw(scales, type, g, g < groups);
-            b[j] = raw(biases, type, g, g < groups);
+    for (int i = 0; i < 8; i++) next[i] = x[32 * i];
+#pragma unroll 1
+    for (u32 from = 256; from <= n; from += 256) {
+        float own[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            own[i] = next[i];
+            if (from < n) next[i] = x[from + 32 * i];
         }
-    };
-    auto bring_all = [&]() {
-        aim(number);
 #pragma unroll
-        for (int u = 0; u < U; u++) bring(0, u);
-        bring_scales(0);
-    };
-    bool works = number < tasks, early = !p.parts[0].table;
-    float4 weights[AHEAD];
-    if (early) {
-        if (works) bring_all();
-#pragma unroll
-        for (u32 k = 0; k < AHEAD; k++) {
-            u32 i = k * ROW_THREADS + threadIdx.x;
-            weights[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (p.norm.weight && i < cols / 4) weights[k] = ((const float4*)p.norm.weight)[i];
+        for (int i = 0; i < 8; i += 2) {
+            low = fma(own[i], own[i], low);
+            high = fma(own[i + 1], own[i + 1], high);
         }
     }
-    begin();
-    if (!early) {
-        if (works) bring_all();
-#pragma unroll
-        for (u32 k = 0; k < AHEAD; k++) {
-            u32 i = k * ROW_THREADS + threadIdx.x;
-            weights[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (p.norm.weight && i < cols / 4) weights[k] = ((const float4*)p.norm.weight)[i];
+    float sum = wide_tree(low, high), mean;
+    // The quotient by a power of two is a product, exactly.
+    if (n & (n - 1)) mean = div(sum, (float)n);
+    else mean = mul(sum, bits((u32)(127 - 31 + __clz(n)) << 23));
+    return div(1.0f, __fsqrt_rn(add(mean, eps)));
+}
+
+// Eight of `n` floats; zeros beyond.
+__device__ __forceinline__ void load_eight(float (&v)[8], const float* x, u32 i, bool inside) {
+    float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
+    if (inside) {
+        a = ((const float4*)x)[2 * i];
+        b = ((const float4*)x)[2 * i + 1];
+    }
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+// Encodes x by the whole block; the norm's weights are on their way to `weights`. `loose`: [cols] floats, where there is a norm or much to encode. A thread's first
+// eight columns stay in its registers: loads that go straight to shared memory take longer.
+template <int THREADS> __device__ __forceinline__ void stage_one(const One& p, const Quarters& to, float* loose, const float* weights) {
+    __shared__ float inverse;
+    const u32 eights = p.cols / 8;
+    const bool first = threadIdx.x < eights;
+    float v[8], inv = 1.0f;
+    load_eight(v, p.x, threadIdx.x, first);
+#pragma unroll 1
+    for (u32 i = 2 * THREADS + threadIdx.x; i < 2 * eights; i += THREADS) copy_later((float4*)loose + i, (const float4*)p.x + i);
+    if (p.norm) {
+        if (first) {
+            ((float4*)loose)[2 * threadIdx.x] = make_float4(v[0], v[1], v[2], v[3]);
+            ((float4*)loose)[2 * threadIdx.x + 1] = make_float4(v[4], v[5], v[6], v[7]);
         }
     }
-    stage_joined<OF>(p, cols, x, loose, weights);
-    if (!works) return;
-
-    u32 round = 0;
-    float acc = 0.0f, before = 0.0f;
-    while (true) {
-        bool last = round + 1 == rounds;
-        u32 next_number = last ? number + stride : number, next_round = last ? 0 : round + 1;
-        bool more = next_number < tasks;
-        const Dealt now = task;
-        const u32 row_now = row, part_now = part;
-        const Matmul& m = p.parts[now.part];
-        bool stores = chunk_of_unit + 1 == (1u << deep) && chain == 0 && lane < LANES && row_now < m.rows;
-        float* to = m.out.row(now.output) + m.in_output(row_now);
-        if (last && m.accumulate && stores) before = *to;
-        if (last && more) aim(next_number);
-        const u32 row_of_x = m.table ? now.output / m.per_row * parts : 0;
-        // 1. Integer sums, joined within each weight group
-        uint4 low, high;
-        float sx = 0.0f, sx1 = 0.0f, sx2 = 0.0f, sx3 = 0.0f;
+    if (p.norm || eights > THREADS) {
+        copied();
+        __syncthreads();
+    }
+    if (p.norm) {
+        if (threadIdx.x < WARP) {
+            float own = inverse_rms_256(loose, p.cols, p.eps);
+            if (threadIdx.x == 0) inverse = own;
+        }
+        __syncthreads();
+        inv = inverse;
+    }
+    // Whole warps go on, or none of a warp.
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i / WARP * WARP < eights; i += THREADS) {
+        bool inside = i < eights;
+        if (i >= THREADS) load_eight(v, loose, i, inside);
+        if (p.norm) {
+            float w[8];
+            load_eight(w, weights, i, inside);
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            u32 chunk = (round << deep) + (u >> log);
-            if (chunk < chunks) {
-                if ((u & (together - 1)) == 0) {
-                    u32 at = row_of_x + min(chunk * 32 + lane, parts - 1);
-                    low = x.low[at];
-                    high = x.high[at];
-                    sx = x.sx[at];
-                    if (of > 1) sx1 = __shfl_down_sync(ALL, sx, 1);
-                    if (of > 2) {
-                        sx2 = __shfl_down_sync(ALL, sx, 2);
-                        sx3 = __shfl_down_sync(ALL, sx, 3);
-                    }
-                }
-                float sum = part_sum<BITS>(packed[u].words, low, high);
-                float joined = mul(sx, sum);
-                if (of > 1) joined = fma(sx1, __shfl_down_sync(ALL, sum, 1), joined);
-                if (of > 2) {
-                    joined = fma(sx2, __shfl_down_sync(ALL, sum, 2), joined);
-                    joined = fma(sx3, __shfl_down_sync(ALL, sum, 3), joined);
-                }
-                if ((lane & (of - 1)) == 0) left[warp][u][lane >> shift] = joined;
-            }
-            if (more) bring(next_round, u);
+            for (int k = 0; k < 8; k++) v[k] = mul(mul(v[k], inv), w[k]);
         }
-        __syncwarp();
-        // 2. Chains
-        const float* means = x.mx + (row_of_x >> shift);
-        u32 first = ((((round << deep) + chunk_of_unit) * 32) >> shift) + chain;
-        for (u32 d = 0; d < (1u << deep); d++) {
-            float carried = __shfl_sync(ALL, acc, (lane % LANES + LANES - 4 * together) % LANES);
-            if (chunk_of_unit != d) continue;
-            acc = carried;
-#pragma unroll
-            for (u32 j = 0; j < GROUPS; j++) {
-                if (first + 4 * j < groups) {
-                    acc = fma(value(s[j], type), left[warp][unit][chain + 4 * j], acc);
-                    acc = fma(value(b[j], type), means[first + 4 * j], acc);
-                }
-            }
-        }
-        __syncwarp();
-        if (more) bring_scales(next_round);
-        if (last) {
-            float y = add(acc, __shfl_xor_sync(ALL, acc, 2));
-            y = add(y, __shfl_xor_sync(ALL, y, 1));
-            acc = 0.0f;
-            if (p.gated) {
-                float up = __shfl_xor_sync(ALL, y, 2 * together);
-                if (stores && part_now == 0) p.parts[0].out.row(now.output)[row_now] = mul(silu(y), up);
-            } else if (stores) {
-                if (m.bias) y = add(y, m.bias[row_now]);
-                *to = m.accumulate ? add(before, y) : y;
-            }
-        }
-        if (!more) break;
-        number = next_number;
-        round = next_round;
+        encode_eight(v, inside, i, to);
     }
 }
 
-// Groups of 64 with scales of bf16, which are the usual ones. Units take registers: of wide q there are fewer.
-#define ROWS_WIDE(bits, units) \
-    extern "C" __global__ void __launch_bounds__(256, 2) rows_##bits##_wide(const __grid_constant__ Rows p) { multiply_rows_one<bits, units, 2, BF16>(p); }
+// A scale of sixteen bits.
+__device__ __forceinline__ float half_value(u32 raw, u32 type) { return type == BF16 ? bits(raw << 16) : from_f16((u16)raw); }
 
-ROWS_WIDE(2, 8)
-ROWS_WIDE(3, 8)
-ROWS_WIDE(4, 8)
-ROWS_WIDE(5, 4)
-ROWS_WIDE(6, 4)
-ROWS_WIDE(8, 4)
+// Where a lane's unit lies.
+struct Unit {
+    const OnePart& part;
+    u64 row;
+    u32 group;
+    bool there;
+};
+
+__device__ __forceinline__ Unit unit_of(const One& p, u32 set, u32 step) {
+    const u32 lane = threadIdx.x % WARP, log = p.log_lanes, group = (step << log) + (lane & ((1u << log) - 1));
+    const OnePart& part = p.parts[p.gated ? set & 1 : set < p.second ? 0 : set < p.third ? 1 : 2];
+    return {part, ((u64)(p.gated ? set >> 1 : set) << (5 - log)) + (lane >> log), group, set < p.sets && group < p.cols / 64};
+}
+
+// Which rows come after these.
+__device__ __forceinline__ u32 set_after(u32 set, u32 together, u32 task, u32 warps) {
+    set += together;
+    return set & (task - 1) ? set : set + (warps - 1) * task;
+}
+
+template <int BITS, int UNITS, int THREADS> __device__ __forceinline__ void multiply_one(const One& p) {
+    const u32 lane = threadIdx.x % WARP, log = p.log_lanes, lanes = 1u << log, in_row = lane & (lanes - 1), row_in_set = lane >> log, log_rows = 5 - log;
+    const u32 subs = lanes >> 2, sub = in_row >> 2, groups = p.cols / 64, steps = (groups + lanes - 1) >> log;
+    const bool rows_mode = steps == 1;
+    const u32 together = rows_mode ? UNITS : 1, task = p.gated && together == 1 ? 2 : together, warps = gridDim.x * (THREADS / WARP);
+    Quarters x;
+    x.q = (uint4*)room;
+    x.stride = groups + 1;
+    x.sx = (float2*)(x.q + 4 * x.stride);
+    x.m = (float*)(x.sx + groups);
+    float *loose = (float*)(x.q + 4 * x.stride) + (3 * groups + 3) / 4 * 4, *weights = loose + p.cols;
+    if (p.norm) {
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < p.cols / 4; i += THREADS) copy_later((float4*)weights + i, (const float4*)p.norm + i);
+    }
+    // Neighbouring rows go to different multiprocessors.
+    u32 set = (threadIdx.x / WARP * gridDim.x + blockIdx.x) * task, step = 0;
+    bool waits = true;
+    float acc = 0.0f, gate = 0.0f;
+#pragma unroll 1
+    while (true) {
+        // 1. Weights
+        u32 words[UNITS][2 * BITS], s[UNITS], b[UNITS];
+#pragma unroll
+        for (int d = 0; d < UNITS; d++) {
+            const Unit unit = unit_of(p, rows_mode ? set + d : set, rows_mode ? 0 : step + d);
+            const bool there = unit.there;
+            const u8* from = unit.part.data + unit.row * p.row_bytes + unit.group * (8 * BITS);
+            if (BITS % 2 == 0) {
+#pragma unroll
+                for (int i = 0; i < BITS / 2; i++) {
+                    uint4 v = make_uint4(0, 0, 0, 0);
+                    if (there) v = __ldcs((const uint4*)from + i);
+                    words[d][4 * i % (2 * BITS)] = v.x;
+                    words[d][(4 * i + 1) % (2 * BITS)] = v.y;
+                    words[d][(4 * i + 2) % (2 * BITS)] = v.z;
+                    words[d][(4 * i + 3) % (2 * BITS)] = v.w;
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < BITS; i++) {
+                    uint2 v = make_uint2(0, 0);
+                    if (there) v = __ldcs((const uint2*)from + i);
+                    words[d][2 * i] = v.x;
+                    words[d][2 * i + 1] = v.y;
+                }
+            }
+            u64 scale = unit.row * groups + unit.group;
+            s[d] = b[d] = 0;
+            if (there) {
+                s[d] = __ldcs((const u16*)unit.part.scales + scale);
+                b[d] = __ldcs((const u16*)unit.part.biases + scale);
+            }
+        }
+        // 2. The row whose result this lane writes, what is there, and the first time the activations
+        const bool last = rows_mode || step + UNITS >= steps;
+        const u32 own = set + in_row;
+        float* to = nullptr;
+        if (last && in_row < together && own < p.sets && (!p.gated || (own & 1))) {
+            u32 row = ((p.gated ? own >> 1 : own) << log_rows) + row_in_set;
+            to = p.parts[p.gated || own < p.second ? 0 : own < p.third ? 1 : 2].out + row;
+        }
+        if (waits) begin();
+        float before = 0.0f;
+        if (p.accumulate && to) before = *to;
+        if (waits) {
+            stage_one<THREADS>(p, x, loose, weights);
+            __syncthreads();
+            waits = false;
+        }
+        // 3. Integer sums
+        float t[UNITS], m[UNITS], y[UNITS];
+#pragma unroll
+        for (int d = 0; d < UNITS; d++) {
+            u32 g = min(((rows_mode ? 0 : step + d) << log) + in_row, groups - 1);
+            const uint4* q = x.q + g;
+            float first = part_sum<BITS>(words[d], q[0], q[x.stride]), second = part_sum<BITS>(words[d] + BITS, q[2 * x.stride], q[3 * x.stride]);
+            float2 sx = x.sx[g];
+            m[d] = x.m[g];
+            t[d] = fma(sx.y, second, mul(sx.x, first));
+        }
+        // 4. Chains: those of rows side by side, or one after the other's. What is not there is left out.
+        const bool there0 = in_row < groups;
+        if (rows_mode) {
+#pragma unroll
+            for (int d = 0; d < UNITS; d++) y[d] = 0.0f;
+#pragma unroll 1
+            for (u32 k = 0; k < subs; k++) {
+#pragma unroll
+                for (int d = 0; d < UNITS; d++) {
+                    float next = fma(half_value(b[d], p.type), m[d], fma(half_value(s[d], p.type), t[d], y[d]));
+                    if (sub == k && there0) y[d] = next;
+                    y[d] = __shfl_sync(ALL, y[d], (k << 2) + (lane & 3), lanes);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int d = 0; d < UNITS; d++) {
+                bool there = ((step + d) << log) + in_row < groups;
+#pragma unroll 1
+                for (u32 k = 0; k < subs; k++) {
+                    float next = fma(half_value(b[d], p.type), m[d], fma(half_value(s[d], p.type), t[d], acc));
+                    if (sub == k && there) acc = next;
+                    acc = __shfl_sync(ALL, acc, (k << 2) + (lane & 3), lanes);
+                }
+                y[d] = acc;
+            }
+            y[0] = acc;
+        }
+        // 5. Results
+        if (last) {
+#pragma unroll
+            for (int d = 0; d < UNITS; d++) {
+                y[d] = add(y[d], __shfl_xor_sync(ALL, y[d], 2));
+                y[d] = add(y[d], __shfl_xor_sync(ALL, y[d], 1));
+            }
+            float mine = y[0], other = gate;
+#pragma unroll
+            for (int d = 1; d < UNITS; d++) {
+                if (in_row == d && rows_mode) {
+                    mine = y[d];
+                    other = y[d - 1];
+                }
+            }
+            gate = mine;
+            acc = 0.0f;
+            if (to) *to = p.gated ? mul(silu(other), mine) : add(before, mine);
+        }
+        // 6. On
+        step += UNITS;
+        if (last) {
+            step = 0;
+            set = set_after(set, together, task, warps);
+        }
+        if (set >= p.sets) break;
+    }
+}
+
+// A block of 256 threads for what is through at once, so that it holds little up; else of 512.
+#define ONE(bits)                                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(256, 3) one_##bits(const __grid_constant__ One p) { multiply_one<bits, 2, 256>(p); }    \
+    extern "C" __global__ void __launch_bounds__(512, 2) one_##bits##_wide(const __grid_constant__ One p) { multiply_one<bits, 2, 512>(p); }
+
+ONE(2)
+ONE(3)
+ONE(4)
+ONE(5)
+ONE(6)
+ONE(8)

@@ -73,6 +73,9 @@ const TILES: [(usize, Kernel, Kernel); 3] = [
 /// The same for steps with a token of each sequence.
 const LAST: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::AttendLast2), (4, Kernel::AttendLast4)];
 
+/// Threads of their blocks.
+const LAST_THREADS: u32 = 512;
+
 /// So many partitions at most are joined by the kernel that computes them.
 const MOST_JOINED: usize = 256;
 
@@ -203,7 +206,7 @@ impl Cuda {
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: as below.
             unsafe {
-                self.gpu.launch(kernel, grid(tiles, partitions), 512, number(shared), &parameters)?;
+                self.gpu.launch(kernel, grid(tiles, partitions), LAST_THREADS, number(shared), &parameters)?;
                 if partitions > 1 && !joins {
                     self.gpu.launch(Kernel::Join, grid(heads, 1), 128, number(12 * partitions), &parameters)?;
                 }
@@ -244,8 +247,10 @@ impl Cuda {
             && layout.k_dim.is_multiple_of(16)
             && (layout.v_dim * size).is_multiple_of(16)
             && (layout.k_dim * size).is_multiple_of(16);
-        let shared = PARTITION * layout.v_dim * size + 4 * (tile + 1) * layout.k_dim;
+        // Values, a key as it is stored, queries, a key, two norms' weights, angles.
+        let shared = PARTITION * layout.v_dim * size + layout.k_dim * size + 4 * (tile + 4) * layout.k_dim;
         let fits = shared + STATIC_SHARED <= self.gpu.device.shared
+            && layout.k_dim <= LAST_THREADS as usize
             && self.most_partitions(layer.window).next_power_of_two() <= MOST_PARTITIONS;
         let (.., kernel) = LAST.into_iter().find(|(n, _)| *n == tile)?;
         (self.gpu.device.last && single && words && fits).then_some((kernel, shared))

@@ -41,6 +41,7 @@ pub struct Device {
     pub shared: usize,
     /// Which of the ways that kernels offer are taken.
     pub rows: bool,
+    pub one: bool,
     pub last: bool,
     pub tiles: bool,
     pub prompts: bool,
@@ -168,7 +169,7 @@ impl Device {
         }
         CURRENT.set(context);
         let kernels = Kernels::load(capability, shared).context("its driver does not take the kernels")?;
-        let [rows, last, tiles, prompts] = [Way::Rows, Way::Last, Way::Tiles, Way::Prompts].map(chosen);
+        let [rows, one, last, tiles, prompts] = [Way::Rows, Way::One, Way::Last, Way::Tiles, Way::Prompts].map(chosen);
         // Products of sixteen rows came with compute capability 8.0.
         let tiles = tiles && capability >= 80;
         Ok(Device {
@@ -181,6 +182,7 @@ impl Device {
             multiprocessors,
             shared,
             rows,
+            one,
             last,
             tiles,
             prompts,

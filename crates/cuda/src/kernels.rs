@@ -103,6 +103,18 @@ kernels! {
     Rows8For2 "rows_8_2" p::Rows;
     Rows8For4 "rows_8_4" p::Rows;
     Rows8For8 "rows_8_8" p::Rows;
+    One2 "one_2" p::One;
+    One2Wide "one_2_wide" p::One;
+    One3 "one_3" p::One;
+    One3Wide "one_3_wide" p::One;
+    One4 "one_4" p::One;
+    One4Wide "one_4_wide" p::One;
+    One5 "one_5" p::One;
+    One5Wide "one_5_wide" p::One;
+    One6 "one_6" p::One;
+    One6Wide "one_6_wide" p::One;
+    One8 "one_8" p::One;
+    One8Wide "one_8_wide" p::One;
     Tiles2Of1 "tiles_2_1" p::Products;
     Tiles2Of2 "tiles_2_2" p::Products;
     Tiles2Of4 "tiles_2_4" p::Products;
@@ -163,6 +175,8 @@ pub enum Way {
     Overlap,
     /// Several products and what comes before and after them in one kernel.
     Rows,
+    /// The same for one token, in as little time as can be.
+    One,
     /// Attention of steps with a token of each sequence.
     Last,
     /// Many tokens on integer tensor cores.
@@ -185,7 +199,7 @@ pub const STATIC_SHARED: usize = 12 << 10;
 impl Kernel {
     /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
     fn wants_much_shared(self) -> bool {
-        ["attend_last", "attend_tile", "rows_", "tiles_"].iter().any(|kind| self.name().starts_with(kind))
+        ["attend_last", "attend_tile", "one_", "rows_", "tiles_"].iter().any(|kind| self.name().starts_with(kind))
     }
 }
 

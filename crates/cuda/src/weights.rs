@@ -100,6 +100,20 @@ impl Kind {
         all.into_iter().zip([1, 2, 4, 8]).find(|(_, most)| tokens <= *most).map(|(kernel, _)| kernel)
     }
 
+    /// The same for one token with groups of 64: the kernels with small and with large blocks.
+    pub fn one(self) -> Option<[Kernel; 2]> {
+        use Kernel::*;
+        match self.0 {
+            6 => Some([One2, One2Wide]),
+            7 => Some([One3, One3Wide]),
+            8 => Some([One4, One4Wide]),
+            9 => Some([One5, One5Wide]),
+            10 => Some([One6, One6Wide]),
+            11 => Some([One8, One8Wide]),
+            _ => None,
+        }
+    }
+
     /// The kernel that does it, for one token (or each by itself) or for tiles of several, and how it is launched for so many rows in all.
     pub fn kernel(self, many: bool, rows: usize, cols: usize) -> Shape {
         use Kernel::*;
