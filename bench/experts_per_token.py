@@ -3,14 +3,21 @@
 
     bench/experts_per_token.py MODEL TEXT [--k 8,6,4,3,2] [--sluice BINARY]
 
-MODEL is a mixture's folder (the unpacked demo checkpoint, say, with its held-out text). Writes docs/results/experts-per-token.md and .json.
+MODEL is a mixture's folder (the unpacked demo checkpoint, say, with its held-out text). Writes docs/results/experts-per-token.md and .json;
+`bench/run all --redraw` writes the page anew.
 """
 
 import argparse
 import json
 import pathlib
 import subprocess
+import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from chart import Amounts, Bar, Chart  # noqa: E402
+from results import RESULTS, lines, top  # noqa: E402
+
+NAME = "experts-per-token"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -30,22 +37,32 @@ def main():
         print(f"{k} experts per token", flush=True)
         done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
         rows.append({"k": k, **json.loads(done.stdout)})
-    base = next(r["perplexity"] for r in rows if r["k"] == own)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
-    page = [
-        "# Fewer experts per token",
-        "",
-        f"Perplexity of {args.text.name} ({rows[0]['tokens']:,} tokens, windows of 512) by `--experts-per-token`, which changes what a model says; its own number is {own}.",
-        f"By `bench/experts_per_token.py` with {args.model.name} at commit {commit}.",
-        "",
-        "| experts per token | perplexity | against the model's own |",
-        "|---|---|---|",
-        *(f"| {r['k']} | {r['perplexity']:.3f} | {100 * (r['perplexity'] / base - 1):+.2f} % |" for r in rows),
+    data = {"commit": commit, "model": args.model.name, "text": args.text.name, "own": own, "rows": rows}
+    (RESULTS / f"{NAME}.json").write_text(json.dumps(data, indent=1) + "\n")
+    print(redraw().read_text())
+
+
+def redraw():
+    """The page and its chart, from experts-per-token.json."""
+    data = json.loads((RESULTS / f"{NAME}.json").read_text())
+    rows, own = data["rows"], data["own"]
+    base = next(r["perplexity"] for r in rows if r["k"] == own)
+    cost = lambda r: 100 * (r["perplexity"] / base - 1)  # noqa: E731
+    fewer = [r for r in rows if r["k"] < own]
+    found = [
+        f"Fewer experts per token than the model's own {own} cost perplexity: " + ", ".join(f"{cost(r):+.1f} % with {r['k']}" for r in fewer) + ".",
+        "It is lossy, and never done unless `--experts-per-token` asks for it; what it gains in speed where experts are read from disk stands in [experts.md](experts.md).",
     ]
-    out = ROOT / "docs/results/experts-per-token"
-    out.with_suffix(".md").write_text("\n".join(page) + "\n")
-    out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    print("\n".join(page))
+    bars = [Bar(f"{r['k']} experts per token", cost(r), f"+{cost(r):.2f} %") for r in rows]
+    chart = Chart("What fewer experts per token cost", bars, Amounts("%"), f"Perplexity of the demo model's held-out text, against its own {own}; less is better.")
+    page = top(NAME, "Fewer experts per token", {"": chart}, found)
+    page += f"\nPerplexity of {data['text']} ({rows[0]['tokens']:,} tokens, windows of 512) by `--experts-per-token`; the model's own number is {own}.\n"
+    page += f"By `bench/experts_per_token.py` with {data['model']} at commit {data['commit']}.\n\n"
+    page += lines(["experts per token", "perplexity", "against the model's own"], [[str(r["k"]), f"{r['perplexity']:.3f}", f"{cost(r):+.2f} %"] for r in rows])
+    path = RESULTS / f"{NAME}.md"
+    path.write_text(page)
+    return path
 
 
 if __name__ == "__main__":

@@ -6,18 +6,24 @@
 CHECKPOINT is the unpacked demo checkpoint (bf16). Each width is packed in groups of 64 by the range of each group (s = (max - min) / (2^bits - 1), b = min), by MLX's
 rounding, by the search for least squares, and by what the experts see when the model reads the calibration text (which `bench/calibration_text.py` makes; a text that shares
 60 characters with the held-out one is refused). Each is measured by `sluice eval ppl` (f32 activations, windows of 512). Writes docs/results/experts-quality.md and .json;
-what is in the scratch folder already is not packed or measured again.
+what is in the scratch folder already is not packed or measured again. `bench/run all --redraw` writes the page anew.
 """
 
 import argparse
 import json
 import pathlib
 import subprocess
+import sys
 import tempfile
 
-from calibration_text import shares, windows
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from calibration_text import shares, windows  # noqa: E402
+from chart import Amounts, Bar, Chart  # noqa: E402
+from results import RESULTS, lines, top  # noqa: E402
 
+NAME = "experts-quality"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+MLX = "MLX's rounding"
 GOALS = {2: 8.0, 3: 2.0, 4: 0.5}
 
 
@@ -55,7 +61,7 @@ def main():
     for bits in map(int, args.bits.split(",")):
         recipes = {
             "minimum and maximum": ["--min-max"],
-            "MLX's rounding": [],
+            MLX: [],
             "search for least squares": ["--search"],
             "what experts see": ["--calibration", args.calibration, "--calibration-tokens", args.tokens],
         }
@@ -75,23 +81,43 @@ def main():
             rows.append({"bits": bits, "recipe": recipe, "expert_bytes": size, "against_bf16": cost, "goal": GOALS[bits], **result})
 
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
-    out = ROOT / "docs/results/experts-quality"
-    out.with_suffix(".json").write_text(json.dumps({"commit": commit, "calibration_tokens": args.tokens, "bf16": base, "rows": rows}, indent=1) + "\n")
-    lines = [
-        "# Quality of quantised experts",
-        "",
-        f"Perplexity of the demo model's held-out text ({base['text_tokens']:,} tokens, windows of 512, f32 activations) with experts in groups of 64 and all else bf16, by",
-        f"`bench/experts_quality.py` at commit {commit}; {args.tokens:,} tokens of calibration, from texts that are not in the held-out ones. bf16 itself: {base['perplexity']:.3f}.",
-        "",
-        "| bits | recipe | MB of experts | perplexity | against bf16 | goal for the best | met |",
-        "|---|---|---|---|---|---|---|",
+    data = {"commit": commit, "calibration_tokens": args.tokens, "bf16": base, "rows": rows}
+    (RESULTS / f"{NAME}.json").write_text(json.dumps(data, indent=1) + "\n")
+    print(redraw().read_text())
+
+
+def redraw():
+    """The page and its chart, from experts-quality.json."""
+    data = json.loads((RESULTS / f"{NAME}.json").read_text())
+    base, rows = data["bf16"], data["rows"]
+    best = lambda r: r["recipe"] == "what experts see"  # noqa: E731
+    met = lambda r: r["against_bf16"] <= r["goal"]  # noqa: E731
+    of = lambda bits, recipe: next(r["against_bf16"] for r in rows if (r["bits"], r["recipe"]) == (bits, recipe))  # noqa: E731
+    widths = sorted({r["bits"] for r in rows})
+    found = [
+        f"{bits} bits: {of(bits, 'what experts see'):+.2f} % perplexity by what experts see, {of(bits, 'search for least squares'):+.2f} % by a search for least squares, "
+        f"{of(bits, MLX):+.2f} % by MLX's rounding, {of(bits, 'minimum and maximum'):+.2f} % by each group's range."
+        for bits in widths
     ]
+    found.append(f"Goals for the best recipe met: {sum(met(r) for r in rows if best(r))} of {len(widths)}.")
+    found.append(f"It reads {data['calibration_tokens']:,} tokens of calibration, from texts that are not in the held-out one; all recipes give files of the same size.")
+    bars = [
+        Bar(f"{r['bits']} bits, {r['recipe']}", r["against_bf16"], f"+{r['against_bf16']:.2f} %", goal=r["goal"] if best(r) else None, missed=best(r) and not met(r))
+        for r in rows
+    ]
+    chart = Chart("What quantised experts cost", bars, Amounts("%"), "Perplexity of the demo model's held-out text, against bf16; less is better. Only experts are quantised, in groups of 64.")
+    page = top(NAME, "Quality of quantised experts", {"": chart}, found)
+    page += f"\nPerplexity of the demo model's held-out text ({base['text_tokens']:,} tokens, windows of 512, f32 activations) with experts in groups of 64 and all else bf16, by\n"
+    page += f"`bench/experts_quality.py` at commit {data['commit']}. bf16 itself: {base['perplexity']:.3f}.\n\n"
+    body = []
     for r in rows:
-        best = r["recipe"] == "what experts see"
-        goal, met = (f"+{r['goal']:.1f} %", "yes" if r["against_bf16"] <= r["goal"] else "no") if best else ("-", "-")
-        lines.append(f"| {r['bits']} | {r['recipe']} | {r['expert_bytes'] / 1e6:.1f} | {r['perplexity']:.3f} | {r['against_bf16']:+.2f} % | {goal} | {met} |")
-    out.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+        goal = [f"+{r['goal']:.1f} %", "yes" if met(r) else "no"] if best(r) else ["-", "-"]
+        body.append([str(r["bits"]), r["recipe"], f"{r['expert_bytes'] / 1e6:.1f}", f"{r['perplexity']:.3f}", f"{r['against_bf16']:+.2f} %", *goal])
+    page += lines(["bits", "recipe", "MB of experts", "perplexity", "against bf16", "goal for the best", "met"], body)
+    path = RESULTS / f"{NAME}.md"
+    path.write_text(page)
+    return path
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -2,12 +2,18 @@
 """What quantisation, fewer experts and activation modes cost the demo model: perplexity of its held-out text.
 
     bench/quality.py CHECKPOINT [--text FILE] [--scratch FOLDER]
+    bench/run all --redraw      # the page anew, from quality.json
 
 CHECKPOINT is the unpacked demo checkpoint (bf16). Packs it at each width with `sluice pack`, measures each with `sluice eval ppl` (windows of 512)
 and writes docs/results/quality.md and quality.json. Takes a quarter of an hour on two cores.
 """
-import argparse, json, pathlib, subprocess, tempfile
+import argparse, json, pathlib, subprocess, sys, tempfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from chart import Amounts, Bar, Chart
+from results import RESULTS, lines, top
+
+NAME = "quality"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 binary = ROOT / "target/release/sluice"
 
@@ -66,25 +72,39 @@ def main():
     add("models/demo as shipped, default activations", demo)
     add("models/demo as shipped, default activations, int8 KV", demo, "--kv-type", "int8")
 
-    out = ROOT / "docs/results"
-    out.mkdir(parents=True, exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    (out / "quality.json").write_text(json.dumps({"commit": commit, "rows": rows}, indent=1) + "\n")
-    lines = [
-        "# Quality of the demo model",
-        "",
-        f"Perplexity of its held-out text ({rows[0]['text_tokens']:,} tokens, windows of {rows[0]['window']}), by `bench/quality.py` at commit {commit}.",
-        "Plain rounding to MLX's affine groups, everything quantised, unless it says otherwise. The reference implementation gives 2.8617 nats for the first row,",
-        "2.8872, 2.9822 and 3.1102 for 6, 4 and 3 experts (`tests/golden/demo-ppl.json`).",
-        "",
-        "| model | MB | perplexity | nats per token | against bf16 |",
-        "|---|---|---|---|---|",
+    (RESULTS / f"{NAME}.json").write_text(json.dumps({"commit": commit, "notes": [], "rows": rows}, indent=1) + "\n")
+    print(redraw().read_text())
+
+
+def redraw():
+    """The page and its chart, from quality.json."""
+    data = json.loads((RESULTS / f"{NAME}.json").read_text())
+    rows = data["rows"]
+    by, base = {r["what"]: r for r in rows}, rows[0]
+    cost = lambda r: f"{100 * (r['perplexity'] / base['perplexity'] - 1):+.2f} %"  # noqa: E731
+    bits = [by[what] for what in (f"{b} bits, groups of 64" for b in (8, 6, 4, 3, 2))]
+    fewer = [by[what] for what in (f"bf16, {k} experts per token instead of 8" for k in (6, 4, 3))]
+    found = [
+        f"Perplexity in bf16: {base['perplexity']:.3f}, on a text that the model was not trained on.",
+        "Plain rounding of everything: " + ", ".join(f"{cost(r)} at {r['what'].partition(',')[0]}" for r in bits) + ".",
+        f"int8 activations cost a model of 4 bits {100 * (by['4 bits, groups of 64, int8 activations']['perplexity'] / by['4 bits, groups of 64']['perplexity'] - 1):.2f} %, keys and values in int8 "
+        f"{cost(by['bf16, f32 activations, int8 KV'])}.",
+        f"Fewer experts per token: {', '.join(f'{cost(r)} with {r_k}' for r, r_k in zip(fewer, (6, 4, 3)))}, of 8.",
+        f"models/demo as it ships: {by['models/demo as shipped, default activations']['MB']} MB instead of {base['MB']}, {cost(by['models/demo as shipped, default activations'])}.",
     ]
-    for r in rows:
-        change = (r["perplexity"] / base - 1) * 100
-        lines.append(f"| {r['what']} | {r['MB']} | {r['perplexity']:.3f} | {r['nats_per_token']:.4f} | {change:+.2f} % |")
-    (out / "quality.md").write_text("\n".join(lines) + "\n")
-    print((out / "quality.md").read_text())
+    bars = [Bar(f"{r['what']}", r["perplexity"], f"{r['perplexity']:.2f} ({cost(r)})") for r in rows]
+    chart = Chart("What the demo model's perplexity is", bars, Amounts(), f"Less is better; in brackets: against bf16. {base['text_tokens']:,} tokens of held-out text.", ("perplexity",))
+    page = top(NAME, "Quality of the demo model", {"": chart}, found)
+    page += f"\nPerplexity of its held-out text ({base['text_tokens']:,} tokens, windows of {base['window']}), by `bench/quality.py` at commit {data['commit']}{''.join('; ' + n for n in data.get('notes', []))}.\n"
+    page += "Plain rounding to MLX's affine groups, everything quantised, unless it says otherwise. The reference implementation gives 2.8617 nats for the first row,\n"
+    page += "2.8872, 2.9822 and 3.1102 for 6, 4 and 3 experts (`tests/golden/demo-ppl.json`).\n\n"
+    body = [[r["what"], str(r["MB"]), f"{r['perplexity']:.3f}", f"{r['nats_per_token']:.4f}", cost(r)] for r in rows]
+    page += lines(["model", "MB", "perplexity", "nats per token", "against bf16"], body)
+    path = RESULTS / f"{NAME}.md"
+    path.write_text(page)
+    return path
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 
 from scratch import DIR, ROOT
 
+RESULTS = ROOT / "docs" / "results"
+
 
 @dataclass
 class Row:
@@ -119,19 +121,55 @@ def lines(head, body):
     return bar(head) + bar(["---"] * len(head)) + "".join(map(bar, body))
 
 
-def write(suite, title, machine, versions, notes, rows, sections=()):
-    """`docs/results/SUITE.md`, and the JSON lines beside it. `sections`: (heading, Markdown) behind the table."""
-    folder = ROOT / "docs" / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f"{suite}.jsonl", "w") as f:
+def save(suite, machine, versions, notes, rows):
+    """`docs/results/SUITE.jsonl`: what a page is written from."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with open(RESULTS / f"{suite}.jsonl", "w") as f:
         f.write(json.dumps({"suite": suite, "machine": machine, "versions": versions, "notes": notes}) + "\n")
         f.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
-    with open(folder / f"{suite}.md", "w") as f:
-        f.write(f"# {title}\n\nWritten by `bench/run {suite}`; measurements are in `{suite}.jsonl`. A ratio is the median over the rounds of ours over\n")
-        f.write("the peer's, measured one after the other; the range is the lowest and highest of these ratios.\n\n")
-        f.write(lines(HEAD, map(cells, rows)))
-        f.writelines(f"\n## {heading}\n\n{text}" for heading, text in sections)
-        f.write("\n## Made on\n\n" + lines(["", ""], [[name, str(value)] for name, value in {**machine, **versions}.items()]))
-        if notes:
-            f.write("\n## Notes\n\n" + "".join(f"- {n}\n" for n in notes))
-    return folder / f"{suite}.md"
+
+
+def load(suite):
+    """What `save` has written: its first line, and the rows; None where there is nothing."""
+    path = RESULTS / f"{suite}.jsonl"
+    if not path.exists():
+        return None
+    head, *rows = map(json.loads, path.read_text().splitlines())
+    return head, [Row(**row) for row in rows]
+
+
+def write(module, head, rows):
+    """A suite's page: its charts, what was found, what the suite adds (`sections`), where it was measured, and all figures."""
+    suite, machine, notes = head["suite"], head["machine"], head["notes"]
+    provisional = [note for note in notes if note.startswith("PROVISIONAL")]
+    page = top(suite, module.TITLE, module.charts(rows), [*module.found(rows), *provisional])
+    parts = ", parts of it at others (see the notes)" if any("commit" in note for note in notes if "llama" not in note.partition(":")[0]) else ""
+    page += f"\nMeasured {machine['date'].partition(' ')[0]} at commit {machine['commit']}{parts}: {where(machine)}.\n"
+    sections = module.sections(rows) if hasattr(module, "sections") else ()
+    page += "".join(f"\n## {heading}\n\n{text}" for heading, text in sections)
+    page += "\n## Made on\n\n" + lines(["", ""], [[name, str(value)] for name, value in {**machine, **head["versions"]}.items()])
+    if notes:
+        page += "\n## Notes\n\n" + "".join(f"- {n}\n" for n in notes)
+    page += f"\n## All figures\n\nMeasured by `bench/run {suite}`; this page is written from `{suite}.jsonl`, anew by `bench/run {suite} --redraw`. A ratio is the median over the rounds of ours over\n"
+    page += "the peer's, measured one after the other; the range is the lowest and highest of these ratios.\n\n"
+    page += lines(HEAD, map(cells, rows))
+    path = RESULTS / f"{suite}.md"
+    path.write_text(page)
+    return path
+
+
+def top(name, title, charts, found):
+    """How a page begins: its title, a chart, a line for each finding, and further charts. They are written beside it by name (the first has none), where they show something."""
+    pictures = []
+    for which, chart in charts.items():
+        if chart.bars:
+            path = RESULTS / (f"{name}-{which}" if which else name)
+            chart.write(path)
+            pictures.append(chart.picture(path.name))
+    findings = "".join(f"- {line}\n" for line in found)
+    return "\n".join([f"# {title}\n", *pictures[:1], findings, *pictures[1:]])
+
+
+def where(machine):
+    """The machine in a few words."""
+    return f"{machine['processor'].rpartition(', ')[0]}, {machine['memory']}"

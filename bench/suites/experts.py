@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import median
 
 import cgroup
+from chart import Amounts, Bar, Chart
+from findings import Pick, bars, goals, having, said
 from models import bytes_of, evict, model, model_path, size
 from peers import LLAMA, SLUICE, Peer, died, parsed
 from results import compare, lines
@@ -76,6 +78,81 @@ class Flags:
         words = ["--experts", self.experts, "--lookahead", self.lookahead, *self.more, "--threads", THREADS]
         # What is mapped is as large as it is.
         return [*map(str, words), *([] if budget is None or self.experts == "mapped" else ["--memory-budget", str(int(budget))])]
+
+
+def short(giant):
+    return f"{giant.name.replace('Qwen3.5-', '')}, {giant.bits} bit"
+
+
+def cases_of(giant):
+    """The cases of its decodes, with how many times its memory it is."""
+    return [(f"decode, {giant.name}, {giant.bits} bit, {factor} times the limit", factor) for factor in sorted(giant.factors)]
+
+
+PICKS = [
+    *(
+        Pick(f"{short(g)}, {factor}×", case, "slots", "llama.cpp", front=f"Streamed 30B-A3B, {factor} times its memory" if g.whole and not g.quick else "")
+        for g in GIANTS
+        for case, factor in cases_of(g)
+    ),
+    *(
+        Pick(f"Prompt of {PROMPT}, {short(g)}", f"prefill {PROMPT}, {g.name}, {g.bits} bit, {g.middle} times the limit", "slots", "llama.cpp", front=f"Prompt, streamed 30B-A3B, {g.middle} times its memory" if g.whole else "")
+        for g in GIANTS
+        if not g.quick
+    ),
+]
+
+
+def picks(_):
+    """Rows that charts show."""
+    return PICKS
+
+
+def charts(rows):
+    under = "Times llama.cpp's speed under the same limit of memory. Decode without look-ahead, and how many times its memory a model is; prompts at 4.4 times. Layers of real dimensions, random weights."
+    return {
+        "": Chart("Mixtures larger than memory, beside llama.cpp", bars(rows, picks(rows)), under=under),
+        "tiers": tiers_chart(tiers(rows)),
+    }
+
+
+def tiers_chart(drawn):
+    under = "Where the experts were that tokens wanted. Decode without look-ahead; all else is always in memory."
+    return Chart("What a streamed mixture finds in memory", drawn, Amounts("%", end=100.0), under, ("in memory", "from disk"))
+
+
+def tiers(rows, front=False):
+    """A bar for each decode: what share of the experts was in memory; and what came of it. With `front` of those in the README."""
+    found, drawn = {(row.case, row.figure): row for row in rows if row.figure != "slots" or row.peer_name == "bound"}, []
+    for giant in GIANTS:
+        if front and (giant.bits, giant.middle) != (4, 4.4):
+            continue
+        for case, factor in cases_of(giant):
+            hits, speed, limit = (found.get((case, figure)) for figure in ("experts found in slots", "slots", "control group, peak"))
+            if hits and speed and limit:
+                label = f"{short(giant)}\n{limit.peer * factor / 1e3:.1f} GB in {limit.peer / 1e3:.1f} GB: {hits.ours:.0f} % in memory"
+                drawn.append(Bar(label, hits.ours, f"{speed.ours:.1f} tokens/s", whole=100.0))
+    return drawn
+
+
+def found(rows):
+    """What the figures say, a line each."""
+    llama = having(rows, "decode", "slots", "llama.cpp")
+    slow, quick = [r for r in llama if r.peer < 1], [r for r in llama if r.peer >= 1]
+    ahead = [r for r in having(rows, "decode", "slots, look-ahead", "without")]
+    limits = [r for r in having(rows, "decode", peer="limit")]
+    return [
+        *said("Where llama.cpp makes less than a token a second under the limit, decode is {spread} times as fast, in {cases}; goals met: {goals}.", slow),
+        *said("Where it makes more, since its page cache mostly holds what it wants (at twice the limit, or of few layers): {spread} times, in {cases}; goals met: {goals}.", quick),
+        *said(f"A prompt of {PROMPT} tokens: {{spread}} times llama.cpp's speed, in {{cases}}.", having(rows, "prefill", "slots", "llama.cpp")),
+        *said("Beside the page cache alone, slots make decode {spread} times as fast; goals met: {goals}.", having(rows, "decode", "slots", "page cache")),
+        *said("Of what disk and processor allow, decode reaches {percent} without look-ahead; goals met: {goals}.", [r for r in having(rows, "decode", "slots", "bound") if r.figure == "slots" and r.peer_name == "bound"]),
+        *said("Look-ahead, which changes no bit, makes decode {spread} times as fast.", ahead),
+        *said("The limit held in every run: peaks are {percent} of it.", limits),
+        *said("Where all experts fit, slots are as fast as mapped weights ({spread}).", having(rows, "everything fits")),
+        *said("`sluice plan`, told the disk and the hits, expects {spread} times what is measured.", having(rows, figure="sluice plan")),
+        f"All goals together: {goals(rows)} met.",
+    ]
 
 
 class Notes(list):

@@ -7,6 +7,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
+from chart import Chart
+from findings import Pick, bars, goals, having, said
 from models import evict, model, model_path, size
 from peers import LLAMA, PYTHON, SLUICE, Died, Peer, answer, died
 from results import compare
@@ -68,6 +70,58 @@ PREFILLS = [
     Prefill("hybrid", "q4", "Q4_0", 4.0, quick=True),
     Prefill("dense", "bf16", "BF16", 1.5, transformers=True),
 ]
+
+
+PICKS = [
+    *(
+        Pick(f"Decode {bits}, {NAMES[shape]}", f"decode, {NAMES[shape]}, {bits}", "speed", "llama.cpp", THREADS, front=front)
+        for shape, bits, front in (
+            ("dense", "4 bit", "Decode, 0.6B dense"),
+            ("dense", "8 bit", ""),
+            ("dense", "2 bit", ""),
+            ("dense", "bf16", ""),
+            ("moe", "4 bit", "Decode, mixture of experts"),
+            ("hybrid", "4 bit", "Decode, hybrid"),
+        )
+    ),
+    Pick(f"Speed kept at 8k, 4 bit, {NAMES['dense']}", f"decode at 8k over decode at 1k, {NAMES['dense']}, 4 bit", "speed kept", "llama.cpp"),
+    *(
+        Pick(f"Prompt {bits}, {NAMES[shape]}", f"prefill {PROMPT}, {NAMES[shape]}, {bits}", "speed", "llama.cpp", THREADS, front=front)
+        for shape, bits, front in (
+            ("dense", "4 bit", "Prompt, 0.6B dense"),
+            ("dense", "bf16", ""),
+            ("moe", "4 bit", "Prompt, mixture of experts"),
+            ("hybrid", "4 bit", "Prompt, hybrid"),
+        )
+    ),
+    Pick(f"Memory 4 bit, {NAMES['moe']}", f"memory, {NAMES['moe']}, 4 bit", "peak resident", "llama.cpp", less=True),
+]
+
+
+def picks(_):
+    """Rows that charts show."""
+    return PICKS
+
+
+def charts(rows):
+    under = f"Times llama.cpp's speed, or times smaller, at equal bits; prompts of {PROMPT} tokens; models in memory, random weights of real dimensions."
+    return {"": Chart("Kernels, beside llama.cpp", bars(rows, picks(rows)), under=under)}
+
+
+def found(rows):
+    """What the figures say, a line each."""
+    prompt, decoded = f"prefill {PROMPT}", having(rows, "decode, ", "speed", "llama.cpp")
+    kept, memory = having(rows, "decode at 8k", peer="llama.cpp"), having(rows, "memory", peer="llama.cpp")
+    return [
+        *said("Decode runs at {spread} times llama.cpp's speed at equal bits and threads, in {cases}; goals met: {goals}.", decoded),
+        *said(f"A prompt of {PROMPT} tokens is computed at {{spread}} times its speed, in {{cases}}; goals met: {{goals}}.", having(rows, prompt, "speed", "llama.cpp")),
+        *said("Transformers' speed (bf16): {spread} times.", having(rows, peer="transformers")),
+        *said("Decode uses {percent} of the bandwidth that memory gives when it is only read; goals met: {goals}.", having(rows, "decode", peer="read limit")),
+        *said("Prompts use {percent} of the products that the processor makes at best; goals met: {goals}.", having(rows, prompt, "operations")),
+        *said("At 8k of context decode keeps {spread} times as much of its speed at 1k as llama.cpp does.", kept),
+        *said("A mixture of experts takes {spread} times less memory than in llama.cpp, which repacks it; its file, keys and values and scratch are all there is.", memory, less=True),
+        f"All goals together: {goals(rows)} met.",
+    ]
 
 
 def cases(quick):

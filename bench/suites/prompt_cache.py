@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 
 import turns
+from chart import Chart
+from findings import Pick, bars, goals, having, said
 from models import served
 from peers import LLAMA, PYTHON, SLUICE, Died, Peer, died
 from results import compare, lines
@@ -30,6 +32,8 @@ THREADS = len(os.sched_getaffinity(0))
 SHAPES = {"dense": "dense", "moe": "moe", "hybrid": "qwen3.5-35b-a3b@4"}
 NAMES = {"dense": "Qwen3-0.6B", "moe": "6 layers of 30B-A3B", "hybrid": "4 layers of Qwen3.5-35B-A3B"}
 LENGTHS, QUICK_LENGTHS = (1024, 4096, 16_384, 32_768, 98_304), (1024, 4096)
+# What is saved beside peers.
+SAVED, QUICK_SAVED = 4096, 1024
 # A prompt that would take longer to compute once is left out; how that grows with the length beyond what is linear.
 LIMIT, GROWTH = 300, 1.6
 # Tokens of a block, and bytes that a read has in flight.
@@ -44,6 +48,52 @@ R5 = [(4096, 2905, 2.0), (16_384, 12_307, 5.9), (32_768, 28_788, 15.9), (98_304,
 CASES = [f"{case} {shape}" for case in ("restore", "peers", "shared", "saving", "conversation") for shape in SHAPES if (case, shape) not in [("saving", "hybrid"), ("conversation", "moe")]]
 CASES += ["encrypted dense", "campaigns"]
 QUICK = ["restore dense", "shared dense", "conversation dense", "campaigns"]
+
+
+def title(n, shape):
+    return f"restore of {n} tokens, {NAMES[shape]}"
+
+
+def saved(n, shape):
+    return f"saved and restored, {n} tokens, {NAMES[shape]}"
+
+
+PICKS = [Pick(f"{n:,} tokens, {NAMES[s]}", title(n, s), "TTFT", "computed") for s in SHAPES for n in LENGTHS]
+# Beside what llama-server saves of a slot.
+PEERS = [Pick(f"{SAVED:,} tokens, {NAMES[s]}", saved(SAVED, s), "first token, cold", "llama-server", front=f"First token after a restart, {s}, {SAVED:,} tokens") for s in SHAPES]
+
+
+def picks(_):
+    """Rows that charts show."""
+    return [*PICKS, *PEERS]
+
+
+def charts(rows):
+    under = "Times as soon as when the prompt is computed: the first token after a restart, its state read from a disk whose page cache is empty."
+    drawn = {"": Chart("First token after a restart, beside computing", bars(rows, PICKS), under=under)}
+    if beside := bars(rows, PEERS):
+        drawn["peers"] = Chart("First token after a restart, beside llama-server's saved slots", beside, under="Times as soon; weights in memory, what was saved on disk alone.")
+    return drawn
+
+
+def found(rows):
+    """What the figures say, a line each."""
+    turned = [r for r in rows if r.figure.startswith("turns that compute more")]
+    never = [r for r in rows if r.figure.startswith("wrong, lost")]
+    saving = having(rows, peer="no prompt cache")
+    return [
+        *said("After a restart the first token comes {spread} times as soon as when its prompt is computed, in {cases}.", having(rows, "restore", "TTFT", "computed")),
+        *said("What it needs comes at {spread} of the disk's own speed; goals met: {goals}.", [r for r in having(rows, "restore", "TTFT beyond") if "memory" not in r.figure]),
+        *said("From memory it is within {percent} of five milliseconds and a copy of the state; goals met: {goals}.", having(rows, "restore", "TTFT beyond a decode step, from memory")),
+        *said("Beside llama-server's saved slots the first token comes {spread} times as soon; goals met: {goals}.", having(rows, "saved and", "first token", "llama-server")),
+        *said("Beside mlx-lm's saved caches, {spread} times; goals met: {goals}.", having(rows, "saved and", "first token", "mlx-lm")),
+        *said("Encrypted, a restore reads at {percent} of the speed; goals met: {goals}.", having(rows, figure="bytes beyond")),
+        *said("Of what a prompt has in common with a stored one, {percent} is found; goals met: {goals}.", having(rows, figure="found after a restart")),
+        *said("While prompts are saved, throughput and time to a first token are {spread} times as good as without; goals met: {goals}.", saving),
+        *([f"Conversations, restarted behind each turn, in which some turn computes more than the last again: {sum(r.ours > 0 for r in turned)} of {len(turned)}."] if turned else []),
+        *([f"Campaigns of kills, losses of power and corruptions with something wrong, lost or not opened: {sum(r.ours > 0 for r in never)} of {len(never)}."] if never else []),
+        f"All goals together: {goals(rows)} met.",
+    ]
 
 
 def cases(quick):
@@ -257,10 +307,6 @@ def copy_ms(n):
 # --- restoring
 
 
-def title(n, shape):
-    return f"restore of {n} tokens, {NAMES[shape]}"
-
-
 def restored(shape, path, ids, drops, *more):
     """A start, and the answer to a prompt that an earlier one has computed. Its tokens must come from disk, all but the last: otherwise there is nothing to time. Once more where
     some were read ahead, between two of the prompts that should prevent it."""
@@ -335,9 +381,9 @@ def restore_of(name, n, rounds):
 
 def beside_peers(name, rounds, quick, notes):
     """From what lies on disk to the first token, server started and weights in memory."""
-    shape, n = SHAPES[name], 1024 if quick else 4096
+    shape, n = SHAPES[name], QUICK_SAVED if quick else SAVED
     ids, rows = prompt(shape, n, n + 1), []
-    case = f"saved and restored, {n} tokens, {NAMES[name]}"
+    case = saved(n, name)
     found = {"cold": [], "warm": []}
     recomputed = []
     with folder(shape, 6 * n) as path:

@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import cgroup
+from chart import Chart
+from findings import Pick, bars, goals, having, said
 from models import evict, served, size
 from peers import IK_LLAMA, LLAMA, SLUICE, Died, Peer, died
 from results import Row, compare
@@ -64,6 +66,49 @@ CASES = [
     "many cores dense",
 ]
 QUICK = ["throughput dense", "shared dense", "conversation dense"]
+
+
+# As the README's chart calls them.
+FRONT = {"dense": "dense", "moe": "mixture", "hybrid": "hybrid"}
+PICKS = [
+    *(Pick(f"Throughput, {NAMES[s]}", f"R3's workload, {NAMES[s]}, 4 bit", "output", "llama-server", front=f"Eight at once, {FRONT[s]}, throughput") for s in NAMES),
+    *(Pick(f"First token, {NAMES[s]}", f"R3's workload, {NAMES[s]}, 4 bit", "TTFT, mean", "llama-server") for s in NAMES),
+    *(Pick(f"Between tokens, {NAMES[s]}", f"R3's workload, {NAMES[s]}, 4 bit", "TPOT, mean", "llama-server", front="Eight at once, dense, between tokens" if s == "dense" else "") for s in NAMES),
+    *(Pick(f"First token, 900 of 1024 tokens shared, {NAMES[s]}", f"900 of 1024 tokens shared, {NAMES[s]}, 4 bit", "TTFT, median", "llama-server") for s in NAMES),
+    Pick("First token, 4000 tokens among 7 streams", f"a prompt of 4000 tokens among 7 streams, {NAMES['dense']}, 4 bit", "the prompt's TTFT", "llama-server"),
+    *(Pick(f"First token in a conversation, {NAMES[s]}", f"conversation, thinking kept, {NAMES[s]}, 4 bit", "TTFT, mean", "llama-server") for s in NAMES),
+]
+
+
+def picks(_):
+    """Rows that charts show."""
+    return PICKS
+
+
+def charts(rows):
+    under = "Times llama-server's throughput, or times as short; eight requests at once unless it says otherwise, 4 bit, random weights of real dimensions."
+    return {"": Chart("Serving, beside llama-server", bars(rows, picks(rows)), under=under)}
+
+
+def found(rows):
+    """What the figures say, a line each."""
+    many, turns = [r for r in rows if r.case.startswith("R3")], [r for r in rows if r.figure.startswith("turns that compute more")]
+    of = lambda figure: having(many, figure=figure, peer="llama-server")  # noqa: E731
+    gaps = having(rows, "a prompt of 4000", "the largest gap", "its usual")
+    fork = next((r.peer_died for r in many if r.peer_name.startswith("ik_llama") and r.peer_died), "")
+    return [
+        *said("Throughput of eight at once is {spread} times llama-server's, in {cases}; goals met: {goals}.", of("output")),
+        *said("The first token comes {spread} times as soon; goals met: {goals}.", of("TTFT")),
+        *said("The others come {spread} times as soon behind each other; goals met: {goals}.", of("TPOT, mean")),
+        *said("Beside ik_llama.cpp's server: throughput of {spread} times.", having(many, figure="output", peer="ik_llama")),
+        *([f"ik_llama.cpp's server has no figure where it died: {fork}."] if fork else []),
+        *said("A step of eight reaches {percent} of what bytes or products allow; goals met: {goals}.", having(rows, "step of", "output")),
+        *said("With 900 of 1024 tokens shared, a first token takes {percent} of the time of the other 124 alone; goals met: {goals}.", having(rows, "900", "TTFT", "the other")),
+        *([f"A prompt of 4000 tokens among streams makes the largest gap of one {gaps[0].ours:.1f} times its usual gap; goals met: {goals(gaps)}."] if gaps else []),
+        *([f"Conversations with tools in which some turn computes more than the last turn again: {sum(r.ours > 0 for r in turns)} of {len(turns)}."] if turns else []),
+        *said("Mixtures read from disk: eight at once gain {percent} of what their shared experts allow; goals met: {goals}.", having(rows, "8 at once over 1")),
+        f"All goals together: {goals(rows)} met.",
+    ]
 
 
 def cases(quick):

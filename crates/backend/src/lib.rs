@@ -17,6 +17,7 @@ pub use memory::*;
 pub use operations::*;
 pub use profile::{Phase, PhaseRow, Profile};
 pub use sluice_kernels::attention::KvType;
+pub use sluice_kernels::draw;
 pub use sluice_kernels::form::{Activations, Float, Form};
 pub use sluice_kernels::isa::Isa;
 pub use sluice_kernels::route::Scoring;

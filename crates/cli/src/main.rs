@@ -15,6 +15,7 @@ mod engine_args;
 mod eval;
 mod folders;
 mod generate;
+mod help;
 mod inspect;
 mod interrupt;
 mod known;
@@ -58,19 +59,19 @@ enum Command {
     Run(run::RunArgs),
     /// Talk with a model, turn by turn.
     Chat(chat::ChatArgs),
-    /// Answer many at once, over HTTP: the API that OpenAI's clients speak.
+    /// Answer many at once over HTTP, for clients of OpenAI and Anthropic.
     Serve(serve::ServeArgs),
-    /// Show what a checkpoint is, what it weighs and whether it fits this machine.
+    /// Show what a checkpoint is, what it weighs, whether it fits here.
     Inspect(inspect::InspectArgs),
-    /// Quantise a checkpoint to MLX's format. LOSSY: `eval ppl` measures what it costs.
+    /// Quantise a checkpoint to MLX's format. LOSSY: see `eval ppl`.
     Pack(pack::PackArgs),
-    /// What of a model fits where, how fast it can run, and what bounds it: from its config alone.
+    /// What of a model would fit where, and how fast it would run.
     Plan(plan::PlanArgs),
-    /// Measure how fast this machine computes, beside what it could do at best.
+    /// Measure how fast this machine computes, and what it could do at best.
     Bench(bench::BenchArgs),
-    /// What the prompt cache on disk holds: list it, check it, give room back, clear it.
+    /// What the prompt cache on disk holds: list it, check it, clear it.
     Cache(cache::CacheArgs),
-    /// Measure a model: perplexity of a text, or logits to compare with a reference.
+    /// Measure a model: perplexity, logits, which experts tokens want.
     Eval(eval::EvalArgs),
 }
 
@@ -96,8 +97,9 @@ fn main() -> ExitCode {
         }
         terminal::note(&format!("a mistake in sluice, please report it: {what:?} at {place}, version {}", version()));
     }));
-    let result = interrupt::install().and_then(|()| config::matches(&Cli::command())).and_then(|found| {
-        match parsed(&found).command {
+    let command = help::grouped(Cli::command());
+    let result =
+        interrupt::install().and_then(|()| config::matches(&command)).and_then(|found| match parsed(&found).command {
             Command::Run(args) => run::run(args, start),
             Command::Chat(args) => chat::run(args),
             Command::Serve(args) => serve::run(args),
@@ -107,8 +109,7 @@ fn main() -> ExitCode {
             Command::Plan(args) => plan::run(args),
             Command::Cache(args) => cache::run(args),
             Command::Eval(args) => eval::run(args),
-        }
-    });
+        });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output has closed the pipe (`| head`).

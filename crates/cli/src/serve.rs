@@ -1,12 +1,14 @@
 //! `sluice serve [MODEL]`: the model behind HTTP, for many at once.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use sluice_engine::Options;
-use sluice_server::{Bound, Limits, Server, Settings};
+use sluice_engine::text::ChatTemplate;
+use sluice_engine::{Config, Options};
+use sluice_server::{Bound, Limits, Offer, Server, Settings};
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -17,12 +19,18 @@ use crate::{interrupt, load, terminal};
 
 #[derive(Args)]
 pub struct ServeArgs {
-    /// The model's folder (default: the demo model)
+    /// The model's folder (default: the demo model). Of several one is in memory at a time, the first from the start, another when a request names it
     #[arg(value_name = "MODEL")]
-    folder: Option<PathBuf>,
+    folders: Vec<PathBuf>,
     /// The model's folder
-    #[arg(short, long, value_name = "MODEL", conflicts_with = "folder")]
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "folders")]
     model: Option<PathBuf>,
+    /// Serve each model that has a folder in this one
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["folders", "model"])]
+    models: Option<PathBuf>,
+    /// Seconds after which a model that nobody asks for gives its memory back, until somebody does (default: never)
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    idle_unload: Option<u64>,
     /// Where to listen; 0.0.0.0 for all of this machine's addresses
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: String,
@@ -32,7 +40,7 @@ pub struct ServeArgs {
     /// Listen on this Unix socket instead
     #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
     unix_socket: Option<PathBuf>,
-    /// What the model is called in answers (default: its folder's name)
+    /// What the model is called in requests and answers (default: its folder's name)
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
     /// Requests that are computed at once
@@ -61,15 +69,74 @@ pub struct ServeArgs {
     engine: EngineArgs,
 }
 
+fn has_model(folder: &Path) -> bool {
+    folder.join("config.json").is_file()
+}
+
 fn why_no_model(folder: &Path) -> &'static str {
     if folder.is_dir() { "there is no config.json in this folder" } else { "no such folder" }
 }
 
+/// The folders of models in one, by name.
+fn within(folder: &Path) -> Result<Vec<PathBuf>> {
+    let name = || folder.display().to_string();
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(name)? {
+        found.extend(Some(entry.with_context(name)?.path()).filter(|path| has_model(path)));
+    }
+    ensure!(!found.is_empty(), "{}: none of the folders in it has a config.json", name());
+    found.sort();
+    Ok(found)
+}
+
+/// What a model's folder is called; `.` and the like are looked up.
+fn name_of(folder: &Path) -> String {
+    let real = || folder.canonicalize().ok();
+    let name = folder.file_name().map(ToOwned::to_owned).or_else(|| real()?.file_name().map(ToOwned::to_owned));
+    name.map_or_else(|| "sluice".to_owned(), |n| n.to_string_lossy().into_owned())
+}
+
+impl ServeArgs {
+    /// The models' folders, the first one first.
+    fn folders(&self) -> Result<Vec<PathBuf>> {
+        let folders = match (&self.models, &self.folders[..]) {
+            (Some(folder), _) => within(folder)?,
+            (None, []) => vec![model_or_demo(self.model.as_deref())?],
+            (None, named) => named.iter().map(|f| model_or_demo(Some(f))).collect::<Result<_>>()?,
+        };
+        // What is not there at all is no news for those who ask a server.
+        let missing = folders.iter().find(|folder| !has_model(folder));
+        if let Some(folder) = missing {
+            bail!("{}: {}", folder.display(), why_no_model(folder));
+        }
+        Ok(folders)
+    }
+
+    fn offer(&self, folder: &Path, options: &Options) -> Result<Offer> {
+        let config = Config::open(folder)?;
+        let made_for = || config.size_or("max_position_embeddings", 32768);
+        let (own, args, options) = (folder.to_owned(), self.engine.clone(), options.clone());
+        Ok(Offer {
+            name: self.model_name.clone().unwrap_or_else(|| name_of(folder)),
+            context: options.max_context.map_or_else(made_for, Ok)?,
+            style: ChatTemplate::style_of(folder)?,
+            load: Box::new(move || {
+                let loaded = load::model(&own, &args, options.clone())?;
+                load::say_notes(&loaded.engine);
+                Ok((loaded.engine, loaded.text))
+            }),
+        })
+    }
+}
+
 /// Serves until it is told to stop: by SIGINT or SIGTERM, after which running requests come to their end; a second one ends it at once.
 pub fn run(args: ServeArgs) -> Result<()> {
-    let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
-    // What is not there at all is no news for those who ask a server.
-    ensure!(folder.join("config.json").is_file(), "{}: {}", folder.display(), why_no_model(&folder));
+    let folders = args.folders()?;
+    ensure!(
+        args.model_name.is_none() || folders.len() == 1,
+        "--model-name is for one model; here are {}",
+        folders.len()
+    );
     let options = Options {
         max_sequences: args.parallel.into(),
         snapshots: args.snapshots,
@@ -78,20 +145,23 @@ pub fn run(args: ServeArgs) -> Result<()> {
         beside: sluice_server::memory(args.parallel.into(), args.queue),
         ..args.engine.options()?
     };
-    let name = args.model_name.unwrap_or_else(|| {
-        let real = folder.canonicalize().unwrap_or_else(|_| folder.clone());
-        real.file_name().map_or_else(|| "sluice".to_owned(), |n| n.to_string_lossy().into_owned())
-    });
+    let offers = folders.iter().map(|folder| args.offer(folder, &options)).collect::<Result<Vec<_>>>()?;
+    let names: Vec<String> = offers.iter().map(|offer| offer.name.clone()).collect();
+    let twice = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name));
+    if let Some((at, name)) = twice {
+        bail!("{}: another model is called {name} too", folders[at].display());
+    }
     let settings = Settings {
-        name: name.clone(),
         limits: Limits { queue: args.queue },
         access: args.access.access()?,
         request_timeout: args.request_timeout.map(Duration::from_secs),
+        idle_unload: args.idle_unload.map(Duration::from_secs),
         log_requests: !args.no_request_log,
     };
-    // Requests wait for the engine most of the time: two threads are plenty beside those that compute.
+    // An event takes some microseconds. A second thread would be woken for every one of them, mostly to find that the first has done it. What takes long (templates, tokenizers,
+    // grammars) runs elsewhere.
     let _held = interrupt::hold();
-    let runtime = runtime::Builder::new_multi_thread().worker_threads(2).thread_name("http").enable_all().build()?;
+    let runtime = runtime::Builder::new_multi_thread().worker_threads(1).thread_name("http").enable_all().build()?;
     runtime.block_on(async {
         let bound = match &args.unix_socket {
             Some(path) => Bound::unix(path).await?,
@@ -99,14 +169,8 @@ pub fn run(args: ServeArgs) -> Result<()> {
         };
         args.access.check(&settings.access, &bound, &args.host)?;
         let address = bound.address()?;
-        terminal::say(&format!("{name}: listening on {address}"));
-        let engine_args = args.engine;
-        let load = move || {
-            let loaded = load::model(&folder, &engine_args, options)?;
-            load::say_notes(&loaded.engine);
-            Ok((loaded.engine, loaded.text))
-        };
-        let ready = move |ready: &sluice_server::Ready| {
+        terminal::say(&format!("{}: listening on {address}", names.join(", ")));
+        let said = |ready: &sluice_server::Ready| {
             terminal::say(&format!("{}: ready, {} tokens of context", ready.name, ready.context));
         };
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -124,6 +188,6 @@ pub fn run(args: ServeArgs) -> Result<()> {
                 std::process::exit(130);
             });
         };
-        Server::new(bound, settings).run(load, ready, stop).await.context("serving")
+        Server::new(bound, settings, offers, said).run(stop).await.context("serving")
     })
 }

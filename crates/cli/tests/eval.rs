@@ -97,7 +97,7 @@ fn routing_is_recorded_and_its_figures_agree() {
     let path = |name: &str| text(&dir.path().join(name));
     fs::write(path("text"), prose()).unwrap();
     let args = ["eval", "routing", &demo, "--text", &path("text"), "--tokens", "300"];
-    let files = ["--csv", &path("csv"), "--png", &path("all.png"), "--pin-out", &path("pins")];
+    let files = ["--csv", &path("csv"), "--svg", &path("all.svg"), "--pin-out", &path("pins")];
     let found = json(output(&[&args[..], &files, &["--json"]].concat()));
     let (layers, experts, k) = (8, 64, 8);
     assert_eq!((&found["tokens"], &found["layers"], &found["experts"]), (&300.into(), &layers.into(), &experts.into()));
@@ -130,7 +130,8 @@ fn routing_is_recorded_and_its_figures_agree() {
     assert!(csv.lines().all(|l| l.split(',').count() == 5));
     let pool = pools.iter().find(|p| p["slots"] == half).unwrap();
     assert!(csv.contains(&format!("\nmisses,all,belady,{half},{}\n", pool["misses"]["belady"])));
-    assert!(fs::read(path("all.png")).unwrap().starts_with(b"\x89PNG\r\n"));
+    let drawn = fs::read_to_string(path("all.svg")).unwrap();
+    assert!(drawn.starts_with("<svg ") && drawn.contains("Misses by policy and size") && drawn.contains("belady"));
     let pins: serde_json::Value = serde_json::from_str(&fs::read_to_string(path("pins")).unwrap()).unwrap();
     let hottest = pins["hottest"].as_array().unwrap();
     assert!(hottest.windows(2).all(|w| w[0][2].as_f64() >= w[1][2].as_f64()));
@@ -142,7 +143,7 @@ fn routing_is_recorded_and_its_figures_agree() {
     let again = json(output(&[&args[..], &["--json", "--chunk", "7", "--threads", "1"]].concat()));
     assert_eq!(again, found);
     // 6. tables for people, and a folder of images
-    let out = success(output(&[&args[..], &["--png", &path("images")]].concat()));
+    let out = success(output(&[&args[..], &["--svg", &path("images")]].concat()));
     assert!(out.contains("belady") && out.contains("layer before"), "{out}");
     assert_eq!(fs::read_dir(path("images")).unwrap().count(), 6);
 }

@@ -5,7 +5,8 @@
    when its header has just been read), uring-enosys, uring-eperm (no io_uring), uring-enter (a ring that cannot be entered), uring-later
    (that cannot be entered a second time, with requests under way), ring-short, ring-einval, ring-eio (requests that give less, that are
    refused, that fail: the request in the ring is changed so that the kernel itself answers so), kill-rename (the program is killed when it
-   would put a file named FAULT_FILE in its place). FAULT_URING: no io_uring besides. */
+   would put a file named FAULT_FILE in its place), slab-eio (reads of the prompt cache's slabs fail while the file FAULT_FILE is there; wants
+   FAULT_URING). FAULT_URING: no io_uring besides. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -42,9 +43,8 @@ static int is_direct(int fd) {
     return flags >= 0 && (flags & O_DIRECT);
 }
 
-static int is_weights(int fd) {
+static int is_named(int fd, const char *end) {
     char link[64], path[4096];
-    static const char end[] = ".safetensors";
     strcpy(link, "/proc/self/fd/");
     char *digit = link + strlen(link);
     int n = fd, len = 1;
@@ -52,7 +52,15 @@ static int is_weights(int fd) {
     digit[len] = 0;
     for (n = fd; len--; n /= 10) digit[len] = '0' + n % 10;
     ssize_t got = readlink(link, path, sizeof path - 1);
-    return got > (ssize_t)sizeof end && !memcmp(path + got - (sizeof end - 1), end, sizeof end - 1);
+    ssize_t length = strlen(end);
+    return got > length && !memcmp(path + got - length, end, length);
+}
+
+static int is_weights(int fd) { return is_named(fd, ".safetensors"); }
+
+static int is_bad_slab(int fd) {
+    const char *file = getenv("FAULT_FILE");
+    return fault("slab-eio") && file && !access(file, F_OK) && is_named(fd, ".slab");
 }
 
 #define OPEN(name)                                                                                                                     \
@@ -71,6 +79,7 @@ OPEN(open64)
 static ssize_t preadv_at(int fd, const struct iovec *vec, int count, off64_t offset) {
     static int calls;
     ssize_t (*real)(int, const struct iovec *, int, off64_t) = dlsym(RTLD_NEXT, "preadv64");
+    if (is_bad_slab(fd)) return errno = EIO, -1;
     if (!is_weights(fd)) return real(fd, vec, count, offset);
     if (is_direct(fd) && fault("read-einval")) return errno = EINVAL, -1;
     if (is_direct(fd) && fault("read-eopnotsupp")) return errno = EOPNOTSUPP, -1;
@@ -94,6 +103,7 @@ ssize_t preadv64(int fd, const struct iovec *vec, int count, off64_t offset) { r
 
 static ssize_t pread_at(int fd, void *to, size_t len, off64_t offset) {
     ssize_t (*real)(int, void *, size_t, off64_t) = dlsym(RTLD_NEXT, "pread64");
+    if (is_bad_slab(fd)) return errno = EIO, -1;
     ssize_t got = real(fd, to, len, offset);
     const char *path = getenv("FAULT_FILE");
     if (offset == 8 && is_weights(fd)) {

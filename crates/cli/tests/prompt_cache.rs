@@ -176,7 +176,7 @@ fn a_session_of_a_server_goes_on_after_it_was_killed() {
         (json!({"name": "short", "prompt": "Hello"}), "--prompt-cache-min-tokens"),
         (json!({"name": "none"}), "either messages or a prompt"),
         (json!({"name": "both", "prompt": STORY, "messages": said}), "either messages or a prompt"),
-        (json!({"name": "other", "prompt": STORY, "model": "x"}), "unknown field"),
+        (json!({"name": "other", "prompt": STORY, "temperature": 1}), "unknown field"),
     ] {
         let (status, error) = server.post("/v1/sessions", &body);
         assert!(status == 400 && error["error"]["message"].as_str().unwrap().contains(part), "{body}: {error}");

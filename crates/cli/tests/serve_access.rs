@@ -2,9 +2,8 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::Stdio;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -167,13 +166,7 @@ fn a_request_that_takes_too_long_is_given_up() {
 
 #[test]
 fn what_is_logged_of_a_request_says_nothing_of_what_was_said() {
-    let Some(demo) = demo() else { return };
-    let mut child =
-        sluice(&["serve", &demo, "--port", "0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(|line| line.unwrap());
-    let address = lines.find(|l| l.contains("listening on")).unwrap().split("listening on ").nth(1).unwrap().to_owned();
-    lines.find(|l| l.contains("ready")).unwrap();
-    let server = Server { child, address };
+    let Some(server) = Server::start(&[]) else { return };
     let block = json!([{"type": "text", "text": "x-anthropic-billing-header: cch=1a2b3; SECRET"}]);
     let body = json!({"system": block, "messages": [{"role": "user", "content": "SECRET"}], "max_tokens": 3, "metadata": {}, "speed": "fast"});
     for id in ["first", "second"] {
@@ -182,14 +175,9 @@ fn what_is_logged_of_a_request_says_nothing_of_what_was_said() {
     }
     server.get("/health");
     server.get("/v1/models");
-    let mut seen = Vec::new();
-    for line in lines {
-        let is_last = line.contains("/v1/models");
-        seen.push(line);
-        if is_last {
-            break;
-        }
-    }
+    let has_last = |s: &Server| s.lines.lock().unwrap().iter().any(|line| line.contains("/v1/models"));
+    server.wait_until("the last request's line", has_last);
+    let seen = server.lines.lock().unwrap().clone();
     let all = seen.join("\n");
     assert!(!all.contains("SECRET") && !all.contains("/health"), "{all}");
     assert_eq!(seen.iter().filter(|l| l.contains("cch=")).count(), 1, "it is said once: {all}");
@@ -197,5 +185,4 @@ fn what_is_logged_of_a_request_says_nothing_of_what_was_said() {
     for part in ["POST /v1/messages 200", "tokens of prompt", "3 generated", "no effect: speed"] {
         assert!(line.contains(part), "{part} is not in {line}");
     }
-    drop(server);
 }

@@ -4,7 +4,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::server::Server;
-use support::{demo, sluice};
+use support::{demo, demo_with, sluice};
 
 fn kinds(events: &[Value]) -> Vec<&str> {
     events.iter().map(|e| e["type"].as_str().unwrap()).collect()
@@ -347,24 +347,9 @@ const TEMPLATE: &str = "\
     {%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
     {%- if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}";
 
-/// The demo model with another template.
-fn demo_with(template: &str) -> Option<tempfile::TempDir> {
-    let (demo, folder) = (demo()?, tempfile::tempdir().unwrap());
-    for entry in std::fs::read_dir(demo).unwrap() {
-        let path = entry.unwrap().path();
-        std::os::unix::fs::symlink(&path, folder.path().join(path.file_name().unwrap())).unwrap();
-    }
-    let config = folder.path().join("tokenizer_config.json");
-    let mut changed: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
-    changed["chat_template"] = template.into();
-    std::fs::remove_file(&config).unwrap();
-    std::fs::write(&config, changed.to_string()).unwrap();
-    Some(folder)
-}
-
 #[test]
 fn one_conversation_is_the_same_prompt_in_every_dialect() {
-    let Some(folder) = demo_with(TEMPLATE) else { return };
+    let Some(folder) = demo_with(TEMPLATE, &[]) else { return };
     let server = Server::of(sluice(&["serve", folder.path().to_str().unwrap(), "--port", "0"]));
     let schema = json!({"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "integer"}}});
     let arguments: Value = serde_json::from_str(r#"{"z": "notes.txt", "a": 1}"#).unwrap();
@@ -479,4 +464,80 @@ fn a_call_that_must_be_made_and_a_form_that_must_be_kept_are_so_in_every_dialect
     assert_eq!(status, 200, "{answer}");
     let said = answer["output"].as_array().unwrap().iter().find(|item| item["type"] == "message").unwrap();
     assert!(fits(&serde_json::from_str(said["content"][0]["text"].as_str().unwrap()).unwrap()), "{answer}");
+}
+
+#[test]
+fn a_thread_is_refused_such_that_sdks_send_the_conversation() {
+    let Some(server) = Server::start(&[]) else { return };
+    let mut body =
+        json!({"max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}], "thread": {"type": "create"}});
+    for thread in [json!({"type": "create"}), json!({"type": "continue", "previous_message_id": "msg_1"})] {
+        body["thread"] = thread;
+        let (status, answer) = server.post("/v1/messages", &body);
+        let details = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
+        assert_eq!((status, &answer["error"]["details"]), (400, &details), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().starts_with("thread: "), "{answer}");
+    }
+    body["thread"] = Value::Null;
+    assert_eq!(server.post("/v1/messages", &body).0, 200);
+}
+
+#[test]
+fn a_tool_that_is_found_later_can_be_called_and_leaves_what_was_computed() {
+    let Some(server) = Server::start(&[]) else { return };
+    let tool = |name: &str| json!({"name": name, "description": "A tool.", "input_schema": {"type": "object", "properties": {"of": {"const": name}}, "required": ["of"], "additionalProperties": false}});
+    let mut deferred = tool("fetch");
+    deferred["defer_loading"] = true.into();
+    let call = json!({"type": "tool_use", "id": "toolu_1", "name": "search", "input": {"of": "search"}});
+    let found = json!({"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "tool_reference", "tool_name": "fetch"}]});
+    let mut body = json!({
+        "max_tokens": 60, "temperature": 0, "tools": [tool("search")], "tool_choice": {"type": "tool", "name": "search"},
+        "messages": [{"role": "user", "content": "Look it up."}], "cache_control": {"type": "ephemeral"},
+    });
+    let of = |answer: &Value, name: &str| answer["usage"][name].as_u64().unwrap();
+    let (status, first) = server.post("/v1/messages", &body);
+    assert_eq!(status, 200, "{first}");
+    // The list of tools has grown; what the model was shown of it has not.
+    body["tools"] = json!([deferred, tool("search")]);
+    body["tool_choice"] = json!({"type": "tool", "name": "fetch"});
+    let (status, unknown) = server.post("/v1/messages", &body);
+    assert_eq!((status, unknown["error"]["type"].as_str()), (400, Some("invalid_request_error")), "{unknown}");
+    let all = body["messages"].as_array_mut().unwrap();
+    all.push(json!({"role": "assistant", "content": [call]}));
+    all.push(json!({"role": "user", "content": [found]}));
+    let (status, answer) = server.post("/v1/messages", &body);
+    assert_eq!(status, 200, "{answer}");
+    let made = answer["content"].as_array().unwrap().last().unwrap();
+    assert_eq!((&made["name"], &made["input"]), (&json!("fetch"), &json!({"of": "fetch"})), "{answer}");
+    let known = of(&first, "cache_creation_input_tokens") + of(&first, "cache_read_input_tokens");
+    assert!(of(&answer, "cache_read_input_tokens") >= known, "{answer}");
+    // So is one that the system adds.
+    let added = json!({"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool("draw")}});
+    body["messages"].as_array_mut().unwrap().push(json!({"role": "system", "content": [added]}));
+    body["tool_choice"] = json!({"type": "tool", "name": "draw"});
+    let (status, answer) = server.post("/v1/messages", &body);
+    assert_eq!((status, &answer["content"][0]["input"]), (200, &json!({"of": "draw"})), "{answer}");
+}
+
+#[test]
+fn a_function_in_a_namespace_is_called_by_both_of_its_names() {
+    let Some(server) = Server::start(&[]) else { return };
+    let schema = json!({"type": "object", "properties": {"to": {"const": "fox"}}, "required": ["to"], "additionalProperties": false});
+    let function = json!({"type": "function", "name": "send", "description": "Sends.", "parameters": schema});
+    let mut body = json!({
+        "input": [{"role": "user", "content": "Send it."}], "max_output_tokens": 60, "temperature": 0,
+        "tools": [{"type": "namespace", "name": "mail", "description": "Mail.", "tools": [function]}], "tool_choice": "required", "parallel_tool_calls": false,
+    });
+    let (status, answer) = server.post("/v1/responses", &body);
+    assert_eq!(status, 200, "{answer}");
+    let call = answer["output"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&call["namespace"], &call["name"]), (&json!("mail"), &json!("send")), "{answer}");
+    // Sent back it is what the model said: all of the first prompt is there again.
+    let items = body["input"].as_array_mut().unwrap();
+    let result = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "Sent."});
+    items.extend([call, result]);
+    let (status, next) = server.post("/v1/responses", &body);
+    assert_eq!(status, 200, "{next}");
+    let cached = next["usage"]["input_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached + 1 >= answer["usage"]["input_tokens"].as_u64().unwrap(), "{next}");
 }

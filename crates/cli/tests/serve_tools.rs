@@ -2,12 +2,9 @@
 
 mod support;
 
-use std::fs;
-use std::path::Path;
-
 use serde_json::{Value, json};
 use support::server::Server;
-use support::{demo, sluice};
+use support::{demo_with, sluice};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -203,26 +200,6 @@ fn what_cannot_be_demanded_is_refused_by_name() {
     refused(json!({"messages": echo}), "messages[1].tool_calls", "arguments");
 }
 
-/// The demo's weights with another template.
-fn with_template(source: &str, special: &[&str]) -> Option<tempfile::TempDir> {
-    let demo = demo()?;
-    let folder = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(Path::new(&demo)).unwrap() {
-        let entry = entry.unwrap();
-        if entry.file_name() != "tokenizer.json" {
-            std::os::unix::fs::symlink(entry.path(), folder.path().join(entry.file_name())).unwrap();
-        }
-    }
-    // Its tokenizer has names to spare.
-    let mut text = fs::read_to_string(Path::new(&demo).join("tokenizer.json")).unwrap();
-    for (i, name) in special.iter().enumerate() {
-        text = text.replace(&format!("<|reserved_{i}|>"), name);
-    }
-    fs::write(folder.path().join("tokenizer.json"), text).unwrap();
-    fs::write(folder.path().join("chat_template.jinja"), source).unwrap();
-    Some(folder)
-}
-
 /// In Qwen3.5's manner: the prompt begins a thought, calls are in XML.
 const THINKS: &str = "{%- for m in messages %}{{- '<|im_start|>' ~ m.role ~ '\\n' }}\
     {%- if m.role == 'assistant' %}{{- '<think>\\n' ~ (m.reasoning_content or '') ~ '\\n</think>\\n\\n' }}{%- endif %}{{- m.content }}\
@@ -234,7 +211,7 @@ const THINKS: &str = "{%- for m in messages %}{{- '<|im_start|>' ~ m.role ~ '\\n
 #[test]
 fn thoughts_end_with_their_budget_and_calls_come_in_the_familys_way() {
     let special = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
-    let Some(folder) = with_template(THINKS, &special) else { return };
+    let Some(folder) = demo_with(THINKS, &special) else { return };
     let server = Server::of(sluice(&["serve", folder.path().to_str().unwrap(), "--port", "0"]));
     let mut messages = json!([{"role": "user", "content": "Read the story."}]);
     let mut body = by_name(body(&messages));

@@ -1,45 +1,4 @@
-//! The numbers that a draw is made of, the same on every machine: weights in whole numbers, and random bits of (seed, position).
-
-/// The weight of the most likely token. A token lighter than 1e-12 of it is never drawn, and 2^24 of them do not overflow.
-pub const ONE: f64 = (1u64 << 40) as f64;
-
-/// exp(x) in units of 1 / `ONE`, for x of 0 or less. Additions and multiplications only, so that it is the same on every machine; the
-/// relative error is below 1e-13.
-#[inline]
-pub fn weight(x: f64) -> u64 {
-    /// Adding this to a small number rounds it to a whole one.
-    const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
-    const LN2_HIGH: f64 = 0.693_147_180_369_123_8;
-    const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-    // Below -40 nothing is left in these units, also of -inf.
-    let x = if x > -40.0 { x } else { -40.0 };
-    let shifted = x * std::f64::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = (x - n * LN2_HIGH) - n * LN2_LOW; // |r| <= ln(2) / 2
-    // Taylor's series up to r^12 / 12!
-    let mut sum = 1.0 / 479_001_600.0;
-    for term in [
-        1.0 / 39_916_800.0,
-        1.0 / 3_628_800.0,
-        1.0 / 362_880.0,
-        1.0 / 40_320.0,
-        1.0 / 5_040.0,
-        1.0 / 720.0,
-        1.0 / 120.0,
-        1.0 / 24.0,
-        1.0 / 6.0,
-        0.5,
-        1.0,
-        1.0,
-    ] {
-        sum = sum * r + term;
-    }
-    // 2^n * ONE, made of bits; n is at least -58.
-    let power = f64::from_bits(((shifted.to_bits() as i64 - ROUND.to_bits() as i64 + 1023 + 40) as u64) << 52);
-    // The whole part: behind 2^52 a number has no other bits.
-    const WHOLE: f64 = (1u64 << 52) as f64;
-    (sum * power + WHOLE).to_bits() - WHOLE.to_bits()
-}
+//! Random bits of (seed, position), the same on every machine.
 
 /// 53 random bits: a function of seed and position alone.
 pub fn uniform(seed: u64, position: u64) -> u64 {
@@ -63,17 +22,6 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn weights_are_exponentials() {
-        assert_eq!(weight(0.0), 1 << 40);
-        assert_eq!((weight(f64::NEG_INFINITY), weight(-1e300)), (0, 0));
-        for i in 0..100_000 {
-            let x = -f64::from(i) * 3e-4;
-            let exact = libm::exp(x) * ONE;
-            assert!((weight(x) as f64 - exact).abs() <= 1.0 + exact * 1e-13, "exp({x}): {} and {exact}", weight(x));
-        }
-    }
 
     #[test]
     fn philox_gives_the_published_values() {

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-/// However many wait, a step with a prompt in it may take so many times as long as one without: then a gap between two tokens stays below three of the usual ones,
-/// and a prompt takes 1.6 times as long as by itself.
+/// A step with a prompt in it may take so many times as long as one without: then a gap between two tokens stays below three of the usual ones, and a prompt
+/// takes 1.6 times as long as by itself.
 const STRETCH: f64 = 2.7;
-/// Where more wait than generate, time is shared by their numbers: a few who generate by themselves make poor use of a machine that many wait for. But a step
-/// takes no longer than this for it, in seconds.
+/// Where several wait, small pieces make poor use of a machine that many wait for: a piece has as many tokens as it takes to be as cheap a token as any, but a
+/// step takes no longer than this for it, in seconds.
 const LONGEST: f64 = 0.25;
+/// Tokens of a piece from which on more at once are no cheaper each.
+const CHEAP: usize = 128;
 /// How much the newest step says.
 const NEWEST: f64 = 0.25;
 /// How much it says of those that only generate where it took longer than usual: a few that something else held up must not stretch all steps of the prompt that
@@ -54,9 +56,8 @@ impl Pace {
         }
         let room = match (self.generating(generating), self.per_token) {
             (Some(step), Some(token)) if token > 0.0 => {
-                let shared = step * (1.0 + waiting as f64 / generating as f64);
-                let whole = (STRETCH * step).max(shared.min(LONGEST));
-                ((whole - step) / token) as usize
+                let cheap = if waiting > 1 { (LONGEST - step).min(CHEAP as f64 * token) } else { 0.0 };
+                (((STRETCH - 1.0) * step).max(cheap) / token) as usize
             }
             _ => FIRST,
         };
@@ -131,17 +132,20 @@ mod tests {
     }
 
     #[test]
-    fn where_more_wait_than_generate_they_have_more_of_a_step() {
+    fn where_several_wait_pieces_are_large_enough_to_be_cheap() {
         let mut pace = Pace::new(8);
         for _ in 0..50 {
-            pace.learn(0, 500, 500, MS(500));
+            pace.learn(0, 500, 500, MS(1500));
             pace.learn(1, 0, 0, MS(30));
             pace.learn(4, 0, 0, MS(40));
         }
-        // As many again as there are waiting, but no step of more than a quarter of a second.
-        assert_eq!((pace.room(1, 5, 512), pace.room(1, 70, 512)), (150, 220));
-        // One waits for four: what a step may be stretched to is more than its share.
-        assert_eq!(pace.room(4, 1, 512), 68);
+        // Three milliseconds a token: up to a quarter of a second, however many wait.
+        assert_eq!((pace.room(1, 5, 512), pace.room(4, 2, 512), pace.room(4, 70, 512)), (73, 70, 70));
+        // One that waits has what a step may be stretched to.
+        assert_eq!((pace.room(1, 1, 512), pace.room(4, 1, 512)), (17, 22));
+        // On a faster machine they are no larger than that.
+        (0..50).for_each(|_| pace.learn(0, 500, 500, MS(250)));
+        assert_eq!((pace.room(1, 5, 512), pace.room(4, 1, 512)), (128, 135));
     }
 
     #[test]

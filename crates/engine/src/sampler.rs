@@ -8,7 +8,10 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use crate::draw::{ONE, uniform, weight};
+use sluice_backend::Isa;
+use sluice_backend::draw::{self, ONE};
+
+use crate::draw::uniform;
 
 /// How to choose a token. `Default` is the model's own distribution: temperature 1, no cut, no penalty, seed 0.
 #[derive(Clone, Debug, PartialEq)]
@@ -140,17 +143,27 @@ pub type Mask = [u32];
 
 /// Chooses tokens, for any sequences one after the other.
 pub struct Sampler {
+    /// Changes speed, never a token.
+    isa: Isa,
     vocab: usize,
     /// The logits after penalties and mask: [vocab]. Memory that is not used is not committed.
     changed: Vec<f32>,
-    /// Room for all that a cut may look at at once.
+    room: Room,
+}
+
+#[derive(Default)]
+struct Room {
+    /// All that a cut may look at at once.
     candidates: Vec<Candidate>,
+    /// Weights of blocks of logits.
+    sums: Vec<u64>,
 }
 
 impl Sampler {
     /// A sampler for logits of `vocab` tokens.
-    pub fn new(vocab: usize) -> Sampler {
-        Sampler { vocab, changed: Vec::with_capacity(vocab), candidates: Vec::with_capacity(vocab) }
+    pub fn new(isa: Isa, vocab: usize) -> Sampler {
+        let room = Room { candidates: Vec::with_capacity(vocab), sums: Vec::with_capacity(vocab.div_ceil(BLOCK)) };
+        Sampler { isa, vocab, changed: Vec::with_capacity(vocab), room }
     }
 
     /// The token for `position`, from its `logits`: [vocab]. `params` are valid; `history` is looked at where they have penalties.
@@ -170,10 +183,10 @@ impl Sampler {
         }
         let history = history.filter(|_| params.has_penalty());
         if history.is_none() && mask.is_none() {
-            return choose(params, logits, &mut self.candidates, position);
+            return choose(self.isa, params, logits, &mut self.room, position);
         }
         // 1. penalties and mask, on a copy. What is ruled out must be a number all the same
-        highest(logits)?;
+        highest(self.isa, logits)?;
         self.changed.clear();
         self.changed.extend_from_slice(logits);
         if let Some(history) = history {
@@ -187,7 +200,7 @@ impl Sampler {
                 }
             }
         }
-        choose(params, &self.changed, &mut self.candidates, position)
+        choose(self.isa, params, &self.changed, &mut self.room, position)
     }
 }
 
@@ -202,10 +215,9 @@ pub struct Logprobs {
 
 impl Logprobs {
     /// Of `token` and the `top` likeliest, from logits that a token was chosen from.
-    pub fn of(logits: &[f32], token: u32, top: usize) -> Logprobs {
-        let highest = logits.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
-        // Whole numbers, so that the sum does not depend on its order.
-        let total: u128 = logits.iter().map(|x| u128::from(weight(f64::from(*x) - f64::from(highest)))).sum();
+    pub fn of(isa: Isa, logits: &[f32], token: u32, top: usize) -> Logprobs {
+        let highest = draw::highest(isa, logits).0;
+        let total = draw::total(isa, logits, highest, 1.0);
         let log_total = libm::log(total as f64 / ONE);
         let of = |logit: f32| f64::from(logit) - f64::from(highest) - log_total;
         let mut best = Vec::new();
@@ -230,36 +242,42 @@ fn penalise(params: &SamplingParams, logits: &mut [f32], history: &History) {
     }
 }
 
+/// Logits whose weights are summed at once.
+const BLOCK: usize = 1024;
+
 fn choose(
+    isa: Isa,
     params: &SamplingParams,
     logits: &[f32],
-    candidates: &mut Vec<Candidate>,
+    room: &mut Room,
     position: u64,
 ) -> Result<u32, SampleError> {
-    let highest = highest(logits)?;
+    let highest = highest(isa, logits)?;
     if params.temperature == 0.0 {
         let token = logits.iter().position(|x| *x == highest);
         return token.map(|t| t as u32).ok_or(SampleError::NothingLeft);
     }
 
     // 2. temperature, 3. top-k
+    let scale = 1.0 / f64::from(params.temperature);
     let k = params.top_k as usize;
-    if k > 0 && k < logits.len() {
+    let cuts_top_k = k > 0 && k < logits.len();
+    if !cuts_top_k && params.top_p >= 1.0 && params.min_p == 0.0 {
+        return draw_from_all(isa, params.seed, logits, highest, scale, &mut room.sums, position);
+    }
+    let candidates = &mut room.candidates;
+    if cuts_top_k {
         keep_top_k(candidates, logits, k);
     } else {
         candidates.clear();
         candidates.extend((0..).zip(logits).map(|(token, logit)| Candidate { logit: *logit, token, weight: 0 }));
     }
-    let scale = 1.0 / f64::from(params.temperature);
-    // In groups, so that the compiler computes several side by side.
-    for group in candidates.chunks_mut(16) {
-        let mut x = [0.0; 16];
-        for (x, candidate) in x.iter_mut().zip(&*group) {
-            *x = (f64::from(candidate.logit) - f64::from(highest)) * scale;
-        }
-        for (candidate, weight) in group.iter_mut().zip(x.map(weight)) {
-            candidate.weight = weight;
-        }
+    let (mut chosen, mut weights) = ([0.0; 256], [0; 256]);
+    for group in candidates.chunks_mut(chosen.len()) {
+        let n = group.len();
+        chosen.iter_mut().zip(&*group).for_each(|(logit, candidate)| *logit = candidate.logit);
+        draw::weights(isa, &chosen[..n], highest, scale, &mut weights[..n]);
+        group.iter_mut().zip(weights).for_each(|(candidate, weight)| candidate.weight = weight);
     }
 
     // 4. top-p, 5. min-p
@@ -273,14 +291,44 @@ fn choose(
 
     // 6. draw: by weight, in the order of ids
     candidates.sort_unstable_by_key(|c| c.token);
-    let total: u64 = candidates.iter().map(|c| c.weight).sum();
-    let mut below = ((u128::from(uniform(params.seed, position)) * u128::from(total)) >> 53) as u64;
-    let drawn = candidates.iter().find(|c| {
-        let hit = below < c.weight;
-        below = below.saturating_sub(c.weight);
-        hit
-    });
-    drawn.map(|c| c.token).ok_or(SampleError::NothingLeft)
+    let mut below = drawn(params.seed, position, candidates.iter().map(|c| c.weight).sum());
+    let hit = candidates.iter().find(|c| falls_on(c.weight, &mut below));
+    hit.map(|c| c.token).ok_or(SampleError::NothingLeft)
+}
+
+/// A number below `total`, each as likely as any other.
+fn drawn(seed: u64, position: u64, total: u64) -> u64 {
+    ((u128::from(uniform(seed, position)) * u128::from(total)) >> 53) as u64
+}
+
+/// Whether what is left of a drawn number is within this weight; else it is taken off.
+fn falls_on(weight: u64, below: &mut u64) -> bool {
+    let hit = *below < weight;
+    *below -= if hit { 0 } else { weight };
+    hit
+}
+
+/// The draw where nothing is cut off: a block's weights are looked at one by one where it is the block that is hit.
+fn draw_from_all(
+    isa: Isa,
+    seed: u64,
+    logits: &[f32],
+    highest: f32,
+    scale: f64,
+    sums: &mut Vec<u64>,
+    position: u64,
+) -> Result<u32, SampleError> {
+    sums.clear();
+    sums.extend(logits.chunks(BLOCK).map(|block| draw::total(isa, block, highest, scale)));
+    let mut below = drawn(seed, position, sums.iter().sum());
+    let block = sums.iter().position(|sum| falls_on(*sum, &mut below)).ok_or(SampleError::NothingLeft)?;
+    let from = block * BLOCK;
+    let logits = &logits[from..logits.len().min(from + BLOCK)];
+    let mut weights = [0; BLOCK];
+    let weights = &mut weights[..logits.len()];
+    draw::weights(isa, logits, highest, scale, weights);
+    let at = weights.iter().position(|weight| falls_on(*weight, &mut below)).ok_or(SampleError::NothingLeft)?;
+    Ok((from + at) as u32)
 }
 
 /// Leaves the fewest of the most likely `candidates` whose weights reach the fraction `p` of all weights.
@@ -308,18 +356,9 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, p: f64) {
 }
 
 /// The highest logit; NaN and +inf are errors, as is a vocabulary of -inf.
-fn highest(logits: &[f32]) -> Result<f32, SampleError> {
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    let mut nan = [false; 16];
-    let (chunks, tail) = logits.as_chunks::<16>();
-    for chunk in chunks {
-        for i in 0..16 {
-            lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
-            nan[i] |= chunk[i].is_nan();
-        }
-    }
-    let highest = lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |a, b| a.max(*b));
-    if nan.contains(&true) || tail.iter().any(|x| x.is_nan()) || highest == f32::INFINITY {
+fn highest(isa: Isa, logits: &[f32]) -> Result<f32, SampleError> {
+    let (highest, has_nan) = draw::highest(isa, logits);
+    if has_nan || highest == f32::INFINITY {
         let bad = logits.iter().position(|x| x.is_nan() || *x == f32::INFINITY).unwrap_or(0);
         return Err(SampleError::NotANumber { token: bad as u32, value: logits[bad] });
     }
@@ -378,7 +417,7 @@ mod tests {
 
     fn sampler(params: SamplingParams, vocab: usize) -> One {
         params.validate().unwrap();
-        One(params, Sampler::new(vocab))
+        One(params, Sampler::new(*Isa::supported().last().unwrap(), vocab))
     }
 
     /// The definition, slowly: a full sort, then one cut after the other.
@@ -390,7 +429,7 @@ mod tests {
         }
         let highest = f64::from(logits[order[0]]);
         let scale = 1.0 / f64::from(params.temperature);
-        let weight_of = |i: &usize| weight((f64::from(logits[*i]) - highest) * scale);
+        let weight_of = |i: &usize| draw::weight((f64::from(logits[*i]) - highest) * scale);
         if params.top_p < 1.0 {
             let total: u64 = order.iter().map(weight_of).sum();
             let need = ((f64::from(params.top_p) * total as f64) as u64).max(1);
@@ -468,7 +507,7 @@ mod tests {
     #[test]
     fn a_mask_leaves_what_it_allows() {
         let logits: Vec<f32> = (0..70).map(|i| i as f32).collect();
-        let mut sampler = Sampler::new(70);
+        let mut sampler = Sampler::new(Isa::GENERIC, 70);
         for temperature in [0.0, 1.0] {
             let params = SamplingParams { temperature, ..Default::default() };
             let mut sample = |mask: &[u32]| sampler.sample(&params, &logits, None, Some(mask), 1);
@@ -486,7 +525,7 @@ mod tests {
         let logits = [0.5f32, -1.0, 3.0, 3.0, f32::NEG_INFINITY];
         let total: f64 = logits.iter().map(|x| libm::exp(f64::from(*x))).sum();
         let of = |x: f32| f64::from(x) - libm::log(total);
-        let found = Logprobs::of(&logits, 0, 3);
+        let found = Logprobs::of(Isa::GENERIC, &logits, 0, 3);
         assert!((found.chosen - of(0.5)).abs() < 1e-9);
         assert_eq!(found.top.iter().map(|t| t.0).collect::<Vec<_>>(), [2, 3, 0]);
         assert!(found.top.iter().all(|(token, p)| (p - of(logits[*token as usize])).abs() < 1e-9));
@@ -535,10 +574,10 @@ mod tests {
         ) {
             let params = SamplingParams { temperature, top_k, top_p, min_p, seed, ..Default::default() };
             let mut sampler = sampler(params.clone(), logits.len());
-            let room = sampler.1.candidates.capacity();
+            let room = sampler.1.room.candidates.capacity();
             let token = sampler.sample(&logits, position).unwrap();
             prop_assert_eq!(token, oracle(&params, &logits, position));
-            prop_assert_eq!(sampler.1.candidates.capacity(), room, "a step allocates nothing");
+            prop_assert_eq!(sampler.1.room.candidates.capacity(), room, "a step allocates nothing");
         }
     }
 }

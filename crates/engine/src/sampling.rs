@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use sluice_backend::{Backend, Logits};
+use sluice_backend::{Backend, Isa, Logits};
 
 use crate::constraint::Guide;
 use crate::sampler::{Logprobs, SampleError, Sampler};
@@ -30,6 +30,7 @@ struct Workspace {
 
 /// Draws the tokens of steps.
 pub struct Sampling {
+    isa: Isa,
     /// One for each thread, which alone locks it.
     workspaces: Vec<Mutex<Workspace>>,
     drawn: Vec<Drawn>,
@@ -37,10 +38,10 @@ pub struct Sampling {
 
 impl Sampling {
     /// For logits of `vocabulary` tokens and at most `most` sequences, on so many threads.
-    pub fn new(threads: usize, vocabulary: usize, most: usize) -> Sampling {
-        let workspace = || Workspace { sampler: Sampler::new(vocabulary), drawn: Vec::with_capacity(most) };
+    pub fn new(isa: Isa, threads: usize, vocabulary: usize, most: usize) -> Sampling {
+        let workspace = || Workspace { sampler: Sampler::new(isa, vocabulary), drawn: Vec::with_capacity(most) };
         let workspaces = (0..threads).map(|_| Mutex::new(workspace())).collect();
-        Sampling { workspaces, drawn: Vec::with_capacity(most) }
+        Sampling { isa, workspaces, drawn: Vec::with_capacity(most) }
     }
 
     /// A token for each draw, in their order.
@@ -51,7 +52,7 @@ impl Sampling {
         sequences: &[Sequence],
         draws: &[Draw],
     ) -> &mut [Drawn] {
-        let workspaces = &self.workspaces;
+        let (isa, workspaces) = (self.isa, &self.workspaces);
         backend.each_logits(logits, &|row, thread, logits| {
             let Some((at, draw)) = draws.iter().enumerate().find(|(_, d)| d.row == row) else { return };
             let s = &sequences[draw.sequence];
@@ -61,7 +62,7 @@ impl Sampling {
             let mask = running.guide.as_ref().and_then(Guide::mask);
             let token = workspace.sampler.sample(params, logits, history, mask, s.tokens.len() as u64);
             let wanted = running.generation.logprobs;
-            let logprobs = wanted.zip(token.as_ref().ok()).map(|(top, token)| Logprobs::of(logits, *token, top));
+            let logprobs = wanted.zip(token.as_ref().ok()).map(|(top, token)| Logprobs::of(isa, logits, *token, top));
             workspace.drawn.push((at, Drawn { token, logprobs }));
         });
         self.drawn.clear();

@@ -19,6 +19,7 @@ mod avx512;
 pub mod delta;
 pub mod dense;
 mod dispatch;
+pub mod draw;
 pub mod elementwise;
 pub mod form;
 mod generic;

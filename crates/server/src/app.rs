@@ -5,9 +5,8 @@ use std::future::Future;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -33,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::openai::{self, Common};
 use crate::page;
 use crate::reply::{Pending, now};
+use crate::resident::{Held, Models, Offer};
 use crate::runtime::{Limits, Runtime, Submission};
 use crate::{anthropic, models, tokenize};
 
@@ -54,17 +54,17 @@ pub fn memory(parallel: usize, queue: usize) -> u64 {
 /// How a server is set up.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What the model is called in answers.
-    pub name: String,
     pub limits: Limits,
     pub access: Access,
     /// A request that is not over after so long is given up.
     pub request_timeout: Option<Duration>,
+    /// A model that nobody has asked for in so long is dropped from memory.
+    pub idle_unload: Option<Duration>,
     /// A line on standard error for each request that is over, without anything of what was said in it.
     pub log_requests: bool,
 }
 
-/// What is known once the model is there.
+/// A model in memory: as long as this is held, it stays there.
 pub struct Ready {
     pub name: String,
     pub text: TextSide,
@@ -74,7 +74,7 @@ pub struct Ready {
     /// The model has recurrent layers.
     pub has_states: bool,
     /// What is computed of prompts is kept for others that begin alike.
-    keeps_prefixes: bool,
+    pub keeps_prefixes: bool,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
     /// Conversations that have a name; `None` without a prompt cache.
@@ -85,9 +85,7 @@ pub struct Ready {
 
 /// What all requests share.
 pub struct App {
-    ready: OnceLock<Arc<Ready>>,
-    /// Why the model cannot be had.
-    failed: Mutex<Option<String>>,
+    pub models: Arc<Models>,
     metrics: Arc<Metrics>,
     next: AtomicU64,
     settings: Settings,
@@ -104,14 +102,12 @@ impl App {
         self.on_loopback
     }
 
+    /// The model that a request names, in memory.
+    ///
     /// # Errors
-    /// While the model is loaded, and where that has failed.
-    pub fn ready(&self) -> Result<Arc<Ready>, ApiError> {
-        if let Some(ready) = self.ready.get() {
-            return Ok(Arc::clone(ready));
-        }
-        let failed = self.failed.lock().unwrap_or_else(|e| e.into_inner());
-        Err(failed.as_ref().map_or_else(ApiError::loading, ApiError::internal))
+    /// As [`Models::get`].
+    pub async fn model(&self, name: Option<&str>) -> Result<Arc<Ready>, ApiError> {
+        self.models.get(name).await
     }
 
     /// For the name of an answer.
@@ -121,11 +117,46 @@ impl App {
 }
 
 impl Ready {
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn new(
+        name: String,
+        mut engine: Engine,
+        text: TextSide,
+        held: Held,
+        settings: &Settings,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Ready> {
+        metrics.memory(&mut engine);
+        let (context, vocabulary) = (engine.max_context(), engine.model().vocabulary);
+        let has_states = engine.model().state_len() > 0;
+        let (sessions, keeps_prefixes) = (engine.sessions(), engine.keeps_prefixes());
+        let runtime = Runtime::start(engine, held, settings.limits, Arc::clone(metrics))?;
+        let (created, request_timeout) = (now(), settings.request_timeout);
+        Ok(Ready {
+            name,
+            text,
+            context,
+            vocabulary,
+            has_states,
+            keeps_prefixes,
+            created,
+            sessions,
+            runtime,
+            request_timeout,
+        })
+    }
+
     /// Hands a prompt to the engine.
     ///
     /// # Errors
     /// What is wrong with the request; a queue that is full.
-    pub fn submit(&self, prompt: Vec<u32>, generation: Generation, common: &Common) -> Result<Pending, ApiError> {
+    pub fn submit(
+        self: &Arc<Ready>,
+        prompt: Vec<u32>,
+        generation: Generation,
+        common: &Common,
+    ) -> Result<Pending, ApiError> {
         let (choices, stops) = (common.choices()?, common.stops()?);
         let (updates, received) = unbounded_channel();
         let prompt_tokens = prompt.len();
@@ -142,19 +173,21 @@ impl Ready {
         let ticket = self.runtime.submit(submission)?;
         let answer = Answer::new(&self.text.tokenizer, choices, &stops);
         let exchange = exchange::current();
-        Ok(Pending {
-            ticket,
-            updates: received,
-            answer,
-            prompt_tokens,
-            keeps_prefix: self.keeps_prefixes,
-            deadline,
-            exchange,
-        })
+        Ok(Pending { ticket, updates: received, answer, prompt_tokens, model: Arc::clone(self), deadline, exchange })
     }
 }
 
 impl Ready {
+    /// Takes no more requests; those that were taken come to their end.
+    pub fn drain(&self) {
+        self.runtime.drain();
+    }
+
+    /// Why the engine can do no more; `None` as long as it can.
+    pub fn dead(&self) -> Option<String> {
+        self.runtime.dead()
+    }
+
     /// Has what is in memory of a conversation written and named.
     pub fn save_session(&self, name: String, salt: Vec<u8>, tokens: Vec<u32>, told: Saved) {
         self.runtime.save_session(name, salt, tokens, told);
@@ -174,7 +207,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
 
     /// Whatever the client says that it sends: some say nothing, or that it is a form.
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Body<T>, ApiError> {
-        let most = BODY + BODY_PER_TOKEN * app.ready()?.context;
+        app.models.begun()?;
+        let most = BODY + BODY_PER_TOKEN * app.models.most_context();
         let too_large = |_| ApiError {
             status: StatusCode::PAYLOAD_TOO_LARGE,
             ..ApiError::invalid("", format!("the request has more than {most} bytes"))
@@ -247,11 +281,17 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(bound: Bound, settings: Settings) -> Server {
+    /// `offers`: what can be served, the first of them from the start; `said` is told of each that is loaded.
+    pub fn new(
+        bound: Bound,
+        settings: Settings,
+        offers: Vec<Offer>,
+        said: impl Fn(&Ready) + Send + Sync + 'static,
+    ) -> Server {
+        let metrics = Arc::new(Metrics::new());
         let app = App {
-            ready: OnceLock::new(),
-            failed: Mutex::new(None),
-            metrics: Arc::new(Metrics::new()),
+            models: Arc::new(Models::new(offers, Arc::clone(&metrics), settings.clone(), Box::new(said))),
+            metrics,
             next: AtomicU64::new(1),
             on_loopback: matches!(bound, Bound::Tcp(_)) && bound.is_local(),
             settings,
@@ -259,43 +299,31 @@ impl Server {
         Server { app: Arc::new(app), bound }
     }
 
-    /// Answers requests until `stop` is over; then those that were taken come to their end. The model is loaded by a thread meanwhile: until it is there
-    /// requests are told so. `said` is told when it is there, or why it cannot be had, which ends the server.
+    /// Answers requests until `stop` is over; then those that were taken come to their end. The first model is loaded meanwhile: until it is there requests are
+    /// told so. Where it cannot be had, the server ends.
     ///
     /// # Errors
-    /// The model's, and those of the listener.
-    pub async fn run(
-        self,
-        load: impl FnOnce() -> Result<(Engine, TextSide)> + Send + 'static,
-        said: impl FnOnce(&Ready) + Send + 'static,
-        stop: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<()> {
+    /// The first model's, and those of the listener.
+    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<()> {
         let Server { app, bound } = self;
-        let (loaded, loading) = tokio::sync::oneshot::channel();
-        let own = Arc::clone(&app);
-        thread::Builder::new().name("load".into()).spawn(move || {
-            let done = load().and_then(|(engine, text)| own.start(engine, text));
-            let _ = loaded.send(done);
-        })?;
-        let own = Arc::clone(&app);
+        if let Some(after) = app.settings.idle_unload {
+            tokio::spawn(Arc::clone(&app.models).unload_when_idle(after));
+        }
+        let models = Arc::clone(&app.models);
         let (over, ended) = tokio::sync::oneshot::channel();
         let stop = async move {
             tokio::pin!(stop);
             let failed = tokio::select! {
                 () = &mut stop => None,
-                loaded = loading => match loaded {
-                    Ok(Ok(ready)) => {
-                        said(&ready);
+                started = models.start() => match started {
+                    Ok(()) => {
                         stop.await;
                         None
                     }
-                    Ok(Err(e)) => Some(e),
-                    Err(_) => Some(anyhow::anyhow!("the model's thread has ended")),
+                    Err(e) => Some(e),
                 }
             };
-            if let Some(ready) = own.ready.get() {
-                ready.runtime.drain();
-            }
+            models.stop();
             let _ = over.send(failed);
         };
         let router = router(Arc::clone(&app))?;
@@ -312,39 +340,11 @@ impl Server {
                 served?;
             }
         }
-        if let Some(ready) = app.ready.get() {
-            ready.runtime.join();
-        }
+        app.models.ended().await;
         match ended.await {
             Ok(Some(failed)) => Err(failed),
             _ => Ok(()),
         }
-    }
-}
-
-impl App {
-    fn start(&self, mut engine: Engine, text: TextSide) -> Result<Arc<Ready>> {
-        self.metrics.memory(&mut engine);
-        let (context, vocabulary) = (engine.max_context(), engine.model().vocabulary);
-        let has_states = engine.model().state_len() > 0;
-        let (sessions, keeps_prefixes) = (engine.sessions(), engine.keeps_prefixes());
-        let runtime = Runtime::start(engine, self.settings.limits, Arc::clone(&self.metrics))?;
-        let (name, created, request_timeout) = (self.settings.name.clone(), now(), self.settings.request_timeout);
-        let ready = Ready {
-            name,
-            text,
-            context,
-            vocabulary,
-            has_states,
-            keeps_prefixes,
-            created,
-            sessions,
-            runtime,
-            request_timeout,
-        };
-        let ready = Arc::new(ready);
-        let _ = self.ready.set(Arc::clone(&ready));
-        Ok(ready)
     }
 }
 
@@ -386,13 +386,10 @@ async fn not_so(method: Method, uri: Uri) -> ApiError {
 
 async fn health(State(app): State<Arc<App>>) -> Response {
     let state = |status, text: &str| (status, Json(json!({"status": text}))).into_response();
-    match app.ready() {
-        Err(e) if e.status == StatusCode::SERVICE_UNAVAILABLE => state(e.status, "loading model"),
-        Err(e) => state(e.status, &e.message),
-        Ok(ready) => match ready.runtime.dead() {
-            Some(why) => state(StatusCode::INTERNAL_SERVER_ERROR, &why),
-            None => state(StatusCode::OK, "ok"),
-        },
+    match (app.models.begun(), app.models.dead()) {
+        (Err(e), _) => state(e.status, "loading model"),
+        (_, Some(why)) => state(StatusCode::INTERNAL_SERVER_ERROR, &why),
+        _ => state(StatusCode::OK, "ok"),
     }
 }
 

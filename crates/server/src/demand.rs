@@ -35,6 +35,8 @@ pub struct Format {
 pub struct Demanded {
     /// As templates take them.
     pub tools: Option<Value>,
+    /// So many of them, the last, are not listed in the prompt: the conversation tells of them.
+    pub unlisted: usize,
     /// Calls are read as such.
     pub reads_calls: bool,
     pub demand: Demand,
@@ -78,7 +80,14 @@ impl Demanded {
             Some(called) if called.must => (Form::Text, "tools"),
             _ => (form, field),
         };
-        Ok(Demanded { tools, reads_calls, demand: Demand { form, called, thinking_budget }, blame })
+        Ok(Demanded { tools, unlisted: 0, reads_calls, demand: Demand { form, called, thinking_budget }, blame })
+    }
+
+    /// The tools that the prompt lists.
+    pub fn listed(&self) -> Option<Value> {
+        let all = self.tools.as_ref()?.as_array()?;
+        let listed = &all[..all.len().saturating_sub(self.unlisted)];
+        (!listed.is_empty()).then(|| json!(listed))
     }
 }
 

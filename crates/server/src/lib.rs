@@ -16,11 +16,13 @@ mod openai;
 mod page;
 mod reply;
 mod request;
+mod resident;
 mod runtime;
 mod tokenize;
 
 pub use access::{Access, Keys};
 pub use app::{Bound, Ready, Server, Settings, memory};
+pub use resident::Offer;
 pub use runtime::Limits;
 
 /// One line on standard error.

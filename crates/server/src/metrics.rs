@@ -22,6 +22,11 @@ struct Class {
     class: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Named {
+    model_name: String,
+}
+
 pub struct Metrics {
     registry: Registry,
     running: Gauge<i64, AtomicI64>,
@@ -51,6 +56,8 @@ pub struct Metrics {
     experts_hit: Counter,
     experts_read_bytes: Counter,
     memory: Family<Class, Gauge<i64, AtomicI64>>,
+    model: Family<Named, Gauge<i64, AtomicI64>>,
+    loads: Counter,
 }
 
 /// Of the prompt cache on disk; zero where there is none.
@@ -61,7 +68,10 @@ const DISK: [(&str, &str); 9] = [
     ("sluice:prompt_cache_read_bytes", "Bytes read from it since the start"),
     ("sluice:prompt_cache_prefetched", "Tokens of prompts read from it before anybody asked"),
     ("sluice:prompt_cache_dropped", "Blocks that were not written, since too much was waiting"),
-    ("sluice:prompt_cache_wrong", "Blocks that were not what had been written, and were computed instead"),
+    (
+        "sluice:prompt_cache_wrong",
+        "Blocks that could not be read or were not what had been written, and were computed instead",
+    ),
     ("sluice:prompt_cache_too_dear", "Prompts that were computed since reading would have taken longer"),
     ("sluice:prompt_cache_broken", "1 where an error has ended its use"),
 ];
@@ -100,6 +110,8 @@ impl Metrics {
             experts_hit: Counter::default(),
             experts_read_bytes: Counter::default(),
             memory: Family::default(),
+            model: Family::default(),
+            loads: Counter::default(),
         };
         let r = &mut m.registry;
         r.register("vllm:num_requests_running", "Requests that are being computed", m.running.clone());
@@ -134,6 +146,8 @@ impl Metrics {
         r.register("sluice:experts_hit", "Those of them that were in memory", m.experts_hit.clone());
         r.register("sluice:experts_read_bytes", "Bytes of experts read", m.experts_read_bytes.clone());
         r.register("sluice:memory_bytes", "Memory by class", m.memory.clone());
+        r.register("sluice:model_loaded", "1 for the model that is in memory", m.model.clone());
+        r.register("sluice:model_loads", "How often a model was loaded", m.loads.clone());
         m
     }
 
@@ -216,6 +230,18 @@ impl Metrics {
             self.experts_wanted.inc_by(streamed.stats.wanted);
             self.experts_hit.inc_by(streamed.stats.hits);
             self.experts_read_bytes.inc_by(streamed.stats.read_bytes);
+        }
+    }
+
+    /// Which model is in memory now.
+    pub fn loaded(&self, name: Option<&str>) {
+        self.model.clear();
+        match name {
+            Some(name) => {
+                self.loads.inc();
+                self.model.get_or_create(&Named { model_name: name.to_owned() }).set(1);
+            }
+            None => self.memory.clear(),
         }
     }
 

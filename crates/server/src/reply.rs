@@ -16,6 +16,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::answer::{Answer, Delta};
+use crate::app::Ready;
 use crate::error::ApiError;
 use crate::exchange::Exchange;
 use crate::runtime::{Ticket, Update};
@@ -29,8 +30,8 @@ pub struct Pending {
     pub updates: UnboundedReceiver<Update>,
     pub answer: Answer,
     pub prompt_tokens: usize,
-    /// What is computed of the prompt is kept for others that begin alike.
-    pub keeps_prefix: bool,
+    /// In memory until the request is over.
+    pub model: Arc<Ready>,
     /// When it is given up.
     pub deadline: Option<Instant>,
     /// Told what it came to.
@@ -93,7 +94,7 @@ pub trait Wire: Send + 'static {
 impl Pending {
     pub fn usage(&self) -> Usage {
         let (prompt, cached, generated) = (self.prompt_tokens, self.answer.cached, self.answer.generated);
-        let written = if self.keeps_prefix { prompt.saturating_sub(cached + 1) } else { 0 };
+        let written = if self.model.keeps_prefixes { prompt.saturating_sub(cached + 1) } else { 0 };
         Usage { prompt, cached, written, generated }
     }
 

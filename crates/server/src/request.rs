@@ -69,7 +69,7 @@ impl Asked {
             self.extra.entry("enable_thinking").or_insert(on.into());
         }
         let messages = with_one_system_message(std::mem::take(&mut self.messages));
-        let tools = self.demanded.tools.clone();
+        let tools = self.demanded.listed();
         let (own, extra) = (Arc::clone(ready), std::mem::take(&mut self.extra));
         let done = tokio::task::spawn_blocking(move || {
             rendered(&own, &messages, tools.as_ref(), &extra).or_else(|error| {

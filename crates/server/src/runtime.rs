@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use sluice_engine::sampler::Logprobs;
@@ -12,6 +12,7 @@ use sluice_engine::{Engine, Event, Finish, Generation, ReadAhead, Saved, Sequenc
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::metrics::Metrics;
+use crate::resident::Held;
 
 /// How many there may be.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +89,6 @@ pub struct Runtime {
     shared: Arc<Shared>,
     limits: Limits,
     metrics: Arc<Metrics>,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Why a submission was not taken.
@@ -121,9 +121,11 @@ impl Drop for Ticket {
 }
 
 impl Runtime {
+    /// `held` is dropped when the engine is.
+    ///
     /// # Errors
     /// When the system refuses a thread.
-    pub fn start(engine: Engine, limits: Limits, metrics: Arc<Metrics>) -> std::io::Result<Runtime> {
+    pub fn start(engine: Engine, held: Held, limits: Limits, metrics: Arc<Metrics>) -> std::io::Result<Runtime> {
         let (commands, received) = mpsc::channel();
         let shared = Arc::new(Shared::default());
         let own = Worker {
@@ -134,8 +136,11 @@ impl Runtime {
             requests: HashMap::new(),
             owners: HashMap::new(),
         };
-        let thread = thread::Builder::new().name("engine".into()).spawn(move || own.run())?;
-        Ok(Runtime { commands, shared, limits, metrics, thread: Mutex::new(Some(thread)) })
+        thread::Builder::new().name("engine".into()).spawn(move || {
+            own.run();
+            drop(held);
+        })?;
+        Ok(Runtime { commands, shared, limits, metrics })
     }
 
     /// # Errors
@@ -181,13 +186,11 @@ impl Runtime {
         self.shared.stopping.store(true, Ordering::SeqCst);
         let _ = self.commands.send(Command::Stop);
     }
+}
 
-    /// Waits until the engine has ended, after [`Runtime::drain`].
-    pub fn join(&self) {
-        let thread = self.thread.lock().unwrap_or_else(|e| e.into_inner()).take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        self.drain();
     }
 }
 

@@ -55,7 +55,7 @@ fn name_others(others: &Map<String, Value>) {
 }
 
 pub async fn tokenize(State(app): State<Arc<App>>, Body(request): Body<Tokenize>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.others.get("model").and_then(Value::as_str)).await?;
     name_others(&request.others);
     let (pieces, strings) = (request.with_pieces, request.return_token_strs == Some(true));
     let special = request.add_special_tokens.or(request.add_special).unwrap_or(request.prompt.is_some());
@@ -97,7 +97,7 @@ fn piece(ready: &Ready, id: u32) -> String {
 }
 
 pub async fn detokenize(State(app): State<Arc<App>>, Body(request): Body<Detokenize>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.others.get("model").and_then(Value::as_str)).await?;
     name_others(&request.others);
     let vocabulary = ready.text.tokenizer.vocab_size();
     if let Some(bad) = request.tokens.iter().find(|t| **t as usize >= vocabulary) {

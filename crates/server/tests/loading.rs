@@ -2,10 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::thread;
 
-use sluice_server::{Access, Bound, Limits, Server, Settings};
+use sluice_server::{Access, Bound, Limits, Offer, Server, Settings};
 
 /// Status and body.
 fn get(address: &str, path: &str) -> (u16, String) {
@@ -28,18 +28,21 @@ fn a_server_answers_while_its_model_is_loaded_and_ends_where_there_is_none() {
     let address = bound.address().unwrap();
     let (go_on, wait) = mpsc::channel::<()>();
     let settings = Settings {
-        name: "model".into(),
         limits: Limits { queue: 1 },
         access: Access::default(),
         request_timeout: None,
+        idle_unload: None,
         log_requests: false,
     };
     let server = thread::spawn(move || {
+        let wait = Mutex::new(wait);
         let load = move || {
-            wait.recv().unwrap();
+            wait.lock().unwrap().recv().unwrap();
             anyhow::bail!("the weights are gone")
         };
-        runtime.block_on(Server::new(bound, settings).run(load, |_| panic!("it is not ready"), std::future::pending()))
+        let offer = Offer { name: "model".into(), context: 10, style: None, load: Box::new(load) };
+        let server = Server::new(bound, settings, vec![offer], |_| panic!("it is not ready"));
+        runtime.block_on(server.run(std::future::pending()))
     });
     let (status, body) = get(&address, "/health");
     assert_eq!((status, body.contains("loading")), (503, true), "{body}");

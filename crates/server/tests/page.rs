@@ -5,10 +5,10 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::thread;
 
-use sluice_server::{Access, Bound, Limits, Server, Settings};
+use sluice_server::{Access, Bound, Limits, Offer, Server, Settings};
 
 struct Answer {
     status: u16,
@@ -36,18 +36,20 @@ fn with_server(test: impl FnOnce(&str)) {
     let address = bound.address().unwrap();
     let (go_on, wait) = mpsc::channel::<()>();
     let settings = Settings {
-        name: "model".into(),
         limits: Limits { queue: 1 },
         access: Access::default(),
         request_timeout: None,
+        idle_unload: None,
         log_requests: false,
     };
     let server = thread::spawn(move || {
+        let wait = Mutex::new(wait);
         let load = move || {
-            wait.recv().unwrap();
+            wait.lock().unwrap().recv().unwrap();
             anyhow::bail!("no model here")
         };
-        runtime.block_on(Server::new(bound, settings).run(load, |_| (), std::future::pending()))
+        let offer = Offer { name: "model".into(), context: 10, style: None, load: Box::new(load) };
+        runtime.block_on(Server::new(bound, settings, vec![offer], |_| ()).run(std::future::pending()))
     });
     test(&address);
     go_on.send(()).unwrap();

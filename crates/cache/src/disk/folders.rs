@@ -357,7 +357,7 @@ fn the_days_limit_ends_the_writing_and_is_said_once() {
         assert!(written > 150_000 && written <= 200_000, "start {start}: {written}");
         assert!(cache.counts().refused > 0);
         let notes = cache.notes();
-        assert!(notes.len() == 1 && notes[0].contains("200000 bytes for today"), "{notes:?}");
+        assert!(notes.len() == 1 && notes[0].contains("in a day: 200000 bytes"), "{notes:?}");
         // Another day.
         cache.today.0 -= 1;
         assert!(cache.may_write(200_000) && !cache.may_write(200_001));

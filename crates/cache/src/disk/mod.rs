@@ -94,8 +94,8 @@ pub struct Counts {
 
 /// Uses that are remembered before they are written down.
 const MOST_USES: usize = 4096;
-/// Lines that wait to be said.
-const MOST_NOTES: usize = 64;
+/// The kind of the line that says that the day's limit is reached.
+const TODAY: &str = "the prompt cache has written what it may in a day";
 
 /// A use that is not written down yet.
 #[derive(Clone, Copy, Debug, Default)]
@@ -137,6 +137,8 @@ pub struct DiskCache {
     named: Option<Arc<HashSet<Key>>>,
     counts: Counts,
     notes: Vec<String>,
+    /// Kinds of lines that were noted: each is said once, and what happens again is counted.
+    noted: HashSet<String>,
     secret: [u8; 32],
     cipher: Option<Arc<Cipher>>,
     /// A slot as it is written.
@@ -181,14 +183,15 @@ impl DiskCache {
         counts
     }
 
-    /// Lines that are to be said to people, each once.
+    /// Lines that are to be said to people, one of each kind: a disk that fails has very many.
     pub fn notes(&mut self) -> Vec<String> {
         self.take_back();
         std::mem::take(&mut self.notes)
     }
 
     fn note(&mut self, line: String) {
-        if self.notes.len() < MOST_NOTES && !self.notes.contains(&line) {
+        let kind = line.split(':').next().unwrap_or_default();
+        if self.noted.insert(kind.to_owned()) {
             self.notes.push(line);
         }
     }
@@ -434,13 +437,12 @@ impl DiskCache {
         let day = today();
         if self.today.0 != day {
             self.today = (day, 0);
+            self.noted.remove(TODAY);
         }
         let Some(limit) = self.daily_limit else { return true };
         let may = self.today.1.saturating_add(bytes) <= limit;
         if !may {
-            self.note(format!(
-                "the prompt cache has written its {limit} bytes for today (UTC): no more until tomorrow"
-            ));
+            self.note(format!("{TODAY}: {limit} bytes (UTC); no more until tomorrow"));
         }
         may
     }

@@ -161,6 +161,7 @@ impl DiskCache {
             named: None,
             counts: Counts::default(),
             notes: Vec::new(),
+            noted: HashSet::new(),
             secret,
             cipher,
             buffer: Buffer::zeroed(0).map_err(io("opening"))?,
@@ -232,7 +233,9 @@ impl DiskCache {
             .filter(|(_, e)| e.parts.iter().any(|(.., place)| place.slab == id))
             .map(|(key, _)| key)
             .collect();
-        self.note(format!("the prompt cache has lost {} entries: {} is gone or cut", lost.len(), name_of(id)));
+        let line =
+            format!("the prompt cache has lost a file: {} is gone or cut, {} entries with it", name_of(id), lost.len());
+        self.note(line);
         self.take_out(&lost)?;
         self.index.change(|c| c.remove_slab(id))?;
         let _ = self.storage.remove(&name_of(id));

@@ -142,18 +142,23 @@ impl Reads {
         let counter = Mutex::new(Counter { order, next: 0, waiting: BTreeMap::new(), take, turn });
         for batch in self.batches(order) {
             let mut left = batch;
+            let mut refused = None;
             if left.len() > 1
                 && !self.is_given_up()
                 && let Err(e) = self.together(&mut left, &counter)
             {
-                // Which part it was turns out when each is read by itself.
-                lock(&self.desk).notes.push(format!("the prompt cache reads one by one: {e}"));
-                // Each has memory of its own then.
+                refused = Some(e);
+                // Each has memory of its own from here on.
                 self.memory.release();
             }
             for i in left.into_iter().take_while(|_| !self.is_given_up()) {
                 let came = self.alone(i);
+                // Then it was this part that could not be read.
+                refused = refused.filter(|_| !matches!(came, Err(Miss::Io(_))));
                 hand(&counter, i, came);
+            }
+            if let Some(e) = refused {
+                lock(&self.desk).notes.push(format!("the prompt cache reads one by one: {e}"));
             }
         }
     }

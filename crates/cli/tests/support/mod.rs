@@ -73,7 +73,7 @@ pub fn prose() -> String {
     (0..60).map(|i| format!("Then {} {}, and it was day {i}. ", names[i % 5], deeds[(i * i + i / 7) % 5])).collect()
 }
 
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
@@ -90,6 +90,24 @@ pub fn demo() -> Option<String> {
         eprintln!("SKIPPED: no demo model");
     }
     found.map(|p| p.canonicalize().unwrap().display().to_string())
+}
+
+/// The demo model with another chat template, and with these special tokens in the place of some that it has to spare.
+pub fn demo_with(template: &str, special: &[&str]) -> Option<tempfile::TempDir> {
+    let (demo, folder) = (PathBuf::from(demo()?), tempfile::tempdir().unwrap());
+    for entry in fs::read_dir(&demo).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name() != "tokenizer.json" {
+            std::os::unix::fs::symlink(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+    }
+    let mut text = fs::read_to_string(demo.join("tokenizer.json")).unwrap();
+    for (i, name) in special.iter().enumerate() {
+        text = text.replace(&format!("<|reserved_{i}|>"), name);
+    }
+    fs::write(folder.path().join("tokenizer.json"), text).unwrap();
+    fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    Some(folder)
 }
 
 /// A safetensors file: this header, and this many zero bytes.

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ use super::{demo, sluice};
 pub struct Server {
     pub child: Child,
     pub address: String,
+    /// What it has said since it was ready.
+    pub lines: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
@@ -35,9 +38,10 @@ impl Server {
         };
         let address = line("listening on").split("listening on ").nth(1).unwrap().to_owned();
         line("ready");
-        // What it says later must go somewhere.
-        thread::spawn(move || lines.for_each(drop));
-        Server { child, address }
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let own = Arc::clone(&said);
+        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| own.lock().unwrap().push(line)));
+        Server { child, address, lines: said }
     }
 
     pub fn url(&self, path: &str) -> String {

@@ -228,7 +228,7 @@ impl Engine {
         disk.iter().for_each(|disk| cache.keep_elsewhere(disk.fewest()));
         let capacity =
             Capacity { tokens: chunk, sequences: options.max_sequences, blocks: per_sequence * options.max_sequences };
-        let sampling = Sampling::new(backend.threads(), model.vocabulary, options.max_sequences);
+        let sampling = Sampling::new(options.isa, backend.threads(), model.vocabulary, options.max_sequences);
         Ok(Engine {
             runner: Runner::new(backend, decoder, kv, capacity),
             loading,

@@ -23,6 +23,34 @@ const MAX_TEMPLATE: u64 = 4 << 20;
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
+/// Where templates were read, and their names with their texts.
+type Sources = (PathBuf, Vec<(String, String)>);
+
+/// Finds the template of a checkpoint: `chat_template.jinja` (with more of them in `additional_chat_templates/`), or `chat_template` in
+/// `tokenizer_config.json`, a string or a list of named ones, or `chat_template.json`. `None` where there is none.
+fn sources(folder: &Path) -> Result<Option<Sources>> {
+    let jinja = folder.join("chat_template.jinja");
+    if jinja.exists() {
+        let mut templates = vec![("default".to_owned(), read_text(&jinja)?)];
+        for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten() {
+            let path = entry?.path();
+            if path.extension().is_some_and(|e| e == "jinja") {
+                let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                templates.push((name, read_text(&path)?));
+            }
+        }
+        return Ok(Some((jinja, templates)));
+    }
+    for name in ["tokenizer_config.json", "chat_template.json"] {
+        let file = folder.join(name);
+        let json = read_json(folder, name)?.unwrap_or(Json::Null);
+        if let Some(templates) = named_templates(&json["chat_template"]).with_context(|| file.display().to_string())? {
+            return Ok(Some((file, templates)));
+        }
+    }
+    Ok(None)
+}
+
 /// A compiled chat template, or several under names.
 pub struct ChatTemplate {
     /// Where it was read, for messages.
@@ -45,44 +73,27 @@ enum Renderer {
 }
 
 impl ChatTemplate {
-    /// Finds the template of a checkpoint: `chat_template.jinja` (with more of them in `additional_chat_templates/`), or `chat_template` in
-    /// `tokenizer_config.json`, a string or a list of named ones, or `chat_template.json`. `None` where there is none.
+    /// Compiles the template of a checkpoint, if it has one.
     ///
     /// # Errors
     /// A file that cannot be read, or a template that is no Jinja; the message names file and line.
     pub fn load(folder: &Path) -> Result<Option<Self>> {
+        let Some((file, templates)) = sources(folder)? else { return Ok(None) };
         let config = read_json(folder, "tokenizer_config.json")?.unwrap_or(Json::Null);
         let special_tokens: Map<String, Json> = SPECIAL_TOKENS
             .iter()
             .filter_map(|name| Some(((*name).to_owned(), token_text(&config[*name])?.into())))
             .collect();
-
-        let jinja = folder.join("chat_template.jinja");
-        let (file, templates) = if jinja.exists() {
-            let mut templates = vec![("default".to_owned(), read_text(&jinja)?)];
-            for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten() {
-                let path = entry?.path();
-                if path.extension().is_some_and(|e| e == "jinja") {
-                    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-                    templates.push((name, read_text(&path)?));
-                }
-            }
-            (jinja, templates)
-        } else {
-            let file = folder.join("tokenizer_config.json");
-            match named_templates(&config["chat_template"]).with_context(|| file.display().to_string())? {
-                Some(templates) => (file, templates),
-                None => {
-                    let other = read_json(folder, "chat_template.json")?.unwrap_or(Json::Null);
-                    let file = folder.join("chat_template.json");
-                    match named_templates(&other["chat_template"]).with_context(|| file.display().to_string())? {
-                        Some(templates) => (file, templates),
-                        None => return Ok(None),
-                    }
-                }
-            }
-        };
         Self::compile(file, templates, special_tokens).map(Some)
+    }
+
+    /// The style of a checkpoint's template, which is not compiled.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn style_of(folder: &Path) -> Result<Option<Style>> {
+        let found = sources(folder)?;
+        Ok(found.map(|(_, templates)| Style::of(templates.iter().map(|(_, source)| source.as_str()))))
     }
 
     fn compile(file: PathBuf, templates: Vec<(String, String)>, special_tokens: Map<String, Json>) -> Result<Self> {

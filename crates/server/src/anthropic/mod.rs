@@ -1,5 +1,6 @@
 //! Anthropic's dialect: `/v1/messages` and `/v1/messages/count_tokens`.
 
+mod offered;
 mod reply;
 mod request;
 
@@ -18,7 +19,7 @@ use crate::error::ApiError;
 use crate::reply as sending;
 
 pub async fn messages(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.model()).await?;
     let asked = request.asked()?;
     let (streamed, is_marked) = (asked.common.stream, asked.is_marked());
     let pending = asked.submit(&ready).await?;
@@ -28,7 +29,7 @@ pub async fn messages(State(app): State<Arc<App>>, Body(request): Body<Request>)
 
 /// How many tokens a conversation has, with all that the template puts around it.
 pub async fn count_tokens(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.model()).await?;
     let rendered = request.asked()?.rendered(&ready).await?;
     Ok(Json(json!({"input_tokens": rendered.tokens.len()})))
 }
@@ -55,8 +56,16 @@ pub fn error_json(error: &ApiError, request_id: &str) -> Value {
         Some((tokens, most)) => format!("prompt is too long: {tokens} tokens > {most} maximum"),
         None => error.message.clone(),
     };
-    json!({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
+    let mut said = json!({"type": kind, "message": message});
+    if error.code == Some(NO_THREADS) {
+        // Anthropic's SDKs go on without a thread then, and send the whole conversation.
+        said["details"] = json!({"error_code": NO_THREADS, "unsupported": ["thread"]});
+    }
+    json!({"type": "error", "error": said, "request_id": request_id})
 }
+
+/// The code of an error: conversations are not kept here.
+const NO_THREADS: &str = "thread_unsupported_request";
 
 #[cfg(test)]
 mod tests {

@@ -5,11 +5,13 @@ use std::sync::Once;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::NO_THREADS;
+use super::offered::Offered;
 use crate::demand::{Demanded, ToolChoice, format_of};
 use crate::error::ApiError;
 use crate::exchange::ignore;
 use crate::openai::{Common, Stop};
-use crate::request::{Asked, Thinking, Turn, function, tool_call};
+use crate::request::{Asked, Thinking, Turn, tool_call};
 
 #[derive(Deserialize)]
 pub struct Request {
@@ -77,7 +79,7 @@ struct WireThinking {
 /// Fields that would change the answer if they were obeyed.
 const REFUSED: [&str; 3] = ["prefill", "mcp_servers", "message"];
 
-fn invalid(field: &str, what: &str) -> ApiError {
+pub fn invalid(field: &str, what: &str) -> ApiError {
     ApiError::invalid(field, format!("{field}: {what}"))
 }
 
@@ -97,9 +99,10 @@ impl Request {
                 messages.push(message("system", text, marked));
             }
         }
+        let mut offered = Offered::new(&self.tools.unwrap_or_default())?;
         let mut turn = Turn::default();
         for (i, said) in self.messages.iter().enumerate() {
-            take_message(i, said, &mut turn, &mut messages)?;
+            take_message(i, said, &mut turn, &mut offered, &mut messages)?;
         }
         if turn.has_answered() {
             return Err(invalid("messages", "the last message is the assistant's; to go on with it is not supported"));
@@ -111,7 +114,7 @@ impl Request {
             last["cache_control"] = json!({});
         }
         // 2. Tools
-        let tools = tools(self.tools.unwrap_or_default())?;
+        let (tools, unlisted) = offered.tools();
         let one_call = self.tool_choice.as_ref().is_some_and(|c| c.disable_parallel_tool_use);
         let tool_choice = self.tool_choice.map_or(Ok(ToolChoice::Auto), tool_choice)?;
         // 3. The answer
@@ -135,8 +138,13 @@ impl Request {
         if one_call && tool_choice == ToolChoice::Auto && format.is_none() {
             ignore("tool_choice.disable_parallel_tool_use");
         }
-        let demanded = Demanded::new(tools, &tool_choice, !one_call, format, budget)?;
+        let demanded = Demanded { unlisted, ..Demanded::new(tools, &tool_choice, !one_call, format, budget)? };
         Ok(Asked { messages, demanded, thinking, extra: self.chat_template_kwargs, logprobs: None, common })
+    }
+
+    /// Which model it names.
+    pub fn model(&self) -> Option<&str> {
+        self.others.get("model").and_then(Value::as_str)
     }
 
     fn check_others(&self) -> Result<(), ApiError> {
@@ -144,6 +152,10 @@ impl Request {
             let asks = !value.is_null() && *value != json!([]) && *value != json!({});
             match field.as_str() {
                 "model" => {}
+                "thread" if asks => {
+                    let error = invalid("thread", "no messages are kept here: send the whole conversation without it");
+                    return Err(ApiError { code: Some(NO_THREADS), ..error });
+                }
                 field if asks && REFUSED.contains(&field) => return Err(invalid(field, "this is not supported")),
                 "output_format" => {}
                 "output_config" => {
@@ -213,7 +225,13 @@ fn text_of(block: &Value) -> Option<String> {
 }
 
 /// Puts a message behind those that were said, and what the assistant said into `turn`, which ends when somebody else says something.
-fn take_message(i: usize, said: &Message, turn: &mut Turn, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+fn take_message(
+    i: usize,
+    said: &Message,
+    turn: &mut Turn,
+    offered: &mut Offered,
+    messages: &mut Vec<Value>,
+) -> Result<(), ApiError> {
     let name = format!("messages.{i}.content");
     let blocks = blocks(&said.content).ok_or_else(|| invalid(&name, "neither a text nor a list of blocks"))?;
     match said.role.as_str() {
@@ -230,7 +248,7 @@ fn take_message(i: usize, said: &Message, turn: &mut Turn, messages: &mut Vec<Va
                 let marked = is_mark(block.get("cache_control"));
                 if kind_of(block) == "tool_result" {
                     messages.extend(words.take().map(|(text, marked)| message("user", text, marked)));
-                    messages.push(tool_result(&name, block, marked)?);
+                    messages.push(tool_result(&name, block, marked, offered)?);
                     continue;
                 }
                 let text = text_of(block).ok_or_else(|| unsupported(&name, block))?;
@@ -245,8 +263,14 @@ fn take_message(i: usize, said: &Message, turn: &mut Turn, messages: &mut Vec<Va
         }
         "system" => {
             turn.end(messages);
-            let (text, marked) = texts(&name, &said.content, "\n", str::to_owned)?;
-            messages.push(message("system", text, marked));
+            let mut words = Vec::new();
+            for (at, block) in blocks.iter().enumerate() {
+                let name = format!("{name}.{at}");
+                let text = text_of(block).map_or_else(|| offered.change(&name, block), |text| Ok(Some(text)))?;
+                words.push(text.ok_or_else(|| unsupported(&name, block))?);
+            }
+            let marked = blocks.iter().any(|block| is_mark(block.get("cache_control")));
+            messages.push(message("system", words.join("\n"), marked));
         }
         role => {
             return Err(invalid(
@@ -277,20 +301,22 @@ fn take_own_block(name: &str, block: &Value, turn: &mut Turn) -> Result<(), ApiE
     Ok(())
 }
 
-fn tool_result(name: &str, block: &Value, marked: bool) -> Result<Value, ApiError> {
+fn tool_result(name: &str, block: &Value, marked: bool, offered: &mut Offered) -> Result<Value, ApiError> {
     let id = block["tool_use_id"].as_str().ok_or_else(|| invalid(name, "a tool_result needs a tool_use_id"))?;
     let content = block.get("content").filter(|c| !c.is_null());
     let blocks = content.map_or_else(|| Some(Vec::new()), blocks);
     let blocks = blocks.ok_or_else(|| invalid(name, "its content is neither a text nor a list of blocks"))?;
-    let words = |block: &Value| {
-        text_of(block).unwrap_or_else(|| {
+    let mut words = |block: &Value| {
+        let found = block["tool_name"].as_str().filter(|_| kind_of(block) == "tool_reference");
+        let known = text_of(block).or_else(|| offered.refer(found?));
+        known.unwrap_or_else(|| {
             // A conversation goes on where a tool has looked at a picture; the model is told that it did not.
             let kind = kind_of(block);
             ignore(&format!("tool_result.content.{kind}"));
             format!("[{kind}: it cannot be shown to this model]")
         })
     };
-    let text: Vec<String> = blocks.iter().map(words).collect();
+    let text: Vec<String> = blocks.iter().map(&mut words).collect();
     let marked = marked || blocks.iter().any(|b| is_mark(b.get("cache_control")));
     let mut message = message("tool", text.join("\n"), marked);
     message["tool_call_id"] = id.into();
@@ -298,21 +324,6 @@ fn tool_result(name: &str, block: &Value, marked: bool) -> Result<Value, ApiErro
         message["is_error"] = true.into();
     }
     Ok(message)
-}
-
-/// Tools as functions; those of other kinds are Anthropic's own, and named.
-fn tools(all: Vec<Value>) -> Result<Option<Value>, ApiError> {
-    let mut functions = Vec::new();
-    for (i, tool) in all.iter().enumerate() {
-        let kind = tool["type"].as_str().unwrap_or("custom");
-        if kind != "custom" {
-            ignore(&format!("tools.{kind}"));
-            continue;
-        }
-        let name = tool["name"].as_str().ok_or_else(|| invalid(&format!("tools.{i}.name"), "a tool needs a name"))?;
-        functions.push(function(name, tool.get("description"), tool.get("input_schema")));
-    }
-    Ok((!functions.is_empty()).then_some(Value::Array(functions)))
 }
 
 fn tool_choice(choice: Choice) -> Result<ToolChoice, ApiError> {

@@ -39,7 +39,7 @@ pub struct Request {
 const MOST_LOGPROBS: usize = 20;
 
 pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.common.model.as_deref()).await?;
     request.common.check_others()?;
     let messages = messages(request.messages)?;
     let top = request.top_logprobs.unwrap_or(0);

@@ -36,7 +36,7 @@ pub(super) enum PromptField {
 }
 
 pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.common.model.as_deref()).await?;
     request.common.check_others()?;
     if request.echo {
         return Err(ApiError::invalid("echo", "echo is not supported"));

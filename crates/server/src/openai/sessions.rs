@@ -23,6 +23,9 @@ use crate::request::{Asked, Rendered};
 #[serde(deny_unknown_fields)]
 pub struct Request {
     name: String,
+    /// Which model's: where it is left out, that of the model in memory.
+    #[serde(default)]
+    model: Option<String>,
     #[serde(default)]
     messages: Option<Vec<Map<String, Value>>>,
     #[serde(default)]
@@ -39,6 +42,8 @@ pub struct Request {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Whose {
+    #[serde(default)]
+    model: Option<String>,
     #[serde(default)]
     cache_salt: String,
 }
@@ -60,14 +65,14 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'sta
 }
 
 pub async fn list(State(app): State<Arc<App>>, Query(whose): Query<Whose>) -> Result<Json<Value>, ApiError> {
-    let sessions = sessions(&*app.ready()?)?;
+    let sessions = sessions(&*app.model(whose.model.as_deref()).await?)?;
     let all = apart(move || sessions.list(whose.cache_salt.as_bytes())).await?;
     Ok(Json(json!({"object": "list", "data": all.iter().map(to_json).collect::<Vec<_>>()})))
 }
 
 /// Computes what is missing of a conversation, and has it written and named.
 pub async fn save(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.model.as_deref()).await?;
     sessions(&ready)?;
     // 1. Its tokens
     let (tokens, marks) = match (request.messages, request.prompt) {
@@ -110,7 +115,7 @@ pub async fn load(
     Path(name): Path<String>,
     Query(whose): Query<Whose>,
 ) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(whose.model.as_deref()).await?;
     let (sessions, own) = (sessions(&ready)?, name.clone());
     let loaded =
         apart(move || sessions.load(whose.cache_salt.as_bytes(), &own)).await?.ok_or_else(|| unknown(&name))?;
@@ -123,7 +128,7 @@ pub async fn delete(
     Path(name): Path<String>,
     Query(whose): Query<Whose>,
 ) -> Result<Json<Value>, ApiError> {
-    let (sessions, own) = (sessions(&*app.ready()?)?, name.clone());
+    let (sessions, own) = (sessions(&*app.model(whose.model.as_deref()).await?)?, name.clone());
     if !apart(move || sessions.delete(whose.cache_salt.as_bytes(), &own)).await? {
         return Err(unknown(&name));
     }

@@ -38,9 +38,9 @@ pub struct RoutingArgs {
     /// Write all figures as CSV, a row for each: statistic, layer (counted among those with experts, or `all`), series, x, value
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Draw the figures: one image if the name ends in .png, else a folder with an image for each
+    /// Draw the figures: one image if the name ends in .svg, else a folder with an image for each
     #[arg(long, value_name = "FILE|DIR")]
-    png: Option<PathBuf>,
+    svg: Option<PathBuf>,
     /// Write the experts by heat, for `--pin`: JSON with rows of layer, expert, share of the tokens that want it
     #[arg(long, value_name = "FILE")]
     pin_out: Option<PathBuf>,
@@ -75,7 +75,7 @@ pub fn run(args: RoutingArgs) -> Result<()> {
     if let Some(path) = &args.csv {
         write(path, report.to_csv().as_bytes())?;
     }
-    if let Some(path) = &args.png {
+    if let Some(path) = &args.svg {
         draw(path, &report.charts())?;
     }
     if let Some(path) = &args.pin_out {
@@ -131,13 +131,13 @@ fn record(engine: &mut Engine, tokens: &[u32]) -> Result<(Recording, Vec<f64>)> 
 }
 
 fn draw(path: &Path, charts: &[chart::Chart]) -> Result<()> {
-    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("png")) {
-        return write(path, &chart::png(charts)?);
+    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("svg")) {
+        return write(path, chart::svg(charts)?.as_bytes());
     }
     fs::create_dir_all(path).with_context(|| path.display().to_string())?;
-    charts
-        .iter()
-        .try_for_each(|c| write(&path.join(c.name).with_extension("png"), &chart::png(std::slice::from_ref(c))?))
+    charts.iter().try_for_each(|c| {
+        write(&path.join(c.name).with_extension("svg"), chart::svg(std::slice::from_ref(c))?.as_bytes())
+    })
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {

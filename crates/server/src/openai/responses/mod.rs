@@ -1,5 +1,6 @@
 //! `/v1/responses`, as clients use it that keep their conversations themselves: nothing is stored, and all that was said comes with each request.
 
+mod namespaces;
 mod reply;
 mod request;
 
@@ -17,7 +18,7 @@ use crate::error::ApiError;
 use crate::reply as sending;
 
 pub async fn responses(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
-    let ready = app.ready()?;
+    let ready = app.model(request.model()).await?;
     let (asked, wishes) = request.asked()?;
     let streamed = asked.common.stream;
     let pending = asked.submit(&ready).await?;

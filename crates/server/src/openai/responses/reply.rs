@@ -120,9 +120,14 @@ impl Responses {
             Kind::Call(name) => {
                 let arguments = if is_over { block.text.as_str() } else { "" };
                 let call_id = format!("call_{}{index:02}", self.id);
-                json!({
+                let (namespace, name) = self.wishes.namespaces.parted(name);
+                let mut item = json!({
                     "type": "function_call", "id": id, "call_id": call_id, "name": name, "arguments": arguments, "status": status,
-                })
+                });
+                if let Some(namespace) = namespace {
+                    item["namespace"] = namespace.into();
+                }
+                item
             }
         }
     }
@@ -166,7 +171,7 @@ impl Responses {
                 let fields = match &block.kind {
                     Kind::Thought => json!({"text": block.text}),
                     Kind::Text => json!({"text": block.text, "logprobs": []}),
-                    Kind::Call(name) => json!({"name": name, "arguments": block.text}),
+                    Kind::Call(name) => json!({"name": self.wishes.namespaces.parted(name).1, "arguments": block.text}),
                 };
                 let mut text = self.at(&format!("{}.done", self.name(*index)), *index, fields);
                 text += &self.part("done", *index, &block.text);

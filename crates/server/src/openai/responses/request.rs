@@ -4,11 +4,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::brought_back;
+use super::namespaces::{Namespaces, functions, joined};
 use crate::demand::{Demanded, ToolChoice, format_of};
 use crate::error::ApiError;
 use crate::exchange::ignore;
 use crate::openai::{Common, Stop};
-use crate::request::{Asked, Thinking, Turn, function, tool_call};
+use crate::request::{Asked, Thinking, Turn, tool_call};
 
 #[derive(Deserialize)]
 pub struct Request {
@@ -55,6 +56,9 @@ pub struct Request {
     stop: Option<Stop>,
     #[serde(default)]
     cache_salt: Option<String>,
+    /// Tokens of thoughts at most; below 0: any number.
+    #[serde(default, alias = "thinking_budget", alias = "thinking_token_budget")]
+    reasoning_budget: Option<i64>,
     #[serde(default)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
@@ -70,6 +74,8 @@ pub struct Wishes {
     pub carried: bool,
     /// Fields of the request that the answer repeats.
     pub echo: Map<String, Value>,
+    /// Where the functions are that may be called.
+    pub namespaces: Namespaces,
 }
 
 /// Fields that would change the answer if they were obeyed, and why they are not.
@@ -82,7 +88,7 @@ const REFUSED: [(&str, &str); 4] = [
 
 const CARRY: &str = "reasoning.encrypted_content";
 
-fn invalid(field: &str, what: &str) -> ApiError {
+pub fn invalid(field: &str, what: &str) -> ApiError {
     ApiError::invalid(field, format!("{field}: {what}"))
 }
 
@@ -91,7 +97,7 @@ impl Request {
     /// What cannot be what it is, and what cannot be obeyed, by name.
     pub fn asked(self) -> Result<(Asked, Wishes), ApiError> {
         self.check_others()?;
-        let wishes = self.wishes();
+        let mut wishes = self.wishes();
         // 1. What was said
         let mut messages = Vec::new();
         if let Some(instructions) = self.instructions.filter(|i| !i.is_empty()) {
@@ -99,7 +105,9 @@ impl Request {
         }
         take_input(&self.input, &mut messages)?;
         // 2. Tools
-        let tools = tools(self.tools.unwrap_or_default())?;
+        let (functions, namespaces) = functions(&self.tools.unwrap_or_default())?;
+        wishes.namespaces = namespaces;
+        let tools = (!functions.is_empty()).then_some(Value::Array(functions));
         let tool_choice = tool_choice(&self.tool_choice)?;
         // 3. The answer
         let effort = self.reasoning["effort"].as_str();
@@ -132,8 +140,14 @@ impl Request {
         if one_call && tool_choice == ToolChoice::Auto && format.is_none() && tools.is_some() {
             ignore("parallel_tool_calls");
         }
-        let demanded = Demanded::new(tools, &tool_choice, !one_call, format, None)?;
+        let budget = self.reasoning_budget.and_then(|tokens| usize::try_from(tokens).ok());
+        let demanded = Demanded::new(tools, &tool_choice, !one_call, format, budget)?;
         Ok((Asked { messages, demanded, thinking, extra, logprobs: None, common }, wishes))
+    }
+
+    /// Which model it names.
+    pub fn model(&self) -> Option<&str> {
+        self.others.get("model").and_then(Value::as_str)
     }
 
     fn check_others(&self) -> Result<(), ApiError> {
@@ -170,6 +184,7 @@ impl Request {
             as_summary: !self.reasoning["summary"].is_null(),
             carried: self.include.iter().flatten().any(|name| name == CARRY),
             echo: echo.as_object().cloned().unwrap_or_default(),
+            namespaces: Namespaces::default(),
         }
     }
 }
@@ -289,6 +304,7 @@ fn call(name: &str, kind: &str, item: &Value) -> Result<Value, ApiError> {
     let (Some(id), Some(tool)) = (item["call_id"].as_str(), item["name"].as_str()) else {
         return Err(invalid(name, "a call needs a call_id and a name"));
     };
+    let tool = &joined(item["namespace"].as_str(), tool);
     if kind == "custom_tool_call" {
         return Ok(tool_call(id, tool, json!({"input": item["input"]})));
     }
@@ -300,27 +316,13 @@ fn call(name: &str, kind: &str, item: &Value) -> Result<Value, ApiError> {
     Ok(tool_call(id, tool, arguments))
 }
 
-/// Functions; tools of other kinds are OpenAI's own, or the client's, and named.
-fn tools(all: Vec<Value>) -> Result<Option<Value>, ApiError> {
-    let mut functions = Vec::new();
-    for (i, tool) in all.iter().enumerate() {
-        if tool["type"] != "function" {
-            ignore(&format!("tools.{}", kind_of(tool)));
-            continue;
-        }
-        let name = tool["name"].as_str().ok_or_else(|| invalid(&format!("tools[{i}].name"), "a tool needs a name"))?;
-        functions.push(function(name, tool.get("description"), tool.get("parameters")));
-    }
-    Ok((!functions.is_empty()).then_some(Value::Array(functions)))
-}
-
 fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
     match (choice.as_str().or_else(|| choice["type"].as_str()), choice["name"].as_str()) {
         (None, _) if choice.is_null() => Ok(ToolChoice::Auto),
         (Some("auto"), _) => Ok(ToolChoice::Auto),
         (Some("none"), _) => Ok(ToolChoice::None),
         (Some("required"), _) => Ok(ToolChoice::Required),
-        (Some("function"), Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
+        (Some("function"), Some(name)) => Ok(ToolChoice::Named(joined(choice["namespace"].as_str(), name))),
         _ => {
             let shown: String = choice.to_string().chars().take(60).collect();
             Err(invalid("tool_choice", &format!("{shown} is not supported: auto, none, required or a function")))

@@ -1,0 +1,58 @@
+"""Charts of the pages of docs/results that are written by hand: what they show is read from the pages themselves, so that no figure stands in two places. Standard library only."""
+
+import re
+from statistics import median
+
+from chart import Amounts, Bar, Chart, Ratios
+from results import RESULTS
+
+# Of the steps, what is measured whole; the kernels by themselves are in the page.
+STEPS = re.compile(r"^((?:decode|prefill|demo)[^:\n]*): new/old ([\d.]+) \(([\d.]+)-([\d.]+)\)", re.M)
+EDGES = re.compile(r"^\| (\w+) \| [^|]+ \| (\d+) \| ([\d,]+)([^|]*) \| (\d+) \|$", re.M)
+
+
+# Single changes whose figures stand side by side: what each was, and where the page has those without it and those with it.
+LIST = r"((?:[\d.]+, )*[\d.]+)"
+CHANGES = [
+    ("One scale per group of 64, prompt, 0.6B", rf"prefill of 512: 0\.6B {LIST} to {LIST} tokens/s"),
+    ("The same, mixture of experts", rf"MoE {LIST} to {LIST}, hybrid"),
+    ("The same, hybrid", rf"hybrid {LIST} to {LIST} \(same run"),
+    ("One token in four streams, bf16, one thread", rf"bf16 {LIST} to {LIST}; two threads"),
+    ("Idle helpers fetch ahead, 4 bit (not kept)", rf"pairs without and with: {LIST} and {LIST} tokens/s"),
+    ("The same, bf16 (not kept)", rf"tokens/s; bf16 {LIST} and {LIST}\. Not understood"),
+    ("Rows across lanes, prompt, bf16", rf"two threads: {LIST} to {LIST} tokens/s\."),
+    ("A waiting thread polls, streamed", rf"at 4\.4 times the limit {LIST} and {LIST} \(compute"),
+    ("Reads linked, streamed prompt", rf"Found:\*\* {LIST} to {LIST} tokens/s; 4, 8, 16, 32 lanes"),
+    ("Look-ahead again, five choices, streamed", rf"at twice the limit {LIST} tokens/s without, with three [\d., ]+, five {LIST}"),
+]
+
+
+def experiments(page):
+    bars = []
+    for name, pattern in CHANGES:
+        [(before, after)] = re.findall(pattern, page)
+        was, now = (median(map(float, figures.split(", "))) for figures in (before, after))
+        bars.append(Bar(name, now / was, other="not kept" in name))
+    under = "Times the speed without it: of those whose figures stand side by side here, median over median; one to five runs each, mostly on busy machines."
+    return Chart("What single changes gained", bars, Ratios(), under, ("kept", "not kept"))
+
+
+def seam(page):
+    bars = [Bar(name, float(ratio), low=float(low), high=float(high)) for name, ratio, low, high in STEPS.findall(page)]
+    return Chart("The step as an object, beside the commit before", bars, Ratios(), "Times the old speed, median of five rounds. Rounds of one program differ by up to 40 %.")
+
+
+def fuzzing(page):
+    bars = []
+    for edge, minutes, runs, how, finds in EDGES.findall(page):
+        millions = int(runs.replace(",", "")) / 1e6
+        bars.append(Bar(f"{edge}, {minutes} min{how and ', seeds changed at random'}", millions, f"{millions:.1f} million" + (f", {finds} found" if int(finds) else ""), other=bool(how)))
+    under = "Executions on one core; each edge is what reads one kind of file."
+    return Chart("What was fuzzed, and how often", bars, Amounts("million"), under, ("libFuzzer", "without a fuzzer"))
+
+
+def redraw():
+    """The charts of all."""
+    for name, drawn in (("seam", seam), ("fuzzing", fuzzing), ("experiments", experiments)):
+        drawn((RESULTS / f"{name}.md").read_text()).write(RESULTS / name)
+        yield RESULTS / f"{name}-light.svg"

@@ -1,0 +1,338 @@
+//! Which model is in memory: one at a time of those that are offered. A request for another waits until the requests of the one are over, which is then
+//! dropped, and until the other is loaded. One that nobody asks for may be dropped too; it is loaded again when somebody does.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use sluice_engine::Engine;
+use sluice_engine::text::{Style, TextSide};
+use tokio::sync::{oneshot, watch};
+use tokio::time::sleep;
+
+use crate::app::{Ready, Settings};
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::runtime::Refused;
+
+/// Loads a model, as often as it is called.
+type Load = dyn Fn() -> Result<(Engine, TextSide)> + Send + Sync;
+/// Says that a model is there.
+pub type Said = dyn Fn(&Ready) + Send + Sync;
+
+/// A model that can be served.
+pub struct Offer {
+    pub name: String,
+    /// Tokens of prompt and answer that it can have; what memory leaves of them is known once it is loaded.
+    pub context: usize,
+    /// What its chat template knows; `None` where it has none.
+    pub style: Option<Style>,
+    pub load: Box<Load>,
+}
+
+struct Offered {
+    offer: Offer,
+    context: AtomicUsize,
+}
+
+enum State {
+    /// The first is being loaded: whoever asks is told so, and not kept waiting.
+    Starting,
+    Empty,
+    /// The one before is being left, or this one is being loaded.
+    Changing(usize),
+    Resident(usize, Arc<Ready>),
+    /// Why this one could not be loaded.
+    Failed(usize, String),
+    Stopping,
+}
+
+/// The models that are offered, one of them in memory.
+pub struct Models {
+    offered: Vec<Offered>,
+    state: watch::Sender<State>,
+    /// Engines that hold memory.
+    engines: Arc<watch::Sender<usize>>,
+    /// When somebody last asked, or was seen to be served.
+    used: Mutex<Instant>,
+    metrics: Arc<Metrics>,
+    settings: Settings,
+    /// Told of each that is loaded.
+    said: Box<Said>,
+}
+
+/// What a model is, for those who ask which there are.
+pub struct Entry<'a> {
+    pub name: &'a str,
+    pub context: usize,
+    pub style: Option<Style>,
+    pub status: &'static str,
+    /// When it was loaded, in seconds since 1970.
+    pub loaded: Option<u64>,
+}
+
+/// An engine that holds memory, as long as this is there.
+pub struct Held(Arc<watch::Sender<usize>>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
+}
+
+/// The part of a name behind its publisher's: `Qwen3-0.6B` of `Qwen/Qwen3-0.6B`.
+fn base(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
+}
+
+impl Models {
+    /// # Panics
+    /// Without any offer.
+    pub fn new(offers: Vec<Offer>, metrics: Arc<Metrics>, settings: Settings, said: Box<Said>) -> Models {
+        assert!(!offers.is_empty(), "a server offers a model at least");
+        let offered = |offer: Offer| Offered { context: AtomicUsize::new(offer.context), offer };
+        Models {
+            offered: offers.into_iter().map(offered).collect(),
+            state: watch::Sender::new(State::Starting),
+            engines: Arc::new(watch::Sender::new(0)),
+            used: Mutex::new(Instant::now()),
+            metrics,
+            settings,
+            said,
+        }
+    }
+
+    /// All that are offered, the default first.
+    pub fn entries(&self) -> Vec<Entry<'_>> {
+        let state = self.state.borrow();
+        let entry = |(i, offered): (usize, &'_ Offered)| {
+            let (status, loaded) = match &*state {
+                State::Resident(at, ready) if *at == i => ("loaded", Some(ready.created)),
+                State::Changing(at) if *at == i => ("loading", None),
+                State::Starting if i == 0 => ("loading", None),
+                _ => ("unloaded", None),
+            };
+            (i, status, loaded, offered.context.load(Ordering::Relaxed))
+        };
+        let entries: Vec<_> = self.offered.iter().enumerate().map(entry).collect();
+        let named = entries.into_iter().map(|(i, status, loaded, context)| {
+            let offer = &self.offered[i].offer;
+            Entry { name: &offer.name, context, style: offer.style, status, loaded }
+        });
+        named.collect()
+    }
+
+    /// Which entry a client means by a name: its own, or one with a publisher's name before it, or after which a client has written another; any other name is
+    /// nobody's.
+    pub fn named(&self, name: &str) -> Option<usize> {
+        let is = |same: fn(&str, &str) -> bool| self.offered.iter().position(|o| same(&o.offer.name, name));
+        is(|a, b| a == b).or_else(|| is(|a, b| base(a).eq_ignore_ascii_case(base(b))))
+    }
+
+    /// Tokens of the longest context.
+    pub fn most_context(&self) -> usize {
+        self.offered.iter().map(|o| o.context.load(Ordering::Relaxed)).max().unwrap_or(0)
+    }
+
+    /// # Errors
+    /// While the first is loaded.
+    pub fn begun(&self) -> Result<(), ApiError> {
+        if matches!(*self.state.borrow(), State::Starting) { Err(ApiError::loading()) } else { Ok(()) }
+    }
+
+    /// Why the one in memory can do no more.
+    pub fn dead(&self) -> Option<String> {
+        match &*self.state.borrow() {
+            State::Resident(_, ready) => ready.dead(),
+            _ => None,
+        }
+    }
+
+    /// The model of this name, in memory for as long as the result is held. A name that nobody has means the one that is there, or the first. It may have to be
+    /// loaded, which is waited for.
+    ///
+    /// # Errors
+    /// At the start, as long as the first is loaded; where it cannot be loaded; at the end.
+    pub async fn get(self: &Arc<Models>, name: Option<&str>) -> Result<Arc<Ready>, ApiError> {
+        let named = name.and_then(|name| self.named(name));
+        let mut changes = self.state.subscribe();
+        // A failure that was there before is tried again; one that was waited for is told.
+        let mut has_waited = false;
+        loop {
+            changes.mark_unchanged();
+            let mut found = None;
+            let mut left = None;
+            self.state.send_if_modified(|state| {
+                let wanted = named.unwrap_or(match state {
+                    State::Resident(at, _) | State::Changing(at) => *at,
+                    _ => 0,
+                });
+                match state {
+                    State::Starting => found = Some(Err(ApiError::loading())),
+                    State::Stopping => found = Some(Err(Refused::Stopping.into())),
+                    State::Resident(at, ready) if *at == wanted => found = Some(Ok(Arc::clone(ready))),
+                    State::Failed(at, why) if *at == wanted && has_waited => {
+                        found = Some(Err(ApiError::internal(why.clone())));
+                    }
+                    State::Changing(_) => {}
+                    State::Resident(..) | State::Empty | State::Failed(..) => {
+                        left = Some((std::mem::replace(state, State::Changing(wanted)), wanted));
+                        return true;
+                    }
+                }
+                false
+            });
+            if let Some(found) = found {
+                self.touch();
+                return found;
+            }
+            if let Some((before, wanted)) = left {
+                drop(before);
+                // On its own: who has asked for it may go away.
+                tokio::spawn(Arc::clone(self).change(wanted));
+            }
+            has_waited = true;
+            let _ = changes.changed().await;
+        }
+    }
+
+    fn touch(&self) {
+        *self.used.lock().unwrap_or_else(|e| e.into_inner()) = Instant::now();
+    }
+
+    /// Loads one when the one before has given its memory back.
+    async fn change(self: Arc<Models>, wanted: usize) {
+        let _ = self.engines.subscribe().wait_for(|n| *n == 0).await;
+        let state = match self.load(wanted).await {
+            Ok(ready) => State::Resident(wanted, ready),
+            Err(e) => {
+                let name = &self.offered[wanted].offer.name;
+                crate::note(&format!("{name}: {e:#}"));
+                State::Failed(wanted, format!("{name} cannot be loaded: {e:#}"))
+            }
+        };
+        self.set(state);
+    }
+
+    /// Loads the first.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub async fn start(self: &Arc<Models>) -> Result<()> {
+        let ready = self.load(0).await?;
+        self.set(State::Resident(0, ready));
+        Ok(())
+    }
+
+    /// Unless all is over by now.
+    fn set(&self, to: State) {
+        self.touch();
+        let ready = if let State::Resident(_, ready) = &to { Some(Arc::clone(ready)) } else { None };
+        self.state.send_if_modified(|state| {
+            let goes_on = !matches!(state, State::Stopping);
+            if goes_on {
+                *state = to;
+            }
+            goes_on
+        });
+        if let Some(ready) = ready {
+            (self.said)(&ready);
+        }
+    }
+
+    async fn load(self: &Arc<Models>, which: usize) -> Result<Arc<Ready>> {
+        let (tell, told) = oneshot::channel();
+        let own = Arc::clone(self);
+        thread::Builder::new().name("load".into()).spawn(move || {
+            let offered = &own.offered[which];
+            let loaded = (offered.offer.load)().and_then(|(engine, text)| {
+                own.engines.send_modify(|n| *n += 1);
+                let held = Held(Arc::clone(&own.engines));
+                Ready::new(offered.offer.name.clone(), engine, text, held, &own.settings, &own.metrics)
+            });
+            if let Ok(ready) = &loaded {
+                offered.context.store(ready.context, Ordering::Relaxed);
+                own.metrics.loaded(Some(&ready.name));
+            }
+            let _ = tell.send(loaded.map(Arc::new));
+        })?;
+        told.await?
+    }
+
+    /// Drops the model in memory whenever nobody has asked for it for so long; never returns.
+    pub async fn unload_when_idle(self: Arc<Models>, after: Duration) {
+        loop {
+            sleep((after / 10).clamp(Duration::from_millis(10), Duration::from_secs(5))).await;
+            let mut dropped = None;
+            self.state.send_if_modified(|state| {
+                let State::Resident(_, ready) = state else { return false };
+                if Arc::strong_count(ready) > 1 {
+                    self.touch();
+                }
+                let idle = self.used.lock().unwrap_or_else(|e| e.into_inner()).elapsed();
+                if idle >= after {
+                    dropped = Some(std::mem::replace(state, State::Empty));
+                }
+                dropped.is_some()
+            });
+            if let Some(State::Resident(_, ready)) = dropped {
+                crate::note(&format!("{}: unloaded, nobody has asked for it for {} s", ready.name, after.as_secs()));
+                self.metrics.loaded(None);
+            }
+        }
+    }
+
+    /// No more requests are taken; those under way come to their end.
+    pub fn stop(&self) {
+        let before = self.state.send_replace(State::Stopping);
+        if let State::Resident(_, ready) = before {
+            ready.drain();
+        }
+    }
+
+    /// Waits until no engine holds memory, after [`Models::stop`].
+    pub async fn ended(&self) {
+        let _ = self.engines.subscribe().wait_for(|n| *n == 0).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Access;
+    use crate::runtime::Limits;
+
+    fn models(names: &[&str]) -> Models {
+        let offer = |name: &&str| Offer {
+            name: (*name).to_owned(),
+            context: 10,
+            style: None,
+            load: Box::new(|| anyhow::bail!("there is none")),
+        };
+        let settings = Settings {
+            limits: Limits { queue: 1 },
+            access: Access::default(),
+            request_timeout: None,
+            idle_unload: None,
+            log_requests: false,
+        };
+        Models::new(names.iter().map(offer).collect(), Arc::new(Metrics::new()), settings, Box::new(|_| ()))
+    }
+
+    #[test]
+    fn names_are_found_with_and_without_their_publisher() {
+        let models = models(&["small", "org/Large"]);
+        for (name, expected) in [
+            ("small", Some(0)),
+            ("acme/small", Some(0)),
+            ("org/Large", Some(1)),
+            ("large", Some(1)),
+            ("gpt-5", None),
+            ("", None),
+        ] {
+            assert_eq!(models.named(name), expected, "{name}");
+        }
+    }
+}
