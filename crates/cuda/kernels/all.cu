@@ -1,9 +1,11 @@
 // Everything in one module.
 #include "attend_last.cu"
+#include "attend_tile.cu"
 #include "attention.cu"
 #include "delta.cu"
 #include "encode.cu"
 #include "matmul.cu"
 #include "mixture.cu"
 #include "rows.cu"
+#include "rows_one.cu"
 #include "tiles.cu"

@@ -1,10 +1,12 @@
-// Attention of the last token of each sequence, which is all of it that a step computes: what the cache held before is under way before the kernel before this
-// one has ended, and the token's own key and value are stored here. A block takes a partition for the query heads that share a KV head, or some of them; the
-// last of several to come so far joins what they have left, in their order, or `join` does where they are very many. Grid: (tokens, tiles of heads, partitions).
+// Attention of the last token of each sequence, which is all of it that a step computes. What the cache held before is under way before the kernel before this one has
+// ended, as are the norms' weights and the angles; the token's own key and value are stored here. A block takes a partition for the query heads that share a KV head,
+// or some of them. There is little code, since each instruction is fetched for a few executions. Grid: (tokens, tiles of heads, partitions).
 #pragma once
 #include "attention.cu"
 
 static const u32 LAST_THREADS = 512;
+// Partitions that are joined without a look at all maxima beforehand.
+static const u32 MOST_NEAR = 4;
 
 // Four elements of a key in stored form.
 template <u32 TYPE> struct Four {
@@ -34,22 +36,6 @@ template <u32 TYPE> struct Four {
     }
 };
 
-// Sixteen bytes to shared memory; they are there after `copied`.
-__device__ __forceinline__ void copy_later(void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-    u32 at = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-#else
-    *(uint4*)to = *(const uint4*)from;
-#endif
-}
-
-__device__ __forceinline__ void copied() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 // What the partitions of some heads have left becomes their output, as `join` does it, by a block. Shared memory: maxima, sums, a and b [heads][partitions].
 __device__ __forceinline__ void join_heads(const Attention& p, u32 t, u32 first, u32 heads, u32 count) {
     const Cache& c = p.cache;
@@ -67,6 +53,7 @@ __device__ __forceinline__ void join_heads(const Attention& p, u32 t, u32 first,
     for (u32 i = threadIdx.x; i < heads * count; i += LAST_THREADS) {
         const float* own = maxima + i / count * count;
         float before = own[0];
+#pragma unroll 8
         for (u32 j = 1; j < i % count; j++) before = greater(own[j], before);
         float top = greater(maxima[i], before);
         a[i] = exp_(sub(before, top));
@@ -77,12 +64,12 @@ __device__ __forceinline__ void join_heads(const Attention& p, u32 t, u32 first,
         u32 g = i / c.v_dim, d = i % c.v_dim, at = g * count;
         const float* own = parts + g * next + d;
         float m = maxima[at], l = sums[at], o = __ldcg(own);
-        for (u32 from = 1; from < count; from += 8) {
-            float values[8];
+        for (u32 from = 1; from < count; from += 16) {
+            float values[16];
 #pragma unroll
-            for (u32 k = 0; k < 8; k++) values[k] = from + k < count ? __ldcg(own + (u64)(from + k) * width) : 0.0f;
+            for (u32 k = 0; k < 16; k++) values[k] = from + k < count ? __ldcg(own + (u64)(from + k) * width) : 0.0f;
 #pragma unroll
-            for (u32 k = 0; k < 8; k++) {
+            for (u32 k = 0; k < 16; k++) {
                 u32 n = from + k;
                 if (n >= count) break;
                 m = greater(maxima[at + n], m);
@@ -94,81 +81,170 @@ __device__ __forceinline__ void join_heads(const Attention& p, u32 t, u32 first,
     }
 }
 
-// Shared memory: values [128][v_dim] as they are stored, then queries [G][k_dim], a key [k_dim].
+// A row of `dim` elements in its stored form, at two places, by a whole warp.
+template <u32 TYPE> __device__ __forceinline__ void store_twice(const float* x, u32 dim, Place to, u8* copy, float* scale_copy) {
+    const u32 lane = threadIdx.x % WARP;
+    float inv = 0.0f;
+    if (TYPE == INT8) {
+        u32 greatest = 0;
+        for (u32 i = lane; i < dim; i += WARP) greatest = max(greatest, bits(x[i]) & 0x7fffffffu);
+        float a = bits(warp_greatest(greatest));
+        // With a NaN or an infinity: q = 0 and a scale of NaN.
+        bool finite = is_finite(a);
+        inv = div(127.0f, a);
+        if (!finite || !is_finite(inv)) inv = 0.0f;
+        float scale = finite ? div(a, 127.0f) : bits(0x7fc00000u);
+        if (lane == 0) {
+            write_scale(to.scale, scale);
+            *scale_copy = scale;
+        }
+    }
+#pragma unroll 2
+    for (u32 i = lane; i < dim; i += WARP) {
+        float v = x[i];
+        if (TYPE == F32) ((float*)to.row)[i] = ((float*)copy)[i] = v;
+        else if (TYPE == F16) ((u16*)to.row)[i] = ((u16*)copy)[i] = to_f16(v);
+        else if (TYPE == BF16) ((u16*)to.row)[i] = ((u16*)copy)[i] = round_bf16(v);
+        else ((i8*)to.row)[i] = ((i8*)copy)[i] = (i8)to_i8(mul(v, inv));
+    }
+}
+
+// A head normed and turned by a whole warp, of which each thread has up to HELD elements; weights and angles are in shared memory.
+static const u32 HELD = 8;
+
+__device__ __forceinline__ void turn_shared(const float* x, float* head, u32 dim, const float* weights, float eps, const float* angles, u32 half) {
+    const u32 lane = threadIdx.x % WARP;
+    if (dim > HELD * WARP) {
+        turn(x, head, dim, {weights, eps, 0}, angles, half);
+        return;
+    }
+    float v[HELD];
+#pragma unroll
+    for (u32 j = 0; j < HELD; j++) v[j] = lane + WARP * j < dim ? x[lane + WARP * j] : 0.0f;
+    if (weights) {
+        float low = 0.0f, high = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < HELD; j += 2) {
+            low = fma(v[j], v[j], low);
+            high = fma(v[j + 1], v[j + 1], high);
+        }
+        float inv = div(1.0f, __fsqrt_rn(add(div(wide_tree(low, high), (float)dim), eps)));
+#pragma unroll
+        for (u32 j = 0; j < HELD; j++) {
+            if (lane + WARP * j < dim) v[j] = mul(mul(v[j], inv), weights[lane + WARP * j]);
+        }
+    }
+#pragma unroll
+    for (u32 j = 0; j < HELD; j++) {
+        if (lane + WARP * j < dim) head[lane + WARP * j] = v[j];
+    }
+    __syncwarp();
+#pragma unroll
+    for (u32 j = 0; j < HELD; j++) {
+        u32 i = lane + WARP * j;
+        if (i >= 2 * half) continue;
+        bool later = i >= half;
+        u32 pair = later ? i - half : i;
+        float other = head[later ? pair : half + i], cos = angles[pair], sin = angles[half + pair];
+        v[j] = fma(other, later ? sin : sub(0.0f, sin), mul(v[j], cos));
+    }
+    __syncwarp();
+#pragma unroll
+    for (u32 j = 0; j < HELD; j++) {
+        if (lane + WARP * j < 2 * half) head[lane + WARP * j] = v[j];
+    }
+    __syncwarp();
+}
+
+// Two columns of a value in stored form, as floats.
+template <u32 TYPE> __device__ __forceinline__ float2 two(const u8* p) {
+    if (TYPE == F32) return *(const float2*)p;
+    if (TYPE == INT8) {
+        u32 w = *(const u16*)p;
+        return make_float2((float)(i8)w, (float)(i8)(w >> 8));
+    }
+    u32 w = *(const u32*)p;
+    if (TYPE == BF16) return make_float2(bits(w << 16), bits(w & 0xffff0000u));
+    return make_float2(from_f16((u16)w), from_f16((u16)(w >> 16)));
+}
+
+// Shared memory: values [128][v_dim] as they are stored, a key as it is stored [k_dim], then floats: queries [G][k_dim], a key [k_dim], both norms' weights [2][k_dim],
+// angles [k_dim].
 template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Attention& p) {
     // Sixteens of a key that are under way.
     const u32 KEYS_DEEP = TYPE == F32 ? 4 : 8;
     __shared__ __align__(16) float scores[G][PARTITION];
     __shared__ float ends[G][2];
-    __shared__ float v_scales[PARTITION];
+    __shared__ float v_scales[PARTITION], own_scale;
     const Cache& c = p.cache;
-    u32 row_bytes = c.v_dim * size_of(TYPE);
-    u8* values = (u8*)room;
-    float *q = (float*)(values + PARTITION * row_bytes), *own_key = q + G * c.k_dim;
-    u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
-    u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
-    u32 t = blockIdx.x, now = p.positions[t], seen = first_seen(p, now);
-    u32 base = (seen / PARTITION + blockIdx.z) * PARTITION;
+    const u32 row_bytes = c.v_dim * size_of(TYPE), k_dim = c.k_dim;
+    u8 *values = (u8*)room, *own_row = values + PARTITION * row_bytes;
+    float *q = (float*)(own_row + k_dim * size_of(TYPE)), *own_key = q + G * k_dim, *norms = own_key + k_dim, *turns = norms + 2 * k_dim;
+    const u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
+    const u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
+    const u32 t = blockIdx.x, now = p.positions[t], seen = first_seen(p, now), base = (seen / PARTITION + blockIdx.z) * PARTITION;
     if (base > now) return;
-    u32 from_here = max(seen, base), end = min(now + 1, base + PARTITION);
+    const u32 from_here = max(seen, base), end = min(now + 1, base + PARTITION);
     const u32* table = p.tables + p.table_starts[p.sequences[t]];
-    // 1. What was there before: a position's key in four threads, of which each has four elements of each sixteen; values all together.
-    u32 position = threadIdx.x / 4, quarter = threadIdx.x % 4, at = base + position;
-    bool visible = at >= from_here && at < end, own = at == now;
-    Place key = {0, 0};
+    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    // 1. What was there before: a position's key in four threads, of which each has four elements of each sixteen; values all together; weights and angles
+    const u32 position = threadIdx.x / 4, quarter = threadIdx.x % 4, at = base + position;
+    const bool visible = at >= from_here && at < end, own = at == now;
     Four<TYPE> deep[KEYS_DEEP];
     float k_scale = 1.0f;
-    u32 in_table = at / c.block_tokens, offset = at - in_table * c.block_tokens, block = 0;
-    if (visible) {
-        block = table[in_table];
-        key = place(c, c.k, c.k_scales, c.k_dim, block, offset, kv_head);
-        key.row += quarter * 4 * size_of(TYPE);
-        Place value = place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
-        if (!own) {
-#pragma unroll
-            for (u32 i = 0; i < KEYS_DEEP; i++) {
-                if (16 * i < c.k_dim) deep[i].load(key.row + 16 * i * size_of(TYPE));
-            }
-            for (u32 i = quarter * 16; i < row_bytes; i += 64) copy_later(values + position * row_bytes + i, value.row + i);
-            if (TYPE == INT8) {
-                k_scale = read_scale(key.scale);
-                if (quarter == 0) v_scales[position] = read_scale(value.scale);
-            }
-        }
-    }
-    begin();
-    // 2. Queries, a warp each; where the token itself is in this partition, its key and its value
-    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const float* angles = p.angles + (u64)now * 2 * p.half;
-    bool stores = now < base + PARTITION;
-    if (warp < heads) {
-        const float* q_in = p.q.row(t) + (u64)(first + warp) * c.k_dim * (p.gated ? 2 : 1);
-        turn(q_in, q + warp * c.k_dim, c.k_dim, p.q_norm, angles, p.half);
-    } else if (stores && warp >= G && warp < G + 2) {
-        // Its slot, as the table says it: a division of 64 bits takes as long as all of a norm.
-        u32 in_table = now / c.block_tokens, offset = now - in_table * c.block_tokens, block = table[in_table];
-        // Where several blocks have heads of this KV head, all of them store the same.
-        if (warp == G) {
-            turn(p.k.row(t) + kv_head * c.k_dim, own_key, c.k_dim, p.k_norm, angles, p.half);
-            store(own_key, c.k_dim, TYPE, place(c, c.k, c.k_scales, c.k_dim, block, offset, kv_head));
-        } else {
-            store(p.v.row(t) + kv_head * c.v_dim, c.v_dim, TYPE, place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head));
-        }
-    }
-    __syncthreads();
-    if (own) {
-        Place value = place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
+    const u8* key = own_row;
+    if (visible && !own) {
+        u32 in_table = at / c.block_tokens, offset = at - in_table * c.block_tokens, block = table[in_table];
+        Place place_k = place(c, c.k, c.k_scales, k_dim, block, offset, kv_head), value = place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
+        key = place_k.row;
 #pragma unroll
         for (u32 i = 0; i < KEYS_DEEP; i++) {
-            if (16 * i < c.k_dim) deep[i].load(key.row + 16 * i * size_of(TYPE));
+            if (16 * i < k_dim) deep[i].load(key + (16 * i + quarter * 4) * size_of(TYPE));
         }
-        for (u32 i = quarter * 16; i < row_bytes; i += 64) *(uint4*)(values + position * row_bytes + i) = *(const uint4*)(value.row + i);
+#pragma unroll 1
+        for (u32 i = quarter * 16; i < row_bytes; i += 64) copy_later(values + position * row_bytes + i, value.row + i);
         if (TYPE == INT8) {
-            k_scale = read_scale(key.scale);
+            k_scale = read_scale(place_k.scale);
             if (quarter == 0) v_scales[position] = read_scale(value.scale);
         }
     }
+    key += quarter * 4 * size_of(TYPE);
+    {
+        const float* angles = p.angles + (u64)now * 2 * p.half;
+        u32 i = threadIdx.x;
+        if (i < k_dim) {
+            if (p.q_norm.weight) norms[i] = p.q_norm.weight[i];
+            if (p.k_norm.weight) norms[k_dim + i] = p.k_norm.weight[i];
+            if (i < 2 * p.half) turns[i] = angles[i];
+        }
+    }
+    const u32 in_table_now = now / c.block_tokens, offset_now = now - in_table_now * c.block_tokens, block_now = table[in_table_now];
+    begin();
+    // Weights and angles of other threads.
+    __syncthreads();
+    // 2. Queries and the token's own key, a warp each; where the token itself is in this partition, its key and its value in their stored form
+    const bool stores = now < base + PARTITION;
+    if (warp < heads || (stores && warp == G)) {
+        bool is_key = warp == G;
+        const float* x = is_key ? p.k.row(t) + kv_head * k_dim : p.q.row(t) + (u64)(first + warp) * k_dim * (p.gated ? 2 : 1);
+        const Norm& norm = is_key ? p.k_norm : p.q_norm;
+        turn_shared(x, q + warp * k_dim, k_dim, norm.weight ? norms + (is_key ? k_dim : 0) : nullptr, norm.eps, turns, p.half);
+        // Where several blocks have heads of this KV head, all of them store the same.
+        if (is_key) store_twice<TYPE>(own_key, k_dim, place(c, c.k, c.k_scales, k_dim, block_now, offset_now, kv_head), own_row, &own_scale);
+    } else if (stores && warp == G + 1) {
+        u32 own_position = now - base;
+        store_twice<TYPE>(p.v.row(t) + kv_head * c.v_dim, c.v_dim, place(c, c.v, c.v_scales, c.v_dim, block_now, offset_now, kv_head), values + own_position * row_bytes,
+                          v_scales + own_position);
+    }
     copied();
+    __syncthreads();
+    if (own) {
+#pragma unroll
+        for (u32 i = 0; i < KEYS_DEEP; i++) {
+            if (16 * i < k_dim) deep[i].load(key + 16 * i * size_of(TYPE));
+        }
+        if (TYPE == INT8) k_scale = own_scale;
+    }
     // 3. Scores: lanes 4 * quarter and on of each dot product
     float acc[G][4];
 #pragma unroll
@@ -176,18 +252,19 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[g][i] = 0.0f;
     }
-    for (u32 from = 0; from < c.k_dim; from += 16 * KEYS_DEEP) {
+#pragma unroll 1
+    for (u32 from = 0; from < k_dim; from += 16 * KEYS_DEEP) {
 #pragma unroll
         for (u32 i = 0; i < KEYS_DEEP; i++) {
             u32 d = from + 16 * i;
-            if (d >= c.k_dim || !visible) break;
+            if (d >= k_dim) break;
             float k[4];
 #pragma unroll
             for (u32 e = 0; e < 4; e++) k[e] = deep[i].at(e);
-            if (d + 16 * KEYS_DEEP < c.k_dim) deep[i].load(key.row + (d + 16 * KEYS_DEEP) * size_of(TYPE));
+            if (visible && d + 16 * KEYS_DEEP < k_dim) deep[i].load(key + (d + 16 * KEYS_DEEP) * size_of(TYPE));
 #pragma unroll
             for (int g = 0; g < G; g++) {
-                float4 x = *(const float4*)(q + g * c.k_dim + d + quarter * 4);
+                float4 x = *(const float4*)(q + g * k_dim + d + quarter * 4);
                 acc[g][0] = fma(x.x, k[0], acc[g][0]);
                 acc[g][1] = fma(x.y, k[1], acc[g][1]);
                 acc[g][2] = fma(x.z, k[2], acc[g][2]);
@@ -206,68 +283,70 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
         if (TYPE == INT8) s = mul(s, k_scale);
         s = mul(s, p.scale);
         if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
-        if (quarter == 0) scores[g][position] = s;
+        // What is not visible is no maximum.
+        if (quarter == 0) scores[g][position] = visible ? s : bits(NEGATIVE_INFINITY);
     }
     __syncthreads();
-    // 4. Weights: a warp takes a head, four positions a thread; both halves of it have the lanes of the sum.
+    // 4. Weights: a warp takes a head; both halves of it have the lanes of the sum.
     if (warp < heads) {
-        u32 g = warp;
+        float* own_scores = scores[warp];
+        float4 four = *(const float4*)(own_scores + 4 * lane);
         float top = bits(NEGATIVE_INFINITY);
-#pragma unroll
-        for (u32 i = lane; i < PARTITION; i += WARP) {
-            if (base + i >= from_here && base + i < end) top = greater(scores[g][i], top);
-        }
+        top = greater(four.x, top), top = greater(four.y, top), top = greater(four.z, top), top = greater(four.w, top);
         top = warp_greatest(top);
-        float sum = 0.0f, weights[PARTITION / 16];
-#pragma unroll
-        for (u32 j = 0; j < PARTITION / 16; j++) {
-            u32 i = 16 * j + lane % 16;
+        float sum = 0.0f;
+        // Half a warp has sixteen positions at a time, the other half the same.
+#pragma unroll 4
+        for (u32 i = lane % 16; i < PARTITION; i += 16) {
             bool there = base + i >= from_here && base + i < end;
-            weights[j] = there ? exp_(sub(scores[g][i], top)) : 0.0f;
-            sum = add(sum, weights[j]);
-        }
-        __syncwarp();
-#pragma unroll
-        for (u32 j = 0; j < PARTITION / 16; j++) {
-            u32 i = 16 * j + lane % 16;
-            if (lane < 16 && base + i >= from_here && base + i < end) scores[g][i] = TYPE == INT8 ? mul(weights[j], v_scales[i]) : weights[j];
+            float weight = there ? exp_(sub(own_scores[i], top)) : 0.0f;
+            sum = add(sum, weight);
+            __syncwarp();
+            if (lane < 16 && there) own_scores[i] = TYPE == INT8 ? mul(weight, v_scales[i]) : weight;
         }
         sum = lane_tree(sum);
         if (lane == 0) {
-            ends[g][0] = top;
-            ends[g][1] = sum;
+            ends[warp][0] = top;
+            ends[warp][1] = sum;
         }
     }
     __syncthreads();
-    // 5. Values: a thread has a column of a head
-    u32 count = now / PARTITION - seen / PARTITION + 1;
-    bool alone = gridDim.z == 1 || p.counters && count == 1;
-    u64 next = (u64)p.partitions * (c.v_dim + 2);
-    float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * (c.v_dim + 2);
-    for (u32 i = threadIdx.x; i < heads * c.v_dim; i += LAST_THREADS) {
-        u32 g = i / c.v_dim, d = i % c.v_dim, from = from_here - base, to = end - base;
+    // 5. Values: a thread has two columns of a head
+    const u32 count = now / PARTITION - seen / PARTITION + 1, width = c.v_dim + 2, pairs = c.v_dim / 2;
+    const bool alone = count == 1;
+    const u64 next = (u64)p.partitions * width;
+    float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * width;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < heads * pairs; i += LAST_THREADS) {
+        u32 g = i / pairs, d = (i - g * pairs) * 2, from = from_here - base, to = end - base;
         const u8* column = values + d * size_of(TYPE);
-        float o = 0.0f;
-        for (; from % 4 && from < to; from++) o = fma(scores[g][from], cached(column + from * row_bytes, TYPE, 0), o);
-#pragma unroll 4
-        for (; from + 4 <= to; from += 4) {
-            float4 w = *(const float4*)&scores[g][from];
-            const u8* v = column + from * row_bytes;
-            o = fma(w.x, cached(v, TYPE, 0), o);
-            o = fma(w.y, cached(v + row_bytes, TYPE, 0), o);
-            o = fma(w.z, cached(v + 2 * row_bytes, TYPE, 0), o);
-            o = fma(w.w, cached(v + 3 * row_bytes, TYPE, 0), o);
+        float2 o = make_float2(0.0f, 0.0f);
+#pragma unroll 2
+        for (u32 four = from & ~3u; four < to; four += 4) {
+            float4 w = *(const float4*)&scores[g][four];
+            const float each[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) {
+                float2 v = two<TYPE>(column + (four + e) * row_bytes);
+                if (four + e >= from && four + e < to) {
+                    o.x = fma(each[e], v.x, o.x);
+                    o.y = fma(each[e], v.y, o.y);
+                }
+            }
         }
-        for (; from < to; from++) o = fma(scores[g][from], cached(column + from * row_bytes, TYPE, 0), o);
-        if (alone) finish(p, t, first + g, d, o, ends[g][0], ends[g][1]);
-        else parts[g * next + d] = o;
+        if (alone) {
+#pragma unroll 1
+            for (u32 e = 0; e < 2; e++) finish(p, t, first + g, d + e, e ? o.y : o.x, ends[g][0], ends[g][1]);
+        } else {
+            *(float2*)(parts + g * next + d) = o;
+        }
     }
     if (alone) return;
     if (threadIdx.x < 2 * heads) {
         parts[threadIdx.x / 2 * next + c.v_dim + threadIdx.x % 2] = ends[threadIdx.x / 2][threadIdx.x % 2];
     }
     if (!p.counters) return;
-    // 6. The last block of these heads joins what all have left
+    // 6. The last block of these heads joins what all have left: of a few partitions all are under way together, and a thread does for itself what is needed of each.
     __shared__ bool last;
     __threadfence();
     __syncthreads();
@@ -275,7 +354,34 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
     __syncthreads();
     if (!last) return;
     __threadfence();
-    join_heads(p, t, first, heads, count);
+    if (count > MOST_NEAR) {
+        join_heads(p, t, first, heads, count);
+        return;
+    }
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < heads * c.v_dim; i += LAST_THREADS) {
+        u32 g = i / c.v_dim, d = i - g * c.v_dim;
+        const float* own_parts = p.parts + ((u64)t * p.heads + first + g) * next;
+        float m[MOST_NEAR], l[MOST_NEAR], o[MOST_NEAR];
+#pragma unroll
+        for (u32 n = 0; n < MOST_NEAR; n++) {
+            if (n < count) {
+                o[n] = __ldcg(own_parts + n * width + d);
+                m[n] = __ldcg(own_parts + n * width + c.v_dim);
+                l[n] = __ldcg(own_parts + n * width + c.v_dim + 1);
+            }
+        }
+#pragma unroll
+        for (u32 n = 1; n < MOST_NEAR; n++) {
+            if (n < count) {
+                float top = greater(m[n], m[0]), a = exp_(sub(m[0], top)), b = exp_(sub(m[n], top));
+                l[0] = fma(l[0], a, mul(l[n], b));
+                o[0] = fma(o[0], a, mul(o[n], b));
+                m[0] = top;
+            }
+        }
+        finish(p, t, first + g, d, o[0], m[0], l[0]);
+    }
 }
 
 template <int G> __device__ __forceinline__ void attend_last_typed(const Attention& p) {

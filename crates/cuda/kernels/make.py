@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 VERSION = (12, 4)
 ARCHITECTURES = [75, 80, 90]
@@ -65,19 +66,22 @@ def compiled(nvrtc, architecture, files):
     return ptx.value
 
 
+def packed(architecture):
+    # Without a time or a name inside: the same bytes each time.
+    return gzip.compress(compiled(library(), architecture, sources()), 9, mtime=0)
+
+
 def main():
-    files, nvrtc = sources(), library()
     os.makedirs(OUT, exist_ok=True)
-    results = {}
-    for architecture in ARCHITECTURES:
-        name = f"compute_{architecture}.ptx.gz"
-        # Without a time or a name inside: the same bytes each time.
-        results[name] = gzip.compress(compiled(nvrtc, architecture, files), 9, mtime=0)
+    library()
+    with ProcessPoolExecutor() as pool:
+        results = {f"compute_{a}.ptx.gz": text for a, text in zip(ARCHITECTURES, pool.map(packed, ARCHITECTURES))}
+    for name, content in results.items():
         with open(os.path.join(OUT, name), "wb") as out:
-            out.write(results[name])
-        print(f"{name}: {len(results[name])} bytes")
+            out.write(content)
+        print(f"{name}: {len(content)} bytes")
     with open(os.path.join(OUT, "made-from.txt"), "w") as out:
-        for name, content in sorted({**files, **results}.items()):
+        for name, content in sorted({**sources(), **results}.items()):
             out.write(f"{hashlib.sha256(content).hexdigest()}  {name}\n")
 
 

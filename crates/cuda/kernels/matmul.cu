@@ -79,17 +79,55 @@ template <int KIND> __device__ __forceinline__ float lane_weight(const Matrix& m
     return affine_weight(m, r, i);
 }
 
+// A lane sum of an affine row whose q do not reach from word to word, for one token: 512 columns' words and scales are under way together. A group is whole
+// pairs of sixteens, so what a pair needs is the same for all lanes.
+__device__ __forceinline__ float affine_lanes(const Matrix& m, u64 row, const float* x, u32 cols) {
+    const int DEEP = 32;
+    u32 lane = threadIdx.x % 16, shift = 31 - __clz(m.group), mask = (1u << m.bits) - 1;
+    const u32* words = (const u32*)(m.data + row * m.row_bytes);
+    float acc = 0.0f;
+    for (u32 from = 0; from < cols; from += 16 * DEEP) {
+        u32 own[DEEP];
+        float s[DEEP / 2], b[DEEP / 2], v[DEEP];
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) {
+            u32 i = from + 16 * d + lane;
+            own[d] = i < cols ? __ldg(words + i * m.bits / 32) : 0;
+            v[d] = i < cols ? x[i] : 0.0f;
+            if (d % 2 == 0) {
+                u64 g = row * m.groups + (min(i, cols - 1) >> shift);
+                s[d / 2] = element(m.scales, m.type, g);
+                b[d / 2] = element(m.biases, m.type, g);
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) {
+            u32 i = from + 16 * d + lane;
+            if (from + 16 * d >= cols) break;
+            float q = (float)(own[d] >> i * m.bits % 32 & mask);
+            acc = fma(fma(q, s[d / 2], b[d / 2]), v[d], acc);
+        }
+    }
+    return acc;
+}
+
 // Half a warp takes a row.
 template <int KIND, int T> __device__ __forceinline__ void lane_sums(const Matmul& p) {
     begin();
-    if (blockIdx.x * (THREADS / 16) >= p.rows) return;
+    const u32 per_block = blockDim.x / 16;
+    if (blockIdx.x * per_block >= p.rows) return;
     u32 lane = threadIdx.x % 16;
-    u64 r = (u64)blockIdx.x * (THREADS / 16) + threadIdx.x / 16;
+    u64 r = (u64)blockIdx.x * per_block + threadIdx.x / 16;
     // A row that is not there is computed as the last, so that whole warps meet, and not stored.
     u64 row = p.in_matrix(min(r, (u64)p.rows - 1));
     for (u32 tile = blockIdx.y; tile * T < p.outputs; tile += gridDim.y) {
         Work w;
         if (!work<T>(p, KIND, tile, w)) continue;
+        if (KIND == LANES_AFFINE && T == 1 && 32 % w.m.bits == 0) {
+            float y = lane_tree(affine_lanes(w.m, row, p.x.f + w.x * p.cols, p.cols));
+            if (lane == 0 && r < p.rows) put(p, w.first, (u32)r, y);
+            continue;
+        }
         float acc[T];
 #pragma unroll
         for (int t = 0; t < T; t++) acc[t] = 0.0f;

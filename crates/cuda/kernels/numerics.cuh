@@ -98,6 +98,22 @@ __device__ __forceinline__ void begin() {
 // Brings a line to the second-level cache.
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
+// Sixteen bytes to shared memory; they are there after `copied`.
+__device__ __forceinline__ void copy_later(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+#else
+    *(uint4*)to = *(const uint4*)from;
+#endif
+}
+
+__device__ __forceinline__ void copied() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 // ---- element types
 
 static const u32 F32 = 0, F16 = 1, BF16 = 2;

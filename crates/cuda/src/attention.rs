@@ -73,8 +73,17 @@ const TILES: [(usize, Kernel, Kernel); 3] = [
 /// The same for steps with a token of each sequence.
 const LAST: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::AttendLast2), (4, Kernel::AttendLast4)];
 
+/// Threads of their blocks.
+const LAST_THREADS: u32 = 512;
+
 /// So many partitions at most are joined by the kernel that computes them.
 const MOST_JOINED: usize = 256;
+
+/// Rows of a tile, tokens times the heads of a KV head, and threads of its block.
+const TILE_ROWS: usize = 64;
+const TILE_THREADS: u32 = 256;
+/// From so many tokens on they are taken by tiles.
+const MOST_SINGLE: usize = 12;
 
 #[derive(Default)]
 pub struct Work {
@@ -197,7 +206,7 @@ impl Cuda {
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: as below.
             unsafe {
-                self.gpu.launch(kernel, grid(tiles, partitions), 512, number(shared), &parameters)?;
+                self.gpu.launch(kernel, grid(tiles, partitions), LAST_THREADS, number(shared), &parameters)?;
                 if partitions > 1 && !joins {
                     self.gpu.launch(Kernel::Join, grid(heads, 1), 128, number(12 * partitions), &parameters)?;
                 }
@@ -211,7 +220,9 @@ impl Cuda {
         // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs hold; the room was just made.
         unsafe {
             self.gpu.launch(Kernel::StoreKv, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
-            if split {
+            if let Some((grid, shared)) = self.tiled(&layout, &parameters) {
+                self.gpu.launch(Kernel::AttendTile, grid, TILE_THREADS, shared, &parameters)?;
+            } else if split {
                 self.gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * padded), &parameters)?;
                 self.gpu.launch(Kernel::Join, grid(heads, 1), 128, floats(3 * partitions), &parameters)?;
             } else {
@@ -236,11 +247,30 @@ impl Cuda {
             && layout.k_dim.is_multiple_of(16)
             && (layout.v_dim * size).is_multiple_of(16)
             && (layout.k_dim * size).is_multiple_of(16);
-        let shared = PARTITION * layout.v_dim * size + 4 * (tile + 1) * layout.k_dim;
+        // Values, a key as it is stored, queries, a key, two norms' weights, angles.
+        let shared = PARTITION * layout.v_dim * size + layout.k_dim * size + 4 * (tile + 4) * layout.k_dim;
         let fits = shared + STATIC_SHARED <= self.gpu.device.shared
+            && layout.k_dim <= LAST_THREADS as usize
             && self.most_partitions(layer.window).next_power_of_two() <= MOST_PARTITIONS;
         let (.., kernel) = LAST.into_iter().find(|(n, _)| *n == tile)?;
         (self.gpu.device.last && single && words && fits).then_some((kernel, shared))
+    }
+
+    /// The grid of tiles of tokens, and their shared memory, if that way can be taken.
+    fn tiled(&self, layout: &KvLayout, p: &p::Attention) -> Option<([u32; 3], u32)> {
+        let (k_dim, v_dim, group) = (layout.k_dim, layout.v_dim, (p.heads / p.kv_heads) as usize);
+        let words = [p.cache.block_bytes, p.cache.k, p.cache.v].iter().all(|at| at % 16 == 0)
+            && (k_dim * layout.kv_type.size()).is_multiple_of(16)
+            && (v_dim * layout.kv_type.size()).is_multiple_of(16);
+        let dims = k_dim.is_multiple_of(16) && v_dim.is_multiple_of(8) && v_dim <= PARTITION && group <= TILE_ROWS;
+        let tokens = (TILE_ROWS / group.max(1)).max(1);
+        // Queries, keys or values, weights: each row a bit longer than it has to be, so that neighbours meet other banks.
+        let keys = (k_dim * (PARTITION + 4)).max(PARTITION * (v_dim + 4));
+        let shared = 4 * ((k_dim + PARTITION) * (TILE_ROWS + 4) + keys);
+        let fits = shared + STATIC_SHARED <= self.gpu.device.shared;
+        let grid = [p.tokens.div_ceil(number(tokens)), p.kv_heads, 1];
+        let many = p.tokens as usize >= MOST_SINGLE;
+        (self.gpu.device.prompts && words && dims && fits && many).then_some((grid, number(shared)))
     }
 
     /// Partitions that any of the step's tokens sees, at most.

@@ -41,8 +41,10 @@ pub struct Device {
     pub shared: usize,
     /// Which of the ways that kernels offer are taken.
     pub rows: bool,
+    pub one: bool,
     pub last: bool,
     pub tiles: bool,
+    pub prompts: bool,
 }
 
 // SAFETY: a context may be used by any thread that it is current on, which `bind` sees to; the driver locks what threads share.
@@ -167,10 +169,24 @@ impl Device {
         }
         CURRENT.set(context);
         let kernels = Kernels::load(capability, shared).context("its driver does not take the kernels")?;
-        let [rows, last, tiles] = [Way::Rows, Way::Last, Way::Tiles].map(chosen);
+        let [rows, one, last, tiles, prompts] = [Way::Rows, Way::One, Way::Last, Way::Tiles, Way::Prompts].map(chosen);
         // Products of sixteen rows came with compute capability 8.0.
         let tiles = tiles && capability >= 80;
-        Ok(Device { ordinal, name, context, handle, kernels, reserves, multiprocessors, shared, rows, last, tiles })
+        Ok(Device {
+            ordinal,
+            name,
+            context,
+            handle,
+            kernels,
+            reserves,
+            multiprocessors,
+            shared,
+            rows,
+            one,
+            last,
+            tiles,
+            prompts,
+        })
     }
 
     /// Makes the context current on this thread.

@@ -2,7 +2,8 @@
 //!
 //! What a step launches, and with what, hangs on its shape alone: how many tokens and sequences, how long their block tables are (rounded up), how many partitions they see
 //! (rounded up). All else lies in memory whose address stays. So two launches are compared by their bytes, and a graph is used only where every byte is the same: nothing
-//! has to know which steps are alike.
+//! has to know which steps are alike. The first launches are a graph of their own, which is carried out as soon as the same were gathered again: the device works while the
+//! host gathers the rest.
 
 use std::ffi::c_void;
 
@@ -15,6 +16,8 @@ use crate::kernels::{Kernel, Kernels};
 const KEPT: usize = 24;
 /// Fewer launches are not worth a graph.
 const WORTH: usize = 4;
+/// Launches that are carried out while the rest is gathered, where there are several times as many.
+const EARLY: usize = 16;
 
 /// A kernel and how it is launched; its parameters come behind it.
 #[repr(C)]
@@ -52,14 +55,19 @@ impl Launches {
         self.count += 1;
     }
 
-    /// Enqueues all of them. Where the device can do that, each but the first begins when the one before it lets it, and waits itself for what it needs.
-    fn launch(&self, kernels: &Kernels, stream: sys::CUstream) -> Result<(), DriverError> {
+    /// Enqueues those in a range of words. Where the device can do that, each but the first begins when the one before it lets it, and waits itself for what it needs.
+    fn launch(
+        &self,
+        words: std::ops::Range<usize>,
+        kernels: &Kernels,
+        stream: sys::CUstream,
+    ) -> Result<(), DriverError> {
         // SAFETY: a struct of numbers and unions of numbers.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
         attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         attribute.value.programmaticStreamSerializationAllowed = 1;
-        let mut at = 0;
-        while at < self.words.len() {
+        let mut at = words.start;
+        while at < words.end {
             let halves = |word: u64| [word as u32, (word >> 32) as u32];
             let [[kernel, x], [y, z], [block, shared]] = [0, 1, 2].map(|i| halves(self.words[at + i]));
             let kernel = Kernel::ALL[kernel as usize];
@@ -76,7 +84,7 @@ impl Launches {
                 sharedMemBytes: shared,
                 hStream: stream,
                 attrs: &mut attribute,
-                numAttrs: u32::from(at > 0 && kernels.overlap),
+                numAttrs: u32::from(at > words.start && kernels.overlap),
             };
             // SAFETY: whoever launched it has vouched for what its parameters point to; there are as many as the kernel takes, and the driver copies them.
             checked(unsafe {
@@ -88,34 +96,67 @@ impl Launches {
     }
 }
 
-/// A graph, made of these launches.
-struct Graph {
-    of: Launches,
-    executable: sys::CUgraphExec,
-}
+/// What the driver makes of launches.
+struct Executable(sys::CUgraphExec);
 
-impl Graph {
-    fn capture(of: &Launches, kernels: &Kernels, stream: sys::CUstream) -> Result<Graph, DriverError> {
+impl Executable {
+    fn capture(
+        of: &Launches,
+        words: std::ops::Range<usize>,
+        kernels: &Kernels,
+        stream: sys::CUstream,
+    ) -> Result<Executable, DriverError> {
         let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive, its context current; nothing but launches is captured.
         unsafe {
             checked(sys::cuStreamBeginCapture_v2(stream, mode))?;
-            let launched = of.launch(kernels, stream);
+            let launched = of.launch(words, kernels, stream);
             let ended = checked(sys::cuStreamEndCapture(stream, &mut graph));
             launched.and(ended)?;
             let made = checked(sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0));
             let _ = sys::cuGraphDestroy(graph);
             made?;
         }
-        Ok(Graph { of: of.clone(), executable })
+        Ok(Executable(executable))
+    }
+
+    fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
+        // SAFETY: whoever launched what it is made of has vouched for it, just now.
+        checked(unsafe { sys::cuGraphLaunch(self.0, stream) })
     }
 }
 
-impl Drop for Graph {
+impl Drop for Executable {
     fn drop(&mut self) {
         // SAFETY: it was made so; the driver keeps what is still running.
-        let _ = unsafe { sys::cuGraphExecDestroy(self.executable) };
+        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+    }
+}
+
+/// A graph, made of these launches: the first of them, if there are enough, and the rest.
+struct Graph {
+    of: Launches,
+    /// Words of the first launches.
+    early_words: usize,
+    early: Option<Executable>,
+    rest: Executable,
+}
+
+impl Graph {
+    /// `early_words`: where the first launches end, where they may be carried out early.
+    fn capture(
+        of: &Launches,
+        early_words: usize,
+        kernels: &Kernels,
+        stream: sys::CUstream,
+    ) -> Result<Graph, DriverError> {
+        let early = match early_words {
+            0 => None,
+            words => Some(Executable::capture(of, 0..words, kernels, stream)?),
+        };
+        let rest = Executable::capture(of, early_words..of.words.len(), kernels, stream)?;
+        Ok(Graph { of: of.clone(), early_words, early, rest })
     }
 }
 
@@ -123,6 +164,10 @@ impl Drop for Graph {
 pub struct Graphs {
     gathers: bool,
     gathered: Launches,
+    /// Words of the first [`EARLY`] launches, once there are so many.
+    early_words: usize,
+    /// Words of what was gathered that are carried out already.
+    launched: usize,
     /// What the step before gathered.
     before: Launches,
     /// The last used comes last.
@@ -130,9 +175,14 @@ pub struct Graphs {
 }
 
 impl Graphs {
+    fn clear(&mut self) {
+        self.gathered.clear();
+        (self.early_words, self.launched) = (0, 0);
+    }
+
     pub fn begin(&mut self) {
         // Of a step that failed there may be something left.
-        self.gathered.clear();
+        self.clear();
         self.gathers = true;
     }
 
@@ -146,7 +196,18 @@ impl Graphs {
         parameters: &[u8],
     ) -> Result<(), DriverError> {
         self.gathered.push(launch, parameters);
-        if self.gathers { Ok(()) } else { self.launch_all(kernels, stream) }
+        if !self.gathers {
+            return self.launch_all(kernels, stream);
+        }
+        if self.gathered.count == EARLY {
+            self.early_words = self.gathered.words.len();
+            let alike = |graph: &&Graph| graph.of.words.starts_with(&self.gathered.words);
+            if let Some(early) = self.kept.iter().rev().find(alike).and_then(|graph| graph.early.as_ref()) {
+                early.launch(stream)?;
+                self.launched = self.early_words;
+            }
+        }
+        Ok(())
     }
 
     /// Launches what was gathered; what comes next is no longer gathered.
@@ -155,8 +216,8 @@ impl Graphs {
         if self.gathered.count == 0 {
             return Ok(());
         }
-        let launched = self.gathered.launch(kernels, stream);
-        self.gathered.clear();
+        let launched = self.gathered.launch(self.launched..self.gathered.words.len(), kernels, stream);
+        self.clear();
         launched
     }
 
@@ -172,19 +233,25 @@ impl Graphs {
             // The first time it is only remembered: a prompt's chunk hardly ever comes again.
             None if self.before != self.gathered => {
                 std::mem::swap(&mut self.before, &mut self.gathered);
-                self.gathered.clear();
-                return self.before.launch(kernels, stream);
+                let launched = self.before.launch(self.launched..self.before.words.len(), kernels, stream);
+                self.clear();
+                return launched;
             }
             None => {
                 if self.kept.len() == KEPT {
                     self.kept.remove(0);
                 }
-                Graph::capture(&self.gathered, kernels, stream)?
+                let early = if self.gathered.count >= 3 * EARLY { self.early_words } else { 0 };
+                Graph::capture(&self.gathered, early, kernels, stream)?
             }
         };
-        self.gathered.clear();
-        // SAFETY: whoever launched what it is made of has vouched for it, just now.
-        let launched = checked(unsafe { sys::cuGraphLaunch(graph.executable, stream) });
+        let early = graph.early.as_ref().filter(|_| self.launched == 0);
+        let launched = early.map_or(Ok(()), |early| early.launch(stream)).and_then(|()| match self.launched {
+            // Another graph's first launches were the same, and this one has none of its own.
+            at if at > graph.early_words => graph.of.launch(at..graph.of.words.len(), kernels, stream),
+            _ => graph.rest.launch(stream),
+        });
+        self.clear();
         self.kept.push(graph);
         launched
     }

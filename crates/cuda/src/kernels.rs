@@ -103,6 +103,18 @@ kernels! {
     Rows8For2 "rows_8_2" p::Rows;
     Rows8For4 "rows_8_4" p::Rows;
     Rows8For8 "rows_8_8" p::Rows;
+    One2 "one_2" p::One;
+    One2Wide "one_2_wide" p::One;
+    One3 "one_3" p::One;
+    One3Wide "one_3_wide" p::One;
+    One4 "one_4" p::One;
+    One4Wide "one_4_wide" p::One;
+    One5 "one_5" p::One;
+    One5Wide "one_5_wide" p::One;
+    One6 "one_6" p::One;
+    One6Wide "one_6_wide" p::One;
+    One8 "one_8" p::One;
+    One8Wide "one_8_wide" p::One;
     Tiles2Of1 "tiles_2_1" p::Products;
     Tiles2Of2 "tiles_2_2" p::Products;
     Tiles2Of4 "tiles_2_4" p::Products;
@@ -135,6 +147,7 @@ kernels! {
     AttendLast1 "attend_last_1" p::Attention;
     AttendLast2 "attend_last_2" p::Attention;
     AttendLast4 "attend_last_4" p::Attention;
+    AttendTile "attend_tile" p::Attention;
     Join "join" p::Attention;
     Convolve "convolve" p::Delta;
     Slide "slide" p::Delta;
@@ -162,10 +175,14 @@ pub enum Way {
     Overlap,
     /// Several products and what comes before and after them in one kernel.
     Rows,
+    /// The same for one token, in as little time as can be.
+    One,
     /// Attention of steps with a token of each sequence.
     Last,
     /// Many tokens on integer tensor cores.
     Tiles,
+    /// Attention of prompts by tiles of tokens.
+    Prompts,
 }
 
 /// Whether this way is taken: all are, but where `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds for trying.
@@ -182,7 +199,7 @@ pub const STATIC_SHARED: usize = 12 << 10;
 impl Kernel {
     /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
     fn wants_much_shared(self) -> bool {
-        self.name().starts_with("attend_last") || self.name().starts_with("rows_") || self.name().starts_with("tiles_")
+        ["attend_last", "attend_tile", "one_", "rows_", "tiles_"].iter().any(|kind| self.name().starts_with(kind))
     }
 }
 

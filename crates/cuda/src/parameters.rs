@@ -117,6 +117,30 @@ parameters! {
         element: u32,
         unused: u32,
     }
+    /// A matrix of [`One`]: addresses are those that row 0 of the launch would have, whose rows are counted on from matrix to matrix.
+    OnePart {
+        data: Address,
+        scales: Address,
+        biases: Address,
+        out: Address,
+    }
+    One {
+        parts: [OnePart; PARTS],
+        x: Address,
+        /// 0: no norm.
+        norm: Address,
+        row_bytes: u64,
+        eps: f32,
+        cols: u32,
+        sets: u32,
+        second: u32,
+        third: u32,
+        log_lanes: u32,
+        gated: u32,
+        accumulate: u32,
+        element: u32,
+        unused: u32,
+    }
     Cache {
         pool: Address,
         block_bytes: u64,

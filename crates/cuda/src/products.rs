@@ -7,6 +7,7 @@ use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::Scratch;
+use crate::one_token::multiply_one;
 use crate::parameters::{self as p, number};
 use crate::weights::{self, Kind, Needs, Shape};
 
@@ -236,6 +237,13 @@ const ROW_BLOCKS: usize = 2;
 /// kernel. Says whether it does.
 pub fn multiply_rows(gpu: &Gpu, input: Input, products: &[Product], gated: bool) -> Result<bool> {
     let Some(first) = products.first() else { return Ok(true) };
+    if gated {
+        assert!(products.len() == 2 && products[0].rows == products[1].rows, "gate and up");
+        assert!(products.iter().all(|p| p.bias == 0 && p.runs.is_none() && !p.accumulate), "plain products");
+    }
+    if multiply_one(gpu, input, products, gated)? {
+        return Ok(true);
+    }
     let Some((kind, group, element)) = first.fused() else { return Ok(false) };
     let (cols, inputs) = (first.cols, first.inputs());
     let alike = |p: &Product| {
@@ -270,10 +278,6 @@ pub fn multiply_rows(gpu: &Gpu, input: Input, products: &[Product], gated: bool)
         && (!integers || [32, 64, 128].contains(&group));
     if !gpu.device.rows || !fits || products.len() > p::PARTS || !products.iter().all(alike) {
         return Ok(false);
-    }
-    if gated {
-        assert!(products.len() == 2 && products[0].rows == products[1].rows, "gate and up");
-        assert!(products.iter().all(|p| p.bias == 0 && p.runs.is_none() && !p.accumulate), "plain products");
     }
     for (product, part) in products.iter().zip(&mut parameters.parts) {
         *part = product.part(encoded);

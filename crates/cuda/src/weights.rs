@@ -100,6 +100,20 @@ impl Kind {
         all.into_iter().zip([1, 2, 4, 8]).find(|(_, most)| tokens <= *most).map(|(kernel, _)| kernel)
     }
 
+    /// The same for one token with groups of 64: the kernels with small and with large blocks.
+    pub fn one(self) -> Option<[Kernel; 2]> {
+        use Kernel::*;
+        match self.0 {
+            6 => Some([One2, One2Wide]),
+            7 => Some([One3, One3Wide]),
+            8 => Some([One4, One4Wide]),
+            9 => Some([One5, One5Wide]),
+            10 => Some([One6, One6Wide]),
+            11 => Some([One8, One8Wide]),
+            _ => None,
+        }
+    }
+
     /// The kernel that does it, for one token (or each by itself) or for tiles of several, and how it is launched for so many rows in all.
     pub fn kernel(self, many: bool, rows: usize, cols: usize) -> Shape {
         use Kernel::*;
@@ -112,7 +126,11 @@ impl Kind {
                 4 => [PairsBf16One, PairsBf16Many],
                 _ => [PairsAffineOne, PairsAffineMany],
             };
-            return Shape { kernel: if many { several } else { one }, rows: 16, threads: 256, shared: 0 };
+            // Few rows, a router's say, are spread over the device.
+            let rows = if many || rows >= WIDE_ROWS { 16 } else { 2 };
+            let kernel = if many { several } else { one };
+            let threads = if self.0 < 4 { 16 * number(rows) } else { 256 };
+            return Shape { kernel, rows: if self.0 < 4 { rows } else { 16 }, threads, shared: 0 };
         }
         let [one, wide, several] = match self.0 {
             6 => [Integers2One, Integers2OneWide, Integers2Many],

@@ -1,0 +1,167 @@
+//! Products for one token, whose time is what lies between kernels more than bytes: how many lanes a row has, and how large blocks are. `kernels/rows_one.cu` computes them.
+
+use anyhow::Result;
+
+use crate::driver::Gpu;
+use crate::kernels::STATIC_SHARED;
+use crate::parameters::{self as p, number};
+use crate::products::{Input, Product};
+
+/// Columns of a weight group that these kernels take.
+const GROUP: usize = 64;
+/// Elements of scales that they take: all but f32.
+const HALVES: [u32; 2] = [1, 2];
+/// What a lane has under way: rows where a row is one unit of its lanes, else units of one row.
+const UNITS: usize = 2;
+/// Threads of small blocks and of large ones.
+const THREADS: [usize; 2] = [256, 512];
+/// Columns up to which small blocks encode as quickly.
+const FEW_COLUMNS: usize = 2048;
+/// Columns whose squares are summed in one go.
+const NORMED: usize = 256;
+
+/// How a launch is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Split {
+    /// A row has 2^log_lanes lanes.
+    log_lanes: u32,
+    /// Which of [`THREADS`].
+    wide: bool,
+    blocks: usize,
+}
+
+/// The split in which a warp has least to do, as measured: instructions of a unit, of a round of them, and of a chain's step from lane to lane.
+fn split(rows: &[usize], cols: usize, gated: bool, multiprocessors: usize) -> Split {
+    let all: usize = rows.iter().sum();
+    let groups = cols / GROUP;
+    let rounds = |log: u32, warps: usize| {
+        let (sets, steps) = (all >> (5 - log), groups.div_ceil(1 << log));
+        match (steps, gated) {
+            (1, _) => sets.div_ceil(warps * UNITS),
+            (_, true) => 2 * (sets / 2).div_ceil(warps) * steps.div_ceil(UNITS),
+            (_, false) => sets.div_ceil(warps) * steps.div_ceil(UNITS),
+        }
+    };
+    let cost = |log: u32, warps: usize| {
+        let chains = if groups <= 1 << log { 1 } else { UNITS };
+        rounds(log, warps) * (UNITS * 70 + 100 + 35 * (1 << log) / 4 * chains)
+    };
+    let whole = |log: &u32| rows.iter().all(|r| r.is_multiple_of(32 >> log));
+    let best = |warps: usize| {
+        let log = (2..=5).rev().filter(whole).min_by_key(|log| cost(*log, warps)).unwrap_or(5);
+        (log, rounds(log, warps))
+    };
+    let (log_lanes, once) = best(multiprocessors * THREADS[0] / 32);
+    if once == 1 && cols <= FEW_COLUMNS {
+        return Split { log_lanes, wide: false, blocks: multiprocessors };
+    }
+    let (log_lanes, once) = best(multiprocessors * THREADS[1] / 32);
+    if once == 1 {
+        return Split { log_lanes, wide: true, blocks: multiprocessors };
+    }
+    let blocks = 2 * multiprocessors;
+    Split { log_lanes: best(blocks * THREADS[1] / 32).0, wide: true, blocks }
+}
+
+/// Products of one token, with a norm and its encoding before them, and where `gated`, for gate and up, with `silu(gate) * up` behind them: one kernel. Says whether it
+/// does.
+pub fn multiply_one(gpu: &Gpu, input: Input, products: &[Product], gated: bool) -> Result<bool> {
+    let Input::Floats { x, norm, rows: 1 } = input else { return Ok(false) };
+    let Some(first) = products.first().filter(|_| gpu.device.one && products.len() <= p::PARTS) else {
+        return Ok(false);
+    };
+    let cols = first.cols;
+    let fits = |product: &Product| {
+        product.table.is_none()
+            && product.bias == 0
+            && product.runs.is_none()
+            && (product.outputs, product.cols, product.accumulate) == (1, cols, first.accumulate)
+            && (product.matrix.kind, product.matrix.element) == (first.matrix.kind, first.matrix.element)
+            && product.matrix.group as usize == GROUP
+            && HALVES.contains(&product.matrix.element)
+    };
+    let aligned = cols.is_multiple_of(GROUP)
+        && [x.at, norm.weight].iter().all(|at| at.is_multiple_of(16))
+        && (norm.weight == 0 || cols.is_multiple_of(NORMED));
+    let Some(kernels) = first.kinds()[0].one().filter(|_| aligned && products.iter().all(fits)) else {
+        return Ok(false);
+    };
+    let rows: Vec<usize> = products.iter().map(|product| product.rows).collect();
+    let Split { log_lanes, wide, blocks } = split(&rows, cols, gated, gpu.device.multiprocessors);
+    let (kernel, threads, groups) = (kernels[usize::from(wide)], THREADS[usize::from(wide)], cols / GROUP);
+    // Quarters of groups, what is known of each, and as floats what has to be seen whole before it is encoded, with the norm's weights.
+    let loose = if norm.weight != 0 { 8 * cols } else { 4 * cols * usize::from(cols / 8 > threads) };
+    let shared = 16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4) + loose;
+    if shared + STATIC_SHARED > gpu.device.shared {
+        return Ok(false);
+    }
+    let together = 32usize >> log_lanes;
+    let mut parameters = p::One {
+        x: x.at,
+        norm: norm.weight,
+        row_bytes: first.matrix.row_bytes,
+        eps: norm.eps,
+        cols: number(cols),
+        sets: number(rows.iter().sum::<usize>() / together),
+        second: u32::MAX,
+        third: u32::MAX,
+        log_lanes,
+        gated: gated.into(),
+        accumulate: first.accumulate.into(),
+        element: first.matrix.element,
+        ..p::One::default()
+    };
+    let mut before = 0;
+    for (i, product) in products.iter().enumerate() {
+        // Gate and up are counted side by side, others one behind the other.
+        let skipped = if gated { 0 } else { before };
+        let from = |at: u64, row: usize| at.wrapping_sub((skipped * row) as u64);
+        parameters.parts[i] = p::OnePart {
+            data: from(product.matrix.data, product.matrix.row_bytes as usize),
+            scales: from(product.matrix.scales, 2 * groups),
+            biases: from(product.matrix.biases, 2 * groups),
+            out: from(product.out.at, 4),
+        };
+        match i {
+            1 => parameters.second = number(before / together),
+            2 => parameters.third = number(before / together),
+            _ => {}
+        }
+        before += product.rows;
+    }
+    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
+    unsafe { gpu.launch(kernel, [number(blocks), 1, 1], number(threads), number(shared), &parameters)? };
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_lanes_for_which_all_matrices_are_whole() {
+        // Queries, keys and values; the output; gate and up; down: of 0.6B and 8B dimensions on 132 multiprocessors.
+        for (rows, cols, gated) in [
+            (vec![2048, 1024, 1024], 1024, false),
+            (vec![1024], 2048, false),
+            (vec![3072, 3072], 1024, true),
+            (vec![1024], 3072, false),
+            (vec![4096, 1024, 1024], 4096, false),
+            (vec![12288, 12288], 4096, true),
+            (vec![4096], 12288, false),
+            (vec![151_936], 1024, false),
+            (vec![3, 1], 64, false),
+        ] {
+            let Split { log_lanes, blocks, .. } = split(&rows, cols, gated, 132);
+            assert!((2..=5).contains(&log_lanes) && blocks >= 132, "{rows:?} {cols}");
+            assert!(rows.iter().all(|r| r.is_multiple_of(32 >> log_lanes)), "{rows:?} {cols}: 2^{log_lanes} lanes");
+        }
+    }
+
+    #[test]
+    fn what_is_through_at_once_has_small_blocks() {
+        assert_eq!(split(&[2048, 1024, 1024], 1024, false, 132), Split { log_lanes: 4, wide: false, blocks: 132 });
+        assert_eq!(split(&[3072, 3072], 1024, true, 132), Split { log_lanes: 4, wide: true, blocks: 132 });
+        assert_eq!(split(&[12288, 12288], 4096, true, 132).blocks, 264);
+    }
+}
