@@ -59,8 +59,28 @@ def agents(page):
     return Chart("What a form costs, eight requests at once", bars, Ratios(), "Times the tokens/s of free text in the same round; median of seven rounds.")
 
 
+SCHEMAS = re.compile(r"^\| ([\w-]+) \| (\d+) \| (\d+) \| \d+ of \d+ \| \d+ of \d+ \|$", re.M)
+
+
+def conformance(page):
+    files = sorted(((name, int(all_of), int(compiled)) for name, all_of, compiled in SCHEMAS.findall(page)), key=lambda f: -f[1])
+    bars = [Bar(name, compiled, f"{compiled} of {all_of}", whole=all_of) for name, all_of, compiled in files[:12]]
+    under = "The twelve largest files of the JSON Schema Test Suite, draft 2020-12. What is not compiled is refused by name."
+    return Chart("Schemas that answers can be held to", bars, Amounts("schemas"), under, ("compiled", "in the suite"))
+
+
+KERNELS = re.compile(r"^\| ([^|`]+?)(?: \(`[^|]*`\))? \| ([\d.]+) \| ([\d.]+) \| [^|]*\|", re.M)
+
+
+def profile(page):
+    small, large = page.split("| kernel (8B")
+    rows = [("0.6B", row) for row in KERNELS.findall(small)] + [("8B", row) for row in KERNELS.findall(large)]
+    bars = [Bar(f"{model}, {name}", float(before) / float(now), other=model == "8B") for model, (name, before, now) in rows]
+    return Chart("Kernels of a token on the GPU", bars, Ratios(), "Times the speed of the kernels before, one H200, 4 bit, depth 128.", ("0.6B", "8B"))
+
+
 def redraw():
     """The charts of all."""
-    for name, drawn in (("seam", seam), ("fuzzing", fuzzing), ("experiments", experiments), ("agents", agents)):
+    for name, drawn in (("seam", seam), ("fuzzing", fuzzing), ("experiments", experiments), ("agents", agents), ("serving-conformance", conformance), ("gpu-profile", profile)):
         drawn((RESULTS / f"{name}.md").read_text()).write(RESULTS / name)
         yield RESULTS / f"{name}-light.svg"

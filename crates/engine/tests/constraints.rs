@@ -304,7 +304,7 @@ fn what_cannot_be_held_is_refused_by_its_name() {
 #[test]
 fn a_schema_that_is_too_large_is_refused_before_it_is_compiled() {
     let refused = |schema: Value, part: &str| {
-        let why = Constraint::new(text(), &form(Form::Schema(schema)), Opened::No).err().expect("it is refused");
+        let why = Constraint::new(text(), &form(Form::Schema(schema)), Opened::No).expect_err("it is refused");
         assert!(why.to_string().contains(part), "{why}");
     };
     let many = |n: usize| (0..n).map(|i| json!({"const": i})).collect::<Vec<_>>();

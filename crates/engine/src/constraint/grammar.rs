@@ -296,13 +296,13 @@ mod tests {
 
     use super::*;
 
+    type Make = Box<dyn FnOnce(&ParserFactory) -> Result<TokenParser> + Send>;
+
     #[test]
     fn what_takes_too_long_is_given_up_and_nothing_else_begins_until_it_ends() {
         let text = TextSide::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo"), None).unwrap();
         let grammars = Grammars::new(&text).unwrap();
-        let failed = |time, make: Box<dyn FnOnce(&ParserFactory) -> Result<TokenParser> + Send>| {
-            grammars.within(time, make).err().expect("it fails").to_string()
-        };
+        let failed = |time, make: Make| grammars.within(time, make).err().expect("it fails").to_string();
         // 1. Two that do not end
         let slow = || -> (Sender<()>, String) {
             let (end, wait) = channel::<()>();

@@ -207,7 +207,7 @@ impl Rewording {
                 let words: Vec<(&str, &Value)> = asked
                     .iter()
                     .map(|(name, value)| (name.as_str(), value))
-                    .filter(|(name, value)| !NOTES.contains(name) && !(*name == "type" && **value == "string"))
+                    .filter(|(name, value)| !(NOTES.contains(name) || *name == "type" && **value == "string"))
                     .collect();
                 match words[..] {
                     [("pattern", Value::String(pattern))] => {

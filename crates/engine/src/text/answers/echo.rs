@@ -108,9 +108,13 @@ fn object(arguments: &Value) -> Value {
     }
 }
 
-/// Arguments by name, numbers and spaced values as they were written.
+/// Arguments by name, numbers and spaced values as they were written. What is no object, as where a call was cut, is one argument: templates of this family go
+/// through them by name.
 fn xml(arguments: &Value) -> Value {
-    let Some(fields) = arguments.as_str().and_then(text::fields) else { return object(arguments) };
+    let Some(fields) = arguments.as_str().and_then(text::fields) else {
+        let object = object(arguments);
+        return if object.is_object() { object } else { json!({"arguments": object}) };
+    };
     let value = |json: &str| match serde_json::from_str(json) {
         Ok(Value::Number(_)) => Value::from(json),
         Ok(Value::Array(_) | Value::Object(_)) if text::is_spaced(json) => Value::from(json),
