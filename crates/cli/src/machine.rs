@@ -32,6 +32,8 @@ pub fn held() -> Held {
     let exact = fs::read_to_string("/proc/self/smaps_rollup").ok().and_then(|text| kilobytes(&text, "Anonymous"));
     let anonymous = exact.or_else(|| own_memory("RssAnon")).unwrap_or(0);
     let code = fs::read_to_string("/proc/self/maps").map_or(0, |maps| code_bytes(&maps));
+    // What lies in it for GPUs is read where there is one, once, when little else is in memory.
+    let code = code.saturating_sub(sluice_cuda::embedded_bytes());
     Held { program: anonymous + code, group: cgroup().map(|l| (l.limit, l.limit.saturating_sub(l.left))) }
 }
 

@@ -17,6 +17,11 @@ pub const PTX: [(i32, &[u8]); 3] = [
     (90, include_bytes!("../kernels/ptx/compute_90.ptx.gz")),
 ];
 
+/// Bytes that lie in the program for GPUs: who computes elsewhere never reads them.
+pub fn embedded_bytes() -> u64 {
+    PTX.iter().map(|(_, ptx)| ptx.len() as u64).sum()
+}
+
 macro_rules! kernels {
     ($($kernel:ident $name:literal $parameters:ty;)*) => {
         /// A kernel by name.

@@ -25,4 +25,4 @@ mod weights;
 
 pub use backend::Cuda;
 pub use driver::{count, describe};
-pub use kernels::{Kernel, ptx};
+pub use kernels::{Kernel, embedded_bytes, ptx};
