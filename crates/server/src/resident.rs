@@ -105,23 +105,19 @@ impl Models {
     }
 
     /// All that are offered, the default first.
-    pub fn entries(&self) -> Vec<Entry<'_>> {
+    pub fn entries<'a>(&'a self) -> Vec<Entry<'a>> {
         let state = self.state.borrow();
-        let entry = |(i, offered): (usize, &'_ Offered)| {
+        let entry = |(i, offered): (usize, &'a Offered)| {
             let (status, loaded) = match &*state {
                 State::Resident(at, ready) if *at == i => ("loaded", Some(ready.created)),
                 State::Changing(at) if *at == i => ("loading", None),
                 State::Starting if i == 0 => ("loading", None),
                 _ => ("unloaded", None),
             };
-            (i, status, loaded, offered.context.load(Ordering::Relaxed))
+            let Offered { offer, context } = offered;
+            Entry { name: &offer.name, context: context.load(Ordering::Relaxed), style: offer.style, status, loaded }
         };
-        let entries: Vec<_> = self.offered.iter().enumerate().map(entry).collect();
-        let named = entries.into_iter().map(|(i, status, loaded, context)| {
-            let offer = &self.offered[i].offer;
-            Entry { name: &offer.name, context, style: offer.style, status, loaded }
-        });
-        named.collect()
+        self.offered.iter().enumerate().map(entry).collect()
     }
 
     /// Which entry a client means by a name: its own, or one with a publisher's name before it, or after which a client has written another; any other name is
