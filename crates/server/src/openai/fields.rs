@@ -81,8 +81,8 @@ const MOST_CHOICES: usize = 16;
 const MOST_STOPS: usize = 16;
 const STOP_BYTES: usize = 1024;
 
-/// Fields that would change the output if they were obeyed, with the values that ask for nothing.
-const NOT_YET: [(&str, &[&str]); 8] = [
+/// Fields that would change the output and are not obeyed, with the values that ask for nothing. A chat has taken tools and forms before it comes to these.
+const REFUSED: [(&str, &[&str]); 31] = [
     ("tools", &["[]"]),
     ("functions", &["[]"]),
     ("tool_choice", &["\"none\"", "\"auto\""]),
@@ -91,10 +91,7 @@ const NOT_YET: [(&str, &[&str]); 8] = [
     ("logit_bias", &["{}"]),
     ("suffix", &["\"\""]),
     ("best_of", &["1"]),
-];
-
-/// Fields of other servers that would change the output as well.
-const NEVER: [(&str, &[&str]); 23] = [
+    // Of other servers.
     ("audio", &[]),
     ("modalities", &["[\"text\"]"]),
     ("web_search_options", &[]),
@@ -119,6 +116,7 @@ const NEVER: [(&str, &[&str]); 23] = [
     ("continue_final_message", &["false"]),
     ("add_generation_prompt", &["true"]),
 ];
+
 impl Common {
     /// Whether a stream is to say how many tokens it took.
     pub fn wants_usage(&self) -> bool {
@@ -148,7 +146,7 @@ impl Common {
     /// Refuses what would change the output and cannot be obeyed, and names what has no effect.
     pub fn check_others(&self) -> Result<(), ApiError> {
         for (field, value) in self.others.iter().filter(|(_, value)| !value.is_null()) {
-            let refused = NOT_YET.iter().chain(&NEVER).find(|(name, _)| name == field);
+            let refused = REFUSED.iter().find(|(name, _)| name == field);
             match refused {
                 Some((_, nothing)) if !nothing.iter().any(|n| is_same(value, n)) => {
                     let value: String = value.to_string().chars().take(60).collect();

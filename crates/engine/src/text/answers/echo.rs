@@ -184,3 +184,16 @@ fn call(call: &Value) -> String {
     };
     format!("{CALL}\n{{\"name\": {}, \"arguments\": {arguments}}}\n{CALLED}", dumps(&function["name"]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_of_a_call_that_was_cut_are_one_argument() {
+        assert_eq!(xml(&json!(r#"{"path": "a"}"#)), json!({"path": "a"}));
+        assert_eq!(xml(&json!("")), json!({}));
+        let cut = r#"{"path": "a"#;
+        assert_eq!(xml(&json!(cut)), json!({"arguments": cut}));
+    }
+}
