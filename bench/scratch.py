@@ -46,10 +46,10 @@ def run(command, log, **more):
         raise Failed(f"bench: {' '.join(map(str, command))} failed, see {path}:\n{tail}")
 
 
-def output(command):
+def output(command, **environment):
     """What a command prints; ends the run if it fails."""
     command = [str(c) for c in command]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     if done.returncode != 0:
         raise Failed(f"bench: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return done.stdout

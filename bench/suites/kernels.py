@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from chart import Chart
 from findings import Pick, bars, goals, having, said
@@ -44,6 +45,7 @@ class Prefill:
     shape: str
     ours: str
     theirs: str
+    threads: int
     # Over each peer's, and of the peak of our arithmetic.
     goal: float | None = None
     limit: float | None = None
@@ -52,7 +54,7 @@ class Prefill:
 
     @property
     def name(self):
-        return f"prefill {self.shape} {self.ours}"
+        return f"prefill {self.shape} {self.ours} {self.threads}"
 
 
 DECODES = [
@@ -65,11 +67,17 @@ DECODES = [
     Decode("hybrid", "q4", "Q4_0", THREADS, 1.5, quick=True),
 ]
 PREFILLS = [
-    Prefill("dense", "q4", "Q4_0", 3.0, 0.55, quick=True),
-    Prefill("moe", "q4", "Q4_0", 3.0, quick=True),
-    Prefill("hybrid", "q4", "Q4_0", 4.0, quick=True),
-    Prefill("dense", "bf16", "BF16", 1.5, transformers=True),
+    Prefill("dense", "q4", "Q4_0", THREADS, 3.0, 0.55, quick=True),
+    Prefill("moe", "q4", "Q4_0", THREADS, 3.0, quick=True),
+    Prefill("hybrid", "q4", "Q4_0", THREADS, 4.0, quick=True),
+    Prefill("dense", "bf16", "BF16", THREADS, 1.5, transformers=True),
 ]
+# How both grow with the threads.
+AXIS = [t for t in (1, 2, 4, 8, 16, 32, 64) if t < THREADS]
+DECODES += [Decode(shape, "q4", "Q4_0", t, 1.5 if t == 1 else None) for shape in ("dense", "moe") for t in AXIS if (shape, t) != ("dense", 1)]
+PREFILLS += [Prefill(shape, "q4", "Q4_0", t) for shape in ("dense", "moe") for t in AXIS]
+# A long prompt, and attention on integers for it.
+LONG = 8192
 
 
 PICKS = [
@@ -128,13 +136,16 @@ def cases(quick):
     found = {"limits": True}
     found |= {c.name: c.quick or found.get(c.name, False) for c in DECODES}
     found |= {c.name: c.quick for c in PREFILLS}
-    found |= {"context": False, "memory": True, "mlx": False}
+    found |= {"context": False, "long prompts": False, "memory": True, "mlx": False}
+    if "amx_int8" in Path("/proc/cpuinfo").read_text():
+        found["amx"] = False
     return [name for name, in_quick in found.items() if in_quick or not quick]
 
 
 def run(names, quick, rounds, parts):
     rows, notes = [], []
     what = {"limits": lambda: limits(rounds), "context": lambda: context(rounds), "memory": memory, "mlx": mlx}
+    what |= {"long prompts": lambda: long_prompts(rounds), "amx": lambda: amx(rounds)}
     what |= {c.name: lambda c=c: decode(c, rounds) for c in DECODES}
     what |= {c.name: lambda c=c: prefill(c, rounds) for c in PREFILLS}
     for name in names:
@@ -150,10 +161,10 @@ def run(names, quick, rounds, parts):
 # --- one measurement each; tokens per second
 
 
-def ours(what, path, threads, *more):
+def ours(what, path, threads, *more, **environment):
     """One line of JSON of `sluice bench`, the last."""
     command = [SLUICE, "bench", what, path, "--threads", threads, "--rounds", 1, "--json", *more]
-    return [json.loads(line) for line in output(command).splitlines()]
+    return [json.loads(line) for line in output(command, **environment).splitlines()]
 
 
 def llama(path, threads, prompt=0, generated=0, depths=(0,)):
@@ -219,23 +230,23 @@ def decode(c, rounds):
 
 def prefill(c, rounds):
     case = f"prefill {PROMPT}, {NAMES[c.shape]}, {BITS[c.ours]}"
-    say(f"{case}, {THREADS} threads")
+    say(f"{case}, {c.threads} threads")
     folder, file = model(c.shape, c.ours), model(c.shape, c.theirs)
     evict(folder)
     mine, done, peak = [], [], []
     theirs, torch = Peer(), Peer()
     for _ in range(rounds):
-        [line] = ours("prefill", folder, THREADS, "--tokens", PROMPT)
+        [line] = ours("prefill", folder, c.threads, "--tokens", PROMPT)
         mine.append(line["tokens_per_second"]["median"])
         done.append(line["operations_per_second"]["median"] / 1e12)
         peak.append(line["peak_operations_per_second"]["median"] / 1e12)
-        theirs.measure(lambda: llama(file, THREADS, prompt=PROMPT)[0])
+        theirs.measure(lambda: llama(file, c.threads, prompt=PROMPT)[0])
         if c.transformers:
-            torch.measure(lambda: python_peer("transformers", folder, THREADS, PROMPT, 0, 0)["prefill"])
-    rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs.all, LLAMA.name(c.theirs), c.goal, threads=THREADS, died=theirs.died)]
+            torch.measure(lambda: python_peer("transformers", folder, c.threads, PROMPT, 0, 0)["prefill"])
+    rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs.all, LLAMA.name(c.theirs), c.goal, threads=c.threads, died=theirs.died)]
     if c.transformers:
-        rows.append(compare(SUITE, case, "speed", "tokens/s", mine, torch.all, "transformers", c.goal, threads=THREADS, died=torch.died))
-    rows.append(compare(SUITE, case, "operations", "TOPS", done, peak, f"{line['arithmetic']} peak", c.limit, threads=THREADS))
+        rows.append(compare(SUITE, case, "speed", "tokens/s", mine, torch.all, "transformers", c.goal, threads=c.threads, died=torch.died))
+    rows.append(compare(SUITE, case, "operations", "TOPS", done, peak, f"{line['arithmetic']} peak", c.limit, threads=c.threads))
     return rows
 
 
@@ -254,6 +265,45 @@ def context(rounds):
         mine.append(long["tokens_per_second"]["median"] / short["tokens_per_second"]["median"])
         theirs.measure(kept)
     return [compare(SUITE, case, "speed kept", "of 1", mine, theirs.all, LLAMA.name("Q4_0"), 1.1, threads=THREADS, died=theirs.died)]
+
+
+def long_prompts(rounds):
+    """How much of the speed at 512 tokens a long prompt keeps, and its speed beside llama.cpp's."""
+    folder, file, name = model("dense", "q4"), model("dense", "Q4_0"), f"{NAMES['dense']}, 4 bit"
+    say(f"prefill {LONG}, {name}")
+    evict(folder)
+    exact, integers, theirs = [], [], Peer()
+
+    def speed(tokens, *more):
+        [line] = ours("prefill", folder, THREADS, "--tokens", tokens, "--no-roofline", *more)
+        return line["tokens_per_second"]["median"]
+
+    for _ in range(min(rounds, 3)):
+        exact.append((speed(PROMPT), speed(LONG)))
+        integers.append((speed(PROMPT, "--attention", "int8"), speed(LONG, "--attention", "int8")))
+        theirs.measure(lambda: llama(file, THREADS, prompt=LONG)[0])
+    rows = []
+    for mine, how, kept in ((exact, "exact", 0.5), (integers, "attention on integers", 0.75)):
+        case = f"prefill {LONG}, {name}, {how}"
+        rows.append(compare(SUITE, case, "speed", "tokens/s", [long for _, long in mine], theirs.all, LLAMA.name("Q4_0"), 3.0, threads=THREADS, died=theirs.died))
+        rows.append(compare(SUITE, case, "speed kept", "tokens/s", [long for _, long in mine], [short for short, _ in mine], f"{PROMPT} tokens", kept, threads=THREADS))
+    return rows
+
+
+def amx(rounds):
+    """What AMX brings to prompts."""
+    rows = []
+    for shape in ("dense", "moe"):
+        case, folder = f"prefill {PROMPT} by AMX, {NAMES[shape]}, 4 bit", model(shape, "q4")
+        say(case)
+        evict(folder)
+        speeds = {isa: [] for isa in ("amx", "avx512")}
+        for _ in range(rounds):
+            for isa, all in speeds.items():
+                [line] = ours("prefill", folder, THREADS, "--tokens", PROMPT, "--no-roofline", SLUICE_ISA=isa)
+                all.append(line["tokens_per_second"]["median"])
+        rows.append(compare(SUITE, case, "speed", "tokens/s", speeds["amx"], speeds["avx512"], "VNNI", 2.2, threads=THREADS))
+    return rows
 
 
 def memory():

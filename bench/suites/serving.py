@@ -57,6 +57,9 @@ CASES = [
     "throughput dense",
     "throughput moe",
     "throughput hybrid",
+    "integers dense",
+    "integers moe",
+    "integers hybrid",
     "shared dense",
     "shared hybrid",
     "arrival dense",
@@ -92,7 +95,7 @@ def charts(rows):
 
 def found(rows):
     """What the figures say, a line each."""
-    many, turns = [r for r in rows if r.case.startswith("R3")], [r for r in rows if r.figure.startswith("turns that compute more")]
+    many, turns = [r for r in rows if r.case.startswith("R3") and "integers" not in r.case], [r for r in rows if r.figure.startswith("turns that compute more")]
     of = lambda figure: having(many, figure=figure, peer="llama-server")  # noqa: E731
     gaps = having(rows, "a prompt of 4000", "the largest gap", "its usual")
     fork = next((r.peer_died for r in many if r.peer_name.startswith("ik_llama") and r.peer_died), "")
@@ -100,6 +103,7 @@ def found(rows):
         *said("Throughput of eight at once is {spread} times llama-server's, in {cases}; goals met: {goals}.", of("output")),
         *said("The first token comes {spread} times as soon; goals met: {goals}.", of("TTFT")),
         *said("The others come {spread} times as soon behind each other; goals met: {goals}.", of("TPOT, mean")),
+        *said("With attention on integers (`--attention int8`, lossy) throughput is {spread} times llama-server's.", having(rows, "R3's workload, attention", "output")),
         *said("Beside ik_llama.cpp's server: throughput of {spread} times.", having(many, figure="output", peer="ik_llama")),
         *([f"ik_llama.cpp's server has no figure where it died: {fork}."] if fork else []),
         *said("A step of eight reaches {percent} of what bytes or products allow; goals met: {goals}.", having(rows, "step of", "output")),
@@ -128,7 +132,7 @@ def run(names, quick, rounds, parts):
         IK_LLAMA.serves()
     for name in names:
         what, shape = name.rsplit(" ", 1)
-        measure = {"bound": bound, "throughput": throughput, "shared": shared, "arrival": arrival, "conversation": conversation, "streamed": streamed, "many cores": many_cores}[what]
+        measure = {"bound": bound, "throughput": throughput, "integers": integers, "shared": shared, "arrival": arrival, "conversation": conversation, "streamed": streamed, "many cores": many_cores}[what]
         say(name)
         rows += parts.measure(f"{name} {rounds}", lambda: measure(shape, rounds, quick, notes), notes)
     r3 = R3() if not quick else QUICK_R3
@@ -321,18 +325,31 @@ def bound(shape, rounds, quick, notes):
     return [compare(SUITE, case, "output", "tokens/s", speed(step), speed(best), "bytes or products, whichever take longer", 0.85, True, THREADS)]
 
 
-def throughput(shape, rounds, quick, notes):
+def beside_llama(shape, rounds, quick, *more):
+    """R3's workload: its options, ours with `more`, and llama-server's."""
     r3 = QUICK_R3 if quick else R3()
-    case = f"R3's workload, {NAMES[shape]}, 4 bit"
     options = ["--input", r3.input, "--output", r3.output, "--requests", r3.requests, "--concurrency", SLOTS, "--warmups"]
     with ExitStack() as stack:
-        mine_at = stack.enter_context(ours(shape))
+        mine_at = stack.enter_context(ours(shape, *more))
         peer = Asked(stack, lambda: theirs(shape))
         mine = []
         for seed in range(1, min(rounds, LONG_ROUNDS) + 1):
             warmups = WARMUPS if seed == 1 else 0
             mine.append(figures(own(mine_at, shape, seed, *options, warmups)))
             peer.measure(lambda: figures(ask(peer.address, shape, seed, *options, warmups)))
+    return options, mine, peer
+
+
+def integers(shape, rounds, quick, notes):
+    """The same workload where attention works on integers."""
+    _, mine, peer = beside_llama(shape, rounds, quick, "--attention", "int8")
+    case = f"R3's workload, attention on integers, {NAMES[shape]}, 4 bit"
+    return beside(case, shape, mine, peer, f"llama-server {LLAMA.name('Q4_0').partition(' ')[2]}", dict.fromkeys(("output", "TTFT, mean", "TPOT, mean", "TPOT, P99")))
+
+
+def throughput(shape, rounds, quick, notes):
+    case = f"R3's workload, {NAMES[shape]}, 4 bit"
+    options, mine, peer = beside_llama(shape, rounds, quick)
     goals = {"output": 2.5 if shape == "dense" else 3.0, "TTFT, mean": 1.0, "TPOT, mean": 1.0, "TPOT, P99": 1.0, "ITL, P99": None}
     rows = beside(case, shape, mine, peer, f"llama-server {LLAMA.name('Q4_0').partition(' ')[2]}", goals)
     if not quick:

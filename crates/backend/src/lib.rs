@@ -16,7 +16,7 @@ pub use cpu::{Cpu, Lookahead, StepScratch, Streamed};
 pub use memory::*;
 pub use operations::*;
 pub use profile::{Phase, PhaseRow, Profile};
-pub use sluice_kernels::attention::KvType;
+pub use sluice_kernels::attention::{AttentionMode, KvType};
 pub use sluice_kernels::draw;
 pub use sluice_kernels::form::{Activations, Float, Form};
 pub use sluice_kernels::isa::Isa;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sluice_kernels::attention::KvType;
+use sluice_kernels::attention::{AttentionMode, KvType};
 use sluice_kernels::form::Form;
 use sluice_store::Bytes;
 
@@ -148,6 +148,7 @@ pub struct KvLayout {
     pub k_dim: usize,
     pub v_dim: usize,
     pub kv_type: KvType,
+    pub mode: AttentionMode,
     pub block_tokens: usize,
 }
 

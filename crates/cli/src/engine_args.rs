@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum, value_parser};
 use sluice_engine::{
-    Activations, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Options, Pins, Placement, Policy,
+    Activations, AttentionMode, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Options, Pins, Placement, Policy,
 };
 use sluice_store::{MAX_SETTINGS, read_small};
 
@@ -36,6 +36,10 @@ pub struct EngineArgs {
     /// per token and head). LOSSY: this changes the model's output
     #[arg(long, value_enum, default_value = "auto", value_name = "TYPE")]
     kv_type: KvTypeArg,
+    /// How attention works on keys and values: f32 is exact; int8 multiplies their eight-bit integers with those of queries and weights, far quicker for long prompts.
+    /// LOSSY: this changes the model's output, and so do the keys and values of eight bits that it needs
+    #[arg(long, value_enum, default_value = "f32", value_name = "MODE")]
+    attention: AttentionArg,
     /// Tokens that a conversation may have; 0: what the model was made for, which is the default
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = value_parser!(u32).range(0..=1 << 24))]
     max_context: Option<u32>,
@@ -136,6 +140,12 @@ enum KvTypeArg {
     Int8,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum AttentionArg {
+    F32,
+    Int8,
+}
+
 /// Tokens to reserve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct KvArg(Option<usize>);
@@ -209,6 +219,10 @@ impl EngineArgs {
                 KvTypeArg::F16 => Some(KvType::F16),
                 KvTypeArg::Int8 => Some(KvType::Int8),
             },
+            attention: match self.attention {
+                AttentionArg::F32 => AttentionMode::F32,
+                AttentionArg::Int8 => AttentionMode::Int8,
+            },
             max_context: self.max_context.filter(|n| *n > 0).map(size),
             chunk: self.chunk.map(size),
             experts_per_token: self.experts_per_token.map(size),
@@ -277,6 +291,13 @@ pub fn kv_type_name(kv_type: Option<KvType>) -> &'static str {
         Some(KvType::Bf16) => "bf16",
         Some(KvType::F16) => "f16",
         Some(KvType::Int8) => "int8",
+    }
+}
+
+pub fn attention_name(attention: AttentionMode) -> &'static str {
+    match attention {
+        AttentionMode::F32 => "f32",
+        AttentionMode::Int8 => "int8",
     }
 }
 

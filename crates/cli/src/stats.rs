@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sluice_backend::NUMERICS_VERSION;
 use sluice_engine::{Engine, FileReport, MemoryClass, Phase, Profile};
 
-use crate::engine_args::{activations_name, kv_type_name};
+use crate::engine_args::{activations_name, attention_name, kv_type_name};
 use crate::generate::Answer;
 use crate::{machine, streamed, units};
 
@@ -72,6 +72,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         "isa": options.isa.to_string(),
         "activations": activations_name(options.activations),
         "kv_type": kv_type_name(engine.kv_type()),
+        "attention": attention_name(options.attention),
         "experts_per_token": engine.model().experts().map(|(_, k)| k),
         "numerics_version": NUMERICS_VERSION,
         "finish_reason": answer.end.name(),
@@ -166,11 +167,12 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
         (
             "engine",
             format!(
-                "{} threads, {}, activations {}, KV {}, numerics {NUMERICS_VERSION}",
+                "{} threads, {}, activations {}, KV {}, attention {}, numerics {NUMERICS_VERSION}",
                 options.threads,
                 options.isa,
                 activations_name(options.activations),
-                kv_type_name(engine.kv_type())
+                kv_type_name(engine.kv_type()),
+                attention_name(options.attention)
             ),
         ),
         ("seed", m.seed.to_string()),

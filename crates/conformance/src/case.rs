@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 
+use crate::Setup;
 use fastrand::Rng;
 use sluice_backend::{
     Activations, Backend, Capacity, Linear, MemoryClass, Norm, Outcome, SequenceInput, StepInputs, Tensor, Wanted,
@@ -50,6 +51,8 @@ pub struct Case {
     pub activations: Activations,
     /// Whether this is the run that others are compared with.
     pub is_reference: bool,
+    /// Whether attention on integers may be asked for.
+    pub integers: bool,
     seen: Seen,
     /// Values in (-1, 1) that weights are cut from: many are needed, and quickly.
     pool: Vec<f32>,
@@ -58,11 +61,11 @@ pub struct Case {
 }
 
 impl Case {
-    pub(crate) fn new(backend: Box<dyn Backend>, random: Rng, activations: Activations, is_reference: bool) -> Case {
-        let mut random = random;
+    pub(crate) fn new(backend: Box<dyn Backend>, random: Rng, setup: &Setup, integers: bool, is_reference: bool) -> Case {
+        let (mut random, activations) = (random, setup.activations);
         let seen = Seen { shapes: vec![format!("activations {activations:?}")], values: Vec::new() };
         let pool = (0..POOL).map(|_| random.f32() * 2.0 - 1.0).collect();
-        Case { backend, random, activations, is_reference, seen, pool, kept: Vec::new() }
+        Case { backend, random, activations, is_reference, integers, seen, pool, kept: Vec::new() }
     }
 
     pub(crate) fn into_seen(self) -> Seen {

@@ -6,7 +6,7 @@ mod support;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sluice_backend::{
-    Activations, Backend, Capacity, KvLayout, KvType, MatrixId, MemoryClass, SequenceInput, StepInputs, Wanted,
+    Activations, AttentionMode, Backend, Capacity, KvLayout, KvType, MatrixId, MemoryClass, SequenceInput, StepInputs, Wanted,
 };
 use sluice_conformance::{Candidate, Checker, FAMILIES, Family, check};
 use sluice_engine::{Cpu, Engine, Isa, MemoryClass as Class, Options, Placement};
@@ -106,7 +106,8 @@ fn who_breaks_the_order_of_calls_is_told_so() {
             c.upload(&[0.0; 8], sluice_backend::Tensor { offset: 4, ..t });
         }),
         in_a_step(|c, _| {
-            let layout = KvLayout { layers: 1, kv_heads: 1, k_dim: 8, v_dim: 8, kv_type: KvType::F32, block_tokens: 4 };
+            let (kv_type, mode) = (KvType::F32, AttentionMode::F32);
+            let layout = KvLayout { layers: 1, kv_heads: 1, k_dim: 8, v_dim: 8, kv_type, mode, block_tokens: 4 };
             let pool = c.alloc_kv(layout, 4).unwrap();
             c.commit_kv(&pool, 2).unwrap();
             c.copy_blocks(&pool, &[(0, 2)]);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result, ensure};
 use sluice_backend::{
-    Activations, AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, ExpertOptions, Failed, KvLayout,
+    Activations, AttentionLayer, AttentionMode, Backend, BufferId, Capacity, DeltaLayer, Device, ExpertOptions, Failed, KvLayout,
     KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome,
     Phase, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
@@ -281,6 +281,7 @@ impl Backend for Cuda {
     }
 
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
+        ensure!(layout.mode == AttentionMode::F32, "--attention int8: not there on a GPU yet");
         let bytes = layout.block_bytes().checked_mul(blocks);
         ensure!(bytes.is_some_and(|b| b < 1 << 46), "the KV cache is larger than the address space");
         let memory = Reserved::new(&self.gpu, bytes.unwrap_or(0), MemoryClass::Kv.name())?;

@@ -17,7 +17,7 @@ fn candidates() -> Vec<Candidate> {
     let make = move |setup: &Setup| -> anyhow::Result<Box<dyn sluice_backend::Backend>> {
         Ok(Box::new(Cuda::new(device, setup.activations)?))
     };
-    vec![Candidate::new(format!("cuda:{device}"), make)]
+    vec![Candidate::new(format!("cuda:{device}"), make).without_integer_attention()]
 }
 
 sluice_conformance::tests!(candidates());

@@ -1,7 +1,7 @@
 //! What an engine is asked for.
 
 use anyhow::Result;
-use sluice_backend::{Activations, ExpertOptions, Isa, KvType, Lookahead};
+use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead};
 use sluice_store::LoadOptions;
 
 use crate::budget::Held;
@@ -15,6 +15,8 @@ pub struct Options {
     pub activations: Activations,
     /// Element type of cached keys and values; `None`: f32 with f32 activations, else the type that the checkpoint works in.
     pub kv_type: Option<KvType>,
+    /// How attention works on them; on integers they are of eight bits, and no other type may be asked for. Changes the model's output.
+    pub attention: AttentionMode,
     /// Positions that a sequence may have; `None`: the model's own maximum.
     pub max_context: Option<usize>,
     /// Sequences that take part in a step at most. There may be more: they wait for their turn.
@@ -62,6 +64,7 @@ impl Options {
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
             activations: Activations::Int8,
             kv_type: None,
+            attention: AttentionMode::F32,
             max_context: None,
             max_sequences: 1,
             kv_tokens: None,

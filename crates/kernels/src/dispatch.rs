@@ -1,5 +1,6 @@
 //! From an [`Isa`](crate::isa::Isa) to the code of its folder: the one place that lists the instruction sets beside `isa.rs`.
 
+use crate::instructions::bytes::Bytes;
 use crate::instructions::encode::Encode;
 use crate::instructions::integers::Integers;
 use crate::instructions::lanes::Lanes;
@@ -31,7 +32,7 @@ macro_rules! simd {
                 }
                 match isa.level() {
                     // SAFETY: an `Isa` above generic is made only after its features were detected.
-                    crate::isa::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    crate::isa::Level::Avx512 | crate::isa::Level::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     crate::isa::Level::Avx2 => return unsafe { avx2($($arg),*) },
                     crate::isa::Level::Generic => {}
@@ -61,7 +62,7 @@ macro_rules! greatest {
 pub(crate) use greatest;
 
 /// Checks at compile time that an instruction set implements every trait.
-const fn is_whole<V: Lanes + Encode + Integers + Pairs + Peak + Unpack>() {}
+const fn is_whole<V: Lanes + Bytes + Encode + Integers + Pairs + Peak + Unpack>() {}
 
 const _: () = is_whole::<crate::generic::Generic16>();
 #[cfg(target_arch = "x86_64")]

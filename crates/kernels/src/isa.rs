@@ -15,6 +15,8 @@ pub enum Level {
     Avx2,
     /// AVX-512 F, BW, DQ, VL, VNNI, VBMI and BF16 (Intel from Sapphire Rapids, AMD from Zen 4).
     Avx512,
+    /// The same, and AMX's tiles of 8-bit integers (Intel from Sapphire Rapids), where the kernel permits them.
+    Amx,
 }
 
 /// `SLUICE_ISA` names something that this machine cannot run or that does not exist.
@@ -35,6 +37,7 @@ impl fmt::Display for Isa {
             Level::Generic => "generic",
             Level::Avx2 => "avx2",
             Level::Avx512 => "avx512",
+            Level::Amx => "amx",
         })
     }
 }
@@ -57,6 +60,9 @@ impl Isa {
             }
             if crate::avx512::is_supported() {
                 all.push(Isa(Level::Avx512));
+                if crate::avx512::amx::is_supported() {
+                    all.push(Isa(Level::Amx));
+                }
             }
         }
         all
@@ -72,7 +78,8 @@ impl Isa {
             "generic" => Level::Generic,
             "avx2" => Level::Avx2,
             "avx512" => Level::Avx512,
-            _ => return Err(IsaError { wanted, why: "expected auto, generic, avx2 or avx512" }),
+            "amx" => Level::Amx,
+            _ => return Err(IsaError { wanted, why: "expected auto, generic, avx2, avx512 or amx" }),
         };
         if level > best.0 {
             return Err(IsaError { wanted, why: "not supported by this processor" });

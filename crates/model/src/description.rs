@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use sluice_backend::{DeltaShape, KvLayout, KvType, RotaryFrequencies, Scoring};
+use sluice_backend::{AttentionMode, DeltaShape, KvLayout, KvType, RotaryFrequencies, Scoring};
 
 use crate::config::Config;
 use crate::mlx::Mlx;
@@ -124,9 +124,9 @@ pub struct CacheGroup {
 }
 
 impl CacheGroup {
-    pub fn layout(&self, kv_type: KvType, block_tokens: usize) -> KvLayout {
+    pub fn layout(&self, kv_type: KvType, mode: AttentionMode, block_tokens: usize) -> KvLayout {
         let CacheGroup { layers, kv_heads, k_dim, v_dim, .. } = *self;
-        KvLayout { layers, kv_heads, k_dim, v_dim, kv_type, block_tokens }
+        KvLayout { layers, kv_heads, k_dim, v_dim, kv_type, mode, block_tokens }
     }
 }
 

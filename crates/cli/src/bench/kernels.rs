@@ -8,7 +8,7 @@ use fastrand::Rng;
 use serde_json::json;
 use sluice_backend::Isa;
 use sluice_kernels::activations::{encode_bf16, encode_int8};
-use sluice_kernels::attention::{Head, KvShape, KvType, KvView, Run, attend, store_row};
+use sluice_kernels::attention::{AttentionMode, Head, KvShape, KvType, KvView, Run, attend, store_row};
 use sluice_kernels::delta::{HeadInputs, conv_step, recurrence};
 use sluice_kernels::form::{Activations, Encoding, Float, Form};
 use sluice_kernels::input::Input;
@@ -95,13 +95,13 @@ pub fn run(args: &KernelsArgs) -> Result<()> {
         }
         for (kv_heads, group, dim) in [(8, 2, 128), (4, 8, 128), (2, 8, 256)] {
             for context in [1024, 8192] {
-                for kv_type in [KvType::Bf16, KvType::Int8] {
-                    bench.attention(kv_type, kv_heads, group, dim, context, n);
+                for kind in KINDS {
+                    bench.attention(kind, kv_heads, group, dim, context, n);
                 }
             }
         }
-        for kv_type in [KvType::Bf16, KvType::Int8] {
-            bench.attention_of_prompt(kv_type, 8, 2, 128, 512, n);
+        for kind in KINDS {
+            bench.attention_of_prompt(kind, 8, 2, 128, 512, n);
         }
         for tokens in [1, 64] {
             bench.delta(tokens, n);
@@ -222,7 +222,7 @@ impl Bench<'_> {
     /// One token's attention in one layer, all KV heads.
     fn attention(
         &mut self,
-        kv_type: KvType,
+        kind: Kind,
         kv_heads: usize,
         group: usize,
         dim: usize,
@@ -230,13 +230,13 @@ impl Bench<'_> {
         threads: usize,
     ) {
         let name =
-            format!("attention {} {kv_heads} x {group} of {dim}, 1 token at {context}", kv_type_name(Some(kv_type)));
+            format!("attention {} {kv_heads} x {group} of {dim}, 1 token at {context}", kind_name(kind));
         if !self.wants(&name) {
             return;
         }
         let isa = self.isa;
         let block_tokens = 32;
-        let shape = kv_shape(kv_type, kv_heads, dim, block_tokens);
+        let shape = kv_shape(kind, kv_heads, dim, block_tokens);
         let blocks = context / block_tokens;
         // Many layers' worth, so that each call reads memory, as a model's would.
         let layers = (STREAMED / (blocks * shape.block_bytes)).max(2);
@@ -276,19 +276,19 @@ impl Bench<'_> {
     /// A whole prompt's attention in one layer, in runs of 64 tokens.
     fn attention_of_prompt(
         &mut self,
-        kv_type: KvType,
+        kind: Kind,
         kv_heads: usize,
         group: usize,
         dim: usize,
         tokens: usize,
         threads: usize,
     ) {
-        let name = format!("attention {} {kv_heads} x {group} of {dim}, {tokens} tokens", kv_type_name(Some(kv_type)));
+        let name = format!("attention {} {kv_heads} x {group} of {dim}, {tokens} tokens", kind_name(kind));
         if !self.wants(&name) {
             return;
         }
         let (isa, block_tokens, run) = (self.isa, 32, 64);
-        let shape = kv_shape(kv_type, kv_heads, dim, block_tokens);
+        let shape = kv_shape(kind, kv_heads, dim, block_tokens);
         let blocks = tokens.div_ceil(block_tokens);
         let bytes = half_block(isa, &shape).repeat(2 * blocks);
         let table: Vec<u32> = (0..blocks as u32).collect();
@@ -296,7 +296,8 @@ impl Bench<'_> {
         let q = noise(tokens * kv_heads * width);
         // Each score and each weight: a product with every element of a key, and of a value.
         let operations = 4 * kv_heads * width * tokens * (tokens + 1) / 2;
-        self.report(&name, threads, Limit::Operations(operations, Arithmetic::F32), || {
+        let arithmetic = if kind.1 == AttentionMode::F32 { Arithmetic::F32 } else { Arithmetic::Int8 };
+        self.report(&name, threads, Limit::Operations(operations, arithmetic), || {
             together(threads, |t| {
                 let (mut out, mut scratch) = (vec![0.0; run * width], Vec::new());
                 for kv_head in (t..kv_heads).step_by(threads) {
@@ -463,8 +464,21 @@ fn products(isa: Isa, w: &Matrix, x: &Tokens, n: usize, mode: Activations, threa
     })
 }
 
+/// Keys and values, and how attention works on them.
+type Kind = (KvType, AttentionMode);
+
+const KINDS: [Kind; 3] =
+    [(KvType::Bf16, AttentionMode::F32), (KvType::Int8, AttentionMode::F32), (KvType::Int8, AttentionMode::Int8)];
+
+fn kind_name((kv_type, mode): Kind) -> &'static str {
+    match mode {
+        AttentionMode::F32 => kv_type_name(Some(kv_type)),
+        AttentionMode::Int8 => "int8 x int8",
+    }
+}
+
 /// Blocks of one layer: keys, then values of the same width.
-fn kv_shape(kv_type: KvType, kv_heads: usize, dim: usize, block_tokens: usize) -> KvShape {
+fn kv_shape((kv_type, mode): Kind, kv_heads: usize, dim: usize, block_tokens: usize) -> KvShape {
     let half = kv_type.bytes(kv_heads * block_tokens, dim);
     KvShape {
         block_bytes: 2 * half,
@@ -475,6 +489,7 @@ fn kv_shape(kv_type: KvType, kv_heads: usize, dim: usize, block_tokens: usize) -
         k_dim: dim,
         v_dim: dim,
         kv_type,
+        mode,
     }
 }
 

@@ -1,6 +1,6 @@
 //! What lies in buffers, blocks and states, and how it gets in and out.
 
-use sluice_backend::{KvLayout, MemoryClass};
+use sluice_backend::{AttentionMode, KvLayout, MemoryClass};
 
 use super::attention::random_block;
 use crate::Case;
@@ -83,12 +83,15 @@ impl Case {
             0 => self.random.usize(2..40),
             _ => self.one_of(&[8, 16, 32, 64, 80, 128]),
         };
+        let kv_type = self.one_of(&[F32, Bf16, F16, Int8]);
+        let integers = kv_type == Int8 && self.integers && self.coin();
         KvLayout {
             layers: self.random.usize(1..=2),
             kv_heads: self.random.usize(1..=3),
             k_dim,
             v_dim: if self.once_in(6) { self.one_of(&[8, 24, 64]) } else { k_dim },
-            kv_type: self.one_of(&[F32, Bf16, F16, Int8]),
+            kv_type,
+            mode: if integers { AttentionMode::Int8 } else { AttentionMode::F32 },
             block_tokens: if self.coin() { self.one_of(&[16, 32]) } else { self.random.usize(1..70) },
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
-    Activations, Backend, Capacity, Cpu, ExpertOptions, Float, KvLayout, KvPool, KvType, Lookahead, MemoryClass,
+    Activations, AttentionMode, Backend, Capacity, Cpu, ExpertOptions, Float, KvLayout, KvPool, KvType, Lookahead, MemoryClass,
     SequenceInput, StepInputs, StepScratch, Wanted,
 };
 use sluice_cache::{Group, KvCache, Prefixes};
@@ -104,14 +104,19 @@ impl Engine {
         let max_context = options.max_context.unwrap_or(model.max_context);
         let max_context_asked = max_context;
         ensure!(max_context > 0, "the context must hold at least one token");
-        let kv_type = options.kv_type.unwrap_or(match (options.activations, loaded.working_type) {
-            (Activations::F32, _) | (_, Float::F32) => KvType::F32,
-            (_, Float::F16) => KvType::F16,
-            (_, Float::Bf16) => KvType::Bf16,
+        let kv_type = options.kv_type.unwrap_or(match (options.attention, options.activations, loaded.working_type) {
+            (AttentionMode::Int8, ..) => KvType::Int8,
+            (_, Activations::F32, _) | (_, _, Float::F32) => KvType::F32,
+            (_, _, Float::F16) => KvType::F16,
+            (_, _, Float::Bf16) => KvType::Bf16,
         });
+        ensure!(
+            options.attention == AttentionMode::F32 || kv_type == KvType::Int8,
+            "attention on integers needs keys and values of eight bits: ask for these (--kv-type int8) or for no type"
+        );
         let block_tokens = options.block_tokens;
         let groups = model.groups();
-        let layouts: Vec<KvLayout> = groups.iter().map(|g| g.layout(kv_type, block_tokens)).collect();
+        let layouts: Vec<KvLayout> = groups.iter().map(|g| g.layout(kv_type, options.attention, block_tokens)).collect();
         let states =
             if model.state_len() > 0 { options.max_sequences + snapshots(&options, model.state_len()) } else { 0 };
         if states > 0 {
@@ -196,6 +201,7 @@ impl Engine {
                 let choices = Choices {
                     activations: options.activations,
                     kv_type,
+                    attention: options.attention,
                     experts_per_token: options.experts_per_token,
                     context: max_context_asked,
                     block_tokens,

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use sluice_backend::{Activations, KvType, NUMERICS_VERSION};
+use sluice_backend::{Activations, AttentionMode, KvType, NUMERICS_VERSION};
 use sluice_store::bundle::MANIFEST;
 use sluice_store::{AtomicFile, read_small};
 use xxhash_rust::xxh3::Xxh3;
@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::Xxh3;
 pub(crate) struct Choices {
     pub activations: Activations,
     pub kv_type: KvType,
+    pub attention: AttentionMode,
     pub experts_per_token: Option<usize>,
     /// Some rotary scalings choose by it.
     pub context: usize,
@@ -66,9 +67,9 @@ pub(crate) fn fingerprint(folder: &Path, choices: &Choices, memory: Option<&Path
     known.write(memory);
     // 3. Choices
     let rotary = String::from_utf8_lossy(&fs::read(folder.join("config.json"))?).contains("rope_");
-    let Choices { activations, kv_type, experts_per_token, context, block_tokens } = choices;
+    let Choices { activations, kv_type, attention, experts_per_token, context, block_tokens } = choices;
     let context = if rotary { *context } else { 0 };
-    let text = format!("{NUMERICS_VERSION} {activations:?} {kv_type:?} {experts_per_token:?} {context} {block_tokens}");
+    let text = format!("{NUMERICS_VERSION} {activations:?} {kv_type:?} {attention:?} {experts_per_token:?} {context} {block_tokens}");
     hash.update(text.as_bytes());
     Ok(hash.digest())
 }
@@ -178,6 +179,7 @@ mod tests {
         Choices {
             activations: Activations::Int8,
             kv_type: KvType::Bf16,
+            attention: AttentionMode::F32,
             experts_per_token: None,
             context: 4096,
             block_tokens: 32,
@@ -201,6 +203,7 @@ mod tests {
         for other in [
             Choices { activations: Activations::F32, ..choices() },
             Choices { kv_type: KvType::F32, ..choices() },
+            Choices { attention: AttentionMode::Int8, ..choices() },
             Choices { experts_per_token: Some(2), ..choices() },
             Choices { block_tokens: 16, ..choices() },
         ] {

@@ -42,6 +42,16 @@ impl KvType {
     }
 }
 
+/// How attention works on cached keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AttentionMode {
+    /// On what they stand for.
+    #[default]
+    F32,
+    /// On their integers, with queries and weights as integers too: only for [`KvType::Int8`].
+    Int8,
+}
+
 /// Where one layer's keys and values lie in a pool of blocks: inside each block, K `[kv_heads, block_tokens, k_dim]` and V
 /// `[kv_heads, block_tokens, v_dim]`, each followed by its scales `[kv_heads, block_tokens]` where the type has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +66,7 @@ pub struct KvShape {
     pub k_dim: usize,
     pub v_dim: usize,
     pub kv_type: KvType,
+    pub mode: AttentionMode,
 }
 
 impl KvShape {

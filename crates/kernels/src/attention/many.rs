@@ -227,7 +227,7 @@ simd! {
 
 /// From the first to the last position that any of the rows sees.
 #[inline(always)]
-fn hull(rows: &[QueryRow]) -> (usize, usize) {
+pub fn hull(rows: &[QueryRow]) -> (usize, usize) {
     let (mut from, mut to) = (PARTITION, 0);
     for row in rows {
         if !row.visible.is_empty() {

@@ -7,6 +7,7 @@
 //! where these are few, partitions ([`attend_partition`], [`join`]). A partition that lies in the same blocks for several sequences is read once for all
 //! their queries ([`Together`]). Nothing here allocates.
 
+mod integers;
 mod join;
 mod kv;
 mod located;
@@ -21,11 +22,12 @@ use std::ops::Range;
 use crate::Isa;
 use crate::rows::{Rows, RowsMut};
 
+use integers::{Packed, attend_integers, pack, quantise_query};
 use join::{finish, join_two};
-pub use kv::{KvShape, KvType, KvView, store_row};
+pub use kv::{AttentionMode, KvShape, KvType, KvView, store_row};
 pub use located::PARTITION;
 use located::{Located, key_at};
-use many::{Room, Target, attend_rows, join_rows, widen};
+use many::{Room, Target, Widened, attend_rows, join_rows, widen};
 use partition::{QueryRow, Rule, partition, rows_at_once};
 pub use together::{RUNS, Together, begin_alike};
 
@@ -118,12 +120,17 @@ impl Head<'_> {
             let last = run.last();
             assert!(last / s.block_tokens < run.table.len(), "position {last} in {} blocks", run.table.len());
         }
+        let integers = s.mode == AttentionMode::Int8;
+        assert!(!integers || s.kv_type == KvType::Int8, "attention on integers, of keys and values in {:?}", s.kv_type);
     }
 }
 
 /// As [`Head::scratch_len`], for sizing scratch ahead: it grows with `group` and `tokens`.
 pub fn scratch_len(shape: &KvShape, group: usize, tokens: usize) -> usize {
     let rows = group * tokens;
+    if shape.mode == AttentionMode::Int8 {
+        return 2 * rows + integers::scratch_len(shape, rows);
+    }
     let few = rows.min(WIDEN_ROWS) * (PARTITION + shape.v_dim);
     2 * rows + if rows < WIDEN_ROWS { few } else { few.max(many::scratch_len(shape, rows)) }
 }
@@ -168,6 +175,14 @@ pub fn attend(isa: Isa, head: &Head, runs: &[Run], q: Rows, out: &mut RowsMut, s
 /// elements apart.
 type Sink<'a> = dyn FnMut(&[Target], &[QueryRow], &[f32], usize) + 'a;
 
+/// A partition's keys and values, as its queries need them.
+enum Laid<'a> {
+    /// As they lie in the cache.
+    Stored,
+    Widened(Widened<'a>),
+    Packed(Packed<'a>),
+}
+
 /// Takes the queries of some runs through partitions.
 struct Reader<'a> {
     isa: Isa,
@@ -188,18 +203,28 @@ impl<'a> Reader<'a> {
             *start = rows;
             rows += run.tokens * group;
         }
-        let room = if rows < WIDEN_ROWS {
-            Room::few(&head.kv.shape, rows, scratch)
-        } else {
-            let room = Room::new(&head.kv.shape, rows, scratch);
-            // Queries one after the other, whatever lies between them, and with zeros at their ends.
-            let tokens = runs.iter().flat_map(|run| run.row..run.row + run.tokens);
-            let queries = tokens.flat_map(|t| q.row(t).chunks_exact(k_dim));
-            for (query, to) in queries.zip(room.q.chunks_exact_mut(room.q_stride)) {
-                to[..k_dim].copy_from_slice(query);
-                to[k_dim..].fill(0.0);
+        // Queries one after the other, whatever lies between them.
+        let tokens = runs.iter().flat_map(|run| run.row..run.row + run.tokens);
+        let queries = tokens.flat_map(|t| q.row(t).chunks_exact(k_dim));
+        let shape = &head.kv.shape;
+        let room = match shape.mode {
+            AttentionMode::Int8 => {
+                let room = integers::room(shape, rows, scratch);
+                for (query, to) in queries.zip(room.q.chunks_exact_mut(room.q_stride)) {
+                    quantise_query(isa, query, to);
+                }
+                room
             }
-            room
+            AttentionMode::F32 if rows < WIDEN_ROWS => Room::few(shape, rows, scratch),
+            AttentionMode::F32 => {
+                let room = Room::new(shape, rows, scratch);
+                // With zeros at their ends.
+                for (query, to) in queries.zip(room.q.chunks_exact_mut(room.q_stride)) {
+                    to[..k_dim].copy_from_slice(query);
+                    to[k_dim..].fill(0.0);
+                }
+                room
+            }
         };
         Reader { isa, head, runs, q, starts, room }
     }
@@ -234,25 +259,37 @@ impl<'a> Reader<'a> {
         let mut located = Located::new(&head.kv, lead.table, head.kv_head, base, seen);
         let Room { widened, q: copied, scores, sums, q_stride, v_stride } = &mut self.room;
         let (copied, q_stride, v_stride) = (&**copied, *q_stride, *v_stride);
-        let widened = if rows < WIDEN_ROWS {
-            if p < lead.last() / PARTITION {
-                located.followed_by(key_at(&head.kv, lead.table, head.kv_head, base + PARTITION));
-            }
-            None
+        let integers = head.kv.shape.mode == AttentionMode::Int8;
+        if (integers || rows < WIDEN_ROWS) && p < lead.last() / PARTITION {
+            located.followed_by(key_at(&head.kv, lead.table, head.kv_head, base + PARTITION));
+        }
+        let laid = if integers {
+            Laid::Packed(pack(isa, &located, widened))
+        } else if rows < WIDEN_ROWS {
+            Laid::Stored
         } else {
-            Some(widen(isa, &located, widened))
+            Laid::Widened(widen(isa, &located, widened))
         };
-        let mut take = |targets: &[Target], queries: &mut [QueryRow]| match &widened {
-            None => {
-                partition(isa, &located, head.rule(), queries, scores, sums);
-                sink(targets, queries, &sums[..queries.len() * v_dim], v_dim);
-            }
-            Some(widened) => {
-                attend_rows(isa, widened, head.rule(), queries, scores, sums);
-                sink(targets, queries, &sums[..queries.len() * v_stride], v_stride);
-            }
+        let mut take = |targets: &[Target], queries: &mut [QueryRow]| {
+            let (n, rule) = (queries.len(), head.rule());
+            let stride = match &laid {
+                Laid::Stored => {
+                    partition(isa, &located, rule, queries, scores, sums);
+                    v_dim
+                }
+                Laid::Widened(widened) => {
+                    attend_rows(isa, widened, rule, queries, scores, sums);
+                    v_stride
+                }
+                Laid::Packed(packed) => {
+                    attend_integers(isa, packed, rule, queries, scores, sums);
+                    v_stride
+                }
+            };
+            sink(targets, queries, &sums[..n * stride], stride);
         };
-        let at_once = if widened.is_some() { N } else { rows_at_once(k_dim).min(N) };
+        let stored = matches!(laid, Laid::Stored);
+        let at_once = if stored { rows_at_once(k_dim).min(N) } else { N };
         let (mut targets, mut queries) = ([Target::default(); N], [const { QueryRow::EMPTY }; N]);
         let mut n = 0;
         for i in members {
@@ -263,9 +300,9 @@ impl<'a> Reader<'a> {
                 let begun = head.first_visible(at) / PARTITION < p;
                 for g in 0..group {
                     let row = starts[i] + t * group + g;
-                    let query = match &widened {
-                        None => &q.row(run.row + t)[g * k_dim..(g + 1) * k_dim],
-                        Some(_) => &copied[row * q_stride..(row + 1) * q_stride],
+                    let query = match stored {
+                        true => &q.row(run.row + t)[g * k_dim..(g + 1) * k_dim],
+                        false => &copied[row * q_stride..(row + 1) * q_stride],
                     };
                     targets[n] = Target { row, token: run.row + t, head: g, begun };
                     queries[n] = QueryRow::new(query, visible.clone());

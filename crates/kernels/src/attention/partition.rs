@@ -163,7 +163,7 @@ unsafe fn typed<V: Lanes, T: Element>(
 
 /// Rows of the next tile: a power of two, of at most `most`.
 #[inline(always)]
-fn tile_rows(left: usize, most: usize) -> usize {
+pub fn tile_rows(left: usize, most: usize) -> usize {
     let mut n = most;
     while n > left {
         n /= 2;

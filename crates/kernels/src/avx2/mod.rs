@@ -1,5 +1,6 @@
 //! AVX2, FMA, F16C and BMI2.
 
+mod bytes;
 pub mod encode;
 mod integers;
 pub mod lanes;

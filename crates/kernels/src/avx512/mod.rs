@@ -1,5 +1,7 @@
 //! AVX-512 F, BW, DQ, VL, VNNI, VBMI and BF16 (Intel from Sapphire Rapids, AMD from Zen 4), and what AVX2 has.
 
+pub mod amx;
+mod bytes;
 mod encode;
 mod integers;
 mod integers_batch;

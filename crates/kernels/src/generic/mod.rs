@@ -1,5 +1,6 @@
 //! Portable Rust, the oracle for every other instruction set.
 
+mod bytes;
 mod encode;
 mod integers;
 mod lanes;

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
-    Activations, Backend, Capacity, Cpu, KvType, MemoryClass, SequenceInput, StepInputs, Tensor, Wanted,
+    Activations, AttentionMode, Backend, Capacity, Cpu, KvType, MemoryClass, SequenceInput, StepInputs, Tensor, Wanted,
 };
 use sluice_engine::text::Tokenizer;
 use sluice_kernels::Isa;
@@ -103,7 +103,7 @@ impl<'a> Calibrator<'a> {
         let model = loaded.description;
         ensure!(model.experts().is_some(), "--calibration is for routed experts, and this model has none");
         for group in model.groups() {
-            let pool = backend.alloc_kv(group.layout(KvType::F32, BLOCK), BLOCKS)?;
+            let pool = backend.alloc_kv(group.layout(KvType::F32, AttentionMode::F32, BLOCK), BLOCKS)?;
             backend.commit_kv(&pool, BLOCKS)?;
         }
         if model.state_len() > 0 {

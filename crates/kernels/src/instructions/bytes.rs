@@ -1,0 +1,31 @@
+//! Products of bytes: sixteen sums of four products each, exact in 32 bits. Attention on integers is made of them.
+
+use super::lanes::Lanes;
+
+/// Sixteen sums of products of bytes.
+///
+/// # Safety
+/// As for [`Lanes`]; pointers are valid for the bytes read or written, at any address.
+#[allow(clippy::missing_safety_doc)]
+pub trait Bytes: Lanes {
+    /// Sixteen i32.
+    type Sums: Copy;
+    /// Sixteen times four bytes.
+    type Quads: Copy;
+    unsafe fn start(sum: i32) -> Self::Sums;
+    /// Sixteen sums from `p`, plus `more`.
+    unsafe fn load_sums(p: *const i32, more: i32) -> Self::Sums;
+    unsafe fn load_quads(p: *const u8) -> Self::Quads;
+    /// `sums[l] + a[l] * b`, the four products of lane l: `a` unsigned, `b` four signed bytes.
+    unsafe fn multiply_unsigned(sums: Self::Sums, a: Self::Quads, b: i32) -> Self::Sums;
+    /// The same with `a` signed and `b` four unsigned bytes.
+    unsafe fn multiply_signed(sums: Self::Sums, a: Self::Quads, b: i32) -> Self::Sums;
+    /// As floats, rounded to nearest even: exact below 2^24.
+    unsafe fn from_sums(sums: Self::Sums) -> Self;
+    /// Writes the 64 bytes of the register with the highest bit of each turned: what was signed is 128 more, unsigned.
+    unsafe fn store_flipped(self, p: *mut u8);
+    /// Writes lanes of 0 to 255, rounded to the nearest integer, ties to even, as unsigned bytes.
+    unsafe fn store_rounded_u8(self, p: *mut u8);
+    /// Sixteen bytes of each of four rows become sixteen times four, one of each row: 64 bytes.
+    unsafe fn interleave(rows: [*const u8; 4], p: *mut u8);
+}
