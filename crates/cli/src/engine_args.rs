@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum, value_parser};
 use sluice_engine::{
-    Activations, AttentionMode, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Options, Pins, Placement, Policy,
+    Activations, AttentionMode, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Options, Pins, Placement,
+    Policy,
 };
 use sluice_store::{MAX_SETTINGS, read_small};
 

@@ -61,7 +61,13 @@ pub struct Case {
 }
 
 impl Case {
-    pub(crate) fn new(backend: Box<dyn Backend>, random: Rng, setup: &Setup, integers: bool, is_reference: bool) -> Case {
+    pub(crate) fn new(
+        backend: Box<dyn Backend>,
+        random: Rng,
+        setup: &Setup,
+        integers: bool,
+        is_reference: bool,
+    ) -> Case {
         let (mut random, activations) = (random, setup.activations);
         let seen = Seen { shapes: vec![format!("activations {activations:?}")], values: Vec::new() };
         let pool = (0..POOL).map(|_| random.f32() * 2.0 - 1.0).collect();

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result, ensure};
 use sluice_backend::{
-    Activations, AttentionLayer, AttentionMode, Backend, BufferId, Capacity, DeltaLayer, Device, ExpertOptions, Failed, KvLayout,
-    KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome,
-    Phase, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
+    Activations, AttentionLayer, AttentionMode, Backend, BufferId, Capacity, DeltaLayer, Device, ExpertOptions, Failed,
+    KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
+    Outcome, Phase, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed,
+    Tensor,
 };
 
 use crate::attention::{self, RotaryTable};

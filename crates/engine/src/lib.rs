@@ -26,8 +26,8 @@ pub use placement::Placed;
 pub use prompt_cache::{LoadedSession, PromptCacheOptions, PromptCacheStatus, ReadAhead, Saved, Session, Sessions};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{
-    Activations, AttentionMode, Backend, Cpu, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass, NUMERICS_VERSION,
-    Phase, PhaseRow, Profile, Routed, Streamed,
+    Activations, AttentionMode, Backend, Cpu, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
+    NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed, Streamed,
 };
 pub use sluice_model::{Config, Description};
 pub use sluice_store::experts::{Policy, ReadFaults};

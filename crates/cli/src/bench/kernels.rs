@@ -220,17 +220,8 @@ impl Bench<'_> {
     }
 
     /// One token's attention in one layer, all KV heads.
-    fn attention(
-        &mut self,
-        kind: Kind,
-        kv_heads: usize,
-        group: usize,
-        dim: usize,
-        context: usize,
-        threads: usize,
-    ) {
-        let name =
-            format!("attention {} {kv_heads} x {group} of {dim}, 1 token at {context}", kind_name(kind));
+    fn attention(&mut self, kind: Kind, kv_heads: usize, group: usize, dim: usize, context: usize, threads: usize) {
+        let name = format!("attention {} {kv_heads} x {group} of {dim}, 1 token at {context}", kind_name(kind));
         if !self.wants(&name) {
             return;
         }

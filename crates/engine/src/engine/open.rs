@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
-    Activations, AttentionMode, Backend, Capacity, Cpu, ExpertOptions, Float, KvLayout, KvPool, KvType, Lookahead, MemoryClass,
-    SequenceInput, StepInputs, StepScratch, Wanted,
+    Activations, AttentionMode, Backend, Capacity, Cpu, ExpertOptions, Float, KvLayout, KvPool, KvType, Lookahead,
+    MemoryClass, SequenceInput, StepInputs, StepScratch, Wanted,
 };
 use sluice_cache::{Group, KvCache, Prefixes};
 use sluice_model::{CacheKind, Config, Decoder};
@@ -116,7 +116,8 @@ impl Engine {
         );
         let block_tokens = options.block_tokens;
         let groups = model.groups();
-        let layouts: Vec<KvLayout> = groups.iter().map(|g| g.layout(kv_type, options.attention, block_tokens)).collect();
+        let layouts: Vec<KvLayout> =
+            groups.iter().map(|g| g.layout(kv_type, options.attention, block_tokens)).collect();
         let states =
             if model.state_len() > 0 { options.max_sequences + snapshots(&options, model.state_len()) } else { 0 };
         if states > 0 {

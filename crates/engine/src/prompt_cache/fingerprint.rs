@@ -69,7 +69,9 @@ pub(crate) fn fingerprint(folder: &Path, choices: &Choices, memory: Option<&Path
     let rotary = String::from_utf8_lossy(&fs::read(folder.join("config.json"))?).contains("rope_");
     let Choices { activations, kv_type, attention, experts_per_token, context, block_tokens } = choices;
     let context = if rotary { *context } else { 0 };
-    let text = format!("{NUMERICS_VERSION} {activations:?} {kv_type:?} {attention:?} {experts_per_token:?} {context} {block_tokens}");
+    let text = format!(
+        "{NUMERICS_VERSION} {activations:?} {kv_type:?} {attention:?} {experts_per_token:?} {context} {block_tokens}"
+    );
     hash.update(text.as_bytes());
     Ok(hash.digest())
 }

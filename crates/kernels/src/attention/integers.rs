@@ -118,7 +118,8 @@ unsafe fn pack_lanes<'a, V: Bytes>(from: &'a Located, room: &'a mut [f32]) -> Pa
     let Some(scales) = from.scales.as_ref().filter(|_| from.kv_type == KvType::Int8) else {
         panic!("attention on integers needs keys and values of eight bits");
     };
-    let (keys, values) = bytes_of(room)[..4 * PARTITION * k_quads + PARTITION * v_stride].split_at_mut(4 * PARTITION * k_quads);
+    let (keys, values) =
+        bytes_of(room)[..4 * PARTITION * k_quads + PARTITION * v_stride].split_at_mut(4 * PARTITION * k_quads);
     let (keys, values) = (keys.as_mut_ptr(), values.as_mut_ptr());
     let seen = from.seen.clone();
     // SAFETY: `from` was checked when it was made (what is not seen points into the pool, to a row's length of bytes); what is written lies inside `room`; the
@@ -127,7 +128,11 @@ unsafe fn pack_lanes<'a, V: Bytes>(from: &'a Located, room: &'a mut [f32]) -> Pa
         // Keys of positions that come later, or the first values, are asked for before they are wanted.
         let ahead = |position: usize| {
             let later = position + AHEAD;
-            if later < seen.end { from.keys[later] } else { from.values[(seen.start + later - seen.end).min(seen.end - 1)] }
+            if later < seen.end {
+                from.keys[later]
+            } else {
+                from.values[(seen.start + later - seen.end).min(seen.end - 1)]
+            }
         };
         for first in (seen.start / 16 * 16..seen.end).step_by(16) {
             let to = keys.add(first / PANEL * k_quads * QUADS + first % PANEL * 4);
@@ -196,7 +201,9 @@ pub fn attend_integers(isa: Isa, at: &Packed, rule: Rule, rows: &mut [QueryRow],
     assert!(n <= BATCH && scores.len() >= n * (PARTITION + PARTITION / 4) && sums.len() >= n * at.v_stride);
     for row in rows.iter() {
         let v = &row.visible;
-        assert!(row.q.len() == HEADER + at.k_quads && (v.is_empty() || at.seen.start <= v.start && v.end <= at.seen.end));
+        assert!(
+            row.q.len() == HEADER + at.k_quads && (v.is_empty() || at.seen.start <= v.start && v.end <= at.seen.end)
+        );
     }
     let (scores, bytes) = scores.split_at_mut(scores.len() / 5 * 4);
     let mut batch = Batch { rows, scores, bytes: bytes_of(bytes), scales: [0.0; BATCH], sums };
@@ -220,7 +227,8 @@ pub fn attend_integers(isa: Isa, at: &Packed, rule: Rule, rows: &mut [QueryRow],
 fn fills_tiles(at: &Packed, batch: &Batch) -> bool {
     let q = |i: usize| batch.rows[i].q.as_ptr();
     let stride = HEADER + at.k_quads;
-    let room = batch.scores.len() == BATCH * PARTITION && batch.sums.len() == BATCH * at.v_stride && stride <= PARTITION;
+    let room =
+        batch.scores.len() == BATCH * PARTITION && batch.sums.len() == BATCH * at.v_stride && stride <= PARTITION;
     room && batch.rows.len() >= FOR_TILES && (1..batch.rows.len()).all(|i| q(i) == q(0).wrapping_add(i * stride))
 }
 
@@ -241,7 +249,12 @@ unsafe fn dots_by_tiles(tiles: &Tiles, at: &Packed, batch: &mut Batch) {
                 let q = batch.rows[0].q.as_ptr().add(HEADER).cast();
                 let keys = at.keys.add(first * at.k_quads * 4);
                 let out = batch.scores.as_mut_ptr().add(first).cast();
-                tiles.products::<true>((q, 4 * (HEADER + at.k_quads)), keys, 4 * at.k_quads / DEEP, (out, 4 * PARTITION));
+                tiles.products::<true>(
+                    (q, 4 * (HEADER + at.k_quads)),
+                    keys,
+                    4 * at.k_quads / DEEP,
+                    (out, 4 * PARTITION),
+                );
             }
         }
     }
@@ -408,7 +421,11 @@ unsafe fn dots<V: Bytes, const R: usize>(rows: &[QueryRow], keys: *const u8, k_q
 
 /// A row's visible weights as integers, zeros around them; returns their scale. A weight that is not finite stays visible, as a scale of NaN.
 #[inline(always)]
-unsafe fn quantise_weights<V: Bytes>(visible: Range<usize>, weights: &mut [f32; PARTITION], bytes: &mut [u8; PARTITION]) -> f32 {
+unsafe fn quantise_weights<V: Bytes>(
+    visible: Range<usize>,
+    weights: &mut [f32; PARTITION],
+    bytes: &mut [u8; PARTITION],
+) -> f32 {
     let blocks = visible.start / 16 * 16..visible.end.next_multiple_of(16);
     // What is not visible may have a scale that is not finite.
     weights[blocks.start..visible.start].fill(0.0);

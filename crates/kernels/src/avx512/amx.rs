@@ -123,7 +123,13 @@ impl Tiles {
         const B_STRIDE: usize = 4 * 2 * SIDE;
         // SAFETY: the caller's, and the tiles are shaped.
         unsafe {
-            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem, preserves_flags));
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, nomem, preserves_flags)
+            );
             for i in 0..deep {
                 let (a, b) = (a.add(DEEP * i), b.add(B_STRIDE * DEEP / 4 * i));
                 let a_2 = a.wrapping_add(SIDE * a_stride);
@@ -194,7 +200,16 @@ struct Some32 {
 fn sizes(cols: usize, tokens: usize) -> [usize; 8] {
     let (scales, groups) = (COLS / GROUP * ROWS * 4, cols / GROUP);
     let (padded, copied) = (tokens.next_multiple_of(TOKENS), tokens.min(COPIED).next_multiple_of(TOKENS));
-    [ROWS * COLS, scales, scales, padded * ACC * 4, padded * groups * 4, 2 * PARTS * SUMS * 4, copied * cols, copied * groups * 4]
+    [
+        ROWS * COLS,
+        scales,
+        scales,
+        padded * ACC * 4,
+        padded * groups * 4,
+        2 * PARTS * SUMS * 4,
+        copied * cols,
+        copied * groups * 4,
+    ]
 }
 
 pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
@@ -229,7 +244,14 @@ pub unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], out: &mut [f32], sc
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], consecutive: bool, out: &mut [f32], scratch: &mut Scratch) {
+unsafe fn width<const BITS: usize>(
+    w: &Matrix,
+    x: Groups,
+    tokens: &[u32],
+    consecutive: bool,
+    out: &mut [f32],
+    scratch: &mut Scratch,
+) {
     let form = affine_of(w);
     let (parts, groups, x_groups) = (form.parts(), w.cols / form.group, w.cols / GROUP);
     let [q, s, b, acc, sums, dots, copied, copied_scales] = scratch.cut(sizes(w.cols, tokens.len()));

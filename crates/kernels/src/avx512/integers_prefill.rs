@@ -150,7 +150,13 @@ pub(super) unsafe fn finish(w: &Matrix, r: usize, groups: usize, tokens: usize, 
 
 /// Fetches what a tile at (r, k) reads of some of its rows. Places past the end do no harm.
 #[inline(always)]
-pub(super) unsafe fn prefetch<const BITS: usize>(w: &Matrix, form: Affine, r: usize, k: usize, rows: std::ops::Range<usize>) {
+pub(super) unsafe fn prefetch<const BITS: usize>(
+    w: &Matrix,
+    form: Affine,
+    r: usize,
+    k: usize,
+    rows: std::ops::Range<usize>,
+) {
     let cols = COLS.min(w.cols - k);
     let scale_bytes = w.scale_row_bytes();
     // SAFETY: a prefetch does not fault; the caller has the instruction set.

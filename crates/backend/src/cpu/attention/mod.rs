@@ -44,7 +44,17 @@ pub fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
     let KvLayout { kv_heads, k_dim, v_dim, kv_type, mode, block_tokens, .. } = *layout;
     let k_offset = layer * layout.layer_bytes();
     let v_offset = k_offset + kv_type.bytes(kv_heads * block_tokens, k_dim);
-    KvShape { block_bytes: layout.block_bytes(), k_offset, v_offset, block_tokens, kv_heads, k_dim, v_dim, kv_type, mode }
+    KvShape {
+        block_bytes: layout.block_bytes(),
+        k_offset,
+        v_offset,
+        block_tokens,
+        kv_heads,
+        k_dim,
+        v_dim,
+        kv_type,
+        mode,
+    }
 }
 
 impl Cpu {
