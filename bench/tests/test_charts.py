@@ -154,7 +154,7 @@ class Pages(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             there = Path(folder)
             for path in results.RESULTS.glob("*"):
-                if path.suffix in (".json", ".jsonl") or path.stem in ("seam", "fuzzing", "experiments", "agents", "serving-conformance", "gpu-profile"):
+                if path.suffix in (".json", ".jsonl") or path.stem in ("seam", "fuzzing", "experiments", "agents", "serving-conformance", "gpu-profile", "many-cores"):
                     (there / path.name).write_text(path.read_text())
             with mock.patch.object(results, "RESULTS", there), mock.patch.object(handwritten, "RESULTS", there), mock.patch.object(front, "PICTURES", there):
                 for suite, head, rows in front.measured():

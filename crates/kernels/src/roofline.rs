@@ -1,13 +1,8 @@
 //! What a machine can do at best. `sluice bench` puts what the
 //! kernels reach beside it, measured in the same run; no kernel uses this.
 
-use crate::Isa;
-#[cfg(target_arch = "x86_64")]
-use crate::avx512::amx;
 use crate::dispatch::simd;
 use crate::instructions::peak::Peak;
-#[cfg(target_arch = "x86_64")]
-use crate::isa::Level;
 
 pub use crate::instructions::peak::Arithmetic;
 
@@ -30,18 +25,9 @@ simd! {
 }
 
 simd! {
-    fn multiply_add_in_lanes(arithmetic: Arithmetic, macs: u64) -> u64 = multiply_add_peak
-}
-
-/// At least `macs` multiply-adds whose factors and sums stay in registers, in as many independent chains as the machine can
-/// overlap; returns how many there were.
-pub fn multiply_add(isa: Isa, arithmetic: Arithmetic, macs: u64) -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    if isa.level() == Level::Amx && arithmetic == Arithmetic::Int8 {
-        // SAFETY: an `Isa` of this level is made only where it is supported.
-        return unsafe { amx::int8s(macs) };
-    }
-    multiply_add_in_lanes(isa, arithmetic, macs)
+    /// At least `macs` multiply-adds whose factors and sums stay in registers, in as many independent chains as the machine can
+    /// overlap; returns how many there were.
+    pub fn multiply_add(arithmetic: Arithmetic, macs: u64) -> u64 = multiply_add_peak
 }
 
 #[cfg(test)]
@@ -67,7 +53,7 @@ mod tests {
         for isa in Isa::supported() {
             for arithmetic in Arithmetic::ALL {
                 let done = multiply_add(isa, arithmetic, 1000);
-                assert!((1000..1 << 19).contains(&done), "{isa} {arithmetic:?}: {done}");
+                assert!((1000..2000).contains(&done), "{isa} {arithmetic:?}: {done}");
             }
         }
     }

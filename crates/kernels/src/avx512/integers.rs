@@ -1,7 +1,7 @@
 //! A few tokens go through `integers_decode`, which streams the rows as they lie; some through `integers_batch` and many through
 //! `integers_prefill`, which both rearrange a tile of rows in cache, packed or unpacked.
 
-use super::{Avx512x16, amx, integers_batch, integers_decode, integers_prefill};
+use super::{Avx512x16, integers_batch, integers_decode, integers_prefill};
 use crate::instructions::integers::{Groups, Integers};
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
@@ -16,7 +16,6 @@ impl Integers for Avx512x16 {
         integers_decode::scratch_bytes(cols, tokens)
             .max(integers_batch::scratch_bytes(cols, tokens))
             .max(integers_prefill::scratch_bytes(cols, tokens))
-            .max(amx::scratch_bytes(cols, tokens))
     }
     #[inline(always)]
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {

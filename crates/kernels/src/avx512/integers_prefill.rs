@@ -17,11 +17,11 @@ use crate::scratch::{Scratch, cut_bytes};
 pub(super) const ROWS: usize = 32;
 /// Columns of a tile: with their q (16 KB) and the activations of a few tokens they stay in the first-level cache. Four weight groups
 /// of any size divide it, so that a tile begins with accumulator 0.
-pub(super) const COLS: usize = 512;
+const COLS: usize = 512;
 /// Tokens at a time: with two registers of rows, twelve integer sums, twelve scaled ones and what feeds them fill the 32 registers.
 const TOKENS: usize = 6;
 /// f32 of a token's accumulators.
-pub(super) const ACC: usize = 4 * ROWS;
+const ACC: usize = 4 * ROWS;
 
 fn sizes(cols: usize, tokens: usize) -> [usize; 5] {
     let scales = COLS / GROUP * ROWS * 4;
@@ -33,10 +33,10 @@ pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
 }
 
 /// A tile of rows in cache.
-pub(super) struct Tile {
+struct Tile {
     /// [columns / 4, ROWS, 4]
-    pub q: *mut u8,
-    pub scales: Scales,
+    q: *mut u8,
+    scales: Scales,
 }
 
 /// The scales and biases of a tile of rows.
@@ -121,28 +121,19 @@ unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
                 }
             }
         }
-        // SAFETY: accumulators of all tokens.
-        unsafe { finish(w, r, groups, tokens.len(), acc, tile) };
-    }
-}
-
-/// Rows from `r` on of all tokens: the four accumulators of each become one.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-pub(super) unsafe fn finish(w: &Matrix, r: usize, groups: usize, tokens: usize, acc: *const f32, tile: &mut [f32]) {
-    assert!(tile.len() >= tokens * w.rows);
-    let written = ((1u64 << (w.rows - r).min(ROWS)) - 1) as u32;
-    for i in 0..tokens {
-        // SAFETY: the mask ends with the last row.
-        unsafe {
-            let (acc, out) = (acc.add(i * ACC), tile.as_mut_ptr().add(i * w.rows + r));
-            for half in 0..2 {
-                let lane = |l: usize| {
-                    // Weight groups that are not there leave their accumulator at +0.
-                    if l < groups { _mm512_loadu_ps(acc.add(l * ROWS + 16 * half)) } else { _mm512_setzero_ps() }
-                };
-                let sum = _mm512_add_ps(_mm512_add_ps(lane(0), lane(2)), _mm512_add_ps(lane(1), lane(3)));
-                _mm512_mask_storeu_ps(out.wrapping_add(16 * half), (written >> (16 * half)) as u16, sum);
+        let written = ((1u64 << (w.rows - r).min(ROWS)) - 1) as u32;
+        for i in 0..tokens.len() {
+            // SAFETY: the mask ends with the last row.
+            unsafe {
+                let (acc, out) = (acc.add(i * ACC), tile.as_mut_ptr().add(i * w.rows + r));
+                for half in 0..2 {
+                    let lane = |l: usize| {
+                        // Weight groups that are not there leave their accumulator at +0.
+                        if l < groups { _mm512_loadu_ps(acc.add(l * ROWS + 16 * half)) } else { _mm512_setzero_ps() }
+                    };
+                    let sum = _mm512_add_ps(_mm512_add_ps(lane(0), lane(2)), _mm512_add_ps(lane(1), lane(3)));
+                    _mm512_mask_storeu_ps(out.wrapping_add(16 * half), (written >> (16 * half)) as u16, sum);
+                }
             }
         }
     }
@@ -150,13 +141,7 @@ pub(super) unsafe fn finish(w: &Matrix, r: usize, groups: usize, tokens: usize, 
 
 /// Fetches what a tile at (r, k) reads of some of its rows. Places past the end do no harm.
 #[inline(always)]
-pub(super) unsafe fn prefetch<const BITS: usize>(
-    w: &Matrix,
-    form: Affine,
-    r: usize,
-    k: usize,
-    rows: std::ops::Range<usize>,
-) {
+unsafe fn prefetch<const BITS: usize>(w: &Matrix, form: Affine, r: usize, k: usize, rows: std::ops::Range<usize>) {
     let cols = COLS.min(w.cols - k);
     let scale_bytes = w.scale_row_bytes();
     // SAFETY: a prefetch does not fault; the caller has the instruction set.
@@ -177,7 +162,7 @@ pub(super) unsafe fn prefetch<const BITS: usize>(
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-pub(super) unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, tile: &Tile) {
+unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, tile: &Tile) {
     const EIGHTS: [u8; 64] = {
         let (mut index, mut i) = ([0; 64], 0);
         while i < 64 {

@@ -1,12 +1,7 @@
 //! Integer groups: affine weights times activations in int8.
 
-use crate::Isa;
-#[cfg(target_arch = "x86_64")]
-use crate::avx512::amx;
 use crate::dispatch::{greatest, simd};
 use crate::instructions::integers::{Groups, Integers};
-#[cfg(target_arch = "x86_64")]
-use crate::isa::Level;
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
@@ -17,17 +12,8 @@ unsafe fn affine_lanes<V: Integers>(w: Matrix, x: Groups, tokens: &[u32], tile: 
 }
 
 simd! {
-    fn affine_in_lanes(w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = affine_lanes
-}
-
-/// Affine weights times int8 groups.
-pub(super) fn affine(isa: Isa, w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
-    #[cfg(target_arch = "x86_64")]
-    if isa.level() == Level::Amx && tokens.len() >= amx::FROM {
-        // SAFETY: `matmul` checked the lengths; an `Isa` of this level is made only where it is supported.
-        return unsafe { amx::product(&w, x, tokens, tile, scratch) };
-    }
-    affine_in_lanes(isa, w, x, tokens, tile, scratch);
+    /// Affine weights times int8 groups.
+    pub(super) fn affine(w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = affine_lanes
 }
 
 pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
