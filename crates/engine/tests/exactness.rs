@@ -3,7 +3,7 @@
 mod support;
 
 use proptest::prelude::*;
-use sluice_engine::{Activations, Engine, Event, Generation, Isa, KvType, Options, sampler::SamplingParams};
+use sluice_engine::{Activations, AttentionMode, Engine, Event, Generation, Isa, KvType, Options, sampler::SamplingParams};
 use support::*;
 
 const ACTIVATIONS: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
@@ -51,6 +51,15 @@ fn chunks_threads_and_instruction_sets_give_the_same_bits() {
     }
 }
 
+/// Types of keys and values, and how attention works on them.
+const KINDS: [(KvType, AttentionMode); 5] = [
+    (KvType::F32, AttentionMode::F32),
+    (KvType::Bf16, AttentionMode::F32),
+    (KvType::F16, AttentionMode::F32),
+    (KvType::Int8, AttentionMode::F32),
+    (KvType::Int8, AttentionMode::Int8),
+];
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
@@ -58,14 +67,14 @@ proptest! {
     fn any_division_of_a_prompt_gives_the_same_bits(
         name in prop::sample::select(&FOLDERS[..]),
         activations in prop::sample::select(&ACTIVATIONS[..]),
-        kv_type in prop::sample::select(&[KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8][..]),
+        (kv_type, attention) in prop::sample::select(&KINDS[..]),
         length in 1usize..200,
         pieces in prop::collection::vec(1usize..90, 1..12),
         (chunk, block_tokens) in (1usize..100, 1usize..70),
         seed in any::<u64>(),
     ) {
         let isa = *Isa::supported().last().unwrap();
-        let plain = Options { kv_type: Some(kv_type), ..options(isa, 1, activations) };
+        let plain = Options { kv_type: Some(kv_type), attention, ..options(isa, 1, activations) };
         let mut reference = Engine::open(&folder(name), plain.clone()).unwrap();
         let prompt = tokens(&reference, length, seed);
         let wanted = logits(&mut reference, &prompt, &[length]);
@@ -115,10 +124,11 @@ fn the_text_from_shared_blocks_is_that_from_private_ones() {
     // Two systems of prompts, and within the first two sorts of them; longer than two partitions of attention.
     const COMMON: usize = 290;
     for name in FOLDERS {
-        for kv_type in [KvType::Bf16, KvType::Int8] {
+        for (kv_type, attention) in [KINDS[1], KINDS[3], KINDS[4]] {
             let isa = *Isa::supported().last().unwrap();
             let options = Options {
                 kv_type: Some(kv_type),
+                attention,
                 max_sequences: 6,
                 max_context: Some(440),
                 block_tokens: 16,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use sluice_engine::{Activations, Engine, KvType, NUMERICS_VERSION, Options};
+use sluice_engine::{Activations, AttentionMode, Engine, KvType, NUMERICS_VERSION, Options};
 
 const F32: (&str, Activations) = ("f32", Activations::F32);
 const BF16: (&str, Activations) = ("bf16", Activations::Bf16);
@@ -24,8 +24,9 @@ fn golden() -> PathBuf {
 }
 
 /// The hash of all logits of 140 tokens.
-fn hash(folder: &str, activations: Activations, kv_type: Option<KvType>) -> String {
-    let options = Options { activations, kv_type, max_context: Some(160), ..Options::for_this_machine().unwrap() };
+fn hash(folder: &str, activations: Activations, kv_type: Option<KvType>, attention: AttentionMode) -> String {
+    let defaults = Options::for_this_machine().unwrap();
+    let options = Options { activations, kv_type, attention, max_context: Some(160), ..defaults };
     let mut engine = Engine::open(&golden().join(folder), options).unwrap();
     let tokens: Vec<u32> = (0..140).map(|i| i * 37 % engine.model().vocabulary as u32).collect();
     let mut bytes = Vec::new();
@@ -44,10 +45,12 @@ fn the_bits_of_the_logits_belong_to_the_numerics_version() {
     hashes.insert("version".to_string(), NUMERICS_VERSION.to_string());
     for (folder, modes) in CASES {
         for &(mode, activations) in modes {
-            hashes.insert(format!("{folder} {mode}"), hash(folder, activations, None));
+            hashes.insert(format!("{folder} {mode}"), hash(folder, activations, None, AttentionMode::F32));
         }
         let &(mode, activations) = modes.last().unwrap();
-        hashes.insert(format!("{folder} {mode} kv int8"), hash(folder, activations, Some(KvType::Int8)));
+        let eight = Some(KvType::Int8);
+        hashes.insert(format!("{folder} {mode} kv int8"), hash(folder, activations, eight, AttentionMode::F32));
+        hashes.insert(format!("{folder} {mode} attention int8"), hash(folder, activations, None, AttentionMode::Int8));
     }
     let path = golden().join("numerics.json");
     if std::env::var_os("UPDATE_NUMERICS").is_some() {

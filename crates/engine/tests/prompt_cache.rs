@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use sluice_engine::sampler::SamplingParams;
-use sluice_engine::{Activations, Engine, Event, Generation, KvType, Options, PromptCacheOptions};
+use sluice_engine::{Activations, AttentionMode, Engine, Event, Generation, KvType, Options, PromptCacheOptions};
 use support::{folder, tokens};
 
 fn cached(cache: &Path) -> Options {
@@ -88,12 +88,19 @@ fn an_engine_that_begins_anew_goes_on_where_another_ended() {
 
 /// Dense, windowed, mixtures, and with recurrent layers.
 const MODELS: [&str; 6] = ["qwen3", "qwen3_window", "qwen3_moe", "qwen3_5", "qwen3_next", "qwen3_5_moe"];
-const KV_TYPES: [KvType; 4] = [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8];
+const KINDS: [(KvType, AttentionMode); 5] = [
+    (KvType::F32, AttentionMode::F32),
+    (KvType::Bf16, AttentionMode::F32),
+    (KvType::F16, AttentionMode::F32),
+    (KvType::Int8, AttentionMode::F32),
+    (KvType::Int8, AttentionMode::Int8),
+];
 
 /// A first engine computes prompts that begin alike and is thrown away at some point; a second one is asked for others that part from them somewhere.
-fn parts_anywhere(model: &str, kv_type: KvType, length: usize, cut: usize, mark: usize, block_tokens: usize) {
+fn parts_anywhere(model: &str, kind: (KvType, AttentionMode), length: usize, cut: usize, mark: usize, block_tokens: usize) {
     let home = tempfile::tempdir().unwrap();
-    let options = Options { kv_type: Some(kv_type), block_tokens, ..cached(home.path()) };
+    let (kv_type, attention) = (Some(kind.0), kind.1);
+    let options = Options { kv_type, attention, block_tokens, ..cached(home.path()) };
     let mut first = Engine::open(&folder(model), options.clone()).unwrap();
     let mut prompt = tokens(&first, length, 3);
     // The newest states are kept: of this one, that at its end.
@@ -107,7 +114,7 @@ fn parts_anywhere(model: &str, kv_type: KvType, length: usize, cut: usize, mark:
     prompt[cut..].iter_mut().for_each(|t| *t = (*t + 1) % words);
     let (answer, adopted, restored) = ask(&mut second, &prompt, generation(3));
     let what =
-        format!("{model}, {kv_type:?}, {length} tokens, cut at {cut}, state at {mark}, blocks of {block_tokens}");
+        format!("{model}, {kind:?}, {length} tokens, cut at {cut}, state at {mark}, blocks of {block_tokens}");
     let known = match second.model().state_len() {
         0 => cut / block_tokens * block_tokens,
         _ if mark <= cut => mark,
@@ -116,7 +123,7 @@ fn parts_anywhere(model: &str, kv_type: KvType, length: usize, cut: usize, mark:
     // Less than that is not looked for.
     let expected = if length > 16 && known >= 16 { known } else { 0 };
     assert_eq!((adopted, restored), (expected, expected), "{what}");
-    let mut cold = Engine::open(&folder(model), Options { kv_type: Some(kv_type), block_tokens, ..cold() }).unwrap();
+    let mut cold = Engine::open(&folder(model), Options { kv_type, attention, block_tokens, ..cold() }).unwrap();
     assert_eq!(answer, ask(&mut cold, &prompt, generation(3)).0, "{what}");
 }
 
@@ -125,10 +132,10 @@ proptest! {
 
     #[test]
     fn a_restored_prefix_gives_the_bits_of_a_cold_run(
-        model in 0..MODELS.len(), kv_type in 0..4usize, length in 2usize..300, cut in 0.0..1.0, mark in 0.0..1.0, small in any::<bool>()
+        model in 0..MODELS.len(), kind in 0..5usize, length in 2usize..300, cut in 0.0..1.0, mark in 0.0..1.0, small in any::<bool>()
     ) {
         let (cut, mark) = ((cut * (length - 1) as f64) as usize, 1 + (mark * (length - 1) as f64) as usize);
-        parts_anywhere(MODELS[model], KV_TYPES[kv_type], length, cut, mark, if small { 8 } else { 32 });
+        parts_anywhere(MODELS[model], KINDS[kind], length, cut, mark, if small { 8 } else { 32 });
     }
 }
 
