@@ -3,7 +3,9 @@
 mod support;
 
 use proptest::prelude::*;
-use sluice_engine::{Activations, AttentionMode, Engine, Event, Generation, Isa, KvType, Options, sampler::SamplingParams};
+use sluice_engine::{
+    Activations, AttentionMode, Engine, Event, Generation, Isa, KvType, Options, sampler::SamplingParams,
+};
 use support::*;
 
 const ACTIVATIONS: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];

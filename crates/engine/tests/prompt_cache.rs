@@ -97,7 +97,14 @@ const KINDS: [(KvType, AttentionMode); 5] = [
 ];
 
 /// A first engine computes prompts that begin alike and is thrown away at some point; a second one is asked for others that part from them somewhere.
-fn parts_anywhere(model: &str, kind: (KvType, AttentionMode), length: usize, cut: usize, mark: usize, block_tokens: usize) {
+fn parts_anywhere(
+    model: &str,
+    kind: (KvType, AttentionMode),
+    length: usize,
+    cut: usize,
+    mark: usize,
+    block_tokens: usize,
+) {
     let home = tempfile::tempdir().unwrap();
     let (kv_type, attention) = (Some(kind.0), kind.1);
     let options = Options { kv_type, attention, block_tokens, ..cached(home.path()) };
@@ -113,8 +120,7 @@ fn parts_anywhere(model: &str, kind: (KvType, AttentionMode), length: usize, cut
     let words = second.model().vocabulary as u32;
     prompt[cut..].iter_mut().for_each(|t| *t = (*t + 1) % words);
     let (answer, adopted, restored) = ask(&mut second, &prompt, generation(3));
-    let what =
-        format!("{model}, {kind:?}, {length} tokens, cut at {cut}, state at {mark}, blocks of {block_tokens}");
+    let what = format!("{model}, {kind:?}, {length} tokens, cut at {cut}, state at {mark}, blocks of {block_tokens}");
     let known = match second.model().state_len() {
         0 => cut / block_tokens * block_tokens,
         _ if mark <= cut => mark,

@@ -211,8 +211,10 @@ pub fn attend_integers(isa: Isa, at: &Packed, rule: Rule, rows: &mut [QueryRow],
     if isa.level() == Level::Amx && fills_tiles(at, &batch) {
         // SAFETY: checked by `fills_tiles`, and an `Isa` of this level is made only where it is supported.
         let tiles = unsafe { Tiles::whole() };
+        // SAFETY: as above.
         unsafe { dots_by_tiles(&tiles, at, &mut batch) };
         weigh(isa, at, rule, &mut batch, true);
+        // SAFETY: as above.
         unsafe { sums_by_tiles(&tiles, at, &mut batch) };
         scale_sums(isa, &mut batch, at.v_stride);
         return;
