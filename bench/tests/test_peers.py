@@ -115,7 +115,7 @@ class PeersThatDie(WithWorld):
 
     def test_an_illegal_instruction_is_tried_again_without_amx(self):
         self.world.llama(ILLEGAL)
-        rows, said = self.rows("kernels", "--only", "prefill dense q4")
+        rows, said = self.rows("kernels", "--only", "prefill hybrid q4")
         [row] = [row for row in rows if row["peer_name"].startswith("llama.cpp")]
         self.assertEqual((row["peer_name"], row["peer"], row["peer_died"]), ("llama.cpp Q4_0, built without AMX", 5.0, ""))
         configured, built = self.world.said("bin/cmake")
@@ -124,14 +124,14 @@ class PeersThatDie(WithWorld):
         self.assertIn("SIGILL", said)
         # It is remembered: the next run neither builds nor tries the other.
         tried = len(self.world.said(f"bench/llama.cpp-{peers.LLAMA_CPP_PYTHON}/"))
-        rows, _ = self.rows("kernels", "--only", "prefill dense q4")
+        rows, _ = self.rows("kernels", "--only", "prefill hybrid q4")
         self.assertEqual((len(self.world.said("bin/cmake")), len(self.world.said(f"bench/llama.cpp-{peers.LLAMA_CPP_PYTHON}/"))), (2, tried))
         self.assertIn("llama.cpp Q4_0, built without AMX", [row["peer_name"] for row in rows])
 
     def test_a_build_without_amx_that_dies_too_ends_there(self):
         self.world.llama(ILLEGAL)
         self.world.cmake(ILLEGAL)
-        rows, _ = self.rows("kernels", "--only", "prefill dense q4")
+        rows, _ = self.rows("kernels", "--only", "prefill hybrid q4")
         [row] = [row for row in rows if row["peer_name"].startswith("llama.cpp")]
         self.assertIn("SIGILL", row["peer_died"])
         self.assertEqual(len(self.world.said("bin/cmake")), 2)
@@ -139,7 +139,7 @@ class PeersThatDie(WithWorld):
     def test_a_peer_that_does_not_build_costs_its_rows(self):
         self.world.llama(ILLEGAL)
         self.world.cmake(None)
-        rows, _ = self.rows("kernels", "--only", "prefill dense q4")
+        rows, _ = self.rows("kernels", "--only", "prefill hybrid q4")
         [row] = [row for row in rows if row["peer_name"].startswith("llama.cpp")]
         self.assertIn("does not build", row["peer_died"])
         self.assertEqual(len(rows), 2)
@@ -270,7 +270,7 @@ class Only(WithWorld):
         return sorted(Path(line.split()[-1]).name for line in self.world.said("bench/env/bin/python") if "make_model.py" in line)
 
     def test_only_makes_the_models_that_it_needs(self):
-        self.rows("kernels", "--only", "prefill dense q4")
+        self.rows("kernels", "--only", "prefill hybrid q4")
         self.assertEqual(self.models(), ["dense-Q4_0.gguf", "dense-q4"])
 
     def test_only_limits_needs_no_model(self):
@@ -278,7 +278,7 @@ class Only(WithWorld):
         self.assertEqual(self.models(), [])
 
     def test_only_without_a_match_fails_before_anything_is_made(self):
-        for suite, there in [("kernels", "prefill dense q4"), ("loading", "14b q6"), ("experts", "packing"), ("serving", "arrival dense"), ("prompt-cache", "campaigns")]:
+        for suite, there in [("kernels", "prefill hybrid q4"), ("loading", "14b q6"), ("experts", "packing"), ("serving", "arrival dense"), ("prompt-cache", "campaigns")]:
             done = self.world.run(suite, "--only", "no such case")
             self.assertNotEqual(done.returncode, 0)
             self.assertIn("no such case", done.stderr)
