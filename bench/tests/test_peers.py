@@ -271,7 +271,7 @@ class Only(WithWorld):
 
     def test_only_makes_the_models_that_it_needs(self):
         self.rows("kernels", "--only", "prefill hybrid q4")
-        self.assertEqual(self.models(), ["dense-Q4_0.gguf", "dense-q4"])
+        self.assertEqual(self.models(), ["hybrid-Q4_0.gguf", "hybrid-q4"])
 
     def test_only_limits_needs_no_model(self):
         self.rows("kernels", "--only", "limits")
