@@ -179,9 +179,9 @@ fn a_control_group_is_a_limit_that_is_named_and_has_a_figure() {
 }
 
 #[test]
-fn a_hundred_megabytes_of_demo_run_in_a_control_group_of_24() {
+fn a_hundred_megabytes_of_demo_run_in_a_quarter_of_that() {
     let Some(demo) = unpacked_demo() else { return };
-    let Some(group) = Group::new(Some(24_000_000)) else { return };
+    let Some(group) = Group::new(Some(26_000_000)) else { return };
     let found = json(tried(&group, &story(&demo, &[])));
     assert_eq!(found["stats"]["experts"]["placement"], "slots");
     // More for experts than the group has beside all else is refused before it is taken.

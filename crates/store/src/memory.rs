@@ -45,6 +45,15 @@ pub fn host_memory(bytes: usize) -> io::Result<Box<dyn Memory>> {
     Ok(Box::new(map))
 }
 
+/// Gives back to the system what this process has freed and its allocator keeps, where the allocator can be told to.
+pub fn return_freed() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: glibc's own call, which any thread may make at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Memory that is lent again and again, to one at a time, so that its pages are found and cleared once. Clones lend the same.
 #[derive(Clone, Default)]
 pub struct KeptMemory(Arc<Kept>);
