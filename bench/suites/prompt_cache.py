@@ -40,6 +40,8 @@ LIMIT, GROWTH = 300, 1.6
 BLOCK, IN_FLIGHT, PAGE = 32, 48 << 20, 4096
 # What the disk's own speed is measured on.
 PROBE = 1 << 30
+# Seconds that a new server may take to read ahead what was used last.
+READ_AHEAD = 4
 # From memory nothing is copied but a state.
 MEMORY_LIMIT = 5.0
 # Published on another machine (mlx-lm, M4 Max): tokens, milliseconds to the first token cold, and to map the state back.
@@ -84,6 +86,7 @@ def found(rows):
     return [
         *said("After a restart the first token comes {spread} times as soon as when its prompt is computed, in {cases}.", having(rows, "restore", "TTFT", "computed")),
         *said("What it needs comes at {spread} of the disk's own speed; goals met: {goals}.", [r for r in having(rows, "restore", "TTFT beyond") if "memory" not in r.figure]),
+        *said("Where its memory has to be found and cleared meanwhile, at {spread} of it.", having(rows, "restore", "TTFT beyond a decode step, its memory")),
         *said("From memory it is within {percent} of five milliseconds and a copy of the state; goals met: {goals}.", having(rows, "restore", "TTFT beyond a decode step, from memory")),
         *said("Beside llama-server's saved slots the first token comes {spread} times as soon; goals met: {goals}.", having(rows, "saved and", "first token", "llama-server")),
         *said("Beside mlx-lm's saved caches, {spread} times; goals met: {goals}.", having(rows, "saved and", "first token", "mlx-lm")),
@@ -114,6 +117,8 @@ def run(names, quick, rounds, parts):
         for left in ("disk-probe", "disk-probe.part"):
             (DIR / left).unlink(missing_ok=True)
     notes.append("restored: the server was stopped and started between, and what it reads was dropped from the page cache, which it reads past; small prompts before bring its weights into memory, and keep it from reading ahead")
+    notes.append("memory for the prompt is found at the start (`--kv reserve=TOKENS`) and \"meanwhile\" without: the system clears each page that it gives to a process")
+    notes.append("\"read ahead\": the server was new and idle for a few seconds; it then has in memory what was used last")
     notes.append("prompts are random token ids: nothing is tokenised, and nothing is shared by chance; a decode step is the usual gap between the tokens of the same answer")
     notes.append("the disk: `sluice bench disk`, direct reads of a slot's size, as many in flight, from a file of the same disk, measured before each restore")
     notes.append(f"lengths are whole blocks and one token, which is computed; a prompt without states that ends elsewhere computes up to {BLOCK} tokens, what its last block has")
@@ -307,12 +312,19 @@ def copy_ms(n):
 # --- restoring
 
 
+def reserved(ids):
+    """Flags that have memory for a prompt found and cleared at the start, as other engines have all of theirs."""
+    return "--kv", f"reserve={len(ids) + 512}"
+
+
 def restored(shape, path, ids, drops, *more):
     """A start, and the answer to a prompt that an earlier one has computed. Its tokens must come from disk, all but the last: otherwise there is nothing to time. Once more where
-    some were read ahead, between two of the prompts that should prevent it."""
+    some were read ahead, between two of the prompts that should prevent it. The weights are in memory in any case."""
     for _ in range(5):
         if drops:
             drop(path)
+        for file in served(shape, "q4").glob("*.safetensors"):
+            read_in(file)
         busy = Busy(shape)
         with kept(shape, path, len(ids), *more, busy=busy) as address:
             busy.end()
@@ -321,6 +333,17 @@ def restored(shape, path, ids, drops, *more):
         if answer.cached == len(ids) - 1 and from_disk >= 0.95 * answer.cached:
             return answer
     raise Failed(f"bench: of {len(ids)} stored tokens {from_disk:.0f} came from disk, {answer.cached} from all caches")
+
+
+def read_ahead(shape, path, ids):
+    """Milliseconds to the first token of a server that was new and had nothing to do for as long as reading takes: it has read by itself what was used last."""
+    with kept(shape, path, len(ids), *reserved(ids)) as address:
+        warm(address, shape)
+        time.sleep(READ_AHEAD)
+        answer = ask(address, ids)
+        if answer.cached != len(ids) - 1:
+            raise Failed(f"bench: {answer.cached} of {len(ids) - 1} stored tokens were read ahead")
+        return answer.ttft
 
 
 def restore(name, rounds, quick, notes):
@@ -349,7 +372,7 @@ def restore_of(name, n, rounds):
     """Rows of one length, and the milliseconds that the prompt took to compute."""
     # One more than whole blocks: one is always computed.
     shape, ids = SHAPES[name], prompt(SHAPES[name], n, n + 1)
-    case, found, at_disk, bytes_ = title(n, name), [], [], kept_bytes(shape, n)
+    case, found, growing, at_disk, bytes_ = title(n, name), [], [], [], kept_bytes(shape, n)
     say(case)
     with folder(shape, n) as path:
         with kept(shape, path, n) as address:
@@ -360,7 +383,8 @@ def restore_of(name, n, rounds):
             again = [ask(address, ids) for _ in range(rounds)]
         for _ in range(rounds):
             at_disk.append(1e3 * disk_seconds(shape, n))
-            found.append(restored(shape, path, ids, True))
+            found.append(restored(shape, path, ids, True, *reserved(ids)))
+            growing.append(restored(shape, path, ids, True))
     beyond = [a.ttft - a.step for a in found]
     in_memory = [a.ttft - a.step for a in again]
     limit = [MEMORY_LIMIT + copy_ms(state_bytes(shape))] * rounds
@@ -368,6 +392,7 @@ def restore_of(name, n, rounds):
     missed = sum(a.cached < n for a in again)
     rows = [
         compare(SUITE, case, "TTFT beyond a decode step", "ms", beyond, at_disk, who, 1 / 0.9, False, THREADS),
+        compare(SUITE, case, "TTFT beyond a decode step, its memory found meanwhile", "ms", [a.ttft - a.step for a in growing], at_disk, who, None, False, THREADS),
         compare(SUITE, case, "TTFT", "ms", [a.ttft for a in found], [cold.ttft] * rounds, "computed", None, False, THREADS),
         compare(SUITE, case, "TTFT beyond a decode step, from memory", "ms", in_memory, limit, "5 ms and a state's copy", 1.0, False, THREADS),
     ]
@@ -384,7 +409,7 @@ def beside_peers(name, rounds, quick, notes):
     shape, n = SHAPES[name], QUICK_SAVED if quick else SAVED
     ids, rows = prompt(shape, n, n + 1), []
     case = saved(n, name)
-    found = {"cold": [], "warm": []}
+    found, ahead = {"cold": [], "warm": []}, []
     recomputed = []
     with folder(shape, 6 * n) as path:
         with kept(shape, path, n) as address:
@@ -393,18 +418,21 @@ def beside_peers(name, rounds, quick, notes):
         mlx = {dtype: Mlx(shape, path, n, dtype) for dtype in ("float32", "bfloat16")}
         for _ in range(rounds):
             for state, ours in found.items():
-                answer = restored(shape, path, ids, state == "cold")
+                answer = restored(shape, path, ids, state == "cold", *reserved(ids))
                 ours.append(answer.ttft)
                 recomputed.append(len(ids) - answer.cached)
                 llama.restore(state)
                 for m in mlx.values():
                     m.restore(state)
+            ahead.append(read_ahead(shape, path, ids))
     for state, ours in found.items():
         peer = llama.by[state]
         rows.append(compare(SUITE, case, f"first token, {state}", "ms", ours, peer.all, f"llama-server {LLAMA.name('Q4_0').partition(' ')[2]}", 1 / 1.5, False, THREADS, peer.died))
         # The better of two types of its own.
         of = lambda d: mlx[d].by[state]  # noqa: B023, E731
         best = min(mlx, key=lambda d: median(of(d).all) if of(d).all else float("inf"))
+        if state == "warm":
+            rows.append(compare(SUITE, case, "first token, read ahead", "ms", ahead, peer.all, f"llama-server {LLAMA.name('Q4_0').partition(' ')[2]}, warm", 1 / 1.5, False, THREADS, peer.died))
         rows.append(compare(SUITE, case, f"first token, {state}", "ms", ours, of(best).all, f"mlx-lm, CPU, {best}", 1 / 1.5, False, THREADS, of(best).died))
     if llama.computed:
         row = compare(SUITE, case, "tokens computed again", "tokens", [recomputed[0]], [llama.computed[0]], "llama-server", None, False, THREADS)
@@ -539,7 +567,7 @@ def encrypted(name, rounds, quick, notes):
         for i in range(rounds):
             for kind in list(kinds) if i % 2 else reversed(kinds):
                 at, flags = kinds[kind]
-                answer = restored(shape, at, ids, True, *flags)
+                answer = restored(shape, at, ids, True, *reserved(ids), *flags)
                 speeds[kind].append(kept_bytes(shape, n) / (answer.ttft - answer.step) / 1e6)
     case = f"restore of {n} tokens, encrypted, {NAMES[name]}"
     return [compare(SUITE, case, "bytes beyond a decode step", "GB/s", speeds["encrypted"], speeds["plain"], "plain", 0.8, True, THREADS)]

@@ -118,8 +118,8 @@ class Rows(unittest.TestCase):
     def test_a_restore_stands_beside_the_disk_and_memory_beside_its_limit(self):
         with self.patched(disk_seconds=lambda *_: 0.019):
             rows, cold = prompt_cache.restore_of("dense", 1024, 2)
-        self.assertEqual((cold, [row.ours for row in rows], [row.peer for row in rows]), (30.0, [20.0, 30.0, 20.0], [19.0, 30.0, 5.0]))
-        self.assertEqual([row.met for row in rows], [True, None, False])
+        self.assertEqual((cold, [row.ours for row in rows], [row.peer for row in rows]), (30.0, [20.0, 20.0, 30.0, 20.0], [19.0, 19.0, 30.0, 5.0]))
+        self.assertEqual([row.met for row in rows], [True, None, None, False])
         [(_, table)] = prompt_cache.sections(rows)
         self.assertIn("Qwen3-0.6B | 1024 | 30 | 30.0 | 1 |", table)
 
@@ -134,10 +134,10 @@ class Rows(unittest.TestCase):
         dead.chmod(0o755)
         llama = mock.Mock(missing="")
         llama.attempt, llama.name = lambda what: what(Path("llama-bench")), lambda form: f"llama.cpp {form}"
-        with self.patched(server=dies, served=lambda *_: "model", PYTHON=dead, LLAMA=llama), mock.patch.object(peers, "say"):
+        with self.patched(server=dies, served=lambda *_: "model", PYTHON=dead, LLAMA=llama, READ_AHEAD=0), mock.patch.object(peers, "say"):
             rows = prompt_cache.beside_peers("hybrid", 2, True, [])
         self.assertEqual({row.peer_died for row in rows}, {"exit code 1: no room", "exit code 3: no such model"})
-        self.assertEqual([(row.ours, row.rounds, row.met) for row in rows], [(30.0, 2, None)] * 4)
+        self.assertEqual([(row.ours, row.rounds, row.met) for row in rows], [(30.0, 2, None)] * 5)
 
     def test_saving_is_measured_beside_a_server_that_keeps_nothing(self):
         said = {"output_tokens_per_second": 10.0, "ttft_ms": {"mean": 4.0}}

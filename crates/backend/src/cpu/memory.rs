@@ -1,7 +1,9 @@
 //! Buffers of the CPU backend, and how threads write into them.
 
 use std::cell::UnsafeCell;
+use std::io::ErrorKind;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
@@ -34,6 +36,8 @@ unsafe impl Sync for Buffer {}
 
 /// What a buffer that is committed in steps takes at once, at least: a large page.
 const STEP: usize = 2 << 20;
+/// So many steps are many.
+const MANY: usize = 8;
 
 impl Buffer {
     /// Committed page by page when touched.
@@ -55,22 +59,33 @@ impl Buffer {
         Ok(Buffer { start: map.as_mut_ptr(), map, class, bytes, committed: 0 })
     }
 
-    /// Makes the first `bytes` bytes resident; what is resident already stays as it is, where it is.
+    /// Makes the first `bytes` bytes resident; what is resident already stays as it is, where it is. The threads of `pool` clear pages side by side: a page that
+    /// nobody has had yet may cost as much time as reading what it will hold.
     ///
     /// # Errors
     /// When the system has no more memory, or this process may have none.
-    pub fn commit(&mut self, bytes: usize) -> Result<()> {
+    pub fn commit(&mut self, bytes: usize, pool: &mut Pool) -> Result<()> {
         if bytes <= self.committed {
             return Ok(());
         }
-        let to = bytes.next_multiple_of(STEP).min(self.bytes);
+        // Where so much is there already, a page for each thread is not much more.
+        let step = if self.committed >= MANY * STEP { STEP * pool.threads().min(MANY) } else { STEP };
+        let to = bytes.next_multiple_of(step).min(self.bytes);
         let (from, more) = (self.committed, to - self.committed);
-        match self.map.advise_range(Advice::PopulateWrite, from, more) {
-            Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => {
+        let (map, start, refused) = (&self.map, Addresses(self.start), OnceLock::new());
+        pool.run(more.div_ceil(STEP), &|piece, _| {
+            let at = from + piece * STEP;
+            let len = STEP.min(to - at);
+            match map.advise_range(Advice::PopulateWrite, at, len) {
                 // Kernels before 5.14: a write to each page does it.
-                self.map[from..to].iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(0));
+                // SAFETY: inside the map, zeros as yet, and of this piece alone: the buffer is borrowed as one that changes.
+                Err(e) if e.kind() == ErrorKind::InvalidInput => unsafe { start.touch(at, len) },
+                Err(e) => _ = refused.set(e),
+                Ok(()) => {}
             }
-            done => done.with_context(|| format!("cannot commit {more} more bytes for {}", self.class.name()))?,
+        });
+        if let Some(e) = refused.into_inner() {
+            return Err(e).with_context(|| format!("cannot commit {more} more bytes for {}", self.class.name()));
         }
         self.committed = to;
         Ok(())
@@ -78,6 +93,23 @@ impl Buffer {
 
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         &mut self.map[..self.bytes]
+    }
+}
+
+/// Where a buffer begins, for threads that each have their own part of it.
+struct Addresses(*mut u8);
+
+// SAFETY: an address; whoever goes there answers for it.
+unsafe impl Sync for Addresses {}
+
+impl Addresses {
+    /// Writes zeros, one to each page.
+    ///
+    /// # Safety
+    /// So many bytes from there on are mapped, hold zeros, and are nobody else's meanwhile.
+    unsafe fn touch(&self, from: usize, len: usize) {
+        // SAFETY: as the caller guarantees.
+        (from..from + len).step_by(4096).for_each(|at| unsafe { self.0.add(at).write_volatile(0) });
     }
 }
 

@@ -222,7 +222,7 @@ impl Backend for Cpu {
     }
 
     fn commit_kv(&mut self, pool: &KvPool, blocks: usize) -> Result<()> {
-        self.buffers[pool.buffer.number()].commit(blocks * pool.layout.block_bytes())
+        self.buffers[pool.buffer.number()].commit(blocks * pool.layout.block_bytes(), &mut self.pool)
     }
 
     fn copy_blocks(&mut self, pool: &KvPool, pairs: &[(u32, u32)]) {
