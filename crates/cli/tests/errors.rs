@@ -218,6 +218,17 @@ fn a_device_that_cannot_be_used_is_named() {
 }
 
 #[test]
+fn attention_on_integers_takes_keys_and_values_of_eight_bits_alone() {
+    let model = golden("qwen3");
+    let with = |flags: &[&str]| output(&[LOGITS, &[&model, "--json", "--attention", "int8"], flags].concat());
+    for kv_type in ["f32", "bf16", "f16"] {
+        assert_refused(&with(&["--kv-type", kv_type]), &["attention on integers", "--kv-type int8"]);
+    }
+    // These are what it takes where no type is asked for.
+    assert_eq!(success(with(&[])), success(with(&["--kv-type", "int8"])));
+}
+
+#[test]
 fn where_there_is_no_device_auto_is_the_cpu_and_says_why() {
     let model = golden("qwen3");
     let [cpu, auto] = ["cpu", "auto"].map(|device| output(&[LOGITS, &["--json", &model, "--device", device]].concat()));

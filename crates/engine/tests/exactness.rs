@@ -3,9 +3,7 @@
 mod support;
 
 use proptest::prelude::*;
-use sluice_engine::{
-    Activations, AttentionMode, Engine, Event, Generation, Isa, KvType, Options, sampler::SamplingParams,
-};
+use sluice_engine::{Activations, Engine, Event, Generation, Isa, Options, sampler::SamplingParams};
 use support::*;
 
 const ACTIVATIONS: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
@@ -52,15 +50,6 @@ fn chunks_threads_and_instruction_sets_give_the_same_bits() {
         }
     }
 }
-
-/// Types of keys and values, and how attention works on them.
-const KINDS: [(KvType, AttentionMode); 5] = [
-    (KvType::F32, AttentionMode::F32),
-    (KvType::Bf16, AttentionMode::F32),
-    (KvType::F16, AttentionMode::F32),
-    (KvType::Int8, AttentionMode::F32),
-    (KvType::Int8, AttentionMode::Int8),
-];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::{Activations, AttentionMode, Engine, Event, Generation, KvType, Options, PromptCacheOptions};
-use support::{folder, tokens};
+use support::{KINDS, folder, tokens};
 
 fn cached(cache: &Path) -> Options {
     Options {
@@ -88,13 +88,6 @@ fn an_engine_that_begins_anew_goes_on_where_another_ended() {
 
 /// Dense, windowed, mixtures, and with recurrent layers.
 const MODELS: [&str; 6] = ["qwen3", "qwen3_window", "qwen3_moe", "qwen3_5", "qwen3_next", "qwen3_5_moe"];
-const KINDS: [(KvType, AttentionMode); 5] = [
-    (KvType::F32, AttentionMode::F32),
-    (KvType::Bf16, AttentionMode::F32),
-    (KvType::F16, AttentionMode::F32),
-    (KvType::Int8, AttentionMode::F32),
-    (KvType::Int8, AttentionMode::Int8),
-];
 
 /// A first engine computes prompts that begin alike and is thrown away at some point; a second one is asked for others that part from them somewhere.
 fn parts_anywhere(

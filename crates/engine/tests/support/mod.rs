@@ -2,7 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use sluice_engine::Engine;
+use sluice_engine::{AttentionMode, Engine, KvType};
+
+/// Types of keys and values, and how attention works on them.
+#[allow(dead_code)] // of which not every file tries all
+pub const KINDS: [(KvType, AttentionMode); 5] = [
+    (KvType::F32, AttentionMode::F32),
+    (KvType::Bf16, AttentionMode::F32),
+    (KvType::F16, AttentionMode::F32),
+    (KvType::Int8, AttentionMode::F32),
+    (KvType::Int8, AttentionMode::Int8),
+];
 
 pub fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
