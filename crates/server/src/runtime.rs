@@ -135,6 +135,7 @@ impl Runtime {
             metrics: Arc::clone(&metrics),
             requests: HashMap::new(),
             owners: HashMap::new(),
+            busy: Instant::now(),
         };
         thread::Builder::new().name("engine".into()).spawn(move || {
             own.run();
@@ -212,10 +213,14 @@ struct Worker {
     requests: HashMap<u64, Request>,
     /// Of each sequence, the submission and which of its choices it is.
     owners: HashMap<SequenceId, (u64, usize)>,
+    /// When somebody last asked for something, or was answered.
+    busy: Instant,
 }
 
 /// How often the counters of caches are looked at while nothing happens.
 const IDLE: Duration = Duration::from_secs(5);
+/// So long nobody asks for anything before something is read ahead: who answers an answer at once does not wait for it.
+const QUIET: Duration = Duration::from_millis(50);
 /// Between two looks at something that waits for the disk.
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -233,7 +238,8 @@ impl Worker {
                 };
                 let command = if self.engine.is_idle() && !stopping && !tends {
                     self.measure();
-                    match self.received.recv_timeout(IDLE) {
+                    let quiet = QUIET.saturating_sub(self.busy.elapsed());
+                    match self.received.recv_timeout(if quiet.is_zero() { IDLE } else { quiet }) {
                         Ok(command) => command,
                         Err(mpsc::RecvTimeoutError::Timeout) => continue,
                         Err(mpsc::RecvTimeoutError::Disconnected) => {
@@ -247,6 +253,7 @@ impl Worker {
                         Err(_) => break,
                     }
                 };
+                self.busy = Instant::now();
                 match command {
                     Command::Submit(id, submission) => self.submit(id, submission),
                     Command::Cancel(id) => self.cancel(id),
@@ -279,6 +286,7 @@ impl Worker {
                 }
                 Err(e) => return self.die(&format!("{e:#}")),
             }
+            self.busy = Instant::now();
             self.measure();
         }
     }
@@ -292,7 +300,8 @@ impl Worker {
             }
             return Ok(self.engine.is_idle());
         }
-        Ok(self.engine.is_idle() && (self.engine.tend()? || self.engine.prefetch()?))
+        let quiet = self.busy.elapsed() >= QUIET;
+        Ok(self.engine.is_idle() && (self.engine.tend()? || quiet && self.engine.prefetch()?))
     }
 
     fn submit(&mut self, id: u64, submission: Submission) {
