@@ -28,7 +28,7 @@ pub fn room() -> Option<u64> {
 /// What this process and its control group hold just now. Of the program's own file and its libraries all counts, whether it is in memory yet or not: how much
 /// the kernel maps around a page that is touched depends on how the file lies in its cache, and differs by many megabytes between two starts.
 pub fn held() -> Held {
-    // What was freed on the way (a tokenizer is read by building it) is not held: megabytes, and different from start to start.
+    // What was freed on the way (a tokenizer is read by building it) is not held, and differs from start to start.
     sluice_store::return_freed();
     // Counters of `status` lag by what each processor has not added yet; a sum over all maps does not.
     let exact = fs::read_to_string("/proc/self/smaps_rollup").ok().and_then(|text| kilobytes(&text, "Anonymous"));

@@ -36,7 +36,7 @@ unsafe impl Sync for Buffer {}
 
 /// What a buffer that is committed in steps takes at once, at least: a large page.
 const STEP: usize = 2 << 20;
-/// So many steps are many.
+/// Steps from which on the next ones are taken together, one for each thread; and threads that have one, at most.
 const MANY: usize = 8;
 
 impl Buffer {
