@@ -66,6 +66,8 @@ pub(crate) struct Node {
     pub state_stored: bool,
     /// What follows it is kept elsewhere, which is of no use without it.
     pub leads: bool,
+    /// A conversation that is kept elsewhere ends with it, within a block.
+    pub ends: bool,
     /// Neighbours by time of use.
     newer: u32,
     older: u32,
@@ -197,6 +199,11 @@ impl PrefixIndex {
         found
     }
 
+    /// The node of fewer tokens than a block with which what was found ends, if all of them are the same.
+    pub(crate) fn tail(&self, found: &Match) -> Option<NodeId> {
+        found.partial.filter(|(id, n)| self.tokens(*id).len() == *n).map(|(id, _)| id)
+    }
+
     /// The known prefixes of `tokens` at whose end there is a state, the longest first: so many whole blocks of what was found, and the node of fewer tokens
     /// that follows them, if there is one.
     pub(crate) fn with_state<'a>(
@@ -273,6 +280,7 @@ impl PrefixIndex {
             stored: false,
             state_stored: false,
             leads: false,
+            ends: false,
             newer: NONE,
             older: NONE,
         };

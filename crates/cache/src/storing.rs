@@ -4,7 +4,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use crate::kv_cache::{Chore, Held, KvCache};
-use crate::prefix::{BlockHash, NodeId};
+use crate::prefix::{BlockHash, NodeId, PrefixIndex};
 use crate::table::GONE;
 
 /// A node that is to be kept elsewhere, with its blocks and state by number.
@@ -15,7 +15,7 @@ pub struct Leaving {
     pub before: BlockHash,
     /// Position of its first token.
     pub position: u32,
-    /// Those of a block, or of the part of one at whose end there is a state.
+    /// Those of a block, or of the part of one at whose end there is a state or a conversation ends.
     pub tokens: Vec<u32>,
     /// `[groups]`: none where a window has moved beyond.
     pub blocks: Vec<Option<u32>>,
@@ -57,7 +57,7 @@ pub struct Kept {
 pub struct Wanted {
     /// Whole blocks.
     pub whole: usize,
-    /// Tokens behind them, fewer than a block, at whose end a state is wanted.
+    /// Tokens behind them, fewer than a block; with recurrent layers the state at their end is wanted.
     pub tail: usize,
 }
 
@@ -84,8 +84,8 @@ impl KvCache {
         let (Some(elsewhere), Some(index)) = (&self.elsewhere, &self.index) else { return false };
         let (node, blocks, len) = (index.node(id), index.blocks(id), index.tokens(id).len());
         let reaches = node.position as usize + len >= elsewhere.fewest || node.leads;
-        // A part of a block is of use with its state only; a full layer's block is needed by all that follows.
-        let whole = len == index.block_tokens() || node.state.is_some();
+        // A part of a block is of use with its state, or where a conversation goes on; a full layer's block is needed by all that follows.
+        let whole = len == index.block_tokens() || node.state.is_some() || node.ends;
         let there = self.groups.iter().zip(blocks).all(|((group, _), b)| *b != GONE || group.window.is_some());
         let new = !node.stored || node.state.is_some() && !node.state_stored;
         len > 0 && reaches && whole && there && new && blocks.iter().any(|b| *b != GONE)
@@ -161,19 +161,26 @@ impl KvCache {
     }
 
     /// What of all conversations is to be kept elsewhere and is not there yet, those used last first and each from its beginning: their blocks; with recurrent
-    /// layers, the blocks up to the newest state of each and its two newest states.
-    pub fn unsaved(&mut self) -> Vec<BlockHash> {
-        let all: Vec<NodeId> = self.conversations();
+    /// layers, the blocks up to the newest state of each and its two newest states. `ends`: also the part of a block that a conversation ends with, which costs
+    /// as much as a block and is of no use any more once it has gone on.
+    pub fn unsaved(&mut self, ends: bool) -> Vec<BlockHash> {
+        // With recurrent layers it is the state that counts.
+        let ends = ends && self.states.is_none();
+        let all: Vec<NodeId> = self.conversations(ends);
         let Some(index) = &mut self.index else { return Vec::new() };
-        // Short beginnings too: what follows them is to be kept.
-        all.iter().for_each(|id| index.node_mut(*id).leads = true);
+        let short = |index: &PrefixIndex, id: NodeId| index.tokens(id).len() < index.block_tokens();
+        for id in all.iter().copied() {
+            // Short beginnings too: what follows them is to be kept.
+            index.node_mut(id).leads = true;
+            index.node_mut(id).ends |= ends && short(index, id);
+        }
         let mut once = HashSet::new();
         let new = all.into_iter().filter(|id| once.insert(id.number()) && self.is_worth(*id));
         new.filter_map(|id| Some(self.index.as_ref()?.node(id).hash)).collect()
     }
 
     /// The nodes of all conversations that are worth keeping, from the one that was used last.
-    fn conversations(&self) -> Vec<NodeId> {
+    fn conversations(&self, ends: bool) -> Vec<NodeId> {
         let (Some(index), Some(elsewhere)) = (&self.index, &self.elsewhere) else { return Vec::new() };
         let mut all = Vec::new();
         let mut seen = HashSet::new();
@@ -206,6 +213,8 @@ impl KvCache {
             let mut chosen = Vec::new();
             if self.states.is_none() {
                 chosen.extend(path.iter().rev());
+                // The last one that was computed comes first.
+                chosen.extend(index.children(end).next().filter(|_| ends));
             } else {
                 let mut states: Vec<NodeId> = Vec::new();
                 let mut after: &[u32] = &[];
@@ -242,7 +251,8 @@ impl KvCache {
     pub fn kept_of(&self, held: &Held) -> Vec<BlockHash> {
         let Some(index) = &self.index else { return Vec::new() };
         let path = std::iter::successors(held.node, |id| index.parent(*id));
-        let ends = |id: &NodeId| index.children(*id).filter(|c| index.node(*c).state_stored);
+        let is_short = |id: NodeId| index.tokens(id).len() < index.block_tokens();
+        let ends = |id: &NodeId| index.children(*id).filter(|c| index.node(*c).state_stored || is_short(*c));
         let all = path.flat_map(|id| ends(&id).chain([id]).collect::<Vec<_>>());
         all.map(|id| index.node(id)).filter(|n| n.stored).map(|n| n.hash).collect()
     }
@@ -251,16 +261,17 @@ impl KvCache {
     pub fn lead_to(&mut self, root: BlockHash, tokens: &[u32]) -> Kept {
         let Some(index) = &mut self.index else { return Kept::default() };
         let found = index.matched(&root, tokens);
-        let mut ends = vec![(found.nodes.len(), None)];
-        if self.states.is_some() {
-            ends = index.with_state(tokens, &found).take(NEWEST).collect();
-        }
+        let ends: Vec<(usize, Option<NodeId>)> = match self.states {
+            Some(_) => index.with_state(tokens, &found).take(NEWEST).collect(),
+            None => vec![(found.nodes.len(), index.tail(&found))],
+        };
         let Some((whole, tail)) = ends.first().copied() else { return Kept::default() };
         let path: Vec<NodeId> = found.nodes[..whole].iter().copied().chain(tail).collect();
         let beside = ends.get(1).and_then(|(_, tail)| *tail);
         for id in path.iter().copied().chain(beside) {
             index.node_mut(id).leads = true;
         }
+        tail.into_iter().for_each(|id| index.node_mut(id).ends = self.states.is_none());
         let hash = |id: &NodeId| index.node(*id).hash;
         Kept {
             tokens: path.iter().map(|id| index.tokens(*id).len()).sum(),
@@ -356,7 +367,7 @@ impl KvCache {
     pub fn make_oldest(&mut self, root: BlockHash, tokens: &[u32], from: usize) {
         let Some(index) = &mut self.index else { return };
         let found = index.matched(&root, tokens);
-        let tail = found.partial.filter(|(id, n)| index.tokens(*id).len() == *n).map(|(id, _)| id);
+        let tail = index.tail(&found);
         if let Some(last) = tail.or(found.nodes.last().copied()) {
             let nodes = found.nodes.len() + usize::from(tail.is_some());
             index.age_end(last, nodes - (from / index.block_tokens()).min(nodes));
@@ -368,8 +379,8 @@ impl KvCache {
         let Some(index) = &mut self.index else { return };
         let to = (wanted.whole * index.block_tokens() + wanted.tail).min(tokens.len());
         let found = index.matched(&root, &tokens[..to]);
-        let tail = found.partial.filter(|(id, n)| *n == wanted.tail && index.tokens(*id).len() == *n);
-        for (i, id) in found.nodes.iter().chain(tail.as_ref().map(|(id, _)| id)).enumerate() {
+        let tail = index.tail(&found).filter(|id| index.tokens(*id).len() == wanted.tail);
+        for (i, id) in found.nodes.iter().chain(&tail).enumerate() {
             let node = index.node_mut(*id);
             node.stored = true;
             node.state_stored |= i + 1 == wanted.whole + usize::from(wanted.tail > 0);

@@ -65,8 +65,8 @@ type Bytes = &'static [u8];
 const ENTRIES: TableDefinition<(u64, BlockHash), Bytes> = TableDefinition::new("entries");
 /// (Last use, how deep from the end, key): those to be evicted first are in front.
 const BY_USE: TableDefinition<(u64, u32, u64, BlockHash), ()> = TableDefinition::new("by use");
-/// (Model, hash of the entry before, tokens, own hash) of entries with a state: these may end within a block, where no hash can be guessed.
-const WITH_STATE: TableDefinition<(u64, BlockHash, u32, BlockHash), ()> = TableDefinition::new("with state");
+/// (Model, hash of the entry before, tokens, own hash): a prompt may end within an entry, or an entry within a block, where no hash can be guessed.
+const FOLLOWING: TableDefinition<(u64, BlockHash, u32, BlockHash), ()> = TableDefinition::new("following");
 const SLABS: TableDefinition<u32, Bytes> = TableDefinition::new("slabs");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const MODELS: TableDefinition<u64, Bytes> = TableDefinition::new("models");
@@ -240,12 +240,12 @@ impl Index {
         self.read(ENTRIES, |table| Ok(table.get(key).map_err(own)?.and_then(|v| decode(v.value()))))
     }
 
-    /// Entries with a state that follow the one with the hash `before`: how many tokens each has, the most first, and its hash.
+    /// Entries that follow the one with the hash `before`: how many tokens each has, the most first, and its hash.
     ///
     /// # Errors
     /// The file's.
-    pub fn with_state(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
-        self.read(WITH_STATE, |table| {
+    pub fn following(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
+        self.read(FOLLOWING, |table| {
             let range = (model, before, 0, [0; 16])..=(model, before, u32::MAX, [255; 16]);
             let mut all = Vec::new();
             for row in table.range(range).map_err(own)?.rev() {
@@ -360,10 +360,8 @@ impl Changes<'_> {
         table.insert(key, encode(entry).as_slice()).map_err(own)?;
         let mut by_use = self.transaction.open_table(BY_USE).map_err(own)?;
         by_use.insert(use_key(key, entry), ()).map_err(own)?;
-        if entry.has_state() {
-            let mut table = self.transaction.open_table(WITH_STATE).map_err(own)?;
-            table.insert(state_key(key, entry), ()).map_err(own)?;
-        }
+        let mut following = self.transaction.open_table(FOLLOWING).map_err(own)?;
+        following.insert(following_key(key, entry), ()).map_err(own)?;
         Ok(())
     }
 
@@ -409,8 +407,8 @@ impl Changes<'_> {
         if let Some(entry) = &entry {
             let mut by_use = self.transaction.open_table(BY_USE).map_err(own)?;
             by_use.remove(use_key(key, entry)).map_err(own)?;
-            let mut table = self.transaction.open_table(WITH_STATE).map_err(own)?;
-            table.remove(state_key(key, entry)).map_err(own)?;
+            let mut following = self.transaction.open_table(FOLLOWING).map_err(own)?;
+            following.remove(following_key(key, entry)).map_err(own)?;
         }
         Ok(entry)
     }
@@ -487,7 +485,7 @@ fn use_key(key: &Key, entry: &Entry) -> (u64, u32, u64, BlockHash) {
     (entry.used, u32::MAX - (entry.position + entry.tokens), key.0, key.1)
 }
 
-fn state_key(key: &Key, entry: &Entry) -> (u64, BlockHash, u32, BlockHash) {
+fn following_key(key: &Key, entry: &Entry) -> (u64, BlockHash, u32, BlockHash) {
     (key.0, entry.before, entry.tokens, key.1)
 }
 

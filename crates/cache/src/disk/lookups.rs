@@ -99,14 +99,13 @@ impl Lookups {
         self.noting(|| if self.is_doomed(key) { Ok(None) } else { Ok(self.index.entry(key)?) })
     }
 
-    /// Entries with a state that follow the one with the hash `before`: how many tokens each has, the most first, and its hash. Such may end within a block, where
-    /// nobody can guess a hash.
+    /// Entries that follow the one with the hash `before`: how many tokens each has, the most first, and its hash.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
-    pub fn with_state(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
+    pub fn following(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
         self.noting(|| {
-            let mut found = self.index.with_state(model, before)?;
+            let mut found = self.index.following(model, before)?;
             found.retain(|(_, hash)| !self.is_doomed(&(model, *hash)));
             Ok(found)
         })
@@ -228,9 +227,17 @@ impl Lookups {
         Ok(Some(Chain { root, tokens }))
     }
 
-    /// The tokens of an entry. Their hash, which is keyed and chained, says whether they are right: the rest of the slot need not be read for them, unless it
+    /// Whether more than a page is to be read for the tokens of an entry.
+    pub fn is_encrypted(&self) -> bool {
+        self.cipher.is_some()
+    }
+
+    /// The tokens of an entry; `None` where they are not what its hash says, which is keyed and chained: the rest of the slot need not be read for them, unless it
     /// is encrypted.
-    fn tokens_of(&self, key: &Key, entry: &Entry) -> Result<Option<Vec<u32>>, Error> {
+    ///
+    /// # Errors
+    /// When there is no memory to read to.
+    pub fn tokens_of(&self, key: &Key, entry: &Entry) -> Result<Option<Vec<u32>>, Error> {
         let Some((_, bytes, place)) = entry.parts.iter().min_by_key(|(_, bytes, _)| *bytes) else { return Ok(None) };
         let Some(source) = self.source(*bytes, *place) else { return Ok(None) };
         let len = if self.cipher.is_some() { source.len } else { PAGE };

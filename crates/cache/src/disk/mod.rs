@@ -243,14 +243,14 @@ impl DiskCache {
         })
     }
 
-    /// [`Lookups::with_state`]
+    /// [`Lookups::following`]
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
-    pub fn with_state(&mut self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
+    pub fn following(&mut self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
         self.attempt(|c| {
             c.take_back();
-            c.lookups.with_state(model, before)
+            c.lookups.following(model, before)
         })
     }
 

@@ -7,7 +7,7 @@ use crate::prefix::BlockHash;
 /// Slots begin and end at multiples of this, so that they can be read past the page cache.
 pub const PAGE: usize = 4096;
 /// What a folder of another version holds is not looked at.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The part that is a recurrent state; others are numbers of cache groups.
 pub const STATE: u32 = 255;
 /// The end of each page, for what an encrypted slot needs in the clear.

@@ -78,6 +78,8 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::tend`].
     pub fn save(&mut self) -> Result<()> {
+        // What was looked through is looked through again.
+        self.disk.iter_mut().for_each(|disk| (disk.saving.new, disk.saving.last) = (true, true));
         while self.tend()? {}
         self.disk.iter().for_each(PromptCache::flush);
         Ok(())

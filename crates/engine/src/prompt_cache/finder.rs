@@ -2,6 +2,7 @@
 //! that a look-up waits for is one before it, the disk where the index's pages are not in memory, and pages of the index that a transaction is handing to the
 //! system at the time (which waits for no disk, but for the removal of the mark of a clean end, once in a run).
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
@@ -44,6 +45,7 @@ pub(crate) struct Part {
 /// A prefix that is longer with what lies here.
 pub(crate) struct Found {
     pub wanted: Wanted,
+    /// Those of the entries: behind `to` the last of them may have others than the prompt.
     pub tokens: Arc<[u32]>,
     pub to: usize,
     /// What memory alone would have given.
@@ -65,6 +67,19 @@ pub(crate) enum Ask {
     Find(Query, Sender<Found>),
     Read(Arc<[u32]>, Vec<Part>, SyncSender<Read>),
     Close,
+}
+
+/// Of the entries that a prompt may go on with in part, so many are looked up, and of so many the tokens read: of one where the whole slot has to be.
+const MOST_LISTED: usize = 64;
+const MOST_COMPARED: usize = 4;
+
+/// Where a prefix may end: behind whole blocks, or `tail` tokens of an entry that follows them.
+struct End {
+    tail: usize,
+    entry: Option<Entry>,
+    hash: BlockHash,
+    /// All of the entry's, where the prompt has others behind `tail`.
+    tokens: Option<Vec<u32>>,
 }
 
 pub(crate) struct Finder {
@@ -121,7 +136,7 @@ impl Finder {
     /// The longest prefix that memory and the folder have between them, if it is longer than what memory alone has.
     fn find(&self, q: &Query) -> Result<Option<Found>, Error> {
         let n = self.shape.block_tokens;
-        let all_groups = (1u64 << self.shape.windows.len()) - 1;
+        let all_groups = self.all_groups();
         let full = (0..).zip(&self.shape.windows).filter(|(_, w)| w.is_none()).fold(0u64, |bits, (g, _)| bits | 1 << g);
         let hybrid = self.shape.state_bytes > 0;
         // 1. As far as the layers go that see everything
@@ -143,25 +158,25 @@ impl Finder {
         // 2. From the end back, until windows and a state are there too
         for whole in (0..path.len()).rev() {
             let rest = &q.tokens[whole * n..];
-            let mut ends: Vec<(usize, Option<Entry>, BlockHash)> = Vec::new();
+            let mut ends: Vec<End> = Vec::new();
             if hybrid {
-                for (tokens, hash) in self.lookups.with_state(self.model, path[whole])? {
+                for (tokens, hash) in self.lookups.following(self.model, path[whole])? {
                     let tokens = tokens as usize;
                     let is_ours = tokens < n
                         && rest.get(..tokens).is_some_and(|t| block_hash(&self.secret, &path[whole], t) == hash);
                     if is_ours && let Some(entry) = self.entry(hash, path[whole], whole * n, tokens)? {
-                        ends.push((tokens, Some(entry), hash));
+                        ends.push(End { tail: tokens, entry: Some(entry), hash, tokens: None });
                     }
                 }
-                ends.sort_unstable_by_key(|(tokens, ..)| std::cmp::Reverse(*tokens));
-                ends.retain(|(_, entry, _)| groups_of(entry.as_ref()) == all_groups);
-                if whole > 0 && nodes[whole - 1].1.as_ref().is_some_and(Entry::has_state) {
-                    ends.push((0, None, path[whole]));
-                }
-            } else {
-                ends.push((0, None, path[whole]));
+                ends.sort_unstable_by_key(|end| Reverse(end.tail));
+                ends.retain(|end| groups_of(end.entry.as_ref()) == all_groups);
+            } else if whole + 1 == path.len() && whole * n + rest.len().min(n - 1) >= q.usable + q.fewest {
+                ends.extend(self.partly(path[whole], whole * n, rest)?);
             }
-            for (tail, end, hash) in ends {
+            if !hybrid || whole > 0 && nodes[whole - 1].1.as_ref().is_some_and(Entry::has_state) {
+                ends.push(End { tail: 0, entry: None, hash: path[whole], tokens: None });
+            }
+            for End { tail, entry: end, hash, tokens: own } in ends {
                 let to = whole * n + tail;
                 // Less is nothing that would be kept, either.
                 if to < q.usable + q.fewest {
@@ -198,14 +213,44 @@ impl Finder {
                     let all = (0..firsts.len() as u32).chain([STATE]);
                     parts.extend(all.filter_map(|part| part_of(whole, entry, part, hash, path[whole])));
                 }
-                let wanted = Wanted { whole, tail };
-                return Ok(Some(Found { wanted, tokens: Arc::clone(&q.tokens), to, usable: q.usable, parts }));
+                let tokens = match own {
+                    Some(own) => q.tokens[..whole * n].iter().copied().chain(own).collect(),
+                    None => Arc::clone(&q.tokens),
+                };
+                return Ok(Some(Found { wanted: Wanted { whole, tail }, tokens, to, usable: q.usable, parts }));
             }
             if whole * n < q.usable + q.fewest {
                 break;
             }
         }
         Ok(None)
+    }
+
+    /// Of the entries that follow a whole one, the one that begins with most of `rest`.
+    fn partly(&self, before: BlockHash, position: usize, rest: &[u32]) -> Result<Option<End>, Error> {
+        // 1. Those that were used last are the likely ones, and each costs a read
+        let mut all = Vec::new();
+        for (tokens, hash) in self.lookups.following(self.model, before)?.into_iter().take(MOST_LISTED) {
+            let entry = self.entry(hash, before, position, tokens as usize)?;
+            all.extend(entry.filter(|e| groups_of(Some(e)) == self.all_groups()).map(|e| (hash, e)));
+        }
+        all.sort_unstable_by_key(|(_, entry)| Reverse(entry.used));
+        all.truncate(if self.lookups.is_encrypted() { 1 } else { MOST_COMPARED });
+        // 2. What they have in common with the prompt
+        let mut best: Option<End> = None;
+        for (hash, entry) in all {
+            let Some(tokens) = self.lookups.tokens_of(&(self.model, hash), &entry)? else { continue };
+            let tail = tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
+            if (1..self.shape.block_tokens).contains(&tail) && best.as_ref().is_none_or(|b| b.tail < tail) {
+                best = Some(End { tail, entry: Some(entry), hash, tokens: Some(tokens) });
+            }
+        }
+        Ok(best)
+    }
+
+    /// A bit for each cache group.
+    fn all_groups(&self) -> u64 {
+        (1u64 << self.shape.windows.len()) - 1
     }
 
     /// Has parts read by another thread.

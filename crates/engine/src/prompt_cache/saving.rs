@@ -25,6 +25,8 @@ pub(crate) struct Saving {
     credit: Duration,
     /// Something was computed since all conversations were looked through.
     pub new: bool,
+    /// Nobody goes on any more: where conversations end within a block is worth keeping too.
+    pub last: bool,
     /// What of them is left to copy, and the bytes that this round may come to.
     unsaved: VecDeque<BlockHash>,
     room: u64,
@@ -101,7 +103,7 @@ impl PromptCache {
             return false;
         }
         if std::mem::take(&mut self.saving.new) {
-            self.saving.unsaved = cache.unsaved().into();
+            self.saving.unsaved = cache.unsaved(self.saving.last).into();
             // What is more than that would push out what was just written.
             self.saving.room = self.quota / 2;
         }
