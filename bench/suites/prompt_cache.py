@@ -121,7 +121,7 @@ def run(names, quick, rounds, parts):
     notes.append("\"read ahead\": the server was new and idle for a few seconds; it then has in memory what was used last")
     notes.append("prompts are random token ids: nothing is tokenised, and nothing is shared by chance; a decode step is the usual gap between the tokens of the same answer")
     notes.append("the disk: `sluice bench disk`, direct reads of a slot's size, as many in flight, from a file of the same disk, measured before each restore")
-    notes.append(f"lengths are whole blocks and one token, which is computed; a prompt without states that ends elsewhere computes up to {BLOCK} tokens, what its last block has")
+    notes.append("lengths are whole blocks and one token, which is computed")
     notes.append("R5 is the time to map a state back, not to produce a token")
     return rows, notes
 
@@ -537,7 +537,7 @@ def shared(name, rounds, quick, notes):
     stored, other = prompt(shape, 1, n), prompt(shape, 1, common) + prompt(shape, 2, n - common)
     case = f"{common} of {n} tokens as in a stored prompt, {NAMES[name]}"
     # A state is kept where a prompt ended: the common part was a turn of its own.
-    wanted = common - 1 if has_states(shape) else common // BLOCK * BLOCK
+    wanted = common - 1 if has_states(shape) else common
     with folder(shape, 2 * n) as path:
         with kept(shape, path, n) as address:
             warm(address, shape)

@@ -1,5 +1,6 @@
 //! One step through the model: inputs from what sequences hold, and what came of it.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -110,8 +111,12 @@ impl Runner {
         match filling {
             Filling::Block { group, block, .. } => self.backend.write_block(&self.kv[group], block, bytes),
             Filling::State { row, .. } => {
-                let floats = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
-                self.backend.write_state(row, &floats.collect::<Vec<f32>>());
+                // What was read lies at a page's beginning.
+                let state: Cow<[f32]> = match bytemuck::try_cast_slice(bytes) {
+                    Ok(state) if cfg!(target_endian = "little") => state.into(),
+                    _ => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+                };
+                self.backend.write_state(row, &state);
             }
         }
         Ok(())

@@ -45,6 +45,10 @@ impl Buffer {
         // A map of nothing is refused by the system; a page that is never touched costs nothing.
         let map = MmapOptions::new().len(bytes.max(1)).map_anon();
         let mut map = map.with_context(|| format!("cannot reserve {bytes} bytes for {}", class.name()))?;
+        if class == MemoryClass::State && bytes >= STEP {
+            // A copy of a state is mostly the clearing of pages, which large ones take a tenth of the time for. Without them, small ones are used.
+            let _ = map.advise(Advice::HugePage);
+        }
         Ok(Buffer { start: map.as_mut_ptr(), map, class, bytes, committed: bytes })
     }
 
@@ -210,46 +214,56 @@ impl Place {
     }
 }
 
-/// Cosines and then sines of each position's angles, `[positions, 2 * frequencies]`: addresses for all positions, of which the first are filled.
+/// Cosines and then sines of each position's angles, `[positions, 2 * frequencies]`: addresses for all positions, of which those are filled that steps came to.
 pub struct RotaryTable {
     pub frequencies: RotaryFrequencies,
     buffer: Buffer,
     positions: usize,
-    filled: usize,
+    /// For each [`FILLED`] positions.
+    filled: Vec<bool>,
+    /// Those that are being filled.
+    new: Vec<usize>,
 }
 
-/// Positions that are filled at once, at least.
-const FILLED: usize = 256;
+/// Positions that are filled at once: few, since a step may begin far behind the first, where a prompt's keys and values were there.
+const FILLED: usize = 64;
 
 impl RotaryTable {
     pub fn new(frequencies: &RotaryFrequencies, positions: usize) -> Result<RotaryTable> {
         let bytes = positions.checked_mul(frequencies.inv_freq.len() * 2 * size_of::<f32>());
         let bytes = bytes.with_context(|| format!("{positions} positions are too many"))?;
         let buffer = Buffer::zeroed(MemoryClass::Scratch, bytes)?;
-        Ok(RotaryTable { frequencies: frequencies.clone(), buffer, positions, filled: 0 })
+        let parts = positions.div_ceil(FILLED);
+        let (filled, new) = (vec![false; parts], Vec::with_capacity(parts));
+        Ok(RotaryTable { frequencies: frequencies.clone(), buffer, positions, filled, new })
     }
 
     /// Bytes that are filled.
     pub fn bytes(&self) -> usize {
-        self.filled * 2 * self.frequencies.inv_freq.len() * size_of::<f32>()
+        let filled = self.filled.iter().filter(|filled| **filled).count() * FILLED;
+        filled * 2 * self.frequencies.inv_freq.len() * size_of::<f32>()
     }
 
     pub fn place(&self) -> Place {
         let cols = 2 * self.frequencies.inv_freq.len();
-        Place { start: self.buffer.start.cast(), rows: self.filled, cols, stride: cols }
+        Place { start: self.buffer.start.cast(), rows: self.positions, cols, stride: cols }
     }
 
-    /// Computes the angles of all positions below `reach` that are not there yet.
-    pub fn fill(&mut self, reach: usize, pool: &mut Pool) {
-        if reach <= self.filled {
-            return;
+    /// Computes the angles of these positions that are not there yet.
+    pub fn fill(&mut self, positions: &[u32], pool: &mut Pool) {
+        self.new.clear();
+        for position in positions.iter().map(|p| *p as usize) {
+            assert!(position < self.positions, "position {position} of {}", self.positions);
+            if !std::mem::replace(&mut self.filled[position / FILLED], true) {
+                self.new.push(position / FILLED);
+            }
         }
-        assert!(reach <= self.positions, "position {} of {}", reach - 1, self.positions);
-        let from = self.filled;
-        self.filled = reach.next_multiple_of(FILLED).min(self.positions);
-        let (place, half, frequencies) = (self.place(), self.frequencies.inv_freq.len(), &self.frequencies);
-        pool.run((self.filled - from).div_ceil(16), &|task, _| {
-            for row in (from + task * 16..place.rows).take(16) {
+        let (place, half, frequencies, new) =
+            (self.place(), self.frequencies.inv_freq.len(), &self.frequencies, &self.new);
+        const TASK: usize = 16;
+        pool.run(new.len() * FILLED / TASK, &|task, _| {
+            let from = new[task * TASK / FILLED] * FILLED + task * TASK % FILLED;
+            for row in (from..place.rows).take(TASK) {
                 // SAFETY: this task alone writes this row.
                 let (cos, sin) = unsafe { place.get_mut(row, 0..2 * half) }.split_at_mut(half);
                 frequencies.angles(row as u32, cos, sin);

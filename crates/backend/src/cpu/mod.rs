@@ -152,6 +152,8 @@ impl Cpu {
 
 /// Rows of an embedding that is not there yet which are worth a read each.
 const FEW_ROWS: usize = 64;
+/// Floats of a state that a thread copies at once.
+const PIECE: usize = 1 << 17;
 
 fn linear_rows(l: &Linear) -> (usize, usize) {
     (l.matrix.number(), l.rows.len())
@@ -249,8 +251,11 @@ impl Backend for Cpu {
 
     fn copy_state(&mut self, from: u32, to: u32) {
         let (from, to) = (self.state(from), self.state(to));
-        // SAFETY: `&mut self`: no operation is running; two rows, or the same, which is only read then.
-        unsafe { to.copy_from(from) };
+        self.pool.run(to.cols.div_ceil(PIECE), &|piece, _| {
+            let cols = piece * PIECE..((piece + 1) * PIECE).min(to.cols);
+            // SAFETY: `&mut self`: no operation is running; two rows, or the same, which is only read then, and of each this piece.
+            unsafe { to.part(0..1, cols.clone()).copy_from(from.part(0..1, cols)) };
+        });
     }
 
     fn zero_state(&mut self, row: u32) {
@@ -267,8 +272,12 @@ impl Backend for Cpu {
 
     fn write_state(&mut self, row: u32, from: &[f32]) {
         let state = self.state(row);
-        // SAFETY: `&mut self`: no operation is running.
-        unsafe { state.get_mut(0, 0..state.cols) }.copy_from_slice(from);
+        assert_eq!(from.len(), state.cols);
+        self.pool.run(from.len().div_ceil(PIECE), &|piece, _| {
+            let cols = piece * PIECE..((piece + 1) * PIECE).min(from.len());
+            // SAFETY: `&mut self`: no operation is running; this piece is this task's alone.
+            unsafe { state.get_mut(0, cols.clone()) }.copy_from_slice(&from[cols]);
+        });
     }
 
     fn step_scratch(
@@ -295,7 +304,7 @@ impl Backend for Cpu {
         self.attention.begin();
         self.left = Logits::default();
         for table in &mut self.rotary {
-            table.fill(self.inputs.reach(), &mut self.pool);
+            table.fill(self.inputs.positions(), &mut self.pool);
         }
     }
 

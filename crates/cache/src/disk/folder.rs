@@ -3,12 +3,13 @@
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
 use rustix::io::Errno;
 
 use super::Error;
@@ -102,6 +103,11 @@ impl StoredFile for File {
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.read_exact_at(out, offset)
+    }
+
+    fn will_need(&self, bytes: u64) {
+        // Who reads says what is wrong.
+        let _ = fadvise(self, 0, NonZeroU64::new(bytes), Advice::WillNeed);
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {

@@ -14,6 +14,9 @@ use super::storage::{Storage, StoredFile};
 pub(super) const CLEAN: &str = "clean";
 const MAGIC: [u8; 8] = *b"SLUICECL";
 
+/// Bytes of an index that are brought into memory when it is opened.
+const AHEAD: u64 = 16 << 20;
+
 /// Bytes of that file, for an index of so many.
 pub(super) fn mark_bytes(index: u64) -> u64 {
     24 + 8 * index.div_ceil(PAGE as u64)
@@ -48,6 +51,8 @@ impl Pages {
     pub fn open(storage: Arc<dyn Storage>, name: &str, most: u64) -> io::Result<Pages> {
         let file = storage.open(name, true)?;
         let len = file.size()?;
+        // Page by page, the first look-up would wait for the disk as often as it comes to another.
+        file.will_need(len.min(AHEAD));
         let (sums, marked) = match storage.open(CLEAN, false) {
             // A mark that cannot be read is none; it goes before anything changes.
             Ok(mark) => (read_mark(&*mark, len).ok().flatten(), true),

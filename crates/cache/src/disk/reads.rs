@@ -1,5 +1,6 @@
 //! Reading what the cache holds, while others use it: a batch of parts, many in flight at once, each checked before it is handed out.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::ops::Deref;
@@ -20,8 +21,10 @@ use super::storage::StoredFile;
 /// Bytes that are in flight, being checked, or not taken yet, if a slot is not larger; and how many slots.
 pub const READING: usize = 48 << 20;
 const MOST_REQUESTS: usize = 64;
-/// Slots from here on are read apart from the others: a few of them would take the memory of many.
-const LARGE: usize = 8 << 20;
+/// Of these, bytes that the disk is asked for at once, if they are no less than two slots: more than a fast disk has under way, and soon checked.
+const IN_FLIGHT: usize = 8 << 20;
+/// A slot from here on is read to the memory that is there for it, also when it is the only one.
+const LARGE: usize = 1 << 20;
 
 /// Threads that check what was read.
 const CHECKERS: usize = 2;
@@ -40,7 +43,7 @@ pub enum Miss {
     Io(#[source] io::Error),
 }
 
-/// In which order parts are handed out. They are read in the order in which they are wanted, large ones last if need not be.
+/// In which order parts are handed out. They are read in the order in which they are wanted, or large ones first: to put them in their place takes long, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     AsWanted,
@@ -143,7 +146,8 @@ impl Reads {
         for batch in self.batches(order) {
             let mut left = batch;
             let mut refused = None;
-            if left.len() > 1
+            let bytes = |i: &usize| self.wants[*i].from.as_ref().map_or(0, |f| f.len);
+            if (left.len() > 1 || left.iter().any(|i| bytes(i) >= LARGE))
                 && !self.is_given_up()
                 && let Err(e) = self.together(&mut left, &counter)
             {
@@ -166,9 +170,10 @@ impl Reads {
     /// Numbers of wants that are read together. In order, nothing that others in a batch wait for lies outside of it and behind it.
     fn batches(&self, order: Order) -> Vec<Vec<usize>> {
         let mut all: Vec<usize> = (0..self.wants.len()).collect();
-        let class = |i: usize| self.wants[i].from.as_ref().filter(|f| f.path.is_some()).map(|f| f.len > LARGE);
+        // Slots of other sizes are read apart: as many would be in flight as there is memory for the largest.
+        let class = |i: usize| self.wants[i].from.as_ref().filter(|f| f.path.is_some()).map(|f| f.len.ilog2());
         if order == Order::AsTheyCome {
-            all.sort_by_key(|&i| class(i));
+            all.sort_by_key(|&i| Reverse(class(i)));
         }
         let mut batches: Vec<Vec<usize>> = Vec::new();
         let mut seen = HashSet::new();
@@ -214,8 +219,9 @@ impl Reads {
             let checked = self.checked(i, Slot::Staged(filled));
             hand(counter, i, checked);
         };
-        // Some disks say that reads are done only when all are that they were given: the others are asked for while those are checked.
-        let options = LoadOptions { depth: buffers.div_ceil(2), ..LoadOptions::default() };
+        // Some disks say that reads are done only when all are that they were given: the others are asked for while those are checked, and the last ones are few.
+        let options =
+            LoadOptions { depth: (IN_FLIGHT / size).max(2).min(buffers.div_ceil(2)), ..LoadOptions::default() };
         let (sender, receiver) = mpsc::channel::<(usize, Filled)>();
         let (mut sender, receiver) = (Some(sender), Mutex::new(receiver));
         let panicked = Mutex::new(None);

@@ -44,6 +44,8 @@ pub trait StoredFile: Debug + Send + Sync {
     /// # Errors
     /// The system's; a file that ends before.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
+    /// So many bytes from the beginning on will be read soon.
+    fn will_need(&self, _bytes: u64) {}
     /// Writes all of `bytes`.
     ///
     /// # Errors
