@@ -549,7 +549,7 @@ def shared(name, rounds, quick, notes):
             warm(address, shape)
             found = ask(address, other)
     # Whether it was read for the request or ahead of it: the server is new.
-    return [compare(SUITE, case, "found after a restart", "tokens", [found.cached], [wanted], "to the state" if has_states(shape) else "to the block", 1.0, True, THREADS)]
+    return [compare(SUITE, case, "found after a restart", "tokens", [found.cached], [wanted], "to the state" if has_states(shape) else "to the token", 1.0, True, THREADS)]
 
 
 def encrypted(name, rounds, quick, notes):
