@@ -12,48 +12,53 @@ use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::{Memory, Reserved, Scratch, bytes_of};
 use crate::parameters::{self as p, number};
 
-/// Cosines and then sines of each position's angles, `[positions, 2 * frequencies]`: addresses for all positions, of which the first are filled.
+/// Cosines and then sines of each position's angles, `[positions, 2 * frequencies]`: addresses for all positions, of which those are filled that steps came to.
 pub struct RotaryTable {
     frequencies: RotaryFrequencies,
     pub memory: Reserved,
     positions: usize,
-    filled: usize,
+    /// For each [`FILLED`] positions.
+    filled: Vec<bool>,
     angles: Vec<f32>,
 }
 
-/// Positions that are filled at once, at least.
-const FILLED: usize = 256;
+/// Positions that are filled at once: few, since a step may begin far behind the first, where a prompt's keys and values were there.
+const FILLED: usize = 64;
 
 impl RotaryTable {
     pub fn new(gpu: &Gpu, frequencies: &RotaryFrequencies, positions: usize) -> Result<RotaryTable> {
         let bytes = positions.checked_mul(frequencies.inv_freq.len() * 8);
         let bytes = bytes.with_context(|| format!("{positions} positions are too many"))?;
         let memory = Reserved::new(gpu, bytes, "rotary angles")?;
-        Ok(RotaryTable { frequencies: frequencies.clone(), memory, positions, filled: 0, angles: Vec::new() })
+        let filled = vec![false; positions.div_ceil(FILLED)];
+        Ok(RotaryTable { frequencies: frequencies.clone(), memory, positions, filled, angles: Vec::new() })
     }
 
     pub fn half(&self) -> usize {
         self.frequencies.inv_freq.len()
     }
 
-    /// Computes the angles of all positions below `reach` that are not there yet. On the host: a device's sine has other bits.
-    pub fn fill(&mut self, gpu: &Gpu, reach: usize) -> Result<()> {
-        if reach <= self.filled {
-            return Ok(());
+    /// Computes the angles of these positions that are not there yet. On the host: a device's sine has other bits.
+    pub fn fill(&mut self, gpu: &Gpu, positions: &[u32]) -> Result<()> {
+        let (half, row) = (self.half(), 8 * self.half());
+        for position in positions.iter().map(|p| *p as usize) {
+            assert!(position < self.positions, "position {position} of {}", self.positions);
+            if self.filled[position / FILLED] {
+                continue;
+            }
+            let from = position / FILLED * FILLED;
+            let to = (from + FILLED).min(self.positions);
+            self.memory.commit(gpu, to * row, "rotary angles")?;
+            self.angles.clear();
+            self.angles.resize((to - from) * 2 * half, 0.0);
+            for (row, position) in self.angles.chunks_exact_mut((2 * half).max(1)).zip(from..) {
+                let (cos, sin) = row.split_at_mut(half);
+                self.frequencies.angles(position as u32, cos, sin);
+            }
+            // SAFETY: so much was just committed.
+            unsafe { gpu.write(self.memory.at + (from * row) as u64, bytes_of(&self.angles))? };
+            self.filled[position / FILLED] = true;
         }
-        assert!(reach <= self.positions, "position {} of {}", reach - 1, self.positions);
-        let (half, to) = (self.half(), reach.next_multiple_of(FILLED).min(self.positions));
-        let row = 8 * half;
-        self.memory.commit(gpu, to * row, "rotary angles")?;
-        self.angles.clear();
-        self.angles.resize((to - self.filled) * 2 * half, 0.0);
-        for (row, position) in self.angles.chunks_exact_mut((2 * half).max(1)).zip(self.filled..) {
-            let (cos, sin) = row.split_at_mut(half);
-            self.frequencies.angles(position as u32, cos, sin);
-        }
-        // SAFETY: so much was just committed.
-        unsafe { gpu.write(self.memory.at + (self.filled * row) as u64, bytes_of(&self.angles))? };
-        self.filled = to;
         Ok(())
     }
 }

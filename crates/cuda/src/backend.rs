@@ -360,7 +360,7 @@ impl Backend for Cuda {
         self.enqueue(|own| {
             own.weights.bring(&own.gpu)?;
             own.mixtures.bring(&own.gpu, &own.weights, own.mode)?;
-            own.rotary.iter_mut().try_for_each(|table| table.fill(&own.gpu, own.inputs.reach()))?;
+            own.rotary.iter_mut().try_for_each(|table| table.fill(&own.gpu, own.inputs.positions()))?;
             own.step.begin(&own.gpu, &own.inputs, own.kv.len())?;
             own.gpu.begin_step();
             Ok(())
