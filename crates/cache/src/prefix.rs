@@ -151,6 +151,11 @@ impl PrefixIndex {
         &self.tokens[from..from + self.node(id).len as usize]
     }
 
+    /// Whether a node has all tokens of a block.
+    pub(crate) fn is_whole(&self, id: NodeId) -> bool {
+        self.node(id).len as usize == self.block_tokens
+    }
+
     /// One for each group.
     pub(crate) fn blocks(&self, id: NodeId) -> &[u32] {
         &self.blocks[id.0 as usize * self.groups..][..self.groups]

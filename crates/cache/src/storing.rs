@@ -4,7 +4,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use crate::kv_cache::{Chore, Held, KvCache};
-use crate::prefix::{BlockHash, NodeId, PrefixIndex};
+use crate::prefix::{BlockHash, NodeId};
 use crate::table::GONE;
 
 /// A node that is to be kept elsewhere, with its blocks and state by number.
@@ -85,7 +85,7 @@ impl KvCache {
         let (node, blocks, len) = (index.node(id), index.blocks(id), index.tokens(id).len());
         let reaches = node.position as usize + len >= elsewhere.fewest || node.leads;
         // A part of a block is of use with its state, or where a conversation goes on; a full layer's block is needed by all that follows.
-        let whole = len == index.block_tokens() || node.state.is_some() || node.ends;
+        let whole = index.is_whole(id) || node.state.is_some() || node.ends;
         let there = self.groups.iter().zip(blocks).all(|((group, _), b)| *b != GONE || group.window.is_some());
         let new = !node.stored || node.state.is_some() && !node.state_stored;
         len > 0 && reaches && whole && there && new && blocks.iter().any(|b| *b != GONE)
@@ -168,11 +168,10 @@ impl KvCache {
         let ends = ends && self.states.is_none();
         let all: Vec<NodeId> = self.conversations(ends);
         let Some(index) = &mut self.index else { return Vec::new() };
-        let short = |index: &PrefixIndex, id: NodeId| index.tokens(id).len() < index.block_tokens();
         for id in all.iter().copied() {
             // Short beginnings too: what follows them is to be kept.
             index.node_mut(id).leads = true;
-            index.node_mut(id).ends |= ends && short(index, id);
+            index.node_mut(id).ends |= ends && !index.is_whole(id);
         }
         let mut once = HashSet::new();
         let new = all.into_iter().filter(|id| once.insert(id.number()) && self.is_worth(*id));
@@ -185,7 +184,7 @@ impl KvCache {
         let mut all = Vec::new();
         let mut seen = HashSet::new();
         let block_tokens = index.block_tokens();
-        let is_whole = |id: NodeId| index.tokens(id).len() == block_tokens;
+        let is_whole = |id: NodeId| index.is_whole(id);
         for leaf in index.by_youth() {
             // 1. Where a conversation ends: a block that no whole one follows, or a part of the first one
             let parent = index.parent(leaf).expect("roots are not among those that are used");
@@ -251,8 +250,7 @@ impl KvCache {
     pub fn kept_of(&self, held: &Held) -> Vec<BlockHash> {
         let Some(index) = &self.index else { return Vec::new() };
         let path = std::iter::successors(held.node, |id| index.parent(*id));
-        let is_short = |id: NodeId| index.tokens(id).len() < index.block_tokens();
-        let ends = |id: &NodeId| index.children(*id).filter(|c| index.node(*c).state_stored || is_short(*c));
+        let ends = |id: &NodeId| index.children(*id).filter(|c| index.node(*c).state_stored || !index.is_whole(*c));
         let all = path.flat_map(|id| ends(&id).chain([id]).collect::<Vec<_>>());
         all.map(|id| index.node(id)).filter(|n| n.stored).map(|n| n.hash).collect()
     }

@@ -81,6 +81,7 @@ impl Engine {
         // What was looked through is looked through again.
         self.disk.iter_mut().for_each(|disk| (disk.saving.new, disk.saving.last) = (true, true));
         while self.tend()? {}
+        self.disk.iter_mut().for_each(|disk| disk.saving.last = false);
         self.disk.iter().for_each(PromptCache::flush);
         Ok(())
     }
