@@ -37,7 +37,7 @@ class Answer:
 
 def post(address, path, body):
     """What a server answers, as JSON; its refusal is its death."""
-    connection, answer = _send(address, path, body)
+    connection, answer = _send(address, path, json.dumps(body).encode())
     with connection:
         return json.loads(answer.read())
 
@@ -45,8 +45,10 @@ def post(address, path, body):
 def stream(address, path, body):
     """The answer to a request that asks for a stream."""
     answer = Answer()
+    # What a client takes to write its request is not the server's.
+    body = json.dumps({**body, "stream": True}).encode()
     begun = time.perf_counter()
-    connection, events = _send(address, path, {**body, "stream": True})
+    connection, events = _send(address, path, body)
     with connection:
         for line in events:
             data = line.removeprefix(b"data: ").strip()
@@ -75,7 +77,7 @@ class _Connection(http.client.HTTPConnection):
 def _send(address, path, body):
     connection = _Connection(address.removeprefix("http://"), timeout=3600)
     try:
-        connection.request("POST", path, json.dumps(body).encode(), {"content-type": "application/json"})
+        connection.request("POST", path, body, {"content-type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
             raise Died(f"{path}: {answer.status} {answer.read(200).decode(errors='replace')}")
