@@ -4,6 +4,7 @@ else: it raises `Died`, which `Peer` keeps with its reason. Standard library onl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,9 +108,21 @@ def make_environment():
     stamp.write_text(wanted)
 
 
+def compilers():
+    """For C and C++: those that CC and CXX name, or else the system's; but where the processor has AMX, of which gcc before 13 makes code that dies, another one that is there."""
+    if "CC" in os.environ or "amx_tile" not in Path("/proc/cpuinfo").read_text():
+        return None
+    said = subprocess.run(["cc", "-dM", "-E", "-"], input="", capture_output=True, text=True).stdout
+    major = re.search(r"#define __GNUC__ (\d+)", said)
+    if "__clang__" in said or major is None or int(major[1]) >= 13:
+        return None
+    found = [(f"clang{v}", f"clang++{v}") for v in ["", *(f"-{n}" for n in range(22, 13, -1))]] + [(f"gcc-{n}", f"g++-{n}") for n in range(16, 12, -1)]
+    return next(((c, cxx) for c, cxx in found if shutil.which(c) and shutil.which(cxx)), None)
+
+
 class LlamaCpp:
-    """llama.cpp from inside the source package of llama-cpp-python, built for this processor. Some compilers' builds for processors with AMX end with an illegal
-    instruction in its products: then it is built once more without AMX, and the rows say so."""
+    """llama.cpp from inside the source package of llama-cpp-python, built for this processor. Some compilers' builds for processors with AMX die in its products: then it
+    is built once more without AMX, and the rows say so."""
 
     # The package, its version, the tree in it, and what is built first.
     package, package_version, tree, targets = "llama-cpp-python", LLAMA_CPP_PYTHON, "llama.cpp", ("llama-bench",)
@@ -120,7 +133,7 @@ class LlamaCpp:
     def __init__(self):
         self.native = DIR / f"{self.tree}-{self.package_version}"
         # Remembers that the native build has died so.
-        self.stamp = self.native / "died-of-an-illegal-instruction"
+        self.stamp = self.native / "died-in-its-products"
         self.missing = ""
 
     @property
@@ -151,15 +164,15 @@ class LlamaCpp:
             self.make()
 
     def attempt(self, what):
-        """What `what(path of llama-bench)` gives; after an illegal instruction that of a build without AMX."""
+        """What `what(path of llama-bench)` gives; where it dies in its products, that of a build without AMX."""
         if self.missing:
             raise Died(self.missing)
         try:
             return what(self.bench)
         except Died as why:
-            if why.by != signal.SIGILL or not self.amx:
+            if why.by not in (signal.SIGILL, signal.SIGSEGV) or not self.amx:
                 raise
-        say("llama.cpp ended with SIGILL: once more, built without AMX")
+            say(f"llama.cpp ended with {why.by.name}: once more, built without AMX")
         self.stamp.touch()
         self.make()
         return self.attempt(what)
@@ -189,6 +202,8 @@ class LlamaCpp:
         say(f"building {self.tree} (minutes, once)")
         options = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", *self.options]
         options += ["LLAMA_BUILD_SERVER=ON", *self.server_options] if "llama-server" in self.targets else ["LLAMA_BUILD_SERVER=OFF"]
+        if chosen := compilers():
+            options += [f"CMAKE_C_COMPILER={chosen[0]}", f"CMAKE_CXX_COMPILER={chosen[1]}"]
         if self.amx:
             options.append("GGML_NATIVE=ON")
         else:
@@ -206,7 +221,7 @@ class LlamaCpp:
             return self.missing
         said = subprocess.run([self.bench, "--version"], capture_output=True, text=True, errors="replace")
         number = re.search(r"version: (.+)", said.stdout + said.stderr)
-        without = "" if self.amx else ", without AMX, since the build with it ended with SIGILL"
+        without = "" if self.amx else ", without AMX, since the build with it died"
         return f"{number[1] if number else 'unknown'}, in llama-cpp-python {LLAMA_CPP_PYTHON}, features {self.features()}{without}"
 
     def features(self):
