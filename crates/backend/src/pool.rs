@@ -3,15 +3,16 @@
 //! The caller is one of the threads. A job is a number of tasks. Each thread begins with a run of neighbouring ones, because neighbours mostly
 //! read neighbouring memory, and a thread that is done steals from the end of another's run, so that a slow or descheduled thread only does
 //! fewer; a helper that has not woken by the time all tasks are taken is locked out instead of waited for. Idle helpers
-//! spin for a moment (the next layer's work comes within microseconds, or when a read is over) and then sleep.
+//! spin for a moment (the next layer's work comes within microseconds, or when a read is over) and then sleep. Helpers that are left out
+//! (`Pool::use_threads`) sleep at once.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
 use super::threading::{
-    Arc, AtomicBool, AtomicU64, AtomicUsize, Builder, Idle, JoinHandle, Mutex, Ordering, Thread, UnsafeCell, fence,
-    park, spin_loop, yield_now,
+    Arc, AtomicBool, AtomicU64, AtomicUsize, Builder, Idle, JoinHandle, Mutex, Ordering, Thread, ThreadNumber,
+    UnsafeCell, fence, park, spin_loop, yield_now,
 };
 
 /// How long an idle helper spins before it sleeps, where work comes from memory.
@@ -31,11 +32,15 @@ struct Shared {
     left: AtomicUsize,
     /// What is left of each thread's run of tasks.
     runs: Vec<Run>,
+    /// Threads that take part in jobs, the caller's among them: the first ones. Written by the owner, and only while no helper is inside a job.
+    used: AtomicUsize,
     job: UnsafeCell<Option<Job<'static>>>,
     /// A helper panicked in the current job; the first one's words.
     panicked: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     sleeping: Vec<AtomicBool>,
+    /// The kernel's numbers of the helpers.
+    numbers: Vec<ThreadNumber>,
     /// Nanoseconds that an idle helper spins.
     spin: AtomicU64,
     stop: AtomicBool,
@@ -83,10 +88,12 @@ impl Pool {
             state: AtomicU64::new(0),
             left: AtomicUsize::new(0),
             runs: (0..=count).map(|_| Run(AtomicU64::new(0))).collect(),
+            used: AtomicUsize::new(count + 1),
             job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
             sleeping: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            numbers: (0..count).map(|_| ThreadNumber::default()).collect(),
             spin: AtomicU64::new(SPIN.as_nanos() as u64),
             stop: AtomicBool::new(false),
         });
@@ -105,6 +112,16 @@ impl Pool {
         self.helpers.len() + 1
     }
 
+    /// The kernel's number of thread `thread` of the pool, from 1 on; `None` where it has not started yet.
+    pub fn number(&self, thread: usize) -> Option<i32> {
+        self.shared.numbers[thread - 1].get()
+    }
+
+    /// From now on the first `n` threads alone run jobs, one at least and at most all; the others sleep.
+    pub fn use_threads(&mut self, n: usize) {
+        self.shared.used.store(n.clamp(1, self.threads()), Ordering::Relaxed);
+    }
+
     /// How long idle helpers spin before they sleep: as long as an immediate start is worth it.
     pub fn set_spin(&self, spin: Duration) {
         self.shared.spin.store(spin.as_nanos() as u64, Ordering::Relaxed);
@@ -116,19 +133,19 @@ impl Pool {
     /// # Panics
     /// When `job` does: with the caller's own panic, or else with that of the first helper. The pool can be used again.
     pub fn run(&mut self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
-        if self.helpers.is_empty() || tasks <= 1 {
+        let s = &*self.shared;
+        let threads = s.used.load(Ordering::Relaxed);
+        if threads == 1 || tasks <= 1 {
             (0..tasks).for_each(|task| job(task, 0));
             return;
         }
-        let s = &*self.shared;
         assert!(tasks <= u32::MAX as usize, "a run is two halves of a word");
         // 1. Publish. No helper is inside: the last job was closed and left.
         // SAFETY: the lifetime is widened only until step 3, which returns after the last helper that entered has left.
         let lasting = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         // SAFETY: nobody else touches it while no helper is inside.
         s.job.with_mut(|job| unsafe { *job = Some(lasting) });
-        let threads = s.runs.len();
-        for (i, run) in s.runs.iter().enumerate() {
+        for (i, run) in s.runs[..threads].iter().enumerate() {
             run.set(tasks * i / threads, tasks * (i + 1) / threads);
         }
         s.left.store(0, Ordering::Relaxed);
@@ -136,13 +153,13 @@ impl Pool {
         s.state.store(epoch << 32 | OPEN, Ordering::Release);
         // See `sleep`.
         fence(Ordering::SeqCst);
-        for (i, (thread, _)) in self.helpers.iter().enumerate() {
+        for (i, (thread, _)) in self.helpers[..threads - 1].iter().enumerate() {
             if s.sleeping[i].load(Ordering::Relaxed) {
                 thread.unpark();
             }
         }
         // 2. Work along.
-        let own = catch_unwind(AssertUnwindSafe(|| take_tasks(s, job, 0)));
+        let own = catch_unwind(AssertUnwindSafe(|| take_tasks(&s.runs[..threads], job, 0)));
         // 3. Lock out who has not come, wait for who has.
         let entered = (s.state.fetch_and(!OPEN, Ordering::AcqRel) & ENTERED) as usize;
         let mut spins = 0u32;
@@ -163,11 +180,12 @@ impl Pool {
     }
 }
 
-fn take_tasks(s: &Shared, job: Job, thread: usize) {
-    while let Some(task) = s.runs[thread].take(false) {
+/// `runs`: of the threads that take part.
+fn take_tasks(runs: &[Run], job: Job, thread: usize) {
+    while let Some(task) = runs[thread].take(false) {
         job(task, thread);
     }
-    for other in (1..s.runs.len()).map(|i| &s.runs[(thread + i) % s.runs.len()]) {
+    for other in (1..runs.len()).map(|i| &runs[(thread + i) % runs.len()]) {
         while let Some(task) = other.take(true) {
             job(task, thread);
         }
@@ -175,6 +193,7 @@ fn take_tasks(s: &Shared, job: Job, thread: usize) {
 }
 
 fn help(s: &Shared, index: usize) {
+    s.numbers[index].set();
     let mut seen = 0;
     while let Some(epoch) = newer_epoch(s, index, seen) {
         seen = epoch;
@@ -188,7 +207,9 @@ fn help(s: &Shared, index: usize) {
         // 2. Work, and say that we left.
         // SAFETY: we entered, so the owner does not touch `job` until we have left.
         let job = s.job.with(|job| unsafe { *job }).expect("an open job is published");
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| take_tasks(s, job, index + 1))) {
+        // The owner does not change it before we have left.
+        let runs = &s.runs[..s.used.load(Ordering::Relaxed)];
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| take_tasks(runs, job, index + 1))) {
             let mut first = s.panic.lock().unwrap_or_else(|e| e.into_inner());
             match *first {
                 None => *first = Some(panic),
@@ -201,18 +222,17 @@ fn help(s: &Shared, index: usize) {
     }
 }
 
-/// Waits until there is another job than the one of epoch `seen`: spins, then sleeps. `None`: the pool ends.
+/// Waits until there is another job than the one of epoch `seen`, and this helper takes part in it: spins, then sleeps. `None`: the pool ends.
 fn newer_epoch(s: &Shared, index: usize, seen: u64) -> Option<u64> {
     let mut idle = Idle::begin();
     loop {
         if s.stop.load(Ordering::Relaxed) {
             return None;
         }
-        let epoch = s.state.load(Ordering::Acquire) >> 32;
-        if epoch != seen {
+        if let Some(epoch) = job_for(s, index, seen) {
             return Some(epoch);
         }
-        if !idle.is_longer_than(|| Duration::from_nanos(s.spin.load(Ordering::Relaxed))) {
+        if is_used(s, index) && !idle.is_longer_than(|| Duration::from_nanos(s.spin.load(Ordering::Relaxed))) {
             spin_loop();
             continue;
         }
@@ -221,13 +241,24 @@ fn newer_epoch(s: &Shared, index: usize, seen: u64) -> Option<u64> {
     }
 }
 
-/// Parks unless there is something to do. Whoever publishes a job first writes the state and then looks who sleeps; here it is
+/// The epoch of a job that is newer than `seen` and this helper's. The owner says who takes part before it publishes a job: whoever sees the job sees
+/// that, or what was said since, and then the job is over and cannot be entered.
+fn job_for(s: &Shared, index: usize, seen: u64) -> Option<u64> {
+    let epoch = s.state.load(Ordering::Acquire) >> 32;
+    (epoch != seen && is_used(s, index)).then_some(epoch)
+}
+
+fn is_used(s: &Shared, index: usize) -> bool {
+    index + 1 < s.used.load(Ordering::Relaxed)
+}
+
+/// Parks unless there is something to do. Whoever publishes a job first writes who takes part and the state, and then looks who sleeps; here it is
 /// the other way round. With a fence between the two on each side, one of the sides sees the other, so that no wakeup is lost.
 /// `stop` needs none of this: whoever sets it unparks without looking.
 fn sleep(s: &Shared, index: usize, seen: u64) {
     s.sleeping[index].store(true, Ordering::Relaxed);
     fence(Ordering::SeqCst);
-    if s.state.load(Ordering::Relaxed) >> 32 == seen && !s.stop.load(Ordering::Relaxed) {
+    if job_for(s, index, seen).is_none() && !s.stop.load(Ordering::Relaxed) {
         park();
     }
     s.sleeping[index].store(false, Ordering::Relaxed);
@@ -264,6 +295,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn threads_that_are_left_out_run_nothing() {
+        let mut pool = Pool::new(5).unwrap();
+        for round in 0..2000 {
+            let used = [5, 2, 3, 1, 4][round % 5];
+            pool.use_threads(used);
+            let hits: Vec<AtomicUsize> = (0..round % 37).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(hits.len(), &|task, thread| {
+                assert!(thread < used);
+                hits[task].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
+            if round % 500 == 0 {
+                std::thread::sleep(2 * SPIN);
+            }
+        }
+        // As many as there are, whatever is asked for, and they wake: each waits for all others.
+        pool.use_threads(9);
+        let all = std::sync::Barrier::new(5);
+        pool.run(5, &|_, _| _ = all.wait());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The CPU backend: buffers in anonymous memory, weights where their files are mapped, a pool of threads.
 
 mod attention;
+mod crowd;
 mod delta_net;
 mod experts;
 mod matmul;
@@ -21,6 +22,7 @@ use crate::{
     MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile, Projection,
     RotaryFrequencies, RotaryId, Routing, StepInputs, Tensor,
 };
+use crowd::{Crowd, Waits};
 use matmul::{Encoded, Product, Worker};
 use memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use mixture::HostMixture;
@@ -46,6 +48,10 @@ pub struct Cpu {
     isa: Isa,
     mode: Activations,
     pool: Pool,
+    crowd: Crowd,
+    waits: Waits,
+    /// When the step under way began.
+    began: Instant,
     buffers: Vec<Buffer>,
     weights: Vec<Weight>,
     rotary: Vec<RotaryTable>,
@@ -81,6 +87,9 @@ impl Cpu {
             isa,
             mode,
             workers: PerThread::new(pool.threads()),
+            crowd: Crowd::new(pool.threads()),
+            waits: Waits::new(pool.threads()),
+            began: Instant::now(),
             pool,
             buffers: Vec::new(),
             weights: Vec::new(),
@@ -99,6 +108,11 @@ impl Cpu {
             left: Logits::default(),
             profile: None,
         })
+    }
+
+    /// Whether the step under way is of so few tokens that its rounds are short.
+    fn is_short(&self) -> bool {
+        self.inputs.tokens().len() <= crowd::SHORT
     }
 
     fn place(&self, t: Tensor) -> Place {
@@ -292,6 +306,8 @@ impl Backend for Cpu {
     fn begin(&mut self, inputs: &StepInputs) {
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);
+        self.began = Instant::now();
+        self.pool.use_threads(if self.is_short() { self.crowd.threads() } else { self.pool.threads() });
         self.attention.begin();
         self.left = Logits::default();
         for table in &mut self.rotary {
@@ -417,6 +433,10 @@ impl Backend for Cpu {
 
     fn end(&mut self) -> Outcome {
         let (failed, routed, synchronisations) = self.mixture.end();
+        if self.is_short() {
+            let (pool, waits) = (&self.pool, &mut self.waits);
+            self.crowd.step(self.began.elapsed(), |threads| waits.read(pool, threads));
+        }
         Outcome { logits: self.left, failed, routed, synchronisations }
     }
 
