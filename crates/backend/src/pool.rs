@@ -117,6 +117,16 @@ impl Pool {
         self.shared.numbers[thread - 1].get()
     }
 
+    /// The same, once it has started.
+    pub fn wait_for_number(&self, thread: usize) -> i32 {
+        loop {
+            match self.number(thread) {
+                Some(number) => return number,
+                None => yield_now(),
+            }
+        }
+    }
+
     /// From now on the first `n` threads alone run jobs, one at least and at most all; the others sleep.
     pub fn use_threads(&mut self, n: usize) {
         self.shared.used.store(n.clamp(1, self.threads()), Ordering::Relaxed);
