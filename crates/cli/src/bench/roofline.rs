@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
-use sluice_backend::Isa;
+use sluice_backend::{Isa, Numa, default_threads};
 use sluice_kernels::roofline::{self, Arithmetic};
 use sluice_store::Buffer;
 
@@ -80,7 +80,7 @@ pub fn threads(asked: &[usize]) -> Result<Vec<usize>> {
     if !asked.is_empty() {
         return Ok(asked.to_vec());
     }
-    let all = thread::available_parallelism().map_or(1, |n| n.get());
+    let all = default_threads(Numa::Off);
     Ok(if all > 1 { vec![1, all] } else { vec![1] })
 }
 
