@@ -11,8 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
 use super::threading::{
-    Arc, AtomicBool, AtomicU64, AtomicUsize, Builder, Idle, JoinHandle, Mutex, Ordering, Thread, ThreadNumber,
-    UnsafeCell, fence, park, spin_loop, yield_now,
+    Arc, AtomicBool, AtomicU64, Builder, Idle, JoinHandle, Mutex, Ordering, Thread, ThreadNumber, UnsafeCell, fence,
+    park, spin_loop, yield_now,
 };
 
 /// How long an idle helper spins before it sleeps, where work comes from memory.
@@ -22,19 +22,61 @@ const LOOKS: u32 = 10_000;
 
 type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
-/// The state of the current job in one word: epoch (high half), open flag, helpers that entered.
-const OPEN: u64 = 1 << 31;
-const ENTERED: u64 = OPEN - 1;
+/// The current job and whom it is for: what the owner writes and helpers look at, together on a cache line (and its neighbour, which is fetched along).
+#[repr(align(128))]
+struct Call {
+    /// The job's epoch, and how many threads it is for, the first ones (low 16 bits).
+    state: AtomicU64,
+    job: UnsafeCell<Option<Job<'static>>>,
+}
+
+impl Call {
+    /// Epoch and threads.
+    fn look(&self, order: Ordering) -> (u64, usize) {
+        let now = self.state.load(order);
+        (now >> 16, (now & 0xffff) as usize)
+    }
+}
+
+/// The last job that a helper entered or was locked out of: its epoch, and whether the helper is inside (lowest bit). On a cache line of its own, so
+/// that helpers come and go without waiting for each other.
+#[repr(align(128))]
+struct Presence(AtomicU64);
+
+const INSIDE: u64 = 1;
+
+impl Presence {
+    /// The helper enters the job, unless it is closed.
+    fn enter(&self, epoch: u64) -> bool {
+        let now = self.0.load(Ordering::Relaxed);
+        now >> 1 < epoch
+            && self.0.compare_exchange(now, epoch << 1 | INSIDE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn leave(&self, epoch: u64) {
+        self.0.store(epoch << 1, Ordering::Release);
+    }
+
+    /// The owner closes the job to a helper that has not come.
+    fn close(&self, epoch: u64) {
+        let now = self.0.load(Ordering::Relaxed);
+        if now >> 1 != epoch {
+            // Else it has come meanwhile.
+            let _ = self.0.compare_exchange(now, epoch << 1, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    fn has_left(&self, epoch: u64) -> bool {
+        self.0.load(Ordering::Acquire) == epoch << 1
+    }
+}
 
 struct Shared {
-    state: AtomicU64,
-    /// Helpers that have left the current job.
-    left: AtomicUsize,
+    call: Call,
+    /// Of each helper.
+    presences: Vec<Presence>,
     /// What is left of each thread's run of tasks.
     runs: Vec<Run>,
-    /// Threads that take part in jobs, the caller's among them: the first ones. Written by the owner, and only while no helper is inside a job.
-    used: AtomicUsize,
-    job: UnsafeCell<Option<Job<'static>>>,
     /// A helper panicked in the current job; the first one's words.
     panicked: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -46,8 +88,8 @@ struct Shared {
     stop: AtomicBool,
 }
 
-// SAFETY: `job` is written only by the thread that owns the pool, while no helper is inside a job (the state word is closed and
-// every helper that entered has left), and read only by helpers that entered after it was published by the state word.
+// SAFETY: the job is written only by the thread that owns the pool, while no helper is inside a job (each that was called has left or was locked out), and
+// read only by helpers that entered after it was published by the call's state.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; a job is `Sync`.
 unsafe impl Send for Shared {}
@@ -74,6 +116,8 @@ impl Run {
 /// Threads that share jobs.
 pub struct Pool {
     shared: Arc<Shared>,
+    /// Threads that take part in jobs, the caller's among them.
+    used: usize,
     helpers: Vec<(Thread, Option<JoinHandle<()>>)>,
 }
 
@@ -83,13 +127,12 @@ impl Pool {
     /// # Errors
     /// When the system refuses a thread; those that were started end.
     pub fn new(threads: usize) -> std::io::Result<Pool> {
+        assert!(threads <= u16::MAX as usize, "the number of threads is part of a word");
         let count = threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            state: AtomicU64::new(0),
-            left: AtomicUsize::new(0),
+            call: Call { state: AtomicU64::new(0), job: UnsafeCell::new(None) },
+            presences: (0..count).map(|_| Presence(AtomicU64::new(0))).collect(),
             runs: (0..=count).map(|_| Run(AtomicU64::new(0))).collect(),
-            used: AtomicUsize::new(count + 1),
-            job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
             sleeping: (0..count).map(|_| AtomicBool::new(false)).collect(),
@@ -97,7 +140,7 @@ impl Pool {
             spin: AtomicU64::new(SPIN.as_nanos() as u64),
             stop: AtomicBool::new(false),
         });
-        let mut pool = Pool { shared, helpers: Vec::with_capacity(count) };
+        let mut pool = Pool { shared, used: count + 1, helpers: Vec::with_capacity(count) };
         for i in 0..count {
             let shared = pool.shared.clone();
             let name = format!("sluice-{}", i + 1);
@@ -129,7 +172,7 @@ impl Pool {
 
     /// From now on the first `n` threads alone run jobs, one at least and at most all; the others sleep.
     pub fn use_threads(&mut self, n: usize) {
-        self.shared.used.store(n.clamp(1, self.threads()), Ordering::Relaxed);
+        self.used = n.clamp(1, self.threads());
     }
 
     /// How long idle helpers spin before they sleep: as long as an immediate start is worth it.
@@ -143,24 +186,22 @@ impl Pool {
     /// # Panics
     /// When `job` does: with the caller's own panic, or else with that of the first helper. The pool can be used again.
     pub fn run(&mut self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
-        let s = &*self.shared;
-        let threads = s.used.load(Ordering::Relaxed);
+        let (s, threads) = (&*self.shared, self.used);
         if threads == 1 || tasks <= 1 {
             (0..tasks).for_each(|task| job(task, 0));
             return;
         }
         assert!(tasks <= u32::MAX as usize, "a run is two halves of a word");
-        // 1. Publish. No helper is inside: the last job was closed and left.
-        // SAFETY: the lifetime is widened only until step 3, which returns after the last helper that entered has left.
-        let lasting = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
-        // SAFETY: nobody else touches it while no helper is inside.
-        s.job.with_mut(|job| unsafe { *job = Some(lasting) });
+        // 1. Publish. No helper is inside: each has left the last job, or was locked out.
         for (i, run) in s.runs[..threads].iter().enumerate() {
             run.set(tasks * i / threads, tasks * (i + 1) / threads);
         }
-        s.left.store(0, Ordering::Relaxed);
-        let epoch = (s.state.load(Ordering::Relaxed) >> 32) + 1;
-        s.state.store(epoch << 32 | OPEN, Ordering::Release);
+        // SAFETY: the lifetime is widened only until step 3, which returns after the last helper that entered has left.
+        let lasting = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
+        // SAFETY: nobody else touches it while no helper is inside.
+        s.call.job.with_mut(|job| unsafe { *job = Some(lasting) });
+        let epoch = s.call.look(Ordering::Relaxed).0 + 1;
+        s.call.state.store(epoch << 16 | threads as u64, Ordering::Release);
         // See `sleep`.
         fence(Ordering::SeqCst);
         for (i, (thread, _)) in self.helpers[..threads - 1].iter().enumerate() {
@@ -170,12 +211,15 @@ impl Pool {
         }
         // 2. Work along.
         let own = catch_unwind(AssertUnwindSafe(|| take_tasks(&s.runs[..threads], job, 0)));
-        // 3. Lock out who has not come, wait for who has.
-        let entered = (s.state.fetch_and(!OPEN, Ordering::AcqRel) & ENTERED) as usize;
+        // 3. Lock out who has not come, before waiting for who has.
+        let called = &s.presences[..threads - 1];
+        called.iter().for_each(|helper| helper.close(epoch));
         let mut spins = 0u32;
-        while s.left.load(Ordering::Acquire) < entered {
-            spins = spins.saturating_add(1);
-            if spins < LOOKS { spin_loop() } else { yield_now() }
+        for helper in called {
+            while !helper.has_left(epoch) {
+                spins = spins.saturating_add(1);
+                if spins < LOOKS { spin_loop() } else { yield_now() }
+            }
         }
         // 4. A panic goes on here, whoever had it. Both are taken: the next job has nothing to do with either.
         let mut panic = own.err();
@@ -205,21 +249,16 @@ fn take_tasks(runs: &[Run], job: Job, thread: usize) {
 fn help(s: &Shared, index: usize) {
     s.numbers[index].set();
     let mut seen = 0;
-    while let Some(epoch) = newer_epoch(s, index, seen) {
+    while let Some((epoch, threads)) = next_job(s, index, seen) {
         seen = epoch;
         // 1. Enter if it is still open.
-        let entered = s.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
-            (now >> 32 == seen && now & OPEN != 0).then_some(now + 1)
-        });
-        if entered.is_err() {
+        if !s.presences[index].enter(epoch) {
             continue;
         }
         // 2. Work, and say that we left.
         // SAFETY: we entered, so the owner does not touch `job` until we have left.
-        let job = s.job.with(|job| unsafe { *job }).expect("an open job is published");
-        // The owner does not change it before we have left.
-        let runs = &s.runs[..s.used.load(Ordering::Relaxed)];
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| take_tasks(runs, job, index + 1))) {
+        let job = s.call.job.with(|job| unsafe { *job }).expect("an open job is published");
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| take_tasks(&s.runs[..threads], job, index + 1))) {
             let mut first = s.panic.lock().unwrap_or_else(|e| e.into_inner());
             match *first {
                 None => *first = Some(panic),
@@ -228,21 +267,24 @@ fn help(s: &Shared, index: usize) {
             }
             s.panicked.store(true, Ordering::Relaxed);
         }
-        s.left.fetch_add(1, Ordering::Release);
+        s.presences[index].leave(epoch);
     }
 }
 
-/// Waits until there is another job than the one of epoch `seen`, and this helper takes part in it: spins, then sleeps. `None`: the pool ends.
-fn newer_epoch(s: &Shared, index: usize, seen: u64) -> Option<u64> {
+/// Waits until there is another job than the one of epoch `seen` that this helper is called to, and gives its epoch and how many threads it is for:
+/// spins, then sleeps; sleeps at once where the last job was not for it. `None`: the pool ends.
+fn next_job(s: &Shared, index: usize, seen: u64) -> Option<(u64, usize)> {
     let mut idle = Idle::begin();
     loop {
         if s.stop.load(Ordering::Relaxed) {
             return None;
         }
-        if let Some(epoch) = job_for(s, index, seen) {
-            return Some(epoch);
+        let (epoch, threads) = s.call.look(Ordering::Acquire);
+        let called = index + 1 < threads;
+        if called && epoch != seen {
+            return Some((epoch, threads));
         }
-        if is_used(s, index) && !idle.is_longer_than(|| Duration::from_nanos(s.spin.load(Ordering::Relaxed))) {
+        if called && !idle.is_longer_than(|| Duration::from_nanos(s.spin.load(Ordering::Relaxed))) {
             spin_loop();
             continue;
         }
@@ -251,24 +293,15 @@ fn newer_epoch(s: &Shared, index: usize, seen: u64) -> Option<u64> {
     }
 }
 
-/// The epoch of a job that is newer than `seen` and this helper's. The owner says who takes part before it publishes a job: whoever sees the job sees
-/// that, or what was said since, and then the job is over and cannot be entered.
-fn job_for(s: &Shared, index: usize, seen: u64) -> Option<u64> {
-    let epoch = s.state.load(Ordering::Acquire) >> 32;
-    (epoch != seen && is_used(s, index)).then_some(epoch)
-}
-
-fn is_used(s: &Shared, index: usize) -> bool {
-    index + 1 < s.used.load(Ordering::Relaxed)
-}
-
-/// Parks unless there is something to do. Whoever publishes a job first writes who takes part and the state, and then looks who sleeps; here it is
-/// the other way round. With a fence between the two on each side, one of the sides sees the other, so that no wakeup is lost.
+/// Parks unless there is something to do. Whoever publishes a job first writes the call's state, and then looks who sleeps; here it is the other way
+/// round. With a fence between the two on each side, one of the sides sees the other, so that no wakeup is lost.
 /// `stop` needs none of this: whoever sets it unparks without looking.
 fn sleep(s: &Shared, index: usize, seen: u64) {
     s.sleeping[index].store(true, Ordering::Relaxed);
     fence(Ordering::SeqCst);
-    if job_for(s, index, seen).is_none() && !s.stop.load(Ordering::Relaxed) {
+    let (epoch, threads) = s.call.look(Ordering::Relaxed);
+    let called = index + 1 < threads && epoch != seen;
+    if !called && !s.stop.load(Ordering::Relaxed) {
         park();
     }
     s.sleeping[index].store(false, Ordering::Relaxed);
@@ -286,6 +319,8 @@ impl Drop for Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     #[test]

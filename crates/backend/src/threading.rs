@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicI32;
 use std::time::{Duration, Instant};
 
 pub use std::hint::spin_loop;
-pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 pub use std::sync::{Arc, Mutex};
 pub use std::thread::{Builder, JoinHandle, Thread, park, yield_now};
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 mod threading {
     pub use loom::cell::UnsafeCell;
     pub use loom::hint::spin_loop;
-    pub use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+    pub use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
     pub use loom::sync::{Arc, Mutex};
     pub use loom::thread::{Builder, JoinHandle, Thread, park, yield_now};
 
@@ -44,8 +44,8 @@ mod pool;
 
 use pool::Pool;
 
-/// Runs jobs of these numbers of tasks, on so many threads of the pool, one after the other, and checks that each task ran once, on one of them: in every order of steps in which no more than
-/// `preemptions` times a thread is stopped that could go on. Returns how many orders that were.
+/// Runs jobs of these numbers of tasks, on so many threads of the pool, one after the other, and checks that each task ran once, on one of them: in every
+/// order of steps in which no more than `preemptions` times a thread is stopped that could go on. Returns how many orders that were.
 fn check(threads: usize, jobs: &'static [(usize, usize)], preemptions: usize) -> usize {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);

@@ -31,8 +31,8 @@ pub struct EngineArgs {
     /// Threads that compute [default: one for each core that this process may use]
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Machines whose memory is of several nodes: spread takes memory of each in turn and binds threads to cores of each; isolate keeps threads and memory to the
-    /// node that the program runs on. What the page cache holds already stays where it is. Changes speed, never the result
+    /// Where memory is of several nodes: spread takes it of each in turn and binds threads to cores of each; isolate keeps threads and memory to the node that
+    /// the program runs on. What the page cache holds already stays where it is. Changes speed, never the result
     #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
     numa: NumaArg,
     /// Precision of activations where they meet weights: f32 is exact, bf16 and int8 are faster [default: int8]
