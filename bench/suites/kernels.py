@@ -199,7 +199,7 @@ def limits(rounds):
     rows = []
     for line in lines:
         for name, value in line.items():
-            if name.endswith("_per_second"):
+            if name.endswith("_per_second") and value:
                 what, scale = ("read, GB/s", 1e9) if name.startswith("read") else (name.split("_")[0] + " dot products, TOPS", 1e12)
                 figure, unit = what.split(", ")
                 rows.append(compare(SUITE, "limits", figure, unit, [value["median"] / scale], None, "", threads=line["threads"]))
@@ -233,13 +233,15 @@ def prefill(c, rounds):
     say(f"{case}, {c.threads} threads")
     folder, file = model(c.shape, c.ours), model(c.shape, c.theirs)
     evict(folder)
-    mine, done, peak = [], [], []
+    mine, done, peak, tiles = [], [], [], []
     theirs, torch = Peer(), Peer()
     for _ in range(rounds):
         [line] = ours("prefill", folder, c.threads, "--tokens", PROMPT)
         mine.append(line["tokens_per_second"]["median"])
         done.append(line["operations_per_second"]["median"] / 1e12)
         peak.append(line["peak_operations_per_second"]["median"] / 1e12)
+        if amx := line.get("amx_peak_operations_per_second"):
+            tiles.append(amx["median"] / 1e12)
         theirs.measure(lambda: llama(file, c.threads, prompt=PROMPT)[0])
         if c.transformers:
             torch.measure(lambda: python_peer("transformers", folder, c.threads, PROMPT, 0, 0)["prefill"])
@@ -247,6 +249,8 @@ def prefill(c, rounds):
     if c.transformers:
         rows.append(compare(SUITE, case, "speed", "tokens/s", mine, torch.all, "transformers", c.goal, threads=c.threads, died=torch.died))
     rows.append(compare(SUITE, case, "operations", "TOPS", done, peak, f"{line['arithmetic']} peak", c.limit, threads=c.threads))
+    if tiles:
+        rows.append(compare(SUITE, case, "operations", "TOPS", done, tiles, "int8 peak by AMX", threads=c.threads))
     return rows
 
 

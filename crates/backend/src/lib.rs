@@ -4,8 +4,10 @@
 //! [`Backend::end`] operations are only enqueued, and none gives a value back: what a step leaves is its [`Outcome`] and a handle to logits. A new device
 //! is one more implementor of [`Backend`], in a crate of its own; a new operation is one method here and one file per device.
 
+mod affinity;
 mod cpu;
 mod memory;
+mod numa;
 mod operations;
 mod pool;
 mod profile;
@@ -14,6 +16,7 @@ mod threading;
 
 pub use cpu::{Cpu, Lookahead, StepScratch, Streamed};
 pub use memory::*;
+pub use numa::{Numa, Processors, default_threads};
 pub use operations::*;
 pub use profile::{Phase, PhaseRow, Profile};
 pub use sluice_kernels::attention::{AttentionMode, KvType};

@@ -3,14 +3,15 @@
 //! The caller is one of the threads. A job is a number of tasks. Each thread begins with a run of neighbouring ones, because neighbours mostly
 //! read neighbouring memory, and a thread that is done steals from the end of another's run, so that a slow or descheduled thread only does
 //! fewer; a helper that has not woken by the time all tasks are taken is locked out instead of waited for. Idle helpers
-//! spin for a moment (the next layer's work comes within microseconds, or when a read is over) and then sleep.
+//! spin for a moment (the next layer's work comes within microseconds, or when a read is over) and then sleep. Helpers that are left out
+//! (`Pool::use_threads`) sleep at once.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
 use super::threading::{
-    Arc, AtomicBool, AtomicU64, AtomicUsize, Builder, Idle, JoinHandle, Mutex, Ordering, Thread, UnsafeCell, fence,
+    Arc, AtomicBool, AtomicU64, Builder, Idle, JoinHandle, Mutex, Ordering, Thread, ThreadNumber, UnsafeCell, fence,
     park, spin_loop, yield_now,
 };
 
@@ -21,28 +22,74 @@ const LOOKS: u32 = 10_000;
 
 type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
-/// The state of the current job in one word: epoch (high half), open flag, helpers that entered.
-const OPEN: u64 = 1 << 31;
-const ENTERED: u64 = OPEN - 1;
+/// The current job and whom it is for: what the owner writes and helpers look at, together on a cache line (and its neighbour, which is fetched along).
+#[repr(align(128))]
+struct Call {
+    /// The job's epoch, and how many threads it is for, the first ones (low 16 bits).
+    state: AtomicU64,
+    job: UnsafeCell<Option<Job<'static>>>,
+}
+
+impl Call {
+    /// Epoch and threads.
+    fn look(&self, order: Ordering) -> (u64, usize) {
+        let now = self.state.load(order);
+        (now >> 16, (now & 0xffff) as usize)
+    }
+}
+
+/// The last job that a helper entered or was locked out of: its epoch, and whether the helper is inside (lowest bit). On a cache line of its own, so
+/// that helpers come and go without waiting for each other.
+#[repr(align(128))]
+struct Presence(AtomicU64);
+
+const INSIDE: u64 = 1;
+
+impl Presence {
+    /// The helper enters the job, unless it is closed.
+    fn enter(&self, epoch: u64) -> bool {
+        let now = self.0.load(Ordering::Relaxed);
+        now >> 1 < epoch
+            && self.0.compare_exchange(now, epoch << 1 | INSIDE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn leave(&self, epoch: u64) {
+        self.0.store(epoch << 1, Ordering::Release);
+    }
+
+    /// The owner closes the job to a helper that has not come.
+    fn close(&self, epoch: u64) {
+        let now = self.0.load(Ordering::Relaxed);
+        if now >> 1 != epoch {
+            // Else it has come meanwhile.
+            let _ = self.0.compare_exchange(now, epoch << 1, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    fn has_left(&self, epoch: u64) -> bool {
+        self.0.load(Ordering::Acquire) == epoch << 1
+    }
+}
 
 struct Shared {
-    state: AtomicU64,
-    /// Helpers that have left the current job.
-    left: AtomicUsize,
+    call: Call,
+    /// Of each helper.
+    presences: Vec<Presence>,
     /// What is left of each thread's run of tasks.
     runs: Vec<Run>,
-    job: UnsafeCell<Option<Job<'static>>>,
     /// A helper panicked in the current job; the first one's words.
     panicked: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     sleeping: Vec<AtomicBool>,
+    /// The kernel's numbers of the helpers.
+    numbers: Vec<ThreadNumber>,
     /// Nanoseconds that an idle helper spins.
     spin: AtomicU64,
     stop: AtomicBool,
 }
 
-// SAFETY: `job` is written only by the thread that owns the pool, while no helper is inside a job (the state word is closed and
-// every helper that entered has left), and read only by helpers that entered after it was published by the state word.
+// SAFETY: the job is written only by the thread that owns the pool, while no helper is inside a job (each that was called has left or was locked out), and
+// read only by helpers that entered after it was published by the call's state.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; a job is `Sync`.
 unsafe impl Send for Shared {}
@@ -69,6 +116,8 @@ impl Run {
 /// Threads that share jobs.
 pub struct Pool {
     shared: Arc<Shared>,
+    /// Threads that take part in jobs, the caller's among them.
+    used: usize,
     helpers: Vec<(Thread, Option<JoinHandle<()>>)>,
 }
 
@@ -78,19 +127,20 @@ impl Pool {
     /// # Errors
     /// When the system refuses a thread; those that were started end.
     pub fn new(threads: usize) -> std::io::Result<Pool> {
+        assert!(threads <= u16::MAX as usize, "the number of threads is part of a word");
         let count = threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            state: AtomicU64::new(0),
-            left: AtomicUsize::new(0),
+            call: Call { state: AtomicU64::new(0), job: UnsafeCell::new(None) },
+            presences: (0..count).map(|_| Presence(AtomicU64::new(0))).collect(),
             runs: (0..=count).map(|_| Run(AtomicU64::new(0))).collect(),
-            job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
             sleeping: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            numbers: (0..count).map(|_| ThreadNumber::default()).collect(),
             spin: AtomicU64::new(SPIN.as_nanos() as u64),
             stop: AtomicBool::new(false),
         });
-        let mut pool = Pool { shared, helpers: Vec::with_capacity(count) };
+        let mut pool = Pool { shared, used: count + 1, helpers: Vec::with_capacity(count) };
         for i in 0..count {
             let shared = pool.shared.clone();
             let name = format!("sluice-{}", i + 1);
@@ -105,6 +155,26 @@ impl Pool {
         self.helpers.len() + 1
     }
 
+    /// The kernel's number of thread `thread` of the pool, from 1 on; `None` where it has not started yet.
+    pub fn number(&self, thread: usize) -> Option<i32> {
+        self.shared.numbers[thread - 1].get()
+    }
+
+    /// The same, once it has started.
+    pub fn wait_for_number(&self, thread: usize) -> i32 {
+        loop {
+            match self.number(thread) {
+                Some(number) => return number,
+                None => yield_now(),
+            }
+        }
+    }
+
+    /// From now on the first `n` threads alone run jobs, one at least and at most all; the others sleep.
+    pub fn use_threads(&mut self, n: usize) {
+        self.used = n.clamp(1, self.threads());
+    }
+
     /// How long idle helpers spin before they sleep: as long as an immediate start is worth it.
     pub fn set_spin(&self, spin: Duration) {
         self.shared.spin.store(spin.as_nanos() as u64, Ordering::Relaxed);
@@ -116,39 +186,40 @@ impl Pool {
     /// # Panics
     /// When `job` does: with the caller's own panic, or else with that of the first helper. The pool can be used again.
     pub fn run(&mut self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
-        if self.helpers.is_empty() || tasks <= 1 {
+        let (s, threads) = (&*self.shared, self.used);
+        if threads == 1 || tasks <= 1 {
             (0..tasks).for_each(|task| job(task, 0));
             return;
         }
-        let s = &*self.shared;
         assert!(tasks <= u32::MAX as usize, "a run is two halves of a word");
-        // 1. Publish. No helper is inside: the last job was closed and left.
+        // 1. Publish. No helper is inside: each has left the last job, or was locked out.
+        for (i, run) in s.runs[..threads].iter().enumerate() {
+            run.set(tasks * i / threads, tasks * (i + 1) / threads);
+        }
         // SAFETY: the lifetime is widened only until step 3, which returns after the last helper that entered has left.
         let lasting = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         // SAFETY: nobody else touches it while no helper is inside.
-        s.job.with_mut(|job| unsafe { *job = Some(lasting) });
-        let threads = s.runs.len();
-        for (i, run) in s.runs.iter().enumerate() {
-            run.set(tasks * i / threads, tasks * (i + 1) / threads);
-        }
-        s.left.store(0, Ordering::Relaxed);
-        let epoch = (s.state.load(Ordering::Relaxed) >> 32) + 1;
-        s.state.store(epoch << 32 | OPEN, Ordering::Release);
+        s.call.job.with_mut(|job| unsafe { *job = Some(lasting) });
+        let epoch = s.call.look(Ordering::Relaxed).0 + 1;
+        s.call.state.store(epoch << 16 | threads as u64, Ordering::Release);
         // See `sleep`.
         fence(Ordering::SeqCst);
-        for (i, (thread, _)) in self.helpers.iter().enumerate() {
+        for (i, (thread, _)) in self.helpers[..threads - 1].iter().enumerate() {
             if s.sleeping[i].load(Ordering::Relaxed) {
                 thread.unpark();
             }
         }
         // 2. Work along.
-        let own = catch_unwind(AssertUnwindSafe(|| take_tasks(s, job, 0)));
-        // 3. Lock out who has not come, wait for who has.
-        let entered = (s.state.fetch_and(!OPEN, Ordering::AcqRel) & ENTERED) as usize;
+        let own = catch_unwind(AssertUnwindSafe(|| take_tasks(&s.runs[..threads], job, 0)));
+        // 3. Lock out who has not come, before waiting for who has.
+        let called = &s.presences[..threads - 1];
+        called.iter().for_each(|helper| helper.close(epoch));
         let mut spins = 0u32;
-        while s.left.load(Ordering::Acquire) < entered {
-            spins = spins.saturating_add(1);
-            if spins < LOOKS { spin_loop() } else { yield_now() }
+        for helper in called {
+            while !helper.has_left(epoch) {
+                spins = spins.saturating_add(1);
+                if spins < LOOKS { spin_loop() } else { yield_now() }
+            }
         }
         // 4. A panic goes on here, whoever had it. Both are taken: the next job has nothing to do with either.
         let mut panic = own.err();
@@ -163,11 +234,12 @@ impl Pool {
     }
 }
 
-fn take_tasks(s: &Shared, job: Job, thread: usize) {
-    while let Some(task) = s.runs[thread].take(false) {
+/// `runs`: of the threads that take part.
+fn take_tasks(runs: &[Run], job: Job, thread: usize) {
+    while let Some(task) = runs[thread].take(false) {
         job(task, thread);
     }
-    for other in (1..s.runs.len()).map(|i| &s.runs[(thread + i) % s.runs.len()]) {
+    for other in (1..runs.len()).map(|i| &runs[(thread + i) % runs.len()]) {
         while let Some(task) = other.take(true) {
             job(task, thread);
         }
@@ -175,20 +247,18 @@ fn take_tasks(s: &Shared, job: Job, thread: usize) {
 }
 
 fn help(s: &Shared, index: usize) {
+    s.numbers[index].set();
     let mut seen = 0;
-    while let Some(epoch) = newer_epoch(s, index, seen) {
+    while let Some((epoch, threads)) = next_job(s, index, seen) {
         seen = epoch;
         // 1. Enter if it is still open.
-        let entered = s.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
-            (now >> 32 == seen && now & OPEN != 0).then_some(now + 1)
-        });
-        if entered.is_err() {
+        if !s.presences[index].enter(epoch) {
             continue;
         }
         // 2. Work, and say that we left.
         // SAFETY: we entered, so the owner does not touch `job` until we have left.
-        let job = s.job.with(|job| unsafe { *job }).expect("an open job is published");
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| take_tasks(s, job, index + 1))) {
+        let job = s.call.job.with(|job| unsafe { *job }).expect("an open job is published");
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| take_tasks(&s.runs[..threads], job, index + 1))) {
             let mut first = s.panic.lock().unwrap_or_else(|e| e.into_inner());
             match *first {
                 None => *first = Some(panic),
@@ -197,22 +267,24 @@ fn help(s: &Shared, index: usize) {
             }
             s.panicked.store(true, Ordering::Relaxed);
         }
-        s.left.fetch_add(1, Ordering::Release);
+        s.presences[index].leave(epoch);
     }
 }
 
-/// Waits until there is another job than the one of epoch `seen`: spins, then sleeps. `None`: the pool ends.
-fn newer_epoch(s: &Shared, index: usize, seen: u64) -> Option<u64> {
+/// Waits until there is another job than the one of epoch `seen` that this helper is called to, and gives its epoch and how many threads it is for:
+/// spins, then sleeps; sleeps at once where the last job was not for it. `None`: the pool ends.
+fn next_job(s: &Shared, index: usize, seen: u64) -> Option<(u64, usize)> {
     let mut idle = Idle::begin();
     loop {
         if s.stop.load(Ordering::Relaxed) {
             return None;
         }
-        let epoch = s.state.load(Ordering::Acquire) >> 32;
-        if epoch != seen {
-            return Some(epoch);
+        let (epoch, threads) = s.call.look(Ordering::Acquire);
+        let called = index + 1 < threads;
+        if called && epoch != seen {
+            return Some((epoch, threads));
         }
-        if !idle.is_longer_than(|| Duration::from_nanos(s.spin.load(Ordering::Relaxed))) {
+        if called && !idle.is_longer_than(|| Duration::from_nanos(s.spin.load(Ordering::Relaxed))) {
             spin_loop();
             continue;
         }
@@ -221,13 +293,15 @@ fn newer_epoch(s: &Shared, index: usize, seen: u64) -> Option<u64> {
     }
 }
 
-/// Parks unless there is something to do. Whoever publishes a job first writes the state and then looks who sleeps; here it is
-/// the other way round. With a fence between the two on each side, one of the sides sees the other, so that no wakeup is lost.
+/// Parks unless there is something to do. Whoever publishes a job first writes the call's state, and then looks who sleeps; here it is the other way
+/// round. With a fence between the two on each side, one of the sides sees the other, so that no wakeup is lost.
 /// `stop` needs none of this: whoever sets it unparks without looking.
 fn sleep(s: &Shared, index: usize, seen: u64) {
     s.sleeping[index].store(true, Ordering::Relaxed);
     fence(Ordering::SeqCst);
-    if s.state.load(Ordering::Relaxed) >> 32 == seen && !s.stop.load(Ordering::Relaxed) {
+    let (epoch, threads) = s.call.look(Ordering::Relaxed);
+    let called = index + 1 < threads && epoch != seen;
+    if !called && !s.stop.load(Ordering::Relaxed) {
         park();
     }
     s.sleeping[index].store(false, Ordering::Relaxed);
@@ -245,6 +319,8 @@ impl Drop for Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     #[test]
@@ -264,6 +340,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn threads_that_are_left_out_run_nothing() {
+        let mut pool = Pool::new(5).unwrap();
+        for round in 0..2000 {
+            let used = [5, 2, 3, 1, 4][round % 5];
+            pool.use_threads(used);
+            let hits: Vec<AtomicUsize> = (0..round % 37).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(hits.len(), &|task, thread| {
+                assert!(thread < used);
+                hits[task].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
+            if round % 500 == 0 {
+                std::thread::sleep(2 * SPIN);
+            }
+        }
+        // As many as there are, whatever is asked for, and they wake: each waits for all others.
+        pool.use_threads(9);
+        let all = std::sync::Barrier::new(5);
+        pool.run(5, &|_, _| _ = all.wait());
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! What the pool of threads stands on. `tests/pool_model.rs` puts a model checker's in its place.
 
+use std::sync::atomic::AtomicI32;
 use std::time::{Duration, Instant};
 
 pub use std::hint::spin_loop;
-pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 pub use std::sync::{Arc, Mutex};
 pub use std::thread::{Builder, JoinHandle, Thread, park, yield_now};
 
@@ -40,4 +41,25 @@ impl Idle {
         self.looks = self.looks.wrapping_add(1);
         self.looks.is_multiple_of(64) && self.since.elapsed() >= limit()
     }
+}
+
+/// The kernel's number of a thread, which the thread itself says.
+#[derive(Default)]
+pub struct ThreadNumber(AtomicI32);
+
+impl ThreadNumber {
+    /// Called by the thread.
+    pub fn set(&self) {
+        self.0.store(own_number(), Ordering::Release);
+    }
+
+    pub fn get(&self) -> Option<i32> {
+        Some(self.0.load(Ordering::Acquire)).filter(|n| *n != 0)
+    }
+}
+
+/// The kernel's number of the calling thread.
+pub fn own_number() -> i32 {
+    // SAFETY: it takes nothing and cannot fail.
+    unsafe { libc::gettid() }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Context, Result};
-use sluice_backend::{Backend, Cpu};
+use sluice_backend::Backend;
 use sluice_cuda::Cuda;
 use sluice_engine::Options;
 
@@ -68,9 +68,7 @@ impl DeviceArg {
     /// Where there is no such device, or it cannot be used.
     pub fn backend(self, options: &Options) -> Result<Box<dyn Backend>> {
         match self {
-            DeviceArg::Auto | DeviceArg::Cpu => {
-                Ok(Box::new(Cpu::new(options.isa, options.threads, options.activations)?))
-            }
+            DeviceArg::Auto | DeviceArg::Cpu => sluice_engine::cpu(options),
             DeviceArg::Cuda(number) => {
                 let cuda = Cuda::new(number, options.activations);
                 Ok(Box::new(cuda.with_context(|| format!("--device {self}"))?))

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum, value_parser};
+use sluice_backend::default_threads;
 use sluice_engine::{
-    Activations, AttentionMode, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Options, Pins, Placement,
-    Policy,
+    Activations, AttentionMode, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Numa, Options, Pins,
+    Placement, Policy,
 };
 use sluice_store::{MAX_SETTINGS, read_small};
 
@@ -27,9 +28,13 @@ pub struct EngineArgs {
     /// it took and why. Changes speed and memory, never the result
     #[arg(long, default_value_t = DeviceArg::Cpu, value_name = "auto|cpu|cuda[:N]")]
     device: DeviceArg,
-    /// Threads that compute [default: all cores]
+    /// Threads that compute [default: one for each core that this process may use]
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
+    /// Where memory is of several nodes: spread takes it of each in turn and binds threads to cores of each; isolate keeps threads and memory to the node that
+    /// the program runs on. What the page cache holds already stays where it is. Changes speed, never the result
+    #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
+    numa: NumaArg,
     /// Precision of activations where they meet weights: f32 is exact, bf16 and int8 are faster [default: int8]
     #[arg(long, value_enum, value_name = "TYPE")]
     activations: Option<ActivationsArg>,
@@ -88,6 +93,16 @@ pub struct EngineArgs {
     /// Experts per token instead of the model's own number. LOSSY: this changes the model's output
     #[arg(long, value_name = "K", value_parser = value_parser!(u32).range(1..=1 << 16))]
     experts_per_token: Option<u32>,
+}
+
+/// The aliases are llama.cpp's names, and what else people say.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum NumaArg {
+    Off,
+    #[value(alias = "distribute")]
+    Spread,
+    #[value(alias = "bind")]
+    Isolate,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -205,8 +220,14 @@ impl EngineArgs {
     pub fn options(&self) -> Result<Options> {
         let size = |n: u32| n as usize;
         let defaults = Options::for_this_machine()?;
+        let numa = match self.numa {
+            NumaArg::Off => Numa::Off,
+            NumaArg::Spread => Numa::Spread,
+            NumaArg::Isolate => Numa::Isolate,
+        };
         Ok(Options {
-            threads: self.threads.map_or(defaults.threads, size),
+            threads: self.threads.map_or_else(|| default_threads(numa), size),
+            numa,
             activations: match self.activations {
                 None => defaults.activations,
                 Some(ActivationsArg::F32) => Activations::F32,

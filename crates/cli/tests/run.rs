@@ -67,6 +67,20 @@ fn json_is_one_object_with_all_figures() {
 }
 
 #[test]
+fn where_memory_and_threads_are_put_is_said_and_changes_no_answer() {
+    let Some(demo) = demo() else { return };
+    let plain = run(&[&demo, "Hi"]);
+    assert!(!stderr(&plain).contains("numa"), "{}", stderr(&plain));
+    for how in ["spread", "isolate", "distribute", "bind"] {
+        let with = run(&[&demo, "Hi", "--numa", how]);
+        assert_eq!(success(with.clone()), success(plain.clone()), "{how}");
+        // On one node there is nothing to do, and the kernel may refuse.
+        let said = stderr(&with);
+        assert!(said.contains("numa: one node") || said.contains("numa: memory"), "{how}: {said}");
+    }
+}
+
+#[test]
 fn figures_go_to_standard_error() {
     let Some(demo) = demo() else { return };
     let plain = run(&[&demo, "Hi"]);

@@ -4,7 +4,7 @@
 mod open;
 mod prompt_cache;
 
-pub use open::MakeBackend;
+pub use open::{MakeBackend, cpu};
 
 use std::time::Instant;
 
@@ -51,6 +51,8 @@ pub struct Engine {
     scratch: u64,
     /// Bytes of mapped weights that there is no room for beside all else.
     squeezed: u64,
+    /// Where memory was put, where that was asked.
+    numa: Option<String>,
     max_context: usize,
     skipped: Vec<String>,
     /// Why sequences ended with [`Finish::Failed`], until somebody asks or they are started again.
@@ -91,7 +93,7 @@ impl Engine {
         &self.placed
     }
 
-    /// What reading fell back on so far, one clause each.
+    /// What reading fell back on so far, and where memory and threads were put, one clause each.
     pub fn fallbacks(&self) -> Vec<String> {
         let loading = self.loading.iter().flat_map(Loading::notes);
         let squeezed = (self.squeezed > 0).then(|| {
@@ -100,7 +102,7 @@ impl Engine {
                 "{bytes} of mapped weights do not fit the memory control group: the kernel reads them again and again"
             )
         });
-        loading.chain(squeezed).chain(self.runner.backend.notes()).collect()
+        loading.chain(squeezed).chain(self.numa.clone()).chain(self.runner.backend.notes()).collect()
     }
 
     /// Bytes that were set aside for the scratch of steps of [`Engine::chunk`] tokens, logits and sampling included: what [`MemoryClass::Scratch`] comes to

@@ -19,7 +19,7 @@ pub mod text;
 
 pub use budget::Held;
 pub use constraint::{Called, Constraint, Demand, Form};
-pub use engine::{Engine, MakeBackend};
+pub use engine::{Engine, MakeBackend, cpu};
 pub use options::{Options, Placement};
 pub use pins::Pins;
 pub use placement::Placed;
@@ -27,7 +27,7 @@ pub use prompt_cache::{LoadedSession, PromptCacheOptions, PromptCacheStatus, Rea
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{
     Activations, AttentionMode, Backend, Cpu, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
-    NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed, Streamed,
+    NUMERICS_VERSION, Numa, Phase, PhaseRow, Profile, Routed, Streamed,
 };
 pub use sluice_model::{Config, Description};
 pub use sluice_store::experts::{Policy, ReadFaults};

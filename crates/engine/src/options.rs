@@ -1,7 +1,7 @@
 //! What an engine is asked for.
 
 use anyhow::Result;
-use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead};
+use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead, Numa, default_threads};
 use sluice_store::LoadOptions;
 
 use crate::budget::Held;
@@ -12,6 +12,8 @@ use crate::prompt_cache::PromptCacheOptions;
 pub struct Options {
     pub isa: Isa,
     pub threads: usize,
+    /// On machines of several nodes of memory: where threads run, and where the thread that opens the engine, and those that it starts, take memory from.
+    pub numa: Numa,
     pub activations: Activations,
     /// Element type of cached keys and values; `None`: f32 with f32 activations, else the type that the checkpoint works in.
     pub kv_type: Option<KvType>,
@@ -57,11 +59,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// The defaults of this machine: all cores, its fastest instruction set.
+    /// The defaults of this machine: all cores that this process may use, its fastest instruction set.
     pub fn for_this_machine() -> Result<Options> {
         Ok(Options {
             isa: Isa::from_env()?,
-            threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
+            threads: default_threads(Numa::Off),
+            numa: Numa::Off,
             activations: Activations::Int8,
             kv_type: None,
             attention: AttentionMode::F32,

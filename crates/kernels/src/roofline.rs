@@ -1,6 +1,7 @@
 //! What a machine can do at best. `sluice bench` puts what the
 //! kernels reach beside it, measured in the same run; no kernel uses this.
 
+use crate::Isa;
 use crate::dispatch::simd;
 use crate::instructions::peak::Peak;
 
@@ -30,10 +31,20 @@ simd! {
     pub fn multiply_add(arithmetic: Arithmetic, macs: u64) -> u64 = multiply_add_peak
 }
 
+/// As [`multiply_add`] for [`Arithmetic::Int8`], in AMX's tile registers; `None` where `isa` has none.
+pub fn multiply_add_in_tiles(isa: Isa, macs: u64) -> Option<u64> {
+    #[cfg(target_arch = "x86_64")]
+    if isa.level() == crate::isa::Level::Amx {
+        // SAFETY: an `Isa` of this level is made only where the tiles were found and permitted.
+        return Some(unsafe { crate::avx512::amx::multiply_add(macs) });
+    }
+    let _ = (isa, macs);
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Isa;
 
     #[test]
     fn every_byte_is_read() {
@@ -55,6 +66,9 @@ mod tests {
                 let done = multiply_add(isa, arithmetic, 1000);
                 assert!((1000..2000).contains(&done), "{isa} {arithmetic:?}: {done}");
             }
+            let in_tiles = multiply_add_in_tiles(isa, 1_000_000);
+            assert_eq!(in_tiles.is_some(), isa.to_string() == "amx");
+            assert!(in_tiles.is_none_or(|done| (1_000_000..1_100_000).contains(&done)), "{isa}: {in_tiles:?}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The CPU backend: buffers in anonymous memory, weights where their files are mapped, a pool of threads.
 
 mod attention;
+mod crowd;
 mod delta_net;
 mod experts;
 mod matmul;
@@ -15,12 +16,15 @@ use anyhow::{Context, Result, ensure};
 use sluice_kernels::form::Activations;
 use sluice_kernels::{Isa, affine, norm};
 
+use crate::affinity::{Mask, Seat};
+use crate::numa::{Numa, Processors};
 use crate::pool::Pool;
 use crate::{
     AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, ExpertOptions, KvLayout, KvPool, Linear, Logits,
     MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile, Projection,
     RotaryFrequencies, RotaryId, Routing, StepInputs, Tensor,
 };
+use crowd::{Crowd, Waits};
 use matmul::{Encoded, Product, Worker};
 use memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use mixture::HostMixture;
@@ -46,6 +50,13 @@ pub struct Cpu {
     isa: Isa,
     mode: Activations,
     pool: Pool,
+    crowd: Crowd,
+    waits: Waits,
+    /// When the step under way began.
+    began: Instant,
+    /// Of the thread that computes steps, where threads are bound; what is to be said about that.
+    seat: Option<Seat>,
+    bound: Option<String>,
     buffers: Vec<Buffer>,
     weights: Vec<Weight>,
     rotary: Vec<RotaryTable>,
@@ -81,6 +92,11 @@ impl Cpu {
             isa,
             mode,
             workers: PerThread::new(pool.threads()),
+            crowd: Crowd::new(pool.threads()),
+            waits: Waits::new(pool.threads()),
+            began: Instant::now(),
+            seat: None,
+            bound: None,
             pool,
             buffers: Vec::new(),
             weights: Vec::new(),
@@ -99,6 +115,33 @@ impl Cpu {
             left: Logits::default(),
             profile: None,
         })
+    }
+
+    /// Binds threads to processors as `numa` says, on machines of several nodes: the calling thread of a step while it is computed, the others for good.
+    ///
+    /// # Errors
+    /// When a processor is not this process's.
+    pub fn bind(&mut self, numa: Numa) -> Result<()> {
+        let (here, threads) = (Processors::here(), self.pool.threads());
+        let Some(processors) = here.of_threads(numa, threads) else { return Ok(()) };
+        self.bind_to(&processors)?;
+        self.bound = Some(here.describe(numa, threads));
+        Ok(())
+    }
+
+    /// Thread t to `processors[t]`.
+    fn bind_to(&mut self, processors: &[usize]) -> Result<()> {
+        self.seat = Some(Seat::at(processors[0]));
+        for (thread, &processor) in processors.iter().enumerate().skip(1) {
+            let bound = Mask::from_processors([processor]).bind(self.pool.wait_for_number(thread));
+            bound.with_context(|| format!("cannot bind a thread to processor {processor}"))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the step under way is of so few tokens that its rounds are short.
+    fn is_short(&self) -> bool {
+        self.inputs.tokens().len() <= crowd::SHORT
     }
 
     fn place(&self, t: Tensor) -> Place {
@@ -301,6 +344,9 @@ impl Backend for Cpu {
     fn begin(&mut self, inputs: &StepInputs) {
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);
+        self.began = Instant::now();
+        self.seat.iter_mut().for_each(Seat::take);
+        self.pool.use_threads(if self.is_short() { self.crowd.threads() } else { self.pool.threads() });
         self.attention.begin();
         self.left = Logits::default();
         for table in &mut self.rotary {
@@ -426,6 +472,11 @@ impl Backend for Cpu {
 
     fn end(&mut self) -> Outcome {
         let (failed, routed, synchronisations) = self.mixture.end();
+        if self.is_short() {
+            let (pool, waits) = (&self.pool, &mut self.waits);
+            self.crowd.step(self.began.elapsed(), |threads| waits.read(pool, threads));
+        }
+        self.seat.iter_mut().for_each(Seat::leave);
         Outcome { logits: self.left, failed, routed, synchronisations }
     }
 
@@ -454,7 +505,8 @@ impl Backend for Cpu {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.mixture.streaming().map_or(Vec::new(), |s| s.store.notes().to_vec())
+        let streaming = self.mixture.streaming().into_iter().flat_map(|s| s.store.notes().to_vec());
+        self.bound.clone().into_iter().chain(streaming).collect()
     }
 
     fn memory(&mut self) -> Vec<MemoryUse> {
@@ -474,5 +526,38 @@ impl Backend for Cpu {
             MemoryClass::Kv | MemoryClass::State => of(class),
         };
         MemoryClass::ALL.map(|class| MemoryUse { class, device: Device::Host, bytes: bytes(class) }).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::affinity::current;
+
+    #[test]
+    fn threads_run_where_they_are_bound() {
+        let mask = Mask::of(0).unwrap();
+        let all = mask.processors();
+        let mut cpu = Cpu::new(Isa::GENERIC, 4, Activations::F32).unwrap();
+        let processors: Vec<usize> = all.iter().rev().copied().cycle().take(4).collect();
+        cpu.bind_to(&processors).unwrap();
+        let empty = StepInputs::new(&[], Capacity { tokens: 0, sequences: 0, blocks: 0 });
+        for _ in 0..3 {
+            cpu.begin(&empty);
+            cpu.pool.use_threads(4);
+            // Each waits for all, so that each takes one.
+            let together = std::sync::Barrier::new(4);
+            cpu.pool.run(4, &|_, thread| {
+                together.wait();
+                assert_eq!(current(), processors[thread]);
+            });
+            cpu.end();
+            assert!(Mask::of(0).unwrap() == mask, "the caller is bound no longer than a step");
+        }
+        for (thread, processor) in processors.iter().enumerate().skip(1) {
+            let number = cpu.pool.number(thread).unwrap();
+            assert_eq!(Mask::of(number).unwrap().processors(), [*processor]);
+        }
+        assert!(cpu.bind_to(&[0, 8191]).is_err());
     }
 }

@@ -7,9 +7,10 @@ use clap::Args;
 use serde_json::json;
 use sluice_backend::NUMERICS_VERSION;
 use sluice_engine::{Engine, Phase, Profile, Streamed};
+use sluice_kernels::roofline::Arithmetic;
 
 use super::figures::Figures;
-use super::roofline::peak;
+use super::roofline::{has_tiles, peak, peak_of_tiles};
 use super::{ModelArgs, Subject, tokens};
 use crate::engine_args::activations_name;
 use crate::{machine, stats, streamed, units};
@@ -37,12 +38,16 @@ pub fn run(args: &PrefillArgs) -> Result<()> {
             activations_name(options.activations)
         );
         let peak = format!("{name} peak TOPS");
-        println!("{:>8}{:>24}{:>12}{:>12}{:>22}{:>20}", "tokens", "tokens/s", "MACs", "TOPS", peak, "of it");
+        print!("{:>8}{:>24}{:>12}{:>12}{:>22}{:>20}", "tokens", "tokens/s", "MACs", "TOPS", peak, "of it");
+        println!(
+            "{}",
+            if shows_tiles(&subject) { format!("{:>22}{:>20}", "AMX peak TOPS", "of it") } else { String::new() }
+        );
     }
     for &n in &args.tokens {
         let m = measure(&mut subject, args, n)?;
         let rate = m.tokens_per_second.map(|t| 2.0 * t / n as f64 * m.macs as f64);
-        let fraction = rate.over(&m.peak);
+        let (fraction, of_tiles) = (rate.over(&m.peak), rate.over(&m.tiles));
         if json {
             let options = subject.engine.options();
             let line = json!({
@@ -60,29 +65,42 @@ pub fn run(args: &PrefillArgs) -> Result<()> {
                 "arithmetic": name,
                 "peak_operations_per_second": m.peak.to_json(),
                 "fraction_of_peak": fraction.to_json(),
+                "amx_peak_operations_per_second": m.tiles.to_json(),
+                "fraction_of_amx_peak": of_tiles.to_json(),
                 "peak_memory": machine::own_memory("VmHWM"),
                 "experts": streamed::to_json(&subject.engine, m.streamed.as_ref(), m.time, n),
                 "phases": stats::profile_json(&m.profile),
             });
             println!("{line}");
         } else {
+            let share = |peak: &Figures, of: &Figures| {
+                let percent = of.map(|x| 100.0 * x).to_text(0) + "%";
+                format!("{:>22}{percent:>20}", peak.map(|x| x / 1e12).to_text(2))
+            };
             println!(
-                "{n:>8}{:>24}{:>12}{:>12.2}{:>22}{:>20}",
+                "{n:>8}{:>24}{:>12}{:>12.2}{}{}",
                 m.tokens_per_second.to_text(1),
                 units::count(m.macs),
                 rate.median() / 1e12,
-                m.peak.map(|x| x / 1e12).to_text(2),
-                fraction.map(|x| 100.0 * x).to_text(0) + "%"
+                share(&m.peak, &fraction),
+                if shows_tiles(&subject) { share(&m.tiles, &of_tiles) } else { String::new() }
             );
         }
     }
     Ok(())
 }
 
+/// Whether there is a second peak: products of integers would go to tiles if that were quicker.
+fn shows_tiles(subject: &Subject) -> bool {
+    subject.arithmetic == Arithmetic::Int8 && has_tiles(subject.engine.options().isa)
+}
+
 struct Measured {
     tokens_per_second: Figures,
     /// Operations per second that the machine does at best, in the model's arithmetic.
     peak: Figures,
+    /// The same in AMX's tiles; nothing where there are none, or for other arithmetic.
+    tiles: Figures,
     /// Multiply-adds with weights, of the whole prompt.
     macs: u64,
     profile: Profile,
@@ -92,16 +110,21 @@ struct Measured {
 }
 
 fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measured> {
+    let shows_tiles = shows_tiles(subject);
     let Subject { engine, arithmetic, profile_apart, .. } = subject;
     engine.profile(!*profile_apart);
     let prompt = tokens(0, n, engine.model().vocabulary);
     read_prompt(engine, &prompt)?;
-    let (mut tokens_per_second, mut best) = (Figures::default(), Figures::default());
+    let [mut tokens_per_second, mut best, mut tiles] = [(); 3].map(|()| Figures::default());
     let mut profile = Profile::default();
     let (mut streamed, mut time) = (None, Duration::ZERO);
     for _ in 0..args.model.rounds {
         if !args.model.no_roofline {
-            best.push(peak(engine.options().isa, engine.options().threads, *arithmetic));
+            let options = engine.options();
+            best.push(peak(options.isa, options.threads, *arithmetic));
+            if shows_tiles {
+                tiles.push(peak_of_tiles(options.isa, options.threads));
+            }
         }
         engine.take_profile();
         engine.take_streamed();
@@ -118,7 +141,7 @@ fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measur
         profile = engine.take_profile();
     }
     let macs = Phase::ALL.iter().map(|p| profile.row(*p).macs).sum();
-    Ok(Measured { tokens_per_second, peak: best, macs, profile, streamed, time })
+    Ok(Measured { tokens_per_second, peak: best, tiles, macs, profile, streamed, time })
 }
 
 /// The prompt as a sequence of its own.

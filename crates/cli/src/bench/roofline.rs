@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
-use sluice_backend::Isa;
+use sluice_backend::{Isa, Numa, default_threads};
 use sluice_kernels::roofline::{self, Arithmetic};
 use sluice_store::Buffer;
 
@@ -39,15 +39,20 @@ pub fn run(args: &RooflineArgs) -> Result<()> {
     let isa = Isa::from_env()?;
     let mut memory = Memory::new()?;
     if !args.json {
-        println!("{:<8}{:>24}{:>24}{:>24}{:>24}", "threads", "read GB/s", "f32 TOPS", "bf16 TOPS", "int8 TOPS");
+        print!("{:<8}{:>24}{:>24}{:>24}{:>24}", "threads", "read GB/s", "f32 TOPS", "bf16 TOPS", "int8 TOPS");
+        println!("{:>24}", if has_tiles(isa) { "int8 TOPS, AMX" } else { "" });
     }
     for n in threads(&args.threads)? {
         let mut read = Figures::default();
         let mut peaks = Arithmetic::ALL.map(|a| (a, Figures::default()));
+        let mut tiles = Figures::default();
         for _ in 0..args.rounds {
             read.push(memory.read(isa, n));
             for (arithmetic, figures) in &mut peaks {
                 figures.push(peak(isa, n, *arithmetic));
+            }
+            if has_tiles(isa) {
+                tiles.push(peak_of_tiles(isa, n));
             }
         }
         if args.json {
@@ -56,12 +61,14 @@ pub fn run(args: &RooflineArgs) -> Result<()> {
             for (arithmetic, figures) in &peaks {
                 line[format!("{}_operations_per_second", arithmetic.name())] = figures.to_json();
             }
+            line["amx_int8_operations_per_second"] = tiles.to_json();
             println!("{line}");
         } else {
             let tera = |f: &Figures| f.map(|x| x / 1e12).to_text(2);
             let [f32, bf16, int8] = &peaks;
             let read = read.map(|x| x / 1e9).to_text(1);
-            println!("{n:<8}{read:>24}{:>24}{:>24}{:>24}", tera(&f32.1), tera(&bf16.1), tera(&int8.1));
+            let tiles = if has_tiles(isa) { tera(&tiles) } else { String::new() };
+            println!("{n:<8}{read:>24}{:>24}{:>24}{:>24}{tiles:>24}", tera(&f32.1), tera(&bf16.1), tera(&int8.1));
         }
     }
     Ok(())
@@ -73,7 +80,7 @@ pub fn threads(asked: &[usize]) -> Result<Vec<usize>> {
     if !asked.is_empty() {
         return Ok(asked.to_vec());
     }
-    let all = thread::available_parallelism().map_or(1, |n| n.get());
+    let all = default_threads(Numa::Off);
     Ok(if all > 1 { vec![1, all] } else { vec![1] })
 }
 
@@ -113,11 +120,25 @@ impl Memory {
 
 /// Operations per second of `threads` threads together: a multiply-add is two.
 pub fn peak(isa: Isa, threads: usize, arithmetic: Arithmetic) -> f64 {
+    fastest(threads, |macs| roofline::multiply_add(isa, arithmetic, macs))
+}
+
+/// The same of bytes in AMX's tiles, where `isa` [has](has_tiles) them.
+pub fn peak_of_tiles(isa: Isa, threads: usize) -> f64 {
+    fastest(threads, |macs| roofline::multiply_add_in_tiles(isa, macs).expect("this machine has tiles"))
+}
+
+pub fn has_tiles(isa: Isa) -> bool {
+    roofline::multiply_add_in_tiles(isa, 1).is_some()
+}
+
+/// `work(n)` does at least n multiply-adds and says how many.
+fn fastest(threads: usize, work: impl Fn(u64) -> u64 + Sync) -> f64 {
     // As many as take long enough.
     let mut macs = 1 << 20;
     loop {
         let start = Instant::now();
-        let done = roofline::multiply_add(isa, arithmetic, macs);
+        let done = work(macs);
         let seconds = start.elapsed().as_secs_f64();
         if seconds > SPAN / 4.0 {
             macs = (done as f64 * SPAN / seconds) as u64;
@@ -126,7 +147,7 @@ pub fn peak(isa: Isa, threads: usize, arithmetic: Arithmetic) -> f64 {
         macs *= 4;
     }
     let seconds = together(threads, |_| {
-        black_box(roofline::multiply_add(isa, arithmetic, macs));
+        black_box(work(macs));
     });
     2.0 * macs as f64 * threads as f64 / seconds
 }

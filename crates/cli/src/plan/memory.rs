@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use sluice_backend::{Activations, Isa};
+use sluice_backend::{Activations, Isa, Numa, default_threads};
 use sluice_kernels::activations::{encode_bf16, encode_int8};
 use sluice_kernels::form::{self, Encoding, Float};
 use sluice_kernels::input::Input;
@@ -47,7 +47,7 @@ impl Measured {
 /// When there is no memory for it, or `SLUICE_ISA` asks for what this machine lacks.
 pub fn measure(resident: Form, experts: Form) -> Result<Measured> {
     let isa = Isa::from_env()?;
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = default_threads(Numa::Off);
     // In large pages, as weights are; not zero, as pages of zeros may be one page.
     let mut buffer = Buffer::large(BYTES).context("no memory to measure its speed with")?;
     buffer.fill(0x3c);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use sluice_backend::{
     Activations, AttentionMode, Backend, Capacity, Cpu, ExpertOptions, Float, KvLayout, KvPool, KvType, Lookahead,
-    MemoryClass, SequenceInput, StepInputs, StepScratch, Wanted,
+    MemoryClass, Processors, SequenceInput, StepInputs, StepScratch, Wanted,
 };
 use sluice_cache::{Group, KvCache, Prefixes};
 use sluice_model::{CacheKind, Config, Decoder};
@@ -28,8 +28,14 @@ use crate::scheduler::{Plan, Scheduler};
 /// Makes the backend of an engine with these options.
 pub type MakeBackend<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Backend>>;
 
-fn cpu(options: &Options) -> Result<Box<dyn Backend>> {
-    Ok(Box::new(Cpu::new(options.isa, options.threads, options.activations)?))
+/// The CPU for an engine with these options.
+///
+/// # Errors
+/// When the system refuses a thread, or a processor for one.
+pub fn cpu(options: &Options) -> Result<Box<dyn Backend>> {
+    let mut cpu = Cpu::new(options.isa, options.threads, options.activations)?;
+    cpu.bind(options.numa)?;
+    Ok(Box::new(cpu))
 }
 
 impl Engine {
@@ -51,6 +57,8 @@ impl Engine {
         ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
         let config = Config::open(folder)?;
         let model = sluice_model::describe(&config, &options.model(1))?;
+        // Before anything takes memory, or starts a thread that does.
+        let numa = Processors::here().place_memory(options.numa);
         let state = (model.state_len() * size_of::<f32>()) as u64;
         options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::memory(state));
         let placed = placement::decide(folder, &model, &options)?;
@@ -63,14 +71,18 @@ impl Engine {
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
-        match open(placed) {
+        let opened = match open(placed) {
             // Weights alone would fit, but not with all that a step needs.
             Err(refused) if may_stream && mapped && refused.is::<Refusal>() => {
                 let streamed = open(placement::instead_of_mapped(folder, &options));
                 streamed.map_err(|e| if smallest(&e) < smallest(&refused) { e } else { refused })
             }
             opened => opened,
-        }
+        };
+        opened.map(|mut engine| {
+            engine.numa = numa;
+            engine
+        })
     }
 
     /// An engine for an opened checkpoint, whose weights are used as they are.
@@ -255,6 +267,7 @@ impl Engine {
             placed,
             scratch: division.scratch,
             squeezed,
+            numa: None,
             max_context,
             skipped: loaded.skipped,
             failures: Vec::new(),

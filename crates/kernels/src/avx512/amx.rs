@@ -140,6 +140,49 @@ impl Tiles {
     }
 }
 
+/// At least `macs` multiply-adds of bytes whose factors and sums stay in tile registers, in six independent chains, as many as two factors leave
+/// registers for; returns how many there were.
+///
+/// # Safety
+/// [`is_supported`].
+pub unsafe fn multiply_add(macs: u64) -> u64 {
+    const EACH: u64 = 6 * (SIDE * SIDE * DEEP) as u64;
+    let rounds = macs.div_ceil(EACH);
+    let factors = [[3u8; SIDE * DEEP], [1; SIDE * DEEP]];
+    // SAFETY: the caller vouches for the machine.
+    let tiles = unsafe { Tiles::whole() };
+    // SAFETY: the tiles are shaped, and two of them are read from as many bytes as they hold.
+    unsafe {
+        asm!(
+            "tileloadd tmm6, [{a} + {stride}*1]",
+            "tileloadd tmm7, [{b} + {stride}*1]",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "tilezero tmm4",
+            "tilezero tmm5",
+            a = in(reg) &raw const factors[0],
+            b = in(reg) &raw const factors[1],
+            stride = in(reg) DEEP,
+            options(nostack, readonly, preserves_flags)
+        );
+        for _ in 0..rounds {
+            asm!(
+                "tdpbusd tmm0, tmm6, tmm7",
+                "tdpbusd tmm1, tmm6, tmm7",
+                "tdpbusd tmm2, tmm6, tmm7",
+                "tdpbusd tmm3, tmm6, tmm7",
+                "tdpbusd tmm4, tmm6, tmm7",
+                "tdpbusd tmm5, tmm6, tmm7",
+                options(nostack, nomem, preserves_flags)
+            );
+        }
+    }
+    drop(tiles);
+    rounds * EACH
+}
+
 impl Drop for Tiles {
     fn drop(&mut self) {
         // SAFETY: whoever made it has AMX.
