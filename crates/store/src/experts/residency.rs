@@ -151,6 +151,11 @@ impl Residency {
         self.tiers.partition_point(|tier| tier.end <= slot)
     }
 
+    /// Whether a slot of a tier is free.
+    pub fn has_room(&self, tier: usize) -> bool {
+        !self.tiers[tier].free.is_empty()
+    }
+
     /// A slot of the last tier for an expert that has none: a free one, or that of an expert which then has none. Held. `None` if all are held or pinned.
     pub fn place(&mut self, layer: usize, expert: usize) -> Option<u32> {
         let key = self.worth.key(layer, expert);
