@@ -50,7 +50,7 @@ impl DeviceArg {
         if self != DeviceArg::Auto {
             return self;
         }
-        match sluice_cuda::describe(0) {
+        match sluice_cuda::open(0) {
             Ok(name) => {
                 terminal::note(&format!("device: cuda:0, {name}"));
                 DeviceArg::Cuda(0)

@@ -18,11 +18,14 @@ mod mixture;
 mod one_token;
 mod parameters;
 mod products;
+mod rooms;
+mod sizing;
 mod step;
 mod streaming;
+mod streams;
 mod timing;
 mod weights;
 
 pub use backend::Cuda;
-pub use driver::{count, describe};
+pub use driver::{count, describe, open};
 pub use kernels::{Kernel, embedded_bytes, ptx};

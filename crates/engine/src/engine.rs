@@ -1,9 +1,11 @@
 //! The engine: a model, its caches, and the sequences that share them. [`Engine::step`] is the only way forward: it takes the next
 //! tokens of running sequences through the model together and samples where a sequence has come to its end.
 
+mod device;
 mod open;
 mod prompt_cache;
 
+pub use device::DeviceUse;
 pub use open::MakeBackend;
 
 use std::time::Instant;
@@ -51,6 +53,7 @@ pub struct Engine {
     scratch: u64,
     /// Bytes of mapped weights that there is no room for beside all else.
     squeezed: u64,
+    device: Option<DeviceUse>,
     max_context: usize,
     skipped: Vec<String>,
     /// Why sequences ended with [`Finish::Failed`], until somebody asks or they are started again.
@@ -101,6 +104,11 @@ impl Engine {
             )
         });
         loading.chain(squeezed).chain(self.runner.backend.notes()).collect()
+    }
+
+    /// Where a device computes in its own memory: what of it there is for this engine.
+    pub fn device(&self) -> Option<DeviceUse> {
+        self.device
     }
 
     /// Bytes that were set aside for the scratch of steps of [`Engine::chunk`] tokens, logits and sampling included: what [`MemoryClass::Scratch`] comes to

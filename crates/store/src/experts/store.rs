@@ -61,6 +61,8 @@ const PASSING: usize = 48;
 /// Fetches that there is room for from the beginning.
 const FETCHES: usize = 4;
 
+/// How many slots of each size a faster tier has.
+pub(super) type Faster<'a> = dyn Fn(&[SlotClass]) -> Vec<usize> + 'a;
 /// Memory for so many bytes.
 pub(super) type Lend<'a> = dyn FnMut(usize) -> std::io::Result<Box<dyn Memory>> + 'a;
 
@@ -69,6 +71,7 @@ pub struct ExpertStore {
     pub(super) reads: Reads,
     pub(super) layers: Vec<LayerLayout>,
     pub(super) classes: Vec<Class>,
+    pub(super) slot_classes: Vec<SlotClass>,
     slots: Vec<SlotState>,
     keep: Keep,
     fetches: Vec<Fetch>,
@@ -92,7 +95,7 @@ impl ExpertStore {
         most: usize,
         options: &ExpertOptions,
         lend: &mut Lend,
-        faster: &dyn Fn(&[SlotClass]) -> Vec<usize>,
+        faster: &Faster,
     ) -> Result<ExpertStore, Error> {
         let mut files: Vec<Arc<Source>> = Vec::new();
         let layers: Vec<LayerLayout> = layers.map(|experts| LayerLayout::new(experts, &mut files)).collect();
@@ -110,7 +113,7 @@ impl ExpertStore {
         requests: Requests,
         most: usize,
         options: &ExpertOptions,
-        (lend, faster): (&mut Lend, &dyn Fn(&[SlotClass]) -> Vec<usize>),
+        (lend, faster): (&mut Lend, &Faster),
         no_memory: impl Fn(std::io::Error) -> Error,
     ) -> Result<ExpertStore, Error> {
         let sizes = layout::classes(&mut layers);
@@ -126,7 +129,8 @@ impl ExpertStore {
             experts: of_class(number).iter().sum(),
             widest: of_class(number).into_iter().max().unwrap_or(0),
         };
-        let faster = faster(&(0..sizes.len()).map(class).collect::<Vec<_>>());
+        let slot_classes: Vec<SlotClass> = (0..sizes.len()).map(class).collect();
+        let faster = faster(&slot_classes);
         // Those that come to the faster tier come through slots here.
         let through: usize = (0..sizes.len()).filter(|c| faster[*c] > 0).map(least).sum();
         let per_expert = Residency::BYTES_PER_EXPERT + size_of::<SlotState>() + Reads::bytes(1);
@@ -185,6 +189,7 @@ impl ExpertStore {
             reads: Reads::new(requests, request(options), slots.len()),
             layers,
             classes,
+            slot_classes,
             slots,
             keep: options.keep,
             fetches: (0..FETCHES).map(|_| Fetch::with_capacity(widest)).collect(),

@@ -58,6 +58,16 @@ impl ExpertStore {
         self.classes.iter().map(|c| c.fast as usize).sum()
     }
 
+    /// What slots there are, of each size.
+    pub fn slot_classes(&self) -> Vec<SlotClass> {
+        self.slot_classes.clone()
+    }
+
+    /// Whether an expert is in either tier, or on its way to memory.
+    pub fn is_there(&self, layer: usize, expert: usize) -> bool {
+        self.slot(layer, expert).is_some()
+    }
+
     /// Which slots a layer's experts take.
     pub fn class(&self, layer: usize) -> usize {
         self.layers[layer].class
