@@ -12,7 +12,7 @@ mod profile;
 mod step;
 mod threading;
 
-pub use cpu::{Cpu, Lookahead, StepScratch, Streamed};
+pub use cpu::{AsideExpert, Cpu, HostExperts, Lookahead, StepScratch, Streamed};
 pub use memory::*;
 pub use operations::*;
 pub use profile::{Phase, PhaseRow, Profile};

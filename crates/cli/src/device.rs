@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use sluice_backend::{Backend, Cpu};
-use sluice_cuda::Cuda;
+use sluice_cuda::{Cuda, Host};
 use sluice_engine::Options;
 
 use crate::terminal;
@@ -72,8 +72,8 @@ impl DeviceArg {
                 Ok(Box::new(Cpu::new(options.isa, options.threads, options.activations)?))
             }
             DeviceArg::Cuda(number) => {
-                let cuda = Cuda::new(number, options.activations);
-                Ok(Box::new(cuda.with_context(|| format!("--device {self}"))?))
+                let cuda = Cuda::new(number, options.activations).with_context(|| format!("--device {self}"))?;
+                Ok(Box::new(cuda.beside(Host { isa: options.isa, threads: options.threads, always: false })))
             }
         }
     }

@@ -29,6 +29,7 @@ pub fn to_json(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
             "uploaded_bytes": t.uploaded_bytes,
             "uploaded_bytes_per_token": per_token(t.uploaded_bytes),
             "uploaded_ahead": t.uploaded_ahead,
+            "computed_on_host": t.aside,
             "rises": t.rises,
             "falls": t.falls,
         })),
@@ -106,11 +107,12 @@ pub fn to_text(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
     ];
     if s.device_slots.is_some() {
         parts.push(format!(
-            "{} were in the GPU's memory, {} copied there ({} a token), {} to stay",
+            "{} were in the GPU's memory, {} copied there ({} a token), {} to stay; the host computed {}",
             percent(rate(t.fast_hits, t.wanted)),
             units::bytes(t.uploaded_bytes),
             units::bytes(t.uploaded_bytes / tokens.max(1) as u64),
-            t.rises
+            t.rises,
+            t.aside
         ));
     }
     if t.predicted > 0 {

@@ -20,6 +20,7 @@ use crate::memory::{Memory, Pinned, Reserved, Scratch, bytes_of, bytes_of_mut};
 use crate::mixture::{Mixtures, operands};
 use crate::parameters::{self as p, number};
 use crate::products::{Encoded, Input, Product, Source, encode, multiply, multiply_rows};
+use crate::sharing::Host;
 use crate::sizing::Sizing;
 use crate::step::Step;
 use crate::streaming::{RESERVE, Streaming, least_bytes};
@@ -68,6 +69,8 @@ pub struct Cuda {
     logits: Scratch,
     host_logits: Pinned,
     left: Logits,
+    /// Who computes experts that the device does not have, where it does.
+    host: Option<Host>,
     /// Bytes of the device that were free at first.
     free: u64,
     /// What went wrong first.
@@ -114,11 +117,18 @@ impl Cuda {
             logits: Scratch::default(),
             host_logits: Pinned::default(),
             left: Logits::default(),
+            host: None,
             free: free as u64,
             error: None,
             timing: None,
             gpu,
         })
+    }
+
+    /// The same with the host computing some of the experts that are not on the device.
+    pub fn beside(mut self, host: Host) -> Cuda {
+        self.host = Some(host);
+        self
     }
 
     /// Where a tensor lies.
@@ -259,7 +269,7 @@ impl Backend for Cuda {
 
     /// Experts are guessed for no layer; where many tokens want most of one's, the next one's are brought ahead.
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
-        let how = (lookahead, self.mode);
+        let how = (lookahead, self.mode, self.host);
         let streaming = Streaming::open(&self.gpu, &mut self.weights, self.mixtures.registered(), options, how)?;
         self.mixtures.stream(streaming);
         Ok(())
@@ -275,7 +285,8 @@ impl Backend for Cuda {
         let moes = self.mixtures.registered().collect();
         let mut sizing = Sizing::new(self.mode, (&self.weights.all, moes), layouts, inputs);
         step(&mut sizing);
-        sizing.scratch(self.rotary.iter().map(|table| 8 * table.half()).sum())
+        let angles: Vec<usize> = self.rotary.iter().map(|table| 8 * table.half()).collect();
+        sizing.scratch(&angles)
     }
 
     fn device_memory(&self) -> Option<DeviceMemory> {

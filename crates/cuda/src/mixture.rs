@@ -217,7 +217,7 @@ impl Cuda {
             m.streaming.as_ref().map_or_else(|| m.all[number].table.as_ref().map(|t| t.at), |s| s.complete(number));
         let mut table = complete.unwrap_or(0);
         if records || complete.is_none() {
-            let chosen = self.read_chosen(m, tokens * k)?;
+            let chosen = self.read_chosen(m, tokens * k, 4 * tokens * x.cols)?;
             if let Some(streaming) = &mut m.streaming {
                 streaming.settle(&self.gpu, &self.weights)?;
                 table = streaming.fetch(&self.gpu, &self.weights, number, (k, &chosen))?;
@@ -323,7 +323,13 @@ impl Cuda {
     }
 
     /// Which experts the router has chosen, on the host: the step waits for it.
-    fn read_chosen(&self, m: &mut Mixtures, n: usize) -> Result<Vec<u32>> {
+    fn read_chosen(&self, m: &mut Mixtures, n: usize, input: usize) -> Result<Vec<u32>> {
+        if let Some(streaming) = &mut m.streaming
+            && let Some(host) = streaming.input(&self.gpu, n, input)?
+        {
+            // SAFETY: what was normed has so many bytes; waited for below.
+            unsafe { self.gpu.read_later(m.x.floats(), host)? };
+        }
         let host = m.chosen.room(&self.gpu, 4 * n)?;
         // SAFETY: the router has written as much.
         unsafe { self.gpu.read(m.choice.chosen.at(), host)? };
@@ -397,6 +403,9 @@ impl Cuda {
                 }
             } else {
                 self.gated(&both, &last, &m.x, &mut m.hidden)?;
+            }
+            if let Some(streaming) = &mut m.streaming {
+                streaming.compute_aside(&self.gpu, outputs)?;
             }
             combine.outputs = outputs;
         }

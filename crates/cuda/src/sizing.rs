@@ -30,6 +30,9 @@ impl EncodedSize {
     }
 }
 
+/// Memory is put behind addresses in pieces of this size: of angles, and of keys and values, one is not full.
+const PIECE: usize = 2 << 20;
+
 fn grow(size: &mut usize, to: usize) {
     *size = (*size).max(to);
 }
@@ -92,16 +95,20 @@ impl<'a> Sizing<'a> {
         }
     }
 
-    /// What the step would take; `angles`: bytes of a position's rotary angles.
-    pub fn scratch(&self, angles: usize) -> StepScratch {
+    /// What the step would take; `angles`: bytes of a position in each table of rotary angles.
+    pub fn scratch(&self, angles: &[usize]) -> StepScratch {
         let encoded = [&self.encoded, &self.hidden, &self.moe_x, &self.moe_hidden, &self.shared_hidden];
         let encoded: usize = encoded.into_iter().map(EncodedSize::bytes).sum();
         let rest = self.choice + self.outputs + self.shared + self.delta + self.logits;
         // Numbers of a token and of a sequence, once for each group; block tables grow with the context.
         let step = (64 * self.tokens + (1 << 14)) * self.layouts.len().max(1);
         StepScratch {
-            fixed: encoded + 2 * (self.gates + self.moe_gates) + rest + step,
-            per_128_positions: self.per_128_positions + 128 * angles,
+            fixed: encoded
+                + 2 * (self.gates + self.moe_gates)
+                + rest
+                + step
+                + PIECE * (angles.len() + self.layouts.len()),
+            per_128_positions: self.per_128_positions + 128 * angles.iter().sum::<usize>(),
         }
     }
 

@@ -9,17 +9,19 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use sluice_backend::{Activations, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
+use sluice_backend::{Activations, AsideExpert, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
 use sluice_store::experts::simulate::RISES;
 use sluice_store::experts::{Borrowed, ExpertStats, ExpertStore, FetchId, Move, Next, SlotClass};
 use sluice_store::{Bytes, Memory as _};
 
 use crate::driver::{Address, Gpu};
-use crate::memory::{Memory, Pinned};
+use crate::memory::Memory;
 use crate::mixture::{Operand, PROJECTIONS, operands};
 use crate::parameters as p;
 use crate::rooms::{self, Division, EXPERT_ARRAYS, Lie, Rooms};
+use crate::sharing::{Aside, Host, MOST_PAIRS, Sharing};
 use crate::streams::{Copies, Locked, Point};
+use crate::tables::Tables;
 use crate::weights::{ARRAYS, Weights};
 
 /// Device memory that nobody was given stays free: for what the driver and graphs come to take.
@@ -45,13 +47,9 @@ impl Class {
 }
 
 struct Layer {
-    /// Where its table begins among all.
-    table: usize,
     experts: Experts,
     /// All of its experts are on the device to stay, as its table there says.
     complete: bool,
-    /// Something of its table has changed that the device has not been told.
-    changed: bool,
 }
 
 /// An expert that passes, in a buffer.
@@ -71,6 +69,8 @@ struct Present {
     held: Vec<usize>,
     borrowed: Vec<Borrowed>,
     passing: Vec<Passing>,
+    /// What the host computes: positions, experts with their tokens, rows of x and the pairs that they are of.
+    aside: Aside,
 }
 
 /// An expert that falls, until it is copied back from its buffer.
@@ -88,9 +88,7 @@ pub struct Streaming {
     mode: Activations,
     classes: Vec<Class>,
     layers: Vec<Layer>,
-    /// [`p::Matrix`] of each layer's experts, projection after projection: here, and as the device has them.
-    matrices: Pinned,
-    tables: Memory,
+    tables: Tables,
     uploaded: Point,
     present: Option<Present>,
     /// Copied before their layer has asked.
@@ -98,6 +96,7 @@ pub struct Streaming {
     falling: Vec<Falling>,
     /// Points that nobody uses.
     points: Vec<Point>,
+    sharing: Option<Sharing>,
     reads_ahead: bool,
     is_locked: bool,
     stats: ExpertStats,
@@ -120,8 +119,8 @@ pub fn least_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe
     let layer = |moe: &Moe| rooms::divide(&[class(&moe.experts)], 0).iter().map(Division::bytes).sum();
     // Sizes that are not alike have buffers of their own.
     let mut layers: Vec<u64> = mixtures.map(layer).collect();
-    layers.sort_unstable();
-    layers.dedup_by(|a, b| *a - *b <= *a / 16);
+    layers.sort_unstable_by(|a, b| b.cmp(a));
+    layers.dedup_by(|a, b| *b - *a <= *b / 16);
     layers.iter().sum()
 }
 
@@ -131,7 +130,7 @@ impl Streaming {
         weights: &mut Weights,
         mixtures: impl Iterator<Item = &'a Moe> + Clone,
         options: &ExpertOptions,
-        (lookahead, mode): (Lookahead, Activations),
+        (lookahead, mode, host): (Lookahead, Activations, Option<Host>),
     ) -> Result<Streaming> {
         let k = mixtures.clone().map(|m| m.scoring.k()).max().unwrap_or(0);
         let arrays = |experts: &Experts, e: usize| -> Vec<Bytes> {
@@ -155,52 +154,54 @@ impl Streaming {
                 operands(&moe.experts, expert).iter().for_each(|o| weights.all[o.weight].streamed = true);
             }
         }
+        let sharing = host.map(|host| Sharing::new(gpu, host, mode, weights)).transpose()?;
         // 2. Buffers
         let class = |division: Division| -> Result<Class> {
             let memory = Memory::new(gpu, division.bytes() as usize, "experts")?;
             Ok(Class { memory, division, rooms: Rooms::new(&division) })
         };
         let classes = rooms::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
-        // 3. Tables
-        let mut count = 0;
-        let mut layers = Vec::new();
-        for moe in mixtures {
-            layers.push(Layer { table: count, experts: moe.experts.clone(), complete: false, changed: true });
-            count += PROJECTIONS * moe.experts.count;
-        }
-        let nobodys = vec![p::Matrix { kind: NOBODYS, ..p::Matrix::default() }; count];
-        let (mut matrices, bytes) = (Pinned::default(), p::Matrix::bytes(&nobodys));
-        matrices.room(gpu, bytes.len())?[..bytes.len()].copy_from_slice(bytes);
-        Ok(Streaming {
+        let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), complete: false };
+        let mut streaming = Streaming {
             up: Copies::new(gpu)?,
             down: Copies::new(gpu)?,
-            tables: Memory::new(gpu, bytes.len(), "tables of experts")?,
+            tables: Tables::new(gpu, mixtures.clone().map(|moe| moe.experts.count))?,
             uploaded: Point::new(gpu)?,
             store,
             mode,
             classes,
-            layers,
-            matrices,
+            layers: mixtures.map(layer).collect(),
             present: None,
             ahead: Vec::new(),
             falling: Vec::new(),
             points: Vec::new(),
+            sharing,
             reads_ahead: lookahead != Lookahead::Off,
             is_locked: is_locked.get(),
             stats: ExpertStats::default(),
             failed_rows: Vec::new(),
             error: None,
-        })
+        };
+        // Wherever a table says that an expert is, there is memory: one that the host computes, the device may compute too, from whatever is there.
+        for layer in 0..streaming.layers.len() {
+            for expert in 0..streaming.layers[layer].experts.count {
+                let lie = streaming.lie(layer, expert);
+                streaming.know(weights, layer, expert, 0, &lie);
+            }
+        }
+        streaming.stats = ExpertStats::default();
+        Ok(streaming)
     }
 
-    /// Where the table of a layer is on the device.
-    fn table(&self, layer: usize) -> Address {
-        self.tables.at + (self.layers[layer].table * size_of::<p::Matrix>()) as u64
+    /// Where the host wants the normed input of so many tokens, to compute some of a layer's experts: room for so many bytes.
+    pub fn input(&mut self, gpu: &Gpu, pairs: usize, bytes: usize) -> Result<Option<&mut [u8]>> {
+        let sharing = self.sharing.as_mut().filter(|_| pairs <= MOST_PAIRS);
+        sharing.map(|sharing| sharing.input(gpu, bytes)).transpose()
     }
 
-    /// The same where nobody has to look at what is chosen: all of its experts are there.
+    /// Where the table of a layer is on the device, if nobody has to look at what is chosen: all of its experts are there.
     pub fn complete(&self, layer: usize) -> Option<Address> {
-        self.layers[layer].complete.then(|| self.table(layer))
+        self.layers[layer].complete.then(|| self.tables.at(layer))
     }
 
     /// Has the experts copied to the device that tokens want and that it does not have; what the device does next waits for that. Where the table of their
@@ -235,8 +236,17 @@ impl Streaming {
         // 3. One after the other as they come
         let fetch = self.store.fetch(layer, &wanted, &tokens, false);
         let mut held: Vec<usize> = Vec::with_capacity(wanted.len());
+        let (mut missing, mut waits) = (Vec::new(), self.sharing.is_none() || chosen.len() > MOST_PAIRS);
         loop {
             let next = match self.store.next(fetch, false) {
+                // Where something is read that takes longest, and the host has nothing to win.
+                Next::Later if !waits => {
+                    waits = true;
+                    for i in missing.drain(..) {
+                        passing.push(self.copy(weights, layer, fetch, (i, wanted[i]))?);
+                    }
+                    continue;
+                }
                 Next::Later => {
                     // Slots may be what is missing.
                     self.up.wait()?;
@@ -251,15 +261,10 @@ impl Streaming {
                     held.push(i);
                     let expert = wanted[i];
                     if self.store.fast(fetch, i).is_none() && passing.iter().all(|p| p.expert != expert) {
-                        let buffer = self.take_buffer(layer)?;
-                        let lie = self.lie(layer, expert as usize);
-                        for (from, to) in &lie.runs {
-                            let bytes = self.store.bytes_of(fetch, i, from.clone());
-                            // SAFETY: a buffer that nobody else has; the slot is released once the copies are waited for.
-                            unsafe { self.up.write(self.buffer(layer, buffer) + *to as u64, bytes)? };
+                        match waits {
+                            true => passing.push(self.copy(weights, layer, fetch, (i, expert))?),
+                            false => missing.push(i),
                         }
-                        self.know(weights, layer, expert as usize, buffer, &lie);
-                        passing.push(Passing { expert, buffer });
                     }
                 }
                 Next::Failed(i) => {
@@ -267,23 +272,71 @@ impl Streaming {
                     let rows = chosen.chunks_exact(k).zip(0..).filter(|(row, _)| row.contains(&wanted[i]));
                     self.failed_rows.extend(rows.map(|(_, row)| row));
                     // No kernel computes it: what is left of these rows means nothing.
-                    self.forget(layer, wanted[i] as usize);
+                    self.forget(weights, layer, wanted[i] as usize);
                 }
                 Next::Later => {}
                 Next::Over => break,
             }
         }
-        // 4. What the device has to wait for
+        // 4. Of what has to be copied from memory, a part is the host's instead: what is worth least
+        missing.sort_by(|a, b| {
+            let worth = |i: usize| self.store.worth(layer, wanted[i] as usize);
+            worth(*b).total_cmp(&worth(*a)).then(a.cmp(b))
+        });
+        let bytes = missing.first().map_or(0, |i| self.lie(layer, wanted[*i] as usize).bytes());
+        let share = self.sharing.as_ref().map_or(0, |s| s.share(missing.len(), bytes));
+        let aside = missing.split_off(missing.len() - share);
+        for i in missing {
+            passing.push(self.copy(weights, layer, fetch, (i, wanted[i]))?);
+        }
+        let aside = Aside::new(aside, &wanted, (k, chosen));
+        held.retain(|i| !aside.held.contains(i));
+        // 5. What the device has to wait for
         let copied = !passing.is_empty();
-        self.tell(layer)?;
+        self.tables.tell(&self.up, layer)?;
         if copied {
             self.uploaded.mark(&self.up)?;
             gpu.wait_for(&self.uploaded)?;
         }
         let many = 4 * wanted.len() > 3 * self.layers[layer].experts.count;
         let borrowed = ahead.into_iter().map(|(_, of)| of).collect();
-        self.present = Some(Present { layer, fetch, many, held, borrowed, passing });
-        Ok(self.table(layer))
+        self.present = Some(Present { layer, fetch, many, held, borrowed, passing, aside });
+        Ok(self.tables.at(layer))
+    }
+
+    /// Begins to copy an expert that is handed over.
+    fn copy(&mut self, weights: &Weights, layer: usize, fetch: FetchId, (i, expert): (usize, u32)) -> Result<Passing> {
+        let buffer = self.take_buffer(layer)?;
+        let lie = self.lie(layer, expert as usize);
+        for (from, to) in &lie.runs {
+            let bytes = self.store.bytes_of(fetch, i, from.clone());
+            // SAFETY: a buffer that nobody else has; the slot is released once the copies are waited for.
+            unsafe { self.up.write(self.buffer(layer, buffer) + *to as u64, bytes)? };
+        }
+        self.know(weights, layer, expert as usize, buffer, &lie);
+        Ok(Passing { expert, buffer })
+    }
+
+    /// Computes the host's part of a layer, whose outputs are at `outputs`, `[pairs, width]`: the device has enqueued what it makes of the same pairs.
+    pub fn compute_aside(&mut self, gpu: &Gpu, outputs: Address) -> Result<()> {
+        let (Some(sharing), Some(Present { layer, fetch, aside, .. })) = (&mut self.sharing, &self.present) else {
+            return Ok(());
+        };
+        if aside.wanted.is_empty() {
+            return Ok(());
+        }
+        let (store, experts) = (&self.store, &self.layers[*layer].experts);
+        let array = |i: usize, n: usize| store.array(*fetch, aside.held[i], n);
+        let all = || (0..aside.held.len()).flat_map(|i| (0..EXPERT_ARRAYS).map(move |n| (i, n)));
+        let bytes = all().map(|(i, n)| array(i, n).len()).sum();
+        self.stats.aside += aside.wanted.len() as u64;
+        let out = sharing.compute(gpu, experts, (&aside.wanted, &aside.rows), bytes, array)?;
+        let row = 4 * experts.hidden();
+        for (from, pair) in out.chunks_exact(row).zip(&aside.pairs) {
+            // SAFETY: a row of the outputs; what is copied is written again only after the host has waited.
+            unsafe { gpu.write_later(outputs + (pair * row) as u64, from)? };
+        }
+        Ok(())
     }
 
     /// Begins to copy what the next layer will want, where most of what the present one has is wanted.
@@ -322,7 +375,7 @@ impl Streaming {
 
     /// The device has done all that was enqueued: what the layer that was fetched for last used is free, and what of it is worth it stays.
     pub fn settle(&mut self, gpu: &Gpu, weights: &Weights) -> Result<()> {
-        let Some(Present { layer, fetch, held, borrowed, mut passing, .. }) = self.present.take() else {
+        let Some(Present { layer, fetch, held, borrowed, mut passing, aside, .. }) = self.present.take() else {
             return Ok(());
         };
         held.into_iter().for_each(|i| self.store.release(fetch, i));
@@ -356,10 +409,10 @@ impl Streaming {
             }
         }
         passing.iter().for_each(|p| self.give_back(layer, p.buffer));
-        let of = &self.layers[layer];
-        if !of.complete && !of.changed && self.store.is_all_fast(layer) {
-            self.layers[layer].complete = true;
-        }
+        // Held until here, so that none of them rises, which would have to be copied first.
+        aside.held.into_iter().for_each(|i| self.store.release(fetch, i));
+        let complete = &mut self.layers[layer].complete;
+        *complete = *complete || self.tables.is_told(layer) && self.store.is_all_fast(layer);
         Ok(())
     }
 
@@ -419,34 +472,17 @@ impl Streaming {
         for (projection, operand) in operands(&self.layers[layer].experts, expert).into_iter().enumerate() {
             let places: [Address; ARRAYS] = std::array::from_fn(|i| at + lie.at[projection * ARRAYS + i] as u64);
             let matrix = weights.all[operand.weight].described(places, self.mode);
-            self.write(layer, projection, expert, matrix);
+            self.tables.write(layer, projection, expert, matrix);
         }
     }
 
     /// No kernel multiplies with an expert until it is known again.
-    fn forget(&mut self, layer: usize, expert: usize) {
-        let nobodys = p::Matrix { kind: NOBODYS, ..p::Matrix::default() };
-        (0..PROJECTIONS).for_each(|projection| self.write(layer, projection, expert, nobodys));
-    }
-
-    fn write(&mut self, layer: usize, projection: usize, expert: usize, matrix: p::Matrix) {
-        let Layer { table, experts, changed, .. } = &mut self.layers[layer];
-        let at = (*table + projection * experts.count + expert) * size_of::<p::Matrix>();
-        *changed = true;
-        self.matrices.bytes_mut()[at..at + size_of::<p::Matrix>()].copy_from_slice(p::Matrix::bytes(&[matrix]));
-    }
-
-    /// Tells the device what has changed of a layer's table, behind all copies.
-    fn tell(&mut self, layer: usize) -> Result<()> {
-        let to = self.table(layer);
-        let Layer { table, experts, changed, .. } = &mut self.layers[layer];
-        if std::mem::take(changed) {
-            let size = size_of::<p::Matrix>();
-            let bytes = &self.matrices.bytes_mut()[*table * size..][..PROJECTIONS * experts.count * size];
-            // SAFETY: the layer's part of the table, which is written again only after the host has waited.
-            unsafe { self.up.write(to, bytes)? };
+    fn forget(&mut self, weights: &Weights, layer: usize, expert: usize) {
+        let at = [self.buffer(layer, 0); ARRAYS];
+        for (projection, operand) in operands(&self.layers[layer].experts, expert).into_iter().enumerate() {
+            let nobodys = p::Matrix { kind: NOBODYS, ..weights.all[operand.weight].described(at, self.mode) };
+            self.tables.write(layer, projection, expert, nobodys);
         }
-        Ok(())
     }
 
     /// Whether an expert could not be read in this step.
@@ -484,10 +520,10 @@ impl Streaming {
     }
 
     pub fn host_bytes(&self) -> usize {
-        self.store.bytes() + self.matrices.bytes()
+        self.store.bytes() + self.tables.bytes()
     }
 
     pub fn device_bytes(&self) -> usize {
-        self.classes.iter().map(|c| c.memory.bytes).sum::<usize>() + self.tables.bytes
+        self.classes.iter().map(|c| c.memory.bytes).sum::<usize>() + self.tables.bytes()
     }
 }

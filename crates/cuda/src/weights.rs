@@ -199,6 +199,10 @@ impl Weight {
         Ok(Weight { source, row_bytes, at: None, streamed: false })
     }
 
+    pub fn source(&self) -> &MatrixSource {
+        &self.source
+    }
+
     pub fn form(&self) -> Form {
         self.source.form
     }

@@ -96,6 +96,8 @@ pub struct ExpertStats {
     pub uploads: u64,
     pub uploaded_bytes: u64,
     pub uploaded_ahead: u64,
+    /// Experts that were computed where they lie in memory, rather than copied.
+    pub aside: u64,
     /// Experts that came to stay in the faster tier, and of these those for which another had to be copied back.
     pub rises: u64,
     pub falls: u64,
@@ -126,6 +128,7 @@ impl ExpertStats {
         self.uploads += later.uploads;
         self.uploaded_bytes += later.uploaded_bytes;
         self.uploaded_ahead += later.uploaded_ahead;
+        self.aside += later.aside;
         self.rises += later.rises;
         self.falls += later.falls;
         self.wanted += wanted;

@@ -146,6 +146,11 @@ impl Residency {
         Some(self.slots[self.worth.key(layer, expert) as usize]).filter(|s| *s != NONE)
     }
 
+    /// What it is worth to have an expert in a faster tier permanently.
+    pub fn lasting(&self, layer: usize, expert: usize) -> f64 {
+        self.worth.lasting(self.worth.key(layer, expert))
+    }
+
     /// The tier that a slot belongs to.
     pub fn tier(&self, slot: u32) -> usize {
         self.tiers.partition_point(|tier| tier.end <= slot)

@@ -125,6 +125,11 @@ impl ExpertStore {
         self.let_go(borrowed.slot);
     }
 
+    /// What it is worth in the long run to have an expert in a faster tier, beside others of its layer.
+    pub fn worth(&self, layer: usize, expert: usize) -> f64 {
+        self.classes[self.layers[layer].class].residency.lasting(layer, expert)
+    }
+
     /// Moves one of the experts that the layer asked for last, and has released, to the faster tier, if one is worth it; what was in its place falls, unless
     /// `falls` says that nothing may. Until [`ExpertStore::landed`] nobody may ask for the one that falls.
     pub fn rise(&mut self, layer: usize, falls: bool) -> Option<Move> {
