@@ -14,7 +14,7 @@ mod profile;
 mod step;
 mod threading;
 
-pub use cpu::{Cpu, Lookahead, StepScratch, Streamed};
+pub use cpu::{AsideExpert, Cpu, HostExperts, Lookahead, StepScratch, Streamed};
 pub use memory::*;
 pub use numa::{Numa, Processors, default_threads};
 pub use operations::*;
@@ -75,6 +75,10 @@ pub trait Backend: Send {
         streamed: bool,
         step: &mut dyn FnMut(&mut dyn Backend),
     ) -> StepScratch;
+    /// The memory that it computes in, where that is not the host's: then this is what buffers, caches and [`Backend::step_scratch`] are in.
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        None
+    }
     /// Steps take `tokens` tokens at most of the `rows` that scratch was allocated for: what lies behind is never touched, and does not count.
     fn limit_steps(&mut self, tokens: usize, rows: usize);
     /// Measures the time of each phase from here on, or no longer. A device may be slower meanwhile.

@@ -62,6 +62,20 @@ pub struct MemoryUse {
     pub bytes: usize,
 }
 
+/// Memory of a device that computes in its own, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    pub device: Device,
+    /// What was free before this backend took any, and what of that should stay free.
+    pub free: u64,
+    pub reserve: u64,
+    /// What all weights take that are known, and of these the mixtures' experts.
+    pub weights: u64,
+    pub experts: u64,
+    /// What experts take at least that are not all on the device.
+    pub least_experts: u64,
+}
+
 /// Names something that a backend keeps; what the number means is for the backend to know.
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use sluice_backend::Backend;
-use sluice_cuda::Cuda;
+use sluice_cuda::{Cuda, Host};
 use sluice_engine::Options;
 
 use crate::terminal;
@@ -50,7 +50,7 @@ impl DeviceArg {
         if self != DeviceArg::Auto {
             return self;
         }
-        match sluice_cuda::describe(0) {
+        match sluice_cuda::open(0) {
             Ok(name) => {
                 terminal::note(&format!("device: cuda:0, {name}"));
                 DeviceArg::Cuda(0)
@@ -70,8 +70,8 @@ impl DeviceArg {
         match self {
             DeviceArg::Auto | DeviceArg::Cpu => sluice_engine::cpu(options),
             DeviceArg::Cuda(number) => {
-                let cuda = Cuda::new(number, options.activations);
-                Ok(Box::new(cuda.with_context(|| format!("--device {self}"))?))
+                let cuda = Cuda::new(number, options.activations).with_context(|| format!("--device {self}"))?;
+                Ok(Box::new(cuda.beside(Host { isa: options.isa, threads: options.threads, always: false })))
             }
         }
     }

@@ -24,8 +24,8 @@ pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// What computes: the CPU, or an NVIDIA GPU, by its number (cuda: the first). auto takes the first GPU, where there is one that can be used, and says what
-    /// it took and why. Changes speed and memory, never the result
+    /// What computes: the CPU, or an NVIDIA GPU, by its number (cuda: the first). auto takes the first GPU, where there is one that can be used and that holds the model but
+    /// for its experts, and says what it took and why. Changes speed and memory, never the result
     #[arg(long, default_value_t = DeviceArg::Cpu, value_name = "auto|cpu|cuda[:N]")]
     device: DeviceArg,
     /// Threads that compute [default: one for each core that this process may use]
@@ -62,6 +62,10 @@ pub struct EngineArgs {
     /// Bytes that the program, weights, keys and values, states, experts and scratch may take together, such as 8G or 900M; more is refused before reading
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     memory_budget: Option<u64>,
+    /// Bytes of the GPU's memory that weights, keys and values, states, scratch and experts may take there; experts that it does not hold stay in this machine's memory,
+    /// or on disk [default: what is free there, less 512 MiB]
+    #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
+    gpu_memory: Option<u64>,
     /// Where the experts of a mixture live: mapped with all other weights; on disk, read when tokens want them, into slots of memory (slots) or through the
     /// page cache (pagecache). auto streams what does not fit in memory. Changes speed and memory, never the result
     #[arg(long, value_enum, default_value = "auto", value_name = "WHERE")]
@@ -251,6 +255,7 @@ impl EngineArgs {
             load: self.load(),
             kv_reserve: self.kv.0,
             memory_budget: self.memory_budget,
+            device_memory: self.gpu_memory,
             held: Some(machine::held),
             experts: match self.experts {
                 ExpertsArg::Auto => Placement::Auto,

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Error, Result, bail};
 use sluice_backend::{Activations, Cpu, Isa};
 use sluice_engine::text::{ChatTemplate, TextSide, Tokenizer};
-use sluice_engine::{Checkpoint, Config, Engine, Loading, Options};
+use sluice_engine::{Checkpoint, Config, Engine, Loading, Options, Placement, refused_by_device};
 
+use crate::device::DeviceArg;
 use crate::engine_args::EngineArgs;
 use crate::progress::Progress;
 use crate::{folders, machine, prompt_cache_args, terminal, units};
@@ -53,8 +54,22 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
 /// Loads the weights only: they may still be on their way when this returns.
 pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engine> {
     let (chosen_experts, wanted_context) = (options.experts_per_token, options.max_context);
-    let device = args.device().chosen();
-    let engine = Engine::open_on(folder, options, &|options| device.backend(options)).map_err(|e| naming(folder, e))?;
+    let (asked, chosen) = (args.device(), args.device().chosen());
+    if let (DeviceArg::Cpu, DeviceArg::Cpu, Some(_)) = (asked, chosen, options.device_memory) {
+        bail!("--gpu-memory is of a GPU's memory, and none was asked for: --device cuda, or auto");
+    }
+    let open = |device: DeviceArg, options| Engine::open_on(folder, options, &|options| device.backend(options));
+    let opened = match open(chosen, options.clone()) {
+        Err(small) if asked == DeviceArg::Auto && refused_by_device(&small) => {
+            terminal::note(&format!("device: cpu instead: {small:#}"));
+            open(DeviceArg::Cpu, options)
+        }
+        opened => opened,
+    };
+    let engine = opened.map_err(|e| naming(folder, e))?;
+    if engine.device().is_some() && engine.placed().placement != Placement::Mapped && !args.verbose() {
+        terminal::note(&format!("experts: {}: {}", engine.placed().placement.name(), engine.placed().reason));
+    }
     if chosen_experts.is_some() && engine.model().experts().is_none() {
         bail!("{}: --experts-per-token, but this model has no experts", folder.display());
     }

@@ -28,6 +28,7 @@ pub struct Measured {
 pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
     let mut memory: serde_json::Map<String, Value> =
         MemoryClass::ALL.iter().map(|c| (c.name().to_owned(), engine.memory(*c).into())).collect();
+    let device = device_json(engine);
     let options = engine.options();
     memory.insert("kv_in_use".into(), held(engine).into());
     for (name, line) in [("peak_rss", "VmHWM"), ("rss_anon", "RssAnon"), ("rss_file", "RssFile")] {
@@ -60,6 +61,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         },
         "context": {"tokens": m.context, "max": engine.max_context()},
         "memory": memory,
+        "device": device,
         "prefix_cache": {
             "kv_bytes": engine.kv_kept(),
             "snapshots": engine.snapshots(),
@@ -77,6 +79,24 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         "numerics_version": NUMERICS_VERSION,
         "finish_reason": answer.end.name(),
     })
+}
+
+/// What lies in the memory of a device that computes in its own, by class.
+fn device_json(engine: &mut Engine) -> Option<Value> {
+    let device = engine.device()?;
+    let uses = engine.memory_uses();
+    let own = uses.iter().filter(|m| m.device == device.device);
+    let classes: serde_json::Map<String, Value> = own.map(|m| (m.class.name().to_owned(), m.bytes.into())).collect();
+    Some(json!({"budget": device.budget, "memory": classes}))
+}
+
+/// The same in a line.
+fn device_text(engine: &mut Engine) -> String {
+    let Some(device) = engine.device() else { return "the host".to_owned() };
+    let uses = engine.memory_uses();
+    let own = uses.iter().filter(|m| m.device == device.device && m.bytes > 0);
+    let classes = own.map(|m| format!("{} {}", m.class.name().replace('_', " "), units::bytes(m.bytes as u64)));
+    format!("{} of {} in the GPU's memory", classes.collect::<Vec<_>>().join(", "), units::bytes(device.budget))
 }
 
 fn prompt_cache_json(engine: &Engine) -> Option<Value> {
@@ -116,6 +136,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
         let name = c.name().replace('_', " ");
         format!("{name} {}", units::bytes(engine.memory(c) as u64))
     });
+    let device = device_text(engine);
     let options = engine.options();
     let ms = |t: Duration| format!("{:.1} ms", t.as_secs_f64() * 1e3);
     let speed = |n, t| per_second(n, t).map_or(String::new(), |s| format!(", {s:.1} tokens/s"));
@@ -154,6 +175,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
         ("context", format!("{} of {} tokens", m.context, engine.max_context())),
         ("prompt cache", prompt_cache_text(engine)),
         ("memory", format!("{}; KV in use {}", classes.join(", "), units::bytes(held(engine) as u64))),
+        ("device", device),
         (
             "experts",
             streamed::to_text(

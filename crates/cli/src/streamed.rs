@@ -21,6 +21,18 @@ pub fn to_json(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
         "reader": s.reader,
         "fallbacks": s.notes,
         "slots": s.slots.0,
+        "device": s.device_slots.map(|slots| json!({
+            "slots": slots,
+            "hits": t.fast_hits,
+            "hit_rate": rate(t.fast_hits, t.wanted),
+            "uploads": t.uploads,
+            "uploaded_bytes": t.uploaded_bytes,
+            "uploaded_bytes_per_token": per_token(t.uploaded_bytes),
+            "uploaded_ahead": t.uploaded_ahead,
+            "computed_on_host": t.aside,
+            "rises": t.rises,
+            "falls": t.falls,
+        })),
         "experts": s.slots.1,
         "file_bytes": s.file_bytes,
         "wanted": t.wanted,
@@ -73,6 +85,10 @@ pub fn to_text(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
     } else {
         "through the page cache".to_owned()
     };
+    let kept = match s.device_slots {
+        Some(slots) => format!("{slots} in the GPU's memory, {kept}"),
+        None => kept,
+    };
     let mut parts = vec![
         format!("{} ({}; {}), {kept}", placed.placement.name(), placed.reason, s.reader),
         format!("{} of {} wanted were there", percent(rate(t.hits, t.wanted)), t.wanted),
@@ -89,6 +105,16 @@ pub fn to_text(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
             percent(overlap(s))
         ),
     ];
+    if s.device_slots.is_some() {
+        parts.push(format!(
+            "{} were in the GPU's memory, {} copied there ({} a token), {} to stay; the host computed {}",
+            percent(rate(t.fast_hits, t.wanted)),
+            units::bytes(t.uploaded_bytes),
+            units::bytes(t.uploaded_bytes / tokens.max(1) as u64),
+            t.rises,
+            t.aside
+        ));
+    }
     if t.predicted > 0 {
         parts.push(format!(
             "look-ahead {} right, {} used, {} read in vain",

@@ -88,7 +88,7 @@ const MOST_JOINED: usize = 256;
 const TILE_ROWS: usize = 64;
 const TILE_THREADS: u32 = 256;
 /// From so many tokens on they are taken by tiles.
-const MOST_SINGLE: usize = 12;
+pub const MOST_SINGLE: usize = 12;
 
 #[derive(Default)]
 pub struct Work {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result, ensure};
 use sluice_backend::{
-    Activations, AttentionLayer, AttentionMode, Backend, BufferId, Capacity, DeltaLayer, Device, ExpertOptions, Failed,
-    KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
-    Outcome, Phase, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed,
-    Tensor,
+    Activations, AttentionLayer, AttentionMode, Backend, BufferId, Capacity, DeltaLayer, Device, DeviceMemory,
+    ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse,
+    Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs,
+    StepScratch, Streamed, Tensor,
 };
 
 use crate::attention::{self, RotaryTable};
@@ -17,11 +17,13 @@ use crate::delta_net;
 use crate::driver::Gpu;
 use crate::kernels::Kernel;
 use crate::memory::{Memory, Pinned, Reserved, Scratch, bytes_of, bytes_of_mut};
-use crate::mixture::Mixtures;
+use crate::mixture::{Mixtures, operands};
 use crate::parameters::{self as p, number};
 use crate::products::{Encoded, Input, Product, Source, encode, multiply, multiply_rows};
+use crate::sharing::Host;
+use crate::sizing::Sizing;
 use crate::step::Step;
-use crate::streaming::Streaming;
+use crate::streaming::{RESERVE, Streaming, least_bytes};
 use crate::timing::Timing;
 use crate::weights::{Needs, Weight, Weights};
 
@@ -35,8 +37,6 @@ struct Buffer {
     class: MemoryClass,
     memory: Memory,
     elements: usize,
-    /// Bytes that count.
-    counted: usize,
 }
 
 /// The blocks of a cache group.
@@ -69,6 +69,10 @@ pub struct Cuda {
     logits: Scratch,
     host_logits: Pinned,
     left: Logits,
+    /// Who computes experts that the device does not have, where it does.
+    host: Option<Host>,
+    /// Bytes of the device that were free at first.
+    free: u64,
     /// What went wrong first.
     error: Option<Arc<Error>>,
     timing: Option<Timing>,
@@ -93,6 +97,7 @@ impl Cuda {
     /// In one line, where there is no such device, its driver is too old, or it is.
     pub fn new(ordinal: u32, mode: Activations) -> Result<Cuda> {
         let gpu = Gpu::open(ordinal)?;
+        let (free, _) = gpu.device.memory()?;
         Ok(Cuda {
             mode,
             buffers: Vec::new(),
@@ -112,10 +117,18 @@ impl Cuda {
             logits: Scratch::default(),
             host_logits: Pinned::default(),
             left: Logits::default(),
+            host: None,
+            free: free as u64,
             error: None,
             timing: None,
             gpu,
         })
+    }
+
+    /// The same with the host computing some of the experts that are not on the device.
+    pub fn beside(mut self, host: Host) -> Cuda {
+        self.host = Some(host);
+        self
     }
 
     /// Where a tensor lies.
@@ -127,6 +140,11 @@ impl Cuda {
         let end = if t.rows == 0 { t.offset } else { t.offset + (t.rows - 1) * t.stride + t.cols };
         assert!(end <= buffer.elements, "a tensor reaches beyond its buffer");
         p::Tensor { at: buffer.memory.at + 4 * t.offset as u64, stride: t.stride as u64 }
+    }
+
+    /// Bytes of a class's buffers.
+    fn buffers_of(&self, class: MemoryClass) -> usize {
+        self.buffers.iter().filter(|b| b.class == class).map(|b| 4 * b.elements).sum()
     }
 
     pub(crate) fn norm(&self, norm: &Norm) -> p::Norm {
@@ -213,7 +231,7 @@ impl Backend for Cuda {
         let elements = rows * cols;
         let memory = Memory::zeroed(&self.gpu, 4 * elements, class.name())?;
         let id = BufferId::new(self.buffers.len());
-        self.buffers.push(Buffer { class, memory, elements, counted: 4 * elements });
+        self.buffers.push(Buffer { class, memory, elements });
         Ok(Tensor { buffer: id, offset: 0, rows, cols, stride: cols })
     }
 
@@ -249,29 +267,50 @@ impl Backend for Cuda {
         self.mixtures.register(&self.gpu, &self.weights, self.mode, moe, follows)
     }
 
-    /// Look-ahead is not there yet.
-    fn stream_experts(&mut self, options: &ExpertOptions, _: Lookahead) -> Result<()> {
-        let streaming = Streaming::open(&mut self.weights, self.mixtures.registered(), options)?;
+    /// Experts are guessed for no layer; where many tokens want most of one's, the next one's are brought ahead.
+    fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
+        let how = (lookahead, self.mode, self.host);
+        let streaming = Streaming::open(&self.gpu, &mut self.weights, self.mixtures.registered(), options, how)?;
         self.mixtures.stream(streaming);
         Ok(())
     }
 
-    /// Nothing on the host; what the device has is not divided yet.
     fn step_scratch(
         &self,
-        _: &[KvLayout],
-        _: &StepInputs,
+        layouts: &[KvLayout],
+        inputs: &StepInputs,
         _: bool,
-        _: &mut dyn FnMut(&mut dyn Backend),
+        step: &mut dyn FnMut(&mut dyn Backend),
     ) -> StepScratch {
-        StepScratch::default()
+        let moes = self.mixtures.registered().collect();
+        let mut sizing = Sizing::new(self.mode, (&self.weights.all, moes), layouts, inputs);
+        step(&mut sizing);
+        let angles: Vec<usize> = self.rotary.iter().map(|table| 8 * table.half()).collect();
+        sizing.scratch(&angles)
     }
 
-    fn limit_steps(&mut self, tokens: usize, rows: usize) {
-        for buffer in self.buffers.iter_mut().filter(|b| b.class == MemoryClass::Scratch) {
-            buffer.counted = buffer.memory.bytes / rows.max(1) * tokens;
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        let mut by_experts = vec![false; self.weights.all.len()];
+        for moe in self.mixtures.registered() {
+            let all = (0..moe.experts.count).flat_map(|e| operands(&moe.experts, e));
+            all.for_each(|operand| by_experts[operand.weight] = true);
         }
+        let of = |experts: bool| -> u64 {
+            let chosen = self.weights.all.iter().zip(&by_experts).filter(|(_, by)| !experts || **by);
+            chosen.map(|(weight, _)| Weights::padded(weight) as u64).sum()
+        };
+        Some(DeviceMemory {
+            device: Device::Accelerator(self.gpu.device.ordinal),
+            free: self.free,
+            reserve: RESERVE.min(self.free / 16),
+            weights: of(false) + self.buffers_of(MemoryClass::WeightsCopied) as u64,
+            experts: of(true),
+            least_experts: least_bytes(&self.weights, self.mixtures.registered()),
+        })
     }
+
+    /// The device has given the memory of longer ones already.
+    fn limit_steps(&mut self, _: usize, _: usize) {}
 
     fn profile(&mut self, on: bool) {
         self.timing = on.then(Timing::default);
@@ -489,6 +528,10 @@ impl Backend for Cuda {
             let before = BEGAN.get().map_or(0, |began| gathered.duration_since(began).as_micros());
             eprintln!("step: {before} us gathering, {} us carried out", gathered.elapsed().as_micros());
         }
+        // Whatever went wrong, nobody uses experts any more.
+        let settled =
+            self.gpu.wait().map_err(Error::from).and_then(|()| self.mixtures.settle(&self.gpu, &self.weights));
+        self.enqueue(|_| settled);
         let (mut failed, routed, synchronisations) = self.mixtures.end();
         if let Some(why) = self.error.take() {
             let rows = (0..number(self.inputs.tokens().len())).collect();
@@ -532,7 +575,7 @@ impl Backend for Cuda {
 
     fn memory(&mut self) -> Vec<MemoryUse> {
         let device = Device::Accelerator(self.gpu.device.ordinal);
-        let of = |class| -> usize { self.buffers.iter().filter(|b| b.class == class).map(|b| b.counted).sum() };
+        let of = |class| self.buffers_of(class);
         let (mixture_scratch, experts) = self.mixtures.bytes();
         let scratch = [&self.gates, &self.ups, &self.logits].map(Scratch::bytes).iter().sum::<usize>();
         let scratch = scratch

@@ -13,6 +13,7 @@ use cudarc::driver::{DriverError, sys};
 use crate::graphs::{Graphs, Launch};
 use crate::kernels::{Kernel, Kernels, Way, chosen};
 use crate::parameters::Parameters;
+use crate::streams::Point;
 
 /// The least that kernels are made for.
 const CAPABILITY: (i32, i32) = (7, 5);
@@ -94,6 +95,14 @@ pub fn describe(ordinal: u32) -> Result<String> {
     ensure!(ordinal < devices, "there is no device cuda:{ordinal}: the last is cuda:{}", devices - 1);
     let found = Found::look(ordinal)?;
     Ok(format!("{}, {:.1} GB", found.name, found.bytes as f64 / 1e9))
+}
+
+/// The same, once it is open: the driver has compiled the kernels for it, or found that it has before.
+///
+/// # Errors
+/// In one line, where there is none that can be used.
+pub fn open(ordinal: u32) -> Result<String> {
+    describe(ordinal).and_then(|name| Device::open(ordinal).map(|_| name))
 }
 
 /// What a device says of itself.
@@ -257,6 +266,13 @@ impl Gpu {
     pub fn end_step(&self) -> Result<(), DriverError> {
         self.device.bind();
         self.graphs.borrow_mut().end(&self.device.kernels, self.stream)
+    }
+
+    /// What comes next waits for a point of another stream.
+    pub fn wait_for(&self, point: &Point) -> Result<(), DriverError> {
+        self.catch_up()?;
+        // SAFETY: both are alive.
+        checked(unsafe { sys::cuStreamWaitEvent(self.stream, point.event, 0) })
     }
 
     /// Carries out what was gathered, launch by launch: something comes that is no launch.

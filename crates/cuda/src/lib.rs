@@ -18,11 +18,17 @@ mod mixture;
 mod one_token;
 mod parameters;
 mod products;
+mod rooms;
+mod sharing;
+mod sizing;
 mod step;
 mod streaming;
+mod streams;
+mod tables;
 mod timing;
 mod weights;
 
 pub use backend::Cuda;
-pub use driver::{count, describe};
+pub use driver::{count, describe, open};
 pub use kernels::{Kernel, embedded_bytes, ptx};
+pub use sharing::Host;

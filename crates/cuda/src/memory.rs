@@ -191,11 +191,16 @@ impl Pinned {
             unsafe { std::ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
             *self = Pinned { device: Some(Arc::clone(&gpu.device)), at: at as usize, bytes };
         }
-        if bytes == 0 {
-            return Ok(&mut []);
+        Ok(&mut self.bytes_mut()[..bytes])
+    }
+
+    /// All that is there.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.bytes == 0 {
+            return &mut [];
         }
         // SAFETY: as many bytes as are there, which nobody else knows.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, bytes) })
+        unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.bytes) }
     }
 
     /// The first `n` of what is there, as f32.

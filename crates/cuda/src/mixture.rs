@@ -8,7 +8,7 @@ use sluice_backend::{
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
 use crate::kernels::Kernel;
-use crate::memory::{Memory, Scratch, bytes_of_mut};
+use crate::memory::{Memory, Pinned, Scratch, bytes_of_mut};
 use crate::parameters::{self as p, number};
 use crate::products::{Encoded, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows};
 use crate::streaming::Streaming;
@@ -71,6 +71,8 @@ pub struct Mixtures {
     shared: Scratch,
     shared_gates: Scratch,
     streaming: Option<Streaming>,
+    /// What a layer's router has chosen, on the host.
+    chosen: Pinned,
     /// What routers chose, where it is recorded.
     routed: Option<Vec<Routed>>,
     /// What the router of a mixture would choose, from what came to the mixture before it.
@@ -162,6 +164,11 @@ impl Mixtures {
         Ok(())
     }
 
+    /// The device has done all of the step.
+    pub fn settle(&mut self, gpu: &Gpu, weights: &Weights) -> Result<()> {
+        self.streaming.as_mut().map_or(Ok(()), |s| s.settle(gpu, weights))
+    }
+
     /// What there is to say of the step that ends.
     pub fn end(&mut self) -> (Vec<sluice_backend::Failed>, Vec<Routed>, usize) {
         let failed = self.streaming.as_mut().and_then(Streaming::take_failure).into_iter().collect();
@@ -206,13 +213,14 @@ impl Cuda {
         self.normed(m, x, number, needs)?;
         self.choose(m, number, tokens)?;
         // 3. where the host wants to know what was chosen
-        let mut table = m.all[number].table.as_ref().map_or(0, |t| t.at);
-        if records || m.streaming.is_some() {
-            let chosen = self.read_choice(m, tokens, k)?.experts;
+        let complete =
+            m.streaming.as_ref().map_or_else(|| m.all[number].table.as_ref().map(|t| t.at), |s| s.complete(number));
+        let mut table = complete.unwrap_or(0);
+        if records || complete.is_none() {
+            let chosen = self.read_chosen(m, tokens * k, 4 * tokens * x.cols)?;
             if let Some(streaming) = &mut m.streaming {
-                // Experts come from disk to the device
-                let experts = &m.all[number].moe.experts;
-                table = streaming.fetch(&self.gpu, &self.weights, self.mode, number, experts, k, &chosen)?;
+                streaming.settle(&self.gpu, &self.weights)?;
+                table = streaming.fetch(&self.gpu, &self.weights, number, (k, &chosen))?;
             }
             if let Some(routed) = &mut m.routed {
                 let guessed = m.guess.take_if(|(of, _)| *of == number).map(|(_, guessed)| guessed).unwrap_or_default();
@@ -223,7 +231,12 @@ impl Cuda {
             m.guess = guess;
         }
         // 4. experts, and their sum
-        self.experts(m, number, table, k, residual)
+        self.experts(m, number, table, k, residual)?;
+        // 5. the next layer's, where most are wanted
+        match (&mut m.streaming, m.all[number].next) {
+            (Some(streaming), Some(next)) => streaming.look_ahead(&self.weights, next),
+            _ => Ok(()),
+        }
     }
 
     /// The same without what the routed experts add; leaves their inputs in `normed`, and says who would have had them.
@@ -309,7 +322,22 @@ impl Cuda {
         Ok(())
     }
 
-    /// What the router has chosen, on the host: the step waits for it.
+    /// Which experts the router has chosen, on the host: the step waits for it.
+    fn read_chosen(&self, m: &mut Mixtures, n: usize, input: usize) -> Result<Vec<u32>> {
+        if let Some(streaming) = &mut m.streaming
+            && let Some(host) = streaming.input(&self.gpu, n, input)?
+        {
+            // SAFETY: what was normed has so many bytes; waited for below.
+            unsafe { self.gpu.read_later(m.x.floats(), host)? };
+        }
+        let host = m.chosen.room(&self.gpu, 4 * n)?;
+        // SAFETY: the router has written as much.
+        unsafe { self.gpu.read(m.choice.chosen.at(), host)? };
+        m.synchronisations += 1;
+        Ok(host.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
+    }
+
+    /// The same with their weights.
     fn read_choice(&self, m: &mut Mixtures, tokens: usize, k: usize) -> Result<Routing> {
         let (mut experts, mut weights) = (vec![0; tokens * k], vec![0.0; tokens * k]);
         // SAFETY: the router has written as much.
@@ -375,6 +403,9 @@ impl Cuda {
                 }
             } else {
                 self.gated(&both, &last, &m.x, &mut m.hidden)?;
+            }
+            if let Some(streaming) = &mut m.streaming {
+                streaming.compute_aside(&self.gpu, outputs)?;
             }
             combine.outputs = outputs;
         }

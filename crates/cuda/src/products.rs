@@ -12,7 +12,7 @@ use crate::parameters::{self as p, number};
 use crate::weights::{self, Kind, Needs, Shape};
 
 /// Elements per scale of int8 activations.
-const GROUP: usize = 32;
+pub const GROUP: usize = 32;
 /// Rows that are too few to keep the device busy.
 const FEW_ROWS: usize = 64;
 /// Tokens of a tile in the kernels for several.

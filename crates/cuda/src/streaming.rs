@@ -1,125 +1,488 @@
-//! Experts that stay on disk: the store reads those that a layer's tokens want into memory of the host, from where they go to the device, into room that
-//! each layer uses anew. Plain, and slow: nothing is kept on the device, and nothing overlaps.
+//! Experts that do not all stay on the device: in its memory, in locked memory of the host, and on disk, each in one of these, by the store's policy.
+//!
+//! When a step comes to a layer, the host looks at what the router chose. Those experts that the device has are where they are; all others are copied from the
+//! host's memory, as they come there, in a stream of their own, to buffers of which a layer's table says where they are. When the host next waits for the device, these
+//! copies and all that was computed with them are done: then those that are worth it stay, each in the place of one that is copied back, and all other buffers are free
+//! again. A layer of which most experts are wanted has the next layer's copied meanwhile. A layer whose experts are all on the device to stay is not looked at.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use sluice_backend::{Activations, ExpertOptions, Experts, Failed, Moe, Streamed};
-use sluice_store::experts::{ExpertStore, Next};
-use sluice_store::{Bytes, host_memory};
+use sluice_backend::{Activations, AsideExpert, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
+use sluice_store::experts::simulate::RISES;
+use sluice_store::experts::{Borrowed, ExpertStats, ExpertStore, FetchId, Move, Next, SlotClass};
+use sluice_store::{Bytes, Memory as _};
 
 use crate::driver::{Address, Gpu};
-use crate::memory::{ALIGNMENT, Scratch};
-use crate::mixture::{PROJECTIONS, operands};
+use crate::memory::Memory;
+use crate::mixture::{Operand, PROJECTIONS, operands};
 use crate::parameters as p;
+use crate::rooms::{self, Division, EXPERT_ARRAYS, Lie, Rooms};
+use crate::sharing::{Aside, Host, MOST_PAIRS, Sharing};
+use crate::streams::{Copies, Locked, Point};
+use crate::tables::Tables;
 use crate::weights::{ARRAYS, Weights};
 
+/// Device memory that nobody was given stays free: for what the driver and graphs come to take.
+pub const RESERVE: u64 = 512 << 20;
+/// Experts of the next layer that are read ahead from disk while many tokens go through this one.
+const AHEAD_FROM_DISK: usize = 64;
+/// What reads come in.
+const PAGE: usize = 4096;
+/// A matrix that no kernel multiplies with.
+const NOBODYS: u32 = u32::MAX;
+
+/// Buffers of one size.
+struct Class {
+    memory: Memory,
+    division: Division,
+    rooms: Rooms,
+}
+
+impl Class {
+    fn at(&self, buffer: u32) -> Address {
+        self.memory.at + u64::from(buffer) * self.division.stride as u64
+    }
+}
+
+struct Layer {
+    experts: Experts,
+    /// All of its experts are on the device to stay, as its table there says.
+    complete: bool,
+}
+
+/// An expert that passes, in a buffer.
+#[derive(Clone, Copy)]
+struct Passing {
+    expert: u32,
+    buffer: u32,
+}
+
+/// What is asked for at a layer, until the host next waits.
+struct Present {
+    layer: usize,
+    fetch: FetchId,
+    /// Most of its experts are wanted.
+    many: bool,
+    /// Positions that are not released, and what was borrowed to be copied ahead.
+    held: Vec<usize>,
+    borrowed: Vec<Borrowed>,
+    passing: Vec<Passing>,
+    /// What the host computes: positions, experts with their tokens, rows of x and the pairs that they are of.
+    aside: Aside,
+}
+
+/// An expert that falls, until it is copied back from its buffer.
+struct Falling {
+    moved: Move,
+    buffer: u32,
+    done: Point,
+}
+
 pub struct Streaming {
+    // Dropped first: they wait for what is under way.
+    up: Copies,
+    down: Copies,
     store: ExpertStore,
-    /// The experts of a layer, and where each of their matrices is.
-    room: Scratch,
-    table: Scratch,
-    matrices: Vec<p::Matrix>,
+    mode: Activations,
+    classes: Vec<Class>,
+    layers: Vec<Layer>,
+    tables: Tables,
+    uploaded: Point,
+    present: Option<Present>,
+    /// Copied before their layer has asked.
+    ahead: Vec<(Passing, Borrowed)>,
+    falling: Vec<Falling>,
+    /// Points that nobody uses.
+    points: Vec<Point>,
+    sharing: Option<Sharing>,
+    reads_ahead: bool,
+    is_locked: bool,
+    stats: ExpertStats,
     /// Rows whose experts could not be read, and why the first of them could not.
     failed_rows: Vec<u32>,
     error: Option<Arc<sluice_store::Error>>,
 }
 
+/// Bytes that the experts of the widest layer take in buffers, at most: what there has to be for any to be streamed.
+pub fn least_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe>) -> u64 {
+    let arrays = |o: Operand| weights.all[o.weight].bytes_per_array(o.rows);
+    let expert = |experts: &Experts, e: usize| -> usize {
+        operands(experts, e).into_iter().flat_map(arrays).filter(|n| *n > 0).map(|n| n + 2 * PAGE).sum()
+    };
+    let class = |experts: &Experts| SlotClass {
+        bytes: (0..experts.count).map(|e| expert(experts, e)).max().unwrap_or(0),
+        experts: experts.count,
+        widest: experts.count,
+    };
+    let layer = |moe: &Moe| rooms::divide(&[class(&moe.experts)], 0).iter().map(Division::bytes).sum();
+    // Sizes that are not alike have buffers of their own.
+    let mut layers: Vec<u64> = mixtures.map(layer).collect();
+    layers.sort_unstable_by(|a, b| b.cmp(a));
+    layers.dedup_by(|a, b| *b - *a <= *b / 16);
+    layers.iter().sum()
+}
+
 impl Streaming {
     pub fn open<'a>(
+        gpu: &Gpu,
         weights: &mut Weights,
         mixtures: impl Iterator<Item = &'a Moe> + Clone,
         options: &ExpertOptions,
+        (lookahead, mode, host): (Lookahead, Activations, Option<Host>),
     ) -> Result<Streaming> {
         let k = mixtures.clone().map(|m| m.scoring.k()).max().unwrap_or(0);
         let arrays = |experts: &Experts, e: usize| -> Vec<Bytes> {
-            let of = |o: crate::mixture::Operand| weights.all[o.weight].rows_bytes(o.row..o.row + o.rows);
+            let of = |o: Operand| weights.all[o.weight].rows_bytes(o.row..o.row + o.rows);
             operands(experts, e).into_iter().flat_map(of).collect()
         };
+        // 1. The host's side of it
+        let left = || gpu.device.memory().map_or(0, |(free, _)| (free as u64).saturating_sub(RESERVE));
+        let budget = options.device_budget.unwrap_or_else(left);
+        let faster = |classes: &[SlotClass]| rooms::divide(classes, budget).iter().map(|d| d.slots).collect();
+        let is_locked = Cell::new(true);
+        let mut lend = |bytes: usize| -> std::io::Result<Box<dyn sluice_store::Memory>> {
+            let memory = Locked::new(&gpu.device, bytes)?;
+            is_locked.set(is_locked.get() && (memory.is_locked || memory.is_empty()));
+            Ok(Box::new(memory))
+        };
         let sources = mixtures.clone().map(|m| (0..m.experts.count).map(|e| arrays(&m.experts, e)));
-        let store = ExpertStore::open(sources, k, options, &mut host_memory)?;
-        for moe in mixtures {
+        let store = ExpertStore::open(sources, k, options, &mut lend, &faster)?;
+        for moe in mixtures.clone() {
             for expert in 0..moe.experts.count {
                 operands(&moe.experts, expert).iter().for_each(|o| weights.all[o.weight].streamed = true);
             }
         }
-        Ok(Streaming {
+        let sharing = host.map(|host| Sharing::new(gpu, host, mode, weights)).transpose()?;
+        // 2. Buffers
+        let class = |division: Division| -> Result<Class> {
+            let memory = Memory::new(gpu, division.bytes() as usize, "experts")?;
+            Ok(Class { memory, division, rooms: Rooms::new(&division) })
+        };
+        let classes = rooms::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
+        let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), complete: false };
+        let mut streaming = Streaming {
+            up: Copies::new(gpu)?,
+            down: Copies::new(gpu)?,
+            tables: Tables::new(gpu, mixtures.clone().map(|moe| moe.experts.count))?,
+            uploaded: Point::new(gpu)?,
             store,
-            room: Scratch::default(),
-            table: Scratch::default(),
-            matrices: Vec::new(),
+            mode,
+            classes,
+            layers: mixtures.map(layer).collect(),
+            present: None,
+            ahead: Vec::new(),
+            falling: Vec::new(),
+            points: Vec::new(),
+            sharing,
+            reads_ahead: lookahead != Lookahead::Off,
+            is_locked: is_locked.get(),
+            stats: ExpertStats::default(),
             failed_rows: Vec::new(),
             error: None,
-        })
+        };
+        // Wherever a table says that an expert is, there is memory: one that the host computes, the device may compute too, from whatever is there.
+        for layer in 0..streaming.layers.len() {
+            for expert in 0..streaming.layers[layer].experts.count {
+                let lie = streaming.lie(layer, expert);
+                streaming.know(weights, layer, expert, 0, &lie);
+            }
+        }
+        streaming.stats = ExpertStats::default();
+        Ok(streaming)
     }
 
-    /// Reads the experts that tokens want, and brings them to the device. Where the table of their matrices is.
-    #[allow(clippy::too_many_arguments)]
+    /// Where the host wants the normed input of so many tokens, to compute some of a layer's experts: room for so many bytes.
+    pub fn input(&mut self, gpu: &Gpu, pairs: usize, bytes: usize) -> Result<Option<&mut [u8]>> {
+        let sharing = self.sharing.as_mut().filter(|_| pairs <= MOST_PAIRS);
+        sharing.map(|sharing| sharing.input(gpu, bytes)).transpose()
+    }
+
+    /// Where the table of a layer is on the device, if nobody has to look at what is chosen: all of its experts are there.
+    pub fn complete(&self, layer: usize) -> Option<Address> {
+        self.layers[layer].complete.then(|| self.tables.at(layer))
+    }
+
+    /// Has the experts copied to the device that tokens want and that it does not have; what the device does next waits for that. Where the table of their
+    /// matrices is.
     pub fn fetch(
         &mut self,
         gpu: &Gpu,
         weights: &Weights,
-        mode: Activations,
         layer: usize,
-        experts: &Experts,
-        k: usize,
-        chosen: &[u32],
+        (k, chosen): (usize, &[u32]),
     ) -> Result<Address> {
-        // 1. What is wanted
-        let mut tokens = vec![0u32; experts.count];
+        assert!(self.present.is_none(), "the layer before is settled");
+        // 1. What is wanted, and none of it on its way back
+        let mut tokens = vec![0u32; self.layers[layer].experts.count];
         chosen.iter().for_each(|&e| tokens[e as usize] += 1);
-        let wanted: Vec<u32> = (0..experts.count as u32).filter(|e| tokens[*e as usize] > 0).collect();
+        let wanted: Vec<u32> = (0..tokens.len() as u32).filter(|e| tokens[*e as usize] > 0).collect();
         let tokens: Vec<u32> = wanted.iter().map(|e| tokens[*e as usize]).collect();
-        let arrays = |e: usize| operands(experts, e).map(|o| (o, weights.all[o.weight].bytes_per_array(o.rows)));
-        let padded = |bytes: usize| bytes.next_multiple_of(ALIGNMENT);
-        let all = wanted.iter().flat_map(|&e| arrays(e as usize)).flat_map(|(_, bytes)| bytes);
-        let room = self.room.room(gpu, all.map(padded).sum())?;
-        self.matrices.clear();
-        self.matrices.resize(PROJECTIONS * experts.count, p::Matrix::default());
-        // 2. One after the other as they come
+        let is_wanted =
+            |m: &Move| m.falls.is_some_and(|(l, e)| l == layer && wanted.binary_search(&(e as u32)).is_ok());
+        self.falling.iter().filter(|f| is_wanted(&f.moved)).try_for_each(|f| f.done.wait())?;
+        self.land();
+        // 2. What was copied ahead
+        let mut ahead = std::mem::take(&mut self.ahead);
+        if ahead.iter().any(|(_, of)| of.layer != layer) {
+            self.up.wait()?;
+            for (passing, of) in ahead.extract_if(.., |(_, of)| of.layer != layer) {
+                self.give_back(of.layer, passing.buffer);
+                self.store.give_back(of);
+            }
+        }
+        let mut passing: Vec<Passing> = ahead.iter().map(|(passing, _)| *passing).collect();
+        // 3. One after the other as they come
         let fetch = self.store.fetch(layer, &wanted, &tokens, false);
-        let mut at = room;
+        let mut held: Vec<usize> = Vec::with_capacity(wanted.len());
+        let (mut missing, mut waits) = (Vec::new(), self.sharing.is_none() || chosen.len() > MOST_PAIRS);
         loop {
-            let i = match self.store.next(fetch, true) {
-                Next::Expert(i) => i,
+            let next = match self.store.next(fetch, false) {
+                // Where something is read that takes longest, and the host has nothing to win.
+                Next::Later if !waits => {
+                    waits = true;
+                    for i in missing.drain(..) {
+                        passing.push(self.copy(weights, layer, fetch, (i, wanted[i]))?);
+                    }
+                    continue;
+                }
+                Next::Later => {
+                    // Slots may be what is missing.
+                    self.up.wait()?;
+                    held.drain(..).for_each(|i| self.store.release(fetch, i));
+                    ahead.drain(..).for_each(|(_, of)| self.store.give_back(of));
+                    self.store.next(fetch, true)
+                }
+                next => next,
+            };
+            match next {
+                Next::Expert(i) => {
+                    held.push(i);
+                    let expert = wanted[i];
+                    if self.store.fast(fetch, i).is_none() && passing.iter().all(|p| p.expert != expert) {
+                        match waits {
+                            true => passing.push(self.copy(weights, layer, fetch, (i, expert))?),
+                            false => missing.push(i),
+                        }
+                    }
+                }
                 Next::Failed(i) => {
                     self.error.get_or_insert(self.store.take_error(fetch, i));
                     let rows = chosen.chunks_exact(k).zip(0..).filter(|(row, _)| row.contains(&wanted[i]));
                     self.failed_rows.extend(rows.map(|(_, row)| row));
                     // No kernel computes it: what is left of these rows means nothing.
-                    continue;
+                    self.forget(weights, layer, wanted[i] as usize);
                 }
-                Next::Later => continue,
+                Next::Later => {}
                 Next::Over => break,
+            }
+        }
+        // 4. Of what has to be copied from memory, a part is the host's instead: what is worth least
+        missing.sort_by(|a, b| {
+            let worth = |i: usize| self.store.worth(layer, wanted[i] as usize);
+            worth(*b).total_cmp(&worth(*a)).then(a.cmp(b))
+        });
+        let bytes = missing.first().map_or(0, |i| self.lie(layer, wanted[*i] as usize).bytes());
+        let share = self.sharing.as_ref().map_or(0, |s| s.share(missing.len(), bytes));
+        let aside = missing.split_off(missing.len() - share);
+        for i in missing {
+            passing.push(self.copy(weights, layer, fetch, (i, wanted[i]))?);
+        }
+        let aside = Aside::new(aside, &wanted, (k, chosen));
+        held.retain(|i| !aside.held.contains(i));
+        // 5. What the device has to wait for
+        let copied = !passing.is_empty();
+        self.tables.tell(&self.up, layer)?;
+        if copied {
+            self.uploaded.mark(&self.up)?;
+            gpu.wait_for(&self.uploaded)?;
+        }
+        let many = 4 * wanted.len() > 3 * self.layers[layer].experts.count;
+        let borrowed = ahead.into_iter().map(|(_, of)| of).collect();
+        self.present = Some(Present { layer, fetch, many, held, borrowed, passing, aside });
+        Ok(self.tables.at(layer))
+    }
+
+    /// Begins to copy an expert that is handed over.
+    fn copy(&mut self, weights: &Weights, layer: usize, fetch: FetchId, (i, expert): (usize, u32)) -> Result<Passing> {
+        let buffer = self.take_buffer(layer)?;
+        let lie = self.lie(layer, expert as usize);
+        for (from, to) in &lie.runs {
+            let bytes = self.store.bytes_of(fetch, i, from.clone());
+            // SAFETY: a buffer that nobody else has; the slot is released once the copies are waited for.
+            unsafe { self.up.write(self.buffer(layer, buffer) + *to as u64, bytes)? };
+        }
+        self.know(weights, layer, expert as usize, buffer, &lie);
+        Ok(Passing { expert, buffer })
+    }
+
+    /// Computes the host's part of a layer, whose outputs are at `outputs`, `[pairs, width]`: the device has enqueued what it makes of the same pairs.
+    pub fn compute_aside(&mut self, gpu: &Gpu, outputs: Address) -> Result<()> {
+        let (Some(sharing), Some(Present { layer, fetch, aside, .. })) = (&mut self.sharing, &self.present) else {
+            return Ok(());
+        };
+        if aside.wanted.is_empty() {
+            return Ok(());
+        }
+        let (store, experts) = (&self.store, &self.layers[*layer].experts);
+        let array = |i: usize, n: usize| store.array(*fetch, aside.held[i], n);
+        let all = || (0..aside.held.len()).flat_map(|i| (0..EXPERT_ARRAYS).map(move |n| (i, n)));
+        let bytes = all().map(|(i, n)| array(i, n).len()).sum();
+        self.stats.aside += aside.wanted.len() as u64;
+        let out = sharing.compute(gpu, experts, (&aside.wanted, &aside.rows), bytes, array)?;
+        let row = 4 * experts.hidden();
+        for (from, pair) in out.chunks_exact(row).zip(&aside.pairs) {
+            // SAFETY: a row of the outputs; what is copied is written again only after the host has waited.
+            unsafe { gpu.write_later(outputs + (pair * row) as u64, from)? };
+        }
+        Ok(())
+    }
+
+    /// Begins to copy what the next layer will want, where most of what the present one has is wanted.
+    pub fn look_ahead(&mut self, weights: &Weights, next: usize) -> Result<()> {
+        if !self.present.as_ref().is_some_and(|p| p.many) || self.layers[next].complete || !self.ahead.is_empty() {
+            return Ok(());
+        }
+        let (count, class) = (self.layers[next].experts.count, self.store.class(next));
+        // The others' slots are for what is read.
+        let most = self.classes[class].rooms.free().min(self.store.slots().0 / 4);
+        let mut absent = Vec::new();
+        for expert in 0..count {
+            if !self.store.is_there(next, expert) {
+                absent.push(expert as u32);
+            }
+            if self.ahead.len() >= most {
+                continue;
+            }
+            let Some(of) = self.store.borrow(next, expert) else { continue };
+            let (buffer, lie) = (self.take_buffer(next)?, self.lie(next, expert));
+            for (from, to) in &lie.runs {
+                let bytes = self.store.borrowed(&of, from.clone());
+                // SAFETY: a buffer that nobody else has; what is borrowed is given back once the copies are waited for.
+                unsafe { self.up.write(self.buffer(next, buffer) + *to as u64, bytes)? };
+            }
+            self.know(weights, next, expert, buffer, &lie);
+            self.stats.uploaded_ahead += 1;
+            self.ahead.push((Passing { expert: expert as u32, buffer }, of));
+        }
+        if self.reads_ahead && !absent.is_empty() {
+            absent.truncate((self.store.slots().0 / 4).min(AHEAD_FROM_DISK));
+            self.store.predict(next, &absent);
+        }
+        Ok(())
+    }
+
+    /// The device has done all that was enqueued: what the layer that was fetched for last used is free, and what of it is worth it stays.
+    pub fn settle(&mut self, gpu: &Gpu, weights: &Weights) -> Result<()> {
+        let Some(Present { layer, fetch, held, borrowed, mut passing, aside, .. }) = self.present.take() else {
+            return Ok(());
+        };
+        held.into_iter().for_each(|i| self.store.release(fetch, i));
+        borrowed.into_iter().for_each(|of| self.store.give_back(of));
+        let mut falls = 0;
+        while let Some(moved) = self.store.rise(layer, falls < RISES) {
+            let found = passing.iter().position(|p| p.expert as usize == moved.expert);
+            let buffer = match found.map(|i| passing.swap_remove(i).buffer) {
+                Some(buffer) => buffer,
+                None => self.copy_up(weights, &moved)?,
             };
-            let expert = wanted[i] as usize;
-            for (projection, (operand, bytes)) in arrays(expert).into_iter().enumerate() {
-                let mut places = [0; ARRAYS];
-                for (array, (place, len)) in places.iter_mut().zip(bytes).enumerate() {
-                    let from = self.store.array(fetch, i, projection * ARRAYS + array);
-                    assert_eq!(from.len(), len);
-                    // SAFETY: room for all was made; waited for below, before the slot is released.
-                    unsafe { gpu.write_later(at, from)? };
-                    *place = at;
-                    at += padded(len) as u64;
+            let class = self.store.class(layer);
+            let old = self.classes[class].rooms.stay(moved.to, buffer);
+            match moved.falls {
+                None => {
+                    self.give_back(layer, old);
+                    self.store.landed(moved);
                 }
-                self.matrices[projection * experts.count + expert] =
-                    weights.all[operand.weight].described(places, mode);
+                Some((of, expert)) => {
+                    falls += 1;
+                    let (lie, at) = (self.lie(of, expert), self.buffer(layer, old));
+                    for (to, from) in &lie.runs {
+                        let bytes = self.store.falling(&moved, to.clone());
+                        // SAFETY: the expert is in its buffer, which nobody is given before the copy is done; nor is the slot.
+                        unsafe { self.down.read(at + *from as u64, bytes)? };
+                    }
+                    let done = self.points.pop().map_or_else(|| Point::new(gpu), Ok)?;
+                    done.mark(&self.down)?;
+                    self.falling.push(Falling { moved, buffer: old, done });
+                }
             }
-            gpu.wait()?;
-            self.store.release(fetch, i);
         }
-        for matrix in &mut self.matrices {
-            if matrix.data == 0 {
-                // No kernel multiplies with it.
-                matrix.kind = u32::MAX;
-            }
+        passing.iter().for_each(|p| self.give_back(layer, p.buffer));
+        // Held until here, so that none of them rises, which would have to be copied first.
+        aside.held.into_iter().for_each(|i| self.store.release(fetch, i));
+        let complete = &mut self.layers[layer].complete;
+        *complete = *complete || self.tables.is_told(layer) && self.store.is_all_fast(layer);
+        Ok(())
+    }
+
+    /// Copies an expert that rises and is in no buffer.
+    fn copy_up(&mut self, weights: &Weights, moved: &Move) -> Result<u32> {
+        let (buffer, lie) = (self.take_buffer(moved.layer)?, self.lie(moved.layer, moved.expert));
+        for (from, to) in &lie.runs {
+            let bytes = self.store.rising(moved, from.clone());
+            // SAFETY: a buffer that nobody else has; waited for below.
+            unsafe { self.up.write(self.buffer(moved.layer, buffer) + *to as u64, bytes)? };
         }
-        let bytes = p::Matrix::bytes(&self.matrices);
-        let table = self.table.room(gpu, bytes.len())?;
-        // SAFETY: the room was just made.
-        unsafe { gpu.write(table, bytes)? };
-        Ok(table)
+        self.up.wait()?;
+        self.know(weights, moved.layer, moved.expert, buffer, &lie);
+        Ok(buffer)
+    }
+
+    /// Takes in what was copied back.
+    fn land(&mut self) {
+        let landed: Vec<Falling> = self.falling.extract_if(.., |f| f.done.is_past()).collect();
+        for Falling { moved, buffer, done } in landed {
+            self.give_back(moved.layer, buffer);
+            self.store.landed(moved);
+            self.points.push(done);
+        }
+    }
+
+    /// A buffer for an expert of a layer. There are enough for all that a layer can want, if nothing else has them.
+    fn take_buffer(&mut self, layer: usize) -> Result<u32> {
+        let class = self.store.class(layer);
+        if let Some(buffer) = self.classes[class].rooms.take() {
+            return Ok(buffer);
+        }
+        self.down.wait()?;
+        self.land();
+        Ok(self.classes[class].rooms.take().expect("buffers for all of a layer's experts"))
+    }
+
+    fn give_back(&mut self, layer: usize, buffer: u32) {
+        self.classes[self.store.class(layer)].rooms.give_back(buffer);
+    }
+
+    fn buffer(&self, layer: usize, buffer: u32) -> Address {
+        self.classes[self.store.class(layer)].at(buffer)
+    }
+
+    /// How an expert lies in a buffer.
+    fn lie(&self, layer: usize, expert: usize) -> Lie {
+        let parts: [_; EXPERT_ARRAYS] = std::array::from_fn(|array| self.store.part(layer, expert, array));
+        Lie::of(&parts)
+    }
+
+    /// Writes down where an expert is, which is being copied there.
+    fn know(&mut self, weights: &Weights, layer: usize, expert: usize, buffer: u32, lie: &Lie) {
+        self.stats.uploads += 1;
+        self.stats.uploaded_bytes += lie.bytes() as u64;
+        let at = self.buffer(layer, buffer);
+        for (projection, operand) in operands(&self.layers[layer].experts, expert).into_iter().enumerate() {
+            let places: [Address; ARRAYS] = std::array::from_fn(|i| at + lie.at[projection * ARRAYS + i] as u64);
+            let matrix = weights.all[operand.weight].described(places, self.mode);
+            self.tables.write(layer, projection, expert, matrix);
+        }
+    }
+
+    /// No kernel multiplies with an expert until it is known again.
+    fn forget(&mut self, weights: &Weights, layer: usize, expert: usize) {
+        let at = [self.buffer(layer, 0); ARRAYS];
+        for (projection, operand) in operands(&self.layers[layer].experts, expert).into_iter().enumerate() {
+            let nobodys = p::Matrix { kind: NOBODYS, ..weights.all[operand.weight].described(at, self.mode) };
+            self.tables.write(layer, projection, expert, nobodys);
+        }
     }
 
     /// Whether an expert could not be read in this step.
@@ -137,25 +500,30 @@ impl Streaming {
     }
 
     pub fn take(&mut self) -> Streamed {
+        let mut stats = std::mem::take(&mut self.stats);
+        stats.add(&self.store.take_stats());
         Streamed {
-            stats: self.store.take_stats(),
+            stats,
             reader: self.store.reader(),
-            notes: self.store.notes().to_vec(),
+            notes: self.notes(),
             slots: self.store.slots(),
+            device_slots: Some(self.store.fast_slots()),
             file_bytes: self.store.file_bytes(),
             looks_ahead: false,
         }
     }
 
     pub fn notes(&self) -> Vec<String> {
-        self.store.notes().to_vec()
+        let slow = "the driver does not lock the memory for experts: copies of them to the device are slow";
+        let slow = (!self.is_locked).then(|| slow.to_owned());
+        self.store.notes().iter().cloned().chain(slow).collect()
     }
 
     pub fn host_bytes(&self) -> usize {
-        self.store.bytes()
+        self.store.bytes() + self.tables.bytes()
     }
 
     pub fn device_bytes(&self) -> usize {
-        self.room.bytes() + self.table.bytes()
+        self.classes.iter().map(|c| c.memory.bytes).sum::<usize>() + self.tables.bytes()
     }
 }

@@ -199,6 +199,10 @@ impl Weight {
         Ok(Weight { source, row_bytes, at: None, streamed: false })
     }
 
+    pub fn source(&self) -> &MatrixSource {
+        &self.source
+    }
+
     pub fn form(&self) -> Form {
         self.source.form
     }
@@ -293,7 +297,7 @@ impl Weights {
         let absent = |w: &&mut Weight| w.at.is_none() && !w.streamed;
         let new = &mut self.all[self.looked_at..];
         let padded = |bytes: &Bytes| bytes.len().next_multiple_of(ALIGNMENT);
-        let total: usize = new.iter_mut().filter(absent).flat_map(|w| w.source.parts.iter().map(padded)).sum();
+        let total: usize = new.iter_mut().filter(absent).map(|w| Weights::padded(w)).sum();
         if total > 0 {
             let memory = Memory::new(gpu, total, "weights")?;
             let mut at = memory.at;
@@ -313,6 +317,11 @@ impl Weights {
         }
         self.looked_at = self.all.len();
         Ok(())
+    }
+
+    /// Bytes that it takes on the device.
+    pub fn padded(weight: &Weight) -> usize {
+        weight.source.parts.iter().map(|bytes| bytes.len().next_multiple_of(ALIGNMENT)).sum()
     }
 
     /// Bytes on the device, or that will be there.

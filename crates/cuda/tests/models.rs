@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use sluice_backend::{Activations, KvType};
-use sluice_cuda::Cuda;
+use sluice_cuda::{Cuda, Host};
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::{Engine, Event, Generation, Options, Placement};
 
@@ -159,6 +159,39 @@ fn experts_on_disk_change_no_logit() {
             let mut gpu = on(Some(device), &folder, Options { experts, ..options(Activations::Int8, None, 37) });
             let tokens = prompt(&cpu, 100, 9);
             assert!(logits(&mut gpu, &tokens) == logits(&mut cpu, &tokens), "{}, {experts:?}", folder.display());
+        }
+    }
+}
+
+#[test]
+fn a_budget_of_the_devices_memory_is_held_and_changes_no_logit() {
+    let Some(device) = device() else { return };
+    for name in ["mlx_qwen3_moe", "qwen3_moe", "mlx_qwen3_5_moe", "qwen3_5_moe_split", "mlx_qwen3_next", "qwen3"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
+        let mut cpu = on(None, &folder, options(Activations::Int8, None, 64));
+        let tokens = prompt(&cpu, 100, 9);
+        let wanted = logits(&mut cpu, &tokens);
+        let open = |bytes: u64| {
+            let options = Options { device_memory: Some(bytes), ..options(Activations::Int8, None, 37) };
+            let host = Host { isa: options.isa, threads: 2, always: true };
+            Engine::open_on(&folder, options, &|o| Ok(Box::new(Cuda::new(device, o.activations)?.beside(host))))
+        };
+        // 1. What is too little is refused, with what each part takes and what would do
+        let refused = format!("{:#}", open(1 << 20).err().expect("a megabyte is too little"));
+        for part in ["weights", "scratch", "keys and values", "the smallest that would do is --gpu-memory "] {
+            assert!(refused.contains(part), "{part}: {refused}");
+        }
+        assert_eq!(refused.contains("experts"), name != "qwen3", "{refused}");
+        let figure = refused.rsplit_once("--gpu-memory ").unwrap().1.split_once('M').unwrap().0;
+        let smallest = (figure.parse::<f64>().unwrap() * 1e6) as u64;
+        // 2. With that, and more, all is as it was, and takes no more
+        for more in [0, 100_000, 1 << 20, 1 << 30] {
+            let mut gpu = open(smallest + more).unwrap_or_else(|e| panic!("{name} + {more}: {e:#}"));
+            assert!(logits(&mut gpu, &tokens) == wanted, "{name} with {more} more");
+            let own = gpu.device().unwrap();
+            let uses = gpu.memory_uses();
+            let used: usize = uses.iter().filter(|m| m.device == own.device).map(|m| m.bytes).sum();
+            assert!(used as u64 <= smallest + more, "{name}: {used} of {smallest} + {more}: {uses:?}");
         }
     }
 }

@@ -12,6 +12,10 @@ pub enum LimitOf {
     ControlGroup,
     /// What this machine has left, which others may take as well.
     Machine,
+    /// `--gpu-memory`: what a device may take of its own memory.
+    DeviceBudget,
+    /// What it has free.
+    Device,
 }
 
 /// A limit of memory, in bytes.
@@ -55,12 +59,20 @@ const CHUNK: usize = 512;
 /// The same where each expert of a step is read from disk: as many as most experts are used by anyway, several times over.
 const STREAMED_CHUNK: usize = 2048;
 
+impl LimitOf {
+    pub fn is_device(self) -> bool {
+        matches!(self, LimitOf::DeviceBudget | LimitOf::Device)
+    }
+}
+
 impl Limit {
     fn name(&self) -> &'static str {
         match self.of {
             LimitOf::MemoryBudget => "--memory-budget",
             LimitOf::ControlGroup => "the memory control group's limit",
             LimitOf::Machine => "this machine's available memory",
+            LimitOf::DeviceBudget => "--gpu-memory",
+            LimitOf::Device => "the device's free memory",
         }
     }
 
@@ -137,6 +149,12 @@ pub(crate) struct Refusal {
     text: String,
     /// The smallest limit that would do, in bytes.
     pub smallest: u64,
+    pub of: LimitOf,
+}
+
+/// Whether this is what an engine is refused with because a device's own memory is too little for the model, which may do elsewhere.
+pub fn refused_by_device(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Refusal>().is_some_and(|r| r.of.is_device())
 }
 
 impl Need {
@@ -217,13 +235,17 @@ impl Need {
         let total = limit.taken + GROWTH + others + experts;
         let smallest = total + NOISE;
         let mut text = format!("{} of {} is too little: ", limit.name(), bytes(limit.bytes));
-        let who = if limit.of == LimitOf::ControlGroup { "program and others in the group" } else { "program" };
+        let who = match limit.of {
+            LimitOf::ControlGroup => "program and others in the group",
+            of if of.is_device() => "reserve",
+            _ => "program",
+        };
         let mapped = limit.mapped(self.mapped);
         let weights = if limit.of == LimitOf::ControlGroup { "pages of files" } else { "mapped weights" };
         let classes = [
             (who.to_owned(), limit.taken + GROWTH),
             (weights.to_owned(), mapped),
-            ("copied weights".to_owned(), self.copied),
+            (if limit.of.is_device() { "weights" } else { "copied weights" }.to_owned(), self.copied),
             (format!("scratch of {tokens} tokens at once"), scratch),
             ("state".to_owned(), self.state),
             (format!("keys and values of {context} tokens"), self.blocks(context)),
@@ -235,6 +257,7 @@ impl Need {
             LimitOf::MemoryBudget => {
                 write!(text, "; the smallest that would do is --memory-budget {}", figure(smallest))
             }
+            LimitOf::DeviceBudget => write!(text, "; the smallest that would do is --gpu-memory {}", figure(smallest)),
             _ => write!(text, "; the smallest that would do is {}", figure(smallest)),
         };
         let left = limit.room().saturating_sub(others + NOISE);
@@ -247,7 +270,10 @@ impl Need {
         } else {
             text += ", or fewer bits (`sluice pack`)";
         }
-        Refusal { text, smallest }
+        if limit.of.is_device() {
+            text += ", or the CPU (--device cpu)";
+        }
+        Refusal { text, smallest, of: limit.of }
     }
 }
 

@@ -1,9 +1,11 @@
 //! The engine: a model, its caches, and the sequences that share them. [`Engine::step`] is the only way forward: it takes the next
 //! tokens of running sequences through the model together and samples where a sequence has come to its end.
 
+mod device;
 mod open;
 mod prompt_cache;
 
+pub use device::DeviceUse;
 pub use open::{MakeBackend, cpu};
 
 use std::time::Instant;
@@ -53,6 +55,7 @@ pub struct Engine {
     squeezed: u64,
     /// Where memory was put, where that was asked.
     numa: Option<String>,
+    device: Option<DeviceUse>,
     max_context: usize,
     skipped: Vec<String>,
     /// Why sequences ended with [`Finish::Failed`], until somebody asks or they are started again.
@@ -103,6 +106,11 @@ impl Engine {
             )
         });
         loading.chain(squeezed).chain(self.numa.clone()).chain(self.runner.backend.notes()).collect()
+    }
+
+    /// Where a device computes in its own memory: what of it there is for this engine.
+    pub fn device(&self) -> Option<DeviceUse> {
+        self.device
     }
 
     /// Bytes that were set aside for the scratch of steps of [`Engine::chunk`] tokens, logits and sampling included: what [`MemoryClass::Scratch`] comes to

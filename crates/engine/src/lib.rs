@@ -17,16 +17,16 @@ mod scheduler;
 mod sequence;
 pub mod text;
 
-pub use budget::Held;
+pub use budget::{Held, refused_by_device};
 pub use constraint::{Called, Constraint, Demand, Form};
-pub use engine::{Engine, MakeBackend, cpu};
+pub use engine::{DeviceUse, Engine, MakeBackend, cpu};
 pub use options::{Options, Placement};
 pub use pins::Pins;
 pub use placement::Placed;
 pub use prompt_cache::{LoadedSession, PromptCacheOptions, PromptCacheStatus, ReadAhead, Saved, Session, Sessions};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{
-    Activations, AttentionMode, Backend, Cpu, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
+    Activations, AttentionMode, Backend, Cpu, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
     NUMERICS_VERSION, Numa, Phase, PhaseRow, Profile, Routed, Streamed,
 };
 pub use sluice_model::{Config, Description};

@@ -45,6 +45,8 @@ pub struct Options {
     pub kv_reserve: Option<usize>,
     /// Bytes that the program, weights, keys and values, states, experts and scratch may take together.
     pub memory_budget: Option<u64>,
+    /// Bytes of its own memory that a device may take, where one computes. `None`: what is free there, less a reserve.
+    pub device_memory: Option<u64>,
     /// Asked once the model is known, for what the process holds by then and what its control group allows. `None`: nothing, and all.
     pub held: Option<fn() -> Held>,
     /// Bytes that the caller comes to hold beside, for connections and the like: part of the budget.
@@ -81,6 +83,7 @@ impl Options {
             load: LoadOptions::default(),
             kv_reserve: None,
             memory_budget: None,
+            device_memory: None,
             held: None,
             beside: 0,
             experts: Placement::Auto,

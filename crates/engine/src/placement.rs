@@ -22,11 +22,11 @@ const SPARE: f64 = 0.1;
 /// Part of the speed of reads through the page cache below which reads past it are too slow for slots, which save more reads than it does.
 const SLOW: f64 = 0.5;
 
-/// Decides where the experts of the model in `folder` live.
+/// Decides where the experts of the model in `folder` live; `device`: what is mapped only goes through the host's memory, to a device's own.
 ///
 /// # Errors
 /// When streaming was asked for and the model has no experts.
-pub fn decide(folder: &Path, model: &Description, options: &Options) -> Result<Placed> {
+pub fn decide(folder: &Path, model: &Description, options: &Options, device: bool) -> Result<Placed> {
     let has_experts = model.experts().is_some();
     let placed = |placement, reason: String| Ok(Placed { placement, reason });
     match options.experts {
@@ -42,6 +42,9 @@ pub fn decide(folder: &Path, model: &Description, options: &Options) -> Result<P
     }
     if options.expert_budget.is_some() {
         return placed(Placement::Slots, "a budget for experts is given".into());
+    }
+    if device {
+        return placed(Placement::Mapped, "the device's memory holds all weights".into());
     }
     let Some(room) = options.memory_budget.into_iter().chain(options.load.room).min() else {
         return placed(Placement::Mapped, "how much memory there is, is not known".into());
@@ -61,7 +64,12 @@ pub fn decide(folder: &Path, model: &Description, options: &Options) -> Result<P
 }
 
 /// Where the experts live of a model that was to be mapped and turned out not to fit.
-pub fn instead_of_mapped(folder: &Path, options: &Options) -> Placed {
+pub fn instead_of_mapped(folder: &Path, options: &Options, device: bool) -> Placed {
+    if device {
+        // Whatever the disk does, each is read once as long as memory has room for it.
+        let reason = "the device's memory is too little for all experts".to_owned();
+        return Placed { placement: Placement::Slots, reason };
+    }
     let (placement, why) = streamed(folder, options);
     Placed { placement, reason: format!("with all experts mapped the memory is too little; {why}") }
 }

@@ -55,6 +55,8 @@ pub struct Metrics {
     experts_wanted: Counter,
     experts_hit: Counter,
     experts_read_bytes: Counter,
+    experts_device_hit: Counter,
+    experts_uploaded_bytes: Counter,
     memory: Family<Class, Gauge<i64, AtomicI64>>,
     model: Family<Named, Gauge<i64, AtomicI64>>,
     loads: Counter,
@@ -109,6 +111,8 @@ impl Metrics {
             experts_wanted: Counter::default(),
             experts_hit: Counter::default(),
             experts_read_bytes: Counter::default(),
+            experts_device_hit: Counter::default(),
+            experts_uploaded_bytes: Counter::default(),
             memory: Family::default(),
             model: Family::default(),
             loads: Counter::default(),
@@ -145,6 +149,10 @@ impl Metrics {
         r.register("sluice:experts_wanted", "Streamed experts that steps used, each once", m.experts_wanted.clone());
         r.register("sluice:experts_hit", "Those of them that were in memory", m.experts_hit.clone());
         r.register("sluice:experts_read_bytes", "Bytes of experts read", m.experts_read_bytes.clone());
+        let hit = "Those of them that were in a GPU's memory";
+        r.register("sluice:experts_device_hit", hit, m.experts_device_hit.clone());
+        let uploaded = "Bytes of experts copied to a GPU's memory";
+        r.register("sluice:experts_uploaded_bytes", uploaded, m.experts_uploaded_bytes.clone());
         r.register("sluice:memory_bytes", "Memory by class", m.memory.clone());
         r.register("sluice:model_loaded", "1 for the model that is in memory", m.model.clone());
         r.register("sluice:model_loads", "How often a model was loaded", m.loads.clone());
@@ -230,6 +238,8 @@ impl Metrics {
             self.experts_wanted.inc_by(streamed.stats.wanted);
             self.experts_hit.inc_by(streamed.stats.hits);
             self.experts_read_bytes.inc_by(streamed.stats.read_bytes);
+            self.experts_device_hit.inc_by(streamed.stats.fast_hits);
+            self.experts_uploaded_bytes.inc_by(streamed.stats.uploaded_bytes);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The CPU backend: buffers in anonymous memory, weights where their files are mapped, a pool of threads.
 
+mod aside;
 mod attention;
 mod crowd;
 mod delta_net;
@@ -24,6 +25,7 @@ use crate::{
     MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile, Projection,
     RotaryFrequencies, RotaryId, Routing, StepInputs, Tensor,
 };
+pub use aside::{AsideExpert, HostExperts};
 use crowd::{Crowd, Waits};
 use matmul::{Encoded, Product, Worker};
 use memory::{Buffer, PerThread, Place, RotaryTable, Weight};

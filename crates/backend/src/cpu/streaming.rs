@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use sluice_store::experts::{ExpertStats, ExpertStore, FetchId, Next};
+use sluice_store::experts::{ExpertStats, ExpertStore, FetchId, Next, no_faster};
 use sluice_store::{Bytes, Error, host_memory};
 
 use super::experts::{self, Carry, Grouping, Operand, SharedDown, Unit};
@@ -33,6 +33,8 @@ pub struct Streamed {
     pub notes: Vec<String>,
     /// Experts that there is room for, and experts of all layers.
     pub slots: (usize, usize),
+    /// Experts that there is room for in a device's own memory, to stay; `None` where the host computes.
+    pub device_slots: Option<usize>,
     /// Bytes of all experts on disk.
     pub file_bytes: u64,
     /// Whether look-ahead is on just now.
@@ -103,7 +105,7 @@ impl Streaming {
             experts::operands(experts, e).iter().flat_map(|o| o.bytes(weights)).collect()
         };
         let sources = layers.iter().map(|l| (0..l.count).map(|e| arrays(l, e)));
-        let store = ExpertStore::open(sources, k, options, &mut host_memory)?;
+        let store = ExpertStore::open(sources, k, options, &mut host_memory, &no_faster)?;
         for layer in layers {
             for expert in 0..layer.count {
                 experts::operands(layer, expert).iter().for_each(|o| weights[o.weight].streamed = true);
@@ -266,6 +268,7 @@ impl Streaming {
             reader: self.store.reader(),
             notes: self.store.notes().to_vec(),
             slots: self.store.slots(),
+            device_slots: None,
             file_bytes: self.store.file_bytes(),
             looks_ahead: self.lookahead.is_on(),
         }

@@ -4,6 +4,7 @@
 //! of a recorded text want them; a disk of which nothing is said is measured. What is printed is an expectation, and says from what.
 
 mod estimate;
+mod gpu;
 mod memory;
 mod residency;
 mod shape;
@@ -21,6 +22,7 @@ use sluice_store::Checkpoint;
 use crate::disk::{self, Case, Order, PAGE};
 use crate::{known, machine, units};
 use estimate::{Disk, Form, Products, Split, Token, Weights, hit_rate};
+use gpu::Gpu;
 use memory::Measured;
 use residency::Residency;
 use shape::Shape;
@@ -76,8 +78,8 @@ pub struct PlanArgs {
     /// Which experts tokens take, of `eval routing --trace-out`: what of them would be in memory is simulated
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Memory of a GPU that holds experts too, such as 8GB: a tier above --memory, in the simulation only
-    #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "trace")]
+    /// Memory of a GPU that computes, such as 24GB: it holds resident weights, the conversation and as many experts as fit; --memory and the disk hold the others
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     gpu_memory: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
@@ -148,12 +150,20 @@ pub fn run(args: PlanArgs) -> Result<()> {
     };
 
     // 3. where things go, and what a token costs
-    let split = Split::new(&shape, &weights, memory, args.context, 2);
-    let part = if weights.experts > 0 { split.for_experts as f64 / weights.experts as f64 } else { 1.0 };
+    let gpu = args.gpu_memory.map(|bytes| Gpu::new(&shape, &weights, bytes, args.context));
+    let split = match &gpu {
+        None => Split::new(&shape, &weights, memory, args.context, 2),
+        // What a GPU computes with every token lies there.
+        Some(_) => Split { resident: 0, cache: 0, for_experts: memory.min(weights.experts), missing: 0 },
+    };
+    let held = split.for_experts.saturating_add(gpu.as_ref().map_or(0, |gpu| gpu.stays)).min(weights.experts);
+    let part = if weights.experts > 0 { held as f64 / weights.experts as f64 } else { 1.0 };
     if let Some(rate) = args.hit_rate {
         ensure!((0.0..=1.0).contains(&rate), "--hit-rate {rate}: expected 0 to 1");
     }
-    let residency = recording.and_then(|r| Residency::simulate(&r, &weights, &split, args.gpu_memory));
+    let residency =
+        recording.and_then(|r| Residency::simulate(&r, &weights, &split, gpu.as_ref().map(|gpu| gpu.stays)));
+    let served = residency.as_ref().filter(|_| gpu.is_some()).and_then(Residency::served_by_gpu);
     let simulated = || match &residency {
         // Where the experts of a single layer do not fit, what is recorded says nothing.
         _ if part >= 1.0 => None,
@@ -188,6 +198,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
             "resident_bytes_per_token": weights.resident_read, "memory": memory, "cache": split.cache,
             "memory_for_experts": split.for_experts, "missing": split.missing, "expected_hit_rate": expected,
             "memory_bandwidth": memory_bandwidth, "products_bandwidth": {"resident": products.resident, "experts": products.experts},
+            "gpu": gpu.as_ref().map(|gpu| gpu.to_json(&weights, served)),
             "simulated": residency.as_ref().map(Residency::to_json), "tokens": rows,
         });
         writeln!(out, "{object:#}")?;
@@ -231,6 +242,9 @@ pub fn run(args: PlanArgs) -> Result<()> {
             100.0 * part,
         ),
     );
+    if let Some(gpu) = &gpu {
+        text += &format!("{:<12}{}", "gpu", gpu.text(&weights, args.context, served));
+    }
     if split.missing > 0 {
         text += &line("", format!("TOO LITTLE: {} are missing", units::bytes(split.missing)));
     }
@@ -249,7 +263,9 @@ pub fn run(args: PlanArgs) -> Result<()> {
     if let Some(residency) = &residency {
         text += &line("simulated", residency.text());
     }
-    text += &format!("\n{:<16}{:>10}", "tokens/s", "bandwidth");
+    let computes = if gpu.is_some() { "were the CPU to compute" } else { "" };
+    text +=
+        &format!("\n{computes}{}{:<16}{:>10}", if computes.is_empty() { "" } else { ":\n" }, "tokens/s", "bandwidth");
     rates.iter().for_each(|r| text += &format!("{:>10}", format!("{:.0} %", 100.0 * r)));
     text += &format!("  bound at {:.0} %\n", 100.0 * expected);
     for (name, disk) in &disks {

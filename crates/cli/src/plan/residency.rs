@@ -51,6 +51,11 @@ impl Residency {
         1.0 - self.settled.misses as f64 / self.settled.uses() as f64
     }
 
+    /// Share of what tokens want that a GPU's memory serves, where there is one.
+    pub fn served_by_gpu(&self) -> Option<f64> {
+        (self.tiers.len() > 1).then(|| self.settled.shares()[0])
+    }
+
     fn bytes_per_token(&self) -> f64 {
         self.settled.misses as f64 / self.settled_tokens as f64 * self.per_expert as f64
     }

@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits,
-    Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Profile, Projection,
-    RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
+    AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, DeviceMemory, ExpertOptions, Failed, KvLayout, KvPool,
+    Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Profile,
+    Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
 
 use inner::Inner;
@@ -255,6 +255,10 @@ impl Backend for Checker<'_> {
             };
             step(&mut lent);
         })
+    }
+
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        self.inner.device_memory()
     }
 
     fn limit_steps(&mut self, tokens: usize, rows: usize) {

@@ -102,8 +102,12 @@ fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize) {
     let pinned = (0..c.random.usize(..4)).map(|_| (c.random.usize(..layers), c.random.usize(..4))).collect();
     let disk = Disk { late: Mutex::new(c.random.fork()), dead };
     let (parts, all) = (c.random.u64(..8), c.once_in(3));
+    // Of a device's memory none beyond what a layer needs, some, or all.
+    let some = c.random.u64(..1 << 19);
+    let device_budget = c.one_of(&[Some(0), Some(some), Some(some), None]);
     let lookahead = c.one_of(&[Lookahead::Off, Lookahead::On, Lookahead::Auto]);
     let options = ExpertOptions {
+        device_budget,
         keep: c.one_of(&[Keep::Slots, Keep::Slots, Keep::PageCache]),
         policy: c.one_of(&Policy::ALL),
         pinned,
@@ -116,7 +120,7 @@ fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize) {
     };
     let ExpertOptions { keep, policy, request, depth, io_uring, .. } = &options;
     c.shape(format!(
-        "{keep:?}, {policy:?}, requests of {request}, depth {depth:?}, io_uring {io_uring}, {lookahead:?}, room for all {all}, or {parts} parts more"
+        "{keep:?}, {policy:?}, requests of {request}, depth {depth:?}, io_uring {io_uring}, {lookahead:?}, {device_budget:?} on a device, room for all {all}, or {parts} parts more"
     ));
     if c.is_reference {
         return;

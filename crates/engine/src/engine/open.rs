@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
-    Activations, AttentionMode, Backend, Capacity, Cpu, ExpertOptions, Float, KvLayout, KvPool, KvType, Lookahead,
-    MemoryClass, Processors, SequenceInput, StepInputs, StepScratch, Wanted,
+    Activations, AttentionMode, Backend, Capacity, Cpu, Device, ExpertOptions, Float, KvLayout, KvPool, KvType,
+    Lookahead, MemoryClass, Processors, SequenceInput, StepInputs, StepScratch, Wanted,
 };
 use sluice_cache::{Group, KvCache, Prefixes};
 use sluice_model::{CacheKind, Config, Decoder};
@@ -16,7 +16,8 @@ use sluice_store::experts::Keep;
 use sluice_store::{Bytes, Checkpoint, Error, Loading};
 
 use super::Engine;
-use crate::budget::{self, Division, Held, Limit, LimitOf, Need, Refusal, StreamedNeed};
+use super::device::DeviceShare;
+use crate::budget::{self, Division, Held, Limit, LimitOf, Need, Refusal, StreamedNeed, refused_by_device};
 use crate::constraint::Masks;
 use crate::options::{Options, Placement};
 use crate::placement::{self, Placed};
@@ -61,20 +62,24 @@ impl Engine {
         let numa = Processors::here().place_memory(options.numa);
         let state = (model.state_len() * size_of::<f32>()) as u64;
         options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::memory(state));
-        let placed = placement::decide(folder, &model, &options)?;
-        let open = |placed: Placed| {
+        let mut first = Some(make(&options)?);
+        let device = first.as_ref().is_some_and(|backend| backend.device_memory().is_some());
+        let placed = placement::decide(folder, &model, &options, device)?;
+        let mut open = |placed: Placed| {
             let (checkpoint, loading) = sluice_store::load::open_but(folder, &options.load, |checkpoint| {
                 let streams = placed.placement != Placement::Mapped;
                 if streams { sluice_model::expert_tensors(&model, checkpoint) } else { HashSet::new() }
             })?;
-            Engine::build(&checkpoint, Some((loading, folder)), &config, options.clone(), placed, make(&options)?)
+            let backend = first.take().map_or_else(|| make(&options), Ok)?;
+            Engine::build(&checkpoint, Some((loading, folder)), &config, options.clone(), placed, backend)
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
         let opened = match open(placed) {
             // Weights alone would fit, but not with all that a step needs.
             Err(refused) if may_stream && mapped && refused.is::<Refusal>() => {
-                let streamed = open(placement::instead_of_mapped(folder, &options));
+                let by_device = refused_by_device(&refused);
+                let streamed = open(placement::instead_of_mapped(folder, &options, by_device));
                 streamed.map_err(|e| if smallest(&e) < smallest(&refused) { e } else { refused })
             }
             opened => opened,
@@ -130,18 +135,28 @@ impl Engine {
         let groups = model.groups();
         let layouts: Vec<KvLayout> =
             groups.iter().map(|g| g.layout(kv_type, options.attention, block_tokens)).collect();
-        let states =
-            if model.state_len() > 0 { options.max_sequences + snapshots(&options, model.state_len()) } else { 0 };
+        let own = backend.device_memory();
+        let states = match model.state_len() {
+            0 => 0,
+            len => options.max_sequences + snapshots(&options, own.map(|own| own.free), len),
+        };
         if states > 0 {
             backend.alloc_states(states, model.state_len())?;
         }
-        // 1. What there is to divide, and among what
-        let tensors = held(&mut *backend, MemoryClass::Scratch);
+        // 1. What there is to divide, and among what: the host's memory, and a device's that computes in its own
+        let computes_in = own.map_or(Device::Host, |own| own.device);
+        let tensors = held_on(&mut *backend, MemoryClass::Scratch, computes_in);
         let (mut scratch, mut per_block) = (Vec::with_capacity(chunks.len()), 0);
+        let mut device_scratch = Vec::new();
         for &chunk in &chunks {
             let need = step_scratch(&*backend, &decoder, &layouts, chunk, options.max_sequences, streamed);
             let sampling = options.threads * model.vocabulary * SAMPLING;
-            scratch.push((chunk, (tensors / longest * chunk + need.fixed + sampling) as u64));
+            // What a device has allocated it keeps, however short steps are.
+            if own.is_some() {
+                device_scratch.push((chunk, (tensors + need.fixed) as u64));
+            }
+            let own_part = if own.is_some() { 0 } else { tensors / longest * chunk + need.fixed };
+            scratch.push((chunk, (own_part + sampling) as u64));
             per_block = (need.per_128_positions * block_tokens).div_ceil(128);
         }
         let by_experts: usize = loaded.order.iter().filter(|used| used.by_experts).map(|used| used.bytes.len()).sum();
@@ -150,12 +165,13 @@ impl Engine {
         let [mapped, copied] =
             weights_in_memory(&mut *backend, loaded.order.iter().map(|u| &u.bytes), wanted(), loading.as_ref());
         let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
+        let in_cache = block + per_block;
         let need = Need {
             mapped,
             copied,
             state: held(&mut *backend, MemoryClass::State) as u64,
             scratch,
-            block: (block + per_block + block_tokens * TOKEN) as u64,
+            block: (if own.is_some() { 0 } else { in_cache } + block_tokens * TOKEN) as u64,
             sequences: options.max_sequences,
             block_tokens,
             reserved: options.kv_reserve.map_or(0, |tokens| tokens.min(max_context)),
@@ -176,12 +192,19 @@ impl Engine {
             let division = need.divide(&limits);
             (hard, division)
         })?;
-        let chunk = division.chunk;
+        let mut own = match own {
+            None => None,
+            Some(own) => {
+                Some(DeviceShare::new(own, &need, (device_scratch, in_cache as u64), &options, &mut *backend)?)
+            }
+        };
+        let chunk = division.chunk.min(own.as_ref().map_or(usize::MAX, |own| own.division.chunk));
         backend.limit_steps(chunk, longest);
         if streamed {
             let keep = if placed.placement == Placement::PageCache { Keep::PageCache } else { Keep::Slots };
             let budget = options.expert_budget.unwrap_or(u64::MAX).min(division.experts);
-            let expert_options = ExpertOptions { keep, budget, ..options.expert_options.clone() };
+            let device_budget = own.as_ref().map(|own| own.division.experts);
+            let expert_options = ExpertOptions { keep, budget, device_budget, ..options.expert_options.clone() };
             backend.stream_experts(&expert_options, options.lookahead)?;
         }
         let experts = held(&mut *backend, MemoryClass::Experts) as u64;
@@ -189,6 +212,10 @@ impl Engine {
         let mut pool = max_context.saturating_mul(options.max_sequences);
         for limit in &hard {
             pool = pool.min(need.positions_within(limit, division.scratch, experts)?);
+        }
+        if let Some(own) = &mut own {
+            own.experts = held_on(&mut *backend, MemoryClass::Experts, own.memory.device) as u64;
+            pool = pool.min(own.positions()?);
         }
         let max_context = max_context.min(pool);
         let reserved = need.reserved.min(max_context);
@@ -268,6 +295,7 @@ impl Engine {
             scratch: division.scratch,
             squeezed,
             numa: None,
+            device: own.map(|own| own.used()),
             max_context,
             skipped: loaded.skipped,
             failures: Vec::new(),
@@ -292,14 +320,22 @@ fn secret() -> [u8; 32] {
 }
 
 /// States of `len` f32 that are kept beside those of a step's sequences: as many as was asked for, where they take no more than a part of what there is.
-fn snapshots(options: &Options, len: usize) -> usize {
-    let least = hard_limits(options).iter().map(|l| l.bytes).chain(options.load.room).min().unwrap_or(u64::MAX);
+fn snapshots(options: &Options, device: Option<u64>, len: usize) -> usize {
+    let least = match device {
+        Some(free) => options.device_memory.map_or(free, |asked| asked.min(free)),
+        None => hard_limits(options).iter().map(|l| l.bytes).chain(options.load.room).min().unwrap_or(u64::MAX),
+    };
     options.snapshots.min((least / SNAPSHOTS / (4 * len as u64)) as usize)
 }
 
-/// Bytes of a class, on all devices.
+/// Bytes of a class in the host's memory.
 fn held(backend: &mut dyn Backend, class: MemoryClass) -> usize {
-    backend.memory().iter().filter(|m| m.class == class).map(|m| m.bytes).sum()
+    held_on(backend, class, Device::Host)
+}
+
+/// Bytes of a class on a device.
+pub(super) fn held_on(backend: &mut dyn Backend, class: MemoryClass, device: Device) -> usize {
+    backend.memory().iter().filter(|m| m.class == class && m.device == device).map(|m| m.bytes).sum()
 }
 
 /// Tokens of prompts beside sequences that generate, in a step at least. Behind 4,000 tokens each of them takes a fifth of a step of seven, so that sixteen make it four times as long;

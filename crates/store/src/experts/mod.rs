@@ -16,6 +16,7 @@ mod residency;
 mod schedules;
 pub mod simulate;
 mod store;
+mod tiers;
 mod worth;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ pub use recording::{MAX_RECORDING, Recording};
 pub use requests::{ReadFaults, SPIN};
 pub use residency::{Residency, Rise};
 pub use store::ExpertStore;
+pub use tiers::{Borrowed, Move, SlotClass, no_faster};
 pub use worth::Policy;
 
 /// Where experts that were used remain.
@@ -44,6 +46,8 @@ pub struct ExpertOptions {
     pub keep: Keep,
     /// Bytes of slots.
     pub budget: u64,
+    /// Bytes of a device's own memory for experts that it has at hand, those of a layer that pass through included; `None`: what the device has left.
+    pub device_budget: Option<u64>,
     pub policy: Policy,
     /// (Layer, expert) that stay in memory once they are there, and are read ahead of need.
     pub pinned: Vec<(usize, usize)>,
@@ -66,6 +70,7 @@ impl Default for ExpertOptions {
         ExpertOptions {
             keep: Keep::Slots,
             budget: u64::MAX,
+            device_budget: None,
             policy: Policy::default(),
             pinned: Vec::new(),
             request: 4 << 20,
@@ -85,7 +90,18 @@ pub struct ExpertStats {
     pub wanted: u64,
     /// Of these, those that were in memory.
     pub hits: u64,
-    /// Of these, those that look-ahead had begun to read or had read.
+    /// Of these, those that were in a faster tier: a device's own memory.
+    pub fast_hits: u64,
+    /// Experts that were copied to the device, their bytes, and of these what was copied before its layer had asked.
+    pub uploads: u64,
+    pub uploaded_bytes: u64,
+    pub uploaded_ahead: u64,
+    /// Experts that were computed where they lie in memory, rather than copied.
+    pub aside: u64,
+    /// Experts that came to stay in the faster tier, and of these those for which another had to be copied back.
+    pub rises: u64,
+    pub falls: u64,
+    /// Of `wanted`, those that look-ahead had begun to read or had read.
     pub read_ahead: u64,
     /// Bytes of the arrays that were asked for.
     pub wanted_bytes: u64,
@@ -108,6 +124,13 @@ impl ExpertStats {
     /// Adds what came later.
     pub fn add(&mut self, later: &ExpertStats) {
         let ExpertStats { wanted, hits, read_ahead, wanted_bytes, read_bytes, reads, .. } = later;
+        self.fast_hits += later.fast_hits;
+        self.uploads += later.uploads;
+        self.uploaded_bytes += later.uploaded_bytes;
+        self.uploaded_ahead += later.uploaded_ahead;
+        self.aside += later.aside;
+        self.rises += later.rises;
+        self.falls += later.falls;
         self.wanted += wanted;
         self.hits += hits;
         self.read_ahead += read_ahead;

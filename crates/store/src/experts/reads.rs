@@ -32,6 +32,16 @@ impl Loan {
         // SAFETY: inside memory that nobody writes to as long as the loan is here, and not given to a read, which would take it.
         unsafe { std::slice::from_raw_parts(self.memory.add(range.start), range.len()) }
     }
+
+    /// The same, to be written.
+    ///
+    /// # Panics
+    /// As above.
+    pub fn bytes_mut(&mut self, range: std::ops::Range<usize>) -> &mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.len, "range outside the slot");
+        // SAFETY: as above; there is no other loan of it.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.add(range.start), range.len()) }
+    }
 }
 
 /// The read of an expert into a slot.

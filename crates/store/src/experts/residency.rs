@@ -146,9 +146,19 @@ impl Residency {
         Some(self.slots[self.worth.key(layer, expert) as usize]).filter(|s| *s != NONE)
     }
 
+    /// What it is worth to have an expert in a faster tier permanently.
+    pub fn lasting(&self, layer: usize, expert: usize) -> f64 {
+        self.worth.lasting(self.worth.key(layer, expert))
+    }
+
     /// The tier that a slot belongs to.
     pub fn tier(&self, slot: u32) -> usize {
         self.tiers.partition_point(|tier| tier.end <= slot)
+    }
+
+    /// Whether a slot of a tier is free.
+    pub fn has_room(&self, tier: usize) -> bool {
+        !self.tiers[tier].free.is_empty()
     }
 
     /// A slot of the last tier for an expert that has none: a free one, or that of an expert which then has none. Held. `None` if all are held or pinned.

@@ -128,9 +128,15 @@ struct Schedule {
     turns: Vec<Turn>,
     /// (Turn's fetch, layer, position, expert) of who was handed over and not released.
     held: Vec<(FetchId, usize, usize, usize)>,
+    /// What the faster tier holds, by class and slot: an expert's arrays.
+    fast: Vec<Vec<Arrays>>,
+    /// Moves whose copies are not done.
+    moving: Vec<(Move, Arrays)>,
     failing: bool,
     wrong: Option<String>,
 }
+
+type Arrays = Vec<Vec<u8>>;
 
 impl Schedule {
     fn new(seed: u64, sound: bool) -> Schedule {
@@ -140,6 +146,8 @@ impl Schedule {
         let (failing, done) = (if sound { 0 } else { [1, 5, 30][random.usize(..3)] }, [10, 50, 90][random.usize(..3)]);
         let keep = if chance(&mut random, 70) { Keep::Slots } else { Keep::PageCache };
         let pinned = (0..random.usize(..4)).map(|_| (random.usize(..places.len()), random.usize(..13))).collect();
+        let fast = [0, 0, 1, 4, 40][random.usize(..5)];
+        let faster = |classes: &[SlotClass]| classes.iter().map(|c| fast.min(c.experts)).collect::<Vec<_>>();
         let mut options = ExpertOptions {
             keep,
             policy: Policy::ALL[random.usize(..3)],
@@ -153,7 +161,14 @@ impl Schedule {
             let copy = layers.to_vec();
             let disk = Scripted { random: Rng::with_seed(seed), waiting: Vec::new(), failing, done };
             let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };
-            ExpertStore::with(copy, Requests::scripted(Box::new(disk)), most, options, &mut host_memory, none)
+            ExpertStore::with(
+                copy,
+                Requests::scripted(Box::new(disk)),
+                most,
+                options,
+                (&mut host_memory, &faster),
+                none,
+            )
         };
         let least = match fits(&layers, &options) {
             Err(Error::ExpertBudget { needed, .. }) => needed,
@@ -162,7 +177,9 @@ impl Schedule {
         options.budget = least + [0, 0, 20_000, 200_000][random.usize(..4)];
         let store = fits(&layers, &options).unwrap();
         assert!(store.bytes() as u64 <= options.budget, "{} bytes of {}", store.bytes(), options.budget);
-        Schedule { random, store, places, turns: Vec::new(), held: Vec::new(), failing: !sound, wrong: None }
+        let fast = store.classes.iter().map(|c| vec![Arrays::new(); c.fast as usize]).collect();
+        let (turns, held, moving) = (Vec::new(), Vec::new(), Vec::new());
+        Schedule { random, store, places, turns, held, fast, moving, failing: !sound, wrong: None }
     }
 
     fn experts(&self, layer: usize) -> usize {
@@ -173,11 +190,58 @@ impl Schedule {
     fn check(&mut self, when: &str) {
         for &(fetch, layer, position, expert) in &self.held {
             for (array, place) in self.places[layer][expert].iter().enumerate() {
-                if !is_right(place.start, self.store.array(fetch, position, array)) {
+                let there = match self.store.fast(fetch, position) {
+                    Some(slot) => &self.fast[self.store.class(layer)][slot][array],
+                    None => self.store.array(fetch, position, array),
+                };
+                if !is_right(place.start, there) {
                     self.wrong = Some(format!("{when}: layer {layer} expert {expert} array {array}"));
                 }
             }
         }
+    }
+
+    /// Experts of the layer that had the last turn come to the faster tier, and others fall.
+    fn rise(&mut self, layer: usize) {
+        let falls = chance(&mut self.random, 80);
+        for _ in 0..self.random.usize(..4) {
+            let Some(moved) = self.store.rise(layer, falls) else { break };
+            assert!(falls || moved.falls.is_none());
+            let parts = (0..self.places[moved.layer][moved.expert].len())
+                .map(|a| self.store.part(moved.layer, moved.expert, a));
+            let risen = parts.map(|part| self.store.rising(&moved, part).to_vec()).collect();
+            let fallen = std::mem::replace(&mut self.fast[self.store.class(layer)][moved.to], risen);
+            self.moving.push((moved, fallen));
+        }
+        if chance(&mut self.random, 50) {
+            self.land();
+        }
+    }
+
+    fn land(&mut self) {
+        for (moved, fallen) in self.moving.drain(..) {
+            if let Some((layer, expert)) = moved.falls {
+                for (array, bytes) in fallen.iter().enumerate() {
+                    let part = self.store.part(layer, expert, array);
+                    self.store.falling(&moved, part).copy_from_slice(bytes);
+                }
+            }
+            self.store.landed(moved);
+        }
+    }
+
+    /// Something is borrowed for a while.
+    fn borrow(&mut self, layer: usize) {
+        let expert = self.random.usize(..self.experts(layer));
+        let Some(borrowed) = self.store.borrow(layer, expert) else { return };
+        self.predict(layer);
+        for (array, place) in self.places[layer][expert].iter().enumerate() {
+            let part = self.store.part(layer, expert, array);
+            if !is_right(place.start, self.store.borrowed(&borrowed, part)) {
+                self.wrong = Some(format!("borrowed: layer {layer} expert {expert} array {array}"));
+            }
+        }
+        self.store.give_back(borrowed);
     }
 
     fn predict(&mut self, layer: usize) {
@@ -196,6 +260,7 @@ impl Schedule {
             wanted.remove(gone);
         }
         let tokens = vec![1; wanted.len()];
+        self.land();
         let ordered = chance(&mut self.random, 40);
         let fetch = self.store.fetch(layer, &wanted, &tokens, ordered);
         let answered = vec![false; wanted.len()];
@@ -233,6 +298,7 @@ impl Schedule {
         }
         // 2. computed with, while the disk goes on
         self.check("handed over");
+
         if chance(&mut self.random, 20) {
             self.predict(next);
         }
@@ -243,8 +309,14 @@ impl Schedule {
         if over {
             let turn = self.turns.swap_remove(which);
             assert!(turn.answered.iter().all(|a| *a), "an expert was forgotten");
+            if self.turns.is_empty() {
+                self.rise(turn.layer);
+            }
             if chance(&mut self.random, 30) {
                 self.predict(next);
+            }
+            if chance(&mut self.random, 30) {
+                self.borrow(next);
             }
         }
     }
@@ -294,7 +366,7 @@ fn store_of(experts: usize, bytes: u64, options: &ExpertOptions) -> Result<Exper
     (0..experts as u64).for_each(|e| layer.add(1, vec![(0, e * bytes..(e + 1) * bytes, 0)]));
     let disk = Scripted { random: Rng::with_seed(1), waiting: Vec::new(), failing: 0, done: 50 };
     let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };
-    ExpertStore::with(vec![layer], Requests::scripted(Box::new(disk)), 1, options, &mut host_memory, none)
+    ExpertStore::with(vec![layer], Requests::scripted(Box::new(disk)), 1, options, (&mut host_memory, &no_faster), none)
 }
 
 #[test]

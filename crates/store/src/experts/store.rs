@@ -10,6 +10,7 @@ use super::lookahead::Ahead;
 use super::reads::{Loan, Reads, Ticket};
 use super::requests::{self, Requests};
 use super::residency::Residency;
+use super::tiers::SlotClass;
 use super::{ExpertOptions, ExpertStats, Keep};
 use crate::bytes::Bytes;
 use crate::error::Error;
@@ -17,30 +18,35 @@ use crate::load::Source;
 use crate::memory::Memory;
 
 /// Slots of one size.
-struct Class {
+pub(super) struct Class {
     /// Never read or written but through loans of its slots.
     memory: Box<dyn Memory>,
-    residency: Residency,
-    /// Number of its first slot among those of all classes.
-    first: u32,
+    pub residency: Residency,
+    /// Number of its first slot among those of all classes: first those of the faster tier, which have no memory here.
+    pub first: u32,
+    /// Slots of the faster tier; experts of all layers.
+    pub fast: u32,
+    pub experts: u32,
 }
 
 /// Who needs a slot to stay as it is. As long as any of these does, residency holds it and no other expert is put there.
 #[derive(Debug, Default)]
 pub(super) struct SlotState {
-    /// Its memory, if nobody writes to it.
-    loan: Option<Loan>,
+    /// Its memory, if nobody writes to it; `None` in the faster tier.
+    pub loan: Option<Loan>,
     /// The read that fills it, if one does.
     ticket: Option<Ticket>,
     /// Items of fetches that are there or coming.
-    wanted: u32,
+    pub wanted: u32,
+    /// An expert that lost its place in the faster tier is being copied here.
+    pub landing: bool,
     /// Look-ahead keeps it until its layer is visited.
     pub read_ahead: bool,
 }
 
 impl SlotState {
     fn is_needed(&self) -> bool {
-        self.ticket.is_some() || self.wanted > 0 || self.read_ahead
+        self.ticket.is_some() || self.wanted > 0 || self.read_ahead || self.landing
     }
 }
 
@@ -55,11 +61,17 @@ const PASSING: usize = 48;
 /// Fetches that there is room for from the beginning.
 const FETCHES: usize = 4;
 
+/// How many slots of each size a faster tier has.
+pub(super) type Faster<'a> = dyn Fn(&[SlotClass]) -> Vec<usize> + 'a;
+/// Memory for so many bytes.
+pub(super) type Lend<'a> = dyn FnMut(usize) -> std::io::Result<Box<dyn Memory>> + 'a;
+
 pub struct ExpertStore {
     // Before the memory: dropping it waits for what is in flight.
     pub(super) reads: Reads,
-    layers: Vec<LayerLayout>,
-    classes: Vec<Class>,
+    pub(super) layers: Vec<LayerLayout>,
+    pub(super) classes: Vec<Class>,
+    pub(super) slot_classes: Vec<SlotClass>,
     slots: Vec<SlotState>,
     keep: Keep,
     fetches: Vec<Fetch>,
@@ -74,7 +86,7 @@ pub struct ExpertStore {
 
 impl ExpertStore {
     /// Sets slots up for the experts of some layers; each expert is the views of its arrays, the same number for all experts of a layer. `lend` gives memory
-    /// for so many bytes, once for each size of slot.
+    /// for so many bytes, once for each size of slot; `faster` says how many slots of each size a faster tier has, whose memory is somebody else's.
     ///
     /// # Errors
     /// When the budget is too small for a layer's `most` experts at once, or there is no memory.
@@ -82,7 +94,8 @@ impl ExpertStore {
         layers: impl Iterator<Item = E>,
         most: usize,
         options: &ExpertOptions,
-        lend: &mut dyn FnMut(usize) -> std::io::Result<Box<dyn Memory>>,
+        lend: &mut Lend,
+        faster: &Faster,
     ) -> Result<ExpertStore, Error> {
         let mut files: Vec<Arc<Source>> = Vec::new();
         let layers: Vec<LayerLayout> = layers.map(|experts| LayerLayout::new(experts, &mut files)).collect();
@@ -92,7 +105,7 @@ impl ExpertStore {
         let depth = options.depth.unwrap_or_else(|| usual_depth(&layers, request(options)));
         let no_memory = |cause| Error::Io { path: path.clone(), doing: "find memory for experts of", cause };
         let requests = Requests::new(files, direct, depth, options).map_err(no_memory)?;
-        ExpertStore::with(layers, requests, most, options, lend, no_memory)
+        ExpertStore::with(layers, requests, most, options, (lend, faster), no_memory)
     }
 
     pub(super) fn with(
@@ -100,7 +113,7 @@ impl ExpertStore {
         requests: Requests,
         most: usize,
         options: &ExpertOptions,
-        lend: &mut dyn FnMut(usize) -> std::io::Result<Box<dyn Memory>>,
+        (lend, faster): (&mut Lend, &Faster),
         no_memory: impl Fn(std::io::Error) -> Error,
     ) -> Result<ExpertStore, Error> {
         let sizes = layout::classes(&mut layers);
@@ -111,9 +124,18 @@ impl ExpertStore {
         let least = |number: usize| most.min(of_class(number).into_iter().max().unwrap_or(0));
         let needed = sizes.iter().enumerate().map(|(c, size)| (least(c) as u64).saturating_mul(*size as u64));
         let counts: Vec<usize> = layers.iter().map(LayerLayout::len).collect();
+        let class = |number: usize| SlotClass {
+            bytes: sizes[number],
+            experts: of_class(number).iter().sum(),
+            widest: of_class(number).into_iter().max().unwrap_or(0),
+        };
+        let slot_classes: Vec<SlotClass> = (0..sizes.len()).map(class).collect();
+        let faster = faster(&slot_classes);
+        // Those that come to the faster tier come through slots here.
+        let through: usize = (0..sizes.len()).filter(|c| faster[*c] > 0).map(least).sum();
         let per_expert = Residency::BYTES_PER_EXPERT + size_of::<SlotState>() + Reads::bytes(1);
-        let tables =
-            per_expert * counts.iter().sum::<usize>() + layers.iter().map(LayerLayout::table_bytes).sum::<usize>();
+        let tables = per_expert * (counts.iter().sum::<usize>() + through)
+            + layers.iter().map(LayerLayout::table_bytes).sum::<usize>();
         let needed = needed.fold(tables as u64, u64::saturating_add);
         if needed > options.budget {
             return Err(Error::ExpertBudget { budget: options.budget, needed, experts: most });
@@ -134,7 +156,10 @@ impl ExpertStore {
             let count: usize = experts.iter().sum();
             let rest = u128::from(spare) * u128::from(bytes(number));
             let more = (rest / u128::from(all.max(1))) as u64 / slot_bytes.max(1) as u64;
-            let n = (least(number) as u64).saturating_add(more).min(count as u64) as usize;
+            let fast = faster[number].min(count);
+            // What is in the faster tier takes no slot here, but comes through one.
+            let enough = (count - fast).saturating_add(least(number)).min(count);
+            let n = (least(number) as u64).saturating_add(more).min(enough as u64) as usize;
             let n = if options.keep == Keep::PageCache { n.min(PASSING.max(2 * most)) } else { n };
             let pinned: Vec<(usize, usize)> =
                 options.pinned.iter().copied().filter(|&(l, e)| experts.get(l).is_some_and(|n| e < *n)).collect();
@@ -146,20 +171,25 @@ impl ExpertStore {
             let first = slots.len() as u32;
             let memory = lend(n.saturating_mul(slot_bytes)).map_err(&no_memory)?;
             assert!(memory.len() >= n * slot_bytes, "less memory than was asked for");
+            slots.extend((0..fast).map(|_| SlotState::default()));
             slots.extend((0..n).map(|i| {
                 // SAFETY: each slot is a part of its own of the class's memory, which the store keeps for longer than its reads.
-                let loan = unsafe { Loan::new(first + i as u32, memory.start().add(i * slot_bytes), slot_bytes) };
+                let loan =
+                    unsafe { Loan::new(first + (fast + i) as u32, memory.start().add(i * slot_bytes), slot_bytes) };
                 SlotState { loan: Some(loan), ..SlotState::default() }
             }));
             let pairs = if paired { pairs } else { 0 };
-            let residency = Residency::with_pairs(&experts, &[n], options.policy, pinned, pairs);
-            classes.push(Class { memory, residency, first });
+            let tiers = [fast, n];
+            let tiers = if fast > 0 { &tiers[..] } else { &tiers[1..] };
+            let residency = Residency::with_pairs(&experts, tiers, options.policy, pinned, pairs);
+            classes.push(Class { memory, residency, first, fast: fast as u32, experts: count as u32 });
         }
         let widest = counts.into_iter().max().unwrap_or(0);
         let mut store = ExpertStore {
             reads: Reads::new(requests, request(options), slots.len()),
             layers,
             classes,
+            slot_classes,
             slots,
             keep: options.keep,
             fetches: (0..FETCHES).map(|_| Fetch::with_capacity(widest)).collect(),
@@ -191,6 +221,7 @@ impl ExpertStore {
         for &expert in wanted {
             let item = self.find(layer, expert as usize);
             self.stats.hits += u64::from(matches!(item, Item::There(_)));
+            self.stats.fast_hits += u64::from(matches!(item, Item::There(slot) if self.is_fast(slot)));
             self.fetches[index].items.push(item);
         }
         let bytes = &self.layers[layer];
@@ -208,6 +239,7 @@ impl ExpertStore {
         class.residency.hold(slot);
         let slot = class.first + slot;
         let state = &mut self.slots[slot as usize];
+        assert!(!state.landing, "an expert is asked for that is still being copied back");
         state.wanted += 1;
         state.ticket.map_or(Item::There(slot), Item::Coming)
     }
@@ -341,7 +373,9 @@ impl ExpertStore {
         let last = |f: &Fetch| {
             let mut slots =
                 f.items.iter().rev().filter_map(|item| if let Item::There(slot) = item { Some(*slot) } else { None });
-            slots.find(|slot| holders(*slot) == self.slots[*slot as usize].wanted as usize).map(|slot| (f.number, slot))
+            slots
+                .find(|slot| !self.is_fast(*slot) && holders(*slot) == self.slots[*slot as usize].wanted as usize)
+                .map(|slot| (f.number, slot))
         };
         waiting().filter_map(last).max().map(|(_, slot)| slot)
     }
@@ -401,14 +435,16 @@ impl ExpertStore {
         if self.slots[slot as usize].is_needed() {
             return;
         }
-        if self.keep == Keep::PageCache {
+        // With a faster tier above, a few stay for as long as they may come to it.
+        let passing = self.keep == Keep::PageCache && self.class_of(slot).fast == 0;
+        if passing {
             return self.empty(slot);
         }
         let class = self.class_of(slot);
         class.residency.let_go(slot - class.first);
     }
 
-    fn class_of(&mut self, slot: u32) -> &mut Class {
+    pub(super) fn class_of(&mut self, slot: u32) -> &mut Class {
         let number = self.classes.partition_point(|c| c.first <= slot) - 1;
         &mut self.classes[number]
     }
@@ -417,6 +453,10 @@ impl ExpertStore {
     pub(super) fn slot(&self, layer: usize, expert: usize) -> Option<u32> {
         let class = &self.classes[self.layers[layer].class];
         class.residency.slot(layer, expert).map(|slot| class.first + slot)
+    }
+
+    pub(super) fn slot_state(&self, slot: u32) -> &SlotState {
+        &self.slots[slot as usize]
     }
 
     pub(super) fn state(&mut self, slot: u32) -> &mut SlotState {
@@ -433,7 +473,7 @@ impl ExpertStore {
         self.fetches.iter().max_by_key(|f| f.number).is_some_and(|f| f.ordered)
     }
 
-    fn live(&self, fetch: FetchId) -> &Fetch {
+    pub(super) fn live(&self, fetch: FetchId) -> &Fetch {
         let found = &self.fetches[fetch.index as usize];
         assert_eq!(found.number, fetch.number, "the fetch is over");
         found
@@ -484,9 +524,9 @@ impl ExpertStore {
         self.reads.in_flight() > 0
     }
 
-    /// Slots, and experts of all layers.
+    /// Slots of memory, and experts of all layers.
     pub fn slots(&self) -> (usize, usize) {
-        (self.slots.len(), self.layers.iter().map(LayerLayout::len).sum())
+        (self.slots.len() - self.fast_slots(), self.layers.iter().map(LayerLayout::len).sum())
     }
 
     /// Bytes of the arrays of all experts on disk.
