@@ -75,7 +75,7 @@ impl Crowd {
     }
 
     /// Threads for the next short step.
-    pub fn threads(&self) -> usize {
+    pub fn chosen(&self) -> usize {
         self.used
     }
 
@@ -232,7 +232,7 @@ mod tests {
         let (mut now, mut waited, mut reads) = (0.0, 0.0, 0);
         let mut with = vec![0.0; crowd.threads + 1];
         while now < seconds {
-            let used = crowd.threads();
+            let used = crowd.chosen();
             let (took, share) = machine(used);
             now += took;
             waited += share * took * used as f64;
@@ -267,11 +267,11 @@ mod tests {
     fn beside_others_half_of_the_threads_are_used_until_the_others_are_gone() {
         let mut crowd = Crowd::new(16);
         let (with, _) = live(&mut crowd, 0.3, beside_eight);
-        assert!(with[16] < 0.8 && crowd.threads() == 8, "{with:?}");
+        assert!(with[16] < 0.8 && crowd.chosen() == 8, "{with:?}");
         let (with, _) = live(&mut crowd, 60.0, beside_eight);
         assert!(with[8] > 0.97, "{with:?}");
         live(&mut crowd, 7.0, alone);
-        assert_eq!(crowd.threads(), 16);
+        assert_eq!(crowd.chosen(), 16);
         let (with, _) = live(&mut crowd, 60.0, alone);
         assert!(with[16] > 0.9999, "{with:?}");
     }
@@ -281,7 +281,7 @@ mod tests {
         let mut crowd = Crowd::new(16);
         let beside_twelve = |threads| if threads > 4 { (0.001 * threads as f64, 0.4) } else { (0.006, 0.01) };
         let (with, _) = live(&mut crowd, 60.0, beside_twelve);
-        assert!(with[4] > 0.9 && crowd.threads() == 4, "{with:?}");
+        assert!(with[4] > 0.9 && crowd.chosen() == 4, "{with:?}");
     }
 
     #[test]
@@ -311,7 +311,7 @@ mod tests {
             // A long step of others between any two, in which all threads wait.
             now += Duration::from_millis(100);
             crowd.step(Duration::from_millis(4), |_| Some(Reading { at: now, waited: now * 8 }));
-            assert_eq!(crowd.threads(), 16);
+            assert_eq!(crowd.chosen(), 16);
         }
     }
 
@@ -341,7 +341,7 @@ mod tests {
         let mut crowd = Crowd::new(16);
         for _ in 0..1000 {
             crowd.step(Duration::from_millis(4), |_| None);
-            assert_eq!(crowd.threads(), 16);
+            assert_eq!(crowd.chosen(), 16);
         }
     }
 

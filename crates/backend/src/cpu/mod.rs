@@ -348,7 +348,7 @@ impl Backend for Cpu {
         self.inputs.clone_from(inputs);
         self.began = Instant::now();
         self.seat.iter_mut().for_each(Seat::take);
-        self.pool.use_threads(if self.is_short() { self.crowd.threads() } else { self.pool.threads() });
+        self.pool.use_threads(if self.is_short() { self.crowd.chosen() } else { self.pool.threads() });
         self.attention.begin();
         self.left = Logits::default();
         for table in &mut self.rotary {
