@@ -9,14 +9,14 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use sluice_backend::{Activations, AsideExpert, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
+use sluice_backend::{Activations, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
 use sluice_store::experts::simulate::RISES;
 use sluice_store::experts::{Borrowed, ExpertStats, ExpertStore, FetchId, Move, Next, SlotClass};
 use sluice_store::{Bytes, Memory as _};
 
 use crate::driver::{Address, Gpu};
 use crate::memory::Memory;
-use crate::mixture::{Operand, PROJECTIONS, operands};
+use crate::mixture::{Operand, operands};
 use crate::parameters as p;
 use crate::rooms::{self, Division, EXPERT_ARRAYS, Lie, Rooms};
 use crate::sharing::{Aside, Host, MOST_PAIRS, Sharing};
