@@ -14,7 +14,7 @@ mod threading {
 
     /// The kernel knows nothing of these threads.
     #[derive(Default)]
-    pub struct ThreadNumber;
+    pub struct ThreadNumber {}
 
     impl ThreadNumber {
         pub fn set(&self) {}
