@@ -323,7 +323,7 @@ mod tests {
         while now < 60.0 {
             let i = usize::from(next[1] < next[0]);
             now = next[i];
-            let threads = engines.each_ref().map(Crowd::threads);
+            let threads = engines.each_ref().map(Crowd::chosen);
             let over = (threads[0] + threads[1]) as f64 / 16.0;
             let took = if over > 1.0 { 0.010 } else { 0.048 / threads[i] as f64 };
             next[i] += took;
@@ -332,7 +332,7 @@ mod tests {
             let reading = Reading { at: Duration::from_secs_f64(next[i]), waited: Duration::from_secs_f64(waited[i]) };
             engines[i].step(Duration::from_secs_f64(took), |_| Some(reading));
         }
-        assert_eq!(engines.each_ref().map(Crowd::threads), [8, 8]);
+        assert_eq!(engines.each_ref().map(Crowd::chosen), [8, 8]);
         assert!(with_all.iter().all(|t| *t < 0.05 * now), "{with_all:?}");
     }
 
