@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::Setup;
 use fastrand::Rng;
 use sluice_backend::{
-    Activations, Backend, Capacity, Linear, MemoryClass, Norm, Outcome, SequenceInput, StepInputs, Tensor, Wanted,
+    Activations, Backend, Capacity, Form, Linear, MemoryClass, Norm, Outcome, SequenceInput, StepInputs, Tensor, Wanted,
 };
 
 /// What a case saw of a backend, in order.
@@ -53,6 +53,8 @@ pub struct Case {
     pub is_reference: bool,
     /// Whether attention on integers may be asked for.
     pub integers: bool,
+    /// The form of all matrices from here on, where they have one.
+    pub uniform: Option<Form>,
     seen: Seen,
     /// Values in (-1, 1) that weights are cut from: many are needed, and quickly.
     pool: Vec<f32>,
@@ -71,7 +73,7 @@ impl Case {
         let (mut random, activations) = (random, setup.activations);
         let seen = Seen { shapes: vec![format!("activations {activations:?}")], values: Vec::new() };
         let pool = (0..POOL).map(|_| random.f32() * 2.0 - 1.0).collect();
-        Case { backend, random, activations, is_reference, integers, seen, pool, kept: Vec::new() }
+        Case { backend, random, activations, is_reference, integers, uniform: None, seen, pool, kept: Vec::new() }
     }
 
     pub(crate) fn into_seen(self) -> Seen {

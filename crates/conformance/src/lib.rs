@@ -88,6 +88,7 @@ macro_rules! tests {
             attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;
             delta_rules_agree_with_the_generic_cpu DELTA_RULES;
             mixtures_agree_with_the_generic_cpu MIXTURES;
+            mixtures_of_one_token_agree_with_the_generic_cpu MIXTURES_OF_ONE_TOKEN;
             streamed_mixtures_agree_with_the_generic_cpu STREAMED_MIXTURES;
             experts_that_cannot_be_read_fail_their_own_rows_only FAILED_ROWS;
             logits_agree_with_the_generic_cpu LOGITS;

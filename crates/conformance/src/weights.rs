@@ -28,6 +28,9 @@ pub fn encode(float: Float, values: &[f32]) -> Vec<u8> {
 impl Case {
     /// A form that a matrix with so many columns can have.
     pub fn form(&mut self, cols: usize) -> Form {
+        if let Some(form) = self.uniform {
+            return form;
+        }
         let groups: Vec<u16> = [32, 64, 128].into_iter().filter(|g| cols.is_multiple_of(*g as usize)).collect();
         if groups.is_empty() || self.once_in(4) {
             return Form::Float(self.one_of(&FLOATS));

@@ -6,6 +6,7 @@
 #include "encode.cu"
 #include "matmul.cu"
 #include "mixture.cu"
+#include "mixture_one.cu"
 #include "rows.cu"
 #include "rows_one.cu"
 #include "tiles.cu"

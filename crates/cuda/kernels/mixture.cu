@@ -1,4 +1,5 @@
 // Mixtures of experts: which experts a token takes, and the sum of what they give.
+#pragma once
 #include "numerics.cuh"
 
 struct Route {
@@ -52,6 +53,27 @@ __device__ float lane_sum(const float* x, u32 n) {
 
 // Whether score `a` of expert `i` comes before score `b` of expert `j`.
 __device__ __forceinline__ bool before(float a, u32 i, float b, u32 j) { return a > b || a == b && i < j; }
+
+// The weights of those that were chosen, by a whole warp, which leaves them where it finds what they were chosen by, best first.
+__device__ __forceinline__ void weigh(const Route& p, const float* score, const u32* chosen, float* weights) {
+    u32 lane = threadIdx.x % WARP;
+    if (p.scoring == TOP_K_SOFTMAX) softmax(weights, p.k);
+    if (p.scoring == SIGMOID) {
+        for (u32 n = lane; n < p.k; n += WARP) weights[n] = score[chosen[n]];
+        __syncwarp();
+    }
+    if (p.scoring != TOP_K_SOFTMAX && p.renormalise) {
+        float sum = lane_sum(weights, p.k);
+        if (p.scoring == SIGMOID) sum = add(sum, 1e-20f);
+        __syncwarp();
+        for (u32 n = lane; n < p.k; n += WARP) weights[n] = div(weights[n], sum);
+        __syncwarp();
+    }
+    if (p.scoring == SIGMOID) {
+        for (u32 n = lane; n < p.k; n += WARP) weights[n] = mul(weights[n], p.scale);
+        __syncwarp();
+    }
+}
 
 // A warp takes a token. Shared memory: what experts are chosen by [experts]; those that were chosen, and with what [k] each.
 extern "C" __global__ void __launch_bounds__(32) route(const Route p) {
@@ -126,24 +148,8 @@ extern "C" __global__ void __launch_bounds__(32) route(const Route p) {
             }
             __syncwarp();
         }
-        // 4. their weights
-        if (p.scoring == TOP_K_SOFTMAX) softmax(weights, p.k);
-        if (p.scoring == SIGMOID) {
-            for (u32 n = lane; n < p.k; n += WARP) weights[n] = score[chosen[n]];
-            __syncwarp();
-        }
-        if (p.scoring != TOP_K_SOFTMAX && p.renormalise) {
-            float sum = lane_sum(weights, p.k);
-            if (p.scoring == SIGMOID) sum = add(sum, 1e-20f);
-            __syncwarp();
-            for (u32 n = lane; n < p.k; n += WARP) weights[n] = div(weights[n], sum);
-            __syncwarp();
-        }
-        if (p.scoring == SIGMOID) {
-            for (u32 n = lane; n < p.k; n += WARP) weights[n] = mul(weights[n], p.scale);
-            __syncwarp();
-        }
-        // 5. ascending by number
+        weigh(p, score, chosen, weights);
+        // 4. ascending by number
         for (u32 n = lane; n < p.k; n += WARP) {
             u32 at = 0;
             for (u32 other = 0; other < p.k; other++) at += chosen[other] < chosen[n];

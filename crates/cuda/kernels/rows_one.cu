@@ -132,7 +132,7 @@ __device__ __forceinline__ float inverse_rms_256(const float* x, u32 n, float ep
     return div(1.0f, __fsqrt_rn(add(mean, eps)));
 }
 
-// Eight of `n` floats; zeros beyond.
+// Eight floats; zeros where they are not inside.
 __device__ __forceinline__ void load_eight(float (&v)[8], const float* x, u32 i, bool inside) {
     float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
     if (inside) {
@@ -142,14 +142,33 @@ __device__ __forceinline__ void load_eight(float (&v)[8], const float* x, u32 i,
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
+// The same past the first-level cache, which may hold what was there before.
+__device__ __forceinline__ void load_eight_written(float (&v)[8], const float* x, u32 i, bool inside) {
+    float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
+    if (inside) {
+        a = __ldcg((const float4*)x + 2 * i);
+        b = __ldcg((const float4*)x + 2 * i + 1);
+    }
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+// What is encoded: [cols], normed or not.
+struct Row {
+    const float* x;
+    // Null: no norm.
+    const float* norm;
+    float eps;
+    u32 cols;
+};
+
 // Encodes x by the whole block; the norm's weights are on their way to `weights`. `loose`: [cols] floats, where there is a norm or much to encode. A thread's first
 // eight columns stay in its registers: loads that go straight to shared memory take longer.
-template <int THREADS> __device__ __forceinline__ void stage_one(const One& p, const Quarters& to, float* loose, const float* weights) {
+template <int THREADS> __device__ __forceinline__ void stage_one(const Row& p, const Quarters& to, float* loose, const float* weights) {
     __shared__ float inverse;
     const u32 eights = p.cols / 8;
     const bool first = threadIdx.x < eights;
     float v[8], inv = 1.0f;
-    load_eight(v, p.x, threadIdx.x, first);
+    load_eight_written(v, p.x, threadIdx.x, first);
 #pragma unroll 1
     for (u32 i = 2 * THREADS + threadIdx.x; i < 2 * eights; i += THREADS) copy_later((float4*)loose + i, (const float4*)p.x + i);
     if (p.norm) {
@@ -187,6 +206,46 @@ template <int THREADS> __device__ __forceinline__ void stage_one(const One& p, c
 
 // A scale of sixteen bits.
 __device__ __forceinline__ float half_value(u32 raw, u32 type) { return type == BF16 ? bits(raw << 16) : from_f16((u16)raw); }
+
+// A unit's weights, its scale and its bias, under way; zeros where it is not there. `from`: anything that says where a matrix lies.
+template <int BITS, class Place>
+__device__ __forceinline__ void load_unit(u32 (&words)[2 * BITS], u32& s, u32& b, const Place& from, u64 row, u64 row_bytes, u32 groups, u32 group, bool there) {
+    const u8* data = from.data + row * row_bytes + group * (8 * BITS);
+    if (BITS % 2 == 0) {
+#pragma unroll
+        for (int i = 0; i < BITS / 2; i++) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (there) v = __ldcs((const uint4*)data + i);
+            words[4 * i % (2 * BITS)] = v.x;
+            words[(4 * i + 1) % (2 * BITS)] = v.y;
+            words[(4 * i + 2) % (2 * BITS)] = v.z;
+            words[(4 * i + 3) % (2 * BITS)] = v.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < BITS; i++) {
+            uint2 v = make_uint2(0, 0);
+            if (there) v = __ldcs((const uint2*)data + i);
+            words[2 * i] = v.x;
+            words[2 * i + 1] = v.y;
+        }
+    }
+    u64 scale = row * groups + group;
+    s = b = 0;
+    if (there) {
+        s = __ldcs((const u16*)from.scales + scale);
+        b = __ldcs((const u16*)from.biases + scale);
+    }
+}
+
+// What a unit's scale and its bias are multiplied with, of group `g` of x.
+template <int BITS> __device__ __forceinline__ void unit_sum(const u32 (&words)[2 * BITS], const Quarters& x, u32 g, float& t, float& m) {
+    const uint4* q = x.q + g;
+    float first = part_sum<BITS>(words, q[0], q[x.stride]), second = part_sum<BITS>(words + BITS, q[2 * x.stride], q[3 * x.stride]);
+    float2 sx = x.sx[g];
+    m = x.m[g];
+    t = fma(sx.y, second, mul(sx.x, first));
+}
 
 // Where a lane's unit lies.
 struct Unit {
@@ -234,33 +293,7 @@ template <int BITS, int UNITS, int THREADS> __device__ __forceinline__ void mult
 #pragma unroll
         for (int d = 0; d < UNITS; d++) {
             const Unit unit = unit_of(p, rows_mode ? set + d : set, rows_mode ? 0 : step + d);
-            const bool there = unit.there;
-            const u8* from = unit.part.data + unit.row * p.row_bytes + unit.group * (8 * BITS);
-            if (BITS % 2 == 0) {
-#pragma unroll
-                for (int i = 0; i < BITS / 2; i++) {
-                    uint4 v = make_uint4(0, 0, 0, 0);
-                    if (there) v = __ldcs((const uint4*)from + i);
-                    words[d][4 * i % (2 * BITS)] = v.x;
-                    words[d][(4 * i + 1) % (2 * BITS)] = v.y;
-                    words[d][(4 * i + 2) % (2 * BITS)] = v.z;
-                    words[d][(4 * i + 3) % (2 * BITS)] = v.w;
-                }
-            } else {
-#pragma unroll
-                for (int i = 0; i < BITS; i++) {
-                    uint2 v = make_uint2(0, 0);
-                    if (there) v = __ldcs((const uint2*)from + i);
-                    words[d][2 * i] = v.x;
-                    words[d][2 * i + 1] = v.y;
-                }
-            }
-            u64 scale = unit.row * groups + unit.group;
-            s[d] = b[d] = 0;
-            if (there) {
-                s[d] = __ldcs((const u16*)unit.part.scales + scale);
-                b[d] = __ldcs((const u16*)unit.part.biases + scale);
-            }
+            load_unit<BITS>(words[d], s[d], b[d], unit.part, unit.row, p.row_bytes, groups, unit.group, unit.there);
         }
         // 2. The row whose result this lane writes, what is there, and the first time the activations
         const bool last = rows_mode || step + UNITS >= steps;
@@ -274,7 +307,7 @@ template <int BITS, int UNITS, int THREADS> __device__ __forceinline__ void mult
         float before = 0.0f;
         if (p.accumulate && to) before = *to;
         if (waits) {
-            stage_one<THREADS>(p, x, loose, weights);
+            stage_one<THREADS>({p.x, p.norm, p.eps, p.cols}, x, loose, weights);
             __syncthreads();
             waits = false;
         }
@@ -283,11 +316,7 @@ template <int BITS, int UNITS, int THREADS> __device__ __forceinline__ void mult
 #pragma unroll
         for (int d = 0; d < UNITS; d++) {
             u32 g = min(((rows_mode ? 0 : step + d) << log) + in_row, groups - 1);
-            const uint4* q = x.q + g;
-            float first = part_sum<BITS>(words[d], q[0], q[x.stride]), second = part_sum<BITS>(words[d] + BITS, q[2 * x.stride], q[3 * x.stride]);
-            float2 sx = x.sx[g];
-            m[d] = x.m[g];
-            t[d] = fma(sx.y, second, mul(sx.x, first));
+            unit_sum<BITS>(words[d], x, g, t[d], m[d]);
         }
         // 4. Chains: those of rows side by side, or one after the other's. What is not there is left out.
         const bool there0 = in_row < groups;

@@ -163,6 +163,19 @@ kernels! {
     NormGated "norm_gated" p::Delta;
     Route "route" p::Route;
     Combine "combine" p::Combine;
+    RouteOne "route_one" p::RouteOne;
+    GateUp2One "gate_up_one_2" p::ExpertsOne;
+    Down2One "down_one_2" p::ExpertsOne;
+    GateUp3One "gate_up_one_3" p::ExpertsOne;
+    Down3One "down_one_3" p::ExpertsOne;
+    GateUp4One "gate_up_one_4" p::ExpertsOne;
+    Down4One "down_one_4" p::ExpertsOne;
+    GateUp5One "gate_up_one_5" p::ExpertsOne;
+    Down5One "down_one_5" p::ExpertsOne;
+    GateUp6One "gate_up_one_6" p::ExpertsOne;
+    Down6One "down_one_6" p::ExpertsOne;
+    GateUp8One "gate_up_one_8" p::ExpertsOne;
+    Down8One "down_one_8" p::ExpertsOne;
 }
 
 /// The PTX for a device of this compute capability (75 for 7.5), as text.
@@ -204,7 +217,8 @@ pub const STATIC_SHARED: usize = 12 << 10;
 impl Kernel {
     /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
     fn wants_much_shared(self) -> bool {
-        ["attend_last", "attend_tile", "one_", "rows_", "tiles_"].iter().any(|kind| self.name().starts_with(kind))
+        let kinds = ["attend_last", "attend_tile", "down_one", "gate_up_one", "one_", "route_one", "rows_", "tiles_"];
+        kinds.iter().any(|kind| self.name().starts_with(kind))
     }
 }
 

@@ -15,6 +15,7 @@ mod graphs;
 mod kernels;
 mod memory;
 mod mixture;
+mod mixture_one;
 mod one_token;
 mod parameters;
 mod products;

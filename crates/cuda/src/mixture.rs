@@ -9,13 +9,10 @@ use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
 use crate::kernels::Kernel;
 use crate::memory::{Memory, Pinned, Scratch, bytes_of_mut};
-use crate::parameters::{self as p, number};
+use crate::parameters::{self as p, PROJECTIONS, number};
 use crate::products::{Encoded, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows};
 use crate::streaming::Streaming;
 use crate::weights::{Kind, Needs, Weights};
-
-/// Gate, up and down.
-pub const PROJECTIONS: usize = 3;
 
 /// A projection of an expert: which matrix, and its first row.
 #[derive(Clone, Copy)]
@@ -36,36 +33,67 @@ pub fn operands(experts: &Experts, expert: usize) -> [Operand; PROJECTIONS] {
     })
 }
 
-struct Registered {
-    moe: Moe,
+pub(crate) struct Registered {
+    pub moe: Moe,
     /// The mixture of the layer right after.
     next: Option<usize>,
     /// Kinds of each projection over all experts.
-    kinds: [Vec<Kind>; PROJECTIONS],
+    pub kinds: [Vec<Kind>; PROJECTIONS],
     /// Columns of a group and type of its scale, where all of a projection have the same.
-    groups: [Option<(u32, u32)>; PROJECTIONS],
+    pub groups: [Option<(u32, u32)>; PROJECTIONS],
     /// [`p::Matrix`] of each expert, projection after projection; where all are on the device.
     table: Option<Memory>,
     /// Of the router, `[experts]`.
     bias: Option<Memory>,
 }
 
+impl Registered {
+    /// How a router that gave `logits` chooses, and where it says so.
+    pub fn route(&self, tokens: usize, logits: Address, chosen: Address, weights: Address) -> p::Route {
+        let scoring = &self.moe.scoring;
+        let mut parameters = p::Route {
+            logits,
+            bias: self.bias.as_ref().map_or(0, |b| b.at),
+            chosen,
+            weights,
+            tokens: number(tokens),
+            experts: number(self.moe.router.rows.len()),
+            k: number(scoring.k()),
+            groups: 1,
+            top_groups: 1,
+            scale: 1.0,
+            ..p::Route::default()
+        };
+        match scoring {
+            Scoring::SoftmaxTopK { renormalise, .. } => {
+                (parameters.scoring, parameters.renormalise) = (0, (*renormalise).into());
+            }
+            Scoring::TopKSoftmax { .. } => parameters.scoring = 1,
+            Scoring::Sigmoid { groups, top_groups, renormalise, scale, .. } => {
+                (parameters.scoring, parameters.renormalise, parameters.scale) = (2, (*renormalise).into(), *scale);
+                (parameters.groups, parameters.top_groups) = (number(*groups), number(*top_groups));
+            }
+        }
+        parameters
+    }
+}
+
 /// Which experts tokens take, on the device.
 #[derive(Default)]
-struct Choice {
-    logits: Scratch,
+pub(crate) struct Choice {
+    pub logits: Scratch,
     chosen: Scratch,
     weights: Scratch,
 }
 
 #[derive(Default)]
 pub struct Mixtures {
-    all: Vec<Registered>,
+    pub(crate) all: Vec<Registered>,
     x: Encoded,
     hidden: Encoded,
     shared_hidden: Encoded,
-    choice: Choice,
-    gates: Scratch,
+    pub(crate) choice: Choice,
+    pub(crate) gates: Scratch,
     ups: Scratch,
     outputs: Scratch,
     shared: Scratch,
@@ -208,13 +236,19 @@ impl Cuda {
             }
             None => None,
         };
-        // 2. norm, router
+        // 2. One token with all of its experts on the device
+        let complete =
+            m.streaming.as_ref().map_or_else(|| m.all[number].table.as_ref().map(|t| t.at), |s| s.complete(number));
+        if let Some(table) = complete.filter(|_| tokens == 1 && !records)
+            && self.mixture_one(m, x, number, table, residual)?
+        {
+            return Ok(());
+        }
+        // 3. norm, router
         let needs = self.needs_of(m, number);
         self.normed(m, x, number, needs)?;
         self.choose(m, number, tokens)?;
-        // 3. where the host wants to know what was chosen
-        let complete =
-            m.streaming.as_ref().map_or_else(|| m.all[number].table.as_ref().map(|t| t.at), |s| s.complete(number));
+        // 4. where the host wants to know what was chosen
         let mut table = complete.unwrap_or(0);
         if records || complete.is_none() {
             let chosen = self.read_chosen(m, tokens * k, 4 * tokens * x.cols)?;
@@ -230,9 +264,9 @@ impl Cuda {
         if guess.is_some() {
             m.guess = guess;
         }
-        // 4. experts, and their sum
+        // 5. experts, and their sum
         self.experts(m, number, table, k, residual)?;
-        // 5. the next layer's, where most are wanted
+        // 6. the next layer's, where most are wanted
         match (&mut m.streaming, m.all[number].next) {
             (Some(streaming), Some(next)) => streaming.look_ahead(&self.weights, next),
             _ => Ok(()),
@@ -285,7 +319,7 @@ impl Cuda {
 
     /// Lets a mixture's router choose among its experts for the rows of `m.x`.
     fn choose(&self, m: &mut Mixtures, number: usize, tokens: usize) -> Result<()> {
-        let Registered { moe, bias, .. } = &m.all[number];
+        let Registered { moe, .. } = &m.all[number];
         let (count, k) = (moe.router.rows.len(), moe.scoring.k());
         moe.scoring.check(count).unwrap_or_else(|e| panic!("{e}"));
         let logits = m.choice.logits.room(&self.gpu, 4 * tokens * count)?;
@@ -293,29 +327,7 @@ impl Cuda {
         let weights = m.choice.weights.room(&self.gpu, 4 * tokens * k)?;
         let product = self.product(&moe.router, tokens, p::Tensor::dense(logits, count), false, Activations::F32);
         multiply(&self.gpu, &[product], &m.x)?;
-        let mut parameters = p::Route {
-            logits,
-            bias: bias.as_ref().map_or(0, |b| b.at),
-            chosen,
-            weights,
-            tokens: self::number(tokens),
-            experts: self::number(count),
-            k: self::number(k),
-            groups: 1,
-            top_groups: 1,
-            scale: 1.0,
-            ..p::Route::default()
-        };
-        match &moe.scoring {
-            Scoring::SoftmaxTopK { renormalise, .. } => {
-                (parameters.scoring, parameters.renormalise) = (0, (*renormalise).into());
-            }
-            Scoring::TopKSoftmax { .. } => parameters.scoring = 1,
-            Scoring::Sigmoid { groups, top_groups, renormalise, scale, .. } => {
-                (parameters.scoring, parameters.renormalise, parameters.scale) = (2, (*renormalise).into(), *scale);
-                (parameters.groups, parameters.top_groups) = (self::number(*groups), self::number(*top_groups));
-            }
-        }
+        let parameters = m.all[number].route(tokens, logits, chosen, weights);
         let shared = self::number(4 * (count + 2 * k));
         // SAFETY: the room was just made.
         unsafe { self.gpu.launch(Kernel::Route, [self::number(tokens), 1, 1], 32, shared, &parameters)? };

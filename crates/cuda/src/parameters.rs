@@ -30,6 +30,8 @@ macro_rules! parameters {
 
 /// Products of one input that a kernel computes together, at most.
 pub const PARTS: usize = 3;
+/// Gate, up and down.
+pub const PROJECTIONS: usize = 3;
 
 parameters! {
     /// A row-major matrix of f32.
@@ -138,6 +140,34 @@ parameters! {
         log_lanes: u32,
         gated: u32,
         accumulate: u32,
+        element: u32,
+        unused: u32,
+    }
+    /// What [`One`] and others encode: one row.
+    Row {
+        x: Address,
+        norm: Address,
+        eps: f32,
+        cols: u32,
+    }
+    RouteOne {
+        x: Row,
+        router: Matrix,
+        gate: Matrix,
+        logits: Address,
+        experts: u32,
+        rows: u32,
+    }
+    ExpertsOne {
+        x: Row,
+        route: Route,
+        table: Address,
+        shared: [Matrix; PROJECTIONS],
+        gate: Address,
+        hidden: Address,
+        residual: Address,
+        intermediate: u32,
+        slots: u32,
         element: u32,
         unused: u32,
     }

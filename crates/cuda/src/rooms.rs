@@ -6,7 +6,7 @@ use std::ops::Range;
 use sluice_store::experts::SlotClass;
 
 use crate::memory::ALIGNMENT;
-use crate::mixture::PROJECTIONS;
+use crate::parameters::PROJECTIONS;
 use crate::weights::ARRAYS;
 
 /// Arrays of an expert: those of each projection.

@@ -5,8 +5,8 @@ use cudarc::driver::DriverError;
 
 use crate::driver::{Address, Gpu};
 use crate::memory::{Memory, Pinned};
-use crate::mixture::PROJECTIONS;
 use crate::parameters as p;
+use crate::parameters::PROJECTIONS;
 use crate::streams::Copies;
 
 /// A layer's part of all.

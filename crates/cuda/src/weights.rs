@@ -114,6 +114,20 @@ impl Kind {
         }
     }
 
+    /// The kernels of a mixture for one token: of gate and up, and of down.
+    pub fn experts_one(self) -> Option<[Kernel; 2]> {
+        use Kernel::*;
+        match self.0 {
+            6 => Some([GateUp2One, Down2One]),
+            7 => Some([GateUp3One, Down3One]),
+            8 => Some([GateUp4One, Down4One]),
+            9 => Some([GateUp5One, Down5One]),
+            10 => Some([GateUp6One, Down6One]),
+            11 => Some([GateUp8One, Down8One]),
+            _ => None,
+        }
+    }
+
     /// The kernel that does it, for one token (or each by itself) or for tiles of several, and how it is launched for so many rows in all.
     pub fn kernel(self, many: bool, rows: usize, cols: usize) -> Shape {
         use Kernel::*;

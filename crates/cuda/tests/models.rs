@@ -135,6 +135,21 @@ fn every_logit_has_the_cpus_bits_in_every_mode() {
 }
 
 #[test]
+fn tokens_one_at_a_time_have_the_cpus_bits() {
+    let Some(device) = device() else { return };
+    for folder in folders() {
+        for mode in MODES {
+            let mut cpu = on(None, &folder, options(mode, None, 64));
+            let mut gpu = on(Some(device), &folder, options(mode, None, 1));
+            let tokens = prompt(&cpu, 60, 9);
+            let (wanted, got) = (logits(&mut cpu, &tokens), logits(&mut gpu, &tokens));
+            let differ = got.iter().zip(&wanted).filter(|(a, b)| a != b).count();
+            assert_eq!((wanted.len(), differ), (got.len(), 0), "{}, {mode:?}", folder.display());
+        }
+    }
+}
+
+#[test]
 fn sequences_side_by_side_say_what_they_say_on_the_cpu() {
     let Some(device) = device() else { return };
     for folder in folders() {

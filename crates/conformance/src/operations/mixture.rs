@@ -1,8 +1,8 @@
 //! Mixtures of experts: every way to route, stacked and single matrices, shared experts, chains of layers that look ahead.
 
 use sluice_backend::{
-    ExpertKind, ExpertMatrix, ExpertPart, Experts, Form, Linear, MatrixId, Moe, MoeId, Outcome, Scoring, SharedExpert,
-    Tensor,
+    ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Form, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
+    Scoring, SharedExpert, Tensor,
 };
 
 use crate::Case;
@@ -166,6 +166,45 @@ pub fn mixtures(c: &mut Case) {
         c.see_routing(&outcome);
         c.see_text("failed rows", format!("{}", outcome.failed.len()));
         without_experts(c, moes[0], x.tensor);
+    }
+}
+
+/// As checkpoints have it: matrices of one form whose groups are 64, and a token at a time.
+pub fn mixtures_of_one_token(c: &mut Case) {
+    let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
+    let form = Form::Affine { bits, group: 64, scale };
+    let (hidden, count, stacked) = (256 * c.random.usize(1..=10), c.random.usize(1..=40), c.coin());
+    let (intermediate, most, bias) = (64 * c.random.usize(1..=6), c.random.usize(1..=count.min(15)), c.coin());
+    c.uniform = Some(form);
+    let drawn = c.experts(count, hidden, intermediate, stacked);
+    let ids: Vec<MatrixId> = drawn.matrices.iter().map(|parts| c.register(parts)).collect();
+    let scoring = match c.random.u8(..3) {
+        0 => Scoring::SoftmaxTopK { k: most, renormalise: c.coin() },
+        1 => Scoring::TopKSoftmax { k: most },
+        _ => {
+            let bias = if bias { c.small(count, 0.5) } else { vec![] };
+            Scoring::Sigmoid { k: most, bias, groups: 1, top_groups: 1, renormalise: c.coin(), scale: 2.5 }
+        }
+    };
+    let shared = c.coin().then(|| {
+        let gate = c.coin().then(|| c.linear(1, hidden, false));
+        SharedExpert { mlp: c.mlp(hidden, intermediate), gate }
+    });
+    let gated = shared.as_ref().map(|s| s.gate.is_some());
+    if c.coin() {
+        c.uniform = Some(Form::Float(c.one_of(&[Float::Bf16, Float::F16, Float::F32])));
+    }
+    let router = Linear { bias: None, ..c.router(count, hidden) };
+    c.shape(format!("router {:?}, {scoring:?}, shared expert's gate {gated:?}", c.uniform));
+    c.uniform = None;
+    let moe = Moe { norm: c.norm(hidden), router, scoring, experts: drawn.known(&ids), shared };
+    let moe = c.backend.moe(moe, None).expect("a mixture");
+    let x = c.backend.alloc(MemoryClass::Scratch, 1, hidden).expect("memory for a tensor");
+    for _ in 0..3 {
+        c.fill(x);
+        // Twice: the second step's kernels meet what the first's have left.
+        c.step(1, |b| (0..2).for_each(|_| b.mixture(x, moe, x)));
+        c.see("residual", x);
     }
 }
 

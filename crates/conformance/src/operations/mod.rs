@@ -19,13 +19,15 @@ pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attent
 pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 60, run: attention::shared_prefixes };
 pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
 pub const MIXTURES: Family = Family { name: "mixtures", cases: 50, run: mixture::mixtures };
+pub const MIXTURES_OF_ONE_TOKEN: Family =
+    Family { name: "mixtures of one token", cases: 60, run: mixture::mixtures_of_one_token };
 pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 20, run: streamed::streamed };
 pub const FAILED_ROWS: Family = Family { name: "failed rows", cases: 20, run: streamed::failed_rows };
 pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logits };
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 13] = [
+pub const FAMILIES: [&Family; 14] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
@@ -35,6 +37,7 @@ pub const FAMILIES: [&Family; 13] = [
     &SHARED_PREFIXES,
     &DELTA_RULES,
     &MIXTURES,
+    &MIXTURES_OF_ONE_TOKEN,
     &STREAMED_MIXTURES,
     &FAILED_ROWS,
     &LOGITS,

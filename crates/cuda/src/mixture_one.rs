@@ -1,0 +1,132 @@
+//! A mixture for one token, whose experts are all on the device: three kernels (`kernels/mixture_one.cu`).
+
+use anyhow::Result;
+use sluice_backend::{Activations, Linear, SharedExpert, Tensor};
+
+use crate::backend::Cuda;
+use crate::driver::Address;
+use crate::kernels::{Kernel, STATIC_SHARED};
+use crate::mixture::{Mixtures, Registered};
+use crate::parameters::{self as p, PROJECTIONS, number};
+
+/// Columns of a weight group that these kernels take.
+const GROUP: usize = 64;
+/// Elements of scales that they take: all but f32.
+const HALVES: [u32; 2] = [1, 2];
+/// Columns whose squares are summed in one go.
+const NORMED: usize = 256;
+/// Threads of a block that multiplies experts, and of one of the router, which has two rows.
+const THREADS: usize = 256;
+const ROUTE_THREADS: u32 = 128;
+const ROUTE_ROWS: usize = 2;
+/// Experts that a token has at most, the shared one included, and that there are.
+const MOST_SLOTS: usize = 16;
+const MOST_EXPERTS: usize = 1024;
+/// Blocks on each multiprocessor: of gate and up, and of down.
+const BLOCKS: [usize; 2] = [3, 2];
+/// Columns of what is hidden that a warp takes.
+const COLUMNS: usize = 2;
+
+/// Bytes that so many groups take of shared memory once they are encoded.
+fn quarters(groups: usize) -> usize {
+    16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4)
+}
+
+impl Cuda {
+    /// `residual += mixture(norm(x))`; `table`: where the experts are. Says whether it does.
+    pub(crate) fn mixture_one(
+        &self,
+        m: &mut Mixtures,
+        x: Tensor,
+        of: usize,
+        table: Address,
+        residual: Tensor,
+    ) -> Result<bool> {
+        let (gpu, device) = (&self.gpu, &self.gpu.device);
+        let Registered { moe, kinds, groups, .. } = &m.all[of];
+        // 1. Whether it can be done so
+        let (cols, hidden, experts, k) = (x.cols, moe.experts.intermediate(), moe.experts.count, moe.scoring.k());
+        let ([&[gate], &[up], &[down]], Some((group, element))) = (kinds.each_ref().map(Vec::as_slice), groups[0])
+        else {
+            return Ok(false);
+        };
+        let (Some([gate_up, _]), Some([_, last])) = (gate.experts_one(), down.experts_one()) else { return Ok(false) };
+        let slots = k + usize::from(moe.shared.is_some());
+        let alike = gate == up
+            && groups.iter().all(|g| *g == Some((group, element)))
+            && group as usize == GROUP
+            && HALVES.contains(&element);
+        let fits = cols.is_multiple_of(NORMED)
+            && hidden.is_multiple_of(GROUP)
+            && slots <= MOST_SLOTS
+            && (k..=MOST_EXPERTS).contains(&experts)
+            && moe.router.rows.len() == experts;
+        if !device.one || !alike || !fits {
+            return Ok(false);
+        }
+        let rows_of = |linear: &Linear, mode: Activations| {
+            let product = self.product(linear, 1, p::Tensor::default(), false, mode);
+            (product.matrix, (product.rows, product.cols), product.bias == 0)
+        };
+        let (router, _, plain) = rows_of(&moe.router, Activations::F32);
+        let mut possible = plain && router.kind < 4;
+        let (mut shared, mut shared_gate) = ([p::Matrix::default(); PROJECTIONS], p::Matrix::default());
+        if let Some(SharedExpert { mlp, gate: of_shared }) = &moe.shared {
+            let wanted = [(gate, (hidden, cols)), (up, (hidden, cols)), (down, (cols, hidden))];
+            for ((linear, (kind, size)), to) in [&mlp.gate, &mlp.up, &mlp.down].into_iter().zip(wanted).zip(&mut shared)
+            {
+                let (matrix, found, plain) = rows_of(linear, self.mode);
+                possible &=
+                    plain && found == size && (matrix.kind, matrix.group, matrix.element) == (kind.0, group, element);
+                *to = matrix;
+            }
+            if let Some(linear) = of_shared {
+                let (matrix, _, plain) = rows_of(linear, Activations::F32);
+                possible &= plain && matrix.kind < 4;
+                shared_gate = matrix;
+            }
+        }
+        let norm = self.norm(&moe.norm);
+        let from = self.place(x);
+        possible &= norm.weight != 0 && [from.at, norm.weight].iter().all(|at| at.is_multiple_of(16));
+        let route_shared = 4 * (2 * cols + ROUTE_ROWS * (cols + 16));
+        let gate_up_shared = quarters(cols / GROUP) + 4 * (2 * cols + 2 * experts);
+        let down_shared = quarters(slots * hidden / GROUP) + 4 * (slots * hidden + 2 * experts);
+        let most = route_shared.max(gate_up_shared).max(down_shared);
+        let route = m.all[of].route(1, 0, 0, 0);
+        if !possible || route.groups > 1 || most + STATIC_SHARED > device.shared {
+            return Ok(false);
+        }
+        // 2. The router
+        let x = p::Row { x: from.at, norm: norm.weight, eps: norm.eps, cols: number(cols) };
+        let rows = experts + usize::from(shared_gate.data != 0);
+        let logits = m.choice.logits.room(gpu, 4 * rows)?;
+        let room = m.gates.room(gpu, 4 * slots * hidden)?;
+        let gate = if shared_gate.data != 0 { logits + 4 * experts as u64 } else { 0 };
+        let router = p::RouteOne { x, router, gate: shared_gate, logits, experts: number(experts), rows: number(rows) };
+        let grid = [number(rows.div_ceil(ROUTE_ROWS)), 1, 1];
+        // SAFETY: matrices and tensors were checked against their buffers; the room was just made.
+        unsafe { gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, number(route_shared), &router)? };
+        // 3. The experts
+        let parameters = p::ExpertsOne {
+            x,
+            route: p::Route { logits, ..route },
+            table,
+            shared,
+            gate,
+            hidden: room,
+            residual: self.place(residual).at,
+            intermediate: number(hidden),
+            slots: number(slots),
+            element,
+            unused: 0,
+        };
+        let warps = [slots * hidden / COLUMNS, cols];
+        for (i, (kernel, shared)) in [(gate_up, gate_up_shared), (last, down_shared)].into_iter().enumerate() {
+            let blocks = warps[i].div_ceil(THREADS / 32).min(BLOCKS[i] * device.multiprocessors);
+            // SAFETY: as above; the table has all experts, each of so many rows and columns.
+            unsafe { gpu.launch(kernel, [number(blocks), 1, 1], THREADS as u32, number(shared), &parameters)? };
+        }
+        Ok(true)
+    }
+}
