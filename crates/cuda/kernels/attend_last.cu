@@ -173,6 +173,7 @@ template <u32 TYPE> __device__ __forceinline__ float2 two(const u8* p) {
 template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Attention& p) {
     // Sixteens of a key that are under way.
     const u32 KEYS_DEEP = TYPE == F32 ? 4 : 8;
+    WATCH();
     __shared__ __align__(16) float scores[G][PARTITION];
     __shared__ float ends[G][2];
     __shared__ float v_scales[PARTITION], own_scale;
@@ -219,9 +220,11 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
         }
     }
     const u32 in_table_now = now / c.block_tokens, offset_now = now - in_table_now * c.block_tokens, block_now = table[in_table_now];
+    STAMP(5, 0);
     begin();
     // Weights and angles of other threads.
     __syncthreads();
+    STAMP(5, 1);
     // 2. Queries and the token's own key, a warp each; where the token itself is in this partition, its key and its value in their stored form
     const bool stores = now < base + PARTITION;
     if (warp < heads || (stores && warp == G)) {
@@ -238,6 +241,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
     }
     copied();
     __syncthreads();
+    STAMP(5, 2);
     if (own) {
 #pragma unroll
         for (u32 i = 0; i < KEYS_DEEP; i++) {
@@ -252,12 +256,12 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[g][i] = 0.0f;
     }
-#pragma unroll 1
-    for (u32 from = 0; from < k_dim; from += 16 * KEYS_DEEP) {
+    // Without a branch between them, what is read from shared memory is under way together.
+    auto some = [&](u32 from, bool whole) {
 #pragma unroll
         for (u32 i = 0; i < KEYS_DEEP; i++) {
             u32 d = from + 16 * i;
-            if (d >= k_dim) break;
+            if (!whole && d >= k_dim) break;
             float k[4];
 #pragma unroll
             for (u32 e = 0; e < 4; e++) k[e] = deep[i].at(e);
@@ -271,7 +275,11 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
                 acc[g][3] = fma(x.w, k[3], acc[g][3]);
             }
         }
-    }
+    };
+    u32 d = 0;
+#pragma unroll 1
+    for (; d + 16 * KEYS_DEEP <= k_dim; d += 16 * KEYS_DEEP) some(d, true);
+    if (d < k_dim) some(d, false);
 #pragma unroll
     for (int g = 0; g < G; g++) {
 #pragma unroll
@@ -287,6 +295,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
         if (quarter == 0) scores[g][position] = visible ? s : bits(NEGATIVE_INFINITY);
     }
     __syncthreads();
+    STAMP(5, 3);
     // 4. Weights: a warp takes a head; both halves of it have the lanes of the sum.
     if (warp < heads) {
         float* own_scores = scores[warp];
@@ -311,6 +320,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
         }
     }
     __syncthreads();
+    STAMP(5, 4);
     // 5. Values: a thread has two columns of a head
     const u32 count = now / PARTITION - seen / PARTITION + 1, width = c.v_dim + 2, pairs = c.v_dim / 2;
     const bool alone = count == 1;
@@ -321,17 +331,22 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
         u32 g = i / pairs, d = (i - g * pairs) * 2, from = from_here - base, to = end - base;
         const u8* column = values + d * size_of(TYPE);
         float2 o = make_float2(0.0f, 0.0f);
-#pragma unroll 2
-        for (u32 four = from & ~3u; four < to; four += 4) {
-            float4 w = *(const float4*)&scores[g][four];
-            const float each[4] = {w.x, w.y, w.z, w.w};
+        // Those of eight that are not visible are read and left out: a branch between them would keep them from being under way together.
+#pragma unroll 1
+        for (u32 eight = from & ~7u; eight < to; eight += 8) {
+            float w[8];
+            float2 v[8];
 #pragma unroll
-            for (u32 e = 0; e < 4; e++) {
-                float2 v = two<TYPE>(column + (four + e) * row_bytes);
-                if (four + e >= from && four + e < to) {
-                    o.x = fma(each[e], v.x, o.x);
-                    o.y = fma(each[e], v.y, o.y);
-                }
+            for (u32 e = 0; e < 8; e += 4) {
+                float4 four = *(const float4*)&scores[g][eight + e];
+                w[e] = four.x, w[e + 1] = four.y, w[e + 2] = four.z, w[e + 3] = four.w;
+            }
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) v[e] = two<TYPE>(column + (eight + e) * row_bytes);
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) {
+                float2 next = make_float2(fma(w[e], v[e].x, o.x), fma(w[e], v[e].y, o.y));
+                o = eight + e - from < to - from ? next : o;
             }
         }
         if (alone) {
@@ -341,6 +356,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
             *(float2*)(parts + g * next + d) = o;
         }
     }
+    STAMP(5, 5);
     if (alone) return;
     if (threadIdx.x < 2 * heads) {
         parts[threadIdx.x / 2 * next + c.v_dim + threadIdx.x % 2] = ends[threadIdx.x / 2][threadIdx.x % 2];
@@ -352,6 +368,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
     __syncthreads();
     if (threadIdx.x == 0) last = atomicInc(p.counters + t * gridDim.y + blockIdx.y, count - 1) == count - 1;
     __syncthreads();
+    STAMP(5, 6);
     if (!last) return;
     __threadfence();
     if (count > MOST_NEAR) {

@@ -4,6 +4,9 @@
     python3 -m venv /tmp/nvrtc && /tmp/nvrtc/bin/pip install nvidia-cuda-nvrtc-cu12==12.4.127
     /tmp/nvrtc/bin/python crates/cuda/kernels/make.py
 
+`make.py stamped FILE` writes a module for trying, whose kernels add up where their time goes: builds with the feature `tuning` take it with
+SLUICE_CUDA_PTX=FILE, and print that at their end.
+
 12.4, because drivers refuse PTX of a compiler that is newer than they are: this one does from driver 550 on. What the result was made from is written
 beside it, and `tests/ptx.rs` holds that it is what lies here.
 """
@@ -44,13 +47,13 @@ def library():
     return nvrtc
 
 
-def compiled(nvrtc, architecture, files):
+def compiled(nvrtc, architecture, files, more=()):
     program = ctypes.c_void_p()
     headers = [name for name in files if name.endswith((".cu", ".cuh")) and name != "all.cu"]
     texts = (ctypes.c_char_p * len(headers))(*(files[name] for name in headers))
     names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), files["all.cu"], b"all.cu", len(headers), texts, names)
-    options = [f"--gpu-architecture=compute_{architecture}", *OPTIONS]
+    options = [f"--gpu-architecture=compute_{architecture}", *OPTIONS, *more]
     error = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
     size = ctypes.c_size_t()
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -72,6 +75,12 @@ def packed(architecture):
 
 
 def main():
+    if len(sys.argv) == 3 and sys.argv[1] == "stamped":
+        with open(sys.argv[2], "wb") as out:
+            # The host looks for them by name.
+            text = compiled(library(), ARCHITECTURES[-1], sources(), ["-DSTAMPS"])
+            out.write(text.replace(b"\n.global .align 8 .b8 stamps", b"\n.visible .global .align 8 .b8 stamps"))
+        return
     os.makedirs(OUT, exist_ok=True)
     library()
     with ProcessPoolExecutor() as pool:

@@ -54,23 +54,19 @@ __device__ float lane_sum(const float* x, u32 n) {
 // Whether score `a` of expert `i` comes before score `b` of expert `j`.
 __device__ __forceinline__ bool before(float a, u32 i, float b, u32 j) { return a > b || a == b && i < j; }
 
-// The weights of those that were chosen, by a whole warp, which leaves them where it finds what they were chosen by, best first.
-__device__ __forceinline__ void weigh(const Route& p, const float* score, const u32* chosen, float* weights) {
+// The weights of those that were chosen, by a whole warp, which leaves them where it finds their scores, best first.
+__device__ __forceinline__ void weigh(u32 scoring, bool renormalise, float scale, float* weights, u32 k) {
     u32 lane = threadIdx.x % WARP;
-    if (p.scoring == TOP_K_SOFTMAX) softmax(weights, p.k);
-    if (p.scoring == SIGMOID) {
-        for (u32 n = lane; n < p.k; n += WARP) weights[n] = score[chosen[n]];
+    if (scoring == TOP_K_SOFTMAX) softmax(weights, k);
+    if (scoring != TOP_K_SOFTMAX && renormalise) {
+        float sum = lane_sum(weights, k);
+        if (scoring == SIGMOID) sum = add(sum, 1e-20f);
+        __syncwarp();
+        for (u32 n = lane; n < k; n += WARP) weights[n] = div(weights[n], sum);
         __syncwarp();
     }
-    if (p.scoring != TOP_K_SOFTMAX && p.renormalise) {
-        float sum = lane_sum(weights, p.k);
-        if (p.scoring == SIGMOID) sum = add(sum, 1e-20f);
-        __syncwarp();
-        for (u32 n = lane; n < p.k; n += WARP) weights[n] = div(weights[n], sum);
-        __syncwarp();
-    }
-    if (p.scoring == SIGMOID) {
-        for (u32 n = lane; n < p.k; n += WARP) weights[n] = mul(weights[n], p.scale);
+    if (scoring == SIGMOID) {
+        for (u32 n = lane; n < k; n += WARP) weights[n] = mul(weights[n], scale);
         __syncwarp();
     }
 }
@@ -148,8 +144,13 @@ extern "C" __global__ void __launch_bounds__(32) route(const Route p) {
             }
             __syncwarp();
         }
-        weigh(p, score, chosen, weights);
-        // 4. ascending by number
+        // 4. their weights
+        if (p.scoring == SIGMOID) {
+            for (u32 n = lane; n < p.k; n += WARP) weights[n] = score[chosen[n]];
+            __syncwarp();
+        }
+        weigh(p.scoring, p.renormalise, p.scale, weights, p.k);
+        // 5. ascending by number
         for (u32 n = lane; n < p.k; n += WARP) {
             u32 at = 0;
             for (u32 other = 0; other < p.k; other++) at += chosen[other] < chosen[n];

@@ -25,6 +25,24 @@ static const u32 NEGATIVE_INFINITY = 0xff800000u;
 // `a` where it is greater, else `b`: the CPU's maximum, which is `b` where either is NaN.
 __device__ __forceinline__ float greater(float a, float b) { return a > b ? a : b; }
 
+// ---- where a kernel's time goes, in modules for trying (`make.py stamped`): cycles of each block's first thread from stamp to stamp, and how many there were
+
+#ifdef STAMPS
+
+extern "C" __device__ u64 stamps[16][8][2] = {};
+#define WATCH() u64 watched = clock64()
+#define STAMP(kernel, n)                                  \
+    if (threadIdx.x == 0) {                               \
+        u64 stamped = clock64();                          \
+        atomicAdd(&stamps[kernel][n][0], stamped - watched); \
+        atomicAdd(&stamps[kernel][n][1], 1ull);           \
+        watched = clock64();                              \
+    }
+#else
+#define WATCH()
+#define STAMP(kernel, n)
+#endif
+
 // ---- functions
 
 __device__ __forceinline__ float exp_(float x) {

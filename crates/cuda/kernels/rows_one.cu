@@ -45,8 +45,8 @@ struct Quarters {
     float* m;
 };
 
-// Encodes eight of x's columns; four threads next to each other have 32. `i`: which eight.
-__device__ __forceinline__ void encode_eight(const float (&v)[8], bool inside, u32 i, const Quarters& to) {
+// Encodes eight of x's columns; four threads next to each other have 32, whose scale and mean they return. `i`: which eight.
+__device__ __forceinline__ float2 encode_eight(const float (&v)[8], bool inside, u32 i, uint4* quarters, u32 stride) {
     u32 most = 0;
 #pragma unroll
     for (int k = 0; k < 8; k++) most = max(most, bits(v[k]) & 0x7fffffffu);
@@ -61,15 +61,21 @@ __device__ __forceinline__ void encode_eight(const float (&v)[8], bool inside, u
     for (int k = 0; k < 8; k++) q[k] = bits(add(mul(v[k], inv), 12582912.0f));
     u32 even = keep & __byte_perm(__byte_perm(q[0], q[2], 0x0040), __byte_perm(q[4], q[6], 0x0040), 0x5410);
     u32 odd = keep & __byte_perm(__byte_perm(q[1], q[3], 0x0040), __byte_perm(q[5], q[7], 0x0040), 0x5410);
-    if (inside) *(uint2*)((u8*)(to.q + i / 2 % 4 * to.stride + i / 8) + i % 2 * 8) = make_uint2(even, odd);
+    if (inside) *(uint2*)((u8*)(quarters + i / 2 % 4 * stride + i / 8) + i % 2 * 8) = make_uint2(even, odd);
     int sum = __dp4a((int)even, 0x01010101, __dp4a((int)odd, 0x01010101, 0));
     sum += __shfl_xor_sync(ALL, sum, 1);
     sum += __shfl_xor_sync(ALL, sum, 2);
-    float scale = div(a, 127.0f), mean = mul(scale, (float)sum);
-    float mean_of_next = __shfl_down_sync(ALL, mean, 4), scale_of_next = __shfl_down_sync(ALL, scale, 4);
+    float scale = div(a, 127.0f);
+    return make_float2(scale, mul(scale, (float)sum));
+}
+
+// The same for threads of which eight next to each other have a group of weights.
+__device__ __forceinline__ void encode_group(const float (&v)[8], bool inside, u32 i, const Quarters& to) {
+    float2 own = encode_eight(v, inside, i, to.q, to.stride);
+    float2 next = make_float2(__shfl_down_sync(ALL, own.x, 4), __shfl_down_sync(ALL, own.y, 4));
     if (inside && i % 8 == 0) {
-        to.sx[i / 8] = make_float2(scale, scale_of_next);
-        to.m[i / 8] = add(mean, mean_of_next);
+        to.sx[i / 8] = make_float2(own.x, next.x);
+        to.m[i / 8] = add(own.y, next.y);
     }
 }
 
@@ -200,7 +206,7 @@ template <int THREADS> __device__ __forceinline__ void stage_one(const Row& p, c
 #pragma unroll
             for (int k = 0; k < 8; k++) v[k] = mul(mul(v[k], inv), w[k]);
         }
-        encode_eight(v, inside, i, to);
+        encode_group(v, inside, i, to);
     }
 }
 
@@ -272,6 +278,7 @@ template <int BITS, int UNITS, int THREADS> __device__ __forceinline__ void mult
     const u32 subs = lanes >> 2, sub = in_row >> 2, groups = p.cols / 64, steps = (groups + lanes - 1) >> log;
     const bool rows_mode = steps == 1;
     const u32 together = rows_mode ? UNITS : 1, task = p.gated && together == 1 ? 2 : together, warps = gridDim.x * (THREADS / WARP);
+    WATCH();
     Quarters x;
     x.q = (uint4*)room;
     x.stride = groups + 1;
@@ -303,13 +310,18 @@ template <int BITS, int UNITS, int THREADS> __device__ __forceinline__ void mult
             u32 row = ((p.gated ? own >> 1 : own) << log_rows) + row_in_set;
             to = p.parts[p.gated || own < p.second ? 0 : own < p.third ? 1 : 2].out + row;
         }
-        if (waits) begin();
+        if (waits) {
+            STAMP(3 + p.accumulate, 0);
+            begin();
+            STAMP(3 + p.accumulate, 1);
+        }
         float before = 0.0f;
         if (p.accumulate && to) before = *to;
         if (waits) {
             stage_one<THREADS>({p.x, p.norm, p.eps, p.cols}, x, loose, weights);
             __syncthreads();
             waits = false;
+            STAMP(3 + p.accumulate, 2);
         }
         // 3. Integer sums
         float t[UNITS], m[UNITS], y[UNITS];
@@ -373,6 +385,7 @@ template <int BITS, int UNITS, int THREADS> __device__ __forceinline__ void mult
         }
         if (set >= p.sets) break;
     }
+    STAMP(3 + p.accumulate, 3);
 }
 
 // A block of 256 threads for what is through at once, so that it holds little up; else of 512.

@@ -200,14 +200,19 @@ impl Cuda {
             counters: 0,
         };
         // 2. A token of each sequence: one kernel stores and attends
-        if let Some((kernel, shared)) = self.last(layer, &layout, &parameters.cache, tile) {
+        let blocks = |tile: usize| kv_heads * shared.div_ceil(tile);
+        // Few heads to a block are through sooner; keys are read again for each block, which counts once the device is full.
+        let few = |tile: usize| tokens * blocks(tile) * partitions <= self.gpu.device.multiprocessors;
+        let last_tile = [1, 2].into_iter().find(|n| *n < tile && few(*n)).unwrap_or(tile);
+        if let Some((kernel, shared)) = self.last(layer, &layout, &parameters.cache, last_tile) {
+            let tiles = blocks(last_tile);
             let room = 4 * tokens * heads * partitions * (layout.v_dim + 2);
             let parts = if partitions > 1 { self.attention.parts.room(&self.gpu, room)? } else { 0 };
             // Where the factors of all partitions fit beside one another, the last block to end joins them.
             let joins = partitions <= MOST_JOINED;
             let counters = if joins { self.attention.counters(&self.gpu, tokens * tiles)? } else { 0 };
             let parameters = p::Attention { parts, counters, ..parameters };
-            let shared = shared.max(16 * tile * partitions.min(MOST_JOINED));
+            let shared = shared.max(16 * last_tile * partitions.min(MOST_JOINED));
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: as below.
             unsafe {

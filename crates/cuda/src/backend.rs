@@ -82,6 +82,8 @@ pub struct Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         let _ = self.gpu.wait();
+        #[cfg(feature = "tuning")]
+        self.gpu.device.print_stamps();
     }
 }
 

@@ -207,6 +207,13 @@ impl Device {
         }
     }
 
+    /// [`Kernels::print_stamps`]
+    #[cfg(feature = "tuning")]
+    pub fn print_stamps(&self) {
+        self.bind();
+        self.kernels.print_stamps();
+    }
+
     /// Bytes that are free, and all.
     pub fn memory(&self) -> Result<(usize, usize)> {
         self.bind();

@@ -222,9 +222,15 @@ impl Kernel {
     }
 }
 
+/// Kernels and stamps of each in a module that has them (`STAMP` of `kernels/numerics.cuh`).
+#[cfg(feature = "tuning")]
+type Stamps = [[[u64; 2]; 8]; 16];
+
 /// All kernels, compiled for a device.
 pub struct Kernels {
     functions: Vec<sys::CUfunction>,
+    #[cfg(feature = "tuning")]
+    module: sys::CUmodule,
     /// Whether a kernel may begin before the one before it has ended: all of them wait themselves for what they need.
     pub overlap: bool,
 }
@@ -257,7 +263,29 @@ impl Kernels {
             Ok(function)
         };
         let functions = Kernel::ALL.iter().map(function).collect::<Result<_>>()?;
-        Ok(Kernels { functions, overlap: capability >= 90 && chosen(Way::Overlap) })
+        Ok(Kernels {
+            functions,
+            #[cfg(feature = "tuning")]
+            module,
+            overlap: capability >= 90 && chosen(Way::Overlap),
+        })
+    }
+
+    /// Says where the time of kernels went, where the module keeps that, and begins anew. The device is at rest.
+    #[cfg(feature = "tuning")]
+    pub fn print_stamps(&self) {
+        let (mut at, mut bytes, mut stamps): (_, _, Stamps) = (0, 0, Default::default());
+        // SAFETY: the module is loaded; what is copied is as large as the array that it has.
+        let found = unsafe {
+            checked(sys::cuModuleGetGlobal_v2(&mut at, &mut bytes, self.module, c"stamps".as_ptr())).is_ok()
+                && bytes == size_of::<Stamps>()
+                && checked(sys::cuMemcpyDtoH_v2(stamps.as_mut_ptr().cast(), at, bytes)).is_ok()
+                && checked(sys::cuMemsetD8_v2(at, 0, bytes)).is_ok()
+        };
+        for (kernel, stamps) in stamps.iter().enumerate().filter(|(_, s)| found && s[0][1] > 0) {
+            let means = stamps.iter().take_while(|[_, n]| *n > 0).map(|[sum, n]| format!("{} ({n})", sum / n));
+            eprintln!("stamps {kernel}: {}", means.collect::<Vec<_>>().join(", "));
+        }
     }
 
     pub fn function(&self, kernel: Kernel) -> sys::CUfunction {

@@ -93,7 +93,9 @@ pub struct Mixtures {
     hidden: Encoded,
     shared_hidden: Encoded,
     pub(crate) choice: Choice,
-    pub(crate) gates: Scratch,
+    /// What a router has normed, and what is hidden, of one token, encoded.
+    pub(crate) encoded_one: [Scratch; 2],
+    gates: Scratch,
     ups: Scratch,
     outputs: Scratch,
     shared: Scratch,
@@ -208,7 +210,8 @@ impl Mixtures {
     pub fn bytes(&self) -> (usize, usize) {
         let encoded = self.x.bytes() + self.hidden.bytes() + self.shared_hidden.bytes();
         let choice = [&self.choice.logits, &self.choice.chosen, &self.choice.weights];
-        let rest = [&self.gates, &self.ups, &self.outputs, &self.shared, &self.shared_gates];
+        let [normed, hidden] = &self.encoded_one;
+        let rest = [normed, hidden, &self.gates, &self.ups, &self.outputs, &self.shared, &self.shared_gates];
         let scratch: usize = choice.into_iter().chain(rest).map(Scratch::bytes).sum();
         let tables: usize = self.all.iter().flat_map(|r| [&r.table, &r.bias]).flatten().map(|m| m.bytes).sum();
         (encoded + scratch + tables, self.streaming.as_ref().map_or(0, Streaming::device_bytes))

@@ -15,19 +15,21 @@ const GROUP: usize = 64;
 const HALVES: [u32; 2] = [1, 2];
 /// Columns whose squares are summed in one go.
 const NORMED: usize = 256;
-/// Threads of a block that multiplies experts, and of one of the router, which has two rows.
-const THREADS: usize = 256;
+/// Threads of a block of gate and up, of one of down, and of one of the router, which has two rows.
+const GATE_UP_THREADS: u32 = 512;
+const DOWN_THREADS: u32 = 256;
 const ROUTE_THREADS: u32 = 128;
 const ROUTE_ROWS: usize = 2;
 /// Experts that a token has at most, the shared one included, and that there are.
 const MOST_SLOTS: usize = 16;
-const MOST_EXPERTS: usize = 1024;
-/// Blocks on each multiprocessor: of gate and up, and of down.
-const BLOCKS: [usize; 2] = [3, 2];
-/// Columns of what is hidden that a warp takes.
-const COLUMNS: usize = 2;
+const MOST_EXPERTS: usize = 512;
+/// Blocks on each multiprocessor.
+const BLOCKS: usize = 2;
+/// Columns of what is hidden that a block takes together, and rows of down.
+const HIDDEN: usize = 32;
+const ROWS: usize = DOWN_THREADS as usize / 32;
 
-/// Bytes that so many groups take of shared memory once they are encoded.
+/// Bytes that so many groups take once they are encoded.
 fn quarters(groups: usize) -> usize {
     16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4)
 }
@@ -90,8 +92,7 @@ impl Cuda {
         let from = self.place(x);
         possible &= norm.weight != 0 && [from.at, norm.weight].iter().all(|at| at.is_multiple_of(16));
         let route_shared = 4 * (2 * cols + ROUTE_ROWS * (cols + 16));
-        let gate_up_shared = quarters(cols / GROUP) + 4 * (2 * cols + 2 * experts);
-        let down_shared = quarters(slots * hidden / GROUP) + 4 * (slots * hidden + 2 * experts);
+        let (gate_up_shared, down_shared) = (quarters(cols / GROUP), quarters(slots * hidden / GROUP));
         let most = route_shared.max(gate_up_shared).max(down_shared);
         let route = m.all[of].route(1, 0, 0, 0);
         if !possible || route.groups > 1 || most + STATIC_SHARED > device.shared {
@@ -101,31 +102,38 @@ impl Cuda {
         let x = p::Row { x: from.at, norm: norm.weight, eps: norm.eps, cols: number(cols) };
         let rows = experts + usize::from(shared_gate.data != 0);
         let logits = m.choice.logits.room(gpu, 4 * rows)?;
-        let room = m.gates.room(gpu, 4 * slots * hidden)?;
+        let [normed, between] = &mut m.encoded_one;
+        let encoded = normed.room(gpu, quarters(cols / GROUP))?;
+        // A scale and a mean for each half of a group.
+        let room = between.room(gpu, 16 * 4 * (slots * hidden / GROUP + 1) + 2 * 8 * slots * hidden / GROUP)?;
         let gate = if shared_gate.data != 0 { logits + 4 * experts as u64 } else { 0 };
-        let router = p::RouteOne { x, router, gate: shared_gate, logits, experts: number(experts), rows: number(rows) };
+        let router =
+            p::RouteOne { x, router, gate: shared_gate, logits, encoded, experts: number(experts), rows: number(rows) };
         let grid = [number(rows.div_ceil(ROUTE_ROWS)), 1, 1];
         // SAFETY: matrices and tensors were checked against their buffers; the room was just made.
         unsafe { gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, number(route_shared), &router)? };
         // 3. The experts
         let parameters = p::ExpertsOne {
-            x,
             route: p::Route { logits, ..route },
+            x: encoded,
             table,
             shared,
             gate,
             hidden: room,
             residual: self.place(residual).at,
+            cols: number(cols),
             intermediate: number(hidden),
             slots: number(slots),
             element,
-            unused: 0,
         };
-        let warps = [slots * hidden / COLUMNS, cols];
-        for (i, (kernel, shared)) in [(gate_up, gate_up_shared), (last, down_shared)].into_iter().enumerate() {
-            let blocks = warps[i].div_ceil(THREADS / 32).min(BLOCKS[i] * device.multiprocessors);
+        let most = BLOCKS * device.multiprocessors;
+        let launches = [
+            (gate_up, slots * hidden / HIDDEN, GATE_UP_THREADS, gate_up_shared),
+            (last, cols.div_ceil(ROWS), DOWN_THREADS, down_shared),
+        ];
+        for (kernel, blocks, threads, shared) in launches {
             // SAFETY: as above; the table has all experts, each of so many rows and columns.
-            unsafe { gpu.launch(kernel, [number(blocks), 1, 1], THREADS as u32, number(shared), &parameters)? };
+            unsafe { gpu.launch(kernel, [number(blocks.min(most)), 1, 1], threads, number(shared), &parameters)? };
         }
         Ok(true)
     }

@@ -143,7 +143,7 @@ parameters! {
         element: u32,
         unused: u32,
     }
-    /// What [`One`] and others encode: one row.
+    /// A row that is normed and encoded.
     Row {
         x: Address,
         norm: Address,
@@ -155,21 +155,22 @@ parameters! {
         router: Matrix,
         gate: Matrix,
         logits: Address,
+        encoded: Address,
         experts: u32,
         rows: u32,
     }
     ExpertsOne {
-        x: Row,
         route: Route,
+        x: Address,
         table: Address,
         shared: [Matrix; PROJECTIONS],
         gate: Address,
         hidden: Address,
         residual: Address,
+        cols: u32,
         intermediate: u32,
         slots: u32,
         element: u32,
-        unused: u32,
     }
     Cache {
         pool: Address,
