@@ -11,6 +11,9 @@ struct Matmul {
     const Matrix* table;
     // [outputs]: which matrix of the table each output row takes.
     const u32* experts;
+    // Output rows by their matrix, and tiles of them: `Pairs` of mixture.cu; null: they are taken as they come.
+    const u32* tiles;
+    const u32* order;
     // Output rows of each row of x, where there is a table.
     u32 per_row;
     u32 rows;

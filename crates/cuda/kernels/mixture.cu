@@ -161,6 +161,68 @@ extern "C" __global__ void __launch_bounds__(32) route(const Route p) {
     }
 }
 
+// Output rows of many tokens, grouped by their expert, so that a tile of them shares a matrix.
+struct Pairs {
+    // [pairs]
+    const u32* chosen;
+    // [experts]: how many pairs each has.
+    u32* counts;
+    // How many tiles there are, three words unused; of each its expert, its first place in `order`, how many it has, a word unused.
+    u32* tiles;
+    // [pairs]: pairs by expert, ascending within one.
+    u32* order;
+    u32 pairs;
+    u32 experts;
+};
+
+static const u32 PAIRS_OF_TILE = 64;
+
+// Calls `each` with the pairs of an expert in ascending order, thirty-two candidates at a time, by a whole warp: whether this thread's is one, which it is, and all of them.
+template <class F> __device__ __forceinline__ void pairs_of(const Pairs& p, u32 expert, F each) {
+    const int DEEP = 8;
+    u32 lane = threadIdx.x % WARP;
+#pragma unroll 1
+    for (u32 from = lane; from - lane < p.pairs; from += DEEP * WARP) {
+        bool own[DEEP];
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) own[d] = from + d * WARP < p.pairs && p.chosen[min(from + d * WARP, p.pairs - 1)] == expert;
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) each(own[d], from + d * WARP, __ballot_sync(ALL, own[d]));
+    }
+}
+
+// A warp takes an expert.
+extern "C" __global__ void __launch_bounds__(128) count_pairs(const Pairs p) {
+    begin();
+    u32 expert = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, count = 0;
+    if (expert >= p.experts) return;
+    pairs_of(p, expert, [&](bool, u32, u32 all) { count += __popc(all); });
+    if (threadIdx.x % WARP == 0) p.counts[expert] = count;
+}
+
+extern "C" __global__ void __launch_bounds__(128) group_pairs(const Pairs p) {
+    begin();
+    u32 expert = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (expert >= p.experts) return;
+    int before = 0, tiles_before = 0;
+    for (u32 other = lane; other < expert; other += WARP) {
+        before += p.counts[other];
+        tiles_before += (p.counts[other] + PAIRS_OF_TILE - 1) / PAIRS_OF_TILE;
+    }
+    before = warp_sum(before), tiles_before = warp_sum(tiles_before);
+    u32 own = p.counts[expert], tiles = (own + PAIRS_OF_TILE - 1) / PAIRS_OF_TILE;
+    for (u32 t = lane; t < tiles; t += WARP) {
+        u32 first = t * PAIRS_OF_TILE;
+        ((uint4*)p.tiles)[1 + tiles_before + t] = make_uint4(expert, before + first, min(PAIRS_OF_TILE, own - first), 0);
+    }
+    if (expert + 1 == p.experts && lane == 0) p.tiles[0] = tiles_before + tiles;
+    u32 at = before;
+    pairs_of(p, expert, [&](bool mine, u32 pair, u32 all) {
+        if (mine) p.order[at + __popc(all & ((1u << lane) - 1))] = pair;
+        at += __popc(all);
+    });
+}
+
 struct Combine {
     // [tokens, k, cols]: what each token's experts gave, and with what weight.
     const float* outputs;

@@ -95,11 +95,29 @@ template <int BITS, int OF> __device__ __forceinline__ void tile_sums(const Matm
     u32 thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     u32 parts = p.cols / 32, groups = parts / OF, stages = (groups + 3) / 4;
     u32 first_row = blockIdx.x * TILE_ROWS;
-    const Matrix& m = p.matrix;
+    // Output rows of a tile, and their rows of x; what is not there is the last.
+    __shared__ u32 outputs[TILE_TOKENS], inputs[TILE_TOKENS];
     if (first_row >= p.rows) return;
-    for (u32 tile = blockIdx.y; tile * TILE_TOKENS < p.outputs; tile += gridDim.y) {
+    const u32 tiles = p.tiles ? p.tiles[0] : (p.outputs + TILE_TOKENS - 1) / TILE_TOKENS;
+    for (u32 tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+        Matrix m = p.matrix;
         u32 first = tile * TILE_TOKENS, count = min(TILE_TOKENS, p.outputs - first);
-        // 1. What is brought in: rows and tokens that are not there are the last.
+        if (p.tiles) {
+            uint4 own = ((const uint4*)p.tiles)[1 + tile];
+            m = p.table[own.x];
+            first = own.y;
+            count = own.z;
+            // Of an expert that is not there.
+            if (m.kind != INTEGERS + (BITS == 8 ? 5 : BITS - 2)) continue;
+        }
+        __syncthreads();
+        if (thread < TILE_TOKENS) {
+            u32 at = first + min(thread, count - 1);
+            outputs[thread] = p.tiles ? p.order[at] : at;
+            inputs[thread] = outputs[thread] / p.per_row;
+        }
+        __syncthreads();
+        // 1. What is brought in: rows that are not there are the last.
         auto bring = [&](u32 stage, u8* to) {
             u32 from_part = stage * G::PARTS, here = min(G::PARTS, parts - from_part);
             const u32 PIECE = BITS % 4 == 0 ? 16 : 4, per_row = G::ROW / PIECE;
@@ -117,13 +135,13 @@ template <int BITS, int OF> __device__ __forceinline__ void tile_sums(const Matm
             for (u32 i = thread; i < TILE_TOKENS * per_token; i += TILE_THREADS) {
                 u32 t = i / per_token, piece = i % per_token;
                 if (piece * 16 >= here * 32) continue;
-                u64 row = first + min(t, count - 1);
+                u64 row = inputs[t];
                 copy_words_later(b + t * G::TOKEN_STRIDE + piece * 16, p.x.q + row * p.cols + from_part * 32 + piece * 16);
             }
             float *sx = (float*)(b + G::B), *mx = (float*)(b + G::B + G::SX);
             for (u32 i = thread; i < TILE_TOKENS * G::PARTS; i += TILE_THREADS) {
                 u32 t = i / G::PARTS, part = i % G::PARTS;
-                u64 at = (u64)(first + min(t, count - 1)) * parts + from_part + part;
+                u64 at = (u64)inputs[t] * parts + from_part + part;
                 if (part >= here) continue;
                 copy_word_later(sx + part * TILE_TOKENS + t, p.x.sx + at);
                 copy_word_later(mx + part * TILE_TOKENS + t, p.x.mx + at);
@@ -144,7 +162,6 @@ template <int BITS, int OF> __device__ __forceinline__ void tile_sums(const Matm
 #pragma unroll
         for (int i = 0; i < 64; i++) acc[i / 32][i / 16 % 2][i / 4 % 4][i % 4] = 0.0f;
         u32 row_in_tile = warp % 2 * 32 + lane / 4, token_in_tile = warp / 2 * 16, j = lane % 4;
-        __syncthreads();
         bring(0, memory);
         look_up(0);
         leave(memory);
@@ -224,7 +241,7 @@ template <int BITS, int OF> __device__ __forceinline__ void tile_sums(const Matm
                 for (u32 e = 0; e < 4; e++) {
                     float y = add(add(acc[i][n][0][e], acc[i][n][2][e]), add(acc[i][n][1][e], acc[i][n][3][e]));
                     u32 r = first_row + row_in_tile + 16 * i + e / 2 * 8, t = token_in_tile + 8 * n + 2 * j + e % 2;
-                    if (r < p.rows && t < count) put(p, first + t, r, y);
+                    if (r < p.rows && t < count) put(p, outputs[t], r, y);
                 }
             }
         }

@@ -162,6 +162,8 @@ kernels! {
     Recur128 "recur_128" p::Delta;
     NormGated "norm_gated" p::Delta;
     Route "route" p::Route;
+    CountPairs "count_pairs" p::Pairs;
+    GroupPairs "group_pairs" p::Pairs;
     Combine "combine" p::Combine;
     RouteOne "route_one" p::RouteOne;
     GateUp2One "gate_up_one_2" p::ExpertsOne;

@@ -10,9 +10,9 @@ use crate::driver::{Address, Gpu};
 use crate::kernels::Kernel;
 use crate::memory::{Memory, Pinned, Scratch, bytes_of_mut};
 use crate::parameters::{self as p, PROJECTIONS, number};
-use crate::products::{Encoded, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows};
+use crate::products::{Encoded, Grouped, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows};
 use crate::streaming::Streaming;
-use crate::weights::{Kind, Needs, Weights};
+use crate::weights::{Kind, Needs, TILE, Weights};
 
 /// A projection of an expert: which matrix, and its first row.
 #[derive(Clone, Copy)]
@@ -32,6 +32,9 @@ pub fn operands(experts: &Experts, expert: usize) -> [Operand; PROJECTIONS] {
         ExpertMatrix::Single(all) => Operand { weight: all[expert].number(), row: 0, rows: part.rows },
     })
 }
+
+/// From so many pairs of a token and an expert for each expert on, they are computed expert by expert.
+const WORTH_GROUPING: usize = 2;
 
 pub(crate) struct Registered {
     pub moe: Moe,
@@ -98,6 +101,8 @@ pub struct Mixtures {
     gates: Scratch,
     ups: Scratch,
     outputs: Scratch,
+    /// Pairs of a token and an expert, by expert.
+    pairs: Scratch,
     shared: Scratch,
     shared_gates: Scratch,
     streaming: Option<Streaming>,
@@ -211,7 +216,8 @@ impl Mixtures {
         let encoded = self.x.bytes() + self.hidden.bytes() + self.shared_hidden.bytes();
         let choice = [&self.choice.logits, &self.choice.chosen, &self.choice.weights];
         let [normed, hidden] = &self.encoded_one;
-        let rest = [normed, hidden, &self.gates, &self.ups, &self.outputs, &self.shared, &self.shared_gates];
+        let rest =
+            [normed, hidden, &self.gates, &self.ups, &self.outputs, &self.pairs, &self.shared, &self.shared_gates];
         let scratch: usize = choice.into_iter().chain(rest).map(Scratch::bytes).sum();
         let tables: usize = self.all.iter().flat_map(|r| [&r.table, &r.bias]).flatten().map(|m| m.bytes).sum();
         (encoded + scratch + tables, self.streaming.as_ref().map_or(0, Streaming::device_bytes))
@@ -387,12 +393,18 @@ impl Cuda {
             let [gates, ups] = [&mut m.gates, &mut m.ups].map(|s| s.room(gpu, 4 * pairs * intermediate));
             let [gates, ups] = [gates?, ups?].map(|at| p::Tensor::dense(at, intermediate));
             let outputs = m.outputs.room(gpu, 4 * pairs * width)?;
+            let integers = kinds.iter().all(|kinds| kinds.len() == 1 && kinds[0].needs().int8);
+            let grouped = match integers && gpu.device.tiles && pairs >= WORTH_GROUPING * count {
+                true => Some(group_pairs(gpu, &mut m.pairs, (chosen, pairs), count)?),
+                false => None,
+            };
             let of = |projection: usize, per_row| Table {
                 matrices: table + (projection * count * size_of::<p::Matrix>()) as u64,
                 experts: chosen,
                 per_row,
                 kinds: &kinds[projection],
                 groups: groups[projection],
+                grouped,
             };
             let product = |part: usize, out| {
                 let ExpertPart { rows, cols, .. } = moe.experts.parts[part];
@@ -409,7 +421,7 @@ impl Cuda {
             let (both, last) = ([product(0, gates), product(1, ups)], [product(2, p::Tensor::dense(outputs, width))]);
             // Of an expert that could not be read nothing is known.
             let known = !m.streaming.as_ref().is_some_and(Streaming::has_failed);
-            if known && multiply_rows(gpu, Input::Encoded(&m.x), &both, true)? {
+            if known && grouped.is_none() && multiply_rows(gpu, Input::Encoded(&m.x), &both, true)? {
                 let input = Input::Floats { x: gates, norm: p::Norm::default(), rows: pairs };
                 if !multiply_rows(gpu, input, &last, false)? {
                     let source = Source { x: gates, rows: pairs, cols: intermediate, ..Source::default() };
@@ -466,6 +478,21 @@ impl Cuda {
         encode(&self.gpu, source, needs_of(last), hidden)?;
         multiply(&self.gpu, last, hidden)
     }
+}
+
+/// Puts pairs of a token and an expert in the order of their experts.
+fn group_pairs(gpu: &Gpu, room: &mut Scratch, (chosen, pairs): (Address, usize), experts: usize) -> Result<Grouped> {
+    // Each expert's last tile may have room left.
+    let most = (pairs / TILE + experts).min(pairs);
+    let (tiles, order) = (16 * (most + 1), 4 * pairs);
+    let at = room.room(gpu, tiles + order + 4 * experts)?;
+    let (order, counts) = (at + tiles as u64, at + (tiles + order) as u64);
+    let parameters = p::Pairs { chosen, counts, tiles: at, order, pairs: number(pairs), experts: number(experts) };
+    for kernel in [Kernel::CountPairs, Kernel::GroupPairs] {
+        // SAFETY: the router has chosen as many; the room was just made.
+        unsafe { gpu.launch(kernel, [number(experts.div_ceil(4)), 1, 1], 128, 0, &parameters)? };
+    }
+    Ok(Grouped { tiles: at, order, most })
 }
 
 /// Encodings that a product takes.

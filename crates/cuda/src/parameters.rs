@@ -93,6 +93,8 @@ parameters! {
         matrix: Matrix,
         table: Address,
         experts: Address,
+        tiles: Address,
+        order: Address,
         per_row: u32,
         rows: u32,
         cols: u32,
@@ -251,6 +253,14 @@ parameters! {
         groups: u32,
         top_groups: u32,
         scale: f32,
+    }
+    Pairs {
+        chosen: Address,
+        counts: Address,
+        tiles: Address,
+        order: Address,
+        pairs: u32,
+        experts: u32,
     }
     Combine {
         outputs: Address,

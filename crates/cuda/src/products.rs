@@ -100,6 +100,16 @@ pub struct Table<'a> {
     pub kinds: &'a [Kind],
     /// Columns of a group and type of its scale, where all have the same.
     pub groups: Option<(u32, u32)>,
+    /// Output rows by their expert, where that was found out.
+    pub grouped: Option<Grouped>,
+}
+
+/// Output rows of a mixture by their expert, as [`p::Pairs`] has them, and so many tiles at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Grouped {
+    pub tiles: Address,
+    pub order: Address,
+    pub most: usize,
 }
 
 /// A matrix product: `out[t] (+)= W x[t] + bias`.
@@ -127,6 +137,8 @@ impl Product<'_> {
             matrix,
             table: table.map_or(0, |t| t.matrices),
             experts: table.map_or(0, |t| t.experts),
+            tiles: table.and_then(|t| t.grouped).map_or(0, |g| g.tiles),
+            order: table.and_then(|t| t.grouped).map_or(0, |g| g.order),
             per_row: table.map_or(1, |t| number(t.per_row)),
             rows: number(rows),
             cols: number(cols),
@@ -191,12 +203,13 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
         *part = product.part(x.is);
     }
     let (first, rows) = (&products[0], products.iter().map(|p| p.rows).max().unwrap_or(0));
-    let many = first.outputs > MOST_FEW && first.table.is_none() && gpu.device.tiles;
+    let grouped = first.table.and_then(|t| t.grouped);
+    let many = gpu.device.tiles && (grouped.is_some() || first.outputs > MOST_FEW && first.table.is_none());
     if let Some((kind, group, _)) = first.integers().filter(|_| many)
         && let Some(Shape { kernel, rows: block, threads, shared }) = kind.tiles(group as usize / GROUP)
         && shared + STATIC_SHARED <= gpu.device.shared
     {
-        let tiles = first.outputs.div_ceil(weights::TILE).min(MOST_BLOCKS);
+        let tiles = grouped.map_or(first.outputs.div_ceil(weights::TILE), |g| g.most).min(MOST_BLOCKS);
         let grid = [number(rows.div_ceil(block)), number(tiles), number(products.len())];
         // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
         unsafe { gpu.launch(kernel, grid, threads, number(shared), &parameters)? };

@@ -58,6 +58,8 @@ pub struct Sizing<'a> {
     /// What routers leave; outputs of routed experts and of the shared one.
     choice: usize,
     outputs: usize,
+    /// Of what a mixture does with one token, and with many.
+    pairs: usize,
     shared: usize,
     delta: usize,
     logits: usize,
@@ -88,6 +90,7 @@ impl<'a> Sizing<'a> {
             moe_gates: 0,
             choice: 0,
             outputs: 0,
+            pairs: 0,
             shared: 0,
             delta: 0,
             logits: 0,
@@ -99,7 +102,7 @@ impl<'a> Sizing<'a> {
     pub fn scratch(&self, angles: &[usize]) -> StepScratch {
         let encoded = [&self.encoded, &self.hidden, &self.moe_x, &self.moe_hidden, &self.shared_hidden];
         let encoded: usize = encoded.into_iter().map(EncodedSize::bytes).sum();
-        let rest = self.choice + self.outputs + self.shared + self.delta + self.logits;
+        let rest = self.choice + self.outputs + self.pairs + self.shared + self.delta + self.logits;
         // Numbers of a token and of a sequence, once for each group; block tables grow with the context.
         let step = (64 * self.tokens + (1 << 14)) * self.layouts.len().max(1);
         StepScratch {
@@ -172,6 +175,8 @@ impl Backend for Sizing<'_> {
         self.moe_hidden.grow(pairs, intermediate, last);
         grow(&mut self.choice, 4 * x.rows * (count + 2 * k));
         grow(&mut self.outputs, 4 * pairs * residual.cols);
+        // Tiles of sixteen bytes, an order, counts; of one token what is normed and hidden, encoded.
+        grow(&mut self.pairs, 16 * (pairs + 1) + 4 * (pairs + count) + 2 * (x.cols + (k + 1) * intermediate) + 1024);
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {
