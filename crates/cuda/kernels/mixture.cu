@@ -173,9 +173,10 @@ struct Pairs {
     u32* order;
     u32 pairs;
     u32 experts;
+    // Pairs that a tile has at most.
+    u32 of_tile;
+    u32 unused;
 };
-
-static const u32 PAIRS_OF_TILE = 64;
 
 // Calls `each` with the pairs of an expert in ascending order, thirty-two candidates at a time, by a whole warp: whether this thread's is one, which it is, and all of them.
 template <class F> __device__ __forceinline__ void pairs_of(const Pairs& p, u32 expert, F each) {
@@ -207,13 +208,13 @@ extern "C" __global__ void __launch_bounds__(128) group_pairs(const Pairs p) {
     int before = 0, tiles_before = 0;
     for (u32 other = lane; other < expert; other += WARP) {
         before += p.counts[other];
-        tiles_before += (p.counts[other] + PAIRS_OF_TILE - 1) / PAIRS_OF_TILE;
+        tiles_before += (p.counts[other] + p.of_tile - 1) / p.of_tile;
     }
     before = warp_sum(before), tiles_before = warp_sum(tiles_before);
-    u32 own = p.counts[expert], tiles = (own + PAIRS_OF_TILE - 1) / PAIRS_OF_TILE;
+    u32 own = p.counts[expert], tiles = (own + p.of_tile - 1) / p.of_tile;
     for (u32 t = lane; t < tiles; t += WARP) {
-        u32 first = t * PAIRS_OF_TILE;
-        ((uint4*)p.tiles)[1 + tiles_before + t] = make_uint4(expert, before + first, min(PAIRS_OF_TILE, own - first), 0);
+        u32 first = t * p.of_tile;
+        ((uint4*)p.tiles)[1 + tiles_before + t] = make_uint4(expert, before + first, min(p.of_tile, own - first), 0);
     }
     if (expert + 1 == p.experts && lane == 0) p.tiles[0] = tiles_before + tiles;
     u32 at = before;

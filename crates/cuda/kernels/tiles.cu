@@ -1,4 +1,5 @@
-// Products of integer groups for many tokens, on integer tensor cores: a block takes 64 rows and 64 tokens, a warp 32 rows and 16 tokens. The integer sum of each
+// Products of integer groups for many tokens, on integer tensor cores: a warp takes 32 rows and 16 tokens, a block 64 rows and 64 tokens, or 256 rows and 16 tokens
+// where few share a matrix. The integer sum of each
 // group of activations is a product of its own (m16n8k32), exact in any order; what follows it is the sequence of fmas that docs/numerics.md gives.
 //
 // Columns inside a group meet in the order in which they are packed: a lane of a row takes eight neighbouring ones, even columns before odd ones, which is how
@@ -6,7 +7,7 @@
 #pragma once
 #include "matmul.cu"
 
-static const u32 TILE_ROWS = 64, TILE_TOKENS = 64, TILE_THREADS = 256;
+static const u32 TILE_THREADS = 256, TILE_WARPS = TILE_THREADS / WARP;
 // An integer sum of less than 2^22 added to these bits is the float 2^23 + 2^22 and that sum.
 static const u32 MAGIC = 0x4b400000u;
 static const float MAGIC_FLOAT = 12582912.0f;
@@ -47,14 +48,15 @@ __device__ __forceinline__ void copies_end() {
 }
 
 // Bytes of shared memory: STAGES times packed rows, activations, and their scales.
-template <int BITS, int OF> struct Stage {
+template <int BITS, int OF, int ROW_WARPS> struct Stage {
+    static const u32 ROWS = 32 * ROW_WARPS, TOKENS = 16 * (TILE_WARPS / ROW_WARPS);
     static const u32 PARTS = 4 * OF, COLUMNS = 32 * PARTS;
     static const u32 ROW = 4 * BITS * PARTS, ROW_STRIDE = ROW + 16;
     // So that four neighbouring tokens meet different banks.
     static const u32 TOKEN_STRIDE = COLUMNS + 32;
-    static const u32 A = TILE_ROWS * ROW_STRIDE, B = TILE_TOKENS * TOKEN_STRIDE;
+    static const u32 A = ROWS * ROW_STRIDE, B = TOKENS * TOKEN_STRIDE;
     // [PARTS][tokens] scales of activations and their sums, [4][rows] scale and bias of the weights' groups.
-    static const u32 SX = PARTS * TILE_TOKENS * 4, S = 4 * TILE_ROWS * 8;
+    static const u32 SX = PARTS * TOKENS * 4, S = 4 * ROWS * 8;
     static const u32 BYTES = A + B + 2 * SX + S;
     static const u32 STAGES = 2;
 };
@@ -89,8 +91,9 @@ template <int BITS> __device__ __forceinline__ void eight(const u8* part, u32 j,
     }
 }
 
-template <int BITS, int OF> __device__ __forceinline__ void tile_sums(const Matmul& p) {
-    typedef Stage<BITS, OF> G;
+template <int BITS, int OF, int ROW_WARPS> __device__ __forceinline__ void tile_sums(const Matmul& p) {
+    typedef Stage<BITS, OF, ROW_WARPS> G;
+    const u32 TILE_ROWS = G::ROWS, TILE_TOKENS = G::TOKENS, PASSES = TILE_ROWS / 64;
     u8* memory = (u8*)room;
     u32 thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     u32 parts = p.cols / 32, groups = parts / OF, stages = (groups + 3) / 4;
@@ -148,20 +151,26 @@ template <int BITS, int OF> __device__ __forceinline__ void tile_sums(const Matm
             }
             copies_end();
         };
-        // A thread has scale and bias of a group of a row, on their way to shared memory.
-        float2 scale_and_bias;
+        // A thread has scale and bias of a group of some rows, on their way to shared memory.
+        float2 scale_and_bias[PASSES];
         auto look_up = [&](u32 stage) {
             u32 group = stage * 4 + thread % 4;
-            u64 at = p.in_matrix(min(first_row + thread / 4, p.rows - 1)) * groups + group;
             bool there = group < groups;
-            scale_and_bias = make_float2(there ? element(m.scales, m.type, at) : 0.0f, there ? element(m.biases, m.type, at) : 0.0f);
+#pragma unroll
+            for (u32 i = 0; i < PASSES; i++) {
+                u64 at = p.in_matrix(min(first_row + 64 * i + thread / 4, p.rows - 1)) * groups + group;
+                scale_and_bias[i] = make_float2(there ? element(m.scales, m.type, at) : 0.0f, there ? element(m.biases, m.type, at) : 0.0f);
+            }
         };
-        auto leave = [&](u8* to) { ((float2*)(to + G::A + G::B + 2 * G::SX))[thread % 4 * TILE_ROWS + thread / 4] = scale_and_bias; };
+        auto leave = [&](u8* to) {
+#pragma unroll
+            for (u32 i = 0; i < PASSES; i++) ((float2*)(to + G::A + G::B + 2 * G::SX))[thread % 4 * TILE_ROWS + 64 * i + thread / 4] = scale_and_bias[i];
+        };
         // 2. Sums: [rows of sixteen][tokens of eight][chain][element of the tile]
         float acc[2][2][4][4];
 #pragma unroll
         for (int i = 0; i < 64; i++) acc[i / 32][i / 16 % 2][i / 4 % 4][i % 4] = 0.0f;
-        u32 row_in_tile = warp % 2 * 32 + lane / 4, token_in_tile = warp / 2 * 16, j = lane % 4;
+        u32 row_in_tile = warp % ROW_WARPS * 32 + lane / 4, token_in_tile = warp / ROW_WARPS * 16, j = lane % 4;
         bring(0, memory);
         look_up(0);
         leave(memory);
@@ -251,7 +260,11 @@ template <int BITS, int OF> __device__ __forceinline__ void tile_sums(const Matm
 #define TILES(bits, of)                                                                                                      \
     extern "C" __global__ void __launch_bounds__(256, 2) tiles_##bits##_##of(const __grid_constant__ Products p) {              \
         begin();                                                                                                             \
-        tile_sums<bits, of>(p.parts[blockIdx.z]);                                                                            \
+        tile_sums<bits, of, 2>(p.parts[blockIdx.z]);                                                                         \
+    }                                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(256, 2) tiles_wide_##bits##_##of(const __grid_constant__ Products p) {         \
+        begin();                                                                                                             \
+        tile_sums<bits, of, 8>(p.parts[blockIdx.z]);                                                                         \
     }
 
 #define ALL_TILES(bits) TILES(bits, 1) TILES(bits, 2) TILES(bits, 4)

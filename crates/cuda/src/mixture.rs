@@ -7,12 +7,14 @@ use sluice_backend::{
 
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
-use crate::kernels::Kernel;
+use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::{Memory, Pinned, Scratch, bytes_of_mut};
 use crate::parameters::{self as p, PROJECTIONS, number};
-use crate::products::{Encoded, Grouped, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows};
+use crate::products::{
+    self, Encoded, Grouped, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows,
+};
 use crate::streaming::Streaming;
-use crate::weights::{Kind, Needs, TILE, Weights};
+use crate::weights::{self, Kind, Needs, Weights};
 
 /// A projection of an expert: which matrix, and its first row.
 #[derive(Clone, Copy)]
@@ -395,7 +397,16 @@ impl Cuda {
             let outputs = m.outputs.room(gpu, 4 * pairs * width)?;
             let integers = kinds.iter().all(|kinds| kinds.len() == 1 && kinds[0].needs().int8);
             let grouped = match integers && gpu.device.tiles && pairs >= WORTH_GROUPING * count {
-                true => Some(group_pairs(gpu, &mut m.pairs, (chosen, pairs), count)?),
+                true => {
+                    // Where a tile of many rows does not fit, it is one of as many tokens.
+                    let fits = |(kinds, groups): (&Vec<Kind>, &Option<(u32, u32)>)| {
+                        let of = groups.map_or(0, |(group, _)| group as usize / products::GROUP);
+                        kinds[0].tiles(of, true).is_some_and(|s| s.shared + STATIC_SHARED <= gpu.device.shared)
+                    };
+                    let few = kinds.iter().zip(groups).all(fits);
+                    let of_tile = if few { weights::FEW } else { weights::TILE };
+                    Some(group_pairs(gpu, &mut m.pairs, (chosen, pairs), count, of_tile)?)
+                }
                 false => None,
             };
             let of = |projection: usize, per_row| Table {
@@ -481,18 +492,33 @@ impl Cuda {
 }
 
 /// Puts pairs of a token and an expert in the order of their experts.
-fn group_pairs(gpu: &Gpu, room: &mut Scratch, (chosen, pairs): (Address, usize), experts: usize) -> Result<Grouped> {
+fn group_pairs(
+    gpu: &Gpu,
+    room: &mut Scratch,
+    (chosen, pairs): (Address, usize),
+    experts: usize,
+    of_tile: usize,
+) -> Result<Grouped> {
     // Each expert's last tile may have room left.
-    let most = (pairs / TILE + experts).min(pairs);
+    let most = (pairs / of_tile + experts).min(pairs);
     let (tiles, order) = (16 * (most + 1), 4 * pairs);
     let at = room.room(gpu, tiles + order + 4 * experts)?;
     let (order, counts) = (at + tiles as u64, at + (tiles + order) as u64);
-    let parameters = p::Pairs { chosen, counts, tiles: at, order, pairs: number(pairs), experts: number(experts) };
+    let parameters = p::Pairs {
+        chosen,
+        counts,
+        tiles: at,
+        order,
+        pairs: number(pairs),
+        experts: number(experts),
+        of_tile: number(of_tile),
+        unused: 0,
+    };
     for kernel in [Kernel::CountPairs, Kernel::GroupPairs] {
         // SAFETY: the router has chosen as many; the room was just made.
         unsafe { gpu.launch(kernel, [number(experts.div_ceil(4)), 1, 1], 128, 0, &parameters)? };
     }
-    Ok(Grouped { tiles: at, order, most })
+    Ok(Grouped { tiles: at, order, most, of_tile })
 }
 
 /// Encodings that a product takes.

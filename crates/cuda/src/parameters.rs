@@ -261,6 +261,8 @@ parameters! {
         order: Address,
         pairs: u32,
         experts: u32,
+        of_tile: u32,
+        unused: u32,
     }
     Combine {
         outputs: Address,

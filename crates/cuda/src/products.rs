@@ -104,12 +104,13 @@ pub struct Table<'a> {
     pub grouped: Option<Grouped>,
 }
 
-/// Output rows of a mixture by their expert, as [`p::Pairs`] has them, and so many tiles at most.
+/// Output rows of a mixture by their expert, as [`p::Pairs`] has them: so many tiles at most, of up to so many rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Grouped {
     pub tiles: Address,
     pub order: Address,
     pub most: usize,
+    pub of_tile: usize,
 }
 
 /// A matrix product: `out[t] (+)= W x[t] + bias`.
@@ -206,7 +207,8 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     let grouped = first.table.and_then(|t| t.grouped);
     let many = gpu.device.tiles && (grouped.is_some() || first.outputs > MOST_FEW && first.table.is_none());
     if let Some((kind, group, _)) = first.integers().filter(|_| many)
-        && let Some(Shape { kernel, rows: block, threads, shared }) = kind.tiles(group as usize / GROUP)
+        && let wide = grouped.is_some_and(|g| g.of_tile == weights::FEW)
+        && let Some(Shape { kernel, rows: block, threads, shared }) = kind.tiles(group as usize / GROUP, wide)
         && shared + STATIC_SHARED <= gpu.device.shared
     {
         let tiles = grouped.map_or(first.outputs.div_ceil(weights::TILE), |g| g.most).min(MOST_BLOCKS);

@@ -64,24 +64,26 @@ impl Kind {
         Needs { f32: self.0 < 4, bf16: matches!(self.0, 4 | 5), int8: self.0 > 5 }
     }
 
-    /// The kernel that does it for many tokens on integer tensor cores, where a group is so many of activations, and its shared memory.
-    pub fn tiles(self, of: usize) -> Option<Shape> {
+    /// The kernel that does it for many tokens on integer tensor cores, where a group is so many of activations, and its shared memory; `wide`: of
+    /// many rows and few tokens.
+    pub fn tiles(self, of: usize, wide: bool) -> Option<Shape> {
         use Kernel::*;
         let (all, bits) = match self.0 {
-            6 => ([Tiles2Of1, Tiles2Of2, Tiles2Of4], 2),
-            7 => ([Tiles3Of1, Tiles3Of2, Tiles3Of4], 3),
-            8 => ([Tiles4Of1, Tiles4Of2, Tiles4Of4], 4),
-            9 => ([Tiles5Of1, Tiles5Of2, Tiles5Of4], 5),
-            10 => ([Tiles6Of1, Tiles6Of2, Tiles6Of4], 6),
-            11 => ([Tiles8Of1, Tiles8Of2, Tiles8Of4], 8),
+            6 => ([[Tiles2Of1, Tiles2Of2, Tiles2Of4], [TilesWide2Of1, TilesWide2Of2, TilesWide2Of4]], 2),
+            7 => ([[Tiles3Of1, Tiles3Of2, Tiles3Of4], [TilesWide3Of1, TilesWide3Of2, TilesWide3Of4]], 3),
+            8 => ([[Tiles4Of1, Tiles4Of2, Tiles4Of4], [TilesWide4Of1, TilesWide4Of2, TilesWide4Of4]], 4),
+            9 => ([[Tiles5Of1, Tiles5Of2, Tiles5Of4], [TilesWide5Of1, TilesWide5Of2, TilesWide5Of4]], 5),
+            10 => ([[Tiles6Of1, Tiles6Of2, Tiles6Of4], [TilesWide6Of1, TilesWide6Of2, TilesWide6Of4]], 6),
+            11 => ([[Tiles8Of1, Tiles8Of2, Tiles8Of4], [TilesWide8Of1, TilesWide8Of2, TilesWide8Of4]], 8),
             _ => return None,
         };
-        let kernel = all[[1, 2, 4].iter().position(|n| *n == of)?];
+        let kernel = all[usize::from(wide)][[1, 2, 4].iter().position(|n| *n == of)?];
+        let (rows, tokens) = if wide { (256, FEW) } else { (64, TILE) };
         // `Stage` of `kernels/tiles.cu`.
         let parts = 4 * of;
-        let (weights, activations) = (TILE * (4 * bits * parts + 16), TILE * (32 * parts + 32));
-        let stage = weights + activations + 2 * 4 * parts * TILE + 4 * 8 * TILE;
-        Some(Shape { kernel, rows: TILE, threads: 256, shared: 2 * stage })
+        let (weights, activations) = (rows * (4 * bits * parts + 16), tokens * (32 * parts + 32));
+        let stage = weights + activations + 2 * 4 * parts * tokens + 4 * 8 * rows;
+        Some(Shape { kernel, rows, threads: 256, shared: 2 * stage })
     }
 
     /// The kernel that does it with all that comes before it, for so many tokens.
@@ -164,8 +166,9 @@ impl Kind {
     }
 }
 
-/// Rows and tokens of a block of `kernels/tiles.cu`.
+/// Tokens of a block of `kernels/tiles.cu`, and of one with many rows.
 pub const TILE: usize = 64;
+pub const FEW: usize = 16;
 
 /// How a kernel is launched.
 pub struct Shape {

@@ -30,11 +30,13 @@ impl Server {
     pub fn of(mut command: Command) -> Server {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut before = String::new();
         let mut line = |part: &str| loop {
-            let line = lines.next().expect("the server has ended").unwrap();
+            let line = lines.next().unwrap_or_else(|| panic!("the server has ended: {before}")).unwrap();
             if line.contains(part) {
                 return line;
             }
+            before += &format!("{line}; ");
         };
         let address = line("listening on").split("listening on ").nth(1).unwrap().to_owned();
         line("ready");
