@@ -9,6 +9,7 @@
 
 mod attention;
 mod backend;
+mod coherence;
 mod delta_net;
 mod driver;
 mod graphs;
@@ -19,8 +20,10 @@ mod one_token;
 mod parameters;
 mod products;
 mod rooms;
+mod several;
 mod sharing;
 mod sizing;
+mod split;
 mod step;
 mod streaming;
 mod streams;
@@ -31,4 +34,5 @@ mod weights;
 pub use backend::Cuda;
 pub use driver::{count, describe, open};
 pub use kernels::{Kernel, embedded_bytes, ptx};
+pub use several::Several;
 pub use sharing::Host;
