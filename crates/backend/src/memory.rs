@@ -72,6 +72,8 @@ pub struct DeviceMemory {
     /// What all weights take that are known, and of these the mixtures' experts.
     pub weights: u64,
     pub experts: u64,
+    /// Bytes of a block of all cache groups, where it has only some of the layers.
+    pub block: Option<usize>,
     /// What experts take at least that are not all on the device.
     pub least_experts: u64,
 }

@@ -63,6 +63,15 @@ impl Profile {
         self.rows[phase as usize]
     }
 
+    /// What was counted elsewhere.
+    pub fn add_row(&mut self, phase: Phase, more: PhaseRow) {
+        let row = &mut self.rows[phase as usize];
+        row.time += more.time;
+        row.calls += more.calls;
+        row.weight_bytes += more.weight_bytes;
+        row.macs += more.macs;
+    }
+
     /// A call of a phase took `time`, used so many bytes of weights and multiplied so often.
     pub fn add(&mut self, phase: Phase, time: Duration, weight_bytes: u64, macs: u64) {
         let row = &mut self.rows[phase as usize];

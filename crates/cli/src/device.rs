@@ -1,21 +1,22 @@
-//! What computes: the CPU, or a GPU.
+//! What computes: the CPU, a GPU, or several.
 
 use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use sluice_backend::Backend;
-use sluice_cuda::{Cuda, Host};
+use sluice_cuda::{Cuda, Host, Several};
 use sluice_engine::Options;
 
 use crate::terminal;
 
 /// `--device`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceArg {
     Auto,
     Cpu,
-    Cuda(u32),
+    /// By number, in the order in which layers lie on them.
+    Cuda(Vec<u32>),
 }
 
 impl FromStr for DeviceArg {
@@ -25,11 +26,12 @@ impl FromStr for DeviceArg {
         match text.split_once(':') {
             None if text == "auto" => Ok(DeviceArg::Auto),
             None if text == "cpu" => Ok(DeviceArg::Cpu),
-            None if text == "cuda" => Ok(DeviceArg::Cuda(0)),
-            Some(("cuda", number)) if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => {
-                number.parse().map(DeviceArg::Cuda).map_err(|_| "N must be the number of a device, from 0".into())
+            None if text == "cuda" => Ok(DeviceArg::Cuda(vec![0])),
+            Some(("cuda", numbers)) if numbers.bytes().all(|b| b.is_ascii_digit() || b == b',') => {
+                let numbers: Result<Vec<u32>, _> = numbers.split(',').map(str::parse).collect();
+                numbers.map(DeviceArg::Cuda).map_err(|_| "N must be the number of a device, from 0".into())
             }
-            _ => Err("expected auto, cpu, cuda or cuda:N".into()),
+            _ => Err("expected auto, cpu, cuda, cuda:N or cuda:N,N".into()),
         }
     }
 }
@@ -39,21 +41,23 @@ impl fmt::Display for DeviceArg {
         match self {
             DeviceArg::Auto => f.write_str("auto"),
             DeviceArg::Cpu => f.write_str("cpu"),
-            DeviceArg::Cuda(number) => write!(f, "cuda:{number}"),
+            DeviceArg::Cuda(numbers) => {
+                write!(f, "cuda:{}", numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(","))
+            }
         }
     }
 }
 
 impl DeviceArg {
     /// `auto` as what it stands for here, and says why.
-    pub fn chosen(self) -> DeviceArg {
-        if self != DeviceArg::Auto {
-            return self;
+    pub fn chosen(&self) -> DeviceArg {
+        if *self != DeviceArg::Auto {
+            return self.clone();
         }
         match sluice_cuda::open(0) {
             Ok(name) => {
                 terminal::note(&format!("device: cuda:0, {name}"));
-                DeviceArg::Cuda(0)
+                DeviceArg::Cuda(vec![0])
             }
             Err(why) => {
                 terminal::note(&format!("device: cpu: {why:#}"));
@@ -62,14 +66,26 @@ impl DeviceArg {
         }
     }
 
+    /// One GPU more than these, for a model that they do not hold; `None` where there are no more.
+    pub fn and_another(&self) -> Option<DeviceArg> {
+        let DeviceArg::Cuda(numbers) = self else { return None };
+        let next = (0..sluice_cuda::count().ok()?).find(|n| !numbers.contains(n))?;
+        Some(DeviceArg::Cuda(numbers.iter().copied().chain([next]).collect()))
+    }
+
     /// The backend of an engine with these options.
     ///
     /// # Errors
     /// Where there is no such device, or it cannot be used.
-    pub fn backend(self, options: &Options) -> Result<Box<dyn Backend>> {
+    pub fn backend(&self, options: &Options) -> Result<Box<dyn Backend>> {
         match self {
             DeviceArg::Auto | DeviceArg::Cpu => sluice_engine::cpu(options),
-            DeviceArg::Cuda(number) => {
+            DeviceArg::Cuda(numbers) if numbers.len() > 1 => {
+                let several = Several::new(numbers, options.activations).with_context(|| format!("--device {self}"))?;
+                Ok(Box::new(several))
+            }
+            DeviceArg::Cuda(numbers) => {
+                let number = numbers.first().copied().unwrap_or(0);
                 let cuda = Cuda::new(number, options.activations).with_context(|| format!("--device {self}"))?;
                 Ok(Box::new(cuda.beside(Host { isa: options.isa, threads: options.threads, always: false })))
             }
@@ -86,13 +102,17 @@ mod tests {
         for (text, device) in [
             ("auto", DeviceArg::Auto),
             ("cpu", DeviceArg::Cpu),
-            ("cuda", DeviceArg::Cuda(0)),
-            ("cuda:0", DeviceArg::Cuda(0)),
-            ("cuda:12", DeviceArg::Cuda(12)),
+            ("cuda", DeviceArg::Cuda(vec![0])),
+            ("cuda:0", DeviceArg::Cuda(vec![0])),
+            ("cuda:12", DeviceArg::Cuda(vec![12])),
+            ("cuda:2,0,1", DeviceArg::Cuda(vec![2, 0, 1])),
+            ("cuda:0,0", DeviceArg::Cuda(vec![0, 0])),
         ] {
             assert_eq!(text.parse(), Ok(device), "{text}");
         }
-        for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999999999", "cpu:0"] {
+        for text in
+            ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999999999", "cuda:0,", "cuda:,1", "cuda:0;1", "cpu:0"]
+        {
             assert!(text.parse::<DeviceArg>().is_err(), "{text}");
         }
     }

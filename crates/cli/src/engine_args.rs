@@ -24,9 +24,9 @@ pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// What computes: the CPU, or an NVIDIA GPU, by its number (cuda: the first). auto takes the first GPU, where there is one that can be used and that holds the model but
-    /// for its experts, and says what it took and why. Changes speed and memory, never the result
-    #[arg(long, default_value_t = DeviceArg::Cpu, value_name = "auto|cpu|cuda[:N]")]
+    /// What computes: the CPU, or an NVIDIA GPU, by its number (cuda: the first), or several that share the layers, in this order (cuda:0,1). auto takes the first GPU, where
+    /// there is one that can be used, and as many more as it takes to hold the model but for its experts, else the CPU, and says what it took and why. Changes speed and memory, never the result
+    #[arg(long, default_value_t = DeviceArg::Cpu, value_name = "auto|cpu|cuda[:N[,N]]")]
     device: DeviceArg,
     /// Threads that compute [default: one for each core that this process may use]
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
@@ -62,7 +62,7 @@ pub struct EngineArgs {
     /// Bytes that the program, weights, keys and values, states, experts and scratch may take together, such as 8G or 900M; more is refused before reading
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     memory_budget: Option<u64>,
-    /// Bytes of the GPU's memory that weights, keys and values, states, scratch and experts may take there; experts that it does not hold stay in this machine's memory,
+    /// Bytes of the GPU's memory (of each, where there are several) that weights, keys and values, states, scratch and experts may take there; experts that it does not hold stay in this machine's memory,
     /// or on disk [default: what is free there, less 512 MiB]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     gpu_memory: Option<u64>,
@@ -213,8 +213,8 @@ impl EngineArgs {
     }
 
     /// What computes.
-    pub fn device(&self) -> DeviceArg {
-        self.device
+    pub fn device(&self) -> &DeviceArg {
+        &self.device
     }
 
     /// The engine's options: this machine's defaults, and what the flags say.

@@ -55,16 +55,19 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
 pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engine> {
     let (chosen_experts, wanted_context) = (options.experts_per_token, options.max_context);
     let (asked, chosen) = (args.device(), args.device().chosen());
-    if let (DeviceArg::Cpu, DeviceArg::Cpu, Some(_)) = (asked, chosen, options.device_memory) {
+    if let (DeviceArg::Cpu, DeviceArg::Cpu, Some(_)) = (asked, &chosen, options.device_memory) {
         bail!("--gpu-memory is of a GPU's memory, and none was asked for: --device cuda, or auto");
     }
-    let open = |device: DeviceArg, options| Engine::open_on(folder, options, &|options| device.backend(options));
-    let opened = match open(chosen, options.clone()) {
-        Err(small) if asked == DeviceArg::Auto && refused_by_device(&small) => {
-            terminal::note(&format!("device: cpu instead: {small:#}"));
-            open(DeviceArg::Cpu, options)
+    let open = |device: &DeviceArg, options| Engine::open_on(folder, options, &|options| device.backend(options));
+    let mut device = chosen;
+    let opened = loop {
+        match open(&device, options.clone()) {
+            Err(small) if *asked == DeviceArg::Auto && refused_by_device(&small) => {
+                device = device.and_another().unwrap_or(DeviceArg::Cpu);
+                terminal::note(&format!("device: {device} instead: {small:#}"));
+            }
+            opened => break opened,
         }
-        opened => opened,
     };
     let engine = opened.map_err(|e| naming(folder, e))?;
     if engine.device().is_some() && engine.placed().placement != Placement::Mapped && !args.verbose() {

@@ -72,7 +72,7 @@ pub struct Cuda {
     /// Who computes experts that the device does not have, where it does.
     host: Option<Host>,
     /// Bytes of the device that were free at first.
-    free: u64,
+    pub(crate) free: u64,
     /// What went wrong first.
     error: Option<Arc<Error>>,
     timing: Option<Timing>,
@@ -145,7 +145,7 @@ impl Cuda {
     }
 
     /// Bytes of a class's buffers.
-    fn buffers_of(&self, class: MemoryClass) -> usize {
+    pub(crate) fn buffers_of(&self, class: MemoryClass) -> usize {
         self.buffers.iter().filter(|b| b.class == class).map(|b| 4 * b.elements).sum()
     }
 
@@ -154,7 +154,7 @@ impl Cuda {
     }
 
     /// Carries an operation out, unless the step has failed already.
-    fn enqueue(&mut self, operation: impl FnOnce(&mut Cuda) -> Result<()>) {
+    pub(crate) fn enqueue(&mut self, operation: impl FnOnce(&mut Cuda) -> Result<()>) {
         if self.error.is_none()
             && let Err(error) = operation(self)
         {
@@ -222,7 +222,7 @@ impl Cuda {
 }
 
 /// What each row of a tensor is, as runs of bytes: one run where rows lie behind one another.
-fn runs(t: Tensor, place: p::Tensor) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
+pub(crate) fn runs(t: Tensor, place: p::Tensor) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
     let dense = t.stride == t.cols || t.rows == 1;
     let (count, len) = if dense { (1, t.rows * t.cols) } else { (t.rows, t.cols) };
     (0..count).map(move |row| (place.at + 4 * row as u64 * place.stride, row * len..(row + 1) * len))
@@ -307,6 +307,7 @@ impl Backend for Cuda {
             reserve: RESERVE.min(self.free / 16),
             weights: of(false) + self.buffers_of(MemoryClass::WeightsCopied) as u64,
             experts: of(true),
+            block: None,
             least_experts: least_bytes(&self.weights, self.mixtures.registered()),
         })
     }

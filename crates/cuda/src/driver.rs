@@ -282,6 +282,35 @@ impl Gpu {
         checked(unsafe { sys::cuStreamWaitEvent(self.stream, point.event, 0) })
     }
 
+    /// What comes next waits for all that was enqueued on another.
+    pub fn follow(&self, other: &Gpu, point: &Point) -> Result<(), DriverError> {
+        other.catch_up()?;
+        // SAFETY: both are alive, and `catch_up` has made the point's context current.
+        checked(unsafe { sys::cuEventRecord(point.event, other.stream) })?;
+        self.wait_for(point)
+    }
+
+    /// Copies from another device's memory.
+    ///
+    /// # Safety
+    /// Both have `len` bytes, and this has waited for the other.
+    pub unsafe fn receive(&self, to: Address, (other, from): (&Gpu, Address), len: usize) -> Result<(), DriverError> {
+        if len == 0 {
+            return Ok(());
+        }
+        self.catch_up()?;
+        let [own, its] = [self, other].map(|gpu| gpu.device.context);
+        // SAFETY: as the caller vouches. The driver goes through the host where devices do not reach one another.
+        checked(unsafe { sys::cuMemcpyPeerAsync(to, own, from, its, len, self.stream) })
+    }
+
+    /// Lets copies from another device's memory take the shortest way, where there is one.
+    pub fn reach(&self, other: &Gpu) {
+        self.device.bind();
+        // SAFETY: both contexts are alive, and this one's is current. Where it was done before, or cannot be, nothing is lost.
+        let _ = unsafe { sys::cuCtxEnablePeerAccess(other.device.context, 0) };
+    }
+
     /// Carries out what was gathered, launch by launch: something comes that is no launch.
     fn catch_up(&self) -> Result<(), DriverError> {
         self.device.bind();

@@ -9,6 +9,7 @@
 
 mod attention;
 mod backend;
+mod coherence;
 mod delta_net;
 mod driver;
 mod graphs;
@@ -20,8 +21,10 @@ mod one_token;
 mod parameters;
 mod products;
 mod rooms;
+mod several;
 mod sharing;
 mod sizing;
+mod split;
 mod step;
 mod streaming;
 mod streams;
@@ -32,4 +35,5 @@ mod weights;
 pub use backend::Cuda;
 pub use driver::{count, describe, open};
 pub use kernels::{Kernel, embedded_bytes, ptx};
+pub use several::Several;
 pub use sharing::Host;

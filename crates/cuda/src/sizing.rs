@@ -10,6 +10,7 @@ use sluice_backend::{
 use crate::attention::MOST_SINGLE;
 use crate::mixture::operands;
 use crate::products::GROUP;
+use crate::split::{Key, Part, matrices};
 use crate::weights::{Needs, Weight};
 
 /// Bytes of activations in each encoding.
@@ -64,6 +65,8 @@ pub struct Sizing<'a> {
     delta: usize,
     logits: usize,
     per_128_positions: usize,
+    /// The operations in their order.
+    pub parts: Vec<Part>,
 }
 
 impl<'a> Sizing<'a> {
@@ -95,7 +98,13 @@ impl<'a> Sizing<'a> {
             delta: 0,
             logits: 0,
             per_128_positions: 0,
+            parts: Vec::new(),
         }
+    }
+
+    fn part(&mut self, key: Key, linears: &[&Linear], out: Option<Tensor>) {
+        let matrices = linears.iter().map(|linear| linear.matrix.number()).collect();
+        self.parts.push(Part { key, matrices, out: out.map(|t| t.buffer) });
     }
 
     /// What the step would take; `angles`: bytes of a position in each table of rotary angles.
@@ -127,9 +136,12 @@ impl Backend for Sizing<'_> {
     fn project(&mut self, x: Tensor, _: Option<Norm>, projections: &[Projection]) {
         let needs = self.needs(projections.iter().map(|p| &p.linear));
         self.encoded.grow(x.rows, x.cols, needs);
+        let linears: Vec<&Linear> = projections.iter().map(|p| &p.linear).collect();
+        self.part(Key::project(projections), &linears, None);
     }
 
-    fn project_add(&mut self, x: Tensor, linear: &Linear, _: Tensor) {
+    fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
+        self.part(Key::Add(linear.matrix.number()), &[linear], Some(out));
         let needs = self.needs([linear]);
         self.encoded.grow(x.rows, x.cols, needs);
     }
@@ -139,13 +151,16 @@ impl Backend for Sizing<'_> {
         let tokens = self.tokens.min(MOST_SINGLE.max(self.sequences));
         let part = 4 * tokens * layer.heads * (self.layouts[layer.group].v_dim + 2);
         grow(&mut self.per_128_positions, 2 * part);
+        self.part(Key::Attention(layer.group, layer.layer), &[], None);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
         grow(&mut self.delta, 4 * self.tokens * (layer.shape.channels() + 2 * layer.shape.value_heads));
+        self.part(Key::Delta(layer.layer), &[], None);
     }
 
-    fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, _: Tensor) {
+    fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, residual: Tensor) {
+        self.part(Key::Mlp(mlp.gate.matrix.number()), &[&mlp.gate, &mlp.up, &mlp.down], Some(residual));
         let (both, last) = (self.needs([&mlp.gate, &mlp.up]), self.needs([&mlp.down]));
         let intermediate = mlp.gate.rows.len();
         grow(&mut self.gates, 4 * x.rows * intermediate);
@@ -154,7 +169,9 @@ impl Backend for Sizing<'_> {
     }
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
-        let moe = self.moes[moe.number()];
+        let number = moe.number();
+        let moe = self.moes[number];
+        self.parts.push(Part { key: Key::Mixture(number), matrices: matrices(moe), out: Some(residual.buffer) });
         let (k, count, intermediate) = (moe.scoring.k(), moe.experts.count, moe.experts.intermediate());
         let pairs = x.rows * k;
         let (mut first, mut last) = (Needs::F32, Needs::default());
@@ -180,6 +197,7 @@ impl Backend for Sizing<'_> {
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {
+        self.parts.push(Part { key: Key::Logits(head.number()), matrices: vec![head.number()], out: None });
         let weight = &self.weights[head.number()];
         grow(&mut self.logits, 4 * self.wanted * weight.rows());
         self.encoded.grow(self.wanted, x.cols, weight.kind(self.mode).needs());
@@ -190,7 +208,10 @@ impl Backend for Sizing<'_> {
     fn end(&mut self) -> Outcome {
         Outcome::default()
     }
-    fn embed(&mut self, _: MatrixId, _: Tensor) {}
+    fn embed(&mut self, table: MatrixId, out: Tensor) {
+        let matrices = vec![table.number()];
+        self.parts.push(Part { key: Key::Embed(table.number()), matrices, out: Some(out.buffer) });
+    }
     fn alloc(&mut self, _: MemoryClass, _: usize, _: usize) -> anyhow::Result<Tensor> {
         unreachable!("{NOTHING}")
     }

@@ -151,7 +151,7 @@ impl Streaming {
         let store = ExpertStore::open(sources, k, options, &mut lend, &faster)?;
         for moe in mixtures.clone() {
             for expert in 0..moe.experts.count {
-                operands(&moe.experts, expert).iter().for_each(|o| weights.all[o.weight].streamed = true);
+                operands(&moe.experts, expert).iter().for_each(|o| weights.all[o.weight].elsewhere = true);
             }
         }
         let sharing = host.map(|host| Sharing::new(gpu, host, mode, weights)).transpose()?;

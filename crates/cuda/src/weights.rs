@@ -21,8 +21,8 @@ pub struct Weight {
     row_bytes: [usize; ARRAYS],
     /// Where its arrays are, once they are on the device.
     at: Option<[Address; ARRAYS]>,
-    /// It stays on disk, and what is used of it is read elsewhere.
-    pub streamed: bool,
+    /// It does not come here: it stays on disk, or another device has it.
+    pub elsewhere: bool,
 }
 
 /// Which encodings of the activations some matrices need.
@@ -213,7 +213,7 @@ impl Weight {
             *row = part.row_bytes;
         }
         ensure!(u32::try_from(cols).is_ok() && cols <= u32::MAX as usize / 8, "{cols} columns are too many");
-        Ok(Weight { source, row_bytes, at: None, streamed: false })
+        Ok(Weight { source, row_bytes, at: None, elsewhere: false })
     }
 
     pub fn source(&self) -> &MatrixSource {
@@ -311,7 +311,7 @@ impl Weights {
     /// # Errors
     /// Where there is no memory for it.
     pub fn bring(&mut self, gpu: &Gpu) -> Result<()> {
-        let absent = |w: &&mut Weight| w.at.is_none() && !w.streamed;
+        let absent = |w: &&mut Weight| w.at.is_none() && !w.elsewhere;
         let new = &mut self.all[self.looked_at..];
         let padded = |bytes: &Bytes| bytes.len().next_multiple_of(ALIGNMENT);
         let total: usize = new.iter_mut().filter(absent).map(|w| Weights::padded(w)).sum();
@@ -343,6 +343,6 @@ impl Weights {
 
     /// Bytes on the device, or that will be there.
     pub fn bytes(&self) -> usize {
-        self.all.iter().filter(|w| !w.streamed).map(Weight::bytes).sum()
+        self.all.iter().filter(|w| !w.elsewhere).map(Weight::bytes).sum()
     }
 }

@@ -1,20 +1,25 @@
-//! The GPU held to the CPU's bits. Where there is none, nothing is tried, and the test says so; `SLUICE_GPU=N` names a device that has to be there.
+//! The GPU held to the CPU's bits, alone and as two that take turns. Where there is none, nothing is tried, and the test says so; `SLUICE_GPU=N` names a device that has to be there.
 
 use sluice_backend::Isa;
 use sluice_conformance::{Candidate, Setup};
-use sluice_cuda::{Cuda, Host};
+use sluice_cuda::{Cuda, Host, Several};
 
-fn candidates() -> Vec<Candidate> {
+/// The device that tests are about.
+fn device() -> Option<u32> {
     let asked: Option<u32> = std::env::var("SLUICE_GPU").ok().map(|n| n.parse().expect("SLUICE_GPU: a number"));
     let device = asked.unwrap_or(0);
     match sluice_cuda::describe(device) {
-        Ok(_) => {}
+        Ok(_) => Some(device),
         Err(why) if asked.is_none() => {
             eprintln!("left out: {why:#}");
-            return vec![];
+            None
         }
         Err(why) => panic!("SLUICE_GPU={device}: {why:#}"),
     }
+}
+
+fn candidates() -> Vec<Candidate> {
+    let Some(device) = device() else { return vec![] };
     let make = move |setup: &Setup| -> anyhow::Result<Box<dyn sluice_backend::Backend>> {
         let cuda = Cuda::new(device, setup.activations)?;
         // In half of the cases the host computes some of the experts.
@@ -24,4 +29,34 @@ fn candidates() -> Vec<Candidate> {
     vec![Candidate::new(format!("cuda:{device}"), make).without_integer_attention()]
 }
 
+/// Operation by operation on one device and on another, or on the same where there is one.
+fn two() -> Vec<Candidate> {
+    let Some(device) = device() else { return vec![] };
+    let other = sluice_cuda::count().map_or(device, |count| (device + 1) % count);
+    let make = move |setup: &Setup| -> anyhow::Result<Box<dyn sluice_backend::Backend>> {
+        Ok(Box::new(Several::new(&[device, other], setup.activations)?))
+    };
+    vec![Candidate::new(format!("cuda:{device},{other}"), make).without_integer_attention()]
+}
+
 sluice_conformance::tests!(candidates());
+
+/// All but experts on disk, which one device alone has.
+#[test]
+fn devices_that_take_turns_agree_with_the_generic_cpu() {
+    use sluice_conformance::*;
+    let families = [
+        &BUFFERS,
+        &CACHES,
+        &EMBEDDINGS,
+        &PROJECTIONS,
+        &DENSE_LAYERS,
+        &ATTENTION,
+        &SHARED_PREFIXES,
+        &DELTA_RULES,
+        &MIXTURES,
+        &LOGITS,
+        &WHOLE_STEPS,
+    ];
+    families.into_iter().for_each(|family| check(family, &two()));
+}

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use sluice_backend::{Activations, KvType};
-use sluice_cuda::{Cuda, Host};
+use sluice_cuda::{Cuda, Host, Several};
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::{Engine, Event, Generation, Options, Placement};
 
@@ -67,12 +67,28 @@ fn options(activations: Activations, kv_type: Option<KvType>, chunk: usize) -> O
     }
 }
 
-fn on(device: Option<u32>, folder: &Path, options: Options) -> Engine {
-    let opened = match device {
-        None => Engine::open(folder, options),
-        Some(number) => Engine::open_on(folder, options, &|o| Ok(Box::new(Cuda::new(number, o.activations)?))),
+/// The device alone, as two, and with the next one where there is one.
+fn lists(device: u32) -> Vec<Vec<u32>> {
+    let mut lists = vec![vec![device], vec![device, device]];
+    match sluice_cuda::count() {
+        Ok(count) if count > 1 => lists.push(vec![device, (device + 1) % count]),
+        _ => eprintln!("left out: two devices, where there is one"),
+    }
+    lists
+}
+
+/// On the CPU, where there are no devices.
+fn on_all(devices: &[u32], folder: &Path, options: Options) -> Engine {
+    let opened = match devices {
+        [] => Engine::open(folder, options),
+        [number] => Engine::open_on(folder, options, &|o| Ok(Box::new(Cuda::new(*number, o.activations)?))),
+        all => Engine::open_on(folder, options, &|o| Ok(Box::new(Several::new(all, o.activations)?))),
     };
     opened.unwrap_or_else(|e| panic!("{}: {e:#}", folder.display()))
+}
+
+fn on(device: Option<u32>, folder: &Path, options: Options) -> Engine {
+    on_all(device.as_slice(), folder, options)
 }
 
 fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<u32> {
@@ -123,12 +139,16 @@ fn every_logit_has_the_cpus_bits_in_every_mode() {
         for mode in MODES {
             for kv_type in [None, Some(KvType::F16), Some(KvType::Int8)] {
                 let mut cpu = on(None, &folder, options(mode, kv_type, 64));
-                let mut gpu = on(Some(device), &folder, options(mode, kv_type, 37));
                 let tokens = prompt(&cpu, 300, 7);
-                let (wanted, got) = (logits(&mut cpu, &tokens), logits(&mut gpu, &tokens));
-                let differ = got.iter().zip(&wanted).filter(|(a, b)| a != b).count();
-                assert_eq!(wanted.len(), got.len());
-                assert_eq!(differ, 0, "{}, {mode:?}, {kv_type:?}: of {} logits", folder.display(), wanted.len());
+                let wanted = logits(&mut cpu, &tokens);
+                for devices in lists(device) {
+                    let mut gpu = on_all(&devices, &folder, options(mode, kv_type, 37));
+                    let got = logits(&mut gpu, &tokens);
+                    let differ = got.iter().zip(&wanted).filter(|(a, b)| a != b).count();
+                    let (of, model) = (wanted.len(), folder.display());
+                    assert_eq!(of, got.len());
+                    assert_eq!(differ, 0, "{model}, {mode:?}, {kv_type:?}, {devices:?}: of {of} logits");
+                }
             }
         }
     }
@@ -156,8 +176,10 @@ fn sequences_side_by_side_say_what_they_say_on_the_cpu() {
         for mode in MODES {
             let options = options(mode, None, 48);
             let wanted = answers(&mut on(None, &folder, options.clone()));
-            let got = answers(&mut on(Some(device), &folder, options));
-            assert_eq!(got, wanted, "{}, {mode:?}", folder.display());
+            for devices in lists(device) {
+                let got = answers(&mut on_all(&devices, &folder, options.clone()));
+                assert_eq!(got, wanted, "{}, {mode:?}, {devices:?}", folder.display());
+            }
         }
     }
 }

@@ -113,7 +113,7 @@ impl Subject {
         let engine = crate::load::engine(&folder, &args.engine, options)?;
         crate::load::finish(&engine)?;
         let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
-        let profile_apart = args.engine.device() != DeviceArg::Cpu;
+        let profile_apart = *args.engine.device() != DeviceArg::Cpu;
         Ok(Subject { name, engine, arithmetic, profile_apart })
     }
 }

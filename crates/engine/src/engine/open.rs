@@ -166,6 +166,8 @@ impl Engine {
             weights_in_memory(&mut *backend, loaded.order.iter().map(|u| &u.bytes), wanted(), loading.as_ref());
         let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
         let in_cache = block + per_block;
+        // A backend of several devices has dealt the layers by what a step showed it.
+        let own = backend.device_memory();
         let need = Need {
             mapped,
             copied,
@@ -195,6 +197,7 @@ impl Engine {
         let mut own = match own {
             None => None,
             Some(own) => {
+                let in_cache = own.block.unwrap_or(block) + per_block;
                 Some(DeviceShare::new(own, &need, (device_scratch, in_cache as u64), &options, &mut *backend)?)
             }
         };
