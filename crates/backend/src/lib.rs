@@ -18,6 +18,7 @@ pub use cpu::{AsideExpert, Cpu, HostExperts, Lookahead, StepScratch, Streamed};
 pub use memory::*;
 pub use numa::{Numa, Processors, default_threads};
 pub use operations::*;
+pub use pool::Pool;
 pub use profile::{Phase, PhaseRow, Profile};
 pub use sluice_kernels::attention::{AttentionMode, KvType};
 pub use sluice_kernels::draw;

@@ -81,7 +81,8 @@ impl DeviceArg {
         match self {
             DeviceArg::Auto | DeviceArg::Cpu => sluice_engine::cpu(options),
             DeviceArg::Cuda(numbers) if numbers.len() > 1 => {
-                let several = Several::new(numbers, options.activations).with_context(|| format!("--device {self}"))?;
+                let several = Several::new(numbers, options.activations, options.threads)
+                    .with_context(|| format!("--device {self}"))?;
                 Ok(Box::new(several))
             }
             DeviceArg::Cuda(numbers) => {

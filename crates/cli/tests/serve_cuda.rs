@@ -1,5 +1,5 @@
 //! A server on a GPU: what many clients are told at once, and what it computed before, are what a server on the CPU says and takes up. Where there is no GPU
-//! nothing is tried, and the test says so; `SLUICE_GPU=N` names a device that has to be there, `SLUICE_MODELS=FOLDER` takes another model than the demo.
+//! nothing is tried, and the test says so; `SLUICE_GPU=N` names a device that has to be there, `SLUICE_GPU_MODEL=FOLDER` takes another model than the demo.
 
 mod support;
 
@@ -27,7 +27,7 @@ fn on_device() -> Option<(String, String)> {
         }
         Err(why) => panic!("SLUICE_GPU: {why:#}"),
     }
-    let model = std::env::var("SLUICE_MODELS").ok().or_else(demo)?;
+    let model = std::env::var("SLUICE_GPU_MODEL").ok().or_else(demo)?;
     Some((format!("cuda:{number}"), model))
 }
 

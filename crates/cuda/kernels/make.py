@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the PTX that the crate embeds from the .cu files beside it. Needs no GPU and no CUDA toolkit:
+"""Makes the PTX and the machine code that the crate embeds from the .cu files beside it. Needs no GPU and no CUDA toolkit:
 
     python3 -m venv /tmp/nvrtc && /tmp/nvrtc/bin/pip install nvidia-cuda-nvrtc-cu12==12.4.127
     /tmp/nvrtc/bin/python crates/cuda/kernels/make.py
@@ -22,6 +22,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 VERSION = (12, 4)
 ARCHITECTURES = [75, 80, 90]
+# Compiled to the end, since a driver takes half a minute for that when it first sees the PTX; newer drivers take it all the same.
+CUBINS = [90]
 # Arithmetic is as docs/numerics.md has it: nothing is fused, flushed or approximated that is not written so.
 OPTIONS = ["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"]
 
@@ -47,13 +49,13 @@ def library():
     return nvrtc
 
 
-def compiled(nvrtc, architecture, files, more=()):
+def compiled(nvrtc, kind, architecture, files, more=()):
     program = ctypes.c_void_p()
     headers = [name for name in files if name.endswith((".cu", ".cuh")) and name != "all.cu"]
     texts = (ctypes.c_char_p * len(headers))(*(files[name] for name in headers))
     names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), files["all.cu"], b"all.cu", len(headers), texts, names)
-    options = [f"--gpu-architecture=compute_{architecture}", *OPTIONS, *more]
+    options = [f"--gpu-architecture={kind}_{architecture}", *OPTIONS, *more]
     error = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
     size = ctypes.c_size_t()
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -63,28 +65,35 @@ def compiled(nvrtc, architecture, files, more=()):
         print(log.value.decode(), file=sys.stderr)
     if error:
         sys.exit(1)
+    if kind == "sm":
+        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        cubin = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, cubin)
+        return cubin.raw
     nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size))
     ptx = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetPTX(program, ptx)
     return ptx.value
 
 
-def packed(architecture):
+def packed(wanted):
+    kind, architecture, _ = wanted
     # Without a time or a name inside: the same bytes each time.
-    return gzip.compress(compiled(library(), architecture, sources()), 9, mtime=0)
+    return gzip.compress(compiled(library(), kind, architecture, sources()), 9, mtime=0)
 
 
 def main():
     if len(sys.argv) == 3 and sys.argv[1] == "stamped":
         with open(sys.argv[2], "wb") as out:
             # The host looks for them by name.
-            text = compiled(library(), ARCHITECTURES[-1], sources(), ["-DSTAMPS"])
+            text = compiled(library(), "compute", ARCHITECTURES[-1], sources(), ["-DSTAMPS"])
             out.write(text.replace(b"\n.global .align 8 .b8 stamps", b"\n.visible .global .align 8 .b8 stamps"))
         return
     os.makedirs(OUT, exist_ok=True)
     library()
+    wanted = [("sm", a, f"sm_{a}.cubin.gz") for a in CUBINS] + [("compute", a, f"compute_{a}.ptx.gz") for a in ARCHITECTURES]
     with ProcessPoolExecutor() as pool:
-        results = {f"compute_{a}.ptx.gz": text for a, text in zip(ARCHITECTURES, pool.map(packed, ARCHITECTURES))}
+        results = {name: content for (*_, name), content in zip(wanted, pool.map(packed, wanted))}
     for name, content in results.items():
         with open(os.path.join(OUT, name), "wb") as out:
             out.write(content)

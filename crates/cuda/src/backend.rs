@@ -8,8 +8,8 @@ use anyhow::{Error, Result, ensure};
 use sluice_backend::{
     Activations, AttentionLayer, AttentionMode, Backend, BufferId, Capacity, DeltaLayer, Device, DeviceMemory,
     ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse,
-    Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs,
-    StepScratch, Streamed, Tensor,
+    Mlp, Moe, MoeId, Norm, Outcome, Phase, Pool as Threads, Profile, Projection, RotaryFrequencies, RotaryId, Routing,
+    StepInputs, StepScratch, Streamed, Tensor,
 };
 
 use crate::attention::{self, RotaryTable};
@@ -71,6 +71,8 @@ pub struct Cuda {
     left: Logits,
     /// Who computes experts that the device does not have, where it does.
     host: Option<Host>,
+    /// Who looks at logits.
+    threads: Option<Threads>,
     /// Bytes of the device that were free at first.
     pub(crate) free: u64,
     /// What went wrong first.
@@ -120,6 +122,7 @@ impl Cuda {
             host_logits: Pinned::default(),
             left: Logits::default(),
             host: None,
+            threads: None,
             free: free as u64,
             error: None,
             timing: None,
@@ -130,7 +133,13 @@ impl Cuda {
     /// The same with the host computing some of the experts that are not on the device.
     pub fn beside(mut self, host: Host) -> Cuda {
         self.host = Some(host);
+        self.draw_with(host.threads);
         self
+    }
+
+    /// Has so many threads of the host look at logits; where the system refuses them, the caller's alone.
+    pub(crate) fn draw_with(&mut self, threads: usize) {
+        self.threads = Threads::new(threads).ok();
     }
 
     /// Where a tensor lies.
@@ -549,12 +558,18 @@ impl Backend for Cuda {
     }
 
     fn each_logits(&mut self, logits: Logits, each: &(dyn Fn(usize, usize, &[f32]) + Sync)) {
-        let rows = self.read_logits(logits).chunks_exact(logits.vocabulary.max(1)).enumerate();
-        rows.for_each(|(row, logits)| each(row, 0, logits));
+        let mut threads = self.threads.take();
+        let (all, vocabulary) = (self.read_logits(logits), logits.vocabulary);
+        let one = |row: usize, thread| each(row, thread, &all[row * vocabulary..(row + 1) * vocabulary]);
+        match &mut threads {
+            Some(threads) => threads.run(logits.rows, &one),
+            None => (0..logits.rows).for_each(|row| one(row, 0)),
+        }
+        self.threads = threads;
     }
 
     fn threads(&self) -> usize {
-        1
+        self.threads.as_ref().map_or(1, Threads::threads)
     }
 
     fn take_profile(&mut self) -> Profile {

@@ -1,5 +1,5 @@
 //! The kernels: PTX that is embedded, made by `kernels/make.py` from the `.cu` files beside it, and compiled by the driver for the device it finds. The driver
-//! keeps what it compiles, so that only the first start pays for it.
+//! keeps what it compiles, so that only the first start pays for it: half a minute, but where the machine code is embedded too.
 
 use std::ffi::CString;
 use std::io::Read;
@@ -17,9 +17,12 @@ pub const PTX: [(i32, &[u8]); 3] = [
     (90, include_bytes!("../kernels/ptx/compute_90.ptx.gz")),
 ];
 
+/// Machine code, for compute capabilities of the same first number, from this one on.
+const CUBIN: (i32, &[u8]) = (90, include_bytes!("../kernels/ptx/sm_90.cubin.gz"));
+
 /// Bytes that lie in the program for GPUs: who computes elsewhere never reads them.
 pub fn embedded_bytes() -> u64 {
-    PTX.iter().map(|(_, ptx)| ptx.len() as u64).sum()
+    PTX.iter().chain([&CUBIN]).map(|(_, code)| code.len() as u64).sum()
 }
 
 macro_rules! kernels {
@@ -206,6 +209,17 @@ pub fn ptx(capability: i32) -> Result<String> {
     Ok(text)
 }
 
+/// The machine code for a device of this compute capability, where it is embedded.
+fn cubin(capability: i32) -> Result<Option<Vec<u8>>> {
+    let (made_for, packed) = CUBIN;
+    if capability / 10 != made_for / 10 || capability < made_for {
+        return Ok(None);
+    }
+    let mut code = Vec::new();
+    flate2::read::GzDecoder::new(packed).read_to_end(&mut code)?;
+    Ok(Some(code))
+}
+
 /// Ways to compute the same, quicker than what is there for all shapes. One becomes the default when a device was seen to give equal bits with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -258,16 +272,23 @@ pub struct Kernels {
 impl Kernels {
     /// Compiles, or has the driver find what it compiled before. A context is current, and stays until the process ends, as does the module.
     pub fn load(capability: i32, shared: usize) -> Result<Kernels> {
-        let mut text = match std::env::var_os("SLUICE_CUDA_PTX").filter(|_| cfg!(feature = "tuning")) {
-            Some(path) => std::fs::read(path)?,
-            None => ptx(capability)?.into_bytes(),
+        let load = |mut code: Vec<u8>| {
+            code.push(0);
+            let (mut module, none) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: machine code, which knows its length, or a text that ends with a zero; no options.
+            checked(unsafe {
+                sys::cuModuleLoadDataEx(&mut module, code.as_ptr().cast(), 0, none, std::ptr::null_mut())
+            })?;
+            anyhow::Ok(module)
         };
-        text.push(0);
-        let mut module = std::ptr::null_mut();
-        // SAFETY: a text that ends with a zero; no options.
-        checked(unsafe {
-            sys::cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 0, std::ptr::null_mut(), std::ptr::null_mut())
-        })?;
+        let module = match std::env::var_os("SLUICE_CUDA_PTX").filter(|_| cfg!(feature = "tuning")) {
+            Some(path) => load(std::fs::read(path)?)?,
+            // A driver that does not take machine code can still take the text.
+            None => match cubin(capability)?.map(load) {
+                Some(Ok(module)) => module,
+                _ => load(ptx(capability)?.into_bytes())?,
+            },
+        };
         let function = |kernel: &Kernel| {
             let name = CString::new(kernel.name())?;
             let mut function = std::ptr::null_mut();

@@ -59,14 +59,15 @@ pub struct Several {
 }
 
 impl Several {
-    /// These devices, one after the other; one that is named twice counts as two, each with half of its memory.
+    /// These devices, one after the other; one that is named twice counts as two, each with half of its memory. So many `threads` of the host look at logits.
     ///
     /// # Errors
     /// In one line, where one of them is not there or cannot be used, or there are none or more than 64.
-    pub fn new(ordinals: &[u32], mode: Activations) -> Result<Several> {
+    pub fn new(ordinals: &[u32], mode: Activations, threads: usize) -> Result<Several> {
         ensure!(!ordinals.is_empty() && ordinals.len() <= 64, "{} devices: 1 to 64 can be used", ordinals.len());
         let mut devices = ordinals.iter().map(|n| Cuda::new(*n, mode)).collect::<Result<Vec<Cuda>>>()?;
         for (device, ordinal) in devices.iter_mut().zip(ordinals) {
+            device.draw_with(threads);
             device.free /= ordinals.iter().filter(|n| *n == ordinal).count() as u64;
         }
         for (i, device) in devices.iter().enumerate() {
@@ -486,7 +487,7 @@ impl Backend for Several {
     }
 
     fn threads(&self) -> usize {
-        1
+        self.devices[self.head].threads()
     }
 
     fn take_profile(&mut self) -> Profile {

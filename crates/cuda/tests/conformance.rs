@@ -34,7 +34,7 @@ fn two() -> Vec<Candidate> {
     let Some(device) = device() else { return vec![] };
     let other = sluice_cuda::count().map_or(device, |count| (device + 1) % count);
     let make = move |setup: &Setup| -> anyhow::Result<Box<dyn sluice_backend::Backend>> {
-        Ok(Box::new(Several::new(&[device, other], setup.activations)?))
+        Ok(Box::new(Several::new(&[device, other], setup.activations, 2)?))
     };
     vec![Candidate::new(format!("cuda:{device},{other}"), make).without_integer_attention()]
 }

@@ -82,7 +82,7 @@ fn on_all(devices: &[u32], folder: &Path, options: Options) -> Engine {
     let opened = match devices {
         [] => Engine::open(folder, options),
         [number] => Engine::open_on(folder, options, &|o| Ok(Box::new(Cuda::new(*number, o.activations)?))),
-        all => Engine::open_on(folder, options, &|o| Ok(Box::new(Several::new(all, o.activations)?))),
+        all => Engine::open_on(folder, options, &|o| Ok(Box::new(Several::new(all, o.activations, o.threads)?))),
     };
     opened.unwrap_or_else(|e| panic!("{}: {e:#}", folder.display()))
 }
