@@ -19,6 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 VERSION = (12, 4)
 ARCHITECTURES = [75, 80, 90]
+# What `sluice bench roofline` measures with: a module of its own. Products of integers on tensor cores came with compute capability 8.0.
+PROBES, PROBES_FOR = "probes/probes.cu", 80
 # Arithmetic is as docs/numerics.md has it: nothing is fused, flushed or approximated that is not written so.
 OPTIONS = ["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"]
 
@@ -27,7 +29,7 @@ OUT = os.path.join(HERE, "ptx")
 
 
 def sources():
-    names = sorted(n for n in os.listdir(HERE) if n.endswith((".cu", ".cuh", ".py")))
+    names = sorted(n for n in os.listdir(HERE) if n.endswith((".cu", ".cuh", ".py"))) + [PROBES]
     return {name: open(os.path.join(HERE, name), "rb").read() for name in names}
 
 
@@ -44,12 +46,12 @@ def library():
     return nvrtc
 
 
-def compiled(nvrtc, architecture, files):
+def compiled(nvrtc, architecture, files, main):
     program = ctypes.c_void_p()
-    headers = [name for name in files if name.endswith((".cu", ".cuh")) and name != "all.cu"]
+    headers = [name for name in files if name.endswith((".cu", ".cuh")) and name not in ("all.cu", PROBES)]
     texts = (ctypes.c_char_p * len(headers))(*(files[name] for name in headers))
     names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), files["all.cu"], b"all.cu", len(headers), texts, names)
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), files[main], main.encode(), len(headers), texts, names)
     options = [f"--gpu-architecture=compute_{architecture}", *OPTIONS]
     error = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
     size = ctypes.c_size_t()
@@ -66,9 +68,9 @@ def compiled(nvrtc, architecture, files):
     return ptx.value
 
 
-def packed(architecture):
+def packed(architecture, main="all.cu"):
     # Without a time or a name inside: the same bytes each time.
-    return gzip.compress(compiled(library(), architecture, sources()), 9, mtime=0)
+    return gzip.compress(compiled(library(), architecture, sources(), main), 9, mtime=0)
 
 
 def main():
@@ -76,6 +78,7 @@ def main():
     library()
     with ProcessPoolExecutor() as pool:
         results = {f"compute_{a}.ptx.gz": text for a, text in zip(ARCHITECTURES, pool.map(packed, ARCHITECTURES))}
+    results["probes.ptx.gz"] = packed(PROBES_FOR, PROBES)
     for name, content in results.items():
         with open(os.path.join(OUT, name), "wb") as out:
             out.write(content)
