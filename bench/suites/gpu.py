@@ -3,6 +3,7 @@ itself for its GPU backend. Both measure all rounds of a case in one process, ou
 
 import json
 import os
+import re
 import subprocess
 import time
 from functools import cache
@@ -72,7 +73,7 @@ def found(rows):
     ]
 
 
-def missing():
+def absent():
     """Why this cannot be measured here."""
     return None if host.gpu() else "there is no NVIDIA GPU here, or no driver for one (nvidia-smi finds none)"
 
@@ -108,7 +109,7 @@ MEASURED = {
     f"{MIXTURE}: experts, half": lambda rounds: experts("half", 0.5, 24, rounds, 3.0),
     f"{MIXTURE}: experts, a quarter": lambda rounds: experts("a quarter", 0.25, 36, rounds, None),
     f"{MIXTURE}: experts, prompt": lambda rounds: prompt_of_experts(rounds),
-    f"{MIXTURE}: first token": lambda rounds: first_token(min(rounds, 3)),
+    f"{MIXTURE}: first token": lambda rounds: first_token(min(rounds, 2)),
     f"{MIXTURE}: larger than memory": lambda rounds: larger(rounds),
     f"{MIXTURE}: bits": lambda _: bits(MIXTURE, "q4", ("int8",)),
 }
@@ -265,16 +266,19 @@ def expert_bytes(shape):
 
 @cache
 def least():
-    """Bytes of the device's memory with which the mixture starts, its experts aside: about."""
-    folder = quickly(SHAPES[MIXTURE], "q4")
-    rest = size(folder) - expert_bytes(SHAPES[MIXTURE])
-    for more in (0.5e9, 1e9, 2e9, 4e9):
-        try:
-            ours("decode", folder, 1, "--gpu-memory", int(rest + more), "--tokens", 1, "--context", 1)
-            return int(rest + more)
-        except Failed as why:
-            last = why
-    raise last
+    """Bytes of the device's memory with which the mixture starts: what `sluice` says when it is given next to nothing."""
+    try:
+        ours("decode", quickly(SHAPES[MIXTURE], "q4"), 1, "--gpu-memory", "100M", "--context", CONTEXT, "--tokens", GENERATED)
+    except Failed as why:
+        return smallest(str(why))
+    return 100_000_000
+
+
+def smallest(text):
+    """The bytes that a refusal names."""
+    if not (found := re.search(r"the smallest that would do is --gpu-memory ([\d.]+)([MG])", text)):
+        raise Failed(text)
+    return int(float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]]) + 1_000_000
 
 
 def experts(words, share, layers, rounds, goal):
@@ -305,7 +309,7 @@ def by_experts(case, line, mine):
 
 def prompt_of_experts(rounds):
     folder, file, case = quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0"), f"prefill 4,096, experts in RAM, {MIXTURE}"
-    [line] = ours("prefill", folder, min(rounds, 3), "--tokens", 4096, "--gpu-memory", least() + int(2e9), "--chunk", 4096)
+    [line] = ours("prefill", folder, min(rounds, 3), "--tokens", 4096, "--gpu-memory", least() + int(4e9), "--chunk", 4096)
     peer, died = beside(min(rounds, 3), file, "-p", 4096, "-n", 0, "-b", 4096, "-ub", 4096, "-ncmoe", 48)
     return [compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(4096, 0, 0), LLAMA.name("Q4_0, experts on the CPU"), 3.0, died=died)]
 
