@@ -8,7 +8,7 @@ from findings import bars
 from scratch import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"
-SUITES = ("kernels", "loading", "experts", "serving", "prompt_cache")
+SUITES = ("kernels", "loading", "experts", "serving", "prompt_cache", "gpu")
 UNDER = "Times as fast, or as soon, at 4 bit and equal threads; medians. Random weights of real dimensions; the 30B-A3B has 22 layers."
 
 

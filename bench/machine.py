@@ -50,7 +50,8 @@ def commit():
     def git(*words):
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
-    name = git("rev-parse", "--short=12", "HEAD") or "unknown"
+    # Where a copy of the tree has no history, whoever copied it may say.
+    name = git("rev-parse", "--short=12", "HEAD") or os.environ.get("BENCH_COMMIT") or "unknown"
     changed = git("status", "--porcelain", "--", "crates", "Cargo.lock", "bench")
     return f"{name} with uncommitted changes" if changed else name
 
@@ -61,6 +62,16 @@ def disk():
     under = [m for m in mounts if DIR == Path(m[1]) or Path(m[1]) in DIR.parents]
     device, _, kind = max(under, key=lambda m: len(m[1]))[:3]
     return f"{kind} on {os.path.basename(device)}"
+
+
+def gpu():
+    """Name, memory and driver of the first GPU; None where there is none or no driver."""
+    query = ["nvidia-smi", "-i", "0", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 and done.stdout.strip() else None
 
 
 def _line(path, name):

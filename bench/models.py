@@ -31,6 +31,11 @@ def served(shape, form):
     return _made(served, model_path(shape, form).with_name(name + ending), shape, form, "text")
 
 
+def quickly(shape, form):
+    """The same as `model`, of a pool of random blocks, and with what other suites have made already: for models so large that their numbers would take minutes."""
+    return _made(quickly, model_path(shape, form), shape, form, "pooled")
+
+
 def _made(of, path, shape, form, *more):
     """Makes what is not there; `of` gives the model that a bundle is packed from."""
     if not path.exists():

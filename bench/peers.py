@@ -17,8 +17,9 @@ from scratch import DIR, ROOT, Failed, need_free, run, say
 LLAMA_CPP_PYTHON = "0.3.36"
 IK_LLAMA_CPP_PYTHON = "0.1.5"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-PYTHON = DIR / "env" / "bin" / "python"
-SLUICE = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute() / "release" / "sluice"
+# On a machine without network or cargo both may be named: what is named is not made.
+PYTHON = Path(os.environ.get("BENCH_PYTHON") or DIR / "env" / "bin" / "python")
+SLUICE = Path(os.environ.get("BENCH_SLUICE") or Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "release" / "sluice").absolute()
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
@@ -90,6 +91,8 @@ def cores():
 
 
 def build_sluice():
+    if "BENCH_SLUICE" in os.environ:
+        return
     say("building sluice")
     done = subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "sluice"], cwd=ROOT)
     if done.returncode != 0:
@@ -98,6 +101,8 @@ def build_sluice():
 
 def make_environment():
     """A virtual environment with what requirements.txt says, made again when that changes."""
+    if "BENCH_PYTHON" in os.environ:
+        return
     stamp, wanted = DIR / "env" / "requirements.txt", REQUIREMENTS.read_text()
     if stamp.exists() and stamp.read_text() == wanted:
         return
@@ -234,6 +239,52 @@ class LlamaCpp:
             return "unknown"
         names = ("AVX2", "FMA", "F16C", "AVXVNNI", "AVX512F", "AVX512VBMI", "AVX512VNNI", "AVX512BF16", "AMX_TILE", "AMX_INT8", "AMX_BF16")
         return ", ".join(n for n in names if f"#define __{n}__ 1" in macros)
+
+
+class CudaLlamaCpp(LlamaCpp):
+    """llama.cpp for the GPU of this machine: built with nvcc, or in the folder that BENCH_LLAMA_CUDA names."""
+
+    targets = ("llama-bench", "llama-batched-bench")
+
+    def __init__(self):
+        super().__init__()
+        self.named = os.environ.get("BENCH_LLAMA_CUDA")
+        self.native = Path(self.named).absolute() if self.named else self.native.with_name(self.native.name + "-cuda")
+        self.options = (*self.options, "GGML_CUDA=ON", "CMAKE_CUDA_ARCHITECTURES=native")
+
+    @property
+    def folder(self):
+        return self.native
+
+    @property
+    def bench(self):
+        return self.program("llama-bench")
+
+    def program(self, name):
+        return self.native / name if self.named else self.native / "bin" / name
+
+    def attempt(self, what):
+        if self.missing:
+            raise Died(self.missing)
+        return what(self.bench)
+
+    def make(self):
+        if all(self.program(target).exists() for target in self.targets):
+            return
+        if self.named:
+            self.missing = f"not in {self.named}"
+        elif shutil.which("nvcc") is None:
+            self.missing = "not there: nvcc is missing, and BENCH_LLAMA_CUDA names no folder"
+        else:
+            super().make()
+        if self.missing:
+            say(f"llama.cpp with CUDA: {self.missing}")
+
+    def name(self, form):
+        return f"llama.cpp CUDA {form}"
+
+    def features(self):
+        return "CUDA, built before" if self.named else "CUDA"
 
 
 class IkLlamaCpp(LlamaCpp):

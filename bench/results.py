@@ -172,4 +172,5 @@ def top(name, title, charts, found):
 
 def where(machine):
     """The machine in a few words."""
-    return f"{machine['processor'].rpartition(', ')[0]}, {machine['memory']}"
+    gpu = f"{machine['GPU']}; " if "GPU" in machine else ""
+    return f"{gpu}{machine['processor'].rpartition(', ')[0]}, {machine['memory']}"

@@ -100,6 +100,9 @@ def _qwen3(hidden, layers, heads, wide, tied):
 CONFIGS["4b"] = _qwen3(2560, 36, 32, 9728, True)
 CONFIGS["8b"] = _qwen3(4096, 36, 32, 12288, False)
 CONFIGS["14b"] = _qwen3(5120, 40, 40, 17408, False)
+# All layers of Qwen3-30B-A3B, and of Qwen3-Next-80B-A3B with a quarter of its experts (512 would be 45 GB), for the suite of GPUs.
+CONFIGS["30b-a3b"] = CONFIGS["moe"] | {"num_hidden_layers": 48}
+CONFIGS["next-48"] = CONFIGS["hybrid"] | {"num_hidden_layers": 48}
 for _config in CONFIGS.values():
     _config.update(
         vocab_size=VOCABULARY,

@@ -24,6 +24,8 @@ VERSION = (12, 4)
 ARCHITECTURES = [75, 80, 90]
 # Compiled to the end, since a driver takes half a minute for that when it first sees the PTX; newer drivers take it all the same.
 CUBINS = [90]
+# What `sluice bench roofline` measures with: a module of its own. Products of integers on tensor cores came with compute capability 8.0.
+PROBES, PROBES_FOR = "probes/probes.cu", 80
 # Arithmetic is as docs/numerics.md has it: nothing is fused, flushed or approximated that is not written so.
 OPTIONS = ["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"]
 
@@ -32,7 +34,7 @@ OUT = os.path.join(HERE, "ptx")
 
 
 def sources():
-    names = sorted(n for n in os.listdir(HERE) if n.endswith((".cu", ".cuh", ".py")))
+    names = sorted(n for n in os.listdir(HERE) if n.endswith((".cu", ".cuh", ".py"))) + [PROBES]
     return {name: open(os.path.join(HERE, name), "rb").read() for name in names}
 
 
@@ -49,12 +51,12 @@ def library():
     return nvrtc
 
 
-def compiled(nvrtc, kind, architecture, files, more=()):
+def compiled(nvrtc, kind, architecture, files, main="all.cu", more=()):
     program = ctypes.c_void_p()
-    headers = [name for name in files if name.endswith((".cu", ".cuh")) and name != "all.cu"]
+    headers = [name for name in files if name.endswith((".cu", ".cuh")) and name not in ("all.cu", PROBES)]
     texts = (ctypes.c_char_p * len(headers))(*(files[name] for name in headers))
     names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), files["all.cu"], b"all.cu", len(headers), texts, names)
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), files[main], main.encode(), len(headers), texts, names)
     options = [f"--gpu-architecture={kind}_{architecture}", *OPTIONS, *more]
     error = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
     size = ctypes.c_size_t()
@@ -77,23 +79,25 @@ def compiled(nvrtc, kind, architecture, files, more=()):
 
 
 def packed(wanted):
-    kind, architecture, _ = wanted
+    kind, architecture, _, main = wanted
     # Without a time or a name inside: the same bytes each time.
-    return gzip.compress(compiled(library(), kind, architecture, sources()), 9, mtime=0)
+    return gzip.compress(compiled(library(), kind, architecture, sources(), main), 9, mtime=0)
 
 
 def main():
     if len(sys.argv) == 3 and sys.argv[1] == "stamped":
         with open(sys.argv[2], "wb") as out:
             # The host looks for them by name.
-            text = compiled(library(), "compute", ARCHITECTURES[-1], sources(), ["-DSTAMPS"])
+            text = compiled(library(), "compute", ARCHITECTURES[-1], sources(), more=["-DSTAMPS"])
             out.write(text.replace(b"\n.global .align 8 .b8 stamps", b"\n.visible .global .align 8 .b8 stamps"))
         return
     os.makedirs(OUT, exist_ok=True)
     library()
-    wanted = [("sm", a, f"sm_{a}.cubin.gz") for a in CUBINS] + [("compute", a, f"compute_{a}.ptx.gz") for a in ARCHITECTURES]
+    wanted = [("sm", a, f"sm_{a}.cubin.gz", "all.cu") for a in CUBINS]
+    wanted += [("compute", a, f"compute_{a}.ptx.gz", "all.cu") for a in ARCHITECTURES]
+    wanted.append(("compute", PROBES_FOR, "probes.ptx.gz", PROBES))
     with ProcessPoolExecutor() as pool:
-        results = {name: content for (*_, name), content in zip(wanted, pool.map(packed, wanted))}
+        results = {name: content for (_, _, name, _), content in zip(wanted, pool.map(packed, wanted))}
     for name, content in results.items():
         with open(os.path.join(OUT, name), "wb") as out:
             out.write(content)

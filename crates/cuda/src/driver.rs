@@ -237,7 +237,7 @@ impl Device {
 /// A device and a stream on it.
 pub struct Gpu {
     pub device: Arc<Device>,
-    stream: sys::CUstream,
+    pub(crate) stream: sys::CUstream,
     graphs: RefCell<Graphs>,
 }
 

@@ -78,6 +78,8 @@ struct Measured {
     streamed: Option<Streamed>,
     /// Of all rounds.
     seconds: f64,
+    /// Of the logits behind the context and of the tokens that warm up: equal where every bit of them is.
+    logits: u64,
 }
 
 impl Measured {
@@ -93,11 +95,21 @@ fn measure(subject: &mut Subject, args: &DecodeArgs, context: usize, memory: &mu
     engine.profile(!*profile_apart);
     let vocabulary = engine.model().vocabulary;
     let id = engine.add_sequence();
-    engine.feed(id, &tokens(0, context, vocabulary), false, |_, _| Ok(()))?;
+    let mut logits = FNV;
+    let mut add = |row: &[f32]| row.iter().for_each(|x| logits = hashed(logits, x.to_bits()));
+    engine.feed(id, &tokens(0, context, vocabulary), false, |_, row| {
+        add(row);
+        Ok(())
+    })?;
     let mut tokens_per_second = Figures::default();
     let mut read = Figures::default();
     // Pages that were never touched, and threads that sleep, are not what is measured.
-    generate(engine, id, context, args.tokens.min(8))?;
+    for i in context..context + args.tokens.min(8) {
+        engine.feed(id, &[token(i, vocabulary)], false, |_, row| {
+            add(row);
+            Ok(())
+        })?;
+    }
     let peak_memory = machine::own_memory("VmHWM");
     engine.take_profile();
     let mut profile = Profile::default();
@@ -156,7 +168,16 @@ fn measure(subject: &mut Subject, args: &DecodeArgs, context: usize, memory: &mu
         profile,
         streamed,
         seconds,
+        logits,
     })
+}
+
+/// Where FNV-1a begins.
+const FNV: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a of four bytes more.
+fn hashed(hash: u64, bits: u32) -> u64 {
+    bits.to_le_bytes().iter().fold(hash, |h, byte| (h ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Computes `n` tokens, one after the other, from position `context` on.
@@ -194,6 +215,7 @@ fn to_json(subject: &mut Subject, args: &DecodeArgs, m: &Measured) -> serde_json
         "read_bytes_per_second": m.read.to_json(),
         "fraction_of_read": of_weights.to_json(),
         "fraction_of_read_with_cache": of_all.to_json(),
+        "logits": format!("{:016x}", m.logits),
         "peak_memory": m.peak_memory,
         "resident": {"anonymous": machine::own_memory("RssAnon"), "file": machine::own_memory("RssFile"), "peak": machine::own_memory("VmHWM")},
         "experts": streamed::to_json(&subject.engine, m.streamed.as_ref(), Duration::from_secs_f64(m.seconds), args.tokens * args.model.rounds),

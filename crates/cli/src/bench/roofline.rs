@@ -5,14 +5,16 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
 use sluice_backend::{Isa, Numa, default_threads};
+use sluice_cuda::Probes;
 use sluice_kernels::roofline::{self, Arithmetic};
 use sluice_store::Buffer;
 
 use super::figures::Figures;
+use crate::device::DeviceArg;
 
 /// Large beside any cache: the largest last-level caches have hundreds of megabytes.
 const BUFFER: usize = 2 << 30;
@@ -26,6 +28,9 @@ pub struct RooflineArgs {
     /// Threads, one number or several
     #[arg(long, value_delimiter = ',', value_name = "N,..")]
     threads: Vec<usize>,
+    /// Measure a GPU instead: reading its memory, copies between its memory and pinned memory here, products of integers, launches
+    #[arg(long, default_value_t = DeviceArg::Cpu, value_name = "cpu|cuda[:N]")]
+    device: DeviceArg,
     /// Measurements, of which the median counts
     #[arg(long, default_value_t = 9, value_name = "N")]
     rounds: usize,
@@ -36,6 +41,10 @@ pub struct RooflineArgs {
 
 pub fn run(args: &RooflineArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
+    if let DeviceArg::Cuda(ordinals) = args.device.chosen() {
+        let [ordinal] = ordinals[..] else { bail!("--device {}: one GPU at a time", args.device) };
+        return device(args, ordinal);
+    }
     let isa = Isa::from_env()?;
     let mut memory = Memory::new()?;
     if !args.json {
@@ -71,6 +80,53 @@ pub fn run(args: &RooflineArgs) -> Result<()> {
             println!("{n:<8}{read:>24}{:>24}{:>24}{:>24}{tiles:>24}", tera(&f32.1), tera(&bf16.1), tera(&int8.1));
         }
     }
+    Ok(())
+}
+
+/// The same of a GPU.
+fn device(args: &RooflineArgs, ordinal: u32) -> Result<()> {
+    let mut probes = Probes::new(ordinal).with_context(|| format!("--device cuda:{ordinal}"))?;
+    let mut found = [(); 6].map(|()| Figures::default());
+    // The first of each warms up.
+    for round in 0..=args.rounds {
+        let all = [
+            probes.read()?,
+            probes.up()?,
+            probes.down()?,
+            probes.int8()?,
+            probes.launches()?,
+            probes.launch_and_wait()?,
+        ];
+        if round > 0 {
+            for (figures, value) in found.iter_mut().zip(all) {
+                figures.push(value);
+            }
+        }
+    }
+    let [read, up, down, int8, launches, waits] = &found;
+    if args.json {
+        let line = json!({
+            "bench": "roofline",
+            "device": format!("cuda:{ordinal}"),
+            "name": probes.name(),
+            "read_bytes_per_second": read.to_json(),
+            "up_bytes_per_second": up.to_json(),
+            "down_bytes_per_second": down.to_json(),
+            "int8_operations_per_second": int8.to_json(),
+            "launch_seconds": launches.to_json(),
+            "launch_and_wait_seconds": waits.to_json(),
+        });
+        println!("{line}");
+        return Ok(());
+    }
+    println!("cuda:{ordinal}, {}", probes.name());
+    let (giga, micro) = (|f: &Figures| f.map(|x| x / 1e9).to_text(1), |f: &Figures| f.map(|x| 1e6 * x).to_text(2));
+    println!("{:<22}{:>24} GB/s", "memory read", giga(read));
+    println!("{:<22}{:>24} GB/s", "from pinned memory", giga(up));
+    println!("{:<22}{:>24} GB/s", "to pinned memory", giga(down));
+    println!("{:<22}{:>24} TOPS", "int8, tensor cores", int8.map(|x| x / 1e12).to_text(1));
+    println!("{:<22}{:>24} us", "launch", micro(launches));
+    println!("{:<22}{:>24} us", "launch and wait", micro(waits));
     Ok(())
 }
 

@@ -1,0 +1,376 @@
+"""Decode, prompts, many sequences, experts in several tiers and first tokens on an NVIDIA GPU, beside llama.cpp's CUDA backend at equal bits. The goals are those that the project set
+itself for its GPU backend. Both measure all rounds of a case in one process, ours first."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from functools import cache
+
+import machine as host
+import peers
+from chart import Chart
+from findings import Pick, bars, goals, having, said
+from models import evict, files, quickly, size
+from peers import SLUICE, CudaLlamaCpp, Died, Peer, answer, parsed
+from results import compare
+from scratch import Failed, output, say
+from shapes import config
+
+TITLE = "GPU: decode, prompts, experts in tiers, first tokens"
+SUITE = "gpu"
+CONTEXT, GENERATED, DEEP = 128, 128, 8192
+THREADS = len(os.sched_getaffinity(0))
+LLAMA = CudaLlamaCpp()
+SMALL, LARGE, MIXTURE, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "Next of 48 layers"
+SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", HYBRID: "next-48"}
+TO_COME = 34
+
+PICKS = [
+    *(
+        Pick(f"Decode, {name}", f"decode, {name}", "speed", "llama.cpp", front=front)
+        for name, front in (
+            (f"{SMALL}, 4 bit", "GPU: decode, 0.6B"),
+            (f"{SMALL}, bf16", ""),
+            (f"{LARGE}, 4 bit", "GPU: decode, 8B"),
+            (f"{MIXTURE}, 4 bit", "GPU: decode, 30B-A3B"),
+            (f"{HYBRID}, 4 bit", ""),
+        )
+    ),
+    Pick(f"Decode at {DEEP:,}, {SMALL}", f"decode at {DEEP:,}, {SMALL}, 4 bit", "speed", "llama.cpp"),
+    *(Pick(f"Prompt of {n:,}, {name}", f"prefill {n:,}, {name}, 4 bit", "speed", "llama.cpp", front="GPU: prompt, 8B" if (n, name) == (2048, LARGE) else "") for name in (LARGE, MIXTURE) for n in (512, 2048)),
+    *(Pick(f"{n} sequences, {MIXTURE}", f"{n} sequences, {MIXTURE}, 4 bit", "speed", "llama.cpp") for n in (8, 32)),
+    *(Pick(f"Decode, {share} of the experts in VRAM", f"decode, {share} of the experts in VRAM, {MIXTURE}", "speed", "llama.cpp") for share in ("none", "a quarter", "half")),
+    Pick("Prompt of 4,096, experts in RAM", f"prefill 4,096, experts in RAM, {MIXTURE}", "speed", "llama.cpp"),
+    *(Pick(f"First token, {state}", f"first token, {state}, {MIXTURE}", "from the start", "llama.cpp", less=True) for state in ("cold", "warm")),
+]
+
+
+def picks(_):
+    """Rows that charts show."""
+    return PICKS
+
+
+def charts(rows):
+    under = "Times llama.cpp's speed, or times sooner, at equal bits on one GPU; random weights of real dimensions."
+    return {"": Chart("On a GPU, beside llama.cpp", bars(rows, PICKS), under=under)}
+
+
+def found(rows):
+    """What the figures say, a line each."""
+    peer = "llama.cpp"
+    return [
+        *said("Decode runs at {spread} times llama.cpp's speed with everything in VRAM, in {cases}; goals met: {goals}.", having([r for r in rows if " of the experts " not in r.case], "decode", "speed", peer)),
+        *said("Weights that a token uses are read at {percent} of the device's bandwidth; goals met: {goals}.", having(rows, "decode", "weights read")),
+        *said("Prompts are computed at {spread} times its speed, in {cases}; goals met: {goals}.", having(rows, "prefill", "speed", peer)),
+        *said("8 and 32 sequences together: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
+        *said("With some of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
+        *said("A model larger than all memory it may take: experts are read at {percent} of the disk's bandwidth.", having(rows, "larger than", "experts read")),
+        *said("First tokens of a new process come {spread} times as soon as llama.cpp's.", having(rows, "first token", "from the start", peer), less=True),
+        *said("Logits of GPU and CPU have the same bits in {count} of the modes tried.", [r for r in rows if r.figure == "logits equal" and r.ours == 1]),
+        f"All goals together: {goals(rows)} met.",
+    ]
+
+
+def absent():
+    """Why this cannot be measured here."""
+    return None if host.gpu() else "there is no NVIDIA GPU here, or no driver for one (nvidia-smi finds none)"
+
+
+def prepare():
+    peers.build_sluice()
+    peers.make_environment()
+    LLAMA.make()
+
+
+def versions():
+    sluice = subprocess.run([SLUICE, "--version"], capture_output=True, text=True, check=True)
+    return {"sluice": sluice.stdout.removeprefix("sluice").strip(), "llama.cpp": LLAMA.version()}
+
+
+def machine():
+    return {"GPU": host.gpu()}
+
+
+MEASURED = {
+    "limits": lambda rounds: [*device_limits(rounds)],
+    f"{SMALL}: 4 bit": lambda rounds: decode(SMALL, "q4", "Q4_0", rounds, 2.5, deep=True),
+    f"{SMALL}: bf16": lambda rounds: decode(SMALL, "bf16", "BF16", rounds, 2.5),
+    f"{SMALL}: bits": lambda _: bits(SMALL, "q4", ("int8", "bf16", "f32")) + bits(SMALL, "bf16", ("int8", "f32")),
+    f"{LARGE}: decode": lambda rounds: decode(LARGE, "q4", "Q4_0", rounds, 2.1, of_limit=0.6, matrices=True),
+    f"{LARGE}: prompts": lambda rounds: prefill(LARGE, rounds, 1.2),
+    f"{HYBRID}: decode": lambda rounds: decode(HYBRID, "q4", "Q4_0", rounds, 2.8),
+    f"{HYBRID}: bits": lambda _: bits(HYBRID, "q4", ("int8",)),
+    f"{MIXTURE}: decode": lambda rounds: decode(MIXTURE, "q4", "Q4_0", rounds, 2.4),
+    f"{MIXTURE}: prompts": lambda rounds: prefill(MIXTURE, rounds, 1.3),
+    f"{MIXTURE}: sequences": lambda rounds: sequences(rounds),
+    f"{MIXTURE}: experts, none": lambda rounds: experts("none", 0.0, 48, rounds, 2.0),
+    f"{MIXTURE}: experts, half": lambda rounds: experts("half", 0.5, 24, rounds, 3.0),
+    f"{MIXTURE}: experts, a quarter": lambda rounds: experts("a quarter", 0.25, 36, rounds, None),
+    f"{MIXTURE}: experts, prompt": lambda rounds: prompt_of_experts(rounds),
+    f"{MIXTURE}: first token": lambda rounds: first_token(min(rounds, 2)),
+    f"{MIXTURE}: larger than memory": lambda rounds: larger(rounds),
+    f"{MIXTURE}: bits": lambda _: bits(MIXTURE, "q4", ("int8",)),
+}
+QUICK = ("limits", f"{SMALL}: 4 bit", f"{SMALL}: bits")
+
+
+def cases(quick):
+    return [name for name in MEASURED if not quick or name in QUICK]
+
+
+def run(names, quick, rounds, parts):
+    rows, notes = [], []
+    for name in names:
+        say(name)
+        began = time.monotonic()
+        try:
+            rows += parts.measure(name, lambda name=name: MEASURED[name](rounds), notes)
+        # One case that fails must not cost the others; it is no part then, and the next run tries it again.
+        except (Failed, Died, ValueError, KeyError, IndexError, TypeError) as why:
+            notes.append(f"not measured: {name}: {' '.join(str(why).split())[-400:]}")
+            say(notes[-1])
+        say(f"{name}: {time.monotonic() - began:.0f} s")
+    notes.append(f"decode: {GENERATED} tokens behind {CONTEXT} unless it says otherwise, all rounds in one process; KV in bf16 (Sluice) and f16 (llama.cpp, with flash attention, -ngl 99)")
+    return rows, notes
+
+
+# --- one measurement each
+
+
+def ours(what, path, rounds, *more, device="cuda", **environment):
+    """The lines of `sluice bench`."""
+    command = [SLUICE, "bench", what, path, "--device", device, "--rounds", rounds, "--no-roofline", "--json", *more]
+    return [json.loads(line) for line in output(command, **environment).splitlines()]
+
+
+def speeds(line):
+    return line["tokens_per_second"]["all"]
+
+
+def llama(path, rounds, *options):
+    """Tokens per second of each round, by tokens of the prompt, tokens generated and depth."""
+    command = ["-m", path, "-t", THREADS, "-ngl", 99, "-fa", "on", "-r", rounds, "-o", "json", *options]
+    return LLAMA.attempt(lambda bench: answer([bench, *command], by_test))
+
+
+def by_test(text):
+    """What llama-bench says, as `llama` gives it."""
+    return {(t["n_prompt"], t["n_gen"], t["n_depth"]): t["samples_ts"] for t in json.loads(text)}
+
+
+def beside(rounds, path, *options):
+    """A peer's answer, or why there is none."""
+    peer = Peer()
+    peer.measure(lambda: llama(path, rounds, *options))
+    return (lambda *test: peer.all[0].get(test, []) if peer.all else []), peer.died
+
+
+@cache
+def limits():
+    """Figures of the device and of the processor beside it: bytes per second and operations per second, medians."""
+    found = {}
+    for more in (["--device", "cuda"], ["--threads", THREADS]):
+        line = json.loads(output([SLUICE, "bench", "roofline", "--rounds", 5, "--json", *more]).splitlines()[-1])
+        found["device" if "device" in line else "host"] = {k: v for k, v in line.items() if isinstance(v, dict) and v}
+    return found
+
+
+def limit(where, name):
+    return limits()[where][name]["median"]
+
+
+# --- figures
+
+
+def device_limits(_):
+    scales = {"bytes_per_second": ("GB/s", 1e9), "operations_per_second": ("TOPS", 1e12), "seconds": ("us", 1e-6)}
+    names = {"up": "from pinned memory", "down": "to pinned memory", "read": "read"}
+    for where, figures in limits().items():
+        for name, values in figures.items():
+            ending = next(e for e in scales if name.endswith(e))
+            (unit, scale), what = scales[ending], name.removesuffix("_" + ending)
+            yield compare(SUITE, f"limits of the {where}", names.get(what, what.replace("_", " ")), unit, [v / scale for v in values["all"]], None, "")
+
+
+def decode(name, form, theirs, rounds, goal, deep=False, of_limit=None, matrices=False):
+    folder, file, words = quickly(SHAPES[name], form), quickly(SHAPES[name], theirs), "bf16" if form == "bf16" else "4 bit"
+    depths = [CONTEXT, DEEP] if deep else [CONTEXT]
+    lines = ours("decode", folder, rounds, "--context", ",".join(map(str, depths)), "--tokens", GENERATED)
+    peer, died = beside(rounds, file, "-p", 0, "-n", GENERATED, "-d", ",".join(map(str, depths)))
+    rows, case = [], f"decode, {name}, {words}"
+    for depth, line in zip(depths, lines):
+        at = case if depth == CONTEXT else f"decode at {depth:,}, {name}, {words}"
+        rows.append(compare(SUITE, at, "speed", "tokens/s", speeds(line), peer(0, GENERATED, depth), LLAMA.name(theirs), goal, died=died))
+        read = [s * (line["weight_bytes_per_token"] + (line["cache_bytes_per_token"] if depth > CONTEXT else 0)) / 1e9 for s in speeds(line)]
+        what = "weights read" if depth == CONTEXT else "weights, keys and values read"
+        rows.append(compare(SUITE, at, what, "GB/s", read, [limit("device", "read_bytes_per_second") / 1e9] * len(read), "read limit", of_limit if depth == CONTEXT else None))
+    if deep:
+        rows.append(compare(SUITE, f"decode at {DEEP:,}, {name}, {words}", "speed kept", "tokens/s", speeds(lines[1]), speeds(lines[0]), f"own at {CONTEXT}", 0.8))
+        theirs_kept = [b / a for a, b in zip(peer(0, GENERATED, CONTEXT), peer(0, GENERATED, DEEP))]
+        kept = [b / a for a, b in zip(speeds(lines[0]), speeds(lines[1]))]
+        rows.append(compare(SUITE, f"decode at {DEEP:,}, {name}, {words}", "speed kept", "of 1", kept, theirs_kept, LLAMA.name(theirs), died=died))
+    if matrices:
+        for phase, of in lines[0]["phases"].items():
+            if of["weight_bytes"] and of["seconds"]:
+                rate = of["weight_bytes"] / of["seconds"] / 1e9
+                rows.append(compare(SUITE, f"matrices of a token, {name}, {words}", phase.replace("_", " "), "GB/s", [rate], [limit("device", "read_bytes_per_second") / 1e9], "read limit", 0.85))
+    return rows
+
+
+def prefill(name, rounds, goal):
+    prompts = (512, 2048)
+    lines = ours("prefill", quickly(SHAPES[name], "q4"), rounds, "--tokens", ",".join(map(str, prompts)))
+    peer, died = beside(rounds, quickly(SHAPES[name], "Q4_0"), "-p", "512,2048", "-n", 0, "-ub", 2048)
+    rows = []
+    for n, line in zip(prompts, lines):
+        case = f"prefill {n:,}, {name}, 4 bit"
+        rows.append(compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(n, 0, 0), LLAMA.name("Q4_0"), goal, died=died))
+        done = [x / 1e12 for x in line["operations_per_second"]["all"]]
+        rows.append(compare(SUITE, case, "operations", "TOPS", done, [limit("device", "int8_operations_per_second") / 1e12] * len(done), "int8 peak"))
+    return rows
+
+
+def sequences(rounds):
+    """Decode of several sequences, each behind a prompt of its own."""
+    many, folder, file = (8, 32), quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0")
+    # llama-batched-bench measures once: its peer is a few of its processes, and ours rounds of one.
+    lines = ours("decode", folder, rounds, "--sequences", ",".join(map(str, many)), "--context", CONTEXT, "--tokens", 32)
+    peer = Peer()
+    command = [LLAMA.program("llama-batched-bench"), "-m", file, "-ngl", 99, "-fa", "on", "-c", 8192 + 512, "-npp", CONTEXT, "-ntg", GENERATED, "-npl", ",".join(map(str, many)), "--output-format", "jsonl"]
+    for _ in range(min(rounds, 2)):
+        peer.measure(lambda: LLAMA.attempt(lambda _: answer(command, by_parallel)))
+    goal = {8: 2.0, 32: 1.5}
+    rows = []
+    for n, line in zip(many, lines):
+        theirs = [one[n] for one in peer.all]
+        # The k-th of ours beside the k-th of theirs, of which there are fewer.
+        mine = speeds(line)
+        theirs = [theirs[k % len(theirs)] for k in range(len(mine))] if theirs else []
+        rows.append(compare(SUITE, f"{n} sequences, {MIXTURE}, 4 bit", "speed", "tokens/s together", mine, theirs, LLAMA.name("Q4_0"), goal[n], died=peer.died))
+    return rows
+
+
+def by_parallel(text):
+    """Tokens per second that llama-batched-bench generates, by sequences."""
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return {line["pl"]: line["speed_tg"] for line in lines}
+
+
+def expert_bytes(shape):
+    """Of 4 bits in groups of 64, all experts together."""
+    c = config(shape)
+    return c["num_hidden_layers"] * c["num_experts"] * 3 * c["hidden_size"] * c["moe_intermediate_size"] * 9 // 16
+
+
+@cache
+def least():
+    """Bytes of the device's memory with which the mixture starts: what `sluice` says when it is given next to nothing."""
+    try:
+        ours("decode", quickly(SHAPES[MIXTURE], "q4"), 1, "--gpu-memory", "100M", "--context", CONTEXT, "--tokens", GENERATED)
+    except Failed as why:
+        return smallest(str(why))
+    return 100_000_000
+
+
+def smallest(text):
+    """The bytes that a refusal names."""
+    if not (found := re.search(r"the smallest that would do is --gpu-memory ([\d.]+)([MG])", text)):
+        raise Failed(text)
+    return int(float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]]) + 1_000_000
+
+
+def experts(words, share, layers, rounds, goal):
+    """Decode with a share of the experts' bytes in the device's memory and the others in pinned memory; llama.cpp has those of `layers` layers on the CPU."""
+    folder, file = quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0")
+    memory = least() + int(share * expert_bytes(SHAPES[MIXTURE]))
+    [line] = ours("decode", folder, rounds, "--gpu-memory", memory, "--context", CONTEXT, "--tokens", GENERATED)
+    peer, died = beside(min(rounds, 3), file, "-p", 0, "-n", GENERATED, "-d", CONTEXT, "-ncmoe", layers)
+    mine, theirs, case = speeds(line), peer(0, GENERATED, CONTEXT), f"decode, {words} of the experts in VRAM, {MIXTURE}"
+    theirs = [theirs[k % len(theirs)] for k in range(len(mine))] if theirs else []
+    rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs, LLAMA.name(f"Q4_0, experts of {layers} layers on the CPU"), goal, died=died)]
+    return rows + by_experts(case, line, mine)
+
+
+def by_experts(case, line, mine):
+    """What the tiers did, and what they allow: misses of the device over its link and the processor's memory together."""
+    held = line["experts"].get("device")
+    if not held or not held["hit_rate"]:
+        return []
+    missed = line["experts"]["wanted_bytes_per_token"] * (1 - held["hit_rate"])
+    bound = (limit("device", "up_bytes_per_second") + limit("host", "read_bytes_per_second")) / missed if missed else None
+    return [
+        compare(SUITE, case, "found in VRAM", "%", [100 * held["hit_rate"]], None, ""),
+        compare(SUITE, case, "experts in VRAM", "%", [100 * held["slots"] / line["experts"]["experts"]], None, ""),
+        *([compare(SUITE, case, "speed", "tokens/s", mine, [bound] * len(mine), "bound of link and memory", 0.8)] if bound else []),
+    ]
+
+
+def prompt_of_experts(rounds):
+    folder, file, case = quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0"), f"prefill 4,096, experts in RAM, {MIXTURE}"
+    [line] = ours("prefill", folder, min(rounds, 3), "--tokens", 4096, "--gpu-memory", least() + int(4e9), "--chunk", 4096)
+    peer, died = beside(min(rounds, 3), file, "-p", 4096, "-n", 0, "-b", 4096, "-ub", 4096, "-ncmoe", 48)
+    return [compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(4096, 0, 0), LLAMA.name("Q4_0, experts on the CPU"), 3.0, died=died)]
+
+
+def larger(rounds):
+    """Memory here and there holds less than the experts: the disk gives what is missing."""
+    folder, case = quickly(SHAPES[MIXTURE], "q4"), f"larger than memory, {MIXTURE}"
+    evict(folder)
+    [line] = ours("decode", folder, min(rounds, 3), "--gpu-memory", least() + int(2e9), "--memory-budget", "6G", "--context", CONTEXT, "--tokens", 64)
+    c = config(SHAPES[MIXTURE])
+    request = c["hidden_size"] * c["moe_intermediate_size"] // 2
+    command = [SLUICE, "bench", "disk", folder, "--request", request, "--depth", 16, "--order", "random", "--seconds", 1, "--rounds", 3, "--json"]
+    disk = json.loads(output(command).splitlines()[-1])["bytes_per_second"] / 1e9
+    read = [s * line["experts"]["read_bytes_per_token"] / 1e9 for s in speeds(line)]
+    return [
+        compare(SUITE, case, "speed", "tokens/s", speeds(line), None, ""),
+        compare(SUITE, case, "experts read", "GB/s", read, [disk] * len(read), "disk", 0.85),
+        *by_experts(case, line, speeds(line))[:2],
+    ]
+
+
+def first_token(rounds):
+    """From the start of a process to its first token, behind a prompt of TO_COME tokens."""
+    folder, file, name = quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0"), MIXTURE
+    command = [SLUICE, "bench", "load", folder, "--modes", "auto", "--rounds", rounds, "--prompt", TO_COME, "--tokens", 2, "--device", "cuda", "--json"]
+    lines, rows = {line["state"]: line for line in map(json.loads, output(command).splitlines())}, []
+    for state, way in (("cold", "dio"), ("warm", "mmap")):
+        peer, mine = Peer(), lines[state]["first_token_seconds"]["all"]
+        for _ in mine:
+            peer.measure(lambda: LLAMA.attempt(lambda bench: first_line(bench, file, way, state)))
+        case = f"first token, {state}, {name}"
+        rows.append(compare(SUITE, case, "from the start", "s", mine, peer.all, LLAMA.name(f"Q4_0, {way}"), above=False, died=peer.died))
+        if state == "cold":
+            read, disk = [lines[state]["bytes"] / t / 1e9 for t in mine], [x / 1e9 for x in lines[state]["disk_bytes_per_second"]["all"]]
+            rows.append(compare(SUITE, case, "bytes of the model over it", "GB/s", read, disk, "disk", 0.9))
+        else:
+            rows.append(compare(SUITE, case, "from the start", "s", mine, [1.0] * len(mine), "a second", 1.0, above=False))
+    return rows
+
+
+def first_line(bench, file, way, state):
+    """Seconds until llama-bench says how long its prompt took."""
+    if state == "cold":
+        for name in files(file):
+            evict(name)
+    command = [bench, "-m", file, "-ngl", 99, "-fa", "on", "-t", THREADS, "-p", TO_COME, "-n", 0, "-r", 1, "--no-warmup", "-o", "jsonl", "-lm", way]
+    began = time.monotonic()
+    with subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        line = process.stdout.readline()
+        taken = time.monotonic() - began
+        process.stdout.read()
+    if process.returncode != 0:
+        raise peers.died(process.returncode, "")
+    parsed(json.loads, line)
+    return taken
+
+
+def bits(name, form, modes):
+    """Whether the logits behind a prompt and of a few tokens after it are those of the CPU, bit by bit."""
+    rows, folder = [], quickly(SHAPES[name], form)
+    for mode in modes:
+        found = [ours("decode", folder, 1, "--activations", mode, "--context", 32, "--tokens", 8, device=device)[0]["logits"] for device in ("cuda", "cpu")]
+        rows.append(compare(SUITE, f"bits, {name}, {'bf16' if form == 'bf16' else '4 bit'}, activations {mode}", "logits equal", "of 1", [float(found[0] == found[1])], [1.0], "the CPU", 1.0))
+    return rows
