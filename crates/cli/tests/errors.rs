@@ -213,7 +213,7 @@ fn a_device_that_cannot_be_used_is_named() {
     for device in ["gpu", "cuda:", "cuda:x", "cpu:1", ""] {
         let refused = output(&[LOGITS, &[&model, "--device", device]].concat());
         assert_eq!(refused.status.code(), Some(2));
-        assert!(stderr(&refused).contains("expected auto, cpu, cuda or cuda:N"), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("expected auto, cpu, cuda, cuda:N or cuda:N,N"), "{}", stderr(&refused));
     }
 }
 

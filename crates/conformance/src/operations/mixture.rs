@@ -198,12 +198,12 @@ pub fn mixtures_of_one_token(c: &mut Case) {
     c.shape(format!("router {:?}, {scoring:?}, shared expert's gate {gated:?}", c.uniform));
     c.uniform = None;
     let moe = Moe { norm: c.norm(hidden), router, scoring, experts: drawn.known(&ids), shared };
-    let moe = c.backend.moe(moe, None).expect("a mixture");
+    // Two of the same: the second's kernels meet what the first's have left.
+    let moes = [moe.clone(), moe].map(|moe| c.backend.moe(moe, None).expect("a mixture"));
     let x = c.backend.alloc(MemoryClass::Scratch, 1, hidden).expect("memory for a tensor");
     for _ in 0..3 {
         c.fill(x);
-        // Twice: the second step's kernels meet what the first's have left.
-        c.step(1, |b| (0..2).for_each(|_| b.mixture(x, moe, x)));
+        c.step(1, |b| moes.iter().for_each(|moe| b.mixture(x, *moe, x)));
         c.see("residual", x);
     }
 }
