@@ -23,16 +23,16 @@ impl FromStr for DeviceArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<DeviceArg, String> {
-        match text.split_once(':') {
-            None if text == "auto" => Ok(DeviceArg::Auto),
-            None if text == "cpu" => Ok(DeviceArg::Cpu),
-            None if text == "cuda" => Ok(DeviceArg::Cuda(vec![0])),
+        let device = match text.split_once(':') {
+            None if text == "auto" => Some(DeviceArg::Auto),
+            None if text == "cpu" => Some(DeviceArg::Cpu),
+            None if text == "cuda" => Some(DeviceArg::Cuda(vec![0])),
             Some(("cuda", numbers)) if numbers.bytes().all(|b| b.is_ascii_digit() || b == b',') => {
-                let numbers: Result<Vec<u32>, _> = numbers.split(',').map(str::parse).collect();
-                numbers.map(DeviceArg::Cuda).map_err(|_| "N must be the number of a device, from 0".into())
+                numbers.split(',').map(|n| n.parse().ok()).collect::<Option<Vec<u32>>>().map(DeviceArg::Cuda)
             }
-            _ => Err("expected auto, cpu, cuda, cuda:N or cuda:N,N".into()),
-        }
+            _ => None,
+        };
+        device.ok_or_else(|| "expected auto, cpu, cuda, cuda:N or cuda:N,N (N from 0)".into())
     }
 }
 
