@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 use proptest::prelude::*;
 
-use sluice_store::load::{self, Chunk, Filled, Staging};
+use sluice_store::load::{self, Chunk, Filled, Piece, Staging};
 use sluice_store::{
-    Checkpoint, Dtype, LoadMode, LoadOptions, Loading, TensorPlan, Writer, drop_cached, host_memory, resident_bytes,
-    shard_name,
+    Bytes, Checkpoint, Dtype, LoadMode, LoadOptions, Loading, TensorPlan, Writer, drop_cached, host_memory,
+    resident_bytes, shard_name,
 };
 use tempfile::TempDir;
 
@@ -67,6 +67,29 @@ fn start(checkpoint: &Checkpoint, loading: &Loading) {
     loading.start(checkpoint.tensors().iter().map(|t| &t.bytes));
 }
 
+/// What has come of each view of a load whose bytes go elsewhere.
+type Arrived = Arc<Mutex<Vec<Vec<Option<u8>>>>>;
+
+/// Has all tensors delivered, in this order, and every byte once: `take` says what comes of it.
+fn deliver(
+    views: &[&Bytes],
+    loading: &Loading,
+    take: impl Fn() -> io::Result<()> + Send + Sync + 'static,
+) -> (Arrived, Vec<usize>) {
+    let arrived: Arrived = Arc::new(Mutex::new(views.iter().map(|view| vec![None; view.len()]).collect()));
+    let all = Arc::clone(&arrived);
+    let others = loading.deliver(views, &mut host_memory, move |pieces: &[Piece]| {
+        let mut all = all.lock().unwrap();
+        for piece in pieces {
+            for (to, byte) in all[piece.view][piece.offset..].iter_mut().zip(piece.bytes) {
+                assert!(to.replace(*byte).is_none(), "view {} came twice", piece.view);
+            }
+        }
+        take()
+    });
+    (arrived, others.unwrap())
+}
+
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut all: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
     all.sort();
@@ -114,6 +137,52 @@ proptest! {
             prop_assert!(checkpoint.tensors().iter().all(|t| t.bytes.is_ready()));
             let (there, wanted) = loading.progress().bytes();
             prop_assert_eq!(there, wanted);
+        }
+    }
+
+    #[test]
+    fn what_is_delivered_is_what_the_files_hold_every_byte_once(
+        shards in prop::collection::vec(prop::collection::vec(prop_oneof![Just(0usize), 1usize..40, 1usize..60_000], 1..7), 1..5),
+        request in prop_oneof![Just(4096usize), Just(16384), Just(1 << 20)],
+        (depth, rings, threads) in (1usize..9, 1usize..3, 1usize..5),
+        (cold, reversed, looked_at) in (any::<bool>(), any::<bool>(), any::<bool>()),
+    ) {
+        let folder = folder_of(&shards);
+        for mode in MODES {
+            if cold {
+                make_cold(folder.path());
+            }
+            let options = LoadOptions { request: Some(request), depth, rings, threads, ..options(mode) };
+            let (checkpoint, loading) = load::open(folder.path(), &options).unwrap();
+            let expected = expected(folder.path(), &checkpoint);
+            let foreign = Bytes::from(vec![1, 2, 3]);
+            let mut views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
+            if reversed {
+                views.reverse();
+            }
+            views.push(&foreign);
+            let (arrived, others) = deliver(&views, &loading, || Ok(()));
+            if looked_at {
+                // Somebody wants them here too, while they are on their way.
+                for (tensor, expected) in checkpoint.tensors().iter().zip(&expected).step_by(2) {
+                    prop_assert!(*tensor.bytes == expected[..], "{mode:?} {} here", tensor.name);
+                }
+            }
+            loading.finish().unwrap();
+            let (there, wanted) = loading.progress().bytes();
+            prop_assert_eq!(there, wanted);
+            prop_assert!(others.last() == Some(&(views.len() - 1)));
+            // Vectors that are read at once are not this load's any more.
+            let arrived = arrived.lock().unwrap();
+            for (view, bytes) in views.iter().enumerate().filter(|(view, _)| !others.contains(view)) {
+                let came: Option<Vec<u8>> = arrived[view].iter().copied().collect();
+                prop_assert!(came.as_deref() == Some(&***bytes), "{mode:?} view {view} of {}", bytes.len());
+            }
+            // And afterwards.
+            for (tensor, expected) in checkpoint.tensors().iter().zip(&expected) {
+                prop_assert!(*tensor.bytes == expected[..], "{mode:?} {} afterwards", tensor.name);
+            }
+            loading.check().unwrap();
         }
     }
 
@@ -212,6 +281,59 @@ fn a_file_that_is_truncated_after_it_was_opened_is_named_with_tensor_and_offset(
         let tensor = checkpoint.tensor("0.1").unwrap().bytes;
         assert_eq!(tensor[tensor.len() - 1], 0);
         assert_eq!(loading.check().unwrap_err().to_string(), error);
+    }
+}
+
+#[test]
+fn what_cannot_be_delivered_is_an_error_that_names_it() {
+    for mode in [LoadMode::Mmap, LoadMode::Pread, LoadMode::Direct] {
+        let folder = folder_of(&[vec![5 << 20, 3 << 20]]);
+        let path = files(folder.path()).remove(0);
+        make_cold(folder.path());
+        // 1. A file that is shorter than it was
+        let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
+        let views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(6 << 20).unwrap();
+        deliver(&views, &loading, || Ok(()));
+        let error = loading.finish().unwrap_err().to_string();
+        for part in [path.to_str().unwrap(), "truncated", "\"0.1\"", "offset 6291456"] {
+            assert!(error.contains(part), "{mode:?}: {part:?} is not in: {error}");
+        }
+        assert_eq!(loading.check().unwrap_err().to_string(), error);
+        // 2. Whoever takes it cannot
+        let folder = folder_of(&[vec![5 << 20, 3 << 20]]);
+        let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
+        let views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
+        deliver(&views, &loading, || Err(io::Error::other("the device is gone")));
+        let error = loading.finish().unwrap_err().to_string();
+        assert!(error.contains("the device is gone") && error.contains(".safetensors"), "{mode:?}: {error}");
+        // 3. It is given up
+        let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
+        let views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
+        deliver(&views, &loading, || Ok(()));
+        drop(loading);
+    }
+}
+
+#[test]
+fn what_was_delivered_is_not_here_and_may_change_on_disk() {
+    let folder = folder_of(&[vec![80 << 20]]);
+    let path = files(folder.path()).remove(0);
+    for mode in [LoadMode::Mmap, LoadMode::Pread, LoadMode::Direct] {
+        let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
+        let views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
+        let taken = Arc::new(Mutex::new(0));
+        let count = Arc::clone(&taken);
+        let take = move |pieces: &[Piece]| {
+            *count.lock().unwrap() += pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
+            Ok(())
+        };
+        loading.deliver(&views, &mut host_memory, take).unwrap();
+        loading.finish().unwrap();
+        assert_eq!(*taken.lock().unwrap(), 80 << 20);
+        assert!(views.iter().all(|view| !view.is_ready()), "{mode:?}: a copy of it stayed here");
+        OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&[1], 40 << 20).unwrap();
+        loading.check().unwrap();
     }
 }
 

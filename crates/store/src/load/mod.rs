@@ -6,6 +6,7 @@
 //! that are not the file's without an error that names file, tensor and offset.
 
 mod choose;
+mod delivery;
 mod probe;
 mod queue;
 mod read;
@@ -16,6 +17,7 @@ mod source;
 mod threads;
 
 use std::collections::HashSet;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +25,8 @@ use std::time::Duration;
 use crate::bytes::Bytes;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
+use crate::memory::Memory;
+pub use delivery::Piece;
 pub use probe::Speeds;
 #[doc(hidden)]
 pub use probe::remembered_speeds;
@@ -154,6 +158,11 @@ impl LoadProgress {
         self.0.progress()
     }
 
+    /// Waits until nothing more will come.
+    pub fn wait(&self) {
+        self.0.finish();
+    }
+
     /// Whether nothing more will come: all is there, or the load has failed.
     pub fn is_over(&self) -> bool {
         self.0.is_over()
@@ -211,6 +220,21 @@ impl Loading {
     /// Call it once.
     pub fn start<'a>(&self, order: impl IntoIterator<Item = &'a Bytes>) {
         self.queue.start(order);
+    }
+
+    /// Instead of [`Loading::start`]: what these views hold, in about their order, is read into a few buffers in memory that `lend` gives and taken from there by
+    /// `take`, which is called from several threads at once with what came in one go; nothing of it stays here. Errors of `take` are the load's. Who reads one of
+    /// the views all the same has it read once more. Returns which of the views are not of this load's files. Call it once.
+    ///
+    /// # Errors
+    /// Where there is no memory.
+    pub fn deliver(
+        &self,
+        views: &[&Bytes],
+        lend: &mut dyn FnMut(usize) -> io::Result<Box<dyn Memory>>,
+        take: impl Fn(&[Piece]) -> io::Result<()> + Send + Sync + 'static,
+    ) -> io::Result<Vec<usize>> {
+        self.queue.deliver(views, lend, take)
     }
 
     /// Waits until everything that was asked for is there.

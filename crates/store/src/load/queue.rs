@@ -10,12 +10,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::delivery::{Buffers, Delivery, Piece};
 use super::read::ReadFile;
 use super::sink::{Chunk, ChunkSink, Lent, Next, Reader};
 use super::source::{FAILED, PENDING, READY, Source};
 use super::{LoadError, LoadMode, LoadOptions, ring, threads};
 use crate::bytes::Bytes;
 use crate::error::Error;
+use crate::memory::Memory;
+
+/// The chunk is read to where its source has it.
+const HERE: usize = usize::MAX;
 
 #[derive(Debug)]
 pub(crate) struct ChunkQueue {
@@ -29,6 +34,8 @@ pub(crate) struct ChunkQueue {
     waiters: AtomicUsize,
     stopped: AtomicBool,
     failure: OnceLock<LoadError>,
+    /// Who takes what does not stay here.
+    delivery: OnceLock<Delivery>,
     notes: Mutex<Vec<String>>,
     /// io_uring was refused.
     no_ring: AtomicBool,
@@ -50,8 +57,11 @@ struct Pending {
     /// Lent and not given back.
     lent: usize,
     running: Vec<JoinHandle<()>>,
-    /// For each source and chunk, whether it was asked for at the start.
+    /// For each source and chunk, whether it was asked for at the start and is not there yet.
     wanted: Vec<Vec<bool>>,
+    /// For each source and chunk, whether it goes elsewhere, and has not yet.
+    away: Vec<Vec<bool>>,
+    buffers: Buffers,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +87,7 @@ impl ChunkQueue {
             waiters: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             failure: OnceLock::new(),
+            delivery: OnceLock::new(),
             notes: Mutex::default(),
             no_ring: AtomicBool::new(false),
             begun: OnceLock::new(),
@@ -106,24 +117,74 @@ impl ChunkQueue {
     /// See [`super::Loading::start`].
     pub fn start<'a>(self: &Arc<ChunkQueue>, order: impl IntoIterator<Item = &'a Bytes>) {
         let _ = self.begun.set(Instant::now());
-        let chunks = |s: &Arc<Source>| s.chunks(&(0..s.file.len as usize)).len();
         let mut queue = self.lock();
+        let ready = self.ask_for(&mut queue, order);
+        self.begin(queue, ready);
+    }
+
+    /// See [`super::Loading::deliver`].
+    pub fn deliver(
+        self: &Arc<ChunkQueue>,
+        views: &[&Bytes],
+        lend: &mut dyn FnMut(usize) -> std::io::Result<Box<dyn Memory>>,
+        take: impl Fn(&[Piece]) -> std::io::Result<()> + Send + Sync + 'static,
+    ) -> std::io::Result<Vec<usize>> {
+        let (delivery, others) = Delivery::new(&self.sources, views, Box::new(take));
+        let _ = self.begun.set(Instant::now());
+        let mut queue = self.lock();
+        let ready = self.ask_for(&mut queue, views.iter().copied());
+        // As many as can be under way at once: nobody ever waits for one.
+        let asked: usize = queue.lanes.iter().map(|lane| lane.order.len()).sum();
+        let largest = self.sources.iter().map(|s| s.chunk_size()).max().unwrap_or(0);
+        let count = (self.rings * self.depth + self.threads).min(asked);
+        queue.buffers = Buffers::new(count, largest, lend)?;
+        queue.away = queue.wanted.clone();
+        for &(number, chunk) in &ready {
+            queue.away[number][chunk] = false;
+        }
+        for (number, source) in self.sources.iter().enumerate() {
+            if ready.iter().all(|(of, _)| *of != number) {
+                source.set_delivered(true);
+            }
+        }
+        let delivery = self.delivery.get_or_init(|| delivery);
+        drop(queue);
+        // What lies in a small map is there: it goes the same way.
+        for &(number, chunk) in &ready {
+            let (source, range) = (&self.sources[number], self.sources[number].chunk(chunk));
+            if let Err(cause) = delivery.hand_over(number, chunk, range.start, source.bytes(range.clone())) {
+                self.set_failure(source.naming(source.file.error(range.start as u64, Some(cause))));
+            }
+        }
+        self.begin(self.lock(), ready);
+        Ok(others)
+    }
+
+    /// Puts the chunks that hold what these views hold into the lanes; returns those that are there already.
+    fn ask_for<'a>(&self, queue: &mut Pending, order: impl IntoIterator<Item = &'a Bytes>) -> Vec<ChunkId> {
+        let chunks = |s: &Arc<Source>| s.chunks(&(0..s.file.len as usize)).len();
         queue.wanted = self.sources.iter().map(|s| vec![false; chunks(s)]).collect();
-        let (mut wanted, mut there) = (0, 0);
+        let mut ready = Vec::new();
         for bytes in order {
             let Some((source, range)) = bytes.source() else { continue };
             let Some(number) = self.sources.iter().position(|s| Arc::ptr_eq(s, source)) else { continue };
             for chunk in source.chunks(&range) {
                 if !std::mem::replace(&mut queue.wanted[number][chunk], true) {
-                    let len = source.chunk(chunk).len() as u64;
-                    wanted += len;
                     match source.state(chunk) {
-                        READY => there += len,
+                        READY => ready.push((number, chunk)),
                         _ => queue.lanes[lane(source.mode) as usize].order.push((number, chunk)),
                     }
                 }
             }
         }
+        ready
+    }
+
+    /// Starts to read what was asked for, but for what is there already.
+    fn begin(self: &Arc<ChunkQueue>, mut queue: MutexGuard<'_, Pending>, ready: Vec<ChunkId>) {
+        let bytes = |(number, chunk): &ChunkId| self.sources[*number].chunk(*chunk).len() as u64;
+        let there: u64 = ready.iter().map(bytes).sum();
+        let wanted = there + queue.lanes.iter().flat_map(|lane| &lane.order).map(bytes).sum::<u64>();
         self.wanted.store(wanted, Ordering::Release);
         self.there.store(there, Ordering::Release);
         self.ensure_readers(&mut queue);
@@ -193,7 +254,10 @@ impl ChunkQueue {
         let files = self.files();
         loop {
             match self.next(reader, true) {
-                Next::Read(lent) if self.sources[lent.chunk.file].is_mapped() => self.populate(lent),
+                Next::Read(lent) if self.sources[lent.chunk.file].is_mapped() && lent.buffer == HERE => {
+                    self.populate(lent);
+                }
+                Next::Read(lent) if self.sources[lent.chunk.file].is_mapped() => self.read_cached(lent),
                 Next::Read(lent) => threads::read_chunk(files[lent.chunk.file], self, lent),
                 Next::Later => {}
                 Next::Done => return,
@@ -203,6 +267,16 @@ impl ChunkQueue {
 
     fn files(&self) -> Vec<&ReadFile> {
         self.sources.iter().map(|s| &s.file).collect()
+    }
+
+    /// Through the page cache, where it stays as if it had been mapped.
+    fn read_cached(&self, lent: Lent) {
+        let (file, chunk) = (&self.sources[lent.chunk.file].file, lent.chunk);
+        // SAFETY: the memory was lent by `next`.
+        match unsafe { file.read_buffered(lent.memory, chunk.offset, chunk.len) } {
+            Ok(()) => self.filled(lent),
+            Err((at, cause)) => self.failed(lent, file.error(at, cause)),
+        }
     }
 
     fn populate(&self, lent: Lent) {
@@ -240,16 +314,22 @@ impl ChunkQueue {
     /// Waits until a part of a source is there, or can never be, and has it read before everything else.
     pub fn wait(self: &Arc<ChunkQueue>, number: usize, source: &Source, range: &Range<usize>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
+        // From here on it is used here too.
+        source.set_delivered(false);
         let mut queue = self.lock();
-        // After the end of a load no reader takes chunks from this queue.
-        if !self.is_halted() {
-            queue.urgent.extend(source.chunks(range).map(|chunk| (number, chunk)));
-        }
-        self.ensure_readers(&mut queue);
+        let mut is_asked_for = false;
         while !source.is_ready(range) {
             // After a failure nothing more comes; but requests in flight still write.
             if self.is_halted() && queue.lent == 0 {
                 break;
+            }
+            // After the end of a load no reader takes chunks from this queue. What went elsewhere first is read once more.
+            if !self.is_halted() && (!is_asked_for || self.delivery.get().is_some()) {
+                let chunks = source.chunks(range).map(|chunk| (number, chunk));
+                let new: Vec<ChunkId> = chunks.filter(|id| !queue.urgent.contains(id)).collect();
+                queue.urgent.extend(new);
+                self.ensure_readers(&mut queue);
+                is_asked_for = true;
             }
             queue = self.settled.wait(queue).unwrap_or_else(|e| e.into_inner());
         }
@@ -292,13 +372,20 @@ impl ChunkQueue {
         let source = &self.sources[number];
         let chunk = source.chunks(&(offset..offset + 1)).start;
         let mut queue = self.lock();
-        source.settle(chunk, state);
+        let away = lent.buffer != HERE;
+        // What is elsewhere could be read here, too.
+        source.settle(chunk, if away && state == READY { PENDING } else { state });
         queue.lent -= 1;
         if state == PENDING {
             queue.urgent.push_back((number, chunk));
         }
+        if away {
+            queue.buffers.give_back(lent.buffer);
+            queue.away[number][chunk] = state != READY;
+        }
         let mut over = false;
-        if state == READY && queue.wanted.get(number).is_some_and(|w| w[chunk]) {
+        let wanted = queue.wanted.get_mut(number).map(|chunks| &mut chunks[chunk]);
+        if state == READY && wanted.is_some_and(std::mem::take) {
             let len = lent.chunk.len as u64;
             over = self.there.fetch_add(len, Ordering::AcqRel) + len == self.wanted.load(Ordering::Acquire);
         }
@@ -319,8 +406,12 @@ impl ChunkQueue {
         }
         let _ = self.took.set(begun.elapsed());
         self.sources.iter().for_each(|s| s.sweep());
-        let _queue = self.lock();
-        self.settled.notify_all();
+        let buffers = {
+            let mut queue = self.lock();
+            self.settled.notify_all();
+            std::mem::take(&mut queue.buffers)
+        };
+        drop(buffers);
     }
 
     /// Ends the load with an error.
@@ -369,18 +460,33 @@ impl ChunkQueue {
 unsafe impl ChunkSink for ChunkQueue {
     fn next(&self, reader: Reader, block: bool) -> Next {
         let mut queue = self.lock();
-        if !self.is_halted() {
-            while let Some((number, chunk)) = self.peek(&mut queue, reader) {
-                let source = &self.sources[number];
-                if source.take(chunk) {
-                    queue.lent += 1;
-                    let range = source.chunk(chunk);
-                    // SAFETY: the chunk lies inside the source's memory.
-                    let memory = unsafe { source.memory().start().add(range.start) };
-                    let chunk = Chunk { file: number, offset: range.start as u64, len: range.len() };
-                    return Next::Read(Lent { chunk, memory, buffer: 0 });
+        while !self.is_halted() {
+            let Some((number, chunk)) = self.peek(&mut queue, reader) else { break };
+            let source = &self.sources[number];
+            let range = source.chunk(chunk);
+            // SAFETY: the chunk lies inside the source's memory.
+            let here = unsafe { source.memory().start().add(range.start) };
+            let away = queue.away.get(number).is_some_and(|chunks| chunks[chunk]);
+            if away && queue.buffers.are_all_lent() {
+                if !block {
+                    return Next::Later;
                 }
+                self.waiters.fetch_add(1, Ordering::SeqCst);
+                queue = self.settled.wait(queue).unwrap_or_else(|e| e.into_inner());
+                self.waiters.fetch_sub(1, Ordering::SeqCst);
+                continue;
             }
+            if !source.take(chunk) {
+                continue;
+            }
+            let lent = if away { queue.buffers.lend() } else { None };
+            let (memory, buffer) = lent.unwrap_or((here, HERE));
+            queue.lent += 1;
+            let lane = &mut queue.lanes[reader as usize];
+            // What goes elsewhere is as good as pending afterwards, and must not come again.
+            lane.next += usize::from(lane.order.get(lane.next) == Some(&(number, chunk)));
+            let chunk = Chunk { file: number, offset: range.start as u64, len: range.len() };
+            return Next::Read(Lent { chunk, memory, buffer });
         }
         // A reader that waited here would wait for ever: it ends.
         if block {
@@ -390,6 +496,17 @@ unsafe impl ChunkSink for ChunkQueue {
     }
 
     fn filled(&self, lent: Lent) {
+        if lent.buffer != HERE {
+            let (number, offset) = (lent.chunk.file, lent.chunk.offset as usize);
+            let source = &self.sources[number];
+            let chunk = source.chunks(&(offset..offset + 1)).start;
+            // SAFETY: a buffer of which so much was filled, and nobody else's until it is given back.
+            let bytes = unsafe { std::slice::from_raw_parts(lent.memory, lent.chunk.len) };
+            let delivery = self.delivery.get().expect("buffers are lent to be delivered");
+            if let Err(cause) = delivery.hand_over(number, chunk, offset, bytes) {
+                return self.failed(lent, source.file.error(offset as u64, Some(cause)));
+            }
+        }
         self.settle(&lent, READY);
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct Source {
     tensors: Vec<(Range<u64>, Arc<str>)>,
     /// What was not in the page cache, of a file that is read through it.
     trace: Vec<(u64, u64)>,
+    /// All of it that was read went elsewhere: what the file holds from then on is nothing to anybody here.
+    delivered: AtomicBool,
     /// Parts of it are read for as long as the model is used: what it holds must not change.
     streamed: AtomicBool,
     /// The queue that has it read, and its number there.
@@ -88,6 +90,7 @@ impl Source {
             left,
             tensors,
             trace,
+            delivered: AtomicBool::new(false),
             streamed: AtomicBool::new(false),
             reader: OnceLock::new(),
         })
@@ -103,6 +106,11 @@ impl Source {
 
     pub fn memory(&self) -> &Map {
         &self.memory
+    }
+
+    /// Bytes of a chunk, but perhaps the last.
+    pub fn chunk_size(&self) -> usize {
+        self.chunk
     }
 
     /// The chunks that hold a part of the file.
@@ -187,6 +195,11 @@ impl Source {
         self.file.wipe(&self.trace);
     }
 
+    /// Whether what is read of it goes elsewhere and is not used here.
+    pub fn set_delivered(&self, delivered: bool) {
+        self.delivered.store(delivered, Ordering::Release);
+    }
+
     /// From here on parts of the file are read again and again.
     pub fn set_streamed(&self) {
         self.streamed.store(true, Ordering::Release);
@@ -198,7 +211,8 @@ impl Source {
         if let Some(offset) = self.memory.missing() {
             return Err(self.naming(self.file.error(offset, None)));
         }
-        if reads || self.is_mapped() || self.streamed.load(Ordering::Acquire) {
+        let used = self.is_mapped() && !self.delivered.load(Ordering::Acquire);
+        if reads || used || self.streamed.load(Ordering::Acquire) {
             return self.file.check_contents().map_err(|e| self.naming(e));
         }
         Ok(())

@@ -1,0 +1,113 @@
+//! A load whose bytes go elsewhere: to a device's memory. What was read lies in one of a few buffers until whoever takes it has done so.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::source::Source;
+use crate::bytes::Bytes;
+use crate::memory::Memory;
+
+/// A part of a view that was read: see [`super::Loading::deliver`].
+pub struct Piece<'a> {
+    /// Which of the views that were asked for.
+    pub view: usize,
+    /// Of the piece in the view.
+    pub offset: usize,
+    pub bytes: &'a [u8],
+}
+
+type Take = Box<dyn Fn(&[Piece]) -> io::Result<()> + Send + Sync>;
+
+/// What goes elsewhere, and who takes it.
+pub(crate) struct Delivery {
+    /// Of each view: where it lies in its file.
+    ranges: Vec<Range<usize>>,
+    /// For each source and chunk, the views that have a part in it.
+    views: Vec<Vec<Vec<usize>>>,
+    take: Take,
+}
+
+impl Delivery {
+    /// Of views of these sources; and which of `views` are of none.
+    pub fn new(sources: &[Arc<Source>], views: &[&Bytes], take: Take) -> (Delivery, Vec<usize>) {
+        let chunks = |s: &Arc<Source>| s.chunks(&(0..s.file.len as usize)).len();
+        let mut delivery = Delivery {
+            ranges: Vec::with_capacity(views.len()),
+            views: sources.iter().map(|s| vec![Vec::new(); chunks(s)]).collect(),
+            take,
+        };
+        let mut others = Vec::new();
+        for (view, bytes) in views.iter().enumerate() {
+            let of = |source| sources.iter().position(|s| Arc::ptr_eq(s, source));
+            let Some((number, range)) = bytes.source().and_then(|(s, range)| Some((of(s)?, range))) else {
+                delivery.ranges.push(0..0);
+                others.push(view);
+                continue;
+            };
+            sources[number].chunks(&range).for_each(|chunk| delivery.views[number][chunk].push(view));
+            delivery.ranges.push(range);
+        }
+        (delivery, others)
+    }
+
+    /// Gives `bytes`, a chunk of a source that begins at `offset` in its file, to whoever takes them.
+    pub fn hand_over(&self, source: usize, chunk: usize, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        let piece = |view: &usize| {
+            let of = &self.ranges[*view];
+            let (from, to) = (of.start.max(offset), of.end.min(offset + bytes.len()));
+            Piece { view: *view, offset: from - of.start, bytes: &bytes[from - offset..to - offset] }
+        };
+        (self.take)(&self.views[source][chunk].iter().map(piece).collect::<Vec<_>>())
+    }
+}
+
+impl fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Delivery({} views)", self.ranges.len())
+    }
+}
+
+/// The buffers that it goes through.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    memory: Option<Box<dyn Memory>>,
+    size: usize,
+    free: Vec<usize>,
+}
+
+impl Buffers {
+    /// `count` of `size` bytes, in memory that `lend` gives.
+    pub fn new(
+        count: usize,
+        size: usize,
+        lend: &mut dyn FnMut(usize) -> io::Result<Box<dyn Memory>>,
+    ) -> io::Result<Buffers> {
+        let memory = lend(count.checked_mul(size).ok_or(io::ErrorKind::OutOfMemory)?)?;
+        assert!(memory.len() >= count * size, "less memory than was asked for");
+        Ok(Buffers { memory: Some(memory), size, free: (0..count).rev().collect() })
+    }
+
+    pub fn are_all_lent(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// One that nobody has, and its number.
+    pub fn lend(&mut self) -> Option<(*mut u8, usize)> {
+        let memory = self.memory.as_ref()?;
+        let number = self.free.pop()?;
+        // SAFETY: buffer `number` lies inside the memory.
+        Some((unsafe { memory.start().add(number * self.size) }, number))
+    }
+
+    pub fn give_back(&mut self, number: usize) {
+        self.free.push(number);
+    }
+}
+
+impl fmt::Debug for Buffers {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Buffers({} of {} bytes free)", self.free.len(), self.size)
+    }
+}
