@@ -29,6 +29,8 @@ pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 pub use sluice_store::experts::{ExpertOptions, ExpertStats};
 pub use step::{Capacity, Failed, Logits, Outcome, SequenceInput, StepInputs, Wanted};
 
+use sluice_store::{Bytes, Loading};
+
 /// Floats of a checkpoint as f32.
 pub fn widen(float: Float, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {
     let mut out = vec![0.0; bytes.len() / float.size()];
@@ -79,6 +81,15 @@ pub trait Backend: Send {
     /// The memory that it computes in, where that is not the host's: then this is what buffers, caches and [`Backend::step_scratch`] are in.
     fn device_memory(&self) -> Option<DeviceMemory> {
         None
+    }
+    /// Has weights read, in about this order, to where it computes with them, and returns: steps wait for what they come to. `order`: what of the load's files
+    /// matrices lie in that do not stay on disk.
+    ///
+    /// # Errors
+    /// Where there is no memory for them.
+    fn read_weights(&mut self, loading: &Loading, order: &[&Bytes]) -> anyhow::Result<()> {
+        loading.start(order.iter().copied());
+        Ok(())
     }
     /// Steps take `tokens` tokens at most of the `rows` that scratch was allocated for: what lies behind is never touched, and does not count.
     fn limit_steps(&mut self, tokens: usize, rows: usize);

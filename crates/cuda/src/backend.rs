@@ -11,11 +11,13 @@ use sluice_backend::{
     Mlp, Moe, MoeId, Norm, Outcome, Phase, Pool as Threads, Profile, Projection, RotaryFrequencies, RotaryId, Routing,
     StepInputs, StepScratch, Streamed, Tensor,
 };
+use sluice_store::{Bytes, Loading};
 
 use crate::attention::{self, RotaryTable};
 use crate::delta_net;
 use crate::driver::Gpu;
 use crate::kernels::Kernel;
+use crate::loading;
 use crate::memory::{Memory, Pinned, Reserved, Scratch, bytes_of, bytes_of_mut};
 use crate::mixture::{Mixtures, operands};
 use crate::parameters::{self as p, number};
@@ -330,6 +332,12 @@ impl Backend for Cuda {
 
     fn record_routing(&mut self) {
         self.mixtures.record_routing();
+    }
+
+    fn read_weights(&mut self, loading: &Loading, _: &[&Bytes]) -> Result<()> {
+        let new = self.weights.place(&self.gpu)?;
+        self.weights.expect(loading::begin(loading, new.into_iter().collect())?);
+        Ok(())
     }
 
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {

@@ -14,6 +14,7 @@ mod delta_net;
 mod driver;
 mod graphs;
 mod kernels;
+mod loading;
 mod memory;
 mod mixture;
 mod mixture_one;

@@ -15,9 +15,11 @@ use sluice_backend::{
     Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile,
     Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
+use sluice_store::{Bytes, Loading};
 
 use crate::backend::{Cuda, runs};
 use crate::coherence::{Held, Region, Transfer, What};
+use crate::loading;
 use crate::sizing::Sizing;
 use crate::split::{Key, Split};
 use crate::streams::Point;
@@ -40,7 +42,7 @@ struct Group {
 
 /// GPUs that take a model's layers one after the other.
 pub struct Several {
-    devices: Vec<Cuda>,
+    pub(crate) devices: Vec<Cuda>,
     /// Where each is when another begins to wait for it.
     points: Vec<Point>,
     buffers: Vec<(Held, usize)>,
@@ -291,6 +293,17 @@ impl Backend for Several {
 
     fn record_routing(&mut self) {
         self.devices.iter_mut().for_each(Backend::record_routing);
+    }
+
+    fn read_weights(&mut self, loading: &Loading, _: &[&Bytes]) -> Result<()> {
+        self.settle()?;
+        let mut new = Vec::new();
+        for device in &mut self.devices {
+            new.extend(device.weights.place(&device.gpu)?);
+        }
+        let coming = loading::begin(loading, new)?;
+        self.devices.iter_mut().for_each(|device| device.weights.expect(coming.clone()));
+        Ok(())
     }
 
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {

@@ -77,7 +77,7 @@ impl Sharing {
         let computes = HostExperts::new(host.isa, host.threads, mode, matrices)?;
         // What the link takes for a byte.
         let (memory, room) = (Locked::new(&gpu.device, TRIED)?, Memory::new(gpu, TRIED, "scratch")?);
-        let copies = Copies::new(gpu)?;
+        let copies = Copies::new(&gpu.device)?;
         // SAFETY: memory of its own, of which nothing is written meanwhile.
         let bytes = unsafe { std::slice::from_raw_parts(sluice_store::Memory::start(&memory), TRIED) };
         let mut copy = f64::INFINITY;

@@ -163,8 +163,8 @@ impl Streaming {
         let classes = rooms::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
         let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), complete: false };
         let mut streaming = Streaming {
-            up: Copies::new(gpu)?,
-            down: Copies::new(gpu)?,
+            up: Copies::new(&gpu.device)?,
+            down: Copies::new(&gpu.device)?,
             tables: Tables::new(gpu, mixtures.clone().map(|moe| moe.experts.count))?,
             uploaded: Point::new(gpu)?,
             store,

@@ -19,13 +19,12 @@ pub struct Copies {
 unsafe impl Send for Copies {}
 
 impl Copies {
-    pub fn new(gpu: &Gpu) -> Result<Copies, DriverError> {
-        let device = Arc::clone(&gpu.device);
+    pub fn new(device: &Arc<Device>) -> Result<Copies, DriverError> {
         device.bind();
         let mut stream = std::ptr::null_mut();
         // SAFETY: the context is current; destroyed when dropped.
         checked(unsafe { sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32) })?;
-        Ok(Copies { device, stream })
+        Ok(Copies { device: Arc::clone(device), stream })
     }
 
     /// Copies to the device.
@@ -132,7 +131,9 @@ impl Locked {
         device.bind();
         // In one piece: no copy may reach from one to the next.
         // SAFETY: memory of its own, which is unlocked before it goes.
-        let locked = checked(unsafe { sys::cuMemHostRegister_v2(memory.start().cast(), memory.len(), 0) });
+        let locked = checked(unsafe {
+            sys::cuMemHostRegister_v2(memory.start().cast(), memory.len(), sys::CU_MEMHOSTREGISTER_PORTABLE)
+        });
         Ok(Locked { device: Arc::clone(device), is_locked: !memory.is_empty() && locked.is_ok(), memory })
     }
 }

@@ -1,14 +1,18 @@
 //! Weight matrices: their bytes as the checkpoint has them, in the device's memory; which kernel multiplies with which.
 //!
-//! They are made known before they are read. What was made known goes to the device all together when the next step begins, into one run of memory, so that
-//! steps find everything in place; experts that stay on disk are left out.
+//! They are made known before they are read. What was made known goes to the device all together, into one run of memory: as it is read, where a load reads it,
+//! or else when the next step begins, so that steps find everything in place. Experts that stay on disk are left out.
+
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use sluice_backend::{Activations, Float, Form, MatrixSource};
 use sluice_store::Bytes;
+use sluice_store::load::LoadProgress;
 
 use crate::driver::{Address, Gpu};
 use crate::kernels::Kernel;
+use crate::loading::Arrivals;
 use crate::memory::{ALIGNMENT, Memory};
 use crate::parameters::{self, number};
 
@@ -300,39 +304,64 @@ impl Weight {
 #[derive(Default)]
 pub struct Weights {
     pub all: Vec<Weight>,
-    memory: Vec<Memory>,
-    /// Matrices before this one are on the device or streamed.
+    memory: Vec<Arc<Memory>>,
+    /// Matrices before this one have a place on the device or are elsewhere.
     looked_at: usize,
+    /// What is on its way here.
+    coming: Option<LoadProgress>,
 }
 
 impl Weights {
-    /// Brings everything to the device that is not there and does not stay on disk, waiting for what is still being read.
+    /// Gives everything a place on the device that has none and is not elsewhere; `None` where that is nothing.
+    ///
+    /// # Errors
+    /// Where there is no memory for it.
+    pub fn place(&mut self, gpu: &Gpu) -> Result<Option<Arrivals>> {
+        let absent = |w: &&mut Weight| w.at.is_none() && !w.elsewhere;
+        let new = &mut self.all[self.looked_at..];
+        let total: usize = new.iter_mut().filter(absent).map(|w| Weights::padded(w)).sum();
+        let mut placed = None;
+        if total > 0 {
+            let memory = Arc::new(Memory::new(gpu, total, "weights")?);
+            let (mut at, mut arrays) = (memory.at, Vec::new());
+            for weight in new.iter_mut().filter(absent) {
+                let mut places = [0; ARRAYS];
+                for (bytes, place) in weight.source.parts.iter().zip(&mut places) {
+                    arrays.push((bytes.clone(), at));
+                    *place = at;
+                    at += bytes.len().next_multiple_of(ALIGNMENT) as u64;
+                }
+                weight.at = Some(places);
+            }
+            self.memory.push(Arc::clone(&memory));
+            placed = Some(Arrivals { device: Arc::clone(&gpu.device), memory, arrays });
+        }
+        self.looked_at = self.all.len();
+        Ok(placed)
+    }
+
+    /// What was given a place comes as this load reads it.
+    pub fn expect(&mut self, coming: LoadProgress) {
+        self.coming = Some(coming);
+    }
+
+    /// Brings everything to the device that is not there and is not elsewhere, waiting for what is still being read. What could not be read is of no use, and the
+    /// load says so.
     ///
     /// # Errors
     /// Where there is no memory for it.
     pub fn bring(&mut self, gpu: &Gpu) -> Result<()> {
-        let absent = |w: &&mut Weight| w.at.is_none() && !w.elsewhere;
-        let new = &mut self.all[self.looked_at..];
-        let padded = |bytes: &Bytes| bytes.len().next_multiple_of(ALIGNMENT);
-        let total: usize = new.iter_mut().filter(absent).map(|w| Weights::padded(w)).sum();
-        if total > 0 {
-            let memory = Memory::new(gpu, total, "weights")?;
-            let mut at = memory.at;
-            for weight in new.iter_mut().filter(absent) {
-                let mut places = [0; ARRAYS];
-                for (bytes, place) in weight.source.parts.iter().zip(&mut places) {
-                    bytes.wait();
-                    // SAFETY: what all arrays take together was allocated; waited for below.
-                    unsafe { gpu.write_later(at, bytes)? };
-                    *place = at;
-                    at += padded(bytes) as u64;
-                }
-                weight.at = Some(places);
+        if let Some(new) = self.place(gpu)? {
+            for (bytes, at) in &new.arrays {
+                bytes.wait();
+                // SAFETY: it was given its place there; waited for below.
+                unsafe { gpu.write_later(*at, bytes)? };
             }
             gpu.wait()?;
-            self.memory.push(memory);
         }
-        self.looked_at = self.all.len();
+        if let Some(coming) = self.coming.take() {
+            coming.wait();
+        }
         Ok(())
     }
 

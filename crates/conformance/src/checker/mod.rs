@@ -18,6 +18,7 @@ use sluice_backend::{
     Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Profile,
     Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
+use sluice_store::{Bytes, Loading};
 
 use inner::Inner;
 pub use log::{Log, Spoil, Spoilt};
@@ -259,6 +260,11 @@ impl Backend for Checker<'_> {
 
     fn device_memory(&self) -> Option<DeviceMemory> {
         self.inner.device_memory()
+    }
+
+    fn read_weights(&mut self, loading: &Loading, order: &[&Bytes]) -> Result<()> {
+        self.outside("read_weights");
+        self.inner.read_weights(loading, order)
     }
 
     fn limit_steps(&mut self, tokens: usize, rows: usize) {

@@ -13,7 +13,7 @@ use sluice_backend::{
 use sluice_cache::{Group, KvCache, Prefixes};
 use sluice_model::{CacheKind, Config, Decoder};
 use sluice_store::experts::Keep;
-use sluice_store::{Bytes, Checkpoint, Error, Loading};
+use sluice_store::{Bytes, Checkpoint, Error, LoadOptions, Loading};
 
 use super::Engine;
 use super::device::DeviceShare;
@@ -65,8 +65,13 @@ impl Engine {
         let mut first = Some(make(&options)?);
         let device = first.as_ref().is_some_and(|backend| backend.device_memory().is_some());
         let placed = placement::decide(folder, &model, &options, device)?;
+        let mut load = options.load.clone();
+        if device {
+            // Nothing of it stays in the host's memory, and who reads from the page cache copies as well.
+            load = LoadOptions { room: None, threads: load.threads.max(options.threads.min(READERS)), ..load };
+        }
         let mut open = |placed: Placed| {
-            let (checkpoint, loading) = sluice_store::load::open_but(folder, &options.load, |checkpoint| {
+            let (checkpoint, loading) = sluice_store::load::open_but(folder, &load, |checkpoint| {
                 let streams = placed.placement != Placement::Mapped;
                 if streams { sluice_model::expert_tensors(&model, checkpoint) } else { HashSet::new() }
             })?;
@@ -162,8 +167,11 @@ impl Engine {
         let by_experts: usize = loaded.order.iter().filter(|used| used.by_experts).map(|used| used.bytes.len()).sum();
         let on_disk = if streamed { Some(streamed_need(&mut *backend, by_experts, &options)?) } else { None };
         let wanted = || loaded.order.iter().filter(|used| !(streamed && used.by_experts)).map(|used| &used.bytes);
-        let [mapped, copied] =
-            weights_in_memory(&mut *backend, loaded.order.iter().map(|u| &u.bytes), wanted(), loading.as_ref());
+        let [mapped, copied] = match (&loading, own) {
+            // On their way to a device they pass through a few buffers.
+            (Some(loading), Some(_)) => [0, loading.bytes_to_deliver()],
+            _ => weights_in_memory(&mut *backend, loaded.order.iter().map(|u| &u.bytes), wanted(), loading.as_ref()),
+        };
         let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
         let in_cache = block + per_block;
         // A backend of several devices has dealt the layers by what a step showed it.
@@ -225,7 +233,7 @@ impl Engine {
         let squeezed = division.squeezed;
         // 3. Weights are read while the rest is set up, and while the first steps run
         if let Some(loading) = &loading {
-            loading.start(wanted());
+            backend.read_weights(loading, &wanted().collect::<Vec<_>>())?;
         }
         // 4. The caches
         let per_sequence = max_context.div_ceil(block_tokens);
@@ -349,6 +357,8 @@ const STREAMED_PROMPT: usize = 256;
 const SNAPSHOTS: u64 = 16;
 /// Bytes of what sampling keeps, for each thread and token of the vocabulary.
 const SAMPLING: usize = 16;
+/// Threads that read what a device computes with, at most.
+const READERS: usize = 16;
 /// Bytes that a sequence keeps of each of its tokens beside keys and values.
 const TOKEN: usize = 32;
 

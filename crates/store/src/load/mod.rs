@@ -216,6 +216,12 @@ impl Loading {
         self.queue.chunk_bytes(views)
     }
 
+    /// Bytes of memory that [`Loading::deliver`] asks for at most.
+    pub fn bytes_to_deliver(&self) -> u64 {
+        let (count, size) = self.queue.buffers();
+        count as u64 * size as u64
+    }
+
     /// Starts reading what these views hold, in their order. What lies in none of them is read only when somebody waits for it.
     /// Call it once.
     pub fn start<'a>(&self, order: impl IntoIterator<Item = &'a Bytes>) {

@@ -133,11 +133,9 @@ impl ChunkQueue {
         let _ = self.begun.set(Instant::now());
         let mut queue = self.lock();
         let ready = self.ask_for(&mut queue, views.iter().copied());
-        // As many as can be under way at once: nobody ever waits for one.
         let asked: usize = queue.lanes.iter().map(|lane| lane.order.len()).sum();
-        let largest = self.sources.iter().map(|s| s.chunk_size()).max().unwrap_or(0);
-        let count = (self.rings * self.depth + self.threads).min(asked);
-        queue.buffers = Buffers::new(count, largest, lend)?;
+        let (count, size) = self.buffers();
+        queue.buffers = Buffers::new(count.min(asked), size, lend)?;
         queue.away = queue.wanted.clone();
         for &(number, chunk) in &ready {
             queue.away[number][chunk] = false;
@@ -158,6 +156,12 @@ impl ChunkQueue {
         }
         self.begin(self.lock(), ready);
         Ok(others)
+    }
+
+    /// Buffers of a delivery, as many as can be under way at once, so that nobody waits for one; and the bytes of each.
+    pub fn buffers(&self) -> (usize, usize) {
+        let largest = self.sources.iter().map(|s| s.chunk_size()).max().unwrap_or(0);
+        (self.rings * self.depth + self.threads, largest)
     }
 
     /// Puts the chunks that hold what these views hold into the lanes; returns those that are there already.
