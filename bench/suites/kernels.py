@@ -58,24 +58,24 @@ class Prefill:
 
 
 DECODES = [
-    Decode("dense", "q4", "Q4_0", 1, 1.5, 0.85),
-    Decode("dense", "q4", "Q4_0", THREADS, 1.5, 0.85, quick=True),
+    Decode("dense", "q4", "Q4_0", 1, 1.5, 0.9),
+    Decode("dense", "q4", "Q4_0", THREADS, 1.4, 0.9, quick=True),
     Decode("dense", "q8", "Q8_0", THREADS, 1.25),
     Decode("dense", "q2", "Q2_K", THREADS, 2.0, 0.65),
     Decode("dense", "bf16", "BF16", THREADS, None, 0.94, transformers=True),
-    Decode("moe", "q4", "Q4_0", THREADS, 1.5, quick=True),
+    Decode("moe", "q4", "Q4_0", THREADS, 1.8, 0.9, quick=True),
     Decode("hybrid", "q4", "Q4_0", THREADS, 1.5, quick=True),
 ]
 PREFILLS = [
     Prefill("dense", "q4", "Q4_0", THREADS, 3.0, 0.55, quick=True),
-    Prefill("moe", "q4", "Q4_0", THREADS, 3.0, quick=True),
+    Prefill("moe", "q4", "Q4_0", THREADS, 5.0, quick=True),
     Prefill("hybrid", "q4", "Q4_0", THREADS, 4.0, quick=True),
     Prefill("dense", "bf16", "BF16", THREADS, 1.5, transformers=True),
 ]
 # How both grow with the threads.
 AXIS = [t for t in (1, 2, 4, 8, 16, 32, 64) if t < THREADS]
-DECODES += [Decode(shape, "q4", "Q4_0", t, 1.5 if t == 1 else None) for shape in ("dense", "moe") for t in AXIS if (shape, t) != ("dense", 1)]
-PREFILLS += [Prefill(shape, "q4", "Q4_0", t) for shape in ("dense", "moe") for t in AXIS]
+DECODES += [Decode(shape, "q4", "Q4_0", t, goal, 0.9) for shape, goal in (("dense", 1.4), ("moe", 1.8)) for t in AXIS if (shape, t) != ("dense", 1)]
+PREFILLS += [Prefill(shape, "q4", "Q4_0", t, goal) for shape, goal in (("dense", 3.0), ("moe", 5.0)) for t in AXIS]
 # A long prompt, and attention on integers for it.
 LONG = 8192
 
@@ -150,6 +150,8 @@ def run(names, quick, rounds, parts):
     what |= {c.name: lambda c=c: prefill(c, rounds) for c in PREFILLS}
     for name in names:
         rows += parts.measure(name, what[name], notes)
+    for shape in ("dense", "moe"):
+        rows += scaling(rows, f"prefill {PROMPT}, {NAMES[shape]}, 4 bit")
     for shape, ours, theirs in sorted({(c.shape, c.ours, c.theirs) for c in [*DECODES, *PREFILLS] if c.name in names}):
         paths = model_path(shape, ours), model_path(shape, theirs)
         if all(path.exists() for path in paths):
@@ -252,6 +254,14 @@ def prefill(c, rounds):
     if tiles:
         rows.append(compare(SUITE, case, "operations", "TOPS", done, tiles, "int8 peak by AMX", threads=c.threads))
     return rows
+
+
+def scaling(rows, case):
+    """What all threads make of one's speed, where both were measured."""
+    speed = {row.threads: row.ours for row in rows if row.case == case and row.figure == "speed"}
+    if THREADS < 2 or not {1, THREADS} <= speed.keys():
+        return []
+    return [compare(SUITE, case, "speed of all threads", "tokens/s", [speed[THREADS]], [THREADS * speed[1]], f"{THREADS} times one's", 0.75, threads=THREADS)]
 
 
 def context(rounds):
