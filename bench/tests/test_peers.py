@@ -34,6 +34,14 @@ def script(path, body):
     return path
 
 
+def llama_cpp(body):
+    """A llama.cpp of which `llama-bench` does this: in a folder of its own, wherever other tests have had the modules look."""
+    with mock.patch.object(peers, "DIR", Path(tempfile.mkdtemp(dir=WORLD.name))):
+        llama = peers.LlamaCpp()
+    script(llama.bench, body)
+    return llama
+
+
 class World:
     """Folders with stubs in them, each of which writes what it was told to `log`."""
 
@@ -163,8 +171,7 @@ class Loading(unittest.TestCase):
         folder = Path(tempfile.mkdtemp(dir=WORLD.name))
         sluice = script(folder / "sluice", "echo 1")
         dead = script(folder / "python", ILLEGAL)
-        llama = peers.LlamaCpp()
-        script(llama.bench, "echo no such model >&2; exit 1")
+        llama = llama_cpp("echo no such model >&2; exit 1")
         patches = {"SLUICE": sluice, "PYTHON": dead, "LLAMA": llama, "model": lambda shape, form: folder / form, "prepare": lambda *_: None}
         with mock.patch.multiple(loading, **patches), mock.patch.object(peers, "say"):
             rows = loading.starts("4b", "q4", "Q4_0", 2, False)
@@ -177,8 +184,7 @@ class Loading(unittest.TestCase):
 
 class Experts(unittest.TestCase):
     def test_llama_cpp_under_a_limit_dies_alone(self):
-        llama = peers.LlamaCpp()
-        script(llama.bench, "exit 0")
+        llama = llama_cpp("exit 0")
         ran = cgroup.Ran(134, 0.1, "", "GGML_ASSERT failed\n")
         with mock.patch.object(experts, "LLAMA", llama), mock.patch.object(experts, "evict"), mock.patch.object(cgroup, "run", return_value=ran):
             with self.assertRaises(peers.Died) as caught:
