@@ -119,13 +119,14 @@ def charts(rows):
 def found(rows):
     """What the figures say, a line each."""
     prompt, decoded = f"prefill {PROMPT}", having(rows, "decode, ", "speed", "llama.cpp")
+    without_amx = [row for row in having(rows, prompt, "operations") if not row.peer_name.endswith("AMX")]
     kept, memory = having(rows, "decode at 8k", peer="llama.cpp"), having(rows, "memory", peer="llama.cpp")
     return [
         *said("Decode runs at {spread} times llama.cpp's speed at equal bits and threads, in {cases}; goals met: {goals}.", decoded),
         *said(f"A prompt of {PROMPT} tokens is computed at {{spread}} times its speed, in {{cases}}; goals met: {{goals}}.", having(rows, prompt, "speed", "llama.cpp")),
         *said("Transformers' speed (bf16): {spread} times.", having(rows, peer="transformers")),
         *said("Decode uses {percent} of the bandwidth that memory gives when it is only read; goals met: {goals}.", having(rows, "decode", peer="read limit")),
-        *said("Prompts use {percent} of the products that the processor makes at best; goals met: {goals}.", having(rows, prompt, "operations")),
+        *said("Prompts use {percent} of the products that the processor makes at best without AMX; goals met: {goals}.", without_amx),
         *said("At 8k of context decode keeps {spread} times as much of its speed at 1k as llama.cpp does.", kept),
         *said("A mixture of experts takes {spread} times less memory than in llama.cpp, which repacks it; its file, keys and values and scratch are all there is.", memory, less=True),
         f"All goals together: {goals(rows)} met.",
