@@ -322,7 +322,9 @@ impl Weights {
         let total: usize = new.iter_mut().filter(absent).map(|w| Weights::padded(w)).sum();
         let mut placed = None;
         if total > 0 {
-            let memory = Arc::new(Memory::new(gpu, total, "weights")?);
+            // Zeros until it comes: what cannot be read must not be anything that sends a kernel astray.
+            let memory = Arc::new(Memory::zeroed(gpu, total, "weights")?);
+            gpu.wait()?;
             let (mut at, mut arrays) = (memory.at, Vec::new());
             for weight in new.iter_mut().filter(absent) {
                 let mut places = [0; ARRAYS];
