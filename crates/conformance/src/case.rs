@@ -112,6 +112,7 @@ impl Case {
         match self.random.u8(..8) {
             0 => self.random.usize(1..200),
             1..=3 => 32 * self.random.usize(1..=9),
+            4 => 512 * self.random.usize(1..=3),
             _ => 128 * self.random.usize(1..=3),
         }
     }

@@ -6,7 +6,7 @@
 #pragma once
 #include "attention.cu"
 
-static const u32 ATTEND_ROWS = 64, ATTEND_THREADS = 256, ROWS_STRIDE = ATTEND_ROWS + 4, KEYS_STRIDE = PARTITION + 4;
+static const u32 ATTEND_ROWS = 64, ATTEND_THREADS = 512, ROWS_STRIDE = ATTEND_ROWS + 4, KEYS_STRIDE = PARTITION + 4;
 
 // Eight or four elements of a stored row, from an address of whole sixteen bytes, as floats.
 template <u32 TYPE> struct Piece {
@@ -113,8 +113,8 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
     float* weights = keys + max(c.k_dim * KEYS_STRIDE, PARTITION * v_stride);
     // The last tokens see most: they come first.
     u32 tile = gridDim.x - 1 - blockIdx.x, end_of_tile = min((tile + 1) * per_tile, p.tokens);
-    // A thread's four rows, four keys of each half of a partition, and eight columns.
-    u32 row = threadIdx.x / 16 * 4, key = threadIdx.x % 16 * 4, column = threadIdx.x % 16 * 8;
+    // A thread's four rows, and four keys or columns: a warp has two times four rows, and half of the keys.
+    u32 row = (warp / 2 * 2 + lane / 16) * 4, key = (warp % 2 * 16 + lane % 16) * 4, column = key;
     for (u32 first = tile * per_tile, next; first < end_of_tile; first = next) {
         // 1. Tokens of one sequence
         u32 sequence = p.sequences[first];
@@ -138,71 +138,68 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
             __syncwarp();
         }
         u32 lowest = first_seen(p, p.positions[first]), highest = p.positions[next - 1];
-        float out[4][8];
+        float out[4][4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) out[i][j] = 0.0f;
-        }
+        for (int i = 0; i < 16; i++) out[i / 4][i % 4] = 0.0f;
         for (u32 base = lowest / PARTITION * PARTITION; base <= highest; base += PARTITION) {
             __syncthreads();
             bring_rows<TYPE, true>(c, table, kv_head, base, lowest, highest + 1, keys, k_scales);
             __syncthreads();
             // 3. Scores
-#pragma unroll 1
-            for (u32 half = 0; half < PARTITION; half += 64) {
-                if (row >= rows) break;
+            // What comes after all tokens has no scores.
+            if (row < rows && base + warp % 2 * 64 <= highest) {
                 float s[4][4];
-                lanes_from<1, STEPS>(q + row, keys + half + key, 0, c.k_dim, s);
+                lanes_from<1, STEPS>(q + row, keys + key, 0, c.k_dim, s);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float four[4];
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         float v = s[i][j];
-                        if (TYPE == INT8) v = mul(v, k_scales[half + key + j]);
+                        if (TYPE == INT8) v = mul(v, k_scales[key + j]);
                         v = mul(v, p.scale);
                         if (p.capped) v = mul(tanh_(div(v, p.cap)), p.cap);
                         four[i] = v;
                     }
-                    *(float4*)(weights + (half + key + j) * ROWS_STRIDE + row) = make_float4(four[0], four[1], four[2], four[3]);
+                    *(float4*)(weights + (key + j) * ROWS_STRIDE + row) = make_float4(four[0], four[1], four[2], four[3]);
                 }
             }
             __syncthreads();
             // Keys are through: values take their place.
             bring_rows<TYPE, false>(c, table, kv_head, base, lowest, highest + 1, keys, v_scales);
-            // 4. Weights: four threads a row, each with four lanes of its sum
+            // 4. Weights: eight threads a row, each with two lanes of its sum
             {
-                u32 r = threadIdx.x / 4, part = threadIdx.x % 4;
+                u32 r = threadIdx.x / 8, part = threadIdx.x % 8;
                 bool has = r < rows;
                 u32 from = has ? max(firsts[r], base) : 1, to = has ? min(lasts[r] + 1, base + PARTITION) : 0;
                 float top = bits(NEGATIVE_INFINITY);
 #pragma unroll 8
-                for (u32 j = 0; j < PARTITION / 4; j++) {
-                    u32 i = j / 4 * 16 + part * 4 + j % 4;
+                for (u32 j = 0; j < PARTITION / 8; j++) {
+                    u32 i = j / 2 * 16 + part * 2 + j % 2;
                     if (base + i >= from && base + i < to) top = greater(weights[i * ROWS_STRIDE + r], top);
                 }
                 top = greater(__shfl_xor_sync(ALL, top, 1), top);
                 top = greater(__shfl_xor_sync(ALL, top, 2), top);
-                float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                top = greater(__shfl_xor_sync(ALL, top, 4), top);
+                float lanes[2] = {0.0f, 0.0f};
 #pragma unroll 2
                 for (u32 j = 0; j < PARTITION / 16; j++) {
 #pragma unroll
-                    for (u32 e = 0; e < 4; e++) {
-                        u32 i = j * 16 + part * 4 + e;
+                    for (u32 e = 0; e < 2; e++) {
+                        u32 i = j * 16 + part * 2 + e;
                         bool visible = base + i >= from && base + i < to;
                         float w = visible ? exp_(sub(weights[i * ROWS_STRIDE + r], top)) : 0.0f;
                         lanes[e] = add(lanes[e], w);
                         weights[i * ROWS_STRIDE + r] = w;
                     }
                 }
-                // Lanes i and i + 8, i and i + 4, i and i + 2, 0 and 1: of this thread's four, with those of the others.
+                // Lanes i and i + 8, i and i + 4, i and i + 2, 0 and 1: of this thread's two, with those of the others.
 #pragma unroll
-                for (u32 e = 0; e < 4; e++) {
-                    lanes[e] = add(lanes[e], __shfl_xor_sync(ALL, lanes[e], 2));
-                    lanes[e] = add(lanes[e], __shfl_xor_sync(ALL, lanes[e], 1));
+                for (u32 e = 0; e < 2; e++) {
+#pragma unroll
+                    for (u32 other = 4; other > 0; other /= 2) lanes[e] = add(lanes[e], __shfl_xor_sync(ALL, lanes[e], other));
                 }
-                float sum = add(add(lanes[0], lanes[2]), add(lanes[1], lanes[3]));
+                float sum = add(lanes[0], lanes[1]);
                 if (has && part == 0 && from < to) {
                     bool begins = base <= firsts[r];
                     float before = begins ? top : tops[r], m = greater(top, before);
@@ -236,22 +233,18 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
                     some_from = min(some_from, from[i]);
                     some_to = max(some_to, to[i]);
                 }
-                float o[4][8];
+                float o[4][4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-#pragma unroll
-                    for (int j = 0; j < 8; j++) o[i][j] = 0.0f;
-                }
+                for (int i = 0; i < 16; i++) o[i / 4][i % 4] = 0.0f;
                 auto step = [&](u32 n, bool checked) {
                     float4 w = *(const float4*)(weights + n * ROWS_STRIDE + row);
-                    const float* v = keys + n * v_stride + column;
-                    float4 v0 = *(const float4*)v, v1 = *(const float4*)(v + 4);
-                    float ws[4] = {w.x, w.y, w.z, w.w}, vs[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
+                    float4 v = *(const float4*)(keys + n * v_stride + column);
+                    float ws[4] = {w.x, w.y, w.z, w.w}, vs[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         if (checked && !(n >= from[i] && n < to[i])) continue;
 #pragma unroll
-                        for (int j = 0; j < 8; j++) o[i][j] = fma(ws[i], vs[j], o[i][j]);
+                        for (int j = 0; j < 4; j++) o[i][j] = fma(ws[i], vs[j], o[i][j]);
                     }
                 };
                 u32 n = some_from;
@@ -265,7 +258,7 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
                     bool begins = base <= firsts[row + i];
                     float a = kept[row + i], b = taken[row + i];
 #pragma unroll
-                    for (int j = 0; j < 8; j++) out[i][j] = begins ? o[i][j] : fma(out[i][j], a, mul(o[i][j], b));
+                    for (int j = 0; j < 4; j++) out[i][j] = begins ? o[i][j] : fma(out[i][j], a, mul(o[i][j], b));
                 }
             }
         }
@@ -277,13 +270,13 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
                 if (row + i >= rows) continue;
                 u32 r = row + i, t = first + r / group, h = kv_head * group + r % group;
 #pragma unroll
-                for (int j = 0; j < 8; j++) finish(p, t, h, column + j, out[i][j], tops[r], sums[r]);
+                for (int j = 0; j < 4; j++) finish(p, t, h, column + j, out[i][j], tops[r], sums[r]);
             }
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) attend_tile(const __grid_constant__ Attention p) {
+extern "C" __global__ void __launch_bounds__(512, 1) attend_tile(const __grid_constant__ Attention p) {
     begin();
     // Heads of 128 in the usual types have their loops unrolled.
     bool usual = p.cache.k_dim == 128;

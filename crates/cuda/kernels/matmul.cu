@@ -72,6 +72,12 @@ __device__ __forceinline__ void put(const Matmul& p, u32 output, u32 r, float y)
     *to = p.accumulate ? add(*to, y) : y;
 }
 
+// A scale, from how it lies.
+__device__ __forceinline__ float value(u32 raw, u32 type) {
+    if (type == BF16) return bits(raw << 16);
+    return type == F32 ? bits(raw) : from_f16((u16)raw);
+}
+
 // ---- lane sums
 
 template <int KIND> __device__ __forceinline__ float lane_weight(const Matrix& m, u64 r, u32 i) {
@@ -114,8 +120,8 @@ __device__ __forceinline__ float affine_lanes(const Matrix& m, u64 row, const fl
     return acc;
 }
 
-// Half a warp takes a row.
-template <int KIND, int T> __device__ __forceinline__ void lane_sums(const Matmul& p) {
+// One token, or pairs of a token and an expert: half a warp takes a row.
+template <int KIND> __device__ __forceinline__ void lane_sums(const Matmul& p) {
     begin();
     const u32 per_block = blockDim.x / 16;
     if (blockIdx.x * per_block >= p.rows) return;
@@ -123,51 +129,132 @@ template <int KIND, int T> __device__ __forceinline__ void lane_sums(const Matmu
     u64 r = (u64)blockIdx.x * per_block + threadIdx.x / 16;
     // A row that is not there is computed as the last, so that whole warps meet, and not stored.
     u64 row = p.in_matrix(min(r, (u64)p.rows - 1));
-    for (u32 tile = blockIdx.y; tile * T < p.outputs; tile += gridDim.y) {
+    for (u32 tile = blockIdx.y; tile < p.outputs; tile += gridDim.y) {
         Work w;
-        if (!work<T>(p, KIND, tile, w)) continue;
-        if (KIND == LANES_AFFINE && T == 1 && 32 % w.m.bits == 0) {
-            float y = lane_tree(affine_lanes(w.m, row, p.x.f + w.x * p.cols, p.cols));
-            if (lane == 0 && r < p.rows) put(p, w.first, (u32)r, y);
-            continue;
-        }
-        float acc[T];
+        if (!work<1>(p, KIND, tile, w)) continue;
+        const float* x = p.x.f + w.x * p.cols;
+        float acc = 0.0f;
+        if (KIND == LANES_AFFINE && 32 % w.m.bits == 0) {
+            acc = affine_lanes(w.m, row, x, p.cols);
+        } else {
+            // Several weights are under way before the first is used; missing ones of the last sixteen are zeros.
+            const int DEEP = 16;
+            const u32 all = (p.cols + 15) / 16 * 16;
+            for (u32 from = lane; from < all; from += 16 * DEEP) {
+                float weights[DEEP];
 #pragma unroll
-        for (int t = 0; t < T; t++) acc[t] = 0.0f;
-        u32 whole = p.cols / 16 * 16;
-        // Several weights are under way before the first is used.
-        const int DEEP = T == 1 ? 16 : 4;
-        for (u32 from = lane; from < whole; from += 16 * DEEP) {
-            float weights[DEEP];
+                for (int d = 0; d < DEEP; d++) {
+                    u32 i = from + 16 * d;
+                    weights[d] = i < p.cols ? lane_weight<KIND>(w.m, row, i) : 0.0f;
+                }
 #pragma unroll
-            for (int d = 0; d < DEEP; d++) {
-                u32 i = from + 16 * d;
-                weights[d] = i < whole ? lane_weight<KIND>(w.m, row, i) : 0.0f;
-            }
-#pragma unroll
-            for (int d = 0; d < DEEP; d++) {
-                u32 i = from + 16 * d;
-                if (i >= whole) break;
-#pragma unroll
-                for (int t = 0; t < T; t++) {
-                    if (t < w.count) acc[t] = fma(weights[d], p.x.f[(w.x + t) * p.cols + i], acc[t]);
+                for (int d = 0; d < DEEP; d++) {
+                    u32 i = from + 16 * d;
+                    if (i >= all) break;
+                    acc = fma(weights[d], i < p.cols ? x[i] : 0.0f, acc);
                 }
             }
         }
-        if (whole < p.cols) {
-            u32 i = whole + lane;
-            bool inside = i < p.cols;
-            float weight = inside ? lane_weight<KIND>(w.m, row, i) : 0.0f;
+        float y = lane_tree(acc);
+        if (lane == 0 && r < p.rows) put(p, w.first, (u32)r, y);
+    }
+}
+
+// Four neighbouring columns of a row, as they lie.
+template <int KIND> struct FourColumns {
+    u32 w[4];
+
+    __device__ __forceinline__ void load(const Matrix& m, u64 r, u32 i, u32 cols) {
+        const u8* row = m.data + r * m.row_bytes;
 #pragma unroll
-            for (int t = 0; t < T; t++) {
-                float x = inside && t < w.count ? p.x.f[(w.x + t) * p.cols + i] : 0.0f;
-                acc[t] = fma(weight, x, acc[t]);
+        for (u32 e = 0; e < 4; e++) {
+            w[e] = 0;
+            if (KIND == LANES_F32 && i + e < cols) w[e] = ((const u32*)row)[i + e];
+            if ((KIND == LANES_F16 || KIND == LANES_BF16) && i + e < cols) w[e] = ((const u16*)row)[i + e];
+        }
+        if (KIND == LANES_AFFINE && i < cols) {
+            u32 bit = i * m.bits, word = bit / 32, shift = bit % 32;
+            u64 g = r * m.groups + (i >> (31 - __clz(m.group)));
+            const u32* words = (const u32*)row;
+            w[0] = __funnelshift_r(words[word], shift + 4 * m.bits > 32 ? words[word + 1] : 0, shift);
+            w[1] = m.type == F32 ? ((const u32*)m.scales)[g] : ((const u16*)m.scales)[g];
+            w[2] = m.type == F32 ? ((const u32*)m.biases)[g] : ((const u16*)m.biases)[g];
+        }
+    }
+
+    __device__ __forceinline__ float4 values(const Matrix& m) const {
+        if (KIND == LANES_F32) return make_float4(bits(w[0]), bits(w[1]), bits(w[2]), bits(w[3]));
+        if (KIND == LANES_F16) return make_float4(from_f16((u16)w[0]), from_f16((u16)w[1]), from_f16((u16)w[2]), from_f16((u16)w[3]));
+        if (KIND == LANES_BF16) return make_float4(bits(w[0] << 16), bits(w[1] << 16), bits(w[2] << 16), bits(w[3] << 16));
+        float s = value(w[1], m.type), b = value(w[2], m.type), q[4];
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) q[e] = fma((float)(w[0] >> e * m.bits & ((1u << m.bits) - 1)), s, b);
+        return make_float4(q[0], q[1], q[2], q[3]);
+    }
+};
+
+// Several tokens: a block has 4 rows and 8 tokens, whose columns it brings to shared memory, weights as floats; a thread has one lane of a row and 2 tokens.
+template <int KIND> __device__ __forceinline__ void lane_tiles(const Matmul& p) {
+    // The stride is such that both halves of a warp meet different banks.
+    const u32 ROWS = 4, TOKENS = 8, CHUNK = 768, STRIDE = CHUNK + 8;
+    __shared__ __align__(16) float weights[ROWS * STRIDE], xs[TOKENS * STRIDE];
+    const u32 thread = threadIdx.x, lane = thread % 16, first_row = blockIdx.x * ROWS, cols = p.cols;
+    const u32 token_pair = thread / 16 % 4 * 2, row = thread / 64;
+    if (first_row >= p.rows) {
+        begin();
+        return;
+    }
+    const Matrix& m = p.matrix;
+    u64 own_row = p.in_matrix(min(first_row + row, p.rows - 1));
+    FourColumns<KIND> next[3];
+    float4 next_x[6];
+    auto load_weights = [&](u32 from) {
+#pragma unroll
+        for (u32 k = 0; k < 3; k++) next[k].load(m, own_row, from + 4 * (thread % 64) + 256 * k, cols);
+    };
+    load_weights(0);
+    begin();
+    for (u32 tile = blockIdx.y; tile * TOKENS < p.outputs; tile += gridDim.y) {
+        const float* x = p.x.f + (u64)min(tile * TOKENS + thread / 32, p.outputs - 1) * cols;
+        auto load_inputs = [&](u32 from) {
+#pragma unroll
+            for (u32 k = 0; k < 6; k++) {
+                u32 i = from + 4 * (thread % 32) + 128 * k;
+                if (cols % 4 == 0) {
+                    next_x[k] = i < cols ? *(const float4*)(x + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                } else {
+                    next_x[k] = make_float4(i < cols ? x[i] : 0.0f, i + 1 < cols ? x[i + 1] : 0.0f, i + 2 < cols ? x[i + 2] : 0.0f, i + 3 < cols ? x[i + 3] : 0.0f);
+                }
+            }
+        };
+        if (tile != blockIdx.y) load_weights(0);
+        load_inputs(0);
+        float acc[2] = {0.0f, 0.0f};
+        for (u32 from = 0; from < cols; from += CHUNK) {
+            __syncthreads();
+#pragma unroll
+            for (u32 k = 0; k < 3; k++) *(float4*)(weights + row * STRIDE + 4 * (thread % 64) + 256 * k) = next[k].values(m);
+#pragma unroll
+            for (u32 k = 0; k < 6; k++) *(float4*)(xs + thread / 32 * STRIDE + 4 * (thread % 32) + 128 * k) = next_x[k];
+            __syncthreads();
+            if (from + CHUNK < cols) {
+                load_weights(from + CHUNK);
+                load_inputs(from + CHUNK);
+            }
+            // Missing columns of the last sixteen are zeros, and nothing comes behind them.
+            const u32 steps = min(CHUNK / 16, (cols - from + 15) / 16);
+#pragma unroll 8
+            for (u32 step = 0; step < steps; step++) {
+                float w = weights[row * STRIDE + 16 * step + lane];
+#pragma unroll
+                for (u32 t = 0; t < 2; t++) acc[t] = fma(w, xs[(token_pair + t) * STRIDE + 16 * step + lane], acc[t]);
             }
         }
 #pragma unroll
-        for (int t = 0; t < T; t++) {
-            float y = lane_tree(acc[t]);
-            if (lane == t && t < w.count && r < p.rows) put(p, w.first + t, (u32)r, y);
+        for (u32 i = 0; i < 2; i++) {
+            float y = lane_tree(acc[i]);
+            u32 r = first_row + row, t = tile * TOKENS + token_pair + i;
+            if (lane == i && r < p.rows && t < p.outputs) put(p, t, r, y);
         }
     }
 }
@@ -503,10 +590,14 @@ template <int BITS, int R, int D> __device__ __forceinline__ void integer_sum(co
     extern "C" __global__ void __launch_bounds__(256) name##_1(const __grid_constant__ Products p) { body<variant, 1>(p.parts[blockIdx.z]); } \
     extern "C" __global__ void __launch_bounds__(256) name##_8(const __grid_constant__ Products p) { body<variant, 8>(p.parts[blockIdx.z]); }
 
-KERNELS(lanes_f32, lane_sums, LANES_F32)
-KERNELS(lanes_f16, lane_sums, LANES_F16)
-KERNELS(lanes_bf16, lane_sums, LANES_BF16)
-KERNELS(lanes_affine, lane_sums, LANES_AFFINE)
+#define LANE_KERNELS(name, kind)                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) name##_1(const __grid_constant__ Products p) { lane_sums<kind>(p.parts[blockIdx.z]); } \
+    extern "C" __global__ void __launch_bounds__(256) name##_8(const __grid_constant__ Products p) { lane_tiles<kind>(p.parts[blockIdx.z]); }
+
+LANE_KERNELS(lanes_f32, LANES_F32)
+LANE_KERNELS(lanes_f16, LANES_F16)
+LANE_KERNELS(lanes_bf16, LANES_BF16)
+LANE_KERNELS(lanes_affine, LANES_AFFINE)
 KERNELS(pairs_bf16, pair_sums, PAIRS_BF16)
 KERNELS(pairs_affine, pair_sums, PAIRS_AFFINE)
 

@@ -72,15 +72,10 @@ __device__ __forceinline__ Task find(const Rows& p, u32 number, u32 log, u32 row
     return task;
 }
 
-// A scale as it lies, and what it is.
+// A scale as it lies.
 __device__ __forceinline__ u32 raw(const u8* p, u32 type, u32 i, bool there) {
     if (!there) return 0;
     return type == F32 ? __ldcs((const u32*)p + i) : __ldcs((const u16*)p + i);
-}
-
-__device__ __forceinline__ float value(u32 raw, u32 type) {
-    if (type == BF16) return bits(raw << 16);
-    return type == F32 ? bits(raw) : from_f16((u16)raw);
 }
 
 // Activations in shared memory: of each 32 columns the first and the last sixteen bytes, in arrays of their own so that neighbours meet no bank twice.

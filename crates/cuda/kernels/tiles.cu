@@ -1,6 +1,6 @@
-// Products of integer groups for many tokens, on integer tensor cores: a warp takes 32 rows and 16 tokens, a block 64 rows and 64 tokens, or 256 rows and 16 tokens
-// where few share a matrix. The integer sum of each
-// group of activations is a product of its own (m16n8k32), exact in any order; what follows it is the sequence of fmas that docs/numerics.md gives.
+// Products of integer groups for several tokens, on integer tensor cores: a block has 64 rows and 32 tokens, or 16 where there are few; a warp has one of the
+// four chains of 32 rows. The integer sum of each group of activations is a product of its own (m16n8k32), exact in any order; what follows it is the sequence of
+// fmas that docs/numerics.md gives.
 //
 // Columns inside a group meet in the order in which they are packed: a lane of a row takes eight neighbouring ones, even columns before odd ones, which is how
 // activations lie.
@@ -28,6 +28,13 @@ __device__ __forceinline__ void copy_word_later(void* to, const void* from) {
 #endif
 }
 
+__device__ __forceinline__ void copy_two_words_later(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(from) : "memory");
+#endif
+}
+
 __device__ __forceinline__ void copy_words_later(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
     u32 at = (u32)__cvta_generic_to_shared(to);
@@ -47,18 +54,25 @@ __device__ __forceinline__ void copies_end() {
 #endif
 }
 
-// Bytes of shared memory: STAGES times packed rows, activations, and their scales.
-template <int BITS, int OF, int ROW_WARPS> struct Stage {
-    static const u32 ROWS = 32 * ROW_WARPS, TOKENS = 16 * (TILE_WARPS / ROW_WARPS);
+// What is brought at once, and how it lies in shared memory: packed rows, activations, their scales and sums, scales and biases of the weights' groups. Strides
+// are such that what a warp reads together meets different banks.
+template <int BITS, int OF, int EIGHTS> struct Stage {
+    static const u32 ROWS = 64, TOKENS = 8 * EIGHTS;
+    // Groups of activations, and their columns.
     static const u32 PARTS = 4 * OF, COLUMNS = 32 * PARTS;
     static const u32 ROW = 4 * BITS * PARTS, ROW_STRIDE = ROW + 16;
-    // So that four neighbouring tokens meet different banks.
     static const u32 TOKEN_STRIDE = COLUMNS + 32;
-    static const u32 A = ROWS * ROW_STRIDE, B = TOKENS * TOKEN_STRIDE;
-    // [PARTS][tokens] scales of activations and their sums, [4][rows] scale and bias of the weights' groups.
-    static const u32 SX = PARTS * TOKENS * 4, S = 4 * ROWS * 8;
-    static const u32 BYTES = A + B + 2 * SX + S;
-    static const u32 STAGES = 2;
+    // In bytes, as the next.
+    static const u32 SCALES_STRIDE = 4 * (OF == 1 ? 4 : PARTS + 4);
+    // Of each row the scales of four groups as they lie, and then the biases.
+    static const u32 S_STRIDE = 16;
+    static const u32 A = ROWS * ROW_STRIDE, B = TOKENS * TOKEN_STRIDE, SX = TOKENS * SCALES_STRIDE, S = ROWS * S_STRIDE;
+    static const u32 BYTES = A + B + 2 * SX + 2 * S;
+    // As many as let blocks share a multiprocessor: two, or three where there are few tokens.
+    static const u32 BLOCKS = EIGHTS == 2 ? 3 : 2, FITTING = (EIGHTS == 2 ? 72 << 10 : 96 << 10) / BYTES;
+    static const u32 STAGES = FITTING < 2 ? 2 : FITTING < 4 ? FITTING : 4;
+    // Where chains meet: [chain][token][row].
+    static const u32 MEET_STRIDE = ROWS + 4;
 };
 
 // The eight columns of lane `j` of a part as two words of bytes, even columns and odd ones.
@@ -91,20 +105,159 @@ template <int BITS> __device__ __forceinline__ void eight(const u8* part, u32 j,
     }
 }
 
-template <int BITS, int OF, int ROW_WARPS> __device__ __forceinline__ void tile_sums(const Matmul& p) {
-    typedef Stage<BITS, OF, ROW_WARPS> G;
-    const u32 TILE_ROWS = G::ROWS, TILE_TOKENS = G::TOKENS, PASSES = TILE_ROWS / 64;
+// The scales of a token's groups that a weight group joins.
+template <int OF> __device__ __forceinline__ void joined_scales(const float* from, float (&to)[OF]) {
+    if (OF == 1) {
+        to[0] = from[0];
+    } else if (OF == 2) {
+        float2 v = *(const float2*)from;
+        to[0] = v.x;
+        to[1 % OF] = v.y;
+    } else {
+        float4 v = *(const float4*)from;
+        to[0] = v.x;
+        to[1 % OF] = v.y;
+        to[2 % OF] = v.z;
+        to[3 % OF] = v.w;
+    }
+}
+
+template <int BITS, int OF, int EIGHTS> __device__ __forceinline__ void tile_sums(const Matmul& p) {
+    typedef Stage<BITS, OF, EIGHTS> G;
     u8* memory = (u8*)room;
-    u32 thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
-    u32 parts = p.cols / 32, groups = parts / OF, stages = (groups + 3) / 4;
-    u32 first_row = blockIdx.x * TILE_ROWS;
+    const u32 thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
+    const u32 parts = p.cols / 32, groups = parts / OF, stages = (groups + 3) / 4, first_row = blockIdx.x * G::ROWS;
     // Output rows of a tile, and their rows of x; what is not there is the last.
-    __shared__ u32 outputs[TILE_TOKENS], inputs[TILE_TOKENS];
-    if (first_row >= p.rows) return;
-    const u32 tiles = p.tiles ? p.tiles[0] : (p.outputs + TILE_TOKENS - 1) / TILE_TOKENS;
+    __shared__ u32 outputs[G::TOKENS], inputs[G::TOKENS];
+    if (first_row >= p.rows) {
+        begin();
+        return;
+    }
+
+    // 1. What is brought in: rows that are not there are the last. Where all of it lies in whole sixteens of bytes, each thread has places of its own in every
+    // stage.
+    const u32 PIECES = G::ROW / 16, A_PIECES = G::ROWS * PIECES, A_COPIES = (A_PIECES + TILE_THREADS - 1) / TILE_THREADS;
+    const u32 B_PIECES = G::TOKENS * 2 * G::PARTS, B_COPIES = (B_PIECES + TILE_THREADS - 1) / TILE_THREADS;
+    // Threads with scales of weights, and then those with scales of activations.
+    const u32 S_THREADS = 2 * G::ROWS, X_THREADS = 2 * G::TOKENS * OF;
+    const bool BOTH = X_THREADS > TILE_THREADS - S_THREADS;
+    const u32 x_thread = thread - S_THREADS, x_token = x_thread / OF % G::TOKENS, x_sums = BOTH ? 0 : x_thread / (OF * G::TOKENS), x_piece = x_thread % OF;
+    const bool has_scales = thread < S_THREADS, has_x = !has_scales && x_thread < X_THREADS;
+    Matrix m = p.matrix;
+    bool regular = false;
+    const u8 *from_a[A_COPIES], *from_b[B_COPIES], *from_scales = 0;
+    u32 scales_step = 0;
+    auto a_piece = [&](u32 k) { return thread + k * TILE_THREADS; };
+    auto find_weights = [&]() {
+        // Groups of 128 go the other way until a device was seen to give equal bits.
+        regular = OF < 4 && parts % 4 == 0 && groups % 4 == 0 && (((u64)m.data | (u64)m.scales | (u64)m.biases) & 15) == 0;
+#pragma unroll
+        for (u32 k = 0; k < A_COPIES; k++) {
+            u64 row = p.in_matrix(min(first_row + a_piece(k) / PIECES % G::ROWS, p.rows - 1));
+            from_a[k] = m.data + row * m.row_bytes + a_piece(k) % PIECES * 16;
+        }
+        if (has_scales) {
+            u64 row = p.in_matrix(min(first_row + thread % G::ROWS, p.rows - 1));
+            scales_step = m.type == F32 ? 16 : 8;
+            from_scales = (thread < G::ROWS ? m.scales : m.biases) + row * groups / 4 * scales_step;
+        }
+    };
+    auto find_inputs = [&]() {
+#pragma unroll
+        for (u32 k = 0; k < B_COPIES; k++) {
+            u32 i = thread + k * TILE_THREADS;
+            from_b[k] = (const u8*)p.x.q + (u64)inputs[i / (2 * G::PARTS) % G::TOKENS] * p.cols + i % (2 * G::PARTS) * 16;
+        }
+        if (has_x) {
+            from_scales = (const u8*)((x_sums ? p.x.mx : p.x.sx) + (u64)inputs[x_token] * parts + x_piece * 4);
+            scales_step = 4 * G::PARTS;
+        }
+    };
+    // What is not regular, and what is less than a whole stage.
+    auto bring_weights_slowly = [&](u32 stage, u8* to) {
+        u32 here = min(parts - stage * G::PARTS, G::PARTS);
+        const u32 PIECE = BITS % 4 == 0 ? 16 : 4, PER_ROW = G::ROW / PIECE;
+#pragma unroll 1
+        for (u32 i = thread; i < G::ROWS * PER_ROW; i += TILE_THREADS) {
+            u32 r = i / PER_ROW, piece = i % PER_ROW;
+            if (piece * PIECE >= here * 4 * BITS) continue;
+            u64 row = p.in_matrix(min(first_row + r, p.rows - 1));
+            const u8* from = m.data + row * m.row_bytes + stage * G::ROW + piece * PIECE;
+            u8* at = to + r * G::ROW_STRIDE + piece * PIECE;
+            if (PIECE == 16) copy_words_later(at, from);
+            else copy_word_later(at, from);
+        }
+        if (!has_scales) return;
+        u8* at = to + G::A + G::B + 2 * G::SX + thread * G::S_STRIDE;
+        u64 first = p.in_matrix(min(first_row + thread % G::ROWS, p.rows - 1)) * groups + stage * 4;
+        const u8* from = thread < G::ROWS ? m.scales : m.biases;
+#pragma unroll 1
+        for (u32 g = 0; g < 4 && stage * 4 + g < groups; g++) {
+            if (m.type == F32) ((u32*)at)[g] = ((const u32*)from)[first + g];
+            else ((u16*)at)[g] = ((const u16*)from)[first + g];
+        }
+    };
+    auto bring_inputs_slowly = [&](u32 stage, u8* to) {
+        u32 here = min(parts - stage * G::PARTS, G::PARTS);
+#pragma unroll 1
+        for (u32 i = thread; i < B_PIECES; i += TILE_THREADS) {
+            u32 t = i / (2 * G::PARTS), piece = i % (2 * G::PARTS);
+            const i8* from = p.x.q + (u64)inputs[t] * p.cols + stage * G::COLUMNS + piece * 16;
+            if (piece < here * 2) copy_words_later(to + G::A + t * G::TOKEN_STRIDE + piece * 16, from);
+        }
+#pragma unroll 1
+        for (u32 i = thread; i < G::TOKENS * G::PARTS; i += TILE_THREADS) {
+            u32 t = i / G::PARTS, part = i % G::PARTS;
+            u64 at = (u64)inputs[t] * parts + stage * G::PARTS + part;
+            u8* own = to + G::A + G::B + t * G::SCALES_STRIDE + part * 4;
+            if (part >= here) continue;
+            copy_word_later(own, p.x.sx + at);
+            copy_word_later(own + G::SX, p.x.mx + at);
+        }
+    };
+    auto whole = [&](u32 stage) { return regular && (stage + 1) * G::PARTS <= parts; };
+    auto bring_weights = [&](u32 stage, u8* to) {
+        if (!whole(stage)) return bring_weights_slowly(stage, to);
+#pragma unroll
+        for (u32 k = 0; k < A_COPIES; k++) {
+            if (A_PIECES % TILE_THREADS == 0 || a_piece(k) < A_PIECES) copy_words_later(to + a_piece(k) / PIECES * G::ROW_STRIDE + a_piece(k) % PIECES * 16, from_a[k]);
+            from_a[k] += G::ROW;
+        }
+        if (has_scales) {
+            u8* at = to + G::A + G::B + 2 * G::SX + thread * G::S_STRIDE;
+            if (m.type == F32) copy_words_later(at, from_scales);
+            else copy_two_words_later(at, from_scales);
+            from_scales += scales_step;
+        }
+    };
+    auto bring_inputs = [&](u32 stage, u8* to) {
+        if (!whole(stage)) return bring_inputs_slowly(stage, to);
+#pragma unroll
+        for (u32 k = 0; k < B_COPIES; k++) {
+            u32 i = thread + k * TILE_THREADS;
+            if (B_PIECES % TILE_THREADS == 0 || i < B_PIECES) copy_words_later(to + G::A + i / (2 * G::PARTS) * G::TOKEN_STRIDE + i % (2 * G::PARTS) * 16, from_b[k]);
+            from_b[k] += G::COLUMNS;
+        }
+        if (has_x) {
+            u8* at = to + G::A + G::B + x_sums * G::SX + x_token * G::SCALES_STRIDE + x_piece * 16;
+            copy_words_later(at, from_scales);
+            if (BOTH) copy_words_later(at + G::SX, from_scales + ((const u8*)p.x.mx - (const u8*)p.x.sx));
+            from_scales += scales_step;
+        }
+    };
+
+    // 2. One matrix for all tokens: its first rows are under way before what they meet is there
+    const u32 AHEAD = G::STAGES - 1;
+    if (!p.tiles) {
+        find_weights();
+        for (u32 stage = 0; stage < min(AHEAD, stages); stage++) bring_weights(stage, memory + stage * G::BYTES);
+    }
+    begin();
+    const u32 tiles = p.tiles ? p.tiles[0] : (p.outputs + G::TOKENS - 1) / G::TOKENS;
+    const u32 row_in_tile = warp % 2 * 32 + lane / 4, chain = warp / 2, j = lane % 4;
+    u32 slot = 0;
     for (u32 tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
-        Matrix m = p.matrix;
-        u32 first = tile * TILE_TOKENS, count = min(TILE_TOKENS, p.outputs - first);
+        u32 first = tile * G::TOKENS, count = min(G::TOKENS, p.outputs - first);
         if (p.tiles) {
             uint4 own = ((const uint4*)p.tiles)[1 + tile];
             m = p.table[own.x];
@@ -113,158 +266,135 @@ template <int BITS, int OF, int ROW_WARPS> __device__ __forceinline__ void tile_
             // Of an expert that is not there.
             if (m.kind != INTEGERS + (BITS == 8 ? 5 : BITS - 2)) continue;
         }
+        const u32 eights = (count + 7) / 8;
         __syncthreads();
-        if (thread < TILE_TOKENS) {
+        if (thread < G::TOKENS) {
             u32 at = first + min(thread, count - 1);
             outputs[thread] = p.tiles ? p.order[at] : at;
             inputs[thread] = outputs[thread] / p.per_row;
         }
+        bool early = !p.tiles && tile == blockIdx.y;
+        if (!early) find_weights();
         __syncthreads();
-        // 1. What is brought in: rows that are not there are the last.
-        auto bring = [&](u32 stage, u8* to) {
-            u32 from_part = stage * G::PARTS, here = min(G::PARTS, parts - from_part);
-            const u32 PIECE = BITS % 4 == 0 ? 16 : 4, per_row = G::ROW / PIECE;
-            for (u32 i = thread; i < TILE_ROWS * per_row; i += TILE_THREADS) {
-                u32 r = i / per_row, piece = i % per_row;
-                u64 row = p.in_matrix(min(first_row + r, p.rows - 1));
-                if (piece * PIECE >= here * 4 * BITS) continue;
-                const u8* from = m.data + row * m.row_bytes + from_part * 4 * BITS + piece * PIECE;
-                u8* at = to + r * G::ROW_STRIDE + piece * PIECE;
-                if (PIECE == 16) copy_words_later(at, from);
-                else copy_word_later(at, from);
-            }
-            u8* b = to + G::A;
-            const u32 per_token = G::COLUMNS / 16;
-            for (u32 i = thread; i < TILE_TOKENS * per_token; i += TILE_THREADS) {
-                u32 t = i / per_token, piece = i % per_token;
-                if (piece * 16 >= here * 32) continue;
-                u64 row = inputs[t];
-                copy_words_later(b + t * G::TOKEN_STRIDE + piece * 16, p.x.q + row * p.cols + from_part * 32 + piece * 16);
-            }
-            float *sx = (float*)(b + G::B), *mx = (float*)(b + G::B + G::SX);
-            for (u32 i = thread; i < TILE_TOKENS * G::PARTS; i += TILE_THREADS) {
-                u32 t = i / G::PARTS, part = i % G::PARTS;
-                u64 at = (u64)inputs[t] * parts + from_part + part;
-                if (part >= here) continue;
-                copy_word_later(sx + part * TILE_TOKENS + t, p.x.sx + at);
-                copy_word_later(mx + part * TILE_TOKENS + t, p.x.mx + at);
+        find_inputs();
+        for (u32 stage = 0, to = slot; stage < AHEAD; stage++, to = to + 1 == G::STAGES ? 0 : to + 1) {
+            if (stage < stages) {
+                if (!early) bring_weights(stage, memory + to * G::BYTES);
+                bring_inputs(stage, memory + to * G::BYTES);
             }
             copies_end();
-        };
-        // A thread has scale and bias of a group of some rows, on their way to shared memory.
-        float2 scale_and_bias[PASSES];
-        auto look_up = [&](u32 stage) {
-            u32 group = stage * 4 + thread % 4;
-            bool there = group < groups;
+        }
+
+        // 3. Sums: [rows of sixteen][tokens of eight][element of the tile]
+        float acc[2][EIGHTS][4];
 #pragma unroll
-            for (u32 i = 0; i < PASSES; i++) {
-                u64 at = p.in_matrix(min(first_row + 64 * i + thread / 4, p.rows - 1)) * groups + group;
-                scale_and_bias[i] = make_float2(there ? element(m.scales, m.type, at) : 0.0f, there ? element(m.biases, m.type, at) : 0.0f);
-            }
-        };
-        auto leave = [&](u8* to) {
-#pragma unroll
-            for (u32 i = 0; i < PASSES; i++) ((float2*)(to + G::A + G::B + 2 * G::SX))[thread % 4 * TILE_ROWS + 64 * i + thread / 4] = scale_and_bias[i];
-        };
-        // 2. Sums: [rows of sixteen][tokens of eight][chain][element of the tile]
-        float acc[2][2][4][4];
-#pragma unroll
-        for (int i = 0; i < 64; i++) acc[i / 32][i / 16 % 2][i / 4 % 4][i % 4] = 0.0f;
-        u32 row_in_tile = warp % ROW_WARPS * 32 + lane / 4, token_in_tile = warp / ROW_WARPS * 16, j = lane % 4;
-        bring(0, memory);
-        look_up(0);
-        leave(memory);
+        for (u32 i = 0; i < 8 * EIGHTS; i++) acc[i / (4 * EIGHTS)][i / 4 % EIGHTS][i % 4] = 0.0f;
         for (u32 stage = 0; stage < stages; stage++) {
-            const u8* here = memory + stage % G::STAGES * G::BYTES;
-            u8* next = memory + (stage + 1) % G::STAGES * G::BYTES;
-            if (stage + 1 < stages) {
-                bring(stage + 1, next);
-                look_up(stage + 1);
-                copied_but<1>();
-            } else {
-                copied_but<0>();
-            }
+            const u8* here = memory + slot * G::BYTES;
+            copied_but<G::STAGES - 2>();
+            // What this stage needs is there, and nobody reads any more what the one before it needed.
             __syncthreads();
-            const u8* b = here + G::A;
-            const float *sx = (const float*)(b + G::B), *mx = (const float*)(b + G::B + G::SX);
-            const float2* scales = (const float2*)(b + G::B + 2 * G::SX);
+            if (stage + AHEAD < stages) {
+                u8* to = memory + (slot == 0 ? AHEAD : slot - 1) * G::BYTES;
+                bring_weights(stage + AHEAD, to);
+                bring_inputs(stage + AHEAD, to);
+            }
+            copies_end();
+            slot = slot + 1 == G::STAGES ? 0 : slot + 1;
+            if (stage * 4 + chain >= groups) continue;
+            const u8* b = here + G::A + chain * OF * 32 + j * 8 + lane / 4 * G::TOKEN_STRIDE;
+            const u8* sx = here + G::A + G::B + 2 * j * G::SCALES_STRIDE + chain * OF * 4;
+            const u8* rows = here + row_in_tile * G::ROW_STRIDE + chain * OF * 4 * BITS;
+            const u8* scales = here + G::A + G::B + 2 * G::SX + row_in_tile * G::S_STRIDE + chain * (m.type == F32 ? 4 : 2);
+            u32 a[OF][2][4];
 #pragma unroll
-            for (u32 g = 0; g < 4; g++) {
-                if (stage * 4 + g >= groups) break;
-                float joined[2][2][4];
-#pragma unroll
-                for (u32 part = 0; part < OF; part++) {
-                    u32 at = g * OF + part, a[2][4];
-#pragma unroll
-                    for (u32 i = 0; i < 2; i++) {
-                        const u8* row = here + (row_in_tile + 16 * i) * G::ROW_STRIDE + at * 4 * BITS;
-                        eight<BITS>(row, j, a[i][0], a[i][2]);
-                        eight<BITS>(row + 8 * G::ROW_STRIDE, j, a[i][1], a[i][3]);
-                    }
-#pragma unroll
-                    for (u32 n = 0; n < 2; n++) {
-                        uint2 q = *(const uint2*)(b + (token_in_tile + 8 * n + lane / 4) * G::TOKEN_STRIDE + at * 32 + j * 8);
-                        float2 scale = *(const float2*)(sx + at * TILE_TOKENS + token_in_tile + 8 * n + 2 * j);
-#pragma unroll
-                        for (u32 i = 0; i < 2; i++) {
-                            u32 d[4];
-                            multiply_tile(d, a[i], q.x, q.y);
-#pragma unroll
-                            for (u32 e = 0; e < 4; e++) {
-                                float sum = sub(bits(d[e]), MAGIC_FLOAT), s = e % 2 ? scale.y : scale.x;
-                                joined[i][n][e] = part == 0 ? mul(s, sum) : fma(s, sum, joined[i][n][e]);
-                            }
-                        }
-                    }
-                }
+            for (u32 part = 0; part < OF; part++) {
 #pragma unroll
                 for (u32 i = 0; i < 2; i++) {
-                    float2 upper = scales[g * TILE_ROWS + row_in_tile + 16 * i], lower = scales[g * TILE_ROWS + row_in_tile + 16 * i + 8];
+                    const u8* row = rows + 16 * i * G::ROW_STRIDE + part * 4 * BITS;
+                    eight<BITS>(row, j, a[part][i][0], a[part][i][2]);
+                    eight<BITS>(row + 8 * G::ROW_STRIDE, j, a[part][i][1], a[part][i][3]);
+                }
+            }
+            // Scale and bias of the rows lane / 4 and on, eight apart.
+            float scale[4], bias[4];
+            if (m.type == F32) {
 #pragma unroll
-                    for (u32 n = 0; n < 2; n++) {
-                        const float* of_token = mx + g * OF * TILE_TOKENS + token_in_tile + 8 * n + 2 * j;
-                        float2 mean = *(const float2*)of_token;
+                for (u32 i = 0; i < 4; i++) {
+                    scale[i] = *(const float*)(scales + 8 * i * G::S_STRIDE);
+                    bias[i] = *(const float*)(scales + 8 * i * G::S_STRIDE + G::S);
+                }
+            } else {
+                const bool is_bf16 = m.type == BF16;
 #pragma unroll
-                        for (u32 part = 1; part < OF; part++) {
-                            float2 more = *(const float2*)(of_token + part * TILE_TOKENS);
-                            mean = make_float2(add(mean.x, more.x), add(mean.y, more.y));
-                        }
+                for (u32 i = 0; i < 4; i++) {
+                    u16 s = *(const u16*)(scales + 8 * i * G::S_STRIDE), b = *(const u16*)(scales + 8 * i * G::S_STRIDE + G::S);
+                    float s_half = from_f16(s), b_half = from_f16(b);
+                    scale[i] = is_bf16 ? from_bf16(s) : s_half;
+                    bias[i] = is_bf16 ? from_bf16(b) : b_half;
+                }
+            }
+#pragma unroll
+            for (u32 n = 0; n < EIGHTS; n++) {
+                if (n >= eights) break;
+                float of[2][OF], mean[2];
+#pragma unroll
+                for (u32 t = 0; t < 2; t++) {
+                    joined_scales<OF>((const float*)(sx + (8 * n + t) * G::SCALES_STRIDE + G::SX), of[t]);
+                    mean[t] = of[t][0];
+#pragma unroll
+                    for (u32 part = 1; part < OF; part++) mean[t] = add(mean[t], of[t][part]);
+                    joined_scales<OF>((const float*)(sx + (8 * n + t) * G::SCALES_STRIDE), of[t]);
+                }
+                float joined[2][4];
+#pragma unroll
+                for (u32 part = 0; part < OF; part++) {
+                    uint2 q = *(const uint2*)(b + 8 * n * G::TOKEN_STRIDE + part * 32);
+#pragma unroll
+                    for (u32 i = 0; i < 2; i++) {
+                        u32 d[4];
+                        multiply_tile(d, a[part][i], q.x, q.y);
 #pragma unroll
                         for (u32 e = 0; e < 4; e++) {
-                            float2 weight = e < 2 ? upper : lower;
-                            float y = fma(weight.x, joined[i][n][e], acc[i][n][g][e]);
-                            acc[i][n][g][e] = fma(weight.y, e % 2 ? mean.y : mean.x, y);
+                            float sum = sub(bits(d[e]), MAGIC_FLOAT);
+                            joined[i][e] = part == 0 ? mul(of[e % 2][part], sum) : fma(of[e % 2][part], sum, joined[i][e]);
                         }
                     }
                 }
-            }
-            if (stage + 1 < stages) leave(next);
-            __syncthreads();
-        }
-        // 3. Chains meet
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-#pragma unroll
-            for (u32 n = 0; n < 2; n++) {
-#pragma unroll
-                for (u32 e = 0; e < 4; e++) {
-                    float y = add(add(acc[i][n][0][e], acc[i][n][2][e]), add(acc[i][n][1][e], acc[i][n][3][e]));
-                    u32 r = first_row + row_in_tile + 16 * i + e / 2 * 8, t = token_in_tile + 8 * n + 2 * j + e % 2;
-                    if (r < p.rows && t < count) put(p, outputs[t], r, y);
+                for (u32 i = 0; i < 8; i++) {
+                    u32 e = i % 4, r = i / 4 * 2 + e / 2;
+                    float y = fma(scale[r], joined[i / 4][e], acc[i / 4][n][e]);
+                    acc[i / 4][n][e] = fma(bias[r], mean[e % 2], y);
                 }
             }
+        }
+
+        // 4. Chains meet
+        float* meet = (float*)memory;
+        __syncthreads();
+#pragma unroll
+        for (u32 i = 0; i < 8 * EIGHTS; i++) {
+            u32 e = i % 4, n = i / 4 % EIGHTS, r = row_in_tile + i / (4 * EIGHTS) * 16 + e / 2 * 8, t = 8 * n + 2 * j + e % 2;
+            meet[(chain * G::TOKENS + t) * G::MEET_STRIDE + r] = acc[i / (4 * EIGHTS)][n][e];
+        }
+        __syncthreads();
+        const u32 FAR = G::TOKENS * G::MEET_STRIDE;
+        for (u32 i = thread; i < G::ROWS * count; i += TILE_THREADS) {
+            const float* chains = meet + i / G::ROWS * G::MEET_STRIDE + i % G::ROWS;
+            float y = add(add(chains[0], chains[2 * FAR]), add(chains[FAR], chains[3 * FAR]));
+            u32 r = first_row + i % G::ROWS;
+            if (r < p.rows) put(p, outputs[i / G::ROWS], r, y);
         }
     }
 }
 
-#define TILES(bits, of)                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, 2) tiles_##bits##_##of(const __grid_constant__ Products p) {              \
-        begin();                                                                                                             \
-        tile_sums<bits, of, 2>(p.parts[blockIdx.z]);                                                                         \
-    }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256, 2) tiles_wide_##bits##_##of(const __grid_constant__ Products p) {         \
-        begin();                                                                                                             \
-        tile_sums<bits, of, 8>(p.parts[blockIdx.z]);                                                                         \
+#define TILES(bits, of)                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(256, 2) tiles_##bits##_##of(const __grid_constant__ Products p) {         \
+        tile_sums<bits, of, 4>(p.parts[blockIdx.z]);                                                                       \
+    }                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256, 3) tiles_few_##bits##_##of(const __grid_constant__ Products p) {     \
+        tile_sums<bits, of, 2>(p.parts[blockIdx.z]);                                                                       \
     }
 
 #define ALL_TILES(bits) TILES(bits, 1) TILES(bits, 2) TILES(bits, 4)

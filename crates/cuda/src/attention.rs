@@ -86,7 +86,7 @@ const MOST_JOINED: usize = 256;
 
 /// Rows of a tile, tokens times the heads of a KV head, and threads of its block.
 const TILE_ROWS: usize = 64;
-const TILE_THREADS: u32 = 256;
+const TILE_THREADS: u32 = 512;
 /// From so many tokens on they are taken by tiles.
 pub const MOST_SINGLE: usize = 12;
 

@@ -35,8 +35,10 @@ pub fn operands(experts: &Experts, expert: usize) -> [Operand; PROJECTIONS] {
     })
 }
 
-/// From so many pairs of a token and an expert for each expert on, they are computed expert by expert.
-const WORTH_GROUPING: usize = 2;
+/// From so many experts for each pair of a token and an expert on, pairs are computed one by one.
+const TOO_FEW: usize = 8;
+/// From so many pairs for each expert on, tiles are large.
+const MANY_PAIRS: usize = 20;
 
 pub(crate) struct Registered {
     pub moe: Moe,
@@ -396,15 +398,15 @@ impl Cuda {
             let [gates, ups] = [gates?, ups?].map(|at| p::Tensor::dense(at, intermediate));
             let outputs = m.outputs.room(gpu, 4 * pairs * width)?;
             let integers = kinds.iter().all(|kinds| kinds.len() == 1 && kinds[0].needs().int8);
-            let grouped = match integers && gpu.device.tiles && pairs >= WORTH_GROUPING * count {
+            let grouped = match integers && gpu.device.tiles && tokens > 1 && pairs * TOO_FEW > count {
                 true => {
-                    // Where a tile of many rows does not fit, it is one of as many tokens.
+                    // Where a tile of many tokens does not fit, it is one of few.
                     let fits = |(kinds, groups): (&Vec<Kind>, &Option<(u32, u32)>)| {
                         let of = groups.map_or(0, |(group, _)| group as usize / products::GROUP);
-                        kinds[0].tiles(of, true).is_some_and(|s| s.shared + STATIC_SHARED <= gpu.device.shared)
+                        kinds[0].tiles(of, weights::TILE).is_some_and(|s| s.shared + STATIC_SHARED <= gpu.device.shared)
                     };
-                    let few = kinds.iter().zip(groups).all(fits);
-                    let of_tile = if few { weights::FEW } else { weights::TILE };
+                    let many = pairs >= MANY_PAIRS * count && kinds.iter().zip(groups).all(fits);
+                    let of_tile = if many { weights::TILE } else { weights::FEW };
                     Some(group_pairs(gpu, &mut m.pairs, (chosen, pairs), count, of_tile)?)
                 }
                 false => None,

@@ -17,8 +17,8 @@ pub const GROUP: usize = 32;
 const FEW_ROWS: usize = 64;
 /// Tokens of a tile in the kernels for several.
 const TILE: usize = 8;
-/// So many tokens at most are no work for tensor cores.
-const MOST_FEW: usize = 8;
+/// So many tokens at most have tiles of [`weights::FEW`], and more where larger tiles would leave multiprocessors without one.
+const MOST_FEW: usize = 16;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
 pub const MOST_BLOCKS: usize = 65_535;
 
@@ -196,6 +196,12 @@ pub fn multiply(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     Ok(())
 }
 
+/// Tokens of a tile, for products of so many rows in all.
+fn tokens_of_tile(gpu: &Gpu, rows: usize, tokens: usize) -> usize {
+    let blocks = rows.div_ceil(64) * tokens.div_ceil(weights::TILE);
+    if tokens <= MOST_FEW || blocks < gpu.device.multiprocessors { weights::FEW } else { weights::TILE }
+}
+
 fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     let mut parameters = p::Products::default();
     for (product, part) in products.iter().zip(&mut parameters.parts) {
@@ -205,17 +211,18 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     }
     let (first, rows) = (&products[0], products.iter().map(|p| p.rows).max().unwrap_or(0));
     let grouped = first.table.and_then(|t| t.grouped);
-    let many = gpu.device.tiles && (grouped.is_some() || first.outputs > MOST_FEW && first.table.is_none());
-    if let Some((kind, group, _)) = first.integers().filter(|_| many)
-        && let wide = grouped.is_some_and(|g| g.of_tile == weights::FEW)
-        && let Some(Shape { kernel, rows: block, threads, shared }) = kind.tiles(group as usize / GROUP, wide)
-        && shared + STATIC_SHARED <= gpu.device.shared
-    {
-        let tiles = grouped.map_or(first.outputs.div_ceil(weights::TILE), |g| g.most).min(MOST_BLOCKS);
-        let grid = [number(rows.div_ceil(block)), number(tiles), number(products.len())];
-        // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
-        unsafe { gpu.launch(kernel, grid, threads, number(shared), &parameters)? };
-        return Ok(());
+    let several = gpu.device.tiles && (grouped.is_some() || first.outputs > 1 && first.table.is_none());
+    if let Some((kind, group, _)) = first.integers().filter(|_| several) {
+        let of = group as usize / GROUP;
+        let shape = |tokens| kind.tiles(of, tokens).filter(|s| s.shared + STATIC_SHARED <= gpu.device.shared);
+        let of_tile = grouped.map_or_else(|| tokens_of_tile(gpu, rows * products.len(), first.outputs), |g| g.of_tile);
+        if let Some(Shape { kernel, rows: block, threads, shared }) = shape(of_tile) {
+            let tiles = grouped.map_or(first.outputs.div_ceil(of_tile), |g| g.most).min(MOST_BLOCKS);
+            let grid = [number(rows.div_ceil(block)), number(tiles), number(products.len())];
+            // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
+            unsafe { gpu.launch(kernel, grid, threads, number(shared), &parameters)? };
+            return Ok(());
+        }
     }
     for kind in first.kinds() {
         // Tokens of a mixture have an expert each.
@@ -241,6 +248,8 @@ pub enum Input<'a> {
     },
 }
 
+/// So many tokens at most are no work for tensor cores.
+const MOST_BY_ROWS: usize = 2;
 /// Elements that each block encodes for itself, at most.
 const MOST_ENCODED: usize = 24 << 10;
 /// Threads of a block of [`Way::Rows`].
@@ -260,6 +269,9 @@ pub fn multiply_rows(gpu: &Gpu, input: Input, products: &[Product], gated: bool)
         return Ok(true);
     }
     let Some((kind, group, element)) = first.fused() else { return Ok(false) };
+    if gpu.device.tiles && kind.needs().int8 && first.table.is_none() && first.outputs > MOST_BY_ROWS {
+        return Ok(false);
+    }
     let (cols, inputs) = (first.cols, first.inputs());
     let alike = |p: &Product| {
         p.fused() == first.fused()

@@ -68,26 +68,30 @@ impl Kind {
         Needs { f32: self.0 < 4, bf16: matches!(self.0, 4 | 5), int8: self.0 > 5 }
     }
 
-    /// The kernel that does it for many tokens on integer tensor cores, where a group is so many of activations, and its shared memory; `wide`: of
-    /// many rows and few tokens.
-    pub fn tiles(self, of: usize, wide: bool) -> Option<Shape> {
+    /// The kernel that does it for several tokens on integer tensor cores, where a group is so many of activations, with tiles of so many tokens: [`TILE`] or
+    /// [`FEW`].
+    pub fn tiles(self, of: usize, tokens: usize) -> Option<Shape> {
         use Kernel::*;
         let (all, bits) = match self.0 {
-            6 => ([[Tiles2Of1, Tiles2Of2, Tiles2Of4], [TilesWide2Of1, TilesWide2Of2, TilesWide2Of4]], 2),
-            7 => ([[Tiles3Of1, Tiles3Of2, Tiles3Of4], [TilesWide3Of1, TilesWide3Of2, TilesWide3Of4]], 3),
-            8 => ([[Tiles4Of1, Tiles4Of2, Tiles4Of4], [TilesWide4Of1, TilesWide4Of2, TilesWide4Of4]], 4),
-            9 => ([[Tiles5Of1, Tiles5Of2, Tiles5Of4], [TilesWide5Of1, TilesWide5Of2, TilesWide5Of4]], 5),
-            10 => ([[Tiles6Of1, Tiles6Of2, Tiles6Of4], [TilesWide6Of1, TilesWide6Of2, TilesWide6Of4]], 6),
-            11 => ([[Tiles8Of1, Tiles8Of2, Tiles8Of4], [TilesWide8Of1, TilesWide8Of2, TilesWide8Of4]], 8),
+            6 => ([[Tiles2Of1, Tiles2Of2, Tiles2Of4], [TilesFew2Of1, TilesFew2Of2, TilesFew2Of4]], 2),
+            7 => ([[Tiles3Of1, Tiles3Of2, Tiles3Of4], [TilesFew3Of1, TilesFew3Of2, TilesFew3Of4]], 3),
+            8 => ([[Tiles4Of1, Tiles4Of2, Tiles4Of4], [TilesFew4Of1, TilesFew4Of2, TilesFew4Of4]], 4),
+            9 => ([[Tiles5Of1, Tiles5Of2, Tiles5Of4], [TilesFew5Of1, TilesFew5Of2, TilesFew5Of4]], 5),
+            10 => ([[Tiles6Of1, Tiles6Of2, Tiles6Of4], [TilesFew6Of1, TilesFew6Of2, TilesFew6Of4]], 6),
+            11 => ([[Tiles8Of1, Tiles8Of2, Tiles8Of4], [TilesFew8Of1, TilesFew8Of2, TilesFew8Of4]], 8),
             _ => return None,
         };
-        let kernel = all[usize::from(wide)][[1, 2, 4].iter().position(|n| *n == of)?];
-        let (rows, tokens) = if wide { (256, FEW) } else { (64, TILE) };
+        let kernel = all[usize::from(tokens == FEW)][[1, 2, 4].iter().position(|n| *n == of)?];
         // `Stage` of `kernels/tiles.cu`.
-        let parts = 4 * of;
+        let (rows, parts) = (64, 4 * of);
+        let scales = if of == 1 { 4 } else { parts + 4 };
         let (weights, activations) = (rows * (4 * bits * parts + 16), tokens * (32 * parts + 32));
-        let stage = weights + activations + 2 * 4 * parts * tokens + 4 * 8 * rows;
-        Some(Shape { kernel, rows, threads: 256, shared: 2 * stage })
+        let stage = weights + activations + 2 * 4 * tokens * scales + 2 * 16 * rows;
+        let room = if tokens == FEW { 72 << 10 } else { 96 << 10 };
+        let stages = (room / stage).clamp(2, 4);
+        // Chains meet there in the end.
+        let meet = 4 * 4 * tokens * (rows + 4);
+        Some(Shape { kernel, rows, threads: 256, shared: meet.max(stages * stage) })
     }
 
     /// The kernel that does it with all that comes before it, for so many tokens.
@@ -147,10 +151,16 @@ impl Kind {
                 _ => [PairsAffineOne, PairsAffineMany],
             };
             // Few rows, a router's say, are spread over the device.
-            let rows = if many || rows >= WIDE_ROWS { 16 } else { 2 };
+            let rows = if many && self.0 < 4 {
+                4
+            } else if many || rows >= WIDE_ROWS || self.0 > 3 {
+                16
+            } else {
+                2
+            };
             let kernel = if many { several } else { one };
-            let threads = if self.0 < 4 { 16 * number(rows) } else { 256 };
-            return Shape { kernel, rows: if self.0 < 4 { rows } else { 16 }, threads, shared: 0 };
+            let threads = if many || self.0 > 3 { 256 } else { 16 * number(rows) };
+            return Shape { kernel, rows, threads, shared: 0 };
         }
         let [one, wide, several] = match self.0 {
             6 => [Integers2One, Integers2OneWide, Integers2Many],
@@ -170,8 +180,8 @@ impl Kind {
     }
 }
 
-/// Tokens of a block of `kernels/tiles.cu`, and of one with many rows.
-pub const TILE: usize = 64;
+/// Tokens of a block of `kernels/tiles.cu`, and of one where there are few.
+pub const TILE: usize = 32;
 pub const FEW: usize = 16;
 
 /// How a kernel is launched.
