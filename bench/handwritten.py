@@ -73,7 +73,7 @@ KERNELS = re.compile(r"^\| ([^|`]+?)(?: \(`[^|]*`\))? \| ([\d.]+) \| ([\d.]+) \|
 
 
 def profile(page):
-    small, large = page.split("| kernel (8B")
+    small, large = page.partition("## Several tokens")[0].split("| kernel (8B")
     rows = [("0.6B", row) for row in KERNELS.findall(small)] + [("8B", row) for row in KERNELS.findall(large)]
     bars = [Bar(f"{model}, {name}", float(before) / float(now), other=model == "8B") for model, (name, before, now) in rows]
     return Chart("Kernels of a token on the GPU", bars, Ratios(), "Times the speed of the kernels before, one H200, 4 bit, depth 128.", ("0.6B", "8B"))
