@@ -149,8 +149,7 @@ template <int BITS, int OF, int EIGHTS> __device__ __forceinline__ void tile_sum
     u32 scales_step = 0;
     auto a_piece = [&](u32 k) { return thread + k * TILE_THREADS; };
     auto find_weights = [&]() {
-        // Groups of 128 go the other way until a device was seen to give equal bits.
-        regular = OF < 4 && parts % 4 == 0 && groups % 4 == 0 && (((u64)m.data | (u64)m.scales | (u64)m.biases) & 15) == 0;
+        regular = parts % 4 == 0 && groups % 4 == 0 && (((u64)m.data | (u64)m.scales | (u64)m.biases) & 15) == 0;
 #pragma unroll
         for (u32 k = 0; k < A_COPIES; k++) {
             u64 row = p.in_matrix(min(first_row + a_piece(k) / PIECES % G::ROWS, p.rows - 1));

@@ -1,5 +1,8 @@
 //! The GPU held to the CPU's bits, alone and as two that take turns. Where there is none, nothing is tried, and the test says so; `SLUICE_GPU=N` names a device that has to be there.
 
+use std::path::Path;
+use std::process::Command;
+
 use sluice_backend::Isa;
 use sluice_conformance::{Candidate, Setup};
 use sluice_cuda::{Cuda, Host, Several};
@@ -59,4 +62,32 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &WHOLE_STEPS,
     ];
     families.into_iter().for_each(|family| check(family, &two()));
+}
+
+/// Cases of each family where this machine's processor stands for the device.
+const EMULATED: &str = "12";
+
+/// The kernels' own sources, compiled for this processor (`emulated/build.py`), held to the same bits where there is no GPU.
+#[test]
+fn kernels_agree_with_the_generic_cpu_where_they_are_emulated() {
+    if std::env::var_os("SLUICE_GPU").is_some() {
+        return;
+    }
+    let (out, build) = (
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated"),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/emulated/build.py"),
+    );
+    let there = |program: &str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
+    if !(there("python3") && there("c++") && Isa::supported().len() > 1) {
+        eprintln!("left out: it takes python3, c++ and AVX2");
+        return;
+    }
+    let built = Command::new("python3").args(["-B", build]).arg(&out).status().expect("python3 was there");
+    assert!(built.success(), "{build} failed");
+    let program = std::env::current_exe().expect("this program");
+    let mut tests = Command::new(program);
+    tests.args(["--skip", "where_they_are_emulated", "--skip", "devices_that_take_turns"]);
+    tests.env("LD_LIBRARY_PATH", &out).env("SLUICE_GPU", "0").env("SLUICE_CONFORMANCE_CASES", EMULATED);
+    let output = tests.output().expect("this program runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }

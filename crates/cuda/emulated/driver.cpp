@@ -1,0 +1,211 @@
+// The driver's calls that the crate makes, carried out at once on this machine's processor: streams and events have nothing to wait for.
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+struct Dim3 { unsigned x, y, z; };
+Dim3 threadIdx, blockIdx, blockDim, gridDim;
+alignas(1024) float room[232448 / 4];
+struct Entry { const char* name; void (*call)(void*); unsigned bytes; };
+extern const Entry emu_kernels[];
+static std::recursive_mutex one;
+
+// ---- a block's threads
+extern "C" void emu_switch(void** save, void* load);
+asm(R"(
+.text
+.globl emu_switch
+.hidden emu_switch
+emu_switch:
+    push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15
+    mov %rsp, (%rdi)
+    mov %rsi, %rsp
+    pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp
+    ret
+)");
+static const unsigned STACK = 128 << 10, MOST = 1024;
+struct Copy { void* to; const void* from; unsigned bytes; };
+struct Fiber { void* sp; bool over; std::vector<Copy> open; std::vector<std::vector<Copy>> groups; };
+static Fiber fibers[MOST];
+static char* stacks;
+static void* scheduler;
+static unsigned current, threads, alive, arrived, generation, moves;
+struct Warp { uint64_t values[2][32]; unsigned alive, arrived, generation; };
+static Warp warps[32];
+static const Entry* running;
+static void* argument;
+
+static void yield() { emu_switch(&fibers[current].sp, scheduler); }
+static void made(const Copy& c) { memcpy(c.to, c.from, c.bytes); }
+void __syncthreads() {
+    unsigned g = generation;
+    moves++;
+    if (++arrived == alive) arrived = 0, generation++;
+    else while (generation == g) yield();
+}
+const uint64_t* emu_exchange(uint64_t mine) {
+    Warp& w = warps[current / 32];
+    unsigned g = w.generation;
+    moves++;
+    w.values[g & 1][current % 32] = mine;
+    if (++w.arrived == w.alive) w.arrived = 0, w.generation++;
+    else while (w.generation == g) yield();
+    return w.values[g & 1];
+}
+void __syncwarp(unsigned) { emu_exchange(0); }
+void emu_copy(void* to, const void* from, unsigned bytes) {
+    if ((uintptr_t)to % bytes || (uintptr_t)from % bytes) fprintf(stderr, "%s: a copy of %u bytes is not aligned\n", running->name, bytes), abort();
+    fibers[current].open.push_back({to, from, bytes});
+}
+void emu_commit() { auto& f = fibers[current]; f.groups.push_back(std::move(f.open)); f.open.clear(); }
+void emu_wait(unsigned but) {
+    auto& f = fibers[current];
+    size_t n = f.groups.size() > but ? f.groups.size() - but : 0;
+    for (size_t i = 0; i < n; i++) for (auto& c : f.groups[i]) made(c);
+    f.groups.erase(f.groups.begin(), f.groups.begin() + n);
+}
+void emu_wait_all() { emu_wait(0); auto& f = fibers[current]; for (auto& c : f.open) made(c); f.open.clear(); }
+static void body() {
+    running->call(argument);
+    Fiber& f = fibers[current];
+    f.over = true;
+    f.open.clear(), f.groups.clear();
+    moves++;
+    if (--alive && arrived == alive) arrived = 0, generation++;
+    Warp& w = warps[current / 32];
+    if (--w.alive && w.arrived == w.alive) w.arrived = 0, w.generation++;
+    emu_switch(&f.sp, scheduler);
+}
+static void block() {
+    if (!stacks) stacks = (char*)mmap(0, (size_t)STACK * MOST, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    alive = threads, arrived = 0;
+    for (unsigned w = 0; w < (threads + 31) / 32; w++) warps[w].alive = threads - w * 32 < 32 ? threads - w * 32 : 32, warps[w].arrived = 0;
+    for (unsigned t = 0; t < threads; t++) {
+        void** top = (void**)(stacks + (size_t)STACK * (t + 1)) - 1;
+        *--top = (void*)body;
+        for (int i = 0; i < 6; i++) *--top = 0;
+        fibers[t].sp = top, fibers[t].over = false;
+    }
+    while (alive) {
+        unsigned before = moves;
+        for (unsigned t = 0; t < threads; t++) {
+            if (fibers[t].over) continue;
+            current = t;
+            threadIdx = {t, 0, 0};
+            emu_switch(&scheduler, fibers[t].sp);
+        }
+        if (moves == before) fprintf(stderr, "%s: threads of a block wait for each other\n", running->name), abort();
+    }
+}
+static void run(const Entry* e, const unsigned* dims, const std::vector<char>& p) {
+    std::lock_guard<std::recursive_mutex> lock(one);
+    running = e, argument = (void*)p.data();
+    gridDim = {dims[0], dims[1], dims[2]}, blockDim = {dims[3], 1, 1}, threads = dims[3];
+    for (unsigned z = 0; z < dims[2]; z++)
+        for (unsigned y = 0; y < dims[1]; y++)
+            for (unsigned x = 0; x < dims[0]; x++) {
+                blockIdx = {x, y, z};
+                // Nobody may count on what is there.
+                memset(room, 0xff, dims[4]);
+                block();
+            }
+}
+
+// ---- the driver
+typedef uint64_t D;
+typedef void* P;
+struct Launch { const Entry* of; unsigned dims[5]; std::vector<char> p; };
+struct Graph { std::vector<Launch> all; };
+static std::unordered_map<P, Graph*> captured;
+static std::unordered_map<D, size_t> memory;
+static size_t used;
+static size_t budget() { return 8ull << 30; }
+extern "C" {
+int cuInit(unsigned) { return 0; }
+int cuDriverGetVersion(int* v) { *v = 12080; return 0; }
+int cuDeviceGetCount(int* n) { *n = 2; return 0; }
+int cuDeviceGet(int* d, int o) { *d = o; return 0; }
+int cuDeviceGetName(char* s, int n, int) { strncpy(s, "Emulated", n); return 0; }
+int cuDeviceTotalMem_v2(size_t* b, int) { *b = budget(); return 0; }
+int cuDeviceGetAttribute(int* v, int a, int) {
+    switch (a) {
+        // Compute capability 9.0, with its shared memory, and few multiprocessors.
+        case 75: *v = 9; break;
+        case 16: *v = 6; break;
+        case 97: *v = 232448; break;
+        default: *v = 0;
+    }
+    return 0;
+}
+int cuDevicePrimaryCtxRetain(P* c, int d) { *c = (P)(uintptr_t)(0x1000 + d); return 0; }
+int cuCtxSetCurrent(P) { return 0; }
+int cuCtxEnablePeerAccess(P, unsigned) { return 0; }
+int cuMemGetInfo_v2(size_t* f, size_t* t) { *t = budget(); *f = *t - used; return 0; }
+int cuMemAlloc_v2(D* p, size_t n) {
+    std::lock_guard<std::recursive_mutex> lock(one);
+    if (used + n > budget()) return 2;
+    void* x = mmap(0, n, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (x == MAP_FAILED) return 2;
+    if (n < (64 << 20)) memset(x, 0xff, n);
+    memory[(D)x] = n, used += n, *p = (D)x;
+    return 0;
+}
+int cuMemFree_v2(D p) {
+    std::lock_guard<std::recursive_mutex> lock(one);
+    auto f = memory.find(p);
+    if (f == memory.end()) return 1;
+    munmap((void*)p, f->second), used -= f->second, memory.erase(f);
+    return 0;
+}
+int cuMemHostAlloc(P* p, size_t n, unsigned) { *p = aligned_alloc(4096, (n + 4095) & ~4095ul); return 0; }
+int cuMemFreeHost(P p) { free(p); return 0; }
+int cuMemHostRegister_v2(P, size_t, unsigned) { return 0; }
+int cuMemHostUnregister(P) { return 0; }
+int cuMemcpyHtoDAsync_v2(D d, P s, size_t n, P) { memcpy((void*)d, s, n); return 0; }
+int cuMemcpyDtoHAsync_v2(P d, D s, size_t n, P) { memcpy(d, (void*)s, n); return 0; }
+int cuMemcpyDtoH_v2(P d, D s, size_t n) { memcpy(d, (void*)s, n); return 0; }
+int cuMemcpyDtoDAsync_v2(D d, D s, size_t n, P) { memmove((void*)d, (void*)s, n); return 0; }
+int cuMemcpyPeerAsync(D d, P, D s, P, size_t n, P) { memmove((void*)d, (void*)s, n); return 0; }
+int cuMemsetD8Async(D d, unsigned char v, size_t n, P) { memset((void*)d, v, n); return 0; }
+int cuMemsetD8_v2(D d, unsigned char v, size_t n) { memset((void*)d, v, n); return 0; }
+int cuStreamCreate(P* s, unsigned) { *s = malloc(1); return 0; }
+int cuStreamDestroy_v2(P s) { free(s); return 0; }
+int cuStreamSynchronize(P) { return 0; }
+int cuStreamWaitEvent(P, P, unsigned) { return 0; }
+int cuStreamBeginCapture_v2(P s, int) { captured[s] = new Graph; return 0; }
+int cuStreamEndCapture(P s, P* g) { *g = captured[s]; captured.erase(s); return 0; }
+int cuGraphInstantiateWithFlags(P* e, P g, unsigned long long) { *e = new Graph(*(Graph*)g); return 0; }
+int cuGraphDestroy(P g) { delete (Graph*)g; return 0; }
+int cuGraphExecDestroy(P g) { delete (Graph*)g; return 0; }
+int cuGraphLaunch(P g, P) { for (auto& l : ((Graph*)g)->all) run(l.of, l.dims, l.p); return 0; }
+static int launched(const Entry* e, const unsigned (&dims)[5], P stream, void** list) {
+    Launch l{e, {}, std::vector<char>((char*)list[0], (char*)list[0] + e->bytes)};
+    memcpy(l.dims, dims, sizeof dims);
+    auto c = captured.find(stream);
+    if (c != captured.end()) c->second->all.push_back(l);
+    else run(l.of, l.dims, l.p);
+    return 0;
+}
+int cuLaunchKernel(P f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned, unsigned, unsigned shared, P s, void** list, void**) { return launched((Entry*)f, {x, y, z, bx, shared}, s, list); }
+struct Config { unsigned g[3], b[3], shared; P stream; P attrs; unsigned n; };
+int cuLaunchKernelEx(const Config* c, P f, void** list, void**) { return launched((Entry*)f, {c->g[0], c->g[1], c->g[2], c->b[0], c->shared}, c->stream, list); }
+int cuEventCreate(P* e, unsigned) { *e = malloc(1); return 0; }
+int cuEventDestroy_v2(P e) { free(e); return 0; }
+int cuEventElapsedTime(float* ms, P, P) { *ms = 1; return 0; }
+int cuEventQuery(P) { return 0; }
+int cuEventRecord(P, P) { return 0; }
+int cuEventSynchronize(P) { return 0; }
+int cuFuncSetAttribute(P, int, int) { return 0; }
+int cuModuleLoadDataEx(P* m, P, unsigned, P, P) { *m = malloc(1); return 0; }
+int cuModuleGetFunction(P* f, P, char* n) {
+    for (const Entry* e = emu_kernels; e->name; e++) if (!strcmp(e->name, n)) { *f = (P)e; return 0; }
+    return 500;
+}
+int cuModuleGetGlobal_v2(D* p, size_t* n, P, char*) { *p = (D)calloc(1, 1 << 20), *n = 1 << 20; return 0; }
+int cuGetErrorName(int, const char** s) { *s = "EMULATED"; return 0; }
+int cuGetErrorString(int e, const char** s) { *s = e == 2 ? "out of memory" : "not there"; return 0; }
+}
