@@ -22,6 +22,7 @@ memory, 32, 55, 81, 93 % with 30B-A3B and 42, 61, 84, 94 % with 35B-A3B; demo 21
 
 import json
 import os
+import re
 import sys
 import zlib
 
@@ -40,7 +41,7 @@ class Source:
     """Random numbers of one tensor's part, the same whenever they are asked for."""
 
     def __init__(self, name):
-        self.start, self.drawn = zlib.crc32(name.encode()), 0
+        self.name, self.start, self.drawn = name, zlib.crc32(name.encode()), 0
         self.bits = np.random.SFC64(self.start)
         self.random = np.random.Generator(self.bits)
 
@@ -103,14 +104,18 @@ def shifts(t, per):
         at += k // cols
 
 
-POOL = 8
+# What is drawn from the pool: most of the bytes. Attention and routers are each layer's own: where layers share them, what they add to a token adds up, and all tokens
+# come to want the same experts.
+POOL, POOLED = 8, re.compile(r"mlp.*_proj|ffn_(gate|up|down)")
 
 
 def pooled(make):
-    """The same as `make(source, ...)`, but what it gives is one of a pool; the source's name says which is the first."""
+    """The same as `make(source, ...)`, but what it gives of most matrices is one of a pool; the source's name says which is the first."""
     pools = {}
 
     def drawn(source, *more):
+        if not POOLED.search(source.name):
+            return make(source, *more)
         if more not in pools:
             pools[more] = [make(Source(f"{more} {i}"), *more) for i in range(POOL)]
         source.drawn += 1

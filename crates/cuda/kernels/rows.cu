@@ -294,14 +294,11 @@ template <int BITS, int T, int D> __device__ __forceinline__ void multiply_rows(
 
 // ---- bf16 pairs: half a warp takes a row, a lane two columns of each 32
 
-__device__ __forceinline__ void leave_rounded(u16* to, u16 rounded) { *to = rounded; }
-__device__ __forceinline__ void leave_rounded(float* to, u16 rounded) { *to = from_bf16(rounded); }
-
-// All rows of x, normed and rounded to bf16, by the whole block.
-template <class Element> __device__ __forceinline__ void stage_pairs(const Rows& p, u32 cols, Element* to, float* loose) {
+__device__ __forceinline__ void stage_pairs(const Rows& p, u32 cols, u16* to, float* loose) {
     __shared__ float inverse;
     if (!p.x.at) {
-        for (u32 i = threadIdx.x; i < p.tokens * cols; i += ROW_THREADS) leave_rounded(to + i, p.parts[0].x.h[i]);
+        const u32* from = (const u32*)p.parts[0].x.h;
+        for (u32 i = threadIdx.x; i < p.tokens * cols / 2; i += ROW_THREADS) ((u32*)to)[i] = from[i];
         __syncthreads();
         return;
     }
@@ -318,7 +315,7 @@ template <class Element> __device__ __forceinline__ void stage_pairs(const Rows&
         }
         for (u32 i = threadIdx.x; i < cols; i += ROW_THREADS) {
             float v = p.norm.weight ? mul(mul(loose[i], inverse), p.norm.weight[i]) : x[i];
-            leave_rounded(to + t * cols + i, to_bf16(v));
+            to[t * cols + i] = to_bf16(v);
         }
         __syncthreads();
     }
@@ -409,110 +406,10 @@ template <int T, int D> __device__ __forceinline__ void multiply_pairs(const Row
     }
 }
 
-// One token: a warp's weights come to shared memory long before they are wanted, so many pieces at a time of two rows and 256 columns, and the first of them
-// before the kernel before this one has ended.
-// Its rows meet different banks.
-static const u32 RING = 8, PIECE_STEPS = 8, PIECE_ROW = PIECE_STEPS * 64, PIECE_STRIDE = PIECE_ROW + 64, PIECE_BYTES = 2 * PIECE_STRIDE;
-
-template <int N> __device__ __forceinline__ void arrived_but() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-#endif
-}
-
-__device__ __forceinline__ void pieces_end() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void multiply_pair_rows(const Rows& p) {
-    const u32 lane = threadIdx.x % 16, warp = threadIdx.x / WARP, row_in_warp = threadIdx.x % WARP / 16, log = 1;
-    const u32 cols = p.parts[0].cols, steps = cols / 32, pieces = (steps + PIECE_STEPS - 1) / PIECE_STEPS;
-    u32 tasks = 0;
-    for (u32 i = 0; i < p.count; i++) tasks += tasks_of(p.parts[i], log);
-    const u32 together = p.gated ? 2 : 1, stride = gridDim.x * ROW_WARPS * together, first = (warp * gridDim.x + blockIdx.x) * together;
-    auto after = [&](u32 number) { return p.gated && number % 2 == 0 ? number + 1 : number - (p.gated ? 1 : 0) + stride; };
-    u8* ring = (u8*)room + warp * RING * PIECE_BYTES;
-    // [tokens, cols], rounded to bf16
-    float* x = (float*)((u8*)room + ROW_WARPS * RING * PIECE_BYTES);
-    float* loose = x + p.tokens * cols;
-
-    // 1. What is brought next
-    u32 next_number = first, next_piece = 0, next_slot = 0;
-    const u8* next_row = 0;
-    auto bring = [&]() {
-        if (next_number < tasks) {
-            if (next_piece == 0) next_row = find(p, next_number, log, row_in_warp).data;
-            u8* to = ring + next_slot * PIECE_BYTES + row_in_warp * PIECE_STRIDE + lane * 16;
-            u32 at = next_piece * PIECE_ROW + lane * 16;
-            if (at < 2 * cols) copy_later(to, next_row + at);
-            if (at + 256 < 2 * cols) copy_later(to + 256, next_row + at + 256);
-            next_slot = (next_slot + 1) % RING;
-            if (++next_piece == pieces) {
-                next_piece = 0;
-                next_number = after(next_number);
-            }
-        }
-        pieces_end();
-    };
-    bool early = !p.parts[0].table;
-    if (early) {
-        for (u32 i = 0; i < RING - 1; i++) bring();
-        if (p.norm.weight) {
-            for (u32 i = threadIdx.x * 32; i < cols; i += ROW_THREADS * 32) prefetch(p.norm.weight + i);
-        }
-    }
-    begin();
-    if (!early) {
-        for (u32 i = 0; i < RING - 1; i++) bring();
-    }
-    stage_pairs(p, cols, x, loose);
-
-    // 2. Its products
-    u32 slot = 0;
-    float gate = 0.0f;
-    for (u32 number = first; number < tasks; number = after(number)) {
-        const Task task = find(p, number, log, row_in_warp);
-        const Matmul& m = p.parts[task.part];
-        const float2* own_x = (const float2*)(x + (m.table ? task.output / m.per_row : 0) * cols) + lane;
-        float acc = 0.0f;
-        for (u32 piece = 0; piece < pieces; piece++) {
-            arrived_but<RING - 2>();
-            __syncwarp();
-            // Whose place is taken now was read before the last meeting of the warp.
-            bring();
-            const u32* words = (const u32*)(ring + slot * PIECE_BYTES + row_in_warp * PIECE_STRIDE) + lane;
-            slot = (slot + 1) % RING;
-            auto step = [&](u32 s) {
-                u32 w = words[s * 16];
-                float2 v = own_x[(piece * PIECE_STEPS + s) * 16];
-                acc = flushed_fma(bits(w & 0xffff0000u), v.y, acc);
-                acc = flushed_fma(bits(w << 16), v.x, acc);
-            };
-            if (piece * PIECE_STEPS + PIECE_STEPS <= steps) {
-#pragma unroll
-                for (u32 s = 0; s < PIECE_STEPS; s++) step(s);
-            } else {
-                for (u32 s = 0; piece * PIECE_STEPS + s < steps; s++) step(s);
-            }
-        }
-        float y = lane_tree(acc);
-        if (lane != 0 || task.row >= m.rows) {
-        } else if (!p.gated) {
-            put(m, task.output, task.row, y);
-        } else if (task.part == 0) {
-            gate = y;
-        } else {
-            p.parts[0].out.row(task.output)[task.row] = mul(silu(gate), y);
-        }
-    }
-}
-
 #define PAIRS(T, D) \
     extern "C" __global__ void __launch_bounds__(256, 2) rows_bf16_##T(const __grid_constant__ Rows p) { multiply_pairs<T, D>(p); }
 
-extern "C" __global__ void __launch_bounds__(256, 2) rows_bf16_1(const __grid_constant__ Rows p) { multiply_pair_rows(p); }
+PAIRS(1, 32)
 PAIRS(2, 32)
 PAIRS(4, 16)
 PAIRS(8, 16)

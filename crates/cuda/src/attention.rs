@@ -78,8 +78,9 @@ const TILES: [(usize, Kernel, Kernel); 3] = [
 /// The same for steps with a token of each sequence.
 const LAST: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::AttendLast2), (4, Kernel::AttendLast4)];
 
-/// Threads of their blocks.
+/// Threads of their blocks, and how many of these a multiprocessor has at once.
 const LAST_THREADS: u32 = 512;
+const LAST_BLOCKS: usize = 2;
 
 /// So many partitions at most are joined by the kernel that computes them.
 const MOST_JOINED: usize = 256;
@@ -204,19 +205,23 @@ impl Cuda {
         // Few heads to a block are through sooner; keys are read again for each block, which counts once the device is full.
         let few = |tile: usize| tokens * blocks(tile) * partitions <= self.gpu.device.multiprocessors;
         let last_tile = [1, 2].into_iter().find(|n| *n < tile && few(*n)).unwrap_or(tile);
-        if let Some((kernel, shared)) = self.last(layer, &layout, &parameters.cache, last_tile) {
-            let tiles = blocks(last_tile);
+        let last_tiles = blocks(last_tile);
+        // As many as there are multiprocessors for; each takes several partitions then.
+        let each = (LAST_BLOCKS * self.gpu.device.multiprocessors / (tokens * last_tiles).max(1)).clamp(1, partitions);
+        let last = |buffers| self.last(layer, &layout, &parameters.cache, (last_tile, buffers));
+        let some = if each < partitions { last(2).map(|found| (each, found)) } else { None };
+        if let Some((each, (kernel, shared))) = some.or_else(|| Some((partitions, last(1)?))) {
             let room = 4 * tokens * heads * partitions * (layout.v_dim + 2);
             let parts = if partitions > 1 { self.attention.parts.room(&self.gpu, room)? } else { 0 };
             // Where the factors of all partitions fit beside one another, the last block to end joins them.
             let joins = partitions <= MOST_JOINED;
-            let counters = if joins { self.attention.counters(&self.gpu, tokens * tiles)? } else { 0 };
+            let counters = if joins { self.attention.counters(&self.gpu, tokens * last_tiles)? } else { 0 };
             let parameters = p::Attention { parts, counters, ..parameters };
             let shared = shared.max(16 * last_tile * partitions.min(MOST_JOINED));
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: as below.
             unsafe {
-                self.gpu.launch(kernel, grid(tiles, partitions), LAST_THREADS, number(shared), &parameters)?;
+                self.gpu.launch(kernel, grid(last_tiles, each), LAST_THREADS, number(shared), &parameters)?;
                 if partitions > 1 && !joins {
                     self.gpu.launch(Kernel::Join, grid(heads, 1), 128, number(12 * partitions), &parameters)?;
                 }
@@ -248,7 +253,7 @@ impl Cuda {
         layer: &AttentionLayer,
         layout: &KvLayout,
         cache: &p::Cache,
-        tile: usize,
+        (tile, buffers): (usize, usize),
     ) -> Option<(Kernel, usize)> {
         let inputs = &self.inputs;
         let single = (0..inputs.sequences()).all(|s| inputs.rows(s).len() <= 1);
@@ -257,8 +262,9 @@ impl Cuda {
             && layout.k_dim.is_multiple_of(16)
             && (layout.v_dim * size).is_multiple_of(16)
             && (layout.k_dim * size).is_multiple_of(16);
-        // Values, a key as it is stored, queries, a key, two norms' weights, angles.
-        let shared = PARTITION * layout.v_dim * size + layout.k_dim * size + 4 * (tile + 4) * layout.k_dim;
+        // Values, a key and a value as they are stored, queries, a key, two norms' weights, angles.
+        let stored = (buffers * PARTITION + 1) * layout.v_dim * size + layout.k_dim * size;
+        let shared = stored + 4 * (tile + 4) * layout.k_dim;
         let fits = shared + STATIC_SHARED <= self.gpu.device.shared
             && layout.k_dim <= LAST_THREADS as usize
             && self.most_partitions(layer.window).next_power_of_two() <= MOST_PARTITIONS;

@@ -123,6 +123,7 @@ kernels! {
     One6Wide "one_6_wide" p::One;
     One8 "one_8" p::One;
     One8Wide "one_8_wide" p::One;
+    OneBf16 "one_bf16" p::One;
     Tiles2Of1 "tiles_2_1" p::Products;
     TilesFew2Of1 "tiles_few_2_1" p::Products;
     Tiles2Of2 "tiles_2_2" p::Products;

@@ -1,11 +1,12 @@
-//! Products for one token, whose time is what lies between kernels more than bytes: how many lanes a row has, and how large blocks are. `kernels/rows_one.cu` computes them.
+//! Products of integer groups and of bf16 pairs for one token, whose time is what lies between kernels more than bytes: how many lanes a row has, and how large blocks are. `kernels/rows_one.cu` computes them.
 
 use anyhow::Result;
 
 use crate::driver::Gpu;
-use crate::kernels::STATIC_SHARED;
+use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::parameters::{self as p, number};
 use crate::products::{Input, Product};
+use crate::weights::Kind;
 
 /// Columns of a weight group that these kernels take.
 const GROUP: usize = 64;
@@ -19,6 +20,9 @@ const THREADS: [usize; 2] = [256, 512];
 const FEW_COLUMNS: usize = 2048;
 /// Columns whose squares are summed in one go.
 const NORMED: usize = 256;
+/// Rows of bf16 pairs that a warp takes, and columns of them that it has under way: `PIECE_COLUMNS` of `kernels/rows_one.cu`.
+const PAIR_ROWS: usize = 2;
+const PIECE_COLUMNS: usize = 512;
 
 /// How a launch is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,27 +75,42 @@ pub fn multiply_one(gpu: &Gpu, input: Input, products: &[Product], gated: bool) 
         return Ok(false);
     };
     let cols = first.cols;
+    let kind = first.kinds()[0];
+    let pairs = kind == Kind::BF16_PAIRS;
     let fits = |product: &Product| {
         product.table.is_none()
             && product.bias == 0
             && product.runs.is_none()
             && (product.outputs, product.cols, product.accumulate) == (1, cols, first.accumulate)
             && (product.matrix.kind, product.matrix.element) == (first.matrix.kind, first.matrix.element)
-            && product.matrix.group as usize == GROUP
-            && HALVES.contains(&product.matrix.element)
+            && match pairs {
+                true => product.rows.is_multiple_of(PAIR_ROWS),
+                false => product.matrix.group as usize == GROUP && HALVES.contains(&product.matrix.element),
+            }
     };
     let aligned = cols.is_multiple_of(GROUP)
         && [x.at, norm.weight].iter().all(|at| at.is_multiple_of(16))
         && (norm.weight == 0 || cols.is_multiple_of(NORMED));
-    let Some(kernels) = first.kinds()[0].one().filter(|_| aligned && products.iter().all(fits)) else {
+    if !aligned || !products.iter().all(fits) {
+        return Ok(false);
+    }
+    let rows: Vec<usize> = products.iter().map(|product| product.rows).collect();
+    let (multiprocessors, groups) = (gpu.device.multiprocessors, cols / GROUP);
+    let (kernel, threads, Split { log_lanes, blocks, .. }, shared) = if pairs {
+        // All of x, and the norm's weights.
+        let shared = 4 * (cols.next_multiple_of(PIECE_COLUMNS) + if norm.weight != 0 { cols } else { 0 });
+        let warps = rows.iter().sum::<usize>() / PAIR_ROWS / if gated { 2 } else { 1 };
+        let blocks = if warps > multiprocessors * THREADS[1] / 32 { 2 } else { 1 } * multiprocessors;
+        (Kernel::OneBf16, THREADS[1], Split { log_lanes: 4, wide: true, blocks }, shared)
+    } else if let Some(kernels) = kind.one() {
+        let split = split(&rows, cols, gated, multiprocessors);
+        let (kernel, threads) = (kernels[usize::from(split.wide)], THREADS[usize::from(split.wide)]);
+        // Quarters of groups, what is known of each, and as floats what has to be seen whole before it is encoded, with the norm's weights.
+        let loose = if norm.weight != 0 { 8 * cols } else { 4 * cols * usize::from(cols / 8 > threads) };
+        (kernel, threads, split, 16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4) + loose)
+    } else {
         return Ok(false);
     };
-    let rows: Vec<usize> = products.iter().map(|product| product.rows).collect();
-    let Split { log_lanes, wide, blocks } = split(&rows, cols, gated, gpu.device.multiprocessors);
-    let (kernel, threads, groups) = (kernels[usize::from(wide)], THREADS[usize::from(wide)], cols / GROUP);
-    // Quarters of groups, what is known of each, and as floats what has to be seen whole before it is encoded, with the norm's weights.
-    let loose = if norm.weight != 0 { 8 * cols } else { 4 * cols * usize::from(cols / 8 > threads) };
-    let shared = 16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4) + loose;
     if shared + STATIC_SHARED > gpu.device.shared {
         return Ok(false);
     }
@@ -118,6 +137,7 @@ pub fn multiply_one(gpu: &Gpu, input: Input, products: &[Product], gated: bool) 
         let from = |at: u64, row: usize| at.wrapping_sub((skipped * row) as u64);
         parameters.parts[i] = p::OnePart {
             data: from(product.matrix.data, product.matrix.row_bytes as usize),
+            // Of bf16 there are none.
             scales: from(product.matrix.scales, 2 * groups),
             biases: from(product.matrix.biases, 2 * groups),
             out: from(product.out.at, 4),

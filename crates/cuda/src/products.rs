@@ -254,10 +254,8 @@ const MOST_BY_ROWS: usize = 2;
 const MOST_ENCODED: usize = 24 << 10;
 /// Threads of a block of [`Way::Rows`].
 const ROW_THREADS: u32 = 256;
-/// Blocks of it on each multiprocessor; where they have a ring of weights, half as many.
+/// Blocks of it on each multiprocessor.
 const ROW_BLOCKS: usize = 2;
-/// Bytes of the rings of a block's warps, of eight pieces each: `RING` of `kernels/rows.cu`.
-const ROW_RING: usize = ROW_THREADS as usize / 32 * 8 * 1152;
 
 /// The same for a few tokens of integer groups with all that comes before it, and where `gated`, for gate and up, with `silu(gate) * up` behind it: one
 /// kernel. Says whether it does.
@@ -284,8 +282,6 @@ pub fn multiply_rows(gpu: &Gpu, input: Input, products: &[Product], gated: bool)
     let integers = kind.needs().int8;
     let encoded = match integers {
         true => inputs * cols + 2 * 4 * (inputs * cols / GROUP).next_multiple_of(4),
-        // Of one token as floats, behind the weights that are under way.
-        false if kernel == Kernel::RowsBf16For1 => ROW_RING + 4 * inputs * cols,
         false => (2 * inputs * cols).next_multiple_of(16),
     };
     let (mut parameters, mut shared) = (p::Rows::default(), encoded);
@@ -319,8 +315,8 @@ pub fn multiply_rows(gpu: &Gpu, input: Input, products: &[Product], gated: bool)
     let tasks = products.iter().map(|p| p.rows.div_ceil(per_warp) * p.table.map_or(1, |_| p.outputs)).sum::<usize>();
     // A warp takes gate and up. Few tasks are spread over all multiprocessors.
     let (tasks, warps) = (if gated { tasks / 2 } else { tasks }, ROW_THREADS as usize / 32);
-    let most = if kernel == Kernel::RowsBf16For1 { 1 } else { ROW_BLOCKS } * gpu.device.multiprocessors;
-    let blocks = tasks.div_ceil(warps).clamp(tasks.min(gpu.device.multiprocessors), most);
+    let blocks =
+        tasks.div_ceil(warps).clamp(tasks.min(gpu.device.multiprocessors), ROW_BLOCKS * gpu.device.multiprocessors);
     // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
     unsafe { gpu.launch(kernel, [number(blocks), 1, 1], ROW_THREADS, number(shared), &parameters)? };
     Ok(true)

@@ -13,8 +13,8 @@ use crate::weights::ARRAYS;
 pub const EXPERT_ARRAYS: usize = PROJECTIONS * ARRAYS;
 /// What kernels want arrays aligned to; the largest begins at a multiple of [`ALIGNMENT`].
 const WORD: usize = 16;
-/// Part of the room that a second layer's passing experts may take.
-const AHEAD: u64 = 8;
+/// Part of the room that two layers' passing experts may take: prompts are up to twice as quick where the next layer's come while one computes.
+const MOST_PASSING: u64 = 4;
 
 /// Buffers of one size: how many stay and how many pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub fn divide(classes: &[SlotClass], budget: u64) -> Vec<Division> {
         classes.iter().map(|c| (of(c) as u64).saturating_mul(stride(c.bytes) as u64)).fold(0, u64::saturating_add)
     };
     let twice = |c: &SlotClass| (2 * c.widest).min(c.experts);
-    let two = all(&twice) <= budget / AHEAD;
+    let two = all(&twice) <= budget / MOST_PASSING;
     let passing = |c: &SlotClass| if two { twice(c) } else { c.widest };
     let (rest, experts) = (budget.saturating_sub(all(&passing)), all(&|c| c.experts).max(1));
     let slots = |c: &SlotClass| (c.experts as u128 * u128::from(rest) / u128::from(experts)).min(c.experts as u128);

@@ -21,7 +21,7 @@ use crate::parameters as p;
 use crate::rooms::{self, Division, EXPERT_ARRAYS, Lie, Rooms};
 use crate::sharing::{Aside, Host, MOST_PAIRS, Sharing};
 use crate::streams::{Copies, Locked, Point};
-use crate::tables::Tables;
+use crate::tables::{Tables, bytes_of_layer};
 use crate::weights::{ARRAYS, Weights};
 
 /// Device memory that nobody was given stays free: for what the driver and graphs come to take.
@@ -105,8 +105,14 @@ pub struct Streaming {
     error: Option<Arc<sluice_store::Error>>,
 }
 
-/// Bytes that the experts of the widest layer take in buffers, at most: what there has to be for any to be streamed.
-pub fn least_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe>) -> u64 {
+/// Bytes of the tables that say where experts are.
+fn bytes_of_tables<'a>(mixtures: impl Iterator<Item = &'a Moe>) -> u64 {
+    mixtures.map(|moe| bytes_of_layer(moe.experts.count) as u64).sum()
+}
+
+/// Bytes that the experts of the widest layer take in buffers, at most, and the tables of all: what there has to be for any to be streamed.
+pub fn least_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe> + Clone) -> u64 {
+    let tables = bytes_of_tables(mixtures.clone());
     let arrays = |o: Operand| weights.all[o.weight].bytes_per_array(o.rows);
     let expert = |experts: &Experts, e: usize| -> usize {
         operands(experts, e).into_iter().flat_map(arrays).filter(|n| *n > 0).map(|n| n + 2 * PAGE).sum()
@@ -121,7 +127,7 @@ pub fn least_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe
     let mut layers: Vec<u64> = mixtures.map(layer).collect();
     layers.sort_unstable_by(|a, b| b.cmp(a));
     layers.dedup_by(|a, b| *b - *a <= *b / 16);
-    layers.iter().sum()
+    tables + layers.iter().sum::<u64>()
 }
 
 impl Streaming {
@@ -139,7 +145,7 @@ impl Streaming {
         };
         // 1. The host's side of it
         let left = || gpu.device.memory().map_or(0, |(free, _)| (free as u64).saturating_sub(RESERVE));
-        let budget = options.device_budget.unwrap_or_else(left);
+        let budget = options.device_budget.unwrap_or_else(left).saturating_sub(bytes_of_tables(mixtures.clone()));
         let faster = |classes: &[SlotClass]| rooms::divide(classes, budget).iter().map(|d| d.slots).collect();
         let is_locked = Cell::new(true);
         let mut lend = |bytes: usize| -> std::io::Result<Box<dyn sluice_store::Memory>> {

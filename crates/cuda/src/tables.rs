@@ -25,6 +25,11 @@ pub struct Tables {
 
 const SIZE: usize = size_of::<p::Matrix>();
 
+/// Bytes on the device of the table of a layer with so many experts.
+pub fn bytes_of_layer(experts: usize) -> usize {
+    PROJECTIONS * experts * SIZE
+}
+
 impl Tables {
     /// Of layers with so many experts.
     pub fn new(gpu: &Gpu, experts: impl Iterator<Item = usize>) -> Result<Tables> {
