@@ -172,15 +172,24 @@ template <u32 TYPE> __device__ __forceinline__ float2 two(const u8* p) {
     return make_float2(from_f16((u16)w), from_f16((u16)(w >> 16)));
 }
 
+// What a block shares of known size, once for all types.
+template <int G> struct Between {
+    // Of positions that are visible; what is left of them as weights, and these without the values' scales.
+    float scores[G][PARTITION], weights[G][PARTITION], plain[G][PARTITION];
+    float tops[G], sums[G];
+    float v_scales[2][PARTITION], own_scale, own_v_scale;
+};
+
 // Shared memory: values [128][v_dim] as they are stored, twice where a block has several partitions, a key and a value as they are stored [k_dim], [v_dim], then floats:
 // queries [G][k_dim], a key [k_dim], both norms' weights [2][k_dim], angles [k_dim].
-template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Attention& p) {
+template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Attention& p, Between<G>& between) {
     // Sixteens of a key that are under way.
     const u32 KEYS_DEEP = TYPE == F32 ? 4 : 8;
     WATCH();
-    __shared__ __align__(16) float scores[G][PARTITION], weights[G][PARTITION], plain[TYPE == INT8 ? G : 1][PARTITION];
-    __shared__ float tops[G], sums[G];
-    __shared__ float v_scales[2][PARTITION], own_scale, own_v_scale;
+    auto &scores = between.scores, &weights = between.weights, &plain = between.plain;
+    auto &tops = between.tops, &sums = between.sums;
+    auto& v_scales = between.v_scales;
+    float &own_scale = between.own_scale, &own_v_scale = between.own_v_scale;
     const Cache& c = p.cache;
     const u32 row_bytes = c.v_dim * size_of(TYPE), k_dim = c.k_dim, buffers = gridDim.z < p.partitions ? 2 : 1;
     u8 *values = (u8*)room, *own_row = values + buffers * PARTITION * row_bytes, *own_value = own_row + k_dim * size_of(TYPE);
@@ -345,7 +354,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
         float* parts = all_parts + (u64)number * width;
         if (warp >= LAST_THREADS / WARP - heads) {
             const u32 g = LAST_THREADS / WARP - 1 - warp;
-            const float* of = TYPE == INT8 ? plain[g % (TYPE == INT8 ? G : 1)] : weights[g];
+            const float* of = TYPE == INT8 ? plain[g] : weights[g];
             float sum = 0.0f;
 #pragma unroll
             for (u32 i = 0; i < PARTITION; i += 16) sum = add(sum, of[i + lane % 16]);
@@ -443,10 +452,11 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
 }
 
 template <int G> __device__ __forceinline__ void attend_last_typed(const Attention& p) {
-    if (p.cache.type == F32) attend_last<G, F32>(p);
-    else if (p.cache.type == F16) attend_last<G, F16>(p);
-    else if (p.cache.type == BF16) attend_last<G, BF16>(p);
-    else attend_last<G, INT8>(p);
+    __shared__ __align__(16) Between<G> between;
+    if (p.cache.type == F32) attend_last<G, F32>(p, between);
+    else if (p.cache.type == F16) attend_last<G, F16>(p, between);
+    else if (p.cache.type == BF16) attend_last<G, BF16>(p, between);
+    else attend_last<G, INT8>(p, between);
 }
 
 #define LAST(G)                                                                                                           \

@@ -409,7 +409,7 @@ static const u32 PIECE_STEPS = 16, PIECE_COLUMNS = 32 * PIECE_STEPS;
 template <int THREADS> __device__ __forceinline__ void stage_rounded(const Row& p, float* to, const float* weights) {
     __shared__ float inverse;
     const u32 eights = p.cols / 8, padded = (p.cols + PIECE_COLUMNS - 1) / PIECE_COLUMNS * (PIECE_COLUMNS / 8);
-    float v[8], inv = 1.0f;
+    float v[8] = {}, inv = 1.0f;
     auto leave = [&](u32 i) {
         ((float4*)to)[2 * i] = make_float4(v[0], v[1], v[2], v[3]);
         ((float4*)to)[2 * i + 1] = make_float4(v[4], v[5], v[6], v[7]);

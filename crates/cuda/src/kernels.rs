@@ -334,3 +334,38 @@ impl Kernels {
         self.functions[kernel as usize]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(code: &[u8], at: usize, bytes: usize) -> usize {
+        code[at..at + bytes].iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte))
+    }
+
+    /// Names and sizes of the sections of machine code, an ELF file of 64 bits.
+    fn sections(code: &[u8]) -> Vec<(String, usize)> {
+        let [from, size, count, names] = [(0x28, 8), (0x3a, 2), (0x3c, 2), (0x3e, 2)].map(|(at, n)| number(code, at, n));
+        let field = |section: usize, at, bytes| number(code, from + section * size + at, bytes);
+        let section = |i: usize| {
+            let name = field(names, 0x18, 8) + field(i, 0, 4);
+            let end = code[name..].iter().position(|byte| *byte == 0).unwrap();
+            (String::from_utf8_lossy(&code[name..name + end]).into_owned(), field(i, 0x20, 8))
+        };
+        (0..count).map(section).collect()
+    }
+
+    #[test]
+    fn memory_of_known_size_leaves_the_rest_to_whoever_asks_for_much() {
+        let sections = sections(&cubin(90).unwrap().unwrap());
+        let (mut found, mut most) = (0, 0);
+        for kernel in Kernel::ALL.iter().filter(|kernel| kernel.wants_much_shared()) {
+            let name = format!(".nv.shared.{}", kernel.name());
+            if let Some((_, bytes)) = sections.iter().find(|(of, _)| *of == name) {
+                assert!(*bytes <= STATIC_SHARED, "{}: {bytes} bytes", kernel.name());
+                (found, most) = (found + 1, most.max(*bytes));
+            }
+        }
+        assert!(found > 10 && most > 4096, "{found} kernels with up to {most} bytes: sections have other names");
+    }
+}
