@@ -456,34 +456,64 @@ template <int G> __device__ __forceinline__ void attend_partition(const Attentio
 }
 
 // Joins the partitions of a head of a token: a block of threads, a column each. Grid: (tokens, heads). The factors of all partitions are known at once, since a
-// running maximum is exact; what is left in order is an fma each. Shared memory: maxima, b and a, [partitions] each.
-extern "C" __global__ void __launch_bounds__(128) join(const Attention p) {
-    begin();
+// running maximum is exact; what is left in order is an fma each. Shared memory, of `padded` partitions, a multiple of 4: both factors, maxima, sums, the last of them.
+static const u32 JOIN_THREADS = 128, JOIN_DEEP = 32;
+
+extern "C" __global__ void __launch_bounds__(JOIN_THREADS) join(const Attention p) {
     const Cache& c = p.cache;
-    u32 t = blockIdx.x, h = blockIdx.y, position = p.positions[t];
-    u32 count = position / PARTITION - first_seen(p, position) / PARTITION + 1;
-    const float* parts = p.parts + ((u64)t * p.heads + h) * p.partitions * (c.v_dim + 2);
-    float *maxima = room, *b = maxima + p.partitions, *a = b + p.partitions;
-    for (u32 i = threadIdx.x; i < count; i += blockDim.x) maxima[i] = parts[(u64)i * (c.v_dim + 2) + c.v_dim];
-    __syncthreads();
-    // Each thread goes over all maxima before its own.
-    for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
-        float before = maxima[0];
-        for (u32 j = 1; j < i; j++) before = greater(maxima[j], before);
-        float top = greater(maxima[i], before);
-        a[i] = exp_(sub(before, top));
-        b[i] = exp_(sub(maxima[i], top));
+    const u32 width = c.v_dim + 2, padded = (p.partitions + 3) & ~3u, t = blockIdx.x, h = blockIdx.y, position = p.positions[t];
+    const u32 count = position / PARTITION - first_seen(p, position) / PARTITION + 1;
+    const float* parts = p.parts + ((u64)t * p.heads + h) * p.partitions * width;
+    float2* factors = (float2*)room;
+    float *maxima = (float*)(factors + padded), *sums = maxima + padded, *total = sums + padded;
+    begin();
+    // 1. The first of what is joined is asked for before it is known how.
+    float o = 0.0f, values[JOIN_DEEP];
+    auto ask = [&](u32 n, u32 d) { return n < count && d < c.v_dim ? __ldcg(parts + (u64)n * width + d) : 0.0f; };
+    auto begin_with = [&](u32 d) {
+        o = ask(0, d);
+#pragma unroll
+        for (u32 k = 0; k < JOIN_DEEP; k++) values[k] = ask(1 + k, d);
+    };
+    begin_with(threadIdx.x);
+    for (u32 n = threadIdx.x; n < count; n += JOIN_THREADS) {
+        maxima[n] = __ldcg(parts + (u64)n * width + c.v_dim);
+        sums[n] = __ldcg(parts + (u64)n * width + c.v_dim + 1);
     }
     __syncthreads();
-    float m = maxima[0];
-    for (u32 i = 1; i < count; i++) m = greater(maxima[i], m);
-    float l = parts[c.v_dim + 1];
+    // 2. Each thread goes over all maxima before its own, four at a time.
+    for (u32 n = threadIdx.x; n < count; n += JOIN_THREADS) {
+        float before = maxima[0];
 #pragma unroll 4
-    for (u32 i = 1; i < count; i++) l = fma(l, a[i], mul(parts[(u64)i * (c.v_dim + 2) + c.v_dim + 1], b[i]));
-    for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
-        float o = parts[d];
-#pragma unroll 8
-        for (u32 i = 1; i < count; i++) o = fma(o, a[i], mul(parts[(u64)i * (c.v_dim + 2) + d], b[i]));
+        for (u32 j = 0; j + 4 <= n; j += 4) {
+            float4 four = *(const float4*)(maxima + j);
+            before = greater(four.w, greater(four.z, greater(four.y, greater(four.x, before))));
+        }
+        for (u32 j = n & ~3u; j < n; j++) before = greater(maxima[j], before);
+        float top = greater(maxima[n], before);
+        factors[n] = make_float2(exp_(sub(before, top)), exp_(sub(maxima[n], top)));
+        if (n + 1 == count) *total = top;
+    }
+    __syncthreads();
+    // 3. In order
+    const float m = *total;
+#pragma unroll 1
+    for (u32 d = threadIdx.x; d < c.v_dim; d += JOIN_THREADS) {
+        if (d >= JOIN_THREADS) begin_with(d);
+        float l = sums[0];
+#pragma unroll 1
+        for (u32 from = 1; from < count; from += JOIN_DEEP) {
+#pragma unroll
+            for (u32 k = 0; k < JOIN_DEEP; k++) {
+                u32 n = from + k;
+                float value = values[k];
+                values[k] = ask(n + JOIN_DEEP, d);
+                if (n >= count) continue;
+                float2 ab = factors[n];
+                l = fma(l, ab.x, mul(sums[n], ab.y));
+                o = fma(o, ab.x, mul(value, ab.y));
+            }
+        }
         finish(p, t, h, d, o, m, l);
     }
 }

@@ -65,7 +65,7 @@ impl RotaryTable {
 
 /// Positions of a partition: see `docs/numerics.md`.
 const PARTITION: usize = 128;
-/// So many partitions at most have blocks of their own: as many as their factors fit in the shared memory of a block.
+/// So many partitions at most have blocks of their own, where their factors fit in the shared memory of a block.
 const MOST_PARTITIONS: usize = 4096;
 
 /// Query heads that a block takes together, and the kernels for that: the fewest that are enough for the heads that share a KV head.
@@ -78,12 +78,19 @@ const TILES: [(usize, Kernel, Kernel); 3] = [
 /// The same for steps with a token of each sequence.
 const LAST: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::AttendLast2), (4, Kernel::AttendLast4)];
 
-/// Threads of their blocks, and how many of these a multiprocessor has at once.
+/// Threads of their blocks.
 const LAST_THREADS: u32 = 512;
-const LAST_BLOCKS: usize = 2;
 
-/// So many partitions at most are joined by the kernel that computes them.
-const MOST_JOINED: usize = 256;
+/// So many partitions at most are joined by the kernel that computes them: `MOST_NEAR` of `kernels/attend_last.cu`. More have a kernel of their own, since few blocks
+/// would join them here, after the others.
+const MOST_JOINED: usize = 4;
+/// Threads that join.
+const JOIN_THREADS: u32 = 128;
+
+/// Shared memory of the kernel that joins: two factors, a maximum and a sum of each, and one number.
+fn join_shared(partitions: usize) -> u32 {
+    number(16 * partitions.next_multiple_of(4) + 4)
+}
 
 /// Rows of a tile, tokens times the heads of a KV head, and threads of its block.
 const TILE_ROWS: usize = 64;
@@ -165,8 +172,7 @@ impl Cuda {
         let tiles = kv_heads * shared.div_ceil(tile);
         // Few sizes, so that steps are alike.
         let partitions = self.most_partitions(layer.window).next_power_of_two();
-        let split =
-            partitions > 1 && tokens * tiles < 2 * self.gpu.device.multiprocessors && partitions <= MOST_PARTITIONS;
+        let split = partitions > 1 && tokens * tiles < 2 * self.gpu.device.multiprocessors && self.joins(partitions);
         let parts = match split {
             true => self.attention.parts.room(&self.gpu, 4 * tokens * heads * partitions * (layout.v_dim + 2))?,
             false => 0,
@@ -205,25 +211,20 @@ impl Cuda {
         // Few heads to a block are through sooner; keys are read again for each block, which counts once the device is full.
         let few = |tile: usize| tokens * blocks(tile) * partitions <= self.gpu.device.multiprocessors;
         let last_tile = [1, 2].into_iter().find(|n| *n < tile && few(*n)).unwrap_or(tile);
-        let last_tiles = blocks(last_tile);
-        // As many as there are multiprocessors for; each takes several partitions then.
-        let each = (LAST_BLOCKS * self.gpu.device.multiprocessors / (tokens * last_tiles).max(1)).clamp(1, partitions);
-        let last = |buffers| self.last(layer, &layout, &parameters.cache, (last_tile, buffers));
-        let some = if each < partitions { last(2).map(|found| (each, found)) } else { None };
-        if let Some((each, (kernel, shared))) = some.or_else(|| Some((partitions, last(1)?))) {
+        if let Some((kernel, shared)) = self.last(layer, &layout, &parameters.cache, last_tile) {
+            let tiles = blocks(last_tile);
             let room = 4 * tokens * heads * partitions * (layout.v_dim + 2);
             let parts = if partitions > 1 { self.attention.parts.room(&self.gpu, room)? } else { 0 };
-            // Where the factors of all partitions fit beside one another, the last block to end joins them.
+            // The last block to end joins a few.
             let joins = partitions <= MOST_JOINED;
-            let counters = if joins { self.attention.counters(&self.gpu, tokens * last_tiles)? } else { 0 };
+            let counters = if joins { self.attention.counters(&self.gpu, tokens * tiles)? } else { 0 };
             let parameters = p::Attention { parts, counters, ..parameters };
-            let shared = shared.max(16 * last_tile * partitions.min(MOST_JOINED));
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: as below.
             unsafe {
-                self.gpu.launch(kernel, grid(last_tiles, each), LAST_THREADS, number(shared), &parameters)?;
+                self.gpu.launch(kernel, grid(tiles, partitions), LAST_THREADS, number(shared), &parameters)?;
                 if partitions > 1 && !joins {
-                    self.gpu.launch(Kernel::Join, grid(heads, 1), 128, number(12 * partitions), &parameters)?;
+                    self.gpu.launch(Kernel::Join, grid(heads, 1), JOIN_THREADS, join_shared(partitions), &parameters)?;
                 }
             }
             return Ok(());
@@ -239,12 +240,17 @@ impl Cuda {
                 self.gpu.launch(Kernel::AttendTile, grid, TILE_THREADS, shared, &parameters)?;
             } else if split {
                 self.gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * padded), &parameters)?;
-                self.gpu.launch(Kernel::Join, grid(heads, 1), 128, floats(3 * partitions), &parameters)?;
+                self.gpu.launch(Kernel::Join, grid(heads, 1), JOIN_THREADS, join_shared(partitions), &parameters)?;
             } else {
                 self.gpu.launch(whole, grid(tiles, 1), 128, floats(tile * (padded + layout.v_dim)), &parameters)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether so many partitions can be joined.
+    fn joins(&self, partitions: usize) -> bool {
+        partitions <= MOST_PARTITIONS && join_shared(partitions) as usize + STATIC_SHARED <= self.gpu.device.shared
     }
 
     /// The kernel for steps with a token of each sequence, and its shared memory, if it can be taken.
@@ -253,7 +259,7 @@ impl Cuda {
         layer: &AttentionLayer,
         layout: &KvLayout,
         cache: &p::Cache,
-        (tile, buffers): (usize, usize),
+        tile: usize,
     ) -> Option<(Kernel, usize)> {
         let inputs = &self.inputs;
         let single = (0..inputs.sequences()).all(|s| inputs.rows(s).len() <= 1);
@@ -262,12 +268,11 @@ impl Cuda {
             && layout.k_dim.is_multiple_of(16)
             && (layout.v_dim * size).is_multiple_of(16)
             && (layout.k_dim * size).is_multiple_of(16);
-        // Values, a key and a value as they are stored, queries, a key, two norms' weights, angles.
-        let stored = (buffers * PARTITION + 1) * layout.v_dim * size + layout.k_dim * size;
-        let shared = stored + 4 * (tile + 4) * layout.k_dim;
+        // Values, a key as it is stored, queries, a key, two norms' weights, angles.
+        let shared = PARTITION * layout.v_dim * size + layout.k_dim * size + 4 * (tile + 4) * layout.k_dim;
         let fits = shared + STATIC_SHARED <= self.gpu.device.shared
             && layout.k_dim <= LAST_THREADS as usize
-            && self.most_partitions(layer.window).next_power_of_two() <= MOST_PARTITIONS;
+            && self.joins(self.most_partitions(layer.window).next_power_of_two());
         let (.., kernel) = LAST.into_iter().find(|(n, _)| *n == tile)?;
         (self.gpu.device.last && single && words && fits).then_some((kernel, shared))
     }

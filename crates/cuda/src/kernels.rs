@@ -252,7 +252,8 @@ pub const STATIC_SHARED: usize = 12 << 10;
 impl Kernel {
     /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
     fn wants_much_shared(self) -> bool {
-        let kinds = ["attend_last", "attend_tile", "down_one", "gate_up_one", "one_", "route_one", "rows_", "tiles_"];
+        let kinds =
+            ["attend_last", "attend_tile", "down_one", "gate_up_one", "join", "one_", "route_one", "rows_", "tiles_"];
         kinds.iter().any(|kind| self.name().starts_with(kind))
     }
 }
