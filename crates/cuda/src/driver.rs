@@ -314,7 +314,7 @@ impl Gpu {
     /// Carries out what was gathered, launch by launch: something comes that is no launch.
     fn catch_up(&self) -> Result<(), DriverError> {
         self.device.bind();
-        self.graphs.borrow_mut().launch_all(&self.device.kernels, self.stream)
+        self.graphs.borrow_mut().interrupt(&self.device.kernels, self.stream)
     }
 
     /// Enqueues a kernel over `grid` blocks of `block` threads with `shared` bytes of shared memory each.

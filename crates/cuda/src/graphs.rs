@@ -55,12 +55,13 @@ impl Launches {
         self.count += 1;
     }
 
-    /// Enqueues those in a range of words. Where the device can do that, each but the first begins when the one before it lets it, and waits itself for what it needs.
+    /// Enqueues those in a range of words. Where the device can do that, each begins when the one before it lets it, and waits itself for what it needs; the first only
+    /// if it `follows` a kernel.
     fn launch(
         &self,
         words: std::ops::Range<usize>,
         kernels: &Kernels,
-        stream: sys::CUstream,
+        (stream, follows): (sys::CUstream, bool),
     ) -> Result<(), DriverError> {
         // SAFETY: a struct of numbers and unions of numbers.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
@@ -84,7 +85,7 @@ impl Launches {
                 sharedMemBytes: shared,
                 hStream: stream,
                 attrs: &mut attribute,
-                numAttrs: u32::from(at > words.start && kernels.overlap),
+                numAttrs: u32::from((follows || at > words.start) && kernels.overlap),
             };
             // SAFETY: whoever launched it has vouched for what its parameters point to; there are as many as the kernel takes, and the driver copies them.
             checked(unsafe {
@@ -111,7 +112,7 @@ impl Executable {
         // SAFETY: the stream is alive, its context current; nothing but launches is captured.
         unsafe {
             checked(sys::cuStreamBeginCapture_v2(stream, mode))?;
-            let launched = of.launch(words, kernels, stream);
+            let launched = of.launch(words, kernels, (stream, false));
             let ended = checked(sys::cuStreamEndCapture(stream, &mut graph));
             launched.and(ended)?;
             let made = checked(sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0));
@@ -168,6 +169,8 @@ pub struct Graphs {
     early_words: usize,
     /// Words of what was gathered that are carried out already.
     launched: usize,
+    /// A kernel was the last that was enqueued.
+    follows: bool,
     /// What the step before gathered.
     before: Launches,
     /// The last used comes last.
@@ -183,6 +186,7 @@ impl Graphs {
     pub fn begin(&mut self) {
         // Of a step that failed there may be something left.
         self.clear();
+        self.follows = false;
         self.gathers = true;
     }
 
@@ -211,13 +215,22 @@ impl Graphs {
     }
 
     /// Launches what was gathered; what comes next is no longer gathered.
-    pub fn launch_all(&mut self, kernels: &Kernels, stream: sys::CUstream) -> Result<(), DriverError> {
+    fn launch_all(&mut self, kernels: &Kernels, stream: sys::CUstream) -> Result<(), DriverError> {
         self.gathers = false;
         if self.gathered.count == 0 {
             return Ok(());
         }
-        let launched = self.gathered.launch(self.launched..self.gathered.words.len(), kernels, stream);
+        let words = self.launched..self.gathered.words.len();
+        let launched = self.gathered.launch(words, kernels, (stream, self.follows));
+        self.follows = true;
         self.clear();
+        launched
+    }
+
+    /// The same, before something is enqueued that is no launch.
+    pub fn interrupt(&mut self, kernels: &Kernels, stream: sys::CUstream) -> Result<(), DriverError> {
+        let launched = self.launch_all(kernels, stream);
+        self.follows = false;
         launched
     }
 
@@ -233,7 +246,8 @@ impl Graphs {
             // The first time it is only remembered: a prompt's chunk hardly ever comes again.
             None if self.before != self.gathered => {
                 std::mem::swap(&mut self.before, &mut self.gathered);
-                let launched = self.before.launch(self.launched..self.before.words.len(), kernels, stream);
+                let words = self.launched..self.before.words.len();
+                let launched = self.before.launch(words, kernels, (stream, false));
                 self.clear();
                 return launched;
             }
@@ -248,7 +262,9 @@ impl Graphs {
         let early = graph.early.as_ref().filter(|_| self.launched == 0);
         let launched = early.map_or(Ok(()), |early| early.launch(stream)).and_then(|()| match self.launched {
             // Another graph's first launches were the same, and this one has none of its own.
-            at if at > graph.early_words => graph.of.launch(at..graph.of.words.len(), kernels, stream),
+            at if at > graph.early_words => {
+                graph.of.launch(at..graph.of.words.len(), kernels, (stream, false))
+            }
             _ => graph.rest.launch(stream),
         });
         self.clear();

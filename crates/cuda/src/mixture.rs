@@ -252,22 +252,32 @@ impl Cuda {
         // 2. One token with all of its experts on the device
         let complete =
             m.streaming.as_ref().map_or_else(|| m.all[number].table.as_ref().map(|t| t.at), |s| s.complete(number));
-        if let Some(table) = complete.filter(|_| tokens == 1 && !records)
-            && self.mixture_one(m, x, number, table, residual)?
-        {
-            return Ok(());
+        let one = if tokens == 1 && !records { self.one_token(m, x, number, residual)? } else { None };
+        let (mut one, alone) = (one, complete.is_some());
+        if let (Some(table), Some(one)) = (complete, one.take_if(|_| alone)) {
+            self.route_one(&one)?;
+            return self.experts_one(one, table);
         }
-        // 3. norm, router
+        // 3. norm, router; the norm by itself where the host is likely to compute some of the experts
         let needs = self.needs_of(m, number);
-        self.normed(m, x, number, needs)?;
-        self.choose(m, number, tokens)?;
+        let normed = one.is_none() || m.streaming.as_ref().is_some_and(|s| s.expects_aside(number));
+        if normed {
+            self.normed(m, x, number, needs)?;
+        }
+        match &one {
+            Some(one) => {
+                self.route_one(one)?;
+                self.choose_by(m, number, tokens, one.logits())?;
+            }
+            None => self.choose(m, number, tokens)?,
+        }
         // 4. where the host wants to know what was chosen
         let mut table = complete.unwrap_or(0);
         if records || complete.is_none() {
-            let chosen = self.read_chosen(m, tokens * k, 4 * tokens * x.cols)?;
+            let chosen = self.read_chosen(m, tokens * k, normed.then_some(4 * tokens * x.cols))?;
             if let Some(streaming) = &mut m.streaming {
                 streaming.settle(&self.gpu, &self.weights)?;
-                table = streaming.fetch(&self.gpu, &self.weights, number, (k, &chosen))?;
+                table = streaming.fetch(&self.gpu, &self.weights, number, (k, &chosen), normed)?;
             }
             if let Some(routed) = &mut m.routed {
                 let guessed = m.guess.take_if(|(of, _)| *of == number).map(|(_, guessed)| guessed).unwrap_or_default();
@@ -278,7 +288,15 @@ impl Cuda {
             m.guess = guess;
         }
         // 5. experts, and their sum
-        self.experts(m, number, table, k, residual)?;
+        match one.filter(|_| m.streaming.as_ref().is_some_and(Streaming::device_has_all)) {
+            Some(one) => self.experts_one(one, table)?,
+            None => {
+                if !normed {
+                    self.normed(m, x, number, needs)?;
+                }
+                self.experts(m, number, table, k, residual)?;
+            }
+        }
         // 6. the next layer's, where most are wanted
         match (&mut m.streaming, m.all[number].next) {
             (Some(streaming), Some(next)) => streaming.look_ahead(&self.weights, next),
@@ -333,13 +351,19 @@ impl Cuda {
     /// Lets a mixture's router choose among its experts for the rows of `m.x`.
     fn choose(&self, m: &mut Mixtures, number: usize, tokens: usize) -> Result<()> {
         let Registered { moe, .. } = &m.all[number];
-        let (count, k) = (moe.router.rows.len(), moe.scoring.k());
+        let count = moe.router.rows.len();
         moe.scoring.check(count).unwrap_or_else(|e| panic!("{e}"));
         let logits = m.choice.logits.room(&self.gpu, 4 * tokens * count)?;
-        let chosen = m.choice.chosen.room(&self.gpu, 4 * tokens * k)?;
-        let weights = m.choice.weights.room(&self.gpu, 4 * tokens * k)?;
         let product = self.product(&moe.router, tokens, p::Tensor::dense(logits, count), false, Activations::F32);
         multiply(&self.gpu, &[product], &m.x)?;
+        self.choose_by(m, number, tokens, logits)
+    }
+
+    /// The same by what the router has made of them.
+    fn choose_by(&self, m: &mut Mixtures, number: usize, tokens: usize, logits: Address) -> Result<()> {
+        let (count, k) = (m.all[number].moe.router.rows.len(), m.all[number].moe.scoring.k());
+        let chosen = m.choice.chosen.room(&self.gpu, 4 * tokens * k)?;
+        let weights = m.choice.weights.room(&self.gpu, 4 * tokens * k)?;
         let parameters = m.all[number].route(tokens, logits, chosen, weights);
         let shared = self::number(4 * (count + 2 * k));
         // SAFETY: the room was just made.
@@ -347,9 +371,9 @@ impl Cuda {
         Ok(())
     }
 
-    /// Which experts the router has chosen, on the host: the step waits for it.
-    fn read_chosen(&self, m: &mut Mixtures, n: usize, input: usize) -> Result<Vec<u32>> {
-        if let Some(streaming) = &mut m.streaming
+    /// Which experts the router has chosen, on the host: the step waits for it. `input`: bytes of what was normed, if it was.
+    fn read_chosen(&self, m: &mut Mixtures, n: usize, input: Option<usize>) -> Result<Vec<u32>> {
+        if let (Some(streaming), Some(input)) = (&mut m.streaming, input)
             && let Some(host) = streaming.input(&self.gpu, n, input)?
         {
             // SAFETY: what was normed has so many bytes; waited for below.

@@ -1,4 +1,4 @@
-//! A mixture for one token, whose experts are all on the device: three kernels (`kernels/mixture_one.cu`).
+//! A mixture for one token, whose experts are all on the device or have come there: three kernels (`kernels/mixture_one.cu`).
 
 use anyhow::Result;
 use sluice_backend::{Activations, Linear, SharedExpert, Tensor};
@@ -34,25 +34,40 @@ fn quarters(groups: usize) -> usize {
     16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4)
 }
 
+/// The kernels for one token of a mixture: the router, and the experts.
+pub(crate) struct OneToken {
+    router: p::RouteOne,
+    router_shared: u32,
+    experts: p::ExpertsOne,
+    /// Gate and up, down: blocks, threads, shared memory.
+    launches: [(Kernel, [u32; 3], u32, u32); 2],
+}
+
+impl OneToken {
+    /// `[experts]`, once the router is through.
+    pub fn logits(&self) -> Address {
+        self.router.logits
+    }
+}
+
 impl Cuda {
-    /// `residual += mixture(norm(x))`; `table`: where the experts are. Says whether it does.
-    pub(crate) fn mixture_one(
+    /// `residual += mixture(norm(x))` of one token as few kernels, if that can be done.
+    pub(crate) fn one_token(
         &self,
         m: &mut Mixtures,
         x: Tensor,
         of: usize,
-        table: Address,
         residual: Tensor,
-    ) -> Result<bool> {
+    ) -> Result<Option<OneToken>> {
         let (gpu, device) = (&self.gpu, &self.gpu.device);
         let Registered { moe, kinds, groups, .. } = &m.all[of];
         // 1. Whether it can be done so
         let (cols, hidden, experts, k) = (x.cols, moe.experts.intermediate(), moe.experts.count, moe.scoring.k());
         let ([&[gate], &[up], &[down]], Some((group, element))) = (kinds.each_ref().map(Vec::as_slice), groups[0])
         else {
-            return Ok(false);
+            return Ok(None);
         };
-        let (Some([gate_up, _]), Some([_, last])) = (gate.experts_one(), down.experts_one()) else { return Ok(false) };
+        let (Some([gate_up, _]), Some([_, last])) = (gate.experts_one(), down.experts_one()) else { return Ok(None) };
         let slots = k + usize::from(moe.shared.is_some());
         let alike = gate == up
             && groups.iter().all(|g| *g == Some((group, element)))
@@ -64,7 +79,7 @@ impl Cuda {
             && (k..=MOST_EXPERTS).contains(&experts)
             && moe.router.rows.len() == experts;
         if !device.one || !alike || !fits {
-            return Ok(false);
+            return Ok(None);
         }
         let rows_of = |linear: &Linear, mode: Activations| {
             let product = self.product(linear, 1, p::Tensor::default(), false, mode);
@@ -96,7 +111,7 @@ impl Cuda {
         let most = route_shared.max(gate_up_shared).max(down_shared);
         let route = m.all[of].route(1, 0, 0, 0);
         if !possible || route.groups > 1 || most + STATIC_SHARED > device.shared {
-            return Ok(false);
+            return Ok(None);
         }
         // 2. The router
         let x = p::Row { x: from.at, norm: norm.weight, eps: norm.eps, cols: number(cols) };
@@ -109,14 +124,11 @@ impl Cuda {
         let gate = if shared_gate.data != 0 { logits + 4 * experts as u64 } else { 0 };
         let router =
             p::RouteOne { x, router, gate: shared_gate, logits, encoded, experts: number(experts), rows: number(rows) };
-        let grid = [number(rows.div_ceil(ROUTE_ROWS)), 1, 1];
-        // SAFETY: matrices and tensors were checked against their buffers; the room was just made.
-        unsafe { gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, number(route_shared), &router)? };
         // 3. The experts
         let parameters = p::ExpertsOne {
             route: p::Route { logits, ..route },
             x: encoded,
-            table,
+            table: 0,
             shared,
             gate,
             hidden: room,
@@ -126,15 +138,32 @@ impl Cuda {
             slots: number(slots),
             element,
         };
-        let most = BLOCKS * device.multiprocessors;
-        let launches = [
-            (gate_up, slots * hidden / HIDDEN, GATE_UP_THREADS, gate_up_shared),
-            (last, cols.div_ceil(ROWS), DOWN_THREADS, down_shared),
-        ];
-        for (kernel, blocks, threads, shared) in launches {
+        let blocks = |n: usize| [number(n.min(BLOCKS * device.multiprocessors)), 1, 1];
+        Ok(Some(OneToken {
+            router,
+            router_shared: number(route_shared),
+            experts: parameters,
+            launches: [
+                (gate_up, blocks(slots * hidden / HIDDEN), GATE_UP_THREADS, number(gate_up_shared)),
+                (last, blocks(cols.div_ceil(ROWS)), DOWN_THREADS, number(down_shared)),
+            ],
+        }))
+    }
+
+    /// Has the router norm and encode its input, and say how well each expert fits.
+    pub(crate) fn route_one(&self, one: &OneToken) -> Result<()> {
+        let grid = [one.router.rows.div_ceil(ROUTE_ROWS as u32), 1, 1];
+        // SAFETY: matrices and tensors were checked against their buffers, and the room was made when `one` was.
+        Ok(unsafe { self.gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, one.router_shared, &one.router)? })
+    }
+
+    /// Has the experts that the router has chosen added; `table`: where they are.
+    pub(crate) fn experts_one(&self, one: OneToken, table: Address) -> Result<()> {
+        let parameters = p::ExpertsOne { table, ..one.experts };
+        for (kernel, grid, threads, shared) in one.launches {
             // SAFETY: as above; the table has all experts, each of so many rows and columns.
-            unsafe { gpu.launch(kernel, [number(blocks.min(most)), 1, 1], threads, number(shared), &parameters)? };
+            unsafe { self.gpu.launch(kernel, grid, threads, shared, &parameters)? };
         }
-        Ok(true)
+        Ok(())
     }
 }

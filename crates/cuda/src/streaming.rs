@@ -50,6 +50,8 @@ struct Layer {
     experts: Experts,
     /// All of its experts are on the device to stay, as its table there says.
     complete: bool,
+    /// The host would have had some to compute when it was last looked at.
+    shares: bool,
 }
 
 /// An expert that passes, in a buffer.
@@ -167,7 +169,7 @@ impl Streaming {
             Ok(Class { memory, division, rooms: Rooms::new(&division) })
         };
         let classes = rooms::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
-        let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), complete: false };
+        let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), complete: false, shares: true };
         let mut streaming = Streaming {
             up: Copies::new(&gpu.device)?,
             down: Copies::new(&gpu.device)?,
@@ -210,14 +212,25 @@ impl Streaming {
         self.layers[layer].complete.then(|| self.tables.at(layer))
     }
 
+    /// Whether the host is likely to have some of a layer's experts to compute, for which it wants their input.
+    pub fn expects_aside(&self, layer: usize) -> bool {
+        self.sharing.is_some() && self.layers[layer].shares
+    }
+
+    /// Whether all that was fetched for is on the device, or will be before what comes next.
+    pub fn device_has_all(&self) -> bool {
+        !self.has_failed() && self.present.as_ref().is_some_and(|p| p.aside.wanted.is_empty())
+    }
+
     /// Has the experts copied to the device that tokens want and that it does not have; what the device does next waits for that. Where the table of their
-    /// matrices is.
+    /// matrices is. `has_input`: the host has what it needs to compute some of them.
     pub fn fetch(
         &mut self,
         gpu: &Gpu,
         weights: &Weights,
         layer: usize,
         (k, chosen): (usize, &[u32]),
+        has_input: bool,
     ) -> Result<Address> {
         assert!(self.present.is_none(), "the layer before is settled");
         // 1. What is wanted, and none of it on its way back
@@ -291,6 +304,8 @@ impl Streaming {
         });
         let bytes = missing.first().map_or(0, |i| self.lie(layer, wanted[*i] as usize).bytes());
         let share = self.sharing.as_ref().map_or(0, |s| s.share(missing.len(), bytes));
+        self.layers[layer].shares = share > 0;
+        let share = if has_input { share } else { 0 };
         let aside = missing.split_off(missing.len() - share);
         for i in missing {
             passing.push(self.copy(weights, layer, fetch, (i, wanted[i]))?);
