@@ -71,19 +71,19 @@ __device__ __forceinline__ void weigh(u32 scoring, bool renormalise, float scale
     }
 }
 
-// A warp takes a token. Shared memory: what experts are chosen by [experts]; those that were chosen, and with what [k] each.
+// A warp takes a token, and leaves its logits as they are. Shared memory: scores, and what experts are chosen by [experts] each; those that were chosen, and with what [k] each.
 extern "C" __global__ void __launch_bounds__(32) route(const Route p) {
     begin();
     __shared__ float ranks[MAX_GROUPS];
-    float* offered = room;
-    float* weights = offered + p.experts;
+    float *score = room, *offered = score + p.experts, *weights = offered + p.experts;
     u32* chosen = (u32*)(weights + p.k);
     const u32 TAKEN = 0xffffffffu;
     u32 lane = threadIdx.x;
     for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
-        float* score = p.logits + (u64)t * p.experts;
         __syncwarp();
         // 1. scores
+        for (u32 i = lane; i < p.experts; i += WARP) score[i] = p.logits[(u64)t * p.experts + i];
+        __syncwarp();
         if (p.scoring == SOFTMAX_TOP_K) softmax(score, p.experts);
         if (p.scoring == SIGMOID) {
             for (u32 i = lane; i < p.experts; i += WARP) score[i] = sigmoid(score[i]);

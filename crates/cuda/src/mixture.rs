@@ -365,7 +365,7 @@ impl Cuda {
         let chosen = m.choice.chosen.room(&self.gpu, 4 * tokens * k)?;
         let weights = m.choice.weights.room(&self.gpu, 4 * tokens * k)?;
         let parameters = m.all[number].route(tokens, logits, chosen, weights);
-        let shared = self::number(4 * (count + 2 * k));
+        let shared = self::number(4 * (2 * count + 2 * k));
         // SAFETY: the room was just made.
         unsafe { self.gpu.launch(Kernel::Route, [self::number(tokens), 1, 1], 32, shared, &parameters)? };
         Ok(())

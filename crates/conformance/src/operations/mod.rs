@@ -21,7 +21,7 @@ pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: de
 pub const MIXTURES: Family = Family { name: "mixtures", cases: 50, run: mixture::mixtures };
 pub const MIXTURES_OF_ONE_TOKEN: Family =
     Family { name: "mixtures of one token", cases: 60, run: mixture::mixtures_of_one_token };
-pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 20, run: streamed::streamed };
+pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 30, run: streamed::streamed };
 pub const FAILED_ROWS: Family = Family { name: "failed rows", cases: 20, run: streamed::failed_rows };
 pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logits };
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
-use sluice_backend::{ExpertOptions, Lookahead, MatrixId, MatrixSource, MoeId};
+use sluice_backend::{ExpertOptions, Float, Form, Lookahead, MatrixId, MatrixSource, MoeId};
 use sluice_store::experts::{Keep, Policy, ReadFaults};
 use sluice_store::load::{self, LoadOptions};
 use sluice_store::{Bytes, Checkpoint, Dtype, Error, TensorPlan, Writer};
@@ -134,24 +134,32 @@ fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize) {
 
 fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
     let mut drawn = Vec::new();
+    let group = if c.uniform.is_some() { 64 } else { 32 };
     for _ in 0..c.random.usize(1..=3) {
-        let (count, intermediate) = (c.random.usize(4..=12), 32 * c.random.usize(1..=3));
+        let (count, intermediate) = (c.random.usize(4..=12), group * c.random.usize(1..=3));
         drawn.push(c.experts(count, hidden, intermediate, stacked));
     }
     drawn
 }
 
 pub fn streamed(c: &mut Case) {
-    let (hidden, stacked) = (32 * c.random.usize(1..=4), c.coin());
+    // Every other time as checkpoints have it, which backends may be quicker with: matrices of one form whose groups are 64, and mostly a token at a time.
+    let usual = c.coin();
+    if usual {
+        let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
+        c.uniform = Some(Form::Affine { bits, group: 64, scale });
+    }
+    let (hidden, stacked) = (if usual { 256 } else { 32 } * c.random.usize(1..=4), c.coin());
     let drawn = layers(c, hidden, stacked);
+    c.uniform = None;
     let runs: Vec<_> = drawn.iter().enumerate().map(|(l, d)| (l, (0..d.matrices.len()).collect())).collect();
     let moes = c.mixtures(&drawn, |c| on_disk(c, &drawn, &runs).matrices);
     stream(c, vec![], drawn.len());
-    if c.coin() {
+    if !usual && c.coin() {
         c.backend.record_routing();
     }
     for _ in 0..5 {
-        let tokens = c.tokens();
+        let tokens = if usual && !c.once_in(4) { 1 } else { c.tokens() };
         let x = c.tensor(tokens, hidden);
         c.shape(format!("{tokens} tokens"));
         let outcome = c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
