@@ -113,7 +113,7 @@ MEASURED = {
     f"{MIXTURE}: experts, prompt": lambda rounds: prompt_of_experts(rounds),
     f"{MIXTURE}: first token": lambda rounds: first_token(min(rounds, 2)),
     f"{MIXTURE}: larger than memory": lambda rounds: larger(rounds),
-    f"{MIXTURE}: bits": lambda _: bits(MIXTURE, "q4", ("int8",)),
+    f"{MIXTURE}: bits": lambda _: bits(MIXTURE, "q4", ("int8",)) + bits_of_tiers(),
 }
 QUICK = ("limits", f"{SMALL}: 4 bit", f"{SMALL}: bits")
 
@@ -215,7 +215,8 @@ def decode(name, form, theirs, rounds, goal, deep=False, of_limit=None, matrices
         rows.append(compare(SUITE, f"decode at {DEEP:,}, {name}, {words}", "speed kept", "of 1", kept, theirs_kept, LLAMA.name(theirs), died=died))
     if matrices:
         for phase, of in lines[0]["phases"].items():
-            if of["weight_bytes"] and of["seconds"]:
+            # Of the embedding a row is read: a few kilobytes.
+            if of["weight_bytes"] and of["seconds"] and phase != "embed":
                 rate = of["weight_bytes"] / of["seconds"] / 1e9
                 rows.append(compare(SUITE, f"matrices of a token, {name}, {words}", phase.replace("_", " "), "GB/s", [rate], [limit("device", "read_bytes_per_second") / 1e9], "read limit", 0.85))
     return rows
@@ -375,4 +376,15 @@ def bits(name, form, modes):
     for mode in modes:
         found = [ours("decode", folder, 1, "--activations", mode, "--context", 32, "--tokens", 8, device=device)[0]["logits"] for device in ("cuda", "cpu")]
         rows.append(compare(SUITE, f"bits, {name}, {'bf16' if form == 'bf16' else '4 bit'}, activations {mode}", "logits equal", "of 1", [float(found[0] == found[1])], [1.0], "the CPU", 1.0))
+    return rows
+
+
+def bits_of_tiers():
+    """The same of a mixture some of whose experts the device has not, beside one that has them all."""
+    folder, rows = quickly(SHAPES[MIXTURE], "q4"), []
+    every, least_memory = expert_bytes(SHAPES[MIXTURE]), least()
+    [wanted] = ours("decode", folder, 1, "--context", CONTEXT, "--tokens", GENERATED)
+    for words, share in (("none", 0.0), ("half", 0.5)):
+        [found] = ours("decode", folder, 1, "--gpu-memory", least_memory + int(share * every), "--context", CONTEXT, "--tokens", GENERATED)
+        rows.append(compare(SUITE, f"bits, {MIXTURE}, 4 bit, {words} of the experts in VRAM", "logits equal", "of 1", [float(found["logits"] == wanted["logits"])], [1.0], "all in VRAM", 1.0))
     return rows

@@ -74,6 +74,15 @@ class Cases(unittest.TestCase):
                 [row] = gpu.bits("8B", "q4", ("int8",))
             self.assertEqual((row.ours, row.met), (equal, equal == 1.0))
 
+    def test_bits_of_tiers_are_those_of_a_device_that_has_all(self):
+        for half, equal in (("a", 1.0), ("b", 0.0)):
+            def ours(*_, half=half, **__):
+                return [{"logits": half if "4000" in _ else "a"}]
+
+            with mock.patch.multiple(gpu, quickly=lambda *_: "model", least=lambda: 0, expert_bytes=lambda _: 8000, ours=lambda *a: ours(*map(str, a))):
+                none, half_row = gpu.bits_of_tiers()
+            self.assertEqual((none.ours, half_row.ours), (1.0, equal))
+
     def test_a_case_that_fails_is_noted_and_tried_again(self):
         def fails(_):
             raise Failed("bench: out of\nmemory")

@@ -158,7 +158,7 @@ impl Row {
             let mut options = args.engine.options()?.load;
             args.set(&mut options);
             let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
-            let (read, time, notes) = measure_disk(&paths, bytes.min(DISK_SAMPLE), &options)?;
+            let (read, time, notes) = measure_disk(&paths, bytes.min(DISK_SAMPLE.max(bytes / 2)), &options)?;
             ensure!(notes.is_empty(), "{}", notes.join("; "));
             Ok(read as f64 / time.as_secs_f64())
         };
@@ -243,7 +243,7 @@ impl Row {
 
 /// Times that the prompt is computed once more, of which the median counts.
 const AGAIN: usize = 3;
-/// Bytes of the disk's own measurement, at most.
+/// Bytes of the disk's own measurement, at most; of a large model half of its own, since a disk may be quicker for a few seconds than it stays.
 const DISK_SAMPLE: u64 = 2 << 30;
 
 impl LoadArgs {
