@@ -50,8 +50,10 @@ def commit():
     def git(*words):
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
-    # Where a copy of the tree has no history, whoever copied it may say.
-    name = git("rev-parse", "--short=12", "HEAD") or os.environ.get("BENCH_COMMIT") or "unknown"
+    # Where a copy of the tree has no history, or an older one, whoever copied it may say.
+    if copied := os.environ.get("BENCH_COMMIT"):
+        return copied
+    name = git("rev-parse", "--short=12", "HEAD") or "unknown"
     changed = git("status", "--porcelain", "--", "crates", "Cargo.lock", "bench")
     return f"{name} with uncommitted changes" if changed else name
 

@@ -268,10 +268,10 @@ def expert_bytes(shape):
 
 
 @cache
-def least():
-    """Bytes of the device's memory with which the mixture starts: what `sluice` says when it is given next to nothing."""
+def least(rounds):
+    """Bytes of the device's memory with which the mixture starts, with keys and values for so many rounds: what `sluice` says when it is given next to nothing."""
     try:
-        ours("decode", quickly(SHAPES[MIXTURE], "q4"), 1, "--gpu-memory", "100M", "--context", CONTEXT, "--tokens", GENERATED)
+        ours("decode", quickly(SHAPES[MIXTURE], "q4"), rounds, "--gpu-memory", "100M", "--context", CONTEXT, "--tokens", GENERATED)
     except Failed as why:
         return smallest(str(why))
     return 100_000_000
@@ -287,7 +287,7 @@ def smallest(text):
 def experts(words, share, layers, rounds, goal):
     """Decode with a share of the experts' bytes in the device's memory and the others in pinned memory; llama.cpp has those of `layers` layers on the CPU."""
     folder, file = quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0")
-    memory = least() + int(share * expert_bytes(SHAPES[MIXTURE]))
+    memory = least(rounds) + int(share * expert_bytes(SHAPES[MIXTURE]))
     [line] = ours("decode", folder, rounds, "--gpu-memory", memory, "--context", CONTEXT, "--tokens", GENERATED)
     peer, died = beside(min(rounds, 3), file, "-p", 0, "-n", GENERATED, "-d", CONTEXT, "-ncmoe", layers)
     mine, theirs, case = speeds(line), peer(0, GENERATED, CONTEXT), f"decode, {words} of the experts in VRAM, {MIXTURE}"
@@ -312,7 +312,7 @@ def by_experts(case, line, mine):
 
 def prompt_of_experts(rounds):
     folder, file, case = quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0"), f"prefill 4,096, experts in RAM, {MIXTURE}"
-    [line] = ours("prefill", folder, min(rounds, 3), "--tokens", 4096, "--gpu-memory", least() + int(4e9), "--chunk", 4096)
+    [line] = ours("prefill", folder, min(rounds, 3), "--tokens", 4096, "--gpu-memory", least(rounds) + int(4e9), "--chunk", 4096)
     peer, died = beside(min(rounds, 3), file, "-p", 4096, "-n", 0, "-b", 4096, "-ub", 4096, "-ncmoe", 48)
     return [compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(4096, 0, 0), LLAMA.name("Q4_0, experts on the CPU"), 3.0, died=died)]
 
@@ -321,7 +321,7 @@ def larger(rounds):
     """Memory here and there holds less than the experts: the disk gives what is missing."""
     folder, case = quickly(SHAPES[MIXTURE], "q4"), f"larger than memory, {MIXTURE}"
     evict(folder)
-    [line] = ours("decode", folder, min(rounds, 3), "--gpu-memory", least() + int(2e9), "--memory-budget", "6G", "--context", CONTEXT, "--tokens", 64)
+    [line] = ours("decode", folder, min(rounds, 3), "--gpu-memory", least(rounds) + int(2e9), "--memory-budget", "6G", "--context", CONTEXT, "--tokens", 64)
     c = config(SHAPES[MIXTURE])
     request = c["hidden_size"] * c["moe_intermediate_size"] // 2
     command = [SLUICE, "bench", "disk", folder, "--request", request, "--depth", 16, "--order", "random", "--seconds", 1, "--rounds", 3, "--json"]
@@ -382,7 +382,7 @@ def bits(name, form, modes):
 def bits_of_tiers():
     """The same of a mixture some of whose experts the device has not, beside one that has them all."""
     folder, rows = quickly(SHAPES[MIXTURE], "q4"), []
-    every, least_memory = expert_bytes(SHAPES[MIXTURE]), least()
+    every, least_memory = expert_bytes(SHAPES[MIXTURE]), least(1)
     [wanted] = ours("decode", folder, 1, "--context", CONTEXT, "--tokens", GENERATED)
     for words, share in (("none", 0.0), ("half", 0.5)):
         [found] = ours("decode", folder, 1, "--gpu-memory", least_memory + int(share * every), "--context", CONTEXT, "--tokens", GENERATED)

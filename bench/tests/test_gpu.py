@@ -79,7 +79,7 @@ class Cases(unittest.TestCase):
             def ours(*_, half=half, **__):
                 return [{"logits": half if "4000" in _ else "a"}]
 
-            with mock.patch.multiple(gpu, quickly=lambda *_: "model", least=lambda: 0, expert_bytes=lambda _: 8000, ours=lambda *a: ours(*map(str, a))):
+            with mock.patch.multiple(gpu, quickly=lambda *_: "model", least=lambda _: 0, expert_bytes=lambda _: 8000, ours=lambda *a: ours(*map(str, a))):
                 none, half_row = gpu.bits_of_tiers()
             self.assertEqual((none.ours, half_row.ours), (1.0, equal))
 
