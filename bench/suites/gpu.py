@@ -26,6 +26,8 @@ LLAMA = CudaLlamaCpp()
 SMALL, LARGE, MIXTURE, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "Next of 48 layers"
 SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", HYBRID: "next-48"}
 TO_COME = 34
+# Bytes of the device's memory: keys and values of some 650 tokens of the mixture.
+LONGER = 64_000_000
 
 PICKS = [
     *(
@@ -131,7 +133,7 @@ def run(names, quick, rounds, parts):
             rows += parts.measure(name, lambda name=name: MEASURED[name](rounds), notes)
         # One case that fails must not cost the others; it is no part then, and the next run tries it again.
         except (Failed, Died, ValueError, KeyError, IndexError, TypeError) as why:
-            notes.append(f"not measured: {name}: {' '.join(str(why).split())[-400:]}")
+            notes.append(f"not measured: {name}: {' '.join(str(why).split())[-200:]}")
             say(notes[-1])
         say(f"{name}: {time.monotonic() - began:.0f} s")
     notes.append(f"decode: {GENERATED} tokens behind {CONTEXT} unless it says otherwise, all rounds in one process; KV in bf16 (Sluice) and f16 (llama.cpp, with flash attention, -ngl 99)")
@@ -281,7 +283,8 @@ def smallest(text):
     """The bytes that a refusal names."""
     if not (found := re.search(r"the smallest that would do is --gpu-memory ([\d.]+)([MG])", text)):
         raise Failed(text)
-    return int(float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]]) + 1_000_000
+    # What a refusal counts is the shortest context that is worth a start; ours are a bit longer.
+    return int(float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]]) + LONGER
 
 
 def experts(words, share, layers, rounds, goal):
