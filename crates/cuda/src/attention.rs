@@ -224,7 +224,13 @@ impl Cuda {
             unsafe {
                 self.gpu.launch(kernel, grid(tiles, partitions), LAST_THREADS, number(shared), &parameters)?;
                 if partitions > 1 && !joins {
-                    self.gpu.launch(Kernel::Join, grid(heads, 1), JOIN_THREADS, join_shared(partitions), &parameters)?;
+                    self.gpu.launch(
+                        Kernel::Join,
+                        grid(heads, 1),
+                        JOIN_THREADS,
+                        join_shared(partitions),
+                        &parameters,
+                    )?;
                 }
             }
             return Ok(());

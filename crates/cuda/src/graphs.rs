@@ -262,9 +262,7 @@ impl Graphs {
         let early = graph.early.as_ref().filter(|_| self.launched == 0);
         let launched = early.map_or(Ok(()), |early| early.launch(stream)).and_then(|()| match self.launched {
             // Another graph's first launches were the same, and this one has none of its own.
-            at if at > graph.early_words => {
-                graph.of.launch(at..graph.of.words.len(), kernels, (stream, false))
-            }
+            at if at > graph.early_words => graph.of.launch(at..graph.of.words.len(), kernels, (stream, false)),
             _ => graph.rest.launch(stream),
         });
         self.clear();

@@ -346,7 +346,8 @@ mod tests {
 
     /// Names and sizes of the sections of machine code, an ELF file of 64 bits.
     fn sections(code: &[u8]) -> Vec<(String, usize)> {
-        let [from, size, count, names] = [(0x28, 8), (0x3a, 2), (0x3c, 2), (0x3e, 2)].map(|(at, n)| number(code, at, n));
+        let [from, size, count, names] =
+            [(0x28, 8), (0x3a, 2), (0x3c, 2), (0x3e, 2)].map(|(at, n)| number(code, at, n));
         let field = |section: usize, at, bytes| number(code, from + section * size + at, bytes);
         let section = |i: usize| {
             let name = field(names, 0x18, 8) + field(i, 0, 4);
