@@ -154,7 +154,8 @@ impl Cuda {
     pub(crate) fn route_one(&self, one: &OneToken) -> Result<()> {
         let grid = [one.router.rows.div_ceil(ROUTE_ROWS as u32), 1, 1];
         // SAFETY: matrices and tensors were checked against their buffers, and the room was made when `one` was.
-        Ok(unsafe { self.gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, one.router_shared, &one.router)? })
+        unsafe { self.gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, one.router_shared, &one.router)? };
+        Ok(())
     }
 
     /// Has the experts that the router has chosen added; `table`: where they are.
