@@ -51,8 +51,6 @@ pub struct Case {
     pub activations: Activations,
     /// Whether this is the run that others are compared with.
     pub is_reference: bool,
-    /// Whether attention on integers may be asked for.
-    pub integers: bool,
     /// The form of all matrices from here on, where they have one.
     pub uniform: Option<Form>,
     seen: Seen,
@@ -63,17 +61,11 @@ pub struct Case {
 }
 
 impl Case {
-    pub(crate) fn new(
-        backend: Box<dyn Backend>,
-        random: Rng,
-        setup: &Setup,
-        integers: bool,
-        is_reference: bool,
-    ) -> Case {
+    pub(crate) fn new(backend: Box<dyn Backend>, random: Rng, setup: &Setup, is_reference: bool) -> Case {
         let (mut random, activations) = (random, setup.activations);
         let seen = Seen { shapes: vec![format!("activations {activations:?}")], values: Vec::new() };
         let pool = (0..POOL).map(|_| random.f32() * 2.0 - 1.0).collect();
-        Case { backend, random, activations, is_reference, integers, uniform: None, seen, pool, kept: Vec::new() }
+        Case { backend, random, activations, is_reference, uniform: None, seen, pool, kept: Vec::new() }
     }
 
     pub(crate) fn into_seen(self) -> Seen {

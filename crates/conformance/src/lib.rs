@@ -49,7 +49,6 @@ type Make = Box<dyn Fn(&Setup) -> anyhow::Result<Box<dyn Backend>>>;
 pub struct Candidate {
     name: String,
     make: Make,
-    integers: bool,
 }
 
 impl Candidate {
@@ -57,12 +56,7 @@ impl Candidate {
         name: impl Into<String>,
         make: impl Fn(&Setup) -> anyhow::Result<Box<dyn Backend>> + 'static,
     ) -> Candidate {
-        Candidate { name: name.into(), make: Box::new(make), integers: true }
-    }
-
-    /// One that cannot attend on integers yet ([`AttentionMode::Int8`]): no case asks for it.
-    pub fn without_integer_attention(self) -> Candidate {
-        Candidate { integers: false, ..self }
+        Candidate { name: name.into(), make: Box::new(make) }
     }
 }
 
@@ -122,12 +116,11 @@ pub fn check(family: &Family, candidates: &[Candidate]) {
         Some(seed) => seed..seed + 1,
         None => 0..number("SLUICE_CONFORMANCE_CASES").unwrap_or(family.cases),
     };
-    let integers = candidates.iter().all(|c| c.integers);
     for seed in seeds {
         let reference = Candidate::new("the generic CPU", |s| Ok(Box::new(Cpu::new(Isa::GENERIC, 1, s.activations)?)));
-        let wanted = run(family, seed, &reference, integers, true);
+        let wanted = run(family, seed, &reference, true);
         for candidate in candidates {
-            let got = run(family, seed, candidate, integers, false);
+            let got = run(family, seed, candidate, false);
             if let Some(difference) = difference(&got, &wanted) {
                 panic!("{}", told(family, seed, candidate, &wanted, &difference));
             }
@@ -143,12 +136,12 @@ fn told(family: &Family, seed: u64, candidate: &Candidate, seen: &Seen, what: &s
     )
 }
 
-fn run(family: &Family, seed: u64, candidate: &Candidate, integers: bool, is_reference: bool) -> Seen {
+fn run(family: &Family, seed: u64, candidate: &Candidate, is_reference: bool) -> Seen {
     let mut random = Rng::with_seed(seed);
     let activations = [Activations::F32, Activations::Bf16, Activations::Int8][random.usize(..3)];
     let setup = Setup { activations, seed, capacity: CAPACITY };
     let backend = (candidate.make)(&setup).unwrap_or_else(|e| panic!("{}: {e:#}", candidate.name));
-    let mut case = Case::new(backend, random, &setup, integers, is_reference);
+    let mut case = Case::new(backend, random, &setup, is_reference);
     match catch_unwind(AssertUnwindSafe(|| (family.run)(&mut case))) {
         Ok(()) => case.into_seen(),
         Err(panic) => {

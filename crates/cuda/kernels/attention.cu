@@ -129,6 +129,9 @@ struct Attention {
     float* parts;
     // [tokens, tiles of heads], zero between kernels: how many partitions are through; null: `join` comes behind.
     u32* counters;
+    // Queries and weights are rounded to integers as keys and values are.
+    u32 integers;
+    u32 unused;
 };
 
 // A block of two warps takes a KV head of a token: one its key, the other its value. Shared memory: a key.
@@ -251,10 +254,11 @@ __device__ __forceinline__ void dot_lanes(const u8* key, u32 dim, const float* q
 }
 
 // The weights of one partition, for G query heads that share a KV head: scores[g][position] = exp(s - m) (times the value's scale), ends[g] = m and the sum
-// of weights. By a block with a thread for each position; `q`: [G][padded k_dim]. Positions from `from` to `to` are visible.
+// of weights. By a block with a thread for each position; `q`: [G][padded k_dim]. Positions from `from` to `to` are visible. Where all are integers, weights are as well,
+// `weight_scales` theirs. All sums of integers here are below 2^24, which floats hold exactly.
 template <int G, u32 DEEP>
-__device__ __forceinline__ void weigh(const Attention& p, const float* q, u32 base, u32 from, u32 to, u32 heads, const Located& located,
-                                      float (*scores)[PARTITION], float (*ends)[2]) {
+__device__ __forceinline__ void weigh(const Attention& p, const float* q, float* q_scales, u32 base, u32 from, u32 to, u32 heads, const Located& located,
+                                      float (*scores)[PARTITION], float (*ends)[2], float* weight_scales) {
     const Cache& c = p.cache;
     u32 position = threadIdx.x, lane = threadIdx.x % 16, pad = padded(c.k_dim);
     // 1. scores: a thread has the sixteen lanes of a dot product
@@ -279,7 +283,7 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, u32 ba
             }
             float s = acc[g][0];
             if (c.type == INT8) s = mul(s, located.k_scales[position]);
-            s = mul(s, p.scale);
+            s = mul(s, p.integers ? mul(p.scale, q_scales[g]) : p.scale);
             if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
             scores[g][position] = s;
         }
@@ -300,14 +304,33 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, u32 ba
             weights[j] = visible ? exp_(sub(scores[g][i], top)) : 0.0f;
             sum = add(sum, weights[j]);
         }
+        u32 greatest = 0;
+#pragma unroll
+        for (u32 j = 0; j < PARTITION / 16; j++) {
+            u32 i = 16 * j + lane;
+            if (c.type == INT8 && base + i >= from && base + i < to) {
+                weights[j] = mul(weights[j], located.v_scales[i]);
+                greatest = max(greatest, bits(weights[j]) & 0x7fffffffu);
+            }
+        }
+        if (p.integers) {
+            float a = bits(warp_greatest(greatest)), inv = div(255.0f, a);
+            bool finite = is_finite(a);
+            // With a NaN or an infinity: zeros and a scale of NaN.
+            bool some = finite && is_finite(inv);
+#pragma unroll
+            for (u32 j = 0; j < PARTITION / 16; j++) {
+                // Added to this, a number of this size is rounded to the nearest integer, ties to even.
+                weights[j] = some ? sub(add(mul(weights[j], inv), 12582912.0f), 12582912.0f) : 0.0f;
+            }
+            if (threadIdx.x % WARP == 0) weight_scales[g] = finite ? div(a, 255.0f) : bits(0x7fc00000u);
+        }
         // Both halves of the warp have read the scores before one of them overwrites them.
         __syncwarp();
 #pragma unroll
         for (u32 j = 0; j < PARTITION / 16; j++) {
             u32 i = 16 * j + lane;
-            if (threadIdx.x % WARP < 16 && base + i >= from && base + i < to) {
-                scores[g][i] = c.type == INT8 ? mul(weights[j], located.v_scales[i]) : weights[j];
-            }
+            if (threadIdx.x % WARP < 16 && base + i >= from && base + i < to) scores[g][i] = weights[j];
         }
         sum = lane_tree(sum);
         if (threadIdx.x % WARP == 0) {
@@ -361,13 +384,26 @@ __device__ __forceinline__ void finish(const Attention& p, u32 t, u32 h, u32 d, 
     p.out.row(t)[(u64)h * c.v_dim + d] = y;
 }
 
-// Queries of a tile of heads, normed and turned, a warp each.
-__device__ __forceinline__ void turn_queries(const Attention& p, u32 t, u32 first, u32 heads, float* q) {
+// A query as integers, which floats hold exactly, and its scale: by a whole warp.
+__device__ __forceinline__ void round_query(float* q, u32 dim, float* scale) {
+    u32 lane = threadIdx.x % WARP, greatest = 0;
+    for (u32 i = lane; i < dim; i += WARP) greatest = max(greatest, bits(q[i]) & 0x7fffffffu);
+    float a = bits(warp_greatest(greatest)), inv = div(127.0f, a);
+    bool finite = is_finite(a);
+    if (!finite || !is_finite(inv)) inv = 0.0f;
+    for (u32 i = lane; i < dim; i += WARP) q[i] = (float)to_i8(mul(q[i], inv));
+    if (lane == 0) *scale = finite ? div(a, 127.0f) : bits(0x7fc00000u);
+    __syncwarp();
+}
+
+// Queries of a tile of heads, normed and turned, a warp each; `scales`: theirs, where they become integers.
+__device__ __forceinline__ void turn_queries(const Attention& p, u32 t, u32 first, u32 heads, float* q, float* scales) {
     const Cache& c = p.cache;
     u32 pad = padded(c.k_dim);
     for (u32 g = threadIdx.x / WARP; g < heads; g += blockDim.x / WARP) {
         const float* q_in = p.q.row(t) + (u64)(first + g) * c.k_dim * (p.gated ? 2 : 1);
         turn(q_in, q + g * pad, c.k_dim, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half);
+        if (p.integers) round_query(q + g * pad, c.k_dim, scales + g);
         if (threadIdx.x % WARP < pad - c.k_dim) q[g * pad + c.k_dim + threadIdx.x % WARP] = 0.0f;
     }
     __syncthreads();
@@ -376,7 +412,7 @@ __device__ __forceinline__ void turn_queries(const Attention& p, u32 t, u32 firs
 // A block of four warps takes G query heads, of one KV head, of a token through all partitions in turn. Grid: (tokens, tiles of heads). Shared memory:
 // q [G][padded k_dim] and o [G][v_dim].
 template <int G> __device__ __forceinline__ void attend_heads(const Attention& p) {
-    __shared__ float scores[G][PARTITION], ends[G][2];
+    __shared__ float scores[G][PARTITION], ends[G][2], q_scales[G], weight_scales[G];
     __shared__ Located located;
     const Cache& c = p.cache;
     float *q = room, *o = q + G * padded(c.k_dim);
@@ -386,13 +422,13 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
         u32 position = p.positions[t], seen = first_seen(p, position);
         const u32* table = p.tables + p.table_starts[p.sequences[t]];
         __syncthreads();
-        turn_queries(p, t, first, heads, q);
+        turn_queries(p, t, first, heads, q, q_scales);
         float m[G], l[G];
         for (u32 base = seen / PARTITION * PARTITION; base <= position; base += PARTITION) {
             u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
             locate(c, table, kv_head, base, from, to, located);
             __syncthreads();
-            weigh<G, 2>(p, q, base, from, to, heads, located, scores, ends);
+            weigh<G, 2>(p, q, q_scales, base, from, to, heads, located, scores, ends, weight_scales);
             bool begins = base <= seen;
             float a[G], b[G];
 #pragma unroll
@@ -410,6 +446,7 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
 #pragma unroll
                 for (int g = 0; g < G; g++) {
                     float* to_o = o + g * c.v_dim + d;
+                    if (p.integers) sums[g] = mul(sums[g], weight_scales[g]);
                     *to_o = begins ? sums[g] : fma(*to_o, a[g], mul(sums[g], b[g]));
                 }
             }
@@ -426,7 +463,7 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
 
 // The same for one partition, of grid (tokens, tiles of heads, partitions); what it leaves is joined by `join`. Shared memory: q [G][padded k_dim].
 template <int G> __device__ __forceinline__ void attend_partition(const Attention& p) {
-    __shared__ float scores[G][PARTITION], ends[G][2];
+    __shared__ float scores[G][PARTITION], ends[G][2], q_scales[G], weight_scales[G];
     __shared__ Located located;
     const Cache& c = p.cache;
     u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
@@ -437,8 +474,8 @@ template <int G> __device__ __forceinline__ void attend_partition(const Attentio
     u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
     const u32* table = p.tables + p.table_starts[p.sequences[t]];
     locate(c, table, kv_head, base, from, to, located);
-    turn_queries(p, t, first, heads, room);
-    weigh<G, 4>(p, room, base, from, to, heads, located, scores, ends);
+    turn_queries(p, t, first, heads, room, q_scales);
+    weigh<G, 4>(p, room, q_scales, base, from, to, heads, located, scores, ends, weight_scales);
     // [tokens, heads, partitions, v_dim + 2]
     float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * (c.v_dim + 2);
     u64 next = (u64)p.partitions * (c.v_dim + 2);
@@ -447,7 +484,7 @@ template <int G> __device__ __forceinline__ void attend_partition(const Attentio
         sum_values<G, 16>(c, located, base, from, to, d, scores, sums);
 #pragma unroll
         for (int g = 0; g < G; g++) {
-            if (g < heads) parts[g * next + d] = sums[g];
+            if (g < heads) parts[g * next + d] = p.integers ? mul(sums[g], weight_scales[g]) : sums[g];
         }
     }
     if (threadIdx.x < 2) {

@@ -4,7 +4,7 @@
 //! few blocks for the device, each partition has a block of its own, and what they leave is joined.
 
 use anyhow::{Context, Result};
-use sluice_backend::{AttentionLayer, KvLayout, KvType, Norm, RotaryFrequencies};
+use sluice_backend::{AttentionLayer, AttentionMode, KvLayout, KvType, Norm, RotaryFrequencies};
 
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
@@ -172,7 +172,13 @@ impl Cuda {
         let tiles = kv_heads * shared.div_ceil(tile);
         // Few sizes, so that steps are alike.
         let partitions = self.most_partitions(layer.window).next_power_of_two();
-        let split = partitions > 1 && tokens * tiles < 2 * self.gpu.device.multiprocessors && self.joins(partitions);
+        let integers = layout.mode == AttentionMode::Int8;
+        assert!(!integers || layout.kv_type == KvType::Int8, "attention on integers wants them in the cache");
+        // Of more tokens than that no parts were reckoned with.
+        let split = partitions > 1
+            && tokens <= MOST_SINGLE.max(self.inputs.sequences())
+            && tokens * tiles < 2 * self.gpu.device.multiprocessors
+            && self.joins(partitions);
         let parts = match split {
             true => self.attention.parts.room(&self.gpu, 4 * tokens * heads * partitions * (layout.v_dim + 2))?,
             false => 0,
@@ -205,6 +211,8 @@ impl Cuda {
             partitions: number(partitions),
             parts,
             counters: 0,
+            integers: integers.into(),
+            unused: 0,
         };
         // 2. A token of each sequence: one kernel stores and attends
         let blocks = |tile: usize| kv_heads * shared.div_ceil(tile);
@@ -280,7 +288,8 @@ impl Cuda {
             && layout.k_dim <= LAST_THREADS as usize
             && self.joins(self.most_partitions(layer.window).next_power_of_two());
         let (.., kernel) = LAST.into_iter().find(|(n, _)| *n == tile)?;
-        (self.gpu.device.last && single && words && fits).then_some((kernel, shared))
+        (self.gpu.device.last && single && words && fits && layout.mode == AttentionMode::F32)
+            .then_some((kernel, shared))
     }
 
     /// The grid of tiles of tokens, and their shared memory, if that way can be taken.
@@ -297,7 +306,8 @@ impl Cuda {
         let fits = shared + STATIC_SHARED <= self.gpu.device.shared;
         let grid = [p.tokens.div_ceil(number(tokens)), p.kv_heads, 1];
         let many = p.tokens as usize >= MOST_SINGLE;
-        (self.gpu.device.prompts && words && dims && fits && many).then_some((grid, number(shared)))
+        (self.gpu.device.prompts && words && dims && fits && many && layout.mode == AttentionMode::F32)
+            .then_some((grid, number(shared)))
     }
 
     /// Partitions that any of the step's tokens sees, at most.

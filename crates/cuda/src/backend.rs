@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result, ensure};
 use sluice_backend::{
-    Activations, AttentionLayer, AttentionMode, Backend, BufferId, Capacity, DeltaLayer, Device, DeviceMemory,
-    ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse,
-    Mlp, Moe, MoeId, Norm, Outcome, Phase, Pool as Threads, Profile, Projection, RotaryFrequencies, RotaryId, Routing,
-    StepInputs, StepScratch, Streamed, Tensor,
+    Activations, AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, DeviceMemory, ExpertOptions, Failed,
+    KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
+    Outcome, Phase, Pool as Threads, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs,
+    StepScratch, Streamed, Tensor,
 };
 use sluice_store::{Bytes, Loading};
 
@@ -341,7 +341,6 @@ impl Backend for Cuda {
     }
 
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
-        ensure!(layout.mode == AttentionMode::F32, "--attention int8: not there on a GPU yet");
         let bytes = layout.block_bytes().checked_mul(blocks);
         ensure!(bytes.is_some_and(|b| b < 1 << 46), "the KV cache is larger than the address space");
         let memory = Reserved::new(&self.gpu, bytes.unwrap_or(0), MemoryClass::Kv.name())?;

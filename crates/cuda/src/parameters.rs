@@ -213,6 +213,8 @@ parameters! {
         partitions: u32,
         parts: Address,
         counters: Address,
+        integers: u32,
+        unused: u32,
     }
     Delta {
         qkv: Tensor,

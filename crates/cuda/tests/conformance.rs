@@ -29,7 +29,7 @@ fn candidates() -> Vec<Candidate> {
         let host = Host { isa: Isa::from_env()?, threads: 2, always: true };
         Ok(Box::new(if setup.seed.is_multiple_of(2) { cuda } else { cuda.beside(host) }))
     };
-    vec![Candidate::new(format!("cuda:{device}"), make).without_integer_attention()]
+    vec![Candidate::new(format!("cuda:{device}"), make)]
 }
 
 /// Operation by operation on one device and on another, or on the same where there is one.
@@ -39,7 +39,7 @@ fn two() -> Vec<Candidate> {
     let make = move |setup: &Setup| -> anyhow::Result<Box<dyn sluice_backend::Backend>> {
         Ok(Box::new(Several::new(&[device, other], setup.activations, 2)?))
     };
-    vec![Candidate::new(format!("cuda:{device},{other}"), make).without_integer_attention()]
+    vec![Candidate::new(format!("cuda:{device},{other}"), make)]
 }
 
 sluice_conformance::tests!(candidates());

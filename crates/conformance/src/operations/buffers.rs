@@ -84,7 +84,7 @@ impl Case {
             _ => self.one_of(&[8, 16, 32, 64, 80, 128]),
         };
         let kv_type = self.one_of(&[F32, Bf16, F16, Int8]);
-        let integers = kv_type == Int8 && self.integers && self.coin();
+        let integers = kv_type == Int8 && self.coin();
         KvLayout {
             layers: self.random.usize(1..=2),
             kv_heads: self.random.usize(1..=3),
