@@ -252,9 +252,10 @@ impl Cuda {
         // 2. One token with all of its experts on the device
         let complete =
             m.streaming.as_ref().map_or_else(|| m.all[number].table.as_ref().map(|t| t.at), |s| s.complete(number));
-        let one = if tokens == 1 && !records { self.one_token(m, x, number, residual)? } else { None };
-        let (mut one, alone) = (one, complete.is_some());
-        if let (Some(table), Some(one)) = (complete, one.take_if(|_| alone)) {
+        let mut one = if tokens == 1 && !records { self.one_token(m, x, number, residual)? } else { None };
+        if let Some(table) = complete
+            && let Some(one) = one.take()
+        {
             self.route_one(&one)?;
             return self.experts_one(one, table);
         }

@@ -1,4 +1,5 @@
-//! Products of integer groups and of bf16 pairs for one token, whose time is what lies between kernels more than bytes: how many lanes a row has, and how large blocks are. `kernels/rows_one.cu` computes them.
+//! Products of integer groups and of bf16 pairs for one token, whose time is what lies between kernels more than bytes: how many lanes a row has, and how large
+//! blocks are. `kernels/rows_one.cu` computes them.
 
 use anyhow::Result;
 

@@ -107,7 +107,7 @@ impl Case {
         let (count, hidden) = (experts.count, experts.hidden());
         let scoring = self.scoring(count);
         let shared = self.coin().then(|| {
-            let width = self.cols();
+            let width = if self.uniform.is_some() { experts.intermediate() } else { self.cols() };
             let bias = self.coin();
             let gate = self.coin().then(|| self.linear(1, hidden, bias));
             SharedExpert { mlp: self.mlp(hidden, width), gate }

@@ -151,9 +151,9 @@ pub fn streamed(c: &mut Case) {
     }
     let (hidden, stacked) = (if usual { 256 } else { 32 } * c.random.usize(1..=4), c.coin());
     let drawn = layers(c, hidden, stacked);
-    c.uniform = None;
     let runs: Vec<_> = drawn.iter().enumerate().map(|(l, d)| (l, (0..d.matrices.len()).collect())).collect();
     let moes = c.mixtures(&drawn, |c| on_disk(c, &drawn, &runs).matrices);
+    c.uniform = None;
     stream(c, vec![], drawn.len());
     if !usual && c.coin() {
         c.backend.record_routing();
