@@ -271,7 +271,7 @@ def expert_bytes(shape):
 
 @cache
 def least(rounds):
-    """Bytes of the device's memory with which the mixture starts, with keys and values for so many rounds: what `sluice` says when it is given next to nothing."""
+    """Bytes of the device's memory with which the mixture goes through so many rounds: a bit more than what `sluice` says it starts with when it is given next to nothing."""
     try:
         ours("decode", quickly(SHAPES[MIXTURE], "q4"), rounds, "--gpu-memory", "100M", "--context", CONTEXT, "--tokens", GENERATED)
     except Failed as why:
@@ -280,7 +280,7 @@ def least(rounds):
 
 
 def smallest(text):
-    """The bytes that a refusal names."""
+    """The bytes that a refusal names, and LONGER."""
     if not (found := re.search(r"the smallest that would do is --gpu-memory ([\d.]+)([MG])", text)):
         raise Failed(text)
     # What a refusal counts is the shortest context that is worth a start; ours are a bit longer.

@@ -252,7 +252,7 @@ impl Cuda {
         // 2. One token with all of its experts on the device
         let complete =
             m.streaming.as_ref().map_or_else(|| m.all[number].table.as_ref().map(|t| t.at), |s| s.complete(number));
-        let mut one = if tokens == 1 && !records { self.one_token(m, x, number, residual)? } else { None };
+        let mut one = if tokens == 1 && !records { self.mixture_of_one(m, x, number, residual)? } else { None };
         if let Some(table) = complete
             && let Some(one) = one.take()
         {

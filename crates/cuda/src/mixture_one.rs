@@ -34,8 +34,8 @@ fn quarters(groups: usize) -> usize {
     16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4)
 }
 
-/// The kernels for one token of a mixture: the router, and the experts.
-pub(crate) struct OneToken {
+/// The kernels of a mixture for one token, to be launched: the router by [`Cuda::route_one`], the experts by [`Cuda::experts_one`].
+pub(crate) struct MixtureOfOne {
     router: p::RouteOne,
     router_shared: u32,
     experts: p::ExpertsOne,
@@ -43,7 +43,7 @@ pub(crate) struct OneToken {
     launches: [(Kernel, [u32; 3], u32, u32); 2],
 }
 
-impl OneToken {
+impl MixtureOfOne {
     /// `[experts]`, once the router is through.
     pub fn logits(&self) -> Address {
         self.router.logits
@@ -51,14 +51,14 @@ impl OneToken {
 }
 
 impl Cuda {
-    /// `residual += mixture(norm(x))` of one token as few kernels, if that can be done.
-    pub(crate) fn one_token(
+    /// What computes `residual += mixture(norm(x))` of one token in few kernels, if that can be done; nothing is launched yet.
+    pub(crate) fn mixture_of_one(
         &self,
         m: &mut Mixtures,
         x: Tensor,
         of: usize,
         residual: Tensor,
-    ) -> Result<Option<OneToken>> {
+    ) -> Result<Option<MixtureOfOne>> {
         let (gpu, device) = (&self.gpu, &self.gpu.device);
         let Registered { moe, kinds, groups, .. } = &m.all[of];
         // 1. Whether it can be done so
@@ -139,7 +139,7 @@ impl Cuda {
             element,
         };
         let blocks = |n: usize| [number(n.min(BLOCKS * device.multiprocessors)), 1, 1];
-        Ok(Some(OneToken {
+        Ok(Some(MixtureOfOne {
             router,
             router_shared: number(route_shared),
             experts: parameters,
@@ -151,7 +151,7 @@ impl Cuda {
     }
 
     /// Has the router norm and encode its input, and say how well each expert fits.
-    pub(crate) fn route_one(&self, one: &OneToken) -> Result<()> {
+    pub(crate) fn route_one(&self, one: &MixtureOfOne) -> Result<()> {
         let grid = [one.router.rows.div_ceil(ROUTE_ROWS as u32), 1, 1];
         // SAFETY: matrices and tensors were checked against their buffers, and the room was made when `one` was.
         unsafe { self.gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, one.router_shared, &one.router)? };
@@ -159,7 +159,7 @@ impl Cuda {
     }
 
     /// Has the experts that the router has chosen added; `table`: where they are.
-    pub(crate) fn experts_one(&self, one: OneToken, table: Address) -> Result<()> {
+    pub(crate) fn experts_one(&self, one: MixtureOfOne, table: Address) -> Result<()> {
         let parameters = p::ExpertsOne { table, ..one.experts };
         for (kernel, grid, threads, shared) in one.launches {
             // SAFETY: as above; the table has all experts, each of so many rows and columns.
