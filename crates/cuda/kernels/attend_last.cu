@@ -41,17 +41,11 @@ template <u32 TYPE> __device__ __forceinline__ void store_twice(const float* x, 
     const u32 lane = threadIdx.x % WARP;
     float inv = 0.0f;
     if (TYPE == INT8) {
-        u32 greatest = 0;
-        for (u32 i = lane; i < dim; i += WARP) greatest = max(greatest, bits(x[i]) & 0x7fffffffu);
-        float a = bits(warp_greatest(greatest));
-        // With a NaN or an infinity: q = 0 and a scale of NaN.
-        bool finite = is_finite(a);
-        inv = div(127.0f, a);
-        if (!finite || !is_finite(inv)) inv = 0.0f;
-        float scale = finite ? div(a, 127.0f) : bits(0x7fc00000u);
+        const Rounding rounding = rounding_of(x, dim);
+        inv = rounding.inv;
         if (lane == 0) {
-            write_scale(to.scale, scale);
-            *scale_copy = scale;
+            write_scale(to.scale, rounding.scale);
+            *scale_copy = rounding.scale;
         }
     }
 #pragma unroll 2

@@ -54,19 +54,29 @@ __device__ __forceinline__ u16 round_bf16(float x) {
     return is_nan(x) ? (u16)(b >> 16) | 0x40 : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
 
+// How a row becomes integers of eight bits: what it is multiplied with before it is rounded, and their scale.
+struct Rounding {
+    float inv;
+    float scale;
+};
+
+// By a whole warp. With a NaN or an infinity: zeros and a scale of NaN.
+__device__ __forceinline__ Rounding rounding_of(const float* x, u32 dim) {
+    u32 greatest = 0;
+    for (u32 i = threadIdx.x % WARP; i < dim; i += WARP) greatest = max(greatest, bits(x[i]) & 0x7fffffffu);
+    float a = bits(warp_greatest(greatest)), inv = div(127.0f, a);
+    bool finite = is_finite(a);
+    return {finite && is_finite(inv) ? inv : 0.0f, finite ? div(a, 127.0f) : bits(0x7fc00000u)};
+}
+
 // Writes a row of `dim` elements, by a whole warp.
 __device__ void store(const float* x, u32 dim, u32 type, Place to) {
     u32 lane = threadIdx.x % WARP;
     float inv = 0.0f;
     if (type == INT8) {
-        u32 greatest = 0;
-        for (u32 i = lane; i < dim; i += WARP) greatest = max(greatest, bits(x[i]) & 0x7fffffffu);
-        float a = bits(warp_greatest(greatest));
-        // With a NaN or an infinity: q = 0 and a scale of NaN.
-        bool finite = is_finite(a);
-        inv = div(127.0f, a);
-        if (!finite || !is_finite(inv)) inv = 0.0f;
-        if (lane == 0) write_scale(to.scale, finite ? div(a, 127.0f) : bits(0x7fc00000u));
+        Rounding rounding = rounding_of(x, dim);
+        inv = rounding.inv;
+        if (lane == 0) write_scale(to.scale, rounding.scale);
     }
     for (u32 i = lane; i < dim; i += WARP) {
         float v = x[i];
@@ -254,8 +264,8 @@ __device__ __forceinline__ void dot_lanes(const u8* key, u32 dim, const float* q
 }
 
 // The weights of one partition, for G query heads that share a KV head: scores[g][position] = exp(s - m) (times the value's scale), ends[g] = m and the sum
-// of weights. By a block with a thread for each position; `q`: [G][padded k_dim]. Positions from `from` to `to` are visible. Where all are integers, weights are as well,
-// `weight_scales` theirs. All sums of integers here are below 2^24, which floats hold exactly.
+// of weights. By a block with a thread for each position; `q`: [G][padded k_dim]. Positions from `from` to `to` are visible. Where queries are integers,
+// weights become integers too, with `weight_scales`; all their sums are below 2^24, which floats hold exactly.
 template <int G, u32 DEEP>
 __device__ __forceinline__ void weigh(const Attention& p, const float* q, float* q_scales, u32 base, u32 from, u32 to, u32 heads, const Located& located,
                                       float (*scores)[PARTITION], float (*ends)[2], float* weight_scales) {
@@ -386,13 +396,10 @@ __device__ __forceinline__ void finish(const Attention& p, u32 t, u32 h, u32 d, 
 
 // A query as integers, which floats hold exactly, and its scale: by a whole warp.
 __device__ __forceinline__ void round_query(float* q, u32 dim, float* scale) {
-    u32 lane = threadIdx.x % WARP, greatest = 0;
-    for (u32 i = lane; i < dim; i += WARP) greatest = max(greatest, bits(q[i]) & 0x7fffffffu);
-    float a = bits(warp_greatest(greatest)), inv = div(127.0f, a);
-    bool finite = is_finite(a);
-    if (!finite || !is_finite(inv)) inv = 0.0f;
-    for (u32 i = lane; i < dim; i += WARP) q[i] = (float)to_i8(mul(q[i], inv));
-    if (lane == 0) *scale = finite ? div(a, 127.0f) : bits(0x7fc00000u);
+    const u32 lane = threadIdx.x % WARP;
+    const Rounding rounding = rounding_of(q, dim);
+    for (u32 i = lane; i < dim; i += WARP) q[i] = (float)to_i8(mul(q[i], rounding.inv));
+    if (lane == 0) *scale = rounding.scale;
     __syncwarp();
 }
 
