@@ -2,6 +2,7 @@
 #pragma once
 #include <immintrin.h>
 #include <math.h>
+#include <sched.h>
 #include <stdint.h>
 #include <string.h>
 #define __device__
@@ -59,6 +60,8 @@ static inline int __dp4a(int a, int b, int c) { for (int i = 0; i < 4; i++) c +=
 static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) { for (int i = 0; i < 4; i++) c += (unsigned)(uint8_t)(a >> 8 * i) * (unsigned)(uint8_t)(b >> 8 * i); return c; }
 static inline unsigned long long clock64() { return 0; }
 static inline void __threadfence() {}
+static inline void __threadfence_system() {}
+static inline void __nanosleep(unsigned) { sched_yield(); }
 static inline unsigned atomicInc(unsigned* p, unsigned most) { unsigned old = *p; *p = old >= most ? 0 : old + 1; return old; }
 static inline unsigned atomicAdd(unsigned* p, unsigned n) { unsigned old = *p; *p = old + n; return old; }
 static inline unsigned __cvta_generic_to_shared(const void*) { return 0; }

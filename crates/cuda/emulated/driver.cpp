@@ -1,10 +1,18 @@
-// The driver's calls that the crate makes, carried out at once on this machine's processor: streams and events have nothing to wait for.
+// The driver's calls that the crate makes, carried out on this machine's processor. Each stream has a thread that does one thing after the other; kernels of all
+// streams take turns.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <set>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 struct Dim3 { unsigned x, y, z; };
@@ -12,7 +20,8 @@ Dim3 threadIdx, blockIdx, blockDim, gridDim;
 alignas(1024) float room[232448 / 4];
 struct Entry { const char* name; void (*call)(void*); unsigned bytes; };
 extern const Entry emu_kernels[];
-static std::recursive_mutex one;
+// Who runs a kernel, and who looks at memory that was allocated.
+static std::mutex one, books;
 
 // ---- a block's threads
 extern "C" void emu_switch(void** save, void* load);
@@ -102,7 +111,7 @@ static void block() {
     }
 }
 static void run(const Entry* e, const unsigned* dims, const std::vector<char>& p) {
-    std::lock_guard<std::recursive_mutex> lock(one);
+    std::lock_guard<std::mutex> lock(one);
     running = e, argument = (void*)p.data();
     gridDim = {dims[0], dims[1], dims[2]}, blockDim = {dims[3], 1, 1}, threads = dims[3];
     for (unsigned z = 0; z < dims[2]; z++)
@@ -120,7 +129,64 @@ typedef uint64_t D;
 typedef void* P;
 struct Launch { const Entry* of; unsigned dims[5]; std::vector<char> p; };
 struct Graph { std::vector<Launch> all; };
-static std::unordered_map<P, Graph*> captured;
+struct Stream {
+    std::mutex lock;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> todo;
+    // A thing is being done.
+    bool busy = false, over = false;
+    // Not null: launches become a graph's.
+    std::shared_ptr<Graph> captures;
+    std::thread worker{[this] { work(); }};
+    void work() {
+        std::unique_lock<std::mutex> own(lock);
+        while (true) {
+            changed.wait(own, [this] { return over || !todo.empty(); });
+            if (todo.empty()) return;
+            auto next = std::move(todo.front());
+            todo.pop_front();
+            busy = true;
+            own.unlock();
+            next();
+            own.lock();
+            busy = false;
+            changed.notify_all();
+        }
+    }
+    void add(std::function<void()> what) {
+        std::lock_guard<std::mutex> own(lock);
+        todo.push_back(std::move(what));
+        changed.notify_all();
+    }
+    bool idle() {
+        std::lock_guard<std::mutex> own(lock);
+        return !busy && todo.empty();
+    }
+    void wait() {
+        std::unique_lock<std::mutex> own(lock);
+        changed.wait(own, [this] { return !busy && todo.empty(); });
+    }
+    ~Stream() {
+        wait();
+        {
+            std::lock_guard<std::mutex> own(lock);
+            over = true;
+            changed.notify_all();
+        }
+        worker.join();
+    }
+};
+// How often it was marked, and how far the streams have come.
+struct Event { std::atomic<uint64_t> marked{0}, passed{0}; };
+static std::mutex listing;
+static std::set<Stream*> streams;
+static void wait_for_all() {
+    std::lock_guard<std::mutex> lock(listing);
+    for (Stream* s : streams) s->wait();
+}
+static void wait_until(std::atomic<uint64_t>* passed, uint64_t n) {
+    while (passed->load() < n) std::this_thread::yield();
+}
 static std::unordered_map<D, size_t> memory;
 static size_t used;
 static size_t budget() { return 8ull << 30; }
@@ -146,7 +212,7 @@ int cuCtxSetCurrent(P) { return 0; }
 int cuCtxEnablePeerAccess(P, unsigned) { return 0; }
 int cuMemGetInfo_v2(size_t* f, size_t* t) { *t = budget(); *f = *t - used; return 0; }
 int cuMemAlloc_v2(D* p, size_t n) {
-    std::lock_guard<std::recursive_mutex> lock(one);
+    std::lock_guard<std::mutex> lock(books);
     if (used + n > budget()) return 2;
     void* x = mmap(0, n, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (x == MAP_FAILED) return 2;
@@ -154,51 +220,82 @@ int cuMemAlloc_v2(D* p, size_t n) {
     memory[(D)x] = n, used += n, *p = (D)x;
     return 0;
 }
+// As there: all that is under way may use it.
 int cuMemFree_v2(D p) {
-    std::lock_guard<std::recursive_mutex> lock(one);
+    wait_for_all();
+    std::lock_guard<std::mutex> lock(books);
     auto f = memory.find(p);
     if (f == memory.end()) return 1;
     munmap((void*)p, f->second), used -= f->second, memory.erase(f);
     return 0;
 }
 int cuMemHostAlloc(P* p, size_t n, unsigned) { *p = aligned_alloc(4096, (n + 4095) & ~4095ul); return 0; }
-int cuMemFreeHost(P p) { free(p); return 0; }
+int cuMemFreeHost(P p) { wait_for_all(); free(p); return 0; }
 int cuMemHostRegister_v2(P, size_t, unsigned) { return 0; }
 int cuMemHostUnregister(P) { return 0; }
-int cuMemcpyHtoDAsync_v2(D d, P s, size_t n, P) { memcpy((void*)d, s, n); return 0; }
-int cuMemcpyDtoHAsync_v2(P d, D s, size_t n, P) { memcpy(d, (void*)s, n); return 0; }
+int cuMemcpyHtoDAsync_v2(D d, P s, size_t n, P q) { ((Stream*)q)->add([=] { memcpy((void*)d, s, n); }); return 0; }
+int cuMemcpyDtoHAsync_v2(P d, D s, size_t n, P q) { ((Stream*)q)->add([=] { memcpy(d, (void*)s, n); }); return 0; }
 int cuMemcpyDtoH_v2(P d, D s, size_t n) { memcpy(d, (void*)s, n); return 0; }
-int cuMemcpyDtoDAsync_v2(D d, D s, size_t n, P) { memmove((void*)d, (void*)s, n); return 0; }
-int cuMemcpyPeerAsync(D d, P, D s, P, size_t n, P) { memmove((void*)d, (void*)s, n); return 0; }
-int cuMemsetD8Async(D d, unsigned char v, size_t n, P) { memset((void*)d, v, n); return 0; }
+int cuMemcpyDtoDAsync_v2(D d, D s, size_t n, P q) { ((Stream*)q)->add([=] { memmove((void*)d, (void*)s, n); }); return 0; }
+int cuMemcpyPeerAsync(D d, P, D s, P, size_t n, P q) { return cuMemcpyDtoDAsync_v2(d, s, n, q); }
+int cuMemsetD8Async(D d, unsigned char v, size_t n, P q) { ((Stream*)q)->add([=] { memset((void*)d, v, n); }); return 0; }
 int cuMemsetD8_v2(D d, unsigned char v, size_t n) { memset((void*)d, v, n); return 0; }
-int cuStreamCreate(P* s, unsigned) { *s = malloc(1); return 0; }
-int cuStreamDestroy_v2(P s) { free(s); return 0; }
-int cuStreamSynchronize(P) { return 0; }
-int cuStreamWaitEvent(P, P, unsigned) { return 0; }
-int cuStreamBeginCapture_v2(P s, int) { captured[s] = new Graph; return 0; }
-int cuStreamEndCapture(P s, P* g) { *g = captured[s]; captured.erase(s); return 0; }
-int cuGraphInstantiateWithFlags(P* e, P g, unsigned long long) { *e = new Graph(*(Graph*)g); return 0; }
-int cuGraphDestroy(P g) { delete (Graph*)g; return 0; }
-int cuGraphExecDestroy(P g) { delete (Graph*)g; return 0; }
-int cuGraphLaunch(P g, P) { for (auto& l : ((Graph*)g)->all) run(l.of, l.dims, l.p); return 0; }
+int cuStreamCreate(P* s, unsigned) {
+    std::lock_guard<std::mutex> lock(listing);
+    Stream* own = new Stream;
+    streams.insert(own), *s = own;
+    return 0;
+}
+int cuStreamDestroy_v2(P s) {
+    {
+        std::lock_guard<std::mutex> lock(listing);
+        streams.erase((Stream*)s);
+    }
+    delete (Stream*)s;
+    return 0;
+}
+int cuStreamSynchronize(P s) { ((Stream*)s)->wait(); return 0; }
+// 600: not yet.
+int cuStreamQuery(P s) { return ((Stream*)s)->idle() ? 0 : 600; }
+int cuStreamWaitEvent(P s, P e, unsigned) {
+    auto of = (Event*)e;
+    uint64_t n = of->marked;
+    ((Stream*)s)->add([=] { wait_until(&of->passed, n); });
+    return 0;
+}
+int cuStreamBeginCapture_v2(P s, int) { ((Stream*)s)->captures = std::make_shared<Graph>(); return 0; }
+int cuStreamEndCapture(P s, P* g) { *g = new std::shared_ptr<Graph>(std::move(((Stream*)s)->captures)); return 0; }
+int cuGraphInstantiateWithFlags(P* e, P g, unsigned long long) { *e = new std::shared_ptr<Graph>(*(std::shared_ptr<Graph>*)g); return 0; }
+int cuGraphDestroy(P g) { delete (std::shared_ptr<Graph>*)g; return 0; }
+int cuGraphExecDestroy(P g) { return cuGraphDestroy(g); }
+int cuGraphLaunch(P g, P s) {
+    ((Stream*)s)->add([all = *(std::shared_ptr<Graph>*)g] { for (auto& l : all->all) run(l.of, l.dims, l.p); });
+    return 0;
+}
 static int launched(const Entry* e, const unsigned (&dims)[5], P stream, void** list) {
     Launch l{e, {}, std::vector<char>((char*)list[0], (char*)list[0] + e->bytes)};
     memcpy(l.dims, dims, sizeof dims);
-    auto c = captured.find(stream);
-    if (c != captured.end()) c->second->all.push_back(l);
-    else run(l.of, l.dims, l.p);
+    auto s = (Stream*)stream;
+    if (s->captures) s->captures->all.push_back(l);
+    else s->add([=] { run(l.of, l.dims, l.p); });
     return 0;
 }
 int cuLaunchKernel(P f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned, unsigned, unsigned shared, P s, void** list, void**) { return launched((Entry*)f, {x, y, z, bx, shared}, s, list); }
 struct Config { unsigned g[3], b[3], shared; P stream; P attrs; unsigned n; };
 int cuLaunchKernelEx(const Config* c, P f, void** list, void**) { return launched((Entry*)f, {c->g[0], c->g[1], c->g[2], c->b[0], c->shared}, c->stream, list); }
-int cuEventCreate(P* e, unsigned) { *e = malloc(1); return 0; }
-int cuEventDestroy_v2(P e) { free(e); return 0; }
+int cuEventCreate(P* e, unsigned) { *e = new Event; return 0; }
+// Streams may still have to come to it: it is never given back.
+int cuEventDestroy_v2(P) { return 0; }
 int cuEventElapsedTime(float* ms, P, P) { *ms = 1; return 0; }
-int cuEventQuery(P) { return 0; }
-int cuEventRecord(P, P) { return 0; }
-int cuEventSynchronize(P) { return 0; }
+int cuEventQuery(P e) { return ((Event*)e)->passed >= ((Event*)e)->marked ? 0 : 600; }
+int cuEventRecord(P e, P s) {
+    auto of = (Event*)e;
+    uint64_t n = ++of->marked;
+    ((Stream*)s)->add([=] { of->passed = n; });
+    return 0;
+}
+int cuEventSynchronize(P e) { wait_until(&((Event*)e)->passed, ((Event*)e)->marked); return 0; }
+int cuFuncLoad(P) { return 0; }
 int cuFuncSetAttribute(P, int, int) { return 0; }
 int cuModuleLoadDataEx(P* m, P, unsigned, P, P) { *m = malloc(1); return 0; }
 int cuModuleGetFunction(P* f, P, char* n) {

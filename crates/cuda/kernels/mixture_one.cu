@@ -1,4 +1,4 @@
-// A mixture of experts for one token, whose matrices are all on the device: three kernels. The router norms for itself, and leaves what it normed encoded; who
+// A mixture of experts for one token, whose matrices are all on the device, or come there in time: three kernels, and one that waits for them. The router norms for itself, and leaves what it normed encoded; who
 // multiplies gate and up chooses the experts for itself, in each block, and leaves what is hidden encoded; who multiplies down sums the experts. As in
 // rows_one.cu, what counts is the time between the kernels. Where loads shall be under way together, no branch may lie between them.
 //
@@ -296,6 +296,26 @@ __device__ __forceinline__ void choose_one(const Route& p, Taken& taken) {
     if (p.experts <= 4 * WARP) choose_held<4>(p.logits, p.bias, p.experts, p.k, p.scoring, p.renormalise, p.scale, taken);
     else if (p.experts <= 8 * WARP) choose_held<8>(p.logits, p.bias, p.experts, p.k, p.scoring, p.renormalise, p.scale, taken);
     else choose_held<16>(p.logits, p.bias, p.experts, p.k, p.scoring, p.renormalise, p.scale, taken);
+}
+
+struct AskOne {
+    Route route;
+    // [MOST_SLOTS + 1] in the host's memory: the experts that were chosen, ascending; what is not zero once all of them are on the device.
+    u32* slot;
+};
+
+// Tells the host which experts the token takes, and waits until it has answered: one warp. What comes after it finds them.
+extern "C" __global__ void __launch_bounds__(32) ask_one(const __grid_constant__ AskOne p) {
+    begin();
+    __shared__ Taken taken;
+    choose_one(p.route, taken);
+    volatile u32* slot = p.slot;
+    if (threadIdx.x < p.route.k) slot[threadIdx.x] = taken.experts[threadIdx.x];
+    __syncwarp();
+    if (threadIdx.x == 0) {
+        while (slot[MOST_SLOTS] == 0) __nanosleep(20);
+        __threadfence_system();
+    }
 }
 
 // Where a projection of the expert in a slot lies.

@@ -115,9 +115,7 @@ impl Work {
         if let Some(counters) = self.counters.as_ref().filter(|m| m.bytes >= 4 * n) {
             return Ok(counters.at);
         }
-        // What is enqueued may use the old ones.
-        gpu.wait()?;
-        self.counters = None;
+        self.counters.take().map_or(Ok(()), |old| gpu.let_go(old))?;
         let memory = Memory::zeroed(gpu, (4 * n).next_power_of_two().max(4096), "scratch")?;
         Ok(self.counters.insert(memory).at)
     }

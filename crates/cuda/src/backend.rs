@@ -85,6 +85,7 @@ pub struct Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
+        self.mixtures.ask_no_more();
         let _ = self.gpu.wait();
         #[cfg(feature = "tuning")]
         self.gpu.device.print_stamps();
@@ -142,6 +143,11 @@ impl Cuda {
     /// Has so many threads of the host look at logits; where the system refuses them, the caller's alone.
     pub(crate) fn draw_with(&mut self, threads: usize) {
         self.threads = Threads::new(threads).ok();
+    }
+
+    /// Whether nothing marks how long operations take, which comes between launches.
+    pub(crate) fn times_nothing(&self) -> bool {
+        self.timing.is_none()
     }
 
     /// Where a tensor lies.
@@ -536,6 +542,7 @@ impl Backend for Cuda {
         let gathered = std::time::Instant::now();
         self.enqueue(|own| {
             own.gpu.end_step()?;
+            own.answer_all()?;
             let bytes = 4 * own.left.rows * own.left.vocabulary;
             let host = own.host_logits.room(&own.gpu, bytes)?;
             // SAFETY: as many as the head has left; waited for right here.
@@ -548,6 +555,7 @@ impl Backend for Cuda {
             eprintln!("step: {before} us gathering, {} us carried out", gathered.elapsed().as_micros());
         }
         // Whatever went wrong, nobody uses experts any more.
+        self.mixtures.ask_no_more();
         let settled =
             self.gpu.wait().map_err(Error::from).and_then(|()| self.mixtures.settle(&self.gpu, &self.weights));
         self.enqueue(|_| settled);

@@ -12,6 +12,7 @@ use cudarc::driver::{DriverError, sys};
 
 use crate::graphs::{Graphs, Launch};
 use crate::kernels::{Kernel, Kernels, Way, chosen};
+use crate::memory::Memory;
 use crate::parameters::Parameters;
 use crate::streams::Point;
 
@@ -207,6 +208,12 @@ impl Device {
         }
     }
 
+    /// [`Kernels::load_all`]
+    pub fn load_kernels(&self) -> Result<(), DriverError> {
+        self.bind();
+        self.kernels.load_all()
+    }
+
     /// [`Kernels::print_stamps`]
     #[cfg(feature = "tuning")]
     pub fn print_stamps(&self) {
@@ -239,6 +246,8 @@ pub struct Gpu {
     pub device: Arc<Device>,
     pub(crate) stream: sys::CUstream,
     graphs: RefCell<Graphs>,
+    /// Memory that what is held back may use.
+    let_go: RefCell<Vec<Memory>>,
 }
 
 // SAFETY: a stream may be used by any thread, one at a time, on which its context is current.
@@ -251,7 +260,7 @@ impl Gpu {
         let mut stream = std::ptr::null_mut();
         // SAFETY: the context is current; destroyed when dropped.
         checked(unsafe { sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32) })?;
-        Ok(Gpu { device, stream, graphs: RefCell::default() })
+        Ok(Gpu { device, stream, graphs: RefCell::default(), let_go: RefCell::default() })
     }
 
     /// Waits until all that was enqueued is done.
@@ -259,13 +268,60 @@ impl Gpu {
     /// # Errors
     /// Where something of it went wrong: the device is of no use then until the process ends.
     pub fn wait(&self) -> Result<(), DriverError> {
-        self.catch_up()?;
+        match self.holds_back() {
+            true => self.device.bind(),
+            false => self.catch_up()?,
+        }
         // SAFETY: the stream is alive.
         checked(unsafe { sys::cuStreamSynchronize(self.stream) })
     }
 
-    /// From here on launches are gathered, until [`Gpu::end_step`] or something that is no launch.
+    /// Whether all that was enqueued is done.
+    ///
+    /// # Errors
+    /// As [`Gpu::wait`]
+    pub fn is_idle(&self) -> Result<bool, DriverError> {
+        self.device.bind();
+        // SAFETY: the stream is alive.
+        match unsafe { sys::cuStreamQuery(self.stream) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            answer => checked(answer).map(|()| true),
+        }
+    }
+
+    /// Whether launches can be held back.
+    pub fn can_hold_back(&self) -> bool {
+        self.graphs.borrow().can_hold_back()
+    }
+
+    /// Nothing of what is gathered is carried out before [`Gpu::carry_out`] or [`Gpu::end_step`]: something of it waits for the host, which answers only then.
+    /// Until then nothing that is no launch may come between.
+    pub fn hold_back(&self) {
+        self.graphs.borrow_mut().hold_back();
+    }
+
+    fn holds_back(&self) -> bool {
+        self.graphs.borrow().holds_back()
+    }
+
+    /// Carries out what was held back.
+    pub fn carry_out(&self) -> Result<(), DriverError> {
+        self.device.bind();
+        self.graphs.borrow_mut().interrupt(&self.device.kernels, self.stream)
+    }
+
+    /// Gives memory back once nothing that was enqueued or gathered uses it.
+    pub fn let_go(&self, memory: Memory) -> Result<(), DriverError> {
+        if self.holds_back() {
+            self.let_go.borrow_mut().push(memory);
+            return Ok(());
+        }
+        self.wait()
+    }
+
+    /// From here on launches are gathered, until [`Gpu::end_step`] or something that is no launch. The step before has ended.
     pub fn begin_step(&self) {
+        self.let_go.borrow_mut().clear();
         self.graphs.borrow_mut().begin();
     }
 
@@ -313,6 +369,7 @@ impl Gpu {
 
     /// Carries out what was gathered, launch by launch: something comes that is no launch.
     fn catch_up(&self) -> Result<(), DriverError> {
+        assert!(!self.holds_back(), "what is held back waits for the host");
         self.device.bind();
         self.graphs.borrow_mut().interrupt(&self.device.kernels, self.stream)
     }
@@ -398,6 +455,19 @@ impl Gpu {
         checked(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, len, self.stream) })
     }
 
+    /// Fills with zeros before anything of what is gathered is carried out.
+    ///
+    /// # Safety
+    /// There are `len` bytes, which nothing that is gathered uses.
+    pub unsafe fn zero_first(&self, at: Address, len: usize) -> Result<(), DriverError> {
+        if len == 0 {
+            return Ok(());
+        }
+        self.device.bind();
+        // SAFETY: as the caller vouches.
+        checked(unsafe { sys::cuMemsetD8Async(at, 0, len, self.stream) })
+    }
+
     /// Fills with zeros.
     ///
     /// # Safety
@@ -408,7 +478,7 @@ impl Gpu {
         }
         self.catch_up()?;
         // SAFETY: as the caller vouches.
-        checked(unsafe { sys::cuMemsetD8Async(at, 0, len, self.stream) })
+        unsafe { self.zero_first(at, len) }
     }
 }
 

@@ -16,6 +16,8 @@ use crate::kernels::{Kernel, Kernels};
 const KEPT: usize = 24;
 /// Fewer launches are not worth a graph.
 const WORTH: usize = 4;
+/// Launches that may be enqueued one by one while the first of them waits for the host: the driver takes about a thousand.
+const MOST_HELD: usize = 640;
 /// Launches that are carried out while the rest is gathered, where there are several times as many.
 const EARLY: usize = 16;
 
@@ -164,6 +166,8 @@ impl Graph {
 #[derive(Default)]
 pub struct Graphs {
     gathers: bool,
+    /// Something that is gathered waits for the host, which answers once all of it is carried out.
+    holds_back: bool,
     gathered: Launches,
     /// Words of the first [`EARLY`] launches, once there are so many.
     early_words: usize,
@@ -187,7 +191,21 @@ impl Graphs {
         // Of a step that failed there may be something left.
         self.clear();
         self.follows = false;
+        self.holds_back = false;
         self.gathers = true;
+    }
+
+    pub fn can_hold_back(&self) -> bool {
+        self.gathers && self.launched == 0 && self.gathered.count < MOST_HELD
+    }
+
+    pub fn hold_back(&mut self) {
+        assert!(self.can_hold_back());
+        self.holds_back = true;
+    }
+
+    pub fn holds_back(&self) -> bool {
+        self.holds_back
     }
 
     /// # Safety
@@ -203,7 +221,7 @@ impl Graphs {
         if !self.gathers {
             return self.launch_all(kernels, stream);
         }
-        if self.gathered.count == EARLY {
+        if self.gathered.count == EARLY && !self.holds_back {
             self.early_words = self.gathered.words.len();
             let alike = |graph: &&Graph| graph.of.words.starts_with(&self.gathered.words);
             if let Some(early) = self.kept.iter().rev().find(alike).and_then(|graph| graph.early.as_ref()) {
@@ -217,6 +235,7 @@ impl Graphs {
     /// Launches what was gathered; what comes next is no longer gathered.
     fn launch_all(&mut self, kernels: &Kernels, stream: sys::CUstream) -> Result<(), DriverError> {
         self.gathers = false;
+        self.holds_back = false;
         if self.gathered.count == 0 {
             return Ok(());
         }
@@ -240,6 +259,7 @@ impl Graphs {
             return self.launch_all(kernels, stream);
         }
         self.gathers = false;
+        let holds_back = std::mem::take(&mut self.holds_back);
         let known = self.kept.iter().rposition(|graph| graph.of == self.gathered);
         let graph = match known {
             Some(at) => self.kept.remove(at),
@@ -255,7 +275,7 @@ impl Graphs {
                 if self.kept.len() == KEPT {
                     self.kept.remove(0);
                 }
-                let early = if self.gathered.count >= 3 * EARLY { self.early_words } else { 0 };
+                let early = if self.gathered.count >= 3 * EARLY && !holds_back { self.early_words } else { 0 };
                 Graph::capture(&self.gathered, early, kernels, stream)?
             }
         };

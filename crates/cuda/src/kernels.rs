@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::io::Read;
 
 use anyhow::{Context, Result};
-use cudarc::driver::sys;
+use cudarc::driver::{DriverError, sys};
 
 use crate::driver::checked;
 use crate::parameters as p;
@@ -188,6 +188,7 @@ kernels! {
     GroupPairs "group_pairs" p::Pairs;
     Combine "combine" p::Combine;
     RouteOne "route_one" p::RouteOne;
+    AskOne "ask_one" p::AskOne;
     GateUp2One "gate_up_one_2" p::ExpertsOne;
     Down2One "down_one_2" p::ExpertsOne;
     GateUp3One "gate_up_one_3" p::ExpertsOne;
@@ -312,6 +313,12 @@ impl Kernels {
             module,
             overlap: capability >= 90 && chosen(Way::Overlap),
         })
+    }
+
+    /// Brings all kernels to the device, which else come there when they are first launched.
+    pub fn load_all(&self) -> Result<(), DriverError> {
+        // SAFETY: functions of a module that is loaded.
+        self.functions.iter().try_for_each(|function| checked(unsafe { sys::cuFuncLoad(*function) }))
     }
 
     /// Says where the time of kernels went, where the module keeps that, and begins anew. The device is at rest.

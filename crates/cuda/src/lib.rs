@@ -12,6 +12,7 @@ mod backend;
 mod coherence;
 mod delta_net;
 mod driver;
+mod gates;
 mod graphs;
 mod kernels;
 mod loading;

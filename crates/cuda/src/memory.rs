@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use anyhow::{Context, Result};
 use cudarc::driver::sys;
@@ -35,8 +36,8 @@ impl Memory {
     /// The same, filled with zeros.
     pub fn zeroed(gpu: &Gpu, bytes: usize, what: &str) -> Result<Memory> {
         let memory = Memory::new(gpu, bytes, what)?;
-        // SAFETY: as long as was just allocated.
-        unsafe { gpu.zero(memory.at, bytes)? };
+        // SAFETY: as long as was just allocated, and nobody knows of it yet.
+        unsafe { gpu.zero_first(memory.at, bytes)? };
         Ok(memory)
     }
 }
@@ -64,9 +65,7 @@ impl Scratch {
         if let Some(memory) = self.0.as_ref().filter(|m| m.bytes >= bytes) {
             return Ok(memory.at);
         }
-        // What is enqueued may use the old one.
-        gpu.wait()?;
-        self.0 = None;
+        self.0.take().map_or(Ok(()), |old| gpu.let_go(old))?;
         let memory = Memory::new(gpu, bytes, "scratch")?;
         Ok(self.0.insert(memory).at)
     }
@@ -201,6 +200,15 @@ impl Pinned {
         }
         // SAFETY: as many bytes as are there, which nobody else knows.
         unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.bytes) }
+    }
+
+    /// All that is there as words that the device may write meanwhile.
+    pub fn words(&self) -> &[AtomicU32] {
+        if self.bytes == 0 {
+            return &[];
+        }
+        // SAFETY: so many whole words, aligned to a page; the device writes whole words of it, and the host in no other way while this is borrowed.
+        unsafe { std::slice::from_raw_parts(self.at as *const AtomicU32, self.bytes / size_of::<AtomicU32>()) }
     }
 
     /// The first `n` of what is there, as f32.

@@ -203,6 +203,11 @@ impl Mixtures {
         Ok(())
     }
 
+    /// Nobody answers what the device may still ask in a step that went wrong.
+    pub fn ask_no_more(&mut self) {
+        self.streaming.as_mut().into_iter().for_each(Streaming::ask_no_more);
+    }
+
     /// The device has done all of the step.
     pub fn settle(&mut self, gpu: &Gpu, weights: &Weights) -> Result<()> {
         self.streaming.as_mut().map_or(Ok(()), |s| s.settle(gpu, weights))
@@ -237,6 +242,14 @@ impl Cuda {
         done
     }
 
+    /// Answers what the device asks in what was enqueued last.
+    pub(crate) fn answer_all(&mut self) -> Result<()> {
+        let mut m = std::mem::take(&mut self.mixtures);
+        let done = self.answer(&mut m);
+        self.mixtures = m;
+        done
+    }
+
     fn mixture_with(&self, m: &mut Mixtures, x: Tensor, number: usize, residual: Tensor) -> Result<()> {
         let (tokens, k, records) = (x.rows, m.all[number].moe.scoring.k(), m.routed.is_some());
         // 1. What the next router would choose from what comes in, where that is recorded
@@ -259,9 +272,21 @@ impl Cuda {
             self.route_one(&one)?;
             return self.experts_one(one, table);
         }
-        // 3. norm, router; the norm by itself where the host is likely to compute some of the experts
-        let needs = self.needs_of(m, number);
+        // 3. The same where some may have to come there first, for which the device will wait; the host is likely to have none of them to compute
         let normed = one.is_none() || m.streaming.as_ref().is_some_and(|s| s.expects_aside(number));
+        let holds_back = !normed && self.gpu.can_hold_back() && self.times_nothing();
+        if let Some(streaming) = m.streaming.as_mut().filter(|_| holds_back)
+            && let Some(one) = one.take()
+        {
+            self.gpu.hold_back();
+            let (slot, table) = streaming.ask(number);
+            self.route_one(&one)?;
+            self.ask_one(&one, slot)?;
+            return self.experts_one(one, table);
+        }
+        // 4. norm, router; the norm by itself where the host is likely to compute some of the experts
+        self.answer(m)?;
+        let needs = self.needs_of(m, number);
         if normed {
             self.normed(m, x, number, needs)?;
         }
@@ -272,7 +297,7 @@ impl Cuda {
             }
             None => self.choose(m, number, tokens)?,
         }
-        // 4. where the host wants to know what was chosen
+        // 5. where the host wants to know what was chosen
         let mut table = complete.unwrap_or(0);
         if records || complete.is_none() {
             let chosen = self.read_chosen(m, tokens * k, normed.then_some(4 * tokens * x.cols))?;
@@ -288,7 +313,7 @@ impl Cuda {
         if guess.is_some() {
             m.guess = guess;
         }
-        // 5. experts, and their sum
+        // 6. experts, and their sum
         match one.filter(|_| m.streaming.as_ref().is_some_and(Streaming::device_has_all)) {
             Some(one) => self.experts_one(one, table)?,
             None => {
@@ -298,11 +323,21 @@ impl Cuda {
                 self.experts(m, number, table, k, residual)?;
             }
         }
-        // 6. the next layer's, where most are wanted
+        // 7. the next layer's, where most are wanted
         match (&mut m.streaming, m.all[number].next) {
             (Some(streaming), Some(next)) => streaming.look_ahead(&self.weights, next),
             _ => Ok(()),
         }
+    }
+
+    /// Answers what the device asks in what was held back, which is carried out, if there is any.
+    pub(crate) fn answer(&self, m: &mut Mixtures) -> Result<()> {
+        let Mixtures { all, streaming, synchronisations, .. } = m;
+        if let Some(streaming) = streaming.as_mut().filter(|s| s.is_asked()) {
+            self.gpu.carry_out()?;
+            *synchronisations += streaming.answer(&self.gpu, &self.weights, |layer| all[layer].moe.scoring.k())?;
+        }
+        Ok(())
     }
 
     /// The same without what the routed experts add; leaves their inputs in `normed`, and says who would have had them.

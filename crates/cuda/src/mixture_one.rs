@@ -5,6 +5,7 @@ use sluice_backend::{Activations, Linear, SharedExpert, Tensor};
 
 use crate::backend::Cuda;
 use crate::driver::Address;
+use crate::gates::MOST_CHOSEN;
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::mixture::{Mixtures, Registered};
 use crate::parameters::{self as p, PROJECTIONS, number};
@@ -21,7 +22,7 @@ const DOWN_THREADS: u32 = 256;
 const ROUTE_THREADS: u32 = 128;
 const ROUTE_ROWS: usize = 2;
 /// Experts that a token has at most, the shared one included, and that there are.
-const MOST_SLOTS: usize = 16;
+const MOST_SLOTS: usize = MOST_CHOSEN;
 const MOST_EXPERTS: usize = 512;
 /// Blocks on each multiprocessor.
 const BLOCKS: usize = 2;
@@ -155,6 +156,14 @@ impl Cuda {
         let grid = [one.router.rows.div_ceil(ROUTE_ROWS as u32), 1, 1];
         // SAFETY: matrices and tensors were checked against their buffers, and the room was made when `one` was.
         unsafe { self.gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, one.router_shared, &one.router)? };
+        Ok(())
+    }
+
+    /// Has the device ask the host, at `slot`, for the experts that the router has chosen, and wait for them.
+    pub(crate) fn ask_one(&self, one: &MixtureOfOne, slot: Address) -> Result<()> {
+        let parameters = p::AskOne { route: one.experts.route, slot };
+        // SAFETY: as above; a question has a word for each expert.
+        unsafe { self.gpu.launch(Kernel::AskOne, [1, 1, 1], 32, 0, &parameters)? };
         Ok(())
     }
 

@@ -161,6 +161,10 @@ parameters! {
         experts: u32,
         rows: u32,
     }
+    AskOne {
+        route: Route,
+        slot: Address,
+    }
     ExpertsOne {
         route: Route,
         x: Address,

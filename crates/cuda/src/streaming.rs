@@ -15,6 +15,7 @@ use sluice_store::experts::{Borrowed, ExpertStats, ExpertStore, FetchId, Move, N
 use sluice_store::{Bytes, Memory as _};
 
 use crate::driver::{Address, Gpu};
+use crate::gates::Gates;
 use crate::memory::Memory;
 use crate::mixture::{Operand, operands};
 use crate::parameters as p;
@@ -83,7 +84,8 @@ struct Falling {
 }
 
 pub struct Streaming {
-    // Dropped first: they wait for what is under way.
+    // Dropped first: what waits for the host ends, and these wait for what is under way.
+    gates: Gates,
     up: Copies,
     down: Copies,
     store: ExpertStore,
@@ -170,7 +172,10 @@ impl Streaming {
         };
         let classes = rooms::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
         let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), complete: false, shares: true };
+        // While the device waits for the host, the driver must not have to load anything.
+        gpu.device.load_kernels()?;
         let mut streaming = Streaming {
+            gates: Gates::new(gpu, mixtures.clone().count())?,
             up: Copies::new(&gpu.device)?,
             down: Copies::new(&gpu.device)?,
             tables: Tables::new(gpu, mixtures.clone().map(|moe| moe.experts.count))?,
@@ -222,6 +227,43 @@ impl Streaming {
         !self.has_failed() && self.present.as_ref().is_some_and(|p| p.aside.wanted.is_empty())
     }
 
+    /// Has the device ask, in the middle of what is held back, for the experts that the one token takes: where it asks, and where the table of their matrices is.
+    pub fn ask(&mut self, layer: usize) -> (Address, Address) {
+        (self.gates.ask(layer), self.tables.at(layer))
+    }
+
+    /// Whether the device asks, or will once what is held back is carried out.
+    pub fn is_asked(&self) -> bool {
+        self.gates.next().is_some()
+    }
+
+    /// Lets the device go on without what it has asked for: a step that went wrong.
+    pub fn ask_no_more(&mut self) {
+        self.gates.open_all();
+    }
+
+    /// Answers all that the device asks: what was held back is carried out by now. `k`: experts of a token, by layer.
+    pub fn answer(&mut self, gpu: &Gpu, weights: &Weights, k: impl Fn(usize) -> usize) -> Result<usize> {
+        let mut answered = 0;
+        while let Some(layer) = self.gates.next() {
+            let k = k(layer);
+            let brought = self.gates.wait(gpu, k).and_then(|chosen| {
+                self.settle(gpu, weights)?;
+                if self.bring(weights, layer, (k, &chosen), false)? {
+                    self.up.wait()?;
+                }
+                Ok(())
+            });
+            if let Err(error) = brought {
+                self.gates.open_all();
+                return Err(error);
+            }
+            self.gates.open();
+            answered += 1;
+        }
+        Ok(answered)
+    }
+
     /// Has the experts copied to the device that tokens want and that it does not have; what the device does next waits for that. Where the table of their
     /// matrices is. `has_input`: the host has what it needs to compute some of them.
     pub fn fetch(
@@ -229,9 +271,24 @@ impl Streaming {
         gpu: &Gpu,
         weights: &Weights,
         layer: usize,
-        (k, chosen): (usize, &[u32]),
+        chosen: (usize, &[u32]),
         has_input: bool,
     ) -> Result<Address> {
+        if self.bring(weights, layer, chosen, has_input)? {
+            self.uploaded.mark(&self.up)?;
+            gpu.wait_for(&self.uploaded)?;
+        }
+        Ok(self.tables.at(layer))
+    }
+
+    /// The same without having anything wait; whether there is anything to wait for.
+    fn bring(
+        &mut self,
+        weights: &Weights,
+        layer: usize,
+        (k, chosen): (usize, &[u32]),
+        has_input: bool,
+    ) -> Result<bool> {
         assert!(self.present.is_none(), "the layer before is settled");
         // 1. What is wanted, and none of it on its way back
         let mut tokens = vec![0u32; self.layers[layer].experts.count];
@@ -313,16 +370,11 @@ impl Streaming {
         let aside = Aside::new(aside, &wanted, (k, chosen));
         held.retain(|i| !aside.held.contains(i));
         // 5. What the device has to wait for
-        let copied = !passing.is_empty();
-        self.tables.tell(&self.up, layer)?;
-        if copied {
-            self.uploaded.mark(&self.up)?;
-            gpu.wait_for(&self.uploaded)?;
-        }
+        let copies = self.tables.tell(&self.up, layer)? || !passing.is_empty();
         let many = 4 * wanted.len() > 3 * self.layers[layer].experts.count;
         let borrowed = ahead.into_iter().map(|(_, of)| of).collect();
         self.present = Some(Present { layer, fetch, many, held, borrowed, passing, aside });
-        Ok(self.tables.at(layer))
+        Ok(copies)
     }
 
     /// Begins to copy an expert that is handed over.

@@ -56,16 +56,17 @@ impl Tables {
         self.here.bytes_mut()[at..at + SIZE].copy_from_slice(p::Matrix::bytes(&[matrix]));
     }
 
-    /// Tells the device what has changed of a layer's table, behind all copies.
-    pub fn tell(&mut self, copies: &Copies, layer: usize) -> Result<(), DriverError> {
+    /// Tells the device what has changed of a layer's table, behind all copies; whether anything has.
+    pub fn tell(&mut self, copies: &Copies, layer: usize) -> Result<bool, DriverError> {
         let to = self.at(layer);
         let Layer { first, experts, changed } = &mut self.layers[layer];
         if !std::mem::take(changed) {
-            return Ok(());
+            return Ok(false);
         }
         let bytes = &self.here.bytes_mut()[*first * SIZE..][..PROJECTIONS * *experts * SIZE];
         // SAFETY: the layer's part of the table, which is written again only after the host has waited.
-        unsafe { copies.write(to, bytes) }
+        unsafe { copies.write(to, bytes)? };
+        Ok(true)
     }
 
     /// Whether the device knows all of a layer.

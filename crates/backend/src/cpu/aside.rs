@@ -1,5 +1,7 @@
 //! Experts that the host computes for a device whose layer it is: what it would do in a mixture of its own, up to the sum.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use sluice_kernels::Isa;
 use sluice_kernels::form::{Activations, MAX_PARTS};
@@ -9,6 +11,9 @@ use super::matmul::{self, Crew, Encoded, Needs, Worker};
 use super::memory::{PerThread, Place, Weight};
 use crate::pool::Pool;
 use crate::{Experts, MatrixSource};
+
+/// How long helpers spin between one layer of a token and the next, which the device computes meanwhile: waking them all takes as long as their work.
+const SPIN: Duration = Duration::from_micros(500);
 
 /// An expert that the host computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +49,7 @@ impl HostExperts {
         matrices: impl Iterator<Item = MatrixSource>,
     ) -> Result<HostExperts> {
         let pool = Pool::new(threads).with_context(|| format!("cannot start {threads} threads"))?;
+        pool.set_spin(SPIN);
         Ok(HostExperts {
             isa,
             mode,
