@@ -248,9 +248,19 @@ impl Streaming {
         while let Some(layer) = self.gates.next() {
             let k = k(layer);
             let brought = self.gates.wait(gpu, k).and_then(|chosen| {
+                // What is written down can wait, where nothing of it moves what the device reads meanwhile.
+                let has_all = self.tables.is_told(layer)
+                    && self.present.as_ref().is_none_or(|p| p.passing.is_empty() && p.aside.held.is_empty())
+                    && chosen.iter().all(|e| self.store.is_there_fast(layer, *e as usize));
+                if has_all {
+                    self.gates.open();
+                }
                 self.settle(gpu, weights)?;
                 if self.bring(weights, layer, (k, &chosen), false)? {
                     self.up.wait()?;
+                }
+                if !has_all {
+                    self.gates.open();
                 }
                 Ok(())
             });
@@ -258,7 +268,6 @@ impl Streaming {
                 self.gates.open_all();
                 return Err(error);
             }
-            self.gates.open();
             answered += 1;
         }
         Ok(answered)

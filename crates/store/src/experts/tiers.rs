@@ -63,6 +63,11 @@ impl ExpertStore {
         self.slot_classes.clone()
     }
 
+    /// Whether an expert is in the faster tier.
+    pub fn is_there_fast(&self, layer: usize, expert: usize) -> bool {
+        self.slot(layer, expert).is_some_and(|slot| self.is_fast(slot))
+    }
+
     /// Whether an expert is in either tier, or on its way to memory.
     pub fn is_there(&self, layer: usize, expert: usize) -> bool {
         self.slot(layer, expert).is_some()
