@@ -341,7 +341,7 @@ def larger(rounds):
     return [
         compare(SUITE, case, "speed", "tokens/s", speeds(line), None, ""),
         compare(SUITE, case, "experts read", "GB/s", read, [disk] * len(read), "disk", 0.85),
-        *by_experts(case, line, speeds(line))[:2],
+        *by_experts(case, line, speeds(line), rounds)[:2],
     ]
 
 

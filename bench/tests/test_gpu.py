@@ -60,13 +60,15 @@ class Cases(unittest.TestCase):
         [row] = [r for r in rows.values() if r.peer_died]
         self.assertEqual((row.peer_died, row.ours, row.ratio), ("out of memory", 1.0, None))
 
-    def test_misses_are_bound_by_the_link_and_the_memory_together(self):
+    def test_tiers_are_bound_by_the_device_or_by_link_and_memory_together(self):
         with mock.patch.object(gpu, "limits", lambda: LIMITS):
             line = {"experts": {"wanted_bytes_per_token": 1e9, "experts": 100, "device": {"slots": 50, "hit_rate": 0.75}}}
-            found, held, bound = gpu.by_experts("case", line, [300.0])
-        self.assertEqual((found.ours, held.ours), (75.0, 50.0))
-        # 250 MB a token at 150 GB/s.
-        self.assertEqual((bound.peer, bound.ratio), (600.0, 0.5))
+            for whole, allowed in ((900.0, 600.0), (400.0, 400.0)):
+                with mock.patch.object(gpu, "whole", lambda _, whole=whole: whole):
+                    found, held, bound = gpu.by_experts("case", line, [300.0], 1)
+                self.assertEqual((found.ours, held.ours), (75.0, 50.0))
+                # 250 MB a token at 150 GB/s, or what the device does with all of them.
+                self.assertEqual((bound.peer, bound.ratio), (allowed, 300.0 / allowed))
 
     def test_bits_are_those_of_the_cpu_or_not(self):
         for others, equal in (("a", 1.0), ("b", 0.0)):
