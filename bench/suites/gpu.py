@@ -296,7 +296,7 @@ def experts(words, share, layers, rounds, goal):
     mine, theirs, case = speeds(line), peer(0, GENERATED, CONTEXT), f"decode, {words} of the experts in VRAM, {MIXTURE}"
     theirs = [theirs[k % len(theirs)] for k in range(len(mine))] if theirs else []
     rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs, LLAMA.name(f"Q4_0, experts of {layers} layers on the CPU"), goal, died=died)]
-    return rows + by_experts(case, line, mine, rounds)
+    return rows + tiers(case, line) + allowed(case, line, mine, rounds)
 
 
 @cache
@@ -306,19 +306,26 @@ def whole(rounds):
     return line["tokens_per_second"]["median"]
 
 
-def by_experts(case, line, mine, rounds):
-    """What the tiers did, and what they allow: misses of the device over its link and the processor's memory together, and no more than with none of them."""
+def tiers(case, line):
+    """What the tiers did."""
+    held = line["experts"].get("device")
+    if not held or not held["hit_rate"]:
+        return []
+    return [
+        compare(SUITE, case, "found in VRAM", "%", [100 * held["hit_rate"]], None, ""),
+        compare(SUITE, case, "experts in VRAM", "%", [100 * held["slots"] / line["experts"]["experts"]], None, ""),
+    ]
+
+
+def allowed(case, line, mine, rounds):
+    """What the tiers allow: misses of the device over its link and the processor's memory together, and no more than with none of them."""
     held = line["experts"].get("device")
     if not held or not held["hit_rate"]:
         return []
     missed = line["experts"]["wanted_bytes_per_token"] * (1 - held["hit_rate"])
     moved = (limit("device", "up_bytes_per_second") + limit("host", "read_bytes_per_second")) / missed if missed else float("inf")
     bound = min(moved, whole(rounds))
-    return [
-        compare(SUITE, case, "found in VRAM", "%", [100 * held["hit_rate"]], None, ""),
-        compare(SUITE, case, "experts in VRAM", "%", [100 * held["slots"] / line["experts"]["experts"]], None, ""),
-        compare(SUITE, case, "speed", "tokens/s", mine, [bound] * len(mine), "bound of device, link and memory", 0.8),
-    ]
+    return [compare(SUITE, case, "speed", "tokens/s", mine, [bound] * len(mine), "bound of device, link and memory", 0.8)]
 
 
 def prompt_of_experts(rounds):
@@ -341,7 +348,7 @@ def larger(rounds):
     return [
         compare(SUITE, case, "speed", "tokens/s", speeds(line), None, ""),
         compare(SUITE, case, "experts read", "GB/s", read, [disk] * len(read), "disk", 0.85),
-        *by_experts(case, line, speeds(line), rounds)[:2],
+        *tiers(case, line),
     ]
 
 

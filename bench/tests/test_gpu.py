@@ -65,7 +65,7 @@ class Cases(unittest.TestCase):
             line = {"experts": {"wanted_bytes_per_token": 1e9, "experts": 100, "device": {"slots": 50, "hit_rate": 0.75}}}
             for whole, allowed in ((900.0, 600.0), (400.0, 400.0)):
                 with mock.patch.object(gpu, "whole", lambda _, whole=whole: whole):
-                    found, held, bound = gpu.by_experts("case", line, [300.0], 1)
+                    [found, held], [bound] = gpu.tiers("case", line), gpu.allowed("case", line, [300.0], 1)
                 self.assertEqual((found.ours, held.ours), (75.0, 50.0))
                 # 250 MB a token at 150 GB/s, or what the device does with all of them.
                 self.assertEqual((bound.peer, bound.ratio), (allowed, 300.0 / allowed))

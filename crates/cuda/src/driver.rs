@@ -263,7 +263,7 @@ impl Gpu {
         Ok(Gpu { device, stream, graphs: RefCell::default(), let_go: RefCell::default() })
     }
 
-    /// Waits until all that was enqueued is done.
+    /// Waits until all that was enqueued is done; what is held back is not.
     ///
     /// # Errors
     /// Where something of it went wrong: the device is of no use then until the process ends.

@@ -3,7 +3,7 @@
 //! What a step launches, and with what, hangs on its shape alone: how many tokens and sequences, how long their block tables are (rounded up), how many partitions they see
 //! (rounded up). All else lies in memory whose address stays. So two launches are compared by their bytes, and a graph is used only where every byte is the same: nothing
 //! has to know which steps are alike. The first launches are a graph of their own, which is carried out as soon as the same were gathered again: the device works while the
-//! host gathers the rest.
+//! host gathers the rest. What waits for the host itself (`questions.rs`) is held back until all of the step is gathered, and has no first launches.
 
 use std::ffi::c_void;
 

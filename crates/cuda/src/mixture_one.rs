@@ -5,10 +5,10 @@ use sluice_backend::{Activations, Linear, SharedExpert, Tensor};
 
 use crate::backend::Cuda;
 use crate::driver::Address;
-use crate::gates::MOST_CHOSEN;
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::mixture::{Mixtures, Registered};
 use crate::parameters::{self as p, PROJECTIONS, number};
+use crate::questions::MOST_CHOSEN;
 
 /// Columns of a weight group that these kernels take.
 const GROUP: usize = 64;

@@ -1,6 +1,7 @@
 //! Experts that do not all stay on the device: in its memory, in locked memory of the host, and on disk, each in one of these, by the store's policy.
 //!
-//! When a step comes to a layer, the host looks at what the router chose. Those experts that the device has are where they are; all others are copied from the
+//! When a step comes to a layer, the host looks at what the router chose: where the step is one token's and the host is likely to compute nothing, from beside what is
+//! enqueued already (`questions.rs`), else before the layer's experts are. Those experts that the device has are where they are; all others are copied from the
 //! host's memory, as they come there, in a stream of their own, to buffers of which a layer's table says where they are. When the host next waits for the device, these
 //! copies and all that was computed with them are done: then those that are worth it stay, each in the place of one that is copied back, and all other buffers are free
 //! again. A layer of which most experts are wanted has the next layer's copied meanwhile. A layer whose experts are all on the device to stay is not looked at.
@@ -15,10 +16,10 @@ use sluice_store::experts::{Borrowed, ExpertStats, ExpertStore, FetchId, Move, N
 use sluice_store::{Bytes, Memory as _};
 
 use crate::driver::{Address, Gpu};
-use crate::gates::Gates;
 use crate::memory::Memory;
 use crate::mixture::{Operand, operands};
 use crate::parameters as p;
+use crate::questions::Questions;
 use crate::rooms::{self, Division, EXPERT_ARRAYS, Lie, Rooms};
 use crate::sharing::{Aside, Host, MOST_PAIRS, Sharing};
 use crate::streams::{Copies, Locked, Point};
@@ -85,7 +86,7 @@ struct Falling {
 
 pub struct Streaming {
     // Dropped first: what waits for the host ends, and these wait for what is under way.
-    gates: Gates,
+    questions: Questions,
     up: Copies,
     down: Copies,
     store: ExpertStore,
@@ -175,7 +176,7 @@ impl Streaming {
         // While the device waits for the host, the driver must not have to load anything.
         gpu.device.load_kernels()?;
         let mut streaming = Streaming {
-            gates: Gates::new(gpu, mixtures.clone().count())?,
+            questions: Questions::new(gpu, mixtures.clone().count())?,
             up: Copies::new(&gpu.device)?,
             down: Copies::new(&gpu.device)?,
             tables: Tables::new(gpu, mixtures.clone().map(|moe| moe.experts.count))?,
@@ -229,43 +230,43 @@ impl Streaming {
 
     /// Has the device ask, in the middle of what is held back, for the experts that the one token takes: where it asks, and where the table of their matrices is.
     pub fn ask(&mut self, layer: usize) -> (Address, Address) {
-        (self.gates.ask(layer), self.tables.at(layer))
+        (self.questions.ask(layer), self.tables.at(layer))
     }
 
     /// Whether the device asks, or will once what is held back is carried out.
     pub fn is_asked(&self) -> bool {
-        self.gates.next().is_some()
+        self.questions.next().is_some()
     }
 
     /// Lets the device go on without what it has asked for: a step that went wrong.
     pub fn ask_no_more(&mut self) {
-        self.gates.open_all();
+        self.questions.open_all();
     }
 
     /// Answers all that the device asks: what was held back is carried out by now. `k`: experts of a token, by layer.
     pub fn answer(&mut self, gpu: &Gpu, weights: &Weights, k: impl Fn(usize) -> usize) -> Result<usize> {
         let mut answered = 0;
-        while let Some(layer) = self.gates.next() {
+        while let Some(layer) = self.questions.next() {
             let k = k(layer);
-            let brought = self.gates.wait(gpu, k).and_then(|chosen| {
+            let brought = self.questions.wait(gpu, k).and_then(|chosen| {
                 // What is written down can wait, where nothing of it moves what the device reads meanwhile.
                 let has_all = self.tables.is_told(layer)
                     && self.present.as_ref().is_none_or(|p| p.passing.is_empty() && p.aside.held.is_empty())
                     && chosen.iter().all(|e| self.store.is_there_fast(layer, *e as usize));
                 if has_all {
-                    self.gates.open();
+                    self.questions.open();
                 }
                 self.settle(gpu, weights)?;
                 if self.bring(weights, layer, (k, &chosen), false)? {
                     self.up.wait()?;
                 }
                 if !has_all {
-                    self.gates.open();
+                    self.questions.open();
                 }
                 Ok(())
             });
             if let Err(error) = brought {
-                self.gates.open_all();
+                self.questions.open_all();
                 return Err(error);
             }
             answered += 1;

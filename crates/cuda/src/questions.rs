@@ -19,17 +19,17 @@ const NOT_YET: u32 = u32::MAX;
 /// Looks at an answer before the device is asked whether it is still there.
 const LOOKS: u32 = 1 << 16;
 
-pub struct Gates {
-    questions: Pinned,
+pub struct Questions {
+    words: Pinned,
     /// Layers whose kernel is enqueued and has no answer yet, in order.
     asked: VecDeque<usize>,
 }
 
-impl Gates {
-    pub fn new(gpu: &Gpu, layers: usize) -> Result<Gates> {
-        let mut questions = Pinned::default();
-        questions.room(gpu, layers * WORDS * size_of::<u32>())?;
-        Ok(Gates { questions, asked: VecDeque::new() })
+impl Questions {
+    pub fn new(gpu: &Gpu, layers: usize) -> Result<Questions> {
+        let mut words = Pinned::default();
+        words.room(gpu, layers * WORDS * size_of::<u32>())?;
+        Ok(Questions { words, asked: VecDeque::new() })
     }
 
     /// Where a layer asks, which it is about to do.
@@ -60,7 +60,7 @@ impl Gates {
                 return Ok(question.iter().map(|word| word.load(Ordering::Relaxed)).collect());
             }
             spin_loop();
-            looks += 1;
+            looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS) && gpu.is_idle()? {
                 bail!("the device has ended without asking for the experts of layer {layer}");
             }
@@ -82,11 +82,11 @@ impl Gates {
     }
 
     fn question(&self, layer: usize) -> &[AtomicU32] {
-        &self.questions.words()[layer * WORDS..][..WORDS]
+        &self.words.words()[layer * WORDS..][..WORDS]
     }
 }
 
-impl Drop for Gates {
+impl Drop for Questions {
     fn drop(&mut self) {
         self.open_all();
     }
