@@ -77,6 +77,7 @@ macro_rules! tests {
             caches_hold_what_was_written CACHES;
             embeddings_agree_with_the_generic_cpu EMBEDDINGS;
             projections_agree_with_the_generic_cpu PROJECTIONS;
+            long_rows_agree_with_the_generic_cpu LONG_ROWS;
             dense_layers_agree_with_the_generic_cpu DENSE_LAYERS;
             attention_agrees_with_the_generic_cpu ATTENTION;
             attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;

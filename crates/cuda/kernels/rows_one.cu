@@ -388,10 +388,11 @@ template <int BITS, int UNITS, int THREADS> __device__ __forceinline__ void mult
     STAMP(3 + p.accumulate, 3);
 }
 
-// A block of 256 threads for what is through at once, so that it holds little up; else of 512.
+// Blocks of 256 threads for what is through at once, so that they hold little up; else of 512; and of as many with more under way for long rows.
 #define ONE(bits)                                                                                                                        \
     extern "C" __global__ void __launch_bounds__(256, 3) one_##bits(const __grid_constant__ One p) { multiply_one<bits, 2, 256>(p); }    \
-    extern "C" __global__ void __launch_bounds__(512, 2) one_##bits##_wide(const __grid_constant__ One p) { multiply_one<bits, 2, 512>(p); }
+    extern "C" __global__ void __launch_bounds__(512, 2) one_##bits##_wide(const __grid_constant__ One p) { multiply_one<bits, 2, 512>(p); } \
+    extern "C" __global__ void __launch_bounds__(512, 1) one_##bits##_deep(const __grid_constant__ One p) { multiply_one<bits, 4, 512>(p); }
 
 ONE(2)
 ONE(3)

@@ -13,10 +13,16 @@ use crate::weights::Kind;
 const GROUP: usize = 64;
 /// Elements of scales that they take: all but f32.
 const HALVES: [u32; 2] = [1, 2];
-/// What a lane has under way: rows where a row is one unit of its lanes, else units of one row.
-const UNITS: usize = 2;
-/// Threads of small blocks and of large ones.
-const THREADS: [usize; 2] = [256, 512];
+/// Kernels of a bit width: small blocks, large ones, and large ones that have more under way.
+const SMALL: usize = 0;
+const WIDE: usize = 1;
+const DEEP: usize = 2;
+/// What a lane of each has under way: rows where a row is one unit of its lanes, else units of one row.
+const UNITS: [usize; 3] = [2, 2, 4];
+/// Threads of a block of each.
+const THREADS: [usize; 3] = [256, 512, 512];
+/// Rounds of a warp up to which one block of a multiprocessor is better than two: x is encoded once, and the next kernel has room to begin.
+const FEW_ROUNDS: usize = 4;
 /// Columns up to which small blocks encode as quickly.
 const FEW_COLUMNS: usize = 2048;
 /// Columns whose squares are summed in one go.
@@ -30,8 +36,8 @@ const PIECE_COLUMNS: usize = 512;
 struct Split {
     /// A row has 2^log_lanes lanes.
     log_lanes: u32,
-    /// Which of [`THREADS`].
-    wide: bool,
+    /// [`SMALL`], [`WIDE`] or [`DEEP`].
+    kernel: usize,
     blocks: usize,
 }
 
@@ -39,33 +45,36 @@ struct Split {
 fn split(rows: &[usize], cols: usize, gated: bool, multiprocessors: usize) -> Split {
     let all: usize = rows.iter().sum();
     let groups = cols / GROUP;
-    let rounds = |log: u32, warps: usize| {
+    let rounds = |kernel: usize, log: u32, warps: usize| {
         let (sets, steps) = (all >> (5 - log), groups.div_ceil(1 << log));
         match (steps, gated) {
-            (1, _) => sets.div_ceil(warps * UNITS),
-            (_, true) => 2 * (sets / 2).div_ceil(warps) * steps.div_ceil(UNITS),
-            (_, false) => sets.div_ceil(warps) * steps.div_ceil(UNITS),
+            (1, _) => sets.div_ceil(warps * UNITS[kernel]),
+            (_, true) => 2 * (sets / 2).div_ceil(warps) * steps.div_ceil(UNITS[kernel]),
+            (_, false) => sets.div_ceil(warps) * steps.div_ceil(UNITS[kernel]),
         }
     };
-    let cost = |log: u32, warps: usize| {
-        let chains = if groups <= 1 << log { 1 } else { UNITS };
-        rounds(log, warps) * (UNITS * 70 + 100 + 35 * (1 << log) / 4 * chains)
+    let cost = |kernel: usize, log: u32, warps: usize| {
+        let chains = if groups <= 1 << log { 1 } else { UNITS[kernel] };
+        rounds(kernel, log, warps) * (UNITS[kernel] * 70 + 100 + 35 * (1 << log) / 4 * chains)
     };
     let whole = |log: &u32| rows.iter().all(|r| r.is_multiple_of(32 >> log));
-    let best = |warps: usize| {
-        let log = (2..=5).rev().filter(whole).min_by_key(|log| cost(*log, warps)).unwrap_or(5);
-        (log, rounds(log, warps))
+    let best = |kernel: usize, blocks: usize| {
+        let warps = blocks * THREADS[kernel] / 32;
+        let log_lanes = (2..=5).rev().filter(whole).min_by_key(|log| cost(kernel, *log, warps)).unwrap_or(5);
+        (Split { log_lanes, kernel, blocks }, rounds(kernel, log_lanes, warps))
     };
-    let (log_lanes, once) = best(multiprocessors * THREADS[0] / 32);
+    let (small, once) = best(SMALL, multiprocessors);
     if once == 1 && cols <= FEW_COLUMNS {
-        return Split { log_lanes, wide: false, blocks: multiprocessors };
+        return small;
     }
-    let (log_lanes, once) = best(multiprocessors * THREADS[1] / 32);
-    if once == 1 {
-        return Split { log_lanes, wide: true, blocks: multiprocessors };
+    // A row of many units.
+    if !gated && groups >= 32 * UNITS[DEEP] {
+        return best(DEEP, multiprocessors).0;
     }
-    let blocks = 2 * multiprocessors;
-    Split { log_lanes: best(blocks * THREADS[1] / 32).0, wide: true, blocks }
+    match best(WIDE, multiprocessors) {
+        (wide, few) if few <= FEW_ROUNDS => wide,
+        _ => best(WIDE, 2 * multiprocessors).0,
+    }
 }
 
 /// Products of one token, with a norm and its encoding before them, and where `gated`, for gate and up, with `silu(gate) * up` behind them: one kernel. Says whether it
@@ -101,11 +110,11 @@ pub fn multiply_one(gpu: &Gpu, input: Input, products: &[Product], gated: bool) 
         // All of x, and the norm's weights.
         let shared = 4 * (cols.next_multiple_of(PIECE_COLUMNS) + if norm.weight != 0 { cols } else { 0 });
         let warps = rows.iter().sum::<usize>() / PAIR_ROWS / if gated { 2 } else { 1 };
-        let blocks = if warps > multiprocessors * THREADS[1] / 32 { 2 } else { 1 } * multiprocessors;
-        (Kernel::OneBf16, THREADS[1], Split { log_lanes: 4, wide: true, blocks }, shared)
+        let blocks = if warps > multiprocessors * THREADS[WIDE] / 32 { 2 } else { 1 } * multiprocessors;
+        (Kernel::OneBf16, THREADS[WIDE], Split { log_lanes: 4, kernel: WIDE, blocks }, shared)
     } else if let Some(kernels) = kind.one() {
         let split = split(&rows, cols, gated, multiprocessors);
-        let (kernel, threads) = (kernels[usize::from(split.wide)], THREADS[usize::from(split.wide)]);
+        let (kernel, threads) = (kernels[split.kernel], THREADS[split.kernel]);
         // Quarters of groups, what is known of each, and as floats what has to be seen whole before it is encoded, with the norm's weights.
         let loose = if norm.weight != 0 { 8 * cols } else { 4 * cols * usize::from(cols / 8 > threads) };
         (kernel, threads, split, 16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4) + loose)
@@ -180,9 +189,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_through_at_once_has_small_blocks() {
-        assert_eq!(split(&[2048, 1024, 1024], 1024, false, 132), Split { log_lanes: 4, wide: false, blocks: 132 });
-        assert_eq!(split(&[3072, 3072], 1024, true, 132), Split { log_lanes: 4, wide: true, blocks: 132 });
+    fn what_is_through_at_once_has_small_blocks_and_what_soon_is_one_of_a_multiprocessor() {
+        assert_eq!(split(&[2048, 1024, 1024], 1024, false, 132), Split { log_lanes: 4, kernel: SMALL, blocks: 132 });
+        assert_eq!(split(&[3072, 3072], 1024, true, 132), Split { log_lanes: 4, kernel: WIDE, blocks: 132 });
         assert_eq!(split(&[12288, 12288], 4096, true, 132).blocks, 264);
+        assert_eq!(split(&[4096, 1024, 1024], 4096, false, 132).blocks, 132);
+    }
+
+    #[test]
+    fn long_rows_have_more_under_way() {
+        assert_eq!(split(&[4096], 12288, false, 132).kernel, DEEP);
+        assert_eq!(split(&[1024], 3072, false, 132).kernel, WIDE);
     }
 }

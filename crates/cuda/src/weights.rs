@@ -110,16 +110,16 @@ impl Kind {
         all.into_iter().zip([1, 2, 4, 8]).find(|(_, most)| tokens <= *most).map(|(kernel, _)| kernel)
     }
 
-    /// The same for one token with groups of 64: the kernels with small and with large blocks.
-    pub fn one(self) -> Option<[Kernel; 2]> {
+    /// The same for one token with groups of 64: the kernels with small and with large blocks, and with more under way.
+    pub fn one(self) -> Option<[Kernel; 3]> {
         use Kernel::*;
         match self.0 {
-            6 => Some([One2, One2Wide]),
-            7 => Some([One3, One3Wide]),
-            8 => Some([One4, One4Wide]),
-            9 => Some([One5, One5Wide]),
-            10 => Some([One6, One6Wide]),
-            11 => Some([One8, One8Wide]),
+            6 => Some([One2, One2Wide, One2Deep]),
+            7 => Some([One3, One3Wide, One3Deep]),
+            8 => Some([One4, One4Wide, One4Deep]),
+            9 => Some([One5, One5Wide, One5Deep]),
+            10 => Some([One6, One6Wide, One6Deep]),
+            11 => Some([One8, One8Wide, One8Deep]),
             _ => None,
         }
     }

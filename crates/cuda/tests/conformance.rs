@@ -53,6 +53,7 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &CACHES,
         &EMBEDDINGS,
         &PROJECTIONS,
+        &LONG_ROWS,
         &DENSE_LAYERS,
         &ATTENTION,
         &SHARED_PREFIXES,

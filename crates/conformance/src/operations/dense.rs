@@ -59,6 +59,17 @@ pub fn projections(c: &mut Case) {
     c.see("x", x.whole);
 }
 
+/// What comes out of a wide layer: rows for which a backend may have ways of its own.
+pub fn long_rows(c: &mut Case) {
+    let (tokens, cols) = (c.one_of(&[1, 1, 1, 3]), 128 * c.random.usize(60..=100));
+    let rows = 8 * c.random.usize(1..=5);
+    let add = c.linear(rows, cols, false);
+    let (x, sum) = (c.tensor(tokens, cols), c.tensor(tokens, rows));
+    c.shape(format!("{tokens} tokens, x {x}, out {sum}"));
+    c.step(tokens, |b| b.project_add(x.tensor, &add, sum.tensor));
+    c.see("sum", sum.whole);
+}
+
 impl Case {
     /// A gated layer of `hidden` to `intermediate` and back. Gate and up may be one matrix.
     pub fn mlp(&mut self, hidden: usize, intermediate: usize) -> Mlp {

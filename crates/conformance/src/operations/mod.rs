@@ -14,6 +14,7 @@ pub const BUFFERS: Family = Family { name: "buffers", cases: 20, run: buffers::b
 pub const CACHES: Family = Family { name: "caches", cases: 20, run: buffers::caches };
 pub const EMBEDDINGS: Family = Family { name: "embeddings", cases: 40, run: dense::embeddings };
 pub const PROJECTIONS: Family = Family { name: "projections", cases: 120, run: dense::projections };
+pub const LONG_ROWS: Family = Family { name: "long rows", cases: 16, run: dense::long_rows };
 pub const DENSE_LAYERS: Family = Family { name: "dense layers", cases: 60, run: dense::dense_layers };
 pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
 pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 60, run: attention::shared_prefixes };
@@ -27,11 +28,12 @@ pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logit
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 14] = [
+pub const FAMILIES: [&Family; 15] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
     &PROJECTIONS,
+    &LONG_ROWS,
     &DENSE_LAYERS,
     &ATTENTION,
     &SHARED_PREFIXES,
