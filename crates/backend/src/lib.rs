@@ -69,6 +69,10 @@ pub trait Backend: Send {
     /// # Errors
     /// When the budget holds fewer experts than a token wants, or there is no memory.
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> anyhow::Result<()>;
+    /// Reads some of the experts that are streamed and not in memory, as far as there is any that is free. Whether there may be more.
+    fn fill_experts(&mut self) -> bool {
+        false
+    }
     /// What steps like this one need beside what [`Backend::alloc`] gave, and all shorter ones. `step` takes `inputs` through a model with the backend that it
     /// is given, which computes nothing; `layouts`: of the cache groups. `streamed`: experts are read from disk.
     fn step_scratch(

@@ -56,6 +56,7 @@ pub fn to_json(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
             "used": t.read_ahead,
             "read_in_vain": t.read_in_vain,
         },
+        "filled": t.filled,
     })
 }
 
@@ -122,6 +123,9 @@ pub fn to_text(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
             t.read_ahead,
             t.read_in_vain
         ));
+    }
+    if t.filled > 0 {
+        parts.push(format!("{} read into free memory", t.filled));
     }
     parts.extend(s.notes.iter().cloned());
     parts.join("; ")

@@ -19,6 +19,7 @@ mod operations;
 mod weights;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Mutex;
 
 use fastrand::Rng;
 #[cfg(doc)]
@@ -49,14 +50,23 @@ type Make = Box<dyn Fn(&Setup) -> anyhow::Result<Box<dyn Backend>>>;
 pub struct Candidate {
     name: String,
     make: Make,
+    in_turns: bool,
 }
+
+/// Whose turn it is.
+static TURN: Mutex<()> = Mutex::new(());
 
 impl Candidate {
     pub fn new(
         name: impl Into<String>,
         make: impl Fn(&Setup) -> anyhow::Result<Box<dyn Backend>> + 'static,
     ) -> Candidate {
-        Candidate { name: name.into(), make: Box::new(make) }
+        Candidate { name: name.into(), make: Box::new(make), in_turns: false }
+    }
+
+    /// There is one of it in the process at a time: while a device waits for the host in the middle of a step, another's calls may not wait for that device.
+    pub fn in_turns(self) -> Candidate {
+        Candidate { in_turns: true, ..self }
     }
 }
 
@@ -141,6 +151,7 @@ fn run(family: &Family, seed: u64, candidate: &Candidate, is_reference: bool) ->
     let mut random = Rng::with_seed(seed);
     let activations = [Activations::F32, Activations::Bf16, Activations::Int8][random.usize(..3)];
     let setup = Setup { activations, seed, capacity: CAPACITY };
+    let _turn = candidate.in_turns.then(|| TURN.lock().unwrap_or_else(|e| e.into_inner()));
     let backend = (candidate.make)(&setup).unwrap_or_else(|e| panic!("{}: {e:#}", candidate.name));
     let mut case = Case::new(backend, random, &setup, is_reference);
     match catch_unwind(AssertUnwindSafe(|| (family.run)(&mut case))) {

@@ -1,4 +1,4 @@
-// A mixture of experts for one token, whose matrices are all on the device, or come there in time: three kernels, and one that waits for them. The router norms for itself, and leaves what it normed encoded; who
+// A mixture of experts for one token, whose matrices are all on the device, or come there in time, or are multiplied by the host: three kernels, and one that waits for that. The router norms for itself, and leaves what it normed encoded; who
 // multiplies gate and up chooses the experts for itself, in each block, and leaves what is hidden encoded; who multiplies down sums the experts. As in
 // rows_one.cu, what counts is the time between the kernels. Where loads shall be under way together, no branch may lie between them.
 //
@@ -18,6 +18,8 @@ struct RouteOne {
     float* logits;
     // What was normed, encoded as `Quarters` lie in shared memory.
     u8* encoded;
+    // [cols] in the host's memory: the same for the host; null where it does not want it.
+    float* input;
     u32 experts;
     // Experts, and the gate.
     u32 rows;
@@ -146,6 +148,11 @@ extern "C" __global__ void __launch_bounds__(128) route_one(const __grid_constan
         for (u32 g = blockIdx.x; g < cols / 64; g += gridDim.x) {
             float v[8];
             load_eight(v, x, 8 * g + thread, thread < 8);
+            if (p.input && thread < 8) {
+                float4* for_host = (float4*)p.input + 2 * (8 * g + thread);
+                for_host[0] = make_float4(v[0], v[1], v[2], v[3]);
+                for_host[1] = make_float4(v[4], v[5], v[6], v[7]);
+            }
             encode_group(v, thread < 8, 8 * g + thread, to);
         }
     }
@@ -187,6 +194,9 @@ struct ExpertsOne {
     u8* hidden;
     // [cols]
     float* residual;
+    // Which slots' experts the host has computed, a bit each, and what they give, [such slots, cols] in its memory; null where it computes none.
+    const u32* by_host;
+    const float* outputs;
     u32 cols;
     u32 intermediate;
     u32 slots;
@@ -300,8 +310,11 @@ __device__ __forceinline__ void choose_one(const Route& p, Taken& taken) {
 
 struct AskOne {
     Route route;
-    // [MOST_SLOTS + 1] in the host's memory: the experts that were chosen, ascending; what is not zero once all of them are on the device.
-    u32* slot;
+    // [MOST_SLOTS + 1] in the host's memory: the experts that were chosen, ascending; then the answer: 1, once each of them is on the device or computed by the host,
+    // and twice the bits of those that the host has computed.
+    u32* question;
+    // Where these bits are kept.
+    u32* by_host;
 };
 
 // Tells the host which experts the token takes, and waits until it has answered: one warp. What comes after it finds them.
@@ -309,12 +322,16 @@ extern "C" __global__ void __launch_bounds__(32) ask_one(const __grid_constant__
     begin();
     __shared__ Taken taken;
     choose_one(p.route, taken);
-    volatile u32* slot = p.slot;
-    if (threadIdx.x < p.route.k) slot[threadIdx.x] = taken.experts[threadIdx.x];
+    volatile u32* question = p.question;
+    // What was normed is there before the host sees that it is asked.
+    __threadfence_system();
+    if (threadIdx.x < p.route.k) question[threadIdx.x] = taken.experts[threadIdx.x];
     __syncwarp();
     if (threadIdx.x == 0) {
-        while (slot[MOST_SLOTS] == 0) __nanosleep(20);
+        u32 answer;
+        while ((answer = question[MOST_SLOTS]) == 0) __nanosleep(20);
         __threadfence_system();
+        *p.by_host = answer >> 1;
     }
 }
 
@@ -337,6 +354,7 @@ template <int BITS> __device__ __forceinline__ void multiply_gate_up(const Exper
     WATCH();
     __shared__ Taken taken;
     __shared__ __align__(16) float hidden[HIDDEN];
+    __shared__ volatile u32 by_host;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, groups = p.cols / 64;
     const Quarters x = quarters(room, groups);
     const u32 line = 128 * (blockIdx.x * GATE_UP_THREADS + threadIdx.x);
@@ -345,6 +363,7 @@ template <int BITS> __device__ __forceinline__ void multiply_gate_up(const Exper
     begin();
     STAMP(1, 1);
     for (u32 i = threadIdx.x; i < 4 * (groups + 1) + (3 * groups + 3) / 4; i += GATE_UP_THREADS) copy_later((uint4*)room + i, (const uint4*)p.x + i);
+    if (threadIdx.x == WARP) by_host = p.by_host ? __ldcg(p.by_host) : 0;
     if (warp == 0) choose_one(p.route, taken);
     copied();
     __syncthreads();
@@ -354,6 +373,7 @@ template <int BITS> __device__ __forceinline__ void multiply_gate_up(const Exper
 #pragma unroll 1
     for (u32 task = blockIdx.x; task < tasks; task += gridDim.x) {
         const u32 slot = task * HIDDEN / p.intermediate, column = task * HIDDEN - slot * p.intermediate + warp * HIDDEN_OF_WARP;
+        if (by_host >> slot & 1) continue;
         const OnePart parts[2] = {place_of(p, taken, 0, slot), place_of(p, taken, 1, slot)};
         float y[UNITS];
 #pragma unroll
@@ -412,10 +432,14 @@ template <int BITS> __device__ __forceinline__ void multiply_down(const ExpertsO
     const int UNITS = 4;
     WATCH();
     __shared__ Taken taken;
+    __shared__ float hosts[MOST_SLOTS][DOWN_WARPS];
+    // Read again where it is looked at: registers are few.
+    __shared__ volatile u32 by_host;
     const u32 lane = threadIdx.x % WARP, chain = lane & 3, inside = p.intermediate / 64, all = p.slots * inside, rounds = (inside + 3) / 4;
     const u32 units = (p.slots + OCTET - 1) / OCTET * rounds;
     const Quarters x = quarters(room, all);
-    // Who multiplies gate and up, before this, has waited for the router.
+    // Who multiplies gate and up, before this, has waited for the router, and for the host.
+    if (threadIdx.x == WARP) by_host = p.by_host ? __ldcg(p.by_host) : 0;
     if (threadIdx.x < WARP) choose_one(p.route, taken);
     __syncthreads();
     STAMP(2, 0);
@@ -449,6 +473,15 @@ template <int BITS> __device__ __forceinline__ void multiply_down(const ExpertsO
                     o++;
                 }
             }
+            if (from == 0 && by_host) {
+                // What the host's experts give for the rows of the block, while the weights are under way.
+                const u32 of_thread = threadIdx.x / DOWN_WARPS, of_row = row - threadIdx.x / WARP + threadIdx.x % DOWN_WARPS;
+                if (!waits) __syncthreads();
+                if (of_thread < MOST_SLOTS && by_host >> of_thread & 1 && of_row < p.cols) {
+                    const volatile float* of_slot = p.outputs + __popc(by_host & ((1u << of_thread) - 1)) * p.cols;
+                    hosts[of_thread][threadIdx.x % DOWN_WARPS] = of_slot[of_row];
+                }
+            }
             if (waits) {
                 if (p.gate) gate = sigmoid(__ldcg(p.gate));
                 STAMP(2, 1);
@@ -477,10 +510,13 @@ template <int BITS> __device__ __forceinline__ void multiply_down(const ExpertsO
                 // All of an octet's groups are done: their chains meet, and are summed one behind the other.
                 y = add(y, __shfl_xor_sync(ALL, y, 2));
                 y = add(y, __shfl_xor_sync(ALL, y, 1));
+                const u32 replaced = by_host;
+                if (replaced) __syncthreads();
 #pragma unroll
                 for (u32 i = 0; i < OCTET; i++) {
                     float own = __shfl_sync(ALL, y, 4 * i);
                     u32 of = octet * OCTET + i;
+                    if (replaced >> of & 1) own = hosts[of][threadIdx.x / WARP];
                     if (of < p.slots) sum = fma(of < p.route.k ? taken.weights[of] : gate, own, sum);
                 }
                 y = 0.0f;

@@ -591,6 +591,10 @@ impl Backend for Cuda {
         self.timing.as_mut().map(|timing| std::mem::take(&mut timing.profile)).unwrap_or_default()
     }
 
+    fn fill_experts(&mut self) -> bool {
+        self.mixtures.streaming_mut().is_some_and(Streaming::fill)
+    }
+
     fn take_streamed(&mut self) -> Option<Streamed> {
         self.mixtures.streaming_mut().map(Streaming::take)
     }

@@ -221,6 +221,21 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts(self.at as *const f32, n) }
     }
 
+    /// The same, to be written.
+    pub fn floats_mut(&mut self, n: usize) -> &mut [f32] {
+        assert!(4 * n <= self.bytes);
+        if n == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above; nobody else knows it.
+        unsafe { std::slice::from_raw_parts_mut(self.at as *mut f32, n) }
+    }
+
+    /// Where the device finds it.
+    pub fn at(&self) -> Address {
+        self.at as Address
+    }
+
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -9,6 +9,7 @@ use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::{Memory, Pinned, Scratch, bytes_of_mut};
+use crate::mixture_one::MixtureOfOne;
 use crate::parameters::{self as p, PROJECTIONS, number};
 use crate::products::{
     self, Encoded, Grouped, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows,
@@ -262,48 +263,30 @@ impl Cuda {
             }
             None => None,
         };
-        // 2. One token with all of its experts on the device
+        // 2. One token
         let complete =
             m.streaming.as_ref().map_or_else(|| m.all[number].table.as_ref().map(|t| t.at), |s| s.complete(number));
-        let mut one = if tokens == 1 && !records { self.mixture_of_one(m, x, number, residual)? } else { None };
-        if let Some(table) = complete
-            && let Some(one) = one.take()
+        if tokens == 1
+            && !records
+            && let Some(one) = self.mixture_of_one(m, x, number, residual)?
         {
-            self.route_one(&one)?;
-            return self.experts_one(one, table);
+            return match (complete, m.streaming.is_some()) {
+                (None, true) => self.ask_and_run_one(m, one, number),
+                (table, _) => self.run_one(one, table.unwrap_or(0), None),
+            };
         }
-        // 3. The same where some may have to come there first, for which the device will wait; the host is likely to have none of them to compute
-        let normed = one.is_none() || m.streaming.as_ref().is_some_and(|s| s.expects_aside(number));
-        let holds_back = !normed && self.gpu.can_hold_back() && self.times_nothing();
-        if let Some(streaming) = m.streaming.as_mut().filter(|_| holds_back)
-            && let Some(one) = one.take()
-        {
-            self.gpu.hold_back();
-            let (slot, table) = streaming.ask(number);
-            self.route_one(&one)?;
-            self.ask_one(&one, slot)?;
-            return self.experts_one(one, table);
-        }
-        // 4. norm, router; the norm by itself where the host is likely to compute some of the experts
+        // 3. norm, router
         self.answer(m)?;
         let needs = self.needs_of(m, number);
-        if normed {
-            self.normed(m, x, number, needs)?;
-        }
-        match &one {
-            Some(one) => {
-                self.route_one(one)?;
-                self.choose_by(m, number, tokens, one.logits())?;
-            }
-            None => self.choose(m, number, tokens)?,
-        }
-        // 5. where the host wants to know what was chosen
+        self.normed(m, x, number, needs)?;
+        self.choose(m, number, tokens)?;
+        // 4. where the host wants to know what was chosen
         let mut table = complete.unwrap_or(0);
         if records || complete.is_none() {
-            let chosen = self.read_chosen(m, tokens * k, normed.then_some(4 * tokens * x.cols))?;
+            let chosen = self.read_chosen(m, tokens * k, 4 * tokens * x.cols)?;
             if let Some(streaming) = &mut m.streaming {
                 streaming.settle(&self.gpu, &self.weights)?;
-                table = streaming.fetch(&self.gpu, &self.weights, number, (k, &chosen), normed)?;
+                table = streaming.fetch(&self.gpu, &self.weights, number, (k, &chosen))?;
             }
             if let Some(routed) = &mut m.routed {
                 let guessed = m.guess.take_if(|(of, _)| *of == number).map(|(_, guessed)| guessed).unwrap_or_default();
@@ -313,21 +296,26 @@ impl Cuda {
         if guess.is_some() {
             m.guess = guess;
         }
-        // 6. experts, and their sum
-        match one.filter(|_| m.streaming.as_ref().is_some_and(Streaming::device_has_all)) {
-            Some(one) => self.experts_one(one, table)?,
-            None => {
-                if !normed {
-                    self.normed(m, x, number, needs)?;
-                }
-                self.experts(m, number, table, k, residual)?;
-            }
-        }
-        // 7. the next layer's, where most are wanted
+        // 5. experts, and their sum
+        self.experts(m, number, table, k, residual)?;
+        // 6. the next layer's, where most are wanted
         match (&mut m.streaming, m.all[number].next) {
             (Some(streaming), Some(next)) => streaming.look_ahead(&self.weights, next),
             _ => Ok(()),
         }
+    }
+
+    /// One token's mixture where experts may have to come first, for which the device asks: at once, or with all of the step that is held back.
+    fn ask_and_run_one(&self, m: &mut Mixtures, one: MixtureOfOne, number: usize) -> Result<()> {
+        let held_back = self.gpu.can_hold_back() && self.times_nothing();
+        match held_back {
+            true => self.gpu.hold_back(),
+            false => self.answer(m)?,
+        }
+        let streaming = m.streaming.as_mut().expect("experts that may have to come");
+        let (question, table) = streaming.ask(number);
+        self.run_one(one, table, Some(question))?;
+        if held_back { Ok(()) } else { self.answer(m) }
     }
 
     /// Answers what the device asks in what was held back, which is carried out, if there is any.
@@ -407,9 +395,9 @@ impl Cuda {
         Ok(())
     }
 
-    /// Which experts the router has chosen, on the host: the step waits for it. `input`: bytes of what was normed, if it was.
-    fn read_chosen(&self, m: &mut Mixtures, n: usize, input: Option<usize>) -> Result<Vec<u32>> {
-        if let (Some(streaming), Some(input)) = (&mut m.streaming, input)
+    /// Which experts the router has chosen, on the host: the step waits for it. `input`: bytes of what was normed.
+    fn read_chosen(&self, m: &mut Mixtures, n: usize, input: usize) -> Result<Vec<u32>> {
+        if let Some(streaming) = &mut m.streaming
             && let Some(host) = streaming.input(&self.gpu, n, input)?
         {
             // SAFETY: what was normed has so many bytes; waited for below.

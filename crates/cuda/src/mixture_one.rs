@@ -1,4 +1,5 @@
-//! A mixture for one token, whose experts are all on the device or have come there: three kernels (`kernels/mixture_one.cu`).
+//! A mixture for one token, whose experts are all on the device, or come there or are computed by the host once it has asked: three kernels, four where it asks
+//! (`kernels/mixture_one.cu`).
 
 use anyhow::Result;
 use sluice_backend::{Activations, Linear, SharedExpert, Tensor};
@@ -8,7 +9,7 @@ use crate::driver::Address;
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::mixture::{Mixtures, Registered};
 use crate::parameters::{self as p, PROJECTIONS, number};
-use crate::questions::MOST_CHOSEN;
+use crate::questions::{MOST_CHOSEN, Question};
 
 /// Columns of a weight group that these kernels take.
 const GROUP: usize = 64;
@@ -35,20 +36,13 @@ fn quarters(groups: usize) -> usize {
     16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4)
 }
 
-/// The kernels of a mixture for one token, to be launched: the router by [`Cuda::route_one`], the experts by [`Cuda::experts_one`].
+/// The kernels of a mixture for one token, to be launched by [`Cuda::run_one`].
 pub(crate) struct MixtureOfOne {
     router: p::RouteOne,
     router_shared: u32,
     experts: p::ExpertsOne,
     /// Gate and up, down: blocks, threads, shared memory.
     launches: [(Kernel, [u32; 3], u32, u32); 2],
-}
-
-impl MixtureOfOne {
-    /// `[experts]`, once the router is through.
-    pub fn logits(&self) -> Address {
-        self.router.logits
-    }
 }
 
 impl Cuda {
@@ -123,8 +117,16 @@ impl Cuda {
         // A scale and a mean for each half of a group.
         let room = between.room(gpu, 16 * 4 * (slots * hidden / GROUP + 1) + 2 * 8 * slots * hidden / GROUP)?;
         let gate = if shared_gate.data != 0 { logits + 4 * experts as u64 } else { 0 };
-        let router =
-            p::RouteOne { x, router, gate: shared_gate, logits, encoded, experts: number(experts), rows: number(rows) };
+        let router = p::RouteOne {
+            x,
+            router,
+            gate: shared_gate,
+            logits,
+            encoded,
+            input: 0,
+            experts: number(experts),
+            rows: number(rows),
+        };
         // 3. The experts
         let parameters = p::ExpertsOne {
             route: p::Route { logits, ..route },
@@ -134,6 +136,8 @@ impl Cuda {
             gate,
             hidden: room,
             residual: self.place(residual).at,
+            by_host: 0,
+            outputs: 0,
             cols: number(cols),
             intermediate: number(hidden),
             slots: number(slots),
@@ -151,28 +155,23 @@ impl Cuda {
         }))
     }
 
-    /// Has the router norm and encode its input, and say how well each expert fits.
-    pub(crate) fn route_one(&self, one: &MixtureOfOne) -> Result<()> {
-        let grid = [one.router.rows.div_ceil(ROUTE_ROWS as u32), 1, 1];
+    /// Has the experts that the router chooses added; `table`: where they are. With a question the device asks the host for them, and waits until it has answered.
+    pub(crate) fn run_one(&self, one: MixtureOfOne, table: Address, question: Option<Question>) -> Result<()> {
+        let MixtureOfOne { router, router_shared, experts, launches } = one;
+        let router = p::RouteOne { input: question.map_or(0, |q| q.input), ..router };
+        let grid = [router.rows.div_ceil(ROUTE_ROWS as u32), 1, 1];
         // SAFETY: matrices and tensors were checked against their buffers, and the room was made when `one` was.
-        unsafe { self.gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, one.router_shared, &one.router)? };
-        Ok(())
-    }
-
-    /// Has the device ask the host, at `slot`, for the experts that the router has chosen, and wait for them.
-    pub(crate) fn ask_one(&self, one: &MixtureOfOne, slot: Address) -> Result<()> {
-        let parameters = p::AskOne { route: one.experts.route, slot };
-        // SAFETY: as above; a question has a word for each expert.
-        unsafe { self.gpu.launch(Kernel::AskOne, [1, 1, 1], 32, 0, &parameters)? };
-        Ok(())
-    }
-
-    /// Has the experts that the router has chosen added; `table`: where they are.
-    pub(crate) fn experts_one(&self, one: MixtureOfOne, table: Address) -> Result<()> {
-        let parameters = p::ExpertsOne { table, ..one.experts };
-        for (kernel, grid, threads, shared) in one.launches {
+        unsafe { self.gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, router_shared, &router)? };
+        let mut experts = p::ExpertsOne { table, ..experts };
+        if let Some(Question { at, by_host, outputs, .. }) = question {
+            let parameters = p::AskOne { route: experts.route, question: at, by_host };
+            // SAFETY: as above; a question has a word for each expert, and one for the answer.
+            unsafe { self.gpu.launch(Kernel::AskOne, [1, 1, 1], 32, 0, &parameters)? };
+            (experts.by_host, experts.outputs) = (by_host, outputs);
+        }
+        for (kernel, grid, threads, shared) in launches {
             // SAFETY: as above; the table has all experts, each of so many rows and columns.
-            unsafe { self.gpu.launch(kernel, grid, threads, shared, &parameters)? };
+            unsafe { self.gpu.launch(kernel, grid, threads, shared, &experts)? };
         }
         Ok(())
     }

@@ -158,12 +158,14 @@ parameters! {
         gate: Matrix,
         logits: Address,
         encoded: Address,
+        input: Address,
         experts: u32,
         rows: u32,
     }
     AskOne {
         route: Route,
-        slot: Address,
+        question: Address,
+        by_host: Address,
     }
     ExpertsOne {
         route: Route,
@@ -173,6 +175,8 @@ parameters! {
         gate: Address,
         hidden: Address,
         residual: Address,
+        by_host: Address,
+        outputs: Address,
         cols: u32,
         intermediate: u32,
         slots: u32,

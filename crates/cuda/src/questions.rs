@@ -1,5 +1,6 @@
-//! What the device asks the host in the middle of a step: which experts a token takes, so that the host brings those that are missing. The device waits at a
-//! kernel (`ask_one`) until it is answered; all that comes behind it is enqueued already, so that nothing else stands between the answer and the experts.
+//! What the device asks the host in the middle of a step: which experts a token takes, so that the host brings those that are missing, or computes them itself from
+//! what the router has normed. The device waits at a kernel (`ask_one`) until it is answered; all that comes behind it is enqueued already, so that nothing else stands
+//! between the answer and the experts.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Result, bail};
 
 use crate::driver::{Address, Gpu};
-use crate::memory::Pinned;
+use crate::memory::{Memory, Pinned};
 
 /// Experts that a token takes at most, as the kernel has it.
 pub const MOST_CHOSEN: usize = 16;
@@ -19,27 +20,52 @@ const NOT_YET: u32 = u32::MAX;
 /// Looks at an answer before the device is asked whether it is still there.
 const LOOKS: u32 = 1 << 16;
 
+/// Where a layer asks: places for its kernels.
+#[derive(Clone, Copy)]
+pub struct Question {
+    pub at: Address,
+    /// `[cols]` f32, where the host wants what was normed; else 0.
+    pub input: Address,
+    /// A word in which the device keeps which experts the host has computed, a bit each.
+    pub by_host: Address,
+    /// `[those experts, cols]` f32
+    pub outputs: Address,
+}
+
 pub struct Questions {
     words: Pinned,
+    by_host: Memory,
+    /// What one layer's router has normed, and what experts give that the host computes: layers come one after the other. As wide as the widest, if the host computes any.
+    input: Pinned,
+    outputs: Pinned,
     /// Layers whose kernel is enqueued and has no answer yet, in order.
     asked: VecDeque<usize>,
 }
 
 impl Questions {
-    pub fn new(gpu: &Gpu, layers: usize) -> Result<Questions> {
-        let mut words = Pinned::default();
+    /// `width`: columns of what the host may compute of a layer; 0 where it computes none.
+    pub fn new(gpu: &Gpu, layers: usize, width: usize) -> Result<Questions> {
+        let (mut words, mut input, mut outputs) = (Pinned::default(), Pinned::default(), Pinned::default());
         words.room(gpu, layers * WORDS * size_of::<u32>())?;
-        Ok(Questions { words, asked: VecDeque::new() })
+        input.room(gpu, width * size_of::<f32>())?;
+        outputs.room(gpu, MOST_CHOSEN * width * size_of::<f32>())?;
+        let by_host = Memory::zeroed(gpu, size_of::<u32>(), "a question")?;
+        Ok(Questions { words, by_host, input, outputs, asked: VecDeque::new() })
     }
 
     /// Where a layer asks, which it is about to do.
-    pub fn ask(&mut self, layer: usize) -> Address {
+    pub fn ask(&mut self, layer: usize) -> Question {
         let question = self.question(layer);
         question[..MOST_CHOSEN].iter().for_each(|word| word.store(NOT_YET, Ordering::Relaxed));
         question[MOST_CHOSEN].store(0, Ordering::Release);
         let at = question.as_ptr() as Address;
         self.asked.push_back(layer);
-        at
+        Question { at, input: self.input.at(), by_host: self.by_host.at, outputs: self.outputs.at() }
+    }
+
+    /// Of the layer that asks: what was normed, `[width]`, and room for what so many experts give.
+    pub fn for_host(&mut self, width: usize, experts: usize) -> (&mut [f32], &mut [f32]) {
+        (self.input.floats_mut(width), self.outputs.floats_mut(width * experts))
     }
 
     /// The layer that asks next; nothing was answered that it waits for.
@@ -67,17 +93,17 @@ impl Questions {
         }
     }
 
-    /// Lets the device go on: it has all that was wanted.
-    pub fn open(&mut self) {
+    /// Lets the device go on: it has all that was wanted, but for experts that the host has computed, a bit each by their places in what was wanted.
+    pub fn open(&mut self, by_host: u32) {
         if let Some(layer) = self.asked.pop_front() {
-            self.question(layer)[MOST_CHOSEN].store(1, Ordering::Release);
+            self.question(layer)[MOST_CHOSEN].store(1 | by_host << 1, Ordering::Release);
         }
     }
 
     /// The same for all that ask, whatever they have: what the device computes from here on means nothing.
     pub fn open_all(&mut self) {
         while !self.asked.is_empty() {
-            self.open();
+            self.open(0);
         }
     }
 

@@ -106,8 +106,8 @@ impl Sharing {
         share(missing, bytes as f64 * self.copy, bytes as f64 * self.compute)
     }
 
-    /// As [`HostExperts::compute`] of `x`, into `outputs`, which lie in experts of `bytes` bytes together.
-    pub fn compute<'a>(
+    /// As [`HostExperts::compute`] of the input that was made room for, with experts of `bytes` bytes together; what they give, until the next call.
+    pub fn compute_rows<'a>(
         &mut self,
         gpu: &Gpu,
         of: &Experts,
@@ -115,23 +115,29 @@ impl Sharing {
         bytes: usize,
         array: impl Fn(usize, usize) -> &'a [u8],
     ) -> Result<&[u8]> {
+        let numbers = rows.len() * of.hidden();
+        self.outputs.room(gpu, size_of::<f32>() * numbers)?;
+        let (mut x, mut outputs) = (std::mem::take(&mut self.x), std::mem::take(&mut self.outputs));
+        let (from, to) = (x.floats_mut(self.x_bytes / size_of::<f32>()), outputs.floats_mut(numbers));
+        self.compute(of, (wanted, rows), bytes, array, (from, to));
+        (self.x, self.outputs) = (x, outputs);
+        Ok(&self.outputs.bytes_mut()[..size_of::<f32>() * numbers])
+    }
+
+    /// As [`HostExperts::compute`] with experts of `bytes` bytes together.
+    pub fn compute<'a>(
+        &mut self,
+        of: &Experts,
+        (wanted, rows): (&[AsideExpert], &[u32]),
+        bytes: usize,
+        array: impl Fn(usize, usize) -> &'a [u8],
+        (x, out): (&mut [f32], &mut [f32]),
+    ) {
         let began = Instant::now();
-        let out = self.outputs.room(gpu, 4 * rows.len() * of.hidden())?;
-        let x = floats_mut(&mut self.x.bytes_mut()[..self.x_bytes]);
-        self.host.compute(of, wanted, rows, x, array, floats_mut(out));
+        self.host.compute(of, wanted, rows, x, array, out);
         let taken = (began.elapsed().as_secs_f64() - OVERHEAD).max(0.0) / bytes.max(1) as f64;
         self.compute += (taken - self.compute) * NEW;
-        let len = 4 * rows.len() * of.hidden();
-        Ok(&self.outputs.bytes_mut()[..len])
     }
-}
-
-/// Locked memory as f32.
-fn floats_mut(bytes: &mut [u8]) -> &mut [f32] {
-    // SAFETY: any bits are f32.
-    let (before, floats, _) = unsafe { bytes.align_to_mut::<f32>() };
-    assert!(before.is_empty(), "locked memory begins at a page");
-    floats
 }
 
 /// The same from the seconds that an expert takes to copy and to compute with.

@@ -1,10 +1,12 @@
 //! Experts that do not all stay on the device: in its memory, in locked memory of the host, and on disk, each in one of these, by the store's policy.
 //!
-//! When a step comes to a layer, the host looks at what the router chose: where the step is one token's and the host is likely to compute nothing, from beside what is
-//! enqueued already (`questions.rs`), else before the layer's experts are. Those experts that the device has are where they are; all others are copied from the
+//! When a step comes to a layer, the host looks at what the router chose: where the step is one token's, from beside what is enqueued already ([`answers`]), else before
+//! the layer's experts are. Those experts that the device has are where they are; all others are copied from the
 //! host's memory, as they come there, in a stream of their own, to buffers of which a layer's table says where they are. When the host next waits for the device, these
 //! copies and all that was computed with them are done: then those that are worth it stay, each in the place of one that is copied back, and all other buffers are free
 //! again. A layer of which most experts are wanted has the next layer's copied meanwhile. A layer whose experts are all on the device to stay is not looked at.
+
+mod answers;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -52,8 +54,6 @@ struct Layer {
     experts: Experts,
     /// All of its experts are on the device to stay, as its table there says.
     complete: bool,
-    /// The host would have had some to compute when it was last looked at.
-    shares: bool,
 }
 
 /// An expert that passes, in a buffer.
@@ -75,6 +75,15 @@ struct Present {
     passing: Vec<Passing>,
     /// What the host computes: positions, experts with their tokens, rows of x and the pairs that they are of.
     aside: Aside,
+}
+
+impl Present {
+    /// Arrays of what the host computes, by their place in it, and all of their bytes.
+    fn arrays_aside<'a>(&'a self, store: &'a ExpertStore) -> (impl Fn(usize, usize) -> &'a [u8], usize) {
+        let array = |i: usize, n: usize| store.array(self.fetch, self.aside.held[i], n);
+        let all = || (0..self.aside.held.len()).flat_map(|i| (0..EXPERT_ARRAYS).map(move |n| (i, n)));
+        (array, all().map(|(i, n)| array(i, n).len()).sum())
+    }
 }
 
 /// An expert that falls, until it is copied back from its buffer.
@@ -172,11 +181,12 @@ impl Streaming {
             Ok(Class { memory, division, rooms: Rooms::new(&division) })
         };
         let classes = rooms::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
-        let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), complete: false, shares: true };
+        let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), complete: false };
+        let for_host = mixtures.clone().map(|moe| moe.experts.hidden()).max().filter(|_| sharing.is_some());
         // While the device waits for the host, the driver must not have to load anything.
         gpu.device.load_kernels()?;
         let mut streaming = Streaming {
-            questions: Questions::new(gpu, mixtures.clone().count())?,
+            questions: Questions::new(gpu, mixtures.clone().count(), for_host.unwrap_or(0))?,
             up: Copies::new(&gpu.device)?,
             down: Copies::new(&gpu.device)?,
             tables: Tables::new(gpu, mixtures.clone().map(|moe| moe.experts.count))?,
@@ -218,73 +228,10 @@ impl Streaming {
         self.layers[layer].complete.then(|| self.tables.at(layer))
     }
 
-    /// Whether the host is likely to have some of a layer's experts to compute, for which it wants their input.
-    pub fn expects_aside(&self, layer: usize) -> bool {
-        self.sharing.is_some() && self.layers[layer].shares
-    }
-
-    /// Whether all that was fetched for is on the device, or will be before what comes next.
-    pub fn device_has_all(&self) -> bool {
-        !self.has_failed() && self.present.as_ref().is_some_and(|p| p.aside.wanted.is_empty())
-    }
-
-    /// Has the device ask, in the middle of what is held back, for the experts that the one token takes: where it asks, and where the table of their matrices is.
-    pub fn ask(&mut self, layer: usize) -> (Address, Address) {
-        (self.questions.ask(layer), self.tables.at(layer))
-    }
-
-    /// Whether the device asks, or will once what is held back is carried out.
-    pub fn is_asked(&self) -> bool {
-        self.questions.next().is_some()
-    }
-
-    /// Lets the device go on without what it has asked for: a step that went wrong.
-    pub fn ask_no_more(&mut self) {
-        self.questions.open_all();
-    }
-
-    /// Answers all that the device asks: what was held back is carried out by now. `k`: experts of a token, by layer.
-    pub fn answer(&mut self, gpu: &Gpu, weights: &Weights, k: impl Fn(usize) -> usize) -> Result<usize> {
-        let mut answered = 0;
-        while let Some(layer) = self.questions.next() {
-            let k = k(layer);
-            let brought = self.questions.wait(gpu, k).and_then(|chosen| {
-                // What is written down can wait, where nothing of it moves what the device reads meanwhile.
-                let has_all = self.tables.is_told(layer)
-                    && self.present.as_ref().is_none_or(|p| p.passing.is_empty() && p.aside.held.is_empty())
-                    && chosen.iter().all(|e| self.store.is_there_fast(layer, *e as usize));
-                if has_all {
-                    self.questions.open();
-                }
-                self.settle(gpu, weights)?;
-                if self.bring(weights, layer, (k, &chosen), false)? {
-                    self.up.wait()?;
-                }
-                if !has_all {
-                    self.questions.open();
-                }
-                Ok(())
-            });
-            if let Err(error) = brought {
-                self.questions.open_all();
-                return Err(error);
-            }
-            answered += 1;
-        }
-        Ok(answered)
-    }
-
     /// Has the experts copied to the device that tokens want and that it does not have; what the device does next waits for that. Where the table of their
-    /// matrices is. `has_input`: the host has what it needs to compute some of them.
-    pub fn fetch(
-        &mut self,
-        gpu: &Gpu,
-        weights: &Weights,
-        layer: usize,
-        chosen: (usize, &[u32]),
-        has_input: bool,
-    ) -> Result<Address> {
-        if self.bring(weights, layer, chosen, has_input)? {
+    /// matrices is.
+    pub fn fetch(&mut self, gpu: &Gpu, weights: &Weights, layer: usize, chosen: (usize, &[u32])) -> Result<Address> {
+        if self.bring(weights, layer, chosen)? {
             self.uploaded.mark(&self.up)?;
             gpu.wait_for(&self.uploaded)?;
         }
@@ -292,13 +239,7 @@ impl Streaming {
     }
 
     /// The same without having anything wait; whether there is anything to wait for.
-    fn bring(
-        &mut self,
-        weights: &Weights,
-        layer: usize,
-        (k, chosen): (usize, &[u32]),
-        has_input: bool,
-    ) -> Result<bool> {
+    fn bring(&mut self, weights: &Weights, layer: usize, (k, chosen): (usize, &[u32])) -> Result<bool> {
         assert!(self.present.is_none(), "the layer before is settled");
         // 1. What is wanted, and none of it on its way back
         let mut tokens = vec![0u32; self.layers[layer].experts.count];
@@ -371,8 +312,6 @@ impl Streaming {
         });
         let bytes = missing.first().map_or(0, |i| self.lie(layer, wanted[*i] as usize).bytes());
         let share = self.sharing.as_ref().map_or(0, |s| s.share(missing.len(), bytes));
-        self.layers[layer].shares = share > 0;
-        let share = if has_input { share } else { 0 };
         let aside = missing.split_off(missing.len() - share);
         for i in missing {
             passing.push(self.copy(weights, layer, fetch, (i, wanted[i]))?);
@@ -400,22 +339,19 @@ impl Streaming {
         Ok(Passing { expert, buffer })
     }
 
-    /// Computes the host's part of a layer, whose outputs are at `outputs`, `[pairs, width]`: the device has enqueued what it makes of the same pairs.
+    /// Computes the host's part of a layer of many tokens, whose outputs are at `outputs`, `[pairs, width]`: the device has enqueued what it makes of the same pairs.
     pub fn compute_aside(&mut self, gpu: &Gpu, outputs: Address) -> Result<()> {
-        let (Some(sharing), Some(Present { layer, fetch, aside, .. })) = (&mut self.sharing, &self.present) else {
-            return Ok(());
-        };
-        if aside.wanted.is_empty() {
+        let (Some(sharing), Some(present)) = (&mut self.sharing, &self.present) else { return Ok(()) };
+        let Aside { wanted, rows, pairs, .. } = &present.aside;
+        if wanted.is_empty() {
             return Ok(());
         }
-        let (store, experts) = (&self.store, &self.layers[*layer].experts);
-        let array = |i: usize, n: usize| store.array(*fetch, aside.held[i], n);
-        let all = || (0..aside.held.len()).flat_map(|i| (0..EXPERT_ARRAYS).map(move |n| (i, n)));
-        let bytes = all().map(|(i, n)| array(i, n).len()).sum();
-        self.stats.aside += aside.wanted.len() as u64;
-        let out = sharing.compute(gpu, experts, (&aside.wanted, &aside.rows), bytes, array)?;
-        let row = 4 * experts.hidden();
-        for (from, pair) in out.chunks_exact(row).zip(&aside.pairs) {
+        let experts = &self.layers[present.layer].experts;
+        let (array, bytes) = present.arrays_aside(&self.store);
+        self.stats.aside += wanted.len() as u64;
+        let out = sharing.compute_rows(gpu, experts, (wanted, rows), bytes, array)?;
+        let row = size_of::<f32>() * experts.hidden();
+        for (from, pair) in out.chunks_exact(row).zip(pairs) {
             // SAFETY: a row of the outputs; what is copied is written again only after the host has waited.
             unsafe { gpu.write_later(outputs + (pair * row) as u64, from)? };
         }
@@ -580,6 +516,11 @@ impl Streaming {
         rows.sort_unstable();
         rows.dedup();
         Some(Failed { rows, why: Arc::new(Error::from(error)) })
+    }
+
+    /// [`ExpertStore::fill`]
+    pub fn fill(&mut self) -> bool {
+        self.store.fill()
     }
 
     pub fn take(&mut self) -> Streamed {

@@ -2,6 +2,7 @@
 //! has to be there, and `SLUICE_MODELS=FOLDER:FOLDER` takes other models than the golden ones.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
 
 use sluice_backend::{Activations, KvType};
 use sluice_cuda::{Cuda, Host, Several};
@@ -34,10 +35,15 @@ const MODELS: [&str; 22] = [
 ];
 const MODES: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
 
-fn device() -> Option<u32> {
+/// Whose turn it is: while a device waits for the host in the middle of a step, another test's calls may not wait for that device.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The device, for as long as it is this test's turn.
+fn device() -> Option<(u32, MutexGuard<'static, ()>)> {
+    let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
     let asked: Option<u32> = std::env::var("SLUICE_GPU").ok().map(|n| n.parse().expect("SLUICE_GPU: a number"));
     match sluice_cuda::describe(asked.unwrap_or(0)) {
-        Ok(_) => Some(asked.unwrap_or(0)),
+        Ok(_) => Some((asked.unwrap_or(0), turn)),
         Err(why) if asked.is_none() => {
             eprintln!("left out: {why:#}");
             None
@@ -134,7 +140,7 @@ fn answers(engine: &mut Engine) -> Vec<Vec<u32>> {
 
 #[test]
 fn every_logit_has_the_cpus_bits_in_every_mode() {
-    let Some(device) = device() else { return };
+    let Some((device, _turn)) = device() else { return };
     for folder in folders() {
         for mode in MODES {
             for kv_type in [None, Some(KvType::F16), Some(KvType::Int8)] {
@@ -156,7 +162,7 @@ fn every_logit_has_the_cpus_bits_in_every_mode() {
 
 #[test]
 fn tokens_one_at_a_time_have_the_cpus_bits() {
-    let Some(device) = device() else { return };
+    let Some((device, _turn)) = device() else { return };
     for folder in folders() {
         for mode in MODES {
             let mut cpu = on(None, &folder, options(mode, None, 64));
@@ -171,7 +177,7 @@ fn tokens_one_at_a_time_have_the_cpus_bits() {
 
 #[test]
 fn sequences_side_by_side_say_what_they_say_on_the_cpu() {
-    let Some(device) = device() else { return };
+    let Some((device, _turn)) = device() else { return };
     for folder in folders() {
         for mode in MODES {
             let options = options(mode, None, 48);
@@ -186,7 +192,7 @@ fn sequences_side_by_side_say_what_they_say_on_the_cpu() {
 
 #[test]
 fn experts_on_disk_change_no_logit() {
-    let Some(device) = device() else { return };
+    let Some((device, _turn)) = device() else { return };
     for folder in folders() {
         if on(None, &folder, options(Activations::Int8, None, 64)).model().experts().is_none() {
             continue;
@@ -202,7 +208,7 @@ fn experts_on_disk_change_no_logit() {
 
 #[test]
 fn a_budget_of_the_devices_memory_is_held_and_changes_no_logit() {
-    let Some(device) = device() else { return };
+    let Some((device, _turn)) = device() else { return };
     for name in ["mlx_qwen3_moe", "qwen3_moe", "mlx_qwen3_5_moe", "qwen3_5_moe_split", "mlx_qwen3_next", "qwen3"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
         let mut cpu = on(None, &folder, options(Activations::Int8, None, 64));

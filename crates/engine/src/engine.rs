@@ -11,7 +11,9 @@ pub use open::{MakeBackend, cpu};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_backend::{KvLayout, KvType, Logits, MemoryClass, MemoryUse, Outcome, Profile, Routed, Streamed, Wanted};
+use sluice_backend::{
+    KvLayout, KvType, Logits, Lookahead, MemoryClass, MemoryUse, Outcome, Profile, Routed, Streamed, Wanted,
+};
 use sluice_cache::{Evicted, KvCache};
 use sluice_model::Description;
 use sluice_store::Loading;
@@ -122,6 +124,12 @@ impl Engine {
     /// Whether what is computed of a prompt is kept for others that begin alike.
     pub fn keeps_prefixes(&self) -> bool {
         self.options.prefix_cache
+    }
+
+    /// Reads some of the experts that are streamed and that nobody has wanted yet, as far as there is memory for them: for some tens of milliseconds. Whether there may be
+    /// more. Nothing where look-ahead is off.
+    pub fn fill_experts(&mut self) -> bool {
+        self.options.lookahead != Lookahead::Off && self.runner.backend.fill_experts()
     }
 
     /// What streamed experts took since the last call; `None` where none are streamed.

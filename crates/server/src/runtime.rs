@@ -231,7 +231,7 @@ impl Worker {
             // 1. What others want; nothing else is to do where all is idle
             loop {
                 // Where there is nothing else to do, what conversations hold is written to disk, a little at a time.
-                // Then what was used last before this start is read.
+                // Then what was used last before this start is read, and experts for which there is memory.
                 let tends = match self.tend() {
                     Ok(more) => more,
                     Err(e) => return self.die(&format!("{e:#}")),
@@ -301,7 +301,8 @@ impl Worker {
             return Ok(self.engine.is_idle());
         }
         let quiet = self.busy.elapsed() >= QUIET;
-        Ok(self.engine.is_idle() && (self.engine.tend()? || quiet && self.engine.prefetch()?))
+        let idle = self.engine.is_idle();
+        Ok(idle && (self.engine.tend()? || quiet && (self.engine.prefetch()? || self.engine.fill_experts())))
     }
 
     fn submit(&mut self, id: u64, submission: Submission) {

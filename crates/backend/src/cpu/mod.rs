@@ -502,6 +502,10 @@ impl Backend for Cpu {
         self.profile.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
+    fn fill_experts(&mut self) -> bool {
+        self.mixture.streaming_mut().is_some_and(|streaming| streaming.store.fill())
+    }
+
     fn take_streamed(&mut self) -> Option<Streamed> {
         self.mixture.streaming_mut().map(streaming::Streaming::take)
     }

@@ -30,6 +30,9 @@ pub struct DecodeArgs {
     /// Tokens that the contexts of these sequences begin with in common
     #[arg(long, default_value_t = 0, value_name = "N", requires = "sequences")]
     pub(super) shared: usize,
+    /// First read experts that are streamed for which there is memory: nothing of that is measured
+    #[arg(long)]
+    pub(super) fill_experts: bool,
     /// With --sequences: also where the time of the last measurement went
     #[arg(long, requires = "sequences")]
     pub(super) phases: bool,
@@ -93,6 +96,9 @@ impl Measured {
 fn measure(subject: &mut Subject, args: &DecodeArgs, context: usize, memory: &mut Option<Memory>) -> Result<Measured> {
     let Subject { engine, profile_apart, .. } = subject;
     engine.profile(!*profile_apart);
+    if args.fill_experts {
+        while engine.fill_experts() {}
+    }
     let vocabulary = engine.model().vocabulary;
     let id = engine.add_sequence();
     let mut logits = FNV;

@@ -519,6 +519,11 @@ impl Backend for Checker<'_> {
         self.inner.take_profile()
     }
 
+    fn fill_experts(&mut self) -> bool {
+        self.outside("fill_experts");
+        self.inner.fill_experts()
+    }
+
     fn take_streamed(&mut self) -> Option<Streamed> {
         self.outside("take_streamed");
         self.inner.take_streamed()

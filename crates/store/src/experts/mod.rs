@@ -5,6 +5,7 @@
 //! routing); `reads` fills slots from disk, by `requests`; `fetch` is what a layer has asked for. The store puts them together.
 
 mod fetch;
+mod filling;
 mod forecast;
 mod layout;
 mod lookahead;
@@ -114,6 +115,8 @@ pub struct ExpertStats {
     pub predicted_right: u64,
     /// Experts that look-ahead read and that were not wanted.
     pub read_in_vain: u64,
+    /// Experts that were read while nobody wanted anything, into memory that was free.
+    pub filled: u64,
     /// At least one request was in flight.
     pub reading: Duration,
     /// Nothing was left to do but to wait for a read.
@@ -140,6 +143,7 @@ impl ExpertStats {
         self.predicted += later.predicted;
         self.predicted_right += later.predicted_right;
         self.read_in_vain += later.read_in_vain;
+        self.filled += later.filled;
         self.reading += later.reading;
         self.waiting += later.waiting;
     }

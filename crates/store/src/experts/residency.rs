@@ -161,6 +161,11 @@ impl Residency {
         !self.tiers[tier].free.is_empty()
     }
 
+    /// How many slots of the last tier are free.
+    pub fn free(&self) -> usize {
+        self.tiers.last().map_or(0, |tier| tier.free.len())
+    }
+
     /// A slot of the last tier for an expert that has none: a free one, or that of an expert which then has none. Held. `None` if all are held or pinned.
     pub fn place(&mut self, layer: usize, expert: usize) -> Option<u32> {
         let key = self.worth.key(layer, expert);

@@ -302,6 +302,9 @@ impl Schedule {
         if chance(&mut self.random, 20) {
             self.predict(next);
         }
+        if chance(&mut self.random, 5) {
+            self.store.fill();
+        }
         self.check("computing");
         for (fetch, _, position, _) in std::mem::take(&mut self.held) {
             self.store.release(fetch, position);
@@ -395,6 +398,26 @@ fn fetches_that_want_the_same_expert_share_one_read() {
     store.release(a, 1);
     assert!(is_right(2 * 3 * ALIGNMENT as u64, store.array(b, 0, 0)));
     assert_eq!(store.stats.read_bytes, 3 * 3 * ALIGNMENT as u64);
+}
+
+#[test]
+fn memory_that_is_free_is_filled() {
+    let page = ALIGNMENT as u64;
+    let mut store = store_of(40, 3 * page, &ExpertOptions::default()).unwrap();
+    let fetch = store.fetch(0, &[5], &[1], false);
+    assert_eq!(store.next(fetch, true), Next::Expert(0));
+    assert!(store.fill(), "there is more");
+    store.release(fetch, 0);
+    while store.fill() {}
+    // One slot stays free for what a token wants.
+    assert_eq!((store.stats.filled, store.stats.read_bytes, store.is_reading()), (38, 39 * 3 * page, false));
+    let wanted = [0, 5, 30];
+    let fetch = store.fetch(0, &wanted, &[1; 3], false);
+    for (position, expert) in wanted.iter().enumerate() {
+        assert_eq!(store.next(fetch, false), Next::Expert(position));
+        assert!(is_right(u64::from(*expert) * 3 * page, store.array(fetch, position, 0)));
+    }
+    assert_eq!(store.stats.read_bytes, 39 * 3 * page);
 }
 
 #[test]

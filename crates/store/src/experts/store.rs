@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::fetch::{Fetch, FetchId, Item, Next};
+use super::filling::Filling;
 use super::forecast::Forecast;
 use super::layout::{self, LayerLayout};
 use super::lookahead::Ahead;
@@ -73,11 +74,12 @@ pub struct ExpertStore {
     pub(super) classes: Vec<Class>,
     pub(super) slot_classes: Vec<SlotClass>,
     slots: Vec<SlotState>,
-    keep: Keep,
+    pub(super) keep: Keep,
     fetches: Vec<Fetch>,
     /// Fetches that were begun.
     begun: u64,
     pub(super) ahead: Ahead,
+    pub(super) filling: Filling,
     pub(super) stats: ExpertStats,
     reading_since: Option<Instant>,
     /// Kept, so that nothing is allocated.
@@ -185,6 +187,7 @@ impl ExpertStore {
             classes.push(Class { memory, residency, first, fast: fast as u32, experts: count as u32 });
         }
         let widest = counts.into_iter().max().unwrap_or(0);
+        let filling = Filling::new(&layers, classes.len(), most);
         let mut store = ExpertStore {
             reads: Reads::new(requests, request(options), slots.len()),
             layers,
@@ -195,6 +198,7 @@ impl ExpertStore {
             fetches: (0..FETCHES).map(|_| Fetch::with_capacity(widest)).collect(),
             begun: 0,
             ahead,
+            filling,
             stats: ExpertStats::default(),
             reading_since: None,
             over: Vec::with_capacity(1024),
