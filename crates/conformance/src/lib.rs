@@ -92,6 +92,7 @@ macro_rules! tests {
             attention_agrees_with_the_generic_cpu ATTENTION;
             attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;
             delta_rules_agree_with_the_generic_cpu DELTA_RULES;
+            delta_rules_of_one_token_agree_with_the_generic_cpu DELTA_RULES_OF_ONE_TOKEN;
             mixtures_agree_with_the_generic_cpu MIXTURES;
             mixtures_of_one_token_agree_with_the_generic_cpu MIXTURES_OF_ONE_TOKEN;
             streamed_mixtures_agree_with_the_generic_cpu STREAMED_MIXTURES;

@@ -39,6 +39,7 @@ static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __frcp_rn(float a) { return 1.0f / a; }
 static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
 static inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
@@ -77,6 +78,7 @@ template <class T> static inline T __shfl_down_sync(unsigned, T v, int d) { unsi
 static inline unsigned __ballot_sync(unsigned, bool v) { const uint64_t* all = emu_exchange(v); unsigned r = 0; for (int i = 0; i < 32; i++) r |= (unsigned)(all[i] != 0) << i; return r; }
 static inline unsigned __reduce_min_sync(unsigned, unsigned v) { const uint64_t* all = emu_exchange(v); unsigned r = v; for (int i = 0; i < 32; i++) r = min(r, (unsigned)all[i]); return r; }
 static inline unsigned __reduce_max_sync(unsigned, unsigned v) { const uint64_t* all = emu_exchange(v); unsigned r = v; for (int i = 0; i < 32; i++) r = max(r, (unsigned)all[i]); return r; }
+static inline int __reduce_add_sync(unsigned, int v) { const uint64_t* all = emu_exchange((unsigned)v); unsigned r = 0; for (int i = 0; i < 32; i++) r += (unsigned)all[i]; return (int)r; }
 // Copies are made when they are waited for, and no earlier.
 void emu_copy(void* to, const void* from, unsigned bytes);
 void emu_commit();
@@ -87,6 +89,10 @@ static inline float emu_flushed(float x) { return fabsf(x) < 1.17549435e-38f ? c
 static inline float emu_ftz(float a, float b, float c) {
     a = emu_flushed(a), b = emu_flushed(b), c = emu_flushed(c);
     return emu_flushed(__builtin_fmaf(a, b, c));
+}
+static inline void emu_load_rows(unsigned (&to)[4], const void* from) {
+    const uint64_t* all = emu_exchange((uint64_t)from);
+    for (int i = 0; i < 4; i++) to[i] = ((const unsigned*)all[8 * i + threadIdx.x % 32 / 4])[threadIdx.x % 4];
 }
 static inline void emu_mma(unsigned (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, unsigned init) {
     uint64_t all[3][32];

@@ -1,9 +1,11 @@
 // Everything in one module.
 #include "attend_last.cu"
 #include "attend_tile.cu"
+#include "attend_tile_128.cu"
 #include "attention.cu"
 #include "delta.cu"
 #include "encode.cu"
+#include "experts_few.cu"
 #include "matmul.cu"
 #include "mixture.cu"
 #include "mixture_one.cu"

@@ -2,7 +2,8 @@
 // of them share in shared memory. Grid: (tiles of tokens, KV heads). The order of every sum is that of docs/numerics.md: a thread has the dot products of four
 // rows with four keys, one lane of sixteen at a time, so that the sixteen meet as the tree says with few of them in registers at once.
 //
-// Shared memory: queries [k_dim][64], then a partition's keys [k_dim][128] or its values [128][v_dim], then weights [128][64]; each row is four floats longer.
+// Shared memory: queries [k_dim][64], then a partition's keys [k_dim][128] or its values [128][v_dim], then weights [128][64]; each row is four floats longer. Then
+// keys and values as they lie in the cache.
 #pragma once
 #include "attention.cu"
 
@@ -63,54 +64,116 @@ template <u32 STEP, u32 STEPS> __device__ __forceinline__ void lanes_from(const 
     }
 }
 
-// Brings a partition's rows of keys or values: across (element by element, positions beside one another) or as they lie. Positions that nobody sees are zero.
-template <u32 TYPE, bool ACROSS>
-__device__ __forceinline__ void bring_rows(const Cache& c, const u32* table, u32 kv_head, u32 base, u32 from, u32 to, float* room, float* scales) {
-    const u32 COUNT = Piece<TYPE>::COUNT;
-    auto located = [&](u32 position) {
-        u32 at = base + position, in_table = at / c.block_tokens, offset = at - in_table * c.block_tokens;
-        Place own = {0, 0};
-        if (at < from || at >= to) return own;
+// The tree over all sixteen lanes, four of them at a time in one piece of code, so that instructions stay in their cache.
+template <u32 STEPS> __device__ __forceinline__ void dot_products(const float* q, const float* k, u32 dim, float (&sum)[4][4]) {
+    float two[4][4];
+#pragma unroll 1
+    for (u32 i = 0; i < 4; i++) {
+        // Lanes from 0 and from 2 on meet, then those from 1 and from 3 on, then both.
+        float four[4][4];
+        u32 first = i / 2 + i % 2 * 2;
+        lanes_from<4, STEPS>(q + first * ROWS_STRIDE, k + first * KEYS_STRIDE, 0, dim - first, four);
+#pragma unroll
+        for (int e = 0; e < 16; e++) {
+            float own = four[e / 4][e % 4], &both = two[e / 4][e % 4];
+            both = i % 2 ? add(both, own) : own;
+            if (i == 1) sum[e / 4][e % 4] = both;
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 16; e++) sum[e / 4][e % 4] = add(sum[e / 4][e % 4], two[e / 4][e % 4]);
+}
+
+// Where a partition's keys and values lie: null where nobody sees them.
+struct Places {
+    const u8* keys[PARTITION];
+    const u8* values[PARTITION];
+};
+
+__device__ __forceinline__ void find_places(const Cache& c, const u32* table, u32 kv_head, u32 base, u32 from, u32 to, Places& places, float* k_scales, float* v_scales) {
+    u32 position = threadIdx.x;
+    if (position >= PARTITION) return;
+    u32 at = base + position, in_table = at / c.block_tokens, offset = at - in_table * c.block_tokens;
+    Place key = {0, 0}, value = {0, 0};
+    if (at >= from && at < to) {
         u32 block = table[in_table];
-        return ACROSS ? place(c, c.k, c.k_scales, c.k_dim, block, offset, kv_head) : place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
-    };
-    Place own = located(threadIdx.x % PARTITION);
-    if (TYPE == INT8 && threadIdx.x < PARTITION) scales[threadIdx.x] = own.row ? read_scale(own.scale) : 0.0f;
+        key = place(c, c.k, c.k_scales, c.k_dim, block, offset, kv_head);
+        value = place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
+    }
+    places.keys[position] = key.row;
+    places.values[position] = value.row;
+    if (c.type == INT8) {
+        k_scales[position] = key.row ? read_scale(key.scale) : 0.0f;
+        v_scales[position] = value.row ? read_scale(value.scale) : 0.0f;
+    }
+}
+
+// Brings rows as they lie, sixteen bytes further from one another than they are long. What nobody sees is zero.
+template <u32 BYTES> __device__ __forceinline__ void bring_later(const u8* const* rows, u32 bytes, u8* to) {
+    if (BYTES) bytes = BYTES;
+    u32 pieces = bytes / 16;
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < PARTITION * pieces; i += ATTEND_THREADS) {
+        u32 position = i / pieces, piece = i - position * pieces;
+        const u8* row = rows[position];
+        u8* at = to + position * (bytes + 16) + piece * 16;
+        if (row) copy_later(at, row + piece * 16);
+        else *(uint4*)at = make_uint4(0, 0, 0, 0);
+    }
+}
+
+// Keys across (element by element, positions beside one another), values as they lie; as floats.
+template <u32 TYPE, bool ACROSS, u32 DIM> __device__ __forceinline__ void widen(const u8* from, u32 dim, float* to) {
+    const u32 COUNT = Piece<TYPE>::COUNT;
+    if (DIM) dim = DIM;
+    u32 pieces = dim / COUNT, stride = 16 * pieces + 16;
     if (ACROSS) {
         // A thread goes along a key: neighbours write beside one another.
         u32 position = threadIdx.x % PARTITION;
 #pragma unroll 4
-        for (u32 piece = threadIdx.x / PARTITION; piece < c.k_dim / COUNT; piece += ATTEND_THREADS / PARTITION) {
+        for (u32 piece = threadIdx.x / PARTITION; piece < pieces; piece += ATTEND_THREADS / PARTITION) {
             Piece<TYPE> v;
-            v.words = own.row ? ((const uint4*)own.row)[piece] : make_uint4(0, 0, 0, 0);
+            v.words = *(const uint4*)(from + position * stride + piece * 16);
 #pragma unroll
-            for (u32 i = 0; i < COUNT; i++) room[(piece * COUNT + i) * KEYS_STRIDE + position] = v.at(i);
+            for (u32 i = 0; i < COUNT; i++) to[(piece * COUNT + i) * KEYS_STRIDE + position] = v.at(i);
         }
         return;
     }
-    u32 pieces = c.v_dim / COUNT;
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < PARTITION * pieces; i += ATTEND_THREADS) {
         u32 position = i / pieces, piece = i - position * pieces;
-        Place of = located(position);
         Piece<TYPE> v;
-        v.words = of.row ? ((const uint4*)of.row)[piece] : make_uint4(0, 0, 0, 0);
-        float* to_row = room + position * (c.v_dim + 4) + piece * COUNT;
+        v.words = *(const uint4*)(from + position * stride + piece * 16);
+        float* row = to + position * (dim + 4) + piece * COUNT;
 #pragma unroll
-        for (u32 e = 0; e < COUNT; e += 4) *(float4*)(to_row + e) = make_float4(v.at(e), v.at(e + 1), v.at(e + 2), v.at(e + 3));
+        for (u32 e = 0; e < COUNT; e += 4) *(float4*)(row + e) = make_float4(v.at(e), v.at(e + 1), v.at(e + 2), v.at(e + 3));
     }
 }
 
-template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(const Attention& p) {
-    __shared__ float k_scales[PARTITION], v_scales[PARTITION];
+// What a block shares of known size, once for all types.
+struct OfTile {
+    float scales[2][2][PARTITION];
+    Places places;
     // Of each row: the first and the last position that it sees, and how its sums stand.
-    __shared__ u32 firsts[ATTEND_ROWS], lasts[ATTEND_ROWS];
-    __shared__ float tops[ATTEND_ROWS], sums[ATTEND_ROWS], kept[ATTEND_ROWS], taken[ATTEND_ROWS];
+    u32 firsts[ATTEND_ROWS], lasts[ATTEND_ROWS];
+    float tops[ATTEND_ROWS], sums[ATTEND_ROWS], kept[ATTEND_ROWS], taken[ATTEND_ROWS];
+};
+
+// STEPS: sixteens of a head, of keys and of values, or 0.
+template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(const Attention& p, OfTile& shared) {
+    auto &scales = shared.scales;
+    Places& places = shared.places;
+    u32 *firsts = shared.firsts, *lasts = shared.lasts;
+    float *tops = shared.tops, *sums = shared.sums, *kept = shared.kept, *taken = shared.taken;
     const Cache& c = p.cache;
     u32 group = p.heads / p.kv_heads, per_tile = max(ATTEND_ROWS / group, 1u), kv_head = blockIdx.y;
-    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, v_stride = c.v_dim + 4;
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 SIZE = TYPE == F32 ? 4 : TYPE == INT8 ? 1 : 2, DIM = 16 * STEPS;
+    u32 v_stride = (DIM ? DIM : c.v_dim) + 4;
     float *q = room, *keys = q + c.k_dim * ROWS_STRIDE;
     float* weights = keys + max(c.k_dim * KEYS_STRIDE, PARTITION * v_stride);
+    // Keys of the next partition and values of this one are under way while there is something to compute.
+    u8 *next_keys = (u8*)(weights + PARTITION * ROWS_STRIDE), *next_values = next_keys + PARTITION * (c.k_dim * SIZE + 16);
     // The last tokens see most: they come first.
     u32 tile = gridDim.x - 1 - blockIdx.x, end_of_tile = min((tile + 1) * per_tile, p.tokens);
     // A thread's four rows, and four keys or columns: a warp has two times four rows, and half of the keys.
@@ -141,15 +204,26 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
         float out[4][4];
 #pragma unroll
         for (int i = 0; i < 16; i++) out[i / 4][i % 4] = 0.0f;
-        for (u32 base = lowest / PARTITION * PARTITION; base <= highest; base += PARTITION) {
+        u32 turns = 0;
+        __syncthreads();
+        find_places(c, table, kv_head, lowest / PARTITION * PARTITION, lowest, highest + 1, places, scales[0][0], scales[0][1]);
+        __syncthreads();
+        bring_later<DIM * SIZE>(places.keys, c.k_dim * SIZE, next_keys);
+        for (u32 base = lowest / PARTITION * PARTITION; base <= highest; base += PARTITION, turns++) {
+            const float *k_scales = scales[turns % 2][0], *v_scales = scales[turns % 2][1];
+            bring_later<DIM * SIZE>(places.values, c.v_dim * SIZE, next_values);
+            copied();
             __syncthreads();
-            bring_rows<TYPE, true>(c, table, kv_head, base, lowest, highest + 1, keys, k_scales);
+            widen<TYPE, true, DIM>(next_keys, c.k_dim, keys);
+            // Of the next partition, or of none.
+            find_places(c, table, kv_head, base + PARTITION, lowest, highest + 1, places, scales[(turns + 1) % 2][0], scales[(turns + 1) % 2][1]);
             __syncthreads();
+            if (base + PARTITION <= highest) bring_later<DIM * SIZE>(places.keys, c.k_dim * SIZE, next_keys);
             // 3. Scores
             // What comes after all tokens has no scores.
             if (row < rows && base + warp % 2 * 64 <= highest) {
                 float s[4][4];
-                lanes_from<1, STEPS>(q + row, keys + key, 0, c.k_dim, s);
+                dot_products<STEPS>(q + row, keys + key, c.k_dim, s);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float four[4];
@@ -166,7 +240,7 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
             }
             __syncthreads();
             // Keys are through: values take their place.
-            bring_rows<TYPE, false>(c, table, kv_head, base, lowest, highest + 1, keys, v_scales);
+            widen<TYPE, false, DIM>(next_values, c.v_dim, keys);
             // 4. Weights: eight threads a row, each with two lanes of its sum
             {
                 u32 r = threadIdx.x / 8, part = threadIdx.x % 8;
@@ -236,9 +310,10 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
                 float o[4][4];
 #pragma unroll
                 for (int i = 0; i < 16; i++) o[i / 4][i % 4] = 0.0f;
-                auto step = [&](u32 n, bool checked) {
-                    float4 w = *(const float4*)(weights + n * ROWS_STRIDE + row);
-                    float4 v = *(const float4*)(keys + n * v_stride + column);
+                u32 n = some_from;
+                const float *of_n = weights + n * ROWS_STRIDE + row, *values = keys + n * v_stride + column;
+                auto step = [&](bool checked) {
+                    float4 w = *(const float4*)of_n, v = *(const float4*)values;
                     float ws[4] = {w.x, w.y, w.z, w.w}, vs[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -246,12 +321,18 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
 #pragma unroll
                         for (int j = 0; j < 4; j++) o[i][j] = fma(ws[i], vs[j], o[i][j]);
                     }
+                    n++, of_n += ROWS_STRIDE, values += v_stride;
                 };
-                u32 n = some_from;
-                for (; n < some_to && (n < all_from || n >= all_to); n++) step(n, true);
-#pragma unroll 4
-                for (; n < all_to; n++) step(n, false);
-                for (; n < some_to; n++) step(n, true);
+#pragma unroll 1
+                while (n < some_to && (n < all_from || n >= all_to)) step(true);
+                for (; n + 8 <= all_to;) {
+#pragma unroll
+                    for (int i = 0; i < 8; i++) step(false);
+                }
+#pragma unroll 1
+                while (n < all_to) step(false);
+#pragma unroll 1
+                while (n < some_to) step(true);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     if (from[i] >= to[i]) continue;
@@ -277,13 +358,10 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1) attend_tile(const __grid_constant__ Attention p) {
+    __shared__ __align__(16) OfTile shared;
     begin();
-    // Heads of 128 in the usual types have their loops unrolled.
-    bool usual = p.cache.k_dim == 128;
-    if (p.cache.type == F16 && usual) attend_tile_of<F16, 8>(p);
-    else if (p.cache.type == BF16 && usual) attend_tile_of<BF16, 8>(p);
-    else if (p.cache.type == F32) attend_tile_of<F32, 0>(p);
-    else if (p.cache.type == F16) attend_tile_of<F16, 0>(p);
-    else if (p.cache.type == BF16) attend_tile_of<BF16, 0>(p);
-    else attend_tile_of<INT8, 0>(p);
+    if (p.cache.type == F32) attend_tile_of<F32, 0>(p, shared);
+    else if (p.cache.type == F16) attend_tile_of<F16, 0>(p, shared);
+    else if (p.cache.type == BF16) attend_tile_of<BF16, 0>(p, shared);
+    else attend_tile_of<INT8, 0>(p, shared);
 }

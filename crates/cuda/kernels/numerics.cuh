@@ -113,6 +113,10 @@ __device__ __forceinline__ void begin() {
     release();
 }
 
+// Has a number computed here, and not where it is used, which may be behind a wait or a branch.
+__device__ __forceinline__ void computed(float& x) { asm volatile("// computed" : "+f"(x)); }
+__device__ __forceinline__ void computed(u32& x) { asm volatile("// computed" : "+r"(x)); }
+
 // Brings a line to the second-level cache.
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 

@@ -1,13 +1,12 @@
-// Products of integer groups for several tokens, on integer tensor cores: a block has 64 rows and 32 tokens, or 16 where there are few; a warp has one of the
-// four chains of 32 rows. The integer sum of each group of activations is a product of its own (m16n8k32), exact in any order; what follows it is the sequence of
-// fmas that docs/numerics.md gives.
+// Products of integer groups for several tokens, on integer tensor cores: a block has 64 tokens, or 16 where there are few, and bands of 32 rows; a warp has one
+// of the four chains of a band. The integer sum of each group of activations is a product of its own (m16n8k32), exact in any order; what follows it is the
+// sequence of fmas that docs/numerics.md gives.
 //
 // Columns inside a group meet in the order in which they are packed: a lane of a row takes eight neighbouring ones, even columns before odd ones, which is how
 // activations lie.
 #pragma once
 #include "matmul.cu"
 
-static const u32 TILE_THREADS = 256, TILE_WARPS = TILE_THREADS / WARP;
 // An integer sum of less than 2^22 added to these bits is the float 2^23 + 2^22 and that sum.
 static const u32 MAGIC = 0x4b400000u;
 static const float MAGIC_FLOAT = 12582912.0f;
@@ -42,6 +41,14 @@ __device__ __forceinline__ void copy_words_later(void* to, const void* from) {
 #endif
 }
 
+// Four matrices of 8 rows of 16 bytes, each lane with the address of a row: a lane has word `lane % 4` of rows lane / 4, 8 + lane / 4 and on.
+__device__ __forceinline__ void load_rows(u32 (&to)[4], const void* from) {
+#if __CUDA_ARCH__ >= 800
+    u32 at = (u32)__cvta_generic_to_shared(from);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
+#endif
+}
+
 template <int N> __device__ __forceinline__ void copied_but() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -53,27 +60,6 @@ __device__ __forceinline__ void copies_end() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-
-// What is brought at once, and how it lies in shared memory: packed rows, activations, their scales and sums, scales and biases of the weights' groups. Strides
-// are such that what a warp reads together meets different banks.
-template <int BITS, int OF, int EIGHTS> struct Stage {
-    static const u32 ROWS = 64, TOKENS = 8 * EIGHTS;
-    // Groups of activations, and their columns.
-    static const u32 PARTS = 4 * OF, COLUMNS = 32 * PARTS;
-    static const u32 ROW = 4 * BITS * PARTS, ROW_STRIDE = ROW + 16;
-    static const u32 TOKEN_STRIDE = COLUMNS + 32;
-    // In bytes, as the next.
-    static const u32 SCALES_STRIDE = 4 * (OF == 1 ? 4 : PARTS + 4);
-    // Of each row the scales of four groups as they lie, and then the biases.
-    static const u32 S_STRIDE = 16;
-    static const u32 A = ROWS * ROW_STRIDE, B = TOKENS * TOKEN_STRIDE, SX = TOKENS * SCALES_STRIDE, S = ROWS * S_STRIDE;
-    static const u32 BYTES = A + B + 2 * SX + 2 * S;
-    // As many as let blocks share a multiprocessor: two, or three where there are few tokens.
-    static const u32 BLOCKS = EIGHTS == 2 ? 3 : 2, FITTING = (EIGHTS == 2 ? 72 << 10 : 96 << 10) / BYTES;
-    static const u32 STAGES = FITTING < 2 ? 2 : FITTING < 4 ? FITTING : 4;
-    // Where chains meet: [chain][token][row].
-    static const u32 MEET_STRIDE = ROWS + 4;
-};
 
 // The eight columns of lane `j` of a part as two words of bytes, even columns and odd ones.
 template <int BITS> __device__ __forceinline__ void eight(const u8* part, u32 j, u32& even, u32& odd) {
@@ -122,9 +108,44 @@ template <int OF> __device__ __forceinline__ void joined_scales(const float* fro
     }
 }
 
-template <int BITS, int OF, int EIGHTS> __device__ __forceinline__ void tile_sums(const Matmul& p) {
-    typedef Stage<BITS, OF, EIGHTS> G;
-    u8* memory = (u8*)room;
+// What is brought at once, and how it lies in shared memory. Strides are such that what a warp reads together meets different banks.
+//
+// [stages] of packed rows and activations; [stages] of scales as they lie in memory, brought one stage ahead of these; twice, since one is written while the other
+// is read, scales as floats in the order in which lanes take them.
+template <int BITS, int OF, int EIGHTS, int BANDS> struct Stage {
+    static const u32 ROWS = 32 * BANDS, TOKENS = 8 * EIGHTS, THREADS = 128 * BANDS;
+    // Groups of activations, and their columns.
+    static const u32 PARTS = 4 * OF, COLUMNS = 32 * PARTS;
+    // In bytes, as all that follows.
+    static const u32 ROW = 4 * BITS * PARTS, ROW_STRIDE = ROW + 16, TOKEN_STRIDE = COLUMNS + 32;
+    static const u32 A = ROWS * ROW_STRIDE, TILE = A + TOKENS * TOKEN_STRIDE;
+    // Of each row the scales of four groups, as large as their type is, and all the biases behind them; room for these is followed by the scales of each token's
+    // groups, and all the sums behind them.
+    static const u32 S = 32 * ROWS, SX = 4 * PARTS * TOKENS, RAW = S + 2 * SX;
+    // Of each chain: scale and bias of each row; of each pair of tokens the scales of the groups that a weight group joins, beside one another; of four tokens, two
+    // of an eight and two of the next, the sums of the joined groups.
+    static const u32 SCALES_AT = 8 * ROWS, SUMS_AT = SCALES_AT + 4 * OF * TOKENS, CHAIN = SUMS_AT + 4 * TOKENS + 64, FLOATS = 4 * CHAIN;
+    // What a thread brings of each stage, in pieces of sixteen bytes, and where in the stages' memory its first one goes.
+    static const u32 PIECES = ROW / 16, A_PIECES = ROWS * PIECES, A_COPIES = (A_PIECES + THREADS - 1) / THREADS;
+    static const u32 B_PIECES = TOKENS * 2 * PARTS, B_COPIES = (B_PIECES + THREADS - 1) / THREADS;
+    // Threads with scales of weights, and then those with scales of activations.
+    static const u32 S_THREADS = 2 * ROWS, X_THREADS = THREADS - S_THREADS;
+    static const u32 X_PIECES = 2 * TOKENS * OF, X_COPIES = (X_PIECES + X_THREADS - 1) / X_THREADS, UNFOLDED = (4 * TOKENS + X_THREADS - 1) / X_THREADS;
+    // Words that each thread keeps, in shared memory where registers are all taken: offsets of its pieces of rows and of activations, addresses of its scales, where
+    // the first pieces go in a stage, and where what it makes of scales goes.
+    static const u32 KEPT_X = A_COPIES + B_COPIES, KEPT_TO = KEPT_X + 2 * X_COPIES, WORDS = (KEPT_TO + 1 + UNFOLDED + 3) / 4 * 4;
+    static const u32 KEPT = EIGHTS == 2 ? 0 : 4 * THREADS * WORDS;
+    // As many stages as let blocks share a multiprocessor.
+    static const u32 ALL = EIGHTS == 2 ? 74 << 10 : BANDS == 4 ? 212 << 10 : 112 << 10;
+    static const u32 FITTING = (ALL - 2 * FLOATS - KEPT - 16) / (TILE + RAW), STAGES = FITTING < 2 ? 2 : FITTING < 4 ? FITTING : 4;
+    static const u32 KEPT_AT = STAGES * (TILE + RAW) + 2 * FLOATS;
+    // Where chains meet: [chain][token][row].
+    static const u32 MEET_STRIDE = ROWS + 4;
+};
+
+template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ void tile_sums(const Matmul& p) {
+    typedef Stage<BITS, OF, EIGHTS, BANDS> G;
+    u8 *memory = (u8*)room, *raw = memory + G::STAGES * G::TILE, *floats = raw + G::STAGES * G::RAW;
     const u32 thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     const u32 parts = p.cols / 32, groups = parts / OF, stages = (groups + 3) / 4, first_row = blockIdx.x * G::ROWS;
     // Output rows of a tile, and their rows of x; what is not there is the last.
@@ -136,48 +157,79 @@ template <int BITS, int OF, int EIGHTS> __device__ __forceinline__ void tile_sum
 
     // 1. What is brought in: rows that are not there are the last. Where all of it lies in whole sixteens of bytes, each thread has places of its own in every
     // stage.
-    const u32 PIECES = G::ROW / 16, A_PIECES = G::ROWS * PIECES, A_COPIES = (A_PIECES + TILE_THREADS - 1) / TILE_THREADS;
-    const u32 B_PIECES = G::TOKENS * 2 * G::PARTS, B_COPIES = (B_PIECES + TILE_THREADS - 1) / TILE_THREADS;
-    // Threads with scales of weights, and then those with scales of activations.
-    const u32 S_THREADS = 2 * G::ROWS, X_THREADS = 2 * G::TOKENS * OF;
-    const bool BOTH = X_THREADS > TILE_THREADS - S_THREADS;
-    const u32 x_thread = thread - S_THREADS, x_token = x_thread / OF % G::TOKENS, x_sums = BOTH ? 0 : x_thread / (OF * G::TOKENS), x_piece = x_thread % OF;
-    const bool has_scales = thread < S_THREADS, has_x = !has_scales && x_thread < X_THREADS;
+    u32* kept = (u32*)(memory + G::KEPT_AT) + 4 * thread;
+    // The same for all threads.
+    const u8** data = (const u8**)(memory + G::KEPT_AT + G::KEPT);
+    u32 near[G::WORDS];
+    auto keep = [&](u32 word, u32 what) {
+        if (G::KEPT) kept[word / 4 * 4 * G::THREADS + word % 4] = what;
+        else near[word] = what;
+    };
+    auto find_kept = [&](u32 (&to)[G::WORDS]) {
+#pragma unroll
+        for (u32 i = 0; i < G::WORDS; i += 4) {
+            uint4 v = make_uint4(near[i], near[i + 1], near[i + 2], near[i + 3]);
+            if (G::KEPT) v = *(const uint4*)(kept + i * G::THREADS);
+            to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+        }
+    };
+    const bool has_scales = thread < G::S_THREADS;
+    const u32 x_thread = thread - G::S_THREADS;
     Matrix m = p.matrix;
     bool regular = false;
-    const u8 *from_a[A_COPIES], *from_b[B_COPIES], *from_scales = 0;
-    u32 scales_step = 0;
-    auto a_piece = [&](u32 k) { return thread + k * TILE_THREADS; };
+    // Bytes of four scales.
+    u32 step = 0;
     auto find_weights = [&]() {
-        regular = parts % 4 == 0 && groups % 4 == 0 && (((u64)m.data | (u64)m.scales | (u64)m.biases) & 15) == 0;
+        step = m.type == F32 ? 16 : 8;
+        // All stages are whole.
+        regular = parts % 4 == 0 && groups % 4 == 0 && (((u64)m.data | (u64)m.scales | (u64)m.biases) & 15) == 0 &&
+                  ((p.in_matrix(p.rows - 1) + 1) * m.row_bytes | (u64)p.outputs * p.cols) >> 32 == 0;
 #pragma unroll
-        for (u32 k = 0; k < A_COPIES; k++) {
-            u64 row = p.in_matrix(min(first_row + a_piece(k) / PIECES % G::ROWS, p.rows - 1));
-            from_a[k] = m.data + row * m.row_bytes + a_piece(k) % PIECES * 16;
+        for (u32 k = 0; k < G::A_COPIES; k++) {
+            u32 i = thread + k * G::THREADS;
+            u64 row = p.in_matrix(min(first_row + i / G::PIECES % G::ROWS, p.rows - 1));
+            keep(k, (u32)(row * m.row_bytes) + i % G::PIECES * 16);
         }
         if (has_scales) {
             u64 row = p.in_matrix(min(first_row + thread % G::ROWS, p.rows - 1));
-            scales_step = m.type == F32 ? 16 : 8;
-            from_scales = (thread < G::ROWS ? m.scales : m.biases) + row * groups / 4 * scales_step;
+            u64 from = (u64)(thread < G::ROWS ? m.scales : m.biases) + row * (groups / 4) * step;
+            keep(G::KEPT_X, (u32)from), keep(G::KEPT_X + 1, (u32)(from >> 32));
         }
+        if (thread == 0) *data = m.data;
     };
     auto find_inputs = [&]() {
 #pragma unroll
-        for (u32 k = 0; k < B_COPIES; k++) {
-            u32 i = thread + k * TILE_THREADS;
-            from_b[k] = (const u8*)p.x.q + (u64)inputs[i / (2 * G::PARTS) % G::TOKENS] * p.cols + i % (2 * G::PARTS) * 16;
+        for (u32 k = 0; k < G::B_COPIES; k++) {
+            u32 i = thread + k * G::THREADS;
+            keep(G::A_COPIES + k, inputs[i / (2 * G::PARTS) % G::TOKENS] * p.cols + i % (2 * G::PARTS) * 16);
         }
-        if (has_x) {
-            from_scales = (const u8*)((x_sums ? p.x.mx : p.x.sx) + (u64)inputs[x_token] * parts + x_piece * 4);
-            scales_step = 4 * G::PARTS;
+        if (has_scales) return;
+#pragma unroll
+        for (u32 k = 0; k < G::X_COPIES; k++) {
+            u32 i = x_thread + k * G::X_THREADS;
+            u64 from = (u64)(i < G::X_PIECES / 2 ? p.x.sx : p.x.mx) + (u64)inputs[i / OF % G::TOKENS] * parts * 4 + i % OF * 16;
+            keep(G::KEPT_X + 2 * k, (u32)from), keep(G::KEPT_X + 2 * k + 1, (u32)(from >> 32));
         }
     };
+    keep(G::KEPT_TO, (thread / G::PIECES * G::ROW_STRIDE / 16 + thread % G::PIECES) | (G::A / 16 + thread / (2 * G::PARTS) * G::TOKEN_STRIDE / 16 + thread % (2 * G::PARTS)) << 16);
+    // Where scales and biases of two groups of a row go as floats, and scales and sums of a token and a chain.
+    if (has_scales) {
+        keep(G::KEPT_TO + 1, thread % 2 * 2 * G::CHAIN + thread / 2 * 8);
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < G::UNFOLDED; k++) {
+            u32 i = x_thread + k * G::X_THREADS, t = i / 4, chain = i % 4;
+            u32 scales = chain * G::CHAIN + G::SCALES_AT + (t / 2 * 2 * OF + t % 2) * 4;
+            u32 sums = chain * G::CHAIN + G::SUMS_AT + ((t / 16 * 4 + t % 8 / 2) * 4 + t / 8 % 2 * 2 + t % 2) * 4;
+            keep(G::KEPT_TO + 1 + k, scales << 16 | sums);
+        }
+    }
     // What is not regular, and what is less than a whole stage.
     auto bring_weights_slowly = [&](u32 stage, u8* to) {
         u32 here = min(parts - stage * G::PARTS, G::PARTS);
         const u32 PIECE = BITS % 4 == 0 ? 16 : 4, PER_ROW = G::ROW / PIECE;
 #pragma unroll 1
-        for (u32 i = thread; i < G::ROWS * PER_ROW; i += TILE_THREADS) {
+        for (u32 i = thread; i < G::ROWS * PER_ROW; i += G::THREADS) {
             u32 r = i / PER_ROW, piece = i % PER_ROW;
             if (piece * PIECE >= here * 4 * BITS) continue;
             u64 row = p.in_matrix(min(first_row + r, p.rows - 1));
@@ -186,8 +238,10 @@ template <int BITS, int OF, int EIGHTS> __device__ __forceinline__ void tile_sum
             if (PIECE == 16) copy_words_later(at, from);
             else copy_word_later(at, from);
         }
+    };
+    auto bring_scales_slowly = [&](u32 stage, u8* to) {
         if (!has_scales) return;
-        u8* at = to + G::A + G::B + 2 * G::SX + thread * G::S_STRIDE;
+        u8* at = to + thread * step;
         u64 first = p.in_matrix(min(first_row + thread % G::ROWS, p.rows - 1)) * groups + stage * 4;
         const u8* from = thread < G::ROWS ? m.scales : m.biases;
 #pragma unroll 1
@@ -199,49 +253,99 @@ template <int BITS, int OF, int EIGHTS> __device__ __forceinline__ void tile_sum
     auto bring_inputs_slowly = [&](u32 stage, u8* to) {
         u32 here = min(parts - stage * G::PARTS, G::PARTS);
 #pragma unroll 1
-        for (u32 i = thread; i < B_PIECES; i += TILE_THREADS) {
+        for (u32 i = thread; i < G::B_PIECES; i += G::THREADS) {
             u32 t = i / (2 * G::PARTS), piece = i % (2 * G::PARTS);
             const i8* from = p.x.q + (u64)inputs[t] * p.cols + stage * G::COLUMNS + piece * 16;
             if (piece < here * 2) copy_words_later(to + G::A + t * G::TOKEN_STRIDE + piece * 16, from);
         }
+    };
+    auto bring_sums_slowly = [&](u32 stage, u8* to) {
+        u32 here = min(parts - stage * G::PARTS, G::PARTS);
 #pragma unroll 1
-        for (u32 i = thread; i < G::TOKENS * G::PARTS; i += TILE_THREADS) {
+        for (u32 i = thread; i < G::TOKENS * G::PARTS; i += G::THREADS) {
             u32 t = i / G::PARTS, part = i % G::PARTS;
             u64 at = (u64)inputs[t] * parts + stage * G::PARTS + part;
-            u8* own = to + G::A + G::B + t * G::SCALES_STRIDE + part * 4;
+            u8* own = to + G::S + 4 * i;
             if (part >= here) continue;
             copy_word_later(own, p.x.sx + at);
             copy_word_later(own + G::SX, p.x.mx + at);
         }
     };
-    auto whole = [&](u32 stage) { return regular && (stage + 1) * G::PARTS <= parts; };
-    auto bring_weights = [&](u32 stage, u8* to) {
-        if (!whole(stage)) return bring_weights_slowly(stage, to);
+    auto bring_weights = [&](u32 stage, u8* to, const u8* from, const u32 (&kept)[G::WORDS]) {
+        from += stage * G::ROW;
+        u8* at = to + (kept[G::KEPT_TO] & 0xffff) * 16;
 #pragma unroll
-        for (u32 k = 0; k < A_COPIES; k++) {
-            if (A_PIECES % TILE_THREADS == 0 || a_piece(k) < A_PIECES) copy_words_later(to + a_piece(k) / PIECES * G::ROW_STRIDE + a_piece(k) % PIECES * 16, from_a[k]);
-            from_a[k] += G::ROW;
-        }
-        if (has_scales) {
-            u8* at = to + G::A + G::B + 2 * G::SX + thread * G::S_STRIDE;
-            if (m.type == F32) copy_words_later(at, from_scales);
-            else copy_two_words_later(at, from_scales);
-            from_scales += scales_step;
+        for (u32 k = 0; k < G::A_COPIES; k++) {
+            u32 i = thread + k * G::THREADS;
+            if (G::A_PIECES % G::THREADS != 0 && i >= G::A_PIECES) continue;
+            if (G::THREADS % G::PIECES != 0) at = to + i / G::PIECES * G::ROW_STRIDE + i % G::PIECES * 16;
+            copy_words_later(at, from + kept[k]);
+            at += G::THREADS / G::PIECES * G::ROW_STRIDE;
         }
     };
-    auto bring_inputs = [&](u32 stage, u8* to) {
-        if (!whole(stage)) return bring_inputs_slowly(stage, to);
+    auto bring_inputs = [&](u32 stage, u8* to, const u32 (&kept)[G::WORDS]) {
+        const i8* from = p.x.q + stage * G::COLUMNS;
+        u8* at = to + (kept[G::KEPT_TO] >> 16) * 16;
 #pragma unroll
-        for (u32 k = 0; k < B_COPIES; k++) {
-            u32 i = thread + k * TILE_THREADS;
-            if (B_PIECES % TILE_THREADS == 0 || i < B_PIECES) copy_words_later(to + G::A + i / (2 * G::PARTS) * G::TOKEN_STRIDE + i % (2 * G::PARTS) * 16, from_b[k]);
-            from_b[k] += G::COLUMNS;
+        for (u32 k = 0; k < G::B_COPIES; k++) {
+            u32 i = thread + k * G::THREADS;
+            if (G::B_PIECES % G::THREADS != 0 && i >= G::B_PIECES) continue;
+            copy_words_later(at, from + kept[G::A_COPIES + k]);
+            at += G::THREADS / (2 * G::PARTS) * G::TOKEN_STRIDE;
         }
-        if (has_x) {
-            u8* at = to + G::A + G::B + x_sums * G::SX + x_token * G::SCALES_STRIDE + x_piece * 16;
-            copy_words_later(at, from_scales);
-            if (BOTH) copy_words_later(at + G::SX, from_scales + ((const u8*)p.x.mx - (const u8*)p.x.sx));
-            from_scales += scales_step;
+    };
+    // Of weights or of activations: a thread has one or the other.
+    auto bring_scales = [&](u32 stage, u8* to, bool of_weights, bool of_activations, const u32 (&kept)[G::WORDS]) {
+#pragma unroll
+        for (u32 k = 0; k < G::X_COPIES; k++) {
+            u32 i = x_thread + k * G::X_THREADS, own = has_scales ? step : 4 * G::PARTS;
+            const u8* from = (const u8*)((u64)kept[G::KEPT_X + 2 * k + 1] << 32 | kept[G::KEPT_X + 2 * k]) + (u64)stage * own;
+            if (has_scales) {
+                if (k > 0 || !of_weights) continue;
+                if (m.type == F32) copy_words_later(to + thread * 16, from);
+                else copy_two_words_later(to + thread * 8, from);
+            } else {
+                if (!of_activations || G::X_PIECES % G::X_THREADS != 0 && i >= G::X_PIECES) continue;
+                copy_words_later(to + G::S + i * 16, from);
+            }
+        }
+    };
+    // Scales of a stage become floats.
+    auto unfold = [&](const u8* from, u8* to, const u32 (&kept)[G::WORDS]) {
+        if (has_scales) {
+            // Two groups of a row.
+            const u8* own = from + thread * (step / 2);
+            float s[2], b[2];
+            if (m.type == F32) {
+                s[0] = ((const float*)own)[0], s[1] = ((const float*)own)[1];
+                own += 16 * G::ROWS;
+                b[0] = ((const float*)own)[0], b[1] = ((const float*)own)[1];
+            } else {
+                u32 of_s = *(const u32*)own, of_b = *(const u32*)(own + 8 * G::ROWS);
+                s[0] = value(of_s & 0xffff, m.type), s[1] = value(of_s >> 16, m.type);
+                b[0] = value(of_b & 0xffff, m.type), b[1] = value(of_b >> 16, m.type);
+            }
+            u8* at = to + kept[G::KEPT_TO + 1];
+            *(float2*)at = make_float2(s[0], b[0]);
+            *(float2*)(at + G::CHAIN) = make_float2(s[1], b[1]);
+            return;
+        }
+#pragma unroll
+        for (u32 k = 0; k < G::UNFOLDED; k++) {
+            u32 i = x_thread + k * G::X_THREADS;
+            if (4 * G::TOKENS % G::X_THREADS != 0 && i >= 4 * G::TOKENS) continue;
+            u32 at = kept[G::KEPT_TO + 1 + k];
+            const u8* own = from + G::S + i * (4 * OF);
+            float of[OF], sums[OF];
+            joined_scales<OF>((const float*)own, of);
+            joined_scales<OF>((const float*)(own + G::SX), sums);
+            float mean = sums[0];
+#pragma unroll
+            for (u32 part = 0; part < OF; part++) {
+                *(float*)(to + (at >> 16) + 8 * part) = of[part];
+                if (part > 0) mean = add(mean, sums[part]);
+            }
+            *(float*)(to + (at & 0xffff)) = mean;
         }
     };
 
@@ -249,12 +353,20 @@ template <int BITS, int OF, int EIGHTS> __device__ __forceinline__ void tile_sum
     const u32 AHEAD = G::STAGES - 1;
     if (!p.tiles) {
         find_weights();
-        for (u32 stage = 0; stage < min(AHEAD, stages); stage++) bring_weights(stage, memory + stage * G::BYTES);
+        u32 own[G::WORDS];
+        find_kept(own);
+        for (u32 stage = 0; stage < min(AHEAD, stages); stage++) {
+            if (regular) bring_weights(stage, memory + stage * G::TILE, m.data, own);
+            else bring_weights_slowly(stage, memory + stage * G::TILE);
+        }
+        for (u32 stage = 0; stage < min(AHEAD + 1, stages); stage++) {
+            if (regular) bring_scales(stage, raw + stage * G::RAW, true, false, own);
+            else bring_scales_slowly(stage, raw + stage * G::RAW);
+        }
     }
     begin();
     const u32 tiles = p.tiles ? p.tiles[0] : (p.outputs + G::TOKENS - 1) / G::TOKENS;
-    const u32 row_in_tile = warp % 2 * 32 + lane / 4, chain = warp / 2, j = lane % 4;
-    u32 slot = 0;
+    const u32 band = warp % BANDS, row_in_tile = band * 32 + lane / 4, chain = warp / BANDS, j = lane % 4;
     for (u32 tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
         u32 first = tile * G::TOKENS, count = min(G::TOKENS, p.outputs - first);
         if (p.tiles) {
@@ -276,95 +388,122 @@ template <int BITS, int OF, int EIGHTS> __device__ __forceinline__ void tile_sum
         if (!early) find_weights();
         __syncthreads();
         find_inputs();
-        for (u32 stage = 0, to = slot; stage < AHEAD; stage++, to = to + 1 == G::STAGES ? 0 : to + 1) {
-            if (stage < stages) {
-                if (!early) bring_weights(stage, memory + to * G::BYTES);
-                bring_inputs(stage, memory + to * G::BYTES);
+        u32 own[G::WORDS];
+        find_kept(own);
+        for (u32 stage = 0; stage < AHEAD; stage++) {
+            u8* to = memory + stage * G::TILE;
+            if (stage < stages && regular) {
+                if (!early) bring_weights(stage, to, m.data, own);
+                bring_inputs(stage, to, own);
+            } else if (stage < stages) {
+                if (!early) bring_weights_slowly(stage, to);
+                bring_inputs_slowly(stage, to);
+            }
+            for (u32 of = stage == 0 ? 0 : stage + 1; of < min(stage + 2, stages); of++) {
+                u8* to = raw + of * G::RAW;
+                if (regular) {
+                    bring_scales(of, to, !early, true, own);
+                } else {
+                    if (!early) bring_scales_slowly(of, to);
+                    bring_sums_slowly(of, to);
+                }
             }
             copies_end();
         }
+        copied_but<G::STAGES - 2>();
+        __syncthreads();
+        unfold(raw, floats, own);
 
         // 3. Sums: [rows of sixteen][tokens of eight][element of the tile]
         float acc[2][EIGHTS][4];
 #pragma unroll
         for (u32 i = 0; i < 8 * EIGHTS; i++) acc[i / (4 * EIGHTS)][i / 4 % EIGHTS][i % 4] = 0.0f;
+        u32 slot = 0, slot_before = AHEAD;
+#pragma unroll 1
         for (u32 stage = 0; stage < stages; stage++) {
-            const u8* here = memory + slot * G::BYTES;
+            const u8 *here = memory + slot * G::TILE, *scales = floats + stage % 2 * G::FLOATS + chain * G::CHAIN;
+            u32 own[G::WORDS];
             copied_but<G::STAGES - 2>();
             // What this stage needs is there, and nobody reads any more what the one before it needed.
             __syncthreads();
-            if (stage + AHEAD < stages) {
-                u8* to = memory + (slot == 0 ? AHEAD : slot - 1) * G::BYTES;
-                bring_weights(stage + AHEAD, to);
-                bring_inputs(stage + AHEAD, to);
+            find_kept(own);
+            if (regular) {
+                if (stage + AHEAD < stages) {
+                    bring_weights(stage + AHEAD, memory + slot_before * G::TILE, *data, own);
+                    bring_inputs(stage + AHEAD, memory + slot_before * G::TILE, own);
+                }
+                if (stage + G::STAGES < stages) bring_scales(stage + G::STAGES, raw + slot * G::RAW, true, true, own);
+            } else {
+                if (stage + AHEAD < stages) {
+                    bring_weights_slowly(stage + AHEAD, memory + slot_before * G::TILE);
+                    bring_inputs_slowly(stage + AHEAD, memory + slot_before * G::TILE);
+                }
+                if (stage + G::STAGES < stages) {
+                    bring_scales_slowly(stage + G::STAGES, raw + slot * G::RAW);
+                    bring_sums_slowly(stage + G::STAGES, raw + slot * G::RAW);
+                }
             }
             copies_end();
+            slot_before = slot;
             slot = slot + 1 == G::STAGES ? 0 : slot + 1;
-            if (stage * 4 + chain >= groups) continue;
+            if (stage + 1 < stages) unfold(raw + slot * G::RAW, floats + (stage + 1) % 2 * G::FLOATS, own);
+            if (!regular && stage * 4 + chain >= groups) continue;
             const u8* b = here + G::A + chain * OF * 32 + j * 8 + lane / 4 * G::TOKEN_STRIDE;
-            const u8* sx = here + G::A + G::B + 2 * j * G::SCALES_STRIDE + chain * OF * 4;
-            const u8* rows = here + row_in_tile * G::ROW_STRIDE + chain * OF * 4 * BITS;
-            const u8* scales = here + G::A + G::B + 2 * G::SX + row_in_tile * G::S_STRIDE + chain * (m.type == F32 ? 4 : 2);
+            const float* sx = (const float*)(scales + G::SCALES_AT + j * 8 * OF);
+            const float4* sums = (const float4*)(scales + G::SUMS_AT + j * 16);
             u32 a[OF][2][4];
 #pragma unroll
             for (u32 part = 0; part < OF; part++) {
+                if (BITS == 4) {
+                    u32 words[4];
+                    load_rows(words, here + (band * 32 + lane) * G::ROW_STRIDE + (chain * OF + part) * 16);
 #pragma unroll
-                for (u32 i = 0; i < 2; i++) {
-                    const u8* row = rows + 16 * i * G::ROW_STRIDE + part * 4 * BITS;
-                    eight<BITS>(row, j, a[part][i][0], a[part][i][2]);
-                    eight<BITS>(row + 8 * G::ROW_STRIDE, j, a[part][i][1], a[part][i][3]);
+                    for (u32 i = 0; i < 4; i++) {
+                        a[part][i / 2][i % 2] = words[i] & 0x0f0f0f0fu;
+                        a[part][i / 2][i % 2 + 2] = words[i] >> 4 & 0x0f0f0f0fu;
+                    }
+                    continue;
                 }
+                const u8* row = here + row_in_tile * G::ROW_STRIDE + (chain * OF + part) * 4 * BITS;
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) eight<BITS>(row + 8 * i * G::ROW_STRIDE, j, a[part][i / 2][i % 2], a[part][i / 2][i % 2 + 2]);
             }
             // Scale and bias of the rows lane / 4 and on, eight apart.
-            float scale[4], bias[4];
-            if (m.type == F32) {
+            float2 of_row[4];
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    scale[i] = *(const float*)(scales + 8 * i * G::S_STRIDE);
-                    bias[i] = *(const float*)(scales + 8 * i * G::S_STRIDE + G::S);
-                }
-            } else {
-                const bool is_bf16 = m.type == BF16;
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    u16 s = *(const u16*)(scales + 8 * i * G::S_STRIDE), b = *(const u16*)(scales + 8 * i * G::S_STRIDE + G::S);
-                    float s_half = from_f16(s), b_half = from_f16(b);
-                    scale[i] = is_bf16 ? from_bf16(s) : s_half;
-                    bias[i] = is_bf16 ? from_bf16(b) : b_half;
-                }
-            }
+            for (u32 i = 0; i < 4; i++) of_row[i] = ((const float2*)scales)[row_in_tile + 8 * i];
 #pragma unroll
             for (u32 n = 0; n < EIGHTS; n++) {
-                if (n >= eights) break;
-                float of[2][OF], mean[2];
+                // By two, so that one's products are on their way while the other's sums are made.
+                if (n % 2 == 0 && n >= eights) break;
+                float of[2 * OF];
+                if (OF == 1) {
+                    float2 v = *(const float2*)(sx + 8 * n);
+                    of[0] = v.x, of[1] = v.y;
+                } else {
 #pragma unroll
-                for (u32 t = 0; t < 2; t++) {
-                    joined_scales<OF>((const float*)(sx + (8 * n + t) * G::SCALES_STRIDE + G::SX), of[t]);
-                    mean[t] = of[t][0];
-#pragma unroll
-                    for (u32 part = 1; part < OF; part++) mean[t] = add(mean[t], of[t][part]);
-                    joined_scales<OF>((const float*)(sx + (8 * n + t) * G::SCALES_STRIDE), of[t]);
-                }
-                float joined[2][4];
-#pragma unroll
-                for (u32 part = 0; part < OF; part++) {
-                    uint2 q = *(const uint2*)(b + 8 * n * G::TOKEN_STRIDE + part * 32);
-#pragma unroll
-                    for (u32 i = 0; i < 2; i++) {
-                        u32 d[4];
-                        multiply_tile(d, a[part][i], q.x, q.y);
-#pragma unroll
-                        for (u32 e = 0; e < 4; e++) {
-                            float sum = sub(bits(d[e]), MAGIC_FLOAT);
-                            joined[i][e] = part == 0 ? mul(of[e % 2][part], sum) : fma(of[e % 2][part], sum, joined[i][e]);
-                        }
+                    for (u32 part = 0; part < OF; part += 2) {
+                        float4 v = *(const float4*)(sx + 8 * n * OF + 2 * part);
+                        of[2 * part] = v.x, of[2 * part + 1] = v.y, of[(2 * part + 2) % (2 * OF)] = v.z, of[(2 * part + 3) % (2 * OF)] = v.w;
                     }
                 }
+                float2 mean = ((const float2*)(sums + n / 2 * 4))[n % 2];
+                uint2 q[OF];
 #pragma unroll
-                for (u32 i = 0; i < 8; i++) {
-                    u32 e = i % 4, r = i / 4 * 2 + e / 2;
-                    float y = fma(scale[r], joined[i / 4][e], acc[i / 4][n][e]);
-                    acc[i / 4][n][e] = fma(bias[r], mean[e % 2], y);
+                for (u32 part = 0; part < OF; part++) q[part] = *(const uint2*)(b + 8 * n * G::TOKEN_STRIDE + part * 32);
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    u32 d[OF][4];
+#pragma unroll
+                    for (u32 part = 0; part < OF; part++) multiply_tile(d[part], a[part][i], q[part].x, q[part].y);
+#pragma unroll
+                    for (u32 e = 0; e < 4; e++) {
+                        float joined = mul(of[e % 2], sub(bits(d[0][e]), MAGIC_FLOAT));
+#pragma unroll
+                        for (u32 part = 1; part < OF; part++) joined = fma(of[2 * part + e % 2], sub(bits(d[part][e]), MAGIC_FLOAT), joined);
+                        float2 own = of_row[2 * i + e / 2];
+                        acc[i][n][e] = fma(own.y, e % 2 ? mean.y : mean.x, fma(own.x, joined, acc[i][n][e]));
+                    }
                 }
             }
         }
@@ -379,7 +518,7 @@ template <int BITS, int OF, int EIGHTS> __device__ __forceinline__ void tile_sum
         }
         __syncthreads();
         const u32 FAR = G::TOKENS * G::MEET_STRIDE;
-        for (u32 i = thread; i < G::ROWS * count; i += TILE_THREADS) {
+        for (u32 i = thread; i < G::ROWS * count; i += G::THREADS) {
             const float* chains = meet + i / G::ROWS * G::MEET_STRIDE + i % G::ROWS;
             float y = add(add(chains[0], chains[2 * FAR]), add(chains[FAR], chains[3 * FAR]));
             u32 r = first_row + i % G::ROWS;
@@ -389,11 +528,11 @@ template <int BITS, int OF, int EIGHTS> __device__ __forceinline__ void tile_sum
 }
 
 #define TILES(bits, of)                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(256, 2) tiles_##bits##_##of(const __grid_constant__ Products p) {         \
-        tile_sums<bits, of, 4>(p.parts[blockIdx.z]);                                                                       \
+    extern "C" __global__ void __launch_bounds__(of * bits < 20 ? 512 : 256, 1) tiles_##bits##_##of(const __grid_constant__ Products p) { \
+        tile_sums<bits, of, 8, of * bits < 20 ? 4 : 2>(p.parts[blockIdx.z]);                                               \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(256, 3) tiles_few_##bits##_##of(const __grid_constant__ Products p) {     \
-        tile_sums<bits, of, 2>(p.parts[blockIdx.z]);                                                                       \
+        tile_sums<bits, of, 2, 2>(p.parts[blockIdx.z]);                                                                    \
     }
 
 #define ALL_TILES(bits) TILES(bits, 1) TILES(bits, 2) TILES(bits, 4)

@@ -95,6 +95,8 @@ fn join_shared(partitions: usize) -> u32 {
 /// Rows of a tile, tokens times the heads of a KV head, and threads of its block.
 const TILE_ROWS: usize = 64;
 const TILE_THREADS: u32 = 512;
+/// Threads of a block where heads are of 128 elements of sixteen bits.
+const TILE_128_THREADS: u32 = 256;
 /// From so many tokens on they are taken by tiles.
 pub const MOST_SINGLE: usize = 12;
 
@@ -248,8 +250,8 @@ impl Cuda {
         // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs hold; the room was just made.
         unsafe {
             self.gpu.launch(Kernel::StoreKv, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
-            if let Some((grid, shared)) = self.tiled(&layout, &parameters) {
-                self.gpu.launch(Kernel::AttendTile, grid, TILE_THREADS, shared, &parameters)?;
+            if let Some((kernel, threads, grid, shared)) = self.tiled(&layout, &parameters) {
+                self.gpu.launch(kernel, grid, threads, shared, &parameters)?;
             } else if split {
                 self.gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * padded), &parameters)?;
                 self.gpu.launch(Kernel::Join, grid(heads, 1), JOIN_THREADS, join_shared(partitions), &parameters)?;
@@ -290,8 +292,8 @@ impl Cuda {
             .then_some((kernel, shared))
     }
 
-    /// The grid of tiles of tokens, and their shared memory, if that way can be taken.
-    fn tiled(&self, layout: &KvLayout, p: &p::Attention) -> Option<([u32; 3], u32)> {
+    /// The kernel for tiles of tokens, threads of a block, the grid, and shared memory, if that way can be taken.
+    fn tiled(&self, layout: &KvLayout, p: &p::Attention) -> Option<(Kernel, u32, [u32; 3], u32)> {
         let (k_dim, v_dim, group) = (layout.k_dim, layout.v_dim, (p.heads / p.kv_heads) as usize);
         let words = [p.cache.block_bytes, p.cache.k, p.cache.v].iter().all(|at| at % 16 == 0)
             && (k_dim * layout.kv_type.size()).is_multiple_of(16)
@@ -300,12 +302,20 @@ impl Cuda {
         let tokens = (TILE_ROWS / group.max(1)).max(1);
         // Queries, keys or values, weights: each row a bit longer than it has to be, so that neighbours meet other banks.
         let keys = (k_dim * (PARTITION + 4)).max(PARTITION * (v_dim + 4));
-        let shared = 4 * ((k_dim + PARTITION) * (TILE_ROWS + 4) + keys);
-        let fits = shared + STATIC_SHARED <= self.gpu.device.shared;
+        let cached = PARTITION * ((k_dim + v_dim) * layout.kv_type.size() + 32);
+        let shared = 4 * ((k_dim + PARTITION) * (TILE_ROWS + 4) + keys) + cached;
+        let fits = |shared: usize| shared + STATIC_SHARED <= self.gpu.device.shared;
+        // Rows of weights are longer there.
+        let shared_128 = shared + 4 * PARTITION * 4;
+        let halves = matches!(layout.kv_type, KvType::F16 | KvType::Bf16);
+        let (kernel, threads, shared) = match halves && k_dim == 128 && v_dim == 128 && fits(shared_128) {
+            true => (Kernel::AttendTile128, TILE_128_THREADS, shared_128),
+            false => (Kernel::AttendTile, TILE_THREADS, shared),
+        };
         let grid = [p.tokens.div_ceil(number(tokens)), p.kv_heads, 1];
         let many = p.tokens as usize >= MOST_SINGLE;
-        (self.gpu.device.prompts && words && dims && fits && many && layout.mode == AttentionMode::F32)
-            .then_some((grid, number(shared)))
+        (self.gpu.device.prompts && words && dims && fits(shared) && many && layout.mode == AttentionMode::F32)
+            .then_some((kernel, threads, grid, number(shared)))
     }
 
     /// Partitions that any of the step's tokens sees, at most.

@@ -1,7 +1,7 @@
-//! GatedDeltaNet: five kernels, one after the other.
+//! GatedDeltaNet: five kernels, one after the other; two where no sequence has more than one token.
 
 use anyhow::Result;
-use sluice_backend::DeltaLayer;
+use sluice_backend::{DeltaLayer, DeltaShape};
 
 use crate::backend::Cuda;
 use crate::driver::Gpu;
@@ -33,6 +33,12 @@ impl Work {
 const CHANNELS: usize = 256;
 const COLUMNS: usize = 32;
 
+/// Threads of a block of the kernels for a token of each sequence: four to a column, a warp to a head's norm.
+const ONE_THREADS: usize = 128;
+/// What these hold in registers at most: taps, `MOST_TAPS` of `kernels/delta.cu`, and elements of a head's norm.
+const MOST_TAPS: usize = 4;
+const MOST_VALUES: usize = 128;
+
 impl Cuda {
     pub(crate) fn run_delta_net(&mut self, layer: &DeltaLayer) -> Result<()> {
         let (shape, tokens, count) = (layer.shape, self.inputs.tokens().len(), self.inputs.sequences());
@@ -49,7 +55,12 @@ impl Cuda {
         assert!(from + shape.state_len() <= states.cols, "layer {} in states of {}", layer.layer, states.cols);
         assert!((0..count).all(|s| self.inputs.state(s) < states.rows), "a state that is not there");
         let states = self.place(states.columns(from..from + shape.state_len()));
-        let [mixed, g, beta] = self.delta.room(&self.gpu, tokens, channels, heads)?;
+        let one = self.recur_one(&shape);
+        // What the kernels for a token of each sequence compute stays in their blocks.
+        let [mixed, g, beta] = match one {
+            Some(_) => [0; 3],
+            None => self.delta.room(&self.gpu, tokens, channels, heads)?,
+        };
         let parameters = p::Delta {
             qkv: self.place(layer.qkv),
             z: self.place(layer.z),
@@ -84,6 +95,21 @@ impl Cuda {
         let by_channels = |n: usize| [number(channels.div_ceil(CHANNELS)), number(n.min(MOST_BLOCKS)), 1];
         let by_tokens = [number(tokens), 1, 1];
         let columns = [number(shape.value_dim.div_ceil(COLUMNS)), number(heads), number(count.min(MOST_BLOCKS))];
+        if let Some(kernel) = one {
+            let blocks = heads.div_ceil(ONE_THREADS / 32) + channels.div_ceil(ONE_THREADS);
+            // SAFETY: as below.
+            unsafe {
+                self.gpu.launch(kernel, columns, ONE_THREADS as u32, 0, &parameters)?;
+                self.gpu.launch(
+                    Kernel::NormGatedOne,
+                    [number(blocks), number(count), 1],
+                    ONE_THREADS as u32,
+                    0,
+                    &parameters,
+                )?;
+            }
+            return Ok(());
+        }
         // SAFETY: tensors and states were checked; the room was just made.
         unsafe {
             self.gpu.launch(Kernel::Convolve, by_channels(tokens), CHANNELS as u32, 0, &parameters)?;
@@ -93,5 +119,18 @@ impl Cuda {
             self.gpu.launch(Kernel::NormGated, by_tokens, 256, 0, &parameters)?;
         }
         Ok(())
+    }
+
+    /// The kernel for steps with a token of each sequence, if it can be taken.
+    fn recur_one(&self, shape: &DeltaShape) -> Option<Kernel> {
+        let count = self.inputs.sequences();
+        let single = (0..count).all(|s| self.inputs.rows(s).len() <= 1);
+        let fits = shape.taps <= MOST_TAPS && shape.value_dim <= MOST_VALUES && count <= MOST_BLOCKS;
+        let kernel = match shape.key_dim {
+            64 => Kernel::RecurOne64,
+            128 => Kernel::RecurOne128,
+            _ => return None,
+        };
+        (self.gpu.device.last && single && fits).then_some(kernel)
     }
 }

@@ -47,6 +47,7 @@ pub struct Device {
     pub last: bool,
     pub tiles: bool,
     pub prompts: bool,
+    pub few: bool,
 }
 
 // SAFETY: a context may be used by any thread that it is current on, which `bind` sees to; the driver locks what threads share.
@@ -196,6 +197,7 @@ impl Device {
             last,
             tiles,
             prompts,
+            few: chosen(Way::Few),
         })
     }
 

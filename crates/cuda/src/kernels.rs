@@ -166,6 +166,12 @@ kernels! {
     TilesFew8Of2 "tiles_few_8_2" p::Products;
     Tiles8Of4 "tiles_8_4" p::Products;
     TilesFew8Of4 "tiles_few_8_4" p::Products;
+    ExpertsFew2 "few_2" p::Products;
+    ExpertsFew3 "few_3" p::Products;
+    ExpertsFew4 "few_4" p::Products;
+    ExpertsFew5 "few_5" p::Products;
+    ExpertsFew6 "few_6" p::Products;
+    ExpertsFew8 "few_8" p::Products;
     RowsBf16For1 "rows_bf16_1" p::Rows;
     RowsBf16For2 "rows_bf16_2" p::Rows;
     RowsBf16For4 "rows_bf16_4" p::Rows;
@@ -181,6 +187,7 @@ kernels! {
     AttendLast2 "attend_last_2" p::Attention;
     AttendLast4 "attend_last_4" p::Attention;
     AttendTile "attend_tile" p::Attention;
+    AttendTile128 "attend_tile_128" p::Attention;
     Join "join" p::Attention;
     Convolve "convolve" p::Delta;
     Slide "slide" p::Delta;
@@ -189,6 +196,9 @@ kernels! {
     Recur64 "recur_64" p::Delta;
     Recur128 "recur_128" p::Delta;
     NormGated "norm_gated" p::Delta;
+    RecurOne64 "recur_one_64" p::Delta;
+    RecurOne128 "recur_one_128" p::Delta;
+    NormGatedOne "norm_gated_one" p::Delta;
     Route "route" p::Route;
     CountPairs "count_pairs" p::Pairs;
     GroupPairs "group_pairs" p::Pairs;
@@ -237,12 +247,14 @@ pub enum Way {
     Rows,
     /// The same for one token, in as little time as can be.
     One,
-    /// Attention of steps with a token of each sequence.
+    /// Attention and delta rules of steps with a token of each sequence.
     Last,
     /// Many tokens on integer tensor cores.
     Tiles,
     /// Attention of prompts by tiles of tokens.
     Prompts,
+    /// Experts that have a few tokens each by rows.
+    Few,
 }
 
 /// Whether this way is taken: all are, but where `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds for trying.

@@ -38,6 +38,8 @@ pub fn operands(experts: &Experts, expert: usize) -> [Operand; PROJECTIONS] {
 
 /// From so many experts for each pair of a token and an expert on, pairs are computed one by one.
 const TOO_FEW: usize = 8;
+/// Up to so many pairs of a token and an expert for each expert, tiles would be mostly empty.
+const FEW_PAIRS: usize = 3;
 /// From so many pairs for each expert on, tiles are large.
 const MANY_PAIRS: usize = 20;
 
@@ -455,7 +457,8 @@ impl Cuda {
                     };
                     let many = pairs >= MANY_PAIRS * count && kinds.iter().zip(groups).all(fits);
                     let of_tile = if many { weights::TILE } else { weights::FEW };
-                    Some(group_pairs(gpu, &mut m.pairs, (chosen, pairs), count, of_tile)?)
+                    let few = gpu.device.few && pairs <= FEW_PAIRS * count;
+                    Some(Grouped { few, ..group_pairs(gpu, &mut m.pairs, (chosen, pairs), count, of_tile)? })
                 }
                 false => None,
             };
@@ -568,7 +571,7 @@ fn group_pairs(
         // SAFETY: the router has chosen as many; the room was just made.
         unsafe { gpu.launch(kernel, [number(experts.div_ceil(4)), 1, 1], 128, 0, &parameters)? };
     }
-    Ok(Grouped { tiles: at, order, most, of_tile })
+    Ok(Grouped { tiles: at, order, most, of_tile, few: false })
 }
 
 /// Encodings that a product takes.

@@ -17,11 +17,15 @@ const GROUP: usize = 64;
 const HALVES: [u32; 2] = [1, 2];
 /// Columns whose squares are summed in one go.
 const NORMED: usize = 256;
-/// Threads of a block of gate and up, of one of down, and of one of the router, which has two rows.
-const GATE_UP_THREADS: u32 = 512;
+/// Threads of a block of gate and up, of one of down, of one that asks, and of one of the router, which has two rows.
+const GATE_UP_THREADS: u32 = 256;
 const DOWN_THREADS: u32 = 256;
-const ROUTE_THREADS: u32 = 128;
+const ASK_THREADS: u32 = 128;
+const ROUTE_THREADS: u32 = 384;
 const ROUTE_ROWS: usize = 2;
+/// Groups of a row of gate or up that its lanes take together, and the room that they have.
+const ROW_GROUPS: usize = 32;
+const ROW_ROOM: usize = 40;
 /// Experts that a token has at most, the shared one included, and that there are.
 const MOST_SLOTS: usize = MOST_CHOSEN;
 const MOST_EXPERTS: usize = 512;
@@ -34,6 +38,11 @@ const ROWS: usize = DOWN_THREADS as usize / 32;
 /// Bytes that so many groups take once they are encoded.
 fn quarters(groups: usize) -> usize {
     16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4)
+}
+
+/// The same of what lies between gate and up, and down, where each half of a group has a scale and a mean.
+fn between(groups: usize) -> usize {
+    16 * 4 * (groups + 1) + 2 * 8 * groups
 }
 
 /// The kernels of a mixture for one token, to be launched by [`Cuda::run_one`].
@@ -101,8 +110,10 @@ impl Cuda {
         let norm = self.norm(&moe.norm);
         let from = self.place(x);
         possible &= norm.weight != 0 && [from.at, norm.weight].iter().all(|at| at.is_multiple_of(16));
-        let route_shared = 4 * (2 * cols + ROUTE_ROWS * (cols + 16));
-        let (gate_up_shared, down_shared) = (quarters(cols / GROUP), quarters(slots * hidden / GROUP));
+        let route_shared = 4 * (2 + ROUTE_ROWS) * cols;
+        let turns = (cols / GROUP).div_ceil(ROW_GROUPS);
+        let gate_up_shared = turns * (16 * 4 * ROW_ROOM + (8 + 4) * ROW_GROUPS);
+        let down_shared = between(slots * hidden / GROUP);
         let most = route_shared.max(gate_up_shared).max(down_shared);
         let route = m.all[of].route(1, 0, 0, 0);
         if !possible || route.groups > 1 || most + STATIC_SHARED > device.shared {
@@ -112,10 +123,9 @@ impl Cuda {
         let x = p::Row { x: from.at, norm: norm.weight, eps: norm.eps, cols: number(cols) };
         let rows = experts + usize::from(shared_gate.data != 0);
         let logits = m.choice.logits.room(gpu, 4 * rows)?;
-        let [normed, between] = &mut m.encoded_one;
+        let [normed, gated] = &mut m.encoded_one;
         let encoded = normed.room(gpu, quarters(cols / GROUP))?;
-        // A scale and a mean for each half of a group.
-        let room = between.room(gpu, 16 * 4 * (slots * hidden / GROUP + 1) + 2 * 8 * slots * hidden / GROUP)?;
+        let room = gated.room(gpu, between(slots * hidden / GROUP))?;
         let gate = if shared_gate.data != 0 { logits + 4 * experts as u64 } else { 0 };
         let router = p::RouteOne {
             x,
@@ -166,7 +176,7 @@ impl Cuda {
         if let Some(Question { at, by_host, outputs, .. }) = question {
             let parameters = p::AskOne { route: experts.route, question: at, by_host };
             // SAFETY: as above; a question has a word for each expert, and one for the answer.
-            unsafe { self.gpu.launch(Kernel::AskOne, [1, 1, 1], 32, 0, &parameters)? };
+            unsafe { self.gpu.launch(Kernel::AskOne, [1, 1, 1], ASK_THREADS, 0, &parameters)? };
             (experts.by_host, experts.outputs) = (by_host, outputs);
         }
         for (kernel, grid, threads, shared) in launches {

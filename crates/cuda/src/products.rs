@@ -19,6 +19,13 @@ const FEW_ROWS: usize = 64;
 const TILE: usize = 8;
 /// So many tokens at most have tiles of [`weights::FEW`], and more where larger tiles would leave multiprocessors without one.
 const MOST_FEW: usize = 16;
+/// Of experts that have a few tokens each (`kernels/experts_few.cu`): columns of a weight group, threads and rows of a block, tokens that are taken together, and bytes of shared
+/// memory that any block may have.
+const BY_EXPERT_GROUP: usize = 64;
+const BY_EXPERT_THREADS: u32 = 256;
+const BY_EXPERT_ROWS: usize = 64;
+const BY_EXPERT_TOGETHER: usize = 4;
+const BY_EXPERT_SHARED: usize = 40 << 10;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
 pub const MOST_BLOCKS: usize = 65_535;
 
@@ -79,9 +86,9 @@ pub fn encode(gpu: &Gpu, from: Source, needs: Needs, to: &mut Encoded) -> Result
     let Source { x, up, norm, taken, rows, cols } = from;
     let to = to.room(gpu, rows, cols, needs)?;
     let parameters = p::Encode { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
-    // Few rows have large blocks, and where nothing is normed several each.
-    let threads = if rows < FEW_ROWS { cols.next_multiple_of(32).min(1024) } else { 256 };
-    let parts = if rows < FEW_ROWS && norm.weight == 0 { cols.div_ceil(threads) } else { 1 };
+    // Few rows have large blocks where they are normed; else each has several, whose threads take four columns at a time.
+    let threads = if rows < FEW_ROWS && norm.weight != 0 { cols.next_multiple_of(32).min(1024) } else { 256 };
+    let parts = if norm.weight == 0 { cols.div_ceil(4 * threads) } else { 1 };
     // SAFETY: tensors were checked against their buffers; the room was just made.
     unsafe { gpu.launch(Kernel::Encode, [number(rows), number(parts), 1], number(threads), 0, &parameters)? };
     Ok(())
@@ -111,6 +118,8 @@ pub struct Grouped {
     pub order: Address,
     pub most: usize,
     pub of_tile: usize,
+    /// Experts have a few each.
+    pub few: bool,
 }
 
 /// A matrix product: `out[t] (+)= W x[t] + bias`.
@@ -198,7 +207,7 @@ pub fn multiply(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
 
 /// Tokens of a tile, for products of so many rows in all.
 fn tokens_of_tile(gpu: &Gpu, rows: usize, tokens: usize) -> usize {
-    let blocks = rows.div_ceil(64) * tokens.div_ceil(weights::TILE);
+    let blocks = rows.div_ceil(128) * tokens.div_ceil(weights::TILE);
     if tokens <= MOST_FEW || blocks < gpu.device.multiprocessors { weights::FEW } else { weights::TILE }
 }
 
@@ -211,11 +220,25 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     }
     let (first, rows) = (&products[0], products.iter().map(|p| p.rows).max().unwrap_or(0));
     let grouped = first.table.and_then(|t| t.grouped);
+    if let (Some(grouped), Some((kind, group, element))) = (grouped.filter(|g| g.few), first.integers()) {
+        let groups = first.cols / BY_EXPERT_GROUP;
+        let shared = BY_EXPERT_TOGETHER * (64 * (groups + 1) + (12 * groups).next_multiple_of(16));
+        let fits = group as usize == BY_EXPERT_GROUP && element != 0 && shared <= BY_EXPERT_SHARED;
+        if let Some(kernel) = kind.few().filter(|_| fits) {
+            let grid =
+                [number(rows.div_ceil(BY_EXPERT_ROWS)), number(grouped.most.min(MOST_BLOCKS)), number(products.len())];
+            // SAFETY: as below.
+            unsafe { gpu.launch(kernel, grid, BY_EXPERT_THREADS, number(shared), &parameters)? };
+            return Ok(());
+        }
+    }
     let several = gpu.device.tiles && (grouped.is_some() || first.outputs > 1 && first.table.is_none());
     if let Some((kind, group, _)) = first.integers().filter(|_| several) {
         let of = group as usize / GROUP;
         let shape = |tokens| kind.tiles(of, tokens).filter(|s| s.shared + STATIC_SHARED <= gpu.device.shared);
         let of_tile = grouped.map_or_else(|| tokens_of_tile(gpu, rows * products.len(), first.outputs), |g| g.of_tile);
+        // Where a tile of many tokens does not fit, it is one of few.
+        let of_tile = if grouped.is_none() && shape(of_tile).is_none() { weights::FEW } else { of_tile };
         if let Some(Shape { kernel, rows: block, threads, shared }) = shape(of_tile) {
             let tiles = grouped.map_or(first.outputs.div_ceil(of_tile), |g| g.most).min(MOST_BLOCKS);
             let grid = [number(rows.div_ceil(block)), number(tiles), number(products.len())];

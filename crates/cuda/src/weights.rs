@@ -68,6 +68,20 @@ impl Kind {
         Needs { f32: self.0 < 4, bf16: matches!(self.0, 4 | 5), int8: self.0 > 5 }
     }
 
+    /// The kernel that does it for experts of a few tokens each.
+    pub fn few(self) -> Option<Kernel> {
+        use Kernel::*;
+        match self.0 {
+            6 => Some(ExpertsFew2),
+            7 => Some(ExpertsFew3),
+            8 => Some(ExpertsFew4),
+            9 => Some(ExpertsFew5),
+            10 => Some(ExpertsFew6),
+            11 => Some(ExpertsFew8),
+            _ => None,
+        }
+    }
+
     /// The kernel that does it for several tokens on integer tensor cores, where a group is so many of activations, with tiles of so many tokens: [`TILE`] or
     /// [`FEW`].
     pub fn tiles(self, of: usize, tokens: usize) -> Option<Shape> {
@@ -83,15 +97,28 @@ impl Kind {
         };
         let kernel = all[usize::from(tokens == FEW)][[1, 2, 4].iter().position(|n| *n == of)?];
         // `Stage` of `kernels/tiles.cu`.
-        let (rows, parts) = (64, 4 * of);
-        let scales = if of == 1 { 4 } else { parts + 4 };
-        let (weights, activations) = (rows * (4 * bits * parts + 16), tokens * (32 * parts + 32));
-        let stage = weights + activations + 2 * 4 * tokens * scales + 2 * 16 * rows;
-        let room = if tokens == FEW { 72 << 10 } else { 96 << 10 };
-        let stages = (room / stage).clamp(2, 4);
+        let large = tokens != FEW && of * bits < 20;
+        let (rows, parts) = (if large { 128 } else { 64 }, 4 * of);
+        let threads = 4 * rows;
+        let tile = rows * (4 * bits * parts + 16) + tokens * (32 * parts + 32);
+        let raw = 32 * rows + 8 * parts * tokens;
+        let floats = 4 * (8 * rows + 4 * of * tokens + 4 * tokens + 64);
+        let copies = |pieces: usize, threads: usize| pieces.div_ceil(threads);
+        let pieces = copies(rows * bits * of, threads) + copies(8 * tokens * of, threads);
+        let scales = 2 * copies(2 * tokens * of, threads / 2) + 1 + copies(4 * tokens, threads / 2);
+        let kept = if tokens == FEW { 16 } else { 4 * threads * (pieces + scales).next_multiple_of(4) + 16 };
+        let all = if tokens == FEW {
+            74 << 10
+        } else if large {
+            212 << 10
+        } else {
+            112 << 10
+        };
+        let stages = ((all - 2 * floats - kept) / (tile + raw)).clamp(2, 4);
         // Chains meet there in the end.
         let meet = 4 * 4 * tokens * (rows + 4);
-        Some(Shape { kernel, rows, threads: 256, shared: meet.max(stages * stage) })
+        let shared = meet.max(stages * (tile + raw) + 2 * floats + kept);
+        Some(Shape { kernel, rows, threads: number(threads), shared })
     }
 
     /// The kernel that does it with all that comes before it, for so many tokens.
@@ -181,7 +208,7 @@ impl Kind {
 }
 
 /// Tokens of a block of `kernels/tiles.cu`, and of one where there are few.
-pub const TILE: usize = 32;
+pub const TILE: usize = 64;
 pub const FEW: usize = 16;
 
 /// How a kernel is launched.

@@ -45,8 +45,20 @@ impl Case {
 }
 
 pub fn delta_rules(c: &mut Case) {
-    const TOKENS: usize = 90;
     let shape = c.delta_shape();
+    steps(c, shape, &[1, 1, 5, 60]);
+}
+
+/// Heads as checkpoints have them, and no sequence with more than one token.
+pub fn delta_rules_of_one_token(c: &mut Case) {
+    let key_dim = c.one_of(&[64, 128]);
+    let shape = DeltaShape { key_dim, ..c.delta_shape() };
+    steps(c, shape, &[0, 1, 1, 1]);
+}
+
+/// Steps of sequences with up to so many tokens, one of these each.
+fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
+    const TOKENS: usize = 90;
     let (layers, rows) = (c.random.usize(1..=2), c.random.usize(1..=5));
     let len = layers * shape.state_len();
     c.shape(format!("{shape:?}, {layers} layers, {rows} states"));
@@ -71,15 +83,16 @@ pub fn delta_rules(c: &mut Case) {
         let mut inputs = inputs_for(&[]);
         let mut left = TOKENS;
         for state in states {
-            let most = c.one_of(&[1, 1, 5, 60]).min(left);
+            let most = c.one_of(tokens).min(left);
             let n = if most > 1 { c.random.usize(1..=most) } else { most };
-            if n > 0 {
-                c.shape(format!("{n} tokens of state {state}"));
-                let tables: &[Vec<u32>] = &[];
-                let (tokens, position) = (vec![0; n], c.random.usize(..50));
-                inputs.push(&SequenceInput { tokens: &tokens, position, state, tables, wanted: Wanted::None });
-                left -= n;
-            }
+            c.shape(format!("{n} tokens of state {state}"));
+            let tables: &[Vec<u32>] = &[];
+            let (tokens, position) = (vec![0; n], c.random.usize(..50));
+            inputs.push(&SequenceInput { tokens: &tokens, position, state, tables, wanted: Wanted::None });
+            left -= n;
+        }
+        if inputs.tokens().is_empty() {
+            continue;
         }
         for layer in &layers {
             let DeltaLayer { qkv, z, b, a, .. } = layer.inner;

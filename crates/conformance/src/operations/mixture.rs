@@ -173,8 +173,11 @@ pub fn mixtures(c: &mut Case) {
 pub fn mixtures_of_one_token(c: &mut Case) {
     let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
     let form = Form::Affine { bits, group: 64, scale };
-    let (hidden, count, stacked) = (256 * c.random.usize(1..=10), c.random.usize(1..=40), c.coin());
-    let (intermediate, most, bias) = (64 * c.random.usize(1..=6), c.random.usize(1..=count.min(15)), c.coin());
+    // Few experts that are large, or many that are small.
+    let (wide, count) = if c.once_in(4) { (1, c.random.usize(1..=512)) } else { (10, c.random.usize(1..=40)) };
+    let (hidden, stacked) = (256 * c.random.usize(1..=wide), c.coin());
+    let (intermediate, most, bias) =
+        (64 * c.random.usize(1..=wide.min(6)), c.random.usize(1..=count.min(15)), c.coin());
     c.uniform = Some(form);
     let drawn = c.experts(count, hidden, intermediate, stacked);
     let ids: Vec<MatrixId> = drawn.matrices.iter().map(|parts| c.register(parts)).collect();

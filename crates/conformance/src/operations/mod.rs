@@ -19,6 +19,8 @@ pub const DENSE_LAYERS: Family = Family { name: "dense layers", cases: 60, run: 
 pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
 pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 60, run: attention::shared_prefixes };
 pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
+pub const DELTA_RULES_OF_ONE_TOKEN: Family =
+    Family { name: "delta rules of one token", cases: 60, run: delta_rule::delta_rules_of_one_token };
 pub const MIXTURES: Family = Family { name: "mixtures", cases: 50, run: mixture::mixtures };
 pub const MIXTURES_OF_ONE_TOKEN: Family =
     Family { name: "mixtures of one token", cases: 60, run: mixture::mixtures_of_one_token };
@@ -28,7 +30,7 @@ pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logit
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 15] = [
+pub const FAMILIES: [&Family; 16] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
@@ -38,6 +40,7 @@ pub const FAMILIES: [&Family; 15] = [
     &ATTENTION,
     &SHARED_PREFIXES,
     &DELTA_RULES,
+    &DELTA_RULES_OF_ONE_TOKEN,
     &MIXTURES,
     &MIXTURES_OF_ONE_TOKEN,
     &STREAMED_MIXTURES,

@@ -1,0 +1,341 @@
+// `attend_tile` for heads of 128 in sixteen bits, which most models have: eight warps, and as many registers as a thread can have. Reading shared memory costs as
+// much as computing, so a thread takes eight keys of eight rows: sixteen numbers for 64 products. It has two of their sixteen lanes, i and i + 8; eight threads
+// have all, and the tree's other levels are between them: each time a thread hands half of its sums over and keeps the other half. Values are eight rows by four
+// columns a thread; a warp has eight rows, whose weights it makes itself, so that warps meet twice in a partition.
+//
+// Shared memory: queries [128][64], keys [128][128], weights [128][64], of which each row is longer; then keys and values as they lie in the cache.
+#pragma once
+#include "attend_tile.cu"
+
+static const u32 WIDE_THREADS = 256, WIDE_DIM = 128, WEIGHTS_STRIDE = ATTEND_ROWS + 8, STORED_STRIDE = 2 * WIDE_DIM + 16;
+
+// `exp_` of what is not above zero: the same bits, by a sum that leaves the integer in the lowest bits. A NaN stays one.
+__device__ __forceinline__ float exp_below(float x) {
+    x = -87.0f > x ? -87.0f : x;
+    float t = add(mul(x, 1.44269504088896340736f), 12582912.0f), n = sub(t, 12582912.0f);
+    float r = fma(n, -bits(0x3f317218u), x);
+    r = fma(n, 1.9046543e-9f, r);
+    float p = 0.001381454f;
+    p = fma(p, r, 0.008368745f);
+    p = fma(p, r, 0.04166839f);
+    p = fma(p, r, 0.16666521f);
+    p = fma(p, r, 0.49999994f);
+    p = fma(fma(p, r, 1.0f), r, 1.0f);
+    return mul(p, bits((bits(t) + 127) << 23));
+}
+
+__device__ __forceinline__ void bring_wide(const u8* const* rows, u8* to) {
+    u32 piece = threadIdx.x % 16 * 16, position = threadIdx.x / 16;
+#pragma unroll 4
+    for (u32 i = 0; i < PARTITION / 16; i++, position += 16) {
+        const u8* row = rows[position];
+        u8* at = to + position * STORED_STRIDE + piece;
+        if (row) copy_later(at, row + piece);
+        else *(uint4*)at = make_uint4(0, 0, 0, 0);
+    }
+}
+
+// Keys across: a thread goes along a key, and neighbours write beside one another.
+template <u32 TYPE> __device__ __forceinline__ void widen_wide(const u8* from, float* keys) {
+    u32 position = threadIdx.x % PARTITION, half = threadIdx.x / PARTITION;
+    from += position * STORED_STRIDE + half * 16;
+    keys += half * 8 * KEYS_STRIDE + position;
+#pragma unroll 2
+    for (u32 i = 0; i < WIDE_DIM / 16; i++, from += 32, keys += 16 * KEYS_STRIDE) {
+        Piece<TYPE> v;
+        v.words = *(const uint4*)from;
+#pragma unroll
+        for (u32 e = 0; e < 8; e++) keys[e * KEYS_STRIDE] = v.at(e);
+    }
+}
+
+// One element of eight rows times that of eight keys; `other`: from four of them to the other four.
+__device__ __forceinline__ void multiply_wide(const float* q, const float* other_q, const float* k, const float* other_k, float (&acc)[8][8]) {
+    float4 a = *(const float4*)q, b = *(const float4*)other_q, c = *(const float4*)k, d = *(const float4*)other_k;
+    float rows[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, keys[8] = {c.x, c.y, c.z, c.w, d.x, d.y, d.z, d.w};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) acc[i][j] = fma(rows[i], keys[j], acc[i][j]);
+    }
+}
+
+// Scores of 16 rows with the keys that this warp takes. Bits of a lane: which of two tiles of rows, which of two of keys, and three of the number of its first lane
+// of the sixteen. So eight threads that are served together read other banks, and pairs of them the same.
+__device__ __forceinline__ void wide_scores(const Attention& p, const float* q, const float* keys, float* weights, u32 rows, u32 base, u32 lowest, u32 highest) {
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, l = lane / 4;
+    bool four = lane & 16, two = lane & 8, one = lane & 4;
+    // Tiles of a warp are 16 rows from one another.
+    u32 first_row = warp % 4 / 2 * 32 + warp % 2 * 8, row = first_row + lane % 2 * 16;
+    if (first_row >= rows) return;
+    // Who hands the first half of the rows over has them behind the others.
+    const float *q0 = q + l * ROWS_STRIDE + row + (four ? 4 : 0), *q1 = q + l * ROWS_STRIDE + row + (four ? 0 : 4);
+#pragma unroll 1
+    for (u32 turn = warp / 4; turn < 8; turn += 2) {
+        // A tile of keys: four, and those 32 further; two tiles are 16 from one another.
+        u32 first_key = turn / 4 * 64 + turn % 4 * 4, key = first_key + lane / 2 % 2 * 16;
+        if (base + first_key > highest || base + first_key + 64 <= lowest) continue;
+        const float *k0 = keys + l * KEYS_STRIDE + key + (two ? 32 : 0), *k1 = keys + l * KEYS_STRIDE + key + (two ? 0 : 32);
+        const float *of_q0 = q0, *of_q1 = q1;
+        float s[8][8], other[8][8];
+#pragma unroll
+        for (int i = 0; i < 64; i++) s[i / 8][i % 8] = other[i / 8][i % 8] = 0.0f;
+#pragma unroll 2
+        for (u32 i = 0; i < WIDE_DIM / 16; i++) {
+            multiply_wide(of_q0, of_q1, k0, k1, s);
+            multiply_wide(of_q0 + 8 * ROWS_STRIDE, of_q1 + 8 * ROWS_STRIDE, k0 + 8 * KEYS_STRIDE, k1 + 8 * KEYS_STRIDE, other);
+            of_q0 += 16 * ROWS_STRIDE, of_q1 += 16 * ROWS_STRIDE, k0 += 16 * KEYS_STRIDE, k1 += 16 * KEYS_STRIDE;
+        }
+        // i and i + 8, i and i + 4, i and i + 2, 0 and 1.
+#pragma unroll
+        for (int i = 0; i < 64; i++) s[i / 8][i % 8] = add(s[i / 8][i % 8], other[i / 8][i % 8]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) s[i][j] = add(s[i][j], __shfl_xor_sync(ALL, s[i + 4][j], 16));
+#pragma unroll
+            for (int j = 0; j < 4; j++) s[i][j] = add(s[i][j], __shfl_xor_sync(ALL, s[i][j + 4], 8));
+        }
+        float* to = weights + (key + (two ? 32 : 0) + (one ? 1 : 0)) * WEIGHTS_STRIDE + row + (four ? 4 : 0);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float own = one ? s[i][2 * j + 1] : s[i][2 * j], given = one ? s[i][2 * j] : s[i][2 * j + 1];
+                v[i] = mul(add(own, __shfl_xor_sync(ALL, given, 4)), p.scale);
+            }
+            *(float4*)(to + 2 * j * WEIGHTS_STRIDE) = make_float4(v[0], v[1], v[2], v[3]);
+        }
+    }
+}
+
+// How a row's sums stand, and the first and the last position that it sees; the same in four threads.
+struct WideRow {
+    u32 first, last;
+    bool has;
+    float top, sum;
+};
+
+// Weights of a warp's eight rows, in the place of scores; -1 where a row sees nothing. `all`: all rows see all. kept, taken: what a row's sums are multiplied with, negative
+// where they begin and where there is nothing to take.
+__device__ __forceinline__ void wide_weights(const Attention& p, float* weights, u32 base, WideRow& row, bool all, float* kept, float* taken) {
+    u32 lane = threadIdx.x % WARP, r = threadIdx.x / WARP * 8 + lane % 8, part = lane / 8;
+    // Positions part, part + 4 ..: four lanes of the sixteen.
+    float* w = weights + part * WEIGHTS_STRIDE + r;
+    u32 from = max(row.first, base), to = row.has ? min(row.last + 1, base + PARTITION) : 0, seen = to > from ? to - from : 0;
+    if (p.capped) {
+#pragma unroll 1
+        for (u32 j = 0; j < PARTITION / 4; j++) w[4 * j * WEIGHTS_STRIDE] = mul(tanh_(div(w[4 * j * WEIGHTS_STRIDE], p.cap)), p.cap);
+    }
+    float tops[4], lanes[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) tops[e] = bits(NEGATIVE_INFINITY), lanes[e] = 0.0f;
+    auto highest = [&](bool checked) {
+        u32 at = base + part - from;
+#pragma unroll 2
+        for (u32 j = 0; j < PARTITION / 4; j += 4, at += 16) {
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) {
+                float s = w[(j + e) * 4 * WEIGHTS_STRIDE];
+                // A NaN is no maximum; nor does the sign of a zero matter.
+                if (!checked || at + 4 * e < seen) tops[e] = fmaxf(s, tops[e]);
+            }
+        }
+    };
+    if (all) highest(false);
+    else highest(true);
+    float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+    top = fmaxf(top, __shfl_xor_sync(ALL, top, 8));
+    top = fmaxf(top, __shfl_xor_sync(ALL, top, 16));
+    auto weigh_all = [&](bool checked) {
+        u32 at = base + part - from;
+#pragma unroll 2
+        for (u32 j = 0; j < PARTITION / 4; j += 4, at += 16) {
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) {
+                float* s = w + (j + e) * 4 * WEIGHTS_STRIDE;
+                bool visible = !checked || at + 4 * e < seen;
+                float weight = exp_below(sub(*s, top));
+                lanes[e] = add(lanes[e], visible ? weight : 0.0f);
+                *s = visible ? weight : -1.0f;
+            }
+        }
+    };
+    if (all) weigh_all(false);
+    else weigh_all(true);
+    // i and i + 8, i and i + 4, i and i + 2, 0 and 1.
+    float sum = add(add(lanes[0], lanes[2]), add(lanes[1], lanes[3]));
+    sum = add(sum, __shfl_xor_sync(ALL, sum, 16));
+    sum = add(sum, __shfl_xor_sync(ALL, sum, 8));
+    float a = -1.0f, b = -1.0f;
+    if (seen) {
+        bool begins = base <= row.first;
+        float m = begins ? top : greater(top, row.top);
+        b = exp_(sub(top, m));
+        if (begins) {
+            row.sum = sum;
+        } else {
+            a = exp_(sub(row.top, m));
+            row.sum = fma(row.sum, a, mul(sum, b));
+        }
+        row.top = m;
+    }
+    if (part == 0) kept[r] = a, taken[r] = b;
+}
+
+// What is shared of known size.
+struct OfWideTile {
+    Places places[2];
+    float kept[ATTEND_ROWS], taken[ATTEND_ROWS], tops[ATTEND_ROWS], sums[ATTEND_ROWS];
+};
+
+template <u32 TYPE> __device__ __forceinline__ void attend_wide(const Attention& p, OfWideTile& shared) {
+    const Cache& c = p.cache;
+    u32 group = p.heads / p.kv_heads, per_tile = max(ATTEND_ROWS / group, 1u), kv_head = blockIdx.y;
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, row = warp * 8;
+    float *q = room, *keys = q + WIDE_DIM * ROWS_STRIDE, *weights = keys + WIDE_DIM * KEYS_STRIDE;
+    u8 *stored_keys = (u8*)(weights + PARTITION * WEIGHTS_STRIDE), *stored_values = stored_keys + PARTITION * STORED_STRIDE;
+    // A warp's rows one after the other, where weights lie while there are some.
+    float* apart = weights + row * WIDE_DIM;
+    // The last tokens see most: they come first.
+    u32 tile = gridDim.x - 1 - blockIdx.x, end_of_tile = min((tile + 1) * per_tile, p.tokens);
+#pragma unroll 1
+    for (u32 first = tile * per_tile, next; first < end_of_tile; first = next) {
+        // 1. Tokens of one sequence, and its first keys, which come beside queries
+        u32 sequence = p.sequences[first];
+        for (next = first + 1; next < end_of_tile && p.sequences[next] == sequence;) next++;
+        u32 rows = (next - first) * group;
+        const u32* table = p.tables + p.table_starts[sequence];
+        u32 lowest = first_seen(p, p.positions[first]), highest = p.positions[next - 1], base = lowest / PARTITION * PARTITION;
+        auto find = [&](u32 n, u32 at) { find_places(c, table, kv_head, at, lowest, highest + 1, shared.places[n % 2], nullptr, nullptr); };
+        __syncthreads();
+        find(0, base);
+        find(1, base + PARTITION);
+        __syncthreads();
+        bring_wide(shared.places[0].keys, stored_keys);
+        // 2. Queries, normed and turned, eight to a warp; then their elements beside those of the other rows
+        auto query = [&](u32 r) { return p.q.row(first + r / group) + (u64)(kv_head * group + r % group) * WIDE_DIM * (p.gated ? 2 : 1); };
+        {
+            float x[8][WIDE_DIM / WARP];
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+#pragma unroll
+                for (u32 j = 0; j < WIDE_DIM / WARP; j++) x[i][j] = row + i < rows ? query(row + i)[j * WARP + lane] : 0.0f;
+            }
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+#pragma unroll
+                for (u32 j = 0; j < WIDE_DIM / WARP; j++) apart[i * WIDE_DIM + j * WARP + lane] = x[i][j];
+            }
+        }
+#pragma unroll 1
+        for (u32 i = 0; i < 8; i++) {
+            float* head = apart + i * WIDE_DIM;
+            if (row + i < rows) turn(head, head, WIDE_DIM, p.q_norm, p.angles + (u64)p.positions[first + (row + i) / group] * 2 * p.half, p.half);
+            for (u32 d = lane; d < WIDE_DIM; d += WARP) q[d * ROWS_STRIDE + row + i] = head[d];
+        }
+        WideRow of_row = {0, 0, row + lane % 8 < rows, 0.0f, 0.0f};
+        if (of_row.has) {
+            of_row.last = p.positions[first + (row + lane % 8) / group];
+            of_row.first = first_seen(p, of_row.last);
+        }
+        float out[8][4];
+#pragma unroll
+        for (int i = 0; i < 32; i++) out[i / 4][i % 4] = 0.0f;
+        copied();
+        __syncthreads();
+        widen_wide<TYPE>(stored_keys, keys);
+#pragma unroll 1
+        for (u32 turns = 0; base <= highest; base += PARTITION, turns++) {
+            // Keys are floats; weights, and what is stored, are through.
+            __syncthreads();
+            bring_wide(shared.places[turns % 2].values, stored_values);
+            bool more = base + PARTITION <= highest;
+            if (more) bring_wide(shared.places[(turns + 1) % 2].keys, stored_keys);
+            // 3. Scores
+            wide_scores(p, q, keys, weights, rows, base, lowest, highest);
+            copied();
+            __syncthreads();
+            if (more) find(turns, base + 2 * PARTITION);
+            if (row < rows) {
+                // 4. Weights
+                u32 from = of_row.has ? max(of_row.first, base) - base : 0, to = PARTITION;
+                if (of_row.has) to = of_row.last < base ? 0 : min(of_row.last + 1 - base, PARTITION);
+                bool sees = of_row.has && from < to;
+                // All rows see what is between these, and none what is not between those.
+                u32 all_from = from, all_to = to, some_from = sees ? from : PARTITION, some_to = sees ? to : 0;
+#pragma unroll
+                for (u32 i = 1; i < 8; i *= 2) {
+                    all_from = max(all_from, __shfl_xor_sync(ALL, all_from, i));
+                    all_to = min(all_to, __shfl_xor_sync(ALL, all_to, i));
+                    some_from = min(some_from, __shfl_xor_sync(ALL, some_from, i));
+                    some_to = max(some_to, __shfl_xor_sync(ALL, some_to, i));
+                }
+                wide_weights(p, weights, base, of_row, all_from == 0 && all_to == PARTITION, shared.kept, shared.taken);
+                __syncwarp();
+                // 5. Values
+                float o[8][4];
+#pragma unroll
+                for (int i = 0; i < 32; i++) o[i / 4][i % 4] = 0.0f;
+                u32 n = some_from;
+                const float* of_n = weights + n * WEIGHTS_STRIDE + row;
+                const u8* values = stored_values + n * STORED_STRIDE + lane * 8;
+                auto step = [&](bool checked) {
+                    float4 w = *(const float4*)of_n, x = *(const float4*)(of_n + 4);
+                    uint2 v = *(const uint2*)values;
+                    float ws[8] = {w.x, w.y, w.z, w.w, x.x, x.y, x.z, x.w};
+                    u16 halves[4] = {(u16)v.x, (u16)(v.x >> 16), (u16)v.y, (u16)(v.y >> 16)};
+                    float vs[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++) vs[j] = TYPE == F16 ? from_f16(halves[j]) : from_bf16(halves[j]);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        if (checked && ws[i] < 0.0f) continue;
+#pragma unroll
+                        for (int j = 0; j < 4; j++) o[i][j] = fma(ws[i], vs[j], o[i][j]);
+                    }
+                    n++, of_n += WEIGHTS_STRIDE, values += STORED_STRIDE;
+                };
+#pragma unroll 1
+                while (n < some_to && (n < all_from || n >= all_to)) step(true);
+#pragma unroll 1
+                while (n + 8 <= all_to) {
+#pragma unroll
+                    for (int i = 0; i < 8; i++) step(false);
+                }
+#pragma unroll 1
+                while (n < some_to) step(true);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    float a = shared.kept[row + i], b = shared.taken[row + i];
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        float both = a < 0.0f ? o[i][j] : fma(out[i][j], a, mul(o[i][j], b));
+                        out[i][j] = b < 0.0f ? out[i][j] : both;
+                    }
+                }
+            }
+            if (more) widen_wide<TYPE>(stored_keys, keys);
+        }
+        __syncthreads();
+        // 6. The end of each row
+#pragma unroll
+        for (int i = 0; i < 8; i++) *(float4*)(apart + i * WIDE_DIM + lane * 4) = make_float4(out[i][0], out[i][1], out[i][2], out[i][3]);
+        if (lane < 8) shared.tops[row + lane] = of_row.top, shared.sums[row + lane] = of_row.sum;
+        __syncwarp();
+#pragma unroll 1
+        for (u32 r = row; r < min(row + 8, rows); r++) {
+            u32 t = first + r / group, h = kv_head * group + r % group;
+#pragma unroll
+            for (u32 d = lane; d < WIDE_DIM; d += WARP) finish(p, t, h, d, weights[r * WIDE_DIM + d], shared.tops[r], shared.sums[r]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) attend_tile_128(const __grid_constant__ Attention p) {
+    __shared__ __align__(16) OfWideTile shared;
+    begin();
+    if (p.cache.type == F16) attend_wide<F16>(p, shared);
+    else attend_wide<BF16>(p, shared);
+}
