@@ -23,14 +23,15 @@ template <u32 TYPE> struct Piece {
     }
 };
 
-// Lane `l` of the dot products of four rows with four keys; STEPS: sixteens of them, 0 where that is known later.
-template <u32 STEPS> __device__ __forceinline__ void one_lane(const float* q, const float* k, u32 l, u32 dim, float (&acc)[4][4]) {
+// Lane `l` of the dot products of four rows with four keys.
+__device__ __forceinline__ void one_lane(const float* q, const float* k, u32 l, u32 dim, float (&acc)[4][4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
 #pragma unroll
         for (int j = 0; j < 4; j++) acc[i][j] = 0.0f;
     }
-    auto step = [&](u32 d) {
+#pragma unroll 1
+    for (u32 d = l; d < dim; d += 16) {
         float4 a = *(const float4*)(q + d * ROWS_STRIDE), b = *(const float4*)(k + d * KEYS_STRIDE);
         float rows[4] = {a.x, a.y, a.z, a.w}, keys[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
@@ -38,24 +39,17 @@ template <u32 STEPS> __device__ __forceinline__ void one_lane(const float* q, co
 #pragma unroll
             for (int j = 0; j < 4; j++) acc[i][j] = fma(rows[i], keys[j], acc[i][j]);
         }
-    };
-    if (STEPS > 0) {
-#pragma unroll
-        for (int i = 0; i < (int)STEPS; i++) step(l + 16 * i);
-    } else {
-#pragma unroll 1
-        for (u32 d = l; d < dim; d += 16) step(d);
     }
 }
 
 // The tree over the lanes l, l + STEP, l + 2 STEP ..
-template <u32 STEP, u32 STEPS> __device__ __forceinline__ void lanes_from(const float* q, const float* k, u32 l, u32 dim, float (&sum)[4][4]) {
+template <u32 STEP> __device__ __forceinline__ void lanes_from(const float* q, const float* k, u32 l, u32 dim, float (&sum)[4][4]) {
     if (STEP == 16) {
-        one_lane<STEPS>(q, k, l, dim, sum);
+        one_lane(q, k, l, dim, sum);
     } else {
         float other[4][4];
-        lanes_from<STEP == 16 ? 16 : 2 * STEP, STEPS>(q, k, l, dim, sum);
-        lanes_from<STEP == 16 ? 16 : 2 * STEP, STEPS>(q, k, l + STEP, dim, other);
+        lanes_from<STEP == 16 ? 16 : 2 * STEP>(q, k, l, dim, sum);
+        lanes_from<STEP == 16 ? 16 : 2 * STEP>(q, k, l + STEP, dim, other);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
 #pragma unroll
@@ -65,14 +59,14 @@ template <u32 STEP, u32 STEPS> __device__ __forceinline__ void lanes_from(const 
 }
 
 // The tree over all sixteen lanes, four of them at a time in one piece of code, so that instructions stay in their cache.
-template <u32 STEPS> __device__ __forceinline__ void dot_products(const float* q, const float* k, u32 dim, float (&sum)[4][4]) {
+__device__ __forceinline__ void dot_products(const float* q, const float* k, u32 dim, float (&sum)[4][4]) {
     float two[4][4];
 #pragma unroll 1
     for (u32 i = 0; i < 4; i++) {
         // Lanes from 0 and from 2 on meet, then those from 1 and from 3 on, then both.
         float four[4][4];
         u32 first = i / 2 + i % 2 * 2;
-        lanes_from<4, STEPS>(q + first * ROWS_STRIDE, k + first * KEYS_STRIDE, 0, dim - first, four);
+        lanes_from<4>(q + first * ROWS_STRIDE, k + first * KEYS_STRIDE, 0, dim - first, four);
 #pragma unroll
         for (int e = 0; e < 16; e++) {
             float own = four[e / 4][e % 4], &both = two[e / 4][e % 4];
@@ -109,8 +103,7 @@ __device__ __forceinline__ void find_places(const Cache& c, const u32* table, u3
 }
 
 // Brings rows as they lie, sixteen bytes further from one another than they are long. What nobody sees is zero.
-template <u32 BYTES> __device__ __forceinline__ void bring_later(const u8* const* rows, u32 bytes, u8* to) {
-    if (BYTES) bytes = BYTES;
+__device__ __forceinline__ void bring_later(const u8* const* rows, u32 bytes, u8* to) {
     u32 pieces = bytes / 16;
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < PARTITION * pieces; i += ATTEND_THREADS) {
@@ -123,9 +116,8 @@ template <u32 BYTES> __device__ __forceinline__ void bring_later(const u8* const
 }
 
 // Keys across (element by element, positions beside one another), values as they lie; as floats.
-template <u32 TYPE, bool ACROSS, u32 DIM> __device__ __forceinline__ void widen(const u8* from, u32 dim, float* to) {
+template <u32 TYPE, bool ACROSS> __device__ __forceinline__ void widen(const u8* from, u32 dim, float* to) {
     const u32 COUNT = Piece<TYPE>::COUNT;
-    if (DIM) dim = DIM;
     u32 pieces = dim / COUNT, stride = 16 * pieces + 16;
     if (ACROSS) {
         // A thread goes along a key: neighbours write beside one another.
@@ -159,8 +151,7 @@ struct OfTile {
     float tops[ATTEND_ROWS], sums[ATTEND_ROWS], kept[ATTEND_ROWS], taken[ATTEND_ROWS];
 };
 
-// STEPS: sixteens of a head, of keys and of values, or 0.
-template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(const Attention& p, OfTile& shared) {
+template <u32 TYPE> __device__ __forceinline__ void attend_tile_of(const Attention& p, OfTile& shared) {
     auto &scales = shared.scales;
     Places& places = shared.places;
     u32 *firsts = shared.firsts, *lasts = shared.lasts;
@@ -168,8 +159,8 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
     const Cache& c = p.cache;
     u32 group = p.heads / p.kv_heads, per_tile = max(ATTEND_ROWS / group, 1u), kv_head = blockIdx.y;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 SIZE = TYPE == F32 ? 4 : TYPE == INT8 ? 1 : 2, DIM = 16 * STEPS;
-    u32 v_stride = (DIM ? DIM : c.v_dim) + 4;
+    const u32 SIZE = TYPE == F32 ? 4 : TYPE == INT8 ? 1 : 2;
+    u32 v_stride = c.v_dim + 4;
     float *q = room, *keys = q + c.k_dim * ROWS_STRIDE;
     float* weights = keys + max(c.k_dim * KEYS_STRIDE, PARTITION * v_stride);
     // Keys of the next partition and values of this one are under way while there is something to compute.
@@ -208,22 +199,22 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
         __syncthreads();
         find_places(c, table, kv_head, lowest / PARTITION * PARTITION, lowest, highest + 1, places, scales[0][0], scales[0][1]);
         __syncthreads();
-        bring_later<DIM * SIZE>(places.keys, c.k_dim * SIZE, next_keys);
+        bring_later(places.keys, c.k_dim * SIZE, next_keys);
         for (u32 base = lowest / PARTITION * PARTITION; base <= highest; base += PARTITION, turns++) {
             const float *k_scales = scales[turns % 2][0], *v_scales = scales[turns % 2][1];
-            bring_later<DIM * SIZE>(places.values, c.v_dim * SIZE, next_values);
+            bring_later(places.values, c.v_dim * SIZE, next_values);
             copied();
             __syncthreads();
-            widen<TYPE, true, DIM>(next_keys, c.k_dim, keys);
+            widen<TYPE, true>(next_keys, c.k_dim, keys);
             // Of the next partition, or of none.
             find_places(c, table, kv_head, base + PARTITION, lowest, highest + 1, places, scales[(turns + 1) % 2][0], scales[(turns + 1) % 2][1]);
             __syncthreads();
-            if (base + PARTITION <= highest) bring_later<DIM * SIZE>(places.keys, c.k_dim * SIZE, next_keys);
+            if (base + PARTITION <= highest) bring_later(places.keys, c.k_dim * SIZE, next_keys);
             // 3. Scores
             // What comes after all tokens has no scores.
             if (row < rows && base + warp % 2 * 64 <= highest) {
                 float s[4][4];
-                dot_products<STEPS>(q + row, keys + key, c.k_dim, s);
+                dot_products(q + row, keys + key, c.k_dim, s);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float four[4];
@@ -240,7 +231,7 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
             }
             __syncthreads();
             // Keys are through: values take their place.
-            widen<TYPE, false, DIM>(next_values, c.v_dim, keys);
+            widen<TYPE, false>(next_values, c.v_dim, keys);
             // 4. Weights: eight threads a row, each with two lanes of its sum
             {
                 u32 r = threadIdx.x / 8, part = threadIdx.x % 8;
@@ -360,8 +351,8 @@ template <u32 TYPE, u32 STEPS> __device__ __forceinline__ void attend_tile_of(co
 extern "C" __global__ void __launch_bounds__(512, 1) attend_tile(const __grid_constant__ Attention p) {
     __shared__ __align__(16) OfTile shared;
     begin();
-    if (p.cache.type == F32) attend_tile_of<F32, 0>(p, shared);
-    else if (p.cache.type == F16) attend_tile_of<F16, 0>(p, shared);
-    else if (p.cache.type == BF16) attend_tile_of<BF16, 0>(p, shared);
-    else attend_tile_of<INT8, 0>(p, shared);
+    if (p.cache.type == F32) attend_tile_of<F32>(p, shared);
+    else if (p.cache.type == F16) attend_tile_of<F16>(p, shared);
+    else if (p.cache.type == BF16) attend_tile_of<BF16>(p, shared);
+    else attend_tile_of<INT8>(p, shared);
 }

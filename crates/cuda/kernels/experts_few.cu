@@ -22,6 +22,8 @@ template <int BITS> __device__ __forceinline__ void experts_few(const Matmul& p)
     for (u32 tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
         const uint4 of = ((const uint4*)p.tiles)[1 + tile];
         const Matrix m = p.table[of.x];
+        // Of an expert that is not there.
+        if (m.kind != INTEGERS + (BITS == 8 ? 5 : BITS - 2)) continue;
         const bool inside = row < p.rows;
 #pragma unroll 1
         for (u32 from = 0; from < of.z; from += TOGETHER) {
