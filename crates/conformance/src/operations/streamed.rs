@@ -143,7 +143,7 @@ fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
 }
 
 pub fn streamed(c: &mut Case) {
-    // Every other time as checkpoints have it, which backends may be quicker with: matrices of one form whose groups are 64, and mostly a token at a time.
+    // Every other time as checkpoints have it, which backends may be quicker with: matrices of one form whose groups are 64, and mostly a token or a few at a time.
     let usual = c.coin();
     if usual {
         let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
@@ -159,7 +159,8 @@ pub fn streamed(c: &mut Case) {
         c.backend.record_routing();
     }
     for _ in 0..5 {
-        let tokens = if usual && !c.once_in(4) { 1 } else { c.tokens() };
+        let few = c.one_of(&[1, 1, 2, 5]);
+        let tokens = if usual && !c.once_in(4) { few } else { c.tokens() };
         let x = c.tensor(tokens, hidden);
         c.shape(format!("{tokens} tokens"));
         let outcome = c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
