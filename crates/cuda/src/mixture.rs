@@ -458,7 +458,7 @@ impl Cuda {
                     let many = pairs >= MANY_PAIRS * count && kinds.iter().zip(groups).all(fits);
                     let of_tile = if many { weights::TILE } else { weights::FEW };
                     let few = gpu.device.few && pairs <= FEW_PAIRS * count;
-                    Some(Grouped { few, ..group_pairs(gpu, &mut m.pairs, (chosen, pairs), count, of_tile)? })
+                    Some(group_pairs(gpu, &mut m.pairs, (chosen, pairs), count, (of_tile, few))?)
                 }
                 false => None,
             };
@@ -550,7 +550,7 @@ fn group_pairs(
     room: &mut Scratch,
     (chosen, pairs): (Address, usize),
     experts: usize,
-    of_tile: usize,
+    (of_tile, few): (usize, bool),
 ) -> Result<Grouped> {
     // Each expert's last tile may have room left.
     let most = (pairs / of_tile + experts).min(pairs);
@@ -571,7 +571,7 @@ fn group_pairs(
         // SAFETY: the router has chosen as many; the room was just made.
         unsafe { gpu.launch(kernel, [number(experts.div_ceil(4)), 1, 1], 128, 0, &parameters)? };
     }
-    Ok(Grouped { tiles: at, order, most, of_tile, few: false })
+    Ok(Grouped { tiles: at, order, most, of_tile, few })
 }
 
 /// Encodings that a product takes.

@@ -10,11 +10,10 @@ use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::mixture::{Mixtures, Registered};
 use crate::parameters::{self as p, PROJECTIONS, number};
 use crate::questions::{MOST_CHOSEN, Question};
+use crate::weights::HALVES;
 
 /// Columns of a weight group that these kernels take.
 const GROUP: usize = 64;
-/// Elements of scales that they take: all but f32.
-const HALVES: [u32; 2] = [1, 2];
 /// Columns whose squares are summed in one go.
 const NORMED: usize = 256;
 /// Threads of a block of gate and up, of one of down, of one that asks, and of one of the router, which has two rows.

@@ -7,12 +7,10 @@ use crate::driver::Gpu;
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::parameters::{self as p, number};
 use crate::products::{Input, Product};
-use crate::weights::Kind;
+use crate::weights::{HALVES, Kind};
 
 /// Columns of a weight group that these kernels take.
 const GROUP: usize = 64;
-/// Elements of scales that they take: all but f32.
-const HALVES: [u32; 2] = [1, 2];
 /// Kernels of a bit width: small blocks, large ones, and large ones that have more under way.
 const SMALL: usize = 0;
 const WIDE: usize = 1;

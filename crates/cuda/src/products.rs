@@ -223,7 +223,8 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     if let (Some(grouped), Some((kind, group, element))) = (grouped.filter(|g| g.few), first.integers()) {
         let groups = first.cols / BY_EXPERT_GROUP;
         let shared = BY_EXPERT_TOGETHER * (64 * (groups + 1) + (12 * groups).next_multiple_of(16));
-        let fits = group as usize == BY_EXPERT_GROUP && element != 0 && shared <= BY_EXPERT_SHARED;
+        let fits =
+            group as usize == BY_EXPERT_GROUP && weights::HALVES.contains(&element) && shared <= BY_EXPERT_SHARED;
         if let Some(kernel) = kind.few().filter(|_| fits) {
             let grid =
                 [number(rows.div_ceil(BY_EXPERT_ROWS)), number(grouped.most.min(MOST_BLOCKS)), number(products.len())];

@@ -207,6 +207,9 @@ impl Kind {
     }
 }
 
+/// Elements of scales of sixteen bits, as kernels know them: `F16` and `BF16` of `kernels/numerics.cuh`.
+pub const HALVES: [u32; 2] = [1, 2];
+
 /// Tokens of a block of `kernels/tiles.cu`, and of one where there are few.
 pub const TILE: usize = 64;
 pub const FEW: usize = 16;
