@@ -1,6 +1,7 @@
-// A mixture of experts for one token, whose matrices are all on the device, or come there in time, or are multiplied by the host: three kernels, and one that waits for that. The router norms for itself, and leaves what it normed encoded; who
-// multiplies gate and up chooses the experts for itself, in each block, and leaves what is hidden encoded; who multiplies down sums the experts. As in
-// rows_one.cu, what counts is the time between the kernels. Where loads shall be under way together, no branch may lie between them.
+// A mixture of experts for one token, whose matrices are all on the device, or come there in time, or are multiplied by the host: three kernels. The router norms for
+// itself, and leaves what it normed encoded; who multiplies gate and up chooses the experts for itself, in each block, waits for those that are not on the device, and
+// leaves what is hidden encoded; who multiplies down sums the experts. As in rows_one.cu, what counts is the time between the kernels. Where loads shall be under way
+// together, no branch may lie between them.
 //
 // Down chooses before its wait, from what the kernel before the one before it has written: that one has ended, since all blocks of the kernel before this one have
 // seen its end before this one began. Such reads go past the first-level cache.
@@ -18,8 +19,10 @@ struct RouteOne {
     float* logits;
     // What was normed, encoded as `Quarters` lie in shared memory.
     u8* encoded;
-    // [cols] in the host's memory: the same for the host; null where it does not want it.
-    float* input;
+    // [cols]: the same as it is; null where nobody wants it.
+    float* normed;
+    // The host's answer, which is still to be given; null where it is not asked.
+    u32* answer;
     u32 experts;
     // Experts, and the gate.
     u32 rows;
@@ -152,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(384) route_one(const __grid_constan
     STAMP(0, 0);
     begin();
     STAMP(0, 1);
+    if (p.answer && blockIdx.x == 0 && threadIdx.x == 0) *p.answer = 0;
 #pragma unroll 1
     for (u32 quad = threadIdx.x; quad < cols / 4; quad += 2 * ROUTE_THREADS) {
         // Both are asked for before the first is there.
@@ -179,10 +183,10 @@ extern "C" __global__ void __launch_bounds__(384) route_one(const __grid_constan
                 const u32 at = 64 * g + (thread % 2 * 8 + k) * 4 + thread / 2 % 4;
                 v[k] = mul(mul(x[at], inverse), norm[at]);
             }
-            if (p.input && thread < 8) {
-                float4* for_host = (float4*)p.input + 2 * (8 * g + thread);
-                for_host[0] = make_float4(v[0], v[1], v[2], v[3]);
-                for_host[1] = make_float4(v[4], v[5], v[6], v[7]);
+            if (p.normed && thread < 8) {
+                float4* to = (float4*)p.normed + 2 * (8 * g + thread);
+                to[0] = make_float4(v[0], v[1], v[2], v[3]);
+                to[1] = make_float4(v[4], v[5], v[6], v[7]);
             }
             encode_group(v, thread < 8, 8 * g + thread, to);
         }
@@ -231,8 +235,16 @@ struct ExpertsOne {
     u8* hidden;
     // [cols]
     float* residual;
-    // Which slots' experts the host has computed, a bit each, and what they give, [such slots, cols] in its memory; null where it computes none.
-    const u32* by_host;
+    // Where the host is told which experts were chosen, ascending, [MOST_SLOTS] in its memory, and answers behind them: 1, once each of them is on the device or computed
+    // by the host, and twice the bits of the slots whose experts the host has computed. Null where all are on the device.
+    u32* question;
+    // [MOST_EXPERTS / WARP]: bits of the experts that are on the device to stay. Those of the token's wait for no answer; where all are there, none is given.
+    const u32* here;
+    // The answer as the first block has it.
+    u32* answer;
+    // [cols]: what was normed, and where the host wants it that computes experts; and what these give, [such slots, cols] in its memory.
+    const float* normed;
+    float* input;
     const float* outputs;
     u32 cols;
     u32 intermediate;
@@ -428,43 +440,54 @@ __device__ __forceinline__ void choose_one(const Route& p, u32 warps, bool weigh
     }
 }
 
-struct AskOne {
-    Route route;
-    // [MOST_SLOTS + 1] in the host's memory: the experts that were chosen, ascending; then the answer: 1, once each of them is on the device or computed by the host,
-    // and twice the bits of those that the host has computed.
-    u32* question;
-    // Where these bits are kept.
-    u32* by_host;
-};
+// Bits of the experts that are on the device to stay, a word a lane. The host changes them only while the device waits for an answer, or is idle: for what comes behind.
+__device__ __forceinline__ u32 here_of(const ExpertsOne& p) { return __ldcg(p.here + threadIdx.x % (MOST_EXPERTS / WARP)); }
 
-static const u32 ASK_WARPS = 4;
+// The slots whose experts are not, by a whole warp.
+__device__ __forceinline__ u32 absent_of(const ExpertsOne& p, const Taken& taken, u32 here) {
+    const u32 lane = threadIdx.x % WARP, expert = taken.experts[min(lane, p.route.k - 1)], word = __shfl_sync(ALL, here, expert / WARP);
+    return __ballot_sync(ALL, lane < p.route.k && !(word >> expert % WARP & 1));
+}
 
-// Tells the host which experts the token takes, and waits until it has answered: one block. What comes after it finds them.
-extern "C" __global__ void __launch_bounds__(128) ask_one(const __grid_constant__ AskOne p) {
-    __shared__ Taken taken;
-    begin();
-    choose_one(p.route, ASK_WARPS, false, taken);
-    if (threadIdx.x >= WARP) return;
-    __syncwarp();
+// Beside an expert in a question: all are there, and nobody waits for an answer.
+static const u32 GOES_ON = 1u << 31;
+
+// Tells the host which experts the token takes, and waits until it has answered, if some are `absent`: the first block.
+__device__ __forceinline__ void ask(const ExpertsOne& p, const Taken& taken, u32 absent) {
     volatile u32* question = p.question;
-    // What was normed is there before the host sees that it is asked.
-    __threadfence_system();
-    if (threadIdx.x < p.route.k) question[threadIdx.x] = taken.experts[threadIdx.x];
+    if (absent && p.input) {
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < p.cols / 4; i += GATE_UP_THREADS) ((float4*)p.input)[i] = __ldcg((const float4*)p.normed + i);
+        // It is there before the host sees that it is asked.
+        __threadfence_system();
+        __syncthreads();
+    }
+    if (threadIdx.x < p.route.k) question[threadIdx.x] = taken.experts[threadIdx.x] | (absent ? 0 : GOES_ON);
     __syncwarp();
-    if (threadIdx.x == 0) {
+    if (absent && threadIdx.x == 0) {
         u32 answer;
         while ((answer = question[MOST_SLOTS]) == 0) __nanosleep(20);
         __threadfence_system();
-        *p.by_host = answer >> 1;
+        *(volatile u32*)p.answer = answer;
+        __threadfence();
     }
 }
 
-// Where a projection of the expert in a slot lies.
-__device__ __forceinline__ OnePart place_of(const ExpertsOne& p, const Taken& taken, u32 projection, u32 slot) {
+// Until the first block has the answer: whose experts the host has computed, by slots.
+__device__ __forceinline__ u32 answered(const ExpertsOne& p) {
+    u32 answer;
+    while ((answer = *(volatile u32*)p.answer) == 0) __nanosleep(20);
+    __threadfence();
+    return answer >> 1;
+}
+
+// Where a projection of the expert in a slot lies. CHANGES: that it may since the kernel began, so that it is read past the first-level cache.
+template <bool CHANGES> __device__ __forceinline__ OnePart place_of(const ExpertsOne& p, const Taken& taken, u32 projection, u32 slot) {
     OnePart place = {p.shared[projection].data, p.shared[projection].scales, p.shared[projection].biases, nullptr};
     if (slot < p.route.k) {
         const Matrix& m = p.table[projection * p.route.experts + taken.experts[slot]];
-        place = {m.data, m.scales, m.biases, nullptr};
+        auto now = [](const u8* const& at) { return CHANGES ? (const u8*)__ldcg((const u64*)&at) : at; };
+        place = {now(m.data), now(m.scales), now(m.biases), nullptr};
     }
     return place;
 }
@@ -498,13 +521,14 @@ __device__ __forceinline__ void encode_hidden(float v, u32 task, u32 groups, u8*
 }
 
 // Eight lanes take a column's gate and up. Shared memory: quarters of x, with room for groups up to a multiple of ROW_GROUPS; behind each sixteen four are left out, so
-// that those that a row's lanes read at once are in different banks.
-template <int BITS> __device__ __forceinline__ void multiply_gate_up(const ExpertsOne& p) {
+// that those that a row's lanes read at once are in different banks. ASKS: for experts that may not be on the device; code that is only stepped over costs a token, too.
+template <int BITS, bool ASKS> __device__ __forceinline__ void multiply_gate_up(const ExpertsOne& p) {
     WATCH();
     __shared__ Taken taken;
     // Of two tasks one behind the other.
     __shared__ float hidden[2][HIDDEN];
-    __shared__ volatile u32 by_host;
+    // Slots whose experts are still to come, and those whose experts the host computes.
+    __shared__ volatile u32 absent, by_host;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, groups = p.cols / 64, type = p.type;
     const u32 in_row = lane % ROW_LANES, of_warp = lane / ROW_LANES, sub = in_row / 4, first = 4 * ROW_UNITS * sub + in_row % 4;
     const u32 line = 128 * (blockIdx.x * GATE_UP_THREADS + threadIdx.x);
@@ -517,6 +541,7 @@ template <int BITS> __device__ __forceinline__ void multiply_gate_up(const Exper
     x.stride = (groups + ROW_GROUPS - 1) / ROW_GROUPS * (ROW_GROUPS / 4 * 5);
     x.sx = (float2*)(x.q + 4 * x.stride);
     x.m = (float*)(x.sx + groups);
+    const u32 here = ASKS ? here_of(p) : 0;
     STAMP(1, 0);
     begin();
     STAMP(1, 1);
@@ -527,21 +552,32 @@ template <int BITS> __device__ __forceinline__ void multiply_gate_up(const Exper
         if (group < groups) copy_later(x.q + quarter * x.stride + group + group / 16 * 4, (const uint4*)p.x + quarter * (groups + 1) + group);
         else copy_later((uint4*)x.sx + behind, (const uint4*)p.x + 4 * (groups + 1) + behind);
     }
-    if (threadIdx.x == GATE_UP_THREADS - 1) by_host = p.by_host ? __ldcg(p.by_host) : 0;
+    if (ASKS && threadIdx.x == GATE_UP_THREADS - 1) absent = by_host = 0;
     choose_one(p.route, GATE_UP_THREADS / WARP, false, taken);
     copied();
     __syncthreads();
+    if (ASKS) {
+        const u32 gone = absent_of(p, taken, here);
+        if (blockIdx.x == 0) ask(p, taken, gone);
+        if (threadIdx.x == 0) absent = gone;
+        __syncthreads();
+    }
     STAMP(1, 2);
     x.q += first + 4 * sub, x.sx += first, x.m += first;
 #pragma unroll 1
     while (task < tasks) {
-        if (!(by_host >> slot & 1)) {
+        if (ASKS && absent >> slot & 1) {
+            __syncthreads();
+            if (threadIdx.x == 0) absent = 0, by_host = answered(p);
+            __syncthreads();
+        }
+        if (!ASKS || !(by_host >> slot & 1)) {
             // The lane's rows, from its first group on.
             const u64 column = (task - slot * of_slot) * HIDDEN + warp * HIDDEN_OF_WARP + of_warp;
             OnePart rows[2];
 #pragma unroll
             for (u32 e = 0; e < 2; e++) {
-                rows[e] = place_of(p, taken, e, slot);
+                rows[e] = place_of<ASKS>(p, taken, e, slot);
                 rows[e].data += column * row_bytes + first * (8 * BITS);
                 rows[e].scales += 2 * (column * groups + first);
                 rows[e].biases += 2 * (column * groups + first);
@@ -629,19 +665,26 @@ template <int BITS, int UNITS> __device__ __forceinline__ void multiply_down(con
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, chain = lane & 3, inside = p.intermediate / 64, all = p.slots * inside, rounds = (inside + 3) / 4;
     const u32 units = (p.slots + OCTET - 1) / OCTET * rounds, type = p.type;
     u32 first = blockIdx.x * DOWN_WARPS;
-    // Who multiplies gate and up, before this, has waited for the router, and for the host.
+    const u32 here = p.here ? here_of(p) : 0;
+    // Who multiplies gate and up, before this, has waited for the router.
     if (threadIdx.x == DOWN_THREADS - 1) {
-        by_host = p.by_host ? __ldcg(p.by_host) : 0;
+        by_host = 0;
         if (p.slots > p.route.k) taken.weights[p.route.k] = p.gate ? sigmoid(__ldcg(p.gate)) : 1.0f;
     }
     choose_one(p.route, DOWN_WARPS, true, taken);
     __syncthreads();
+    if (p.here && absent_of(p, taken, here)) {
+        // And for the host, once it has ended.
+        await();
+        if (threadIdx.x == 0) by_host = __ldcg(p.answer) >> 1;
+        __syncthreads();
+    }
     STAMP(2, 0);
     OnePart parts[MOST_SLOTS / OCTET];
 #pragma unroll
     for (int i = 0; i < MOST_SLOTS / OCTET; i++) {
         const u32 slot = i * OCTET + lane / 4;
-        parts[i] = place_of(p, taken, 2, slot < p.slots ? slot : 0);
+        parts[i] = place_of<false>(p, taken, 2, slot < p.slots ? slot : 0);
     }
     const u64 row_bytes = inside * (8 * BITS);
     const Quarters x = quarters(room, all);
@@ -741,7 +784,8 @@ template <int BITS, int UNITS> __device__ __forceinline__ void multiply_down(con
 }
 
 #define EXPERTS_ONE(bits, blocks)                                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256, blocks) gate_up_one_##bits(const __grid_constant__ ExpertsOne p) { multiply_gate_up<bits>(p); }         \
+    extern "C" __global__ void __launch_bounds__(256, blocks) gate_up_one_##bits(const __grid_constant__ ExpertsOne p) { multiply_gate_up<bits, false>(p); }   \
+    extern "C" __global__ void __launch_bounds__(256, blocks) gate_up_asking_##bits(const __grid_constant__ ExpertsOne p) { multiply_gate_up<bits, true>(p); } \
     extern "C" __global__ void __launch_bounds__(256, blocks + 1) down_one_##bits(const __grid_constant__ ExpertsOne p) {                              \
         if ((p.slots + OCTET - 1) / OCTET * ((p.intermediate / 64 + 3) / 4) % 3) multiply_down<bits, 4>(p);                                                     \
         else multiply_down<bits, 3>(p);                                                                                                                        \

@@ -592,7 +592,14 @@ impl Backend for Cuda {
     }
 
     fn fill_experts(&mut self) -> bool {
-        self.mixtures.streaming_mut().is_some_and(Streaming::fill)
+        let mut more = false;
+        self.enqueue(|own| {
+            if let Some(streaming) = own.mixtures.streaming_mut() {
+                more = streaming.fill(&own.weights)?;
+            }
+            Ok(())
+        });
+        more
     }
 
     fn take_streamed(&mut self) -> Option<Streamed> {

@@ -204,18 +204,23 @@ kernels! {
     GroupPairs "group_pairs" p::Pairs;
     Combine "combine" p::Combine;
     RouteOne "route_one" p::RouteOne;
-    AskOne "ask_one" p::AskOne;
     GateUp2One "gate_up_one_2" p::ExpertsOne;
+    GateUp2Asking "gate_up_asking_2" p::ExpertsOne;
     Down2One "down_one_2" p::ExpertsOne;
     GateUp3One "gate_up_one_3" p::ExpertsOne;
+    GateUp3Asking "gate_up_asking_3" p::ExpertsOne;
     Down3One "down_one_3" p::ExpertsOne;
     GateUp4One "gate_up_one_4" p::ExpertsOne;
+    GateUp4Asking "gate_up_asking_4" p::ExpertsOne;
     Down4One "down_one_4" p::ExpertsOne;
     GateUp5One "gate_up_one_5" p::ExpertsOne;
+    GateUp5Asking "gate_up_asking_5" p::ExpertsOne;
     Down5One "down_one_5" p::ExpertsOne;
     GateUp6One "gate_up_one_6" p::ExpertsOne;
+    GateUp6Asking "gate_up_asking_6" p::ExpertsOne;
     Down6One "down_one_6" p::ExpertsOne;
     GateUp8One "gate_up_one_8" p::ExpertsOne;
+    GateUp8Asking "gate_up_asking_8" p::ExpertsOne;
     Down8One "down_one_8" p::ExpertsOne;
 }
 
@@ -272,7 +277,7 @@ impl Kernel {
     /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
     fn wants_much_shared(self) -> bool {
         let kinds =
-            ["attend_last", "attend_tile", "down_one", "gate_up_one", "join", "one_", "route_one", "rows_", "tiles_"];
+            ["attend_last", "attend_tile", "down_one", "gate_up_", "join", "one_", "route_one", "rows_", "tiles_"];
         kinds.iter().any(|kind| self.name().starts_with(kind))
     }
 }

@@ -315,7 +315,7 @@ impl Cuda {
             false => self.answer(m)?,
         }
         let streaming = m.streaming.as_mut().expect("experts that may have to come");
-        let (question, table) = streaming.ask(number);
+        let (question, table) = streaming.ask(number)?;
         self.run_one(one, table, Some(question))?;
         if held_back { Ok(()) } else { self.answer(m) }
     }

@@ -1,5 +1,4 @@
-//! A mixture for one token, whose experts are all on the device, or come there or are computed by the host once it has asked: three kernels, four where it asks
-//! (`kernels/mixture_one.cu`).
+//! A mixture for one token, whose experts are all on the device, or come there or are computed by the host once it has asked: three kernels (`kernels/mixture_one.cu`).
 
 use anyhow::Result;
 use sluice_backend::{Activations, Linear, SharedExpert, Tensor};
@@ -16,10 +15,9 @@ use crate::weights::HALVES;
 const GROUP: usize = 64;
 /// Columns whose squares are summed in one go.
 const NORMED: usize = 256;
-/// Threads of a block of gate and up, of one of down, of one that asks, and of one of the router, which has two rows.
+/// Threads of a block of gate and up, of one of down, and of one of the router, which has two rows.
 const GATE_UP_THREADS: u32 = 256;
 const DOWN_THREADS: u32 = 256;
-const ASK_THREADS: u32 = 128;
 const ROUTE_THREADS: u32 = 384;
 const ROUTE_ROWS: usize = 2;
 /// Groups of a row of gate or up that its lanes take together, and the room that they have.
@@ -27,7 +25,7 @@ const ROW_GROUPS: usize = 32;
 const ROW_ROOM: usize = 40;
 /// Experts that a token has at most, the shared one included, and that there are.
 const MOST_SLOTS: usize = MOST_CHOSEN;
-const MOST_EXPERTS: usize = 512;
+pub const MOST_EXPERTS: usize = 512;
 /// Blocks on each multiprocessor.
 const BLOCKS: usize = 2;
 /// Columns of what is hidden that a block takes together, and rows of down.
@@ -49,6 +47,8 @@ pub(crate) struct MixtureOfOne {
     router: p::RouteOne,
     router_shared: u32,
     experts: p::ExpertsOne,
+    /// Instead of the first one, where the device may have to ask.
+    asking: Kernel,
     /// Gate and up, down: blocks, threads, shared memory.
     launches: [(Kernel, [u32; 3], u32, u32); 2],
 }
@@ -70,7 +70,9 @@ impl Cuda {
         else {
             return Ok(None);
         };
-        let (Some([gate_up, _]), Some([_, last])) = (gate.experts_one(), down.experts_one()) else { return Ok(None) };
+        let (Some([gate_up, asking, _]), Some([.., last])) = (gate.experts_one(), down.experts_one()) else {
+            return Ok(None);
+        };
         let slots = k + usize::from(moe.shared.is_some());
         let alike = gate == up
             && groups.iter().all(|g| *g == Some((group, element)))
@@ -132,7 +134,8 @@ impl Cuda {
             gate: shared_gate,
             logits,
             encoded,
-            input: 0,
+            normed: 0,
+            answer: 0,
             experts: number(experts),
             rows: number(rows),
         };
@@ -145,7 +148,11 @@ impl Cuda {
             gate,
             hidden: room,
             residual: self.place(residual).at,
-            by_host: 0,
+            question: 0,
+            here: 0,
+            answer: 0,
+            normed: 0,
+            input: 0,
             outputs: 0,
             cols: number(cols),
             intermediate: number(hidden),
@@ -157,6 +164,7 @@ impl Cuda {
             router,
             router_shared: number(route_shared),
             experts: parameters,
+            asking,
             launches: [
                 (gate_up, blocks(slots * hidden / HIDDEN), GATE_UP_THREADS, number(gate_up_shared)),
                 (last, blocks(cols.div_ceil(ROWS)), DOWN_THREADS, number(down_shared)),
@@ -164,22 +172,21 @@ impl Cuda {
         }))
     }
 
-    /// Has the experts that the router chooses added; `table`: where they are. With a question the device asks the host for them, and waits until it has answered.
+    /// Has the experts that the router chooses added; `table`: where they are. With a question the device asks the host for those that it does not have, and waits until
+    /// it has answered.
     pub(crate) fn run_one(&self, one: MixtureOfOne, table: Address, question: Option<Question>) -> Result<()> {
-        let MixtureOfOne { router, router_shared, experts, launches } = one;
-        let router = p::RouteOne { input: question.map_or(0, |q| q.input), ..router };
+        let MixtureOfOne { router, router_shared, experts, asking, mut launches } = one;
+        if question.is_some() {
+            launches[0].0 = asking;
+        }
+        let Question { at: question, here, answer, normed, input, outputs } = question.unwrap_or_default();
+        let router = p::RouteOne { normed, answer, ..router };
         let grid = [router.rows.div_ceil(ROUTE_ROWS as u32), 1, 1];
         // SAFETY: matrices and tensors were checked against their buffers, and the room was made when `one` was.
         unsafe { self.gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, router_shared, &router)? };
-        let mut experts = p::ExpertsOne { table, ..experts };
-        if let Some(Question { at, by_host, outputs, .. }) = question {
-            let parameters = p::AskOne { route: experts.route, question: at, by_host };
-            // SAFETY: as above; a question has a word for each expert, and one for the answer.
-            unsafe { self.gpu.launch(Kernel::AskOne, [1, 1, 1], ASK_THREADS, 0, &parameters)? };
-            (experts.by_host, experts.outputs) = (by_host, outputs);
-        }
+        let experts = p::ExpertsOne { table, question, here, answer, normed, input, outputs, ..experts };
         for (kernel, grid, threads, shared) in launches {
-            // SAFETY: as above; the table has all experts, each of so many rows and columns.
+            // SAFETY: as above; the table has all experts, each of so many rows and columns; a question has a word for each that a token takes, and one for the answer.
             unsafe { self.gpu.launch(kernel, grid, threads, shared, &experts)? };
         }
         Ok(())

@@ -158,14 +158,10 @@ parameters! {
         gate: Matrix,
         logits: Address,
         encoded: Address,
-        input: Address,
+        normed: Address,
+        answer: Address,
         experts: u32,
         rows: u32,
-    }
-    AskOne {
-        route: Route,
-        question: Address,
-        by_host: Address,
     }
     ExpertsOne {
         route: Route,
@@ -175,7 +171,11 @@ parameters! {
         gate: Address,
         hidden: Address,
         residual: Address,
-        by_host: Address,
+        question: Address,
+        here: Address,
+        answer: Address,
+        normed: Address,
+        input: Address,
         outputs: Address,
         cols: u32,
         intermediate: u32,

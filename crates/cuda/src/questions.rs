@@ -1,6 +1,6 @@
 //! What the device asks the host in the middle of a step: which experts a token takes, so that the host brings those that are missing, or computes them itself from
-//! what the router has normed. The device waits at a kernel (`ask_one`) until it is answered; all that comes behind it is enqueued already, so that nothing else stands
-//! between the answer and the experts.
+//! what the router has normed. Where the device has all of them it says so and goes on. Else the kernel that multiplies with them (`gate_up_one`) waits for an answer,
+//! beside those that are there; all that comes behind it is enqueued already, so that nothing else stands between the answer and the experts.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -13,6 +13,8 @@ use crate::memory::{Memory, Pinned};
 
 /// Experts that a token takes at most, as the kernel has it.
 pub const MOST_CHOSEN: usize = 16;
+/// Beside an expert: the device has all of them and goes on.
+const GOES_ON: u32 = 1 << 31;
 /// Words of a question: the experts, and whether it is answered; lines of their own.
 const WORDS: usize = 32;
 /// No expert.
@@ -21,20 +23,32 @@ const NOT_YET: u32 = u32::MAX;
 const LOOKS: u32 = 1 << 16;
 
 /// Where a layer asks: places for its kernels.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Question {
     pub at: Address,
-    /// `[cols]` f32, where the host wants what was normed; else 0.
+    /// Bits of the layer's experts that are on the device to stay ([`Tables::here`](crate::tables::Tables::here)).
+    pub here: Address,
+    /// A word in which the device keeps the answer.
+    pub answer: Address,
+    /// `[cols]` f32, where the host may want what was normed, on the device and where it is written for the host; else 0.
+    pub normed: Address,
     pub input: Address,
-    /// A word in which the device keeps which experts the host has computed, a bit each.
-    pub by_host: Address,
-    /// `[those experts, cols]` f32
+    /// `[experts that the host computes, cols]` f32
     pub outputs: Address,
+}
+
+/// What a layer's router has chosen.
+pub struct Choice {
+    /// Ascending.
+    pub experts: Vec<u32>,
+    /// Nothing is to be answered: the device had all of them.
+    pub goes_on: bool,
 }
 
 pub struct Questions {
     words: Pinned,
-    by_host: Memory,
+    answer: Memory,
+    normed: Memory,
     /// What one layer's router has normed, and what experts give that the host computes: layers come one after the other. As wide as the widest, if the host computes any.
     input: Pinned,
     outputs: Pinned,
@@ -49,18 +63,21 @@ impl Questions {
         words.room(gpu, layers * WORDS * size_of::<u32>())?;
         input.room(gpu, width * size_of::<f32>())?;
         outputs.room(gpu, MOST_CHOSEN * width * size_of::<f32>())?;
-        let by_host = Memory::zeroed(gpu, size_of::<u32>(), "a question")?;
-        Ok(Questions { words, by_host, input, outputs, asked: VecDeque::new() })
+        let answer = Memory::zeroed(gpu, size_of::<u32>(), "a question")?;
+        let normed = Memory::zeroed(gpu, width * size_of::<f32>(), "a question")?;
+        Ok(Questions { words, answer, normed, input, outputs, asked: VecDeque::new() })
     }
 
-    /// Where a layer asks, which it is about to do.
-    pub fn ask(&mut self, layer: usize) -> Question {
+    /// Where a layer asks, which it is about to do; `here`: where the device looks up what it has.
+    pub fn ask(&mut self, layer: usize, here: Address) -> Question {
         let question = self.question(layer);
         question[..MOST_CHOSEN].iter().for_each(|word| word.store(NOT_YET, Ordering::Relaxed));
         question[MOST_CHOSEN].store(0, Ordering::Release);
         let at = question.as_ptr() as Address;
         self.asked.push_back(layer);
-        Question { at, input: self.input.at(), by_host: self.by_host.at, outputs: self.outputs.at() }
+        let (input, outputs) = (self.input.at(), self.outputs.at());
+        let normed = if input == 0 { 0 } else { self.normed.at };
+        Question { at, here, answer: self.answer.at, normed, input, outputs }
     }
 
     /// Of the layer that asks: what was normed, `[width]`, and room for what so many experts give.
@@ -73,17 +90,25 @@ impl Questions {
         self.asked.front().copied()
     }
 
-    /// The `k` experts that it wants, ascending: waits until the device has come to it.
+    /// The `k` experts that it wants: waits until the device has come to it. Where it goes on it asks no more.
     ///
     /// # Errors
     /// Where the device has failed before.
-    pub fn wait(&mut self, gpu: &Gpu, k: usize) -> Result<Vec<u32>> {
+    pub fn wait(&mut self, gpu: &Gpu, k: usize) -> Result<Choice> {
         let layer = self.next().expect("a layer that asks");
         let question = &self.question(layer)[..k];
         let mut looks = 0u32;
         loop {
             if question.iter().all(|word| word.load(Ordering::Acquire) != NOT_YET) {
-                return Ok(question.iter().map(|word| word.load(Ordering::Relaxed)).collect());
+                let words = || question.iter().map(|word| word.load(Ordering::Relaxed));
+                let choice = Choice {
+                    experts: words().map(|word| word & !GOES_ON).collect(),
+                    goes_on: words().all(|word| word & GOES_ON != 0),
+                };
+                if choice.goes_on {
+                    self.asked.pop_front();
+                }
+                return Ok(choice);
             }
             spin_loop();
             looks = looks.wrapping_add(1);

@@ -34,6 +34,8 @@ pub const RESERVE: u64 = 512 << 20;
 const AHEAD_FROM_DISK: usize = 64;
 /// What reads come in.
 const PAGE: usize = 4096;
+/// Experts that are moved to the device together while nobody wants anything.
+const RISES_TO_ROOM: usize = 16;
 /// A matrix that no kernel multiplies with.
 const NOBODYS: u32 = u32::MAX;
 
@@ -86,6 +88,25 @@ impl Present {
     }
 }
 
+/// What a layer's tokens want.
+struct Wanted {
+    /// Ascending.
+    experts: Vec<u32>,
+    /// How many tokens want each.
+    tokens: Vec<u32>,
+}
+
+impl Wanted {
+    /// Of a layer of `count` experts, where these were chosen, some perhaps by several tokens.
+    fn new(count: usize, chosen: &[u32]) -> Wanted {
+        let mut tokens = vec![0u32; count];
+        chosen.iter().for_each(|&e| tokens[e as usize] += 1);
+        let experts: Vec<u32> = (0..count as u32).filter(|e| tokens[*e as usize] > 0).collect();
+        let tokens = experts.iter().map(|e| tokens[*e as usize]).collect();
+        Wanted { experts, tokens }
+    }
+}
+
 /// An expert that falls, until it is copied back from its buffer.
 struct Falling {
     moved: Move,
@@ -108,6 +129,10 @@ pub struct Streaming {
     /// Copied before their layer has asked.
     ahead: Vec<(Passing, Borrowed)>,
     falling: Vec<Falling>,
+    /// Experts that have fallen, or passed, with their layers, and are still where the device may look for them.
+    parting: Vec<(usize, Passing)>,
+    /// The device has asked for nothing since it was idle: it may be told what has changed.
+    is_idle: bool,
     /// Points that nobody uses.
     points: Vec<Point>,
     sharing: Option<Sharing>,
@@ -198,6 +223,8 @@ impl Streaming {
             present: None,
             ahead: Vec::new(),
             falling: Vec::new(),
+            parting: Vec::new(),
+            is_idle: true,
             points: Vec::new(),
             sharing,
             reads_ahead: lookahead != Lookahead::Off,
@@ -242,15 +269,10 @@ impl Streaming {
     fn bring(&mut self, weights: &Weights, layer: usize, (k, chosen): (usize, &[u32])) -> Result<bool> {
         assert!(self.present.is_none(), "the layer before is settled");
         // 1. What is wanted, and none of it on its way back
-        let mut tokens = vec![0u32; self.layers[layer].experts.count];
-        chosen.iter().for_each(|&e| tokens[e as usize] += 1);
-        let wanted: Vec<u32> = (0..tokens.len() as u32).filter(|e| tokens[*e as usize] > 0).collect();
-        let tokens: Vec<u32> = wanted.iter().map(|e| tokens[*e as usize]).collect();
-        let is_wanted =
-            |m: &Move| m.falls.is_some_and(|(l, e)| l == layer && wanted.binary_search(&(e as u32)).is_ok());
-        self.falling.iter().filter(|f| is_wanted(&f.moved)).try_for_each(|f| f.done.wait())?;
-        self.land();
-        // 2. What was copied ahead
+        let wanted = Wanted::new(self.layers[layer].experts.count, chosen);
+        self.land_wanted(layer, &wanted)?;
+        let Wanted { experts: wanted, tokens } = wanted;
+        // 2. What was copied ahead, and what fell and is still used where it was
         let mut ahead = std::mem::take(&mut self.ahead);
         if ahead.iter().any(|(_, of)| of.layer != layer) {
             self.up.wait()?;
@@ -260,6 +282,9 @@ impl Streaming {
             }
         }
         let mut passing: Vec<Passing> = ahead.iter().map(|(passing, _)| *passing).collect();
+        let is_used = |(of, p): &mut (usize, Passing)| *of == layer && wanted.binary_search(&p.expert).is_ok();
+        passing.extend(self.parting.extract_if(.., is_used).map(|(_, passing)| passing));
+        self.part();
         // 3. One after the other as they come
         let fetch = self.store.fetch(layer, &wanted, &tokens, false);
         let mut held: Vec<usize> = Vec::with_capacity(wanted.len());
@@ -319,7 +344,7 @@ impl Streaming {
         let aside = Aside::new(aside, &wanted, (k, chosen));
         held.retain(|i| !aside.held.contains(i));
         // 5. What the device has to wait for
-        let copies = self.tables.tell(&self.up, layer)? || !passing.is_empty();
+        let copies = self.tables.tell(&self.up)? || !passing.is_empty();
         let many = 4 * wanted.len() > 3 * self.layers[layer].experts.count;
         let borrowed = ahead.into_iter().map(|(_, of)| of).collect();
         self.present = Some(Present { layer, fetch, many, held, borrowed, passing, aside });
@@ -394,20 +419,32 @@ impl Streaming {
 
     /// The device has done all that was enqueued: what the layer that was fetched for last used is free, and what of it is worth it stays.
     pub fn settle(&mut self, gpu: &Gpu, weights: &Weights) -> Result<()> {
+        self.is_idle = true;
+        self.settle_layer(gpu, weights, false)?;
+        self.land();
+        self.part();
+        Ok(self.tables.tell(&self.up).map(drop)?)
+    }
+
+    /// The same for the layer alone, where all copies to the device are done. `goes_on`: the device may still use what it was told of, but for what others are told now.
+    fn settle_layer(&mut self, gpu: &Gpu, weights: &Weights, goes_on: bool) -> Result<()> {
         let Some(Present { layer, fetch, held, borrowed, mut passing, aside, .. }) = self.present.take() else {
             return Ok(());
         };
         held.into_iter().for_each(|i| self.store.release(fetch, i));
         borrowed.into_iter().for_each(|of| self.store.give_back(of));
         let mut falls = 0;
-        while let Some(moved) = self.store.rise(layer, falls < RISES) {
+        let class = self.store.class(layer);
+        loop {
+            // What falls keeps its buffer while the device goes on.
+            let has_room = !goes_on || self.classes[class].rooms.free() > 0;
+            let Some(moved) = self.store.rise(layer, falls < RISES && has_room) else { break };
             let found = passing.iter().position(|p| p.expert as usize == moved.expert);
             let buffer = match found.map(|i| passing.swap_remove(i).buffer) {
                 Some(buffer) => buffer,
                 None => self.copy_up(weights, &moved)?,
             };
-            let class = self.store.class(layer);
-            let old = self.classes[class].rooms.stay(moved.to, buffer);
+            let old = self.stay(&moved, buffer);
             match moved.falls {
                 None => {
                     self.give_back(layer, old);
@@ -415,6 +452,7 @@ impl Streaming {
                 }
                 Some((of, expert)) => {
                     falls += 1;
+                    self.tables.stay(of, expert, false);
                     let (lie, at) = (self.lie(of, expert), self.buffer(layer, old));
                     for (to, from) in &lie.runs {
                         let bytes = self.store.falling(&moved, to.clone());
@@ -427,7 +465,7 @@ impl Streaming {
                 }
             }
         }
-        passing.iter().for_each(|p| self.give_back(layer, p.buffer));
+        self.parting.extend(passing.into_iter().map(|p| (layer, p)));
         // Held until here, so that none of them rises, which would have to be copied first.
         aside.held.into_iter().for_each(|i| self.store.release(fetch, i));
         let complete = &mut self.layers[layer].complete;
@@ -452,13 +490,30 @@ impl Streaming {
     fn land(&mut self) {
         let landed: Vec<Falling> = self.falling.extract_if(.., |f| f.done.is_past()).collect();
         for Falling { moved, buffer, done } in landed {
-            self.give_back(moved.layer, buffer);
+            let (layer, expert) = moved.falls.expect("an expert that falls");
+            self.parting.push((layer, Passing { expert: expert as u32, buffer }));
             self.store.landed(moved);
             self.points.push(done);
         }
     }
 
-    /// A buffer for an expert of a layer. There are enough for all that a layer can want, if nothing else has them.
+    /// The same, once all that is wanted of a layer is copied back.
+    fn land_wanted(&mut self, layer: usize, Wanted { experts, .. }: &Wanted) -> Result<()> {
+        let is_wanted =
+            |m: &Move| m.falls.is_some_and(|(l, e)| l == layer && experts.binary_search(&(e as u32)).is_ok());
+        self.falling.iter().filter(|f| is_wanted(&f.moved)).try_for_each(|f| f.done.wait())?;
+        self.land();
+        Ok(())
+    }
+
+    /// The device looks for nothing where it fell, or passed: it is idle, or waits and is told before it goes on.
+    fn part(&mut self) {
+        for (layer, Passing { buffer, .. }) in std::mem::take(&mut self.parting) {
+            self.give_back(layer, buffer);
+        }
+    }
+
+    /// A buffer for an expert of a layer, while the device does not go on. There are enough for all that a layer can want, if nothing else has them.
     fn take_buffer(&mut self, layer: usize) -> Result<u32> {
         let class = self.store.class(layer);
         if let Some(buffer) = self.classes[class].rooms.take() {
@@ -466,6 +521,7 @@ impl Streaming {
         }
         self.down.wait()?;
         self.land();
+        self.part();
         Ok(self.classes[class].rooms.take().expect("buffers for all of a layer's experts"))
     }
 
@@ -518,9 +574,27 @@ impl Streaming {
         Some(Failed { rows, why: Arc::new(Error::from(error)) })
     }
 
-    /// [`ExpertStore::fill`]
-    pub fn fill(&mut self) -> bool {
-        self.store.fill()
+    /// Reads some experts that there is room for, or, once memory here has no more, moves some from there to the device, as far as that has room. The device is idle.
+    /// Whether there may be more to do.
+    pub fn fill(&mut self, weights: &Weights) -> Result<bool> {
+        if self.store.fill() {
+            return Ok(true);
+        }
+        for n in 0..RISES_TO_ROOM {
+            let Some(moved) = self.store.rise_to_room() else { return Ok(n > 0) };
+            let buffer = self.copy_up(weights, &moved)?;
+            let old = self.stay(&moved, buffer);
+            self.give_back(moved.layer, old);
+            self.store.landed(moved);
+        }
+        Ok(true)
+    }
+
+    /// An expert that has risen is in this buffer from now on; the one that was kept for its slot.
+    fn stay(&mut self, moved: &Move, buffer: u32) -> u32 {
+        let class = self.store.class(moved.layer);
+        self.tables.stay(moved.layer, moved.expert, true);
+        self.classes[class].rooms.stay(moved.to, buffer)
     }
 
     pub fn take(&mut self) -> Streamed {

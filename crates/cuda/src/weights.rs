@@ -151,16 +151,16 @@ impl Kind {
         }
     }
 
-    /// The kernels of a mixture for one token: of gate and up, and of down.
-    pub fn experts_one(self) -> Option<[Kernel; 2]> {
+    /// The kernels of a mixture for one token: of gate and up, of these where the device may have to ask for experts, and of down.
+    pub fn experts_one(self) -> Option<[Kernel; 3]> {
         use Kernel::*;
         match self.0 {
-            6 => Some([GateUp2One, Down2One]),
-            7 => Some([GateUp3One, Down3One]),
-            8 => Some([GateUp4One, Down4One]),
-            9 => Some([GateUp5One, Down5One]),
-            10 => Some([GateUp6One, Down6One]),
-            11 => Some([GateUp8One, Down8One]),
+            6 => Some([GateUp2One, GateUp2Asking, Down2One]),
+            7 => Some([GateUp3One, GateUp3Asking, Down3One]),
+            8 => Some([GateUp4One, GateUp4Asking, Down4One]),
+            9 => Some([GateUp5One, GateUp5Asking, Down5One]),
+            10 => Some([GateUp6One, GateUp6Asking, Down6One]),
+            11 => Some([GateUp8One, GateUp8Asking, Down8One]),
             _ => None,
         }
     }

@@ -1,16 +1,26 @@
 //! One token's layers: the device asks in the middle of a step that is enqueued whole, and the host answers once all experts are there, or computed.
+//!
+//! Where the device has all that the token takes, it goes on and the host learns of it later. So what a device that goes on may still use stays as it is until it waits
+//! for an answer again, or has done all: the buffers of experts that fall or pass ([`Streaming::part`]), and what tables and bits say of them. What rises and falls is decided
+//! behind an answer, while the device computes.
 
 use anyhow::Result;
+use sluice_store::experts::Next;
 
-use super::Streaming;
+use super::{Streaming, Wanted};
 use crate::driver::{Address, Gpu};
-use crate::questions::Question;
+use crate::questions::{Choice, Question};
 use crate::weights::Weights;
 
 impl Streaming {
     /// Has the device ask for the experts that the one token takes: where it asks, and where the table of their matrices is.
-    pub fn ask(&mut self, layer: usize) -> (Question, Address) {
-        (self.questions.ask(layer), self.tables.at(layer))
+    pub fn ask(&mut self, layer: usize) -> Result<(Question, Address)> {
+        if std::mem::take(&mut self.is_idle) {
+            self.tables.tell(&self.up)?;
+            // Most often it was told while it was idle.
+            self.up.wait()?;
+        }
+        Ok((self.questions.ask(layer, self.tables.here(layer)), self.tables.at(layer)))
     }
 
     /// Whether the device asks, or will once what is held back is carried out.
@@ -23,38 +33,60 @@ impl Streaming {
         self.questions.open_all();
     }
 
-    /// Answers all that the device asks: what was held back is carried out by now. `k`: experts of a token, by layer. How many questions there were.
+    /// Answers all that the device asks: what was held back is carried out by now. `k`: experts of a token, by layer. How many questions it waited for.
     pub fn answer(&mut self, gpu: &Gpu, weights: &Weights, k: impl Fn(usize) -> usize) -> Result<usize> {
         let mut answered = 0;
         while let Some(layer) = self.questions.next() {
-            if let Err(error) = self.answer_next(gpu, weights, layer, k(layer)) {
-                self.questions.open_all();
-                return Err(error);
+            match self.answer_next(gpu, weights, layer, k(layer)) {
+                Ok(waited) => answered += usize::from(waited),
+                Err(error) => {
+                    self.questions.open_all();
+                    return Err(error);
+                }
             }
-            answered += 1;
         }
         Ok(answered)
     }
 
-    fn answer_next(&mut self, gpu: &Gpu, weights: &Weights, layer: usize, k: usize) -> Result<()> {
-        let chosen = self.questions.wait(gpu, k)?;
-        // What is written down can wait, where nothing of it moves what the device reads meanwhile.
-        let has_all = self.tables.is_told(layer)
-            && self.present.as_ref().is_none_or(|p| p.passing.is_empty() && p.aside.held.is_empty())
-            && chosen.iter().all(|e| self.store.is_there_fast(layer, *e as usize));
-        if has_all {
-            self.questions.open(0);
+    /// Whether the device waited.
+    fn answer_next(&mut self, gpu: &Gpu, weights: &Weights, layer: usize, k: usize) -> Result<bool> {
+        let Choice { experts, goes_on } = self.questions.wait(gpu, k)?;
+        // There is something where the layer before did not ask.
+        self.settle_layer(gpu, weights, true)?;
+        let has_all =
+            self.tables.is_told(layer) && experts.iter().all(|e| self.store.is_there_fast(layer, *e as usize));
+        if goes_on || has_all {
+            // What is written down can wait.
+            if !goes_on {
+                self.questions.open(0);
+            }
+            self.visit(layer, &experts)?;
+            return Ok(!goes_on);
         }
-        self.settle(gpu, weights)?;
-        let copies = self.bring(weights, layer, (k, &chosen))?;
+        let copies = self.bring(weights, layer, (k, &experts))?;
         let by_host = self.compute_for_one();
         if copies {
             self.up.wait()?;
         }
-        if !has_all {
-            self.questions.open(by_host);
+        self.questions.open(by_host);
+        self.settle_layer(gpu, weights, true)?;
+        Ok(true)
+    }
+
+    /// Takes down that a layer's experts were wanted, all of which the device had.
+    fn visit(&mut self, layer: usize, experts: &[u32]) -> Result<()> {
+        let wanted = Wanted::new(self.layers[layer].experts.count, experts);
+        self.land_wanted(layer, &wanted)?;
+        let fetch = self.store.fetch(layer, &wanted.experts, &wanted.tokens, false);
+        loop {
+            match self.store.next(fetch, true) {
+                Next::Expert(i) => self.store.release(fetch, i),
+                // Nobody needs it any more.
+                Next::Failed(i) => drop(self.store.take_error(fetch, i)),
+                Next::Later => {}
+                Next::Over => return Ok(()),
+            }
         }
-        Ok(())
     }
 
     /// Computes the host's part of what one token takes, while the rest is copied. Which experts, a bit each by their places in what is wanted.

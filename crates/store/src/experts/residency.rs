@@ -351,6 +351,7 @@ mod tests {
         LetGo(usize),
         Forget(usize),
         Rise,
+        RiseToRoom,
     }
 
     const EXPERTS: [usize; 3] = [5, 1, 8];
@@ -367,6 +368,7 @@ mod tests {
             (0usize..64).prop_map(Call::LetGo),
             (0usize..64).prop_map(Call::Forget),
             Just(Call::Rise),
+            Just(Call::RiseToRoom),
         ]
     }
 
@@ -411,6 +413,14 @@ mod tests {
                     Call::Hold(slot) => cache.hold(slot as u32),
                     Call::LetGo(slot) => cache.let_go(slot as u32),
                     Call::Forget(slot) => cache.forget(slot as u32),
+                    Call::RiseToRoom => {
+                        let room = tiers.len() > 1 && cache.has_room(0);
+                        let Some(rise) = cache.rise_to_room() else { continue };
+                        prop_assert!(room && rise.falls.is_none());
+                        prop_assert_eq!(cache.slot(rise.layer, rise.expert), Some(rise.to));
+                        prop_assert_eq!((cache.tier(rise.to), cache.tier(rise.from)), (0, 1));
+                        cache.landed(&rise);
+                    }
                     Call::Rise => {
                         let before = cache.slots.clone();
                         let Some(rise) = cache.rise() else { continue };

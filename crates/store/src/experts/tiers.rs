@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::fetch::FetchId;
 use super::residency::Rise;
-use super::store::ExpertStore;
+use super::store::{Class, ExpertStore};
 
 /// Slots of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,12 +144,24 @@ impl ExpertStore {
             return None;
         }
         let rise = class.residency.rise()?;
-        let from = class.first + rise.from;
         self.stats.rises += 1;
         self.stats.falls += u64::from(rise.falls.is_some());
+        Some(self.moved(rise, number))
+    }
+
+    /// Moves an expert from memory here to the faster tier, whoever wants it, if there is room: as [`ExpertStore::rise`].
+    pub fn rise_to_room(&mut self) -> Option<Move> {
+        let rises = |(number, class): (usize, &mut Class)| Some((class.residency.rise_to_room()?, number));
+        let (rise, number) = self.classes.iter_mut().enumerate().find_map(rises)?;
+        self.stats.rises += 1;
+        Some(self.moved(rise, number))
+    }
+
+    fn moved(&mut self, rise: Rise, class: usize) -> Move {
+        let from = self.classes[class].first + rise.from;
         self.state(from).landing = true;
         let Rise { layer, expert, to, falls, .. } = rise;
-        Some(Move { layer, expert, to: to as usize, falls, rise, class: number })
+        Move { layer, expert, to: to as usize, falls, rise, class }
     }
 
     /// A part of the slot that the expert which rises leaves, until something falls to it.

@@ -31,7 +31,6 @@ impl Residency {
             };
             let more = |a: &Key, b: &Key| self.worth.lasting(*a).total_cmp(&self.worth.lasting(*b)).then(b.cmp(a));
             let Some(key) = self.worth.keys(layer).filter(rises).max_by(more) else { continue };
-            let from = self.slots[key as usize];
             let (to, falls) = match self.tiers[tier - 1].free.pop() {
                 Some(to) => (to, None),
                 None => {
@@ -46,22 +45,42 @@ impl Residency {
                     }
                     let to = self.slots[least.key as usize];
                     let of = self.worth.layer_of(least.key);
-                    self.put(least.key, from);
+                    self.put(least.key, self.slots[key as usize]);
                     (to, Some((of, (least.key - self.worth.keys(of).start) as usize)))
                 }
             };
-            if falls.is_none() {
-                self.keys[from as usize] = NONE;
-            }
-            self.put(key, to);
-            for tier in [tier - 1, tier] {
-                self.forget_least(tier, layer);
-                falls.inspect(|(layer, _)| self.forget_least(tier, *layer));
-            }
-            (self.held[from as usize], self.held[to as usize]) = (true, true);
-            return Some(Rise { layer, expert: (key - self.worth.keys(layer).start) as usize, from, to, falls });
+            return Some(self.promote(key, tier, to, falls));
         }
         None
+    }
+
+    /// Promotes an expert of the second tier that is not held, whoever wants it, if a slot of the fastest is free: the one that is worth most in the long run. As
+    /// [`Residency::rise`].
+    pub fn rise_to_room(&mut self) -> Option<Rise> {
+        if self.tiers.len() < 2 || !self.has_room(0) {
+            return None;
+        }
+        let second = &self.tiers[1];
+        let rises = |slot: &u32| self.keys[*slot as usize] != NONE && !self.held[*slot as usize];
+        let keys = (second.first..second.end).filter(rises).map(|slot| self.keys[slot as usize]);
+        let key = keys.max_by(|a, b| self.worth.lasting(*a).total_cmp(&self.worth.lasting(*b)).then(b.cmp(a)))?;
+        let to = self.tiers[0].free.pop().expect("a slot that is free");
+        Some(self.promote(key, 1, to, None))
+    }
+
+    /// Has an expert of a tier in a slot of the next faster one; what falls is in the expert's slot already.
+    fn promote(&mut self, key: Key, tier: usize, to: u32, falls: Option<(usize, usize)>) -> Rise {
+        let (layer, from) = (self.worth.layer_of(key), self.slots[key as usize]);
+        if falls.is_none() {
+            self.keys[from as usize] = NONE;
+        }
+        self.put(key, to);
+        for tier in [tier - 1, tier] {
+            self.forget_least(tier, layer);
+            falls.inspect(|(layer, _)| self.forget_least(tier, *layer));
+        }
+        (self.held[from as usize], self.held[to as usize]) = (true, true);
+        Rise { layer, expert: (key - self.worth.keys(layer).start) as usize, from, to, falls }
     }
 
     /// The copies of a promotion are done.
