@@ -58,7 +58,10 @@ pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engi
     if let (DeviceArg::Cpu, DeviceArg::Cpu, Some(_)) = (asked, &chosen, options.device_memory) {
         bail!("--gpu-memory is of a GPU's memory, and none was asked for: --device cuda, or auto");
     }
-    let open = |device: &DeviceArg, options| Engine::open_on(folder, options, &|options| device.backend(options));
+    let open = |device: &DeviceArg, mut options: Options| {
+        options.load.ahead = *device != DeviceArg::Cpu;
+        Engine::open_on(folder, options, &|options| device.backend(options))
+    };
     let mut device = chosen;
     let opened = loop {
         match open(&device, options.clone()) {

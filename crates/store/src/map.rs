@@ -162,6 +162,11 @@ impl Map {
         }
     }
 
+    /// Takes `range`, of a file's map, out of the page table: nothing of it counts as this process's any more.
+    pub fn leave(&self, range: Range<usize>) -> io::Result<()> {
+        self.advise(range, Advice::LinuxDontNeed)
+    }
+
     /// `madvise` for the pages that hold `range`.
     fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
         assert!(range.start <= range.end && range.end <= self.len, "range outside the map");

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 
 use proptest::prelude::*;
 
-use sluice_store::load::{self, Chunk, Filled, Piece, Staging};
+use sluice_store::load::{self, Chunk, Filled, Piece, ReadAhead, Staging};
 use sluice_store::{
     Bytes, Checkpoint, Dtype, LoadMode, LoadOptions, Loading, TensorPlan, Writer, drop_cached, host_memory,
     resident_bytes, shard_name,
@@ -262,6 +262,64 @@ fn buffered_reads_leave_the_page_cache_as_it_was() {
     start(&checkpoint, &loading);
     loading.finish().unwrap();
     assert_eq!(resident_bytes(&file, 0, 8 << 20).unwrap(), before);
+}
+
+#[test]
+fn what_a_map_delivers_is_in_the_page_cache_afterwards() {
+    let folder = folder_of(&[vec![9 << 20, 70_000]]);
+    make_cold(folder.path());
+    let (checkpoint, loading) = load::open(folder.path(), &options(LoadMode::Mmap)).unwrap();
+    let views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
+    deliver(&views, &loading, || Ok(()));
+    loading.finish().unwrap();
+    let file = File::open(&files(folder.path())[0]).unwrap();
+    let len = file.metadata().unwrap().len();
+    assert!(resident_bytes(&file, 0, len).unwrap() >= len);
+}
+
+#[test]
+fn files_are_read_ahead_where_they_will_be_mapped_and_there_is_room() {
+    let folder = folder_of(&[vec![65 << 20], vec![66 << 20]]);
+    let total: u64 = files(folder.path()).iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+    let device = fs::metadata(folder.path()).unwrap().dev();
+    // A disk that reads past the page cache so many times as fast as into a map.
+    let disk = |times: f64| {
+        let path = folder.path().join(format!("disk-{times}.json"));
+        let speeds = format!(r#"{{"direct": {}, "mapped": 1e9}}"#, times * 1e9);
+        let key = format!("{}:{}", libc::major(device), libc::minor(device));
+        fs::write(&path, format!(r#"{{"{key}": {speeds}}}"#)).unwrap();
+        LoadOptions { memory_of_disks: Some(path), ..options(LoadMode::Auto) }
+    };
+    let mapped = options(LoadMode::Mmap);
+    let cases = [
+        ("asked for", mapped.clone(), true),
+        ("room", LoadOptions { room: Some(total), ..mapped.clone() }, true),
+        ("no room", LoadOptions { room: Some(total - 1), ..mapped }, false),
+        ("copied", options(LoadMode::Pread), false),
+        ("past the page cache", options(LoadMode::Direct), false),
+        ("an unknown disk", options(LoadMode::Auto), false),
+        ("about as fast", disk(1.05), true),
+        ("faster", disk(1.3), false),
+    ];
+    for (case, options, expected) in cases {
+        make_cold(folder.path());
+        ReadAhead::begin(folder.path(), &options).wait();
+        let cached = |path: &PathBuf| {
+            let file = File::open(path).unwrap();
+            resident_bytes(&file, 0, file.metadata().unwrap().len()).unwrap()
+        };
+        let shards =
+            files(folder.path()).into_iter().filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
+        let cached: u64 = shards.map(|path| cached(&path)).sum();
+        // Headers are read in any case, and what the kernel reads ahead of them.
+        let (least, most) = if expected { (total, u64::MAX) } else { (0, total / 2) };
+        assert!((least..=most).contains(&cached), "{case}: {cached} of {total} bytes");
+    }
+    // Who does not wait ends it.
+    make_cold(folder.path());
+    drop(ReadAhead::begin(folder.path(), &options(LoadMode::Mmap)));
+    // A folder without a model is told by who loads it.
+    ReadAhead::begin(Path::new("nowhere"), &options(LoadMode::Mmap)).wait();
 }
 
 #[test]

@@ -13,6 +13,7 @@ use sluice_backend::{
 use sluice_cache::{Group, KvCache, Prefixes};
 use sluice_model::{CacheKind, Config, Decoder};
 use sluice_store::experts::Keep;
+use sluice_store::load::ReadAhead;
 use sluice_store::{Bytes, Checkpoint, Error, LoadOptions, Loading};
 
 use super::Engine;
@@ -62,6 +63,7 @@ impl Engine {
         let numa = Processors::here().place_memory(options.numa);
         let state = (model.state_len() * size_of::<f32>()) as u64;
         options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::memory(state));
+        let mut ahead = options.load.ahead.then(|| ReadAhead::begin(folder, &options.load));
         let mut first = Some(make(&options)?);
         let device = first.as_ref().is_some_and(|backend| backend.device_memory().is_some());
         let placed = placement::decide(folder, &model, &options, device)?;
@@ -80,10 +82,13 @@ impl Engine {
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
+        ahead = ahead.filter(|_| mapped);
         let opened = match open(placed) {
             // Weights alone would fit, but not with all that a step needs.
             Err(refused) if may_stream && mapped && refused.is::<Refusal>() => {
                 let by_device = refused_by_device(&refused);
+                // What stays on disk goes past the page cache.
+                drop(ahead.take());
                 let streamed = open(placement::instead_of_mapped(folder, &options, by_device));
                 streamed.map_err(|e| if smallest(&e) < smallest(&refused) { e } else { refused })
             }

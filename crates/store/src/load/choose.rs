@@ -13,6 +13,9 @@ pub(crate) const SMALL: u64 = 64 << 20;
 /// A map must not be more than this much slower to be taken: it leaves the file in the page cache, and the next start is at once.
 const TIE: f64 = 1.03;
 
+/// The same of a map that is read ahead of a device's start: it begins sooner.
+const TIE_AHEAD: f64 = 1.1;
+
 pub(crate) struct Chooser<'a> {
     options: &'a LoadOptions,
     /// Of all files.
@@ -73,7 +76,8 @@ impl<'a> Chooser<'a> {
             return (LoadMode::Mmap, format!("{percent:.0}% in the page cache, and the disk refuses direct reads"));
         };
         let times = [(file.len - cached) as f64 / speeds.mapped, file.len as f64 / direct];
-        let mode = if times[0] <= TIE * times[1] { LoadMode::Mmap } else { LoadMode::Direct };
+        let tie = if self.options.ahead { TIE_AHEAD } else { TIE };
+        let mode = if times[0] <= tie * times[1] { LoadMode::Mmap } else { LoadMode::Direct };
         let reason = format!(
             "{percent:.0}% in the page cache; mapped the rest takes {:.2} s at {}/s, direct all {:.2} s at {}/s",
             times[0],
@@ -93,6 +97,16 @@ impl<'a> Chooser<'a> {
         self.speeds.push((file.device(), found));
         found
     }
+}
+
+/// Whether a file is brought into the page cache before it is known what of it is wanted: where it will be mapped for what is known without measuring.
+pub(crate) fn is_read_ahead(file: &ReadFile, options: &LoadOptions) -> bool {
+    let is_slower = |speeds: Speeds| speeds.direct.is_some_and(|direct| direct > TIE_AHEAD * speeds.mapped);
+    let speeds = || options.memory_of_disks.as_deref().and_then(|memory| probe::recall(file, memory));
+    file.len >= SMALL
+        && remote(file).is_none()
+        && resident_bytes(&file.buffered, 0, file.len).is_ok_and(|cached| cached < file.len)
+        && (options.mode == LoadMode::Mmap || speeds().is_some_and(|speeds| !is_slower(speeds)))
 }
 
 fn gigabytes(n: u64) -> String {

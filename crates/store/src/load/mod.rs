@@ -5,6 +5,7 @@
 //! the page cache. What they read goes through [`ChunkSink`], so that the same engine can feed memory of another kind. Never: bytes
 //! that are not the file's without an error that names file, tensor and offset.
 
+mod ahead;
 mod choose;
 mod delivery;
 mod probe;
@@ -26,6 +27,7 @@ use crate::bytes::Bytes;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::memory::Memory;
+pub use ahead::ReadAhead;
 pub use delivery::Piece;
 pub use probe::Speeds;
 #[doc(hidden)]
@@ -81,6 +83,8 @@ pub struct LoadOptions {
     pub rings: usize,
     /// Threads that read where io_uring does not.
     pub threads: usize,
+    /// Whether who opens a model may begin with [`ReadAhead`]: where a device takes a while to start.
+    pub ahead: bool,
 }
 
 /// What the disk can do that a file is on: measured on parts of it that are not in the page cache, or remembered. `None` where there is too little to
@@ -113,6 +117,7 @@ impl Default for LoadOptions {
             depth: 8,
             rings: 2,
             threads: 4,
+            ahead: false,
         }
     }
 }

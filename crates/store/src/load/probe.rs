@@ -60,7 +60,7 @@ pub fn remembered_speeds(json: &[u8]) -> Vec<Speeds> {
 }
 
 /// What is remembered of the file's device.
-fn recall(file: &ReadFile, memory: &Path) -> Option<Speeds> {
+pub(crate) fn recall(file: &ReadFile, memory: &Path) -> Option<Speeds> {
     remembered(&read_small(memory, MAX_MEMORY).ok()?).0.get(&key(file)).copied()
 }
 

@@ -275,7 +275,9 @@ impl ChunkQueue {
 
     /// Through the page cache, where it stays as if it had been mapped.
     fn read_cached(&self, lent: Lent) {
-        let (file, chunk) = (&self.sources[lent.chunk.file].file, lent.chunk);
+        let (source, chunk) = (&self.sources[lent.chunk.file], lent.chunk);
+        let (file, start) = (&source.file, chunk.offset as usize);
+        source.bring(start..start + chunk.len);
         // SAFETY: the memory was lent by `next`.
         match unsafe { file.read_buffered(lent.memory, chunk.offset, chunk.len) } {
             Ok(()) => self.filled(lent),

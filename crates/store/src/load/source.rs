@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use super::choose::SMALL;
 use super::queue::ChunkQueue;
 use super::read::ReadFile;
-use super::{LoadError, LoadMode, LoadOptions};
+use super::{LoadError, LoadMode, LoadOptions, ahead};
 use crate::error::Error;
 use crate::map::Map;
 
@@ -30,6 +30,8 @@ pub(crate) struct Source {
     pub file: ReadFile,
     pub mode: LoadMode,
     memory: Map,
+    /// It is mapped, wanted whole, and was not all in the page cache: parts of it are brought there before they are read.
+    brought: bool,
     chunk: usize,
     states: Box<[AtomicU8]>,
     /// Chunks that are not there yet; 0 answers most queries at once.
@@ -85,6 +87,7 @@ impl Source {
             file,
             mode,
             memory,
+            brought: mapped && !resident && !some_left,
             chunk,
             states,
             left,
@@ -153,6 +156,13 @@ impl Source {
         let (queue, number) = self.reader.get().expect("a source that is handed out has a reader");
         let queue = queue.upgrade().expect("weights are used only as long as their load lives");
         queue.wait(*number, self, range);
+    }
+
+    /// Brings a part of a mapped file into the page cache, for a read that follows and tells what is wrong.
+    pub fn bring(&self, range: Range<usize>) {
+        if self.brought {
+            let _ = ahead::bring(&self.file, &self.memory, range);
+        }
     }
 
     /// Bytes of the file, waiting for them; zeros for what can never be there.

@@ -1,0 +1,89 @@
+//! Reading before anybody knows what for: while a device starts, the disk has nothing to do.
+
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+
+use super::read::ReadFile;
+use super::{LoadMode, LoadOptions, choose};
+use crate::checkpoint::Checkpoint;
+use crate::map::Map;
+use crate::page_cache::resident_bytes;
+
+/// Brings a part of a file into the page cache by the file's map, if it is not there: in large pages and by requests as large, where reads begin with small ones. The
+/// page table is left as it was before, so that nothing of it counts as this process's memory.
+pub(crate) fn bring(file: &ReadFile, map: &Map, range: Range<usize>) -> io::Result<()> {
+    let (start, len) = (range.start as u64, range.len() as u64);
+    if resident_bytes(&file.buffered, start, len).is_ok_and(|cached| cached >= len) {
+        return Ok(());
+    }
+    map.populate(range.clone())?;
+    map.leave(range)
+}
+
+/// Brings a checkpoint's files into the page cache, in order, until all of them are there or this is dropped. What goes wrong is for whoever loads
+/// them to tell.
+#[derive(Debug)]
+pub struct ReadAhead {
+    stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ReadAhead {
+    /// For a load with these options: files that it will map, if there is memory for all of them.
+    pub fn begin(folder: &Path, options: &LoadOptions) -> ReadAhead {
+        let stopped = Arc::new(AtomicBool::new(false));
+        let (folder, options, stop) = (folder.to_owned(), options.clone(), Arc::clone(&stopped));
+        let thread = thread::Builder::new().name("sluice-ahead".into());
+        // Without a thread it is read later.
+        let thread = thread.spawn(move || read_all(&folder, &options, &stop)).ok();
+        ReadAhead { stopped, thread }
+    }
+
+    /// Waits until all is there that is to be.
+    pub fn wait(mut self) {
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Drop for ReadAhead {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+fn read_all(folder: &Path, options: &LoadOptions, stopped: &AtomicBool) {
+    if !matches!(options.mode, LoadMode::Auto | LoadMode::Mmap) {
+        return;
+    }
+    let Ok((_, files)) = Checkpoint::open_keeping_files(folder) else { return };
+    let total: u64 = files.iter().map(|file| file.len).sum();
+    if options.room.is_some_and(|room| room < total) {
+        return;
+    }
+    for file in files.iter().filter(|file| choose::is_read_ahead(file, options)) {
+        read(file, options, stopped);
+    }
+}
+
+fn read(file: &ReadFile, options: &LoadOptions, stopped: &AtomicBool) {
+    let Ok(map) = Map::file(&file.buffered, file.len as usize) else { return };
+    let (next, size) = (AtomicU64::new(0), options.request(LoadMode::Mmap) as u64);
+    let work = || {
+        while !stopped.load(Ordering::Relaxed) {
+            let from = next.fetch_add(size, Ordering::Relaxed);
+            let chunk = from as usize..(from + size).min(file.len) as usize;
+            if from >= file.len || bring(file, &map, chunk).is_err() {
+                break;
+            }
+        }
+    };
+    thread::scope(|scope| {
+        (1..options.threads).for_each(|_| drop(thread::Builder::new().spawn_scoped(scope, work)));
+        work();
+    });
+}
