@@ -192,14 +192,15 @@ struct OfWideTile {
 
 template <u32 TYPE> __device__ __forceinline__ void attend_wide(const Attention& p, OfWideTile& shared) {
     const Cache& c = p.cache;
-    u32 group = p.heads / p.kv_heads, per_tile = max(ATTEND_ROWS / group, 1u), kv_head = blockIdx.y;
+    u32 group = p.heads / p.kv_heads, per_tile = max(ATTEND_ROWS / group, 1u);
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, row = warp * 8;
     float *q = room, *keys = q + WIDE_DIM * ROWS_STRIDE, *weights = keys + WIDE_DIM * KEYS_STRIDE;
     u8 *stored_keys = (u8*)(weights + PARTITION * WEIGHTS_STRIDE), *stored_values = stored_keys + PARTITION * STORED_STRIDE;
     // A warp's rows one after the other, where weights lie while there are some.
     float* apart = weights + row * WIDE_DIM;
-    // The last tokens see most: they come first.
-    u32 tile = gridDim.x - 1 - blockIdx.x, end_of_tile = min((tile + 1) * per_tile, p.tokens);
+    // The last tokens see most: they come first, with all their heads.
+    u32 block = blockIdx.y * gridDim.x + blockIdx.x, kv_head = block % gridDim.y;
+    u32 tile = gridDim.x - 1 - block / gridDim.y, end_of_tile = min((tile + 1) * per_tile, p.tokens);
 #pragma unroll 1
     for (u32 first = tile * per_tile, next; first < end_of_tile; first = next) {
         // 1. Tokens of one sequence, and its first keys, which come beside queries
