@@ -1,4 +1,5 @@
 // Rows of activations, normed or combined, in the encodings that matrix products take; rows of an embedding.
+#pragma once
 #include "numerics.cuh"
 
 struct Encode {

@@ -244,17 +244,27 @@ extern "C" __global__ void combine(const Combine p) {
     begin();
     for (u32 t = blockIdx.y; t < p.tokens; t += gridDim.y) {
         for (u32 c = blockIdx.x * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.x * blockDim.x) {
+            const int DEEP = 8;
+            float* to = p.residual.row(t) + c;
+            const float before = *to;
             float sum = 0.0f;
-            for (u32 n = 0; n < p.k; n++) {
-                u64 pair = (u64)t * p.k + n;
-                sum = fma(p.weights[pair], p.outputs[pair * p.cols + c], sum);
+#pragma unroll 1
+            for (u32 from = 0; from < p.k; from += DEEP) {
+                float weights[DEEP], outputs[DEEP];
+#pragma unroll
+                for (u32 d = 0; d < DEEP; d++) {
+                    const u64 pair = (u64)t * p.k + min(from + d, p.k - 1);
+                    weights[d] = p.weights[pair];
+                    outputs[d] = p.outputs[pair * p.cols + c];
+                }
+#pragma unroll
+                for (u32 d = 0; d < DEEP; d++) sum = from + d < p.k ? fma(weights[d], outputs[d], sum) : sum;
             }
             if (p.shared) {
                 float gate = p.gates ? sigmoid(p.gates[t]) : 1.0f;
                 sum = fma(gate, p.shared[(u64)t * p.cols + c], sum);
             }
-            float* to = p.residual.row(t) + c;
-            *to = add(*to, sum);
+            *to = add(before, sum);
         }
     }
 }

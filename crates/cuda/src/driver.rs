@@ -48,6 +48,7 @@ pub struct Device {
     pub tiles: bool,
     pub prompts: bool,
     pub few: bool,
+    pub thin: bool,
 }
 
 // SAFETY: a context may be used by any thread that it is current on, which `bind` sees to; the driver locks what threads share.
@@ -198,6 +199,7 @@ impl Device {
             tiles,
             prompts,
             few: chosen(Way::Few),
+            thin: chosen(Way::Thin),
         })
     }
 

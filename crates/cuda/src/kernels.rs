@@ -166,12 +166,22 @@ kernels! {
     TilesFew8Of2 "tiles_few_8_2" p::Products;
     Tiles8Of4 "tiles_8_4" p::Products;
     TilesFew8Of4 "tiles_few_8_4" p::Products;
-    ExpertsFew2 "few_2" p::Products;
-    ExpertsFew3 "few_3" p::Products;
-    ExpertsFew4 "few_4" p::Products;
-    ExpertsFew5 "few_5" p::Products;
-    ExpertsFew6 "few_6" p::Products;
-    ExpertsFew8 "few_8" p::Products;
+    ExpertsFew2 "few_2" p::ExpertsFew;
+    ExpertsFewGated2 "few_gated_2" p::ExpertsFew;
+    ExpertsFew3 "few_3" p::ExpertsFew;
+    ExpertsFewGated3 "few_gated_3" p::ExpertsFew;
+    ExpertsFew4 "few_4" p::ExpertsFew;
+    ExpertsFewGated4 "few_gated_4" p::ExpertsFew;
+    ExpertsFew5 "few_5" p::ExpertsFew;
+    ExpertsFewGated5 "few_gated_5" p::ExpertsFew;
+    ExpertsFew6 "few_6" p::ExpertsFew;
+    ExpertsFewGated6 "few_gated_6" p::ExpertsFew;
+    ExpertsFew8 "few_8" p::ExpertsFew;
+    ExpertsFewGated8 "few_gated_8" p::ExpertsFew;
+    Thin4For8 "thin_4_8" p::Products;
+    Thin4For16 "thin_4_16" p::Products;
+    Thin8For8 "thin_8_8" p::Products;
+    Thin8For16 "thin_8_16" p::Products;
     RowsBf16For1 "rows_bf16_1" p::Rows;
     RowsBf16For2 "rows_bf16_2" p::Rows;
     RowsBf16For4 "rows_bf16_4" p::Rows;
@@ -202,6 +212,8 @@ kernels! {
     Route "route" p::Route;
     CountPairs "count_pairs" p::Pairs;
     GroupPairs "group_pairs" p::Pairs;
+    RouteFew "route_few" p::RouteFew;
+    ChooseFew "choose_few" p::ChooseFew;
     Combine "combine" p::Combine;
     RouteOne "route_one" p::RouteOne;
     GateUp2One "gate_up_one_2" p::ExpertsOne;
@@ -258,8 +270,10 @@ pub enum Way {
     Tiles,
     /// Attention of prompts by tiles of tokens.
     Prompts,
-    /// Experts that have a few tokens each by rows.
+    /// Experts that have a few tokens each by rows, and their choice in two kernels.
     Few,
+    /// Few tokens on integer tensor cores, by blocks of few rows.
+    Thin,
 }
 
 /// Whether this way is taken: all are, but where `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds for trying.
@@ -276,8 +290,18 @@ pub const STATIC_SHARED: usize = 12 << 10;
 impl Kernel {
     /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
     fn wants_much_shared(self) -> bool {
-        let kinds =
-            ["attend_last", "attend_tile", "down_one", "gate_up_", "join", "one_", "route_one", "rows_", "tiles_"];
+        let kinds = [
+            "attend_last",
+            "attend_tile",
+            "down_one",
+            "gate_up_",
+            "join",
+            "one_",
+            "route_",
+            "rows_",
+            "thin_",
+            "tiles_",
+        ];
         kinds.iter().any(|kind| self.name().starts_with(kind))
     }
 }

@@ -12,7 +12,8 @@ use crate::memory::{Memory, Pinned, Scratch, bytes_of_mut};
 use crate::mixture_one::MixtureOfOne;
 use crate::parameters::{self as p, PROJECTIONS, number};
 use crate::products::{
-    self, Encoded, Grouped, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows,
+    self, BY_EXPERT_TOGETHER, Encoded, Few, Grouped, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply,
+    multiply_few, multiply_rows,
 };
 use crate::streaming::Streaming;
 use crate::weights::{self, Kind, Needs, Weights};
@@ -42,6 +43,16 @@ const TOO_FEW: usize = 8;
 const FEW_PAIRS: usize = 3;
 /// From so many pairs for each expert on, tiles are large.
 const MANY_PAIRS: usize = 20;
+/// Of the kernels that choose for a few tokens (`kernels/mixture_few.cu`): tokens, experts and experts of a token at most; threads of a block that chooses, and of one of the
+/// router, which has so many rows and tokens; columns whose squares are summed in one go.
+const FEW_TOKENS: usize = 32;
+const FEW_EXPERTS: usize = 512;
+const FEW_CHOSEN: usize = 16;
+const CHOOSE_THREADS: u32 = 512;
+const ROUTE_THREADS: u32 = 384;
+const ROUTE_ROWS: usize = 2;
+const ROUTE_TOKENS: usize = 8;
+const ROUTE_NORMED: usize = 256;
 
 pub(crate) struct Registered {
     pub moe: Moe,
@@ -94,6 +105,8 @@ pub(crate) struct Choice {
     pub logits: Scratch,
     chosen: Scratch,
     weights: Scratch,
+    /// Pairs by their expert, where whoever chose last has found that out.
+    grouped: Option<Grouped>,
 }
 
 #[derive(Default)]
@@ -280,8 +293,10 @@ impl Cuda {
         // 3. norm, router
         self.answer(m)?;
         let needs = self.needs_of(m, number);
-        self.normed(m, x, number, needs)?;
-        self.choose(m, number, tokens)?;
+        if !self.normed_and_chosen(m, x, number, needs)? {
+            self.normed(m, x, number, needs)?;
+            self.choose(m, number, tokens)?;
+        }
         // 4. where the host wants to know what was chosen
         let mut table = complete.unwrap_or(0);
         if records || complete.is_none() {
@@ -374,6 +389,45 @@ impl Cuda {
         encode(&self.gpu, source, needs, &mut m.x)
     }
 
+    /// The same, and what the router makes of a few tokens, by which it chooses: one kernel. Says whether it does.
+    fn normed_and_chosen(&self, m: &mut Mixtures, x: Tensor, of: usize, needs: Needs) -> Result<bool> {
+        let (gpu, moe) = (&self.gpu, &m.all[of].moe);
+        let (norm, from, count) = (self.norm(&moe.norm), self.place(x), moe.router.rows.len());
+        let product = self.product(&moe.router, x.rows, p::Tensor::default(), false, Activations::F32);
+        let shared = number(4 * (ROUTE_TOKENS + 1 + ROUTE_ROWS) * x.cols);
+        let aligned = [from.at, 4 * from.stride, norm.weight].iter().all(|at| at.is_multiple_of(16));
+        let possible = gpu.device.few
+            && x.rows <= FEW_TOKENS
+            && (product.bias, product.runs, product.cols) == (0, None, x.cols)
+            && product.matrix.kind < 4
+            && x.cols.is_multiple_of(ROUTE_NORMED)
+            && norm.weight != 0
+            && aligned
+            && shared as usize + STATIC_SHARED <= gpu.device.shared;
+        if !possible {
+            return Ok(false);
+        }
+        moe.scoring.check(count).unwrap_or_else(|e| panic!("{e}"));
+        let logits = m.choice.logits.room(gpu, 4 * x.rows * count)?;
+        let to = m.x.room(gpu, x.rows, x.cols, needs)?;
+        let row_blocks = number(count.div_ceil(ROUTE_ROWS));
+        let normed = p::Encode {
+            x: from,
+            up: p::Tensor::default(),
+            norm,
+            taken: 0,
+            rows: number(x.rows),
+            cols: number(x.cols),
+            to,
+        };
+        let parameters = p::RouteFew { x: normed, router: product.matrix, logits, experts: number(count), row_blocks };
+        let grid = [row_blocks + number(ROUTE_TOKENS), number(x.rows.div_ceil(ROUTE_TOKENS)), 1];
+        // SAFETY: matrices and tensors were checked against their buffers; the room was just made.
+        unsafe { gpu.launch(Kernel::RouteFew, grid, ROUTE_THREADS, shared, &parameters)? };
+        self.choose_by(m, of, x.rows, logits)?;
+        Ok(true)
+    }
+
     /// Lets a mixture's router choose among its experts for the rows of `m.x`.
     fn choose(&self, m: &mut Mixtures, number: usize, tokens: usize) -> Result<()> {
         let Registered { moe, .. } = &m.all[number];
@@ -391,10 +445,49 @@ impl Cuda {
         let chosen = m.choice.chosen.room(&self.gpu, 4 * tokens * k)?;
         let weights = m.choice.weights.room(&self.gpu, 4 * tokens * k)?;
         let parameters = m.all[number].route(tokens, logits, chosen, weights);
+        m.choice.grouped = None;
+        if self.gpu.device.few
+            && tokens <= FEW_TOKENS
+            && k <= FEW_CHOSEN
+            && (k..=FEW_EXPERTS).contains(&count)
+            && parameters.groups == 1
+        {
+            let (of_tile, few) = self.tiles_of(&m.all[number], tokens * k).unwrap_or((BY_EXPERT_TOGETHER, true));
+            let grouped = room_of_pairs(&self.gpu, &mut m.pairs, tokens * k, count, (of_tile, few))?;
+            let Grouped { tiles, order, .. } = grouped;
+            let parameters =
+                p::ChooseFew { route: parameters, tiles, order, of_tile: self::number(of_tile), unused: 0 };
+            // SAFETY: the room was just made.
+            unsafe { self.gpu.launch(Kernel::ChooseFew, [1, 1, 1], CHOOSE_THREADS, 0, &parameters)? };
+            m.choice.grouped = Some(grouped);
+            return Ok(());
+        }
         let shared = self::number(4 * (2 * count + 2 * k));
         // SAFETY: the room was just made.
         unsafe { self.gpu.launch(Kernel::Route, [self::number(tokens), 1, 1], 32, shared, &parameters)? };
         Ok(())
+    }
+
+    /// How so many pairs are grouped by their expert: pairs of a tile, and whether experts have a few each; `None`: they are computed one by one.
+    fn tiles_of(&self, of: &Registered, pairs: usize) -> Option<(usize, bool)> {
+        let (gpu, Registered { moe, kinds, groups, .. }) = (&self.gpu, of);
+        let count = moe.experts.count;
+        let integers = kinds.iter().all(|kinds| kinds.len() == 1 && kinds[0].needs().int8);
+        if !integers || !gpu.device.tiles || pairs * TOO_FEW <= count {
+            return None;
+        }
+        let by_rows = |part: usize| Few::fits(&kinds[part], groups[part], moe.experts.parts[part].cols);
+        let alike = kinds[0] == kinds[1] && groups[0] == groups[1];
+        if gpu.device.few && pairs <= FEW_PAIRS * count && alike && (0..PROJECTIONS).all(by_rows) {
+            return Some((BY_EXPERT_TOGETHER, true));
+        }
+        // Where a tile of many tokens does not fit, it is one of few.
+        let fits = |(kinds, groups): (&Vec<Kind>, &Option<(u32, u32)>)| {
+            let of = groups.map_or(0, |(group, _)| group as usize / products::GROUP);
+            kinds[0].tiles(of, weights::TILE).is_some_and(|s| s.shared + STATIC_SHARED <= gpu.device.shared)
+        };
+        let many = pairs >= MANY_PAIRS * count && kinds.iter().zip(groups).all(fits);
+        Some((if many { weights::TILE } else { weights::FEW }, false))
     }
 
     /// Which experts the router has chosen, on the host: the step waits for it. `input`: bytes of what was normed.
@@ -447,20 +540,12 @@ impl Cuda {
             let [gates, ups] = [&mut m.gates, &mut m.ups].map(|s| s.room(gpu, 4 * pairs * intermediate));
             let [gates, ups] = [gates?, ups?].map(|at| p::Tensor::dense(at, intermediate));
             let outputs = m.outputs.room(gpu, 4 * pairs * width)?;
-            let integers = kinds.iter().all(|kinds| kinds.len() == 1 && kinds[0].needs().int8);
-            let grouped = match integers && gpu.device.tiles && tokens > 1 && pairs * TOO_FEW > count {
-                true => {
-                    // Where a tile of many tokens does not fit, it is one of few.
-                    let fits = |(kinds, groups): (&Vec<Kind>, &Option<(u32, u32)>)| {
-                        let of = groups.map_or(0, |(group, _)| group as usize / products::GROUP);
-                        kinds[0].tiles(of, weights::TILE).is_some_and(|s| s.shared + STATIC_SHARED <= gpu.device.shared)
-                    };
-                    let many = pairs >= MANY_PAIRS * count && kinds.iter().zip(groups).all(fits);
-                    let of_tile = if many { weights::TILE } else { weights::FEW };
-                    let few = gpu.device.few && pairs <= FEW_PAIRS * count;
-                    Some(group_pairs(gpu, &mut m.pairs, (chosen, pairs), count, (of_tile, few))?)
-                }
-                false => None,
+            let grouped = match self.tiles_of(&m.all[number], pairs).filter(|_| tokens > 1) {
+                Some(tiles) => Some(match m.choice.grouped {
+                    Some(grouped) => grouped,
+                    None => group_pairs(gpu, &mut m.pairs, (chosen, pairs), count, tiles)?,
+                }),
+                None => None,
             };
             let of = |projection: usize, per_row| Table {
                 matrices: table + (projection * count * size_of::<p::Matrix>()) as u64,
@@ -485,7 +570,19 @@ impl Cuda {
             let (both, last) = ([product(0, gates), product(1, ups)], [product(2, p::Tensor::dense(outputs, width))]);
             // Of an expert that could not be read nothing is known.
             let known = !m.streaming.as_ref().is_some_and(Streaming::has_failed);
-            if known && grouped.is_none() && multiply_rows(gpu, Input::Encoded(&m.x), &both, true)? {
+            if let (true, Some(grouped)) = (known, grouped.filter(|g| g.few)) {
+                let few = |part: usize, per_row| Few {
+                    tables: [part, 1].map(|part| table + (part * count * size_of::<p::Matrix>()) as u64),
+                    kinds: &kinds[part],
+                    groups: groups[part],
+                    grouped,
+                    per_row,
+                    rows: moe.experts.parts[part].rows,
+                    pairs,
+                };
+                multiply_few(gpu, few(0, k), &m.x, Err(&mut m.hidden))?;
+                multiply_few(gpu, few(2, 1), &m.hidden, Ok(p::Tensor::dense(outputs, width)))?;
+            } else if known && grouped.is_none() && multiply_rows(gpu, Input::Encoded(&m.x), &both, true)? {
                 let input = Input::Floats { x: gates, norm: p::Norm::default(), rows: pairs };
                 if !multiply_rows(gpu, input, &last, false)? {
                     let source = Source { x: gates, rows: pairs, cols: intermediate, ..Source::default() };
@@ -552,11 +649,9 @@ fn group_pairs(
     experts: usize,
     (of_tile, few): (usize, bool),
 ) -> Result<Grouped> {
-    // Each expert's last tile may have room left.
-    let most = (pairs / of_tile + experts).min(pairs);
-    let (tiles, order) = (16 * (most + 1), 4 * pairs);
-    let at = room.room(gpu, tiles + order + 4 * experts)?;
-    let (order, counts) = (at + tiles as u64, at + (tiles + order) as u64);
+    let grouped = room_of_pairs(gpu, room, pairs, experts, (of_tile, few))?;
+    let (at, order) = (grouped.tiles, grouped.order);
+    let counts = order + 4 * pairs as u64;
     let parameters = p::Pairs {
         chosen,
         counts,
@@ -571,7 +666,22 @@ fn group_pairs(
         // SAFETY: the router has chosen as many; the room was just made.
         unsafe { gpu.launch(kernel, [number(experts.div_ceil(4)), 1, 1], 128, 0, &parameters)? };
     }
-    Ok(Grouped { tiles: at, order, most, of_tile, few })
+    Ok(grouped)
+}
+
+/// Room for tiles of pairs, their order, and a number for each expert behind it.
+fn room_of_pairs(
+    gpu: &Gpu,
+    room: &mut Scratch,
+    pairs: usize,
+    experts: usize,
+    (of_tile, few): (usize, bool),
+) -> Result<Grouped> {
+    // Each expert's last tile may have room left.
+    let most = (pairs / of_tile + experts).min(pairs);
+    let tiles = 16 * (most + 1);
+    let at = room.room(gpu, tiles + 4 * pairs + 4 * experts)?;
+    Ok(Grouped { tiles: at, order: at + tiles as u64, most, of_tile, few })
 }
 
 /// Encodings that a product takes.

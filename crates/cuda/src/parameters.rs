@@ -274,6 +274,35 @@ parameters! {
         of_tile: u32,
         unused: u32,
     }
+    /// The router of up to 32 tokens.
+    RouteFew {
+        x: Encode,
+        router: Matrix,
+        logits: Address,
+        experts: u32,
+        row_blocks: u32,
+    }
+    ChooseFew {
+        route: Route,
+        tiles: Address,
+        order: Address,
+        of_tile: u32,
+        unused: u32,
+    }
+    /// Experts that have a few tokens each.
+    ExpertsFew {
+        table: Address,
+        up: Address,
+        tiles: Address,
+        order: Address,
+        x: Encoded,
+        hidden: Encoded,
+        out: Tensor,
+        per_row: u32,
+        rows: u32,
+        cols: u32,
+        element: u32,
+    }
     Combine {
         outputs: Address,
         weights: Address,

@@ -24,8 +24,16 @@ const MOST_FEW: usize = 16;
 const BY_EXPERT_GROUP: usize = 64;
 const BY_EXPERT_THREADS: u32 = 256;
 const BY_EXPERT_ROWS: usize = 64;
-const BY_EXPERT_TOGETHER: usize = 4;
+pub const BY_EXPERT_TOGETHER: usize = 4;
 const BY_EXPERT_SHARED: usize = 40 << 10;
+/// Blocks of it on each multiprocessor.
+const BY_EXPERT_BLOCKS: usize = 3;
+/// Of products by blocks of few rows (`kernels/thin.cu`): rows and threads of a block, the most bytes of shared memory that it has, blocks for each multiprocessor, and tokens.
+const THIN_ROWS: usize = 16;
+const THIN_THREADS: u32 = 128;
+const THIN_SHARED: usize = 80 << 10;
+const THIN_BLOCKS: usize = 8;
+const MOST_THIN: usize = 32;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
 pub const MOST_BLOCKS: usize = 65_535;
 
@@ -43,7 +51,7 @@ pub struct Encoded {
 }
 
 impl Encoded {
-    fn room(&mut self, gpu: &Gpu, rows: usize, cols: usize, needs: Needs) -> Result<p::Encoded> {
+    pub fn room(&mut self, gpu: &Gpu, rows: usize, cols: usize, needs: Needs) -> Result<p::Encoded> {
         let n = rows * cols;
         (self.rows, self.cols, self.is) = (rows, cols, p::Encoded::default());
         if needs.f32 {
@@ -220,18 +228,8 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     }
     let (first, rows) = (&products[0], products.iter().map(|p| p.rows).max().unwrap_or(0));
     let grouped = first.table.and_then(|t| t.grouped);
-    if let (Some(grouped), Some((kind, group, element))) = (grouped.filter(|g| g.few), first.integers()) {
-        let groups = first.cols / BY_EXPERT_GROUP;
-        let shared = BY_EXPERT_TOGETHER * (64 * (groups + 1) + (12 * groups).next_multiple_of(16));
-        let fits =
-            group as usize == BY_EXPERT_GROUP && weights::HALVES.contains(&element) && shared <= BY_EXPERT_SHARED;
-        if let Some(kernel) = kind.few().filter(|_| fits) {
-            let grid =
-                [number(rows.div_ceil(BY_EXPERT_ROWS)), number(grouped.most.min(MOST_BLOCKS)), number(products.len())];
-            // SAFETY: as below.
-            unsafe { gpu.launch(kernel, grid, BY_EXPERT_THREADS, number(shared), &parameters)? };
-            return Ok(());
-        }
+    if grouped.is_none() && multiply_thin(gpu, products, &parameters)? {
+        return Ok(());
     }
     let several = gpu.device.tiles && (grouped.is_some() || first.outputs > 1 && first.table.is_none());
     if let Some((kind, group, _)) = first.integers().filter(|_| several) {
@@ -257,6 +255,99 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
         // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
         unsafe { gpu.launch(kernel, grid, threads, number(shared), &parameters)? };
     }
+    Ok(())
+}
+
+/// The same for up to [`MOST_THIN`] tokens whose tiles would leave most multiprocessors without a block. Says whether it does.
+fn multiply_thin(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Result<bool> {
+    let first = &products[0];
+    let Some((kind, group, element)) = first.integers().filter(|_| gpu.device.thin && gpu.device.tiles) else {
+        return Ok(false);
+    };
+    let of_block = if first.outputs <= 8 { 8 } else { 16 };
+    let (cols, rows) = (first.cols, products.iter().map(|p| p.rows).max().unwrap_or(0));
+    let shared = of_block * (cols.next_multiple_of(128) + 32 + 12 * (cols / BY_EXPERT_GROUP));
+    let all = products.iter().map(|p| p.rows.div_ceil(THIN_ROWS)).sum::<usize>();
+    let words = products.iter().all(|p| (p.matrix.data | p.matrix.row_bytes) % 4 == 0);
+    let fits = first.outputs > 1
+        && first.table.is_none()
+        && first.outputs <= MOST_THIN
+        && all <= THIN_BLOCKS * gpu.device.multiprocessors
+        && group as usize == BY_EXPERT_GROUP
+        && weights::HALVES.contains(&element)
+        && shared <= THIN_SHARED
+        && shared + STATIC_SHARED <= gpu.device.shared;
+    let Some(kernel) = kind.thin(of_block).filter(|_| fits && words) else { return Ok(false) };
+    let tiles = first.outputs.div_ceil(of_block);
+    let grid = [number(rows.div_ceil(THIN_ROWS)), number(tiles), number(products.len())];
+    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
+    unsafe { gpu.launch(kernel, grid, THIN_THREADS, number(shared), parameters)? };
+    Ok(true)
+}
+
+/// Which experts a few tokens each take, whose products [`multiply_few`] does.
+#[derive(Clone, Copy)]
+pub struct Few<'a> {
+    /// [`p::Matrix`] of each expert; where what they give is put through `silu(gate) * up`, of up, too.
+    pub tables: [Address; 2],
+    pub kinds: &'a [Kind],
+    pub groups: Option<(u32, u32)>,
+    pub grouped: Grouped,
+    /// Pairs of each row of x.
+    pub per_row: usize,
+    pub rows: usize,
+    pub pairs: usize,
+}
+
+impl Few<'_> {
+    /// Whether [`multiply_few`] can do it, of so many columns.
+    pub fn fits(kinds: &[Kind], groups: Option<(u32, u32)>, cols: usize) -> bool {
+        let &[kind] = kinds else { return false };
+        groups.is_some_and(|(group, element)| group as usize == BY_EXPERT_GROUP && weights::HALVES.contains(&element))
+            && kind.few().is_some()
+            && cols.is_multiple_of(BY_EXPERT_GROUP)
+            && few_shared(cols) <= BY_EXPERT_SHARED
+    }
+}
+
+/// Bytes of the activations that a block of [`multiply_few`] has.
+fn few_shared(cols: usize) -> usize {
+    let groups = cols / BY_EXPERT_GROUP;
+    BY_EXPERT_TOGETHER * (64 * (groups + 1) + (12 * groups).next_multiple_of(16))
+}
+
+/// Products of experts that have a few tokens each: to `out`, or put through `silu(gate) * up` and encoded.
+pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Result<p::Tensor, &mut Encoded>) -> Result<()> {
+    let Few { tables: [table, up], kinds, groups, grouped, per_row, rows, pairs } = few;
+    assert!(Few::fits(kinds, groups, x.cols), "products of experts that have a few tokens each");
+    assert_eq!(x.rows * per_row, pairs, "tokens");
+    let (Some([gated, plain]), Some((_, element))) = (kinds[0].few(), groups) else { unreachable!("it fits") };
+    let mut parameters = p::ExpertsFew {
+        table,
+        up,
+        tiles: grouped.tiles,
+        order: grouped.order,
+        x: x.is,
+        per_row: number(per_row),
+        rows: number(rows),
+        cols: number(x.cols),
+        element,
+        ..p::ExpertsFew::default()
+    };
+    let (kernel, of_set) = match out {
+        Ok(out) => {
+            parameters.out = out;
+            (plain, BY_EXPERT_ROWS)
+        }
+        Err(hidden) => {
+            parameters.hidden = hidden.room(gpu, pairs, rows, Needs { int8: true, ..Needs::default() })?;
+            (gated, BY_EXPERT_ROWS / 2)
+        }
+    };
+    let blocks = (grouped.most * rows.div_ceil(of_set)).min(BY_EXPERT_BLOCKS * gpu.device.multiprocessors);
+    let shared = number(few_shared(x.cols));
+    // SAFETY: the tables' matrices have so many rows and columns, as tensors were checked to have; the room was just made.
+    unsafe { gpu.launch(kernel, [number(blocks), 1, 1], BY_EXPERT_THREADS, shared, &parameters)? };
     Ok(())
 }
 

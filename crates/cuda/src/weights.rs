@@ -68,16 +68,28 @@ impl Kind {
         Needs { f32: self.0 < 4, bf16: matches!(self.0, 4 | 5), int8: self.0 > 5 }
     }
 
-    /// The kernel that does it for experts of a few tokens each.
-    pub fn few(self) -> Option<Kernel> {
+    /// The kernels that do it for experts of a few tokens each: one that puts two products through `silu(gate) * up`, and one for one product.
+    pub fn few(self) -> Option<[Kernel; 2]> {
         use Kernel::*;
         match self.0 {
-            6 => Some(ExpertsFew2),
-            7 => Some(ExpertsFew3),
-            8 => Some(ExpertsFew4),
-            9 => Some(ExpertsFew5),
-            10 => Some(ExpertsFew6),
-            11 => Some(ExpertsFew8),
+            6 => Some([ExpertsFewGated2, ExpertsFew2]),
+            7 => Some([ExpertsFewGated3, ExpertsFew3]),
+            8 => Some([ExpertsFewGated4, ExpertsFew4]),
+            9 => Some([ExpertsFewGated5, ExpertsFew5]),
+            10 => Some([ExpertsFewGated6, ExpertsFew6]),
+            11 => Some([ExpertsFewGated8, ExpertsFew8]),
+            _ => None,
+        }
+    }
+
+    /// The kernel that does it for 8 or 16 tokens at a time, 16 rows a block.
+    pub fn thin(self, tokens: usize) -> Option<Kernel> {
+        use Kernel::*;
+        match (self.0, tokens) {
+            (8, 8) => Some(Thin4For8),
+            (8, 16) => Some(Thin4For16),
+            (11, 8) => Some(Thin8For8),
+            (11, 16) => Some(Thin8For16),
             _ => None,
         }
     }
