@@ -91,6 +91,7 @@ macro_rules! tests {
             dense_layers_agree_with_the_generic_cpu DENSE_LAYERS;
             attention_agrees_with_the_generic_cpu ATTENTION;
             attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;
+            attention_behind_deep_contexts_agrees_with_the_generic_cpu DEEP_CONTEXTS;
             delta_rules_agree_with_the_generic_cpu DELTA_RULES;
             delta_rules_of_one_token_agree_with_the_generic_cpu DELTA_RULES_OF_ONE_TOKEN;
             mixtures_agree_with_the_generic_cpu MIXTURES;

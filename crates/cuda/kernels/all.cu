@@ -1,4 +1,5 @@
 // Everything in one module.
+#include "attend_deep.cu"
 #include "attend_last.cu"
 #include "attend_tile.cu"
 #include "attend_tile_128.cu"

@@ -267,7 +267,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
     }
     __syncthreads();
     STAMP(5, 4);
-    const u32 count = now / PARTITION - seen / PARTITION + 1, width = c.v_dim + 2, pairs = c.v_dim / 2;
+    const u32 count = now / PARTITION - seen / PARTITION + 1, width = part_width(c.v_dim), pairs = c.v_dim / 2;
     // Then nothing is joined, here or by a kernel of its own.
     const bool alone = count == 1 && (p.partitions == 1 || p.counters);
     const u64 next = (u64)p.partitions * width;

@@ -166,6 +166,9 @@ extern "C" __global__ void store_kv(const Attention p) {
 
 static const u32 PARTITION = 128;
 
+// What a partition leaves of a head, [tokens, heads, partitions] of them: its sums of values, its maximum, its sum of weights, in whole sixteens of bytes.
+__device__ __forceinline__ u32 part_width(u32 v_dim) { return (v_dim + 5) & ~3u; }
+
 // The first position that a token sees.
 __device__ __forceinline__ u32 first_seen(const Attention& p, u32 position) {
     return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
@@ -483,9 +486,9 @@ template <int G> __device__ __forceinline__ void attend_partition(const Attentio
     locate(c, table, kv_head, base, from, to, located);
     turn_queries(p, t, first, heads, room, q_scales);
     weigh<G, 4>(p, room, q_scales, base, from, to, heads, located, scores, ends, weight_scales);
-    // [tokens, heads, partitions, v_dim + 2]
-    float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * (c.v_dim + 2);
-    u64 next = (u64)p.partitions * (c.v_dim + 2);
+    const u32 width = part_width(c.v_dim);
+    float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * width;
+    u64 next = (u64)p.partitions * width;
     for (u32 d = threadIdx.x; d < c.v_dim; d += blockDim.x) {
         float sums[G];
         sum_values<G, 16>(c, located, base, from, to, d, scores, sums);
@@ -499,67 +502,88 @@ template <int G> __device__ __forceinline__ void attend_partition(const Attentio
     }
 }
 
-// Joins the partitions of a head of a token: a block of threads, a column each. Grid: (tokens, heads). The factors of all partitions are known at once, since a
-// running maximum is exact; what is left in order is an fma each. Shared memory, of `padded` partitions, a multiple of 4: both factors, maxima, sums, the last of them.
-static const u32 JOIN_THREADS = 128, JOIN_DEEP = 32;
+// Joins the partitions of a head of a token: a block takes 32 columns, of 128 partitions at a time. Their factors are known at once, since a running maximum is exact; what is
+// left in order is an fma each, by one warp. Grid: (tokens, heads, tiles of columns).
+static const u32 JOIN_THREADS = 128, JOIN_COLUMNS = 32;
 
-extern "C" __global__ void __launch_bounds__(JOIN_THREADS) join(const Attention p) {
+extern "C" __global__ void __launch_bounds__(JOIN_THREADS) join(const __grid_constant__ Attention p) {
+    __shared__ __align__(16) float values[2][JOIN_THREADS][JOIN_COLUMNS];
+    // Of what is before, of a partition, and the latter times its sum.
+    __shared__ float4 factors[2][JOIN_THREADS];
+    __shared__ float ends[JOIN_THREADS / WARP];
     const Cache& c = p.cache;
-    const u32 width = c.v_dim + 2, padded = (p.partitions + 3) & ~3u, t = blockIdx.x, h = blockIdx.y, position = p.positions[t];
-    const u32 count = position / PARTITION - first_seen(p, position) / PARTITION + 1;
+    const u32 width = part_width(c.v_dim), t = blockIdx.x, h = blockIdx.y, d = blockIdx.z * JOIN_COLUMNS, position = p.positions[t];
+    const u32 count = position / PARTITION - first_seen(p, position) / PARTITION + 1, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const float* parts = p.parts + ((u64)t * p.heads + h) * p.partitions * width;
-    float2* factors = (float2*)room;
-    float *maxima = (float*)(factors + padded), *sums = maxima + padded, *total = sums + padded;
     begin();
-    // 1. The first of what is joined is asked for before it is known how.
-    float o = 0.0f, values[JOIN_DEEP];
-    auto ask = [&](u32 n, u32 d) { return n < count && d < c.v_dim ? __ldcg(parts + (u64)n * width + d) : 0.0f; };
-    auto begin_with = [&](u32 d) {
-        o = ask(0, d);
+    float m, sum, before = bits(NEGATIVE_INFINITY), o = -0.0f, l = -0.0f;
+    auto ask = [&](u32 from) {
+        const u32 n = from + threadIdx.x;
+        m = n < count ? __ldcg(parts + (u64)n * width + c.v_dim) : bits(NEGATIVE_INFINITY);
+        sum = n < count ? __ldcg(parts + (u64)n * width + c.v_dim + 1) : 0.0f;
 #pragma unroll
-        for (u32 k = 0; k < JOIN_DEEP; k++) values[k] = ask(1 + k, d);
+        for (u32 i = 0; i < JOIN_COLUMNS / 4; i++) {
+            const u32 row = (i * JOIN_THREADS + threadIdx.x) / (JOIN_COLUMNS / 4), column = threadIdx.x % (JOIN_COLUMNS / 4) * 4;
+            float* to = &values[from / JOIN_THREADS % 2][row][column];
+            if (from + row >= count) *(float4*)to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            else if (d + column < width) copy_later(to, parts + (u64)(from + row) * width + d + column);
+        }
     };
-    begin_with(threadIdx.x);
-    for (u32 n = threadIdx.x; n < count; n += JOIN_THREADS) {
-        maxima[n] = __ldcg(parts + (u64)n * width + c.v_dim);
-        sums[n] = __ldcg(parts + (u64)n * width + c.v_dim + 1);
-    }
-    __syncthreads();
-    // 2. Each thread goes over all maxima before its own, four at a time.
-    for (u32 n = threadIdx.x; n < count; n += JOIN_THREADS) {
-        float before = maxima[0];
-#pragma unroll 4
-        for (u32 j = 0; j + 4 <= n; j += 4) {
-            float4 four = *(const float4*)(maxima + j);
-            before = greater(four.w, greater(four.z, greater(four.y, greater(four.x, before))));
-        }
-        for (u32 j = n & ~3u; j < n; j++) before = greater(maxima[j], before);
-        float top = greater(maxima[n], before);
-        factors[n] = make_float2(exp_(sub(before, top)), exp_(sub(maxima[n], top)));
-        if (n + 1 == count) *total = top;
-    }
-    __syncthreads();
-    // 3. In order
-    const float m = *total;
+    ask(0);
 #pragma unroll 1
-    for (u32 d = threadIdx.x; d < c.v_dim; d += JOIN_THREADS) {
-        if (d >= JOIN_THREADS) begin_with(d);
-        float l = sums[0];
-#pragma unroll 1
-        for (u32 from = 1; from < count; from += JOIN_DEEP) {
+    for (u32 from = 0; from < count; from += JOIN_THREADS) {
+        const u32 n = from + threadIdx.x, odd = from / JOIN_THREADS % 2;
+        // 1. The maximum of all before, and factors. The first is taken as it is, and what is not there changes nothing: it adds -0.
+        float reached = m;
 #pragma unroll
-            for (u32 k = 0; k < JOIN_DEEP; k++) {
-                u32 n = from + k;
-                float value = values[k];
-                values[k] = ask(n + JOIN_DEEP, d);
-                if (n >= count) continue;
-                float2 ab = factors[n];
-                l = fma(l, ab.x, mul(sums[n], ab.y));
-                o = fma(o, ab.x, mul(value, ab.y));
-            }
+        for (u32 step = 1; step < WARP; step *= 2) {
+            float other = __shfl_up_sync(ALL, reached, step);
+            reached = lane >= step ? greater(other, reached) : reached;
         }
-        finish(p, t, h, d, o, m, l);
+        if (lane == WARP - 1) ends[warp] = reached;
+        const float neighbour = __shfl_up_sync(ALL, reached, 1);
+        __syncthreads();
+        float all = before;
+#pragma unroll
+        for (u32 w = 0; w < JOIN_THREADS / WARP; w++) {
+            if (w < warp) before = greater(ends[w], before);
+            all = greater(ends[w], all);
+        }
+        if (lane > 0) before = greater(neighbour, before);
+        const float top = greater(m, before), a = exp_(sub(before, top)), b = exp_(sub(m, top));
+        before = all;
+        factors[odd][threadIdx.x] = n == 0       ? make_float4(0.0f, 1.0f, sum, 0.0f)
+                                    : n >= count ? make_float4(1.0f, -0.0f, -0.0f, 0.0f)
+                                                 : make_float4(a, b, mul(sum, b), 0.0f);
+        copied();
+        __syncthreads();
+        if (from + JOIN_THREADS < count) ask(from + JOIN_THREADS);
+        if (warp > 0) continue;
+        // 2. In order
+        const u32 steps = min(count - from, JOIN_THREADS);
+        float v[2][8];
+        float4 f[2][8];
+        auto fetch = [&](u32 half, u32 i) {
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) v[half][e] = values[odd][i + e][lane], f[half][e] = factors[odd][i + e];
+        };
+        auto take = [&](u32 half) {
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) {
+                l = fma(l, f[half][e].x, f[half][e].z);
+                o = fma(o, f[half][e].x, mul(v[half][e], f[half][e].y));
+            }
+        };
+        fetch(0, 0);
+#pragma unroll 1
+        for (u32 i = 0; i < steps; i += 16) {
+            fetch(1, i + 8);
+            take(0);
+            fetch(0, (i + 16) % JOIN_THREADS);
+            take(1);
+        }
     }
+    if (warp == 0 && d + lane < c.v_dim) finish(p, t, h, d + lane, o, before, l);
 }
 
 #define HEADS(G)                                                                                                    \

@@ -65,8 +65,6 @@ impl RotaryTable {
 
 /// Positions of a partition: see `docs/numerics.md`.
 const PARTITION: usize = 128;
-/// So many partitions at most have blocks of their own, where their factors fit in the shared memory of a block.
-const MOST_PARTITIONS: usize = 4096;
 
 /// Query heads that a block takes together, and the kernels for that: the fewest that are enough for the heads that share a KV head.
 const TILES: [(usize, Kernel, Kernel); 3] = [
@@ -78,18 +76,29 @@ const TILES: [(usize, Kernel, Kernel); 3] = [
 /// The same for steps with a token of each sequence.
 const LAST: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::AttendLast2), (4, Kernel::AttendLast4)];
 
+/// The same behind many partitions, with keys and values of [`DEEP_DIM`] elements of sixteen bits.
+const DEEP: [(usize, Kernel); 2] = [(2, Kernel::AttendDeep2), (4, Kernel::AttendDeep4)];
+const DEEP_DIM: usize = 128;
+const DEEP_THREADS: u32 = 256;
+
 /// Threads of their blocks.
 const LAST_THREADS: u32 = 512;
 
 /// So many partitions at most are joined by the kernel that computes them: `MOST_NEAR` of `kernels/attend_last.cu`. More have a kernel of their own, since few blocks
 /// would join them here, after the others.
 const MOST_JOINED: usize = 4;
-/// Threads that join.
+/// Threads that join, and columns that a block of them takes.
 const JOIN_THREADS: u32 = 128;
+const JOIN_COLUMNS: usize = 32;
 
-/// Shared memory of the kernel that joins: two factors, a maximum and a sum of each, and one number.
-fn join_shared(partitions: usize) -> u32 {
-    number(16 * partitions.next_multiple_of(4) + 4)
+/// Bytes that a partition leaves of a head: `part_width` of `kernels/attention.cu`.
+pub fn part_bytes(v_dim: usize) -> usize {
+    4 * (v_dim + 2).next_multiple_of(4)
+}
+
+/// So many partitions have blocks where there are that many: few sizes, so that steps are alike.
+fn rounded(partitions: usize) -> usize {
+    if partitions <= 8 { partitions.next_power_of_two() } else { partitions.next_multiple_of(8) }
 }
 
 /// Rows of a tile, tokens times the heads of a KV head, and threads of its block.
@@ -102,7 +111,7 @@ pub const MOST_SINGLE: usize = 12;
 
 #[derive(Default)]
 pub struct Work {
-    /// What partitions leave: `[tokens, heads, partitions, v_dim + 2]`.
+    /// What partitions leave: `[tokens, heads, partitions]` of [`part_bytes`].
     parts: Scratch,
     /// How many of them are through, of each tile of heads of a token; zero between kernels.
     counters: Option<Memory>,
@@ -170,17 +179,16 @@ impl Cuda {
         let shared = heads / kv_heads;
         let (tile, whole, partition) = TILES.into_iter().find(|(n, ..)| *n >= shared).unwrap_or(TILES[TILES.len() - 1]);
         let tiles = kv_heads * shared.div_ceil(tile);
-        // Few sizes, so that steps are alike.
-        let partitions = self.most_partitions(layer.window).next_power_of_two();
+        let partitions = rounded(self.most_partitions(layer.window));
+        let part_room = tokens * heads * partitions * part_bytes(layout.v_dim);
         let integers = layout.mode == AttentionMode::Int8;
         assert!(!integers || layout.kv_type == KvType::Int8, "attention on integers wants them in the cache");
         // Of more tokens than that no parts were reckoned with.
         let split = partitions > 1
             && tokens <= MOST_SINGLE.max(self.inputs.sequences())
-            && tokens * tiles < 2 * self.gpu.device.multiprocessors
-            && self.joins(partitions);
+            && tokens * tiles < 2 * self.gpu.device.multiprocessors;
         let parts = match split {
-            true => self.attention.parts.room(&self.gpu, 4 * tokens * heads * partitions * (layout.v_dim + 2))?,
+            true => self.attention.parts.room(&self.gpu, part_room)?,
             false => 0,
         };
         let norm = |norm: Option<Norm>| norm.map_or(p::Norm::default(), |n| self.norm(&n));
@@ -214,15 +222,15 @@ impl Cuda {
             integers: integers.into(),
             unused: 0,
         };
+        let join_tiles = layout.v_dim.div_ceil(JOIN_COLUMNS);
         // 2. A token of each sequence: one kernel stores and attends
         let blocks = |tile: usize| kv_heads * shared.div_ceil(tile);
         // Few heads to a block are through sooner; keys are read again for each block, which counts once the device is full.
         let few = |tile: usize| tokens * blocks(tile) * partitions <= self.gpu.device.multiprocessors;
         let last_tile = [1, 2].into_iter().find(|n| *n < tile && few(*n)).unwrap_or(tile);
-        if let Some((kernel, shared)) = self.last(layer, &layout, &parameters.cache, last_tile) {
+        if let Some((kernel, shared)) = self.last(&layout, &parameters.cache, last_tile) {
             let tiles = blocks(last_tile);
-            let room = 4 * tokens * heads * partitions * (layout.v_dim + 2);
-            let parts = if partitions > 1 { self.attention.parts.room(&self.gpu, room)? } else { 0 };
+            let parts = if partitions > 1 { self.attention.parts.room(&self.gpu, part_room)? } else { 0 };
             // The last block to end joins a few.
             let joins = partitions <= MOST_JOINED;
             let counters = if joins { self.attention.counters(&self.gpu, tokens * tiles)? } else { 0 };
@@ -230,15 +238,17 @@ impl Cuda {
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: as below.
             unsafe {
-                self.gpu.launch(kernel, grid(tiles, partitions), LAST_THREADS, number(shared), &parameters)?;
+                match self.deep(&layout, &parameters).filter(|_| !joins) {
+                    Some((tile, kernel)) => {
+                        let shared = number(PARTITION * DEEP_DIM * layout.kv_type.size());
+                        self.gpu.launch(kernel, grid(blocks(tile), partitions), DEEP_THREADS, shared, &parameters)?;
+                    }
+                    None => {
+                        self.gpu.launch(kernel, grid(tiles, partitions), LAST_THREADS, number(shared), &parameters)?
+                    }
+                }
                 if partitions > 1 && !joins {
-                    self.gpu.launch(
-                        Kernel::Join,
-                        grid(heads, 1),
-                        JOIN_THREADS,
-                        join_shared(partitions),
-                        &parameters,
-                    )?;
+                    self.gpu.launch(Kernel::Join, grid(heads, join_tiles), JOIN_THREADS, 0, &parameters)?;
                 }
             }
             return Ok(());
@@ -254,7 +264,7 @@ impl Cuda {
                 self.gpu.launch(kernel, grid, threads, shared, &parameters)?;
             } else if split {
                 self.gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * padded), &parameters)?;
-                self.gpu.launch(Kernel::Join, grid(heads, 1), JOIN_THREADS, join_shared(partitions), &parameters)?;
+                self.gpu.launch(Kernel::Join, grid(heads, join_tiles), JOIN_THREADS, 0, &parameters)?;
             } else {
                 self.gpu.launch(whole, grid(tiles, 1), 128, floats(tile * (padded + layout.v_dim)), &parameters)?;
             }
@@ -262,19 +272,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// Whether so many partitions can be joined.
-    fn joins(&self, partitions: usize) -> bool {
-        partitions <= MOST_PARTITIONS && join_shared(partitions) as usize + STATIC_SHARED <= self.gpu.device.shared
-    }
-
     /// The kernel for steps with a token of each sequence, and its shared memory, if it can be taken.
-    fn last(
-        &self,
-        layer: &AttentionLayer,
-        layout: &KvLayout,
-        cache: &p::Cache,
-        tile: usize,
-    ) -> Option<(Kernel, usize)> {
+    fn last(&self, layout: &KvLayout, cache: &p::Cache, tile: usize) -> Option<(Kernel, usize)> {
         let inputs = &self.inputs;
         let single = (0..inputs.sequences()).all(|s| inputs.rows(s).len() <= 1);
         let size = layout.kv_type.size();
@@ -284,12 +283,19 @@ impl Cuda {
             && (layout.k_dim * size).is_multiple_of(16);
         // Values, a key as it is stored, queries, a key, two norms' weights, angles.
         let shared = PARTITION * layout.v_dim * size + layout.k_dim * size + 4 * (tile + 4) * layout.k_dim;
-        let fits = shared + STATIC_SHARED <= self.gpu.device.shared
-            && layout.k_dim <= LAST_THREADS as usize
-            && self.joins(self.most_partitions(layer.window).next_power_of_two());
+        let fits = shared + STATIC_SHARED <= self.gpu.device.shared && layout.k_dim <= LAST_THREADS as usize;
         let (.., kernel) = LAST.into_iter().find(|(n, _)| *n == tile)?;
         (self.gpu.device.last && single && words && fits && layout.mode == AttentionMode::F32)
             .then_some((kernel, shared))
+    }
+
+    /// The kernel for steps with a token of each sequence behind many partitions, and heads of a block, if it can be taken where that for few can.
+    fn deep(&self, layout: &KvLayout, p: &p::Attention) -> Option<(usize, Kernel)> {
+        let of_size = [layout.k_dim, layout.v_dim, 2 * p.half as usize].iter().all(|dim| *dim == DEEP_DIM);
+        let halves = matches!(layout.kv_type, KvType::F16 | KvType::Bf16);
+        let shared = (p.heads / p.kv_heads) as usize;
+        let found = DEEP.into_iter().find(|(n, _)| *n >= shared).unwrap_or(DEEP[DEEP.len() - 1]);
+        (of_size && halves).then_some(found)
     }
 
     /// The kernel for tiles of tokens, threads of a block, the grid, and shared memory, if that way can be taken.

@@ -193,6 +193,8 @@ kernels! {
     AttendPartition1 "attend_partition_1" p::Attention;
     AttendPartition2 "attend_partition_2" p::Attention;
     AttendPartition4 "attend_partition_4" p::Attention;
+    AttendDeep2 "attend_deep_2" p::Attention;
+    AttendDeep4 "attend_deep_4" p::Attention;
     AttendLast1 "attend_last_1" p::Attention;
     AttendLast2 "attend_last_2" p::Attention;
     AttendLast4 "attend_last_4" p::Attention;
@@ -295,7 +297,6 @@ impl Kernel {
             "attend_tile",
             "down_one",
             "gate_up_",
-            "join",
             "one_",
             "route_",
             "rows_",

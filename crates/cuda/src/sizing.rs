@@ -7,7 +7,7 @@ use sluice_backend::{
     RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
 
-use crate::attention::MOST_SINGLE;
+use crate::attention::{MOST_SINGLE, part_bytes};
 use crate::mixture::operands;
 use crate::products::GROUP;
 use crate::split::{Key, Part, matrices};
@@ -147,9 +147,9 @@ impl Backend for Sizing<'_> {
     }
 
     fn attention(&mut self, layer: &AttentionLayer) {
-        // Where partitions have blocks of their own each leaves a part, of which there are as many as the next power of two.
+        // Where partitions have blocks of their own each leaves a part, of which there are less than twice as many.
         let tokens = self.tokens.min(MOST_SINGLE.max(self.sequences));
-        let part = 4 * tokens * layer.heads * (self.layouts[layer.group].v_dim + 2);
+        let part = tokens * layer.heads * part_bytes(self.layouts[layer.group].v_dim);
         grow(&mut self.per_128_positions, 2 * part);
         self.part(Key::Attention(layer.group, layer.layer), &[], None);
     }

@@ -63,6 +63,7 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &DENSE_LAYERS,
         &ATTENTION,
         &SHARED_PREFIXES,
+        &DEEP_CONTEXTS,
         &DELTA_RULES,
         &MIXTURES,
         &LOGITS,

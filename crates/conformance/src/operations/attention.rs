@@ -1,7 +1,8 @@
 //! Attention over paged caches: prefill and decode together, contexts of several partitions, windows, sinks, caps, forks.
 
 use sluice_backend::{
-    AttentionLayer, Float, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput, StepInputs, Wanted,
+    AttentionLayer, AttentionMode, Float, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput,
+    StepInputs, Wanted,
 };
 
 use crate::case::Placed;
@@ -64,19 +65,19 @@ pub struct Sequence {
 }
 
 impl Case {
-    pub fn rotary(&mut self, pairs: usize) -> RotaryId {
+    pub fn rotary(&mut self, pairs: usize, positions: usize) -> RotaryId {
         let inv_freq = (0..pairs).map(|i| 10f32.powf(-(i as f32) * 4.0 / pairs as f32)).collect();
         let scaling = self.one_of(&[1.0, 1.0, 1.138]);
-        self.backend.rotary(&RotaryFrequencies { inv_freq, scaling }, POSITIONS).expect("a rotary embedding")
+        self.backend.rotary(&RotaryFrequencies { inv_freq, scaling }, positions).expect("a rotary embedding")
     }
 
-    /// A layer of a group, for steps of at most `tokens` tokens. With `heads` per KV head, and q of a model's own width.
+    /// A layer of a group, for steps of at most `tokens` tokens at so many positions. With `heads` per KV head, and q of a model's own width.
     pub fn attention_layer(
         &mut self,
         layout: &KvLayout,
         place: (usize, usize),
         window: Option<usize>,
-        tokens: usize,
+        (positions, tokens): (usize, usize),
     ) -> Layer {
         let per_kv = self.random.usize(1..=4);
         let heads = per_kv * layout.kv_heads;
@@ -95,7 +96,7 @@ impl Case {
             gated,
             q_norm: self.coin().then(|| self.norm(layout.k_dim)),
             k_norm: self.coin().then(|| self.norm(layout.k_dim)),
-            rotary: self.rotary(pairs),
+            rotary: self.rotary(pairs, positions),
             group: place.0,
             layer: place.1,
             scale: (layout.k_dim as f32).sqrt().recip(),
@@ -114,11 +115,23 @@ impl Case {
     /// A cache group with its layers; blocks for so many positions in all.
     pub fn group(&mut self, number: usize, positions: usize, tokens: usize) -> Group {
         let layout = self.kv_layout();
+        self.group_of(layout, number, (positions, POSITIONS), tokens)
+    }
+
+    /// The same of a layout, with positions of all sequences and of one.
+    fn group_of(
+        &mut self,
+        layout: KvLayout,
+        number: usize,
+        (positions, of_one): (usize, usize),
+        tokens: usize,
+    ) -> Group {
         let window = if self.coin() { Some(self.random.usize(1..=300)) } else { None };
         let blocks = positions.div_ceil(layout.block_tokens) + 24;
         self.shape(format!("group {number}: window {window:?}, {blocks} blocks of {layout:?}"));
         let pool = self.backend.alloc_kv(layout, blocks).expect("memory for keys and values");
-        let layers = (0..layout.layers).map(|l| self.attention_layer(&layout, (number, l), window, tokens)).collect();
+        let layers =
+            (0..layout.layers).map(|l| self.attention_layer(&layout, (number, l), window, (of_one, tokens))).collect();
         let mut free: Vec<u32> = (0..blocks as u32).collect();
         self.random.shuffle(&mut free);
         Group { pool, layers, window, free, used: Vec::new(), blocks, committed: 0 }
@@ -333,5 +346,41 @@ pub fn shared_prefixes(c: &mut Case) {
         for layer in groups.iter().flat_map(|g| &g.layers) {
             c.see(format!("layer {:?}", (layer.inner.group, layer.inner.layer)), layer.out.whole);
         }
+    }
+}
+
+/// A token of each sequence behind many partitions, mostly with heads of 128 elements of sixteen bits; at times behind more than 128 of them.
+pub fn deep_contexts(c: &mut Case) {
+    const TOKENS: usize = 3;
+    let very = c.once_in(4);
+    let most = if very { 17_000 } else { POSITIONS - 10 };
+    let mut layout = KvLayout { layers: 1, ..c.kv_layout() };
+    if !very && !c.once_in(4) {
+        let kv_type = c.one_of(&[KvType::Bf16, KvType::F16]);
+        layout = KvLayout { k_dim: 128, v_dim: 128, kv_type, mode: AttentionMode::F32, ..layout };
+    }
+    if very {
+        layout = KvLayout { k_dim: 16, v_dim: c.one_of(&[8, 40]), block_tokens: 512, kv_heads: 1, ..layout };
+    }
+    let mut groups = vec![c.group_of(layout, 0, (TOKENS * most + 600, most + 600), TOKENS)];
+    let mut sequences = Vec::new();
+    for _ in 0..if very { 1 } else { c.random.usize(1..=TOKENS) } {
+        let len = if very { c.random.usize(16_384..most) } else { c.random.usize(..most) };
+        let sequence = c.begun(&mut groups, len);
+        sequences.push(sequence);
+    }
+    for _ in 0..2 {
+        let mut inputs = inputs_for(&groups);
+        for s in &mut sequences {
+            c.shape(format!("a token at {}", s.len));
+            c.take(&mut groups, s, 1, 2, Wanted::None, &mut inputs);
+        }
+        let AttentionLayer { q, k, v, .. } = groups[0].layers[0].inner;
+        [q, k, v].into_iter().for_each(|t| c.fill(t));
+        c.backend.begin(&inputs);
+        c.backend.attention(&groups[0].layers[0].inner);
+        c.backend.end();
+        c.see("attention".to_string(), groups[0].layers[0].out.whole);
+        c.see_blocks(&groups);
     }
 }

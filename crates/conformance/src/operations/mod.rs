@@ -17,6 +17,7 @@ pub const PROJECTIONS: Family = Family { name: "projections", cases: 120, run: d
 pub const LONG_ROWS: Family = Family { name: "long rows", cases: 16, run: dense::long_rows };
 pub const DENSE_LAYERS: Family = Family { name: "dense layers", cases: 60, run: dense::dense_layers };
 pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
+pub const DEEP_CONTEXTS: Family = Family { name: "deep contexts", cases: 60, run: attention::deep_contexts };
 pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 60, run: attention::shared_prefixes };
 pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
 pub const DELTA_RULES_OF_ONE_TOKEN: Family =
@@ -30,7 +31,7 @@ pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logit
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 16] = [
+pub const FAMILIES: [&Family; 17] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
@@ -39,6 +40,7 @@ pub const FAMILIES: [&Family; 16] = [
     &DENSE_LAYERS,
     &ATTENTION,
     &SHARED_PREFIXES,
+    &DEEP_CONTEXTS,
     &DELTA_RULES,
     &DELTA_RULES_OF_ONE_TOKEN,
     &MIXTURES,
