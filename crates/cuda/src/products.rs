@@ -33,7 +33,7 @@ const THIN_ROWS: usize = 16;
 const THIN_THREADS: u32 = 128;
 const THIN_SHARED: usize = 80 << 10;
 const THIN_BLOCKS: usize = 8;
-const MOST_THIN: usize = 32;
+const MOST_THIN: usize = 16;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
 pub const MOST_BLOCKS: usize = 65_535;
 

@@ -205,12 +205,15 @@ impl Schedule {
     fn rise(&mut self, layer: usize) {
         let falls = chance(&mut self.random, 80);
         for _ in 0..self.random.usize(..4) {
-            let Some(moved) = self.store.rise(layer, falls) else { break };
+            let to_room = chance(&mut self.random, 20);
+            let moved = if to_room { self.store.rise_to_room() } else { self.store.rise(layer, falls) };
+            let Some(moved) = moved else { break };
+            assert!(moved.falls.is_none() || !to_room);
             assert!(falls || moved.falls.is_none());
             let parts = (0..self.places[moved.layer][moved.expert].len())
                 .map(|a| self.store.part(moved.layer, moved.expert, a));
             let risen = parts.map(|part| self.store.rising(&moved, part).to_vec()).collect();
-            let fallen = std::mem::replace(&mut self.fast[self.store.class(layer)][moved.to], risen);
+            let fallen = std::mem::replace(&mut self.fast[self.store.class(moved.layer)][moved.to], risen);
             self.moving.push((moved, fallen));
         }
         if chance(&mut self.random, 50) {

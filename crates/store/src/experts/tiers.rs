@@ -149,10 +149,13 @@ impl ExpertStore {
         Some(self.moved(rise, number))
     }
 
-    /// Moves an expert from memory here to the faster tier, whoever wants it, if there is room: as [`ExpertStore::rise`].
+    /// Moves an expert from memory here to the faster tier, whoever wants it, if there is room, and both have room for all experts together: as [`ExpertStore::rise`].
+    /// Else only what is wanted comes there, since the place of another is had for two copies.
     pub fn rise_to_room(&mut self) -> Option<Move> {
+        let holds_all = |class: &Class| class.residency.len() >= class.experts as usize;
         let rises = |(number, class): (usize, &mut Class)| Some((class.residency.rise_to_room()?, number));
-        let (rise, number) = self.classes.iter_mut().enumerate().find_map(rises)?;
+        let mut classes = self.classes.iter_mut().enumerate().filter(|(_, class)| holds_all(class));
+        let (rise, number) = classes.find_map(rises)?;
         self.stats.rises += 1;
         Some(self.moved(rise, number))
     }
