@@ -76,7 +76,6 @@ template <class T> static inline T __shfl_sync(unsigned, T v, int from, int widt
 template <class T> static inline T __shfl_xor_sync(unsigned, T v, int x) { return emu_as<T>(emu_exchange(emu_raw(v))[(threadIdx.x % 32) ^ x]); }
 template <class T> static inline T __shfl_up_sync(unsigned, T v, int d) { unsigned l = threadIdx.x % 32; return emu_as<T>(emu_exchange(emu_raw(v))[l < (unsigned)d ? l : l - d]); }
 template <class T> static inline T __shfl_down_sync(unsigned, T v, int d) { unsigned l = threadIdx.x % 32, s = l + d; const uint64_t* all = emu_exchange(emu_raw(v)); return emu_as<T>(all[s < 32 ? s : l]); }
-template <class T> static inline T __shfl_up_sync(unsigned, T v, int d) { unsigned l = threadIdx.x % 32; const uint64_t* all = emu_exchange(emu_raw(v)); return emu_as<T>(all[(int)l >= d ? l - d : l]); }
 static inline unsigned __ballot_sync(unsigned, bool v) { const uint64_t* all = emu_exchange(v); unsigned r = 0; for (int i = 0; i < 32; i++) r |= (unsigned)(all[i] != 0) << i; return r; }
 static inline unsigned __reduce_min_sync(unsigned, unsigned v) { const uint64_t* all = emu_exchange(v); unsigned r = v; for (int i = 0; i < 32; i++) r = min(r, (unsigned)all[i]); return r; }
 static inline unsigned __reduce_max_sync(unsigned, unsigned v) { const uint64_t* all = emu_exchange(v); unsigned r = v; for (int i = 0; i < 32; i++) r = max(r, (unsigned)all[i]); return r; }

@@ -433,12 +433,18 @@ impl Streaming {
         };
         held.into_iter().for_each(|i| self.store.release(fetch, i));
         borrowed.into_iter().for_each(|of| self.store.give_back(of));
-        let mut falls = 0;
         let class = self.store.class(layer);
-        loop {
-            // What falls keeps its buffer while the device goes on.
-            let has_room = !goes_on || self.classes[class].rooms.free() > 0;
-            let Some(moved) = self.store.rise(layer, falls < RISES && has_room) else { break };
+        let has_room = !goes_on || self.classes[class].rooms.free() > 0;
+        // What the host has computed is in no buffer: one of it may rise, which is copied while the device goes on. Else what is wanted most might never come there.
+        let Aside { held: mut by_host, wanted, .. } = aside;
+        if goes_on && has_room {
+            let worth = |i: &usize| self.store.worth(layer, wanted[*i].expert);
+            let best = (0..by_host.len()).max_by(|a, b| worth(a).total_cmp(&worth(b)));
+            best.into_iter().for_each(|i| self.store.release(fetch, by_host.swap_remove(i)));
+        }
+        let mut falls = 0;
+        // What falls keeps its buffer while the device goes on.
+        while let Some(moved) = self.store.rise(layer, falls < RISES && has_room) {
             let found = passing.iter().position(|p| p.expert as usize == moved.expert);
             let buffer = match found.map(|i| passing.swap_remove(i).buffer) {
                 Some(buffer) => buffer,
@@ -466,8 +472,7 @@ impl Streaming {
             }
         }
         self.parting.extend(passing.into_iter().map(|p| (layer, p)));
-        // Held until here, so that none of them rises, which would have to be copied first.
-        aside.held.into_iter().for_each(|i| self.store.release(fetch, i));
+        by_host.into_iter().for_each(|i| self.store.release(fetch, i));
         let complete = &mut self.layers[layer].complete;
         *complete = *complete || self.tables.is_told(layer) && self.store.is_all_fast(layer);
         Ok(())
