@@ -60,6 +60,7 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &EMBEDDINGS,
         &PROJECTIONS,
         &LONG_ROWS,
+        &LARGE_TILES,
         &DENSE_LAYERS,
         &ATTENTION,
         &SHARED_PREFIXES,

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sluice_backend::{Linear, Mlp, Projection};
+use sluice_backend::{Float, Form, Linear, Mlp, Projection};
 
 use crate::Case;
 
@@ -68,6 +68,21 @@ pub fn long_rows(c: &mut Case) {
     c.shape(format!("{tokens} tokens, x {x}, out {sum}"));
     c.step(tokens, |b| b.project_add(x.tensor, &add, sum.tensor));
     c.see("sum", sum.whole);
+}
+
+/// Tokens and rows enough for the tiles of the longest prompts, mostly of weights that these are most at home with.
+pub fn large_tiles(c: &mut Case) {
+    let (tokens, rows) = (c.random.usize(70..200), c.random.usize(380..520));
+    let cols = 256 * c.random.usize(1..=3);
+    if !c.once_in(4) {
+        let (bits, scale) = (c.one_of(&[4, 4, 8]), c.one_of(&[Float::F16, Float::Bf16]));
+        c.uniform = Some(Form::Affine { bits, group: 64, scale });
+    }
+    let linear = c.linear(rows, cols, false);
+    let (x, out) = (c.tensor(tokens, cols), c.tensor(tokens, rows));
+    c.shape(format!("{tokens} tokens, x {x}, rows {:?}, out {out}", linear.rows));
+    c.step(tokens, |b| b.project(x.tensor, None, &[Projection { linear, out: out.tensor }]));
+    c.see("out", out.whole);
 }
 
 impl Case {
