@@ -1,4 +1,4 @@
-// Products of integer groups of 64 for up to 32 tokens, on integer tensor cores, where larger blocks would leave most multiprocessors without one: a block has 16 rows
+// Products of integer groups of 64 for a few tokens, on integer tensor cores, where larger blocks would leave most multiprocessors without one: a block has 16 rows
 // and 8 tokens, or 16, a warp one of their four chains. Weights come straight to registers, the first of them before the wait, each lane's as the product takes
 // them; activations lie in shared memory.
 #pragma once

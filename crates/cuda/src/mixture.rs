@@ -9,11 +9,11 @@ use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::{Memory, Pinned, Scratch, bytes_of_mut};
-use crate::mixture_one::MixtureOfOne;
+use crate::mixture_one::{MOST_EXPERTS, MOST_SLOTS, MixtureOfOne, NORMED, ROUTE_ROWS, ROUTE_THREADS};
 use crate::parameters::{self as p, PROJECTIONS, number};
 use crate::products::{
-    self, BY_EXPERT_TOGETHER, Encoded, Few, Grouped, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply,
-    multiply_few, multiply_rows,
+    self, BY_EXPERT_TOGETHER, Encoded, Few, Grouped, Input, MOST_BLOCKS, Output, Product, Source, Table, encode,
+    multiply, multiply_few, multiply_rows,
 };
 use crate::streaming::Streaming;
 use crate::weights::{self, Kind, Needs, Weights};
@@ -43,16 +43,11 @@ const TOO_FEW: usize = 8;
 const FEW_PAIRS: usize = 3;
 /// From so many pairs for each expert on, tiles are large.
 const MANY_PAIRS: usize = 20;
-/// Of the kernels that choose for a few tokens (`kernels/mixture_few.cu`): tokens, experts and experts of a token at most; threads of a block that chooses, and of one of the
-/// router, which has so many rows and tokens; columns whose squares are summed in one go.
+/// Of the kernels that choose for a few tokens (`kernels/mixture_few.cu`), which are made as those for one: tokens at most; threads of a block that chooses; tokens of a block
+/// of the router.
 const FEW_TOKENS: usize = 32;
-const FEW_EXPERTS: usize = 512;
-const FEW_CHOSEN: usize = 16;
 const CHOOSE_THREADS: u32 = 512;
-const ROUTE_THREADS: u32 = 384;
-const ROUTE_ROWS: usize = 2;
 const ROUTE_TOKENS: usize = 8;
-const ROUTE_NORMED: usize = 256;
 
 pub(crate) struct Registered {
     pub moe: Moe,
@@ -400,7 +395,7 @@ impl Cuda {
             && x.rows <= FEW_TOKENS
             && (product.bias, product.runs, product.cols) == (0, None, x.cols)
             && product.matrix.kind < 4
-            && x.cols.is_multiple_of(ROUTE_NORMED)
+            && x.cols.is_multiple_of(NORMED)
             && norm.weight != 0
             && aligned
             && shared as usize + STATIC_SHARED <= gpu.device.shared;
@@ -448,8 +443,8 @@ impl Cuda {
         m.choice.grouped = None;
         if self.gpu.device.few
             && tokens <= FEW_TOKENS
-            && k <= FEW_CHOSEN
-            && (k..=FEW_EXPERTS).contains(&count)
+            && k <= MOST_SLOTS
+            && (k..=MOST_EXPERTS).contains(&count)
             && parameters.groups == 1
         {
             let (of_tile, few) = self.tiles_of(&m.all[number], tokens * k).unwrap_or((BY_EXPERT_TOGETHER, true));
@@ -580,8 +575,8 @@ impl Cuda {
                     rows: moe.experts.parts[part].rows,
                     pairs,
                 };
-                multiply_few(gpu, few(0, k), &m.x, Err(&mut m.hidden))?;
-                multiply_few(gpu, few(2, 1), &m.hidden, Ok(p::Tensor::dense(outputs, width)))?;
+                multiply_few(gpu, few(0, k), &m.x, Output::Hidden(&mut m.hidden))?;
+                multiply_few(gpu, few(2, 1), &m.hidden, Output::Floats(p::Tensor::dense(outputs, width)))?;
             } else if known && grouped.is_none() && multiply_rows(gpu, Input::Encoded(&m.x), &both, true)? {
                 let input = Input::Floats { x: gates, norm: p::Norm::default(), rows: pairs };
                 if !multiply_rows(gpu, input, &last, false)? {

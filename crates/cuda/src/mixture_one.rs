@@ -14,17 +14,17 @@ use crate::weights::HALVES;
 /// Columns of a weight group that these kernels take.
 const GROUP: usize = 64;
 /// Columns whose squares are summed in one go.
-const NORMED: usize = 256;
+pub const NORMED: usize = 256;
 /// Threads of a block of gate and up, of one of down, and of one of the router, which has two rows.
 const GATE_UP_THREADS: u32 = 256;
 const DOWN_THREADS: u32 = 256;
-const ROUTE_THREADS: u32 = 384;
-const ROUTE_ROWS: usize = 2;
+pub const ROUTE_THREADS: u32 = 384;
+pub const ROUTE_ROWS: usize = 2;
 /// Groups of a row of gate or up that its lanes take together, and the room that they have.
 const ROW_GROUPS: usize = 32;
 const ROW_ROOM: usize = 40;
 /// Experts that a token has at most, the shared one included, and that there are.
-const MOST_SLOTS: usize = MOST_CHOSEN;
+pub const MOST_SLOTS: usize = MOST_CHOSEN;
 pub const MOST_EXPERTS: usize = 512;
 /// Blocks on each multiprocessor.
 const BLOCKS: usize = 2;

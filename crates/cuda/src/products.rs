@@ -316,8 +316,14 @@ fn few_shared(cols: usize) -> usize {
     BY_EXPERT_TOGETHER * (64 * (groups + 1) + (12 * groups).next_multiple_of(16))
 }
 
-/// Products of experts that have a few tokens each: to `out`, or put through `silu(gate) * up` and encoded.
-pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Result<p::Tensor, &mut Encoded>) -> Result<()> {
+/// Where [`multiply_few`] leaves a product; that of gate together with that of up, as `silu(gate) * up`, encoded.
+pub enum Output<'a> {
+    Floats(p::Tensor),
+    Hidden(&'a mut Encoded),
+}
+
+/// Products of experts that have a few tokens each.
+pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Output) -> Result<()> {
     let Few { tables: [table, up], kinds, groups, grouped, per_row, rows, pairs } = few;
     assert!(Few::fits(kinds, groups, x.cols), "products of experts that have a few tokens each");
     assert_eq!(x.rows * per_row, pairs, "tokens");
@@ -335,11 +341,11 @@ pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Result<p::Tensor, &mu
         ..p::ExpertsFew::default()
     };
     let (kernel, of_set) = match out {
-        Ok(out) => {
+        Output::Floats(out) => {
             parameters.out = out;
             (plain, BY_EXPERT_ROWS)
         }
-        Err(hidden) => {
+        Output::Hidden(hidden) => {
             parameters.hidden = hidden.room(gpu, pairs, rows, Needs { int8: true, ..Needs::default() })?;
             (gated, BY_EXPERT_ROWS / 2)
         }
