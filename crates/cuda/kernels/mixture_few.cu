@@ -79,26 +79,7 @@ extern "C" __global__ void __launch_bounds__(384) route_few(const __grid_constan
     const float inverse = inverse_rms_quads((const float4*)x, cols, p.x.norm.eps);
     const u32 row = lane / 16;
     const float4 *of_row = (const float4*)(rows + row * cols) + lane % 16, *of_x = (const float4*)x + lane % 16, *of_weights = (const float4*)norm + lane % 16;
-    float sum = 0.0f;
-    const int DEEP = 4;
-#pragma unroll 2
-    for (u32 from = 0; from < cols / 4; from += 16 * DEEP) {
-        float4 a[DEEP], b[DEEP];
-#pragma unroll
-        for (int d = 0; d < DEEP; d++) {
-            const float4 v = of_x[from + 16 * d], w = of_weights[from + 16 * d];
-            a[d] = of_row[from + 16 * d];
-            b[d] = make_float4(mul(mul(v.x, inverse), w.x), mul(mul(v.y, inverse), w.y), mul(mul(v.z, inverse), w.z), mul(mul(v.w, inverse), w.w));
-        }
-#pragma unroll
-        for (int d = 0; d < DEEP; d++) {
-            sum = fma(a[d].x, b[d].x, sum);
-            sum = fma(a[d].y, b[d].y, sum);
-            sum = fma(a[d].z, b[d].z, sum);
-            sum = fma(a[d].w, b[d].w, sum);
-        }
-    }
-    sum = lane_tree(sum);
+    const float sum = normed_product(of_row, of_x, of_weights, cols, inverse);
     if (lane % 16 == 0 && first + row < p.experts) p.logits[(u64)token * p.experts + first + row] = sum;
 }
 

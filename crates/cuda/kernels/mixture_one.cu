@@ -139,6 +139,30 @@ __device__ __forceinline__ float inverse_rms_quads(const float4* x, u32 n, float
     return div(1.0f, __fsqrt_rn(add(mean, eps)));
 }
 
+// The lane sum of a row and of x as it is normed, all of them in quads, by half a warp: each pointer is the lane's.
+__device__ __forceinline__ float normed_product(const float4* of_row, const float4* of_x, const float4* of_weights, u32 cols, float inverse) {
+    float sum = 0.0f;
+    const int DEEP = 4;
+#pragma unroll 2
+    for (u32 from = 0; from < cols / 4; from += 16 * DEEP) {
+        float4 a[DEEP], b[DEEP];
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) {
+            const float4 v = of_x[from + 16 * d], w = of_weights[from + 16 * d];
+            a[d] = of_row[from + 16 * d];
+            b[d] = make_float4(mul(mul(v.x, inverse), w.x), mul(mul(v.y, inverse), w.y), mul(mul(v.z, inverse), w.z), mul(mul(v.w, inverse), w.w));
+        }
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) {
+            sum = fma(a[d].x, b[d].x, sum);
+            sum = fma(a[d].y, b[d].y, sum);
+            sum = fma(a[d].z, b[d].z, sum);
+            sum = fma(a[d].w, b[d].w, sum);
+        }
+    }
+    return lane_tree(sum);
+}
+
 // Shared memory: x, the norm's weights and rows [ROUTE_ROWS], of [cols] in quads each. After its wait only the first two warps have something to do, and wait for
 // nobody: each norms for itself.
 extern "C" __global__ void __launch_bounds__(384) route_one(const __grid_constant__ RouteOne p) {
@@ -194,26 +218,7 @@ extern "C" __global__ void __launch_bounds__(384) route_one(const __grid_constan
     }
     const u32 row = threadIdx.x / 16;
     const float4 *of_row = (const float4*)(rows + row * cols) + lane, *of_x = (const float4*)x + lane, *of_weights = (const float4*)norm + lane;
-    float sum = 0.0f;
-    const int DEEP = 4;
-#pragma unroll 2
-    for (u32 from = 0; from < cols / 4; from += 16 * DEEP) {
-        float4 a[DEEP], b[DEEP];
-#pragma unroll
-        for (int d = 0; d < DEEP; d++) {
-            const float4 v = of_x[from + 16 * d], w = of_weights[from + 16 * d];
-            a[d] = of_row[from + 16 * d];
-            b[d] = make_float4(mul(mul(v.x, inverse), w.x), mul(mul(v.y, inverse), w.y), mul(mul(v.z, inverse), w.z), mul(mul(v.w, inverse), w.w));
-        }
-#pragma unroll
-        for (int d = 0; d < DEEP; d++) {
-            sum = fma(a[d].x, b[d].x, sum);
-            sum = fma(a[d].y, b[d].y, sum);
-            sum = fma(a[d].z, b[d].z, sum);
-            sum = fma(a[d].w, b[d].w, sum);
-        }
-    }
-    sum = lane_tree(sum);
+    const float sum = normed_product(of_row, of_x, of_weights, cols, inverse);
     if (lane == 0 && first + row < p.rows) p.logits[first + row] = sum;
     STAMP(0, 5);
 }

@@ -1,5 +1,5 @@
 //! What the device asks the host in the middle of a step: which experts a token takes, so that the host brings those that are missing, or computes them itself from
-//! what the router has normed. Where the device has all of them it says so and goes on. Else the kernel that multiplies with them (`gate_up_one`) waits for an answer,
+//! what the router has normed. Where the device has all of them it says so and goes on. Else the kernel that multiplies with them (`gate_up_asking`) waits for an answer,
 //! beside those that are there; all that comes behind it is enqueued already, so that nothing else stands between the answer and the experts.
 
 use std::collections::VecDeque;

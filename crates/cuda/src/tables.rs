@@ -23,18 +23,17 @@ pub struct Tables {
     host: Pinned,
     device: Memory,
     layers: Vec<Layer>,
-    /// A bit for each expert that stays, [`BITS`] for each layer.
+    /// A bit for each expert that stays, [`MOST_EXPERTS`] for each layer.
     stays: Pinned,
     stays_on_device: Memory,
     stays_changed: bool,
 }
 
 const SIZE: usize = size_of::<p::Matrix>();
-const BITS: usize = MOST_EXPERTS;
 
 /// Bytes on the device of the table of a layer with so many experts.
 pub fn bytes_of_layer(experts: usize) -> usize {
-    PROJECTIONS * experts * SIZE + BITS / 8
+    PROJECTIONS * experts * SIZE + MOST_EXPERTS / 8
 }
 
 impl Tables {
@@ -47,7 +46,7 @@ impl Tables {
         }
         let (mut host, mut stays) = (Pinned::default(), Pinned::default());
         host.room(gpu, count * SIZE)?;
-        let bytes = layers.len() * BITS / 8;
+        let bytes = layers.len() * MOST_EXPERTS / 8;
         stays.room(gpu, bytes)?.fill(0);
         let device = Memory::new(gpu, count * SIZE, "tables of experts")?;
         let stays_on_device = Memory::zeroed(gpu, bytes, "tables of experts")?;
@@ -61,13 +60,13 @@ impl Tables {
 
     /// Where the bits are of those of a layer's experts that stay on the device, `[MOST_EXPERTS / 32]` words.
     pub fn here(&self, layer: usize) -> Address {
-        self.stays_on_device.at + (layer * BITS / 8) as u64
+        self.stays_on_device.at + (layer * MOST_EXPERTS / 8) as u64
     }
 
-    /// Writes down whether an expert is on the device to stay, where its matrices say that it is. More than [`BITS`] of a layer are not told of.
+    /// Writes down whether an expert is on the device to stay, where its matrices say that it is. More than [`MOST_EXPERTS`] of a layer are not told of.
     pub fn stay(&mut self, layer: usize, expert: usize, stays: bool) {
-        if expert < BITS {
-            let byte = &mut self.stays.bytes_mut()[(layer * BITS + expert) / 8];
+        if expert < MOST_EXPERTS {
+            let byte = &mut self.stays.bytes_mut()[(layer * MOST_EXPERTS + expert) / 8];
             *byte = *byte & !(1 << (expert % 8)) | u8::from(stays) << (expert % 8);
             self.stays_changed = true;
         }
