@@ -93,7 +93,7 @@ struct ChooseFew {
     u32 unused;
 };
 
-static const u32 CHOOSE_THREADS = 512, CHOOSE_WARPS = CHOOSE_THREADS / WARP, MOST_TOKENS = 32, MOST_LISTS = MOST_EXPERTS / WARP;
+static const u32 CHOOSE_THREADS = 1024, CHOOSE_WARPS = CHOOSE_THREADS / WARP, MOST_TOKENS = 32, MOST_LISTS = MOST_EXPERTS / WARP;
 
 // Chooses for a token as `route` does it, by a warp: which expert the lane's is, best first, both halves of the warp the same, and how many of those that were chosen have a
 // lower number. `taken`: a bit for each expert. LISTS: of 32 experts each, one a lane.
@@ -168,8 +168,8 @@ template <int LISTS> __device__ __forceinline__ void choose_for(const Route& p, 
     }
 }
 
-// One block. A warp takes a token, or two; then a thread takes an expert, whose tokens are bits of a word.
-extern "C" __global__ void __launch_bounds__(512) choose_few(const __grid_constant__ ChooseFew p) {
+// One block. A warp takes a token; then a thread takes an expert, whose tokens are bits of a word.
+extern "C" __global__ void __launch_bounds__(1024) choose_few(const __grid_constant__ ChooseFew p) {
     __shared__ u32 taken[MOST_TOKENS][MOST_LISTS + 1], tokens_of[MOST_EXPERTS], places[MOST_EXPERTS], sums[CHOOSE_WARPS];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, tokens = p.route.tokens, experts = p.route.experts, k = p.route.k;
     u32 expert[2], at[2];

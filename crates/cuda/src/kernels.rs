@@ -293,7 +293,7 @@ impl Kernel {
     /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
     fn wants_much_shared(self) -> bool {
         let kinds =
-            ["attend_last", "attend_tile", "down_one", "gate_up_", "one_", "route_", "rows_", "thin_", "tiles_"];
+            ["attend_last", "attend_tile", "down_one", "few_", "gate_up_", "one_", "route_", "rows_", "thin_", "tiles_"];
         kinds.iter().any(|kind| self.name().starts_with(kind))
     }
 }

@@ -46,7 +46,7 @@ const MANY_PAIRS: usize = 20;
 /// Of the kernels that choose for a few tokens (`kernels/mixture_few.cu`), which are made as those for one: tokens at most; threads of a block that chooses; tokens of a block
 /// of the router.
 const FEW_TOKENS: usize = 32;
-const CHOOSE_THREADS: u32 = 512;
+const CHOOSE_THREADS: u32 = 1024;
 const ROUTE_TOKENS: usize = 8;
 
 pub(crate) struct Registered {
@@ -471,7 +471,7 @@ impl Cuda {
         if !integers || !gpu.device.tiles || pairs * TOO_FEW <= count {
             return None;
         }
-        let by_rows = |part: usize| Few::fits(&kinds[part], groups[part], moe.experts.parts[part].cols);
+        let by_rows = |part: usize| Few::fits(gpu, &kinds[part], groups[part], moe.experts.parts[part].cols);
         let alike = kinds[0] == kinds[1] && groups[0] == groups[1];
         if gpu.device.few && pairs <= FEW_PAIRS * count && alike && (0..PROJECTIONS).all(by_rows) {
             return Some((BY_EXPERT_TOGETHER, true));

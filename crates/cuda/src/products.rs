@@ -19,15 +19,14 @@ const FEW_ROWS: usize = 64;
 const TILE: usize = 8;
 /// So many tokens at most have tiles of [`weights::FEW`], and more where larger tiles would leave multiprocessors without one.
 const MOST_FEW: usize = 16;
-/// Of experts that have a few tokens each (`kernels/experts_few.cu`): columns of a weight group, threads and rows of a block, tokens that are taken together, and bytes of shared
-/// memory that any block may have.
+/// Of experts that have a few tokens each (`kernels/experts_few.cu`): columns of a weight group, threads of a block, its rows, and tokens that are taken together.
 const BY_EXPERT_GROUP: usize = 64;
-const BY_EXPERT_THREADS: u32 = 256;
+const BY_EXPERT_THREADS: u32 = 128;
 const BY_EXPERT_ROWS: usize = 64;
-pub const BY_EXPERT_TOGETHER: usize = 4;
-const BY_EXPERT_SHARED: usize = 40 << 10;
-/// Blocks of it on each multiprocessor.
-const BY_EXPERT_BLOCKS: usize = 3;
+pub const BY_EXPERT_TOGETHER: usize = 8;
+/// Blocks of it on each multiprocessor, at most, and shared memory that each has beside what it asks for: what is known when it is compiled, and the driver's.
+const BY_EXPERT_BLOCKS: usize = 5;
+const BY_EXPERT_OWN: usize = 7 << 10;
 /// Of products by blocks of few rows (`kernels/thin.cu`): rows and threads of a block, the most bytes of shared memory that it has, blocks for each multiprocessor, and tokens.
 const THIN_ROWS: usize = 16;
 const THIN_THREADS: u32 = 128;
@@ -300,20 +299,22 @@ pub struct Few<'a> {
 }
 
 impl Few<'_> {
-    /// Whether [`multiply_few`] can do it, of so many columns.
-    pub fn fits(kinds: &[Kind], groups: Option<(u32, u32)>, cols: usize) -> bool {
+    /// Whether [`multiply_few`] can do it on a device, of so many columns.
+    pub fn fits(gpu: &Gpu, kinds: &[Kind], groups: Option<(u32, u32)>, cols: usize) -> bool {
         let &[kind] = kinds else { return false };
         groups.is_some_and(|(group, element)| group as usize == BY_EXPERT_GROUP && weights::HALVES.contains(&element))
             && kind.few().is_some()
             && cols.is_multiple_of(BY_EXPERT_GROUP)
-            && few_shared(cols) <= BY_EXPERT_SHARED
+            && few_shared(kind, cols) + STATIC_SHARED <= gpu.device.shared
     }
 }
 
-/// Bytes of the activations that a block of [`multiply_few`] has.
-fn few_shared(cols: usize) -> usize {
-    let groups = cols / BY_EXPERT_GROUP;
-    BY_EXPERT_TOGETHER * (64 * (groups + 1) + (12 * groups).next_multiple_of(16))
+/// Bytes that a block of [`multiply_few`] has: activations with their scales, and a ring of weights for each warp (`FewStep`).
+fn few_shared(kind: Kind, cols: usize) -> usize {
+    let (bits, groups) = (kind.bits().unwrap_or(8), cols / BY_EXPERT_GROUP);
+    let (row, deep) = (32 * bits + if bits == 4 { 0 } else { 16 }, if bits <= 4 { 3 } else { 2 });
+    let ring = deep * 16 * (row + 16);
+    BY_EXPERT_TOGETHER * (cols.next_multiple_of(128) + 32 + 12 * groups) + BY_EXPERT_THREADS as usize / 32 * ring
 }
 
 /// Where [`multiply_few`] leaves a product; that of gate together with that of up, as `silu(gate) * up`, encoded.
@@ -325,7 +326,7 @@ pub enum Output<'a> {
 /// Products of experts that have a few tokens each.
 pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Output) -> Result<()> {
     let Few { tables: [table, up], kinds, groups, grouped, per_row, rows, pairs } = few;
-    assert!(Few::fits(kinds, groups, x.cols), "products of experts that have a few tokens each");
+    assert!(Few::fits(gpu, kinds, groups, x.cols), "products of experts that have a few tokens each");
     assert_eq!(x.rows * per_row, pairs, "tokens");
     let (Some([gated, plain]), Some((_, element))) = (kinds[0].few(), groups) else { unreachable!("it fits") };
     let mut parameters = p::ExpertsFew {
@@ -350,10 +351,11 @@ pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Output) -> Result<()>
             (gated, BY_EXPERT_ROWS / 2)
         }
     };
-    let blocks = (grouped.most * rows.div_ceil(of_set)).min(BY_EXPERT_BLOCKS * gpu.device.multiprocessors);
-    let shared = number(few_shared(x.cols));
+    let shared = few_shared(kinds[0], x.cols);
+    let together = (gpu.device.shared / (shared + BY_EXPERT_OWN)).clamp(1, BY_EXPERT_BLOCKS);
+    let blocks = (grouped.most * rows.div_ceil(of_set)).min(together * gpu.device.multiprocessors);
     // SAFETY: the tables' matrices have so many rows and columns, as tensors were checked to have; the room was just made.
-    unsafe { gpu.launch(kernel, [number(blocks), 1, 1], BY_EXPERT_THREADS, shared, &parameters)? };
+    unsafe { gpu.launch(kernel, [number(blocks), 1, 1], BY_EXPERT_THREADS, number(shared), &parameters)? };
     Ok(())
 }
 

@@ -68,6 +68,15 @@ impl Kind {
         Needs { f32: self.0 < 4, bf16: matches!(self.0, 4 | 5), int8: self.0 > 5 }
     }
 
+    /// Bits of an integer weight.
+    pub fn bits(self) -> Option<usize> {
+        match self.0 {
+            6..=10 => Some(self.0 as usize - 4),
+            11 => Some(8),
+            _ => None,
+        }
+    }
+
     /// The kernels that do it for experts of a few tokens each: one that puts two products through `silu(gate) * up`, and one for one product.
     pub fn few(self) -> Option<[Kernel; 2]> {
         use Kernel::*;
@@ -98,14 +107,14 @@ impl Kind {
     /// [`FEW`].
     pub fn tiles(self, of: usize, tokens: usize) -> Option<Shape> {
         use Kernel::*;
-        let (all, bits) = match self.0 {
-            6 => ([[Tiles2Of1, Tiles2Of2, Tiles2Of4], [TilesFew2Of1, TilesFew2Of2, TilesFew2Of4]], 2),
-            7 => ([[Tiles3Of1, Tiles3Of2, Tiles3Of4], [TilesFew3Of1, TilesFew3Of2, TilesFew3Of4]], 3),
-            8 => ([[Tiles4Of1, Tiles4Of2, Tiles4Of4], [TilesFew4Of1, TilesFew4Of2, TilesFew4Of4]], 4),
-            9 => ([[Tiles5Of1, Tiles5Of2, Tiles5Of4], [TilesFew5Of1, TilesFew5Of2, TilesFew5Of4]], 5),
-            10 => ([[Tiles6Of1, Tiles6Of2, Tiles6Of4], [TilesFew6Of1, TilesFew6Of2, TilesFew6Of4]], 6),
-            11 => ([[Tiles8Of1, Tiles8Of2, Tiles8Of4], [TilesFew8Of1, TilesFew8Of2, TilesFew8Of4]], 8),
-            _ => return None,
+        let bits = self.bits()?;
+        let all = match bits {
+            2 => [[Tiles2Of1, Tiles2Of2, Tiles2Of4], [TilesFew2Of1, TilesFew2Of2, TilesFew2Of4]],
+            3 => [[Tiles3Of1, Tiles3Of2, Tiles3Of4], [TilesFew3Of1, TilesFew3Of2, TilesFew3Of4]],
+            4 => [[Tiles4Of1, Tiles4Of2, Tiles4Of4], [TilesFew4Of1, TilesFew4Of2, TilesFew4Of4]],
+            5 => [[Tiles5Of1, Tiles5Of2, Tiles5Of4], [TilesFew5Of1, TilesFew5Of2, TilesFew5Of4]],
+            6 => [[Tiles6Of1, Tiles6Of2, Tiles6Of4], [TilesFew6Of1, TilesFew6Of2, TilesFew6Of4]],
+            _ => [[Tiles8Of1, Tiles8Of2, Tiles8Of4], [TilesFew8Of1, TilesFew8Of2, TilesFew8Of4]],
         };
         let kernel = all[usize::from(tokens == FEW)][[1, 2, 4].iter().position(|n| *n == of)?];
         // `Stage` of `kernels/tiles.cu`.
