@@ -154,6 +154,10 @@ pub trait Backend: Send {
     /// `each(row, thread, logits)` for all rows of the last step's logits, side by side: `thread` is below [`Backend::threads`], and no two calls have the
     /// same at once.
     fn each_logits(&mut self, logits: Logits, each: &(dyn Fn(usize, usize, &[f32]) + Sync));
+    /// What looks at the last step's logits where they lie, where there is such.
+    fn drawing(&mut self) -> Option<&mut dyn Drawing> {
+        None
+    }
     /// Threads of the host that work for it.
     fn threads(&self) -> usize;
     /// Time and bytes by phase since the last call, when profiling.
@@ -169,4 +173,32 @@ pub trait Backend: Send {
 
     /// As [`Backend::mixture`] without what the routed experts add. `normed`: what they would have been given; returns their routing.
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing;
+}
+
+/// Logits that are looked at by rows, by a device that holds them: what drawing a token needs, so that they need not come to the host.
+pub trait Drawing {
+    /// The likeliest token of each row; `None` where one of the row's logits is NaN, or where it was not looked for.
+    fn tops(&mut self, logits: Logits) -> Option<&[Top]>;
+    /// Of each of these rows the sums of the weights ([`draw::total`]) of its logits, [`DRAWN_TOGETHER`] at a time: `[of, blocks]`.
+    fn sums(&mut self, logits: Logits, of: &[Scaled]) -> &[u64];
+    /// Blocks of so many logits by row and number, as far as there are as many: `[of, DRAWN_TOGETHER]`.
+    fn blocks(&mut self, logits: Logits, of: &[(usize, usize)]) -> &[f32];
+}
+
+/// Logits whose weights are summed at once.
+pub const DRAWN_TOGETHER: usize = 1024;
+
+/// The highest of a row's logits, and the first token that has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Top {
+    pub logit: f32,
+    pub token: u32,
+}
+
+/// A row whose weights are wanted: of `(logit - highest) * scale`.
+#[derive(Clone, Copy, Debug)]
+pub struct Scaled {
+    pub row: usize,
+    pub highest: f32,
+    pub scale: f64,
 }

@@ -5,6 +5,7 @@
 #include "attend_tile_128.cu"
 #include "attention.cu"
 #include "delta.cu"
+#include "draw.cu"
 #include "encode.cu"
 #include "experts_few.cu"
 #include "matmul.cu"

@@ -1,6 +1,6 @@
 // Attention of the last token of each sequence behind many partitions, with keys and values of 128 elements of sixteen bits. A block takes a partition for some of the
 // query heads that share a KV head, and is small enough that four of them are on a multiprocessor: keys lie in registers, values in shared memory, and both are under way
-// for all blocks at once: keys before the kernel before this one has ended, values behind the queries. `join` comes behind. Grid: (tokens, tiles of heads, partitions).
+// for all blocks at once: keys before the kernel before this one has ended, values behind the queries. `join` comes behind, where partitions are many. Grid: (tokens, tiles of heads, partitions).
 #pragma once
 #include "attend_last.cu"
 
@@ -251,6 +251,8 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_deep(const Att
         if (lane == 0) *(float2*)(parts + g * next + DEEP_DIM) = make_float2(top, sum);
     }
     STAMP(6, 5);
+    // 7. Few partitions are joined here
+    if (p.counters) join_near(p, first, heads, now / PARTITION - seen / PARTITION + 1);
 }
 
 template <int G> __device__ __forceinline__ void attend_deep_typed(const Attention& p) {

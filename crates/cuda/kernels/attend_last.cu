@@ -58,6 +58,43 @@ template <u32 TYPE> __device__ __forceinline__ void store_twice(const float* x, 
     }
 }
 
+// The last block of these heads, of one partition each, joins what all have left: all of it is under way together, and a thread does for itself what is needed of each.
+__device__ __forceinline__ void join_near(const Attention& p, u32 first, u32 heads, u32 count) {
+    __shared__ bool last;
+    const u32 t = blockIdx.x, v_dim = p.cache.v_dim, width = part_width(v_dim);
+    const u64 next = (u64)p.partitions * width;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(p.counters + t * gridDim.y + blockIdx.y, count - 1) == count - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < heads * v_dim; i += blockDim.x) {
+        u32 g = i / v_dim, d = i - g * v_dim;
+        const float* own_parts = p.parts + ((u64)t * p.heads + first + g) * next;
+        float m[MOST_NEAR], l[MOST_NEAR], o[MOST_NEAR];
+#pragma unroll
+        for (u32 n = 0; n < MOST_NEAR; n++) {
+            if (n < count) {
+                o[n] = __ldcg(own_parts + n * width + d);
+                m[n] = __ldcg(own_parts + n * width + v_dim);
+                l[n] = __ldcg(own_parts + n * width + v_dim + 1);
+            }
+        }
+#pragma unroll
+        for (u32 n = 1; n < MOST_NEAR; n++) {
+            if (n < count) {
+                float top = greater(m[n], m[0]), a = exp_(sub(m[0], top)), b = exp_(sub(m[n], top));
+                l[0] = fma(l[0], a, mul(l[n], b));
+                o[0] = fma(o[0], a, mul(o[n], b));
+                m[0] = top;
+            }
+        }
+        finish(p, t, first + g, d, o[0], m[0], l[0]);
+    }
+}
+
 // A head normed and turned by a whole warp, of which each thread has up to HELD elements; weights and angles are in shared memory.
 static const u32 HELD = 8;
 
@@ -319,39 +356,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
     }
     STAMP(5, 5);
     if (alone || !p.counters) return;
-    // 7. The last block of these heads joins what all have left: all of it is under way together, and a thread does for itself what is needed of each.
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(p.counters + t * gridDim.y + blockIdx.y, count - 1) == count - 1;
-    __syncthreads();
-    STAMP(5, 6);
-    if (!last) return;
-    __threadfence();
-#pragma unroll 1
-    for (u32 i = threadIdx.x; i < heads * c.v_dim; i += LAST_THREADS) {
-        u32 g = i / c.v_dim, d = i - g * c.v_dim;
-        const float* own_parts = p.parts + ((u64)t * p.heads + first + g) * next;
-        float m[MOST_NEAR], l[MOST_NEAR], o[MOST_NEAR];
-#pragma unroll
-        for (u32 n = 0; n < MOST_NEAR; n++) {
-            if (n < count) {
-                o[n] = __ldcg(own_parts + n * width + d);
-                m[n] = __ldcg(own_parts + n * width + c.v_dim);
-                l[n] = __ldcg(own_parts + n * width + c.v_dim + 1);
-            }
-        }
-#pragma unroll
-        for (u32 n = 1; n < MOST_NEAR; n++) {
-            if (n < count) {
-                float top = greater(m[n], m[0]), a = exp_(sub(m[0], top)), b = exp_(sub(m[n], top));
-                l[0] = fma(l[0], a, mul(l[n], b));
-                o[0] = fma(o[0], a, mul(o[n], b));
-                m[0] = top;
-            }
-        }
-        finish(p, t, first + g, d, o[0], m[0], l[0]);
-    }
+    join_near(p, first, heads, count);
 }
 
 template <int G> __device__ __forceinline__ void attend_last_typed(const Attention& p) {

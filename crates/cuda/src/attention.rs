@@ -76,13 +76,14 @@ const TILES: [(usize, Kernel, Kernel); 3] = [
 /// The same for steps with a token of each sequence.
 const LAST: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::AttendLast2), (4, Kernel::AttendLast4)];
 
-/// The same behind many partitions, with keys and values of [`DEEP_DIM`] elements of sixteen bits.
+/// The same behind many partitions, or of many sequences, with keys and values of [`DEEP_DIM`] elements of sixteen bits.
 const DEEP: [(usize, Kernel); 2] = [(2, Kernel::AttendDeep2), (4, Kernel::AttendDeep4)];
 const DEEP_DIM: usize = 128;
 const DEEP_THREADS: u32 = 256;
 
-/// Threads of their blocks.
+/// Threads of their blocks, and blocks that a multiprocessor holds.
 const LAST_THREADS: u32 = 512;
+const LAST_BLOCKS: usize = 2;
 
 /// So many partitions at most are joined by the kernel that computes them: `MOST_NEAR` of `kernels/attend_last.cu`. More have a kernel of their own, since few blocks
 /// would join them here, after the others.
@@ -231,14 +232,16 @@ impl Cuda {
         if let Some((kernel, shared)) = self.last(&layout, &parameters.cache, last_tile) {
             let tiles = blocks(last_tile);
             let parts = if partitions > 1 { self.attention.parts.room(&self.gpu, part_room)? } else { 0 };
-            // The last block to end joins a few.
+            // The last block to end joins a few. Smaller blocks are through sooner where partitions are many, or blocks more than the device holds.
             let joins = partitions <= MOST_JOINED;
-            let counters = if joins { self.attention.counters(&self.gpu, tokens * tiles)? } else { 0 };
+            let full = tokens * tiles * partitions > LAST_BLOCKS * self.gpu.device.multiprocessors;
+            let deep = self.deep(&layout, &parameters).filter(|_| !joins || full && partitions > 1);
+            let counters = if joins { self.attention.counters(&self.gpu, tokens * heads)? } else { 0 };
             let parameters = p::Attention { parts, counters, ..parameters };
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: as below.
             unsafe {
-                match self.deep(&layout, &parameters).filter(|_| !joins) {
+                match deep {
                     Some((tile, kernel)) => {
                         let shared = number(PARTITION * DEEP_DIM * layout.kv_type.size());
                         self.gpu.launch(kernel, grid(blocks(tile), partitions), DEEP_THREADS, shared, &parameters)?;

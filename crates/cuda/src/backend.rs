@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result, ensure};
 use sluice_backend::{
-    Activations, AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, DeviceMemory, ExpertOptions, Failed,
-    KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
-    Outcome, Phase, Pool as Threads, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs,
-    StepScratch, Streamed, Tensor,
+    Activations, AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, DeviceMemory, Drawing, ExpertOptions,
+    Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe,
+    MoeId, Norm, Outcome, Phase, Pool as Threads, Profile, Projection, RotaryFrequencies, RotaryId, Routing,
+    StepInputs, StepScratch, Streamed, Tensor,
 };
 use sluice_store::{Bytes, Loading};
 
 use crate::attention::{self, RotaryTable};
-use crate::delta_net;
 use crate::driver::Gpu;
 use crate::kernels::Kernel;
 use crate::loading;
@@ -28,6 +27,7 @@ use crate::step::Step;
 use crate::streaming::{RESERVE, Streaming, least_bytes};
 use crate::timing::Timing;
 use crate::weights::{Needs, Weight, Weights};
+use crate::{delta_net, drawing};
 
 #[cfg(feature = "tuning")]
 thread_local! {
@@ -67,10 +67,12 @@ pub struct Cuda {
     hidden: Encoded,
     gates: Scratch,
     ups: Scratch,
-    /// `[rows, vocabulary]`, and their copy on the host.
-    logits: Scratch,
+    /// `[rows, vocabulary]`, and their copy on the host, which is made when it is asked for.
+    pub(crate) logits: Scratch,
     host_logits: Pinned,
-    left: Logits,
+    copied: bool,
+    pub(crate) left: Logits,
+    pub(crate) drawing: drawing::Work,
     /// Who computes experts that the device does not have, where it does.
     host: Option<Host>,
     /// Who looks at logits.
@@ -93,7 +95,7 @@ impl Drop for Cuda {
 }
 
 /// What cannot be answered with an error: the device is lost, and with it all that was on it.
-fn must<T, E: Into<Error>>(done: Result<T, E>) -> T {
+pub(crate) fn must<T, E: Into<Error>>(done: Result<T, E>) -> T {
     done.unwrap_or_else(|e| panic!("the CUDA device fails: {:#}", e.into()))
 }
 
@@ -123,7 +125,9 @@ impl Cuda {
             ups: Scratch::default(),
             logits: Scratch::default(),
             host_logits: Pinned::default(),
+            copied: false,
             left: Logits::default(),
+            drawing: drawing::Work::default(),
             host: None,
             threads: None,
             free: free as u64,
@@ -421,6 +425,7 @@ impl Backend for Cuda {
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);
         self.left = Logits::default();
+        self.drawing.forget();
         self.enqueue(|own| {
             own.weights.bring(&own.gpu)?;
             own.mixtures.bring(&own.gpu, &own.weights, own.mode)?;
@@ -515,6 +520,7 @@ impl Backend for Cuda {
     fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
         let (vocabulary, rows) = (self.weights.all[head.number()].rows(), self.inputs.wanted().len());
         assert!(self.inputs.wanted().last().is_none_or(|last| (*last as usize) < x.rows), "a row that is not there");
+        self.copied = false;
         if rows == 0 {
             self.left = Logits { rows, vocabulary };
             return;
@@ -533,7 +539,7 @@ impl Backend for Cuda {
                 multiply(&own.gpu, &[product], &own.encoded)?;
             }
             own.left = Logits { rows, vocabulary };
-            Ok(())
+            own.drawing.look(&own.gpu, at, own.left)
         });
     }
 
@@ -543,10 +549,9 @@ impl Backend for Cuda {
         self.enqueue(|own| {
             own.gpu.end_step()?;
             own.answer_all()?;
-            let bytes = 4 * own.left.rows * own.left.vocabulary;
-            let host = own.host_logits.room(&own.gpu, bytes)?;
-            // SAFETY: as many as the head has left; waited for right here.
-            unsafe { own.gpu.read(own.logits.at(), &mut host[..bytes])? };
+            own.host_logits.room(&own.gpu, 4 * own.left.rows * own.left.vocabulary)?;
+            own.drawing.bring(&own.gpu)?;
+            own.gpu.wait()?;
             own.timing.as_mut().map_or(Ok(()), Timing::end)
         });
         #[cfg(feature = "tuning")]
@@ -569,6 +574,13 @@ impl Backend for Cuda {
 
     fn read_logits(&mut self, logits: Logits) -> &[f32] {
         assert_eq!(logits, self.left, "logits of the last step");
+        if !self.copied {
+            let bytes = 4 * logits.rows * logits.vocabulary;
+            let (gpu, at) = (&self.gpu, self.logits.at());
+            // SAFETY: as many as the head has left; waited for right here.
+            must(self.host_logits.room(gpu, bytes).and_then(|host| unsafe { Ok(gpu.read(at, &mut host[..bytes])?) }));
+            self.copied = true;
+        }
         self.host_logits.floats(logits.rows * logits.vocabulary)
     }
 
@@ -581,6 +593,10 @@ impl Backend for Cuda {
             None => (0..logits.rows).for_each(|row| one(row, 0)),
         }
         self.threads = threads;
+    }
+
+    fn drawing(&mut self) -> Option<&mut dyn Drawing> {
+        Some(self)
     }
 
     fn threads(&self) -> usize {
@@ -625,6 +641,7 @@ impl Backend for Cuda {
         let scratch = scratch
             + self.encoded.bytes()
             + self.hidden.bytes()
+            + self.drawing.bytes()
             + self.delta.bytes()
             + self.attention.bytes()
             + mixture_scratch;
@@ -641,7 +658,7 @@ impl Backend for Cuda {
         };
         let on_host = |class| match class {
             MemoryClass::Experts => self.mixtures.streaming().map_or(0, Streaming::host_bytes),
-            MemoryClass::Scratch => pinned + self.host_logits.bytes(),
+            MemoryClass::Scratch => pinned + self.host_logits.bytes() + self.drawing.host_bytes(),
             _ => 0,
         };
         let uses = |class| {

@@ -236,6 +236,8 @@ kernels! {
     GateUp8One "gate_up_one_8" p::ExpertsOne;
     GateUp8Asking "gate_up_asking_8" p::ExpertsOne;
     Down8One "down_one_8" p::ExpertsOne;
+    Tops "tops" p::Tops;
+    Sums "sums" p::Sums;
 }
 
 /// The PTX for a device of this compute capability (75 for 7.5), as text.
@@ -292,8 +294,18 @@ pub const STATIC_SHARED: usize = 12 << 10;
 impl Kernel {
     /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
     fn wants_much_shared(self) -> bool {
-        let kinds =
-            ["attend_last", "attend_tile", "down_one", "few_", "gate_up_", "one_", "route_", "rows_", "thin_", "tiles_"];
+        let kinds = [
+            "attend_last",
+            "attend_tile",
+            "down_one",
+            "few_",
+            "gate_up_",
+            "one_",
+            "route_",
+            "rows_",
+            "thin_",
+            "tiles_",
+        ];
         kinds.iter().any(|kind| self.name().starts_with(kind))
     }
 }

@@ -11,6 +11,7 @@ mod attention;
 mod backend;
 mod coherence;
 mod delta_net;
+mod drawing;
 mod driver;
 mod graphs;
 mod kernels;

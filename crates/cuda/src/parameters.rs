@@ -30,6 +30,8 @@ macro_rules! parameters {
 
 /// Products of one input that a kernel computes together, at most.
 pub const PARTS: usize = 3;
+/// Rows whose weights a kernel sums together, at most.
+pub const MOST_SCALED: usize = 32;
 /// Gate, up and down.
 pub const PROJECTIONS: usize = 3;
 
@@ -302,6 +304,24 @@ parameters! {
         rows: u32,
         cols: u32,
         element: u32,
+    }
+    Tops {
+        logits: Address,
+        out: Address,
+        vocabulary: u32,
+        unused: u32,
+    }
+    Scaled {
+        scale: f64,
+        highest: f32,
+        row: u32,
+    }
+    Sums {
+        logits: Address,
+        out: Address,
+        of: [Scaled; MOST_SCALED],
+        vocabulary: u32,
+        unused: u32,
     }
     Combine {
         outputs: Address,

@@ -11,9 +11,9 @@ use std::ops::Range;
 
 use anyhow::{Result, bail, ensure};
 use sluice_backend::{
-    Activations, AttentionLayer, Backend, BufferId, DeltaLayer, DeviceMemory, ExpertOptions, KvLayout, KvPool, Linear,
-    Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile,
-    Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
+    Activations, AttentionLayer, Backend, BufferId, DeltaLayer, DeviceMemory, Drawing, ExpertOptions, KvLayout, KvPool,
+    Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase,
+    Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
 use sluice_store::{Bytes, Loading};
 
@@ -497,6 +497,10 @@ impl Backend for Several {
 
     fn each_logits(&mut self, logits: Logits, each: &(dyn Fn(usize, usize, &[f32]) + Sync)) {
         self.devices[self.head].each_logits(logits, each);
+    }
+
+    fn drawing(&mut self) -> Option<&mut dyn Drawing> {
+        self.devices[self.head].drawing()
     }
 
     fn threads(&self) -> usize {

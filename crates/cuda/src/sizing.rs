@@ -8,6 +8,7 @@ use sluice_backend::{
 };
 
 use crate::attention::{MOST_SINGLE, part_bytes};
+use crate::drawing;
 use crate::mixture::operands;
 use crate::products::GROUP;
 use crate::split::{Key, Part, matrices};
@@ -199,7 +200,7 @@ impl Backend for Sizing<'_> {
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {
         self.parts.push(Part { key: Key::Logits(head.number()), matrices: vec![head.number()], out: None });
         let weight = &self.weights[head.number()];
-        grow(&mut self.logits, 4 * self.wanted * weight.rows());
+        grow(&mut self.logits, 4 * self.wanted * weight.rows() + drawing::bytes(self.wanted, weight.rows()));
         self.encoded.grow(self.wanted, x.cols, weight.kind(self.mode).needs());
     }
 

@@ -527,6 +527,24 @@ impl Engine {
         all: bool,
         mut each: impl FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
+        self.take_in(id, tokens, all, Some(&mut each))
+    }
+
+    /// The same as generating does it that takes the likeliest token: no other logits are looked at.
+    ///
+    /// # Errors
+    /// As [`Engine::feed`]
+    pub fn advance(&mut self, id: SequenceId, tokens: &[u32]) -> Result<()> {
+        self.take_in(id, tokens, false, None)
+    }
+
+    fn take_in(
+        &mut self,
+        id: SequenceId,
+        tokens: &[u32],
+        all: bool,
+        mut each: Option<&mut dyn FnMut(usize, &[f32]) -> Result<()>>,
+    ) -> Result<()> {
         ensure!(!tokens.is_empty(), "no tokens to compute");
         let at = self.index(id)?;
         self.check_tokens(at, tokens)?;
@@ -548,12 +566,19 @@ impl Engine {
                 return Err(why);
             }
             let from = self.sequences[at].computed - logits.rows;
+            if each.is_none()
+                && let Some(drawing) = self.runner.backend.drawing()
+                && let Some(tops) = drawing.tops(logits)
+                && tops.iter().all(|top| top.logit.is_finite())
+            {
+                continue;
+            }
             let rows = self.runner.backend.read_logits(logits).chunks_exact(self.model.vocabulary);
             for (position, row) in (from..).zip(rows).filter(|(position, _)| *position >= first) {
                 if let Some(bad) = row.iter().position(|x| !x.is_finite()) {
                     bail!("the logit of token {bad} at position {position} is {}", row[bad]);
                 }
-                each(position, row)?;
+                each.as_mut().map_or(Ok(()), |each| each(position, row))?;
             }
         }
     }

@@ -8,8 +8,8 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use sluice_backend::Isa;
 use sluice_backend::draw::{self, ONE};
+use sluice_backend::{DRAWN_TOGETHER as BLOCK, Isa};
 
 use crate::draw::uniform;
 
@@ -79,6 +79,17 @@ impl SamplingParams {
     /// Whether the tokens seen so far matter.
     pub fn has_penalty(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// Whether a token is the likeliest, or drawn from all by their weights.
+    pub(crate) fn draws_from_all(&self) -> bool {
+        let cuts = self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0;
+        !self.has_penalty() && (self.temperature == 0.0 || !cuts)
+    }
+
+    /// What logits are multiplied by.
+    pub(crate) fn scale(&self) -> f64 {
+        1.0 / f64::from(self.temperature)
     }
 }
 
@@ -242,9 +253,6 @@ fn penalise(params: &SamplingParams, logits: &mut [f32], history: &History) {
     }
 }
 
-/// Logits whose weights are summed at once.
-const BLOCK: usize = 1024;
-
 fn choose(
     isa: Isa,
     params: &SamplingParams,
@@ -259,7 +267,7 @@ fn choose(
     }
 
     // 2. temperature, 3. top-k
-    let scale = 1.0 / f64::from(params.temperature);
+    let scale = params.scale();
     let k = params.top_k as usize;
     let cuts_top_k = k > 0 && k < logits.len();
     if !cuts_top_k && params.top_p >= 1.0 && params.min_p == 0.0 {
@@ -320,15 +328,39 @@ fn draw_from_all(
 ) -> Result<u32, SampleError> {
     sums.clear();
     sums.extend(logits.chunks(BLOCK).map(|block| draw::total(isa, block, highest, scale)));
+    let hit = block_hit(seed, position, sums)?;
+    let from = hit.block * BLOCK;
+    let logits = &logits[from..logits.len().min(from + BLOCK)];
+    token_hit(isa, logits, highest, scale, hit)
+}
+
+/// A block that a drawn number falls on, and how far into its weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hit {
+    pub block: usize,
+    below: u64,
+}
+
+/// Draws a block of logits by the sums of their weights.
+pub(crate) fn block_hit(seed: u64, position: u64, sums: &[u64]) -> Result<Hit, SampleError> {
     let mut below = drawn(seed, position, sums.iter().sum());
     let block = sums.iter().position(|sum| falls_on(*sum, &mut below)).ok_or(SampleError::NothingLeft)?;
-    let from = block * BLOCK;
-    let logits = &logits[from..logits.len().min(from + BLOCK)];
+    Ok(Hit { block, below })
+}
+
+/// The token that is hit, of the block's `logits`.
+pub(crate) fn token_hit(
+    isa: Isa,
+    logits: &[f32],
+    highest: f32,
+    scale: f64,
+    Hit { block, mut below }: Hit,
+) -> Result<u32, SampleError> {
     let mut weights = [0; BLOCK];
     let weights = &mut weights[..logits.len()];
     draw::weights(isa, logits, highest, scale, weights);
     let at = weights.iter().position(|weight| falls_on(*weight, &mut below)).ok_or(SampleError::NothingLeft)?;
-    Ok((from + at) as u32)
+    Ok((block * BLOCK + at) as u32)
 }
 
 /// Leaves the fewest of the most likely `candidates` whose weights reach the fraction `p` of all weights.

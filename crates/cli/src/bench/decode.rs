@@ -190,7 +190,7 @@ fn hashed(hash: u64, bits: u32) -> u64 {
 fn generate(engine: &mut Engine, id: SequenceId, context: usize, n: usize) -> Result<()> {
     let vocabulary = engine.model().vocabulary;
     for i in context..context + n {
-        engine.feed(id, &[token(i, vocabulary)], false, |_, _| Ok(()))?;
+        engine.advance(id, &[token(i, vocabulary)])?;
     }
     Ok(())
 }

@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, DeviceMemory, ExpertOptions, Failed, KvLayout, KvPool,
-    Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Profile,
-    Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
+    AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, DeviceMemory, Drawing, ExpertOptions, Failed, KvLayout,
+    KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome,
+    Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
 use sluice_store::{Bytes, Loading};
 
@@ -508,6 +508,11 @@ impl Backend for Checker<'_> {
         self.inner.each_logits(logits, &|row, thread, logits| {
             each(row, thread, if not_numbers.contains(&row) { &nan } else { logits });
         });
+    }
+
+    fn drawing(&mut self) -> Option<&mut dyn Drawing> {
+        self.outside("drawing");
+        if self.not_numbers.is_empty() { self.inner.drawing() } else { None }
     }
 
     fn threads(&self) -> usize {

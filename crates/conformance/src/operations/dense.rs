@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sluice_backend::{Float, Form, Linear, Mlp, Projection};
+use sluice_backend::{Backend, DRAWN_TOGETHER, Float, Form, Isa, Linear, Logits, Mlp, Projection, Scaled, Top, draw};
 
 use crate::Case;
 
@@ -116,6 +116,8 @@ pub fn dense_layers(c: &mut Case) {
 
 pub fn logits(c: &mut Case) {
     let (cols, vocabulary) = (c.cols(), c.random.usize(2..300));
+    // Some have several blocks that are drawn from.
+    let vocabulary = if vocabulary % 8 == 3 { 11 * vocabulary } else { vocabulary };
     let (norm, head) = (c.norm(cols), c.matrix(vocabulary, cols));
     for _ in 0..2 {
         let tokens = c.tokens();
@@ -145,7 +147,65 @@ pub fn logits(c: &mut Case) {
         });
         let rows = rows.into_inner().unwrap();
         let each: Vec<f32> = rows.into_iter().flat_map(|row| row.expect("every row")).collect();
+        let (tops, sums, block) = drawn(&mut *c.backend, left, &all);
+        c.see_text("tops", tops);
+        c.see_text("sums of weights", sums);
+        c.see_floats("a block", DRAWN_TOGETHER, block);
         c.see_floats("all logits", vocabulary, all);
         c.see_floats("each row's logits", vocabulary, each);
+    }
+}
+
+/// What is found of logits for drawing: the likeliest of each row, the sums of its weights, its last block. By who looks at them where they lie, or else here.
+fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, String, Vec<f32>) {
+    let vocabulary = left.vocabulary;
+    let top_of = |row: &[f32]| {
+        let (highest, has_nan) = draw::highest(Isa::GENERIC, row);
+        let token = row.iter().position(|x| *x == highest).filter(|_| highest > f32::NEG_INFINITY);
+        let logit = token.map_or(f32::NEG_INFINITY, |t| row[t]);
+        (!has_nan).then_some(Top { logit, token: token.map_or(u32::MAX, |t| t as u32) })
+    };
+    let here: Option<Vec<Top>> = all.chunks_exact(vocabulary).map(top_of).collect();
+    let text = |tops: Option<&[Top]>| {
+        format!("{:?}", tops.map(|t| t.iter().map(|t| (t.logit.to_bits(), t.token)).collect::<Vec<_>>()))
+    };
+    let scaled: Vec<Scaled> = here
+        .iter()
+        .flatten()
+        .enumerate()
+        .filter(|(_, top)| top.logit.is_finite())
+        .map(|(row, top)| Scaled { row, highest: top.logit, scale: 1.0 / (0.5 + row as f64) })
+        .collect();
+    let last = (vocabulary - 1) / DRAWN_TOGETHER;
+    let from = last * DRAWN_TOGETHER;
+    let blocks: Vec<(usize, usize)> = (0..left.rows).map(|row| (row, last)).collect();
+    // What lies behind the last logit is nobody's.
+    let whole = |block: &[f32]| {
+        block[..vocabulary - from]
+            .iter()
+            .copied()
+            .chain(std::iter::repeat_n(0.0, DRAWN_TOGETHER - (vocabulary - from)))
+            .collect::<Vec<_>>()
+    };
+    match backend.drawing() {
+        Some(drawing) => {
+            let tops = text(drawing.tops(left));
+            let sums = format!("{:?}", drawing.sums(left, &scaled));
+            (tops, sums, drawing.blocks(left, &blocks).chunks_exact(DRAWN_TOGETHER).flat_map(whole).collect())
+        }
+        None => {
+            let weighed = |of: &Scaled| {
+                let row = &all[of.row * vocabulary..(of.row + 1) * vocabulary];
+                row.chunks(DRAWN_TOGETHER)
+                    .map(|block| draw::total(Isa::GENERIC, block, of.highest, of.scale))
+                    .collect::<Vec<u64>>()
+            };
+            let sums: Vec<u64> = scaled.iter().flat_map(weighed).collect();
+            (
+                text(here.as_deref()),
+                format!("{sums:?}"),
+                all.chunks_exact(vocabulary).flat_map(|row| whole(&row[from..])).collect(),
+            )
+        }
     }
 }
