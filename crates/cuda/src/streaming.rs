@@ -3,8 +3,9 @@
 //! When a step comes to a layer, the host looks at what the router chose: where the step is one token's, from beside what is enqueued already ([`answers`]), else before
 //! the layer's experts are. Those experts that the device has are where they are; all others are copied from the
 //! host's memory, as they come there, in a stream of their own, to buffers of which a layer's table says where they are. When the host next waits for the device, these
-//! copies and all that was computed with them are done: then those that are worth it stay, each in the place of one that is copied back, and all other buffers are free
-//! again. A layer of which most experts are wanted has the next layer's copied meanwhile. A layer whose experts are all on the device to stay is not looked at.
+//! copies and all that was computed with them are done: then those that are worth it stay, each in the place of one that is copied back, and all other buffers may be
+//! taken again; until they are, what lingers there is found and not copied once more. A layer of which most experts are wanted has the next layer's copied meanwhile. A
+//! layer whose experts are all on the device to stay is not looked at.
 
 mod answers;
 
@@ -44,11 +45,28 @@ struct Class {
     memory: Memory,
     division: Division,
     rooms: Rooms,
+    /// Experts that have fallen, or passed, with their layers, and are still there, in buffers that may be taken: the device looks for none of them before it has asked.
+    lingering: Vec<(usize, Passing)>,
 }
 
 impl Class {
     fn at(&self, buffer: u32) -> Address {
         self.memory.at + u64::from(buffer) * self.division.stride as u64
+    }
+
+    /// How many buffers may be taken.
+    fn room(&self) -> usize {
+        self.rooms.free() + self.lingering.len()
+    }
+
+    /// Takes one: that of what lingers and is worth least, if none is free.
+    fn take(&mut self, store: &ExpertStore) -> Option<u32> {
+        let worth = |(layer, p): &(usize, Passing)| store.worth(*layer, p.expert as usize);
+        let least = |class: &Class| {
+            let all = 0..class.lingering.len();
+            all.min_by(|a, b| worth(&class.lingering[*a]).total_cmp(&worth(&class.lingering[*b])))
+        };
+        self.rooms.take().or_else(|| least(self).map(|i| self.lingering.swap_remove(i).1.buffer))
     }
 }
 
@@ -203,7 +221,7 @@ impl Streaming {
         // 2. Buffers
         let class = |division: Division| -> Result<Class> {
             let memory = Memory::new(gpu, division.bytes() as usize, "experts")?;
-            Ok(Class { memory, division, rooms: Rooms::new(&division) })
+            Ok(Class { memory, division, rooms: Rooms::new(&division), lingering: Vec::new() })
         };
         let classes = rooms::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
         let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), complete: false };
@@ -272,7 +290,7 @@ impl Streaming {
         let wanted = Wanted::new(self.layers[layer].experts.count, chosen);
         self.land_wanted(layer, &wanted)?;
         let Wanted { experts: wanted, tokens } = wanted;
-        // 2. What was copied ahead, and what fell and is still used where it was
+        // 2. What was copied ahead, and what fell or passed and is still where it was
         let mut ahead = std::mem::take(&mut self.ahead);
         if ahead.iter().any(|(_, of)| of.layer != layer) {
             self.up.wait()?;
@@ -283,8 +301,16 @@ impl Streaming {
         }
         let mut passing: Vec<Passing> = ahead.iter().map(|(passing, _)| *passing).collect();
         let is_used = |(of, p): &mut (usize, Passing)| *of == layer && wanted.binary_search(&p.expert).is_ok();
-        passing.extend(self.parting.extract_if(.., is_used).map(|(_, passing)| passing));
+        let lingering = &mut self.classes[self.store.class(layer)].lingering;
+        let found = self.parting.extract_if(.., is_used).chain(lingering.extract_if(.., is_used));
+        passing.extend(found.map(|(_, passing)| passing));
         self.part();
+        if chosen.len() > MOST_PAIRS {
+            // Most buffers are about to be wanted.
+            for Class { rooms, lingering, .. } in &mut self.classes {
+                lingering.drain(..).for_each(|(_, p)| rooms.give_back(p.buffer));
+            }
+        }
         // 3. One after the other as they come
         let fetch = self.store.fetch(layer, &wanted, &tokens, false);
         let mut held: Vec<usize> = Vec::with_capacity(wanted.len());
@@ -324,6 +350,8 @@ impl Streaming {
                     let rows = chosen.chunks_exact(k).zip(0..).filter(|(row, _)| row.contains(&wanted[i]));
                     self.failed_rows.extend(rows.map(|(_, row)| row));
                     // No kernel computes it: what is left of these rows means nothing.
+                    let gone = passing.iter().position(|p| p.expert == wanted[i]);
+                    gone.into_iter().for_each(|at| self.give_back(layer, passing.swap_remove(at).buffer));
                     self.forget(weights, layer, wanted[i] as usize);
                 }
                 Next::Later => {}
@@ -390,7 +418,7 @@ impl Streaming {
         }
         let (count, class) = (self.layers[next].experts.count, self.store.class(next));
         // The others' slots are for what is read.
-        let most = self.classes[class].rooms.free().min(self.store.slots().0 / 4);
+        let most = self.classes[class].room().min(self.store.slots().0 / 4);
         let mut absent = Vec::new();
         for expert in 0..count {
             if !self.store.is_there(next, expert) {
@@ -434,7 +462,7 @@ impl Streaming {
         held.into_iter().for_each(|i| self.store.release(fetch, i));
         borrowed.into_iter().for_each(|of| self.store.give_back(of));
         let class = self.store.class(layer);
-        let has_room = !goes_on || self.classes[class].rooms.free() > 0;
+        let has_room = !goes_on || self.classes[class].room() > 0;
         // What the host has computed is in no buffer: one of it may rise, which is copied while the device goes on. Else what is wanted most might never come there.
         let Aside { held: mut by_host, wanted, .. } = aside;
         if goes_on && has_room {
@@ -513,21 +541,20 @@ impl Streaming {
 
     /// The device looks for nothing where it fell, or passed: it is idle, or waits and is told before it goes on.
     fn part(&mut self) {
-        for (layer, Passing { buffer, .. }) in std::mem::take(&mut self.parting) {
-            self.give_back(layer, buffer);
+        for (layer, passing) in self.parting.drain(..) {
+            self.classes[self.store.class(layer)].lingering.push((layer, passing));
         }
     }
 
-    /// A buffer for an expert of a layer, while the device does not go on. There are enough for all that a layer can want, if nothing else has them.
+    /// A buffer for an expert of a layer. Where there is no room, the device must not go on. There are enough for all that a layer can want, if nothing else has them.
     fn take_buffer(&mut self, layer: usize) -> Result<u32> {
         let class = self.store.class(layer);
-        if let Some(buffer) = self.classes[class].rooms.take() {
-            return Ok(buffer);
+        if self.classes[class].room() == 0 {
+            self.down.wait()?;
+            self.land();
+            self.part();
         }
-        self.down.wait()?;
-        self.land();
-        self.part();
-        Ok(self.classes[class].rooms.take().expect("buffers for all of a layer's experts"))
+        Ok(self.classes[class].take(&self.store).expect("buffers for all of a layer's experts"))
     }
 
     fn give_back(&mut self, layer: usize, buffer: u32) {
@@ -548,6 +575,10 @@ impl Streaming {
     fn know(&mut self, weights: &Weights, layer: usize, expert: usize, buffer: u32, lie: &Lie) {
         self.stats.uploads += 1;
         self.stats.uploaded_bytes += lie.bytes() as u64;
+        // Nowhere else.
+        let Class { rooms, lingering, .. } = &mut self.classes[self.store.class(layer)];
+        let is_known = |(of, p): &mut (usize, Passing)| *of == layer && p.expert as usize == expert;
+        lingering.extract_if(.., is_known).for_each(|(_, p)| rooms.give_back(p.buffer));
         let at = self.buffer(layer, buffer);
         for (projection, operand) in operands(&self.layers[layer].experts, expert).into_iter().enumerate() {
             let places: [Address; ARRAYS] = std::array::from_fn(|i| at + lie.at[projection * ARRAYS + i] as u64);
