@@ -49,14 +49,18 @@ template <u32 TYPE> __device__ __forceinline__ void widen_wide(const u8* from, f
     }
 }
 
-// One element of eight rows times that of eight keys; `other`: from four of them to the other four.
+// One element of eight rows times that of eight keys; `other`: from four of them to the other four. To and fro, so that two of a product's three
+// numbers are mostly those of the product before it: a scheduler reads two registers in a cycle, an even one and an odd one.
 __device__ __forceinline__ void multiply_wide(const float* q, const float* other_q, const float* k, const float* other_k, float (&acc)[8][8]) {
     float4 a = *(const float4*)q, b = *(const float4*)other_q, c = *(const float4*)k, d = *(const float4*)other_k;
     float rows[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, keys[8] = {c.x, c.y, c.z, c.w, d.x, d.y, d.z, d.w};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
 #pragma unroll
-        for (int j = 0; j < 8; j++) acc[i][j] = fma(rows[i], keys[j], acc[i][j]);
+        for (int n = 0; n < 8; n++) {
+            int j = i % 2 ? n : 7 - n;
+            acc[i][j] = fma(rows[i], keys[j], acc[i][j]);
+        }
     }
 }
 
@@ -291,10 +295,12 @@ template <u32 TYPE> __device__ __forceinline__ void attend_wide(const Attention&
 #pragma unroll
                     for (int j = 0; j < 4; j++) vs[j] = TYPE == F16 ? from_f16(halves[j]) : from_bf16(halves[j]);
 #pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        if (checked && ws[i] < 0.0f) continue;
+                    for (int j = 0; j < 4; j++) {
 #pragma unroll
-                        for (int j = 0; j < 4; j++) o[i][j] = fma(ws[i], vs[j], o[i][j]);
+                        for (int n = 0; n < 8; n++) {
+                            int i = j % 2 ? 7 - n : n;
+                            if (!(checked && ws[i] < 0.0f)) o[i][j] = fma(ws[i], vs[j], o[i][j]);
+                        }
                     }
                     n++, of_n += WEIGHTS_STRIDE, values += STORED_STRIDE;
                 };
