@@ -274,7 +274,7 @@ pub enum Way {
     Tiles,
     /// Attention of prompts by tiles of tokens.
     Prompts,
-    /// Experts that have a few tokens each by rows, and their choice in two kernels.
+    /// Experts that have a few tokens each by blocks of few rows, and their choice in two kernels.
     Few,
     /// Few tokens on integer tensor cores, by blocks of few rows.
     Thin,

@@ -31,6 +31,9 @@ use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 /// The part of the states kept for others that the grid of one prompt may take.
 const GRID: usize = 4;
 
+/// What takes a row of logits: (position, logits).
+type Each<'a> = &'a mut dyn FnMut(usize, &[f32]) -> Result<()>;
+
 /// A model with its caches and sequences.
 pub struct Engine {
     runner: Runner,
@@ -538,13 +541,7 @@ impl Engine {
         self.take_in(id, tokens, false, None)
     }
 
-    fn take_in(
-        &mut self,
-        id: SequenceId,
-        tokens: &[u32],
-        all: bool,
-        mut each: Option<&mut dyn FnMut(usize, &[f32]) -> Result<()>>,
-    ) -> Result<()> {
+    fn take_in(&mut self, id: SequenceId, tokens: &[u32], all: bool, mut each: Option<Each>) -> Result<()> {
         ensure!(!tokens.is_empty(), "no tokens to compute");
         let at = self.index(id)?;
         self.check_tokens(at, tokens)?;

@@ -118,7 +118,10 @@ impl Sampling {
             return None;
         }
         self.drawn.clear();
-        (scaled.clear(), places.clear(), hits.clear(), blocks.clear());
+        scaled.clear();
+        places.clear();
+        hits.clear();
+        blocks.clear();
         for (at, draw) in draws.iter().enumerate() {
             let (top, params) = (tops[draw.row], plain(draw)?);
             self.drawn.push(Drawn { token: Ok(top.token), logprobs: None });
