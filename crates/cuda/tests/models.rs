@@ -115,14 +115,18 @@ fn prompt(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
         .collect()
 }
 
-/// Answers to prompts of different lengths, together.
+/// Answers to prompts of different lengths, together, each at its temperature: drawn where the logits lie, and then, where one of them is cut, on the host.
 fn answers(engine: &mut Engine) -> Vec<Vec<u32>> {
-    let ids: Vec<_> = [1, 40, 150]
+    [0, 4].into_iter().flat_map(|top_k| answers_of(engine, top_k)).collect()
+}
+
+fn answers_of(engine: &mut Engine, top_k: u32) -> Vec<Vec<u32>> {
+    let ids: Vec<_> = [(1, 1.0), (40, 0.0), (150, 0.6)]
         .into_iter()
-        .map(|n| {
+        .map(|(n, temperature)| {
             let prompt = prompt(engine, n, n as u64);
             let id = engine.add_sequence();
-            let sampling = SamplingParams { seed: 3, ..SamplingParams::default() };
+            let sampling = SamplingParams { temperature, top_k, seed: 3, ..SamplingParams::default() };
             engine.start(id, &prompt, Generation { sampling, max_tokens: 20, ..Generation::default() }).unwrap();
             id
         })
