@@ -171,10 +171,20 @@ pub fn mixtures(c: &mut Case) {
 
 /// As checkpoints have it: matrices of one form whose groups are 64, and a token at a time.
 pub fn mixtures_of_one_token(c: &mut Case) {
+    mixtures_of_one_form(c, 10, |_, _| 1);
+}
+
+/// The same with some tokens, so that experts have up to three each in the mean.
+pub fn mixtures_of_few_tokens(c: &mut Case) {
+    mixtures_of_one_form(c, 3, |c, most| c.random.usize(2..=(3 * most).clamp(2, 32)));
+}
+
+/// `widest`: of large experts, in 256 columns. `tokens`: of a step, by how many give each expert one, in the mean.
+fn mixtures_of_one_form(c: &mut Case, widest: usize, mut tokens: impl FnMut(&mut Case, usize) -> usize) {
     let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
     let form = Form::Affine { bits, group: 64, scale };
     // Few experts that are large, or many that are small.
-    let (wide, count) = if c.once_in(4) { (1, c.random.usize(1..=512)) } else { (10, c.random.usize(1..=40)) };
+    let (wide, count) = if c.once_in(4) { (1, c.random.usize(1..=512)) } else { (widest, c.random.usize(1..=40)) };
     let (hidden, stacked) = (256 * c.random.usize(1..=wide), c.coin());
     let (intermediate, most, bias) =
         (64 * c.random.usize(1..=wide.min(6)), c.random.usize(1..=count.min(15)), c.coin());
@@ -203,10 +213,12 @@ pub fn mixtures_of_one_token(c: &mut Case) {
     let moe = Moe { norm: c.norm(hidden), router, scoring, experts: drawn.known(&ids), shared };
     // Two of the same: the second's kernels meet what the first's have left.
     let moes = [moe.clone(), moe].map(|moe| c.backend.moe(moe, None).expect("a mixture"));
-    let x = c.backend.alloc(MemoryClass::Scratch, 1, hidden).expect("memory for a tensor");
     for _ in 0..3 {
+        let tokens = tokens(c, count / most);
+        let x = c.backend.alloc(MemoryClass::Scratch, tokens, hidden).expect("memory for a tensor");
+        c.shape(format!("{tokens} tokens"));
         c.fill(x);
-        c.step(1, |b| moes.iter().for_each(|moe| b.mixture(x, *moe, x)));
+        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x, *moe, x)));
         c.see("residual", x);
     }
 }

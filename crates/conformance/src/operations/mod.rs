@@ -26,13 +26,15 @@ pub const DELTA_RULES_OF_ONE_TOKEN: Family =
 pub const MIXTURES: Family = Family { name: "mixtures", cases: 50, run: mixture::mixtures };
 pub const MIXTURES_OF_ONE_TOKEN: Family =
     Family { name: "mixtures of one token", cases: 60, run: mixture::mixtures_of_one_token };
+pub const MIXTURES_OF_FEW_TOKENS: Family =
+    Family { name: "mixtures of few tokens", cases: 60, run: mixture::mixtures_of_few_tokens };
 pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 30, run: streamed::streamed };
 pub const FAILED_ROWS: Family = Family { name: "failed rows", cases: 20, run: streamed::failed_rows };
 pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logits };
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 18] = [
+pub const FAMILIES: [&Family; 19] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
@@ -47,6 +49,7 @@ pub const FAMILIES: [&Family; 18] = [
     &DELTA_RULES_OF_ONE_TOKEN,
     &MIXTURES,
     &MIXTURES_OF_ONE_TOKEN,
+    &MIXTURES_OF_FEW_TOKENS,
     &STREAMED_MIXTURES,
     &FAILED_ROWS,
     &LOGITS,
