@@ -93,7 +93,7 @@ struct ChooseFew {
     u32 unused;
 };
 
-static const u32 CHOOSE_THREADS = 1024, CHOOSE_WARPS = CHOOSE_THREADS / WARP, MOST_TOKENS = 32, MOST_LISTS = MOST_EXPERTS / WARP;
+static const u32 CHOOSE_THREADS = 1024, CHOOSE_WARPS = CHOOSE_THREADS / WARP, MOST_TOKENS = CHOOSE_WARPS, MOST_LISTS = MOST_EXPERTS / WARP;
 
 // Chooses for a token as `route` does it, by a warp: which expert the lane's is, best first, both halves of the warp the same, and how many of those that were chosen have a
 // lower number. `taken`: a bit for each expert. LISTS: of 32 experts each, one a lane.
@@ -172,14 +172,11 @@ template <int LISTS> __device__ __forceinline__ void choose_for(const Route& p, 
 extern "C" __global__ void __launch_bounds__(1024) choose_few(const __grid_constant__ ChooseFew p) {
     __shared__ u32 taken[MOST_TOKENS][MOST_LISTS + 1], tokens_of[MOST_EXPERTS], places[MOST_EXPERTS], sums[CHOOSE_WARPS];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, tokens = p.route.tokens, experts = p.route.experts, k = p.route.k;
-    u32 expert[2], at[2];
+    u32 expert, at;
     begin();
-#pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        const u32 token = warp + i * CHOOSE_WARPS;
-        if (token >= tokens) continue;
-        if (experts <= 4 * WARP) choose_for<4>(p.route, token, taken[token], expert[i], at[i]);
-        else choose_for<MOST_LISTS>(p.route, token, taken[token], expert[i], at[i]);
+    if (warp < tokens) {
+        if (experts <= 4 * WARP) choose_for<4>(p.route, warp, taken[warp], expert, at);
+        else choose_for<MOST_LISTS>(p.route, warp, taken[warp], expert, at);
     }
     __syncthreads();
     const u32 own = threadIdx.x;
@@ -208,9 +205,5 @@ extern "C" __global__ void __launch_bounds__(1024) choose_few(const __grid_const
     for (u32 t = 0; t < tiles; t++) ((uint4*)p.tiles)[1 + (before >> 16) + t] = make_uint4(own, first + t * p.of_tile, min(p.of_tile, count - t * p.of_tile), 0);
     if (own == CHOOSE_THREADS - 1) p.tiles[0] = (before + both) >> 16;
     __syncthreads();
-#pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        const u32 token = warp + i * CHOOSE_WARPS;
-        if (token < tokens && lane < k) p.order[places[expert[i]] + __popc(tokens_of[expert[i]] & ((1u << token) - 1))] = token * k + at[i];
-    }
+    if (warp < tokens && lane < k) p.order[places[expert] + __popc(tokens_of[expert] & ((1u << warp) - 1))] = warp * k + at;
 }

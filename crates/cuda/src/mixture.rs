@@ -7,13 +7,13 @@ use sluice_backend::{
 
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
+use crate::experts_few::{self, Few, Output, multiply_few};
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::{Memory, Pinned, Scratch, bytes_of_mut};
 use crate::mixture_one::{MOST_EXPERTS, MOST_SLOTS, MixtureOfOne, NORMED, ROUTE_ROWS, ROUTE_THREADS};
 use crate::parameters::{self as p, PROJECTIONS, number};
 use crate::products::{
-    self, BY_EXPERT_TOGETHER, Encoded, Few, Grouped, Input, MOST_BLOCKS, Output, Product, Source, Table, encode,
-    multiply, multiply_few, multiply_rows,
+    self, Encoded, Grouped, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows,
 };
 use crate::streaming::Streaming;
 use crate::weights::{self, Kind, Needs, Weights};
@@ -447,7 +447,7 @@ impl Cuda {
             && (k..=MOST_EXPERTS).contains(&count)
             && parameters.groups == 1
         {
-            let (of_tile, few) = self.tiles_of(&m.all[number], tokens * k).unwrap_or((BY_EXPERT_TOGETHER, true));
+            let (of_tile, few) = self.tiles_of(&m.all[number], tokens * k).unwrap_or((experts_few::TOGETHER, true));
             let grouped = room_of_pairs(&self.gpu, &mut m.pairs, tokens * k, count, (of_tile, few))?;
             let Grouped { tiles, order, .. } = grouped;
             let parameters =
@@ -471,10 +471,10 @@ impl Cuda {
         if !integers || !gpu.device.tiles || pairs * TOO_FEW <= count {
             return None;
         }
-        let by_rows = |part: usize| Few::fits(gpu, &kinds[part], groups[part], moe.experts.parts[part].cols);
+        let each_few = |part: usize| Few::fits(gpu, &kinds[part], groups[part], moe.experts.parts[part].cols);
         let alike = kinds[0] == kinds[1] && groups[0] == groups[1];
-        if gpu.device.few && pairs <= FEW_PAIRS * count && alike && (0..PROJECTIONS).all(by_rows) {
-            return Some((BY_EXPERT_TOGETHER, true));
+        if gpu.device.few && pairs <= FEW_PAIRS * count && alike && (0..PROJECTIONS).all(each_few) {
+            return Some((experts_few::TOGETHER, true));
         }
         // Where a tile of many tokens does not fit, it is one of few.
         let fits = |(kinds, groups): (&Vec<Kind>, &Option<(u32, u32)>)| {

@@ -19,15 +19,8 @@ const FEW_ROWS: usize = 64;
 const TILE: usize = 8;
 /// So many tokens at most have tiles of [`weights::FEW`], and more where larger tiles would leave multiprocessors without one.
 const MOST_FEW: usize = 16;
-/// Of experts that have a few tokens each (`kernels/experts_few.cu`): columns of a weight group, threads of a block, its rows, and tokens that are taken together.
-const BY_EXPERT_GROUP: usize = 64;
-const BY_EXPERT_THREADS: u32 = 128;
-const BY_EXPERT_ROWS: usize = 64;
-pub const BY_EXPERT_TOGETHER: usize = 8;
-/// Blocks of it on each multiprocessor, at most, and shared memory that each has beside what it asks for: what is known when it is compiled, and the driver's.
-const BY_EXPERT_BLOCKS: usize = 5;
-const BY_EXPERT_OWN: usize = 7 << 10;
-/// Of products by blocks of few rows (`kernels/thin.cu`): rows and threads of a block, the most bytes of shared memory that it has, blocks for each multiprocessor, and tokens.
+/// Of products by blocks of few rows (`kernels/thin.cu`): columns of a weight group, rows and threads of a block, the most bytes of shared memory that it has, blocks for each multiprocessor, and tokens.
+const THIN_GROUP: usize = 64;
 const THIN_ROWS: usize = 16;
 const THIN_THREADS: u32 = 128;
 const THIN_SHARED: usize = 80 << 10;
@@ -46,7 +39,7 @@ pub struct Encoded {
     mx: Scratch,
     pub rows: usize,
     pub cols: usize,
-    is: p::Encoded,
+    pub(crate) is: p::Encoded,
 }
 
 impl Encoded {
@@ -265,14 +258,14 @@ fn multiply_thin(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> R
     };
     let of_block = if first.outputs <= 8 { 8 } else { 16 };
     let (cols, rows) = (first.cols, products.iter().map(|p| p.rows).max().unwrap_or(0));
-    let shared = of_block * (cols.next_multiple_of(128) + 32 + 12 * (cols / BY_EXPERT_GROUP));
+    let shared = of_block * (cols.next_multiple_of(128) + 32 + 12 * (cols / THIN_GROUP));
     let all = products.iter().map(|p| p.rows.div_ceil(THIN_ROWS)).sum::<usize>();
     let words = products.iter().all(|p| (p.matrix.data | p.matrix.row_bytes) % 4 == 0);
     let fits = first.outputs > 1
         && first.table.is_none()
         && first.outputs <= MOST_THIN
         && all <= THIN_BLOCKS * gpu.device.multiprocessors
-        && group as usize == BY_EXPERT_GROUP
+        && group as usize == THIN_GROUP
         && weights::HALVES.contains(&element)
         && shared <= THIN_SHARED
         && shared + STATIC_SHARED <= gpu.device.shared;
@@ -282,81 +275,6 @@ fn multiply_thin(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> R
     // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
     unsafe { gpu.launch(kernel, grid, THIN_THREADS, number(shared), parameters)? };
     Ok(true)
-}
-
-/// Which experts a few tokens each take, whose products [`multiply_few`] does.
-#[derive(Clone, Copy)]
-pub struct Few<'a> {
-    /// [`p::Matrix`] of each expert; where what they give is put through `silu(gate) * up`, of up, too.
-    pub tables: [Address; 2],
-    pub kinds: &'a [Kind],
-    pub groups: Option<(u32, u32)>,
-    pub grouped: Grouped,
-    /// Pairs of each row of x.
-    pub per_row: usize,
-    pub rows: usize,
-    pub pairs: usize,
-}
-
-impl Few<'_> {
-    /// Whether [`multiply_few`] can do it on a device, of so many columns.
-    pub fn fits(gpu: &Gpu, kinds: &[Kind], groups: Option<(u32, u32)>, cols: usize) -> bool {
-        let &[kind] = kinds else { return false };
-        groups.is_some_and(|(group, element)| group as usize == BY_EXPERT_GROUP && weights::HALVES.contains(&element))
-            && kind.few().is_some()
-            && cols.is_multiple_of(BY_EXPERT_GROUP)
-            && few_shared(kind, cols) + STATIC_SHARED <= gpu.device.shared
-    }
-}
-
-/// Bytes that a block of [`multiply_few`] has: activations with their scales, and a ring of weights for each warp (`FewStep`).
-fn few_shared(kind: Kind, cols: usize) -> usize {
-    let (bits, groups) = (kind.bits().unwrap_or(8), cols / BY_EXPERT_GROUP);
-    let (row, deep) = (32 * bits + if bits == 4 { 0 } else { 16 }, if bits <= 4 { 3 } else { 2 });
-    let ring = deep * 16 * (row + 16);
-    BY_EXPERT_TOGETHER * (cols.next_multiple_of(128) + 32 + 12 * groups) + BY_EXPERT_THREADS as usize / 32 * ring
-}
-
-/// Where [`multiply_few`] leaves a product; that of gate together with that of up, as `silu(gate) * up`, encoded.
-pub enum Output<'a> {
-    Floats(p::Tensor),
-    Hidden(&'a mut Encoded),
-}
-
-/// Products of experts that have a few tokens each.
-pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Output) -> Result<()> {
-    let Few { tables: [table, up], kinds, groups, grouped, per_row, rows, pairs } = few;
-    assert!(Few::fits(gpu, kinds, groups, x.cols), "products of experts that have a few tokens each");
-    assert_eq!(x.rows * per_row, pairs, "tokens");
-    let (Some([gated, plain]), Some((_, element))) = (kinds[0].few(), groups) else { unreachable!("it fits") };
-    let mut parameters = p::ExpertsFew {
-        table,
-        up,
-        tiles: grouped.tiles,
-        order: grouped.order,
-        x: x.is,
-        per_row: number(per_row),
-        rows: number(rows),
-        cols: number(x.cols),
-        element,
-        ..p::ExpertsFew::default()
-    };
-    let (kernel, of_set) = match out {
-        Output::Floats(out) => {
-            parameters.out = out;
-            (plain, BY_EXPERT_ROWS)
-        }
-        Output::Hidden(hidden) => {
-            parameters.hidden = hidden.room(gpu, pairs, rows, Needs { int8: true, ..Needs::default() })?;
-            (gated, BY_EXPERT_ROWS / 2)
-        }
-    };
-    let shared = few_shared(kinds[0], x.cols);
-    let together = (gpu.device.shared / (shared + BY_EXPERT_OWN)).clamp(1, BY_EXPERT_BLOCKS);
-    let blocks = (grouped.most * rows.div_ceil(of_set)).min(together * gpu.device.multiprocessors);
-    // SAFETY: the tables' matrices have so many rows and columns, as tensors were checked to have; the room was just made.
-    unsafe { gpu.launch(kernel, [number(blocks), 1, 1], BY_EXPERT_THREADS, number(shared), &parameters)? };
-    Ok(())
 }
 
 /// What products take in that encode it themselves.
