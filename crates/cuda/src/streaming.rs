@@ -300,10 +300,7 @@ impl Streaming {
             }
         }
         let mut passing: Vec<Passing> = ahead.iter().map(|(passing, _)| *passing).collect();
-        let is_used = |(of, p): &mut (usize, Passing)| *of == layer && wanted.binary_search(&p.expert).is_ok();
-        let lingering = &mut self.classes[self.store.class(layer)].lingering;
-        let found = self.parting.extract_if(.., is_used).chain(lingering.extract_if(.., is_used));
-        passing.extend(found.map(|(_, passing)| passing));
+        passing.extend(self.found(layer, &wanted));
         self.part();
         if chosen.len() > MOST_PAIRS {
             // Most buffers are about to be wanted.
@@ -311,10 +308,15 @@ impl Streaming {
                 lingering.drain(..).for_each(|(_, p)| rooms.give_back(p.buffer));
             }
         }
-        // 3. One after the other as they come
+        // 3. Of what lies in memory a part is the host's: what is worth least. All else is on its way before anything is written down
+        let mut waits = self.sharing.is_none() || chosen.len() > MOST_PAIRS;
+        if !waits {
+            ahead.extend(self.copy_at_once(weights, layer, &wanted, &mut passing)?);
+        }
+        // 4. One after the other as they come
         let fetch = self.store.fetch(layer, &wanted, &tokens, false);
         let mut held: Vec<usize> = Vec::with_capacity(wanted.len());
-        let (mut missing, mut waits) = (Vec::new(), self.sharing.is_none() || chosen.len() > MOST_PAIRS);
+        let mut missing = Vec::new();
         loop {
             let next = match self.store.next(fetch, false) {
                 // Where something is read that takes longest, and the host has nothing to win.
@@ -358,18 +360,8 @@ impl Streaming {
                 Next::Over => break,
             }
         }
-        // 4. Of what has to be copied from memory, a part is the host's instead: what is worth least
-        missing.sort_by(|a, b| {
-            let worth = |i: usize| self.store.worth(layer, wanted[i] as usize);
-            worth(*b).total_cmp(&worth(*a)).then(a.cmp(b))
-        });
-        let bytes = missing.first().map_or(0, |i| self.lie(layer, wanted[*i] as usize).bytes());
-        let share = self.sharing.as_ref().map_or(0, |s| s.share(missing.len(), bytes));
-        let aside = missing.split_off(missing.len() - share);
-        for i in missing {
-            passing.push(self.copy(weights, layer, fetch, (i, wanted[i]))?);
-        }
-        let aside = Aside::new(aside, &wanted, (k, chosen));
+        // What is left is the host's.
+        let aside = Aside::new(missing, &wanted, (k, chosen));
         held.retain(|i| !aside.held.contains(i));
         // 5. What the device has to wait for
         let copies = self.tables.tell(&self.up)? || !passing.is_empty();
@@ -377,6 +369,52 @@ impl Streaming {
         let borrowed = ahead.into_iter().map(|(_, of)| of).collect();
         self.present = Some(Present { layer, fetch, many, held, borrowed, passing, aside });
         Ok(copies)
+    }
+
+    /// Those of a layer's experts that fell or passed and are still where they were: they are no longer among those.
+    fn found(&mut self, layer: usize, wanted: &[u32]) -> Vec<Passing> {
+        let is_wanted = |(of, p): &mut (usize, Passing)| *of == layer && wanted.binary_search(&p.expert).is_ok();
+        let lingering = &mut self.classes[self.store.class(layer)].lingering;
+        let found = self.parting.extract_if(.., is_wanted).chain(lingering.extract_if(.., is_wanted));
+        found.map(|(_, passing)| passing).collect()
+    }
+
+    /// Begins to copy those of a layer's experts that lie in memory here and are not the host's share, and keeps them where they are; nobody has asked for them yet.
+    fn copy_at_once(
+        &mut self,
+        weights: &Weights,
+        layer: usize,
+        wanted: &[u32],
+        passing: &mut Vec<Passing>,
+    ) -> Result<Vec<(Passing, Borrowed)>> {
+        let is_absent =
+            |e: &u32| !self.store.is_there_fast(layer, *e as usize) && passing.iter().all(|p| p.expert != *e);
+        let absent: Vec<u32> = wanted.iter().copied().filter(is_absent).collect();
+        let mut here: Vec<Borrowed> = absent.iter().filter_map(|e| self.store.borrow(layer, *e as usize)).collect();
+        // Where something is read that takes longest, and the host has nothing to win.
+        if here.len() == absent.len() && !here.is_empty() {
+            let worth = |of: &Borrowed| self.store.worth(layer, of.expert);
+            here.sort_by(|a, b| worth(b).total_cmp(&worth(a)).then(a.expert.cmp(&b.expert)));
+            let bytes = self.lie(layer, here[0].expert).bytes();
+            let share = self.sharing.as_ref().map_or(0, |s| s.share(here.len(), bytes));
+            for of in here.split_off(here.len() - share) {
+                self.store.give_back(of);
+            }
+        }
+        let mut copied = Vec::with_capacity(here.len());
+        for of in here {
+            let (buffer, lie) = (self.take_buffer(layer)?, self.lie(layer, of.expert));
+            for (from, to) in &lie.runs {
+                let bytes = self.store.borrowed(&of, from.clone());
+                // SAFETY: a buffer that nobody else has; what is borrowed is given back once the copies are waited for.
+                unsafe { self.up.write(self.buffer(layer, buffer) + *to as u64, bytes)? };
+            }
+            self.know(weights, layer, of.expert, buffer, &lie);
+            let own = Passing { expert: of.expert as u32, buffer };
+            passing.push(own);
+            copied.push((own, of));
+        }
+        Ok(copied)
     }
 
     /// Begins to copy an expert that is handed over.

@@ -56,8 +56,9 @@ const SHORT_CHUNK: usize = 256;
 const SHORTEST_CHUNK: usize = 16;
 /// Tokens of a step, at most.
 const CHUNK: usize = 512;
-/// The same where each expert of a step is read from disk: as many as most experts are used by anyway, several times over.
-const STREAMED_CHUNK: usize = 2048;
+/// The same where each expert of a step is read from disk: as many as most experts are used by anyway, several times over. And where a device computes, whose tiles of a
+/// mixture's experts are half empty with fewer.
+const LONG_CHUNK: usize = 2048;
 
 impl LimitOf {
     pub fn is_device(self) -> bool {
@@ -88,8 +89,8 @@ impl Limit {
 }
 
 /// Tokens that a step may take at most, the best first.
-pub(crate) fn chunks(asked: Option<usize>, streamed: bool) -> Vec<usize> {
-    let most = if streamed { STREAMED_CHUNK } else { CHUNK };
+pub(crate) fn chunks(asked: Option<usize>, long: bool) -> Vec<usize> {
+    let most = if long { LONG_CHUNK } else { CHUNK };
     asked.map_or_else(
         || std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n >= SHORTEST_CHUNK).collect(),
         |chunk| vec![chunk],

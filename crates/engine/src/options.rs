@@ -25,7 +25,8 @@ pub struct Options {
     pub max_sequences: usize,
     /// Positions of all sequences together whose keys and values there is room for; `None`: of as many full contexts as there are sequences in a step.
     pub kv_tokens: Option<usize>,
-    /// Tokens that one step takes at most: the length of a prefill chunk. `None`: 512, or more where each expert of a chunk is read from disk.
+    /// Tokens that one step takes at most: the length of a prefill chunk. `None`: 512, or 2,048 where each expert of a chunk is read from disk or a device computes; fewer
+    /// where memory is short.
     pub chunk: Option<usize>,
     /// Whether what sequences compute stays in memory for those that begin alike. Changes no result.
     pub prefix_cache: bool,

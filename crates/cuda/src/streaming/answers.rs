@@ -7,7 +7,7 @@
 use anyhow::Result;
 use sluice_store::experts::Next;
 
-use super::{Streaming, Wanted};
+use super::{Present, Streaming, Wanted};
 use crate::driver::{Address, Gpu};
 use crate::questions::{Choice, Question};
 use crate::weights::Weights;
@@ -53,14 +53,18 @@ impl Streaming {
         let Choice { experts, goes_on } = self.questions.wait(gpu, k)?;
         // There is something where the layer before did not ask.
         self.settle_layer(gpu, weights, true)?;
-        let has_all =
-            self.tables.is_told(layer) && experts.iter().all(|e| self.store.is_there_fast(layer, *e as usize));
+        let lingering = &self.classes[self.store.class(layer)].lingering;
+        let is_there = |e: &u32| {
+            self.store.is_there_fast(layer, *e as usize)
+                || lingering.iter().any(|(of, p)| (*of, p.expert) == (layer, *e))
+        };
+        let has_all = self.tables.is_told(layer) && experts.iter().all(is_there);
         if goes_on || has_all {
             // What is written down can wait.
             if !goes_on {
                 self.questions.open(0);
             }
-            self.visit(layer, &experts)?;
+            self.visit(gpu, weights, layer, &experts)?;
             return Ok(!goes_on);
         }
         let copies = self.bring(weights, layer, (k, &experts))?;
@@ -73,10 +77,11 @@ impl Streaming {
         Ok(true)
     }
 
-    /// Takes down that a layer's experts were wanted, all of which the device had.
-    fn visit(&mut self, layer: usize, experts: &[u32]) -> Result<()> {
+    /// Takes down that a layer's experts were wanted, all of which the device had. It may be computing with them.
+    fn visit(&mut self, gpu: &Gpu, weights: &Weights, layer: usize, experts: &[u32]) -> Result<()> {
         let wanted = Wanted::new(self.layers[layer].experts.count, experts);
         self.land_wanted(layer, &wanted)?;
+        let passing = self.found(layer, &wanted.experts);
         let fetch = self.store.fetch(layer, &wanted.experts, &wanted.tokens, false);
         loop {
             match self.store.next(fetch, true) {
@@ -84,9 +89,15 @@ impl Streaming {
                 // Nobody needs it any more.
                 Next::Failed(i) => drop(self.store.take_error(fetch, i)),
                 Next::Later => {}
-                Next::Over => return Ok(()),
+                Next::Over => break,
             }
         }
+        if !passing.is_empty() {
+            let (held, borrowed, aside) = Default::default();
+            self.present = Some(Present { layer, fetch, many: false, held, borrowed, passing, aside });
+            self.settle_layer(gpu, weights, true)?;
+        }
+        Ok(())
     }
 
     /// Computes the host's part of what one token takes, while the rest is copied. Which experts, a bit each by their places in what is wanted.

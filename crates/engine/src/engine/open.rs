@@ -117,7 +117,7 @@ impl Engine {
     ) -> Result<Engine> {
         let (loading, folder) = from.map_or((None, None), |(loading, folder)| (Some(loading), Some(folder)));
         let streamed = placed.placement != Placement::Mapped;
-        let chunks = budget::chunks(options.chunk, streamed);
+        let chunks = budget::chunks(options.chunk, streamed || backend.device_memory().is_some());
         let longest = chunks[0];
         let positive = longest > 0 && options.max_sequences > 0 && options.block_tokens > 0;
         ensure!(positive, "chunk, sequences and block size must not be zero");
