@@ -177,8 +177,10 @@ pub trait Backend: Send {
 
 /// Logits that are looked at by rows, by a device that holds them: what drawing a token needs, so that they need not come to the host.
 pub trait Drawing {
-    /// The likeliest token of each row; `None` where one of the row's logits is NaN, or where it was not looked for.
+    /// The likeliest token of each row, the first of those that are; `None` where one of the row's logits is NaN, or where it was not looked for.
     fn tops(&mut self, logits: Logits) -> Option<&[Top]>;
+    /// The likeliest tokens of each of these rows, of ranks up to [`MOST_RANKS`].
+    fn best(&mut self, logits: Logits, of: &[Ranked]) -> &[Best];
     /// Of each of these rows the sums of the weights ([`draw::total`]) of its logits, [`DRAWN_TOGETHER`] at a time: `[of, blocks]`.
     fn sums(&mut self, logits: Logits, of: &[Scaled]) -> &[u64];
     /// Blocks of so many logits by row and number, as far as there are as many: `[of, DRAWN_TOGETHER]`.
@@ -188,7 +190,24 @@ pub trait Drawing {
 /// Logits whose weights are summed at once.
 pub const DRAWN_TOGETHER: usize = 1024;
 
-/// The highest of a row's logits, and the first token that has it.
+/// How many of a row's likeliest tokens may be asked for.
+pub const MOST_RANKS: usize = 192;
+
+/// A row whose `rank` likeliest tokens are wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranked {
+    pub row: usize,
+    pub rank: usize,
+}
+
+/// All tokens of a row whose logits are at least `bar`, in any order: as many as were asked for, or more; none where there are too many.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Best {
+    pub bar: f32,
+    pub found: Vec<Top>,
+}
+
+/// A token and its logit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Top {
     pub logit: f32,

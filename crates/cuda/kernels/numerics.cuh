@@ -20,7 +20,7 @@ __device__ __forceinline__ float bits(u32 x) { return __uint_as_float(x); }
 __device__ __forceinline__ u32 bits(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ bool is_nan(float x) { return (bits(x) & 0x7fffffffu) > 0x7f800000u; }
 __device__ __forceinline__ bool is_finite(float x) { return (bits(x) & 0x7f800000u) != 0x7f800000u; }
-static const u32 NEGATIVE_INFINITY = 0xff800000u;
+static const u32 NEGATIVE_INFINITY = 0xff800000u, NOT_A_NUMBER = 0x7fc00000u;
 
 // `a` where it is greater, else `b`: the CPU's maximum, which is `b` where either is NaN.
 __device__ __forceinline__ float greater(float a, float b) { return a > b ? a : b; }

@@ -2,21 +2,30 @@
 //! hundreds of bytes of each row instead of all of it.
 
 use anyhow::Result;
-use sluice_backend::{DRAWN_TOGETHER, Drawing, Logits, Scaled, Top};
+use sluice_backend::{Best, DRAWN_TOGETHER, Drawing, Logits, MOST_RANKS, Ranked, Scaled, Top};
 
 use crate::backend::{Cuda, must};
 use crate::driver::{Address, Gpu};
 use crate::kernels::Kernel;
 use crate::memory::{Pinned, Scratch};
-use crate::parameters::{self as p, MOST_SCALED, number};
+use crate::parameters::{self as p, MOST_DRAWN, number};
 
 /// Blocks that look for a row's highest logit, their threads, and bytes that each leaves: `Top` of `kernels/draw.cu`.
 const TOPS_BLOCKS: usize = 16;
 const TOPS_THREADS: u32 = 512;
 const TOP_BYTES: usize = 16;
+/// Groups of a row's logits whose highest each is known, and tokens that there is room for of those that are as high as one of them.
+const GROUPS: usize = 256;
+const MOST_BEST: usize = 512;
+const BEST_THREADS: u32 = 1024;
+/// Bytes of a row's likeliest tokens: of each its logit and its number, behind the bar and how many reach it.
+const BEST_BYTES: usize = 8 * (1 + MOST_BEST);
+const _: () = assert!(MOST_RANKS <= GROUPS);
 /// More rows than that are nobody's that draws: a prompt's, all of which are looked at.
 const MOST_ROWS: usize = 256;
 const SUM_THREADS: u32 = 256;
+/// Sums that are asked for of each row: at its temperature, and at 1 for log-probabilities.
+const MOST_SUMS: usize = 2;
 
 #[derive(Default)]
 pub struct Work {
@@ -25,6 +34,10 @@ pub struct Work {
     /// Rows that were looked at in this step.
     rows: usize,
     found: Vec<Top>,
+    groups: Scratch,
+    best: Scratch,
+    host_best: Pinned,
+    likeliest: Vec<Best>,
     sums: Scratch,
     host_sums: Pinned,
     totals: Vec<u64>,
@@ -34,17 +47,17 @@ pub struct Work {
 /// Bytes of the device for so many rows.
 pub fn bytes(rows: usize, vocabulary: usize) -> usize {
     let rows = if rows <= MOST_ROWS { rows } else { 0 };
-    rows * (TOPS_BLOCKS * TOP_BYTES + 8 * vocabulary.div_ceil(DRAWN_TOGETHER))
+    rows * (TOPS_BLOCKS * TOP_BYTES + 4 * GROUPS + BEST_BYTES + MOST_SUMS * 8 * vocabulary.div_ceil(DRAWN_TOGETHER))
 }
 
 impl Work {
     pub fn bytes(&self) -> usize {
-        self.tops.bytes() + self.sums.bytes()
+        self.tops.bytes() + self.groups.bytes() + self.best.bytes() + self.sums.bytes()
     }
 
     /// Pinned memory of the host.
     pub fn host_bytes(&self) -> usize {
-        self.host_tops.bytes() + self.host_sums.bytes() + self.host_blocks.bytes()
+        self.host_tops.bytes() + self.host_best.bytes() + self.host_sums.bytes() + self.host_blocks.bytes()
     }
 
     /// Looks for the likeliest token of each row.
@@ -53,11 +66,14 @@ impl Work {
         let (rows, blocks) = (self.rows, logits.vocabulary.div_ceil(DRAWN_TOGETHER));
         // All room that there may have to be, here, where a step can still fail.
         self.host_tops.room(gpu, rows * TOPS_BLOCKS * TOP_BYTES)?;
-        self.sums.room(gpu, 8 * rows * blocks)?;
-        self.host_sums.room(gpu, 8 * rows * blocks)?;
+        self.best.room(gpu, BEST_BYTES * rows)?;
+        self.host_best.room(gpu, BEST_BYTES * rows)?;
+        self.sums.room(gpu, MOST_SUMS * 8 * rows * blocks)?;
+        self.host_sums.room(gpu, MOST_SUMS * 8 * rows * blocks)?;
         self.host_blocks.room(gpu, 4 * DRAWN_TOGETHER * rows)?;
         let out = self.tops.room(gpu, rows * TOPS_BLOCKS * TOP_BYTES)?;
-        let parameters = p::Tops { logits: at, out, vocabulary: number(logits.vocabulary), unused: 0 };
+        let groups = self.groups.room(gpu, rows * 4 * GROUPS)?;
+        let parameters = p::Tops { logits: at, out, groups, vocabulary: number(logits.vocabulary), unused: 0 };
         let grid = [number(TOPS_BLOCKS), number(rows), 1];
         // SAFETY: the head leaves so many logits; the room was just made.
         unsafe { Ok(gpu.launch(Kernel::Tops, grid, TOPS_THREADS, 0, &parameters)?) }
@@ -107,17 +123,57 @@ impl Drawing for Cuda {
         self.drawing.joined()
     }
 
+    fn best(&mut self, logits: Logits, of: &[Ranked]) -> &[Best] {
+        assert_eq!(logits, self.left, "logits of the last step");
+        let (gpu, work, at) = (&self.gpu, &mut self.drawing, self.logits.at());
+        assert!(of.iter().all(|r| r.row < work.rows && (1..=MOST_RANKS).contains(&r.rank)), "rows that were looked at");
+        work.likeliest.resize_with(work.likeliest.len().max(of.len()), Best::default);
+        let mut look = || -> Result<()> {
+            let (out, groups) = (work.best.room(gpu, BEST_BYTES * of.len())?, work.groups.at());
+            for (n, some) in of.chunks(MOST_DRAWN).enumerate() {
+                let (out, vocabulary) = (out + (n * MOST_DRAWN * BEST_BYTES) as u64, number(logits.vocabulary));
+                let mut parameters = p::Best { logits: at, groups, out, vocabulary, ..p::Best::default() };
+                for (to, ranked) in parameters.of.iter_mut().zip(some) {
+                    *to = p::Ranked { row: number(ranked.row), rank: number(ranked.rank) };
+                }
+                // SAFETY: rows were checked; the room was just made.
+                unsafe { gpu.launch(Kernel::Best, [number(some.len()), 1, 1], BEST_THREADS, 0, &parameters)? };
+            }
+            let host = work.host_best.room(gpu, BEST_BYTES * of.len())?;
+            // SAFETY: as many were just asked for; waited for right here.
+            unsafe { gpu.read(out, host)? };
+            for (row, best) in host.chunks_exact(BEST_BYTES).zip(&mut work.likeliest) {
+                let pair = |at: &[u8; 8]| {
+                    let [a, b, c, d, e, f, g, h] = *at;
+                    (f32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
+                };
+                let (bar, count) = pair(&row.as_chunks().0[0]);
+                let there = if count as usize <= MOST_BEST { count as usize } else { 0 };
+                best.bar = bar;
+                best.found.clear();
+                best.found.extend(row.as_chunks().0[1..=there].iter().map(|at| {
+                    let (logit, token) = pair(at);
+                    Top { logit, token }
+                }));
+            }
+            Ok(())
+        };
+        must(look());
+        &self.drawing.likeliest[..of.len()]
+    }
+
     fn sums(&mut self, logits: Logits, of: &[Scaled]) -> &[u64] {
         assert_eq!(logits, self.left, "logits of the last step");
         assert!(of.iter().all(|scaled| scaled.row < logits.rows), "rows of the last step");
+        assert!(of.len() <= MOST_SUMS * logits.rows, "more than there is room for");
         let blocks = logits.vocabulary.div_ceil(DRAWN_TOGETHER);
         let (gpu, work, at) = (&self.gpu, &mut self.drawing, self.logits.at());
         let mut sum = || -> Result<()> {
             let out = work.sums.room(gpu, 8 * of.len() * blocks)?;
-            for (n, some) in of.chunks(MOST_SCALED).enumerate() {
+            for (n, some) in of.chunks(MOST_DRAWN).enumerate() {
                 let mut parameters = p::Sums {
                     logits: at,
-                    out: out + (8 * n * MOST_SCALED * blocks) as u64,
+                    out: out + (8 * n * MOST_DRAWN * blocks) as u64,
                     vocabulary: number(logits.vocabulary),
                     ..p::Sums::default()
                 };

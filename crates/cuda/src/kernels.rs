@@ -237,6 +237,7 @@ kernels! {
     GateUp8Asking "gate_up_asking_8" p::ExpertsOne;
     Down8One "down_one_8" p::ExpertsOne;
     Tops "tops" p::Tops;
+    Best "best" p::Best;
     Sums "sums" p::Sums;
 }
 

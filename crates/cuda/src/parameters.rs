@@ -30,8 +30,8 @@ macro_rules! parameters {
 
 /// Products of one input that a kernel computes together, at most.
 pub const PARTS: usize = 3;
-/// Rows whose weights a kernel sums together, at most.
-pub const MOST_SCALED: usize = 32;
+/// Rows whose logits a kernel is asked about at once, at most.
+pub const MOST_DRAWN: usize = 32;
 /// Gate, up and down.
 pub const PROJECTIONS: usize = 3;
 
@@ -308,6 +308,19 @@ parameters! {
     Tops {
         logits: Address,
         out: Address,
+        groups: Address,
+        vocabulary: u32,
+        unused: u32,
+    }
+    Ranked {
+        row: u32,
+        rank: u32,
+    }
+    Best {
+        logits: Address,
+        groups: Address,
+        out: Address,
+        of: [Ranked; MOST_DRAWN],
         vocabulary: u32,
         unused: u32,
     }
@@ -319,7 +332,7 @@ parameters! {
     Sums {
         logits: Address,
         out: Address,
-        of: [Scaled; MOST_SCALED],
+        of: [Scaled; MOST_DRAWN],
         vocabulary: u32,
         unused: u32,
     }

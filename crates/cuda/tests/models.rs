@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use sluice_backend::{Activations, KvType};
 use sluice_cuda::{Cuda, Host, Several};
-use sluice_engine::sampler::SamplingParams;
+use sluice_engine::sampler::{Logprobs, SamplingParams};
 use sluice_engine::{Engine, Event, Generation, Options, Placement};
 
 const MODELS: [&str; 22] = [
@@ -115,27 +115,42 @@ fn prompt(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
         .collect()
 }
 
-/// Answers to prompts of different lengths, together, each at its temperature: drawn where the logits lie, and then, where one of them is cut, on the host.
-fn answers(engine: &mut Engine) -> Vec<Vec<u32>> {
-    [0, 4].into_iter().flat_map(|top_k| answers_of(engine, top_k)).collect()
+/// Its tokens, and how likely they were where that was asked for.
+type Answer = Vec<(u32, Option<Logprobs>)>;
+
+/// Answers to prompts of different lengths, together, each at its temperature: of all tokens, of the likeliest few, with what was said before counted, and of so many that all
+/// logits come to the host.
+fn answers(engine: &mut Engine) -> Vec<Answer> {
+    let with = SamplingParams::default;
+    let ways = [
+        with(),
+        SamplingParams { top_k: 4, top_p: 0.9, ..with() },
+        SamplingParams { top_k: 20, presence_penalty: 1.0, repetition_penalty: 1.1, ..with() },
+        SamplingParams { top_p: 0.7, ..with() },
+        SamplingParams { min_p: 0.2, ..with() },
+        SamplingParams { top_k: 250, ..with() },
+    ];
+    ways.iter().flat_map(|way| answers_of(engine, way)).collect()
 }
 
-fn answers_of(engine: &mut Engine, top_k: u32) -> Vec<Vec<u32>> {
-    let ids: Vec<_> = [(1, 1.0), (40, 0.0), (150, 0.6)]
+fn answers_of(engine: &mut Engine, way: &SamplingParams) -> Vec<Answer> {
+    let ids: Vec<_> = [(1, 1.0, None), (40, 0.0, Some(0)), (150, 0.6, Some(3))]
         .into_iter()
-        .map(|(n, temperature)| {
+        .map(|(n, temperature, logprobs)| {
             let prompt = prompt(engine, n, n as u64);
             let id = engine.add_sequence();
-            let sampling = SamplingParams { temperature, top_k, seed: 3, ..SamplingParams::default() };
-            engine.start(id, &prompt, Generation { sampling, max_tokens: 20, ..Generation::default() }).unwrap();
+            let sampling = SamplingParams { temperature, seed: 3, ..way.clone() };
+            let generation = Generation { sampling, max_tokens: 8, logprobs, ..Generation::default() };
+            engine.start(id, &prompt, generation).unwrap();
             id
         })
         .collect();
     let mut answers = vec![Vec::new(); ids.len()];
     while !engine.is_idle() {
-        for event in engine.step().unwrap() {
+        for event in engine.step().unwrap().to_vec() {
             if let Event::Token { id, token } = event {
-                answers[ids.iter().position(|i| i == id).unwrap()].push(*token);
+                let logprobs = engine.take_logprobs(id);
+                answers[ids.iter().position(|i| *i == id).unwrap()].push((token, logprobs));
             }
         }
     }

@@ -3,7 +3,9 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sluice_backend::{Backend, DRAWN_TOGETHER, Float, Form, Isa, Linear, Logits, Mlp, Projection, Scaled, Top, draw};
+use sluice_backend::{
+    Backend, DRAWN_TOGETHER, Float, Form, Isa, Linear, Logits, MOST_RANKS, Mlp, Projection, Ranked, Scaled, Top, draw,
+};
 
 use crate::Case;
 
@@ -117,7 +119,11 @@ pub fn dense_layers(c: &mut Case) {
 pub fn logits(c: &mut Case) {
     let (cols, vocabulary) = (c.cols(), c.random.usize(2..300));
     // Some have several blocks that are drawn from.
-    let vocabulary = if vocabulary % 8 == 3 { 11 * vocabulary } else { vocabulary };
+    let vocabulary = match vocabulary % 32 {
+        5 => 71 * vocabulary,
+        n if n % 8 == 3 => 11 * vocabulary,
+        _ => vocabulary,
+    };
     let (norm, head) = (c.norm(cols), c.matrix(vocabulary, cols));
     for _ in 0..2 {
         let tokens = c.tokens();
@@ -147,8 +153,9 @@ pub fn logits(c: &mut Case) {
         });
         let rows = rows.into_inner().unwrap();
         let each: Vec<f32> = rows.into_iter().flat_map(|row| row.expect("every row")).collect();
-        let (tops, sums, block) = drawn(&mut *c.backend, left, &all);
+        let (tops, best, sums, block) = drawn(&mut *c.backend, left, &all);
         c.see_text("tops", tops);
+        c.see_text("likeliest tokens", best);
         c.see_text("sums of weights", sums);
         c.see_floats("a block", DRAWN_TOGETHER, block);
         c.see_floats("all logits", vocabulary, all);
@@ -156,8 +163,9 @@ pub fn logits(c: &mut Case) {
     }
 }
 
-/// What is found of logits for drawing: the likeliest of each row, the sums of its weights, its last block. By who looks at them where they lie, or else here.
-fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, String, Vec<f32>) {
+/// What is found of logits for drawing: the likeliest of each row, its likeliest few, the sums of its weights, its last block. By who looks at them where they lie, or
+/// else here.
+fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, String, String, Vec<f32>) {
     let vocabulary = left.vocabulary;
     let top_of = |row: &[f32]| {
         let (highest, has_nan) = draw::highest(Isa::GENERIC, row);
@@ -187,11 +195,37 @@ fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, Strin
             .chain(std::iter::repeat_n(0.0, DRAWN_TOGETHER - (vocabulary - from)))
             .collect::<Vec<_>>()
     };
+    // A few, as many as may be, and how many of a row that is: what is likelier comes first, and of equals the first.
+    let ranked: Vec<Ranked> = (0..2 * scaled.len())
+        .map(|i| Ranked { row: scaled[i / 2].row, rank: [1 + 4 * (i / 2) % 50, MOST_RANKS][i % 2] })
+        .collect();
+    let in_order = |mut tops: Vec<Top>, rank: usize| {
+        tops.sort_by(|a, b| b.logit.partial_cmp(&a.logit).expect("numbers").then(a.token.cmp(&b.token)));
+        tops.iter().take(rank).map(|t| (t.logit.to_bits(), t.token)).collect::<Vec<_>>()
+    };
+    let likeliest = |row: &[f32], rank: usize| {
+        in_order((0..).zip(row).map(|(token, logit)| Top { logit: *logit, token }).collect(), rank)
+    };
     match backend.drawing() {
         Some(drawing) => {
             let tops = text(drawing.tops(left));
+            let best = drawing.best(left, &ranked).iter().zip(&ranked).map(|(best, of)| {
+                let row = &all[of.row * vocabulary..(of.row + 1) * vocabulary];
+                let reach = row.iter().filter(|logit| **logit >= best.bar).count();
+                assert!(
+                    reach >= of.rank.min(vocabulary),
+                    "{reach} tokens reach the bar, of {} that are wanted",
+                    of.rank
+                );
+                assert!(
+                    best.found.len() == reach || best.found.is_empty() && reach > 2 * MOST_RANKS,
+                    "{reach} reach it"
+                );
+                if best.found.is_empty() { likeliest(row, of.rank) } else { in_order(best.found.clone(), of.rank) }
+            });
+            let best = format!("{:?}", best.collect::<Vec<_>>());
             let sums = format!("{:?}", drawing.sums(left, &scaled));
-            (tops, sums, drawing.blocks(left, &blocks).chunks_exact(DRAWN_TOGETHER).flat_map(whole).collect())
+            (tops, best, sums, drawing.blocks(left, &blocks).chunks_exact(DRAWN_TOGETHER).flat_map(whole).collect())
         }
         None => {
             let weighed = |of: &Scaled| {
@@ -201,8 +235,10 @@ fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, Strin
                     .collect::<Vec<u64>>()
             };
             let sums: Vec<u64> = scaled.iter().flat_map(weighed).collect();
+            let best = ranked.iter().map(|of| likeliest(&all[of.row * vocabulary..(of.row + 1) * vocabulary], of.rank));
             (
                 text(here.as_deref()),
+                format!("{:?}", best.collect::<Vec<_>>()),
                 format!("{sums:?}"),
                 all.chunks_exact(vocabulary).flat_map(|row| whole(&row[from..])).collect(),
             )

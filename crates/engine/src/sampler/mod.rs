@@ -5,93 +5,17 @@
 //! counter-based generator of (seed, position): the token depends on nothing else, not on the machine, on other sequences, or on what
 //! was drawn before. Nothing is allocated per token.
 
-use std::cmp::Ordering;
-use std::collections::HashMap;
+mod cuts;
+mod near;
+mod params;
 
 use sluice_backend::draw::{self, ONE};
 use sluice_backend::{DRAWN_TOGETHER as BLOCK, Isa};
 
 use crate::draw::uniform;
-
-/// How to choose a token. `Default` is the model's own distribution: temperature 1, no cut, no penalty, seed 0.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplingParams {
-    /// Divides the logits; 0 takes the most likely token.
-    pub temperature: f32,
-    /// Keep the k most likely tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the fewest most likely tokens whose probabilities reach this sum; 1 keeps all.
-    pub top_p: f32,
-    /// Keep tokens at least this fraction as likely as the most likely one; 0 keeps all.
-    pub min_p: f32,
-    /// Divides the positive logits, and multiplies the negative ones, of all tokens seen in prompt and answer; 1 is none
-    /// (CTRL, <https://arxiv.org/abs/1909.05858>, as in Hugging Face).
-    pub repetition_penalty: f32,
-    /// Taken once off the logit of every token that the answer already has; 0 is none (as in OpenAI and vLLM).
-    pub presence_penalty: f32,
-    /// Taken off the logit once for every time that the answer already has the token; 0 is none (as in OpenAI and vLLM).
-    pub frequency_penalty: f32,
-    pub seed: u64,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            seed: 0,
-        }
-    }
-}
-
-/// A sampling parameter outside its range.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{field} must be {expected}, found {value}")]
-pub struct ParamError {
-    pub field: &'static str,
-    pub value: f32,
-    pub expected: &'static str,
-}
-
-impl SamplingParams {
-    /// # Errors
-    /// The first field that is outside its range.
-    pub fn validate(&self) -> Result<(), ParamError> {
-        let check = |field, value: f32, expected, ok: bool| {
-            if ok { Ok(()) } else { Err(ParamError { field, value, expected }) }
-        };
-        let at_least = |x: f32, low: f32| x.is_finite() && x >= low;
-        let penalty = "between -2 and 2";
-        check("temperature", self.temperature, "0 or more", at_least(self.temperature, 0.0))?;
-        check("top_p", self.top_p, "above 0, at most 1", self.top_p > 0.0 && self.top_p <= 1.0)?;
-        check("min_p", self.min_p, "between 0 and 1", (0.0..=1.0).contains(&self.min_p))?;
-        let repetition = self.repetition_penalty;
-        check("repetition_penalty", repetition, "above 0", repetition.is_finite() && repetition > 0.0)?;
-        check("presence_penalty", self.presence_penalty, penalty, (-2.0..=2.0).contains(&self.presence_penalty))?;
-        check("frequency_penalty", self.frequency_penalty, penalty, (-2.0..=2.0).contains(&self.frequency_penalty))
-    }
-
-    /// Whether the tokens seen so far matter.
-    pub fn has_penalty(&self) -> bool {
-        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
-    }
-
-    /// Whether a token is the likeliest, or drawn from all by their weights.
-    pub(crate) fn draws_from_all(&self) -> bool {
-        let cuts = self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0;
-        !self.has_penalty() && (self.temperature == 0.0 || !cuts)
-    }
-
-    /// What logits are multiplied by.
-    pub(crate) fn scale(&self) -> f64 {
-        1.0 / f64::from(self.temperature)
-    }
-}
+use cuts::{Candidate, by_rank, keep_nucleus, keep_top_k, needed};
+pub(crate) use near::Needs;
+pub use params::{History, ParamError, SamplingParams};
 
 /// Logits that no token can be chosen from.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -104,53 +28,12 @@ pub enum SampleError {
     WrongLength { expected: usize, found: usize },
 }
 
-/// The tokens that a sequence has seen, as the penalties need them. Without penalties it can stay empty.
-#[derive(Clone, Debug, Default)]
-pub struct History {
-    /// token -> times in the answer; a token of the prompt alone has 0.
-    seen: HashMap<u32, u32>,
-}
-
-impl History {
-    /// A history with room for `tokens` different ones, so that it never grows while generating.
-    pub fn with_capacity(tokens: usize) -> Self {
-        Self { seen: HashMap::with_capacity(tokens) }
-    }
-
-    /// Tokens of the prompt: they count for the repetition penalty only.
-    pub fn add_prompt(&mut self, tokens: &[u32]) {
-        for token in tokens {
-            self.seen.entry(*token).or_insert(0);
-        }
-    }
-
-    /// A token of the answer.
-    pub fn add_generated(&mut self, token: u32) {
-        *self.seen.entry(token).or_insert(0) += 1;
-    }
-
-    pub fn clear(&mut self) {
-        self.seen.clear();
-    }
-}
-
-/// A token that is still in the running.
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    logit: f32,
-    token: u32,
-    /// exp((logit - highest) / temperature) in units of 1 / `ONE`.
-    weight: u64,
-}
-
-/// Most likely first, then lower id first.
-fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
-    // No logit is NaN here, and -0 equals 0.
-    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
-}
-
 /// Tokens that may be chosen: bit `token % 32` of word `token / 32`. Those beyond its end may not.
 pub type Mask = [u32];
+
+fn allows(mask: &Mask, token: u32) -> bool {
+    mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
 
 /// Chooses tokens, for any sequences one after the other.
 pub struct Sampler {
@@ -201,14 +84,16 @@ impl Sampler {
         self.changed.clear();
         self.changed.extend_from_slice(logits);
         if let Some(history) = history {
-            penalise(params, &mut self.changed, history);
+            // Each token is changed on its own, so the order in which they come does not matter.
+            for (token, count) in history.all() {
+                if let Some(logit) = self.changed.get_mut(token as usize) {
+                    *logit = params.penalised(*logit, count);
+                }
+            }
         }
         if let Some(mask) = mask {
-            for (i, logits) in self.changed.chunks_mut(32).enumerate() {
-                let allowed = mask.get(i).copied().unwrap_or(0);
-                for (bit, logit) in logits.iter_mut().enumerate() {
-                    *logit = if allowed >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
-                }
+            for (token, logit) in (0..).zip(&mut self.changed) {
+                *logit = if allows(mask, token) { *logit } else { f32::NEG_INFINITY };
             }
         }
         choose(self.isa, params, &self.changed, &mut self.room, position)
@@ -229,27 +114,19 @@ impl Logprobs {
     pub fn of(isa: Isa, logits: &[f32], token: u32, top: usize) -> Logprobs {
         let highest = draw::highest(isa, logits).0;
         let total = draw::total(isa, logits, highest, 1.0);
-        let log_total = libm::log(total as f64 / ONE);
-        let of = |logit: f32| f64::from(logit) - f64::from(highest) - log_total;
         let mut best = Vec::new();
         if top > 0 {
             keep_top_k(&mut best, logits, top);
             best.sort_unstable_by(by_rank);
         }
-        let top = best.iter().map(|c| (c.token, of(c.logit))).collect();
-        Logprobs { chosen: of(logits[token as usize]), top }
+        Logprobs::among(total, highest, logits[token as usize], &best)
     }
-}
 
-fn penalise(params: &SamplingParams, logits: &mut [f32], history: &History) {
-    // Each token is changed on its own, so the order in which the map gives them does not matter.
-    for (token, count) in &history.seen {
-        let Some(logit) = logits.get_mut(*token as usize) else { continue };
-        *logit = if *logit > 0.0 { *logit / params.repetition_penalty } else { *logit * params.repetition_penalty };
-        if *count > 0 {
-            *logit -= *count as f32 * params.frequency_penalty;
-            *logit -= params.presence_penalty;
-        }
+    /// Of a token of this `logit` and of the `best`, where all weigh `total` at temperature 1.
+    fn among(total: u64, highest: f32, logit: f32, best: &[Candidate]) -> Logprobs {
+        let log_total = libm::log(total as f64 / ONE);
+        let of = |logit: f32| f64::from(logit) - f64::from(highest) - log_total;
+        Logprobs { chosen: of(logit), top: best.iter().map(|c| (c.token, of(c.logit))).collect() }
     }
 }
 
@@ -267,19 +144,29 @@ fn choose(
     }
 
     // 2. temperature, 3. top-k
-    let scale = params.scale();
-    let k = params.top_k as usize;
-    let cuts_top_k = k > 0 && k < logits.len();
-    if !cuts_top_k && params.top_p >= 1.0 && params.min_p == 0.0 {
-        return draw_from_all(isa, params.seed, logits, highest, scale, &mut room.sums, position);
+    let cut = params.cut_to(logits.len());
+    if cut.is_none() && params.top_p >= 1.0 && params.min_p == 0.0 {
+        return draw_from_all(isa, params, logits, highest, &mut room.sums, position);
     }
     let candidates = &mut room.candidates;
-    if cuts_top_k {
+    if let Some(k) = cut {
         keep_top_k(candidates, logits, k);
     } else {
         candidates.clear();
         candidates.extend((0..).zip(logits).map(|(token, logit)| Candidate { logit: *logit, token, weight: 0 }));
     }
+    weigh(isa, candidates, highest, params.scale());
+    // 4. top-p, 5. min-p, 6. draw
+    if params.top_p < 1.0 {
+        let all = candidates.iter().map(|c| c.weight).sum();
+        keep_nucleus(candidates, needed(all, f64::from(params.top_p)));
+    }
+    keep_heavy(candidates, params);
+    draw_from(candidates, params.seed, position)
+}
+
+/// Weighs what may be drawn.
+fn weigh(isa: Isa, candidates: &mut [Candidate], highest: f32, scale: f64) {
     let (mut chosen, mut weights) = ([0.0; 256], [0; 256]);
     for group in candidates.chunks_mut(chosen.len()) {
         let n = group.len();
@@ -287,19 +174,20 @@ fn choose(
         draw::weights(isa, &chosen[..n], highest, scale, &mut weights[..n]);
         group.iter_mut().zip(weights).for_each(|(candidate, weight)| candidate.weight = weight);
     }
+}
 
-    // 4. top-p, 5. min-p
-    if params.top_p < 1.0 {
-        keep_nucleus(candidates, f64::from(params.top_p));
-    }
+/// Leaves what min-p does.
+fn keep_heavy(candidates: &mut Vec<Candidate>, params: &SamplingParams) {
     if params.min_p > 0.0 {
         let lightest = f64::from(params.min_p) * ONE;
         candidates.retain(|c| c.weight as f64 >= lightest);
     }
+}
 
-    // 6. draw: by weight, in the order of ids
+/// Draws by weight, in the order of ids.
+fn draw_from(candidates: &mut [Candidate], seed: u64, position: u64) -> Result<u32, SampleError> {
     candidates.sort_unstable_by_key(|c| c.token);
-    let mut below = drawn(params.seed, position, candidates.iter().map(|c| c.weight).sum());
+    let mut below = drawn(seed, position, candidates.iter().map(|c| c.weight).sum());
     let hit = candidates.iter().find(|c| falls_on(c.weight, &mut below));
     hit.map(|c| c.token).ok_or(SampleError::NothingLeft)
 }
@@ -319,16 +207,16 @@ fn falls_on(weight: u64, below: &mut u64) -> bool {
 /// The draw where nothing is cut off: a block's weights are looked at one by one where it is the block that is hit.
 fn draw_from_all(
     isa: Isa,
-    seed: u64,
+    params: &SamplingParams,
     logits: &[f32],
     highest: f32,
-    scale: f64,
     sums: &mut Vec<u64>,
     position: u64,
 ) -> Result<u32, SampleError> {
+    let scale = params.scale();
     sums.clear();
     sums.extend(logits.chunks(BLOCK).map(|block| draw::total(isa, block, highest, scale)));
-    let hit = block_hit(seed, position, sums)?;
+    let hit = block_hit(params.seed, position, sums)?;
     let from = hit.block * BLOCK;
     let logits = &logits[from..logits.len().min(from + BLOCK)];
     token_hit(isa, logits, highest, scale, hit)
@@ -363,30 +251,6 @@ pub(crate) fn token_hit(
     Ok((block * BLOCK + at) as u32)
 }
 
-/// Leaves the fewest of the most likely `candidates` whose weights reach the fraction `p` of all weights.
-fn keep_nucleus(candidates: &mut Vec<Candidate>, p: f64) {
-    let total: u64 = candidates.iter().map(|c| c.weight).sum();
-    let mut need = ((p * total as f64) as u64).clamp(1, total);
-    // All tokens lighter than this weigh less than 1 - p together, so the nucleus needs none of them.
-    let lightest = (total - need) / candidates.len() as u64;
-    candidates.retain(|c| c.weight >= lightest);
-
-    // Halve the range that the nucleus ends in. Sums are exact, so the halves need no order inside.
-    let (mut from, mut to) = (0, candidates.len());
-    while to - from > 1 {
-        let half = (to - from) / 2;
-        candidates[from..to].select_nth_unstable_by(half, by_rank);
-        let better: u64 = candidates[from..from + half].iter().map(|c| c.weight).sum();
-        if better >= need {
-            to = from + half;
-        } else {
-            need -= better;
-            from += half;
-        }
-    }
-    candidates.truncate(from + 1);
-}
-
 /// The highest logit; NaN and +inf are errors, as is a vocabulary of -inf.
 fn highest(isa: Isa, logits: &[f32]) -> Result<f32, SampleError> {
     let (highest, has_nan) = draw::highest(isa, logits);
@@ -395,42 +259,6 @@ fn highest(isa: Isa, logits: &[f32]) -> Result<f32, SampleError> {
         return Err(SampleError::NotANumber { token: bad as u32, value: logits[bad] });
     }
     if highest == f32::NEG_INFINITY { Err(SampleError::NothingLeft) } else { Ok(highest) }
-}
-
-/// Candidates held while looking for the k best: enough that throwing out the worse ones is rare.
-fn top_k_room(k: usize) -> usize {
-    4 * k + 1024
-}
-
-/// Leaves the `k` best of `logits` in `candidates`, in no order.
-fn keep_top_k(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
-    let room = top_k_room(k).min(logits.len());
-    candidates.clear();
-    // Once k candidates are known, a later token needs more than the worst of them has: an equal logit loses to the lower id.
-    let mut bar = f32::NEG_INFINITY;
-    let mut base = 0;
-    for chunk in logits.chunks(16) {
-        if chunk.iter().fold(false, |any, x| any | (*x > bar)) {
-            for (i, logit) in chunk.iter().enumerate() {
-                if *logit > bar {
-                    if candidates.len() == room {
-                        candidates.select_nth_unstable_by(k - 1, by_rank);
-                        candidates.truncate(k);
-                        bar = candidates[k - 1].logit;
-                        if *logit <= bar {
-                            continue;
-                        }
-                    }
-                    candidates.push(Candidate { logit: *logit, token: (base + i) as u32, weight: 0 });
-                }
-            }
-        }
-        base += chunk.len();
-    }
-    if candidates.len() > k {
-        candidates.select_nth_unstable_by(k - 1, by_rank);
-        candidates.truncate(k);
-    }
 }
 
 #[cfg(test)]
@@ -532,7 +360,11 @@ mod tests {
         history.add_generated(3);
         history.add_generated(99); // beyond the logits: nothing to penalise
         let mut logits = [4.0, -4.0, 4.0, -4.0, 1.0];
-        penalise(&params, &mut logits, &history);
+        for (token, logit) in (0..).zip(&mut logits) {
+            if let Some(count) = history.count(token) {
+                *logit = params.penalised(*logit, count);
+            }
+        }
         assert_eq!(logits, [2.0, -8.0, 2.0 - 0.5 - 0.5, -8.0 - 0.25 - 0.5, 1.0]);
     }
 
