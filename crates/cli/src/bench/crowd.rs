@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use serde_json::json;
 use sluice_backend::NUMERICS_VERSION;
+use sluice_engine::sampler::SamplingParams;
 use sluice_engine::{Engine, Event, Finish, Generation, Phase, Profile, SequenceId};
 
 use super::decode::{DecodeArgs, print_subject};
@@ -110,7 +111,7 @@ fn measure(
         })
         .collect();
     for prompt in &prompts {
-        let id = start(engine, prompt, 1, args.shared, 0)?;
+        let id = start(engine, prompt, 1, args, 0)?;
         while !engine.is_idle() {
             finished_well(engine.step()?)?;
         }
@@ -119,7 +120,7 @@ fn measure(
     let (mut ids, mut begun) = (Vec::new(), 0);
     let steps = args.tokens * (args.model.rounds + usize::from(*profile_apart)) + WARM;
     for (i, prompt) in prompts.iter().enumerate() {
-        ids.push(start(engine, prompt, steps + SLACK, args.shared, i as u64)?);
+        ids.push(start(engine, prompt, steps + SLACK, args, i as u64)?);
     }
     while begun < n {
         begun = begun.max(tokens_of(engine.step()?));
@@ -176,11 +177,12 @@ fn measure(
 }
 
 /// A sequence that generates `tokens` tokens behind `prompt`.
-fn start(engine: &mut Engine, prompt: &[u32], tokens: usize, shared: usize, seed: u64) -> Result<SequenceId> {
+fn start(engine: &mut Engine, prompt: &[u32], tokens: usize, args: &DecodeArgs, seed: u64) -> Result<SequenceId> {
     let mut generation = Generation { max_tokens: tokens, marks: vec![prompt.len() - 1], ..Generation::default() };
-    generation.sampling.seed = seed;
-    if shared > 0 {
-        generation.marks.push(shared);
+    generation.sampling = SamplingParams { top_k: args.top_k, top_p: args.top_p, seed, ..SamplingParams::default() };
+    generation.sampling.validate()?;
+    if args.shared > 0 {
+        generation.marks.push(args.shared);
     }
     let id = engine.add_sequence();
     engine.start(id, prompt, generation)?;

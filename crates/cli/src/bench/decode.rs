@@ -30,6 +30,12 @@ pub struct DecodeArgs {
     /// Tokens that the contexts of these sequences begin with in common
     #[arg(long, default_value_t = 0, value_name = "N", requires = "sequences")]
     pub(super) shared: usize,
+    /// With --sequences: choose among the K most likely tokens; 0: among all
+    #[arg(long, default_value_t = 0, value_name = "K", requires = "sequences")]
+    pub(super) top_k: u32,
+    /// With --sequences: choose among the most likely tokens whose probabilities add up to P
+    #[arg(long, default_value_t = 1.0, value_name = "P", requires = "sequences")]
+    pub(super) top_p: f32,
     /// First read experts that are streamed for which there is memory: nothing of that is measured
     #[arg(long)]
     pub(super) fill_experts: bool,
