@@ -196,7 +196,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_deep(const Att
         float top = shared.tops[g][0];
 #pragma unroll
         for (u32 w = 1; w < WARPS; w++) top = greater(shared.tops[g][w], top);
-        shared.weights[g][in] = visible ? exp_(sub(scores[pair], top)) : -0.0f;
+        shared.weights[g][in] = visible ? exp_below(sub(scores[pair], top)) : -0.0f;
     }
     copied();
     __syncthreads();

@@ -85,7 +85,7 @@ __device__ __forceinline__ void join_near(const Attention& p, u32 first, u32 hea
 #pragma unroll
         for (u32 n = 1; n < MOST_NEAR; n++) {
             if (n < count) {
-                float top = greater(m[n], m[0]), a = exp_(sub(m[0], top)), b = exp_(sub(m[n], top));
+                float top = greater(m[n], m[0]), a = exp_below(sub(m[0], top)), b = exp_below(sub(m[n], top));
                 l[0] = fma(l[0], a, mul(l[n], b));
                 o[0] = fma(o[0], a, mul(o[n], b));
                 m[0] = top;
@@ -297,7 +297,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_last(const Att
         top = greater(four.x, top), top = greater(four.y, top), top = greater(four.z, top), top = greater(four.w, top);
         top = warp_greatest(top);
         const bool there = base + i >= from_here && base + i < end;
-        float weight = there ? exp_(sub(scores[g][i], top)) : 0.0f;
+        float weight = there ? exp_below(sub(scores[g][i], top)) : 0.0f;
         if (TYPE == INT8) plain[g][i] = weight;
         weights[g][i] = TYPE == INT8 && there ? mul(weight, v_scales[i]) : weight;
         if (i == 0) tops[g] = top;

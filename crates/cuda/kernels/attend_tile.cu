@@ -253,7 +253,7 @@ template <u32 TYPE> __device__ __forceinline__ void attend_tile_of(const Attenti
                     for (u32 e = 0; e < 2; e++) {
                         u32 i = j * 16 + part * 2 + e;
                         bool visible = base + i >= from && base + i < to;
-                        float w = visible ? exp_(sub(weights[i * ROWS_STRIDE + r], top)) : 0.0f;
+                        float w = visible ? exp_below(sub(weights[i * ROWS_STRIDE + r], top)) : 0.0f;
                         lanes[e] = add(lanes[e], w);
                         weights[i * ROWS_STRIDE + r] = w;
                     }
@@ -268,7 +268,7 @@ template <u32 TYPE> __device__ __forceinline__ void attend_tile_of(const Attenti
                 if (has && part == 0 && from < to) {
                     bool begins = base <= firsts[r];
                     float before = begins ? top : tops[r], m = greater(top, before);
-                    float a = exp_(sub(before, m)), b = exp_(sub(top, m));
+                    float a = exp_below(sub(before, m)), b = exp_below(sub(top, m));
                     kept[r] = begins ? 0.0f : a;
                     taken[r] = b;
                     sums[r] = begins ? sum : fma(sums[r], a, mul(sum, b));

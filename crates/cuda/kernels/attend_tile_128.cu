@@ -9,21 +9,6 @@
 
 static const u32 WIDE_THREADS = 256, WIDE_DIM = 128, WEIGHTS_STRIDE = ATTEND_ROWS + 8, STORED_STRIDE = 2 * WIDE_DIM + 16;
 
-// `exp_` of what is not above zero: the same bits, by a sum that leaves the integer in the lowest bits. A NaN stays one.
-__device__ __forceinline__ float exp_below(float x) {
-    x = -87.0f > x ? -87.0f : x;
-    float t = add(mul(x, 1.44269504088896340736f), 12582912.0f), n = sub(t, 12582912.0f);
-    float r = fma(n, -bits(0x3f317218u), x);
-    r = fma(n, 1.9046543e-9f, r);
-    float p = 0.001381454f;
-    p = fma(p, r, 0.008368745f);
-    p = fma(p, r, 0.04166839f);
-    p = fma(p, r, 0.16666521f);
-    p = fma(p, r, 0.49999994f);
-    p = fma(fma(p, r, 1.0f), r, 1.0f);
-    return mul(p, bits((bits(t) + 127) << 23));
-}
-
 __device__ __forceinline__ void bring_wide(const u8* const* rows, u8* to) {
     u32 piece = threadIdx.x % 16 * 16, position = threadIdx.x / 16;
 #pragma unroll 4
@@ -176,11 +161,11 @@ __device__ __forceinline__ void wide_weights(const Attention& p, float* weights,
     if (seen) {
         bool begins = base <= row.first;
         float m = begins ? top : greater(top, row.top);
-        b = exp_(sub(top, m));
+        b = exp_below(sub(top, m));
         if (begins) {
             row.sum = sum;
         } else {
-            a = exp_(sub(row.top, m));
+            a = exp_below(sub(row.top, m));
             row.sum = fma(row.sum, a, mul(sum, b));
         }
         row.top = m;

@@ -314,7 +314,7 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, float*
         for (u32 j = 0; j < PARTITION / 16; j++) {
             u32 i = 16 * j + lane;
             bool visible = base + i >= from && base + i < to;
-            weights[j] = visible ? exp_(sub(scores[g][i], top)) : 0.0f;
+            weights[j] = visible ? exp_below(sub(scores[g][i], top)) : 0.0f;
             sum = add(sum, weights[j]);
         }
         u32 greatest = 0;
@@ -389,8 +389,8 @@ __device__ __forceinline__ void finish(const Attention& p, u32 t, u32 h, u32 d, 
     float a = 1.0f;
     if (p.sinks) {
         float sink = p.sinks[h], top = greater(sink, m);
-        a = exp_(sub(m, top));
-        l = fma(l, a, exp_(sub(sink, top)));
+        a = exp_below(sub(m, top));
+        l = fma(l, a, exp_below(sub(sink, top)));
     }
     float y = div(mul(o, a), l);
     if (p.gated) y = mul(y, sigmoid(p.q.row(t)[(u64)h * 2 * c.k_dim + c.k_dim + d]));
@@ -445,8 +445,8 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
             for (int g = 0; g < G; g++) {
                 float m_next = ends[g][0], l_next = ends[g][1];
                 float top = begins ? m_next : greater(m_next, m[g]);
-                a[g] = begins ? 0.0f : exp_(sub(m[g], top));
-                b[g] = begins ? 1.0f : exp_(sub(m_next, top));
+                a[g] = begins ? 0.0f : exp_below(sub(m[g], top));
+                b[g] = begins ? 1.0f : exp_below(sub(m_next, top));
                 l[g] = begins ? l_next : fma(l[g], a[g], mul(l_next, b[g]));
                 m[g] = top;
             }
@@ -526,7 +526,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_THREADS) join(const __grid_con
             const u32 row = (i * JOIN_THREADS + threadIdx.x) / (JOIN_COLUMNS / 4), column = threadIdx.x % (JOIN_COLUMNS / 4) * 4;
             float* to = &values[from / JOIN_THREADS % 2][row][column];
             if (from + row >= count) *(float4*)to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            else if (d + column < width) copy_later(to, parts + (u64)(from + row) * width + d + column);
+            else if (d + column < c.v_dim) copy_later(to, parts + (u64)(from + row) * width + d + column);
         }
     };
     ask(0);
@@ -550,7 +550,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_THREADS) join(const __grid_con
             all = greater(ends[w], all);
         }
         if (lane > 0) before = greater(neighbour, before);
-        const float top = greater(m, before), a = exp_(sub(before, top)), b = exp_(sub(m, top));
+        const float top = greater(m, before), a = exp_below(sub(before, top)), b = exp_below(sub(m, top));
         before = all;
         factors[odd][threadIdx.x] = n == 0       ? make_float4(0.0f, 1.0f, sum, 0.0f)
                                     : n >= count ? make_float4(1.0f, -0.0f, -0.0f, 0.0f)

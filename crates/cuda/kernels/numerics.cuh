@@ -45,10 +45,8 @@ extern "C" __device__ u64 stamps[16][8][2] = {};
 
 // ---- functions
 
-__device__ __forceinline__ float exp_(float x) {
-    x = -87.0f > x ? -87.0f : x;
-    x = 88.0f < x ? 88.0f : x;
-    float n = rintf(mul(x, 1.44269504088896340736f));
+// exp(x - n * ln(2)), for `n` the whole number next to x / ln(2).
+__device__ __forceinline__ float exp_of_rest(float x, float n) {
     float r = fma(n, -bits(0x3f317218u), x);
     r = fma(n, 1.9046543e-9f, r);
     float p = 0.001381454f;
@@ -56,9 +54,22 @@ __device__ __forceinline__ float exp_(float x) {
     p = fma(p, r, 0.04166839f);
     p = fma(p, r, 0.16666521f);
     p = fma(p, r, 0.49999994f);
-    p = fma(fma(p, r, 1.0f), r, 1.0f);
+    return fma(fma(p, r, 1.0f), r, 1.0f);
+}
+
+__device__ __forceinline__ float exp_(float x) {
+    x = -87.0f > x ? -87.0f : x;
+    x = 88.0f < x ? 88.0f : x;
+    float n = rintf(mul(x, 1.44269504088896340736f));
     // A NaN converts to 0, and stays what it is.
-    return mul(p, bits((u32)(__float2int_rn(n) + 127) << 23));
+    return mul(exp_of_rest(x, n), bits((u32)(__float2int_rn(n) + 127) << 23));
+}
+
+// `exp_` of what is not above zero: the same bits, by a sum that leaves the integer in the lowest bits. A NaN stays one.
+__device__ __forceinline__ float exp_below(float x) {
+    x = -87.0f > x ? -87.0f : x;
+    float t = add(mul(x, 1.44269504088896340736f), 12582912.0f);
+    return mul(exp_of_rest(x, sub(t, 12582912.0f)), bits((bits(t) + 127) << 23));
 }
 
 __device__ __forceinline__ float sigmoid(float x) { return div(1.0f, add(1.0f, exp_(sub(0.0f, x)))); }
