@@ -76,6 +76,8 @@ pub struct DeviceMemory {
     pub block: Option<usize>,
     /// What experts take at least that are not all on the device.
     pub least_experts: u64,
+    /// And what they have come to take.
+    pub taken_by_experts: u64,
 }
 
 /// Names something that a backend keeps; what the number means is for the backend to know.

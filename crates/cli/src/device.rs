@@ -78,17 +78,18 @@ impl DeviceArg {
     /// # Errors
     /// Where there is no such device, or it cannot be used.
     pub fn backend(&self, options: &Options) -> Result<Box<dyn Backend>> {
+        let host = Host { isa: options.isa, threads: options.threads, always: false };
         match self {
             DeviceArg::Auto | DeviceArg::Cpu => sluice_engine::cpu(options),
             DeviceArg::Cuda(numbers) if numbers.len() > 1 => {
                 let several = Several::new(numbers, options.activations, options.threads)
                     .with_context(|| format!("--device {self}"))?;
-                Ok(Box::new(several))
+                Ok(Box::new(several.beside(host)))
             }
             DeviceArg::Cuda(numbers) => {
                 let number = numbers.first().copied().unwrap_or(0);
                 let cuda = Cuda::new(number, options.activations).with_context(|| format!("--device {self}"))?;
-                Ok(Box::new(cuda.beside(Host { isa: options.isa, threads: options.threads, always: false })))
+                Ok(Box::new(cuda.beside(host)))
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::memory::{Memory, Pinned, Reserved, Scratch, bytes_of, bytes_of_mut};
 use crate::mixture::{Mixtures, operands};
 use crate::parameters::{self as p, number};
 use crate::products::{Encoded, Input, Product, Source, encode, multiply, multiply_rows};
-use crate::sharing::Host;
+use crate::sharing::{Computes, Host};
 use crate::sizing::Sizing;
 use crate::step::Step;
 use crate::streaming::{RESERVE, Streaming, least_bytes};
@@ -74,7 +74,8 @@ pub struct Cuda {
     pub(crate) left: Logits,
     pub(crate) drawing: drawing::Work,
     /// Who computes experts that the device does not have, where it does.
-    host: Option<Host>,
+    pub(crate) host: Option<Host>,
+    pub(crate) computes: Option<Computes>,
     /// Who looks at logits.
     threads: Option<Threads>,
     /// Bytes of the device that were free at first.
@@ -129,6 +130,7 @@ impl Cuda {
             left: Logits::default(),
             drawing: drawing::Work::default(),
             host: None,
+            computes: None,
             threads: None,
             free: free as u64,
             error: None,
@@ -142,6 +144,13 @@ impl Cuda {
         self.host = Some(host);
         self.draw_with(host.threads);
         self
+    }
+
+    /// Bytes of all experts of its mixtures.
+    pub(crate) fn bytes_of_experts(&self) -> u64 {
+        let by_experts = by_experts(&self.weights, self.mixtures.registered());
+        let chosen = self.weights.all.iter().zip(by_experts).filter(|(_, by)| *by);
+        chosen.map(|(weight, _)| Weights::padded(weight) as u64).sum()
     }
 
     /// Has so many threads of the host look at logits; where the system refuses them, the caller's alone.
@@ -249,6 +258,16 @@ pub(crate) fn runs(t: Tensor, place: p::Tensor) -> impl Iterator<Item = (u64, st
     (0..count).map(move |row| (place.at + 4 * row as u64 * place.stride, row * len..(row + 1) * len))
 }
 
+/// Of each matrix, whether it is of experts.
+pub(crate) fn by_experts<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe>) -> Vec<bool> {
+    let mut by_experts = vec![false; weights.all.len()];
+    for moe in mixtures {
+        let all = (0..moe.experts.count).flat_map(|e| operands(&moe.experts, e));
+        all.for_each(|operand| by_experts[operand.weight] = true);
+    }
+    by_experts
+}
+
 impl Backend for Cuda {
     fn alloc(&mut self, class: MemoryClass, rows: usize, cols: usize) -> Result<Tensor> {
         let elements = rows * cols;
@@ -293,7 +312,8 @@ impl Backend for Cuda {
     /// Experts are guessed for no layer; where many tokens want most of one's, the next one's are brought ahead.
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         let how = (lookahead, self.mode, self.host);
-        let streaming = Streaming::open(&self.gpu, &mut self.weights, self.mixtures.registered(), options, how)?;
+        let (gpu, weights, mixtures) = (&self.gpu, &mut self.weights, self.mixtures.registered());
+        let streaming = Streaming::open(gpu, weights, mixtures, options, how, &mut self.computes)?;
         self.mixtures.stream(streaming);
         Ok(())
     }
@@ -313,23 +333,16 @@ impl Backend for Cuda {
     }
 
     fn device_memory(&self) -> Option<DeviceMemory> {
-        let mut by_experts = vec![false; self.weights.all.len()];
-        for moe in self.mixtures.registered() {
-            let all = (0..moe.experts.count).flat_map(|e| operands(&moe.experts, e));
-            all.for_each(|operand| by_experts[operand.weight] = true);
-        }
-        let of = |experts: bool| -> u64 {
-            let chosen = self.weights.all.iter().zip(&by_experts).filter(|(_, by)| !experts || **by);
-            chosen.map(|(weight, _)| Weights::padded(weight) as u64).sum()
-        };
+        let all: u64 = self.weights.all.iter().map(|weight| Weights::padded(weight) as u64).sum();
         Some(DeviceMemory {
             device: Device::Accelerator(self.gpu.device.ordinal),
             free: self.free,
             reserve: RESERVE.min(self.free / 16),
-            weights: of(false) + self.buffers_of(MemoryClass::WeightsCopied) as u64,
-            experts: of(true),
+            weights: all + self.buffers_of(MemoryClass::WeightsCopied) as u64,
+            experts: self.bytes_of_experts(),
             block: None,
             least_experts: least_bytes(&self.weights, self.mixtures.registered()),
+            taken_by_experts: self.mixtures.bytes().1 as u64,
         })
     }
 
@@ -547,8 +560,7 @@ impl Backend for Cuda {
         #[cfg(feature = "tuning")]
         let gathered = std::time::Instant::now();
         self.enqueue(|own| {
-            own.gpu.end_step()?;
-            own.answer_all()?;
+            own.carry_out()?;
             own.host_logits.room(&own.gpu, 4 * own.left.rows * own.left.vocabulary)?;
             own.drawing.bring(&own.gpu)?;
             own.gpu.wait()?;

@@ -253,8 +253,9 @@ impl Cuda {
         done
     }
 
-    /// Answers what the device asks in what was enqueued last.
-    pub(crate) fn answer_all(&mut self) -> Result<()> {
+    /// Has the device do what was enqueued, and answers all that it asks meanwhile.
+    pub(crate) fn carry_out(&mut self) -> Result<()> {
+        self.gpu.end_step()?;
         let mut m = std::mem::take(&mut self.mixtures);
         let done = self.answer(&mut m);
         self.mixtures = m;

@@ -9,20 +9,23 @@ use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use sluice_backend::{
     Activations, AttentionLayer, Backend, BufferId, DeltaLayer, DeviceMemory, Drawing, ExpertOptions, KvLayout, KvPool,
     Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase,
     Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
-use sluice_store::{Bytes, Loading};
+use sluice_store::{Bytes, Error, Loading};
 
-use crate::backend::{Cuda, runs};
+use crate::backend::{Cuda, by_experts, runs};
 use crate::coherence::{Held, Region, Transfer, What};
 use crate::loading;
+use crate::sharing::Host;
 use crate::sizing::Sizing;
 use crate::split::{Key, Split};
+use crate::streaming::least_bytes;
 use crate::streams::Point;
+use crate::weights::Weights;
 
 /// A mixture, and the device and its number there once that is decided.
 struct Mixture {
@@ -58,6 +61,8 @@ pub struct Several {
     head: usize,
     scratch: Vec<Transfer>,
     bytes: Vec<u8>,
+    /// Every device knows which matrices it has.
+    dealt: bool,
 }
 
 impl Several {
@@ -90,7 +95,14 @@ impl Several {
             head: 0,
             scratch: Vec::new(),
             bytes: Vec::new(),
+            dealt: false,
         })
+    }
+
+    /// As [`Cuda::beside`].
+    pub fn beside(mut self, host: Host) -> Several {
+        self.devices.iter_mut().for_each(|device| device.host = Some(host));
+        self
     }
 
     fn count(&self) -> usize {
@@ -165,7 +177,8 @@ impl Several {
 
     /// Decides which device has what of everything that was made known.
     fn settle(&mut self) -> Result<()> {
-        if let Some(split) = self.split.get() {
+        if let Some(split) = self.split.get().filter(|_| !self.dealt) {
+            self.dealt = true;
             for (matrix, on) in split.weights.iter().enumerate() {
                 for (number, device) in self.devices.iter_mut().enumerate() {
                     device.weights.all[matrix].elsewhere = !on.contains(&number);
@@ -197,6 +210,22 @@ impl Several {
 
     fn sum(&self, of: impl Fn(&Cuda) -> u64) -> u64 {
         self.devices.iter().map(of).sum()
+    }
+
+    /// Bytes of all weights but experts, and of the least buffers for these, each of the device that has most.
+    fn most(&self, split: &Split) -> [u64; 2] {
+        let weights = &self.devices[0].weights;
+        let by_experts = by_experts(weights, self.mixtures.iter().map(|mixture| &mixture.moe));
+        let mut most = [0; 2];
+        for device in 0..self.count() {
+            let own = weights.all.iter().zip(&split.weights).zip(&by_experts);
+            let rest = own.filter(|((_, on), by_experts)| on.contains(&device) && !**by_experts);
+            let rest: u64 = rest.map(|((weight, _), _)| Weights::padded(weight) as u64).sum();
+            let here = |(number, _): &(usize, &Mixture)| split.home(Key::Mixture(*number)) == Some(device);
+            let mixtures = self.mixtures.iter().enumerate().filter(here).map(|(_, mixture)| &mixture.moe);
+            most = [most[0].max(rest), most[1].max(least_bytes(weights, mixtures))];
+        }
+        most
     }
 
     /// Copies one of the layers of a block between the block as a whole and its part on the device that has that layer.
@@ -247,8 +276,54 @@ impl Backend for Several {
         Ok(MoeId::new(self.mixtures.len() - 1))
     }
 
-    fn stream_experts(&mut self, _: &ExpertOptions, _: Lookahead) -> Result<()> {
-        bail!("with several GPUs all experts have to fit in their memory: name more of them, or one (--device cuda:N)")
+    /// Each device has tiers of its own, for the experts of its layers: slots in its own memory, and by their bytes a part of those in the host's.
+    fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
+        self.settle()?;
+        let with: Vec<usize> =
+            (0..self.count()).filter(|d| self.devices[*d].mixtures.registered().next().is_some()).collect();
+        // 1. What each needs of the host's memory, and what there is beyond that
+        let (mut least, mut widest) = (vec![0; self.count()], 0);
+        if options.budget < u64::MAX {
+            let none = ExpertOptions { budget: 0, ..options.clone() };
+            for device in &with {
+                match self.devices[*device].stream_experts(&none, Lookahead::Off).map_err(|e| e.downcast()) {
+                    Err(Ok(Error::ExpertBudget { needed, experts, .. })) => {
+                        (least[*device], widest) = (needed, widest.max(experts));
+                    }
+                    Err(Ok(e)) => return Err(e.into()),
+                    Err(Err(e)) => return Err(e),
+                    Ok(()) => {}
+                }
+            }
+        }
+        let needed: u64 = least.iter().sum();
+        let Some(spare) = options.budget.checked_sub(needed) else {
+            return Err(Error::ExpertBudget { budget: options.budget, needed, experts: widest }.into());
+        };
+        // 2. All of them
+        let bytes: Vec<u64> = self.devices.iter().map(Cuda::bytes_of_experts).collect();
+        let all = bytes.iter().sum::<u64>().max(1);
+        let mut computes = None;
+        for device in with {
+            let own = u128::from(spare) * u128::from(bytes[device]) / u128::from(all);
+            let budget = if options.budget == u64::MAX { u64::MAX } else { least[device] + own as u64 };
+            let here = |(layer, expert): &(usize, usize)| {
+                let (at, id) = self.mixtures.get(*layer)?.at?;
+                (at == device).then_some((id.number(), *expert))
+            };
+            let pinned = options.pinned.iter().filter_map(here).collect();
+            let cuda = &mut self.devices[device];
+            cuda.computes = computes;
+            cuda.stream_experts(&ExpertOptions { budget, pinned, ..options.clone() }, lookahead)?;
+            computes = cuda.computes.clone();
+        }
+        Ok(())
+    }
+
+    fn fill_experts(&mut self) -> bool {
+        let mut more = false;
+        self.devices.iter_mut().for_each(|device| more |= device.fill_experts());
+        more
     }
 
     /// What the device that needs most needs.
@@ -274,13 +349,16 @@ impl Backend for Several {
         let own: Vec<DeviceMemory> = self.devices.iter().filter_map(Backend::device_memory).collect();
         let split = self.split.get();
         let copied = self.devices[0].buffers_of(MemoryClass::WeightsCopied) as u64;
+        let [rest, least_experts] = split.map_or([0; 2], |split| self.most(split));
         Some(DeviceMemory {
             free: own.iter().map(|m| m.free).min()?,
             reserve: own.iter().map(|m| m.reserve).max()?,
             weights: split.map_or(own[0].weights, |split| split.most_weights + copied),
             block: split.map(|split| split.most_block),
-            experts: 0,
-            least_experts: 0,
+            // What is left of the weights where experts are streamed is what most of all others take.
+            experts: split.map_or(0, |split| split.most_weights - rest),
+            least_experts,
+            taken_by_experts: own.iter().map(|m| m.taken_by_experts).max()?,
             ..own[0]
         })
     }
@@ -469,6 +547,8 @@ impl Backend for Several {
     }
 
     fn end(&mut self) -> Outcome {
+        // The first may have to wait for the last, and each asks for experts.
+        self.devices.iter_mut().for_each(|device| device.enqueue(Cuda::carry_out));
         let mut all = Outcome::default();
         for (number, device) in self.devices.iter_mut().enumerate() {
             let outcome = device.end();
@@ -482,9 +562,11 @@ impl Backend for Several {
                 routed
             });
             all.routed.extend(routed);
-            // What one cannot do fails all rows, and once is enough.
-            if all.failed.is_empty() {
-                all.failed = outcome.failed;
+            // What fails the same rows is one failure.
+            for failed in outcome.failed {
+                if all.failed.iter().all(|known| known.rows != failed.rows) {
+                    all.failed.push(failed);
+                }
             }
             all.synchronisations += outcome.synchronisations;
         }
@@ -516,7 +598,12 @@ impl Backend for Several {
     }
 
     fn take_streamed(&mut self) -> Option<Streamed> {
-        None
+        let mut all = self.devices.iter_mut().filter_map(Backend::take_streamed);
+        let first = all.next()?;
+        Some(all.fold(first, |mut sum, other| {
+            sum.beside(&other);
+            sum
+        }))
     }
 
     fn notes(&self) -> Vec<String> {

@@ -1,6 +1,7 @@
 //! Experts that a layer of few tokens wants and the device does not have: some are copied there, and the host computes the others where they lie, at the same time.
 //! Which of the two does it changes no bit.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -59,8 +60,11 @@ impl Aside {
     }
 }
 
+/// The threads that compute, which several devices have in common: they take turns.
+pub type Computes = Arc<Mutex<HostExperts>>;
+
 pub struct Sharing {
-    host: HostExperts,
+    host: Computes,
     always: bool,
     /// Seconds for a byte: copied, and computed with.
     copy: f64,
@@ -72,9 +76,22 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    pub fn new(gpu: &Gpu, host: Host, mode: Activations, weights: &Weights) -> Result<Sharing> {
-        let matrices = weights.all.iter().map(|weight| weight.source().clone());
-        let computes = HostExperts::new(host.isa, host.threads, mode, matrices)?;
+    /// `computes`: what another device has made, or will be there for another.
+    pub fn new(
+        gpu: &Gpu,
+        host: Host,
+        mode: Activations,
+        weights: &Weights,
+        computes: &mut Option<Computes>,
+    ) -> Result<Sharing> {
+        let computes = match computes {
+            Some(computes) => Arc::clone(computes),
+            None => {
+                let matrices = weights.all.iter().map(|weight| weight.source().clone());
+                let new = HostExperts::new(host.isa, host.threads, mode, matrices)?;
+                Arc::clone(computes.insert(Arc::new(Mutex::new(new))))
+            }
+        };
         // What the link takes for a byte.
         let (memory, room) = (Locked::new(&gpu.device, TRIED)?, Memory::new(gpu, TRIED, "scratch")?);
         let copies = Copies::new(&gpu.device)?;
@@ -134,7 +151,9 @@ impl Sharing {
         (x, out): (&mut [f32], &mut [f32]),
     ) {
         let began = Instant::now();
-        self.host.compute(of, wanted, rows, x, array, out);
+        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        host.compute(of, wanted, rows, x, array, out);
+        drop(host);
         let taken = (began.elapsed().as_secs_f64() - OVERHEAD).max(0.0) / bytes.max(1) as f64;
         self.compute += (taken - self.compute) * NEW;
     }

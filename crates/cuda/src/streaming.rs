@@ -24,7 +24,7 @@ use crate::mixture::{Operand, operands};
 use crate::parameters as p;
 use crate::questions::Questions;
 use crate::rooms::{self, Division, EXPERT_ARRAYS, Lie, Rooms};
-use crate::sharing::{Aside, Host, MOST_PAIRS, Sharing};
+use crate::sharing::{Aside, Computes, Host, MOST_PAIRS, Sharing};
 use crate::streams::{Copies, Locked, Point};
 use crate::tables::{Tables, bytes_of_layer};
 use crate::weights::{ARRAYS, Weights};
@@ -194,6 +194,7 @@ impl Streaming {
         mixtures: impl Iterator<Item = &'a Moe> + Clone,
         options: &ExpertOptions,
         (lookahead, mode, host): (Lookahead, Activations, Option<Host>),
+        computes: &mut Option<Computes>,
     ) -> Result<Streaming> {
         let k = mixtures.clone().map(|m| m.scoring.k()).max().unwrap_or(0);
         let arrays = |experts: &Experts, e: usize| -> Vec<Bytes> {
@@ -217,7 +218,7 @@ impl Streaming {
                 operands(&moe.experts, expert).iter().for_each(|o| weights.all[o.weight].elsewhere = true);
             }
         }
-        let sharing = host.map(|host| Sharing::new(gpu, host, mode, weights)).transpose()?;
+        let sharing = host.map(|host| Sharing::new(gpu, host, mode, weights, computes)).transpose()?;
         // 2. Buffers
         let class = |division: Division| -> Result<Class> {
             let memory = Memory::new(gpu, division.bytes() as usize, "experts")?;

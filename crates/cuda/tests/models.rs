@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use sluice_backend::{Activations, KvType};
 use sluice_cuda::{Cuda, Host, Several};
 use sluice_engine::sampler::{Logprobs, SamplingParams};
-use sluice_engine::{Engine, Event, Generation, Options, Placement};
+use sluice_engine::{Device, Engine, Event, Generation, Options, Placement};
 
 const MODELS: [&str; 22] = [
     "llama",
@@ -218,9 +218,13 @@ fn experts_on_disk_change_no_logit() {
         }
         for experts in [Placement::Slots, Placement::PageCache] {
             let mut cpu = on(None, &folder, options(Activations::Int8, None, 64));
-            let mut gpu = on(Some(device), &folder, Options { experts, ..options(Activations::Int8, None, 37) });
             let tokens = prompt(&cpu, 100, 9);
-            assert!(logits(&mut gpu, &tokens) == logits(&mut cpu, &tokens), "{}, {experts:?}", folder.display());
+            let wanted = logits(&mut cpu, &tokens);
+            for devices in lists(device) {
+                let options = Options { experts, ..options(Activations::Int8, None, 37) };
+                let mut gpu = on_all(&devices, &folder, options);
+                assert!(logits(&mut gpu, &tokens) == wanted, "{}, {experts:?}, {devices:?}", folder.display());
+            }
         }
     }
 }
@@ -244,8 +248,7 @@ fn a_budget_of_the_devices_memory_is_held_and_changes_no_logit() {
             assert!(refused.contains(part), "{part}: {refused}");
         }
         assert_eq!(refused.contains("experts"), name != "qwen3", "{refused}");
-        let figure = refused.rsplit_once("--gpu-memory ").unwrap().1.split_once('M').unwrap().0;
-        let smallest = (figure.parse::<f64>().unwrap() * 1e6) as u64;
+        let smallest = smallest(&refused);
         // 2. With that, and more, all is as it was, and takes no more
         for more in [0, 100_000, 1 << 20, 1 << 30] {
             let mut gpu = open(smallest + more).unwrap_or_else(|e| panic!("{name} + {more}: {e:#}"));
@@ -254,6 +257,51 @@ fn a_budget_of_the_devices_memory_is_held_and_changes_no_logit() {
             let uses = gpu.memory_uses();
             let used: usize = uses.iter().filter(|m| m.device == own.device).map(|m| m.bytes).sum();
             assert!(used as u64 <= smallest + more, "{name}: {used} of {smallest} + {more}: {uses:?}");
+        }
+    }
+}
+
+/// The smallest budget that would have done, as a refusal says it.
+fn smallest(refused: &str) -> u64 {
+    let figure = refused.rsplit_once("--gpu-memory ").unwrap().1.split_once('M').unwrap().0;
+    (figure.parse::<f64>().unwrap() * 1e6) as u64
+}
+
+#[test]
+fn experts_in_tiers_of_several_devices_change_no_logit() {
+    let Some((device, _turn)) = device() else { return };
+    for name in ["qwen3_moe", "mlx_qwen3_5_moe", "mlx_qwen3_next"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
+        let mut cpu = on(None, &folder, options(Activations::Int8, None, 64));
+        let tokens = prompt(&cpu, 25, 9);
+        let wanted = logits(&mut cpu, &tokens);
+        for devices in lists(device).into_iter().filter(|devices| devices.len() > 1) {
+            // A token at a time, which asks in the middle of a step, and many.
+            for chunk in [1, 11] {
+                let open = |bytes: u64| {
+                    let (experts, device_memory) = (Placement::Slots, Some(bytes));
+                    let options = Options { experts, device_memory, ..options(Activations::Int8, None, chunk) };
+                    let host = Host { isa: options.isa, threads: 2, always: bytes.is_multiple_of(2) };
+                    let make = |o: &Options| Several::new(&devices, o.activations, o.threads);
+                    Engine::open_on(&folder, options, &|o| Ok(Box::new(make(o)?.beside(host))))
+                };
+                let refused = format!("{:#}", open(1 << 20).err().expect("a megabyte is too little"));
+                assert!(refused.contains("experts"), "{refused}");
+                let least = smallest(&refused);
+                for more in [0, 1, 1 << 20] {
+                    let mut gpu = open(least + more).unwrap_or_else(|e| panic!("{name} + {more}: {e:#}"));
+                    assert!(logits(&mut gpu, &tokens) == wanted, "{name}, {devices:?}, {chunk} at once, {more} more");
+                    let streamed = gpu.take_streamed().expect("experts are streamed");
+                    assert!(streamed.stats.wanted > 0, "{streamed:?}");
+                    for own in &devices {
+                        let uses = gpu.memory_uses();
+                        let here = uses.iter().filter(|m| m.device == Device::Accelerator(*own));
+                        let used: usize = here.map(|m| m.bytes).sum();
+                        let times = devices.iter().filter(|d| *d == own).count() as u64;
+                        assert!(used as u64 <= times * (least + more), "{name}: {used} of {least} + {more}: {uses:?}");
+                    }
+                }
+            }
         }
     }
 }

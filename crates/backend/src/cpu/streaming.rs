@@ -48,6 +48,17 @@ impl Streamed {
         self.looks_ahead = later.looks_ahead;
         self.notes.clone_from(&later.notes);
     }
+
+    /// Adds what another device did meanwhile, with experts of its own.
+    pub fn beside(&mut self, other: &Streamed) {
+        self.stats.add(&other.stats);
+        self.notes.extend(other.notes.iter().cloned());
+        self.notes.dedup();
+        self.slots = (self.slots.0 + other.slots.0, self.slots.1 + other.slots.1);
+        self.device_slots = self.device_slots.zip(other.device_slots).map(|(own, others)| own + others);
+        self.file_bytes += other.file_bytes;
+        self.looks_ahead |= other.looks_ahead;
+    }
 }
 
 /// Bytes of experts' outputs that are kept until all experts of a layer are there, at most.

@@ -9,23 +9,26 @@ use crate::units;
 /// Links that GPUs have, in bytes per second as large copies from locked memory reach them; the last was measured.
 const LINKS: [(&str, f64); 3] = [("PCIe 3", 12e9), ("PCIe 4", 25e9), ("PCIe 5", 53e9)];
 
-/// How a GPU's memory is divided.
+/// How the memory of a GPU, or of several that share the layers, is divided.
 pub struct Gpu {
+    /// Of each, and how many there are.
     memory: u64,
+    count: u64,
     split: Split,
-    /// Bytes that the experts of a layer pass through, where not all stay.
+    /// Bytes that the experts of a layer pass through, on each, where not all stay.
     passing: u64,
     /// Bytes of experts that stay.
     pub stays: u64,
 }
 
 impl Gpu {
-    pub fn new(shape: &Shape, weights: &Weights, memory: u64, context: u64) -> Gpu {
-        let mut split = Split::new(shape, weights, memory, context, 2);
+    /// `count` of them with `memory` bytes each.
+    pub fn new(shape: &Shape, weights: &Weights, (count, memory): (u64, u64), context: u64) -> Gpu {
+        let mut split = Split::new(shape, weights, memory.saturating_mul(count), context, 2);
         let layer = weights.per_expert * shape.experts as u64;
-        let passing = if split.for_experts < weights.experts { layer } else { 0 };
+        let passing = if split.for_experts < weights.experts { count * layer } else { 0 };
         split.missing += passing.saturating_sub(split.for_experts);
-        Gpu { memory, stays: split.for_experts.saturating_sub(passing), split, passing }
+        Gpu { memory, count, stays: split.for_experts.saturating_sub(passing), split, passing }
     }
 
     /// The part of experts' uses that its memory serves, where no recorded text says it.
@@ -41,7 +44,8 @@ impl Gpu {
     pub fn text(&self, weights: &Weights, context: u64, served: Option<f64>) -> String {
         let all = weights.experts.max(1);
         let mut text = format!(
-            "{} = {} resident + {} for {context} tokens of conversation + {} that experts pass through + {} for experts ({:.1} % of them)\n",
+            "{}{} = {} resident + {} for {context} tokens of conversation + {} that experts pass through + {} for experts ({:.1} % of them)\n",
+            if self.count > 1 { format!("{} x ", self.count) } else { String::new() },
             units::bytes(self.memory),
             units::bytes(self.split.resident),
             units::bytes(self.split.cache),
@@ -69,7 +73,7 @@ impl Gpu {
         let copied = self.copied(weights, served);
         let links = LINKS.map(|(name, link)| (name.to_owned(), json!((copied > 0.0).then(|| link / copied))));
         json!({
-            "memory": self.memory, "resident": self.split.resident, "cache": self.split.cache, "passing": self.passing, "experts": self.stays,
+            "memory": self.memory, "count": self.count, "resident": self.split.resident, "cache": self.split.cache, "passing": self.passing, "experts": self.stays,
             "missing": self.split.missing, "served": served.unwrap_or_else(|| self.hit_rate(weights)), "copied_bytes_per_token": copied,
             "tokens_per_second_at_most": links.into_iter().collect::<serde_json::Map<_, _>>(),
         })
@@ -90,15 +94,18 @@ mod tests {
         let weights = Weights::new(&shape, form, form, 8);
         let layer = 128 * weights.per_expert;
         for gigabytes in [1u64, 4, 8, 12, 24] {
-            let gpu = Gpu::new(&shape, &weights, gigabytes * 1_000_000_000, 8192);
+            let gpu = Gpu::new(&shape, &weights, (1, gigabytes * 1_000_000_000), 8192);
             let used = gpu.split.resident + gpu.split.cache + gpu.passing + gpu.stays;
             assert!(gpu.split.missing > 0 || used <= gpu.memory, "{gigabytes} GB: {used}");
             assert_eq!(gpu.passing == layer, gpu.stays < weights.experts);
             let json = gpu.to_json(&weights, None);
             assert_eq!(json["tokens_per_second_at_most"]["PCIe 5"].is_null(), gigabytes == 24, "{json}");
         }
-        let [little, more] = [4, 12].map(|gb| Gpu::new(&shape, &weights, gb * 1_000_000_000, 8192));
+        let [little, more] = [4, 12].map(|gb| Gpu::new(&shape, &weights, (1, gb * 1_000_000_000), 8192));
         assert!(little.copied(&weights, None) > more.copied(&weights, None));
         assert_eq!(little.copied(&weights, Some(1.0)), 0.0);
+        // Two hold more together, but for what passes through each.
+        let two = Gpu::new(&shape, &weights, (2, 4_000_000_000), 8192);
+        assert_eq!(two.stays, 4_000_000_000 - layer + little.stays);
     }
 }

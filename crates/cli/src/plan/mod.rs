@@ -81,6 +81,9 @@ pub struct PlanArgs {
     /// Memory of a GPU that computes, such as 24GB: it holds resident weights, the conversation and as many experts as fit; --memory and the disk hold the others
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     gpu_memory: Option<u64>,
+    /// GPUs of so much memory that share the layers
+    #[arg(long, default_value_t = 1, value_name = "N", requires = "gpu_memory", value_parser = clap::value_parser!(u64).range(1..=64))]
+    gpus: u64,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -150,7 +153,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     };
 
     // 3. where things go, and what a token costs
-    let gpu = args.gpu_memory.map(|bytes| Gpu::new(&shape, &weights, bytes, args.context));
+    let gpu = args.gpu_memory.map(|bytes| Gpu::new(&shape, &weights, (args.gpus, bytes), args.context));
     let split = match &gpu {
         None => Split::new(&shape, &weights, memory, args.context, 2),
         // What a GPU computes with every token lies there.

@@ -230,7 +230,7 @@ impl Engine {
             pool = pool.min(need.positions_within(limit, division.scratch, experts)?);
         }
         if let Some(own) = &mut own {
-            own.experts = held_on(&mut *backend, MemoryClass::Experts, own.memory.device) as u64;
+            own.experts = backend.device_memory().map_or(0, |own| own.taken_by_experts);
             pool = pool.min(own.positions()?);
         }
         let max_context = max_context.min(pool);
