@@ -32,6 +32,8 @@ INSTRUCTIONS = {
     "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32": "emu_mma(d, a, b0, b1, MAGIC);",
     "cvt.f32.f16": "y = _cvtsh_ss(x);",
     "cvt.rn.f16.f32": "y = _cvtss_sh(x, 0);",
+    "/* in place */ mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32": "emu_mma_more<uint8_t>(d, a, b0, b1);",
+    "/* in place */ mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32": "emu_mma_more<int8_t>(d, a, b0, b1);",
     "fma.rn.ftz.f32": "d = emu_ftz(a, b, c);",
 }
 

@@ -97,7 +97,8 @@ static inline void emu_load_rows(unsigned (&to)[4], const void* from) {
     const uint64_t* all = emu_exchange((uint64_t)from);
     for (int i = 0; i < 4; i++) to[i] = ((const unsigned*)all[8 * i + threadIdx.x % 32 / 4])[threadIdx.x % 4];
 }
-static inline void emu_mma(unsigned (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, unsigned init) {
+// d += a b, with a of this type.
+template <class A> static inline void emu_mma_more(unsigned (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     uint64_t all[3][32];
     memcpy(all[0], emu_exchange((uint64_t)a[1] << 32 | a[0]), 256);
     memcpy(all[1], emu_exchange((uint64_t)a[3] << 32 | a[2]), 256);
@@ -105,13 +106,19 @@ static inline void emu_mma(unsigned (&d)[4], const unsigned (&a)[4], unsigned b0
     unsigned lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
     for (int e = 0; e < 4; e++) {
         int sum = 0;
-        unsigned r = row, c = column + e % 2;
+        unsigned c = column + e % 2;
         for (unsigned k = 0; k < 4; k++) {
-            uint64_t low = all[0][r * 4 + k], high = all[1][r * 4 + k], b = all[2][c * 4 + k];
+            uint64_t low = all[0][row * 4 + k], high = all[1][row * 4 + k], b = all[2][c * 4 + k];
             unsigned a_low = e < 2 ? (unsigned)low : (unsigned)(low >> 32), a_high = e < 2 ? (unsigned)high : (unsigned)(high >> 32);
-            sum = __dp4a(a_low, (int)(unsigned)b, sum);
-            sum = __dp4a(a_high, (int)(unsigned)(b >> 32), sum);
+            for (int i = 0; i < 4; i++) {
+                sum += (int)(A)(a_low >> 8 * i) * (int)(int8_t)(b >> 8 * i);
+                sum += (int)(A)(a_high >> 8 * i) * (int)(int8_t)(b >> (32 + 8 * i));
+            }
         }
-        d[e] = init + (unsigned)sum;
+        d[e] += (unsigned)sum;
     }
+}
+static inline void emu_mma(unsigned (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, unsigned init) {
+    for (unsigned& sum : d) sum = init;
+    emu_mma_more<uint8_t>(d, a, b0, b1);
 }

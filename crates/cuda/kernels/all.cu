@@ -1,5 +1,6 @@
 // Everything in one module.
 #include "attend_deep.cu"
+#include "attend_integers.cu"
 #include "attend_last.cu"
 #include "attend_tile.cu"
 #include "attend_tile_128.cu"

@@ -107,6 +107,9 @@ const TILE_ROWS: usize = 64;
 const TILE_THREADS: u32 = 512;
 /// Threads of a block where heads are of 128 elements of sixteen bits.
 const TILE_128_THREADS: u32 = 256;
+/// The same on integers, by the elements of a head.
+const INTEGERS: [(usize, Kernel); 2] = [(64, Kernel::AttendIntegers64), (128, Kernel::AttendIntegers128)];
+const INTEGER_THREADS: u32 = 128;
 /// From so many tokens on they are taken by tiles.
 pub const MOST_SINGLE: usize = 12;
 
@@ -322,9 +325,15 @@ impl Cuda {
             false => (Kernel::AttendTile, TILE_THREADS, shared),
         };
         let grid = [p.tokens.div_ceil(number(tokens)), p.kv_heads, 1];
-        let many = p.tokens as usize >= MOST_SINGLE;
-        (self.gpu.device.prompts && words && dims && fits(shared) && many && layout.mode == AttentionMode::F32)
-            .then_some((kernel, threads, grid, number(shared)))
+        let many = p.tokens as usize >= MOST_SINGLE && self.gpu.device.prompts && words;
+        if layout.mode == AttentionMode::Int8 {
+            let found = INTEGERS.into_iter().find(|(dim, _)| *dim == k_dim && k_dim == v_dim && group <= TILE_ROWS);
+            // Keys and values as they lie, and values across.
+            let shared = 2 * PARTITION * (k_dim + 16) + v_dim * (PARTITION + 16);
+            let (_, kernel) = found.filter(|_| many && self.gpu.device.tiles && fits(shared))?;
+            return Some((kernel, INTEGER_THREADS, grid, number(shared)));
+        }
+        (dims && fits(shared) && many).then_some((kernel, threads, grid, number(shared)))
     }
 
     /// Partitions that any of the step's tokens sees, at most.

@@ -236,6 +236,8 @@ kernels! {
     GateUp8One "gate_up_one_8" p::ExpertsOne;
     GateUp8Asking "gate_up_asking_8" p::ExpertsOne;
     Down8One "down_one_8" p::ExpertsOne;
+    AttendIntegers64 "attend_integers_64" p::Attention;
+    AttendIntegers128 "attend_integers_128" p::Attention;
     Tops "tops" p::Tops;
     Best "best" p::Best;
     Sums "sums" p::Sums;

@@ -85,7 +85,7 @@ impl Case {
         };
         let kv_type = self.one_of(&[F32, Bf16, F16, Int8]);
         let integers = kv_type == Int8 && self.coin();
-        KvLayout {
+        let layout = KvLayout {
             layers: self.random.usize(1..=2),
             kv_heads: self.random.usize(1..=3),
             k_dim,
@@ -93,7 +93,13 @@ impl Case {
             kv_type,
             mode: if integers { AttentionMode::Int8 } else { AttentionMode::F32 },
             block_tokens: if self.coin() { self.one_of(&[16, 32]) } else { self.random.usize(1..70) },
+        };
+        // Widths that have kernels of their own for attention on integers.
+        if self.once_in(6) {
+            let dim = self.one_of(&[64, 128]);
+            return KvLayout { k_dim: dim, v_dim: dim, kv_type: Int8, mode: AttentionMode::Int8, ..layout };
         }
+        layout
     }
 
     /// All states must be equal.
