@@ -49,6 +49,7 @@ pub struct Device {
     pub prompts: bool,
     pub few: bool,
     pub thin: bool,
+    pub slabs: bool,
 }
 
 // SAFETY: a context may be used by any thread that it is current on, which `bind` sees to; the driver locks what threads share.
@@ -200,6 +201,7 @@ impl Device {
             prompts,
             few: chosen(Way::Few),
             thin: chosen(Way::Thin),
+            slabs: chosen(Way::Slabs),
         })
     }
 

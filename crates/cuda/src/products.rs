@@ -26,6 +26,13 @@ const THIN_THREADS: u32 = 128;
 const THIN_SHARED: usize = 80 << 10;
 const THIN_BLOCKS: usize = 8;
 const MOST_THIN: usize = 16;
+/// Of products by even shares (`kernels/slabs.cu`): columns of a weight group; rows, threads and the most of a set, and tokens of a block; tokens, at most.
+const SLAB_GROUP: usize = 64;
+const SLAB_ROWS: usize = 16;
+const SLAB_THREADS: usize = 128;
+const SLAB_SETS: usize = 5;
+const SLAB_TOKENS: usize = 16;
+const MOST_SLABS: usize = 64;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
 pub const MOST_BLOCKS: usize = 65_535;
 
@@ -220,7 +227,9 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     }
     let (first, rows) = (&products[0], products.iter().map(|p| p.rows).max().unwrap_or(0));
     let grouped = first.table.and_then(|t| t.grouped);
-    if grouped.is_none() && multiply_thin(gpu, products, &parameters)? {
+    if grouped.is_none()
+        && (multiply_thin(gpu, products, &parameters)? || multiply_by_shares(gpu, products, &parameters)?)
+    {
         return Ok(());
     }
     let several = gpu.device.tiles && (grouped.is_some() || first.outputs > 1 && first.table.is_none());
@@ -274,6 +283,40 @@ fn multiply_thin(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> R
     let grid = [number(rows.div_ceil(THIN_ROWS)), number(tiles), number(products.len())];
     // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
     unsafe { gpu.launch(kernel, grid, THIN_THREADS, number(shared), parameters)? };
+    Ok(true)
+}
+
+/// Bytes of shared memory that a block of [`multiply_by_shares`] has.
+fn slab_shared(kind: Kind, sets: usize, cols: usize) -> usize {
+    let (groups, meet) = (cols / SLAB_GROUP, 16 * sets * SLAB_TOKENS * (SLAB_ROWS + 1));
+    let row = if kind.bits() == Some(4) { 32 } else { 96 };
+    let activations = (SLAB_TOKENS * (cols.next_multiple_of(128) + 32)).max(meet);
+    let weights = sets * 4 * groups.div_ceil(4) * SLAB_ROWS * row;
+    activations + groups * 12 * (SLAB_TOKENS + 2) + weights + groups * 8 * (SLAB_ROWS * sets + 1)
+}
+
+/// The same for up to [`MOST_SLABS`] tokens where tiles would leave multiprocessors without a block, or would mostly be empty. Says whether it does.
+fn multiply_by_shares(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Result<bool> {
+    let first = &products[0];
+    let Some((kind, group, element)) = first.integers().filter(|_| gpu.device.slabs && gpu.device.tiles) else {
+        return Ok(false);
+    };
+    let (cols, tokens) = (first.cols, first.outputs);
+    let aligned = products.iter().all(|p| (p.matrix.data | p.matrix.row_bytes) % 16 == 0 && p.rows > 0);
+    let fits = (MOST_THIN + 1..=MOST_SLABS).contains(&tokens)
+        && first.table.is_none()
+        && group as usize == SLAB_GROUP
+        && weights::HALVES.contains(&element);
+    let Some(kernel) = kind.slabs().filter(|_| fits && aligned) else { return Ok(false) };
+    let (all, tiles) = (products.iter().map(|p| p.rows.div_ceil(SLAB_ROWS)).sum::<usize>(), tokens.div_ceil(SLAB_TOKENS));
+    // Sets that a multiprocessor takes one after the other.
+    let turns = |sets: &usize| (all.div_ceil(*sets) * tiles).div_ceil(gpu.device.multiprocessors) * sets;
+    let fitting = (1..=SLAB_SETS).rev().filter(|sets| slab_shared(kind, *sets, cols) + STATIC_SHARED <= gpu.device.shared);
+    let Some(sets) = fitting.min_by_key(turns) else { return Ok(false) };
+    let grid = [number(all.div_ceil(sets)), number(tiles), 1];
+    let (threads, shared) = (number(SLAB_THREADS * sets), number(slab_shared(kind, sets, cols)));
+    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
+    unsafe { gpu.launch(kernel, grid, threads, shared, parameters)? };
     Ok(true)
 }
 

@@ -103,6 +103,15 @@ impl Kind {
         }
     }
 
+    /// The kernel that does it for some tens of tokens in groups of 64, by blocks that are an even share.
+    pub fn slabs(self) -> Option<Kernel> {
+        match self.0 {
+            8 => Some(Kernel::Slabs4),
+            11 => Some(Kernel::Slabs8),
+            _ => None,
+        }
+    }
+
     /// The kernel that does it for several tokens on integer tensor cores, where a group is so many of activations, with tiles of so many tokens: [`TILE`] or
     /// [`FEW`].
     pub fn tiles(self, of: usize, tokens: usize) -> Option<Shape> {
