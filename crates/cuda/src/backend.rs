@@ -63,7 +63,7 @@ pub struct Cuda {
     pub(crate) mixtures: Mixtures,
     pub(crate) delta: delta_net::Work,
     pub(crate) attention: attention::Work,
-    encoded: Encoded,
+    pub(crate) encoded: Encoded,
     hidden: Encoded,
     gates: Scratch,
     ups: Scratch,
@@ -191,6 +191,13 @@ impl Cuda {
         tokens: usize,
         operation: impl FnOnce(&mut Cuda) -> Result<()>,
     ) {
+        let operation = |own: &mut Cuda| {
+            operation(own)?;
+            if !matches!(phase, Phase::Attention | Phase::Experts) {
+                own.encoded.left_of = None;
+            }
+            Ok(())
+        };
         if self.timing.is_none() {
             return self.enqueue(operation);
         }
@@ -260,6 +267,7 @@ impl Backend for Cuda {
 
     fn upload(&mut self, values: &[f32], to: Tensor) {
         assert_eq!(values.len(), to.rows * to.cols);
+        self.encoded.left_of = None;
         for (at, range) in runs(to, self.place(to)) {
             // SAFETY: the tensor was checked against its buffer; waited for below.
             must(unsafe { self.gpu.write_later(at, bytes_of(&values[range])) });
@@ -425,6 +433,7 @@ impl Backend for Cuda {
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);
         self.left = Logits::default();
+        self.encoded.left_of = None;
         self.drawing.forget();
         self.enqueue(|own| {
             own.weights.bring(&own.gpu)?;
@@ -460,6 +469,10 @@ impl Backend for Cuda {
                 assert!(out.rows >= x.rows && out.cols == linear.rows.len(), "{:?} into {out:?}", linear.rows);
             }
             let products = own.products(projections, x.rows);
+            if let Some(norm) = &norm {
+                let (x, norm) = (own.place(x), own.norm(norm));
+                own.mixtures.followed(x, norm);
+            }
             own.encoded(x, norm.as_ref(), &products)
         });
     }
@@ -510,6 +523,7 @@ impl Backend for Cuda {
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
         let mut routing = Routing::default();
+        self.encoded.left_of = None;
         self.enqueue(|own| {
             routing = own.run_mixture_but_experts(x, moe.number(), normed, residual)?;
             Ok(())

@@ -50,6 +50,8 @@ pub struct Device {
     pub few: bool,
     pub thin: bool,
     pub slabs: bool,
+    pub joined: bool,
+    pub ahead: bool,
 }
 
 // SAFETY: a context may be used by any thread that it is current on, which `bind` sees to; the driver locks what threads share.
@@ -202,6 +204,8 @@ impl Device {
             few: chosen(Way::Few),
             thin: chosen(Way::Thin),
             slabs: chosen(Way::Slabs),
+            joined: chosen(Way::Joined),
+            ahead: chosen(Way::Ahead),
         })
     }
 

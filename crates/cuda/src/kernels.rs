@@ -219,6 +219,7 @@ kernels! {
     RouteFew "route_few" p::RouteFew;
     ChooseFew "choose_few" p::ChooseFew;
     Combine "combine" p::Combine;
+    CombineAhead "combine_ahead" p::CombineAhead;
     RouteOne "route_one" p::RouteOne;
     GateUp2One "gate_up_one_2" p::ExpertsOne;
     GateUp2Asking "gate_up_asking_2" p::ExpertsOne;
@@ -282,6 +283,10 @@ pub enum Way {
     Thin,
     /// Some tens of them, by blocks that are an even share.
     Slabs,
+    /// What joins partitions leaves its output encoded.
+    Joined,
+    /// Sums of experts are normed and encoded for the layer behind.
+    Ahead,
 }
 
 /// Whether this way is taken: all are, but where `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds for trying.

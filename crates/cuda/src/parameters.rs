@@ -18,7 +18,7 @@ macro_rules! parameters {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => { $(
         $(#[$doc])*
         #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct $name {
             $($(#[$field_doc])* pub $field: $type,)*
         }
@@ -225,6 +225,7 @@ parameters! {
         counters: Address,
         integers: u32,
         unused: u32,
+        encoded: Encoded,
     }
     Delta {
         qkv: Tensor,
@@ -333,6 +334,10 @@ parameters! {
         cols: u32,
         k: u32,
         unused: u32,
+    }
+    CombineAhead {
+        sum: Combine,
+        x: Encode,
     }
 }
 

@@ -26,13 +26,14 @@ const THIN_THREADS: u32 = 128;
 const THIN_SHARED: usize = 80 << 10;
 const THIN_BLOCKS: usize = 8;
 const MOST_THIN: usize = 16;
-/// Of products by even shares (`kernels/slabs.cu`): columns of a weight group; rows, threads and the most of a set, and tokens of a block; tokens, at most.
+/// Of products by even shares (`kernels/slabs.cu`): columns of a weight group; rows and threads of a set, the most sets, and tokens of a block; at most, tokens, and blocks that a multiprocessor takes.
 const SLAB_GROUP: usize = 64;
 const SLAB_ROWS: usize = 16;
 const SLAB_THREADS: usize = 128;
 const SLAB_SETS: usize = 5;
 const SLAB_TOKENS: usize = 16;
 const MOST_SLABS: usize = 64;
+const MOST_TURNS: usize = 2;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
 pub const MOST_BLOCKS: usize = 65_535;
 
@@ -47,12 +48,14 @@ pub struct Encoded {
     pub rows: usize,
     pub cols: usize,
     pub(crate) is: p::Encoded,
+    /// Whose integers these are, and by what norm, where the kernel that made it has left them, until the next operation.
+    pub(crate) left_of: Option<(p::Tensor, p::Norm)>,
 }
 
 impl Encoded {
     pub fn room(&mut self, gpu: &Gpu, rows: usize, cols: usize, needs: Needs) -> Result<p::Encoded> {
         let n = rows * cols;
-        (self.rows, self.cols, self.is) = (rows, cols, p::Encoded::default());
+        (self.rows, self.cols, self.is, self.left_of) = (rows, cols, p::Encoded::default(), None);
         if needs.f32 {
             self.is.f = self.f.room(gpu, 4 * n)?;
         }
@@ -66,6 +69,11 @@ impl Encoded {
             self.is.mx = self.mx.room(gpu, 4 * n / GROUP)?;
         }
         Ok(self.is)
+    }
+
+    /// Whether these rows lie there as integers already.
+    fn holds(&self, x: p::Tensor, norm: p::Norm, rows: usize, cols: usize) -> bool {
+        self.left_of == Some((x, norm)) && (self.rows, self.cols) == (rows, cols)
     }
 
     /// The rows as f32, if that was needed.
@@ -309,10 +317,12 @@ fn multiply_by_shares(gpu: &Gpu, products: &[Product], parameters: &p::Products)
         && weights::HALVES.contains(&element);
     let Some(kernel) = kind.slabs().filter(|_| fits && aligned) else { return Ok(false) };
     let (all, tiles) = (products.iter().map(|p| p.rows.div_ceil(SLAB_ROWS)).sum::<usize>(), tokens.div_ceil(SLAB_TOKENS));
-    // Sets that a multiprocessor takes one after the other.
-    let turns = |sets: &usize| (all.div_ceil(*sets) * tiles).div_ceil(gpu.device.multiprocessors) * sets;
-    let fitting = (1..=SLAB_SETS).rev().filter(|sets| slab_shared(kind, *sets, cols) + STATIC_SHARED <= gpu.device.shared);
-    let Some(sets) = fitting.min_by_key(turns) else { return Ok(false) };
+    // Blocks that a multiprocessor takes one after the other: where these are many, weights come too late.
+    let turns = |sets: usize| (all.div_ceil(sets) * tiles).div_ceil(gpu.device.multiprocessors);
+    let fitting = (1..=SLAB_SETS).rev().filter(|sets| {
+        turns(*sets) <= MOST_TURNS && slab_shared(kind, *sets, cols) + STATIC_SHARED <= gpu.device.shared
+    });
+    let Some(sets) = fitting.min_by_key(|sets| turns(*sets) * sets) else { return Ok(false) };
     let grid = [number(all.div_ceil(sets)), number(tiles), 1];
     let (threads, shared) = (number(SLAB_THREADS * sets), number(slab_shared(kind, sets, cols)));
     // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
@@ -333,7 +343,7 @@ pub enum Input<'a> {
 }
 
 /// So many tokens at most are no work for tensor cores.
-const MOST_BY_ROWS: usize = 2;
+pub const MOST_BY_ROWS: usize = 2;
 /// Elements that each block encodes for itself, at most.
 const MOST_ENCODED: usize = 24 << 10;
 /// Threads of a block of [`Way::Rows`].
@@ -526,7 +536,10 @@ impl Cuda {
         }
         let kinds = rest.iter().flat_map(Product::kinds);
         let needs = kinds.fold(Needs::default(), |needs, kind| needs.and(kind.needs()));
-        encode(&self.gpu, Source { x, norm, rows, cols, ..Source::default() }, needs, encoded)?;
+        let integers = needs == Needs { int8: true, ..Needs::default() };
+        if !integers || !encoded.holds(x, norm, rows, cols) {
+            encode(&self.gpu, Source { x, norm, rows, cols, ..Source::default() }, needs, encoded)?;
+        }
         rest.sort_by_key(Product::kinds);
         multiply(&self.gpu, &rest, encoded)
     }

@@ -92,10 +92,11 @@ pub fn tens_of_tokens(c: &mut Case) {
         let (bits, scale) = (c.one_of(&[4, 4, 8]), c.one_of(&[Float::F16, Float::Bf16]));
         c.uniform = Some(Form::Affine { bits, group: 64, scale });
     }
+    let most = c.one_of(&[160, 600]);
     let x = c.tensor(tokens, cols);
     let (mut projections, mut outs) = (Vec::new(), Vec::new());
     for _ in 0..c.random.usize(1..=3) {
-        let rows = c.random.usize(1..600);
+        let rows = c.random.usize(1..most);
         let bias = c.once_in(3);
         let linear = c.linear(rows, cols, bias);
         let out = c.tensor(tokens, rows);
@@ -108,7 +109,7 @@ pub fn tens_of_tokens(c: &mut Case) {
                 .push(Projection { linear: Linear { rows, bias, ..linear.clone() }, out: out.tensor.columns(part) });
         }
     }
-    let rows = c.random.usize(1..600);
+    let rows = c.random.usize(1..most);
     let add = c.linear(rows, cols, false);
     let sum = c.tensor(tokens, rows);
     c.shape(format!("{tokens} tokens, x {x}, {} products, added rows {:?}, out {sum}", projections.len(), add.rows));
