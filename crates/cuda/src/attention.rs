@@ -243,9 +243,13 @@ impl Cuda {
             let counters = if joins { self.attention.counters(&self.gpu, tokens * heads)? } else { 0 };
             // Who joins has whole groups of the activations that the product behind it takes.
             let joined = partitions > 1 && (!joins || deep.is_some());
-            let leaves = self.gpu.device.joined && joined && layout.v_dim.is_multiple_of(GROUP) && tokens > MOST_BY_ROWS && self.mode == Activations::Int8;
+            let leaves = self.gpu.device.joined
+                && joined
+                && layout.v_dim.is_multiple_of(GROUP)
+                && tokens > MOST_BY_ROWS
+                && self.mode == Activations::Int8;
             let encoded = match leaves {
-                true => self.encoded.room(&self.gpu, tokens, heads * layout.v_dim, Needs { int8: true, ..Needs::default() })?,
+                true => self.encoded.room(&self.gpu, tokens, heads * layout.v_dim, Needs::INT8)?,
                 false => p::Encoded::default(),
             };
             self.encoded.left_of = leaves.then_some((parameters.out, p::Norm::default()));

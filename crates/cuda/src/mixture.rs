@@ -536,8 +536,8 @@ impl Cuda {
     /// `residual += sum of the k routed experts of what was normed + shared expert of it`; `table`: where the experts are.
     fn experts(&self, m: &mut Mixtures, number: usize, table: Address, k: usize, residual: Tensor) -> Result<()> {
         let (gpu, tokens) = (&self.gpu, residual.rows);
-        let Registered { moe, kinds, groups, followed_by: moe_norm, .. } = &m.all[number];
-        let moe_norm = *moe_norm;
+        let Registered { moe, kinds, groups, followed_by, .. } = &m.all[number];
+        let followed_by = *followed_by;
         let (count, intermediate, width) = (moe.experts.count, moe.experts.intermediate(), residual.cols);
         let pairs = tokens * k;
         let mut combine = p::Combine {
@@ -636,7 +636,7 @@ impl Cuda {
             }
         }
         // 3. their sum, and where it is known what the next layer takes of it, that
-        let norm = moe_norm.filter(|norm| {
+        let norm = followed_by.filter(|norm| {
             let aligned = [combine.residual.at, 4 * combine.residual.stride, norm.weight].iter().all(|at| at % 16 == 0);
             gpu.device.ahead
                 && (MOST_BY_ROWS + 1..=MOST_AHEAD).contains(&tokens)
@@ -647,14 +647,15 @@ impl Cuda {
                 && aligned
         });
         if let Some(norm) = norm {
-            let to = m.ahead.room(gpu, tokens, width, Needs { int8: true, ..Needs::default() })?;
+            let to = m.ahead.room(gpu, tokens, width, Needs::INT8)?;
             m.ahead.left_of = Some((combine.residual, norm));
             let (rows, cols) = (self::number(tokens), self::number(width));
             let x = p::Encode { norm, rows, cols, to, ..p::Encode::default() };
             let threads = self::number((width / 4).next_multiple_of(32)).min(AHEAD_THREADS);
             let parameters = p::CombineAhead { sum: combine, x };
             // SAFETY: as below.
-            return Ok(unsafe { gpu.launch(Kernel::CombineAhead, [rows, 1, 1], threads, 0, &parameters)? });
+            unsafe { gpu.launch(Kernel::CombineAhead, [rows, 1, 1], threads, 0, &parameters)? };
+            return Ok(());
         }
         let grid = [self::number(width.div_ceil(256)), self::number(tokens.min(MOST_BLOCKS)), 1];
         // SAFETY: the room was just made; the residual was checked against its buffer.

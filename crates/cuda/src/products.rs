@@ -316,7 +316,8 @@ fn multiply_by_shares(gpu: &Gpu, products: &[Product], parameters: &p::Products)
         && group as usize == SLAB_GROUP
         && weights::HALVES.contains(&element);
     let Some(kernel) = kind.slabs().filter(|_| fits && aligned) else { return Ok(false) };
-    let (all, tiles) = (products.iter().map(|p| p.rows.div_ceil(SLAB_ROWS)).sum::<usize>(), tokens.div_ceil(SLAB_TOKENS));
+    let (all, tiles) =
+        (products.iter().map(|p| p.rows.div_ceil(SLAB_ROWS)).sum::<usize>(), tokens.div_ceil(SLAB_TOKENS));
     // Blocks that a multiprocessor takes one after the other: where these are many, weights come too late.
     let turns = |sets: usize| (all.div_ceil(sets) * tiles).div_ceil(gpu.device.multiprocessors);
     let fitting = (1..=SLAB_SETS).rev().filter(|sets| {
@@ -536,7 +537,7 @@ impl Cuda {
         }
         let kinds = rest.iter().flat_map(Product::kinds);
         let needs = kinds.fold(Needs::default(), |needs, kind| needs.and(kind.needs()));
-        let integers = needs == Needs { int8: true, ..Needs::default() };
+        let integers = needs == Needs::INT8;
         if !integers || !encoded.holds(x, norm, rows, cols) {
             encode(&self.gpu, Source { x, norm, rows, cols, ..Source::default() }, needs, encoded)?;
         }

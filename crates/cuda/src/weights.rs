@@ -39,6 +39,7 @@ pub struct Needs {
 
 impl Needs {
     pub const F32: Needs = Needs { f32: true, bf16: false, int8: false };
+    pub const INT8: Needs = Needs { f32: false, bf16: false, int8: true };
 
     pub fn and(self, other: Needs) -> Needs {
         Needs { f32: self.f32 || other.f32, bf16: self.bf16 || other.bf16, int8: self.int8 || other.int8 }
