@@ -1,6 +1,6 @@
 // Mixtures of experts: which experts a token takes, and the sum of what they give.
 #pragma once
-#include "encode.cu"
+#include "numerics.cuh"
 
 struct Route {
     // [tokens, experts], overwritten with scores.
@@ -266,71 +266,5 @@ extern "C" __global__ void combine(const Combine p) {
             }
             *to = add(before, sum);
         }
-    }
-}
-
-struct CombineAhead {
-    Combine sum;
-    // The norm that comes behind, and where what is normed goes.
-    Encode x;
-};
-
-static const u32 AHEAD_THREADS = 512;
-
-// The same, and the sum normed and encoded as `encode` does it, for the layer behind. A block takes a token; four columns each thread.
-extern "C" __global__ void __launch_bounds__(AHEAD_THREADS) combine_ahead(const __grid_constant__ CombineAhead p) {
-    __shared__ float inverse;
-    __shared__ __align__(16) float kept[NORMED];
-    const Combine& c = p.sum;
-    const u32 t = blockIdx.x, fours = c.cols / 4;
-    const int DEEP = 8;
-    begin();
-#pragma unroll 1
-    for (u32 i = threadIdx.x; i < fours; i += blockDim.x) {
-        float4* to = (float4*)c.residual.row(t) + i;
-        const float4 before = __ldcg(to);
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 1
-        for (u32 from = 0; from < c.k; from += DEEP) {
-            float weights[DEEP];
-            float4 outputs[DEEP];
-#pragma unroll
-            for (u32 d = 0; d < DEEP; d++) {
-                const u64 pair = (u64)t * c.k + min(from + d, c.k - 1);
-                weights[d] = __ldcg(c.weights + pair);
-                outputs[d] = __ldcg((const float4*)(c.outputs + pair * c.cols) + i);
-            }
-#pragma unroll
-            for (u32 d = 0; d < DEEP; d++) {
-                const float4 y = outputs[d];
-                const float w = weights[d];
-                if (from + d < c.k) sum = make_float4(fma(w, y.x, sum.x), fma(w, y.y, sum.y), fma(w, y.z, sum.z), fma(w, y.w, sum.w));
-            }
-        }
-        if (c.shared) {
-            const float gate = c.gates ? sigmoid(__ldcg(c.gates + t)) : 1.0f;
-            const float4 y = __ldcg((const float4*)(c.shared + (u64)t * c.cols) + i);
-            sum = make_float4(fma(gate, y.x, sum.x), fma(gate, y.y, sum.y), fma(gate, y.z, sum.z), fma(gate, y.w, sum.w));
-        }
-        sum = make_float4(add(before.x, sum.x), add(before.y, sum.y), add(before.z, sum.z), add(before.w, sum.w));
-        *to = sum;
-        ((float4*)kept)[i] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < WARP) {
-        const float inv = inverse_rms(kept, c.cols, p.x.norm.eps);
-        if (threadIdx.x == 0) inverse = inv;
-    }
-    __syncthreads();
-    // Whole groups of 32 stay in a warp.
-#pragma unroll 1
-    for (u32 i = threadIdx.x; i / WARP * WARP < fours; i += blockDim.x) {
-        const bool inside = i < fours;
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (inside) {
-            const float4 own = ((const float4*)kept)[i], by = ((const float4*)p.x.norm.weight)[i];
-            v = make_float4(mul(mul(own.x, inverse), by.x), mul(mul(own.y, inverse), by.y), mul(mul(own.z, inverse), by.z), mul(mul(own.w, inverse), by.w));
-        }
-        encode_four(p.x, (u64)t * c.cols + 4 * i, v, inside);
     }
 }

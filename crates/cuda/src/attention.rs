@@ -252,7 +252,7 @@ impl Cuda {
                 true => self.encoded.room(&self.gpu, tokens, heads * layout.v_dim, Needs::INT8)?,
                 false => p::Encoded::default(),
             };
-            self.encoded.left_of = leaves.then_some((parameters.out, p::Norm::default()));
+            self.encoded.left_of = leaves.then_some(parameters.out);
             let parameters = p::Attention { parts, counters, encoded, ..parameters };
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: as below.

@@ -193,7 +193,7 @@ impl Cuda {
     ) {
         let operation = |own: &mut Cuda| {
             operation(own)?;
-            if !matches!(phase, Phase::Attention | Phase::Experts) {
+            if phase != Phase::Attention {
                 own.encoded.left_of = None;
             }
             Ok(())
@@ -469,10 +469,6 @@ impl Backend for Cuda {
                 assert!(out.rows >= x.rows && out.cols == linear.rows.len(), "{:?} into {out:?}", linear.rows);
             }
             let products = own.products(projections, x.rows);
-            if let Some(norm) = &norm {
-                let (x, norm) = (own.place(x), own.norm(norm));
-                own.mixtures.followed(x, norm);
-            }
             own.encoded(x, norm.as_ref(), &products)
         });
     }

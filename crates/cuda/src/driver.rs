@@ -51,7 +51,6 @@ pub struct Device {
     pub thin: bool,
     pub slabs: bool,
     pub joined: bool,
-    pub ahead: bool,
 }
 
 // SAFETY: a context may be used by any thread that it is current on, which `bind` sees to; the driver locks what threads share.
@@ -205,7 +204,6 @@ impl Device {
             thin: chosen(Way::Thin),
             slabs: chosen(Way::Slabs),
             joined: chosen(Way::Joined),
-            ahead: chosen(Way::Ahead),
         })
     }
 

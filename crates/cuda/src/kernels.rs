@@ -219,7 +219,6 @@ kernels! {
     RouteFew "route_few" p::RouteFew;
     ChooseFew "choose_few" p::ChooseFew;
     Combine "combine" p::Combine;
-    CombineAhead "combine_ahead" p::CombineAhead;
     RouteOne "route_one" p::RouteOne;
     GateUp2One "gate_up_one_2" p::ExpertsOne;
     GateUp2Asking "gate_up_asking_2" p::ExpertsOne;
@@ -285,8 +284,6 @@ pub enum Way {
     Slabs,
     /// What joins partitions leaves its output encoded.
     Joined,
-    /// Sums of experts are normed and encoded for the layer behind.
-    Ahead,
 }
 
 /// Whether this way is taken: all are, but where `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds for trying.

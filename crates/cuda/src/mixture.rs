@@ -13,7 +13,7 @@ use crate::memory::{Memory, Pinned, Scratch, bytes_of_mut};
 use crate::mixture_one::{MOST_EXPERTS, MOST_SLOTS, MixtureOfOne, NORMED, ROUTE_ROWS, ROUTE_THREADS};
 use crate::parameters::{self as p, PROJECTIONS, number};
 use crate::products::{
-    self, Encoded, Grouped, Input, MOST_BLOCKS, MOST_BY_ROWS, Product, Source, Table, encode, multiply, multiply_rows,
+    self, Encoded, Grouped, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows,
 };
 use crate::streaming::Streaming;
 use crate::weights::{self, Kind, Needs, Weights};
@@ -46,10 +46,6 @@ const MANY_PAIRS: usize = 20;
 /// Of the kernels that choose for a few tokens (`kernels/mixture_few.cu`), which are made as those for one: tokens at most; threads of a block that chooses; tokens of a block
 /// of the router.
 const FEW_TOKENS: usize = 32;
-/// Of the kernel that norms and encodes sums for the layer behind (`combine_ahead` of `kernels/mixture.cu`): threads, tokens and columns at most.
-const AHEAD_THREADS: u32 = 512;
-const MOST_AHEAD: usize = 64;
-const MOST_NORMED: usize = 8192;
 const CHOOSE_THREADS: u32 = 1024;
 const ROUTE_TOKENS: usize = 8;
 
@@ -65,8 +61,6 @@ pub(crate) struct Registered {
     table: Option<Memory>,
     /// Of the router, `[experts]`.
     bias: Option<Memory>,
-    /// By which norm what came out of it went on the last time.
-    followed_by: Option<p::Norm>,
 }
 
 impl Registered {
@@ -116,10 +110,6 @@ pub struct Mixtures {
     x: Encoded,
     hidden: Encoded,
     shared_hidden: Encoded,
-    /// Where what the layer behind takes in goes, lent for the time of a mixture.
-    ahead: Encoded,
-    /// The mixture that ran last, and where its output is, until something takes it in.
-    last: Option<(usize, p::Tensor)>,
     pub(crate) choice: Choice,
     /// What a router has normed, and what is hidden, of one token, encoded.
     pub(crate) encoded_one: [Scratch; 2],
@@ -142,13 +132,6 @@ pub struct Mixtures {
 }
 
 impl Mixtures {
-    /// Something takes in `x`, normed.
-    pub fn followed(&mut self, x: p::Tensor, by: p::Norm) {
-        if let Some((number, _)) = self.last.take().filter(|(_, out)| *out == x) {
-            self.all[number].followed_by = Some(by);
-        }
-    }
-
     pub fn register(
         &mut self,
         gpu: &Gpu,
@@ -183,7 +166,7 @@ impl Mixtures {
         if let Some(before) = follows {
             self.all[before.number()].next = Some(number);
         }
-        self.all.push(Registered { moe, next: None, kinds, groups, table: None, bias, followed_by: None });
+        self.all.push(Registered { moe, next: None, kinds, groups, table: None, bias });
         Ok(MoeId::new(number))
     }
 
@@ -265,11 +248,7 @@ impl Cuda {
     /// `residual += mixture(norm(x))`
     pub(crate) fn run_mixture(&mut self, x: Tensor, number: usize, residual: Tensor) -> Result<()> {
         let mut m = std::mem::take(&mut self.mixtures);
-        m.ahead = std::mem::take(&mut self.encoded);
-        m.ahead.left_of = None;
         let done = self.mixture_with(&mut m, x, number, residual);
-        self.encoded = std::mem::take(&mut m.ahead);
-        m.last = Some((number, self.place(residual)));
         self.mixtures = m;
         done
     }
@@ -535,8 +514,7 @@ impl Cuda {
     /// `residual += sum of the k routed experts of what was normed + shared expert of it`; `table`: where the experts are.
     fn experts(&self, m: &mut Mixtures, number: usize, table: Address, k: usize, residual: Tensor) -> Result<()> {
         let (gpu, tokens) = (&self.gpu, residual.rows);
-        let Registered { moe, kinds, groups, followed_by, .. } = &m.all[number];
-        let followed_by = *followed_by;
+        let Registered { moe, kinds, groups, .. } = &m.all[number];
         let (count, intermediate, width) = (moe.experts.count, moe.experts.intermediate(), residual.cols);
         let pairs = tokens * k;
         let mut combine = p::Combine {
@@ -634,28 +612,7 @@ impl Cuda {
                 multiply(gpu, &[self.product(gate, tokens, out, false, Activations::F32)], &m.x)?;
             }
         }
-        // 3. their sum, and where it is known what the next layer takes of it, that
-        let norm = followed_by.filter(|norm| {
-            let aligned = [combine.residual.at, 4 * combine.residual.stride, norm.weight].iter().all(|at| at % 16 == 0);
-            gpu.device.ahead
-                && (MOST_BY_ROWS + 1..=MOST_AHEAD).contains(&tokens)
-                && self.mode == Activations::Int8
-                && k > 0
-                && width.is_multiple_of(products::GROUP)
-                && width <= MOST_NORMED
-                && aligned
-        });
-        if let Some(norm) = norm {
-            let to = m.ahead.room(gpu, tokens, width, Needs::INT8)?;
-            m.ahead.left_of = Some((combine.residual, norm));
-            let (rows, cols) = (self::number(tokens), self::number(width));
-            let x = p::Encode { norm, rows, cols, to, ..p::Encode::default() };
-            let threads = self::number((width / 4).next_multiple_of(32)).min(AHEAD_THREADS);
-            let parameters = p::CombineAhead { sum: combine, x };
-            // SAFETY: as below.
-            unsafe { gpu.launch(Kernel::CombineAhead, [rows, 1, 1], threads, 0, &parameters)? };
-            return Ok(());
-        }
+        // 3. their sum
         let grid = [self::number(width.div_ceil(256)), self::number(tokens.min(MOST_BLOCKS)), 1];
         // SAFETY: the room was just made; the residual was checked against its buffer.
         unsafe { gpu.launch(Kernel::Combine, grid, 256, 0, &combine)? };

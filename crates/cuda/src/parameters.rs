@@ -335,10 +335,6 @@ parameters! {
         k: u32,
         unused: u32,
     }
-    CombineAhead {
-        sum: Combine,
-        x: Encode,
-    }
 }
 
 impl Tensor {

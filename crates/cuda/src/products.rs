@@ -48,8 +48,8 @@ pub struct Encoded {
     pub rows: usize,
     pub cols: usize,
     pub(crate) is: p::Encoded,
-    /// Whose integers these are, and by what norm, where the kernel that made it has left them, until the next operation.
-    pub(crate) left_of: Option<(p::Tensor, p::Norm)>,
+    /// Whose integers these are, where the kernel that made it has left them, until the next operation.
+    pub(crate) left_of: Option<p::Tensor>,
 }
 
 impl Encoded {
@@ -72,8 +72,8 @@ impl Encoded {
     }
 
     /// Whether these rows lie there as integers already.
-    fn holds(&self, x: p::Tensor, norm: p::Norm, rows: usize, cols: usize) -> bool {
-        self.left_of == Some((x, norm)) && (self.rows, self.cols) == (rows, cols)
+    fn holds(&self, x: p::Tensor, rows: usize, cols: usize) -> bool {
+        self.left_of == Some(x) && (self.rows, self.cols) == (rows, cols)
     }
 
     /// The rows as f32, if that was needed.
@@ -538,7 +538,7 @@ impl Cuda {
         let kinds = rest.iter().flat_map(Product::kinds);
         let needs = kinds.fold(Needs::default(), |needs, kind| needs.and(kind.needs()));
         let integers = needs == Needs::INT8;
-        if !integers || !encoded.holds(x, norm, rows, cols) {
+        if !integers || norm.weight != 0 || !encoded.holds(x, rows, cols) {
             encode(&self.gpu, Source { x, norm, rows, cols, ..Source::default() }, needs, encoded)?;
         }
         rest.sort_by_key(Product::kinds);
