@@ -89,6 +89,7 @@ macro_rules! tests {
             projections_agree_with_the_generic_cpu PROJECTIONS;
             long_rows_agree_with_the_generic_cpu LONG_ROWS;
             large_tiles_agree_with_the_generic_cpu LARGE_TILES;
+            tens_of_tokens_agree_with_the_generic_cpu TENS_OF_TOKENS;
             dense_layers_agree_with_the_generic_cpu DENSE_LAYERS;
             attention_agrees_with_the_generic_cpu ATTENTION;
             attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;

@@ -15,5 +15,6 @@
 #include "mixture_one.cu"
 #include "rows.cu"
 #include "rows_one.cu"
+#include "slabs.cu"
 #include "thin.cu"
 #include "tiles.cu"

@@ -91,7 +91,7 @@ __device__ __forceinline__ void join_near(const Attention& p, u32 first, u32 hea
                 m[0] = top;
             }
         }
-        finish(p, t, first + g, d, o[0], m[0], l[0]);
+        finish_joined(p, t, first + g, d, o[0], m[0], l[0]);
     }
 }
 

@@ -1,6 +1,6 @@
 // Paged attention: keys and values into their slots, and each query head of each token over what it sees.
 #pragma once
-#include "numerics.cuh"
+#include "encode.cu"
 
 // Where one layer's keys and values lie in a pool of blocks: src/attention.rs works the offsets out.
 struct Cache {
@@ -142,6 +142,8 @@ struct Attention {
     // Queries and weights are rounded to integers as keys and values are.
     u32 integers;
     u32 unused;
+    // [tokens, heads * v_dim]: what joins partitions leaves its output there, too, as integers; null: it does not.
+    Encoded encoded;
 };
 
 // A block of two warps takes a KV head of a token: one its key, the other its value. Shared memory: a key.
@@ -384,7 +386,7 @@ __device__ __forceinline__ void sum_values(const Cache& c, const Located& locate
 }
 
 // The sink, the division, the gate: element `d` of head `h` of token `t`.
-__device__ __forceinline__ void finish(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {
+__device__ __forceinline__ float finish(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {
     const Cache& c = p.cache;
     float a = 1.0f;
     if (p.sinks) {
@@ -395,6 +397,13 @@ __device__ __forceinline__ void finish(const Attention& p, u32 t, u32 h, u32 d, 
     float y = div(mul(o, a), l);
     if (p.gated) y = mul(y, sigmoid(p.q.row(t)[(u64)h * 2 * c.k_dim + c.k_dim + d]));
     p.out.row(t)[(u64)h * c.v_dim + d] = y;
+    return y;
+}
+
+// The same of 32 elements, one a lane, encoded where that is wanted.
+__device__ __forceinline__ void finish_joined(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {
+    const float y = finish(p, t, h, d, o, m, l);
+    if (p.encoded.q) encode_lanes(y, ((u64)t * p.heads + h) * p.cache.v_dim + d / WARP * WARP, p.encoded);
 }
 
 // A query as integers, which floats hold exactly, and its scale: by a whole warp.
@@ -583,7 +592,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_THREADS) join(const __grid_con
             take(1);
         }
     }
-    if (warp == 0 && d + lane < c.v_dim) finish(p, t, h, d + lane, o, before, l);
+    if (warp == 0 && d + lane < c.v_dim) finish_joined(p, t, h, d + lane, o, before, l);
 }
 
 #define HEADS(G)                                                                                                    \

@@ -49,6 +49,21 @@ __device__ __forceinline__ void encode_four(const Encode& p, u64 at, float4 v, b
     }
 }
 
+// Encodes 32 columns, one a lane, as `encode` does it; `at`: of the first.
+__device__ __forceinline__ void encode_lanes(float v, u64 at, const Encoded& to) {
+    const u32 lane = threadIdx.x % WARP, eighth = lane % 8;
+    const float a = bits(warp_greatest(bits(v) & 0x7fffffffu));
+    float inv = div(127.0f, a);
+    if (!is_finite(inv)) inv = 0.0f;
+    const int q = to_i8(mul(v, inv)), sum = warp_sum(q);
+    to.q[at + lane - eighth + eighth / 2 + eighth % 2 * 4] = (i8)q;
+    if (lane == 0) {
+        const float scale = div(a, 127.0f);
+        to.sx[at / 32] = scale;
+        to.mx[at / 32] = mul(scale, (float)sum);
+    }
+}
+
 // A block takes a row at a time, or where nothing is normed a part of one: grid (rows, parts). Where there is a norm, the first warp sums squares.
 extern "C" __global__ void __launch_bounds__(1024) encode(const Encode p) {
     begin();

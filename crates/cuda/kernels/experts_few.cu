@@ -2,6 +2,7 @@
 // meet in registers. Groups of 64, scales of sixteen bits. Weights come to a ring of each warp's own, which waits for nobody else. Rows of all experts are dealt out to as many
 // blocks as the device holds at once, evenly, and their weights come without a pause from set of rows to set.
 #pragma once
+#include "encode.cu"
 #include "rows_one.cu"
 #include "tiles.cu"
 
@@ -30,21 +31,6 @@ static const u32 FEW_THREADS = 128, TOGETHER = 8;
 template <int BITS> struct FewStep {
     static const u32 ROWS = 16, ROW = 32 * BITS, STRIDE = BITS == 4 ? ROW : ROW + 16, SCALES_AT = ROWS * STRIDE, BYTES = SCALES_AT + 16 * ROWS, DEEP = BITS <= 4 ? 3 : 2;
 };
-
-// Encodes 32 columns, one a lane, as `encode` does it; `at`: of the first.
-__device__ __forceinline__ void encode_lanes(float v, u64 at, const Encoded& to) {
-    const u32 lane = threadIdx.x % WARP, eighth = lane % 8;
-    const float a = bits(warp_greatest(bits(v) & 0x7fffffffu));
-    float inv = div(127.0f, a);
-    if (!is_finite(inv)) inv = 0.0f;
-    const int q = to_i8(mul(v, inv)), sum = warp_sum(q);
-    to.q[at + lane - eighth + eighth / 2 + eighth % 2 * 4] = (i8)q;
-    if (lane == 0) {
-        const float scale = div(a, 127.0f);
-        to.sx[at / 32] = scale;
-        to.mx[at / 32] = mul(scale, (float)sum);
-    }
-}
 
 // A set of rows is what a block takes together: 64 of them; with GATED, 32 of gate and the same 32 of up.
 template <int BITS, bool GATED> __device__ __forceinline__ void experts_few(const ExpertsFew& p) {

@@ -4,13 +4,15 @@
 //! few blocks for the device, each partition has a block of its own, and what they leave is joined.
 
 use anyhow::{Context, Result};
-use sluice_backend::{AttentionLayer, AttentionMode, KvLayout, KvType, Norm, RotaryFrequencies};
+use sluice_backend::{Activations, AttentionLayer, AttentionMode, KvLayout, KvType, Norm, RotaryFrequencies};
 
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::{Memory, Reserved, Scratch, bytes_of};
 use crate::parameters::{self as p, number};
+use crate::products::{GROUP, MOST_BY_ROWS};
+use crate::weights::Needs;
 
 /// Cosines and then sines of each position's angles, `[positions, 2 * frequencies]`: addresses for all positions, of which those are filled that steps came to.
 pub struct RotaryTable {
@@ -166,6 +168,7 @@ fn cache(pool: u64, layout: &KvLayout, layer: usize) -> p::Cache {
 impl Cuda {
     pub(crate) fn run_attention(&mut self, layer: &AttentionLayer) -> Result<()> {
         let (pool, layout) = (self.kv[layer.group].memory.at, self.kv[layer.group].layout);
+        self.encoded.left_of = None;
         let tokens = self.inputs.tokens().len();
         let (heads, kv_heads) = (layer.heads, layout.kv_heads);
         assert!(heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads for {kv_heads} KV heads");
@@ -225,6 +228,7 @@ impl Cuda {
             counters: 0,
             integers: integers.into(),
             unused: 0,
+            encoded: p::Encoded::default(),
         };
         let join_tiles = layout.v_dim.div_ceil(JOIN_COLUMNS);
         // 2. A token of each sequence: one kernel stores and attends
@@ -240,7 +244,19 @@ impl Cuda {
             let full = tokens * tiles * partitions > LAST_BLOCKS * self.gpu.device.multiprocessors;
             let deep = self.deep(&layout, &parameters).filter(|_| !joins || full && partitions > 1);
             let counters = if joins { self.attention.counters(&self.gpu, tokens * heads)? } else { 0 };
-            let parameters = p::Attention { parts, counters, ..parameters };
+            // Who joins has whole groups of the activations that the product behind it takes.
+            let joined = partitions > 1 && (!joins || deep.is_some());
+            let leaves = self.gpu.device.joined
+                && joined
+                && layout.v_dim.is_multiple_of(GROUP)
+                && tokens > MOST_BY_ROWS
+                && self.mode == Activations::Int8;
+            let encoded = match leaves {
+                true => self.encoded.room(&self.gpu, tokens, heads * layout.v_dim, Needs::INT8)?,
+                false => p::Encoded::default(),
+            };
+            self.encoded.left_of = leaves.then_some(parameters.out);
+            let parameters = p::Attention { parts, counters, encoded, ..parameters };
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: as below.
             unsafe {

@@ -63,7 +63,7 @@ pub struct Cuda {
     pub(crate) mixtures: Mixtures,
     pub(crate) delta: delta_net::Work,
     pub(crate) attention: attention::Work,
-    encoded: Encoded,
+    pub(crate) encoded: Encoded,
     hidden: Encoded,
     gates: Scratch,
     ups: Scratch,
@@ -200,6 +200,13 @@ impl Cuda {
         tokens: usize,
         operation: impl FnOnce(&mut Cuda) -> Result<()>,
     ) {
+        let operation = |own: &mut Cuda| {
+            operation(own)?;
+            if phase != Phase::Attention {
+                own.encoded.left_of = None;
+            }
+            Ok(())
+        };
         if self.timing.is_none() {
             return self.enqueue(operation);
         }
@@ -279,6 +286,7 @@ impl Backend for Cuda {
 
     fn upload(&mut self, values: &[f32], to: Tensor) {
         assert_eq!(values.len(), to.rows * to.cols);
+        self.encoded.left_of = None;
         for (at, range) in runs(to, self.place(to)) {
             // SAFETY: the tensor was checked against its buffer; waited for below.
             must(unsafe { self.gpu.write_later(at, bytes_of(&values[range])) });
@@ -438,6 +446,7 @@ impl Backend for Cuda {
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);
         self.left = Logits::default();
+        self.encoded.left_of = None;
         self.drawing.forget();
         self.enqueue(|own| {
             own.weights.bring(&own.gpu)?;
@@ -523,6 +532,7 @@ impl Backend for Cuda {
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
         let mut routing = Routing::default();
+        self.encoded.left_of = None;
         self.enqueue(|own| {
             routing = own.run_mixture_but_experts(x, moe.number(), normed, residual)?;
             Ok(())

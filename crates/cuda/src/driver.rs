@@ -49,6 +49,8 @@ pub struct Device {
     pub prompts: bool,
     pub few: bool,
     pub thin: bool,
+    pub slabs: bool,
+    pub joined: bool,
 }
 
 // SAFETY: a context may be used by any thread that it is current on, which `bind` sees to; the driver locks what threads share.
@@ -200,6 +202,8 @@ impl Device {
             prompts,
             few: chosen(Way::Few),
             thin: chosen(Way::Thin),
+            slabs: chosen(Way::Slabs),
+            joined: chosen(Way::Joined),
         })
     }
 

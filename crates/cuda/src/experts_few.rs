@@ -80,7 +80,7 @@ pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Output) -> Result<()>
             (plain, ROWS)
         }
         Output::Hidden(hidden) => {
-            parameters.hidden = hidden.room(gpu, pairs, rows, Needs { int8: true, ..Needs::default() })?;
+            parameters.hidden = hidden.room(gpu, pairs, rows, Needs::INT8)?;
             (gated, ROWS / 2)
         }
     };

@@ -178,6 +178,8 @@ kernels! {
     ExpertsFewGated6 "few_gated_6" p::ExpertsFew;
     ExpertsFew8 "few_8" p::ExpertsFew;
     ExpertsFewGated8 "few_gated_8" p::ExpertsFew;
+    Slabs4 "slabs_4" p::Products;
+    Slabs8 "slabs_8" p::Products;
     Thin4For8 "thin_4_8" p::Products;
     Thin4For16 "thin_4_16" p::Products;
     Thin8For8 "thin_8_8" p::Products;
@@ -281,6 +283,10 @@ pub enum Way {
     Few,
     /// Few tokens on integer tensor cores, by blocks of few rows.
     Thin,
+    /// Some tens of them, by blocks that are an even share.
+    Slabs,
+    /// What joins partitions leaves its output encoded.
+    Joined,
 }
 
 /// Whether this way is taken: all are, but where `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds for trying.
@@ -306,6 +312,7 @@ impl Kernel {
             "one_",
             "route_",
             "rows_",
+            "slabs_",
             "thin_",
             "tiles_",
         ];

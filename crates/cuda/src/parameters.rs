@@ -18,7 +18,7 @@ macro_rules! parameters {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => { $(
         $(#[$doc])*
         #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct $name {
             $($(#[$field_doc])* pub $field: $type,)*
         }
@@ -225,6 +225,7 @@ parameters! {
         counters: Address,
         integers: u32,
         unused: u32,
+        encoded: Encoded,
     }
     Delta {
         qkv: Tensor,
@@ -282,7 +283,7 @@ parameters! {
         router: Matrix,
         logits: Address,
         experts: u32,
-        row_blocks: u32,
+        unused: u32,
     }
     ChooseFew {
         route: Route,

@@ -26,6 +26,14 @@ const THIN_THREADS: u32 = 128;
 const THIN_SHARED: usize = 80 << 10;
 const THIN_BLOCKS: usize = 8;
 const MOST_THIN: usize = 16;
+/// Of products by even shares (`kernels/slabs.cu`): columns of a weight group; rows and threads of a set, the most sets, and tokens of a block; at most, tokens, and blocks that a multiprocessor takes.
+const SLAB_GROUP: usize = 64;
+const SLAB_ROWS: usize = 16;
+const SLAB_THREADS: usize = 128;
+const SLAB_SETS: usize = 5;
+const SLAB_TOKENS: usize = 16;
+const MOST_SLABS: usize = 64;
+const MOST_TURNS: usize = 2;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
 pub const MOST_BLOCKS: usize = 65_535;
 
@@ -40,12 +48,14 @@ pub struct Encoded {
     pub rows: usize,
     pub cols: usize,
     pub(crate) is: p::Encoded,
+    /// Whose integers these are, where the kernel that made it has left them, until the next operation.
+    pub(crate) left_of: Option<p::Tensor>,
 }
 
 impl Encoded {
     pub fn room(&mut self, gpu: &Gpu, rows: usize, cols: usize, needs: Needs) -> Result<p::Encoded> {
         let n = rows * cols;
-        (self.rows, self.cols, self.is) = (rows, cols, p::Encoded::default());
+        (self.rows, self.cols, self.is, self.left_of) = (rows, cols, p::Encoded::default(), None);
         if needs.f32 {
             self.is.f = self.f.room(gpu, 4 * n)?;
         }
@@ -59,6 +69,11 @@ impl Encoded {
             self.is.mx = self.mx.room(gpu, 4 * n / GROUP)?;
         }
         Ok(self.is)
+    }
+
+    /// Whether these rows lie there as integers already.
+    fn holds(&self, x: p::Tensor, rows: usize, cols: usize) -> bool {
+        self.left_of == Some(x) && (self.rows, self.cols) == (rows, cols)
     }
 
     /// The rows as f32, if that was needed.
@@ -220,7 +235,9 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     }
     let (first, rows) = (&products[0], products.iter().map(|p| p.rows).max().unwrap_or(0));
     let grouped = first.table.and_then(|t| t.grouped);
-    if grouped.is_none() && multiply_thin(gpu, products, &parameters)? {
+    if grouped.is_none()
+        && (multiply_thin(gpu, products, &parameters)? || multiply_by_shares(gpu, products, &parameters)?)
+    {
         return Ok(());
     }
     let several = gpu.device.tiles && (grouped.is_some() || first.outputs > 1 && first.table.is_none());
@@ -277,6 +294,43 @@ fn multiply_thin(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> R
     Ok(true)
 }
 
+/// Bytes of shared memory that a block of [`multiply_by_shares`] has.
+fn slab_shared(kind: Kind, sets: usize, cols: usize) -> usize {
+    let (groups, meet) = (cols / SLAB_GROUP, 16 * sets * SLAB_TOKENS * (SLAB_ROWS + 1));
+    let row = if kind.bits() == Some(4) { 32 } else { 96 };
+    let activations = (SLAB_TOKENS * (cols.next_multiple_of(128) + 32)).max(meet);
+    let weights = sets * 4 * groups.div_ceil(4) * SLAB_ROWS * row;
+    activations + groups * 12 * (SLAB_TOKENS + 2) + weights + groups * 8 * (SLAB_ROWS * sets + 1)
+}
+
+/// The same for up to [`MOST_SLABS`] tokens where tiles would leave multiprocessors without a block, or would mostly be empty. Says whether it does.
+fn multiply_by_shares(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Result<bool> {
+    let first = &products[0];
+    let Some((kind, group, element)) = first.integers().filter(|_| gpu.device.slabs && gpu.device.tiles) else {
+        return Ok(false);
+    };
+    let (cols, tokens) = (first.cols, first.outputs);
+    let aligned = products.iter().all(|p| (p.matrix.data | p.matrix.row_bytes) % 16 == 0 && p.rows > 0);
+    let fits = (MOST_THIN + 1..=MOST_SLABS).contains(&tokens)
+        && first.table.is_none()
+        && group as usize == SLAB_GROUP
+        && weights::HALVES.contains(&element);
+    let Some(kernel) = kind.slabs().filter(|_| fits && aligned) else { return Ok(false) };
+    let (all, tiles) =
+        (products.iter().map(|p| p.rows.div_ceil(SLAB_ROWS)).sum::<usize>(), tokens.div_ceil(SLAB_TOKENS));
+    // Blocks that a multiprocessor takes one after the other: where these are many, weights come too late.
+    let turns = |sets: usize| (all.div_ceil(sets) * tiles).div_ceil(gpu.device.multiprocessors);
+    let fitting = (1..=SLAB_SETS).rev().filter(|sets| {
+        turns(*sets) <= MOST_TURNS && slab_shared(kind, *sets, cols) + STATIC_SHARED <= gpu.device.shared
+    });
+    let Some(sets) = fitting.min_by_key(|sets| turns(*sets) * sets) else { return Ok(false) };
+    let grid = [number(all.div_ceil(sets)), number(tiles), 1];
+    let (threads, shared) = (number(SLAB_THREADS * sets), number(slab_shared(kind, sets, cols)));
+    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
+    unsafe { gpu.launch(kernel, grid, threads, shared, parameters)? };
+    Ok(true)
+}
+
 /// What products take in that encode it themselves.
 #[derive(Clone, Copy)]
 pub enum Input<'a> {
@@ -290,7 +344,7 @@ pub enum Input<'a> {
 }
 
 /// So many tokens at most are no work for tensor cores.
-const MOST_BY_ROWS: usize = 2;
+pub const MOST_BY_ROWS: usize = 2;
 /// Elements that each block encodes for itself, at most.
 const MOST_ENCODED: usize = 24 << 10;
 /// Threads of a block of [`Way::Rows`].
@@ -483,7 +537,10 @@ impl Cuda {
         }
         let kinds = rest.iter().flat_map(Product::kinds);
         let needs = kinds.fold(Needs::default(), |needs, kind| needs.and(kind.needs()));
-        encode(&self.gpu, Source { x, norm, rows, cols, ..Source::default() }, needs, encoded)?;
+        let integers = needs == Needs::INT8;
+        if !integers || norm.weight != 0 || !encoded.holds(x, rows, cols) {
+            encode(&self.gpu, Source { x, norm, rows, cols, ..Source::default() }, needs, encoded)?;
+        }
         rest.sort_by_key(Product::kinds);
         multiply(&self.gpu, &rest, encoded)
     }

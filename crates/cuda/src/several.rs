@@ -171,6 +171,7 @@ impl Several {
         if came {
             // Copies are no launches: what comes next is gathered anew.
             self.devices[device].gpu.begin_step();
+            self.devices[device].encoded.left_of = None;
         }
         &mut self.devices[device]
     }

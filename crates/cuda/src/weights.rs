@@ -39,6 +39,7 @@ pub struct Needs {
 
 impl Needs {
     pub const F32: Needs = Needs { f32: true, bf16: false, int8: false };
+    pub const INT8: Needs = Needs { f32: false, bf16: false, int8: true };
 
     pub fn and(self, other: Needs) -> Needs {
         Needs { f32: self.f32 || other.f32, bf16: self.bf16 || other.bf16, int8: self.int8 || other.int8 }
@@ -99,6 +100,15 @@ impl Kind {
             (8, 16) => Some(Thin4For16),
             (11, 8) => Some(Thin8For8),
             (11, 16) => Some(Thin8For16),
+            _ => None,
+        }
+    }
+
+    /// The kernel that does it for some tens of tokens in groups of 64, by blocks that are an even share.
+    pub fn slabs(self) -> Option<Kernel> {
+        match self.0 {
+            8 => Some(Kernel::Slabs4),
+            11 => Some(Kernel::Slabs8),
             _ => None,
         }
     }

@@ -61,6 +61,7 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &PROJECTIONS,
         &LONG_ROWS,
         &LARGE_TILES,
+        &TENS_OF_TOKENS,
         &DENSE_LAYERS,
         &ATTENTION,
         &SHARED_PREFIXES,

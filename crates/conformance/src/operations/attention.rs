@@ -1,7 +1,7 @@
 //! Attention over paged caches: prefill and decode together, contexts of several partitions, windows, sinks, caps, forks.
 
 use sluice_backend::{
-    AttentionLayer, AttentionMode, Float, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput,
+    AttentionLayer, AttentionMode, Float, Form, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput,
     StepInputs, Wanted,
 };
 
@@ -369,6 +369,13 @@ pub fn deep_contexts(c: &mut Case) {
         let sequence = c.begun(&mut groups, len);
         sequences.push(sequence);
     }
+    // What comes out goes into a product, as it does in a layer.
+    let (out, rows) = (groups[0].layers[0].inner.out.first_rows(sequences.len()), c.random.usize(1..100));
+    if out.cols.is_multiple_of(64) && !c.once_in(4) {
+        c.uniform = Some(Form::Affine { bits: 4, group: 64, scale: Float::Bf16 });
+    }
+    let linear = c.linear(rows, out.cols, false);
+    let sum = c.tensor(sequences.len(), rows);
     for _ in 0..2 {
         let mut inputs = inputs_for(&groups);
         for s in &mut sequences {
@@ -379,8 +386,10 @@ pub fn deep_contexts(c: &mut Case) {
         [q, k, v].into_iter().for_each(|t| c.fill(t));
         c.backend.begin(&inputs);
         c.backend.attention(&groups[0].layers[0].inner);
+        c.backend.project_add(out, &linear, sum.tensor);
         c.backend.end();
         c.see("attention".to_string(), groups[0].layers[0].out.whole);
+        c.see("sum", sum.whole);
         c.see_blocks(&groups);
     }
 }

@@ -87,6 +87,44 @@ pub fn large_tiles(c: &mut Case) {
     c.see("out", out.whole);
 }
 
+/// Sequences enough for blocks of rows that are shared out evenly, mostly of weights that have such blocks.
+pub fn tens_of_tokens(c: &mut Case) {
+    let (tokens, cols) = (c.random.usize(17..=64), c.one_of(&[64, 128, 256, 320, 1024, 1344, 2048]));
+    if !c.once_in(8) {
+        let (bits, scale) = (c.one_of(&[4, 4, 8]), c.one_of(&[Float::F16, Float::Bf16]));
+        c.uniform = Some(Form::Affine { bits, group: 64, scale });
+    }
+    let most = c.one_of(&[160, 600]);
+    let x = c.tensor(tokens, cols);
+    let (mut projections, mut outs) = (Vec::new(), Vec::new());
+    for _ in 0..c.random.usize(1..=3) {
+        let rows = c.random.usize(1..most);
+        let bias = c.once_in(3);
+        let linear = c.linear(rows, cols, bias);
+        let out = c.tensor(tokens, rows);
+        outs.push(out);
+        let cut = if c.once_in(4) { c.random.usize(..rows) } else { 0 };
+        for part in [0..cut, cut..rows].into_iter().filter(|part| !part.is_empty()) {
+            let (from, bias) = (linear.rows.start, linear.bias.map(|b| b.columns(part.clone())));
+            let rows = from + part.start..from + part.end;
+            projections
+                .push(Projection { linear: Linear { rows, bias, ..linear.clone() }, out: out.tensor.columns(part) });
+        }
+    }
+    let rows = c.random.usize(1..most);
+    let add = c.linear(rows, cols, false);
+    let sum = c.tensor(tokens, rows);
+    c.shape(format!("{tokens} tokens, x {x}, {} products, added rows {:?}, out {sum}", projections.len(), add.rows));
+    c.step(tokens, |b| {
+        b.project(x.tensor, None, &projections);
+        b.project_add(x.tensor, &add, sum.tensor);
+    });
+    for (i, out) in outs.iter().enumerate() {
+        c.see(format!("projection {i}"), out.whole);
+    }
+    c.see("sum", sum.whole);
+}
+
 impl Case {
     /// A gated layer of `hidden` to `intermediate` and back. Gate and up may be one matrix.
     pub fn mlp(&mut self, hidden: usize, intermediate: usize) -> Mlp {

@@ -2,7 +2,7 @@
 
 use sluice_backend::{
     ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Form, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
-    Scoring, SharedExpert, Tensor,
+    Projection, Scoring, SharedExpert, Tensor,
 };
 
 use crate::Case;
@@ -209,6 +209,10 @@ fn mixtures_of_one_form(c: &mut Case, widest: usize, mut tokens: impl FnMut(&mut
     }
     let router = Linear { bias: None, ..c.router(count, hidden) };
     c.shape(format!("router {:?}, {scoring:?}, shared expert's gate {gated:?}", c.uniform));
+    // What comes behind, mostly by the same norm.
+    c.uniform = Some(form);
+    let rows = c.random.usize(1..80);
+    let (behind, norms) = (c.linear(rows, hidden, false), [c.norm(hidden), c.norm(hidden)]);
     c.uniform = None;
     let moe = Moe { norm: c.norm(hidden), router, scoring, experts: drawn.known(&ids), shared };
     // Two of the same: the second's kernels meet what the first's have left.
@@ -218,8 +222,13 @@ fn mixtures_of_one_form(c: &mut Case, widest: usize, mut tokens: impl FnMut(&mut
         let x = c.backend.alloc(MemoryClass::Scratch, tokens, hidden).expect("memory for a tensor");
         c.shape(format!("{tokens} tokens"));
         c.fill(x);
-        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x, *moe, x)));
+        let (norm, out) = (norms[usize::from(c.once_in(4))], c.tensor(tokens, rows));
+        c.step(tokens, |b| {
+            moes.iter().for_each(|moe| b.mixture(x, *moe, x));
+            b.project(x, Some(norm), &[Projection { linear: behind.clone(), out: out.tensor }]);
+        });
         c.see("residual", x);
+        c.see("projection", out.whole);
     }
 }
 

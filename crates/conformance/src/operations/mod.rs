@@ -16,6 +16,7 @@ pub const EMBEDDINGS: Family = Family { name: "embeddings", cases: 40, run: dens
 pub const PROJECTIONS: Family = Family { name: "projections", cases: 120, run: dense::projections };
 pub const LONG_ROWS: Family = Family { name: "long rows", cases: 16, run: dense::long_rows };
 pub const LARGE_TILES: Family = Family { name: "large tiles", cases: 16, run: dense::large_tiles };
+pub const TENS_OF_TOKENS: Family = Family { name: "tens of tokens", cases: 40, run: dense::tens_of_tokens };
 pub const DENSE_LAYERS: Family = Family { name: "dense layers", cases: 60, run: dense::dense_layers };
 pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
 pub const DEEP_CONTEXTS: Family = Family { name: "deep contexts", cases: 60, run: attention::deep_contexts };
@@ -34,13 +35,14 @@ pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logit
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 19] = [
+pub const FAMILIES: [&Family; 20] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
     &PROJECTIONS,
     &LONG_ROWS,
     &LARGE_TILES,
+    &TENS_OF_TOKENS,
     &DENSE_LAYERS,
     &ATTENTION,
     &SHARED_PREFIXES,
