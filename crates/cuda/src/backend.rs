@@ -317,7 +317,7 @@ impl Backend for Cuda {
         self.mixtures.register(&self.gpu, &self.weights, self.mode, moe, follows)
     }
 
-    /// Experts are guessed for no layer; where many tokens want most of one's, the next one's are brought ahead.
+    /// Experts are guessed for no token; where tokens are many, the next layer's are brought ahead that as many wanted last.
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         let how = (lookahead, self.mode, self.host);
         let (gpu, weights, mixtures) = (&self.gpu, &mut self.weights, self.mixtures.registered());

@@ -311,7 +311,7 @@ impl Cuda {
         }
         // 5. experts, and their sum
         self.experts(m, number, table, k, residual)?;
-        // 6. the next layer's, where most are wanted
+        // 6. the next layer's, where tokens are many
         match (&mut m.streaming, m.all[number].next) {
             (Some(streaming), Some(next)) => streaming.look_ahead(&self.weights, next),
             _ => Ok(()),

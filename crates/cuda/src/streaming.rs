@@ -4,8 +4,8 @@
 //! the layer's experts are. Those experts that the device has are where they are; all others are copied from the
 //! host's memory, as they come there, in a stream of their own, to buffers of which a layer's table says where they are. When the host next waits for the device, these
 //! copies and all that was computed with them are done: then those that are worth it stay, each in the place of one that is copied back, and all other buffers may be
-//! taken again; until they are, what lingers there is found and not copied once more. A layer of which most experts are wanted has the next layer's copied meanwhile. A
-//! layer whose experts are all on the device to stay is not looked at.
+//! taken again; until they are, what lingers there is found and not copied once more. While many tokens go through a layer, those of the next layer's experts are copied that
+//! as many are likely to want. A layer whose experts are all on the device to stay is not looked at.
 
 mod answers;
 
@@ -33,6 +33,8 @@ use crate::weights::{ARRAYS, Weights};
 pub const RESERVE: u64 = 512 << 20;
 /// Experts of the next layer that are read ahead from disk while many tokens go through this one.
 const AHEAD_FROM_DISK: usize = 64;
+/// With so many pairs of token and expert for each expert on, what many tokens want says what as many will want next time.
+const PAIRS_THAT_TELL: usize = 8;
 /// What reads come in.
 const PAGE: usize = 4096;
 /// Experts that are moved to the device together while nobody wants anything.
@@ -72,8 +74,24 @@ impl Class {
 
 struct Layer {
     experts: Experts,
+    /// What many tokens wanted of it last.
+    seen: Option<Seen>,
     /// All of its experts are on the device to stay, as its table there says.
     complete: bool,
+}
+
+/// What so many tokens wanted of a layer.
+struct Seen {
+    tokens: usize,
+    /// By expert: how many of them wanted it.
+    uses: Vec<u32>,
+}
+
+impl Seen {
+    /// Whether of `tokens` tokens one at least is to be expected to want an expert; one that nobody wanted counts as if half a token had.
+    fn is_likely(&self, expert: usize, tokens: usize) -> bool {
+        (2 * self.uses[expert] as usize + 1) * tokens >= 2 * self.tokens
+    }
 }
 
 /// An expert that passes, in a buffer.
@@ -87,8 +105,10 @@ struct Passing {
 struct Present {
     layer: usize,
     fetch: FetchId,
+    /// Where tokens are many enough to tell what others want.
+    tokens: Option<usize>,
     /// Most of its experts are wanted.
-    many: bool,
+    nearly_all: bool,
     /// Positions that are not released, and what was borrowed to be copied ahead.
     held: Vec<usize>,
     borrowed: Vec<Borrowed>,
@@ -225,7 +245,7 @@ impl Streaming {
             Ok(Class { memory, division, rooms: Rooms::new(&division), lingering: Vec::new() })
         };
         let classes = rooms::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
-        let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), complete: false };
+        let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), seen: None, complete: false };
         let for_host = mixtures.clone().map(|moe| moe.experts.hidden()).max().filter(|_| sharing.is_some());
         // While the device waits for the host, the driver must not have to load anything.
         gpu.device.load_kernels()?;
@@ -366,9 +386,16 @@ impl Streaming {
         held.retain(|i| !aside.held.contains(i));
         // 5. What the device has to wait for
         let copies = self.tables.tell(&self.up)? || !passing.is_empty();
-        let many = 4 * wanted.len() > 3 * self.layers[layer].experts.count;
+        let Layer { experts, seen, .. } = &mut self.layers[layer];
+        let nearly_all = 4 * wanted.len() > 3 * experts.count;
+        let of_step = (chosen.len() >= PAIRS_THAT_TELL * experts.count).then_some(chosen.len() / k);
+        if let Some(of_step) = of_step {
+            let mut uses = vec![0; experts.count];
+            wanted.iter().zip(&tokens).for_each(|(expert, tokens)| uses[*expert as usize] = *tokens);
+            *seen = Some(Seen { tokens: of_step, uses });
+        }
         let borrowed = ahead.into_iter().map(|(_, of)| of).collect();
-        self.present = Some(Present { layer, fetch, many, held, borrowed, passing, aside });
+        self.present = Some(Present { layer, fetch, tokens: of_step, nearly_all, held, borrowed, passing, aside });
         Ok(copies)
     }
 
@@ -450,16 +477,22 @@ impl Streaming {
         Ok(())
     }
 
-    /// Begins to copy what the next layer will want, where most of what the present one has is wanted.
+    /// Begins to copy what the next layer will want: what as many tokens are likely to; where none have been there, all, if most of what the present layer has is wanted.
     pub fn look_ahead(&mut self, weights: &Weights, next: usize) -> Result<()> {
-        if !self.present.as_ref().is_some_and(|p| p.many) || self.layers[next].complete || !self.ahead.is_empty() {
+        let Some(Present { tokens, nearly_all, .. }) = self.present else { return Ok(()) };
+        let Layer { seen, complete, .. } = &self.layers[next];
+        let is_likely: Vec<bool> = match (seen, tokens) {
+            (Some(seen), Some(tokens)) => (0..seen.uses.len()).map(|e| seen.is_likely(e, tokens)).collect(),
+            _ => vec![nearly_all; self.layers[next].experts.count],
+        };
+        if *complete || !self.ahead.is_empty() || !is_likely.contains(&true) {
             return Ok(());
         }
         let (count, class) = (self.layers[next].experts.count, self.store.class(next));
         // The others' slots are for what is read.
         let most = self.classes[class].room().min(self.store.slots().0 / 4);
         let mut absent = Vec::new();
-        for expert in 0..count {
+        for expert in (0..count).filter(|e| is_likely[*e]) {
             if !self.store.is_there(next, expert) {
                 absent.push(expert as u32);
             }
@@ -698,5 +731,20 @@ impl Streaming {
 
     pub fn device_bytes(&self) -> usize {
         self.classes.iter().map(|c| c.memory.bytes).sum::<usize>() + self.tables.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_token_wanted_is_likely_for_as_many() {
+        let seen = Seen { tokens: 1000, uses: vec![0, 1, 10, 1000] };
+        let likely = |tokens| (0..4).map(|e| seen.is_likely(e, tokens)).collect::<Vec<_>>();
+        assert_eq!(likely(1000), [false, true, true, true]);
+        // Of many more, one may want what none of fewer wanted.
+        assert_eq!(likely(2000), [true; 4]);
+        assert_eq!(likely(100), [false, false, true, true]);
     }
 }

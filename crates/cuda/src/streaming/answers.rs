@@ -94,7 +94,8 @@ impl Streaming {
         }
         if !passing.is_empty() {
             let (held, borrowed, aside) = Default::default();
-            self.present = Some(Present { layer, fetch, many: false, held, borrowed, passing, aside });
+            self.present =
+                Some(Present { layer, fetch, tokens: None, nearly_all: false, held, borrowed, passing, aside });
             self.settle_layer(gpu, weights, true)?;
         }
         Ok(())
