@@ -113,12 +113,15 @@ fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measur
     let shows_tiles = shows_tiles(subject);
     let Subject { engine, arithmetic, profile_apart, .. } = subject;
     engine.profile(!*profile_apart);
-    let prompt = tokens(0, n, engine.model().vocabulary);
-    read_prompt(engine, &prompt)?;
+    // Where experts are read, or copied to a device, each round has a prompt of its own: the same one again would find there what it wants.
+    let (streams, vocabulary) = (engine.take_streamed().is_some(), engine.model().vocabulary);
+    let prompt = |round: usize| tokens(if streams { round * n } else { 0 }, n, vocabulary);
+    read_prompt(engine, &prompt(0))?;
     let [mut tokens_per_second, mut best, mut tiles] = [(); 3].map(|()| Figures::default());
     let mut profile = Profile::default();
     let (mut streamed, mut time) = (None, Duration::ZERO);
-    for _ in 0..args.model.rounds {
+    for round in 0..args.model.rounds {
+        let prompt = prompt(1 + round);
         if !args.model.no_roofline {
             let options = engine.options();
             best.push(peak(options.isa, options.threads, *arithmetic));
@@ -137,7 +140,7 @@ fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measur
     }
     if *profile_apart {
         engine.profile(true);
-        read_prompt(engine, &prompt)?;
+        read_prompt(engine, &prompt(1 + args.model.rounds))?;
         profile = engine.take_profile();
     }
     let macs = Phase::ALL.iter().map(|p| profile.row(*p).macs).sum();
