@@ -12,16 +12,42 @@ struct RouteFew {
     // [tokens, experts]
     float* logits;
     u32 experts;
-    u32 unused;
+    // Blocks that have rows; those behind them encode a token each.
+    u32 row_blocks;
 };
 
 // Tokens of a block that has rows: a warp each.
 static const u32 ROUTE_TOKENS = 8;
 
-// Grid: (experts / ROUTE_ROWS, tokens / ROUTE_TOKENS); each block has a share of its tokens' groups to encode, too. Shared memory: x of each token, the norm's weights and rows
-// [ROUTE_ROWS], of [cols] in quads each.
+// Grid: (blocks of rows and ROUTE_TOKENS more, tokens / ROUTE_TOKENS). Shared memory: x of each token, the norm's weights and rows [ROUTE_ROWS], of [cols] in quads each; or
+// a token's x, and the norm's weights.
 extern "C" __global__ void __launch_bounds__(384) route_few(const __grid_constant__ RouteFew p) {
     const u32 cols = p.x.cols, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = threadIdx.x / OF_ROW;
+    if (blockIdx.x >= p.row_blocks) {
+        const u32 token = blockIdx.y * ROUTE_TOKENS + blockIdx.x - p.row_blocks;
+        float *x = room, *norm = x + cols;
+        for (u32 i = threadIdx.x; i < cols / 4; i += ROUTE_THREADS) copy_later((float4*)norm + i, (const float4*)p.x.norm.weight + i);
+        begin();
+        if (token >= p.x.rows) return;
+        const float4* from = (const float4*)p.x.x.row(token);
+#pragma unroll 2
+        for (u32 i = threadIdx.x; i < cols / 4; i += ROUTE_THREADS) ((float4*)x)[i] = __ldcg(from + i);
+        copied();
+        __syncthreads();
+        const float inverse = inverse_rms_256(x, cols, p.x.norm.eps);
+        // Whole groups of 32 stay in a warp.
+#pragma unroll 2
+        for (u32 i = threadIdx.x; i / WARP * WARP < cols / 4; i += ROUTE_THREADS) {
+            const bool inside = i < cols / 4;
+            float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (inside) {
+                const float4 own = ((const float4*)x)[i], w = ((const float4*)norm)[i];
+                v = make_float4(mul(mul(own.x, inverse), w.x), mul(mul(own.y, inverse), w.y), mul(mul(own.z, inverse), w.z), mul(mul(own.w, inverse), w.w));
+            }
+            encode_four(p.x, (u64)token * cols + 4 * i, v, inside);
+        }
+        return;
+    }
     float *x = room, *norm = x + ROUTE_TOKENS * cols, *rows = norm + cols;
     // A row that is not there is computed as the first, and not stored.
     const u32 first = blockIdx.x * ROUTE_ROWS, r = part < ROUTE_ROWS && first + part < p.experts ? first + part : 0;
@@ -55,16 +81,6 @@ extern "C" __global__ void __launch_bounds__(384) route_few(const __grid_constan
     const float4 *of_row = (const float4*)(rows + row * cols) + lane % 16, *of_x = (const float4*)x + lane % 16, *of_weights = (const float4*)norm + lane % 16;
     const float sum = normed_product(of_row, of_x, of_weights, cols, inverse);
     if (lane % 16 == 0 && first + row < p.experts) p.logits[(u64)token * p.experts + first + row] = sum;
-#pragma unroll 1
-    for (u32 group = blockIdx.x; group < cols / WARP; group += gridDim.x) {
-        // The group's column `lane` in quads.
-        const u32 at = (group / 2 * 16 + lane % 16) * 4 + group % 2 * 2 + lane / 16;
-        const float v = mul(mul(x[at], inverse), norm[at]);
-        const u64 to = (u64)token * cols + group * WARP;
-        if (p.x.to.f) p.x.to.f[to + lane] = v;
-        if (p.x.to.h) p.x.to.h[to + lane] = to_bf16(v);
-        if (p.x.to.q) encode_lanes(v, to, p.x.to);
-    }
 }
 
 struct ChooseFew {

@@ -406,6 +406,7 @@ impl Cuda {
         moe.scoring.check(count).unwrap_or_else(|e| panic!("{e}"));
         let logits = m.choice.logits.room(gpu, 4 * x.rows * count)?;
         let to = m.x.room(gpu, x.rows, x.cols, needs)?;
+        let row_blocks = number(count.div_ceil(ROUTE_ROWS));
         let normed = p::Encode {
             x: from,
             up: p::Tensor::default(),
@@ -415,8 +416,8 @@ impl Cuda {
             cols: number(x.cols),
             to,
         };
-        let parameters = p::RouteFew { x: normed, router: product.matrix, logits, experts: number(count), unused: 0 };
-        let grid = [number(count.div_ceil(ROUTE_ROWS)), number(x.rows.div_ceil(ROUTE_TOKENS)), 1];
+        let parameters = p::RouteFew { x: normed, router: product.matrix, logits, experts: number(count), row_blocks };
+        let grid = [row_blocks + number(ROUTE_TOKENS), number(x.rows.div_ceil(ROUTE_TOKENS)), 1];
         // SAFETY: matrices and tensors were checked against their buffers; the room was just made.
         unsafe { gpu.launch(Kernel::RouteFew, grid, ROUTE_THREADS, shared, &parameters)? };
         self.choose_by(m, of, x.rows, logits)?;

@@ -283,7 +283,7 @@ parameters! {
         router: Matrix,
         logits: Address,
         experts: u32,
-        unused: u32,
+        row_blocks: u32,
     }
     ChooseFew {
         route: Route,
