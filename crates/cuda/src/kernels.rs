@@ -304,6 +304,7 @@ impl Kernel {
     /// Whether it may be launched with all of the shared memory that a block can have, less [`STATIC_SHARED`].
     fn wants_much_shared(self) -> bool {
         let kinds = [
+            "attend_integers",
             "attend_last",
             "attend_tile",
             "down_one",
