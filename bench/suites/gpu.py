@@ -330,7 +330,7 @@ def allowed(case, line, mine, rounds):
 
 def prompt_of_experts(rounds):
     folder, file, case = quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0"), f"prefill 4,096, experts in RAM, {MIXTURE}"
-    [line] = ours("prefill", folder, min(rounds, 3), "--tokens", 4096, "--gpu-memory", least(rounds) + int(4e9), "--chunk", 4096)
+    [line] = ours("prefill", folder, min(rounds, 3), "--tokens", 4096, "--gpu-memory", least(rounds) + int(4e9), "--chunk", 4096, "--fill-experts")
     peer, died = beside(min(rounds, 3), file, "-p", 4096, "-n", 0, "-b", 4096, "-ub", 4096, "-ncmoe", 48)
     return [compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(4096, 0, 0), LLAMA.name("Q4_0, experts on the CPU"), 3.0, died=died)]
 

@@ -22,6 +22,9 @@ pub struct PrefillArgs {
     /// Tokens of the prompt, one number or several
     #[arg(long, value_delimiter = ',', default_value = "512", value_name = "N,..")]
     tokens: Vec<usize>,
+    /// First read experts that are streamed for which there is memory: nothing of that is measured
+    #[arg(long)]
+    fill_experts: bool,
 }
 
 pub fn run(args: &PrefillArgs) -> Result<()> {
@@ -116,6 +119,9 @@ fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measur
     // Where experts are read, or copied to a device, each round has a prompt of its own: the same one again would find there what it wants.
     let (streams, vocabulary) = (engine.take_streamed().is_some(), engine.model().vocabulary);
     let prompt = |round: usize| tokens(if streams { round * n } else { 0 }, n, vocabulary);
+    if args.fill_experts {
+        while engine.fill_experts() {}
+    }
     read_prompt(engine, &prompt(0))?;
     let [mut tokens_per_second, mut best, mut tiles] = [(); 3].map(|()| Figures::default());
     let mut profile = Profile::default();
