@@ -68,8 +68,11 @@ struct IntegerRows {
 struct OfIntegers {
     float scales[2][2][PARTITION];
     Places places;
-    float q_scales[ATTEND_ROWS];
+    float q_scales[ATTEND_ROWS], tops[ATTEND_ROWS], sums[ATTEND_ROWS];
 };
+
+// Seldom wanted, and long: one piece of code for all scores.
+__device__ __noinline__ float softly_capped(float score, float cap) { return mul(tanh_(div(score, cap)), cap); }
 
 template <u32 DIM> __device__ __forceinline__ void attend_integers(const Attention& p) {
     __shared__ __align__(16) OfIntegers shared;
@@ -175,7 +178,7 @@ template <u32 DIM> __device__ __forceinline__ void attend_integers(const Attenti
 #pragma unroll
                 for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
-                    for (u32 e = 0; e < 4; e++) s[n][e] = mul(tanh_(div(s[n][e], p.cap)), p.cap);
+                    for (u32 e = 0; e < 4; e++) s[n][e] = softly_capped(s[n][e], p.cap);
                 }
             }
             u32 from[2], seen[2];
@@ -278,16 +281,21 @@ template <u32 DIM> __device__ __forceinline__ void attend_integers(const Attenti
                 }
             }
         }
-        // 8. The end of each row
+        // 8. The end of each row, where keys and values were
+        float* const ends = (float*)room;
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
-            const u32 r = warp * 16 + lane / 4 + 8 * e, t = first + r / group, h = kv_head * group + r % group;
-            if (r >= rows) continue;
+            const u32 r = warp * 16 + lane / 4 + 8 * e;
+            if (quad == 0) shared.tops[r] = own.top[e], shared.sums[r] = own.sum[e];
 #pragma unroll
-            for (u32 j = 0; j < DIM / 8; j++) {
+            for (u32 j = 0; j < DIM / 8; j++) *(float2*)(ends + r * DIM + 8 * j + 2 * quad) = make_float2(out[j][2 * e], out[j][2 * e + 1]);
+        }
+        __syncwarp();
+#pragma unroll 1
+        for (u32 r = warp * 16; r < min(warp * 16 + 16, rows); r++) {
+            const u32 t = first + r / group, h = kv_head * group + r % group;
 #pragma unroll
-                for (u32 i = 0; i < 2; i++) finish(p, t, h, 8 * j + 2 * quad + i, out[j][2 * e + i], own.top[e], own.sum[e]);
-            }
+            for (u32 d = lane; d < DIM; d += WARP) finish(p, t, h, d, ends[r * DIM + d], shared.tops[r], shared.sums[r]);
         }
     }
 }
