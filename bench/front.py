@@ -8,7 +8,7 @@ from findings import bars
 from scratch import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"
-SUITES = ("kernels", "loading", "experts", "serving", "prompt_cache", "gpu")
+SUITES = ("kernels", "loading", "experts", "serving", "prompt_cache", "gpu", "many_cores")
 UNDER = "Times as fast, or as soon, at 4 bit and equal threads, or on the same GPU; medians. Random weights of real dimensions; the 30B-A3B has 22 layers."
 
 
@@ -31,7 +31,9 @@ def charts():
             commits.append(head["machine"]["commit"].replace(" with uncommitted changes", "+"))
         if hasattr(suite, "tiers_chart"):
             drawn["tiers"] = suite.tiers_chart(suite.tiers(rows, front=True))
-    where = f"{'; '.join(dict.fromkeys(machines))}; {', '.join(dict.fromkeys(commits))}."
+    # A processor may stand beside a GPU, and by itself.
+    once = dict.fromkeys(part for machine in machines for part in machine.split("; "))
+    where = f"{'; '.join(once)}; {', '.join(dict.fromkeys(commits))}."
     return {"ratios": Chart("Sluice beside llama.cpp", shown, under=f"{UNDER}\n{where}"), **drawn}
 
 

@@ -79,17 +79,8 @@ def profile(page):
     return Chart("Kernels of a token on the GPU", bars, Ratios(), "Times the speed of the kernels before, one H200, 4 bit, depth 128.", ("0.6B", "8B"))
 
 
-CORES = re.compile(r"^\| (decode|prompt of 512), (0\.6B|mixture) \| (\d+) \| [\d.]+ \| [\d.]+ \| ([\d.]+) \(([\d.]+)–([\d.]+)\) \|$", re.M)
-
-
-def cores(page):
-    speeds = page.partition("## Weights read")[0]
-    bars = [Bar(f"{what}, {model}, {n} thread{'s' * (n != '1')}", float(ratio), low=float(low), high=float(high), other=what == "decode") for what, model, n, ratio, low, high in CORES.findall(speeds)]
-    return Chart("Sixteen cores, beside llama.cpp", bars, Ratios(), "Times llama.cpp's speed at as many threads, with AMX; median of two rounds on a shared machine.", ("prompts", "decode"))
-
-
 def redraw():
     """The charts of all."""
-    for name, drawn in (("seam", seam), ("fuzzing", fuzzing), ("experiments", experiments), ("agents", agents), ("serving-conformance", conformance), ("gpu-profile", profile), ("many-cores", cores)):
+    for name, drawn in (("seam", seam), ("fuzzing", fuzzing), ("experiments", experiments), ("agents", agents), ("serving-conformance", conformance), ("gpu-profile", profile)):
         drawn((RESULTS / f"{name}.md").read_text()).write(RESULTS / name)
         yield RESULTS / f"{name}-light.svg"

@@ -135,8 +135,12 @@ class LlamaCpp:
     # Its page would be fetched from the network.
     server_options = ("LLAMA_BUILD_UI=OFF", "LLAMA_USE_PREBUILT_UI=OFF")
 
+    # What may name a folder that has its programs already.
+    variable = "BENCH_LLAMA"
+
     def __init__(self):
-        self.native = DIR / f"{self.tree}-{self.package_version}"
+        self.named = os.environ.get(self.variable)
+        self.native = Path(self.named).absolute() if self.named else DIR / f"{self.tree}-{self.package_version}"
         # Remembers that the native build has died so.
         self.stamp = self.native / "died-in-its-products"
         self.missing = ""
@@ -151,11 +155,14 @@ class LlamaCpp:
 
     @property
     def bench(self):
-        return self.folder / "bin" / "llama-bench"
+        return self.program("llama-bench")
 
     @property
     def server(self):
-        return self.folder / "bin" / "llama-server"
+        return self.program("llama-server")
+
+    def program(self, name):
+        return self.folder / name if self.named else self.folder / "bin" / name
 
     def name(self, form):
         """For a row, once it is measured."""
@@ -175,7 +182,7 @@ class LlamaCpp:
         try:
             return what(self.bench)
         except Died as why:
-            if why.by not in (signal.SIGILL, signal.SIGSEGV) or not self.amx:
+            if self.named or why.by not in (signal.SIGILL, signal.SIGSEGV) or not self.amx:
                 raise
             say(f"llama.cpp ended with {why.by.name}: once more, built without AMX")
         self.stamp.touch()
@@ -184,7 +191,10 @@ class LlamaCpp:
 
     def make(self):
         """Builds what is not there. Where that fails, every `attempt` says why."""
-        if all((self.folder / "bin" / target).exists() for target in self.targets):
+        if all(self.program(target).exists() for target in self.targets):
+            return
+        if self.named:
+            self.missing = f"not in {self.named}"
             return
         try:
             self._make()
@@ -231,6 +241,8 @@ class LlamaCpp:
 
     def features(self):
         """What of the processor it was compiled for, of what matters to it."""
+        if self.named:
+            return "not known: it was built before"
         found = re.search(r"^CMAKE_C_COMPILER:\w+=(.+)$", (self.folder / "CMakeCache.txt").read_text(), re.M)
         flags = ["-march=native", *([] if self.amx else NO_AMX.split())]
         try:
@@ -245,23 +257,17 @@ class CudaLlamaCpp(LlamaCpp):
     """llama.cpp for the GPU of this machine: built with nvcc, or in the folder that BENCH_LLAMA_CUDA names."""
 
     targets = ("llama-bench", "llama-batched-bench")
+    variable = "BENCH_LLAMA_CUDA"
 
     def __init__(self):
         super().__init__()
-        self.named = os.environ.get("BENCH_LLAMA_CUDA")
-        self.native = Path(self.named).absolute() if self.named else self.native.with_name(self.native.name + "-cuda")
+        if not self.named:
+            self.native = self.native.with_name(self.native.name + "-cuda")
         self.options = (*self.options, "GGML_CUDA=ON", "CMAKE_CUDA_ARCHITECTURES=native")
 
     @property
     def folder(self):
         return self.native
-
-    @property
-    def bench(self):
-        return self.program("llama-bench")
-
-    def program(self, name):
-        return self.native / name if self.named else self.native / "bin" / name
 
     def attempt(self, what):
         if self.missing:
@@ -269,12 +275,9 @@ class CudaLlamaCpp(LlamaCpp):
         return what(self.bench)
 
     def make(self):
-        if all(self.program(target).exists() for target in self.targets):
-            return
-        if self.named:
-            self.missing = f"not in {self.named}"
-        elif shutil.which("nvcc") is None:
-            self.missing = "not there: nvcc is missing, and BENCH_LLAMA_CUDA names no folder"
+        there = all(self.program(target).exists() for target in self.targets)
+        if not there and not self.named and shutil.which("nvcc") is None:
+            self.missing = f"not there: nvcc is missing, and {self.variable} names no folder"
         else:
             super().make()
         if self.missing:
@@ -293,6 +296,7 @@ class IkLlamaCpp(LlamaCpp):
     package, package_version, tree, targets = "ik-llama-cpp-python", IK_LLAMA_CPP_PYTHON, "ik_llama.cpp", ("llama-server",)
     # The server is one of its examples; attention over quantised keys and values, which nobody asks it for, takes most of the time to build.
     options, server_options = ("LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=ON", "GGML_IQK_FA_ALL_QUANTS=OFF"), ()
+    variable = "BENCH_IK_LLAMA"
 
     def complete(self, tree):
         """The script that fills in a template with what was built and by whom."""
@@ -313,11 +317,14 @@ def prepare():
     LLAMA.make()
 
 
+def versions_of(llama):
+    """What was measured, by name, where it is Sluice and this llama.cpp alone."""
+    sluice = subprocess.run([SLUICE, "--version"], capture_output=True, text=True, check=True)
+    return {"sluice": sluice.stdout.removeprefix("sluice").strip(), "llama.cpp": llama.version()}
+
+
 def versions():
     """What was measured, by name."""
     listed = subprocess.run([PYTHON, "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True)
     installed = {p["name"].lower(): p["version"] for p in json.loads(listed.stdout)}
-    found = {p: installed.get(p, "missing") for p in ("mlx", "mlx-lm", "torch", "transformers")}
-    found["llama.cpp"] = LLAMA.version()
-    sluice = subprocess.run([SLUICE, "--version"], capture_output=True, text=True, check=True)
-    return {"sluice": sluice.stdout.removeprefix("sluice").strip(), **found}
+    return {**versions_of(LLAMA), **{p: installed.get(p, "missing") for p in ("mlx", "mlx-lm", "torch", "transformers")}}

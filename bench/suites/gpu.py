@@ -63,16 +63,18 @@ def found(rows):
     """What the figures say, a line each."""
     peer, kept = "llama.cpp", having(rows, figure="speed kept", peer="llama.cpp")
     every, rows = rows, [r for r in rows if r.figure != "speed kept"]
+    bits = [r for r in rows if r.figure == "logits equal"]
     return [
         *said("Decode runs at {spread} times llama.cpp's speed with everything in VRAM, in {cases}; goals met: {goals}.", having([r for r in rows if " of the experts " not in r.case], "decode", "speed", peer)),
         *said("Weights that a token uses are read at {percent} of the device's bandwidth; goals met: {goals}.", having(rows, "decode", "weights read")),
         *said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),
         *said("Prompts are computed at {spread} times its speed, in {cases}; goals met: {goals}.", having(rows, "prefill", "speed", peer)),
+        *said("With attention on integers, which is lossy: {spread} times.", having(rows, "prefill", "lossy speed", peer)),
         *said("8 and 32 sequences together: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
-        *said("With some of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
-        *said("A model larger than all memory it may take: experts are read at {percent} of the disk's bandwidth.", having(rows, "larger than", "experts read")),
-        *said("First tokens of a new process come {spread} times as soon as llama.cpp's.", having(rows, "first token", "from the start", peer), less=True),
-        *said("Logits of GPU and CPU have the same bits in {count} of the modes tried.", [r for r in rows if r.figure == "logits equal" and r.ours == 1]),
+        *said("With some or all of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
+        *said("A model larger than all memory it may take: experts are read at {percent} of the disk's bandwidth; goals met: {goals}.", having(rows, "larger than", "experts read")),
+        *said("First tokens of a new process, cold and warm, come {spread} times as soon as llama.cpp's.", having(rows, "first token", "from the start", peer), less=True),
+        *said("Logits of the GPU have the bits of the CPU, or of a mixture that is all in VRAM, in {count} of {tried} cases.", [r for r in bits if r.ours == 1], tried=len(bits)),
         f"All goals together: {goals(every)} met.",
     ]
 
@@ -89,8 +91,7 @@ def prepare():
 
 
 def versions():
-    sluice = subprocess.run([SLUICE, "--version"], capture_output=True, text=True, check=True)
-    return {"sluice": sluice.stdout.removeprefix("sluice").strip(), "llama.cpp": LLAMA.version()}
+    return peers.versions_of(LLAMA)
 
 
 def machine():
@@ -225,15 +226,16 @@ def decode(name, form, theirs, rounds, goal, deep=False, of_limit=None, matrices
 
 
 def prefill(name, rounds, goal):
-    prompts = (512, 2048)
-    lines = ours("prefill", quickly(SHAPES[name], "q4"), rounds, "--tokens", ",".join(map(str, prompts)))
+    prompts, folder = (512, 2048), quickly(SHAPES[name], "q4")
+    lines, integers = (ours("prefill", folder, rounds, "--tokens", ",".join(map(str, prompts)), *more) for more in ((), ("--attention", "int8")))
     peer, died = beside(rounds, quickly(SHAPES[name], "Q4_0"), "-p", "512,2048", "-n", 0, "-ub", 2048)
     rows = []
-    for n, line in zip(prompts, lines):
+    for n, line, lossy in zip(prompts, lines, integers):
         case = f"prefill {n:,}, {name}, 4 bit"
         rows.append(compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(n, 0, 0), LLAMA.name("Q4_0"), goal, died=died))
         done = [x / 1e12 for x in line["operations_per_second"]["all"]]
         rows.append(compare(SUITE, case, "operations", "TOPS", done, [limit("device", "int8_operations_per_second") / 1e12] * len(done), "int8 peak"))
+        rows.append(compare(SUITE, f"{case}, attention on integers", "lossy speed", "tokens/s", speeds(lossy), peer(n, 0, 0), LLAMA.name("Q4_0"), died=died))
     return rows
 
 

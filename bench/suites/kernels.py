@@ -138,9 +138,13 @@ def cases(quick):
     found |= {c.name: c.quick or found.get(c.name, False) for c in DECODES}
     found |= {c.name: c.quick for c in PREFILLS}
     found |= {"context": False, "long prompts": False, "memory": True, "mlx": False}
-    if "amx_int8" in Path("/proc/cpuinfo").read_text():
+    if has_amx():
         found["amx"] = False
     return [name for name, in_quick in found.items() if in_quick or not quick]
+
+
+def has_amx():
+    return "amx_int8" in Path("/proc/cpuinfo").read_text()
 
 
 def run(names, quick, rounds, parts):
@@ -199,13 +203,17 @@ def peak_memory(command):
 
 def limits(rounds):
     lines = [json.loads(x) for x in output([SLUICE, "bench", "roofline", "--threads", f"1,{THREADS}", "--rounds", max(rounds, 5), "--json"]).splitlines()]
+    return [row for line in lines for row in limit_rows(line)]
+
+
+def limit_rows(line):
+    """Of a line of `sluice bench roofline`."""
     rows = []
-    for line in lines:
-        for name, value in line.items():
-            if name.endswith("_per_second") and value:
-                what, scale = ("read, GB/s", 1e9) if name.startswith("read") else (name.split("_")[0] + " dot products, TOPS", 1e12)
-                figure, unit = what.split(", ")
-                rows.append(compare(SUITE, "limits", figure, unit, [value["median"] / scale], None, "", threads=line["threads"]))
+    for name, value in line.items():
+        if name.endswith("_per_second") and value:
+            what, scale = ("read, GB/s", 1e9) if name.startswith("read") else (name.split("_")[0] + " dot products, TOPS", 1e12)
+            figure, unit = what.split(", ")
+            rows.append(compare(SUITE, "limits", figure, unit, [value["median"] / scale], None, "", threads=line["threads"]))
     return rows
 
 

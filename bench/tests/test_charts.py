@@ -154,12 +154,12 @@ class Pages(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             there = Path(folder)
             for path in results.RESULTS.glob("*"):
-                if path.suffix in (".json", ".jsonl") or path.stem in ("seam", "fuzzing", "experiments", "agents", "serving-conformance", "gpu-profile", "many-cores"):
+                if path.suffix in (".json", ".jsonl") or path.stem in ("seam", "fuzzing", "experiments", "agents", "serving-conformance", "gpu-profile"):
                     (there / path.name).write_text(path.read_text())
             with mock.patch.object(results, "RESULTS", there), mock.patch.object(handwritten, "RESULTS", there), mock.patch.object(front, "PICTURES", there):
                 for suite, head, rows in front.measured():
                     results.write(suite, head, rows)
-                for name in ("quality", "experts_quality", "experts_per_token"):
+                for name in ("quality", "experts_quality", "experts_per_token", "kernel_profile"):
                     module = importlib.import_module(name)
                     with mock.patch.object(module, "RESULTS", there):
                         module.redraw()
