@@ -9,6 +9,7 @@
 #include "draw.cu"
 #include "encode.cu"
 #include "experts_few.cu"
+#include "lanes.cu"
 #include "matmul.cu"
 #include "mixture.cu"
 #include "mixture_few.cu"

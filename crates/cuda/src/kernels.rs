@@ -65,6 +65,10 @@ kernels! {
     LanesBf16Many "lanes_bf16_8" p::Products;
     LanesAffineOne "lanes_affine_1" p::Products;
     LanesAffineMany "lanes_affine_8" p::Products;
+    LanesF32Squares "lanes_f32_32" p::Products;
+    LanesF16Squares "lanes_f16_32" p::Products;
+    LanesBf16Squares "lanes_bf16_32" p::Products;
+    LanesAffineSquares "lanes_affine_32" p::Products;
     PairsBf16One "pairs_bf16_1" p::Products;
     PairsBf16Many "pairs_bf16_8" p::Products;
     PairsAffineOne "pairs_affine_1" p::Products;

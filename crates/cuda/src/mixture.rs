@@ -48,6 +48,8 @@ const MANY_PAIRS: usize = 20;
 const FEW_TOKENS: usize = 32;
 const CHOOSE_THREADS: u32 = 1024;
 const ROUTE_TOKENS: usize = 8;
+/// Threads of a block that counts or orders an expert's pairs.
+const PAIR_THREADS: u32 = 512;
 
 pub(crate) struct Registered {
     pub moe: Moe,
@@ -660,7 +662,7 @@ fn group_pairs(
     };
     for kernel in [Kernel::CountPairs, Kernel::GroupPairs] {
         // SAFETY: the router has chosen as many; the room was just made.
-        unsafe { gpu.launch(kernel, [number(experts.div_ceil(4)), 1, 1], 128, 0, &parameters)? };
+        unsafe { gpu.launch(kernel, [number(experts), 1, 1], PAIR_THREADS, 0, &parameters)? };
     }
     Ok(grouped)
 }

@@ -34,6 +34,8 @@ const SLAB_SETS: usize = 5;
 const SLAB_TOKENS: usize = 16;
 const MOST_SLABS: usize = 64;
 const MOST_TURNS: usize = 2;
+/// Lane sums of so many tokens or more go by squares (`kernels/lanes.cu`): fewer would leave most multiprocessors without one.
+const LEAST_SQUARES: usize = 64;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
 pub const MOST_BLOCKS: usize = 65_535;
 
@@ -258,6 +260,13 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     for kind in first.kinds() {
         // Tokens of a mixture have an expert each.
         let many = first.outputs > 1 && first.table.is_none();
+        if let Some(kernel) = kind.squares().filter(|_| many && first.outputs >= LEAST_SQUARES) {
+            let tiles = first.outputs.div_ceil(weights::SQUARE).min(MOST_BLOCKS);
+            let grid = [number(rows.div_ceil(weights::SQUARE)), number(tiles), number(products.len())];
+            // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
+            unsafe { gpu.launch(kernel, grid, weights::SQUARE_THREADS, 0, &parameters)? };
+            continue;
+        }
         let tiles = if many { first.outputs.div_ceil(TILE) } else { first.outputs };
         let Shape { kernel, rows: block, threads, shared } = kind.kernel(many, rows * tiles, first.cols);
         let grid = [number(rows.div_ceil(block)), number(tiles.min(MOST_BLOCKS)), number(products.len())];

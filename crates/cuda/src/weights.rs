@@ -196,6 +196,12 @@ impl Kind {
         }
     }
 
+    /// The kernel of lane sums of many tokens, by squares of [`SQUARE`] rows and as many tokens.
+    pub fn squares(self) -> Option<Kernel> {
+        use Kernel::*;
+        [LanesF32Squares, LanesF16Squares, LanesBf16Squares, LanesAffineSquares].get(self.0 as usize).copied()
+    }
+
     /// The kernel that does it, for one token (or each by itself) or for tiles of several, and how it is launched for so many rows in all.
     pub fn kernel(self, many: bool, rows: usize, cols: usize) -> Shape {
         use Kernel::*;
@@ -244,6 +250,10 @@ pub const HALVES: [u32; 2] = [1, 2];
 /// Tokens of a block of `kernels/tiles.cu`, and of one where there are few.
 pub const TILE: usize = 64;
 pub const FEW: usize = 16;
+
+/// Rows and tokens of a block of `kernels/lanes.cu`, and its threads.
+pub const SQUARE: usize = 32;
+pub const SQUARE_THREADS: u32 = 256;
 
 /// How a kernel is launched.
 pub struct Shape {

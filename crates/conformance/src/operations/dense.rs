@@ -75,8 +75,10 @@ pub fn long_rows(c: &mut Case) {
 /// Tokens and rows enough for the tiles of the longest prompts, mostly of weights that these are most at home with.
 pub fn large_tiles(c: &mut Case) {
     let (tokens, rows) = (c.random.usize(70..200), c.random.usize(380..520));
-    let cols = 256 * c.random.usize(1..=3);
-    if !c.once_in(4) {
+    let mut cols = 256 * c.random.usize(1..=3);
+    if c.once_in(3) {
+        cols = c.cols();
+    } else {
         let (bits, scale) = (c.one_of(&[4, 4, 8]), c.one_of(&[Float::F16, Float::Bf16]));
         c.uniform = Some(Form::Affine { bits, group: 64, scale });
     }

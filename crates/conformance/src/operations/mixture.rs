@@ -5,8 +5,8 @@ use sluice_backend::{
     Projection, Scoring, SharedExpert, Tensor,
 };
 
-use crate::Case;
 use crate::weights::Parts;
+use crate::{CAPACITY, Case};
 
 /// The experts of a layer whose matrices are not made known yet: `experts` names them by their place in `matrices`.
 pub struct Drawn {
@@ -157,7 +157,8 @@ pub fn mixtures(c: &mut Case) {
         c.backend.record_routing();
     }
     for _ in 0..c.random.usize(1..=2) {
-        let tokens = c.tokens();
+        // A long prompt's are more than a backend may count at once.
+        let tokens = if c.once_in(6) { c.random.usize(200..=CAPACITY.tokens) } else { c.tokens() };
         let x = c.tensor(tokens, hidden);
         let residual = if c.once_in(3) { c.tensor(tokens, hidden) } else { x };
         c.shape(format!("{tokens} tokens, x {x}, residual {residual}"));
