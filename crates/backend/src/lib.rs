@@ -29,7 +29,7 @@ pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 pub use sluice_store::experts::{ExpertOptions, ExpertStats};
 pub use step::{Capacity, Failed, Logits, Outcome, SequenceInput, StepInputs, Wanted};
 
-use sluice_store::{Bytes, Loading};
+use sluice_store::{Bytes, Loading, Memory};
 
 /// Floats of a checkpoint as f32.
 pub fn widen(float: Float, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {
@@ -114,6 +114,13 @@ pub trait Backend: Send {
     fn read_block(&mut self, pool: &KvPool, block: u32, out: &mut [u8]);
     /// The same, from the host.
     fn write_block(&mut self, pool: &KvPool, block: u32, bytes: &[u8]);
+    /// Memory of the host that blocks and states are copied to and back from: locked, where that is quicker.
+    ///
+    /// # Errors
+    /// When there is none.
+    fn lend_memory(&mut self, bytes: usize) -> std::io::Result<Box<dyn Memory>> {
+        sluice_store::host_memory(bytes)
+    }
     /// Room for the recurrent states of all layers together, `len` f32 for each of `rows` sequences.
     fn alloc_states(&mut self, rows: usize, len: usize) -> anyhow::Result<()>;
     /// Row `to = from`.

@@ -125,7 +125,7 @@ impl PrefixIndex {
         root(&self.key, salt)
     }
 
-    fn hash(&self, before: &BlockHash, tokens: &[u32]) -> BlockHash {
+    pub(crate) fn hash(&self, before: &BlockHash, tokens: &[u32]) -> BlockHash {
         block_hash(&self.key, before, tokens)
     }
 

@@ -12,6 +12,11 @@ impl KvCache {
         self.index.as_ref().map_or([0; 16], |index| index.root(salt))
     }
 
+    /// The hash of a block behind the node with hash `before`; `None` where no prefixes are kept.
+    pub fn hash_behind(&self, before: &BlockHash, tokens: &[u32]) -> Option<BlockHash> {
+        Some(self.index.as_ref()?.hash(before, tokens))
+    }
+
     /// Whether a sequence that holds nothing would have room for `total` tokens, of which `most` are taken up if they are there.
     pub fn would_fit(&self, root: BlockHash, tokens: &[u32], most: usize, total: usize) -> bool {
         if self.states.as_ref().is_some_and(|s| s.free() + s.idle() == 0) {

@@ -150,10 +150,10 @@ impl KvCache {
         Some(self.leave(id))
     }
 
-    /// What was to be kept elsewhere is not.
-    pub fn not_kept(&mut self, leaving: &Leaving) {
+    /// A node that was to be kept elsewhere is not, or no longer.
+    pub fn not_kept(&mut self, hash: &BlockHash) {
         if let Some(index) = &mut self.index
-            && let Some(id) = index.by_hash(&leaving.hash)
+            && let Some(id) = index.by_hash(hash)
         {
             let node = index.node_mut(id);
             (node.stored, node.state_stored) = (false, false);

@@ -66,6 +66,10 @@ pub struct EngineArgs {
     /// or on disk [default: what is free there, less 512 MiB]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     gpu_memory: Option<u64>,
+    /// Bytes of this machine's memory for keys, values and states of prompts that the GPU's has no room for any more: they go back when a prompt begins alike, instead of being computed again. Taken as it
+    /// is needed; never changes the result [default: none]
+    #[arg(long, value_name = "BYTES", value_parser = bytes_arg, hide_short_help = true)]
+    kv_spill: Option<u64>,
     /// Where the experts of a mixture live: mapped with all other weights; on disk, read when tokens want them, into slots of memory (slots) or through the
     /// page cache (pagecache). auto streams what does not fit in memory. Changes speed and memory, never the result
     #[arg(long, value_enum, default_value = "auto", value_name = "WHERE")]
@@ -256,6 +260,7 @@ impl EngineArgs {
             kv_reserve: self.kv.0,
             memory_budget: self.memory_budget,
             device_memory: self.gpu_memory,
+            kv_spill: self.kv_spill.unwrap_or(0),
             held: Some(machine::held),
             experts: match self.experts {
                 ExpertsArg::Auto => Placement::Auto,

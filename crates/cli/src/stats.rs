@@ -67,6 +67,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
             "snapshots": engine.snapshots(),
             "blocks_evicted": engine.evicted().blocks,
             "snapshots_evicted": engine.evicted().snapshots,
+            "spilled": spilled_json(engine),
         },
         "prompt_cache": prompt_cache_json(engine),
         "seed": m.seed,
@@ -97,6 +98,23 @@ fn device_text(engine: &mut Engine) -> String {
     let own = uses.iter().filter(|m| m.device == device.device && m.bytes > 0);
     let classes = own.map(|m| format!("{} {}", m.class.name().replace('_', " "), units::bytes(m.bytes as u64)));
     format!("{} of {} in the GPU's memory", classes.collect::<Vec<_>>().join(", "), units::bytes(device.budget))
+}
+
+fn spilled_json(engine: &Engine) -> Option<Value> {
+    let s = engine.spilled()?;
+    Some(json!({
+        "budget_bytes": s.budget,
+        "bytes": s.bytes,
+        "blocks": s.blocks,
+        "lost": s.lost,
+        "returned_tokens": s.returned_tokens,
+    }))
+}
+
+fn spilled_text(engine: &Engine) -> String {
+    let Some(s) = engine.spilled() else { return String::new() };
+    let (bytes, budget) = (units::bytes(s.bytes), units::bytes(s.budget));
+    format!("{bytes} of {budget}; {} blocks came, {} lost, {} tokens went back", s.blocks, s.lost, s.returned_tokens)
 }
 
 fn prompt_cache_json(engine: &Engine) -> Option<Value> {
@@ -173,6 +191,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
             ),
         ),
         ("context", format!("{} of {} tokens", m.context, engine.max_context())),
+        ("spilled", spilled_text(engine)),
         ("prompt cache", prompt_cache_text(engine)),
         ("memory", format!("{}; KV in use {}", classes.join(", "), units::bytes(held(engine) as u64))),
         ("device", device),

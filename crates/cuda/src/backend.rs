@@ -25,6 +25,7 @@ use crate::sharing::{Computes, Host};
 use crate::sizing::Sizing;
 use crate::step::Step;
 use crate::streaming::{RESERVE, Streaming, least_bytes};
+use crate::streams::Locked;
 use crate::timing::Timing;
 use crate::weights::{Needs, Weight, Weights};
 use crate::{delta_net, drawing};
@@ -406,6 +407,10 @@ impl Backend for Cuda {
         assert_eq!(bytes.len(), len);
         // SAFETY: as long as a block that is committed.
         must(unsafe { self.gpu.write(at, bytes) });
+    }
+
+    fn lend_memory(&mut self, bytes: usize) -> std::io::Result<Box<dyn sluice_store::Memory>> {
+        Ok(Box::new(Locked::new(&self.gpu.device, bytes)?))
     }
 
     fn alloc_states(&mut self, rows: usize, len: usize) -> Result<()> {

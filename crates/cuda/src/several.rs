@@ -411,6 +411,11 @@ impl Backend for Several {
         self.devices.iter_mut().zip(pools).for_each(|(device, pool)| device.copy_blocks(pool, pairs));
     }
 
+    fn lend_memory(&mut self, bytes: usize) -> std::io::Result<Box<dyn sluice_store::Memory>> {
+        // Locked for all of them.
+        self.devices[0].lend_memory(bytes)
+    }
+
     fn read_block(&mut self, pool: &KvPool, block: u32, out: &mut [u8]) {
         let group = &self.groups[pool.buffer.number()];
         assert_eq!(out.len(), group.layout.block_bytes());

@@ -424,7 +424,8 @@ impl Engine {
         self.events.append(&mut self.pending);
         // 1. Who takes part, with how many tokens; meanwhile others are given what was on disk
         self.attend(false)?;
-        self.scheduler.plan(&mut self.sequences, &mut self.cache, &mut self.plan);
+        let spill = self.runner.spill.as_mut();
+        self.scheduler.plan(&mut self.sequences, &mut self.cache, spill, &mut self.plan);
         for i in 0..self.plan.stuck.len() {
             let i = self.plan.stuck[i];
             self.finish(i, Finish::ContextFull);

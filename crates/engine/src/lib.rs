@@ -15,6 +15,7 @@ pub mod sampler;
 mod sampling;
 mod scheduler;
 mod sequence;
+mod spill;
 pub mod text;
 
 pub use budget::{Held, refused_by_device};
@@ -32,3 +33,4 @@ pub use sluice_backend::{
 pub use sluice_model::{Config, Description};
 pub use sluice_store::experts::{Policy, ReadFaults};
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};
+pub use spill::Spilled;

@@ -34,6 +34,9 @@ pub struct Options {
     pub snapshots: usize,
     /// Whether and where it is kept on disk too, for later starts. Changes no result.
     pub prompt_cache: Option<PromptCacheOptions>,
+    /// Bytes of this machine's memory for what is kept for those that begin alike and the caches have no room for any more: of use where a device computes in memory of its own.
+    /// Changes no result.
+    pub kv_spill: u64,
     /// Tokens in a block of the cache.
     pub block_tokens: usize,
     /// Changes the model's output: see `sluice_model::Options`.
@@ -78,6 +81,7 @@ impl Options {
             prefix_cache: true,
             snapshots: 0,
             prompt_cache: None,
+            kv_spill: 0,
             block_tokens: 32,
             experts_per_token: None,
             profile: false,

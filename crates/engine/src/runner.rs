@@ -11,6 +11,7 @@ use sluice_model::Decoder;
 use crate::prompt_cache::PromptCache;
 use crate::scheduler::Plan;
 use crate::sequence::Sequence;
+use crate::spill::Spill;
 
 /// A model on a backend.
 pub struct Runner {
@@ -19,12 +20,20 @@ pub struct Runner {
     /// One for each cache group.
     kv: Vec<KvPool>,
     inputs: StepInputs,
+    /// Where what the caches give up goes, and comes back from.
+    pub spill: Option<Spill>,
 }
 
 impl Runner {
-    pub fn new(backend: Box<dyn Backend>, decoder: Decoder, kv: Vec<KvPool>, capacity: Capacity) -> Runner {
+    pub fn new(
+        backend: Box<dyn Backend>,
+        decoder: Decoder,
+        kv: Vec<KvPool>,
+        capacity: Capacity,
+        spill: Option<Spill>,
+    ) -> Runner {
         let block_tokens: Vec<usize> = kv.iter().map(|pool| pool.layout.block_tokens).collect();
-        Runner { backend, decoder, kv, inputs: StepInputs::new(&block_tokens, capacity) }
+        Runner { backend, decoder, kv, inputs: StepInputs::new(&block_tokens, capacity), spill }
     }
 
     /// Takes the next tokens of each taker through the model. `wanted`: logits of all their positions, or of the last token of those that come to their end.
@@ -77,7 +86,7 @@ impl Runner {
     /// # Errors
     /// Those of [`Runner::settle`].
     pub fn carry_out(&mut self, cache: &mut KvCache, mut disk: Option<&mut PromptCache>) -> Result<()> {
-        let (backend, kv) = (&mut *self.backend, &self.kv);
+        let (backend, kv, spill) = (&mut *self.backend, &self.kv, &mut self.spill);
         let mut done = Ok(());
         cache.carry_out(|chore, leaving| match chore {
             Chore::CopyBlock { group, from, to } => match backend.commit_kv(&kv[group], to as usize + 1) {
@@ -86,7 +95,10 @@ impl Runner {
             },
             Chore::CopyState { from, to } => backend.copy_state(from, to),
             Chore::ZeroState(row) => backend.zero_state(row),
-            Chore::CopyOut(i) => disk.iter_mut().for_each(|disk| disk.leaves(&leaving[i], backend, kv)),
+            Chore::CopyOut(i) => {
+                spill.iter_mut().for_each(|spill| spill.keep(&leaving[i], backend, kv));
+                disk.iter_mut().for_each(|disk| disk.leaves(&leaving[i], backend, kv));
+            }
         });
         done
     }

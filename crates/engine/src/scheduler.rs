@@ -10,6 +10,7 @@ use sluice_cache::KvCache;
 use crate::pace::Pace;
 use crate::prompt_cache::{self, Restore};
 use crate::sequence::Sequence;
+use crate::spill::Spill;
 
 /// A sequence that takes part in a step, by its place among all, with its next so many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +58,13 @@ impl Scheduler {
     }
 
     /// Fills `plan` with the next step, and finds room for it.
-    pub fn plan(&mut self, sequences: &mut [Sequence], cache: &mut KvCache, plan: &mut Plan) {
+    pub fn plan(
+        &mut self,
+        sequences: &mut [Sequence],
+        cache: &mut KvCache,
+        mut spill: Option<&mut Spill>,
+        plan: &mut Plan,
+    ) {
         plan.clear();
         let mut queue = std::mem::take(&mut self.queue);
         queue.clear();
@@ -91,7 +98,8 @@ impl Scheduler {
                 if !fits(sequences, cache) && !plan.takers.is_empty() {
                     break;
                 }
-                if prompt_cache::begin(&mut sequences[i], cache) {
+                let returns = |spill: &mut &mut Spill| spill.begin(&mut sequences[i], cache);
+                if spill.as_mut().is_some_and(returns) || prompt_cache::begin(&mut sequences[i], cache) {
                     continue;
                 }
                 adopt(&mut sequences[i], cache);
@@ -273,7 +281,7 @@ mod tests {
             vec![(0, 1), (1, 3)],
             vec![(0, 1), (1, 1)],
         ] {
-            scheduler.plan(&mut all, &mut cache, &mut plan);
+            scheduler.plan(&mut all, &mut cache, None, &mut plan);
             assert_eq!(takers(&plan), wanted);
             done(&mut all, &plan);
         }
@@ -286,7 +294,7 @@ mod tests {
         let (mut scheduler, mut plan) = (Scheduler::new(64, 4, 64), Plan::default());
         let mut alone = 0;
         for _ in 0..6 {
-            scheduler.plan(&mut all, &mut cache, &mut plan);
+            scheduler.plan(&mut all, &mut cache, None, &mut plan);
             assert!(plan.takers.iter().any(|t| t.sequence == 0), "who came first goes on");
             alone += usize::from(plan.takers.len() == 1);
             done(&mut all, &plan);
@@ -294,7 +302,7 @@ mod tests {
         assert!(alone > 0 && all[1].computed == 0 && all[1].held.is_empty());
         // The first has come to its end.
         all[0].running = None;
-        scheduler.plan(&mut all, &mut cache, &mut plan);
+        scheduler.plan(&mut all, &mut cache, None, &mut plan);
         assert_eq!(takers(&plan), [(1, all[1].tokens.len())]);
         assert_eq!(all[0].computed, 0, "nobody generates for it");
     }
@@ -304,12 +312,12 @@ mod tests {
         let mut cache = cache(100);
         let mut all = vec![sequence(&cache, 0, 5), sequence(&cache, 1, 20)];
         let (mut scheduler, mut plan) = (Scheduler::new(8, 4, 8), Plan::default());
-        scheduler.plan(&mut all, &mut cache, &mut plan);
+        scheduler.plan(&mut all, &mut cache, None, &mut plan);
         done(&mut all, &plan);
         // The first was cancelled after a token, and is started again behind the other.
         (all[0].running, all[0].last_used) = (sequence(&cache, 2, 0).running, 1);
         for wanted in [vec![(1, 8)], vec![(1, 8)], vec![(1, 1), (0, 1)]] {
-            scheduler.plan(&mut all, &mut cache, &mut plan);
+            scheduler.plan(&mut all, &mut cache, None, &mut plan);
             assert_eq!(takers(&plan), wanted);
             done(&mut all, &plan);
         }
@@ -321,11 +329,11 @@ mod tests {
         let mut all = vec![sequence(&cache, 0, 7)];
         let (mut scheduler, mut plan) = (Scheduler::new(64, 4, 64), Plan::default());
         for _ in 0..2 {
-            scheduler.plan(&mut all, &mut cache, &mut plan);
+            scheduler.plan(&mut all, &mut cache, None, &mut plan);
             assert_eq!(plan.takers.len(), 1);
             done(&mut all, &plan);
         }
-        scheduler.plan(&mut all, &mut cache, &mut plan);
+        scheduler.plan(&mut all, &mut cache, None, &mut plan);
         assert_eq!((takers(&plan), &plan.stuck[..]), (vec![], &[0][..]));
     }
 }

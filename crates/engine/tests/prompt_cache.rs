@@ -8,9 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use sluice_engine::sampler::SamplingParams;
-use sluice_engine::{Activations, AttentionMode, Engine, Event, Generation, KvType, Options, PromptCacheOptions};
-use support::{KINDS, folder, tokens};
+use sluice_engine::{Activations, AttentionMode, Engine, Event, KvType, Options, PromptCacheOptions};
+use support::{Answer, KINDS, ask, folder, generation, tokens};
 
 fn cached(cache: &Path) -> Options {
     Options {
@@ -32,38 +31,6 @@ fn cached(cache: &Path) -> Options {
 
 fn cold() -> Options {
     Options { prompt_cache: None, prefix_cache: false, snapshots: 0, ..cached(Path::new("")) }
-}
-
-/// Of each token of an answer, also how likely all others were, to the bit.
-#[derive(Debug, PartialEq)]
-struct Answer {
-    tokens: Vec<u32>,
-    likely: Vec<(u32, u64)>,
-}
-
-fn generation(n: usize) -> Generation {
-    let all = 1 << 16;
-    let sampling = SamplingParams { temperature: 0.8, seed: 7, ..SamplingParams::default() };
-    Generation { sampling, max_tokens: n, logprobs: Some(all), ..Generation::default() }
-}
-
-fn ask(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Answer, usize, usize) {
-    let id = engine.add_sequence();
-    engine.start(id, prompt, generation).unwrap();
-    let mut answer = Answer { tokens: Vec::new(), likely: Vec::new() };
-    while !engine.is_idle() {
-        let events = engine.step().unwrap().to_vec();
-        for event in events {
-            if let Event::Token { token, .. } = event {
-                answer.tokens.push(token);
-                let logprobs = engine.take_logprobs(id).unwrap();
-                answer.likely.extend(logprobs.top.iter().map(|(token, p)| (*token, p.to_bits())));
-            }
-        }
-    }
-    let (adopted, restored) = (engine.adopted(id).unwrap(), engine.restored(id).unwrap());
-    engine.remove_sequence(id);
-    (answer, adopted, restored)
 }
 
 #[test]

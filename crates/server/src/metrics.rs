@@ -40,6 +40,7 @@ pub struct Metrics {
     from_memory: Counter,
     computed: Counter,
     disk: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 9],
+    spilled: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 4],
     finished: Family<Reason, Counter>,
     first_token: Histogram,
     between_tokens: Histogram,
@@ -78,6 +79,17 @@ const DISK: [(&str, &str); 9] = [
     ("sluice:prompt_cache_broken", "1 where an error has ended its use"),
 ];
 
+/// Of what a device's caches had no room for; zero where nothing may be kept of it.
+const SPILLED: [(&str, &str); 4] = [
+    (
+        "sluice:kv_spilled_bytes",
+        "Bytes of keys, values and states in this machine's memory that a device had no room for",
+    ),
+    ("sluice:kv_spilled_blocks", "Blocks of tokens that came there since the start"),
+    ("sluice:kv_spilled_lost", "Those that found no room there, or had to go again"),
+    ("sluice:kv_returned_tokens", "Tokens of prompts that went back from there"),
+];
+
 impl Metrics {
     pub fn new() -> Metrics {
         // Seconds, as vLLM divides them.
@@ -96,6 +108,7 @@ impl Metrics {
             from_memory: Counter::default(),
             computed: Counter::default(),
             disk: DISK.map(|(name, help)| (name, help, Gauge::default())),
+            spilled: SPILLED.map(|(name, help)| (name, help, Gauge::default())),
             finished: Family::default(),
             first_token: long(),
             between_tokens: short(),
@@ -128,7 +141,7 @@ impl Metrics {
         r.register("sluice:prompt_tokens_memory", "Tokens of prompts that were in memory", m.from_memory.clone());
         r.register("sluice:prompt_tokens_disk", "Those that were in the prompt cache on disk", m.from_disk.clone());
         r.register("sluice:prompt_tokens_computed", "Those that were computed", m.computed.clone());
-        m.disk.iter().for_each(|(name, help, gauge)| r.register(*name, *help, gauge.clone()));
+        m.disk.iter().chain(&m.spilled).for_each(|(name, help, gauge)| r.register(*name, *help, gauge.clone()));
         r.register("vllm:request_success", "Choices that came to an end, by reason", m.finished.clone());
         r.register("vllm:time_to_first_token_seconds", "From a request's arrival", m.first_token.clone());
         r.register("vllm:inter_token_latency_seconds", "Between tokens of a choice", m.between_tokens.clone());
@@ -233,6 +246,10 @@ impl Metrics {
                 broken,
             ];
             self.disk.iter().zip(values).for_each(|((.., gauge), value)| _ = gauge.set(value as i64));
+        }
+        if let Some(s) = engine.spilled() {
+            let values = [s.bytes, s.blocks, s.lost, s.returned_tokens];
+            self.spilled.iter().zip(values).for_each(|((.., gauge), value)| _ = gauge.set(value as i64));
         }
         if let Some(streamed) = engine.take_streamed() {
             self.experts_wanted.inc_by(streamed.stats.wanted);

@@ -21,6 +21,14 @@ pub unsafe trait Memory: Send + Sync {
     }
 }
 
+impl dyn Memory {
+    /// What lies in it.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: valid as long as this is, and nobody else touches it.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.len()) }
+    }
+}
+
 // SAFETY: a mapping of its own, which stays where it is until it is dropped.
 unsafe impl Memory for Map {
     fn start(&self) -> *mut u8 {

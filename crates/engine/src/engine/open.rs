@@ -26,6 +26,7 @@ use crate::prompt_cache::{self, Choices, PromptCache, Shape, fingerprint};
 use crate::runner::Runner;
 use crate::sampling::Sampling;
 use crate::scheduler::{Plan, Scheduler};
+use crate::spill::Spill;
 
 /// Makes the backend of an engine with these options.
 pub type MakeBackend<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Backend>>;
@@ -63,6 +64,7 @@ impl Engine {
         let numa = Processors::here().place_memory(options.numa);
         let state = (model.state_len() * size_of::<f32>()) as u64;
         options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::memory(state));
+        options.beside += options.kv_spill;
         let mut ahead = options.load.ahead.then(|| ReadAhead::begin(folder, &options.load));
         let mut first = Some(make(&options)?);
         let device = first.as_ref().is_some_and(|backend| backend.device_memory().is_some());
@@ -287,12 +289,16 @@ impl Engine {
         let max_sequences = options.max_sequences;
         let mut cache = KvCache::new(&cached, states, prefixes);
         let disk = disk.map(|(disk, _)| disk);
-        disk.iter().for_each(|disk| cache.keep_elsewhere(disk.fewest()));
+        let spills = options.prefix_cache && options.kv_spill > 0;
+        if let Some(fewest) = disk.as_ref().map(PromptCache::fewest).or(spills.then_some(block_tokens)) {
+            cache.keep_elsewhere(fewest);
+        }
         let capacity =
             Capacity { tokens: chunk, sequences: options.max_sequences, blocks: per_sequence * options.max_sequences };
+        let spill = spills.then(|| Spill::new(Shape::new(&cached, &layouts, model.state_len()), options.kv_spill));
         let sampling = Sampling::new(options.isa, backend.threads(), model.vocabulary, options.max_sequences);
         Ok(Engine {
-            runner: Runner::new(backend, decoder, kv, capacity),
+            runner: Runner::new(backend, decoder, kv, capacity, spill),
             loading,
             model,
             cache,

@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::Engine;
 use crate::prompt_cache::{PromptCache, PromptCacheStatus, ReadAhead, Saved, Sessions};
+use crate::spill::{self, Spill, Spilled};
 
 impl Engine {
     /// What is in it, and what came of it; `None` where there is none.
@@ -86,8 +87,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Sequences that wait for what is on disk.
+    /// What lies in memory of this machine of what a device had no room for; `None` where nothing may.
+    pub fn spilled(&self) -> Option<Spilled> {
+        self.runner.spill.as_ref().map(Spill::status)
+    }
+
+    /// Sequences that wait for what is on disk, or in memory of this machine.
     pub(super) fn attend(&mut self, idle: bool) -> Result<()> {
+        spill::attend(&mut self.sequences, &mut self.cache, &mut self.runner, self.disk.as_mut())?;
         match &mut self.disk {
             Some(disk) => disk.attend(&mut self.sequences, &mut self.cache, &mut self.runner, idle),
             None => Ok(()),

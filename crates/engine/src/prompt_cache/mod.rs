@@ -29,7 +29,7 @@ use finder::{Ask, Finder, Found, Query};
 pub(crate) use fingerprint::{Choices, fingerprint};
 use keeper::{Command, Keeper, Opened, Shared};
 use prefetch::Prefetch;
-pub(crate) use restore::{Restore, begin};
+pub(crate) use restore::{Restore, begin, settled};
 pub(crate) use saving::Saving;
 use sessions::{Inner, Naming};
 pub use sessions::{LoadedSession, ReadAhead, Saved, Session, Sessions};
@@ -96,7 +96,7 @@ impl Shape {
     }
 
     /// Of each group, the first block that a query behind `to` tokens sees.
-    fn first_blocks(&self, to: usize) -> impl Iterator<Item = usize> {
+    pub fn first_blocks(&self, to: usize) -> impl Iterator<Item = usize> {
         self.windows.iter().map(move |w| w.map_or(0, |w| (to + 1).saturating_sub(w)) / self.block_tokens)
     }
 }

@@ -15,6 +15,7 @@ use super::finder::{Ask, Found, Part, Query, Read};
 use super::{PromptCache, WAITING};
 use crate::runner::Runner;
 use crate::sequence::Sequence;
+use crate::spill::Returning;
 
 /// How far a sequence is with what is on disk of its prompt.
 #[derive(Default)]
@@ -26,6 +27,8 @@ pub(crate) enum Restore {
     /// It begins when the sequence's turn comes.
     Found(Found, Sender<Ask>),
     Reading(Reading),
+    /// It lies in memory of this machine, and is put in its place before the next step.
+    Returning(Returning),
     /// All that there was is there.
     Over,
 }
@@ -33,7 +36,15 @@ pub(crate) enum Restore {
 impl Restore {
     /// Whether the sequence can take no part in a step.
     pub fn waits(&self) -> bool {
-        matches!(self, Restore::Asked(..) | Restore::Reading(_))
+        matches!(self, Restore::Asked(..) | Restore::Reading(_) | Restore::Returning(_))
+    }
+
+    /// Tokens of the prompt that were found on disk and are not read yet.
+    pub fn reach(&self) -> usize {
+        match self {
+            Restore::Found(found, _) => found.to,
+            _ => 0,
+        }
     }
 }
 
@@ -275,12 +286,18 @@ impl PromptCache {
         if to < reading.to {
             cache.shrink(&mut s.held, to);
         }
-        (s.computed, s.adopted, s.restored) = (to, to, to.saturating_sub(reading.present));
-        cache.publish(&mut s.held, s.root, &s.tokens, to);
-        if self.shape.state_bytes > 0 && s.running.is_some() {
-            cache.snapshot(&mut s.held, s.root, &s.tokens, to);
-        }
+        s.restored = to.saturating_sub(reading.present);
+        settled(s, cache, to, self.shape.state_bytes > 0);
         cache.note_kept(s.root, &s.tokens, wanted);
-        cache.drop_unseen(&mut s.held, to);
     }
+}
+
+/// A sequence has what it took up, and goes on from there.
+pub(crate) fn settled(s: &mut Sequence, cache: &mut KvCache, to: usize, has_states: bool) {
+    (s.computed, s.adopted) = (to, to);
+    cache.publish(&mut s.held, s.root, &s.tokens, to);
+    if has_states && s.running.is_some() {
+        cache.snapshot(&mut s.held, s.root, &s.tokens, to);
+    }
+    cache.drop_unseen(&mut s.held, to);
 }

@@ -91,7 +91,7 @@ impl PromptCache {
             let Some(leaving) = cache.next_used() else { return };
             let begun = Instant::now();
             if !self.copy_out(&leaving, backend, kv) {
-                return cache.not_kept(&leaving);
+                return cache.not_kept(&leaving.hash);
             }
             self.saving.credit = self.saving.credit.saturating_sub(begun.elapsed());
         }
@@ -117,7 +117,7 @@ impl PromptCache {
             let Some(leaving) = cache.leave_by_hash(&hash) else { continue };
             let bytes = self.bytes_of(&leaving);
             if bytes > self.saving.room || !self.copy_out(&leaving, backend, kv) {
-                cache.not_kept(&leaving);
+                cache.not_kept(&leaving.hash);
                 self.saving.unsaved.clear();
                 return false;
             }

@@ -161,7 +161,7 @@ impl PromptCache {
                 if let Some(leaving) = cache.leave_by_hash(&hash)
                     && !self.copy_out(&leaving, backend, kv)
                 {
-                    cache.not_kept(&leaving);
+                    cache.not_kept(&leaving.hash);
                 }
             }
             let told: Told = Box::new({

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use sluice_engine::{AttentionMode, Engine, KvType};
+use sluice_engine::sampler::SamplingParams;
+use sluice_engine::{AttentionMode, Engine, Event, Generation, KvType};
 
 /// Types of keys and values, and how attention works on them.
 #[allow(dead_code)] // of which not every file tries all
@@ -41,4 +42,40 @@ pub fn logits(engine: &mut Engine, tokens: &[u32], pieces: &[usize]) -> Vec<u32>
     }
     engine.remove_sequence(id);
     bits
+}
+
+/// Of each token of an answer, also how likely all others were, to the bit.
+#[allow(dead_code)] // as above
+#[derive(Debug, PartialEq)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub likely: Vec<(u32, u64)>,
+}
+
+#[allow(dead_code)] // as above
+pub fn generation(n: usize) -> Generation {
+    let all = 1 << 16;
+    let sampling = SamplingParams { temperature: 0.8, seed: 7, ..SamplingParams::default() };
+    Generation { sampling, max_tokens: n, logprobs: Some(all), ..Generation::default() }
+}
+
+/// An answer, and how many tokens of its prompt were there, and of them from disk.
+#[allow(dead_code)] // as above
+pub fn ask(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Answer, usize, usize) {
+    let id = engine.add_sequence();
+    engine.start(id, prompt, generation).unwrap();
+    let mut answer = Answer { tokens: Vec::new(), likely: Vec::new() };
+    while !engine.is_idle() {
+        let events = engine.step().unwrap().to_vec();
+        for event in events {
+            if let Event::Token { token, .. } = event {
+                answer.tokens.push(token);
+                let logprobs = engine.take_logprobs(id).unwrap();
+                answer.likely.extend(logprobs.top.iter().map(|(token, p)| (*token, p.to_bits())));
+            }
+        }
+    }
+    let (adopted, restored) = (engine.adopted(id).unwrap(), engine.restored(id).unwrap());
+    engine.remove_sequence(id);
+    (answer, adopted, restored)
 }
