@@ -315,3 +315,48 @@ fn a_device_that_is_not_there_is_one_clear_line() {
         assert!(known.iter().any(|part| refused.contains(part)), "{refused}");
     }
 }
+
+/// Tokens of a likeliest answer, and how many of its prompt were there.
+fn say(engine: &mut Engine, prompt: &[u32]) -> (Vec<u32>, usize) {
+    let id = engine.add_sequence();
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    engine.start(id, prompt, Generation { sampling, max_tokens: 4, ..Generation::default() }).unwrap();
+    let mut said = Vec::new();
+    while !engine.is_idle() {
+        let tokens = engine.step().unwrap().iter().filter_map(|event| match event {
+            Event::Token { token, .. } => Some(*token),
+            _ => None,
+        });
+        said.extend(tokens);
+    }
+    let adopted = engine.adopted(id).unwrap();
+    engine.remove_sequence(id);
+    (said, adopted)
+}
+
+#[test]
+fn what_the_device_has_no_room_for_comes_back() {
+    let Some((device, _turn)) = device() else { return };
+    for name in ["qwen3", "qwen3_window", "qwen3_next"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
+        let small = Options { kv_tokens: Some(400), max_sequences: 1, ..options(Activations::Int8, None, 64) };
+        let mut cpu = on(None, &folder, Options { prefix_cache: false, ..small.clone() });
+        let prompts: Vec<Vec<u32>> = (1..4).map(|seed| prompt(&cpu, 300, seed)).collect();
+        let wanted: Vec<Vec<u32>> = prompts.iter().map(|prompt| say(&mut cpu, prompt).0).collect();
+        for devices in lists(device) {
+            let spilling = Options { snapshots: 2, kv_spill: 64 << 20, ..small.clone() };
+            let mut gpu = on_all(&devices, &folder, spilling);
+            for (prompt, answer) in prompts.iter().zip(&wanted) {
+                assert_eq!(&say(&mut gpu, prompt).0, answer, "{name}, {devices:?}");
+            }
+            for (prompt, answer) in prompts.iter().zip(&wanted) {
+                let further = [&prompt[..], answer, &[1, 2, 3]].concat();
+                let (said, adopted) = say(&mut gpu, &further);
+                assert_eq!(said, say(&mut cpu, &further).0, "{name}, {devices:?}");
+                assert!(adopted >= 288, "{name}, {devices:?}: {adopted}");
+            }
+            let status = gpu.spilled().unwrap();
+            assert!(status.returned_tokens >= 2 * 288, "{name}, {devices:?}: {status:?}");
+        }
+    }
+}
