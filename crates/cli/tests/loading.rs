@@ -271,5 +271,7 @@ fn a_truncated_file_in_use_ends_the_answer_and_not_the_process() {
     let ended = child.wait_with_output().unwrap();
     let said = stderr(&ended);
     assert!(ended.status.success(), "{:?}: {said}", ended.status);
-    assert_eq!(said.matches("truncated while it was in use").count(), 2, "{said}");
+    // Both questions after it, and on a slow machine the first answer too, which goes on meanwhile.
+    let times = said.matches("truncated while it was in use").count();
+    assert!(times == 2 || times == 3, "{said}");
 }
