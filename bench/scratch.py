@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,3 +54,15 @@ def output(command, **environment):
     if done.returncode != 0:
         raise Failed(f"bench: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return done.stdout
+
+
+@contextmanager
+def busy(processes):
+    """Loops that never wait, each a process."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

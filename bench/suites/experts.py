@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from findings import Pick, bars, goals, having, said
 from models import bytes_of, evict, model, model_path, size
 from peers import LLAMA, SLUICE, Peer, died, parsed
 from results import compare, lines
-from scratch import DIR, ROOT, free, output, say
+from scratch import DIR, ROOT, busy, free, output, say
 
 TITLE = "Experts from disk: decode, prefill, memory"
 SUITE = "experts"
@@ -305,13 +304,8 @@ def llama(path, limit, generated, prompt=0, timeout=600):
 
 def busy_disk(path, request):
     """The same while something runs on every thread: completions, copies and the processor's time are the same machine's."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(THREADS)]
-    try:
+    with busy(THREADS):
         return disk(path, request)
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
 
 
 def disk(path, request, depth=DEPTH, order="random", seconds=1.0, align=4096):

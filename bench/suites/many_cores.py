@@ -3,8 +3,6 @@ Single measurements and their goals are those of `kernels`; what it takes severa
 
 import json
 import subprocess
-import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 
@@ -14,7 +12,7 @@ from findings import Pick, bars, goals, having, said
 from models import evict, quickly, size
 from peers import LLAMA, SLUICE
 from results import compare
-from scratch import output, say
+from scratch import busy, output, say
 from suites import experts, kernels
 from suites.kernels import LONG, NAMES, PROMPT, THREADS, Decode, Prefill
 
@@ -153,18 +151,6 @@ def streamed(rounds):
         rows.append(compare(SUITE, case, "speed", "tokens/s", mine, allowed, "max(reads, compute)", 0.85, threads=THREADS))
         rows.append(compare(SUITE, case, "reads over the longer", "%", waits, None, "", threads=THREADS))
     return rows
-
-
-@contextmanager
-def busy(processes):
-    """Loops that never wait, each a process."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
 
 
 def beside_others(rounds):
