@@ -31,9 +31,11 @@ def served(shape, form):
     return _made(served, model_path(shape, form).with_name(name + ending), shape, form, "text")
 
 
-def quickly(shape, form):
-    """The same as `model`, of a pool of random blocks, and with what other suites have made already: for models so large that their numbers would take minutes."""
-    return _made(quickly, model_path(shape, form), shape, form, "pooled")
+def quickly(shape, form, *text):
+    """The same as `model`, or with `"text"` as `served`, of a pool of random blocks, and with what other suites have made already: for models so large that their numbers would take
+    minutes."""
+    path = model_path(shape, form)
+    return _made(quickly, path.with_name("-".join([path.name, *text])), shape, form, *text, "pooled")
 
 
 def _made(of, path, shape, form, *more):

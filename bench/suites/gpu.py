@@ -17,6 +17,8 @@ from peers import SLUICE, CudaLlamaCpp, Died, Peer, answer, parsed
 from results import compare
 from scratch import Failed, output, say
 from shapes import config
+from suites.prompt_cache import ask, prompt
+from suites.serving import metric, server
 
 TITLE = "GPU: decode, prompts, experts in tiers, first tokens"
 SUITE = "gpu"
@@ -28,6 +30,8 @@ SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", HYBRID: "next-48"}
 TO_COME = 34
 # Bytes of the device's memory: keys and values of some 2,000 tokens of the mixture, of which scratch takes a part.
 LONGER = 192_000_000
+# Conversations that take turns, tokens of each, and for how many tokens together the device has room.
+TAKING_TURNS, OF_EACH, ROOM = 4, 4096, 8192
 
 PICKS = [
     *(
@@ -72,6 +76,7 @@ def found(rows):
         *said("With attention on integers, which is lossy: {spread} times.", having(rows, "prefill", "lossy speed", peer)),
         *said("8 and 32 sequences together: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
         *said("With some or all of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
+        *said("Keys and values that the device has no room for come back from this machine's memory: first tokens {spread} times as soon as computed again.", having(rows, figure="TTFT, from memory", peer="computed"), less=True),
         *said("A model larger than all memory it may take: experts are read at {percent} of the disk's bandwidth; goals met: {goals}.", having(rows, "larger than", "experts read")),
         *said("First tokens of a new process, cold and warm, come {spread} times as soon as llama.cpp's.", having(rows, "first token", "from the start", peer), less=True),
         *said("Logits of the GPU have the bits of the CPU, or of a mixture that is all in VRAM, in {count} of {tried} cases.", [r for r in bits if r.ours == 1], tried=len(bits)),
@@ -105,7 +110,9 @@ MEASURED = {
     f"{SMALL}: bits": lambda _: bits(SMALL, "q4", ("int8", "bf16", "f32")) + bits(SMALL, "bf16", ("int8", "f32")),
     f"{LARGE}: decode": lambda rounds: decode(LARGE, "q4", "Q4_0", rounds, 2.1, of_limit=0.6, matrices=True),
     f"{LARGE}: prompts": lambda rounds: prefill(LARGE, rounds, 1.2),
+    f"{LARGE}: returning": lambda rounds: returning(min(rounds, 3)),
     f"{HYBRID}: decode": lambda rounds: decode(HYBRID, "q4", "Q4_0", rounds, 2.8),
+    f"{HYBRID}: prompts": lambda rounds: prefill(HYBRID, rounds, None),
     f"{HYBRID}: bits": lambda _: bits(HYBRID, "q4", ("int8",)),
     f"{MIXTURE}: decode": lambda rounds: decode(MIXTURE, "q4", "Q4_0", rounds, 2.4),
     f"{MIXTURE}: prompts": lambda rounds: prefill(MIXTURE, rounds, 1.3),
@@ -335,6 +342,36 @@ def prompt_of_experts(rounds):
     [line] = ours("prefill", folder, min(rounds, 3), "--tokens", 4096, "--gpu-memory", least(rounds) + int(4e9), "--chunk", 4096, "--fill-experts")
     peer, died = beside(min(rounds, 3), file, "-p", 4096, "-n", 0, "-b", 4096, "-ub", 4096, "-ncmoe", 48)
     return [compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(4096, 0, 0), LLAMA.name("Q4_0, experts on the CPU"), 3.0, died=died)]
+
+
+def returning(rounds):
+    """First tokens of conversations that go on in turn, where the device has room for the keys and values of half of them: they come back from this machine's memory, or are computed again."""
+    shape, case = SHAPES[LARGE], f"{TAKING_TURNS} conversations of {OF_EACH:,} tokens in turn, {LARGE}, 4 bit"
+    c = config(shape)
+    of_token = 4 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"]
+    folder = quickly(shape, "q4", "text")
+    serve = lambda *more: lambda port: [SLUICE, "serve", folder, "--port", port, "--parallel", 1, "--context", OF_EACH + 512, "--device", "cuda", *more]  # noqa: E731
+    refused = subprocess.run([str(word) for word in serve("--gpu-memory", "100M")(0)], capture_output=True, text=True)
+    memory = smallest(refused.stderr) + ROOM * of_token
+    found = {}
+    for words, more in (("spilled", ("--gpu-memory", memory, "--kv-spill", "16G")), ("lost", ("--gpu-memory", memory)), ("kept", ())):
+        with server(serve(*more), f"returning-{words}") as address:
+            conversations = [prompt(shape, f"returning {k}", OF_EACH) for k in range(TAKING_TURNS)]
+            ask(address, prompt(shape, "warm", 64))
+            found[words] = []
+            for turn in range(rounds + 1):
+                for k in range(TAKING_TURNS):
+                    conversations[k] += prompt(shape, f"turn {turn} of {k}", 32)
+                    answer = ask(address, conversations[k])
+                    # In the first turn there is nothing yet that could come back.
+                    if turn:
+                        found[words].append(answer.ttft)
+            returned = metric(address, "sluice:kv_returned_tokens") if words == "spilled" else 0
+            say(f"{words}: {found[words]}, {returned:.0f} tokens came back")
+            if words == "spilled" and returned < rounds * TAKING_TURNS * OF_EACH // 2:
+                raise Failed(f"bench: only {returned:.0f} tokens came back")
+    rows = [compare(SUITE, case, "TTFT, from memory of this machine", "ms", found["spilled"], found[words], name, above=False) for words, name in (("lost", "computed again"), ("kept", "all of them in VRAM"))]
+    return [*rows, compare(SUITE, case, "bytes of keys and values over it", "GB/s", [OF_EACH * of_token / t / 1e6 for t in found["spilled"]], [limit("device", "up_bytes_per_second") / 1e9] * len(found["spilled"]), "link")]
 
 
 # Bytes for experts on the device, and on the host, of 17 GB: nearly all that is wanted is found, or the disk is what counts.

@@ -4,6 +4,7 @@
 #include "attend_last.cu"
 #include "attend_tile.cu"
 #include "attend_tile_128.cu"
+#include "attend_tile_256.cu"
 #include "attention.cu"
 #include "delta.cu"
 #include "draw.cu"

@@ -302,3 +302,4 @@ template <u32 DIM> __device__ __forceinline__ void attend_integers(const Attenti
 
 extern "C" __global__ void __launch_bounds__(128, 3) attend_integers_64(const __grid_constant__ Attention p) { attend_integers<64>(p); }
 extern "C" __global__ void __launch_bounds__(128, 3) attend_integers_128(const __grid_constant__ Attention p) { attend_integers<128>(p); }
+extern "C" __global__ void __launch_bounds__(128, 2) attend_integers_256(const __grid_constant__ Attention p) { attend_integers<256>(p); }

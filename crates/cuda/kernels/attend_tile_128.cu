@@ -49,9 +49,10 @@ __device__ __forceinline__ void multiply_wide(const float* q, const float* other
     }
 }
 
-// Scores of 16 rows with the keys that this warp takes. Bits of a lane: which of two tiles of rows, which of two of keys, and three of the number of its first lane
+// Scores of 16 rows with those of `KEYS` keys that this warp takes; the first of them is at `base`. Bits of a lane: which of two tiles of rows, which of two of keys, and three of the number of its first lane
 // of the sixteen. So eight threads that are served together read other banks, and pairs of them the same.
-__device__ __forceinline__ void wide_scores(const Attention& p, const float* q, const float* keys, float* weights, u32 rows, u32 base, u32 lowest, u32 highest) {
+template <u32 DIM, u32 KEYS> __device__ __forceinline__ void wide_scores(const Attention& p, const float* q, const float* keys, float* weights, u32 rows, u32 base, u32 lowest, u32 highest) {
+    const u32 STRIDE = KEYS + 4;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, l = lane / 4;
     bool four = lane & 16, two = lane & 8, one = lane & 4;
     // Tiles of a warp are 16 rows from one another.
@@ -60,20 +61,20 @@ __device__ __forceinline__ void wide_scores(const Attention& p, const float* q, 
     // Who hands the first half of the rows over has them behind the others.
     const float *q0 = q + l * ROWS_STRIDE + row + (four ? 4 : 0), *q1 = q + l * ROWS_STRIDE + row + (four ? 0 : 4);
 #pragma unroll 1
-    for (u32 turn = warp / 4; turn < 8; turn += 2) {
+    for (u32 turn = warp / 4; turn < KEYS / 16; turn += 2) {
         // A tile of keys: four, and those 32 further; two tiles are 16 from one another.
         u32 first_key = turn / 4 * 64 + turn % 4 * 4, key = first_key + lane / 2 % 2 * 16;
         if (base + first_key > highest || base + first_key + 64 <= lowest) continue;
-        const float *k0 = keys + l * KEYS_STRIDE + key + (two ? 32 : 0), *k1 = keys + l * KEYS_STRIDE + key + (two ? 0 : 32);
+        const float *k0 = keys + l * STRIDE + key + (two ? 32 : 0), *k1 = keys + l * STRIDE + key + (two ? 0 : 32);
         const float *of_q0 = q0, *of_q1 = q1;
         float s[8][8], other[8][8];
 #pragma unroll
         for (int i = 0; i < 64; i++) s[i / 8][i % 8] = other[i / 8][i % 8] = 0.0f;
 #pragma unroll 2
-        for (u32 i = 0; i < WIDE_DIM / 16; i++) {
+        for (u32 i = 0; i < DIM / 16; i++) {
             multiply_wide(of_q0, of_q1, k0, k1, s);
-            multiply_wide(of_q0 + 8 * ROWS_STRIDE, of_q1 + 8 * ROWS_STRIDE, k0 + 8 * KEYS_STRIDE, k1 + 8 * KEYS_STRIDE, other);
-            of_q0 += 16 * ROWS_STRIDE, of_q1 += 16 * ROWS_STRIDE, k0 += 16 * KEYS_STRIDE, k1 += 16 * KEYS_STRIDE;
+            multiply_wide(of_q0 + 8 * ROWS_STRIDE, of_q1 + 8 * ROWS_STRIDE, k0 + 8 * STRIDE, k1 + 8 * STRIDE, other);
+            of_q0 += 16 * ROWS_STRIDE, of_q1 += 16 * ROWS_STRIDE, k0 += 16 * STRIDE, k1 += 16 * STRIDE;
         }
         // i and i + 8, i and i + 4, i and i + 2, 0 and 1.
 #pragma unroll
@@ -173,6 +174,125 @@ __device__ __forceinline__ void wide_weights(const Attention& p, float* weights,
     if (part == 0) kept[r] = a, taken[r] = b;
 }
 
+// Queries of a warp's eight rows, normed and turned, then their elements beside those of the other rows. `apart`: room for eight rows, one after the other.
+template <u32 DIM> __device__ __forceinline__ void wide_queries(const Attention& p, u32 first, u32 group, u32 kv_head, u32 row, u32 rows, float* apart, float* q) {
+    u32 lane = threadIdx.x % WARP;
+    float x[8][DIM / WARP];
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        auto from = [&] { return p.q.row(first + (row + i) / group) + (u64)(kv_head * group + (row + i) % group) * DIM * (p.gated ? 2 : 1); };
+#pragma unroll
+        for (u32 j = 0; j < DIM / WARP; j++) x[i][j] = row + i < rows ? from()[j * WARP + lane] : 0.0f;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+#pragma unroll
+        for (u32 j = 0; j < DIM / WARP; j++) apart[i * DIM + j * WARP + lane] = x[i][j];
+    }
+#pragma unroll 1
+    for (u32 i = 0; i < 8; i++) {
+        float* head = apart + i * DIM;
+        if (row + i < rows) turn(head, head, DIM, p.q_norm, p.angles + (u64)p.positions[first + (row + i) / group] * 2 * p.half, p.half);
+        for (u32 d = lane; d < DIM; d += WARP) q[d * ROWS_STRIDE + row + i] = head[d];
+    }
+}
+
+// Of a partition's positions: all of a warp's rows see those of the first range, and none those outside of the second.
+struct WideSeen {
+    u32 all_from, all_to, some_from, some_to;
+
+    __device__ __forceinline__ WideSeen(const WideRow& row, u32 base) {
+        u32 from = row.has ? max(row.first, base) - base : 0, to = PARTITION;
+        if (row.has) to = row.last < base ? 0 : min(row.last + 1 - base, PARTITION);
+        bool sees = row.has && from < to;
+        all_from = from, all_to = to, some_from = sees ? from : PARTITION, some_to = sees ? to : 0;
+#pragma unroll
+        for (u32 i = 1; i < 8; i *= 2) {
+            all_from = max(all_from, __shfl_xor_sync(ALL, all_from, i));
+            all_to = min(all_to, __shfl_xor_sync(ALL, all_to, i));
+            some_from = min(some_from, __shfl_xor_sync(ALL, some_from, i));
+            some_to = max(some_to, __shfl_xor_sync(ALL, some_to, i));
+        }
+    }
+
+    __device__ __forceinline__ bool all() const { return all_from == 0 && all_to == PARTITION; }
+};
+
+// Adds values of the positions from `first` to `end`, times their weights, to the outputs of eight rows: `COLUMNS` columns a thread. values: of position `first`.
+template <u32 TYPE, u32 COLUMNS, u32 STRIDE> __device__ __forceinline__ void wide_values(const WideSeen& seen, u32 first, u32 end, const float* weights, const u8* values, float (&o)[8][COLUMNS]) {
+    u32 n = max(first, seen.some_from), some_to = min(end, seen.some_to), all_to = min(end, seen.all_to);
+    const float* of_n = weights + n * WEIGHTS_STRIDE;
+    values += (n - first) * STRIDE + threadIdx.x % WARP * 2 * COLUMNS;
+    auto step = [&](bool checked) {
+        float4 w = *(const float4*)of_n, x = *(const float4*)(of_n + 4);
+        float ws[8] = {w.x, w.y, w.z, w.w, x.x, x.y, x.z, x.w};
+        u32 words[COLUMNS / 2];
+        if (COLUMNS == 4) *(uint2*)words = *(const uint2*)values;
+        else *(uint4*)words = *(const uint4*)values;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+            u16 half = (u16)(words[j / 2] >> j % 2 * 16);
+            float v = TYPE == F16 ? from_f16(half) : from_bf16(half);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                int i = j % 2 ? 7 - n : n;
+                if (!(checked && ws[i] < 0.0f)) o[i][j] = fma(ws[i], v, o[i][j]);
+            }
+        }
+        n++, of_n += WEIGHTS_STRIDE, values += STRIDE;
+    };
+#pragma unroll 1
+    while (n < some_to && (n < seen.all_from || n >= all_to)) step(true);
+#pragma unroll 1
+    while (n + 8 <= all_to) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) step(false);
+    }
+#pragma unroll 1
+    while (n < some_to) step(true);
+}
+
+// A partition's outputs join those before it.
+template <u32 COLUMNS> __device__ __forceinline__ void wide_join(const float (&o)[8][COLUMNS], const float* kept, const float* taken, float (&out)[8][COLUMNS]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float a = kept[i], b = taken[i];
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+            float both = a < 0.0f ? o[i][j] : fma(out[i][j], a, mul(o[i][j], b));
+            out[i][j] = b < 0.0f ? out[i][j] : both;
+        }
+    }
+}
+
+// The end of a warp's rows. `apart`: as above; tops, sums: of all rows.
+template <u32 COLUMNS> __device__ __forceinline__ void wide_ends(const Attention& p, u32 first, u32 group, u32 kv_head, u32 row, u32 rows, const WideRow& of_row, const float (&out)[8][COLUMNS], float* apart, float* tops, float* sums) {
+    const u32 DIM = COLUMNS * WARP;
+    u32 lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j += 4) *(float4*)(apart + i * DIM + lane * COLUMNS + j) = make_float4(out[i][j], out[i][j + 1], out[i][j + 2], out[i][j + 3]);
+    }
+    if (lane < 8) tops[row + lane] = of_row.top, sums[row + lane] = of_row.sum;
+    __syncwarp();
+#pragma unroll 1
+    for (u32 r = row; r < min(row + 8, rows); r++) {
+        u32 t = first + r / group, h = kv_head * group + r % group;
+#pragma unroll
+        for (u32 d = lane; d < DIM; d += WARP) finish(p, t, h, d, apart[(r - row) * DIM + d], tops[r], sums[r]);
+    }
+}
+
+__device__ __forceinline__ WideRow wide_row(const Attention& p, u32 first, u32 group, u32 r, u32 rows) {
+    WideRow of_row = {0, 0, r < rows, 0.0f, 0.0f};
+    if (of_row.has) {
+        of_row.last = p.positions[first + r / group];
+        of_row.first = first_seen(p, of_row.last);
+    }
+    return of_row;
+}
+
 // What is shared of known size.
 struct OfWideTile {
     Places places[2];
@@ -204,32 +324,9 @@ template <u32 TYPE> __device__ __forceinline__ void attend_wide(const Attention&
         find(1, base + PARTITION);
         __syncthreads();
         bring_wide(shared.places[0].keys, stored_keys);
-        // 2. Queries, normed and turned, eight to a warp; then their elements beside those of the other rows
-        auto query = [&](u32 r) { return p.q.row(first + r / group) + (u64)(kv_head * group + r % group) * WIDE_DIM * (p.gated ? 2 : 1); };
-        {
-            float x[8][WIDE_DIM / WARP];
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) {
-#pragma unroll
-                for (u32 j = 0; j < WIDE_DIM / WARP; j++) x[i][j] = row + i < rows ? query(row + i)[j * WARP + lane] : 0.0f;
-            }
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) {
-#pragma unroll
-                for (u32 j = 0; j < WIDE_DIM / WARP; j++) apart[i * WIDE_DIM + j * WARP + lane] = x[i][j];
-            }
-        }
-#pragma unroll 1
-        for (u32 i = 0; i < 8; i++) {
-            float* head = apart + i * WIDE_DIM;
-            if (row + i < rows) turn(head, head, WIDE_DIM, p.q_norm, p.angles + (u64)p.positions[first + (row + i) / group] * 2 * p.half, p.half);
-            for (u32 d = lane; d < WIDE_DIM; d += WARP) q[d * ROWS_STRIDE + row + i] = head[d];
-        }
-        WideRow of_row = {0, 0, row + lane % 8 < rows, 0.0f, 0.0f};
-        if (of_row.has) {
-            of_row.last = p.positions[first + (row + lane % 8) / group];
-            of_row.first = first_seen(p, of_row.last);
-        }
+        // 2. Queries
+        wide_queries<WIDE_DIM>(p, first, group, kv_head, row, rows, apart, q);
+        WideRow of_row = wide_row(p, first, group, row + lane % 8, rows);
         float out[8][4];
 #pragma unroll
         for (int i = 0; i < 32; i++) out[i / 4][i % 4] = 0.0f;
@@ -244,84 +341,27 @@ template <u32 TYPE> __device__ __forceinline__ void attend_wide(const Attention&
             bool more = base + PARTITION <= highest;
             if (more) bring_wide(shared.places[(turns + 1) % 2].keys, stored_keys);
             // 3. Scores
-            wide_scores(p, q, keys, weights, rows, base, lowest, highest);
+            wide_scores<WIDE_DIM, PARTITION>(p, q, keys, weights, rows, base, lowest, highest);
             copied();
             __syncthreads();
             if (more) find(turns, base + 2 * PARTITION);
             if (row < rows) {
                 // 4. Weights
-                u32 from = of_row.has ? max(of_row.first, base) - base : 0, to = PARTITION;
-                if (of_row.has) to = of_row.last < base ? 0 : min(of_row.last + 1 - base, PARTITION);
-                bool sees = of_row.has && from < to;
-                // All rows see what is between these, and none what is not between those.
-                u32 all_from = from, all_to = to, some_from = sees ? from : PARTITION, some_to = sees ? to : 0;
-#pragma unroll
-                for (u32 i = 1; i < 8; i *= 2) {
-                    all_from = max(all_from, __shfl_xor_sync(ALL, all_from, i));
-                    all_to = min(all_to, __shfl_xor_sync(ALL, all_to, i));
-                    some_from = min(some_from, __shfl_xor_sync(ALL, some_from, i));
-                    some_to = max(some_to, __shfl_xor_sync(ALL, some_to, i));
-                }
-                wide_weights(p, weights, base, of_row, all_from == 0 && all_to == PARTITION, shared.kept, shared.taken);
+                WideSeen seen(of_row, base);
+                wide_weights(p, weights, base, of_row, seen.all(), shared.kept, shared.taken);
                 __syncwarp();
                 // 5. Values
                 float o[8][4];
 #pragma unroll
                 for (int i = 0; i < 32; i++) o[i / 4][i % 4] = 0.0f;
-                u32 n = some_from;
-                const float* of_n = weights + n * WEIGHTS_STRIDE + row;
-                const u8* values = stored_values + n * STORED_STRIDE + lane * 8;
-                auto step = [&](bool checked) {
-                    float4 w = *(const float4*)of_n, x = *(const float4*)(of_n + 4);
-                    uint2 v = *(const uint2*)values;
-                    float ws[8] = {w.x, w.y, w.z, w.w, x.x, x.y, x.z, x.w};
-                    u16 halves[4] = {(u16)v.x, (u16)(v.x >> 16), (u16)v.y, (u16)(v.y >> 16)};
-                    float vs[4];
-#pragma unroll
-                    for (int j = 0; j < 4; j++) vs[j] = TYPE == F16 ? from_f16(halves[j]) : from_bf16(halves[j]);
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-#pragma unroll
-                        for (int n = 0; n < 8; n++) {
-                            int i = j % 2 ? 7 - n : n;
-                            if (!(checked && ws[i] < 0.0f)) o[i][j] = fma(ws[i], vs[j], o[i][j]);
-                        }
-                    }
-                    n++, of_n += WEIGHTS_STRIDE, values += STORED_STRIDE;
-                };
-#pragma unroll 1
-                while (n < some_to && (n < all_from || n >= all_to)) step(true);
-#pragma unroll 1
-                while (n + 8 <= all_to) {
-#pragma unroll
-                    for (int i = 0; i < 8; i++) step(false);
-                }
-#pragma unroll 1
-                while (n < some_to) step(true);
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    float a = shared.kept[row + i], b = shared.taken[row + i];
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        float both = a < 0.0f ? o[i][j] : fma(out[i][j], a, mul(o[i][j], b));
-                        out[i][j] = b < 0.0f ? out[i][j] : both;
-                    }
-                }
+                wide_values<TYPE, 4, STORED_STRIDE>(seen, 0, PARTITION, weights + row, stored_values, o);
+                wide_join(o, shared.kept + row, shared.taken + row, out);
             }
             if (more) widen_wide<TYPE>(stored_keys, keys);
         }
         __syncthreads();
         // 6. The end of each row
-#pragma unroll
-        for (int i = 0; i < 8; i++) *(float4*)(apart + i * WIDE_DIM + lane * 4) = make_float4(out[i][0], out[i][1], out[i][2], out[i][3]);
-        if (lane < 8) shared.tops[row + lane] = of_row.top, shared.sums[row + lane] = of_row.sum;
-        __syncwarp();
-#pragma unroll 1
-        for (u32 r = row; r < min(row + 8, rows); r++) {
-            u32 t = first + r / group, h = kv_head * group + r % group;
-#pragma unroll
-            for (u32 d = lane; d < WIDE_DIM; d += WARP) finish(p, t, h, d, weights[r * WIDE_DIM + d], shared.tops[r], shared.sums[r]);
-        }
+        wide_ends(p, first, group, kv_head, row, rows, of_row, out, apart, shared.tops, shared.sums);
     }
 }
 

@@ -107,10 +107,12 @@ fn rounded(partitions: usize) -> usize {
 /// Rows of a tile, tokens times the heads of a KV head, and threads of its block.
 const TILE_ROWS: usize = 64;
 const TILE_THREADS: u32 = 512;
-/// Threads of a block where heads are of 128 elements of sixteen bits.
-const TILE_128_THREADS: u32 = 256;
+/// Threads of a block where heads are of 128 or 256 elements of sixteen bits; these come in rooms of so many positions, beside keys of half a partition as floats.
+const WIDE_THREADS: u32 = 256;
+const ROOMS: (usize, usize) = (3, 32);
 /// The same on integers, by the elements of a head.
-const INTEGERS: [(usize, Kernel); 2] = [(64, Kernel::AttendIntegers64), (128, Kernel::AttendIntegers128)];
+const INTEGERS: [(usize, Kernel); 3] =
+    [(64, Kernel::AttendIntegers64), (128, Kernel::AttendIntegers128), (256, Kernel::AttendIntegers256)];
 const INTEGER_THREADS: u32 = 128;
 /// From so many tokens on they are taken by tiles.
 pub const MOST_SINGLE: usize = 12;
@@ -326,30 +328,36 @@ impl Cuda {
         let words = [p.cache.block_bytes, p.cache.k, p.cache.v].iter().all(|at| at % 16 == 0)
             && (k_dim * layout.kv_type.size()).is_multiple_of(16)
             && (v_dim * layout.kv_type.size()).is_multiple_of(16);
-        let dims = k_dim.is_multiple_of(16) && v_dim.is_multiple_of(8) && v_dim <= PARTITION && group <= TILE_ROWS;
+        let dims = k_dim.is_multiple_of(16) && v_dim.is_multiple_of(8) && v_dim <= PARTITION;
         let tokens = (TILE_ROWS / group.max(1)).max(1);
+        let grid = [p.tokens.div_ceil(number(tokens)), p.kv_heads, 1];
+        let many = p.tokens as usize >= MOST_SINGLE && group <= TILE_ROWS && self.gpu.device.prompts && words;
+        let fits = |kernel: Kernel, shared: usize| shared + kernel.static_shared() <= self.gpu.device.shared;
+        if layout.mode == AttentionMode::Int8 {
+            // Keys and values as they lie, and values across.
+            let shared = 2 * PARTITION * (k_dim + 16) + v_dim * (PARTITION + 16);
+            let possible = |kernel| many && self.gpu.device.tiles && k_dim == v_dim && fits(kernel, shared);
+            let (_, kernel) = INTEGERS.into_iter().find(|(dim, kernel)| *dim == k_dim && possible(*kernel))?;
+            return Some((kernel, INTEGER_THREADS, grid, number(shared)));
+        }
         // Queries, keys or values, weights: each row a bit longer than it has to be, so that neighbours meet other banks.
         let keys = (k_dim * (PARTITION + 4)).max(PARTITION * (v_dim + 4));
         let cached = PARTITION * ((k_dim + v_dim) * layout.kv_type.size() + 32);
         let shared = 4 * ((k_dim + PARTITION) * (TILE_ROWS + 4) + keys) + cached;
-        let fits = |shared: usize| shared + STATIC_SHARED <= self.gpu.device.shared;
-        // Rows of weights are longer there.
-        let shared_128 = shared + 4 * PARTITION * 4;
+        // Rows of weights are longer where heads have a kernel of their own.
+        let longer = 4 * PARTITION * 4;
+        let in_rooms = 4 * k_dim * (TILE_ROWS + 4 + PARTITION / 2 + 4)
+            + 4 * PARTITION * (TILE_ROWS + 8)
+            + ROOMS.0 * ROOMS.1 * (2 * k_dim + 16);
         let halves = matches!(layout.kv_type, KvType::F16 | KvType::Bf16);
-        let (kernel, threads, shared) = match halves && k_dim == 128 && v_dim == 128 && fits(shared_128) {
-            true => (Kernel::AttendTile128, TILE_128_THREADS, shared_128),
-            false => (Kernel::AttendTile, TILE_THREADS, shared),
-        };
-        let grid = [p.tokens.div_ceil(number(tokens)), p.kv_heads, 1];
-        let many = p.tokens as usize >= MOST_SINGLE && self.gpu.device.prompts && words;
-        if layout.mode == AttentionMode::Int8 {
-            let found = INTEGERS.into_iter().find(|(dim, _)| *dim == k_dim && k_dim == v_dim && group <= TILE_ROWS);
-            // Keys and values as they lie, and values across.
-            let shared = 2 * PARTITION * (k_dim + 16) + v_dim * (PARTITION + 16);
-            let (_, kernel) = found.filter(|_| many && self.gpu.device.tiles && fits(shared))?;
-            return Some((kernel, INTEGER_THREADS, grid, number(shared)));
-        }
-        (dims && fits(shared) && many).then_some((kernel, threads, grid, number(shared)))
+        let ways = [
+            (halves && (k_dim, v_dim) == (128, 128), Kernel::AttendTile128, WIDE_THREADS, shared + longer),
+            (halves && (k_dim, v_dim) == (256, 256), Kernel::AttendTile256, WIDE_THREADS, in_rooms),
+            (dims, Kernel::AttendTile, TILE_THREADS, shared),
+        ];
+        let possible = |(of_size, kernel, _, shared): &(bool, Kernel, u32, usize)| *of_size && fits(*kernel, *shared);
+        let (_, kernel, threads, shared) = ways.into_iter().find(|way| many && possible(way))?;
+        Some((kernel, threads, grid, number(shared)))
     }
 
     /// Partitions that any of the step's tokens sees, at most.

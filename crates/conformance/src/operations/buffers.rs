@@ -94,12 +94,18 @@ impl Case {
             mode: if integers { AttentionMode::Int8 } else { AttentionMode::F32 },
             block_tokens: if self.coin() { self.one_of(&[16, 32]) } else { self.random.usize(1..70) },
         };
-        // Widths that have kernels of their own for attention on integers.
-        if self.once_in(6) {
-            let dim = self.one_of(&[64, 128]);
-            return KvLayout { k_dim: dim, v_dim: dim, kv_type: Int8, mode: AttentionMode::Int8, ..layout };
+        // Widths that have kernels of their own, for attention on integers and else.
+        match self.random.u8(..9) {
+            0 | 1 => {
+                let dim = self.one_of(&[64, 128, 256]);
+                KvLayout { k_dim: dim, v_dim: dim, kv_type: Int8, mode: AttentionMode::Int8, ..layout }
+            }
+            2 => {
+                let kv_type = self.one_of(&[Bf16, F16]);
+                KvLayout { k_dim: 256, v_dim: 256, kv_type, mode: AttentionMode::F32, ..layout }
+            }
+            _ => layout,
         }
-        layout
     }
 
     /// All states must be equal.
