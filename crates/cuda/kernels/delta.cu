@@ -1,6 +1,7 @@
 // GatedDeltaNet: the short convolution, norms and gates, the delta rule token by token, the gated norm of its output. Where no sequence has more than one token two
 // kernels do all of that, the last ones here.
-#include "numerics.cuh"
+#pragma once
+#include "tiles.cu"
 
 struct Delta {
     Tensor qkv;
@@ -17,7 +18,7 @@ struct Delta {
     Norm norm;
     // [tokens, channels], [tokens, value_heads] each: what the kernels leave for one another.
     float* mixed;
-    float* g;
+    float* decays;
     float* beta;
     // [tokens]
     const u32* sequences;
@@ -88,7 +89,7 @@ extern "C" __global__ void gates(const Delta p) {
         }
         for (u32 h = threadIdx.x; h < p.value_heads; h += blockDim.x) {
             u64 at = (u64)t * p.value_heads + h;
-            p.g[at] = mul(sub(0.0f, exp_(p.a_log[h])), softplus(add(p.a.row(t)[h], p.dt_bias[h])));
+            p.decays[at] = exp_(mul(sub(0.0f, exp_(p.a_log[h])), softplus(add(p.a.row(t)[h], p.dt_bias[h]))));
             p.beta[at] = sigmoid(p.b.row(t)[h]);
         }
     }
@@ -114,7 +115,7 @@ extern "C" __global__ void recur(const Delta p) {
             }
             __syncthreads();
             if (!inside) continue;
-            float decay = exp_(p.g[(u64)t * p.value_heads + h]), beta = p.beta[(u64)t * p.value_heads + h];
+            float decay = p.decays[(u64)t * p.value_heads + h], beta = p.beta[(u64)t * p.value_heads + h];
             float v = mixed[2 * keys + h * p.value_dim + j];
             float held[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             for (u32 i = 0; i < p.key_dim; i += 4) {
@@ -143,50 +144,105 @@ extern "C" __global__ void recur(const Delta p) {
     }
 }
 
-// The same where keys have KEYS elements: the column stays in registers through all tokens.
-template <int KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
-    float *q = room, *k = room + KEYS;
-    u32 h = blockIdx.y, all = channels(p), keys = p.key_heads * KEYS, key_head = h / (p.value_heads / p.key_heads);
-    u32 j = blockIdx.x * blockDim.x + threadIdx.x;
-    bool inside = j < p.value_dim;
+// The same where keys have KEYS elements: four threads of a warp have a column, which stays in their registers through all tokens, each the keys that are one number modulo
+// 4, which are a lane of both sums. Tokens come some at a time while those before them are computed. From a token to the next one there is one chain: a sum of 32 products,
+// that of the four lanes, d; so the state's decay and the first sum of the next token stand beside what this one makes of the state.
+//
+// Shared memory: of RECUR_ROOMS times RECUR_TOKENS tokens q and k, by lanes, then v of this block's columns, the decay and beta.
+static const u32 RECUR_COLUMNS = 32, RECUR_THREADS = 128, RECUR_TOKENS = 8, RECUR_ROOMS = 3;
+
+template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
+    // Lanes are such that four of them meet in no bank.
+    const u32 EACH = KEYS / 4, PADDED = EACH + 4, VALUES = 8 * PADDED, DECAY = VALUES + RECUR_COLUMNS, BETA = DECAY + 1, ROW = DECAY + 4;
+    const u32 h = blockIdx.y, first = blockIdx.x * RECUR_COLUMNS, all = channels(p), keys = p.key_heads * KEYS, key_head = h / (p.value_heads / p.key_heads);
+    const u32 lane = threadIdx.x % WARP, quarter = lane / 8, c = threadIdx.x / WARP * 8 + lane % 8;
+    const bool inside = first + c < p.value_dim;
+    const u64 step = 4 * p.value_dim;
+#pragma unroll 1
     for (u32 s = blockIdx.z; s < p.count; s += gridDim.z) {
-        float* state = p.states.row(p.rows[s]) + (u64)h * KEYS * p.value_dim + j;
-        float column[KEYS];
-#pragma unroll
-        for (int i = 0; i < KEYS; i++) column[i] = inside ? state[(u64)i * p.value_dim] : 0.0f;
-        for (u32 t = p.starts[s]; t < p.starts[s + 1]; t++) {
-            const float* mixed = p.mixed + (u64)t * all;
-            __syncthreads();
-            for (u32 i = threadIdx.x; i < KEYS; i += blockDim.x) {
-                q[i] = mixed[key_head * KEYS + i];
-                k[i] = mixed[keys + key_head * KEYS + i];
+        const u32 start = p.starts[s], count = p.starts[s + 1] - start;
+        if (count == 0) continue;
+        auto place = [&](u32 n) { return room + (n / RECUR_TOKENS % RECUR_ROOMS * RECUR_TOKENS + n % RECUR_TOKENS) * ROW; };
+        // Tokens from `n` on.
+        auto ask = [&](u32 n) {
+            float* to = place(n);
+            const u32 end = min(n + RECUR_TOKENS, count);
+            const u64 t = start + n;
+            const float *mixed = p.mixed + t * all, *gate = (threadIdx.x % 2 ? p.beta : p.decays) + t * p.value_heads + h;
+#pragma unroll 1
+            for (; n < end; n++, to += ROW, mixed += all, gate += p.value_heads) {
+                const u32 e = threadIdx.x;
+                if (e < KEYS) {
+                    copy_word_later(to + e % 4 * PADDED + e / 4, mixed + key_head * KEYS + e);
+                    copy_word_later(to + (4 + e % 4) * PADDED + e / 4, mixed + keys + key_head * KEYS + e);
+                }
+                if (e < RECUR_COLUMNS) {
+                    if (first + e < p.value_dim) copy_word_later(to + VALUES + e, mixed + 2 * keys + h * p.value_dim + first + e);
+                } else if (e < RECUR_COLUMNS + 2) {
+                    copy_word_later(to + DECAY + e % 2, gate);
+                }
             }
-            __syncthreads();
-            float decay = exp_(p.g[(u64)t * p.value_heads + h]), beta = p.beta[(u64)t * p.value_heads + h];
-            float v = inside ? mixed[2 * keys + h * p.value_dim + j] : 0.0f;
-            float held[4] = {0.0f, 0.0f, 0.0f, 0.0f}, o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        };
+        __syncthreads();
+        ask(0);
+        float *state = p.states.row(p.rows[s]) + ((u64)h * KEYS + quarter) * p.value_dim + first + c, column[EACH], k[EACH];
 #pragma unroll
-            for (int i = 0; i < KEYS; i++) {
-                column[i] = mul(column[i], decay);
-                held[i % 4] = fma(column[i], k[i], held[i % 4]);
-            }
-            float d = mul(sub(v, add(add(held[0], held[2]), add(held[1], held[3]))), beta);
+        for (u32 i = 0; i < EACH; i++) column[i] = inside ? state[i * step] : 0.0f;
+        copied();
+        __syncthreads();
+        ask(RECUR_TOKENS);
+        const float* now = place(0);
+        float held = 0.0f;
 #pragma unroll
-            for (int i = 0; i < KEYS; i++) {
-                column[i] = fma(k[i], d, column[i]);
-                o[i % 4] = fma(column[i], q[i], o[i % 4]);
+        for (u32 i = 0; i < EACH; i++) {
+            k[i] = now[(4 + quarter) * PADDED + i];
+            column[i] = mul(column[i], now[DECAY]);
+            held = fma(column[i], k[i], held);
+        }
+        float* out = p.out.row(start) + h * p.value_dim + first + c;
+#pragma unroll 1
+        for (u32 n = 1; n <= count; n++, out += p.out.stride) {
+            held = add(held, __shfl_xor_sync(ALL, held, 16));
+            held = add(held, __shfl_xor_sync(ALL, held, 8));
+            const float d = mul(sub(now[VALUES + c], held), now[BETA]);
+            if (n % RECUR_TOKENS == 0 && n < count) {
+                // Those are there, and all are through with the ones before these.
+                copied();
+                __syncthreads();
+                ask(n + RECUR_TOKENS);
             }
-            if (inside) p.out.row(t)[h * p.value_dim + j] = add(add(o[0], o[2]), add(o[1], o[3]));
+            // Behind the last token there is none, and the state is as it leaves it.
+            const float *next = n < count ? place(n) : now, fade = n < count ? next[DECAY] : 1.0f;
+            const float4 *of_q = (const float4*)(now + quarter * PADDED), *of_k = (const float4*)(next + (4 + quarter) * PADDED);
+            float o = 0.0f;
+            held = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < EACH; i += 4) {
+                const float4 q = of_q[i / 4], next_k = of_k[i / 4];
+                const float qs[4] = {q.x, q.y, q.z, q.w}, ks[4] = {next_k.x, next_k.y, next_k.z, next_k.w};
+#pragma unroll
+                for (u32 e = 0; e < 4; e++) {
+                    const float x = fma(k[i + e], d, column[i + e]);
+                    o = fma(x, qs[e], o);
+                    column[i + e] = mul(x, fade);
+                    k[i + e] = ks[e];
+                    held = fma(column[i + e], ks[e], held);
+                }
+            }
+            o = add(o, __shfl_xor_sync(ALL, o, 16));
+            o = add(o, __shfl_xor_sync(ALL, o, 8));
+            if (quarter == 0 && inside) *out = o;
+            now = next;
         }
 #pragma unroll
-        for (int i = 0; i < KEYS; i++) {
-            if (inside) state[(u64)i * p.value_dim] = column[i];
+        for (u32 i = 0; i < EACH; i++) {
+            if (inside) state[i * step] = column[i];
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(64) recur_64(const Delta p) { begin(); recur_kept<64>(p); }
-extern "C" __global__ void __launch_bounds__(64) recur_128(const Delta p) { begin(); recur_kept<128>(p); }
+extern "C" __global__ void __launch_bounds__(128) recur_64(const __grid_constant__ Delta p) { begin(); recur_kept<64>(p); }
+extern "C" __global__ void __launch_bounds__(128) recur_128(const __grid_constant__ Delta p) { begin(); recur_kept<128>(p); }
 
 // A warp takes a value head of a token: its norm, gated by z, where it lies.
 extern "C" __global__ void norm_gated(const Delta p) {

@@ -14,24 +14,32 @@ use crate::products::MOST_BLOCKS;
 #[derive(Default)]
 pub struct Work {
     mixed: Scratch,
-    g: Scratch,
+    decays: Scratch,
     beta: Scratch,
 }
 
 impl Work {
     pub fn bytes(&self) -> usize {
-        self.mixed.bytes() + self.g.bytes() + self.beta.bytes()
+        self.mixed.bytes() + self.decays.bytes() + self.beta.bytes()
     }
 
     fn room(&mut self, gpu: &Gpu, tokens: usize, channels: usize, heads: usize) -> Result<[u64; 3]> {
         let of_heads = 4 * tokens * heads;
-        Ok([self.mixed.room(gpu, 4 * tokens * channels)?, self.g.room(gpu, of_heads)?, self.beta.room(gpu, of_heads)?])
+        Ok([
+            self.mixed.room(gpu, 4 * tokens * channels)?,
+            self.decays.room(gpu, of_heads)?,
+            self.beta.room(gpu, of_heads)?,
+        ])
     }
 }
 
 /// Threads of a block of channels, and of columns of a state.
 const CHANNELS: usize = 256;
 const COLUMNS: usize = 32;
+
+/// Threads of a block where a column stays in registers, and how many tokens it has room for: `RECUR_ROOMS` times `RECUR_TOKENS` of `kernels/delta.cu`.
+const KEPT_THREADS: usize = 128;
+const KEPT_TOKENS: usize = 24;
 
 /// Threads of a block of the kernels for a token of each sequence: four to a column, a warp to a head's norm.
 const ONE_THREADS: usize = 128;
@@ -57,7 +65,7 @@ impl Cuda {
         let states = self.place(states.columns(from..from + shape.state_len()));
         let one = self.recur_one(&shape);
         // What the kernels for a token of each sequence compute stays in their blocks.
-        let [mixed, g, beta] = match one {
+        let [mixed, decays, beta] = match one {
             Some(_) => [0; 3],
             None => self.delta.room(&self.gpu, tokens, channels, heads)?,
         };
@@ -73,7 +81,7 @@ impl Cuda {
             dt_bias: self.place(layer.dt_bias).at,
             norm: self.norm(&layer.norm),
             mixed,
-            g,
+            decays,
             beta,
             sequences: self.step.sequences,
             starts: self.step.starts,
@@ -87,10 +95,12 @@ impl Cuda {
             taps: number(shape.taps),
             scale: (1.0 / (shape.key_dim as f64).sqrt()) as f32,
         };
-        let recur = match shape.key_dim {
-            64 => Kernel::Recur64,
-            128 => Kernel::Recur128,
-            _ => Kernel::Recur,
+        // A token's q and k in four parts each, v, the decay and beta, in floats; or q and k as they are.
+        let kept = KEPT_TOKENS * (8 * (shape.key_dim / 4 + 4) + COLUMNS + 4);
+        let (recur, threads, floats) = match shape.key_dim {
+            64 => (Kernel::Recur64, KEPT_THREADS, kept),
+            128 => (Kernel::Recur128, KEPT_THREADS, kept),
+            _ => (Kernel::Recur, COLUMNS, 2 * shape.key_dim),
         };
         let by_channels = |n: usize| [number(channels.div_ceil(CHANNELS)), number(n.min(MOST_BLOCKS)), 1];
         let by_tokens = [number(tokens), 1, 1];
@@ -115,7 +125,7 @@ impl Cuda {
             self.gpu.launch(Kernel::Convolve, by_channels(tokens), CHANNELS as u32, 0, &parameters)?;
             self.gpu.launch(Kernel::Slide, by_channels(count), CHANNELS as u32, 0, &parameters)?;
             self.gpu.launch(Kernel::Gates, by_tokens, 256, 0, &parameters)?;
-            self.gpu.launch(recur, columns, COLUMNS as u32, number(8 * shape.key_dim), &parameters)?;
+            self.gpu.launch(recur, columns, threads as u32, number(4 * floats), &parameters)?;
             self.gpu.launch(Kernel::NormGated, by_tokens, 256, 0, &parameters)?;
         }
         Ok(())

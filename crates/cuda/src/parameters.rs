@@ -239,7 +239,7 @@ parameters! {
         dt_bias: Address,
         norm: Norm,
         mixed: Address,
-        g: Address,
+        decays: Address,
         beta: Address,
         sequences: Address,
         starts: Address,
