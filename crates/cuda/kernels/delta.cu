@@ -51,16 +51,49 @@ __device__ __forceinline__ float input(const Delta& p, u32 sequence, u32 i, u32 
     return p.qkv.row(p.starts[sequence] + i - before)[channel];
 }
 
-// A thread takes a channel of a token.
-extern "C" __global__ void convolve(const Delta p) {
+static const u32 MOST_TAPS = 4, CONVOLVED = 16;
+
+// What `div(1, x)` is, since it is rounded correctly too, in fewer instructions.
+__device__ __forceinline__ float inverse(float x) { return __frcp_rn(x); }
+
+// A thread takes a channel of CONVOLVED tokens, of which each has the inputs of those before it but for one.
+extern "C" __global__ void convolve(const __grid_constant__ Delta p) {
     begin();
-    u32 all = channels(p), channel = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 all = channels(p), channel = blockIdx.x * blockDim.x + threadIdx.x;
     if (channel >= all) return;
-    for (u32 t = blockIdx.y; t < p.tokens; t += gridDim.y) {
-        u32 sequence = p.sequences[t], i = t - p.starts[sequence];
-        float y = 0.0f;
-        for (u32 tap = 0; tap < p.taps; tap++) y = fma(p.conv.row(tap)[channel], input(p, sequence, i + tap, channel), y);
-        p.mixed[(u64)t * all + channel] = silu(y);
+    auto put = [&](u32 t, float y) { p.mixed[(u64)t * all + channel] = mul(y, inverse(add(1.0f, exp_(sub(0.0f, y))))); };
+    for (u32 first = blockIdx.y * CONVOLVED; first < p.tokens; first += gridDim.y * CONVOLVED) {
+        const u32 end = min(first + CONVOLVED, p.tokens);
+        if (p.taps != MOST_TAPS) {
+            for (u32 t = first; t < end; t++) {
+                const u32 sequence = p.sequences[t], i = t - p.starts[sequence];
+                float y = 0.0f;
+                for (u32 tap = 0; tap < p.taps; tap++) y = fma(p.conv.row(tap)[channel], input(p, sequence, i + tap, channel), y);
+                put(t, y);
+            }
+            continue;
+        }
+        float weights[MOST_TAPS], past[MOST_TAPS];
+#pragma unroll
+        for (u32 tap = 0; tap < MOST_TAPS; tap++) weights[tap] = p.conv.row(tap)[channel];
+        for (u32 t = first, next; t < end; t = next) {
+            const u32 sequence = p.sequences[t], i = t - p.starts[sequence];
+            next = min(end, p.starts[sequence + 1]);
+#pragma unroll
+            for (u32 tap = 0; tap + 1 < MOST_TAPS; tap++) past[tap] = input(p, sequence, i + tap, channel);
+            const float* from = p.qkv.row(t) + channel;
+#pragma unroll 4
+            for (; t < next; t++, from += p.qkv.stride) {
+                past[MOST_TAPS - 1] = *from;
+                float y = 0.0f;
+#pragma unroll
+                for (u32 tap = 0; tap < MOST_TAPS; tap++) {
+                    y = fma(weights[tap], past[tap], y);
+                    if (tap > 0) past[tap - 1] = past[tap];
+                }
+                put(t, y);
+            }
+        }
     }
 }
 
@@ -149,7 +182,7 @@ extern "C" __global__ void recur(const Delta p) {
 // that of the four lanes, d; so the state's decay and the first sum of the next token stand beside what this one makes of the state.
 //
 // Shared memory: of RECUR_ROOMS times RECUR_TOKENS tokens q and k, by lanes, then v of this block's columns, the decay and beta.
-static const u32 RECUR_COLUMNS = 32, RECUR_THREADS = 128, RECUR_TOKENS = 8, RECUR_ROOMS = 3;
+static const u32 RECUR_COLUMNS = 32, RECUR_THREADS = 128, RECUR_TOKENS = 8, RECUR_ROOMS = 4;
 
 template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
     // Lanes are such that four of them meet in no bank.
@@ -162,7 +195,7 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
     for (u32 s = blockIdx.z; s < p.count; s += gridDim.z) {
         const u32 start = p.starts[s], count = p.starts[s + 1] - start;
         if (count == 0) continue;
-        auto place = [&](u32 n) { return room + (n / RECUR_TOKENS % RECUR_ROOMS * RECUR_TOKENS + n % RECUR_TOKENS) * ROW; };
+        auto place = [&](u32 n) { return room + n % (RECUR_ROOMS * RECUR_TOKENS) * ROW; };
         // Tokens from `n` on.
         auto ask = [&](u32 n) {
             float* to = place(n);
@@ -185,54 +218,69 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
         };
         __syncthreads();
         ask(0);
-        float *state = p.states.row(p.rows[s]) + ((u64)h * KEYS + quarter) * p.value_dim + first + c, column[EACH], k[EACH];
+        float *state = p.states.row(p.rows[s]) + ((u64)h * KEYS + quarter) * p.value_dim + first + c, column[EACH];
 #pragma unroll
         for (u32 i = 0; i < EACH; i++) column[i] = inside ? state[i * step] : 0.0f;
         copied();
         __syncthreads();
         ask(RECUR_TOKENS);
-        const float* now = place(0);
-        float held = 0.0f;
+        // What a thread has of a token's q or k.
+        auto lanes = [&](const float* at, u32 of, float (&to)[EACH]) {
+            const float4* from = (const float4*)(at + (of + quarter) * PADDED);
+#pragma unroll
+            for (u32 i = 0; i < EACH / 4; i++) {
+                const float4 v = from[i];
+                to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+            }
+        };
+        // Everything of a token is in registers before its turn: q, v and beta of the next one, k of the next two, and with these what the state fades by before them.
+        float k[2][EACH], q[EACH], v, beta, fade, held = 0.0f;
+        auto find = [&](u32 n, float (&of_second)[EACH]) {
+            const float *first = place(min(n, count - 1)), *second = place(min(n + 1, count - 1));
+            lanes(second, 4, of_second);
+            lanes(first, 0, q);
+            v = first[VALUES + c], beta = first[BETA];
+            // Behind the last token the state is as it leaves it.
+            fade = n + 1 < count ? second[DECAY] : 1.0f;
+        };
+        lanes(place(0), 4, k[0]);
+        find(0, k[1]);
 #pragma unroll
         for (u32 i = 0; i < EACH; i++) {
-            k[i] = now[(4 + quarter) * PADDED + i];
-            column[i] = mul(column[i], now[DECAY]);
-            held = fma(column[i], k[i], held);
+            column[i] = mul(column[i], place(0)[DECAY]);
+            held = fma(column[i], k[0][i], held);
         }
         float* out = p.out.row(start) + h * p.value_dim + first + c;
-#pragma unroll 1
-        for (u32 n = 1; n <= count; n++, out += p.out.stride) {
+        // `own`: its k, and then that of the second token behind it; `next`: that of the one behind it.
+        auto token = [&](u32 n, float (&own)[EACH], const float (&next)[EACH]) {
             held = add(held, __shfl_xor_sync(ALL, held, 16));
             held = add(held, __shfl_xor_sync(ALL, held, 8));
-            const float d = mul(sub(now[VALUES + c], held), now[BETA]);
-            if (n % RECUR_TOKENS == 0 && n < count) {
-                // Those are there, and all are through with the ones before these.
-                copied();
-                __syncthreads();
-                ask(n + RECUR_TOKENS);
-            }
-            // Behind the last token there is none, and the state is as it leaves it.
-            const float *next = n < count ? place(n) : now, fade = n < count ? next[DECAY] : 1.0f;
-            const float4 *of_q = (const float4*)(now + quarter * PADDED), *of_k = (const float4*)(next + (4 + quarter) * PADDED);
+            const float d = mul(sub(v, held), beta);
             float o = 0.0f;
             held = 0.0f;
 #pragma unroll
-            for (u32 i = 0; i < EACH; i += 4) {
-                const float4 q = of_q[i / 4], next_k = of_k[i / 4];
-                const float qs[4] = {q.x, q.y, q.z, q.w}, ks[4] = {next_k.x, next_k.y, next_k.z, next_k.w};
-#pragma unroll
-                for (u32 e = 0; e < 4; e++) {
-                    const float x = fma(k[i + e], d, column[i + e]);
-                    o = fma(x, qs[e], o);
-                    column[i + e] = mul(x, fade);
-                    k[i + e] = ks[e];
-                    held = fma(column[i + e], ks[e], held);
-                }
+            for (u32 i = 0; i < EACH; i++) {
+                const float x = fma(own[i], d, column[i]);
+                o = fma(x, q[i], o);
+                column[i] = mul(x, fade);
+                held = fma(column[i], next[i], held);
             }
             o = add(o, __shfl_xor_sync(ALL, o, 16));
             o = add(o, __shfl_xor_sync(ALL, o, 8));
             if (quarter == 0 && inside) *out = o;
-            now = next;
+            out += p.out.stride;
+            if ((n + 2) % RECUR_TOKENS == 0 && n + 2 < count) {
+                // The next ones are there, and all are through with the ones before these.
+                copied();
+                __syncthreads();
+                ask(n + 2 + RECUR_TOKENS);
+            }
+            find(n + 1, own);
+        };
+#pragma unroll 1
+        for (u32 n = 0; n < count; n += 2) {
+            token(n, k[0], k[1]);
+            if (n + 1 < count) token(n + 1, k[1], k[0]);
         }
 #pragma unroll
         for (u32 i = 0; i < EACH; i++) {
@@ -266,11 +314,6 @@ extern "C" __global__ void norm_gated(const Delta p) {
 // What counts is the time from the end of the kernel before to the end of these two: what the layer keeps of a sequence, which only kernels of the step before have
 // written, is under way before the wait, and blocks compute for themselves what they share. What other kernels of this step have written is read past the first-level
 // cache.
-
-static const u32 MOST_TAPS = 4;
-
-// What `div(1, x)` is, since it is rounded correctly too, in fewer instructions.
-__device__ __forceinline__ float inverse(float x) { return __frcp_rn(x); }
 
 // `silu` of each. There are branches in an inverse, between which the exponentials would come one after the other.
 template <int N> __device__ __forceinline__ void silu_of_all(float (&x)[N]) {

@@ -33,13 +33,14 @@ impl Work {
     }
 }
 
-/// Threads of a block of channels, and of columns of a state.
+/// Threads of a block of channels, tokens of a thread of theirs, and threads of a block of columns of a state.
 const CHANNELS: usize = 256;
+const CONVOLVED: usize = 16;
 const COLUMNS: usize = 32;
 
 /// Threads of a block where a column stays in registers, and how many tokens it has room for: `RECUR_ROOMS` times `RECUR_TOKENS` of `kernels/delta.cu`.
 const KEPT_THREADS: usize = 128;
-const KEPT_TOKENS: usize = 24;
+const KEPT_TOKENS: usize = 32;
 
 /// Threads of a block of the kernels for a token of each sequence: four to a column, a warp to a head's norm.
 const ONE_THREADS: usize = 128;
@@ -122,7 +123,13 @@ impl Cuda {
         }
         // SAFETY: tensors and states were checked; the room was just made.
         unsafe {
-            self.gpu.launch(Kernel::Convolve, by_channels(tokens), CHANNELS as u32, 0, &parameters)?;
+            self.gpu.launch(
+                Kernel::Convolve,
+                by_channels(tokens.div_ceil(CONVOLVED)),
+                CHANNELS as u32,
+                0,
+                &parameters,
+            )?;
             self.gpu.launch(Kernel::Slide, by_channels(count), CHANNELS as u32, 0, &parameters)?;
             self.gpu.launch(Kernel::Gates, by_tokens, 256, 0, &parameters)?;
             self.gpu.launch(recur, columns, threads as u32, number(4 * floats), &parameters)?;

@@ -46,7 +46,7 @@ impl Case {
 
 pub fn delta_rules(c: &mut Case) {
     let shape = c.delta_shape();
-    steps(c, shape, &[1, 1, 5, 60]);
+    steps(c, shape, &[1, 1, 5, 150]);
 }
 
 /// Heads as checkpoints have them, and no sequence with more than one token.
@@ -58,7 +58,7 @@ pub fn delta_rules_of_one_token(c: &mut Case) {
 
 /// Steps of sequences with up to so many tokens, one of these each.
 fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
-    const TOKENS: usize = 90;
+    const TOKENS: usize = 200;
     let (layers, rows) = (c.random.usize(1..=2), c.random.usize(1..=5));
     let len = layers * shape.state_len();
     c.shape(format!("{shape:?}, {layers} layers, {rows} states"));
