@@ -149,6 +149,18 @@ impl Bytes {
             Owner::Copied(_) | Owner::Vec(_) => Ok(()),
         }
     }
+
+    /// Takes a mapped view out of this process's page table: nothing of it counts as its memory any more, until somebody reads it. Nothing to do for a copy.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn leave(&self) -> io::Result<()> {
+        match &*self.owner {
+            Owner::Mapped(map) => map.leave(self.range.clone()),
+            Owner::Loaded(source) if source.is_mapped() => source.memory().leave(self.range.clone()),
+            Owner::Loaded(_) | Owner::Copied(_) | Owner::Vec(_) => Ok(()),
+        }
+    }
 }
 
 impl Deref for Bytes {
@@ -215,7 +227,27 @@ mod tests {
         assert_eq!(bytes.as_ptr() as usize % 4096, 0);
         assert_eq!((bytes[0], bytes[4999]), (0, 7));
         assert!(!bytes.is_mapped());
+        bytes.leave().unwrap();
+        assert_eq!(bytes[4999], 7);
         assert!(Bytes::from(Buffer::zeroed(0).unwrap()).is_empty());
+    }
+
+    #[test]
+    fn a_buffer_prefers_a_node_that_there_is() {
+        let buffer = Buffer::large(5 << 20).unwrap();
+        if let Err(e) = buffer.prefer_node(0) {
+            println!("SKIPPED: the kernel does not let this process choose its memory: {e}");
+            return;
+        }
+        let (mut mode, no_nodes, of_address) = (0i32, 0usize, 2usize);
+        let at = buffer.as_ptr().wrapping_add(3 << 20);
+        // SAFETY: the kernel writes a number, and looks an address of this process up.
+        let done = unsafe { libc::syscall(libc::SYS_get_mempolicy, &mut mode, no_nodes, 0usize, at, of_address) };
+        assert_eq!((done, mode), (0, libc::MPOL_PREFERRED));
+        for node in [1023, 1 << 20] {
+            assert!(buffer.prefer_node(node).is_err(), "{node}");
+        }
+        Buffer::zeroed(0).unwrap().prefer_node(0).unwrap();
     }
 
     #[test]
@@ -228,6 +260,9 @@ mod tests {
         view.populate().unwrap();
         view.slice(0..0).populate().unwrap();
         assert!(view.is_mapped() && view.iter().all(|&b| b == 3));
+        // What was left is read again where it lies.
+        view.leave().unwrap();
+        assert!(view.iter().all(|&b| b == 3));
     }
 
     #[test]

@@ -134,6 +134,25 @@ impl Map {
         self.watch.get()?.missing()
     }
 
+    /// Has what is not there yet of an anonymous map taken from a node of memory, as long as that has any: whoever touches it first.
+    ///
+    /// # Errors
+    /// When the kernel knows no such node, or forbids it (containers do).
+    pub fn prefer_node(&self, node: usize) -> io::Result<()> {
+        const WORD: usize = u64::BITS as usize;
+        let mut nodes = [0u64; 16];
+        *nodes.get_mut(node / WORD).ok_or(io::ErrorKind::InvalidInput)? |= 1 << (node % WORD);
+        if self.len == 0 {
+            return Ok(());
+        }
+        let (start, mode, no_flags) = (self.base.as_ptr(), libc::MPOL_PREFERRED, 0usize);
+        // SAFETY: the pages belong to this mapping, and no contents change; the kernel reads a bit less than it is told, which are those of the mask.
+        let done = unsafe {
+            libc::syscall(libc::SYS_mbind, start, self.len, mode, nodes.as_ptr(), nodes.len() * WORD + 1, no_flags)
+        };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
     /// The bytes in `range`, and no reference to any other: those may be written to meanwhile.
     ///
     /// # Safety
@@ -210,6 +229,14 @@ impl Buffer {
     /// The same in large pages, where the system has them.
     pub fn large(len: usize) -> io::Result<Buffer> {
         Map::image(len, true).map(Buffer)
+    }
+
+    /// Has it taken from a node of memory where it is not touched yet, as long as that has any.
+    ///
+    /// # Errors
+    /// When the kernel knows no such node, or forbids it.
+    pub fn prefer_node(&self, node: usize) -> io::Result<()> {
+        self.0.prefer_node(node)
     }
 
     pub(crate) fn into_map(self) -> Map {

@@ -227,6 +227,15 @@ impl Loading {
         count as u64 * size as u64
     }
 
+    /// Has the memory that files are copied to taken from this node, as long as that has any; what is mapped lies where the page cache has it. To be called
+    /// before [`Loading::start`].
+    ///
+    /// # Errors
+    /// When the kernel knows no such node, or forbids it.
+    pub fn prefer_node(&self, node: usize) -> io::Result<()> {
+        self.queue.sources().iter().filter(|s| !s.is_mapped()).try_for_each(|s| s.memory().prefer_node(node))
+    }
+
     /// Starts reading what these views hold, in their order. What lies in none of them is read only when somebody waits for it.
     /// Call it once.
     pub fn start<'a>(&self, order: impl IntoIterator<Item = &'a Bytes>) {
