@@ -95,6 +95,19 @@ pub trait Backend: Send {
         loading.start(order.iter().copied());
         Ok(())
     }
+    /// Nodes of this machine's memory that are each to have a copy of the weights, for threads that are bound there; 1: no copies are wanted.
+    fn weight_copies(&self) -> usize {
+        1
+    }
+    /// From here on weights are copied to each of these nodes: some before each step, of those that are there, until all are copied. `loading`: what reads
+    /// them; it has not begun. Says what will be done, in a line.
+    fn replicate_weights(&mut self, _loading: Option<&Loading>) -> Option<String> {
+        None
+    }
+    /// Copies some of the weights that are there and are to be copied, as a step begins with: for when nobody wants one. Whether there were any.
+    fn copy_weights(&mut self) -> bool {
+        false
+    }
     /// Steps take `tokens` tokens at most of the `rows` that scratch was allocated for: what lies behind is never touched, and does not count.
     fn limit_steps(&mut self, tokens: usize, rows: usize);
     /// Measures the time of each phase from here on, or no longer. A device may be slower meanwhile.

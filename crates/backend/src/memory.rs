@@ -11,7 +11,8 @@ use sluice_store::Bytes;
 pub enum MemoryClass {
     /// Weights used where their file is mapped.
     WeightsMapped,
-    /// Weights that were copied (norms and other vectors, widened to f32).
+    /// Weights that were copied: norms and other vectors, widened to f32; matrices that were read to memory of our own; and those that nodes of memory have a
+    /// copy of each.
     WeightsCopied,
     /// Keys and values of attention layers.
     Kv,

@@ -16,6 +16,8 @@ pub enum Numa {
     Spread,
     /// Threads are bound to processors of the node that this was asked on, and memory is taken from there as long as it lasts.
     Isolate,
+    /// As [`Numa::Spread`], but each node has a copy of the weights, which the threads there read.
+    Replicate,
 }
 
 /// A core: the processors of it that this process may run on.
@@ -43,11 +45,16 @@ pub fn default_threads(numa: Numa) -> usize {
 impl Processors {
     /// This machine's.
     pub fn here() -> Processors {
-        let allowed = Mask::of(0).map_or(vec![], |mask| mask.processors());
-        Processors::read(Path::new("/sys/devices/system"), &allowed, affinity::current())
+        Processors::told_by(Path::new("/sys/devices/system"))
     }
 
-    /// `root` is `/sys/devices/system`; what it does not say of a processor is that it is a core of its own, and that there is one node.
+    /// What a folder like `/sys/devices/system` tells of those that this process may run on.
+    pub fn told_by(root: &Path) -> Processors {
+        let allowed = Mask::of(0).map_or(vec![], |mask| mask.processors());
+        Processors::read(root, &allowed, affinity::current())
+    }
+
+    /// What `root` does not say of a processor is that it is a core of its own, and that there is one node.
     fn read(root: &Path, allowed: &[usize], current: usize) -> Processors {
         let nodes = nodes(root);
         let mut cores: BTreeMap<usize, Core> = BTreeMap::new();
@@ -61,6 +68,11 @@ impl Processors {
         Processors { cores: cores.into_values().collect(), current }
     }
 
+    /// The node that a processor is on.
+    pub fn node_of(&self, processor: usize) -> Option<usize> {
+        self.cores.iter().find(|c| c.processors.contains(&processor)).map(|c| c.node)
+    }
+
     /// The nodes that have any of them, ascending.
     fn nodes(&self) -> Vec<usize> {
         let mut nodes: Vec<usize> = self.cores.iter().map(|c| c.node).collect();
@@ -71,8 +83,7 @@ impl Processors {
 
     /// The nodes that threads are put on.
     fn chosen(&self, numa: Numa) -> Vec<usize> {
-        let current = self.cores.iter().find(|c| c.processors.contains(&self.current)).map(|c| c.node);
-        match (numa, current) {
+        match (numa, self.node_of(self.current)) {
             (Numa::Isolate, Some(node)) => vec![node],
             _ => self.nodes(),
         }
@@ -111,7 +122,9 @@ impl Processors {
         let (from, done) = match numa {
             Numa::Off => return None,
             _ if nodes.len() < 2 => return Some("numa: one node: nothing to do".into()),
-            Numa::Spread => (MemoryFrom::Each(&chosen), format!("memory of {} nodes in turn", chosen.len())),
+            Numa::Spread | Numa::Replicate => {
+                (MemoryFrom::Each(&chosen), format!("memory of {} nodes in turn", chosen.len()))
+            }
             Numa::Isolate => (MemoryFrom::First(chosen[0]), format!("memory of node {}", chosen[0])),
         };
         let done = from.set().map_or_else(|e| format!("memory as the kernel gives it: {e}"), |()| done);
@@ -221,6 +234,8 @@ mod tests {
         // More of one node than of the other.
         let here = Processors::read(dir.path(), &[0, 1, 2, 4, 8], 0);
         assert_eq!(here.of_threads(Numa::Spread, 5).unwrap(), [0, 4, 1, 2, 8]);
+        assert_eq!(here.of_threads(Numa::Replicate, 5), here.of_threads(Numa::Spread, 5));
+        assert_eq!([0, 4, 2, 8, 3].map(|p| here.node_of(p)), [Some(0), Some(1), Some(0), Some(0), None]);
     }
 
     #[test]
@@ -236,7 +251,7 @@ mod tests {
     fn on_one_node_and_where_nothing_is_asked_threads_are_left_to_the_kernel() {
         let one = machine(1, 4, 2);
         let here = Processors::read(one.path(), &all(8), 0);
-        for numa in [Numa::Spread, Numa::Isolate] {
+        for numa in [Numa::Spread, Numa::Isolate, Numa::Replicate] {
             assert_eq!((here.of_threads(numa, 4), here.cores(numa)), (None, 4));
             assert_eq!(here.place_memory(numa).unwrap(), "numa: one node: nothing to do");
         }
@@ -272,7 +287,8 @@ mod tests {
             let here = here.clone();
             std::thread::spawn(move || here.place_memory(numa).unwrap()).join().unwrap()
         };
-        for (numa, done) in [(Numa::Spread, "memory of 2 nodes in turn"), (Numa::Isolate, "memory of node 1")] {
+        let spread = "memory of 2 nodes in turn";
+        for (numa, done) in [(Numa::Spread, spread), (Numa::Replicate, spread), (Numa::Isolate, "memory of node 1")] {
             let said = memory(numa);
             let refused = said.starts_with("numa: memory as the kernel gives it: ");
             assert!(refused || said == format!("numa: {done}"), "{said}");

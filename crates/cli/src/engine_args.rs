@@ -31,8 +31,9 @@ pub struct EngineArgs {
     /// Threads that compute [default: one for each core that this process may use]
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Where memory is of several nodes: spread takes it of each in turn and binds threads to cores of each; isolate keeps threads and memory to the node that
-    /// the program runs on. What the page cache holds already stays where it is. Changes speed, never the result
+    /// Where memory is of several nodes: spread takes it of each in turn and binds threads to cores of each; replicate does too, but copies the weights for each
+    /// node, which takes as many times their memory, and spreads them where there is too little; isolate keeps threads and memory to the node that the program runs
+    /// on. What the page cache holds already stays where it is. Changes speed, never the result
     #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
     numa: NumaArg,
     /// Precision of activations where they meet weights: f32 is exact, bf16 and int8 are faster [default: int8]
@@ -111,6 +112,8 @@ enum NumaArg {
     Spread,
     #[value(alias = "bind")]
     Isolate,
+    #[value(alias = "mirror")]
+    Replicate,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -232,6 +235,7 @@ impl EngineArgs {
             NumaArg::Off => Numa::Off,
             NumaArg::Spread => Numa::Spread,
             NumaArg::Isolate => Numa::Isolate,
+            NumaArg::Replicate => Numa::Replicate,
         };
         Ok(Options {
             threads: self.threads.map_or_else(|| default_threads(numa), size),

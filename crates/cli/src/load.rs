@@ -103,14 +103,15 @@ pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engi
     Ok(engine)
 }
 
-/// Waits until all weights are there, behind a progress line where that takes long.
-pub fn finish(engine: &Engine) -> Result<()> {
+/// Waits until all weights are there, and copied where nodes of memory are to have copies, behind a progress line where that takes long.
+pub fn finish(engine: &mut Engine) -> Result<()> {
     if let Some(loading) = engine.loading() {
         let mut line = Progress::after_loading(Some(loading.progress()), "loading", "MB", 0);
         let done = loading.finish();
         line.finish();
         done?;
     }
+    while engine.copy_weights() {}
     say_notes(engine);
     Ok(())
 }

@@ -71,7 +71,7 @@ fn where_memory_and_threads_are_put_is_said_and_changes_no_answer() {
     let Some(demo) = demo() else { return };
     let plain = run(&[&demo, "Hi"]);
     assert!(!stderr(&plain).contains("numa"), "{}", stderr(&plain));
-    for how in ["spread", "isolate", "distribute", "bind"] {
+    for how in ["spread", "isolate", "replicate", "distribute", "bind", "mirror"] {
         let with = run(&[&demo, "Hi", "--numa", how]);
         assert_eq!(success(with.clone()), success(plain.clone()), "{how}");
         // On one node there is nothing to do, and the kernel may refuse.

@@ -171,6 +171,33 @@ impl Need {
         self.streamed.map_or(0, |s| s.least.max(s.asked))
     }
 
+    /// Keys and values of all sequences, as many as are usual, or were asked for.
+    fn usual(&self) -> u64 {
+        let context = if self.context_asked { self.max_context } else { self.max_context.min(USUAL_CONTEXT) };
+        self.blocks(context).saturating_mul(self.sequences as u64)
+    }
+
+    /// The same with a copy of the weights for each of `nodes` nodes of memory, where there is room for that beside steps of `scratch` bytes and a usual context.
+    /// What is mapped is left to the page cache when it is copied.
+    ///
+    /// # Errors
+    /// Why there are to be no copies, a clause.
+    pub fn replicated(&self, nodes: usize, limits: &[Limit], scratch: u64) -> Result<Need, String> {
+        if self.streamed.is_some() {
+            return Err("experts are read from disk".into());
+        }
+        let copied = (self.mapped + self.copied).saturating_mul(nodes as u64);
+        let with = Need { mapped: 0, copied, ..self.clone() };
+        for limit in limits {
+            let all = with.fixed(limit, scratch).saturating_add(self.usual());
+            if all > limit.room() {
+                let (all, name, room) = (bytes(all), limit.name(), bytes(limit.room()));
+                return Err(format!("with {nodes} copies everything takes {all}, and {name} leaves {room}"));
+            }
+        }
+        Ok(with)
+    }
+
     /// All that there has to be room for, but keys and values and experts.
     fn fixed(&self, limit: &Limit, scratch: u64) -> u64 {
         limit.mapped(self.mapped) + self.copied + self.state + scratch
@@ -206,10 +233,7 @@ impl Need {
         let Some((chunk, scratch)) = found else { return Err(self.refusal(limit)) };
         // Keys and values of a usual context come before more experts, but not before half of them.
         let spare = room - self.fixed(limit, scratch) - self.least_experts();
-        let usual = self
-            .blocks(if self.context_asked { self.max_context } else { self.max_context.min(USUAL_CONTEXT) })
-            .saturating_mul(self.sequences as u64);
-        let cache = usual.min(spare / 2).max(self.blocks(self.least_context()));
+        let cache = self.usual().min(spare / 2).max(self.blocks(self.least_context()));
         let others = self.mapped.max(limit.mapped(self.mapped)) + self.copied + self.state + scratch + cache;
         let experts = room.saturating_sub(others).max(self.least_experts());
         let squeezed = (others + experts).saturating_sub(room);
@@ -371,6 +395,26 @@ mod tests {
         let both = need.divide(&[wide, tight]).unwrap();
         assert_eq!(both, need.divide(&[tight]).unwrap());
         assert!(both.experts < need.divide(&[wide]).unwrap().experts);
+    }
+
+    #[test]
+    fn copies_for_each_node_come_after_steps_and_a_usual_context() {
+        let need = Need { sequences: 2, ..need() };
+        let scratch = need.scratch[0].1;
+        // Two copies of 41 MiB, and two contexts of 128 blocks.
+        let enough = 3 * MIB + GROWTH + (2 * 41 + 2 + 8 + 2 * 128 / 4) * MIB;
+        let budget = |bytes| [limit(LimitOf::MemoryBudget, bytes)];
+        let with = need.replicated(2, &budget(enough), scratch).unwrap();
+        assert_eq!((with.mapped, with.copied), (0, 82 * MIB));
+        assert_eq!(with.positions_within(&budget(enough)[0], scratch, 0).unwrap(), 2 * 4096);
+        let refused = need.replicated(2, &budget(enough - 1), scratch).unwrap_err();
+        assert!(refused.contains("2 copies") && refused.contains("--memory-budget leaves"), "{refused}");
+        // A control group counts copies, though it does not what is mapped.
+        let group = [limit(LimitOf::ControlGroup, enough + PASSING)];
+        assert!(need.replicated(2, &group, scratch).is_ok() && need.replicated(3, &group, scratch).is_err());
+        assert!(need.replicated(2, &[], scratch).is_ok());
+        let streamed = Need { streamed: Some(StreamedNeed::default()), ..need };
+        assert_eq!(streamed.replicated(2, &[], scratch).unwrap_err(), "experts are read from disk");
     }
 
     #[test]

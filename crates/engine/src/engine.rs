@@ -58,8 +58,8 @@ pub struct Engine {
     scratch: u64,
     /// Bytes of mapped weights that there is no room for beside all else.
     squeezed: u64,
-    /// Where memory was put, where that was asked.
-    numa: Option<String>,
+    /// Where memory and copies of weights are put, where that was asked.
+    numa: Vec<String>,
     device: Option<DeviceUse>,
     max_context: usize,
     skipped: Vec<String>,
@@ -127,6 +127,11 @@ impl Engine {
     /// Whether what is computed of a prompt is kept for others that begin alike.
     pub fn keeps_prefixes(&self) -> bool {
         self.options.prefix_cache
+    }
+
+    /// Copies some of the weights that are there and that each node of memory is to have a copy of: for some ten milliseconds. Whether there were any. Steps begin with it, too.
+    pub fn copy_weights(&mut self) -> bool {
+        self.runner.backend.copy_weights()
     }
 
     /// Reads some of the experts that are streamed and that nobody has wanted yet, as far as there is memory for them: for some tens of milliseconds. Whether there may be

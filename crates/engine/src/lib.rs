@@ -28,7 +28,7 @@ pub use prompt_cache::{LoadedSession, PromptCacheOptions, PromptCacheStatus, Rea
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{
     Activations, AttentionMode, Backend, Cpu, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
-    NUMERICS_VERSION, Numa, Phase, PhaseRow, Profile, Routed, Streamed,
+    NUMERICS_VERSION, Numa, Phase, PhaseRow, Processors, Profile, Routed, Streamed,
 };
 pub use sluice_model::{Config, Description};
 pub use sluice_store::experts::{Policy, ReadFaults};

@@ -1,7 +1,9 @@
 //! What an engine is asked for.
 
 use anyhow::Result;
-use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead, Numa, default_threads};
+use sluice_backend::{
+    Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead, Numa, Processors, default_threads,
+};
 use sluice_store::LoadOptions;
 
 use crate::budget::Held;
@@ -12,8 +14,11 @@ use crate::prompt_cache::PromptCacheOptions;
 pub struct Options {
     pub isa: Isa,
     pub threads: usize,
-    /// On machines of several nodes of memory: where threads run, and where the thread that opens the engine, and those that it starts, take memory from.
+    /// On machines of several nodes of memory: where threads run, where the thread that opens the engine, and those that it starts, take memory from, and
+    /// whether each node has a copy of the weights.
     pub numa: Numa,
+    /// Those that there are for that.
+    pub processors: Processors,
     pub activations: Activations,
     /// Element type of cached keys and values; `None`: f32 with f32 activations, else the type that the checkpoint works in.
     pub kv_type: Option<KvType>,
@@ -71,6 +76,7 @@ impl Options {
             isa: Isa::from_env()?,
             threads: default_threads(Numa::Off),
             numa: Numa::Off,
+            processors: Processors::here(),
             activations: Activations::Int8,
             kv_type: None,
             attention: AttentionMode::F32,

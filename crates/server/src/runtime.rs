@@ -302,7 +302,10 @@ impl Worker {
         }
         let quiet = self.busy.elapsed() >= QUIET;
         let idle = self.engine.is_idle();
-        Ok(idle && (self.engine.tend()? || quiet && (self.engine.prefetch()? || self.engine.fill_experts())))
+        Ok(idle
+            && (self.engine.copy_weights()
+                || self.engine.tend()?
+                || quiet && (self.engine.prefetch()? || self.engine.fill_experts())))
     }
 
     fn submit(&mut self, id: u64, submission: Submission) {

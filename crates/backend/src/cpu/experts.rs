@@ -49,10 +49,10 @@ impl Operand {
         Operand { read: Some(arrays.map(|a| Stretch(a.as_ptr(), a.len()))), ..self }
     }
 
-    /// A matrix and its first row of these.
-    fn matrix<'a>(&self, weights: &'a [Weight]) -> (Matrix<'a>, usize) {
+    /// A matrix, for a thread of node `node`, and its first row of these.
+    fn matrix<'a>(&self, weights: &'a [Weight], node: usize) -> (Matrix<'a>, usize) {
         let weight = &weights[self.weight];
-        let Some(arrays) = &self.read else { return (weight.matrix(), self.row) };
+        let Some(arrays) = &self.read else { return (weight.matrix(node), self.row) };
         // SAFETY: as the maker of the operand has guaranteed.
         let array = |Stretch(start, len): &Stretch| unsafe { std::slice::from_raw_parts(*start, *len) };
         let arrays = arrays.iter().map(array).take(weight.arrays());
@@ -231,9 +231,9 @@ pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, n
         let n = block.min(intermediate - from);
         let tokens = &order[unit.from..unit.from + unit.tokens];
         // SAFETY: one borrow, by the task that runs as this thread.
-        let Worker { kernel, tile: gates, tile2: ups, .. } = unsafe { workers.get(thread) };
+        let Worker { node, kernel, tile: gates, tile2: ups, .. } = unsafe { workers.get(thread) };
         let mut project = |operand: Operand, out| {
-            let (matrix, row) = operand.matrix(weights);
+            let (matrix, row) = operand.matrix(weights, *node);
             let input = x.input(weights[operand.weight].form().encoding(mode));
             tile(isa, &matrix, row + from..row + from + n, input, tokens, out, kernel);
         };
@@ -292,7 +292,7 @@ pub fn down_and_add(
         let from = task * block;
         let n = block.min(width - from);
         // SAFETY: one borrow, by the task that runs as this thread.
-        let Worker { kernel, tile: out, floats, .. } = unsafe { workers.get(thread) };
+        let Worker { node, kernel, tile: out, floats, .. } = unsafe { workers.get(thread) };
         let sum = part(floats, tokens * n);
         match carry {
             Some(c) if !c.first => sum.chunks_exact_mut(n).enumerate().for_each(|(t, sum)| {
@@ -304,7 +304,7 @@ pub fn down_and_add(
         let encoding = |w: usize| -> Encoding { weights[w].form().encoding(mode) };
         // 1. routed experts, ascending
         for unit in units {
-            let (matrix, row) = unit.down.matrix(weights);
+            let (matrix, row) = unit.down.matrix(weights, *node);
             let rows = row + from..row + from + n;
             let pairs = unit.from..unit.from + unit.tokens;
             let input = hidden.input(encoding(unit.down.weight));
@@ -323,7 +323,7 @@ pub fn down_and_add(
         }
         // 2. the shared one
         if let Some(s) = &shared {
-            let (matrix, row) = s.down.matrix(weights);
+            let (matrix, row) = s.down.matrix(weights, *node);
             let input = s.hidden.input(encoding(s.down.weight));
             let y = tile(isa, &matrix, row + from..row + from + n, input, s.tokens, out, kernel);
             for (t, y) in y.chunks_exact(n).enumerate() {
@@ -362,8 +362,8 @@ pub fn down(
         let from = task % per_unit * block;
         let n = block.min(width - from);
         // SAFETY: one borrow, by the task that runs as this thread.
-        let Worker { kernel, tile: out, .. } = unsafe { workers.get(thread) };
-        let (matrix, row) = operand.matrix(weights);
+        let Worker { node, kernel, tile: out, .. } = unsafe { workers.get(thread) };
+        let (matrix, row) = operand.matrix(weights, *node);
         let input = hidden.input(weights[operand.weight].form().encoding(mode));
         let y = tile(isa, &matrix, row + from..row + from + n, input, &rows[pairs.clone()], out, kernel);
         for (i, y) in y.chunks_exact(n).enumerate() {

@@ -144,9 +144,10 @@ impl EncodedWriter<'_> {
     }
 }
 
-/// Scratch of each thread.
+/// What each thread has of its own: its scratch, and the node of memory that it is bound to, by its place among those that have copies of weights.
 #[derive(Default)]
 pub struct Worker {
+    pub node: usize,
     pub kernel: Scratch,
     /// Results of a row block: `[tokens, rows]`.
     pub tile: Vec<f32>,
@@ -315,7 +316,7 @@ pub fn run_products(mut crew: Crew, products: &mut [Product], encoded: &Encoded,
         let input = encoded.input(weight.form().encoding(mode));
         let tile = part(&mut worker.tile, tokens.len() * n);
         let first = product.row + from;
-        matmul::matmul(isa, &weight.matrix(), first..first + n, input, tokens, tile, &mut worker.kernel);
+        matmul::matmul(isa, &weight.matrix(worker.node), first..first + n, input, tokens, tile, &mut worker.kernel);
         for (t, tile) in tile.chunks_exact(n).enumerate() {
             // SAFETY: these columns of the output are this task's alone; the bias is never written.
             let (out, bias) =

@@ -325,6 +325,8 @@ impl<T: Default> PerThread<T> {
 /// A weight matrix where its checkpoint has it, which may not be there yet.
 pub struct Weight {
     source: MatrixSource,
+    /// For each node of memory that threads are bound to: the same arrays there. Empty: all threads read the source.
+    copies: Vec<Vec<Bytes>>,
     /// All of it is known to be there.
     ready: AtomicBool,
     /// It stays on disk; the expert store reads the parts that are used.
@@ -342,13 +344,35 @@ impl Weight {
             let wanted = rows.checked_mul(part.row_bytes).ok_or(MatrixError::TooBig { rows, cols })?;
             ensure!(bytes.len() == wanted, MatrixError::Length { part: part.name, got: bytes.len(), wanted });
         }
-        Ok(Weight { source, ready: AtomicBool::new(false), streamed: false })
+        Ok(Weight { source, copies: Vec::new(), ready: AtomicBool::new(false), streamed: false })
     }
 
-    /// The matrix, waiting for what is not there.
-    pub fn matrix(&self) -> Matrix<'_> {
+    /// The matrix for a thread of node `node`, by its place among those that threads are bound to; waits for what is not there.
+    pub fn matrix(&self, node: usize) -> Matrix<'_> {
         let s = &self.source;
-        Matrix::new(s.form, s.rows, s.cols, s.parts.iter().map(|b| &b[..])).expect("checked when it was made")
+        Matrix::new(s.form, s.rows, s.cols, self.on(node).iter().map(|b| &b[..])).expect("checked when it was made")
+    }
+
+    /// Its arrays for a thread of this node.
+    pub fn on(&self, node: usize) -> &[Bytes] {
+        self.copies.get(node).unwrap_or(&self.source.parts)
+    }
+
+    /// Its arrays where it was loaded to.
+    pub fn source(&self) -> &[Bytes] {
+        &self.source.parts
+    }
+
+    /// From here on threads read the copy of their node: `[nodes, arrays]`, as long as those of the source.
+    pub fn set_copies(&mut self, copies: Vec<Vec<Bytes>>) {
+        let lengths = |arrays: &[Bytes]| arrays.iter().map(Bytes::len).collect::<Vec<_>>();
+        assert!(copies.iter().all(|copy| lengths(copy) == lengths(self.source())), "a copy has the source's arrays");
+        self.copies = copies;
+    }
+
+    /// Whether nodes have copies of it.
+    pub fn is_copied(&self) -> bool {
+        !self.copies.is_empty()
     }
 
     /// Waits until all of it is there, or can never be.

@@ -1,4 +1,4 @@
-//! The CPU backend: buffers in anonymous memory, weights where their files are mapped, a pool of threads.
+//! The CPU backend: buffers in anonymous memory, weights where their files are mapped or on each node of memory, a pool of threads.
 
 mod aside;
 mod attention;
@@ -8,6 +8,7 @@ mod experts;
 mod matmul;
 mod memory;
 mod mixture;
+mod replicas;
 mod scratch;
 mod streaming;
 
@@ -16,6 +17,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use sluice_kernels::form::Activations;
 use sluice_kernels::{Isa, affine, norm};
+use sluice_store::Loading;
 
 use crate::affinity::{Mask, Seat};
 use crate::numa::{Numa, Processors};
@@ -30,6 +32,7 @@ use crowd::{Crowd, Waits};
 use matmul::{Encoded, Product, Worker};
 use memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use mixture::HostMixture;
+use replicas::Replicas;
 pub use scratch::StepScratch;
 pub use streaming::{Lookahead, Streamed};
 
@@ -61,6 +64,8 @@ pub struct Cpu {
     bound: Option<String>,
     buffers: Vec<Buffer>,
     weights: Vec<Weight>,
+    /// Where threads are on several nodes of memory and are to read weights of their own.
+    replicas: Option<Replicas>,
     rotary: Vec<RotaryTable>,
     /// One for each cache group.
     kv: Vec<KvPool>,
@@ -102,6 +107,7 @@ impl Cpu {
             pool,
             buffers: Vec::new(),
             weights: Vec::new(),
+            replicas: None,
             rotary: Vec::new(),
             kv: Vec::new(),
             states: None,
@@ -119,15 +125,23 @@ impl Cpu {
         })
     }
 
-    /// Binds threads to processors as `numa` says, on machines of several nodes: the calling thread of a step while it is computed, the others for good.
+    /// Binds threads to some of these processors as `numa` says, on machines of several nodes: the calling thread of a step while it is computed, the others for good.
     ///
     /// # Errors
     /// When a processor is not this process's.
-    pub fn bind(&mut self, numa: Numa) -> Result<()> {
-        let (here, threads) = (Processors::here(), self.pool.threads());
+    pub fn bind(&mut self, here: &Processors, numa: Numa) -> Result<()> {
+        let threads = self.pool.threads();
         let Some(processors) = here.of_threads(numa, threads) else { return Ok(()) };
         self.bind_to(&processors)?;
         self.bound = Some(here.describe(numa, threads));
+        if numa == Numa::Replicate {
+            let nodes: Vec<usize> = processors.iter().filter_map(|p| here.node_of(*p)).collect();
+            self.replicas = Replicas::new(&nodes);
+            for (worker, node) in self.workers.iter_mut().zip(&nodes) {
+                let known = self.replicas.iter().flat_map(Replicas::nodes);
+                worker.node = known.take_while(|known| *known != node).count();
+            }
+        }
         Ok(())
     }
 
@@ -139,6 +153,11 @@ impl Cpu {
             bound.with_context(|| format!("cannot bind a thread to processor {processor}"))?;
         }
         Ok(())
+    }
+
+    /// Copies a portion of the weights, where they are to be copied. Whether there was any; the calling thread has its seat.
+    fn copy_portion(&mut self) -> bool {
+        self.replicas.as_mut().is_some_and(|r| r.copy_some(&mut self.weights, &mut self.pool, &self.workers))
     }
 
     /// Whether the step under way is of so few tokens that its rounds are short.
@@ -251,6 +270,21 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn weight_copies(&self) -> usize {
+        self.replicas.as_ref().map_or(1, |replicas| replicas.nodes().len())
+    }
+
+    fn replicate_weights(&mut self, loading: Option<&Loading>) -> Option<String> {
+        self.replicas.as_mut().map(|replicas| replicas.begin(loading))
+    }
+
+    fn copy_weights(&mut self) -> bool {
+        self.seat.iter_mut().for_each(Seat::take);
+        let copied = self.copy_portion();
+        self.seat.iter_mut().for_each(Seat::leave);
+        copied
+    }
+
     fn profile(&mut self, on: bool) {
         self.profile = on.then(Profile::default);
     }
@@ -346,8 +380,9 @@ impl Backend for Cpu {
     fn begin(&mut self, inputs: &StepInputs) {
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);
-        self.began = Instant::now();
         self.seat.iter_mut().for_each(Seat::take);
+        self.copy_portion();
+        self.began = Instant::now();
         self.pool.use_threads(if self.is_short() { self.crowd.chosen() } else { self.pool.threads() });
         self.attention.begin();
         self.left = Logits::default();
@@ -373,7 +408,8 @@ impl Backend for Cpu {
             return;
         }
         weight.wait();
-        let matrix = weight.matrix();
+        // SAFETY: no task is running, and the calling thread is the first.
+        let matrix = weight.matrix(unsafe { self.workers.get(0) }.node);
         for (row, &token) in tokens.iter().enumerate() {
             // SAFETY: `&mut self`: no operation is running.
             let out = unsafe { place.get_mut(row, 0..place.cols) };
@@ -512,21 +548,25 @@ impl Backend for Cpu {
 
     fn notes(&self) -> Vec<String> {
         let streaming = self.mixture.streaming().into_iter().flat_map(|s| s.store.notes().to_vec());
-        self.bound.clone().into_iter().chain(streaming).collect()
+        let failed = self.replicas.as_ref().and_then(Replicas::failed);
+        self.bound.iter().chain(failed).cloned().chain(streaming).collect()
     }
 
     fn memory(&mut self) -> Vec<MemoryUse> {
         let of = |class| -> usize { self.buffers.iter().filter(|b| b.class == class).map(|b| b.committed).sum() };
         let weights = |mapped: bool| -> usize {
-            self.weights.iter().filter(|w| !w.streamed && w.is_mapped() == mapped).map(Weight::bytes).sum()
+            // What was mapped is left once it is copied.
+            let of = |w: &&Weight| !w.streamed && w.is_mapped() == mapped && !(mapped && w.is_copied());
+            self.weights.iter().filter(of).map(Weight::bytes).sum()
         };
+        let copies = self.replicas.as_ref().map_or(0, Replicas::bytes);
         let scratch = self.encoded.bytes() + self.hidden.bytes() + self.mixture.scratch_bytes();
         let scratch = scratch + self.workers.iter_mut().map(|w| w.bytes()).sum::<usize>() + 4 * self.counting.len();
         let scratch = scratch + self.rotary.iter().map(RotaryTable::bytes).sum::<usize>();
         let scratch = scratch + self.attention.bytes() + self.delta.bytes();
         let bytes = |class| match class {
             MemoryClass::WeightsMapped => of(class) + weights(true),
-            MemoryClass::WeightsCopied => of(class) + weights(false),
+            MemoryClass::WeightsCopied => of(class) + weights(false) + copies,
             MemoryClass::Scratch => of(class) + scratch,
             MemoryClass::Experts => self.mixture.streaming().map_or(0, |s| s.store.bytes()),
             MemoryClass::Kv | MemoryClass::State => of(class),

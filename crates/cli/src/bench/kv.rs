@@ -119,7 +119,7 @@ fn run_case(args: &KvArgs, case: &str) -> Result<()> {
         .max_context
         .get_or_insert(args.reserve.iter().copied().max().unwrap_or(0).max(args.prompt + args.tokens + 1));
     let mut engine = load::engine(&folder, &args.engine, options)?;
-    load::finish(&engine)?;
+    load::finish(&mut engine)?;
     let vocabulary = engine.model().vocabulary;
     // Weights and scratch are touched once before anything is measured, in a sequence that leaves its one block behind.
     let id = engine.add_sequence();

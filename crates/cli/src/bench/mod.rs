@@ -110,8 +110,8 @@ impl Subject {
         options.snapshots = if sequences > 1 { 2 * sequences } else { 0 };
         options.profile = true;
         let arithmetic = arithmetic(&folder, &options)?;
-        let engine = crate::load::engine(&folder, &args.engine, options)?;
-        crate::load::finish(&engine)?;
+        let mut engine = crate::load::engine(&folder, &args.engine, options)?;
+        crate::load::finish(&mut engine)?;
         let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
         let profile_apart = *args.engine.device() != DeviceArg::Cpu;
         Ok(Subject { name, engine, arithmetic, profile_apart })

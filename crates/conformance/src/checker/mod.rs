@@ -267,6 +267,20 @@ impl Backend for Checker<'_> {
         self.inner.read_weights(loading, order)
     }
 
+    fn weight_copies(&self) -> usize {
+        self.inner.weight_copies()
+    }
+
+    fn replicate_weights(&mut self, loading: Option<&Loading>) -> Option<String> {
+        self.outside("replicate_weights");
+        self.inner.replicate_weights(loading)
+    }
+
+    fn copy_weights(&mut self) -> bool {
+        self.outside("copy_weights");
+        self.inner.copy_weights()
+    }
+
     fn limit_steps(&mut self, tokens: usize, rows: usize) {
         self.outside("limit_steps");
         assert!(tokens <= rows, "{tokens} tokens in scratch of {rows} rows");

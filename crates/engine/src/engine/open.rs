@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use sluice_backend::{
     Activations, AttentionMode, Backend, Capacity, Cpu, Device, ExpertOptions, Float, KvLayout, KvPool, KvType,
-    Lookahead, MemoryClass, Processors, SequenceInput, StepInputs, StepScratch, Wanted,
+    Lookahead, MemoryClass, SequenceInput, StepInputs, StepScratch, Wanted,
 };
 use sluice_cache::{Group, KvCache, Prefixes};
 use sluice_model::{CacheKind, Config, Decoder};
@@ -37,7 +37,7 @@ pub type MakeBackend<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Backend>>;
 /// When the system refuses a thread, or a processor for one.
 pub fn cpu(options: &Options) -> Result<Box<dyn Backend>> {
     let mut cpu = Cpu::new(options.isa, options.threads, options.activations)?;
-    cpu.bind(options.numa)?;
+    cpu.bind(&options.processors, options.numa)?;
     Ok(Box::new(cpu))
 }
 
@@ -61,7 +61,7 @@ impl Engine {
         let config = Config::open(folder)?;
         let model = sluice_model::describe(&config, &options.model(1))?;
         // Before anything takes memory, or starts a thread that does.
-        let numa = Processors::here().place_memory(options.numa);
+        let numa = options.processors.place_memory(options.numa);
         let state = (model.state_len() * size_of::<f32>()) as u64;
         options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::memory(state));
         options.beside += options.kv_spill;
@@ -97,7 +97,7 @@ impl Engine {
             opened => opened,
         };
         opened.map(|mut engine| {
-            engine.numa = numa;
+            engine.numa.splice(0..0, numa);
             engine
         })
     }
@@ -183,7 +183,7 @@ impl Engine {
         let in_cache = block + per_block;
         // A backend of several devices has dealt the layers by what a step showed it.
         let own = backend.device_memory();
-        let need = Need {
+        let mut need = Need {
             mapped,
             copied,
             state: held(&mut *backend, MemoryClass::State) as u64,
@@ -202,13 +202,24 @@ impl Engine {
             let hard = hard_limits(&options);
             let mut limits = hard.clone();
             // What others may take as well is no reason to refuse what was asked for.
-            if let (true, None, Some(room)) = (streamed, options.expert_budget, options.load.room) {
-                let machine = Limit { of: LimitOf::Machine, bytes: room - room / 16, taken: 0 };
-                limits.extend((hard.iter().all(|l| l.bytes.saturating_sub(l.taken) > room)).then_some(machine));
+            if streamed && options.expert_budget.is_none() {
+                limits.extend(machine_limit(&options, &hard));
             }
             let division = need.divide(&limits);
             (hard, division)
         })?;
+        let mut numa = Vec::new();
+        let nodes = backend.weight_copies();
+        if nodes > 1 {
+            let limits = [&hard[..], machine_limit(&options, &hard).as_slice()].concat();
+            match need.replicated(nodes, &limits, division.scratch) {
+                Ok(replicated) => {
+                    need = replicated;
+                    numa.extend(backend.replicate_weights(loading.as_ref()));
+                }
+                Err(why) => numa.push(format!("numa: weights are spread, and not copied for each node: {why}")),
+            }
+        }
         let mut own = match own {
             None => None,
             Some(own) => {
@@ -316,7 +327,7 @@ impl Engine {
             placed,
             scratch: division.scratch,
             squeezed,
-            numa: None,
+            numa,
             device: own.map(|own| own.used()),
             max_context,
             skipped: loaded.skipped,
@@ -411,6 +422,12 @@ fn hard_limits(options: &Options) -> Vec<Limit> {
     let group =
         held.group.map(|(bytes, taken)| Limit { of: LimitOf::ControlGroup, bytes, taken: taken + options.beside });
     budget.into_iter().chain(group).collect()
+}
+
+/// What the machine has left, where that is less than the limits that must hold leave.
+fn machine_limit(options: &Options, hard: &[Limit]) -> Option<Limit> {
+    let room = options.load.room.filter(|room| hard.iter().all(|l| l.bytes.saturating_sub(l.taken) > *room))?;
+    Some(Limit { of: LimitOf::Machine, bytes: room - room / 16, taken: 0 })
 }
 
 /// Bytes that weights take, mapped and copied: matrices as they are read, of `all` those that are `wanted`, and vectors.
