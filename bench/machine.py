@@ -66,6 +66,16 @@ def disk():
     return f"{kind} on {os.path.basename(device)}"
 
 
+def nodes():
+    """Nodes of memory that have processors of which this process may use any."""
+    own, found = os.sched_getaffinity(0), 0
+    for folder in Path("/sys/devices/system/node").glob("node[0-9]*"):
+        # 0-3,8,10-11
+        ranges = [part.split("-") for part in (folder / "cpulist").read_text().strip().split(",") if part]
+        found += any(own & set(range(int(r[0]), int(r[-1]) + 1)) for r in ranges)
+    return max(found, 1)
+
+
 def gpu():
     """Name, memory and driver of the first GPU; None where there is none or no driver."""
     query = ["nvidia-smi", "-i", "0", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]

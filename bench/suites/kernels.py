@@ -73,7 +73,7 @@ PREFILLS = [
     Prefill("dense", "bf16", "BF16", THREADS, 1.5, transformers=True),
 ]
 # How both grow with the threads.
-AXIS = [t for t in (1, 2, 4, 8, 16, 32, 64) if t < THREADS]
+AXIS = [1 << n for n in range(THREADS.bit_length()) if 1 << n < THREADS]
 DECODES += [Decode(shape, "q4", "Q4_0", t, goal, 0.9) for shape, goal in (("dense", 1.4), ("moe", 1.8)) for t in AXIS if (shape, t) != ("dense", 1)]
 PREFILLS += [Prefill(shape, "q4", "Q4_0", t, goal) for shape, goal in (("dense", 3.0), ("moe", 5.0)) for t in AXIS]
 # A long prompt, and attention on integers for it.

@@ -1,11 +1,12 @@
-"""How everything grows from one core to as many as there are, beside llama.cpp with as many threads: decode, prompts, long prompts, streamed experts, and a machine that others use too.
-Single measurements and their goals are those of `kernels`; what it takes several minutes for on few cores, or has no meaning there, is here alone."""
+"""How everything grows from one core to as many as there are, beside llama.cpp with as many threads: decode, prompts, long prompts, streamed experts, a machine that others use too,
+and one of several nodes of memory. Single measurements and their goals are those of `kernels`; what it takes several minutes for on few cores, or has no meaning there, is here alone."""
 
 import json
 import subprocess
 from dataclasses import replace
 from statistics import median
 
+import machine
 import peers
 from chart import Chart
 from findings import Pick, bars, goals, having, said
@@ -18,7 +19,7 @@ from suites.kernels import LONG, NAMES, PROMPT, THREADS, Decode, Prefill
 
 TITLE = "Many cores"
 SUITE = "many-cores"
-AXIS = [t for t in (1, 2, 4, 8, 16, 32, 64) if t < THREADS] + [THREADS]
+AXIS = [*kernels.AXIS, THREADS]
 FEW = min(2, THREADS)
 DECODES = [Decode(shape, "q4", "Q4_0", t, 1.5 if t == 1 else goal, 0.9) for shape, goal in (("dense", 1.4), ("moe", 1.8)) for t in AXIS]
 DECODES += [Decode("dense", "q8", "Q8_0", FEW, 1.25), Decode("dense", "bf16", "BF16", FEW, None, 0.94)]
@@ -68,6 +69,8 @@ def found(rows):
         *said(f"Such prompts keep {{percent}} of the speed at {PROMPT} tokens; goals met: {{goals}}.", having(rows, f"prefill {LONG}", "speed kept")),
         *said("Streamed from disk, decode and a prompt reach {percent} of what the longer of reads and compute allows; goals met: {goals}.", having(rows, "streamed", peer="max(")),
         *said("Decode with all threads keeps {percent} of its speed beside busy loops on half of the cores, or beside a second engine; goals met: {goals}.", having(rows, "beside")),
+        *said("On several nodes of memory, `--numa spread` runs at {spread} times the speed of leaving all to the kernel.", [r for r in having(speeds, "nodes") if r.case.endswith("spread")]),
+        *said("With a copy of the weights for each node (`--numa replicate`) it is {spread} times.", [r for r in having(speeds, "nodes") if r.case.endswith("replicate")]),
         f"All goals together: {goals(rows)} met.",
     ]
 
@@ -81,7 +84,7 @@ def versions():
 
 
 def cases(_):
-    return ["limits", *(c.name for c in [*DECODES, *PREFILLS]), "long prompts", "amx", "streamed", "beside others"]
+    return ["limits", *(c.name for c in [*DECODES, *PREFILLS]), "long prompts", "amx", "streamed", "nodes", "beside others"]
 
 
 def run(names, quick, rounds, parts):
@@ -89,7 +92,7 @@ def run(names, quick, rounds, parts):
     what = {c.name: lambda c=c: kernels.decode(made(c), rounds) for c in DECODES}
     what |= {c.name: lambda c=c: kernels.prefill(made(c), rounds) for c in PREFILLS}
     what |= {"limits": lambda: limits(rounds), "long prompts": lambda: kernels.long_prompts(rounds), "amx": lambda: amx(rounds)}
-    what |= {"streamed": lambda: streamed(rounds), "beside others": lambda: beside_others(max(rounds, 3))}
+    what |= {"streamed": lambda: streamed(rounds), "nodes": lambda: nodes(rounds, notes), "beside others": lambda: beside_others(max(rounds, 3))}
     for name in names:
         rows += parts.measure(name, what[name], notes)
     for shape in ("dense", "moe"):
@@ -150,6 +153,32 @@ def streamed(rounds):
         case = f"streamed, {STREAMED}, {words}"
         rows.append(compare(SUITE, case, "speed", "tokens/s", mine, allowed, "max(reads, compute)", 0.85, threads=THREADS))
         rows.append(compare(SUITE, case, "reads over the longer", "%", waits, None, "", threads=THREADS))
+    return rows
+
+
+def nodes(rounds, notes):
+    """What it brings to spread memory over its nodes, and to copy the weights for each, on all threads."""
+    if machine.nodes() < 2:
+        notes.append("nodes: skipped: all memory is of one node")
+        return []
+    rows = []
+    for shape in ("dense", "moe"):
+        folder = quickly(shape, "q4")
+        for what, words, more in (
+            ("decode", "decode", ("--context", kernels.CONTEXT, "--tokens", kernels.GENERATED)),
+            ("prefill", f"prefill {PROMPT}", ("--tokens", PROMPT)),
+        ):
+            case = f"nodes, {words}, {NAMES[shape]}, 4 bit"
+            say(case)
+            speeds = {how: [] for how in ("off", "spread", "replicate")}
+            for _ in range(rounds):
+                for how, all in speeds.items():
+                    # What the page cache holds stays on its node: each has the weights read anew.
+                    evict(folder)
+                    [line] = kernels.ours(what, folder, THREADS, "--numa", how, "--no-roofline", *more)
+                    all.append(line["tokens_per_second"]["median"])
+            off = speeds.pop("off")
+            rows += [compare(SUITE, f"{case}, {how}", "speed", "tokens/s", mine, off, "left to the kernel", threads=THREADS) for how, mine in speeds.items()]
     return rows
 
 
