@@ -33,6 +33,9 @@ struct Delta {
     u32 value_dim;
     u32 taps;
     float scale;
+    // Whether q and k lie by the lanes of their sums: elements of one number modulo 4 beside one another.
+    u32 by_lanes;
+    u32 unused;
 };
 
 static const float L2_EPS = 1e-6f;
@@ -108,6 +111,8 @@ extern "C" __global__ void slide(const Delta p) {
     }
 }
 
+static const u32 MOST_BY_LANES = 128;
+
 // A warp takes a head of q or k of a token; the block's first threads, its gates.
 extern "C" __global__ void gates(const Delta p) {
     begin();
@@ -117,6 +122,19 @@ extern "C" __global__ void gates(const Delta p) {
             float* head = p.mixed + (u64)t * channels(p) + (u64)h * p.key_dim;
             float inv = div(1.0f, __fsqrt_rn(add(squares(head, p.key_dim), L2_EPS)));
             float scale = h < p.key_heads ? p.scale : 1.0f;
+            if (p.by_lanes) {
+                float x[MOST_BY_LANES / WARP];
+#pragma unroll
+                for (u32 m = 0; m < MOST_BY_LANES / WARP; m++) {
+                    if (m * WARP < p.key_dim) x[m] = head[m * WARP + lane];
+                }
+                __syncwarp();
+#pragma unroll
+                for (u32 m = 0; m < MOST_BY_LANES / WARP; m++) {
+                    if (m * WARP < p.key_dim) head[lane % 4 * (p.key_dim / 4) + m * WARP / 4 + lane / 4] = mul(mul(x[m], inv), scale);
+                }
+                continue;
+            }
             __syncwarp();
             for (u32 i = lane; i < p.key_dim; i += WARP) head[i] = mul(mul(head[i], inv), scale);
         }
@@ -177,120 +195,141 @@ extern "C" __global__ void recur(const Delta p) {
     }
 }
 
-// The same where keys have KEYS elements: four threads of a warp have a column, which stays in their registers through all tokens, each the keys that are one number modulo
-// 4, which are a lane of both sums. Tokens come some at a time while those before them are computed. From a token to the next one there is one chain: a sum of 32 products,
-// that of the four lanes, d; so the state's decay and the first sum of the next token stand beside what this one makes of the state.
+// The same where keys have KEYS elements: a thread has two columns, and of these the keys that are one number modulo 4, which are a lane of both sums; they stay in its
+// registers through all tokens, and four threads of a warp have two columns. Tokens come some at a time while those before them are computed. From a token to the next one
+// there is one chain: a sum of KEYS / 4 products, that of the four lanes, d. So the state's decay and the first sum of the next token stand beside what this one makes of
+// the state, and everything that they need is in registers before. Two columns, since reading q and k from shared memory would take longer than computing one.
 //
-// Shared memory: of RECUR_ROOMS times RECUR_TOKENS tokens q and k, by lanes, then v of this block's columns, the decay and beta.
-static const u32 RECUR_COLUMNS = 32, RECUR_THREADS = 128, RECUR_TOKENS = 8, RECUR_ROOMS = 4;
+// Shared memory: of RECUR_TOKENS tokens q and k by lanes, v of this block's columns, the decay and beta; a quarter of them is brought at once.
+static const u32 RECUR_COLUMNS = 32, RECUR_THREADS = 64, RECUR_TOKENS = 32, RECUR_QUARTER = RECUR_TOKENS / 4;
 
 template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
     // Lanes are such that four of them meet in no bank.
     const u32 EACH = KEYS / 4, PADDED = EACH + 4, VALUES = 8 * PADDED, DECAY = VALUES + RECUR_COLUMNS, BETA = DECAY + 1, ROW = DECAY + 4;
     const u32 h = blockIdx.y, first = blockIdx.x * RECUR_COLUMNS, all = channels(p), keys = p.key_heads * KEYS, key_head = h / (p.value_heads / p.key_heads);
-    const u32 lane = threadIdx.x % WARP, quarter = lane / 8, c = threadIdx.x / WARP * 8 + lane % 8;
-    const bool inside = first + c < p.value_dim;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, quarter = lane / 8, c = warp * 16 + lane % 8 * 2;
+    const bool inside[2] = {first + c < p.value_dim, first + c + 1 < p.value_dim};
     const u64 step = 4 * p.value_dim;
 #pragma unroll 1
     for (u32 s = blockIdx.z; s < p.count; s += gridDim.z) {
         const u32 start = p.starts[s], count = p.starts[s + 1] - start;
         if (count == 0) continue;
-        auto place = [&](u32 n) { return room + n % (RECUR_ROOMS * RECUR_TOKENS) * ROW; };
-        // Tokens from `n` on.
+        auto place = [&](u32 n) { return room + n % RECUR_TOKENS * ROW; };
+        // A quarter of the tokens from `n` on: one warp brings q and v, the other k and gates.
         auto ask = [&](u32 n) {
-            float* to = place(n);
-            const u32 end = min(n + RECUR_TOKENS, count);
+            if (n >= count) return;
             const u64 t = start + n;
-            const float *mixed = p.mixed + t * all, *gate = (threadIdx.x % 2 ? p.beta : p.decays) + t * p.value_heads + h;
+            const u32 piece = lane % KEYS, quads = EACH / 4;
+            const float *row = p.mixed + t * all, *keys_or_queries = row + warp * keys + key_head * KEYS + piece * 4;
+            const float* other = warp == 0 ? row + 2 * keys + h * p.value_dim + first + lane : (lane == 0 ? p.decays : p.beta) + t * p.value_heads + h;
+            const bool has_piece = piece < KEYS / 4, has_other = warp == 0 ? first + lane < p.value_dim : lane < 2;
+            const u64 further = warp == 0 ? all : p.value_heads;
+            float *to = place(n) + warp * 4 * PADDED + piece / quads * PADDED + piece % quads * 4, *other_to = place(n) + (warp == 0 ? VALUES : DECAY) + lane;
+            const u32 end = min(RECUR_QUARTER, count - n);
 #pragma unroll 1
-            for (; n < end; n++, to += ROW, mixed += all, gate += p.value_heads) {
-                const u32 e = threadIdx.x;
-                if (e < KEYS) {
-                    copy_word_later(to + e % 4 * PADDED + e / 4, mixed + key_head * KEYS + e);
-                    copy_word_later(to + (4 + e % 4) * PADDED + e / 4, mixed + keys + key_head * KEYS + e);
-                }
-                if (e < RECUR_COLUMNS) {
-                    if (first + e < p.value_dim) copy_word_later(to + VALUES + e, mixed + 2 * keys + h * p.value_dim + first + e);
-                } else if (e < RECUR_COLUMNS + 2) {
-                    copy_word_later(to + DECAY + e % 2, gate);
-                }
+            for (u32 i = 0; i < end; i++, keys_or_queries += all, other += further, to += ROW, other_to += ROW) {
+                if (has_piece) copy_later(to, keys_or_queries);
+                if (has_other) copy_word_later(other_to, other);
             }
         };
         __syncthreads();
         ask(0);
-        float *state = p.states.row(p.rows[s]) + ((u64)h * KEYS + quarter) * p.value_dim + first + c, column[EACH];
+        float *const state = p.states.row(p.rows[s]) + ((u64)h * KEYS + quarter) * p.value_dim, column[2][EACH];
 #pragma unroll
-        for (u32 i = 0; i < EACH; i++) column[i] = inside ? state[i * step] : 0.0f;
+        for (u32 j = 0; j < 2; j++) {
+            // A column that is not there is the last.
+            const float* at = state + min(first + c + j, p.value_dim - 1);
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++, at += step) column[j][i] = *at;
+        }
         copied();
         __syncthreads();
-        ask(RECUR_TOKENS);
+        ask(RECUR_QUARTER);
         // What a thread has of a token's q or k.
         auto lanes = [&](const float* at, u32 of, float (&to)[EACH]) {
             const float4* from = (const float4*)(at + (of + quarter) * PADDED);
 #pragma unroll
             for (u32 i = 0; i < EACH / 4; i++) {
-                const float4 v = from[i];
-                to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+                const float4 x = from[i];
+                to[4 * i] = x.x, to[4 * i + 1] = x.y, to[4 * i + 2] = x.z, to[4 * i + 3] = x.w;
             }
         };
-        // Everything of a token is in registers before its turn: q, v and beta of the next one, k of the next two, and with these what the state fades by before them.
-        float k[2][EACH], q[EACH], v, beta, fade, held = 0.0f;
-        auto find = [&](u32 n, float (&of_second)[EACH]) {
-            const float *first = place(min(n, count - 1)), *second = place(min(n + 1, count - 1));
-            lanes(second, 4, of_second);
-            lanes(first, 0, q);
-            v = first[VALUES + c], beta = first[BETA];
-            // Behind the last token the state is as it leaves it.
-            fade = n + 1 < count ? second[DECAY] : 1.0f;
-        };
+        // Of this token and the next one. `fade`: what the state fades by behind this one; behind the last one it stays as it is.
+        float q[2][EACH], k[2][EACH], held[2] = {0.0f, 0.0f};
+        float2 v = *(const float2*)(place(0) + VALUES + c);
+        float beta = place(0)[BETA], fade = count > 1 ? place(1)[DECAY] : 1.0f;
+        lanes(place(0), 0, q[0]);
         lanes(place(0), 4, k[0]);
-        find(0, k[1]);
+        lanes(place(min(1, count - 1)), 4, k[1]);
 #pragma unroll
         for (u32 i = 0; i < EACH; i++) {
-            column[i] = mul(column[i], place(0)[DECAY]);
-            held = fma(column[i], k[0][i], held);
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                column[j][i] = mul(column[j][i], place(0)[DECAY]);
+                held[j] = fma(column[j][i], k[0][i], held[j]);
+            }
         }
         float* out = p.out.row(start) + h * p.value_dim + first + c;
-        // `own`: its k, and then that of the second token behind it; `next`: that of the one behind it.
-        auto token = [&](u32 n, float (&own)[EACH], const float (&next)[EACH]) {
-            held = add(held, __shfl_xor_sync(ALL, held, 16));
-            held = add(held, __shfl_xor_sync(ALL, held, 8));
-            const float d = mul(sub(v, held), beta);
-            float o = 0.0f;
-            held = 0.0f;
-#pragma unroll
-            for (u32 i = 0; i < EACH; i++) {
-                const float x = fma(own[i], d, column[i]);
-                o = fma(x, q[i], o);
-                column[i] = mul(x, fade);
-                held = fma(column[i], next[i], held);
-            }
-            o = add(o, __shfl_xor_sync(ALL, o, 16));
-            o = add(o, __shfl_xor_sync(ALL, o, 8));
-            if (quarter == 0 && inside) *out = o;
-            out += p.out.stride;
-            if ((n + 2) % RECUR_TOKENS == 0 && n + 2 < count) {
-                // The next ones are there, and all are through with the ones before these.
+        auto token = [&](u32 n, const float (&own_q)[EACH], float (&next_q)[EACH], float (&own_k)[EACH], const float (&next_k)[EACH]) {
+            if ((n + 2) % RECUR_QUARTER == 0 && n + 2 < count) {
+                // Tokens from the second one behind this on are there, and all are through with those whose place is taken.
                 copied();
                 __syncthreads();
-                ask(n + 2 + RECUR_TOKENS);
+                ask(n + 2 + RECUR_QUARTER);
             }
-            find(n + 1, own);
+            const float *next = place(min(n + 1, count - 1)), *second = place(min(n + 2, count - 1));
+            lanes(next, 0, next_q);
+            const float2 next_v = *(const float2*)(next + VALUES + c);
+            const float next_beta = next[BETA], next_fade = n + 2 < count ? second[DECAY] : 1.0f;
+            float d[2], o[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                held[j] = add(held[j], __shfl_xor_sync(ALL, held[j], 16));
+                held[j] = add(held[j], __shfl_xor_sync(ALL, held[j], 8));
+                d[j] = mul(sub(j ? v.y : v.x, held[j]), beta);
+                held[j] = 0.0f;
+            }
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) {
+#pragma unroll
+                for (u32 j = 0; j < 2; j++) column[j][i] = fma(own_k[i], d[j], column[j][i]);
+            }
+            lanes(second, 4, own_k);
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) {
+#pragma unroll
+                for (u32 j = 0; j < 2; j++) {
+                    o[j] = fma(column[j][i], own_q[i], o[j]);
+                    column[j][i] = mul(column[j][i], fade);
+                    held[j] = fma(column[j][i], next_k[i], held[j]);
+                }
+            }
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                o[j] = add(o[j], __shfl_xor_sync(ALL, o[j], 16));
+                o[j] = add(o[j], __shfl_xor_sync(ALL, o[j], 8));
+                if (quarter == 0 && inside[j]) out[j] = o[j];
+            }
+            out += p.out.stride;
+            v = next_v, beta = next_beta, fade = next_fade;
         };
 #pragma unroll 1
         for (u32 n = 0; n < count; n += 2) {
-            token(n, k[0], k[1]);
-            if (n + 1 < count) token(n + 1, k[1], k[0]);
+            token(n, q[0], q[1], k[0], k[1]);
+            if (n + 1 < count) token(n + 1, q[1], q[0], k[1], k[0]);
         }
 #pragma unroll
-        for (u32 i = 0; i < EACH; i++) {
-            if (inside) state[i * step] = column[i];
+        for (u32 j = 0; j < 2; j++) {
+            float* at = state + first + c + j;
+            if (!inside[j]) continue;
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++, at += step) *at = column[j][i];
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) recur_64(const __grid_constant__ Delta p) { begin(); recur_kept<64>(p); }
-extern "C" __global__ void __launch_bounds__(128) recur_128(const __grid_constant__ Delta p) { begin(); recur_kept<128>(p); }
+extern "C" __global__ void __launch_bounds__(64) recur_64(const __grid_constant__ Delta p) { begin(); recur_kept<64>(p); }
+extern "C" __global__ void __launch_bounds__(64) recur_128(const __grid_constant__ Delta p) { begin(); recur_kept<128>(p); }
 
 // A warp takes a value head of a token: its norm, gated by z, where it lies.
 extern "C" __global__ void norm_gated(const Delta p) {

@@ -38,8 +38,8 @@ const CHANNELS: usize = 256;
 const CONVOLVED: usize = 16;
 const COLUMNS: usize = 32;
 
-/// Threads of a block where a column stays in registers, and how many tokens it has room for: `RECUR_ROOMS` times `RECUR_TOKENS` of `kernels/delta.cu`.
-const KEPT_THREADS: usize = 128;
+/// Threads of a block where columns stay in registers, and how many tokens it has room for: `RECUR_TOKENS` of `kernels/delta.cu`.
+const KEPT_THREADS: usize = 64;
 const KEPT_TOKENS: usize = 32;
 
 /// Threads of a block of the kernels for a token of each sequence: four to a column, a warp to a head's norm.
@@ -70,6 +70,12 @@ impl Cuda {
             Some(_) => [0; 3],
             None => self.delta.room(&self.gpu, tokens, channels, heads)?,
         };
+        // Heads of q and k are copied sixteen bytes at a time there.
+        let kept = match shape.key_dim {
+            64 if values.is_multiple_of(4) => Some(Kernel::Recur64),
+            128 if values.is_multiple_of(4) => Some(Kernel::Recur128),
+            _ => None,
+        };
         let parameters = p::Delta {
             qkv: self.place(layer.qkv),
             z: self.place(layer.z),
@@ -95,13 +101,13 @@ impl Cuda {
             value_dim: number(shape.value_dim),
             taps: number(shape.taps),
             scale: (1.0 / (shape.key_dim as f64).sqrt()) as f32,
+            by_lanes: kept.is_some().into(),
+            unused: 0,
         };
         // A token's q and k in four parts each, v, the decay and beta, in floats; or q and k as they are.
-        let kept = KEPT_TOKENS * (8 * (shape.key_dim / 4 + 4) + COLUMNS + 4);
-        let (recur, threads, floats) = match shape.key_dim {
-            64 => (Kernel::Recur64, KEPT_THREADS, kept),
-            128 => (Kernel::Recur128, KEPT_THREADS, kept),
-            _ => (Kernel::Recur, COLUMNS, 2 * shape.key_dim),
+        let (recur, threads, floats) = match kept {
+            Some(kernel) => (kernel, KEPT_THREADS, KEPT_TOKENS * (8 * (shape.key_dim / 4 + 4) + COLUMNS + 4)),
+            None => (Kernel::Recur, COLUMNS, 2 * shape.key_dim),
         };
         let by_channels = |n: usize| [number(channels.div_ceil(CHANNELS)), number(n.min(MOST_BLOCKS)), 1];
         let by_tokens = [number(tokens), 1, 1];

@@ -252,6 +252,8 @@ parameters! {
         value_dim: u32,
         taps: u32,
         scale: f32,
+        by_lanes: u32,
+        unused: u32,
     }
     Route {
         logits: Address,
