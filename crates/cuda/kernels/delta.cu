@@ -195,53 +195,51 @@ extern "C" __global__ void recur(const Delta p) {
     }
 }
 
-// The same where keys have KEYS elements: a thread has two columns, and of these the keys that are one number modulo 4, which are a lane of both sums; they stay in its
-// registers through all tokens, and four threads of a warp have two columns. Tokens come some at a time while those before them are computed. From a token to the next one
-// there is one chain: a sum of KEYS / 4 products, that of the four lanes, d. So the state's decay and the first sum of the next token stand beside what this one makes of
-// the state, and everything that they need is in registers before. Two columns, since reading q and k from shared memory would take longer than computing one.
+// The same where keys have KEYS elements: four threads of a warp have a column, which stays in their registers through all tokens, each the keys that are one number modulo
+// 4, which are a lane of both sums. Tokens come some at a time while those before them are computed. From a token to the next one there is one chain: a sum of KEYS / 4
+// products, that of the four lanes, d. So the state's decay and the first sum of the next token stand beside what this one makes of the state, and everything that they need
+// is in registers before.
 //
 // Shared memory: of RECUR_TOKENS tokens q and k by lanes, v of this block's columns, the decay and beta; a quarter of them is brought at once.
-static const u32 RECUR_COLUMNS = 32, RECUR_THREADS = 64, RECUR_TOKENS = 32, RECUR_QUARTER = RECUR_TOKENS / 4;
+static const u32 RECUR_COLUMNS = 32, RECUR_TOKENS = 32, RECUR_QUARTER = RECUR_TOKENS / 4;
 
 template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
     // Lanes are such that four of them meet in no bank.
     const u32 EACH = KEYS / 4, PADDED = EACH + 4, VALUES = 8 * PADDED, DECAY = VALUES + RECUR_COLUMNS, BETA = DECAY + 1, ROW = DECAY + 4;
     const u32 h = blockIdx.y, first = blockIdx.x * RECUR_COLUMNS, all = channels(p), keys = p.key_heads * KEYS, key_head = h / (p.value_heads / p.key_heads);
-    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, quarter = lane / 8, c = warp * 16 + lane % 8 * 2;
-    const bool inside[2] = {first + c < p.value_dim, first + c + 1 < p.value_dim};
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, quarter = lane / 8, c = warp * 8 + lane % 8;
+    const bool inside = first + c < p.value_dim;
     const u64 step = 4 * p.value_dim;
 #pragma unroll 1
     for (u32 s = blockIdx.z; s < p.count; s += gridDim.z) {
         const u32 start = p.starts[s], count = p.starts[s + 1] - start;
         if (count == 0) continue;
         auto place = [&](u32 n) { return room + n % RECUR_TOKENS * ROW; };
-        // A quarter of the tokens from `n` on: one warp brings q and v, the other k and gates.
+        // A quarter of the tokens from `n` on, each by two warps: one brings q and v, the other k and gates.
         auto ask = [&](u32 n) {
-            if (n >= count) return;
+            const bool of_q = warp % 2 == 0;
+            n += warp / 2;
             const u64 t = start + n;
-            const u32 piece = lane % KEYS, quads = EACH / 4;
-            const float *row = p.mixed + t * all, *keys_or_queries = row + warp * keys + key_head * KEYS + piece * 4;
-            const float* other = warp == 0 ? row + 2 * keys + h * p.value_dim + first + lane : (lane == 0 ? p.decays : p.beta) + t * p.value_heads + h;
-            const bool has_piece = piece < KEYS / 4, has_other = warp == 0 ? first + lane < p.value_dim : lane < 2;
-            const u64 further = warp == 0 ? all : p.value_heads;
-            float *to = place(n) + warp * 4 * PADDED + piece / quads * PADDED + piece % quads * 4, *other_to = place(n) + (warp == 0 ? VALUES : DECAY) + lane;
-            const u32 end = min(RECUR_QUARTER, count - n);
+            const u32 quads = EACH / 4;
+            const float *row = p.mixed + t * all, *piece = row + (of_q ? 0 : keys) + key_head * KEYS + lane * 4;
+            const float* other = of_q ? row + 2 * keys + h * p.value_dim + first + lane : (lane == 0 ? p.decays : p.beta) + t * p.value_heads + h;
+            const bool has_piece = lane < KEYS / 4, has_other = of_q ? first + lane < p.value_dim : lane < 2;
+            const u64 further = of_q ? all : p.value_heads;
+            float *to = place(n) + (of_q ? 0 : 4 * PADDED) + lane / quads * PADDED + lane % quads * 4, *other_to = place(n) + (of_q ? VALUES : DECAY) + lane;
 #pragma unroll 1
-            for (u32 i = 0; i < end; i++, keys_or_queries += all, other += further, to += ROW, other_to += ROW) {
-                if (has_piece) copy_later(to, keys_or_queries);
+            for (u32 end = min(n / RECUR_QUARTER * RECUR_QUARTER + RECUR_QUARTER, count); n < end; n += 2) {
+                if (has_piece) copy_later(to, piece);
                 if (has_other) copy_word_later(other_to, other);
+                piece += 2 * all, other += 2 * further, to += 2 * ROW, other_to += 2 * ROW;
             }
         };
         __syncthreads();
         ask(0);
-        float *const state = p.states.row(p.rows[s]) + ((u64)h * KEYS + quarter) * p.value_dim, column[2][EACH];
+        // A column that is not there is the last.
+        float* const state = p.states.row(p.rows[s]) + ((u64)h * KEYS + quarter) * p.value_dim + min(first + c, p.value_dim - 1);
+        float column[EACH], *at = state;
 #pragma unroll
-        for (u32 j = 0; j < 2; j++) {
-            // A column that is not there is the last.
-            const float* at = state + min(first + c + j, p.value_dim - 1);
-#pragma unroll
-            for (u32 i = 0; i < EACH; i++, at += step) column[j][i] = *at;
-        }
+        for (u32 i = 0; i < EACH; i++, at += step) column[i] = *at;
         copied();
         __syncthreads();
         ask(RECUR_QUARTER);
@@ -255,19 +253,14 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
             }
         };
         // Of this token and the next one. `fade`: what the state fades by behind this one; behind the last one it stays as it is.
-        float q[2][EACH], k[2][EACH], held[2] = {0.0f, 0.0f};
-        float2 v = *(const float2*)(place(0) + VALUES + c);
-        float beta = place(0)[BETA], fade = count > 1 ? place(1)[DECAY] : 1.0f;
+        float q[2][EACH], k[2][EACH], held = 0.0f, v = place(0)[VALUES + c], beta = place(0)[BETA], fade = count > 1 ? place(1)[DECAY] : 1.0f;
         lanes(place(0), 0, q[0]);
         lanes(place(0), 4, k[0]);
         lanes(place(min(1, count - 1)), 4, k[1]);
 #pragma unroll
         for (u32 i = 0; i < EACH; i++) {
-#pragma unroll
-            for (u32 j = 0; j < 2; j++) {
-                column[j][i] = mul(column[j][i], place(0)[DECAY]);
-                held[j] = fma(column[j][i], k[0][i], held[j]);
-            }
+            column[i] = mul(column[i], place(0)[DECAY]);
+            held = fma(column[i], k[0][i], held);
         }
         float* out = p.out.row(start) + h * p.value_dim + first + c;
         auto token = [&](u32 n, const float (&own_q)[EACH], float (&next_q)[EACH], float (&own_k)[EACH], const float (&next_k)[EACH]) {
@@ -279,57 +272,44 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
             }
             const float *next = place(min(n + 1, count - 1)), *second = place(min(n + 2, count - 1));
             lanes(next, 0, next_q);
-            const float2 next_v = *(const float2*)(next + VALUES + c);
-            const float next_beta = next[BETA], next_fade = n + 2 < count ? second[DECAY] : 1.0f;
-            float d[2], o[2] = {0.0f, 0.0f};
+            const float next_v = next[VALUES + c], next_beta = next[BETA], next_fade = n + 2 < count ? second[DECAY] : 1.0f;
+            held = add(held, __shfl_xor_sync(ALL, held, 16));
+            held = add(held, __shfl_xor_sync(ALL, held, 8));
+            const float d = mul(sub(v, held), beta);
+            float o = 0.0f;
+            held = 0.0f;
 #pragma unroll
-            for (u32 j = 0; j < 2; j++) {
-                held[j] = add(held[j], __shfl_xor_sync(ALL, held[j], 16));
-                held[j] = add(held[j], __shfl_xor_sync(ALL, held[j], 8));
-                d[j] = mul(sub(j ? v.y : v.x, held[j]), beta);
-                held[j] = 0.0f;
-            }
-#pragma unroll
-            for (u32 i = 0; i < EACH; i++) {
-#pragma unroll
-                for (u32 j = 0; j < 2; j++) column[j][i] = fma(own_k[i], d[j], column[j][i]);
-            }
+            for (u32 i = 0; i < EACH; i++) column[i] = fma(own_k[i], d, column[i]);
             lanes(second, 4, own_k);
 #pragma unroll
             for (u32 i = 0; i < EACH; i++) {
-#pragma unroll
-                for (u32 j = 0; j < 2; j++) {
-                    o[j] = fma(column[j][i], own_q[i], o[j]);
-                    column[j][i] = mul(column[j][i], fade);
-                    held[j] = fma(column[j][i], next_k[i], held[j]);
-                }
+                o = fma(column[i], own_q[i], o);
+                column[i] = mul(column[i], fade);
+                held = fma(column[i], next_k[i], held);
             }
-#pragma unroll
-            for (u32 j = 0; j < 2; j++) {
-                o[j] = add(o[j], __shfl_xor_sync(ALL, o[j], 16));
-                o[j] = add(o[j], __shfl_xor_sync(ALL, o[j], 8));
-                if (quarter == 0 && inside[j]) out[j] = o[j];
-            }
+            o = add(o, __shfl_xor_sync(ALL, o, 16));
+            o = add(o, __shfl_xor_sync(ALL, o, 8));
+            if (quarter == 0 && inside) *out = o;
             out += p.out.stride;
             v = next_v, beta = next_beta, fade = next_fade;
         };
+        // By two, with no question between them: what the second one needs would be read no sooner than there.
+        u32 n = 0;
 #pragma unroll 1
-        for (u32 n = 0; n < count; n += 2) {
+        for (; n + 2 <= count; n += 2) {
             token(n, q[0], q[1], k[0], k[1]);
-            if (n + 1 < count) token(n + 1, q[1], q[0], k[1], k[0]);
+            token(n + 1, q[1], q[0], k[1], k[0]);
         }
+        if (n < count) token(n, q[0], q[1], k[0], k[1]);
+        at = state;
+        if (!inside) continue;
 #pragma unroll
-        for (u32 j = 0; j < 2; j++) {
-            float* at = state + first + c + j;
-            if (!inside[j]) continue;
-#pragma unroll
-            for (u32 i = 0; i < EACH; i++, at += step) *at = column[j][i];
-        }
+        for (u32 i = 0; i < EACH; i++, at += step) *at = column[i];
     }
 }
 
-extern "C" __global__ void __launch_bounds__(64) recur_64(const __grid_constant__ Delta p) { begin(); recur_kept<64>(p); }
-extern "C" __global__ void __launch_bounds__(64) recur_128(const __grid_constant__ Delta p) { begin(); recur_kept<128>(p); }
+extern "C" __global__ void __launch_bounds__(128) recur_64(const __grid_constant__ Delta p) { begin(); recur_kept<64>(p); }
+extern "C" __global__ void __launch_bounds__(128) recur_128(const __grid_constant__ Delta p) { begin(); recur_kept<128>(p); }
 
 // A warp takes a value head of a token: its norm, gated by z, where it lies.
 extern "C" __global__ void norm_gated(const Delta p) {

@@ -39,7 +39,7 @@ const CONVOLVED: usize = 16;
 const COLUMNS: usize = 32;
 
 /// Threads of a block where columns stay in registers, and how many tokens it has room for: `RECUR_TOKENS` of `kernels/delta.cu`.
-const KEPT_THREADS: usize = 64;
+const KEPT_THREADS: usize = 128;
 const KEPT_TOKENS: usize = 32;
 
 /// Threads of a block of the kernels for a token of each sequence: four to a column, a warp to a head's norm.
