@@ -151,10 +151,15 @@ impl Case {
 
     /// A tensor `[rows, cols]` with random values, somewhere in a larger buffer.
     pub fn tensor(&mut self, rows: usize, cols: usize) -> Placed {
-        let [above, below, left, right] = match self.random.u8(..3) {
+        let around = match self.random.u8(..3) {
             0 => [0; 4],
             _ => [3, 3, 20, 20].map(|most| self.random.usize(..most)),
         };
+        self.tensor_inside(rows, cols, around)
+    }
+
+    /// The same, with so much above, below and on both sides of it.
+    pub fn tensor_inside(&mut self, rows: usize, cols: usize, [above, below, left, right]: [usize; 4]) -> Placed {
         let (all_rows, all_cols) = (above + rows + below, left + cols + right);
         let whole = self.backend.alloc(MemoryClass::Scratch, all_rows, all_cols).expect("memory for a tensor");
         let values = self.values(all_rows, all_cols);

@@ -87,6 +87,7 @@ macro_rules! tests {
             caches_hold_what_was_written CACHES;
             embeddings_agree_with_the_generic_cpu EMBEDDINGS;
             projections_agree_with_the_generic_cpu PROJECTIONS;
+            interleaved_heads_agree_with_the_generic_cpu INTERLEAVED_HEADS;
             long_rows_agree_with_the_generic_cpu LONG_ROWS;
             large_tiles_agree_with_the_generic_cpu LARGE_TILES;
             tens_of_tokens_agree_with_the_generic_cpu TENS_OF_TOKENS;

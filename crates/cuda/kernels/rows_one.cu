@@ -16,8 +16,20 @@ struct OnePart {
     float* out;
 };
 
+// Where the rows of a matrix go in which heads are interleaved: each `period` of them has up to four runs, which begin at `starts`, and of which the next head's goes
+// `columns` behind this one's. What is not there begins nowhere.
+struct Interleaved {
+    float* outs[4];
+    u32 starts[4];
+    u32 columns[4];
+    u32 period;
+    u32 unused;
+};
+
 struct One {
     OnePart parts[3];
+    // Of each part, where any are.
+    Interleaved heads[3];
     const float* x;
     // Null: no norm.
     const float* norm;
@@ -33,8 +45,20 @@ struct One {
     u32 gated;
     u32 accumulate;
     u32 type;
-    u32 unused;
+    u32 interleaved;
 };
+
+// Where a row's result goes. Rows are counted on from matrix to matrix, and come in sets.
+__device__ __forceinline__ float* result_of(const One& p, u32 set, u32 row, u32 rows_of_set) {
+    const u32 part = p.gated || set < p.second ? 0 : set < p.third ? 1 : 2;
+    if (!p.interleaved) return p.parts[part].out + row;
+    const Interleaved& heads = p.heads[part];
+    const u32 own = row - rows_of_set * (part == 0 ? 0 : part == 1 ? p.second : p.third), head = own / heads.period, at = own - head * heads.period;
+    u32 run = 0;
+#pragma unroll
+    for (u32 i = 1; i < 4; i++) run += at >= heads.starts[i];
+    return heads.outs[run] + (u64)head * heads.columns[run] + (at - heads.starts[run]);
+}
 
 // Activations in shared memory: the four quarters of each group in arrays of their own so that neighbours meet no bank twice; both scales, and the sum of both means.
 struct Quarters {
@@ -308,7 +332,7 @@ template <int BITS, int UNITS, int THREADS> __device__ __forceinline__ void mult
         float* to = nullptr;
         if (last && in_row < together && own < p.sets && (!p.gated || (own & 1))) {
             u32 row = ((p.gated ? own >> 1 : own) << log_rows) + row_in_set;
-            to = p.parts[p.gated || own < p.second ? 0 : own < p.third ? 1 : 2].out + row;
+            to = result_of(p, own, row, 1u << log_rows);
         }
         if (waits) {
             STAMP(3 + p.accumulate, 0);
@@ -494,7 +518,7 @@ template <int THREADS> __device__ __forceinline__ void multiply_one_pairs(const 
 #pragma unroll
         for (int d = 0; d < 2; d++) {
             float* to = nullptr;
-            if (lane == 0 && set < p.sets) to = p.parts[p.gated || set < p.second ? 0 : set < p.third ? 1 : 2].out + row_of(set);
+            if (lane == 0 && set < p.sets) to = result_of(p, set, row_of(set), 2);
             if (p.accumulate && piece == 0 && to) before = *to;
             const float2* own = (const float2*)(x + piece * PIECE_COLUMNS) + lane;
 #pragma unroll

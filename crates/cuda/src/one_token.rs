@@ -78,6 +78,58 @@ fn split(rows: &[usize], cols: usize, gated: bool, multiprocessors: usize) -> Sp
 /// Products of one token, with a norm and its encoding before them, and where `gated`, for gate and up, with `silu(gate) * up` behind them: one kernel. Says whether it
 /// does.
 pub fn multiply_one(gpu: &Gpu, input: Input, products: &[Product], gated: bool) -> Result<bool> {
+    let plain = products.iter().all(|product| product.runs.is_none());
+    Ok(plain && launch(gpu, input, products, gated, &[])?)
+}
+
+/// The same of matrices in which heads are interleaved, where `products` are all that such matrices hold: they are read from end to end.
+pub fn multiply_interleaved(gpu: &Gpu, input: Input, products: &[Product]) -> Result<bool> {
+    let Some((matrices, heads)) = whole(products) else { return Ok(false) };
+    launch(gpu, input, &matrices, false, &heads)
+}
+
+/// Matrices of which these are the interleaved heads, and where their rows go, if they hold nothing else.
+fn whole<'a>(products: &[Product<'a>]) -> Option<(Vec<Product<'a>>, Vec<p::Interleaved>)> {
+    let mut sorted = products.to_vec();
+    sorted.sort_by_key(|product| product.matrix.data);
+    let (mut matrices, mut all) = (Vec::new(), Vec::new());
+    let mut rest = &sorted[..];
+    while let Some(first) = rest.first() {
+        let [_, period, _] = first.runs?;
+        let mut heads = p::Interleaved { starts: [u32::MAX; p::RUNS], period: number(period), ..Default::default() };
+        let (mut at, mut count) = (0, 0);
+        while at < period {
+            let product = rest.get(count).filter(|_| count < p::RUNS)?;
+            let [run, rows, columns] = product.runs?;
+            // Where it lies if it follows those before it; scales of two bytes.
+            let scales = 2 * at as u64 * u64::from(first.matrix.groups);
+            let behind = p::Matrix {
+                data: first.matrix.data + at as u64 * first.matrix.row_bytes,
+                scales: first.matrix.scales + scales,
+                biases: first.matrix.biases + scales,
+                ..first.matrix
+            };
+            let heads_alike = product.rows / run == first.rows / first.runs?[0];
+            if product.matrix != behind || rows != period || !heads_alike {
+                return None;
+            }
+            (heads.outs[count], heads.starts[count], heads.columns[count]) =
+                (product.out.at, number(at), number(columns));
+            (at, count) = (at + run, count + 1);
+        }
+        if at != period {
+            return None;
+        }
+        let rows = first.rows / first.runs?[0] * period;
+        matrices.push(Product { rows, runs: None, ..*first });
+        all.push(heads);
+        rest = &rest[count..];
+    }
+    Some((matrices, all))
+}
+
+/// `heads`: for each product where its rows go, or none if they go one behind the other.
+fn launch(gpu: &Gpu, input: Input, products: &[Product], gated: bool, heads: &[p::Interleaved]) -> Result<bool> {
     let Input::Floats { x, norm, rows: 1 } = input else { return Ok(false) };
     let Some(first) = products.first().filter(|_| gpu.device.one && products.len() <= p::PARTS) else {
         return Ok(false);
@@ -88,7 +140,6 @@ pub fn multiply_one(gpu: &Gpu, input: Input, products: &[Product], gated: bool) 
     let fits = |product: &Product| {
         product.table.is_none()
             && product.bias == 0
-            && product.runs.is_none()
             && (product.outputs, product.cols, product.accumulate) == (1, cols, first.accumulate)
             && (product.matrix.kind, product.matrix.element) == (first.matrix.kind, first.matrix.element)
             && match pairs {
@@ -136,8 +187,10 @@ pub fn multiply_one(gpu: &Gpu, input: Input, products: &[Product], gated: bool) 
         gated: gated.into(),
         accumulate: first.accumulate.into(),
         element: first.matrix.element,
+        interleaved: (!heads.is_empty()).into(),
         ..p::One::default()
     };
+    parameters.heads[..heads.len()].copy_from_slice(heads);
     let mut before = 0;
     for (i, product) in products.iter().enumerate() {
         // Gate and up are counted side by side, others one behind the other.

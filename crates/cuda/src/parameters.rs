@@ -30,6 +30,8 @@ macro_rules! parameters {
 
 /// Products of one input that a kernel computes together, at most.
 pub const PARTS: usize = 3;
+/// Runs of rows that a head has in a matrix, at most.
+pub const RUNS: usize = 4;
 /// Rows whose logits a kernel is asked about at once, at most.
 pub const MOST_DRAWN: usize = 32;
 /// Gate, up and down.
@@ -130,8 +132,17 @@ parameters! {
         biases: Address,
         out: Address,
     }
+    /// Where the rows of a matrix go in which heads are interleaved.
+    Interleaved {
+        outs: [Address; RUNS],
+        starts: [u32; RUNS],
+        columns: [u32; RUNS],
+        period: u32,
+        unused: u32,
+    }
     One {
         parts: [OnePart; PARTS],
+        heads: [Interleaved; PARTS],
         x: Address,
         /// 0: no norm.
         norm: Address,
@@ -145,7 +156,7 @@ parameters! {
         gated: u32,
         accumulate: u32,
         element: u32,
-        unused: u32,
+        interleaved: u32,
     }
     /// A row that is normed and encoded.
     Row {

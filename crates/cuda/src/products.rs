@@ -7,7 +7,7 @@ use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::Scratch;
-use crate::one_token::multiply_one;
+use crate::one_token::{multiply_interleaved, multiply_one};
 use crate::parameters::{self as p, number};
 use crate::weights::{self, Kind, Needs, Shape};
 
@@ -536,9 +536,14 @@ impl Cuda {
         let (mut fused, mut rest): (Vec<Product>, Vec<Product>) = products.iter().partition(|p| p.fused().is_some());
         let input = Input::Floats { x, norm, rows };
         fused.sort_by_key(Product::fused);
-        for alike in fused.chunk_by(|a, b| a.fused() == b.fused()).flat_map(|run| run.chunks(p::PARTS)) {
-            if !multiply_rows(&self.gpu, input, alike, false)? {
-                rest.extend_from_slice(alike);
+        for alike in fused.chunk_by(|a, b| a.fused() == b.fused()) {
+            if multiply_interleaved(&self.gpu, input, alike)? {
+                continue;
+            }
+            for few in alike.chunks(p::PARTS) {
+                if !multiply_rows(&self.gpu, input, few, false)? {
+                    rest.extend_from_slice(few);
+                }
             }
         }
         if rest.is_empty() {

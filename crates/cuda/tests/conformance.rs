@@ -59,6 +59,7 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &CACHES,
         &EMBEDDINGS,
         &PROJECTIONS,
+        &INTERLEAVED_HEADS,
         &LONG_ROWS,
         &LARGE_TILES,
         &TENS_OF_TOKENS,

@@ -61,6 +61,50 @@ pub fn projections(c: &mut Case) {
     c.see("x", x.whole);
 }
 
+/// A matrix or two in which heads are interleaved, each head's runs of rows behind one another; mostly all of them, and one token.
+pub fn interleaved_heads(c: &mut Case) {
+    let tokens = c.one_of(&[1, 1, 1, 1, 2, 5]);
+    let cols = if c.coin() { c.one_of(&[256, 512]) } else { 64 * c.random.usize(1..=9) };
+    let norm = c.coin().then(|| c.norm(cols));
+    if !c.once_in(5) {
+        let (bits, scale) = (c.one_of(&[2, 4, 4, 8]), c.one_of(&[Float::F16, Float::Bf16]));
+        c.uniform = Some(Form::Affine { bits, group: 64, scale });
+    } else if c.coin() {
+        c.uniform = Some(Form::Float(Float::Bf16));
+    }
+    // Mostly as a layer has it.
+    let x = if c.once_in(4) { c.tensor(tokens, cols) } else { c.tensor_inside(tokens, cols, [0; 4]) };
+    let heads = c.random.usize(2..=6);
+    c.shape(format!("{tokens} tokens, x {x}, norm {}, {heads} heads", norm.is_some()));
+    let (mut projections, mut outs) = (Vec::new(), Vec::new());
+    for _ in 0..c.random.usize(1..=2) {
+        let count = if c.once_in(6) { c.one_of(&[1, 5]) } else { c.random.usize(2..=4) };
+        let runs: Vec<usize> = (0..count).map(|_| c.one_of(&[1, 2, 4, 8, 16, 40])).collect();
+        let period: usize = runs.iter().sum();
+        let linear = c.linear(heads * period, cols, false);
+        let all: Vec<_> = runs.iter().map(|run| c.tensor(tokens, heads * run)).collect();
+        // At times somebody leaves a run out.
+        let left_out = if c.once_in(8) { c.random.usize(..runs.len()) } else { runs.len() };
+        c.shape(format!("runs {runs:?} of rows {:?} but for {left_out}", linear.rows));
+        let mut from = linear.rows.start;
+        for head in 0..heads {
+            for (i, (run, out)) in runs.iter().zip(&all).enumerate() {
+                let rows = from..from + run;
+                from += run;
+                if i != left_out {
+                    let out = out.tensor.columns(head * run..(head + 1) * run);
+                    projections.push(Projection { linear: Linear { rows, ..linear.clone() }, out });
+                }
+            }
+        }
+        outs.extend(all);
+    }
+    c.step(tokens, |b| b.project(x.tensor, norm, &projections));
+    for (i, out) in outs.iter().enumerate() {
+        c.see(format!("run {i}"), out.whole);
+    }
+}
+
 /// What comes out of a wide layer: rows for which a backend may have ways of its own.
 pub fn long_rows(c: &mut Case) {
     let (tokens, cols) = (c.one_of(&[1, 1, 1, 3]), 128 * c.random.usize(60..=100));

@@ -14,6 +14,7 @@ pub const BUFFERS: Family = Family { name: "buffers", cases: 20, run: buffers::b
 pub const CACHES: Family = Family { name: "caches", cases: 20, run: buffers::caches };
 pub const EMBEDDINGS: Family = Family { name: "embeddings", cases: 40, run: dense::embeddings };
 pub const PROJECTIONS: Family = Family { name: "projections", cases: 120, run: dense::projections };
+pub const INTERLEAVED_HEADS: Family = Family { name: "interleaved heads", cases: 60, run: dense::interleaved_heads };
 pub const LONG_ROWS: Family = Family { name: "long rows", cases: 16, run: dense::long_rows };
 pub const LARGE_TILES: Family = Family { name: "large tiles", cases: 16, run: dense::large_tiles };
 pub const TENS_OF_TOKENS: Family = Family { name: "tens of tokens", cases: 40, run: dense::tens_of_tokens };
@@ -35,11 +36,12 @@ pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logit
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 20] = [
+pub const FAMILIES: [&Family; 21] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
     &PROJECTIONS,
+    &INTERLEAVED_HEADS,
     &LONG_ROWS,
     &LARGE_TILES,
     &TENS_OF_TOKENS,
