@@ -127,14 +127,6 @@ pub trait Backend: Send {
     fn read_block(&mut self, pool: &KvPool, block: u32, out: &mut [u8]);
     /// The same, from the host.
     fn write_block(&mut self, pool: &KvPool, block: u32, bytes: &[u8]);
-    /// As [`Backend::read_block`], to memory that this backend has lent; and [`Backend::return_block`] as [`Backend::write_block`], from there. Both happen in the order in which they
-    /// and steps are asked for, but perhaps not before they return: nobody else may look at these bytes.
-    fn spill_block(&mut self, pool: &KvPool, block: u32, lent: &mut [u8]) {
-        self.read_block(pool, block, lent);
-    }
-    fn return_block(&mut self, pool: &KvPool, block: u32, lent: &[u8]) {
-        self.write_block(pool, block, lent);
-    }
     /// Memory of the host that blocks and states are copied to and back from: locked, where that is quicker.
     ///
     /// # Errors

@@ -409,20 +409,6 @@ impl Backend for Cuda {
         must(unsafe { self.gpu.write(at, bytes) });
     }
 
-    fn spill_block(&mut self, pool: &KvPool, block: u32, lent: &mut [u8]) {
-        let (at, len) = self.block(pool, block);
-        assert_eq!(lent.len(), len);
-        // SAFETY: as above; what was lent is locked, and whoever has it leaves it to this stream until the device is given back, which waits.
-        must(unsafe { self.gpu.read_later(at, lent) });
-    }
-
-    fn return_block(&mut self, pool: &KvPool, block: u32, lent: &[u8]) {
-        let (at, len) = self.block(pool, block);
-        assert_eq!(lent.len(), len);
-        // SAFETY: as for `spill_block`.
-        must(unsafe { self.gpu.write_later(at, lent) });
-    }
-
     fn lend_memory(&mut self, bytes: usize) -> std::io::Result<Box<dyn sluice_store::Memory>> {
         Ok(Box::new(Locked::new(&self.gpu.device, bytes)?))
     }

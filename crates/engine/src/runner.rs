@@ -114,17 +114,6 @@ impl Runner {
         }
     }
 
-    /// As [`Runner::fill`], from memory that the backend has lent.
-    ///
-    /// # Errors
-    /// Those of [`Runner::settle`].
-    pub fn give_back(&mut self, filling: Filling, lent: &[u8]) -> Result<()> {
-        let Filling::Block { group, block, .. } = filling else { return self.fill(filling, lent) };
-        self.make_room(filling)?;
-        self.backend.return_block(&self.kv[group], block, lent);
-        Ok(())
-    }
-
     /// Puts bytes into a block or a state that a sequence has set aside for them.
     ///
     /// # Errors

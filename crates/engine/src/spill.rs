@@ -178,7 +178,7 @@ impl Spill {
             };
             let to = self.bytes(place.at, class);
             match kv.get(class) {
-                Some(pool) => backend.spill_block(pool, source, to),
+                Some(pool) => backend.read_block(pool, source, to),
                 None => backend.read_state(source, bytemuck::cast_slice_mut(to)),
             }
             parts[class] = Some(place);
@@ -300,7 +300,7 @@ impl Spill {
     /// Puts what goes back in its place.
     fn fill(&mut self, returning: &Returning, runner: &mut Runner) -> Result<()> {
         for (filling, place) in &returning.fillings {
-            runner.give_back(*filling, self.bytes(place.at, place.class))?;
+            runner.fill(*filling, self.bytes(place.at, place.class))?;
         }
         self.done.returned_tokens += (returning.to - returning.present) as u64;
         Ok(())
