@@ -370,8 +370,7 @@ def returning(rounds):
             say(f"{words}: {found[words]}, {returned:.0f} tokens came back")
             if words == "spilled" and returned < rounds * TAKING_TURNS * OF_EACH // 2:
                 raise Failed(f"bench: only {returned:.0f} tokens came back")
-    rows = [compare(SUITE, case, "TTFT, from memory of this machine", "ms", found["spilled"], found[words], name, above=False) for words, name in (("lost", "computed again"), ("kept", "all of them in VRAM"))]
-    return [*rows, compare(SUITE, case, "bytes of keys and values over it", "GB/s", [OF_EACH * of_token / t / 1e6 for t in found["spilled"]], [limit("device", "up_bytes_per_second") / 1e9] * len(found["spilled"]), "link")]
+    return [compare(SUITE, case, "TTFT, from memory of this machine", "ms", found["spilled"], found[words], name, above=False) for words, name in (("lost", "computed again"), ("kept", "all of them in VRAM"))]
 
 
 # Bytes for experts on the device, and on the host, of 17 GB: nearly all that is wanted is found, or the disk is what counts.
