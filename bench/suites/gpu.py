@@ -45,7 +45,7 @@ PICKS = [
         )
     ),
     Pick(f"Decode at {DEEP:,}, {SMALL}", f"decode at {DEEP:,}, {SMALL}, 4 bit", "speed", "llama.cpp"),
-    *(Pick(f"Prompt of {n:,}, {name}", f"prefill {n:,}, {name}, 4 bit", "speed", "llama.cpp", front="GPU: prompt, 8B" if (n, name) == (2048, LARGE) else "") for name in (LARGE, MIXTURE) for n in (512, 2048)),
+    *(Pick(f"Prompt of {n:,}, {name}", f"prefill {n:,}, {name}, 4 bit", "speed", "llama.cpp", front="GPU: prompt, 8B" if (n, name) == (2048, LARGE) else "") for name in (LARGE, MIXTURE, HYBRID) for n in (512, 2048)),
     *(Pick(f"{n} sequences, {MIXTURE}", f"{n} sequences, {MIXTURE}, 4 bit", "speed", "llama.cpp") for n in (8, 32)),
     *(Pick(f"Decode, {share} of the experts in VRAM", f"decode, {share} of the experts in VRAM, {MIXTURE}", "speed", "llama.cpp") for share in ("none", "a quarter", "half")),
     Pick("Prompt of 4,096, experts in RAM", f"prefill 4,096, experts in RAM, {MIXTURE}", "speed", "llama.cpp"),

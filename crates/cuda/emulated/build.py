@@ -3,7 +3,7 @@
 
 The kernels' own sources are compiled for it by a C++ compiler (`c++`, or $CXX). `device.h` has the words that they are written in, and `driver.cpp` the calls of
 the driver that the crate makes, and how a block's threads take turns. What a kernel copies asynchronously comes when it is waited for and no earlier; shared memory
-and new memory are full of ones. Programs find it with LD_LIBRARY_PATH=OUT. It shows that bits are equal and that nobody waits for what never comes; how
+and new memory are full of ones. Programs find it with LD_LIBRARY_PATH=OUT; EMULATED_SHARED=BYTES is what a block has of shared memory. It shows that bits are equal and that nobody waits for what never comes; how
 a device orders memory, and how fast it is, it does not show. What was built from the same sources is kept.
 """
 
