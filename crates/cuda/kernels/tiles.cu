@@ -127,16 +127,20 @@ template <int BITS, int OF, int EIGHTS, int BANDS> struct Stage {
     // Of each chain: scale and bias of each row; of each pair of tokens the scales of the groups that a weight group joins, beside one another; of four tokens, two
     // of an eight and two of the next, the sums of the joined groups.
     static const u32 SCALES_AT = 8 * ROWS, SUMS_AT = SCALES_AT + 4 * OF * TOKENS, CHAIN = SUMS_AT + 4 * TOKENS + 64, FLOATS = 4 * CHAIN;
-    // What a thread brings of each stage, in pieces of sixteen bytes, and where in the stages' memory its first one goes.
-    static const u32 PIECES = ROW / 16, A_PIECES = ROWS * PIECES, A_COPIES = (A_PIECES + THREADS - 1) / THREADS;
-    static const u32 B_PIECES = TOKENS * 2 * PARTS, B_COPIES = (B_PIECES + THREADS - 1) / THREADS;
-    // Threads with scales of weights, and then those with scales of activations.
-    static const u32 S_THREADS = 2 * ROWS, X_THREADS = THREADS - S_THREADS;
-    static const u32 X_PIECES = 2 * TOKENS * OF, X_COPIES = (X_PIECES + X_THREADS - 1) / X_THREADS, UNFOLDED = (4 * TOKENS + X_THREADS - 1) / X_THREADS;
-    // Words that each thread keeps, in shared memory where registers are all taken: offsets of its pieces of rows and of activations, addresses of its scales, where
-    // the first pieces go in a stage, and where what it makes of scales goes.
-    static const u32 KEPT_X = A_COPIES + B_COPIES, KEPT_TO = KEPT_X + 2 * X_COPIES, WORDS = (KEPT_TO + 1 + UNFOLDED + 3) / 4 * 4;
-    static const u32 KEPT = EIGHTS == 2 ? 0 : 4 * THREADS * WORDS;
+    // Large tiles: the warps of one chain bring a whole stage, each chain every fourth, so that what it takes to begin is paid once for four times the pieces.
+    static const u32 TURNS = EIGHTS == 2 ? 1 : 4, BRINGERS = THREADS / TURNS;
+    // What a thread brings of a stage, in pieces of sixteen bytes.
+    static const u32 PIECES = ROW / 16, A_PIECES = ROWS * PIECES, A_COPIES = (A_PIECES + BRINGERS - 1) / BRINGERS;
+    static const u32 B_PIECES = TOKENS * 2 * PARTS, B_COPIES = (B_PIECES + BRINGERS - 1) / BRINGERS;
+    // Threads with scales of weights, and those with scales of activations: without turns others, behind them.
+    static const u32 S_THREADS = TURNS == 1 ? 2 * ROWS : BRINGERS, X_FROM = TURNS == 1 ? S_THREADS : 0, X_THREADS = BRINGERS - X_FROM;
+    static const u32 S_COPIES = 2 * ROWS / S_THREADS, X_PIECES = 2 * TOKENS * OF, X_COPIES = (X_PIECES + X_THREADS - 1) / X_THREADS;
+    static const u32 UNFOLDED = (4 * TOKENS + X_THREADS - 1) / X_THREADS;
+    // Words that each of those who bring keeps, in shared memory where registers are all taken: offsets of its pieces of rows and of activations, addresses of its
+    // scales, where the first pieces go in a stage, and where what it makes of scales goes.
+    static const u32 KEPT_B = (A_COPIES + 3) / 4 * 4, KEPT_S = KEPT_B + (B_COPIES + 3) / 4 * 4, KEPT_X = KEPT_S + (TURNS == 1 ? 0 : 2 * S_COPIES);
+    static const u32 KEPT_TO = KEPT_X + 2 * X_COPIES, KEPT_S_TO = KEPT_TO + 1, KEPT_X_TO = KEPT_S_TO + (TURNS == 1 ? 0 : 1), WORDS = (KEPT_X_TO + 1 + 3) / 4 * 4;
+    static const u32 KEPT = TURNS == 1 ? 0 : 4 * BRINGERS * WORDS;
     // As many stages as let blocks share a multiprocessor.
     static const u32 ALL = EIGHTS == 2 ? 74 << 10 : BANDS == 4 ? 212 << 10 : 112 << 10;
     static const u32 FITTING = (ALL - 2 * FLOATS - KEPT - 16) / (TILE + RAW), STAGES = FITTING < 2 ? 2 : FITTING < 4 ? FITTING : 4;
@@ -159,24 +163,46 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
 
     // 1. What is brought in: rows that are not there are the last. Where all of it lies in whole sixteens of bytes, each thread has places of its own in every
     // stage.
-    u32* kept = (u32*)(memory + G::KEPT_AT) + 4 * thread;
+    // Who brings which stage, and a thread's place among those who do.
+    const u32 place = thread % G::BRINGERS, turn = G::TURNS == 1 ? 0 : thread / G::BRINGERS;
+    auto has_turn = [&](u32 stage) { return G::TURNS == 1 || stage % G::TURNS == turn; };
+    u32* kept = (u32*)(memory + G::KEPT_AT) + 4 * place;
     // The same for all threads.
     const u8** data = (const u8**)(memory + G::KEPT_AT + G::KEPT);
     u32 near[G::WORDS];
     auto keep = [&](u32 word, u32 what) {
-        if (G::KEPT) kept[word / 4 * 4 * G::THREADS + word % 4] = what;
+        if (G::KEPT) kept[word / 4 * 4 * G::BRINGERS + word % 4] = what;
         else near[word] = what;
     };
-    auto find_kept = [&](u32 (&to)[G::WORDS]) {
+    // Words from a multiple of four on.
+    auto find_kept = [&](u32 first, u32 count, u32* to) {
 #pragma unroll
-        for (u32 i = 0; i < G::WORDS; i += 4) {
-            uint4 v = make_uint4(near[i], near[i + 1], near[i + 2], near[i + 3]);
-            if (G::KEPT) v = *(const uint4*)(kept + i * G::THREADS);
-            to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+        for (u32 i = 0; i < count; i += 4) {
+            uint4 v;
+            if (G::KEPT) {
+                v = *(const uint4*)(kept + (first + i) * G::BRINGERS);
+            } else {
+                v.x = near[first + i];
+                v.y = i + 1 < count ? near[first + i + 1] : 0;
+                v.z = i + 2 < count ? near[first + i + 2] : 0;
+                v.w = i + 3 < count ? near[first + i + 3] : 0;
+            }
+            to[i] = v.x;
+            if (i + 1 < count) to[i + 1] = v.y;
+            if (i + 2 < count) to[i + 2] = v.z;
+            if (i + 3 < count) to[i + 3] = v.w;
         }
     };
-    const bool has_scales = thread < G::S_THREADS;
-    const u32 x_thread = thread - G::S_THREADS;
+    auto found = [&](u32 word) { return G::KEPT ? kept[word / 4 * 4 * G::BRINGERS + word % 4] : near[word]; };
+    // An even word and the one behind it.
+    auto found_address = [&](u32 word) -> const u8* {
+        uint2 v;
+        if (G::KEPT) v = *(const uint2*)(kept + word / 4 * 4 * G::BRINGERS + word % 4);
+        else v = make_uint2(near[word], near[word + 1]);
+        return (const u8*)((u64)v.y << 32 | v.x);
+    };
+    const bool has_scales = G::TURNS != 1 || thread < G::S_THREADS, has_sums = G::TURNS != 1 || !has_scales;
+    const u32 x_place = place - G::X_FROM;
     Matrix m = p.matrix;
     bool regular = false;
     // Bytes of four scales.
@@ -186,45 +212,50 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
         // All stages are whole.
         regular = parts % 4 == 0 && groups % 4 == 0 && (((u64)m.data | (u64)m.scales | (u64)m.biases) & 15) == 0 &&
                   ((p.in_matrix(p.rows - 1) + 1) * m.row_bytes | (u64)p.outputs * p.cols) >> 32 == 0;
+        // Each chain finds a part of the words that all of them take.
 #pragma unroll
         for (u32 k = 0; k < G::A_COPIES; k++) {
-            u32 i = thread + k * G::THREADS;
+            if (!has_turn(k)) continue;
+            u32 i = place + k * G::BRINGERS;
             u64 row = p.in_matrix(min(first_row + i / G::PIECES % G::ROWS, p.rows - 1));
             keep(k, (u32)(row * m.row_bytes) + i % G::PIECES * 16);
         }
         if (has_scales) {
-            u64 row = p.in_matrix(min(first_row + thread % G::ROWS, p.rows - 1));
-            u64 from = (u64)(thread < G::ROWS ? m.scales : m.biases) + row * (groups / 4) * step;
-            keep(G::KEPT_X, (u32)from), keep(G::KEPT_X + 1, (u32)(from >> 32));
+#pragma unroll
+            for (u32 k = 0; k < G::S_COPIES; k++) {
+                if (!has_turn(k)) continue;
+                u32 i = place + k * G::S_THREADS;
+                u64 row = p.in_matrix(min(first_row + i % G::ROWS, p.rows - 1));
+                u64 from = (u64)(i < G::ROWS ? m.scales : m.biases) + row * (groups / 4) * step;
+                keep(G::KEPT_S + 2 * k, (u32)from), keep(G::KEPT_S + 2 * k + 1, (u32)(from >> 32));
+            }
         }
         if (thread == 0) *data = m.data;
     };
     auto find_inputs = [&]() {
 #pragma unroll
         for (u32 k = 0; k < G::B_COPIES; k++) {
-            u32 i = thread + k * G::THREADS;
-            keep(G::A_COPIES + k, inputs[i / (2 * G::PARTS) % G::TOKENS] * p.cols + i % (2 * G::PARTS) * 16);
+            if (!has_turn(k)) continue;
+            u32 i = place + k * G::BRINGERS;
+            keep(G::KEPT_B + k, inputs[i / (2 * G::PARTS) % G::TOKENS] * p.cols + i % (2 * G::PARTS) * 16);
         }
-        if (has_scales) return;
+        if (!has_sums) return;
 #pragma unroll
         for (u32 k = 0; k < G::X_COPIES; k++) {
-            u32 i = x_thread + k * G::X_THREADS;
+            if (!has_turn(k)) continue;
+            u32 i = x_place + k * G::X_THREADS;
             u64 from = (u64)(i < G::X_PIECES / 2 ? p.x.sx : p.x.mx) + (u64)inputs[i / OF % G::TOKENS] * parts * 4 + i % OF * 16;
             keep(G::KEPT_X + 2 * k, (u32)from), keep(G::KEPT_X + 2 * k + 1, (u32)(from >> 32));
         }
     };
-    keep(G::KEPT_TO, (thread / G::PIECES * G::ROW_STRIDE / 16 + thread % G::PIECES) | (G::A / 16 + thread / (2 * G::PARTS) * G::TOKEN_STRIDE / 16 + thread % (2 * G::PARTS)) << 16);
+    keep(G::KEPT_TO, (place / G::PIECES * G::ROW_STRIDE / 16 + place % G::PIECES) | (G::A / 16 + place / (2 * G::PARTS) * G::TOKEN_STRIDE / 16 + place % (2 * G::PARTS)) << 16);
     // Where scales and biases of two groups of a row go as floats, and scales and sums of a token and a chain.
-    if (has_scales) {
-        keep(G::KEPT_TO + 1, thread % 2 * 2 * G::CHAIN + thread / 2 * 8);
-    } else {
-#pragma unroll
-        for (u32 k = 0; k < G::UNFOLDED; k++) {
-            u32 i = x_thread + k * G::X_THREADS, t = i / 4, chain = i % 4;
-            u32 scales = chain * G::CHAIN + G::SCALES_AT + (t / 2 * 2 * OF + t % 2) * 4;
-            u32 sums = chain * G::CHAIN + G::SUMS_AT + ((t / 16 * 4 + t % 8 / 2) * 4 + t / 8 % 2 * 2 + t % 2) * 4;
-            keep(G::KEPT_TO + 1 + k, scales << 16 | sums);
-        }
+    if (has_scales) keep(G::KEPT_S_TO, place % 2 * 2 * G::CHAIN + place / 2 * 8);
+    if (has_sums) {
+        u32 t = x_place / 4, chain = x_place % 4;
+        u32 scales = chain * G::CHAIN + G::SCALES_AT + (t / 2 * 2 * OF + t % 2) * 4;
+        u32 sums = chain * G::CHAIN + G::SUMS_AT + ((t / 16 * 4 + t % 8 / 2) * 4 + t / 8 % 2 * 2 + t % 2) * 4;
+        keep(G::KEPT_X_TO, scales << 16 | sums);
     }
     // What is not regular, and what is less than a whole stage.
     auto bring_weights_slowly = [&](u32 stage, u8* to) {
@@ -242,7 +273,7 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
         }
     };
     auto bring_scales_slowly = [&](u32 stage, u8* to) {
-        if (!has_scales) return;
+        if (thread >= 2 * G::ROWS) return;
         u8* at = to + thread * step;
         u64 first = p.in_matrix(min(first_row + thread % G::ROWS, p.rows - 1)) * groups + stage * 4;
         const u8* from = thread < G::ROWS ? m.scales : m.biases;
@@ -273,70 +304,83 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
             copy_word_later(own + G::SX, p.x.mx + at);
         }
     };
-    auto bring_weights = [&](u32 stage, u8* to, const u8* from, const u32 (&kept)[G::WORDS]) {
+    auto bring_weights = [&](u32 stage, u8* to, const u8* from) {
+        u32 own[G::A_COPIES];
+        find_kept(0, G::A_COPIES, own);
         from += stage * G::ROW;
-        u8* at = to + (kept[G::KEPT_TO] & 0xffff) * 16;
+        u8* at = to + (found(G::KEPT_TO) & 0xffff) * 16;
 #pragma unroll
         for (u32 k = 0; k < G::A_COPIES; k++) {
-            u32 i = thread + k * G::THREADS;
-            if (G::A_PIECES % G::THREADS != 0 && i >= G::A_PIECES) continue;
-            if (G::THREADS % G::PIECES != 0) at = to + i / G::PIECES * G::ROW_STRIDE + i % G::PIECES * 16;
-            copy_words_later(at, from + kept[k]);
-            at += G::THREADS / G::PIECES * G::ROW_STRIDE;
+            u32 i = place + k * G::BRINGERS;
+            if (G::A_PIECES % G::BRINGERS != 0 && i >= G::A_PIECES) continue;
+            if (G::BRINGERS % G::PIECES != 0) at = to + i / G::PIECES * G::ROW_STRIDE + i % G::PIECES * 16;
+            copy_words_later(at, from + own[k]);
+            at += G::BRINGERS / G::PIECES * G::ROW_STRIDE;
         }
     };
-    auto bring_inputs = [&](u32 stage, u8* to, const u32 (&kept)[G::WORDS]) {
+    auto bring_inputs = [&](u32 stage, u8* to) {
+        u32 own[G::B_COPIES];
+        find_kept(G::KEPT_B, G::B_COPIES, own);
         const i8* from = p.x.q + stage * G::COLUMNS;
-        u8* at = to + (kept[G::KEPT_TO] >> 16) * 16;
+        u8* at = to + (found(G::KEPT_TO) >> 16) * 16;
 #pragma unroll
         for (u32 k = 0; k < G::B_COPIES; k++) {
-            u32 i = thread + k * G::THREADS;
-            if (G::B_PIECES % G::THREADS != 0 && i >= G::B_PIECES) continue;
-            copy_words_later(at, from + kept[G::A_COPIES + k]);
-            at += G::THREADS / (2 * G::PARTS) * G::TOKEN_STRIDE;
+            u32 i = place + k * G::BRINGERS;
+            if (G::B_PIECES % G::BRINGERS != 0 && i >= G::B_PIECES) continue;
+            copy_words_later(at, from + own[k]);
+            at += G::BRINGERS / (2 * G::PARTS) * G::TOKEN_STRIDE;
         }
     };
-    // Of weights or of activations: a thread has one or the other.
-    auto bring_scales = [&](u32 stage, u8* to, bool of_weights, bool of_activations, const u32 (&kept)[G::WORDS]) {
+    // Of weights, of activations, or both.
+    auto bring_scales = [&](u32 stage, u8* to, bool of_weights, bool of_activations) {
+        if (has_scales && of_weights) {
 #pragma unroll
-        for (u32 k = 0; k < G::X_COPIES; k++) {
-            u32 i = x_thread + k * G::X_THREADS, own = has_scales ? step : 4 * G::PARTS;
-            const u8* from = (const u8*)((u64)kept[G::KEPT_X + 2 * k + 1] << 32 | kept[G::KEPT_X + 2 * k]) + (u64)stage * own;
-            if (has_scales) {
-                if (k > 0 || !of_weights) continue;
-                if (m.type == F32) copy_words_later(to + thread * 16, from);
-                else copy_two_words_later(to + thread * 8, from);
-            } else {
-                if (!of_activations || G::X_PIECES % G::X_THREADS != 0 && i >= G::X_PIECES) continue;
-                copy_words_later(to + G::S + i * 16, from);
+            for (u32 k = 0; k < G::S_COPIES; k++) {
+                u32 i = place + k * G::S_THREADS;
+                const u8* from = found_address(G::KEPT_S + 2 * k) + stage * step;
+                if (m.type == F32) copy_words_later(to + i * 16, from);
+                else copy_two_words_later(to + i * 8, from);
+            }
+        }
+        if (has_sums && of_activations) {
+#pragma unroll
+            for (u32 k = 0; k < G::X_COPIES; k++) {
+                u32 i = x_place + k * G::X_THREADS;
+                if (G::X_PIECES % G::X_THREADS != 0 && i >= G::X_PIECES) continue;
+                copy_words_later(to + G::S + i * 16, found_address(G::KEPT_X + 2 * k) + stage * (4 * G::PARTS));
             }
         }
     };
     // Scales of a stage become floats.
-    auto unfold = [&](const u8* from, u8* to, const u32 (&kept)[G::WORDS]) {
+    auto unfold = [&](const u8* from, u8* to) {
         if (has_scales) {
-            // Two groups of a row.
-            const u8* own = from + thread * (step / 2);
-            float s[2], b[2];
-            if (m.type == F32) {
-                s[0] = ((const float*)own)[0], s[1] = ((const float*)own)[1];
-                own += 16 * G::ROWS;
-                b[0] = ((const float*)own)[0], b[1] = ((const float*)own)[1];
-            } else {
-                u32 of_s = *(const u32*)own, of_b = *(const u32*)(own + 8 * G::ROWS);
-                s[0] = value(of_s & 0xffff, m.type), s[1] = value(of_s >> 16, m.type);
-                b[0] = value(of_b & 0xffff, m.type), b[1] = value(of_b >> 16, m.type);
+            u8* at = to + found(G::KEPT_S_TO);
+#pragma unroll
+            for (u32 k = 0; k < G::S_COPIES; k++) {
+                // Two groups of a row.
+                const u8* own = from + (place + k * G::S_THREADS) * (step / 2);
+                float s[2], b[2];
+                if (m.type == F32) {
+                    s[0] = ((const float*)own)[0], s[1] = ((const float*)own)[1];
+                    own += 16 * G::ROWS;
+                    b[0] = ((const float*)own)[0], b[1] = ((const float*)own)[1];
+                } else {
+                    u32 of_s = *(const u32*)own, of_b = *(const u32*)(own + 8 * G::ROWS);
+                    s[0] = value(of_s & 0xffff, m.type), s[1] = value(of_s >> 16, m.type);
+                    b[0] = value(of_b & 0xffff, m.type), b[1] = value(of_b >> 16, m.type);
+                }
+                *(float2*)(at + k * (4 * G::S_THREADS)) = make_float2(s[0], b[0]);
+                *(float2*)(at + k * (4 * G::S_THREADS) + G::CHAIN) = make_float2(s[1], b[1]);
             }
-            u8* at = to + kept[G::KEPT_TO + 1];
-            *(float2*)at = make_float2(s[0], b[0]);
-            *(float2*)(at + G::CHAIN) = make_float2(s[1], b[1]);
-            return;
         }
+        if (!has_sums) return;
+        u32 at = found(G::KEPT_X_TO);
 #pragma unroll
         for (u32 k = 0; k < G::UNFOLDED; k++) {
-            u32 i = x_thread + k * G::X_THREADS;
+            // Whole sixteens of tokens further on.
+            const u32 FURTHER = G::X_THREADS / 4;
+            u32 i = x_place + k * G::X_THREADS;
             if (4 * G::TOKENS % G::X_THREADS != 0 && i >= 4 * G::TOKENS) continue;
-            u32 at = kept[G::KEPT_TO + 1 + k];
             const u8* own = from + G::S + i * (4 * OF);
             float of[OF], sums[OF];
             joined_scales<OF>((const float*)own, of);
@@ -344,10 +388,10 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
             float mean = sums[0];
 #pragma unroll
             for (u32 part = 0; part < OF; part++) {
-                *(float*)(to + (at >> 16) + 8 * part) = of[part];
+                *(float*)(to + (at >> 16) + 4 * OF * FURTHER * k + 8 * part) = of[part];
                 if (part > 0) mean = add(mean, sums[part]);
             }
-            *(float*)(to + (at & 0xffff)) = mean;
+            *(float*)(to + (at & 0xffff) + 4 * FURTHER * k) = mean;
         }
     };
 
@@ -355,15 +399,14 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
     const u32 AHEAD = G::STAGES - 1;
     if (!p.tiles) {
         find_weights();
-        u32 own[G::WORDS];
-        find_kept(own);
+        if (G::KEPT) __syncthreads();
         for (u32 stage = 0; stage < min(AHEAD, stages); stage++) {
-            if (regular) bring_weights(stage, memory + stage * G::TILE, m.data, own);
-            else bring_weights_slowly(stage, memory + stage * G::TILE);
+            if (!regular) bring_weights_slowly(stage, memory + stage * G::TILE);
+            else if (has_turn(stage)) bring_weights(stage, memory + stage * G::TILE, m.data);
         }
         for (u32 stage = 0; stage < min(AHEAD + 1, stages); stage++) {
-            if (regular) bring_scales(stage, raw + stage * G::RAW, true, false, own);
-            else bring_scales_slowly(stage, raw + stage * G::RAW);
+            if (!regular) bring_scales_slowly(stage, raw + stage * G::RAW);
+            else if (has_turn(stage)) bring_scales(stage, raw + stage * G::RAW, true, false);
         }
     }
     begin();
@@ -390,13 +433,12 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
         if (!early) find_weights();
         __syncthreads();
         find_inputs();
-        u32 own[G::WORDS];
-        find_kept(own);
+        if (G::KEPT) __syncthreads();
         for (u32 stage = 0; stage < AHEAD; stage++) {
             u8* to = memory + stage * G::TILE;
             if (stage < stages && regular) {
-                if (!early) bring_weights(stage, to, m.data, own);
-                bring_inputs(stage, to, own);
+                if (!early && has_turn(stage)) bring_weights(stage, to, m.data);
+                if (has_turn(stage)) bring_inputs(stage, to);
             } else if (stage < stages) {
                 if (!early) bring_weights_slowly(stage, to);
                 bring_inputs_slowly(stage, to);
@@ -404,7 +446,7 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
             for (u32 of = stage == 0 ? 0 : stage + 1; of < min(stage + 2, stages); of++) {
                 u8* to = raw + of * G::RAW;
                 if (regular) {
-                    bring_scales(of, to, !early, true, own);
+                    if (has_turn(of)) bring_scales(of, to, !early, true);
                 } else {
                     if (!early) bring_scales_slowly(of, to);
                     bring_sums_slowly(of, to);
@@ -414,27 +456,33 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
         }
         copied_but<G::STAGES - 2>();
         __syncthreads();
-        unfold(raw, floats, own);
+        if (has_turn(0)) unfold(raw, floats);
 
         // 3. Sums: [rows of sixteen][tokens of eight][element of the tile]
         float acc[2][EIGHTS][4];
 #pragma unroll
         for (u32 i = 0; i < 8 * EIGHTS; i++) acc[i / (4 * EIGHTS)][i / 4 % EIGHTS][i % 4] = 0.0f;
         u32 slot = 0, slot_before = AHEAD;
+        // Where what a thread multiplies lies in a stage: its rows and activations, then scales of rows and of activations among the floats.
+        u32 own_data = ((band * 32 + lane) * G::ROW_STRIDE + chain * OF * 16) << 16 | (G::A + chain * OF * 32 + j * 8 + lane / 4 * G::TOKEN_STRIDE);
+        u32 own_floats = (chain * G::CHAIN + row_in_tile * 8) << 16 | (chain * G::CHAIN + j * 16);
+        if (G::KEPT) {
+            // Through a shuffle: what is plain arithmetic, the compiler does again at each stage.
+            own_data = __shfl_sync(ALL, own_data, lane);
+            own_floats = __shfl_sync(ALL, own_floats, lane);
+        }
 #pragma unroll 1
         for (u32 stage = 0; stage < stages; stage++) {
-            const u8 *here = memory + slot * G::TILE, *scales = floats + stage % 2 * G::FLOATS + chain * G::CHAIN;
-            u32 own[G::WORDS];
+            const u8 *here = memory + slot * G::TILE, *scales = floats + stage % 2 * G::FLOATS;
             copied_but<G::STAGES - 2>();
             // What this stage needs is there, and nobody reads any more what the one before it needed.
             __syncthreads();
-            find_kept(own);
             if (regular) {
-                if (stage + AHEAD < stages) {
-                    bring_weights(stage + AHEAD, memory + slot_before * G::TILE, *data, own);
-                    bring_inputs(stage + AHEAD, memory + slot_before * G::TILE, own);
+                if (stage + AHEAD < stages && has_turn(stage + AHEAD)) {
+                    bring_weights(stage + AHEAD, memory + slot_before * G::TILE, *data);
+                    bring_inputs(stage + AHEAD, memory + slot_before * G::TILE);
                 }
-                if (stage + G::STAGES < stages) bring_scales(stage + G::STAGES, raw + slot * G::RAW, true, true, own);
+                if (stage + G::STAGES < stages && has_turn(stage + G::STAGES)) bring_scales(stage + G::STAGES, raw + slot * G::RAW, true, true);
             } else {
                 if (stage + AHEAD < stages) {
                     bring_weights_slowly(stage + AHEAD, memory + slot_before * G::TILE);
@@ -448,17 +496,17 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
             copies_end();
             slot_before = slot;
             slot = slot + 1 == G::STAGES ? 0 : slot + 1;
-            if (stage + 1 < stages) unfold(raw + slot * G::RAW, floats + (stage + 1) % 2 * G::FLOATS, own);
+            if (stage + 1 < stages && has_turn(stage + 1)) unfold(raw + slot * G::RAW, floats + (stage + 1) % 2 * G::FLOATS);
             if (!regular && stage * 4 + chain >= groups) continue;
-            const u8* b = here + G::A + chain * OF * 32 + j * 8 + lane / 4 * G::TOKEN_STRIDE;
-            const float* sx = (const float*)(scales + G::SCALES_AT + j * 8 * OF);
-            const float4* sums = (const float4*)(scales + G::SUMS_AT + j * 16);
+            const u8* b = here + (own_data & 0xffff);
+            const float* sx = (const float*)(scales + (own_floats & 0xffff) + G::SCALES_AT + (int)j * (8 * OF - 16));
+            const float4* sums = (const float4*)(scales + (own_floats & 0xffff) + G::SUMS_AT);
             u32 a[OF][2][4];
 #pragma unroll
             for (u32 part = 0; part < OF; part++) {
                 if (BITS == 4) {
                     u32 words[4];
-                    load_rows(words, here + (band * 32 + lane) * G::ROW_STRIDE + (chain * OF + part) * 16);
+                    load_rows(words, here + (own_data >> 16) + part * 16);
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
                         a[part][i / 2][i % 2] = words[i] & 0x0f0f0f0fu;
@@ -473,7 +521,7 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
             // Scale and bias of the rows lane / 4 and on, eight apart.
             float2 of_row[4];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) of_row[i] = ((const float2*)scales)[row_in_tile + 8 * i];
+            for (u32 i = 0; i < 4; i++) of_row[i] = ((const float2*)(scales + (own_floats >> 16)))[8 * i];
 #pragma unroll
             for (u32 n = 0; n < EIGHTS; n++) {
                 // By two, so that one's products are on their way while the other's sums are made.
@@ -518,8 +566,45 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
             u32 e = i % 4, n = i / 4 % EIGHTS, r = row_in_tile + i / (4 * EIGHTS) * 16 + e / 2 * 8, t = 8 * n + 2 * j + e % 2;
             meet[(chain * G::TOKENS + t) * G::MEET_STRIDE + r] = acc[i / (4 * EIGHTS)][n][e];
         }
-        __syncthreads();
         const u32 FAR = G::TOKENS * G::MEET_STRIDE;
+        u32 quad = thread % (G::ROWS / 4) * 4;
+        // Not in registers before the loop over stages, which takes all of them.
+        computed(quad);
+        float* column = p.out.at + p.in_output(first_row + quad);
+        // Four rows lie together and are there.
+        const bool fours = first_row + G::ROWS <= p.rows && p.run % 4 == 0 && p.run_columns % 4 == 0 && p.out.stride % 4 == 0 && ((u64)p.out.at & 15) == 0;
+        if (fours) {
+            // A thread has the same rows of all its tokens. What is added to is under way before chains meet.
+            const u32 DEEP = G::TOKENS / 16;
+            float4 before[DEEP];
+#pragma unroll
+            for (u32 k = 0; k < DEEP; k++) {
+                u32 t = min(thread / (G::ROWS / 4) + 16 * k, count - 1);
+                before[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (p.accumulate) before[k] = *(const float4*)(column + outputs[t] * p.out.stride);
+            }
+            float4 bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (p.bias) bias = make_float4(p.bias[first_row + quad], p.bias[first_row + quad + 1], p.bias[first_row + quad + 2], p.bias[first_row + quad + 3]);
+            __syncthreads();
+#pragma unroll
+            for (u32 k = 0; k < DEEP; k++) {
+                u32 t = thread / (G::ROWS / 4) + 16 * k;
+                if (t >= count) break;
+                const float* chains = meet + t * G::MEET_STRIDE + quad;
+                float4 v[4];
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) v[c] = *(const float4*)(chains + c * FAR);
+                float4 y;
+                y.x = add(add(v[0].x, v[2].x), add(v[1].x, v[3].x)), y.y = add(add(v[0].y, v[2].y), add(v[1].y, v[3].y));
+                y.z = add(add(v[0].z, v[2].z), add(v[1].z, v[3].z)), y.w = add(add(v[0].w, v[2].w), add(v[1].w, v[3].w));
+                if (p.bias) y = make_float4(add(y.x, bias.x), add(y.y, bias.y), add(y.z, bias.z), add(y.w, bias.w));
+                if (p.accumulate) y = make_float4(add(before[k].x, y.x), add(before[k].y, y.y), add(before[k].z, y.z), add(before[k].w, y.w));
+                *(float4*)(column + outputs[t] * p.out.stride) = y;
+            }
+            continue;
+        }
+        __syncthreads();
+#pragma unroll 1
         for (u32 i = thread; i < G::ROWS * count; i += G::THREADS) {
             const float* chains = meet + i / G::ROWS * G::MEET_STRIDE + i % G::ROWS;
             float y = add(add(chains[0], chains[2 * FAR]), add(chains[FAR], chains[3 * FAR]));

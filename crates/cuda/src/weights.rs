@@ -134,10 +134,12 @@ impl Kind {
         let tile = rows * (4 * bits * parts + 16) + tokens * (32 * parts + 32);
         let raw = 32 * rows + 8 * parts * tokens;
         let floats = 4 * (8 * rows + 4 * of * tokens + 4 * tokens + 64);
-        let copies = |pieces: usize, threads: usize| pieces.div_ceil(threads);
-        let pieces = copies(rows * bits * of, threads) + copies(8 * tokens * of, threads);
-        let scales = 2 * copies(2 * tokens * of, threads / 2) + 1 + copies(4 * tokens, threads / 2);
-        let kept = if tokens == FEW { 16 } else { 4 * threads * (pieces + scales).next_multiple_of(4) + 16 };
+        // Words for each thread of the warps of one chain.
+        let bringers = rows;
+        let copies = |pieces: usize| pieces.div_ceil(bringers).next_multiple_of(4);
+        let words =
+            copies(rows * bits * of) + copies(8 * tokens * of) + 2 * 2 + 2 * (2 * tokens * of).div_ceil(bringers) + 3;
+        let kept = if tokens == FEW { 16 } else { 4 * bringers * words.next_multiple_of(4) + 16 };
         let all = if tokens == FEW {
             74 << 10
         } else if large {
