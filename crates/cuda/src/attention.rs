@@ -107,8 +107,9 @@ fn rounded(partitions: usize) -> usize {
 /// Rows of a tile, tokens times the heads of a KV head, and threads of its block.
 const TILE_ROWS: usize = 64;
 const TILE_THREADS: u32 = 512;
-/// Threads of a block where heads are of 128 or 256 elements of sixteen bits; these come in rooms of so many positions, beside keys of half a partition as floats.
+/// Threads of a block where heads are of 128 or 256 elements of sixteen bits.
 const WIDE_THREADS: u32 = 256;
+/// Rooms that keys and values of 256 elements take turns in, as the cache has them, and positions of each: `PIECE_ROOMS` and `PIECE` of `kernels/attend_tile_256.cu`.
 const ROOMS: (usize, usize) = (3, 32);
 /// The same on integers, by the elements of a head.
 const INTEGERS: [(usize, Kernel); 3] =
@@ -346,6 +347,7 @@ impl Cuda {
         let shared = 4 * ((k_dim + PARTITION) * (TILE_ROWS + 4) + keys) + cached;
         // Rows of weights are longer where heads have a kernel of their own.
         let longer = 4 * PARTITION * 4;
+        // Keys are half a partition's there.
         let in_rooms = 4 * k_dim * (TILE_ROWS + 4 + PARTITION / 2 + 4)
             + 4 * PARTITION * (TILE_ROWS + 8)
             + ROOMS.0 * ROOMS.1 * (2 * k_dim + 16);

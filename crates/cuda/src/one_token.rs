@@ -79,17 +79,19 @@ fn split(rows: &[usize], cols: usize, gated: bool, multiprocessors: usize) -> Sp
 /// does.
 pub fn multiply_one(gpu: &Gpu, input: Input, products: &[Product], gated: bool) -> Result<bool> {
     let plain = products.iter().all(|product| product.runs.is_none());
-    Ok(plain && launch(gpu, input, products, gated, &[])?)
+    Ok(plain && launched(gpu, input, products, gated, &[])?)
 }
 
 /// The same of matrices in which heads are interleaved, where `products` are all that such matrices hold: they are read from end to end.
 pub fn multiply_interleaved(gpu: &Gpu, input: Input, products: &[Product]) -> Result<bool> {
-    let Some((matrices, heads)) = whole(products) else { return Ok(false) };
-    launch(gpu, input, &matrices, false, &heads)
+    let one = matches!(input, Input::Floats { rows: 1, .. });
+    let Some((matrices, heads)) = one.then(|| whole(products)).flatten() else { return Ok(false) };
+    launched(gpu, input, &matrices, false, &heads)
 }
 
 /// Matrices of which these are the interleaved heads, and where their rows go, if they hold nothing else.
 fn whole<'a>(products: &[Product<'a>]) -> Option<(Vec<Product<'a>>, Vec<p::Interleaved>)> {
+    products.first()?.runs?;
     let mut sorted = products.to_vec();
     sorted.sort_by_key(|product| product.matrix.data);
     let (mut matrices, mut all) = (Vec::new(), Vec::new());
@@ -128,8 +130,8 @@ fn whole<'a>(products: &[Product<'a>]) -> Option<(Vec<Product<'a>>, Vec<p::Inter
     Some((matrices, all))
 }
 
-/// `heads`: for each product where its rows go, or none if they go one behind the other.
-fn launch(gpu: &Gpu, input: Input, products: &[Product], gated: bool, heads: &[p::Interleaved]) -> Result<bool> {
+/// Whether one kernel takes these. `heads`: for each product where its rows go, or none if they go one behind the other.
+fn launched(gpu: &Gpu, input: Input, products: &[Product], gated: bool, heads: &[p::Interleaved]) -> Result<bool> {
     let Input::Floats { x, norm, rows: 1 } = input else { return Ok(false) };
     let Some(first) = products.first().filter(|_| gpu.device.one && products.len() <= p::PARTS) else {
         return Ok(false);
