@@ -3,8 +3,6 @@
 #include "attend_integers.cu"
 #include "attend_last.cu"
 #include "attend_tile.cu"
-#include "attend_tile_128.cu"
-#include "attend_tile_256.cu"
 #include "attention.cu"
 #include "delta.cu"
 #include "draw.cu"

@@ -28,15 +28,12 @@ __device__ __forceinline__ void multiply_more(u32 (&d)[4], const u32 (&a)[4], u3
 }
 
 // Rows of a partition as they lie. What nobody sees is zero.
-template <u32 DIM> __device__ __forceinline__ void bring_integers(const u8* const* rows, u8* to) {
+template <u32 DIM> __device__ __forceinline__ void bring_integers(const u8* const* keys, u64 behind, u8* to) {
     const u32 PIECES = DIM / 16, AT_ONCE = INTEGER_THREADS / PIECES;
     const u32 piece = threadIdx.x % PIECES * 16;
 #pragma unroll
     for (u32 position = threadIdx.x / PIECES, i = 0; i < PARTITION / AT_ONCE; i++, position += AT_ONCE) {
-        const u8* row = rows[position];
-        u8* at = to + position * (DIM + 16) + piece;
-        if (row) copy_later(at, row + piece);
-        else *(uint4*)at = make_uint4(0, 0, 0, 0);
+        bring_later(keys[position], behind + piece, to + position * (DIM + 16) + piece);
     }
 }
 
@@ -66,8 +63,7 @@ struct IntegerRows {
 
 // What is shared of known size.
 struct OfIntegers {
-    float scales[2][2][PARTITION];
-    Places places;
+    Places places[2];
     float q_scales[ATTEND_ROWS], tops[ATTEND_ROWS], sums[ATTEND_ROWS];
 };
 
@@ -95,12 +91,12 @@ template <u32 DIM> __device__ __forceinline__ void attend_integers(const Attenti
         const u32* table = p.tables + p.table_starts[sequence];
         const u32 lowest = first_seen(p, p.positions[first]), highest = p.positions[next - 1];
         u32 base = lowest / PARTITION * PARTITION;
-        auto find = [&](u32 n, u32 at) { find_places(c, table, kv_head, at, lowest, highest + 1, shared.places, shared.scales[n % 2][0], shared.scales[n % 2][1]); };
+        auto find = [&](u32 n, u32 at) { find_places(c, table, kv_head, at, lowest, highest + 1, shared.places[n % 2]); };
         __syncthreads();
         find(0, base);
         __syncthreads();
-        bring_integers<DIM>(shared.places.keys, keys);
-        bring_integers<DIM>(shared.places.values, values);
+        bring_integers<DIM>(shared.places[0].keys, 0, keys);
+        bring_integers<DIM>(shared.places[0].keys, values_behind(c), values);
         // 2. Queries, normed and turned, then as integers
         float* head = (float*)across + warp * DIM;
         u8* queries = across + 4 * 4 * DIM;
@@ -162,12 +158,13 @@ template <u32 DIM> __device__ __forceinline__ void attend_integers(const Attenti
             }
             __syncthreads();
             if (more) {
-                bring_integers<DIM>(shared.places.keys, keys);
-                bring_integers<DIM>(shared.places.values, values);
+                const u8* const* next_keys = shared.places[(turns + 1) % 2].keys;
+                bring_integers<DIM>(next_keys, 0, keys);
+                bring_integers<DIM>(next_keys, values_behind(c), values);
             }
             if (!busy) continue;
             // 4. Scores, and what each row sees of them
-            const float2 *k_scales = (const float2*)shared.scales[turns % 2][0] + quad, *v_scales = (const float2*)shared.scales[turns % 2][1] + quad;
+            const float2 *k_scales = (const float2*)shared.places[turns % 2].k_scales + quad, *v_scales = (const float2*)shared.places[turns % 2].v_scales + quad;
 #pragma unroll
             for (u32 n = 0; n < TILES; n++) {
                 const float2 scale = k_scales[4 * n];

@@ -147,6 +147,19 @@ __device__ __forceinline__ void copied() {
 #endif
 }
 
+// Copies of a thread go in groups: where one ends, and a wait for all but the last N of them.
+__device__ __forceinline__ void copies_end() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N> __device__ __forceinline__ void copied_but() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
 // ---- element types
 
 static const u32 F32 = 0, F16 = 1, BF16 = 2;

@@ -51,18 +51,6 @@ __device__ __forceinline__ void load_rows(u32 (&to)[4], const void* from) {
 #endif
 }
 
-template <int N> __device__ __forceinline__ void copied_but() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-#endif
-}
-
-__device__ __forceinline__ void copies_end() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
 // The eight columns of lane `j` of a part as two words of bytes, even columns and odd ones.
 template <int BITS> __device__ __forceinline__ void eight(const u8* part, u32 j, u32& even, u32& odd) {
     if (BITS == 4) {
@@ -113,8 +101,8 @@ template <int OF> __device__ __forceinline__ void joined_scales(const float* fro
 // What is brought at once, and how it lies in shared memory. Strides are such that what a warp reads together meets different banks.
 //
 // [stages] of packed rows and activations; [stages] of scales as they lie in memory, brought one stage ahead of these; twice, since one is written while the other
-// is read, scales as floats in the order in which lanes take them.
-template <int BITS, int OF, int EIGHTS, int BANDS> struct Stage {
+// is read, scales as floats in the order in which lanes take them. ALL: kilobytes that all of it may take.
+template <int BITS, int OF, int EIGHTS, int BANDS, int ALL> struct Stage {
     static const u32 ROWS = 32 * BANDS, TOKENS = 8 * EIGHTS, THREADS = 128 * BANDS;
     // Groups of activations, and their columns.
     static const u32 PARTS = 4 * OF, COLUMNS = 32 * PARTS;
@@ -141,16 +129,14 @@ template <int BITS, int OF, int EIGHTS, int BANDS> struct Stage {
     static const u32 KEPT_B = (A_COPIES + 3) / 4 * 4, KEPT_S = KEPT_B + (B_COPIES + 3) / 4 * 4, KEPT_X = KEPT_S + (TURNS == 1 ? 0 : 2 * S_COPIES);
     static const u32 KEPT_TO = KEPT_X + 2 * X_COPIES, KEPT_S_TO = KEPT_TO + 1, KEPT_X_TO = KEPT_S_TO + (TURNS == 1 ? 0 : 1), WORDS = (KEPT_X_TO + 1 + 3) / 4 * 4;
     static const u32 KEPT = TURNS == 1 ? 0 : 4 * BRINGERS * WORDS;
-    // As many stages as let blocks share a multiprocessor.
-    static const u32 ALL = EIGHTS == 2 ? 74 << 10 : BANDS == 4 ? 212 << 10 : 112 << 10;
-    static const u32 FITTING = (ALL - 2 * FLOATS - KEPT - 16) / (TILE + RAW), STAGES = FITTING < 2 ? 2 : FITTING < 4 ? FITTING : 4;
+    static const u32 FITTING = ((ALL << 10) - 2 * FLOATS - KEPT - 16) / (TILE + RAW), STAGES = FITTING < 2 ? 2 : FITTING < 4 ? FITTING : 4;
     static const u32 KEPT_AT = STAGES * (TILE + RAW) + 2 * FLOATS;
     // Where chains meet: [chain][token][row].
     static const u32 MEET_STRIDE = ROWS + 4;
 };
 
-template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ void tile_sums(const Matmul& p) {
-    typedef Stage<BITS, OF, EIGHTS, BANDS> G;
+template <int BITS, int OF, int EIGHTS, int BANDS, int ALL> __device__ __forceinline__ void tile_sums(const Matmul& p) {
+    typedef Stage<BITS, OF, EIGHTS, BANDS, ALL> G;
     u8 *memory = (u8*)room, *raw = memory + G::STAGES * G::TILE, *floats = raw + G::STAGES * G::RAW;
     const u32 thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     const u32 parts = p.cols / 32, groups = parts / OF, stages = (groups + 3) / 4, first_row = blockIdx.x * G::ROWS;
@@ -614,12 +600,17 @@ template <int BITS, int OF, int EIGHTS, int BANDS> __device__ __forceinline__ vo
     }
 }
 
+// Large tiles, where four stages of 128 rows and 64 tokens are not too much; of half the rows else. Low ones fit into what most cards have of shared memory, and blocks of
+// few tokens share a multiprocessor.
 #define TILES(bits, of)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(of * bits < 20 ? 512 : 256, 1) tiles_##bits##_##of(const __grid_constant__ Products p) { \
-        tile_sums<bits, of, 8, of * bits < 20 ? 4 : 2>(p.parts[blockIdx.z]);                                               \
+        tile_sums<bits, of, 8, of * bits < 20 ? 4 : 2, of * bits < 20 ? 212 : 112>(p.parts[blockIdx.z]);                   \
+    }                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256, 1) tiles_low_##bits##_##of(const __grid_constant__ Products p) {     \
+        tile_sums<bits, of, 8, 2, 87>(p.parts[blockIdx.z]);                                                                \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(256, 3) tiles_few_##bits##_##of(const __grid_constant__ Products p) {     \
-        tile_sums<bits, of, 2, 2>(p.parts[blockIdx.z]);                                                                    \
+        tile_sums<bits, of, 2, 2, 74>(p.parts[blockIdx.z]);                                                                \
     }
 
 #define ALL_TILES(bits) TILES(bits, 1) TILES(bits, 2) TILES(bits, 4)

@@ -104,16 +104,51 @@ fn rounded(partitions: usize) -> usize {
     if partitions <= 8 { partitions.next_power_of_two() } else { partitions.next_multiple_of(8) }
 }
 
-/// Rows of a tile, tokens times the heads of a KV head, and threads of its block.
-const TILE_ROWS: usize = 64;
-const TILE_THREADS: u32 = 512;
-/// Threads of a block where heads are of 128 or 256 elements of sixteen bits.
-const WIDE_THREADS: u32 = 256;
-/// Rooms that keys and values of 256 elements take turns in, as the cache has them, and positions of each: `PIECE_ROOMS` and `PIECE` of `kernels/attend_tile_256.cu`.
-const ROOMS: (usize, usize) = (3, 32);
+/// How a kernel takes prompts by tiles: `Way` of `kernels/attend_tile.cu`.
+struct Way {
+    kernel: Kernel,
+    /// Elements of a head: just that many in sixteen bits, or any multiple of sixteen up to them.
+    dim: usize,
+    only: bool,
+    /// Rows of a tile, tokens times the heads of a KV head. A block has four threads for each.
+    rows: usize,
+    /// Positions whose keys lie across at a time: as floats, or in sixteen bits where any elements are taken that do not have more.
+    keys: usize,
+    /// Rooms that keys and values take turns in, as the cache has them, and positions of each.
+    rooms: usize,
+    piece: usize,
+}
+
+/// The quickest first.
+#[rustfmt::skip]
+const WAYS: [Way; 5] = [
+    Way { kernel: Kernel::AttendTile128, dim: 128, only: true, rows: 64, keys: 128, rooms: 2, piece: 128 },
+    Way { kernel: Kernel::AttendTile256, dim: 256, only: true, rows: 64, keys: 64, rooms: 3, piece: 32 },
+    Way { kernel: Kernel::AttendTile, dim: 128, only: false, rows: 64, keys: 32, rooms: 3, piece: 16 },
+    Way { kernel: Kernel::AttendTileLong, dim: 256, only: false, rows: 64, keys: 32, rooms: 3, piece: 16 },
+    Way { kernel: Kernel::AttendTileLow, dim: 256, only: false, rows: 32, keys: 32, rooms: 2, piece: 16 },
+];
+
+impl Way {
+    /// Whether heads of `dim` elements are taken.
+    fn takes(&self, dim: usize, kv_type: KvType) -> bool {
+        let halves = matches!(kv_type, KvType::F16 | KvType::Bf16);
+        if self.only { dim == self.dim && halves } else { dim.is_multiple_of(16) && dim <= self.dim }
+    }
+
+    /// Bytes of shared memory: queries, keys across, weights, rooms. Each row is a bit longer than it has to be, so that neighbours meet other banks.
+    fn shared(&self, dim: usize, kv_type: KvType) -> usize {
+        let floats = self.only || kv_type == KvType::F32;
+        let key = if floats { 4 * (self.keys + 4) } else { 2 * (self.keys + 8) };
+        let stored = self.rooms * self.piece * (dim * kv_type.size() + 16);
+        dim * (4 * (self.rows + 4) + key) + 4 * PARTITION * (self.rows + 8) + stored
+    }
+}
+
 /// The same on integers, by the elements of a head.
 const INTEGERS: [(usize, Kernel); 3] =
     [(64, Kernel::AttendIntegers64), (128, Kernel::AttendIntegers128), (256, Kernel::AttendIntegers256)];
+const INTEGER_ROWS: usize = 64;
 const INTEGER_THREADS: u32 = 128;
 /// From so many tokens on they are taken by tiles.
 pub const MOST_SINGLE: usize = 12;
@@ -325,41 +360,25 @@ impl Cuda {
 
     /// The kernel for tiles of tokens, threads of a block, the grid, and shared memory, if that way can be taken.
     fn tiled(&self, layout: &KvLayout, p: &p::Attention) -> Option<(Kernel, u32, [u32; 3], u32)> {
-        let (k_dim, v_dim, group) = (layout.k_dim, layout.v_dim, (p.heads / p.kv_heads) as usize);
+        let (dim, kv_type, group) = (layout.k_dim, layout.kv_type, (p.heads / p.kv_heads) as usize);
         let words = [p.cache.block_bytes, p.cache.k, p.cache.v].iter().all(|at| at % 16 == 0)
-            && (k_dim * layout.kv_type.size()).is_multiple_of(16)
-            && (v_dim * layout.kv_type.size()).is_multiple_of(16);
-        let dims = k_dim.is_multiple_of(16) && v_dim.is_multiple_of(8) && v_dim <= PARTITION;
-        let tokens = (TILE_ROWS / group.max(1)).max(1);
-        let grid = [p.tokens.div_ceil(number(tokens)), p.kv_heads, 1];
-        let many = p.tokens as usize >= MOST_SINGLE && group <= TILE_ROWS && self.gpu.device.prompts && words;
-        let fits = |kernel: Kernel, shared: usize| shared + kernel.static_shared() <= self.gpu.device.shared;
+            && (dim * kv_type.size()).is_multiple_of(16);
+        let possible = p.tokens as usize >= MOST_SINGLE && dim == layout.v_dim && self.gpu.device.prompts && words;
+        let takes = |rows: usize, kernel: Kernel, shared: usize| {
+            possible && group <= rows && shared + kernel.static_shared() <= self.gpu.device.shared
+        };
+        let grid = |rows: usize| [p.tokens.div_ceil(number((rows / group.max(1)).max(1))), p.kv_heads, 1];
         if layout.mode == AttentionMode::Int8 {
             // Keys and values as they lie, and values across.
-            let shared = 2 * PARTITION * (k_dim + 16) + v_dim * (PARTITION + 16);
-            let possible = |kernel| many && self.gpu.device.tiles && k_dim == v_dim && fits(kernel, shared);
-            let (_, kernel) = INTEGERS.into_iter().find(|(dim, kernel)| *dim == k_dim && possible(*kernel))?;
-            return Some((kernel, INTEGER_THREADS, grid, number(shared)));
+            let shared = 2 * PARTITION * (dim + 16) + dim * (PARTITION + 16);
+            let takes = |kernel| self.gpu.device.tiles && takes(INTEGER_ROWS, kernel, shared);
+            let (_, kernel) = INTEGERS.into_iter().find(|(of_kernel, kernel)| *of_kernel == dim && takes(*kernel))?;
+            return Some((kernel, INTEGER_THREADS, grid(INTEGER_ROWS), number(shared)));
         }
-        // Queries, keys or values, weights: each row a bit longer than it has to be, so that neighbours meet other banks.
-        let keys = (k_dim * (PARTITION + 4)).max(PARTITION * (v_dim + 4));
-        let cached = PARTITION * ((k_dim + v_dim) * layout.kv_type.size() + 32);
-        let shared = 4 * ((k_dim + PARTITION) * (TILE_ROWS + 4) + keys) + cached;
-        // Rows of weights are longer where heads have a kernel of their own.
-        let longer = 4 * PARTITION * 4;
-        // Keys are half a partition's there.
-        let in_rooms = 4 * k_dim * (TILE_ROWS + 4 + PARTITION / 2 + 4)
-            + 4 * PARTITION * (TILE_ROWS + 8)
-            + ROOMS.0 * ROOMS.1 * (2 * k_dim + 16);
-        let halves = matches!(layout.kv_type, KvType::F16 | KvType::Bf16);
-        let ways = [
-            (halves && (k_dim, v_dim) == (128, 128), Kernel::AttendTile128, WIDE_THREADS, shared + longer),
-            (halves && (k_dim, v_dim) == (256, 256), Kernel::AttendTile256, WIDE_THREADS, in_rooms),
-            (dims, Kernel::AttendTile, TILE_THREADS, shared),
-        ];
-        let possible = |(of_size, kernel, _, shared): &(bool, Kernel, u32, usize)| *of_size && fits(*kernel, *shared);
-        let (_, kernel, threads, shared) = ways.into_iter().find(|way| many && possible(way))?;
-        Some((kernel, threads, grid, number(shared)))
+        let shared = |way: &Way| way.shared(dim, kv_type);
+        let found = |way: &&Way| way.takes(dim, kv_type) && takes(way.rows, way.kernel, shared(way));
+        let way = WAYS.iter().find(found)?;
+        Some((way.kernel, number(4 * way.rows), grid(way.rows), number(shared(way))))
     }
 
     /// Partitions that any of the step's tokens sees, at most.

@@ -136,40 +136,58 @@ kernels! {
     OneBf16 "one_bf16" p::One;
     Tiles2Of1 "tiles_2_1" p::Products;
     TilesFew2Of1 "tiles_few_2_1" p::Products;
+    TilesLow2Of1 "tiles_low_2_1" p::Products;
     Tiles2Of2 "tiles_2_2" p::Products;
     TilesFew2Of2 "tiles_few_2_2" p::Products;
+    TilesLow2Of2 "tiles_low_2_2" p::Products;
     Tiles2Of4 "tiles_2_4" p::Products;
     TilesFew2Of4 "tiles_few_2_4" p::Products;
+    TilesLow2Of4 "tiles_low_2_4" p::Products;
     Tiles3Of1 "tiles_3_1" p::Products;
     TilesFew3Of1 "tiles_few_3_1" p::Products;
+    TilesLow3Of1 "tiles_low_3_1" p::Products;
     Tiles3Of2 "tiles_3_2" p::Products;
     TilesFew3Of2 "tiles_few_3_2" p::Products;
+    TilesLow3Of2 "tiles_low_3_2" p::Products;
     Tiles3Of4 "tiles_3_4" p::Products;
     TilesFew3Of4 "tiles_few_3_4" p::Products;
+    TilesLow3Of4 "tiles_low_3_4" p::Products;
     Tiles4Of1 "tiles_4_1" p::Products;
     TilesFew4Of1 "tiles_few_4_1" p::Products;
+    TilesLow4Of1 "tiles_low_4_1" p::Products;
     Tiles4Of2 "tiles_4_2" p::Products;
     TilesFew4Of2 "tiles_few_4_2" p::Products;
+    TilesLow4Of2 "tiles_low_4_2" p::Products;
     Tiles4Of4 "tiles_4_4" p::Products;
     TilesFew4Of4 "tiles_few_4_4" p::Products;
+    TilesLow4Of4 "tiles_low_4_4" p::Products;
     Tiles5Of1 "tiles_5_1" p::Products;
     TilesFew5Of1 "tiles_few_5_1" p::Products;
+    TilesLow5Of1 "tiles_low_5_1" p::Products;
     Tiles5Of2 "tiles_5_2" p::Products;
     TilesFew5Of2 "tiles_few_5_2" p::Products;
+    TilesLow5Of2 "tiles_low_5_2" p::Products;
     Tiles5Of4 "tiles_5_4" p::Products;
     TilesFew5Of4 "tiles_few_5_4" p::Products;
+    TilesLow5Of4 "tiles_low_5_4" p::Products;
     Tiles6Of1 "tiles_6_1" p::Products;
     TilesFew6Of1 "tiles_few_6_1" p::Products;
+    TilesLow6Of1 "tiles_low_6_1" p::Products;
     Tiles6Of2 "tiles_6_2" p::Products;
     TilesFew6Of2 "tiles_few_6_2" p::Products;
+    TilesLow6Of2 "tiles_low_6_2" p::Products;
     Tiles6Of4 "tiles_6_4" p::Products;
     TilesFew6Of4 "tiles_few_6_4" p::Products;
+    TilesLow6Of4 "tiles_low_6_4" p::Products;
     Tiles8Of1 "tiles_8_1" p::Products;
     TilesFew8Of1 "tiles_few_8_1" p::Products;
+    TilesLow8Of1 "tiles_low_8_1" p::Products;
     Tiles8Of2 "tiles_8_2" p::Products;
     TilesFew8Of2 "tiles_few_8_2" p::Products;
+    TilesLow8Of2 "tiles_low_8_2" p::Products;
     Tiles8Of4 "tiles_8_4" p::Products;
     TilesFew8Of4 "tiles_few_8_4" p::Products;
+    TilesLow8Of4 "tiles_low_8_4" p::Products;
     ExpertsFew2 "few_2" p::ExpertsFew;
     ExpertsFewGated2 "few_gated_2" p::ExpertsFew;
     ExpertsFew3 "few_3" p::ExpertsFew;
@@ -207,6 +225,8 @@ kernels! {
     AttendTile "attend_tile" p::Attention;
     AttendTile128 "attend_tile_128" p::Attention;
     AttendTile256 "attend_tile_256" p::Attention;
+    AttendTileLong "attend_tile_long" p::Attention;
+    AttendTileLow "attend_tile_low" p::Attention;
     Join "join" p::Attention;
     Convolve "convolve" p::Delta;
     Slide "slide" p::Delta;
@@ -309,8 +329,9 @@ pub const STATIC_SHARED: usize = 12 << 10;
 impl Kernel {
     /// [`STATIC_SHARED`] of this kernel: less where it has to leave more of the other.
     pub fn static_shared(self) -> usize {
+        use Kernel::*;
         match self {
-            Kernel::AttendTile256 => 5 << 10,
+            AttendTile | AttendTile128 | AttendTile256 | AttendTileLong | AttendTileLow => 5 << 10,
             _ => STATIC_SHARED,
         }
     }

@@ -482,7 +482,7 @@ impl Cuda {
         // Where a tile of many tokens does not fit, it is one of few.
         let fits = |(kinds, groups): (&Vec<Kind>, &Option<(u32, u32)>)| {
             let of = groups.map_or(0, |(group, _)| group as usize / products::GROUP);
-            kinds[0].tiles(of, weights::TILE).is_some_and(|s| s.shared + STATIC_SHARED <= gpu.device.shared)
+            kinds[0].tiles(of, weights::TILE, gpu.device.shared).is_some()
         };
         let many = pairs >= MANY_PAIRS * count && kinds.iter().zip(groups).all(fits);
         Some((if many { weights::TILE } else { weights::FEW }, false))

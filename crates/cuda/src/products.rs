@@ -245,7 +245,7 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     let several = gpu.device.tiles && (grouped.is_some() || first.outputs > 1 && first.table.is_none());
     if let Some((kind, group, _)) = first.integers().filter(|_| several) {
         let of = group as usize / GROUP;
-        let shape = |tokens| kind.tiles(of, tokens).filter(|s| s.shared + STATIC_SHARED <= gpu.device.shared);
+        let shape = |tokens| kind.tiles(of, tokens, gpu.device.shared);
         let of_tile = grouped.map_or_else(|| tokens_of_tile(gpu, rows * products.len(), first.outputs), |g| g.of_tile);
         // Where a tile of many tokens does not fit, it is one of few.
         let of_tile = if grouped.is_none() && shape(of_tile).is_none() { weights::FEW } else { of_tile };

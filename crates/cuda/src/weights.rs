@@ -11,7 +11,7 @@ use sluice_store::Bytes;
 use sluice_store::load::LoadProgress;
 
 use crate::driver::{Address, Gpu};
-use crate::kernels::Kernel;
+use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::loading::Arrivals;
 use crate::memory::{ALIGNMENT, Memory};
 use crate::parameters::{self, number};
@@ -113,45 +113,55 @@ impl Kind {
         }
     }
 
-    /// The kernel that does it for several tokens on integer tensor cores, where a group is so many of activations, with tiles of so many tokens: [`TILE`] or
-    /// [`FEW`].
-    pub fn tiles(self, of: usize, tokens: usize) -> Option<Shape> {
+    /// The kernel that does it for several tokens on integer tensor cores, where a group is so many of activations, with tiles of so many tokens ([`TILE`] or
+    /// [`FEW`]) in blocks that have at most so many bytes of shared memory.
+    pub fn tiles(self, of: usize, tokens: usize, most: usize) -> Option<Shape> {
         use Kernel::*;
         let bits = self.bits()?;
-        let all = match bits {
-            2 => [[Tiles2Of1, Tiles2Of2, Tiles2Of4], [TilesFew2Of1, TilesFew2Of2, TilesFew2Of4]],
-            3 => [[Tiles3Of1, Tiles3Of2, Tiles3Of4], [TilesFew3Of1, TilesFew3Of2, TilesFew3Of4]],
-            4 => [[Tiles4Of1, Tiles4Of2, Tiles4Of4], [TilesFew4Of1, TilesFew4Of2, TilesFew4Of4]],
-            5 => [[Tiles5Of1, Tiles5Of2, Tiles5Of4], [TilesFew5Of1, TilesFew5Of2, TilesFew5Of4]],
-            6 => [[Tiles6Of1, Tiles6Of2, Tiles6Of4], [TilesFew6Of1, TilesFew6Of2, TilesFew6Of4]],
-            _ => [[Tiles8Of1, Tiles8Of2, Tiles8Of4], [TilesFew8Of1, TilesFew8Of2, TilesFew8Of4]],
+        let [all, low, few] = match bits {
+            2 => [
+                [Tiles2Of1, Tiles2Of2, Tiles2Of4],
+                [TilesLow2Of1, TilesLow2Of2, TilesLow2Of4],
+                [TilesFew2Of1, TilesFew2Of2, TilesFew2Of4],
+            ],
+            3 => [
+                [Tiles3Of1, Tiles3Of2, Tiles3Of4],
+                [TilesLow3Of1, TilesLow3Of2, TilesLow3Of4],
+                [TilesFew3Of1, TilesFew3Of2, TilesFew3Of4],
+            ],
+            4 => [
+                [Tiles4Of1, Tiles4Of2, Tiles4Of4],
+                [TilesLow4Of1, TilesLow4Of2, TilesLow4Of4],
+                [TilesFew4Of1, TilesFew4Of2, TilesFew4Of4],
+            ],
+            5 => [
+                [Tiles5Of1, Tiles5Of2, Tiles5Of4],
+                [TilesLow5Of1, TilesLow5Of2, TilesLow5Of4],
+                [TilesFew5Of1, TilesFew5Of2, TilesFew5Of4],
+            ],
+            6 => [
+                [Tiles6Of1, Tiles6Of2, Tiles6Of4],
+                [TilesLow6Of1, TilesLow6Of2, TilesLow6Of4],
+                [TilesFew6Of1, TilesFew6Of2, TilesFew6Of4],
+            ],
+            _ => [
+                [Tiles8Of1, Tiles8Of2, Tiles8Of4],
+                [TilesLow8Of1, TilesLow8Of2, TilesLow8Of4],
+                [TilesFew8Of1, TilesFew8Of2, TilesFew8Of4],
+            ],
         };
-        let kernel = all[usize::from(tokens == FEW)][[1, 2, 4].iter().position(|n| *n == of)?];
-        // `Stage` of `kernels/tiles.cu`.
-        let large = tokens != FEW && of * bits < 20;
-        let (rows, parts) = (if large { 128 } else { 64 }, 4 * of);
-        let threads = 4 * rows;
-        let tile = rows * (4 * bits * parts + 16) + tokens * (32 * parts + 32);
-        let raw = 32 * rows + 8 * parts * tokens;
-        let floats = 4 * (8 * rows + 4 * of * tokens + 4 * tokens + 64);
-        // Words for each thread of the warps of one chain.
-        let bringers = rows;
-        let copies = |pieces: usize| pieces.div_ceil(bringers).next_multiple_of(4);
-        let words =
-            copies(rows * bits * of) + copies(8 * tokens * of) + 2 * 2 + 2 * (2 * tokens * of).div_ceil(bringers) + 3;
-        let kept = if tokens == FEW { 16 } else { 4 * bringers * words.next_multiple_of(4) + 16 };
-        let all = if tokens == FEW {
-            74 << 10
-        } else if large {
-            212 << 10
-        } else {
-            112 << 10
+        let joined = [1, 2, 4].iter().position(|n| *n == of)?;
+        // As `TILES` of `kernels/tiles.cu` has them: rows, and kilobytes that stages may take.
+        let ways = match tokens {
+            FEW => &[(few, 64, 74)][..],
+            _ if of * bits < 20 => &[(all, 128, 212), (low, 64, 87)],
+            _ => &[(all, 64, 112), (low, 64, 87)],
         };
-        let stages = ((all - 2 * floats - kept) / (tile + raw)).clamp(2, 4);
-        // Chains meet there in the end.
-        let meet = 4 * 4 * tokens * (rows + 4);
-        let shared = meet.max(stages * (tile + raw) + 2 * floats + kept);
-        Some(Shape { kernel, rows, threads: number(threads), shared })
+        let mut shapes = ways.iter().map(|&(kernels, rows, kilobytes)| {
+            let shared = tile_bytes(bits, of, rows, tokens, kilobytes << 10);
+            Shape { kernel: kernels[joined], rows, threads: number(4 * rows), shared }
+        });
+        shapes.find(|shape| shape.shared + STATIC_SHARED <= most)
     }
 
     /// The kernel that does it with all that comes before it, for so many tokens.
@@ -252,6 +262,22 @@ pub const HALVES: [u32; 2] = [1, 2];
 /// Tokens of a block of `kernels/tiles.cu`, and of one where there are few.
 pub const TILE: usize = 64;
 pub const FEW: usize = 16;
+
+/// Bytes of shared memory of such a block, of whose stages as many as fit into `all` are under way: `Stage` of `kernels/tiles.cu`.
+fn tile_bytes(bits: usize, of: usize, rows: usize, tokens: usize, all: usize) -> usize {
+    let parts = 4 * of;
+    let tile = rows * (4 * bits * parts + 16) + tokens * (32 * parts + 32);
+    let raw = 32 * rows + 8 * parts * tokens;
+    let floats = 4 * (8 * rows + 4 * of * tokens + 4 * tokens + 64);
+    // Words for each thread of the warps of one chain, which are as many as rows.
+    let copies = |pieces: usize| pieces.div_ceil(rows).next_multiple_of(4);
+    let words = copies(rows * bits * of) + copies(8 * tokens * of) + 2 * 2 + 2 * (2 * tokens * of).div_ceil(rows) + 3;
+    let kept = if tokens == FEW { 0 } else { 4 * rows * words.next_multiple_of(4) };
+    let stages = ((all - 2 * floats - kept - 16) / (tile + raw)).clamp(2, 4);
+    // Chains meet there in the end.
+    let meet = 4 * 4 * tokens * (rows + 4);
+    meet.max(stages * (tile + raw) + 2 * floats + kept + 16)
+}
 
 /// Rows and tokens of a block of `kernels/lanes.cu`, and its threads.
 pub const SQUARE: usize = 32;
