@@ -105,14 +105,14 @@ fn rounded(partitions: usize) -> usize {
 }
 
 /// How a kernel takes prompts by tiles: `Way` of `kernels/attend_tile.cu`.
-struct Way {
+struct TileWay {
     kernel: Kernel,
     /// Elements of a head: just that many in sixteen bits, or any multiple of sixteen up to them.
     dim: usize,
     only: bool,
     /// Rows of a tile, tokens times the heads of a KV head. A block has four threads for each.
     rows: usize,
-    /// Positions whose keys lie across at a time: as floats, or in sixteen bits where any elements are taken that do not have more.
+    /// Positions whose keys lie across at a time: as floats with `only` and where the cache has them, else in sixteen bits.
     keys: usize,
     /// Rooms that keys and values take turns in, as the cache has them, and positions of each.
     rooms: usize,
@@ -121,15 +121,15 @@ struct Way {
 
 /// The quickest first.
 #[rustfmt::skip]
-const WAYS: [Way; 5] = [
-    Way { kernel: Kernel::AttendTile128, dim: 128, only: true, rows: 64, keys: 128, rooms: 2, piece: 128 },
-    Way { kernel: Kernel::AttendTile256, dim: 256, only: true, rows: 64, keys: 64, rooms: 3, piece: 32 },
-    Way { kernel: Kernel::AttendTile, dim: 128, only: false, rows: 64, keys: 32, rooms: 3, piece: 16 },
-    Way { kernel: Kernel::AttendTileLong, dim: 256, only: false, rows: 64, keys: 32, rooms: 3, piece: 16 },
-    Way { kernel: Kernel::AttendTileLow, dim: 256, only: false, rows: 32, keys: 32, rooms: 2, piece: 16 },
+const TILE_WAYS: [TileWay; 5] = [
+    TileWay { kernel: Kernel::AttendTile128, dim: 128, only: true, rows: 64, keys: 128, rooms: 2, piece: 128 },
+    TileWay { kernel: Kernel::AttendTile256, dim: 256, only: true, rows: 64, keys: 64, rooms: 3, piece: 32 },
+    TileWay { kernel: Kernel::AttendTile, dim: 128, only: false, rows: 64, keys: 32, rooms: 3, piece: 16 },
+    TileWay { kernel: Kernel::AttendTileLong, dim: 256, only: false, rows: 64, keys: 32, rooms: 3, piece: 16 },
+    TileWay { kernel: Kernel::AttendTileLow, dim: 256, only: false, rows: 32, keys: 32, rooms: 2, piece: 16 },
 ];
 
-impl Way {
+impl TileWay {
     /// Whether heads of `dim` elements are taken.
     fn takes(&self, dim: usize, kv_type: KvType) -> bool {
         let halves = matches!(kv_type, KvType::F16 | KvType::Bf16);
@@ -148,6 +148,7 @@ impl Way {
 /// The same on integers, by the elements of a head.
 const INTEGERS: [(usize, Kernel); 3] =
     [(64, Kernel::AttendIntegers64), (128, Kernel::AttendIntegers128), (256, Kernel::AttendIntegers256)];
+/// Rows of a tile there, and threads of its block.
 const INTEGER_ROWS: usize = 64;
 const INTEGER_THREADS: u32 = 128;
 /// From so many tokens on they are taken by tiles.
@@ -358,7 +359,8 @@ impl Cuda {
         (of_size && halves).then_some(found)
     }
 
-    /// The kernel for tiles of tokens, threads of a block, the grid, and shared memory, if that way can be taken.
+    /// The kernel for tiles of tokens, threads of a block, the grid, and shared memory, if that way can be taken: not where values are longer or shorter than keys,
+    /// which no model has that is read so far.
     fn tiled(&self, layout: &KvLayout, p: &p::Attention) -> Option<(Kernel, u32, [u32; 3], u32)> {
         let (dim, kv_type, group) = (layout.k_dim, layout.kv_type, (p.heads / p.kv_heads) as usize);
         let words = [p.cache.block_bytes, p.cache.k, p.cache.v].iter().all(|at| at % 16 == 0)
@@ -375,9 +377,9 @@ impl Cuda {
             let (_, kernel) = INTEGERS.into_iter().find(|(of_kernel, kernel)| *of_kernel == dim && takes(*kernel))?;
             return Some((kernel, INTEGER_THREADS, grid(INTEGER_ROWS), number(shared)));
         }
-        let shared = |way: &Way| way.shared(dim, kv_type);
-        let found = |way: &&Way| way.takes(dim, kv_type) && takes(way.rows, way.kernel, shared(way));
-        let way = WAYS.iter().find(found)?;
+        let shared = |way: &TileWay| way.shared(dim, kv_type);
+        let found = |way: &&TileWay| way.takes(dim, kv_type) && takes(way.rows, way.kernel, shared(way));
+        let way = TILE_WAYS.iter().find(found)?;
         Some((way.kernel, number(4 * way.rows), grid(way.rows), number(shared(way))))
     }
 
