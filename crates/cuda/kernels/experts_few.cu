@@ -1,4 +1,4 @@
-// Products of a mixture's experts that have a few tokens each, on integer tensor cores: a warp takes sixteen rows and up to TOGETHER tokens, all four chains of them, so that they
+// Products of a mixture's experts that have a few tokens each, or of one matrix of many rows, on integer tensor cores: a warp takes sixteen rows and up to TOGETHER tokens, all four chains of them, so that they
 // meet in registers. Groups of 64, scales of sixteen bits. Weights come to a ring of each warp's own, which waits for nobody else. Rows of all experts are dealt out to as many
 // blocks as the device holds at once, evenly, and their weights come without a pause from set of rows to set.
 #pragma once
@@ -7,7 +7,7 @@
 #include "tiles.cu"
 
 struct ExpertsFew {
-    // Of each expert: the matrix; and where what it gives is put through `silu(gate) * up`, that of up.
+    // Of each expert: the matrix; and where what it gives is put through `silu(gate) * up`, that of up. Null: one matrix for all tokens.
     const Matrix* table;
     const Matrix* up;
     // As in `Pairs`, with TOGETHER pairs a tile at most.
@@ -22,6 +22,13 @@ struct ExpertsFew {
     u32 rows;
     u32 cols;
     u32 type;
+    // Tiles at most, and experts.
+    u32 most_tiles;
+    u32 experts;
+    // Where there are no experts: the matrix, and tokens, TOGETHER a tile.
+    Matrix matrix;
+    u32 tokens;
+    u32 unused;
 };
 
 static const u32 FEW_THREADS = 128, TOGETHER = 8;
@@ -32,50 +39,70 @@ template <int BITS> struct FewStep {
     static const u32 ROWS = 16, ROW = 32 * BITS, STRIDE = BITS == 4 ? ROW : ROW + 16, SCALES_AT = ROWS * STRIDE, BYTES = SCALES_AT + 16 * ROWS, DEEP = BITS <= 4 ? 3 : 2;
 };
 
-// A set of rows is what a block takes together: 64 of them; with GATED, 32 of gate and the same 32 of up.
+// A set of rows is what a block takes together: 64 of them; with GATED, 32 of gate and the same 32 of up. Without, it follows the one with GATED of the same experts, which has waited for who made
+// the tiles, or there are none: its first weights are on their way before the kernel before it has ended.
 template <int BITS, bool GATED> __device__ __forceinline__ void experts_few(const ExpertsFew& p) {
     typedef FewStep<BITS> Step;
     __shared__ u32 outputs[TOGETHER];
+    // The first tiles.
+    __shared__ uint4 near[FEW_THREADS];
     // Of two sets one behind the other: of each token gate and up.
     __shared__ float both[GATED ? 2 : 1][TOGETHER][2 * WARP + 4];
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, quad = lane / 4, part = lane % 4, groups = p.cols / 64, steps = (groups + 3) / 4;
     const u32 of_set = GATED ? 32 : 64, first_row = (GATED ? warp % 2 : warp) * Step::ROWS, sets = (p.rows + of_set - 1) / of_set;
     const u64 row_bytes = groups * (8 * BITS);
-    // Activations: neighbours among the tokens meet different banks; of each group the tokens' scales, and their means.
-    const u32 stride = (p.cols + 127) / 128 * 128 + 32;
-    u8* const q = (u8*)room;
-    float2* const sx = (float2*)(q + TOGETHER * stride);
-    float* const means = (float*)(sx + groups * TOGETHER);
-    u8* const ring = (u8*)(means + groups * TOGETHER) + warp * Step::DEEP * Step::BYTES;
+    // Shared memory: a ring for each warp; activations, so that neighbours among the tokens meet different banks; of each group the tokens' scales, and their means.
+    const u32 RING = Step::DEEP * Step::BYTES, Q = FEW_THREADS / WARP * RING, stride = (p.cols + 127) / 128 * 128 + 32;
+    u8* const memory = (u8*)room;
+    const u32 sx = Q + TOGETHER * stride, means = sx + 8 * TOGETHER * groups;
+    // Where a lane begins in these: what it brings of a step, and its scales behind that; what it multiplies of a step, from the second group on, and the scales of its rows; its
+    // tokens' activations and scales. Kept, since the compiler does again at each step what is plain arithmetic.
+    const u32 ring = warp * RING, rows_at = BITS == 4 ? lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16 : quad * Step::STRIDE;
+    u32 own_to = ring + (BITS == 4 ? lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16 : 0), own_scales_to = ring + Step::SCALES_AT + lane * 8 - own_to, odd_to = (own_to ^ 64) - own_to;
+    u32 own_rows = ring + rows_at, own_scales = ring + Step::SCALES_AT + quad * 8 - own_rows;
+    u32 further[4] = {0, (rows_at ^ 32) - rows_at, (rows_at ^ 64) - rows_at, (rows_at ^ 96) - rows_at};
+    u32 own_q = Q + quad * stride + part * 8, own_sx = sx + part * 16, own_means = means + part * 8, four_rows = 4 * (u32)row_bytes;
+    u32* const kept[] = {&own_to, &own_scales_to, &odd_to, &own_rows, &own_scales, &further[1], &further[2], &further[3], &own_q, &own_sx, &own_means, &four_rows};
+#pragma unroll
+    for (u32 i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) *kept[i] = __shfl_sync(ALL, *kept[i], lane);
     const Matrix* const table = GATED && warp / 2 ? p.up : p.table;
-    begin();
-    const u32 tasks = p.tiles[0] * sets, end = (u32)((u64)(blockIdx.x + 1) * tasks / gridDim.x);
+    if (GATED) {
+        // Their matrices are in the second-level cache once the tiles are known.
+        const u32 LINE = 128, lines = (p.experts * (u32)sizeof(Matrix) + LINE - 1) / LINE;
+        for (u32 i = threadIdx.x; blockIdx.x == 0 && i < 2 * lines; i += FEW_THREADS) prefetch((const u8*)(i < lines ? p.table : p.up) + i % lines * LINE);
+        begin();
+    }
+    bool begun = GATED;
+    if (threadIdx.x < p.most_tiles) near[threadIdx.x] = ((const uint4*)p.tiles)[1 + threadIdx.x];
+    const u32 tasks = (p.table ? p.tiles[0] : (p.tokens + TOGETHER - 1) / TOGETHER) * sets, end = (u32)((u64)(blockIdx.x + 1) * tasks / gridDim.x);
     u32 task = (u32)((u64)blockIdx.x * tasks / gridDim.x), turn = 0;
+    __syncthreads();
 #pragma unroll 1
     while (task < end) {
         // A tile's rows, as far as they are this block's.
         const u32 tile = task / sets, first_set = task - tile * sets, count = min(end - task, sets - first_set);
         task += count;
-        const uint4 of = ((const uint4*)p.tiles)[1 + tile];
+        uint4 of = make_uint4(0, tile * TOGETHER, min(TOGETHER, p.tokens - tile * TOGETHER), 0);
+        if (p.table) of = tile < FEW_THREADS ? near[tile] : ((const uint4*)p.tiles)[1 + tile];
         const u32 n = of.z;
         // Of an expert that is not there.
         const u32 KIND = INTEGERS + (BITS == 8 ? 5 : BITS - 2);
-        if (p.table[of.x].kind != KIND || GATED && p.up[of.x].kind != KIND) continue;
-        const u8 *data = table[of.x].data, *scales = table[of.x].scales, *biases = table[of.x].biases;
+        if (p.table && p.table[of.x].kind != KIND || GATED && p.up[of.x].kind != KIND) continue;
+        const Matrix& m = p.table ? table[of.x] : p.matrix;
+        const u8 *data = m.data, *scales = m.scales, *biases = m.biases;
         const bool regular = groups % 4 == 0 && p.rows % of_set == 0 && (((u64)data | (u64)scales | (u64)biases) & 15) == 0;
         // 1. The first weights, and activations
         const u32 all = count * steps;
-        u32 brought = 0, next_row = first_set * of_set + first_row, next_step = 0, to = 0;
+        u32 to_bring = all, next_row = first_set * of_set + first_row, next_step = 0, to = 0;
         const u8* from = data + (u64)(next_row + lane / 8) * row_bytes + lane % 8 * 16;
         const u8* of_row = (lane < 16 ? scales : biases) + (u64)(next_row + lane % 16) * groups * 2;
         auto bring = [&]() {
-            u8* const at = ring + to * Step::BYTES;
-            if (++to == Step::DEEP) to = 0;
-            if (brought < all && regular) {
+            u8* const at = memory + own_to + to;
+            to = to == RING - Step::BYTES ? 0 : to + Step::BYTES;
+            if (to_bring > 0 && regular) {
                 if (BITS == 4) {
-                    const u32 own = lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
 #pragma unroll
-                    for (u32 k = 0; k < 4; k++) copy_words_later(at + (own ^ k % 2 * 64) + k * 512, from + k * 4 * row_bytes);
+                    for (u32 k = 0; k < 4; k++) copy_stream_later(at + (k % 2 ? (int)odd_to : 0) + k * 512, from + (u64)four_rows * k);
                     from += Step::ROW;
                 } else {
 #pragma unroll
@@ -84,41 +111,45 @@ template <int BITS, bool GATED> __device__ __forceinline__ void experts_few(cons
                         copy_words_later(at + r * Step::STRIDE + piece * 16, data + (next_row + r) * row_bytes + next_step * Step::ROW + piece * 16);
                     }
                 }
-                copy_two_words_later(at + Step::SCALES_AT + lane * 8, of_row + next_step * 8);
-            } else if (brought < all) {
+                copy_two_words_later(at + (int)own_scales_to, of_row);
+                of_row += 8;
+            } else if (to_bring > 0) {
+                u8* const first = at - own_to + ring;
                 const u32 here = min(groups - next_step * 4, 4u);
                 for (u32 i = lane; i < 16 * 8 * BITS; i += WARP) {
                     const u32 r = i / (8 * BITS), word = i % (8 * BITS);
                     const u32 place = BITS == 4 ? r * 128 + (word / 4 ^ r % 8) * 16 + word % 4 * 4 : r * Step::STRIDE + word * 4;
-                    if (word < here * 2 * BITS) copy_word_later(at + place, data + min(next_row + r, p.rows - 1) * row_bytes + next_step * Step::ROW + word * 4);
+                    if (word < here * 2 * BITS) copy_word_later(first + place, data + min(next_row + r, p.rows - 1) * row_bytes + next_step * Step::ROW + word * 4);
                 }
                 const u16* one = (const u16*)(lane < 16 ? scales : biases) + (u64)min(next_row + lane % 16, p.rows - 1) * groups + next_step * 4;
-                for (u32 g = 0; g < here; g++) ((u16*)(at + Step::SCALES_AT + lane * 8))[g] = one[g];
+                for (u32 g = 0; g < here; g++) ((u16*)(first + Step::SCALES_AT + lane * 8))[g] = one[g];
             }
             copies_end();
-            brought++;
+            if (to_bring > 0) to_bring--;
             if (++next_step < steps) return;
             next_step = 0, next_row += of_set;
             from += of_set * row_bytes - row_bytes;
-            of_row += of_set * groups * 2;
+            of_row += (of_set - 1) * groups * 2;
         };
         __syncwarp();
 #pragma unroll 1
         for (u32 d = 0; d + 1 < Step::DEEP; d++) bring();
         __syncthreads();
-        if (threadIdx.x < n) outputs[threadIdx.x] = p.order[of.y + threadIdx.x];
+        if (threadIdx.x < n) outputs[threadIdx.x] = p.table ? p.order[of.y + threadIdx.x] : of.y + threadIdx.x;
+        if (!begun) begin();
+        begun = true;
         __syncthreads();
 #pragma unroll 1
         for (u32 t = warp; t < n; t += FEW_THREADS / WARP) {
             const u64 input = outputs[t] / p.per_row;
             const uint4* x = (const uint4*)(p.x.q + input * p.cols);
 #pragma unroll 1
-            for (u32 i = lane; i < p.cols / 16; i += WARP) copy_later(q + t * stride + 16 * i, x + i);
+            for (u32 i = lane; i < p.cols / 16; i += WARP) copy_later(memory + Q + t * stride + 16 * i, x + i);
 #pragma unroll 1
             for (u32 i = lane; i < groups; i += WARP) {
                 const float2 mean = __ldcg((const float2*)(p.x.mx + input * (p.cols / 32)) + i);
-                sx[i * TOGETHER + t] = __ldcg((const float2*)(p.x.sx + input * (p.cols / 32)) + i);
-                means[i * TOGETHER + t] = add(mean.x, mean.y);
+                ((float2*)(memory + sx))[i * TOGETHER + t] = __ldcg((const float2*)(p.x.sx + input * (p.cols / 32)) + i);
+                ((float*)(memory + means))[i * TOGETHER + t] = add(mean.x, mean.y);
             }
         }
         copied();
@@ -134,27 +165,34 @@ template <int BITS, bool GATED> __device__ __forceinline__ void experts_few(cons
             // All of the warp have read what the next copies write over.
             __syncwarp();
             bring();
-            const u8* const here = ring + slot * Step::BYTES;
-            if (++slot == Step::DEEP) slot = 0;
+            const u8 *const here = memory + own_rows + slot, *const x = memory + own_q + step * 256;
+            const u8 *const of_tokens = memory + own_sx + step * (4 * 8 * TOGETHER), *const mean_of_tokens = memory + own_means + step * (4 * 4 * TOGETHER);
+            slot = slot == RING - Step::BYTES ? 0 : slot + Step::BYTES;
             // Of four groups, of each row its scale and its bias.
             float of_group[4][2][2];
+            uint2 raw[2][2];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const uint2 raw = ((const uint2*)(here + Step::SCALES_AT))[i % 2 * 16 + quad + i / 2 * 8];
-                if (p.type == BF16) {
-                    of_group[0][i / 2][i % 2] = bits(raw.x << 16), of_group[1][i / 2][i % 2] = bits(raw.x & 0xffff0000u);
-                    of_group[2][i / 2][i % 2] = bits(raw.y << 16), of_group[3][i / 2][i % 2] = bits(raw.y & 0xffff0000u);
-                } else {
-                    of_group[0][i / 2][i % 2] = from_f16((u16)raw.x), of_group[1][i / 2][i % 2] = from_f16((u16)(raw.x >> 16));
-                    of_group[2][i / 2][i % 2] = from_f16((u16)raw.y), of_group[3][i / 2][i % 2] = from_f16((u16)(raw.y >> 16));
+            for (u32 i = 0; i < 4; i++) raw[i / 2][i % 2] = *(const uint2*)(here + (int)own_scales + (i % 2 * 16 + i / 2 * 8) * 8);
+            if (p.type == BF16) {
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const uint2 of = raw[i / 2][i % 2];
+                    of_group[0][i / 2][i % 2] = bits(of.x << 16), of_group[1][i / 2][i % 2] = bits(of.x & 0xffff0000u);
+                    of_group[2][i / 2][i % 2] = bits(of.y << 16), of_group[3][i / 2][i % 2] = bits(of.y & 0xffff0000u);
+                }
+            } else {
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const uint2 of = raw[i / 2][i % 2];
+                    of_group[0][i / 2][i % 2] = from_f16((u16)of.x), of_group[1][i / 2][i % 2] = from_f16((u16)(of.x >> 16));
+                    of_group[2][i / 2][i % 2] = from_f16((u16)of.y), of_group[3][i / 2][i % 2] = from_f16((u16)(of.y >> 16));
                 }
             }
-            auto add_group = [&](u32 g) {
-                const u32 group = step * 4 + g;
+            auto multiply = [&](u32 g, u32 (&sums)[2][4]) {
                 u32 a[2][4];
                 if (BITS == 4) {
                     u32 words[4];
-                    load_rows(words, here + ((lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16) ^ g * 32));
+                    load_rows(words, here + (int)further[g]);
 #pragma unroll
                     for (u32 half = 0; half < 2; half++) {
 #pragma unroll
@@ -167,30 +205,39 @@ template <int BITS, bool GATED> __device__ __forceinline__ void experts_few(cons
 #pragma unroll
                     for (u32 half = 0; half < 2; half++) {
 #pragma unroll
-                        for (u32 r = 0; r < 2; r++) eight<BITS>(here + (quad + 8 * r) * Step::STRIDE + (2 * g + half) * 4 * BITS, part, a[half][r], a[half][2 + r]);
+                        for (u32 r = 0; r < 2; r++) eight<BITS>(here + 8 * r * Step::STRIDE + (2 * g + half) * 4 * BITS, part, a[half][r], a[half][2 + r]);
                     }
                 }
-                const uint2* x = (const uint2*)(q + quad * stride + 64 * group) + part;
-                const uint2 low = x[0], high = x[4];
-                u32 sums[2][4];
+                const uint2 low = *(const uint2*)(x + 64 * g), high = *(const uint2*)(x + 64 * g + 32);
                 multiply_tile(sums[0], a[0], low.x, low.y);
                 multiply_tile(sums[1], a[1], high.x, high.y);
-                const float4 of_tokens = *(const float4*)(sx + group * TOGETHER + 2 * part);
-                const float2 mean = *(const float2*)(means + group * TOGETHER + 2 * part);
+            };
+            auto add_group = [&](u32 g, const u32 (&sums)[2][4]) {
+                const float4 scales = *(const float4*)(of_tokens + g * (8 * TOGETHER));
+                const float2 mean = *(const float2*)(mean_of_tokens + g * (4 * TOGETHER));
 #pragma unroll
                 for (u32 e = 0; e < 4; e++) {
-                    float t = mul(e % 2 ? of_tokens.z : of_tokens.x, sub(bits(sums[0][e]), MAGIC_FLOAT));
-                    t = fma(e % 2 ? of_tokens.w : of_tokens.y, sub(bits(sums[1][e]), MAGIC_FLOAT), t);
+                    float t = mul(e % 2 ? scales.z : scales.x, sub(bits(sums[0][e]), MAGIC_FLOAT));
+                    t = fma(e % 2 ? scales.w : scales.y, sub(bits(sums[1][e]), MAGIC_FLOAT), t);
                     acc[g][e] = fma(of_group[g][e / 2][1], e % 2 ? mean.y : mean.x, fma(of_group[g][e / 2][0], t, acc[g][e]));
                 }
             };
-            if (step * 4 + 4 <= groups) {
+            // A group's products are on their way while the sums of the one before are added.
+            const u32 left = groups - step * 4;
+            u32 sums[2][2][4];
+            if (left >= 4) {
+                multiply(0, sums[0]);
 #pragma unroll
-                for (u32 g = 0; g < 4; g++) add_group(g);
+                for (u32 g = 0; g < 4; g++) {
+                    if (g + 1 < 4) multiply(g + 1, sums[(g + 1) % 2]);
+                    add_group(g, sums[g % 2]);
+                }
             } else {
 #pragma unroll
                 for (u32 g = 0; g < 3; g++) {
-                    if (step * 4 + g < groups) add_group(g);
+                    if (g >= left) break;
+                    multiply(g, sums[0]);
+                    add_group(g, sums[0]);
                 }
             }
             if (++step < steps) continue;
@@ -214,11 +261,12 @@ template <int BITS, bool GATED> __device__ __forceinline__ void experts_few(cons
             set++;
         }
     }
+    if (!begun) begin();
 }
 
 #define FEW(bits)                                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(128, 5) few_##bits(const __grid_constant__ ExpertsFew p) { experts_few<bits, false>(p); }         \
-    extern "C" __global__ void __launch_bounds__(128, 5) few_gated_##bits(const __grid_constant__ ExpertsFew p) { experts_few<bits, true>(p); }
+    extern "C" __global__ void __launch_bounds__(128, 4) few_##bits(const __grid_constant__ ExpertsFew p) { experts_few<bits, false>(p); }         \
+    extern "C" __global__ void __launch_bounds__(128, 4) few_gated_##bits(const __grid_constant__ ExpertsFew p) { experts_few<bits, true>(p); }
 
 
 FEW(2)

@@ -43,6 +43,14 @@ __device__ __forceinline__ void copy_words_later(void* to, const void* from) {
 #endif
 }
 
+// Of what a stream of weights brings, with what lies beside it in a line of the second-level cache's own: memory gives longer pieces more quickly.
+__device__ __forceinline__ void copy_stream_later(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+#endif
+}
+
 // Four matrices of 8 rows of 16 bytes, each lane with the address of a row: a lane has word `lane % 4` of rows lane / 4, 8 + lane / 4 and on.
 __device__ __forceinline__ void load_rows(u32 (&to)[4], const void* from) {
 #if __CUDA_ARCH__ >= 800

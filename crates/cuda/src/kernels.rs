@@ -381,20 +381,21 @@ impl Kernels {
             })?;
             anyhow::Ok(module)
         };
-        let module = match std::env::var_os("SLUICE_CUDA_PTX").filter(|_| cfg!(feature = "tuning")) {
-            Some(path) => load(std::fs::read(path)?)?,
-            // A driver that does not take machine code can still take the text.
-            None => match cubin(capability)?.map(load) {
-                Some(Ok(module)) => module,
-                _ => load(ptx(capability)?.into_bytes())?,
-            },
+        // A driver that does not take machine code can still take the text.
+        let embedded = match cubin(capability)?.map(load) {
+            Some(Ok(module)) => module,
+            _ => load(ptx(capability)?.into_bytes())?,
         };
+        let tried = std::env::var_os("SLUICE_CUDA_PTX").filter(|_| cfg!(feature = "tuning"));
+        let tried = tried.map(|path| load(std::fs::read(path)?)).transpose()?;
         let function = |kernel: &Kernel| {
             let name = CString::new(kernel.name())?;
             let mut function = std::ptr::null_mut();
-            // SAFETY: the module was just loaded; the name ends with a zero.
-            checked(unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) })
-                .with_context(|| format!("the kernel {}", kernel.name()))?;
+            // SAFETY: the modules were just loaded; the name ends with a zero.
+            let mut find = |module| checked(unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) });
+            if tried.is_none_or(|module| find(module).is_err()) {
+                find(embedded).with_context(|| format!("the kernel {}", kernel.name()))?;
+            }
             if kernel.wants_much_shared() {
                 let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 // SAFETY: the function was just found; the device has said that a block may have as much.
@@ -409,7 +410,7 @@ impl Kernels {
         Ok(Kernels {
             functions,
             #[cfg(feature = "tuning")]
-            module,
+            module: tried.unwrap_or(embedded),
             overlap: capability >= 90 && chosen(Way::Overlap),
         })
     }

@@ -577,6 +577,7 @@ impl Cuda {
                     per_row,
                     rows: moe.experts.parts[part].rows,
                     pairs,
+                    experts: count,
                 };
                 multiply_few(gpu, few(0, k), &m.x, Output::Hidden(&mut m.hidden))?;
                 multiply_few(gpu, few(2, 1), &m.hidden, Output::Floats(p::Tensor::dense(outputs, width)))?;

@@ -318,6 +318,11 @@ parameters! {
         rows: u32,
         cols: u32,
         element: u32,
+        most_tiles: u32,
+        experts: u32,
+        matrix: Matrix,
+        tokens: u32,
+        unused: u32,
     }
     Tops {
         logits: Address,

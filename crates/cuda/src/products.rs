@@ -5,6 +5,7 @@ use sluice_backend::{Activations, Linear, Projection};
 
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
+use crate::experts_few::multiply_long;
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::Scratch;
 use crate::one_token::{multiply_interleaved, multiply_one};
@@ -196,7 +197,7 @@ impl Product<'_> {
     }
 
     /// The one kind of its matrices, their groups and the type of scales, if they are integers that have the same.
-    fn integers(&self) -> Option<(Kind, u32, u32)> {
+    pub(crate) fn integers(&self) -> Option<(Kind, u32, u32)> {
         let (kind, (group, element)) = match self.table {
             None => (Kind(self.matrix.kind), (self.matrix.group, self.matrix.element)),
             Some(Table { kinds: &[kind], groups: Some(groups), .. }) => (kind, groups),
@@ -237,6 +238,11 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     }
     let (first, rows) = (&products[0], products.iter().map(|p| p.rows).max().unwrap_or(0));
     let grouped = first.table.and_then(|t| t.grouped);
+    if let [product] = products
+        && multiply_long(gpu, product, x)?
+    {
+        return Ok(());
+    }
     if grouped.is_none()
         && (multiply_thin(gpu, products, &parameters)? || multiply_by_shares(gpu, products, &parameters)?)
     {
