@@ -305,7 +305,7 @@ pub enum Way {
     Tiles,
     /// Attention of prompts by tiles of tokens.
     Prompts,
-    /// Experts that have a few tokens each by blocks of few rows, and their choice in two kernels.
+    /// Experts that have a few tokens each by blocks of few rows, their choice in two kernels, and vocabularies for a few tokens.
     Few,
     /// Few tokens on integer tensor cores, by blocks of few rows.
     Thin,
