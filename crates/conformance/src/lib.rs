@@ -42,7 +42,7 @@ pub struct Setup {
 }
 
 /// No case has larger steps.
-pub const CAPACITY: Capacity = Capacity { tokens: 512, sequences: 16, blocks: 8192 };
+pub const CAPACITY: Capacity = Capacity { tokens: 512, sequences: 48, blocks: 8192 };
 
 type Make = Box<dyn Fn(&Setup) -> anyhow::Result<Box<dyn Backend>>>;
 

@@ -66,6 +66,7 @@ static inline void __threadfence() {}
 static inline void __threadfence_system() {}
 static inline void __nanosleep(unsigned) { sched_yield(); }
 static inline unsigned atomicInc(unsigned* p, unsigned most) { unsigned old = *p; *p = old >= most ? 0 : old + 1; return old; }
+static inline unsigned atomicOr(unsigned* p, unsigned n) { unsigned old = *p; *p = old | n; return old; }
 static inline unsigned atomicAdd(unsigned* p, unsigned n) { unsigned old = *p; *p = old + n; return old; }
 static inline unsigned __cvta_generic_to_shared(const void*) { return 0; }
 void __syncthreads();

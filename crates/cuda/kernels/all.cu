@@ -7,7 +7,7 @@
 #include "delta.cu"
 #include "draw.cu"
 #include "encode.cu"
-#include "experts_few.cu"
+#include "few.cu"
 #include "lanes.cu"
 #include "matmul.cu"
 #include "mixture.cu"

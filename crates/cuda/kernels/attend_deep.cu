@@ -4,7 +4,7 @@
 #pragma once
 #include "attend_last.cu"
 
-static const u32 DEEP_THREADS = 256, DEEP_DIM = 128;
+static const u32 DEEP_THREADS = 128, DEEP_DIM = 128;
 
 // A head of 128 elements, four in each thread of a warp (`lane + 32 j`), normed and turned; so lie weights, cosines and sines.
 struct Head {
@@ -54,44 +54,55 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_deep(const Att
     const u32 from_here = max(seen, base), end = min(now + 1, base + PARTITION);
     const u32* table = p.tables + start;
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    // 1. Keys: two positions in four threads, of which each has four elements of each sixteen
-    const u32 row = threadIdx.x / 4, quarter = threadIdx.x % 4;
-    u32 offsets[2], blocks[2];
-    bool before[2];
+    // 1. Keys: four positions in four threads, of which each has four elements of each sixteen
+    const u32 ROWS = DEEP_THREADS / 4, OF_THREAD = PARTITION / ROWS, row = threadIdx.x / 4, quarter = threadIdx.x % 4;
+    u32 offsets[OF_THREAD], blocks[OF_THREAD];
+    bool before[OF_THREAD];
 #pragma unroll
-    for (u32 j = 0; j < 2; j++) {
-        const u32 at = base + row + 64 * j, in_table = at / c.block_tokens;
+    for (u32 j = 0; j < OF_THREAD; j++) {
+        const u32 at = base + row + ROWS * j, in_table = at / c.block_tokens;
         before[j] = at >= from_here && at < end && at != now;
         offsets[j] = at - in_table * c.block_tokens;
         blocks[j] = before[j] ? table[in_table] : 0;
     }
-    const u8* keys[2];
-    uint2 k[2][8];
+    const u8* keys[OF_THREAD];
+    uint2 k[OF_THREAD][8];
 #pragma unroll
-    for (u32 j = 0; j < 2; j++) keys[j] = place(c, c.k, c.k_scales, DEEP_DIM, blocks[j], offsets[j], kv_head).row;
+    for (u32 j = 0; j < OF_THREAD; j++) keys[j] = place(c, c.k, c.k_scales, DEEP_DIM, blocks[j], offsets[j], kv_head).row;
 #pragma unroll
-    for (u32 j = 0; j < 2; j++) {
+    for (u32 j = 0; j < OF_THREAD; j++) {
 #pragma unroll
         for (u32 i = 0; i < 8; i++) k[j][i] = before[j] ? *(const uint2*)(keys[j] + 32 * i + 8 * quarter) : make_uint2(0, 0);
+    }
+    // What queries and the key are normed and turned with
+    float angles[4], q_weights[4], k_weights[4];
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        angles[j] = p.angles[(u64)now * DEEP_DIM + lane + WARP * j];
+        q_weights[j] = p.q_norm.weight ? p.q_norm.weight[lane + WARP * j] : 0.0f;
+        k_weights[j] = p.k_norm.weight ? p.k_norm.weight[lane + WARP * j] : 0.0f;
     }
     STAMP(6, 0);
     begin();
     STAMP(6, 1);
-    // 2. Queries and the token's own key, a warp each. Where the token itself is in this partition, its key and its value in their stored form. Values are asked for behind
-    // them, so that they do not keep them waiting.
-    const bool stores = now < base + PARTITION, is_key = warp == G, turns = warp < heads || (stores && is_key), is_value = stores && warp == G + 1;
-    const Norm& norm = is_key ? p.k_norm : p.q_norm;
-    Head head;
-    if (turns || is_value) {
-        const float* x = is_value ? p.v.row(t) + kv_head * DEEP_DIM
-                         : is_key ? p.k.row(t) + kv_head * DEEP_DIM
-                                  : p.q.row(t) + (u64)(first + warp) * DEEP_DIM * (p.gated ? 2 : 1);
+    // 2. Queries and the token's own key, a warp each, and what is left behind them. Where the token itself is in this partition, its key and its value in their stored form. Values are
+    // asked for behind them, so that they do not keep them waiting.
+    const bool stores = now < base + PARTITION;
+    const u32 TURNS = (G + 2 + WARPS - 1) / WARPS;
+    Head all[TURNS];
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) head.v[j] = x[lane + WARP * j];
+    for (u32 n = 0; n < TURNS; n++) {
+        const u32 of = n * WARPS + warp;
+        const float* x = of == G + 1 ? p.v.row(t) + kv_head * DEEP_DIM
+                         : of == G   ? p.k.row(t) + kv_head * DEEP_DIM
+                                     : p.q.row(t) + (u64)(first + of) * DEEP_DIM * (p.gated ? 2 : 1);
+        if (of >= heads && !(stores && (of == G || of == G + 1))) continue;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) all[n].v[j] = x[lane + WARP * j];
     }
 #pragma unroll
-    for (u32 j = 0; j < 2; j++) {
-        const u32 in = row + 64 * j;
+    for (u32 j = 0; j < OF_THREAD; j++) {
+        const u32 in = row + ROWS * j;
         u8* to = values + in * ROW + 16 * quarter;
         if (before[j]) {
             const u8* value = keys[j] + (c.v - c.k) + 16 * quarter;
@@ -103,57 +114,64 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_deep(const Att
             for (u32 i = 0; i < 4; i++) *(uint4*)(to + 64 * i) = make_uint4(0, 0, 0, 0);
         }
     }
-    if (turns) {
-        float weights[4], angles[4];
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            angles[j] = p.angles[(u64)now * DEEP_DIM + lane + WARP * j];
-            if (norm.weight) weights[j] = norm.weight[lane + WARP * j];
-        }
-        if (norm.weight) head.norm(weights, norm.eps);
-        head.turn(angles);
-    }
-    if (turns && !is_key) {
+    for (u32 n = 0; n < TURNS; n++) {
+        const u32 of = n * WARPS + warp;
+        const bool is_key = of == G, is_value = stores && of == G + 1;
+        Head& head = all[n];
+        if (of < heads) {
+            if (p.q_norm.weight) head.norm(q_weights, p.q_norm.eps);
+            head.turn(angles);
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) shared.q[warp % G][lane + WARP * j] = head.v[j];
-    } else if (turns || is_value) {
-        const u32 in_table = now / c.block_tokens, offset = now - in_table * c.block_tokens;
-        u16* copy = is_value ? (u16*)(values + (now - base) * ROW) : shared.key;
-        u16* to = (u16*)(place(c, c.k, c.k_scales, DEEP_DIM, table[in_table], offset, kv_head).row + (is_value ? c.v - c.k : 0));
-        // Where several blocks have heads of this KV head, all of them store the same.
+            for (u32 j = 0; j < 4; j++) shared.q[of % G][lane + WARP * j] = head.v[j];
+        } else if (stores && is_key || is_value) {
+            if (is_key) {
+                if (p.k_norm.weight) head.norm(k_weights, p.k_norm.eps);
+                head.turn(angles);
+            }
+            const u32 in_table = now / c.block_tokens, offset = now - in_table * c.block_tokens;
+            u16* copy = is_value ? (u16*)(values + (now - base) * ROW) : shared.key;
+            u16* to = (u16*)(place(c, c.k, c.k_scales, DEEP_DIM, table[in_table], offset, kv_head).row + (is_value ? c.v - c.k : 0));
+            // Where several blocks have heads of this KV head, all of them store the same.
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            u16 x = TYPE == F16 ? to_f16(head.v[j]) : round_bf16(head.v[j]);
-            to[lane + WARP * j] = x;
-            copy[lane + WARP * j] = x;
+            for (u32 j = 0; j < 4; j++) {
+                u16 x = TYPE == F16 ? to_f16(head.v[j]) : round_bf16(head.v[j]);
+                to[lane + WARP * j] = x;
+                copy[lane + WARP * j] = x;
+            }
         }
     }
     __syncthreads();
     STAMP(6, 2);
 #pragma unroll
-    for (u32 j = 0; j < 2; j++) {
-        if (base + row + 64 * j == now) {
+    for (u32 j = 0; j < OF_THREAD; j++) {
+        if (base + row + ROWS * j == now) {
 #pragma unroll
             for (u32 i = 0; i < 8; i++) k[j][i] = *(const uint2*)(shared.key + 16 * i + 4 * quarter);
         }
     }
-    // 3. Scores, two heads at a time: lanes 4 * quarter and on of each dot product, of which each of four threads ends with one: position `row` or, of the last two,
-    // `row + 64`, and the even or the odd head
-    const u32 in = row + 64 * (quarter / 2), odd = quarter % 2;
-    const bool visible = base + in >= from_here && base + in < end;
-    float scores[G / 2];
+    // 3. Scores, two heads at a time: lanes 4 * quarter and on of each dot product, of which each of four threads ends with one of every four: of each two positions, the first or
+    // the second, and the even or the odd head
+    const u32 TWOS = OF_THREAD / 2, odd = quarter % 2, in = row + ROWS * (quarter / 2);
+    float scores[G / 2][TWOS];
+    bool visible[TWOS];
+#pragma unroll
+    for (u32 two = 0; two < TWOS; two++) {
+        const u32 at = base + in + 2 * ROWS * two;
+        visible[two] = at >= from_here && at < end;
+    }
 #pragma unroll
     for (u32 pair = 0; pair < G / 2; pair++) {
-        float acc[2][2][4];
+        float acc[OF_THREAD][2][4];
 #pragma unroll
-        for (u32 i = 0; i < 16; i++) acc[i / 8][i / 4 % 2][i % 4] = 0.0f;
+        for (u32 i = 0; i < 8 * OF_THREAD; i++) acc[i / 8][i / 4 % 2][i % 4] = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < 8; i++) {
             float4 x[2];
 #pragma unroll
             for (u32 h = 0; h < 2; h++) x[h] = *(const float4*)&shared.q[2 * pair + h][16 * i + 4 * quarter];
 #pragma unroll
-            for (u32 j = 0; j < 2; j++) {
+            for (u32 j = 0; j < OF_THREAD; j++) {
                 const float2 low = halves<TYPE>(k[j][i].x), high = halves<TYPE>(k[j][i].y);
 #pragma unroll
                 for (u32 h = 0; h < 2; h++) {
@@ -164,25 +182,26 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_deep(const Att
                 }
             }
         }
-        // Each keeps half of what it has, and gives the other half to whom it takes as much from.
-        float half[2][4], s[4];
+        float top = bits(NEGATIVE_INFINITY);
 #pragma unroll
-        for (u32 h = 0; h < 2; h++) {
+        for (u32 two = 0; two < TWOS; two++) {
+            // Each keeps half of what it has, and gives the other half to whom it takes as much from.
+            float half[2][4], s[4];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                float kept = quarter < 2 ? acc[0][h][i] : acc[1][h][i], given = quarter < 2 ? acc[1][h][i] : acc[0][h][i];
-                half[h][i] = add(kept, __shfl_xor_sync(ALL, given, 2));
+            for (u32 h = 0; h < 2; h++) {
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const float a = acc[2 * two][h][i], b = acc[2 * two + 1][h][i];
+                    half[h][i] = add(quarter < 2 ? a : b, __shfl_xor_sync(ALL, quarter < 2 ? b : a, 2));
+                }
             }
-        }
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            float kept = odd ? half[1][i] : half[0][i], given = odd ? half[0][i] : half[1][i];
-            s[i] = add(kept, __shfl_xor_sync(ALL, given, 1));
+            for (u32 i = 0; i < 4; i++) s[i] = add(odd ? half[1][i] : half[0][i], __shfl_xor_sync(ALL, odd ? half[0][i] : half[1][i], 1));
+            float score = mul(add(add(s[0], s[2]), add(s[1], s[3])), p.scale);
+            if (p.capped) score = mul(tanh_(div(score, p.cap)), p.cap);
+            scores[pair][two] = score;
+            top = greater(visible[two] ? score : bits(NEGATIVE_INFINITY), top);
         }
-        float score = mul(add(add(s[0], s[2]), add(s[1], s[3])), p.scale);
-        if (p.capped) score = mul(tanh_(div(score, p.cap)), p.cap);
-        scores[pair] = score;
-        float top = greater(visible ? score : bits(NEGATIVE_INFINITY), bits(NEGATIVE_INFINITY));
 #pragma unroll
         for (u32 step = 2; step < WARP; step *= 2) top = greater(__shfl_xor_sync(ALL, top, step), top);
         if (lane < 2) shared.tops[2 * pair + lane][warp] = top;
@@ -196,7 +215,8 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_deep(const Att
         float top = shared.tops[g][0];
 #pragma unroll
         for (u32 w = 1; w < WARPS; w++) top = greater(shared.tops[g][w], top);
-        shared.weights[g][in] = visible ? exp_below(sub(scores[pair], top)) : -0.0f;
+#pragma unroll
+        for (u32 two = 0; two < TWOS; two++) shared.weights[g][in + 2 * ROWS * two] = visible[two] ? exp_below(sub(scores[pair][two], top)) : -0.0f;
     }
     copied();
     __syncthreads();
@@ -204,28 +224,32 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_deep(const Att
     const u32 width = part_width(DEEP_DIM);
     const u64 next = (u64)p.partitions * width;
     float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * width;
-    // 5. Values: a thread has two columns of a head
-    const u32 pairs = DEEP_DIM / 2, g = threadIdx.x / pairs, column = threadIdx.x % pairs * 2;
+    // 5. Values: a thread has two columns of as many heads as there are for two threads
+    const u32 COLUMNS = DEEP_DIM / 2, AT_ONCE = DEEP_THREADS / COLUMNS, EACH = (G + AT_ONCE - 1) / AT_ONCE, g = threadIdx.x / COLUMNS * EACH, column = threadIdx.x % COLUMNS * 2;
     if (g < heads) {
         const u8* v = values + column * 2;
-        const float4* w = (const float4*)shared.weights[g % G];
-        float2 o = make_float2(0.0f, 0.0f);
+        float2 o[EACH];
+#pragma unroll
+        for (u32 h = 0; h < EACH; h++) o[h] = make_float2(0.0f, 0.0f);
         u32 words[2][8];
-        float4 fours[2][2];
+        float4 fours[2][EACH][2];
         auto ask = [&](u32 n, u32 from) {
 #pragma unroll
             for (u32 e = 0; e < 8; e++) words[n][e] = *(const u32*)(v + (from + e) * ROW);
 #pragma unroll
-            for (u32 e = 0; e < 2; e++) fours[n][e] = w[from / 4 + e];
+            for (u32 i = 0; i < 2 * EACH; i++) fours[n][i / 2][i % 2] = ((const float4*)shared.weights[g + i / 2])[from / 4 + i % 2];
         };
         auto take = [&](u32 n) {
 #pragma unroll
             for (u32 e = 0; e < 8; e++) {
-                const float4 four = fours[n][e / 4];
-                const float weight = e % 4 == 0 ? four.x : e % 4 == 1 ? four.y : e % 4 == 2 ? four.z : four.w;
                 const float2 x = halves<TYPE>(words[n][e]);
-                o.x = fma(weight, x.x, o.x);
-                o.y = fma(weight, x.y, o.y);
+#pragma unroll
+                for (u32 h = 0; h < EACH; h++) {
+                    const float4 four = fours[n][h][e / 4];
+                    const float weight = e % 4 == 0 ? four.x : e % 4 == 1 ? four.y : e % 4 == 2 ? four.z : four.w;
+                    o[h].x = fma(weight, x.x, o[h].x);
+                    o[h].y = fma(weight, x.y, o[h].y);
+                }
             }
         };
         ask(0, 0);
@@ -236,7 +260,9 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_deep(const Att
             ask(0, (from + 16) % PARTITION);
             take(1);
         }
-        *(float2*)(parts + g * next + column) = o;
+#pragma unroll
+        for (u32 h = 0; h < EACH; h++)
+            if (g + h < heads) *(float2*)(parts + (g + h) * next + column) = o[h];
     }
     // 6. Maxima and sums, by the last warps; both halves of a warp have the lanes of the sum.
     if (warp >= WARPS - heads) {
@@ -262,7 +288,7 @@ template <int G> __device__ __forceinline__ void attend_deep_typed(const Attenti
 }
 
 #define DEEP(G)                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(256, 4) attend_deep_##G(const __grid_constant__ Attention p) { attend_deep_typed<G>(p); }
+    extern "C" __global__ void __launch_bounds__(128, 4) attend_deep_##G(const __grid_constant__ Attention p) { attend_deep_typed<G>(p); }
 
 DEEP(2)
 DEEP(4)

@@ -60,15 +60,9 @@ template <u32 TYPE> __device__ __forceinline__ void store_twice(const float* x, 
 
 // The last block of these heads, of one partition each, joins what all have left: all of it is under way together, and a thread does for itself what is needed of each.
 __device__ __forceinline__ void join_near(const Attention& p, u32 first, u32 heads, u32 count) {
-    __shared__ bool last;
     const u32 t = blockIdx.x, v_dim = p.cache.v_dim, width = part_width(v_dim);
     const u64 next = (u64)p.partitions * width;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(p.counters + t * gridDim.y + blockIdx.y, count - 1) == count - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
+    if (!is_last(p.counters + t * gridDim.y + blockIdx.y, count)) return;
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < heads * v_dim; i += blockDim.x) {
         u32 g = i / v_dim, d = i - g * v_dim;

@@ -200,14 +200,14 @@ extern "C" __global__ void recur(const Delta p) {
 // products, that of the four lanes, d. So the state's decay and the first sum of the next token stand beside what this one makes of the state, and everything that they need
 // is in registers before.
 //
-// Shared memory: of RECUR_TOKENS tokens q and k by lanes, v of this block's columns, the decay and beta; a quarter of them is brought at once.
-static const u32 RECUR_COLUMNS = 32, RECUR_TOKENS = 32, RECUR_QUARTER = RECUR_TOKENS / 4;
+// Shared memory: of RECUR_TOKENS tokens q and k by lanes, v of this block's columns, the decay and beta; RECUR_BATCH of them are brought at once.
+static const u32 RECUR_COLUMNS = 32, RECUR_TOKENS = 32, RECUR_BATCH = RECUR_TOKENS / 4;
 
 template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
     // Lanes are such that four of them meet in no bank.
     const u32 EACH = KEYS / 4, PADDED = EACH + 4, VALUES = 8 * PADDED, DECAY = VALUES + RECUR_COLUMNS, BETA = DECAY + 1, ROW = DECAY + 4;
     const u32 h = blockIdx.y, first = blockIdx.x * RECUR_COLUMNS, all = channels(p), keys = p.key_heads * KEYS, key_head = h / (p.value_heads / p.key_heads);
-    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, quarter = lane / 8, c = warp * 8 + lane % 8;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = lane / 8, c = warp * 8 + lane % 8;
     const bool inside = first + c < p.value_dim;
     const u64 step = 4 * p.value_dim;
 #pragma unroll 1
@@ -215,7 +215,7 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
         const u32 start = p.starts[s], count = p.starts[s + 1] - start;
         if (count == 0) continue;
         auto place = [&](u32 n) { return room + n % RECUR_TOKENS * ROW; };
-        // A quarter of the tokens from `n` on, each by two warps: one brings q and v, the other k and gates.
+        // A part of the tokens from `n` on, each by two warps: one brings q and v, the other k and gates.
         auto ask = [&](u32 n) {
             const bool of_q = warp % 2 == 0;
             n += warp / 2;
@@ -227,7 +227,7 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
             const u64 further = of_q ? all : p.value_heads;
             float *to = place(n) + (of_q ? 0 : 4 * PADDED) + lane / quads * PADDED + lane % quads * 4, *other_to = place(n) + (of_q ? VALUES : DECAY) + lane;
 #pragma unroll 1
-            for (u32 end = min(n / RECUR_QUARTER * RECUR_QUARTER + RECUR_QUARTER, count); n < end; n += 2) {
+            for (u32 end = min(n / RECUR_BATCH * RECUR_BATCH + RECUR_BATCH, count); n < end; n += 2) {
                 if (has_piece) copy_later(to, piece);
                 if (has_other) copy_word_later(other_to, other);
                 piece += 2 * all, other += 2 * further, to += 2 * ROW, other_to += 2 * ROW;
@@ -236,16 +236,16 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
         __syncthreads();
         ask(0);
         // A column that is not there is the last.
-        float* const state = p.states.row(p.rows[s]) + ((u64)h * KEYS + quarter) * p.value_dim + min(first + c, p.value_dim - 1);
+        float* const state = p.states.row(p.rows[s]) + ((u64)h * KEYS + part) * p.value_dim + min(first + c, p.value_dim - 1);
         float column[EACH], *at = state;
 #pragma unroll
         for (u32 i = 0; i < EACH; i++, at += step) column[i] = *at;
         copied();
         __syncthreads();
-        ask(RECUR_QUARTER);
+        ask(RECUR_BATCH);
         // What a thread has of a token's q or k.
         auto lanes = [&](const float* at, u32 of, float (&to)[EACH]) {
-            const float4* from = (const float4*)(at + (of + quarter) * PADDED);
+            const float4* from = (const float4*)(at + (of + part) * PADDED);
 #pragma unroll
             for (u32 i = 0; i < EACH / 4; i++) {
                 const float4 x = from[i];
@@ -264,11 +264,11 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
         }
         float* out = p.out.row(start) + h * p.value_dim + first + c;
         auto token = [&](u32 n, const float (&own_q)[EACH], float (&next_q)[EACH], float (&own_k)[EACH], const float (&next_k)[EACH]) {
-            if ((n + 2) % RECUR_QUARTER == 0 && n + 2 < count) {
+            if ((n + 2) % RECUR_BATCH == 0 && n + 2 < count) {
                 // Tokens from the second one behind this on are there, and all are through with those whose place is taken.
                 copied();
                 __syncthreads();
-                ask(n + 2 + RECUR_QUARTER);
+                ask(n + 2 + RECUR_BATCH);
             }
             const float *next = place(min(n + 1, count - 1)), *second = place(min(n + 2, count - 1));
             lanes(next, 0, next_q);
@@ -289,7 +289,7 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
             }
             o = add(o, __shfl_xor_sync(ALL, o, 16));
             o = add(o, __shfl_xor_sync(ALL, o, 8));
-            if (quarter == 0 && inside) *out = o;
+            if (part == 0 && inside) *out = o;
             out += p.out.stride;
             v = next_v, beta = next_beta, fade = next_fade;
         };
@@ -357,10 +357,10 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_one(const
     float* states = p.states.row(p.rows[s]);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     // 1. The column. Addresses go from row to row by one addition.
-    const u32 quarter = threadIdx.x / COLUMNS, c = threadIdx.x % COLUMNS;
+    const u32 part = threadIdx.x / COLUMNS, c = threadIdx.x % COLUMNS;
     const bool inside = first + c < p.value_dim;
     const u64 step = 4 * p.value_dim;
-    float *state = states + (h * KEYS + quarter) * p.value_dim + first + c, *next_state = state;
+    float *state = states + (h * KEYS + part) * p.value_dim + first + c, *next_state = state;
     float column[EACH];
 #pragma unroll
     for (u32 i = 0; i < EACH; i++, next_state += step) column[i] = inside ? __ldcg(next_state) : 0.0f;
@@ -429,7 +429,7 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_one(const
     }
     __syncthreads();
     // 4. The delta rule
-    const float4 *own_q = (const float4*)(q + quarter * PADDED), *own_k = (const float4*)(k + quarter * PADDED);
+    const float4 *own_q = (const float4*)(q + part * PADDED), *own_k = (const float4*)(k + part * PADDED);
     const float fade = decay;
     float r = 0.0f, o = 0.0f;
 #pragma unroll
@@ -442,7 +442,7 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_one(const
             r = fma(column[i + e], of[e], r);
         }
     }
-    held[quarter][c] = r;
+    held[part][c] = r;
     __syncthreads();
     const float d = mul(sub(v[c], add(add(held[0][c], held[2][c]), add(held[1][c], held[3][c]))), beta);
 #pragma unroll
@@ -456,9 +456,9 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_one(const
             o = fma(next, of_q[e], o);
         }
     }
-    sums[quarter][c] = o;
+    sums[part][c] = o;
     __syncthreads();
-    if (quarter == 0 && inside) p.out.row(t)[h * p.value_dim + first + c] = add(add(sums[0][c], sums[2][c]), add(sums[1][c], sums[3][c]));
+    if (part == 0 && inside) p.out.row(t)[h * p.value_dim + first + c] = add(add(sums[0][c], sums[2][c]), add(sums[1][c], sums[3][c]));
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4) recur_one_64(const __grid_constant__ Delta p) {

@@ -66,7 +66,6 @@ __device__ __forceinline__ void encode_lanes(float v, u64 at, const Encoded& to)
 
 // A block takes a row at a time, or where nothing is normed a part of one: grid (rows, parts). Where there is a norm, the first warp sums squares.
 extern "C" __global__ void __launch_bounds__(1024) encode(const Encode p) {
-    begin();
     __shared__ float inverse;
     __shared__ __align__(16) float kept[NORMED];
     u32 lane = threadIdx.x % WARP;
@@ -74,6 +73,11 @@ extern "C" __global__ void __launch_bounds__(1024) encode(const Encode p) {
     bool keeps = w && p.cols <= NORMED;
     u64 addresses = (u64)p.x.at | (u64)p.up.at | (u64)w | (u64)p.to.f | (u64)p.to.h | (u64)p.to.q;
     bool by_four = ((addresses | 4 * (p.x.stride | p.up.stride)) & 15) == 0 && p.cols % 4 == 0;
+    // A thread's first weights of the norm are there before x is.
+    const u32 own = blockIdx.y * blockDim.x + threadIdx.x;
+    float4 first_by = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (w && by_four && own < p.cols / 4) first_by = ((const float4*)w)[own];
+    begin();
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
         u64 from = p.taken ? p.taken[r] : r;
         const float* x = p.x.row(from);
@@ -87,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(1024) encode(const Encode p) {
             }
             __syncthreads();
             if (threadIdx.x < WARP) {
-                float inv = keeps ? inverse_rms(kept, p.cols, p.norm.eps) : inverse_rms(x, p.cols, p.norm.eps);
+                const float eps = p.norm.eps;
+                float inv = !keeps ? inverse_rms(x, p.cols, eps) : p.cols % 256 ? inverse_rms(kept, p.cols, eps) : inverse_rms_256(kept, p.cols, eps);
                 if (lane == 0) inverse = inv;
             }
             __syncthreads();
@@ -96,11 +101,11 @@ extern "C" __global__ void __launch_bounds__(1024) encode(const Encode p) {
         if (by_four) {
             const float4 *fours = (const float4*)(keeps ? kept : x), *ups = (const float4*)p.up.row(from);
 #pragma unroll 2
-            for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i / WARP * WARP < p.cols / 4; i += gridDim.y * blockDim.x) {
+            for (u32 i = own; i / WARP * WARP < p.cols / 4; i += gridDim.y * blockDim.x) {
                 bool inside = i < p.cols / 4;
                 float4 v = inside ? fours[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 if (w && inside) {
-                    float4 by = ((const float4*)w)[i];
+                    float4 by = i == own ? first_by : ((const float4*)w)[i];
                     v = make_float4(mul(mul(v.x, inverse), by.x), mul(mul(v.y, inverse), by.y), mul(mul(v.z, inverse), by.z), mul(mul(v.w, inverse), by.w));
                 }
                 if (p.up.at && inside) {

@@ -1,5 +1,5 @@
-// Which experts each of up to 32 tokens takes, in two kernels: the router norms for itself, and leaves what it normed encoded; one block chooses for all tokens, and puts
-// pairs of a token and an expert in the order of their experts.
+// Which experts each of up to 32 tokens takes, in two kernels: the router norms for itself, and leaves what it normed encoded; then a block chooses for some tokens, and the last of
+// these puts pairs of a token and an expert in the order of their experts.
 #pragma once
 #include "encode.cu"
 #include "mixture_one.cu"
@@ -12,14 +12,43 @@ struct RouteFew {
     // [tokens, experts]
     float* logits;
     u32 experts;
-    // Blocks that have rows; those behind them encode a token each.
+    // Blocks that have rows, and rows of each; blocks behind them encode a token each.
     u32 row_blocks;
+    u32 block_rows;
+    u32 unused;
 };
 
 // Tokens of a block that has rows: a warp each.
 static const u32 ROUTE_TOKENS = 8;
 
-// Grid: (blocks of rows and ROUTE_TOKENS more, tokens / ROUTE_TOKENS). Shared memory: x of each token, the norm's weights and rows [ROUTE_ROWS], of [cols] in quads each; or
+// Lane sums of two rows and of two tokens as they are normed, all of them in quads, by half a warp: each pointer is the lane's.
+__device__ __forceinline__ void four_products(const float4* of_rows, const float4* of_x, const float4* of_weights, u32 cols, const float (&inverse)[2], float (&sums)[2][2]) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) sums[i / 2][i % 2] = 0.0f;
+#pragma unroll 4
+    for (u32 from = 0; from < cols / 4; from += 16) {
+        float4 a[2], b[2];
+        const float4 w = of_weights[from];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const float4 v = of_x[i * (cols / 4) + from];
+            a[i] = of_rows[i * (cols / 4) + from];
+            b[i] = make_float4(mul(mul(v.x, inverse[i]), w.x), mul(mul(v.y, inverse[i]), w.y), mul(mul(v.z, inverse[i]), w.z), mul(mul(v.w, inverse[i]), w.w));
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            float& sum = sums[i / 2][i % 2];
+            sum = fma(a[i / 2].x, b[i % 2].x, sum);
+            sum = fma(a[i / 2].y, b[i % 2].y, sum);
+            sum = fma(a[i / 2].z, b[i % 2].z, sum);
+            sum = fma(a[i / 2].w, b[i % 2].w, sum);
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) sums[i / 2][i % 2] = lane_tree(sums[i / 2][i % 2]);
+}
+
+// Grid: (blocks of rows and ROUTE_TOKENS more, tokens / ROUTE_TOKENS). Shared memory: x of each token, the norm's weights and rows [block_rows], of [cols] in quads each; or
 // a token's x, and the norm's weights.
 extern "C" __global__ void __launch_bounds__(384) route_few(const __grid_constant__ RouteFew p) {
     const u32 cols = p.x.cols, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = threadIdx.x / OF_ROW;
@@ -49,12 +78,15 @@ extern "C" __global__ void __launch_bounds__(384) route_few(const __grid_constan
         return;
     }
     float *x = room, *norm = x + ROUTE_TOKENS * cols, *rows = norm + cols;
-    // A row that is not there is computed as the first, and not stored.
-    const u32 first = blockIdx.x * ROUTE_ROWS, r = part < ROUTE_ROWS && first + part < p.experts ? first + part : 0;
-    const bool of_norm = part == ROUTE_ROWS;
-    Matrix m = p.router;
-    if (of_norm) m.data = (const u8*)p.x.norm.weight, m.kind = LANES_F32, m.type = F32;
-    widen_row(m, of_norm ? 0 : r, cols, of_norm ? norm : rows + part * cols);
+    const u32 first = blockIdx.x * p.block_rows;
+#pragma unroll 1
+    for (u32 i = part; i <= p.block_rows; i += ROUTE_THREADS / OF_ROW) {
+        // A row that is not there is computed as the first, and not stored.
+        const bool of_norm = i == p.block_rows;
+        Matrix m = p.router;
+        if (of_norm) m.data = (const u8*)p.x.norm.weight, m.kind = LANES_F32, m.type = F32;
+        widen_row(m, !of_norm && first + i < p.experts ? first + i : 0, cols, of_norm ? norm : rows + i * cols);
+    }
     begin();
     const u32 token = blockIdx.y * ROUTE_TOKENS + warp;
     const bool there = warp < ROUTE_TOKENS && token < p.x.rows;
@@ -74,13 +106,23 @@ extern "C" __global__ void __launch_bounds__(384) route_few(const __grid_constan
             for (int d = 0; d < DEEP; d++) ((float4*)x)[min(quad + d * WARP, cols / 4 - 1)] = own[d];
         }
     }
+    __shared__ float inverses[ROUTE_TOKENS];
+    __syncwarp();
+    if (there) {
+        const float inverse = inverse_rms_quads((const float4*)x, cols, p.x.norm.eps);
+        if (lane == 0) inverses[warp] = inverse;
+    }
     __syncthreads();
-    if (!there) return;
-    const float inverse = inverse_rms_quads((const float4*)x, cols, p.x.norm.eps);
-    const u32 row = lane / 16;
-    const float4 *of_row = (const float4*)(rows + row * cols) + lane % 16, *of_x = (const float4*)x + lane % 16, *of_weights = (const float4*)norm + lane % 16;
-    const float sum = normed_product(of_row, of_x, of_weights, cols, inverse);
-    if (lane % 16 == 0 && first + row < p.experts) p.logits[(u64)token * p.experts + first + row] = sum;
+    // Half a warp has two rows of two tokens, of which there may be one.
+    const u32 square = threadIdx.x / 16, row = square / (ROUTE_TOKENS / 2) * 2, of_block = square % (ROUTE_TOKENS / 2) * 2;
+    if (row >= p.block_rows) return;
+    float sums[2][2];
+    const float own[2] = {inverses[of_block], inverses[of_block + 1]};
+    four_products((const float4*)(rows + row * cols) + lane % 16, (const float4*)(room + of_block * cols) + lane % 16, (const float4*)norm + lane % 16, cols, own, sums);
+    // A lane each stores one of the four.
+    const u32 r = first + row + lane / 2 % 2, t = blockIdx.y * ROUTE_TOKENS + of_block + lane % 2;
+    const float sum = lane / 2 % 2 ? lane % 2 ? sums[1][1] : sums[1][0] : lane % 2 ? sums[0][1] : sums[0][0];
+    if (lane % 16 < 4 && r < p.experts && t < p.x.rows) p.logits[(u64)t * p.experts + r] = sum;
 }
 
 struct ChooseFew {
@@ -89,15 +131,17 @@ struct ChooseFew {
     // As in `Pairs`.
     u32* tiles;
     u32* order;
+    // How many blocks have chosen; zero between kernels.
+    u32* counter;
     u32 of_tile;
     u32 unused;
 };
 
-static const u32 CHOOSE_THREADS = 1024, CHOOSE_WARPS = CHOOSE_THREADS / WARP, MOST_TOKENS = CHOOSE_WARPS, MOST_LISTS = MOST_EXPERTS / WARP;
+static const u32 CHOOSE_TOKENS = 8, CHOOSE_THREADS = CHOOSE_TOKENS * WARP, MOST_TOKENS = 32;
 
-// Chooses for a token as `route` does it, by a warp: which expert the lane's is, best first, both halves of the warp the same, and how many of those that were chosen have a
-// lower number. `taken`: a bit for each expert. LISTS: of 32 experts each, one a lane.
-template <int LISTS> __device__ __forceinline__ void choose_for(const Route& p, u32 token, u32* taken, u32& expert, u32& at) {
+// Chooses for a token as `route` does it, by a warp: a lane comes to have one of those that are chosen, best first, both halves of the warp the same. LISTS: of 32 experts each, one
+// a lane.
+template <int LISTS> __device__ __forceinline__ void choose_for(const Route& p, u32 token) {
     const u32 NONE = 0xffffffffu, lane = threadIdx.x % WARP, experts = p.experts, k = p.k, scoring = p.scoring;
     const float* logits = p.logits + (u64)token * experts;
     // 1. Scores, and what experts are chosen by
@@ -127,8 +171,7 @@ template <int LISTS> __device__ __forceinline__ void choose_for(const Route& p, 
         keys[l] = i < experts ? ordered(p.bias ? add(score[l], p.bias[i]) : score[l]) : 0;
     }
     // 2. The best, best first
-    u32 gone = 0, key = 0;
-    expert = NONE;
+    u32 expert = NONE, key = 0;
 #pragma unroll 1
     for (u32 n = 0; n < k; n++) {
         u32 most = keys[0], of = 0;
@@ -140,16 +183,10 @@ template <int LISTS> __device__ __forceinline__ void choose_for(const Route& p, 
         const u32 best = greatest_of_warp(most), id = ~greatest_of_warp(most == best ? ~(of * WARP + lane) : 0);
 #pragma unroll
         for (u32 l = 0; l < LISTS; l++) keys[l] = id == l * WARP + lane ? 0 : keys[l];
-        gone |= id % WARP == lane ? 1u << id / WARP : 0;
         if (lane % 16 == n) expert = id, key = best;
     }
-#pragma unroll
-    for (u32 l = 0; l < LISTS; l++) {
-        const u32 bits_of_list = __ballot_sync(ALL, gone >> l & 1);
-        if (lane == l) taken[l] = bits_of_list;
-    }
     // 3. Their order, and their weights
-    at = 0;
+    u32 at = 0;
 #pragma unroll
     for (u32 other = 0; other < MOST_SLOTS; other++) at += __shfl_sync(ALL, expert, other) < expert;
     const bool there = lane % 16 < k;
@@ -168,25 +205,31 @@ template <int LISTS> __device__ __forceinline__ void choose_for(const Route& p, 
     }
 }
 
-// One block. A warp takes a token; then a thread takes an expert, whose tokens are bits of a word.
-extern "C" __global__ void __launch_bounds__(1024) choose_few(const __grid_constant__ ChooseFew p) {
-    __shared__ u32 taken[MOST_TOKENS][MOST_LISTS + 1], tokens_of[MOST_EXPERTS], places[MOST_EXPERTS], sums[CHOOSE_WARPS];
-    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, tokens = p.route.tokens, experts = p.route.experts, k = p.route.k;
-    u32 expert, at;
-    begin();
-    if (warp < tokens) {
-        if (experts <= 4 * WARP) choose_for<4>(p.route, warp, taken[warp], expert, at);
-        else choose_for<MOST_LISTS>(p.route, warp, taken[warp], expert, at);
+// The order of pairs by their experts, whose tokens are bits of a word.
+__device__ __forceinline__ void order_pairs(const ChooseFew& p) {
+    __shared__ u32 tokens_of[MOST_EXPERTS], places[MOST_EXPERTS], sums[CHOOSE_THREADS / WARP];
+    const u32 OF_THREAD = MOST_EXPERTS / CHOOSE_THREADS, own = threadIdx.x, lane = own % WARP, warp = own / WARP, k = p.route.k, pairs = p.route.tokens * k;
+    static_assert(MOST_EXPERTS == 2 * CHOOSE_THREADS && MOST_TOKENS * MOST_SLOTS == 2 * CHOOSE_THREADS, "two experts and two pairs a thread");
+    u32 expert[OF_THREAD], token[OF_THREAD];
+#pragma unroll
+    for (u32 i = 0; i < OF_THREAD; i++) {
+        const u32 pair = i * CHOOSE_THREADS + own;
+        expert[i] = pair < pairs ? __ldcg(p.route.chosen + pair) : 0;
+        token[i] = pair / k;
+        tokens_of[pair] = 0;
     }
     __syncthreads();
-    const u32 own = threadIdx.x;
-    u32 mask = 0;
-    if (own < experts) {
-#pragma unroll 8
-        for (u32 t = 0; t < tokens; t++) mask |= (taken[t][own / WARP] >> lane & 1) << t;
+#pragma unroll
+    for (u32 i = 0; i < OF_THREAD; i++)
+        if (i * CHOOSE_THREADS + own < pairs) atomicOr(&tokens_of[expert[i]], 1u << token[i]);
+    __syncthreads();
+    // Pairs, and tiles of them in the upper half, of all experts before a thread's
+    u32 count[OF_THREAD], both = 0;
+#pragma unroll
+    for (u32 i = 0; i < OF_THREAD; i++) {
+        count[i] = __popc(tokens_of[OF_THREAD * own + i]);
+        both += count[i] | (count[i] + p.of_tile - 1) / p.of_tile << 16;
     }
-    // Pairs, and tiles of them in the upper half, of all experts before this one
-    const u32 count = __popc(mask), tiles = (count + p.of_tile - 1) / p.of_tile, both = count | tiles << 16;
     u32 before = both;
 #pragma unroll
     for (u32 step = 1; step < WARP; step *= 2) {
@@ -196,14 +239,30 @@ extern "C" __global__ void __launch_bounds__(1024) choose_few(const __grid_const
     if (lane == WARP - 1) sums[warp] = before;
     __syncthreads();
     before += sum_of_warp(lane < warp ? sums[lane] : 0) - both;
-    const u32 first = before & 0xffff;
-    if (own < experts) {
-        tokens_of[own] = mask;
-        places[own] = first;
-    }
+    u32 first = before & 0xffff, tile = before >> 16;
+#pragma unroll
+    for (u32 i = 0; i < OF_THREAD; i++) {
+        places[OF_THREAD * own + i] = first;
 #pragma unroll 1
-    for (u32 t = 0; t < tiles; t++) ((uint4*)p.tiles)[1 + (before >> 16) + t] = make_uint4(own, first + t * p.of_tile, min(p.of_tile, count - t * p.of_tile), 0);
-    if (own == CHOOSE_THREADS - 1) p.tiles[0] = (before + both) >> 16;
+        for (u32 from = 0; from < count[i]; from += p.of_tile) ((uint4*)p.tiles)[1 + tile++] = make_uint4(OF_THREAD * own + i, first + from, min(p.of_tile, count[i] - from), 0);
+        first += count[i];
+    }
+    if (own == CHOOSE_THREADS - 1) p.tiles[0] = tile;
     __syncthreads();
-    if (warp < tokens && lane < k) p.order[places[expert] + __popc(tokens_of[expert] & ((1u << warp) - 1))] = warp * k + at;
+#pragma unroll
+    for (u32 i = 0; i < OF_THREAD; i++) {
+        const u32 pair = i * CHOOSE_THREADS + own;
+        if (pair < pairs) p.order[places[expert[i]] + __popc(tokens_of[expert[i]] & ((1u << token[i]) - 1))] = pair;
+    }
+}
+
+// Grid: tokens / CHOOSE_TOKENS. A warp takes a token; the last block to end orders all pairs.
+extern "C" __global__ void __launch_bounds__(256) choose_few(const __grid_constant__ ChooseFew p) {
+    const u32 token = blockIdx.x * CHOOSE_TOKENS + threadIdx.x / WARP;
+    begin();
+    if (token < p.route.tokens) {
+        if (p.route.experts <= 4 * WARP) choose_for<4>(p.route, token);
+        else choose_for<MOST_EXPERTS / WARP>(p.route, token);
+    }
+    if (is_last(p.counter, gridDim.x)) order_pairs(p);
 }

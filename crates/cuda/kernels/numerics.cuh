@@ -124,6 +124,20 @@ __device__ __forceinline__ void begin() {
     release();
 }
 
+// Whether this block is the last of `count` to come here, where all their threads come; what the others have written is there then, past the first-level cache. `counter`: zero
+// before, and behind it again.
+__device__ __forceinline__ bool is_last(u32* counter, u32 count) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(counter, count - 1) == count - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
 // Has a number computed here, and not where it is used, which may be behind a wait or a branch.
 __device__ __forceinline__ void computed(float& x) { asm volatile("// computed" : "+f"(x)); }
 __device__ __forceinline__ void computed(u32& x) { asm volatile("// computed" : "+r"(x)); }
@@ -234,6 +248,33 @@ __device__ __forceinline__ float squares(const float* x, u32 n) {
 // `1 / sqrt(mean of squares + eps)` of `n` elements, by a whole warp.
 __device__ __forceinline__ float inverse_rms(const float* x, u32 n, float eps) {
     return div(1.0f, __fsqrt_rn(add(div(squares(x, n), (float)n), eps)));
+}
+
+// `1 / sqrt(mean of squares + eps)` of `n` elements in shared memory, a multiple of 256: loads are on their way before the sums that need them.
+__device__ __forceinline__ float inverse_rms_256(const float* x, u32 n, float eps) {
+    float low = 0.0f, high = 0.0f, next[8];
+    x += threadIdx.x % WARP;
+#pragma unroll
+    for (int i = 0; i < 8; i++) next[i] = x[32 * i];
+#pragma unroll 1
+    for (u32 from = 256; from <= n; from += 256) {
+        float own[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            own[i] = next[i];
+            if (from < n) next[i] = x[from + 32 * i];
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            low = fma(own[i], own[i], low);
+            high = fma(own[i + 1], own[i + 1], high);
+        }
+    }
+    float sum = wide_tree(low, high), mean;
+    // The quotient by a power of two is a product, exactly.
+    if (n & (n - 1)) mean = div(sum, (float)n);
+    else mean = mul(sum, bits((u32)(127 - 31 + __clz(n)) << 23));
+    return div(1.0f, __fsqrt_rn(add(mean, eps)));
 }
 
 // The greatest of a warp.

@@ -135,33 +135,6 @@ template <int BITS> __device__ __forceinline__ float part_sum(const u32* words, 
     return sub(bits((u32)sum), 12582912.0f);
 }
 
-// `1 / sqrt(mean of squares + eps)` of `n` elements in shared memory, a multiple of 256, by a whole warp.
-__device__ __forceinline__ float inverse_rms_256(const float* x, u32 n, float eps) {
-    float low = 0.0f, high = 0.0f, next[8];
-    x += threadIdx.x % WARP;
-#pragma unroll
-    for (int i = 0; i < 8; i++) next[i] = x[32 * i];
-#pragma unroll 1
-    for (u32 from = 256; from <= n; from += 256) {
-        float own[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            own[i] = next[i];
-            if (from < n) next[i] = x[from + 32 * i];
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i += 2) {
-            low = fma(own[i], own[i], low);
-            high = fma(own[i + 1], own[i + 1], high);
-        }
-    }
-    float sum = wide_tree(low, high), mean;
-    // The quotient by a power of two is a product, exactly.
-    if (n & (n - 1)) mean = div(sum, (float)n);
-    else mean = mul(sum, bits((u32)(127 - 31 + __clz(n)) << 23));
-    return div(1.0f, __fsqrt_rn(add(mean, eps)));
-}
-
 // Eight floats; zeros where they are not inside.
 __device__ __forceinline__ void load_eight(float (&v)[8], const float* x, u32 i, bool inside) {
     float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;

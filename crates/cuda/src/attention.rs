@@ -81,7 +81,7 @@ const LAST: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::Attend
 /// The same behind many partitions, or of many sequences, with keys and values of [`DEEP_DIM`] elements of sixteen bits.
 const DEEP: [(usize, Kernel); 2] = [(2, Kernel::AttendDeep2), (4, Kernel::AttendDeep4)];
 const DEEP_DIM: usize = 128;
-const DEEP_THREADS: u32 = 256;
+const DEEP_THREADS: u32 = 128;
 
 /// Threads of their blocks, and blocks that a multiprocessor holds.
 const LAST_THREADS: u32 = 512;

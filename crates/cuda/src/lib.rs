@@ -13,7 +13,7 @@ mod coherence;
 mod delta_net;
 mod drawing;
 mod driver;
-mod experts_few;
+mod few;
 mod graphs;
 mod kernels;
 mod loading;

@@ -7,7 +7,7 @@ use sluice_backend::{
 
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
-use crate::experts_few::{self, Few, Output, multiply_few};
+use crate::few::{self, Few, Output, multiply_few};
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::{Memory, Pinned, Scratch, bytes_of_mut};
 use crate::mixture_one::{MOST_EXPERTS, MOST_SLOTS, MixtureOfOne, NORMED, ROUTE_ROWS, ROUTE_THREADS};
@@ -43,11 +43,13 @@ const TOO_FEW: usize = 8;
 const FEW_PAIRS: usize = 3;
 /// From so many pairs for each expert on, tiles are large.
 const MANY_PAIRS: usize = 20;
-/// Of the kernels that choose for a few tokens (`kernels/mixture_few.cu`), which are made as those for one: tokens at most; threads of a block that chooses; tokens of a block
-/// of the router.
+/// Of the kernels that choose for a few tokens (`kernels/mixture_few.cu`), which are made as those for one: tokens at most; tokens of a block
+/// that chooses, and its threads; tokens of a block of the router, and its blocks on a multiprocessor.
 const FEW_TOKENS: usize = 32;
-const CHOOSE_THREADS: u32 = 1024;
+const CHOOSE_TOKENS: usize = 8;
+const CHOOSE_THREADS: u32 = 256;
 const ROUTE_TOKENS: usize = 8;
+const ROUTE_BLOCKS: usize = 2;
 /// Threads of a block that counts or orders an expert's pairs.
 const PAIR_THREADS: u32 = 512;
 
@@ -102,6 +104,8 @@ pub(crate) struct Choice {
     pub logits: Scratch,
     chosen: Scratch,
     weights: Scratch,
+    /// How many blocks have chosen; zero between kernels.
+    counter: Option<Memory>,
     /// Pairs by their expert, where whoever chose last has found that out.
     grouped: Option<Grouped>,
 }
@@ -392,7 +396,12 @@ impl Cuda {
         let (gpu, moe) = (&self.gpu, &m.all[of].moe);
         let (norm, from, count) = (self.norm(&moe.norm), self.place(x), moe.router.rows.len());
         let product = self.product(&moe.router, x.rows, p::Tensor::default(), false, Activations::F32);
-        let shared = number(4 * (ROUTE_TOKENS + 1 + ROUTE_ROWS) * x.cols);
+        let shared = |rows: usize| 4 * (ROUTE_TOKENS + 1 + rows) * x.cols;
+        let blocks = |rows: usize| (count.div_ceil(rows) + ROUTE_TOKENS) * x.rows.div_ceil(ROUTE_TOKENS);
+        let fits = |rows: usize| shared(rows) + STATIC_SHARED <= gpu.device.shared;
+        // Twice the rows where blocks are more than the device holds.
+        let many = blocks(ROUTE_ROWS) > ROUTE_BLOCKS * gpu.device.multiprocessors && fits(2 * ROUTE_ROWS);
+        let rows = if many { 2 * ROUTE_ROWS } else { ROUTE_ROWS };
         let aligned = [from.at, 4 * from.stride, norm.weight].iter().all(|at| at.is_multiple_of(16));
         let possible = gpu.device.few
             && x.rows <= FEW_TOKENS
@@ -401,14 +410,14 @@ impl Cuda {
             && x.cols.is_multiple_of(NORMED)
             && norm.weight != 0
             && aligned
-            && shared as usize + STATIC_SHARED <= gpu.device.shared;
+            && fits(rows);
         if !possible {
             return Ok(false);
         }
         moe.scoring.check(count).unwrap_or_else(|e| panic!("{e}"));
         let logits = m.choice.logits.room(gpu, 4 * x.rows * count)?;
         let to = m.x.room(gpu, x.rows, x.cols, needs)?;
-        let row_blocks = number(count.div_ceil(ROUTE_ROWS));
+        let row_blocks = number(count.div_ceil(rows));
         let normed = p::Encode {
             x: from,
             up: p::Tensor::default(),
@@ -418,10 +427,18 @@ impl Cuda {
             cols: number(x.cols),
             to,
         };
-        let parameters = p::RouteFew { x: normed, router: product.matrix, logits, experts: number(count), row_blocks };
+        let parameters = p::RouteFew {
+            x: normed,
+            router: product.matrix,
+            logits,
+            experts: number(count),
+            row_blocks,
+            block_rows: number(rows),
+            unused: 0,
+        };
         let grid = [row_blocks + number(ROUTE_TOKENS), number(x.rows.div_ceil(ROUTE_TOKENS)), 1];
         // SAFETY: matrices and tensors were checked against their buffers; the room was just made.
-        unsafe { gpu.launch(Kernel::RouteFew, grid, ROUTE_THREADS, shared, &parameters)? };
+        unsafe { gpu.launch(Kernel::RouteFew, grid, ROUTE_THREADS, number(shared(rows)), &parameters)? };
         self.choose_by(m, of, x.rows, logits)?;
         Ok(true)
     }
@@ -450,13 +467,18 @@ impl Cuda {
             && (k..=MOST_EXPERTS).contains(&count)
             && parameters.groups == 1
         {
-            let (of_tile, few) = self.tiles_of(&m.all[number], tokens * k).unwrap_or((experts_few::TOGETHER, true));
+            let (of_tile, few) = self.tiles_of(&m.all[number], tokens * k).unwrap_or((few::TOGETHER, true));
             let grouped = room_of_pairs(&self.gpu, &mut m.pairs, tokens * k, count, (of_tile, few))?;
             let Grouped { tiles, order, .. } = grouped;
+            let counter = match &m.choice.counter {
+                Some(counter) => counter.at,
+                None => m.choice.counter.insert(Memory::zeroed(&self.gpu, size_of::<u32>(), "scratch")?).at,
+            };
             let parameters =
-                p::ChooseFew { route: parameters, tiles, order, of_tile: self::number(of_tile), unused: 0 };
+                p::ChooseFew { route: parameters, tiles, order, counter, of_tile: self::number(of_tile), unused: 0 };
+            let blocks = self::number(tokens.div_ceil(CHOOSE_TOKENS));
             // SAFETY: the room was just made.
-            unsafe { self.gpu.launch(Kernel::ChooseFew, [1, 1, 1], CHOOSE_THREADS, 0, &parameters)? };
+            unsafe { self.gpu.launch(Kernel::ChooseFew, [blocks, 1, 1], CHOOSE_THREADS, 0, &parameters)? };
             m.choice.grouped = Some(grouped);
             return Ok(());
         }
@@ -477,7 +499,7 @@ impl Cuda {
         let each_few = |part: usize| Few::fits(gpu, &kinds[part], groups[part], moe.experts.parts[part].cols);
         let alike = kinds[0] == kinds[1] && groups[0] == groups[1];
         if gpu.device.few && pairs <= FEW_PAIRS * count && alike && (0..PROJECTIONS).all(each_few) {
-            return Some((experts_few::TOGETHER, true));
+            return Some((few::TOGETHER, true));
         }
         // Where a tile of many tokens does not fit, it is one of few.
         let fits = |(kinds, groups): (&Vec<Kind>, &Option<(u32, u32)>)| {

@@ -297,16 +297,19 @@ parameters! {
         logits: Address,
         experts: u32,
         row_blocks: u32,
+        block_rows: u32,
+        unused: u32,
     }
     ChooseFew {
         route: Route,
         tiles: Address,
         order: Address,
+        counter: Address,
         of_tile: u32,
         unused: u32,
     }
-    /// Experts that have a few tokens each.
-    ExpertsFew {
+    /// Experts that have a few tokens each, or a matrix for a few tokens.
+    Few {
         table: Address,
         up: Address,
         tiles: Address,

@@ -5,7 +5,7 @@ use sluice_backend::{Activations, Linear, Projection};
 
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
-use crate::experts_few::multiply_long;
+use crate::few::multiply_long;
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::Scratch;
 use crate::one_token::{multiply_interleaved, multiply_one};
@@ -105,7 +105,8 @@ pub fn encode(gpu: &Gpu, from: Source, needs: Needs, to: &mut Encoded) -> Result
     let to = to.room(gpu, rows, cols, needs)?;
     let parameters = p::Encode { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
     // Few rows have large blocks where they are normed; else each has several, whose threads take four columns at a time.
-    let threads = if rows < FEW_ROWS && norm.weight != 0 { cols.next_multiple_of(32).min(1024) } else { 256 };
+    let threads =
+        if rows < FEW_ROWS && norm.weight != 0 { cols.div_ceil(4).next_multiple_of(32).min(1024) } else { 256 };
     let parts = if norm.weight == 0 { cols.div_ceil(4 * threads) } else { 1 };
     // SAFETY: tensors were checked against their buffers; the room was just made.
     unsafe { gpu.launch(Kernel::Encode, [number(rows), number(parts), 1], number(threads), 0, &parameters)? };

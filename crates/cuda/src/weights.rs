@@ -82,12 +82,12 @@ impl Kind {
     pub fn few(self) -> Option<[Kernel; 2]> {
         use Kernel::*;
         match self.0 {
-            6 => Some([ExpertsFewGated2, ExpertsFew2]),
-            7 => Some([ExpertsFewGated3, ExpertsFew3]),
-            8 => Some([ExpertsFewGated4, ExpertsFew4]),
-            9 => Some([ExpertsFewGated5, ExpertsFew5]),
-            10 => Some([ExpertsFewGated6, ExpertsFew6]),
-            11 => Some([ExpertsFewGated8, ExpertsFew8]),
+            6 => Some([FewGated2, Few2]),
+            7 => Some([FewGated3, Few3]),
+            8 => Some([FewGated4, Few4]),
+            9 => Some([FewGated5, Few5]),
+            10 => Some([FewGated6, Few6]),
+            11 => Some([FewGated8, Few8]),
             _ => None,
         }
     }

@@ -79,7 +79,7 @@ impl Case {
         window: Option<usize>,
         (positions, tokens): (usize, usize),
     ) -> Layer {
-        let per_kv = self.random.usize(1..=4);
+        let per_kv = if self.once_in(4) { self.random.usize(5..=9) } else { self.random.usize(1..=4) };
         let heads = per_kv * layout.kv_heads;
         let gated = layout.k_dim == layout.v_dim && self.coin();
         let pairs = if self.coin() { layout.k_dim / 2 } else { self.random.usize(1..=layout.k_dim / 2) };
@@ -349,11 +349,14 @@ pub fn shared_prefixes(c: &mut Case) {
     }
 }
 
-/// A token of each sequence behind many partitions, mostly with heads of 128 elements of sixteen bits; at times behind more than 128 of them.
+/// A token of each sequence behind many partitions, mostly with heads of 128 elements of sixteen bits; at times behind more than 128 of them, or of many sequences.
 pub fn deep_contexts(c: &mut Case) {
-    const TOKENS: usize = 3;
-    let very = c.once_in(4);
-    let most = if very { 17_000 } else { POSITIONS - 10 };
+    let (very, many) = (c.once_in(4), c.once_in(4));
+    let (most, tokens) = match (very, many) {
+        (true, _) => (17_000, 1),
+        (_, true) => (500, 48),
+        _ => (POSITIONS - 10, 3),
+    };
     let mut layout = KvLayout { layers: 1, ..c.kv_layout() };
     if !very && !c.once_in(4) {
         let kv_type = c.one_of(&[KvType::Bf16, KvType::F16]);
@@ -362,9 +365,9 @@ pub fn deep_contexts(c: &mut Case) {
     if very {
         layout = KvLayout { k_dim: 16, v_dim: c.one_of(&[8, 40]), block_tokens: 512, kv_heads: 1, ..layout };
     }
-    let mut groups = vec![c.group_of(layout, 0, (TOKENS * most + 600, most + 600), TOKENS)];
+    let mut groups = vec![c.group_of(layout, 0, (tokens * most + 600, most + 600), tokens)];
     let mut sequences = Vec::new();
-    for _ in 0..if very { 1 } else { c.random.usize(1..=TOKENS) } {
+    for _ in 0..if many { tokens } else { c.random.usize(1..=tokens) } {
         let len = if very { c.random.usize(16_384..most) } else { c.random.usize(..most) };
         let sequence = c.begun(&mut groups, len);
         sequences.push(sequence);

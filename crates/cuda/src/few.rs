@@ -1,4 +1,4 @@
-//! Products of a mixture's experts that have a few tokens each, and of a matrix of many rows for a few tokens (`kernels/experts_few.cu`).
+//! Products of a mixture's experts that have a few tokens each, and of a matrix of many rows for a few tokens (`kernels/few.cu`).
 
 use anyhow::Result;
 
@@ -71,7 +71,7 @@ pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Output) -> Result<()>
     assert!(Few::fits(gpu, kinds, groups, x.cols), "products of experts that have a few tokens each");
     assert_eq!(x.rows * per_row, pairs, "tokens");
     let (Some([gated, plain]), Some((_, element))) = (kinds[0].few(), groups) else { unreachable!("it fits") };
-    let mut parameters = p::ExpertsFew {
+    let mut parameters = p::Few {
         table,
         up,
         tiles: grouped.tiles,
@@ -83,7 +83,7 @@ pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Output) -> Result<()>
         element,
         most_tiles: number(grouped.most),
         experts: number(experts),
-        ..p::ExpertsFew::default()
+        ..p::Few::default()
     };
     let (kernel, of_set) = match out {
         Output::Floats(out) => {
@@ -116,7 +116,7 @@ pub fn multiply_long(gpu: &Gpu, product: &Product, x: &Encoded) -> Result<bool> 
     if rows.div_ceil(ROWS) < blocks {
         return Ok(false);
     }
-    let parameters = p::ExpertsFew {
+    let parameters = p::Few {
         x: x.is,
         out,
         per_row: 1,
@@ -125,7 +125,7 @@ pub fn multiply_long(gpu: &Gpu, product: &Product, x: &Encoded) -> Result<bool> 
         element,
         matrix,
         tokens: number(tokens),
-        ..p::ExpertsFew::default()
+        ..p::Few::default()
     };
     let Some([_, kernel]) = kind.few() else { unreachable!("it fits") };
     // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.

@@ -6,7 +6,7 @@
 #include "rows_one.cu"
 #include "tiles.cu"
 
-struct ExpertsFew {
+struct Few {
     // Of each expert: the matrix; and where what it gives is put through `silu(gate) * up`, that of up. Null: one matrix for all tokens.
     const Matrix* table;
     const Matrix* up;
@@ -41,7 +41,7 @@ template <int BITS> struct FewStep {
 
 // A set of rows is what a block takes together: 64 of them; with GATED, 32 of gate and the same 32 of up. Without, it follows the one with GATED of the same experts, which has waited for who made
 // the tiles, or there are none: its first weights are on their way before the kernel before it has ended.
-template <int BITS, bool GATED> __device__ __forceinline__ void experts_few(const ExpertsFew& p) {
+template <int BITS, bool GATED> __device__ __forceinline__ void few(const Few& p) {
     typedef FewStep<BITS> Step;
     __shared__ u32 outputs[TOGETHER];
     // The first tiles.
@@ -74,8 +74,10 @@ template <int BITS, bool GATED> __device__ __forceinline__ void experts_few(cons
     }
     bool begun = GATED;
     if (threadIdx.x < p.most_tiles) near[threadIdx.x] = ((const uint4*)p.tiles)[1 + threadIdx.x];
-    const u32 tasks = (p.table ? p.tiles[0] : (p.tokens + TOGETHER - 1) / TOGETHER) * sets, end = (u32)((u64)(blockIdx.x + 1) * tasks / gridDim.x);
-    u32 task = (u32)((u64)blockIdx.x * tasks / gridDim.x), turn = 0;
+    // Tiles of one matrix are taken side by side, so that what several read comes from memory once.
+    const u32 aside = p.table ? 1 : (p.tokens + TOGETHER - 1) / TOGETHER, tasks = (p.table ? p.tiles[0] : 1) * sets, blocks = (gridDim.x - blockIdx.x % aside + aside - 1) / aside;
+    const u32 before = blockIdx.x % aside * sets, end = before + (u32)((u64)(blockIdx.x / aside + 1) * tasks / blocks);
+    u32 task = before + (u32)((u64)(blockIdx.x / aside) * tasks / blocks), turn = 0;
     __syncthreads();
 #pragma unroll 1
     while (task < end) {
@@ -265,8 +267,8 @@ template <int BITS, bool GATED> __device__ __forceinline__ void experts_few(cons
 }
 
 #define FEW(bits)                                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(128, 4) few_##bits(const __grid_constant__ ExpertsFew p) { experts_few<bits, false>(p); }         \
-    extern "C" __global__ void __launch_bounds__(128, 4) few_gated_##bits(const __grid_constant__ ExpertsFew p) { experts_few<bits, true>(p); }
+    extern "C" __global__ void __launch_bounds__(128, 4) few_##bits(const __grid_constant__ Few p) { few<bits, false>(p); }         \
+    extern "C" __global__ void __launch_bounds__(128, 4) few_gated_##bits(const __grid_constant__ Few p) { few<bits, true>(p); }
 
 
 FEW(2)
