@@ -1,6 +1,7 @@
 // Attention of the last token of each sequence behind many partitions, with keys and values of 128 elements of sixteen bits. A block takes a partition for some of the
 // query heads that share a KV head, and is small enough that four of them are on a multiprocessor: keys lie in registers, values in shared memory, and both are under way
-// for all blocks at once: keys before the kernel before this one has ended, values behind the queries. `join` comes behind, where partitions are many. Grid: (tokens, tiles of heads, partitions).
+// for all blocks at once: keys before the kernel before this one has ended, values behind the queries. `join` comes behind, where partitions are many. Grid: (tokens, tiles of
+// heads, partitions).
 #pragma once
 #include "attend_last.cu"
 
@@ -85,8 +86,8 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_deep(const Att
     STAMP(6, 0);
     begin();
     STAMP(6, 1);
-    // 2. Queries and the token's own key, a warp each, and what is left behind them. Where the token itself is in this partition, its key and its value in their stored form. Values are
-    // asked for behind them, so that they do not keep them waiting.
+    // 2. Queries and the token's own key, a warp each, and what is left behind them. Where the token itself is in this partition, its key and its value in their stored form. Values
+    // are asked for behind them, so that they do not keep them waiting.
     const bool stores = now < base + PARTITION;
     const u32 TURNS = (G + 2 + WARPS - 1) / WARPS;
     Head all[TURNS];

@@ -1,6 +1,6 @@
-// Products of a mixture's experts that have a few tokens each, or of one matrix of many rows, on integer tensor cores: a warp takes sixteen rows and up to TOGETHER tokens, all four chains of them, so that they
-// meet in registers. Groups of 64, scales of sixteen bits. Weights come to a ring of each warp's own, which waits for nobody else. Rows of all experts are dealt out to as many
-// blocks as the device holds at once, evenly, and their weights come without a pause from set of rows to set.
+// Products of a mixture's experts that have a few tokens each, or of one matrix of many rows, on integer tensor cores: a warp takes sixteen rows and up to TOGETHER tokens, all
+// four chains of them, so that they meet in registers. Groups of 64, scales of sixteen bits. Weights come to a ring of each warp's own, which waits for nobody else. Rows of all
+// experts are dealt out to as many blocks as the device holds at once, evenly, and their weights come without a pause from set of rows to set.
 #pragma once
 #include "encode.cu"
 #include "rows_one.cu"
@@ -39,8 +39,8 @@ template <int BITS> struct FewStep {
     static const u32 ROWS = 16, ROW = 32 * BITS, STRIDE = BITS == 4 ? ROW : ROW + 16, SCALES_AT = ROWS * STRIDE, BYTES = SCALES_AT + 16 * ROWS, DEEP = BITS <= 4 ? 3 : 2;
 };
 
-// A set of rows is what a block takes together: 64 of them; with GATED, 32 of gate and the same 32 of up. Without, it follows the one with GATED of the same experts, which has waited for who made
-// the tiles, or there are none: its first weights are on their way before the kernel before it has ended.
+// A set of rows is what a block takes together: 64 of them; with GATED, 32 of gate and the same 32 of up. Without, it follows the one with GATED of the same experts, which has
+// waited for who made the tiles, or there are none: its first weights are on their way before the kernel before it has ended.
 template <int BITS, bool GATED> __device__ __forceinline__ void few(const Few& p) {
     typedef FewStep<BITS> Step;
     __shared__ u32 outputs[TOGETHER];
@@ -269,7 +269,6 @@ template <int BITS, bool GATED> __device__ __forceinline__ void few(const Few& p
 #define FEW(bits)                                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(128, 4) few_##bits(const __grid_constant__ Few p) { few<bits, false>(p); }         \
     extern "C" __global__ void __launch_bounds__(128, 4) few_gated_##bits(const __grid_constant__ Few p) { few<bits, true>(p); }
-
 
 FEW(2)
 FEW(3)

@@ -1,8 +1,9 @@
 // Which experts each of up to 32 tokens takes, in two kernels: the router norms for itself, and leaves what it normed encoded; then a block chooses for some tokens, and the last of
 // these puts pairs of a token and an expert in the order of their experts.
 #pragma once
+#include "choose.cu"
 #include "encode.cu"
-#include "mixture_one.cu"
+#include "route_one.cu"
 
 struct RouteFew {
     // What is normed and encoded.
@@ -138,72 +139,6 @@ struct ChooseFew {
 };
 
 static const u32 CHOOSE_TOKENS = 8, CHOOSE_THREADS = CHOOSE_TOKENS * WARP, MOST_TOKENS = 32;
-
-// Chooses for a token as `route` does it, by a warp: a lane comes to have one of those that are chosen, best first, both halves of the warp the same. LISTS: of 32 experts each, one
-// a lane.
-template <int LISTS> __device__ __forceinline__ void choose_for(const Route& p, u32 token) {
-    const u32 NONE = 0xffffffffu, lane = threadIdx.x % WARP, experts = p.experts, k = p.k, scoring = p.scoring;
-    const float* logits = p.logits + (u64)token * experts;
-    // 1. Scores, and what experts are chosen by
-    float score[LISTS];
-    u32 keys[LISTS];
-#pragma unroll
-    for (u32 l = 0; l < LISTS; l++) score[l] = __ldcg(logits + min(l * WARP + lane, experts - 1));
-    if (scoring == SOFTMAX_TOP_K) {
-        u32 most = 0;
-#pragma unroll
-        for (u32 l = 0; l < LISTS; l++) most = max(most, ordered(score[l]));
-        const float m = number_of(greatest_of_warp(most));
-        float sums[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (u32 l = 0; l < LISTS; l++) {
-            score[l] = l * WARP + lane < experts ? exp_(sub(score[l], m)) : 0.0f;
-            sums[l % 2] = add(sums[l % 2], score[l]);
-        }
-        const float sum = wide_tree(sums[0], sums[1]);
-#pragma unroll
-        for (u32 l = 0; l < LISTS; l++) score[l] = div(score[l], sum);
-    }
-#pragma unroll
-    for (u32 l = 0; l < LISTS; l++) {
-        const u32 i = l * WARP + lane;
-        if (scoring == SIGMOID) score[l] = sigmoid(score[l]);
-        keys[l] = i < experts ? ordered(p.bias ? add(score[l], p.bias[i]) : score[l]) : 0;
-    }
-    // 2. The best, best first
-    u32 expert = NONE, key = 0;
-#pragma unroll 1
-    for (u32 n = 0; n < k; n++) {
-        u32 most = keys[0], of = 0;
-#pragma unroll
-        for (u32 l = 1; l < LISTS; l++) {
-            of = keys[l] > most ? l : of;
-            most = max(most, keys[l]);
-        }
-        const u32 best = greatest_of_warp(most), id = ~greatest_of_warp(most == best ? ~(of * WARP + lane) : 0);
-#pragma unroll
-        for (u32 l = 0; l < LISTS; l++) keys[l] = id == l * WARP + lane ? 0 : keys[l];
-        if (lane % 16 == n) expert = id, key = best;
-    }
-    // 3. Their order, and their weights
-    u32 at = 0;
-#pragma unroll
-    for (u32 other = 0; other < MOST_SLOTS; other++) at += __shfl_sync(ALL, expert, other) < expert;
-    const bool there = lane % 16 < k;
-    float weight = number_of(key);
-    if (scoring == SIGMOID) weight = there ? sigmoid(__ldcg(logits + expert)) : 0.0f;
-    if (scoring == TOP_K_SOFTMAX) weight = exp_(sub(weight, __shfl_sync(ALL, weight, 0)));
-    if (scoring == TOP_K_SOFTMAX || p.renormalise) {
-        float all = lane_tree(there ? add(0.0f, weight) : 0.0f);
-        if (scoring == SIGMOID) all = add(all, 1e-20f);
-        weight = div(weight, all);
-    }
-    if (scoring == SIGMOID) weight = mul(weight, p.scale);
-    if (lane < k) {
-        p.chosen[(u64)token * k + at] = expert;
-        p.weights[(u64)token * k + at] = weight;
-    }
-}
 
 // The order of pairs by their experts, whose tokens are bits of a word.
 __device__ __forceinline__ void order_pairs(const ChooseFew& p) {

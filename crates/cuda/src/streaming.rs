@@ -8,6 +8,7 @@
 //! as many are likely to want. A layer whose experts are all on the device to stay is not looked at.
 
 mod answers;
+mod buffers;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -15,19 +16,19 @@ use std::sync::Arc;
 use anyhow::{Error, Result};
 use sluice_backend::{Activations, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
 use sluice_store::experts::simulate::RISES;
-use sluice_store::experts::{Borrowed, ExpertStats, ExpertStore, FetchId, Move, Next, SlotClass};
+use sluice_store::experts::{Borrowed, ExpertStats, ExpertStore, FetchId, Next, SlotClass};
 use sluice_store::{Bytes, Memory as _};
 
+use self::buffers::{Class, Falling, Passing};
 use crate::driver::{Address, Gpu};
 use crate::memory::Memory;
 use crate::mixture::{Operand, operands};
-use crate::parameters as p;
 use crate::questions::Questions;
-use crate::rooms::{self, Division, EXPERT_ARRAYS, Lie, Rooms};
+use crate::rooms::{self, Division, EXPERT_ARRAYS, Rooms};
 use crate::sharing::{Aside, Computes, Host, MOST_PAIRS, Sharing};
 use crate::streams::{Copies, Locked, Point};
 use crate::tables::{Tables, bytes_of_layer};
-use crate::weights::{ARRAYS, Weights};
+use crate::weights::Weights;
 
 /// Device memory that nobody was given stays free: for what the driver and graphs come to take.
 pub const RESERVE: u64 = 512 << 20;
@@ -39,39 +40,6 @@ const PAIRS_THAT_TELL: usize = 8;
 const PAGE: usize = 4096;
 /// Experts that are moved to the device together while nobody wants anything.
 const RISES_TO_ROOM: usize = 16;
-/// A matrix that no kernel multiplies with.
-const NOBODYS: u32 = u32::MAX;
-
-/// Buffers of one size.
-struct Class {
-    memory: Memory,
-    division: Division,
-    rooms: Rooms,
-    /// Experts that have fallen, or passed, with their layers, and are still there, in buffers that may be taken: the device looks for none of them before it has asked.
-    lingering: Vec<(usize, Passing)>,
-}
-
-impl Class {
-    fn at(&self, buffer: u32) -> Address {
-        self.memory.at + u64::from(buffer) * self.division.stride as u64
-    }
-
-    /// How many buffers may be taken.
-    fn room(&self) -> usize {
-        self.rooms.free() + self.lingering.len()
-    }
-
-    /// Takes one: that of what lingers and is worth least, if none is free.
-    fn take(&mut self, store: &ExpertStore) -> Option<u32> {
-        let worth = |(layer, p): &(usize, Passing)| store.worth(*layer, p.expert as usize);
-        let least = |class: &Class| {
-            let all = 0..class.lingering.len();
-            all.min_by(|a, b| worth(&class.lingering[*a]).total_cmp(&worth(&class.lingering[*b])))
-        };
-        self.rooms.take().or_else(|| least(self).map(|i| self.lingering.swap_remove(i).1.buffer))
-    }
-}
-
 struct Layer {
     experts: Experts,
     /// What many tokens wanted of it last.
@@ -92,13 +60,6 @@ impl Seen {
     fn is_likely(&self, expert: usize, tokens: usize) -> bool {
         (2 * self.uses[expert] as usize + 1) * tokens >= 2 * self.tokens
     }
-}
-
-/// An expert that passes, in a buffer.
-#[derive(Clone, Copy)]
-struct Passing {
-    expert: u32,
-    buffer: u32,
 }
 
 /// What is asked for at a layer, until the host next waits.
@@ -143,13 +104,6 @@ impl Wanted {
         let tokens = experts.iter().map(|e| tokens[*e as usize]).collect();
         Wanted { experts, tokens }
     }
-}
-
-/// An expert that falls, until it is copied back from its buffer.
-struct Falling {
-    moved: Move,
-    buffer: u32,
-    done: Point,
 }
 
 pub struct Streaming {
@@ -399,14 +353,6 @@ impl Streaming {
         Ok(copies)
     }
 
-    /// Those of a layer's experts that fell or passed and are still where they were: they are no longer among those.
-    fn found(&mut self, layer: usize, wanted: &[u32]) -> Vec<Passing> {
-        let is_wanted = |(of, p): &mut (usize, Passing)| *of == layer && wanted.binary_search(&p.expert).is_ok();
-        let lingering = &mut self.classes[self.store.class(layer)].lingering;
-        let found = self.parting.extract_if(.., is_wanted).chain(lingering.extract_if(.., is_wanted));
-        found.map(|(_, passing)| passing).collect()
-    }
-
     /// Begins to copy those of a layer's experts that lie in memory here and are not the host's share, and keeps them where they are; nobody has asked for them yet.
     fn copy_at_once(
         &mut self,
@@ -578,96 +524,6 @@ impl Streaming {
         Ok(())
     }
 
-    /// Copies an expert that rises and is in no buffer.
-    fn copy_up(&mut self, weights: &Weights, moved: &Move) -> Result<u32> {
-        let (buffer, lie) = (self.take_buffer(moved.layer)?, self.lie(moved.layer, moved.expert));
-        for (from, to) in &lie.runs {
-            let bytes = self.store.rising(moved, from.clone());
-            // SAFETY: a buffer that nobody else has; waited for below.
-            unsafe { self.up.write(self.buffer(moved.layer, buffer) + *to as u64, bytes)? };
-        }
-        self.up.wait()?;
-        self.know(weights, moved.layer, moved.expert, buffer, &lie);
-        Ok(buffer)
-    }
-
-    /// Takes in what was copied back.
-    fn land(&mut self) {
-        let landed: Vec<Falling> = self.falling.extract_if(.., |f| f.done.is_past()).collect();
-        for Falling { moved, buffer, done } in landed {
-            let (layer, expert) = moved.falls.expect("an expert that falls");
-            self.parting.push((layer, Passing { expert: expert as u32, buffer }));
-            self.store.landed(moved);
-            self.points.push(done);
-        }
-    }
-
-    /// The same, once all that is wanted of a layer is copied back.
-    fn land_wanted(&mut self, layer: usize, Wanted { experts, .. }: &Wanted) -> Result<()> {
-        let is_wanted =
-            |m: &Move| m.falls.is_some_and(|(l, e)| l == layer && experts.binary_search(&(e as u32)).is_ok());
-        self.falling.iter().filter(|f| is_wanted(&f.moved)).try_for_each(|f| f.done.wait())?;
-        self.land();
-        Ok(())
-    }
-
-    /// The device looks for nothing where it fell, or passed: it is idle, or waits and is told before it goes on.
-    fn part(&mut self) {
-        for (layer, passing) in self.parting.drain(..) {
-            self.classes[self.store.class(layer)].lingering.push((layer, passing));
-        }
-    }
-
-    /// A buffer for an expert of a layer. Where there is no room, the device must not go on. There are enough for all that a layer can want, if nothing else has them.
-    fn take_buffer(&mut self, layer: usize) -> Result<u32> {
-        let class = self.store.class(layer);
-        if self.classes[class].room() == 0 {
-            self.down.wait()?;
-            self.land();
-            self.part();
-        }
-        Ok(self.classes[class].take(&self.store).expect("buffers for all of a layer's experts"))
-    }
-
-    fn give_back(&mut self, layer: usize, buffer: u32) {
-        self.classes[self.store.class(layer)].rooms.give_back(buffer);
-    }
-
-    fn buffer(&self, layer: usize, buffer: u32) -> Address {
-        self.classes[self.store.class(layer)].at(buffer)
-    }
-
-    /// How an expert lies in a buffer.
-    fn lie(&self, layer: usize, expert: usize) -> Lie {
-        let parts: [_; EXPERT_ARRAYS] = std::array::from_fn(|array| self.store.part(layer, expert, array));
-        Lie::of(&parts)
-    }
-
-    /// Writes down where an expert is, which is being copied there.
-    fn know(&mut self, weights: &Weights, layer: usize, expert: usize, buffer: u32, lie: &Lie) {
-        self.stats.uploads += 1;
-        self.stats.uploaded_bytes += lie.bytes() as u64;
-        // Nowhere else.
-        let Class { rooms, lingering, .. } = &mut self.classes[self.store.class(layer)];
-        let is_known = |(of, p): &mut (usize, Passing)| *of == layer && p.expert as usize == expert;
-        lingering.extract_if(.., is_known).for_each(|(_, p)| rooms.give_back(p.buffer));
-        let at = self.buffer(layer, buffer);
-        for (projection, operand) in operands(&self.layers[layer].experts, expert).into_iter().enumerate() {
-            let places: [Address; ARRAYS] = std::array::from_fn(|i| at + lie.at[projection * ARRAYS + i] as u64);
-            let matrix = weights.all[operand.weight].described(places, self.mode);
-            self.tables.write(layer, projection, expert, matrix);
-        }
-    }
-
-    /// No kernel multiplies with an expert until it is known again.
-    fn forget(&mut self, weights: &Weights, layer: usize, expert: usize) {
-        let at = [self.buffer(layer, 0); ARRAYS];
-        for (projection, operand) in operands(&self.layers[layer].experts, expert).into_iter().enumerate() {
-            let nobodys = p::Matrix { kind: NOBODYS, ..weights.all[operand.weight].described(at, self.mode) };
-            self.tables.write(layer, projection, expert, nobodys);
-        }
-    }
-
     /// Whether an expert could not be read in this step.
     pub fn has_failed(&self) -> bool {
         self.error.is_some()
@@ -696,13 +552,6 @@ impl Streaming {
             self.store.landed(moved);
         }
         Ok(true)
-    }
-
-    /// An expert that has risen is in this buffer from now on; the one that was kept for its slot.
-    fn stay(&mut self, moved: &Move, buffer: u32) -> u32 {
-        let class = self.store.class(moved.layer);
-        self.tables.stay(moved.layer, moved.expert, true);
-        self.classes[class].rooms.stay(moved.to, buffer)
     }
 
     pub fn take(&mut self) -> Streamed {
