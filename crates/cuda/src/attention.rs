@@ -78,10 +78,11 @@ const TILES: [(usize, Kernel, Kernel); 3] = [
 /// The same for steps with a token of each sequence.
 const LAST: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::AttendLast2), (4, Kernel::AttendLast4)];
 
-/// The same behind many partitions, or of many sequences, with keys and values of [`DEEP_DIM`] elements of sixteen bits.
+/// The same by smaller blocks, with keys and values of [`DEEP_DIM`] elements of sixteen bits; their threads, and how many of them a multiprocessor holds.
 const DEEP: [(usize, Kernel); 2] = [(2, Kernel::AttendDeep2), (4, Kernel::AttendDeep4)];
 const DEEP_DIM: usize = 128;
 const DEEP_THREADS: u32 = 128;
+const DEEP_BLOCKS: usize = 4;
 
 /// Threads of their blocks, and blocks that a multiprocessor holds.
 const LAST_THREADS: u32 = 512;
@@ -278,10 +279,12 @@ impl Cuda {
         if let Some((kernel, shared)) = self.last(&layout, &parameters.cache, last_tile) {
             let tiles = blocks(last_tile);
             let parts = if partitions > 1 { self.attention.parts.room(&self.gpu, part_room)? } else { 0 };
-            // The last block to end joins a few. Smaller blocks are through sooner where partitions are many, or blocks more than the device holds.
+            // The last block to end joins a few.
             let joins = partitions <= MOST_JOINED;
             let full = tokens * tiles * partitions > LAST_BLOCKS * self.gpu.device.multiprocessors;
-            let deep = self.deep(&layout, &parameters).filter(|_| !joins || full && partitions > 1);
+            let deep = self.deep(&layout, &parameters);
+            // Smaller blocks are through sooner where partitions are many, blocks more than the device holds, or the heads that share keys and values.
+            let deep = deep.filter(|_| !joins || partitions > 1 && (full || heads / kv_heads > DEEP[0].0));
             let counters = if joins { self.attention.counters(&self.gpu, tokens * heads)? } else { 0 };
             // Who joins has whole groups of the activations that the product behind it takes.
             let joined = partitions > 1 && (!joins || deep.is_some());
@@ -355,7 +358,10 @@ impl Cuda {
         let of_size = [layout.k_dim, layout.v_dim, 2 * p.half as usize].iter().all(|dim| *dim == DEEP_DIM);
         let halves = matches!(layout.kv_type, KvType::F16 | KvType::Bf16);
         let shared = (p.heads / p.kv_heads) as usize;
-        let found = DEEP.into_iter().find(|(n, _)| *n >= shared).unwrap_or(DEEP[DEEP.len() - 1]);
+        // Fewer heads a block than share keys and values while the device holds all blocks at once.
+        let blocks = |tile: usize| (p.tokens * p.kv_heads * p.partitions) as usize * shared.div_ceil(tile);
+        let enough = |tile: usize| tile >= shared || blocks(tile) <= DEEP_BLOCKS * self.gpu.device.multiprocessors;
+        let found = DEEP.into_iter().find(|(n, _)| enough(*n)).unwrap_or(DEEP[DEEP.len() - 1]);
         (of_size && halves).then_some(found)
     }
 
