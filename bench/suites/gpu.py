@@ -121,7 +121,7 @@ MEASURED = {
     f"{MIXTURE}: experts, half": lambda rounds: experts("half", 0.5, 24, rounds, 3.0),
     f"{MIXTURE}: experts, a quarter": lambda rounds: experts("a quarter", 0.25, 36, rounds, None),
     f"{MIXTURE}: experts, prompt": lambda rounds: prompt_of_experts(rounds),
-    f"{MIXTURE}: first token": lambda rounds: first_token(min(rounds, 2)),
+    f"{MIXTURE}: first token": lambda rounds: first_token(rounds),
     f"{MIXTURE}: larger than memory": lambda rounds: larger(rounds),
     f"{MIXTURE}: bits": lambda _: bits(MIXTURE, "q4", ("int8",)) + bits_of_tiers(),
 }
