@@ -218,7 +218,8 @@ impl Mixtures {
         let rest =
             [normed, hidden, &self.gates, &self.ups, &self.outputs, &self.pairs, &self.shared, &self.shared_gates];
         let scratch: usize = choice.into_iter().chain(rest).map(Scratch::bytes).sum();
-        let tables: usize = self.all.iter().flat_map(|r| [&r.table, &r.bias]).flatten().map(|m| m.bytes).sum();
+        let tables = self.all.iter().flat_map(|r| [&r.table, &r.bias]).chain([&self.choice.counter]);
+        let tables: usize = tables.flatten().map(|m| m.bytes).sum();
         (encoded + scratch + tables, self.streaming.as_ref().map_or(0, Streaming::device_bytes))
     }
 }
