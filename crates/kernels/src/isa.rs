@@ -15,7 +15,7 @@ pub enum Level {
     Avx2,
     /// AVX-512 F, BW, DQ, VL, VNNI, VBMI and BF16 (Intel from Sapphire Rapids, AMD from Zen 4).
     Avx512,
-    /// The same, and AMX's tiles of bytes for attention on integers (Intel from Sapphire Rapids), where Linux permits them.
+    /// The same, and AMX's tiles of bytes for products of integers (Intel from Sapphire Rapids), where Linux permits them.
     Amx,
 }
 

@@ -1,14 +1,13 @@
-//! AMX's tiles: sums of products of bytes, 32 by 32 and 64 deep, for attention on integers.
-//!
-//! Products of weights do without: their sums are an activation group deep, half a register, and become floats after each, which takes longer than the sums, and
-//! tiles multiply and vectors convert one after the other (docs/experiments.md).
+//! AMX's tiles: sums of products of bytes, 32 by 32, as deep as a register (64) for attention on integers, and as an activation group (32) for products of weights.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
+use crate::input::GROUP;
+
 /// Rows of a tile register, and its columns of 32 bits.
-const SIDE: usize = 16;
+pub const SIDE: usize = 16;
 /// Bytes of a row of a tile register.
 pub const DEEP: usize = 64;
 
@@ -50,14 +49,20 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-/// Registers 0 to 3: sums. 4 and 5: 16 rows of bytes. 6 and 7: bytes of 16 columns, four to a row of the register.
-static WHOLE: Shapes = Shapes {
-    palette: 1,
-    start_row: 0,
-    reserved: [0; 14],
-    bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-};
+/// Registers 0 to 3: sums. 4 and 5: 16 rows of `deep` bytes. 6 and 7: bytes of 16 columns, four to a row of the register.
+const fn shapes(deep: u8) -> Shapes {
+    let (bytes, rows) = (deep as u16, deep / 4);
+    Shapes {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        bytes: [64, 64, 64, 64, bytes, bytes, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+        rows: [16, 16, 16, 16, 16, 16, rows, rows, 0, 0, 0, 0, 0, 0, 0, 0],
+    }
+}
+
+static WHOLE: Shapes = shapes(DEEP as u8);
+static OF_A_GROUP: Shapes = shapes(GROUP as u8);
 
 /// Tile registers that are cut to shape; released when it goes.
 pub struct Tiles;
@@ -68,9 +73,52 @@ impl Tiles {
     /// # Safety
     /// [`is_supported`].
     pub unsafe fn whole() -> Tiles {
+        // SAFETY: the caller's.
+        unsafe { Tiles::cut(&WHOLE) }
+    }
+
+    /// Shaped for [`Tiles::group`].
+    ///
+    /// # Safety
+    /// [`is_supported`].
+    pub unsafe fn of_a_group() -> Tiles {
+        // SAFETY: the caller's.
+        unsafe { Tiles::cut(&OF_A_GROUP) }
+    }
+
+    unsafe fn cut(shapes: &'static Shapes) -> Tiles {
         // SAFETY: the shapes are 64 bytes of palette 1.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const WHOLE, options(nostack, preserves_flags)) };
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const *shapes, options(nostack, preserves_flags)) };
         Tiles
+    }
+
+    /// `to[r][c] = sum over i of a[r][i] * b[i][c]`, of 16 rows, 32 columns and a group's depth. `a`: rows of signed bytes, `a_stride` apart; `b`: four unsigned bytes of each
+    /// of 32 columns together; `to`: [16, 32].
+    ///
+    /// # Safety
+    /// All of it can be read and written, and the shape is [`Tiles::of_a_group`].
+    #[inline(always)]
+    pub unsafe fn group((a, a_stride): (*const i8, usize), b: *const u8, to: *mut i32) {
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tileloadd tmm6, [{b} + {stride}*1]",
+                "tileloadd tmm4, [{a} + {a_stride}*1]",
+                "tdpbsud tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{b} + {stride}*1 + 64]",
+                "tdpbsud tmm1, tmm4, tmm7",
+                "tilestored [{to} + {stride}*1], tmm0",
+                "tilestored [{to} + {stride}*1 + 64], tmm1",
+                a = in(reg) a,
+                a_stride = in(reg) a_stride,
+                b = in(reg) b,
+                to = in(reg) to,
+                stride = in(reg) 4 * 2 * SIDE,
+                options(nostack, preserves_flags)
+            );
+        }
     }
 
     /// `to[r][c] = sum over i of a[r][i] * b[i][c]`, of 32 rows and 32 columns and `deep` registers' depth. `a`: rows of bytes, `a_stride` apart, signed or not; `b`: four bytes

@@ -1,7 +1,7 @@
-//! Integer groups with AVX-512 VNNI, for many tokens.
+//! Integer groups for many tokens.
 //!
-//! A tile of rows is unpacked into cache in the layout that `vpdpbusd` takes: sixteen rows per register, four columns of each, so that
-//! no sum is ever spread over lanes. A few tokens at a time then pass over the tile; a weight group's sums stay in registers, and the four
+//! A tile of rows is unpacked into cache in the layout that `vpdpbusd` takes, and AMX too: sixteen rows per register, four columns of each, so that
+//! no sum is ever spread over lanes. A few tokens at a time then pass over the tile, in one of two ways ([`Pass`]), and the four
 //! accumulators of the definition stay in scratch and are updated once per weight group. While tokens pass, the next tile's bytes are fetched.
 
 use std::arch::x86_64::*;
@@ -17,26 +17,66 @@ use crate::scratch::{Scratch, cut_bytes};
 pub(super) const ROWS: usize = 32;
 /// Columns of a tile: with their q (16 KB) and the activations of a few tokens they stay in the first-level cache. Four weight groups
 /// of any size divide it, so that a tile begins with accumulator 0.
-const COLS: usize = 512;
-/// Tokens at a time: with two registers of rows, twelve integer sums, twelve scaled ones and what feeds them fill the 32 registers.
-const TOKENS: usize = 6;
+pub(super) const COLS: usize = 512;
 /// f32 of a token's accumulators.
-const ACC: usize = 4 * ROWS;
+pub(super) const ACC: usize = 4 * ROWS;
 
-fn sizes(cols: usize, tokens: usize) -> [usize; 5] {
-    let scales = COLS / GROUP * ROWS * 4;
-    [ROWS * COLS, scales, scales, tokens.next_multiple_of(TOKENS) * ACC * 4, tokens * cols / GROUP * 4]
+/// How a few tokens pass over a tile.
+///
+/// # Safety
+/// The instruction set is there, and what [`Few`] and [`Tile`] point to.
+pub(super) trait Pass {
+    /// Tokens at a time.
+    const TOKENS: usize;
+    /// Bytes of scratch besides.
+    const ROOM: usize;
+    /// The tile times `cols` columns of the tokens, added to their accumulators. A weight group has `parts` activation groups.
+    unsafe fn pass(parts: usize, cols: usize, tile: &Tile, x: &Few);
 }
 
-pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
-    cut_bytes(sizes(cols, tokens))
+fn sizes<P: Pass>(cols: usize, tokens: usize) -> [usize; 7] {
+    let (scales, tokens) = (COLS / GROUP * ROWS * 4, tokens.next_multiple_of(P::TOKENS));
+    let groups = tokens * cols / GROUP * 4;
+    [ROWS * COLS, scales, scales, tokens * ACC * 4, groups, groups, P::ROOM]
+}
+
+pub(super) fn scratch_bytes<P: Pass>(cols: usize, tokens: usize) -> usize {
+    cut_bytes(sizes::<P>(cols, tokens))
 }
 
 /// A tile of rows in cache.
-struct Tile {
+pub(super) struct Tile {
     /// [columns / 4, ROWS, 4]
-    q: *mut u8,
-    scales: Scales,
+    pub q: *mut u8,
+    pub scales: Scales,
+}
+
+/// Up to [`Pass::TOKENS`] tokens on their way over a tile.
+pub(super) struct Few<'a> {
+    pub tokens: &'a [u32],
+    /// The integers of all tokens, and columns of a row.
+    pub q: &'a [i8],
+    pub row: usize,
+    /// The tile's first column.
+    pub k: usize,
+    /// From the tile's first column on: [activation groups, TOKENS]
+    pub sx: *const f32,
+    /// The same for weight groups: [weight groups, TOKENS]
+    pub mx: *const f32,
+    /// [TOKENS, 4, ROWS]
+    pub acc: *mut f32,
+    /// The tile is the first of its rows: the accumulators start at +0.
+    pub first: bool,
+    /// [`Pass::ROOM`] bytes.
+    pub room: *mut u8,
+}
+
+impl Few<'_> {
+    /// The integers of a token from the tile's first column on. Past the last token it is the last one again.
+    pub fn token(&self, t: usize) -> *const i8 {
+        let token = self.tokens[t.min(self.tokens.len() - 1)] as usize;
+        self.q.as_ptr().wrapping_add(token * self.row + self.k)
+    }
 }
 
 /// The scales and biases of a tile of rows.
@@ -51,38 +91,51 @@ pub(super) struct Scales {
 /// `matmul` checked the lengths, and the instruction set is there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+pub(super) unsafe fn product<P: Pass>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: the caller's.
     unsafe {
         match affine_of(w).bits {
-            2 => width::<2>(w, x, tokens, tile, scratch),
-            3 => width::<3>(w, x, tokens, tile, scratch),
-            4 => width::<4>(w, x, tokens, tile, scratch),
-            5 => width::<5>(w, x, tokens, tile, scratch),
-            6 => width::<6>(w, x, tokens, tile, scratch),
-            _ => width::<8>(w, x, tokens, tile, scratch),
+            2 => width::<P, 2>(w, x, tokens, tile, scratch),
+            3 => width::<P, 3>(w, x, tokens, tile, scratch),
+            4 => width::<P, 4>(w, x, tokens, tile, scratch),
+            5 => width::<P, 5>(w, x, tokens, tile, scratch),
+            6 => width::<P, 6>(w, x, tokens, tile, scratch),
+            _ => width::<P, 8>(w, x, tokens, tile, scratch),
         }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+unsafe fn width<P: Pass, const BITS: usize>(
+    w: &Matrix,
+    x: Groups,
+    tokens: &[u32],
+    tile: &mut [f32],
+    scratch: &mut Scratch,
+) {
     let form = affine_of(w);
-    let [q, s, b, acc, sums] = scratch.cut(sizes(w.cols, tokens.len()));
+    let [q, s, b, acc, sx, mx, room] = scratch.cut(sizes::<P>(w.cols, tokens.len()));
     let cached = Tile { q, scales: Scales { s: s.cast(), b: b.cast() } };
-    let (acc, sums) = (acc.cast::<f32>(), sums.cast::<f32>());
-    let groups = w.cols / form.group;
+    let (acc, sx, mx) = (acc.cast::<f32>(), sx.cast::<f32>(), mx.cast::<f32>());
+    let (parts, groups) = (form.parts(), w.cols / form.group);
     for (i, &token) in tokens.iter().enumerate() {
-        let mx = &x.sums[token as usize * w.cols / GROUP..][..w.cols / GROUP];
-        for (g, mx) in mx.chunks_exact(form.parts()).enumerate() {
-            // SAFETY: the scratch holds one number per weight group of each token.
-            unsafe { *sums.add(i * groups + g) = weight_group_sum(mx) };
+        let at = token as usize * w.cols / GROUP..(token as usize + 1) * w.cols / GROUP;
+        let (scales, sums) = (&x.scales[at.clone()], &x.sums[at]);
+        let (first, t) = (i / P::TOKENS * P::TOKENS, i % P::TOKENS);
+        for (g, (scales, sums)) in scales.chunks_exact(parts).zip(sums.chunks_exact(parts)).enumerate() {
+            // SAFETY: the scratch holds a number per group of each token, and of as many as fill the last pass.
+            unsafe {
+                for (part, scale) in scales.iter().enumerate() {
+                    *sx.add(first * groups * parts + (g * parts + part) * P::TOKENS + t) = *scale;
+                }
+                *mx.add(first * groups + g * P::TOKENS + t) = weight_group_sum(sums);
+            }
         }
     }
     // SAFETY: the shell has the instruction set.
     unsafe { prefetch::<BITS>(w, form, 0, 0, 0..ROWS) };
-    let passes = tokens.len().div_ceil(TOKENS);
+    let passes = tokens.len().div_ceil(P::TOKENS);
     for r in (0..w.rows).step_by(ROWS) {
         for k in (0..w.cols).step_by(COLS) {
             let cols = COLS.min(w.cols - k);
@@ -91,33 +144,13 @@ unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
             unsafe {
                 fill::<BITS>(w, r, k, cols, &cached);
                 fill_scales(w, form, r, k / form.group, cols / form.group, &cached.scales);
-                for p in 0..passes {
+                for (p, some) in tokens.chunks(P::TOKENS).enumerate() {
                     prefetch::<BITS>(w, form, next_r, next_k, ROWS * p / passes..ROWS * (p + 1) / passes);
-                    let i = p * TOKENS;
-                    // Past the last token the last one is computed again, into accumulators of its own.
-                    let rows: [*const i8; TOKENS] = std::array::from_fn(|t| {
-                        let token = tokens[(i + t).min(tokens.len() - 1)] as usize;
-                        x.q.as_ptr().add(token * w.cols + k)
-                    });
-                    let scales: [*const f32; TOKENS] = std::array::from_fn(|t| {
-                        let token = tokens[(i + t).min(tokens.len() - 1)] as usize;
-                        x.scales.as_ptr().add((token * w.cols + k) / GROUP)
-                    });
-                    let sums: [*const f32; TOKENS] = std::array::from_fn(|t| {
-                        sums.add((i + t).min(tokens.len() - 1) * groups + k / form.group).cast_const()
-                    });
-                    let some = Few { q: rows, sx: scales, mx: sums, acc: acc.add(i * ACC), first: k == 0 };
-                    match (form.parts(), tokens.len() - i) {
-                        (1, 1 | 2) => pass::<1, 2>(cols, &cached, &some),
-                        (1, 3 | 4) => pass::<1, 4>(cols, &cached, &some),
-                        (1, _) => pass::<1, TOKENS>(cols, &cached, &some),
-                        (2, 1 | 2) => pass::<2, 2>(cols, &cached, &some),
-                        (2, 3 | 4) => pass::<2, 4>(cols, &cached, &some),
-                        (2, _) => pass::<2, TOKENS>(cols, &cached, &some),
-                        (_, 1 | 2) => pass::<4, 2>(cols, &cached, &some),
-                        (_, 3 | 4) => pass::<4, 4>(cols, &cached, &some),
-                        (_, _) => pass::<4, TOKENS>(cols, &cached, &some),
-                    }
+                    let i = p * P::TOKENS;
+                    let sx = sx.add(i * groups * parts + k / GROUP * P::TOKENS);
+                    let mx = mx.add(i * groups + k / form.group * P::TOKENS);
+                    let (q, row, acc, first) = (x.q, w.cols, acc.add(i * ACC), k == 0);
+                    P::pass(parts, cols, &cached, &Few { tokens: some, q, row, k, sx, mx, acc, first, room });
                 }
             }
         }
@@ -308,23 +341,40 @@ pub(super) unsafe fn transpose(q: &mut [__m512i; 16]) {
     }
 }
 
-/// A few tokens over one tile.
-struct Few {
-    q: [*const i8; TOKENS],
-    sx: [*const f32; TOKENS],
-    /// Per weight group.
-    mx: [*const f32; TOKENS],
-    /// [TOKENS, 4, ROWS]
-    acc: *mut f32,
-    /// The tile is the first of its rows: the accumulators start at +0.
-    first: bool,
+/// Integer sums by VNNI, in registers.
+pub(super) struct Vectors;
+
+impl Pass for Vectors {
+    /// With two registers of rows, twelve integer sums, twelve scaled ones and what feeds them fill the 32 registers.
+    const TOKENS: usize = 6;
+    const ROOM: usize = 0;
+
+    #[inline(always)]
+    unsafe fn pass(parts: usize, cols: usize, tile: &Tile, x: &Few) {
+        // SAFETY: the caller's.
+        unsafe {
+            match (parts, x.tokens.len()) {
+                (1, 1 | 2) => pass::<1, 2>(cols, tile, x),
+                (1, 3 | 4) => pass::<1, 4>(cols, tile, x),
+                (1, _) => pass::<1, 6>(cols, tile, x),
+                (2, 1 | 2) => pass::<2, 2>(cols, tile, x),
+                (2, 3 | 4) => pass::<2, 4>(cols, tile, x),
+                (2, _) => pass::<2, 6>(cols, tile, x),
+                (_, 1 | 2) => pass::<4, 2>(cols, tile, x),
+                (_, 3 | 4) => pass::<4, 4>(cols, tile, x),
+                (_, _) => pass::<4, 6>(cols, tile, x),
+            }
+        }
+    }
 }
 
-/// The tile times `cols` columns of T tokens, added to their accumulators. A weight group has PARTS activation groups.
+/// [`Pass::pass`] of T tokens; past the last one it is computed again, into accumulators of its own.
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 unsafe fn pass<const PARTS: usize, const T: usize>(cols: usize, tile: &Tile, x: &Few) {
+    const TOKENS: usize = Vectors::TOKENS;
+    let q: [_; T] = std::array::from_fn(|t| x.token(t));
     // SAFETY: the caller vouches for the tokens' columns, the tile and the accumulators.
     unsafe {
         for w in 0..cols / (PARTS * GROUP) {
@@ -332,18 +382,18 @@ unsafe fn pass<const PARTS: usize, const T: usize>(cols: usize, tile: &Tile, x: 
             for part in 0..PARTS {
                 let g = w * PARTS + part;
                 let mut dots = [[_mm512_setzero_si512(); 2]; T];
-                let q = tile.q.add(g * GROUP * ROWS);
+                let rows = tile.q.add(g * GROUP * ROWS);
                 for j in 0..GROUP / 4 {
-                    let q0 = _mm512_loadu_si512(q.add(j * 4 * ROWS).cast());
-                    let q1 = _mm512_loadu_si512(q.add(j * 4 * ROWS + 64).cast());
+                    let q0 = _mm512_loadu_si512(rows.add(j * 4 * ROWS).cast());
+                    let q1 = _mm512_loadu_si512(rows.add(j * 4 * ROWS + 64).cast());
                     for t in 0..T {
-                        let four = _mm512_set1_epi32(x.q[t].add(g * GROUP + j * 4).cast::<i32>().read_unaligned());
+                        let four = _mm512_set1_epi32(q[t].add(g * GROUP + j * 4).cast::<i32>().read_unaligned());
                         dots[t][0] = _mm512_dpbusd_epi32(dots[t][0], q0, four);
                         dots[t][1] = _mm512_dpbusd_epi32(dots[t][1], q1, four);
                     }
                 }
                 for t in 0..T {
-                    let sx = _mm512_set1_ps(*x.sx[t].add(g));
+                    let sx = _mm512_set1_ps(*x.sx.add(g * TOKENS + t));
                     for half in 0..2 {
                         let sum = _mm512_cvtepi32_ps(dots[t][half]);
                         scaled[t][half] =
@@ -359,7 +409,7 @@ unsafe fn pass<const PARTS: usize, const T: usize>(cols: usize, tile: &Tile, x: 
                     let at = x.acc.add(t * ACC + w % 4 * ROWS + 16 * half);
                     let acc = if start { _mm512_setzero_ps() } else { _mm512_loadu_ps(at) };
                     let acc = _mm512_fmadd_ps(s, scaled[t][half], acc);
-                    _mm512_storeu_ps(at, _mm512_fmadd_ps(b, _mm512_set1_ps(*x.mx[t].add(w)), acc));
+                    _mm512_storeu_ps(at, _mm512_fmadd_ps(b, _mm512_set1_ps(*x.mx.add(w * TOKENS + t)), acc));
                 }
             }
         }

@@ -3,10 +3,11 @@
 pub mod amx;
 mod bytes;
 mod encode;
-mod integers;
+pub mod integers;
 mod integers_batch;
 mod integers_decode;
 mod integers_prefill;
+pub mod integers_tiles;
 mod lanes;
 mod pairs;
 mod pairs_prefill;

@@ -1,7 +1,12 @@
 //! Integer groups: affine weights times activations in int8.
 
+use crate::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::avx512::{integers::SOME, integers_tiles};
 use crate::dispatch::{greatest, simd};
 use crate::instructions::integers::{Groups, Integers};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
@@ -12,8 +17,17 @@ unsafe fn affine_lanes<V: Integers>(w: Matrix, x: Groups, tokens: &[u32], tile: 
 }
 
 simd! {
-    /// Affine weights times int8 groups.
-    pub(super) fn affine(w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = affine_lanes
+    fn in_vectors(w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = affine_lanes
+}
+
+/// Affine weights times int8 groups.
+pub(super) fn affine(isa: Isa, w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.level() == Level::Amx && tokens.len() > SOME {
+        // SAFETY: `matmul` checked the lengths, and an `Isa` of this level is made only where all of it was found.
+        return unsafe { integers_tiles::product(&w, x, tokens, tile, scratch) };
+    }
+    in_vectors(isa, w, x, tokens, tile, scratch);
 }
 
 pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {

@@ -1,0 +1,57 @@
+//! How fast a thread multiplies weights of integer groups by a prompt's tokens, beside what it multiplies at best:
+//! `cargo run --release -p sluice-kernels --example product_speed [ROWS COLS TOKENS]`.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use sluice_kernels::Isa;
+use sluice_kernels::activations::encode_int8;
+use sluice_kernels::form::{Activations, Float, Form};
+use sluice_kernels::input::Input;
+use sluice_kernels::matmul::{matmul, scratch_bytes};
+use sluice_kernels::matrix::Matrix;
+use sluice_kernels::roofline::{Arithmetic, multiply_add};
+use sluice_kernels::scratch::Scratch;
+
+fn main() {
+    let sizes: Vec<usize> = std::env::args().skip(1).map(|a| a.parse().expect("a number")).collect();
+    let [rows, cols, tokens] = sizes.try_into().unwrap_or([128, 1024, 512]);
+    let isa = Isa::from_env().expect("an instruction set");
+    let peak = || {
+        let begun = Instant::now();
+        2.0 * multiply_add(isa, Arithmetic::Int8, 1 << 31) as f64 / begun.elapsed().as_secs_f64() / 1e9
+    };
+    let best = (0..5).map(|_| peak()).fold(0.0, f64::max);
+    println!("{isa} {rows} rows, {cols} columns, {tokens} tokens; peak {best:.0} G operations/s");
+    for (bits, group) in [(4, 64), (4, 32), (4, 128), (8, 64)] {
+        let form = Form::Affine { bits, group, scale: Float::Bf16 };
+        let data: Vec<u8> = (0..rows * cols / 8 * bits as usize).map(|i| ((i * 7919) >> 3) as u8).collect();
+        let scales = [0x3c, 0x3d].repeat(rows * cols / group as usize);
+        let w = Matrix::new(form, rows, cols, [&data[..], &scales, &scales]).expect("a matrix");
+        let x: Vec<f32> = (0..tokens * cols).map(|i| ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
+        let (mut q, mut s, mut m) = (vec![0; x.len()], vec![0.0; x.len() / 32], vec![0.0; x.len() / 32]);
+        encode_int8(isa, &x, &mut q, &mut s, &mut m);
+        let all: Vec<u32> = (0..tokens as u32).collect();
+        let mut out = vec![0.0; rows * tokens];
+        let mut scratch = Scratch::with_bytes(scratch_bytes(form, cols, rows, tokens, Activations::Int8));
+        let mut speeds: Vec<f64> = (0..15)
+            .map(|_| {
+                let begun = Instant::now();
+                let times = (1 << 29) / (rows * cols * tokens) + 1;
+                for _ in 0..times {
+                    matmul(isa, &w, 0..rows, Input::Int8 { q: &q, scales: &s, sums: &m }, &all, &mut out, &mut scratch);
+                    black_box(&mut out);
+                }
+                (2 * times * rows * cols * tokens) as f64 / begun.elapsed().as_secs_f64() / 1e9
+            })
+            .collect();
+        speeds.sort_by(f64::total_cmp);
+        println!(
+            "{bits} bit, groups of {group}: {:.0} ({:.0}-{:.0}) G operations/s, {:.2} of the peak",
+            speeds[7],
+            speeds[0],
+            speeds[14],
+            speeds[7] / best
+        );
+    }
+}

@@ -1,0 +1,105 @@
+//! Integer groups for many tokens with AMX: an activation group's sums of 16 tokens and 32 rows come from tile registers by way of the first-level cache, and become floats
+//! as anywhere else. Tiles multiply and vectors convert one after the other, so that this is as quick as VNNI and no more (docs/experiments.md).
+
+use std::arch::x86_64::*;
+
+use super::amx::{SIDE, Tiles};
+use super::integers_prefill::{self, ACC, COLS, Few, Pass, ROWS, Tile};
+use crate::input::GROUP;
+use crate::instructions::integers::Groups;
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
+
+/// Activation groups of a weight group at most.
+const MAX_PARTS: usize = 4;
+/// Sums of an activation group.
+const SUMS: usize = SIDE * ROWS;
+
+pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
+    integers_prefill::scratch_bytes::<InTiles>(cols, tokens)
+}
+
+/// # Safety
+/// `matmul` checked the lengths, and the instruction set is there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+pub unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    // SAFETY: the caller's; released when it is over.
+    unsafe {
+        let _tiles = Tiles::of_a_group();
+        integers_prefill::product::<InTiles>(w, x, tokens, tile, scratch);
+    }
+}
+
+/// Integer sums in tile registers, which are shaped.
+struct InTiles;
+
+impl Pass for InTiles {
+    const TOKENS: usize = SIDE;
+    /// Sums of a weight group, [parts, tokens, ROWS], and the tokens' integers where they do not lie in a row.
+    const ROOM: usize = MAX_PARTS * SUMS * 4 + SIDE * COLS;
+
+    #[inline(always)]
+    unsafe fn pass(parts: usize, cols: usize, tile: &Tile, x: &Few) {
+        // SAFETY: the caller's.
+        unsafe {
+            match parts {
+                1 => pass::<1>(cols, tile, x),
+                2 => pass::<2>(cols, tile, x),
+                _ => pass::<4>(cols, tile, x),
+            }
+        }
+    }
+}
+
+/// Where the tokens' integers lie: the first's, and bytes from token to token and from group to group. Tokens of which there are none are any bytes that are there.
+///
+/// # Safety
+/// There are `cols` columns of each token, and room for as many of sixteen.
+unsafe fn laid_out(cols: usize, x: &Few, room: *mut i8) -> (*const i8, usize, usize) {
+    if x.tokens.len() == SIDE && x.tokens.windows(2).all(|two| two[0] + 1 == two[1]) {
+        return (x.token(0), x.row, GROUP);
+    }
+    for t in 0..x.tokens.len() {
+        for g in 0..cols / GROUP {
+            // SAFETY: the caller's.
+            unsafe { room.add((g * SIDE + t) * GROUP).copy_from_nonoverlapping(x.token(t).add(g * GROUP), GROUP) };
+        }
+    }
+    (room, GROUP, SIDE * GROUP)
+}
+
+/// [`Pass::pass`].
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+unsafe fn pass<const PARTS: usize>(cols: usize, tile: &Tile, x: &Few) {
+    let sums = x.room.cast::<i32>();
+    // SAFETY: the room holds the sums and behind them the tokens; the caller vouches for the tokens' columns, the tile and the accumulators.
+    unsafe {
+        let (q, from_token, from_group) = laid_out(cols, x, sums.add(MAX_PARTS * SUMS).cast());
+        for w in 0..cols / (PARTS * GROUP) {
+            for part in 0..PARTS {
+                let g = w * PARTS + part;
+                let q = (q.add(g * from_group), from_token);
+                Tiles::group(q, tile.q.add(g * GROUP * ROWS), sums.add(part * SUMS));
+            }
+            let s = [0, 16].map(|half| _mm512_loadu_ps(tile.scales.s.add(w * ROWS + half)));
+            let b = [0, 16].map(|half| _mm512_loadu_ps(tile.scales.b.add(w * ROWS + half)));
+            let start = x.first && w < 4;
+            for t in 0..x.tokens.len() {
+                let mx = _mm512_set1_ps(*x.mx.add(w * SIDE + t));
+                for half in 0..2 {
+                    let mut scaled = _mm512_setzero_ps();
+                    for part in 0..PARTS {
+                        let sx = _mm512_set1_ps(*x.sx.add((w * PARTS + part) * SIDE + t));
+                        let sum = _mm512_loadu_si512(sums.add(part * SUMS + t * ROWS + 16 * half).cast());
+                        let sum = _mm512_cvtepi32_ps(sum);
+                        scaled = if part == 0 { _mm512_mul_ps(sx, sum) } else { _mm512_fmadd_ps(sx, sum, scaled) };
+                    }
+                    let at = x.acc.add(t * ACC + w % 4 * ROWS + 16 * half);
+                    let acc = if start { _mm512_setzero_ps() } else { _mm512_loadu_ps(at) };
+                    _mm512_storeu_ps(at, _mm512_fmadd_ps(b[half], mx, _mm512_fmadd_ps(s[half], scaled, acc)));
+                }
+            }
+        }
+    }
+}
