@@ -99,7 +99,7 @@ def versions():
     return peers.versions_of(LLAMA)
 
 
-def machine():
+def device():
     return {"GPU": host.gpu()}
 
 

@@ -175,9 +175,9 @@ def ours(what, path, threads, *more, **environment):
 
 
 def llama(path, threads, prompt=0, generated=0, depths=(0,)):
-    """Tokens per second at each depth."""
+    """Tokens per second at each depth, by the CPU alone: with `-ngl 0` a build for GPUs still takes prompts there."""
     options = ["-m", path, "-t", threads, "-p", prompt, "-n", generated, "-d", ",".join(map(str, depths)), "-ngl", 0, "-r", 1, "-o", "json"]
-    return LLAMA.attempt(lambda bench: answer([bench, *options], lambda text: [test["avg_ts"] for test in json.loads(text)]))
+    return LLAMA.attempt(lambda bench: answer(["env", "CUDA_VISIBLE_DEVICES=", bench, *options], lambda text: [test["avg_ts"] for test in json.loads(text)]))
 
 
 def python_peer(name, path, threads, prompt, context, generated):
