@@ -62,7 +62,7 @@ def found(rows):
         *said("It reads weights at {percent} of what as many threads read at best; goals met: {goals}.", having(rows, "decode", peer="read limit")),
         *said(f"A prompt of {PROMPT} tokens: {{spread}} times its speed, in {{cases}}; goals met: {{goals}}.", having(speeds, prompt, peer="llama.cpp")),
         *said("All threads compute it at {percent} of what one thread's speed times their number would be; goals met: {goals}.", having(rows, prompt, "speed of all threads")),
-        *said("With AMX allowed it runs at {spread} times the speed of VNNI alone: attention on integers alone makes use of it; goals met: {goals}.", having(speeds, f"{prompt} by AMX")),
+        *said("With AMX allowed it runs at {spread} times the speed of VNNI alone; goals met: {goals}.", having(speeds, f"{prompt} by AMX")),
         *said(f"A prompt of {LONG:,} tokens, exact: {{spread}} times llama.cpp's speed; goals met: {{goals}}.", exact),
         *said("With attention on integers, which is lossy: {spread} times; goals met: {goals}.", integers),
         *said("Of that, AMX gives {spread} times.", having(speeds, f"prefill {LONG} by AMX")),

@@ -1,9 +1,10 @@
-//! How many threads short steps use where others want the processors too.
+//! How many threads short steps use where others want the processors too, or where there are more than help.
 //!
 //! A step of a few tokens is hundreds of rounds of some ten microseconds, each of which waits for the last thread that takes part. Where more threads want to
 //! run than there are processors, one of ours is mostly off its own for milliseconds, and the round with it; with fewer threads than processors are left,
 //! each keeps its own. The kernel counts how long each thread was ready to run and waited for a processor. Where that is much, half of the threads are tried,
-//! and kept if steps are quicker so; after a while twice as many are tried again. Alone, nothing is ever tried.
+//! and kept if steps are quicker so; after a while twice as many are tried again. Alone, fewer are tried only of very many: memory gives what it gives to some,
+//! and a round waits for all.
 
 use std::fs::File;
 use std::io::{Cursor, Write};
@@ -25,6 +26,8 @@ const CROWDED: f64 = 0.05;
 const IN_TURN: u32 = 3;
 /// Fewer threads must take so much of a step's time at most.
 const GAIN: f64 = 0.9;
+/// From so many threads on half of them may be quicker with nobody else there.
+const MANY: usize = 32;
 /// Looks between two tries, at first and at most: doubled with each try that changes nothing.
 const REST: u32 = 16;
 const LONGEST_REST: u32 = 128;
@@ -56,6 +59,8 @@ pub struct Crowd {
     last_rest: u32,
     /// The number of threads before it was changed, and the seconds of a step then.
     before: Option<(usize, f64)>,
+    /// The last try was of more threads, or there was none.
+    tried_more: bool,
 }
 
 impl Crowd {
@@ -71,6 +76,7 @@ impl Crowd {
             rest: 0,
             last_rest: REST,
             before: None,
+            tried_more: true,
         }
     }
 
@@ -127,14 +133,17 @@ impl Crowd {
                 self.set(if kept { self.used } else { more });
                 self.wait(if kept { REST } else { 2 * self.last_rest });
             }
-            // More were tried, and are kept where nobody else wants the processors, or they are quicker all the same.
+            // More were tried, and are kept where they are quicker.
             Some((fewer, before)) => {
-                let kept = !is_crowded || took < before;
+                let kept = took < before;
                 self.set(if kept { self.used } else { fewer });
                 self.wait(if kept { 0 } else { 2 * self.last_rest });
             }
             None if self.rest > 0 => {}
             None if self.crowded >= IN_TURN && self.used > 1 => self.try_with(self.used.div_ceil(2), took),
+            None if !is_crowded && self.used >= MANY && (self.tried_more || self.used == self.threads) => {
+                self.try_with(self.used.div_ceil(2), took)
+            }
             None if !is_crowded && self.used < self.threads => self.try_with((2 * self.used).min(self.threads), took),
             None if !is_crowded => self.wait(0),
             None => {}
@@ -142,7 +151,7 @@ impl Crowd {
     }
 
     fn try_with(&mut self, threads: usize, took: f64) {
-        self.before = Some((self.used, took));
+        (self.before, self.tried_more) = (Some((self.used, took)), threads > self.used);
         self.set(threads);
     }
 
@@ -289,6 +298,30 @@ mod tests {
         let mut crowd = Crowd::new(2);
         let (with, _) = live(&mut crowd, 60.0, |threads| (0.02, if threads == 2 { 0.3 } else { 0.2 }));
         assert!(with[2] > 0.97 && with[1] > 0.0, "{with:?}");
+    }
+
+    /// 64 processors whose memory 24 keep busy: rounds take longer with each thread.
+    fn of_many(threads: usize) -> (f64, f64) {
+        (0.060 / threads.min(24) as f64 + 0.00002 * threads as f64, 0.001)
+    }
+
+    #[test]
+    fn of_very_many_half_are_used_where_they_are_quicker() {
+        let mut crowd = Crowd::new(64);
+        let (with, _) = live(&mut crowd, 0.3, of_many);
+        assert!(crowd.chosen() == 32, "{with:?}");
+        let (with, _) = live(&mut crowd, 60.0, of_many);
+        assert!(with[32] > 0.97, "{with:?}");
+        let mut crowd = Crowd::new(128);
+        let (with, _) = live(&mut crowd, 60.0, of_many);
+        assert!(with[32] > 0.9, "{with:?}");
+    }
+
+    #[test]
+    fn very_many_are_used_where_they_are_quicker() {
+        let mut crowd = Crowd::new(64);
+        let (with, _) = live(&mut crowd, 60.0, alone);
+        assert!(with[64] > 0.97, "{with:?}");
     }
 
     #[test]
