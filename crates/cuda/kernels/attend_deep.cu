@@ -1,7 +1,7 @@
-// Attention of the last token of each sequence behind many partitions, with keys and values of 128 elements of sixteen bits. A block takes a partition for some of the
-// query heads that share a KV head, and is small enough that four of them are on a multiprocessor: keys lie in registers, values in shared memory, and both are under way
-// for all blocks at once: keys before the kernel before this one has ended, values behind the queries. `join` comes behind, where partitions are many. Grid: (tokens, tiles of
-// heads, partitions).
+// Attention of the last token of each sequence by small blocks, with keys and values of 128 elements of sixteen bits: behind many partitions, for many sequences, and
+// from two partitions on where more than two heads share keys and values. A block takes a partition for some of these heads, and is small enough that four of them are
+// on a multiprocessor: keys lie in registers, values in shared memory, and both are under way for all blocks at once: keys before the kernel before this one has ended,
+// values behind the queries. `join` comes behind, where partitions are many. Grid: (tokens, tiles of heads, partitions).
 #pragma once
 #include "attend_last.cu"
 

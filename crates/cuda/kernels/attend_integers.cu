@@ -5,7 +5,7 @@
 // Shared memory: keys [128][DIM] and values [128][DIM] as they lie in the cache, each row sixteen bytes longer; values across, [DIM][128], likewise.
 #pragma once
 #include "attend_tile.cu"
-#include "tiles.cu"
+#include "tensor.cuh"
 
 static const u32 INTEGER_THREADS = 128, ACROSS_STRIDE = PARTITION + 16;
 

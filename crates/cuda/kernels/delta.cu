@@ -1,7 +1,7 @@
 // GatedDeltaNet: the short convolution, norms and gates, the delta rule token by token, the gated norm of its output. Where no sequence has more than one token two
 // kernels do all of that, the last ones here.
 #pragma once
-#include "tiles.cu"
+#include "tensor.cuh"
 
 struct Delta {
     Tensor qkv;

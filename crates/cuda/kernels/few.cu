@@ -4,7 +4,7 @@
 #pragma once
 #include "encode.cu"
 #include "rows_one.cu"
-#include "tiles.cu"
+#include "tensor.cuh"
 
 struct Few {
     // Of each expert: the matrix; and where what it gives is put through `silu(gate) * up`, that of up. Null: one matrix for all tokens.

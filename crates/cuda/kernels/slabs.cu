@@ -3,7 +3,7 @@
 // scales as floats, come to shared memory before the wait; activations come behind it, a chunk of columns after the other.
 #pragma once
 #include "rows_one.cu"
-#include "tiles.cu"
+#include "tensor.cuh"
 
 static const u32 SLAB_ROWS = 16, SLAB_TOKENS = 16, SLAB_CHUNK = 1024;
 // Of a group's scales of tokens, in scales: neighbours among the groups meet different banks when they are written.

@@ -3,7 +3,7 @@
 // them; activations lie in shared memory.
 #pragma once
 #include "rows_one.cu"
-#include "tiles.cu"
+#include "tensor.cuh"
 
 static const u32 THIN_ROWS = 16;
 
