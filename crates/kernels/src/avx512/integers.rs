@@ -1,5 +1,5 @@
 //! A few tokens go through `integers_decode`, which streams the rows as they lie; some through `integers_batch` and many through
-//! `integers_prefill`, which both rearrange a tile of rows in cache, packed or unpacked.
+//! `integers_prefill`, which both rearrange a tile of rows in cache, packed or unpacked. Where there is AMX, `matmul` gives many tokens to `integers_tiles` instead.
 
 use super::integers_prefill::Vectors;
 use super::{Avx512x16, integers_batch, integers_decode, integers_prefill, integers_tiles};
