@@ -126,6 +126,8 @@ impl Crowd {
         self.crowded = if is_crowded { self.crowded + 1 } else { 0 };
         self.rest = self.rest.saturating_sub(1);
         let took = self.seen.1.as_secs_f64() / f64::from(self.seen.0);
+        // Perhaps: more and fewer are tried by turns.
+        let too_many = !is_crowded && self.used >= MANY && (self.tried_more || self.used == self.threads);
         match self.before.take() {
             // Fewer were tried, and are kept where they are quicker.
             Some((more, before)) if more > self.used => {
@@ -140,10 +142,7 @@ impl Crowd {
                 self.wait(if kept { 0 } else { 2 * self.last_rest });
             }
             None if self.rest > 0 => {}
-            None if self.crowded >= IN_TURN && self.used > 1 => self.try_with(self.used.div_ceil(2), took),
-            None if !is_crowded && self.used >= MANY && (self.tried_more || self.used == self.threads) => {
-                self.try_with(self.used.div_ceil(2), took)
-            }
+            None if self.crowded >= IN_TURN && self.used > 1 || too_many => self.try_with(self.used.div_ceil(2), took),
             None if !is_crowded && self.used < self.threads => self.try_with((2 * self.used).min(self.threads), took),
             None if !is_crowded => self.wait(0),
             None => {}

@@ -1,8 +1,8 @@
 //! A few tokens go through `integers_decode`, which streams the rows as they lie; some through `integers_batch` and many through
-//! `integers_prefill`, which both rearrange a tile of rows in cache, packed or unpacked. Where there is AMX, `matmul` gives many tokens to `integers_tiles` instead.
+//! `integers_prefill`, which both rearrange a tile of rows in cache, packed or unpacked. Where there is AMX, `matmul` gives many tokens to `integers_amx` instead.
 
 use super::integers_prefill::Vectors;
-use super::{Avx512x16, integers_batch, integers_decode, integers_prefill, integers_tiles};
+use super::{Avx512x16, integers_amx, integers_batch, integers_decode, integers_prefill};
 use crate::instructions::integers::{Groups, Integers};
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
@@ -17,7 +17,7 @@ impl Integers for Avx512x16 {
         integers_decode::scratch_bytes(cols, tokens)
             .max(integers_batch::scratch_bytes(cols, tokens))
             .max(integers_prefill::scratch_bytes::<Vectors>(cols, tokens))
-            .max(integers_tiles::scratch_bytes(cols, tokens))
+            .max(integers_amx::scratch_bytes(cols, tokens))
     }
     #[inline(always)]
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {

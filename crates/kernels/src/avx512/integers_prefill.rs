@@ -73,7 +73,7 @@ pub(super) struct Few<'a> {
 
 impl Few<'_> {
     /// The integers of a token from the tile's first column on. Past the last token it is the last one again.
-    pub fn token(&self, t: usize) -> *const i8 {
+    pub fn integers(&self, t: usize) -> *const i8 {
         let token = self.tokens[t.min(self.tokens.len() - 1)] as usize;
         self.q.as_ptr().wrapping_add(token * self.row + self.k)
     }
@@ -341,6 +341,26 @@ pub(super) unsafe fn transpose(q: &mut [__m512i; 16]) {
     }
 }
 
+/// What sixteen rows' sums of the first activation groups of a weight group make, `scaled`, with those of the next one.
+#[inline(always)]
+pub(super) unsafe fn joined(part: usize, sx: __m512, sums: __m512i, scaled: __m512) -> __m512 {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let sums = _mm512_cvtepi32_ps(sums);
+        if part == 0 { _mm512_mul_ps(sx, sums) } else { _mm512_fmadd_ps(sx, sums, scaled) }
+    }
+}
+
+/// Adds a weight group to sixteen accumulators, which `start` at +0: its rows' scales and biases, and a token's joined sums and `mx`.
+#[inline(always)]
+pub(super) unsafe fn accumulate(at: *mut f32, start: bool, (s, b): (__m512, __m512), scaled: __m512, mx: __m512) {
+    // SAFETY: the caller vouches for the instruction set and the accumulators.
+    unsafe {
+        let acc = if start { _mm512_setzero_ps() } else { _mm512_loadu_ps(at) };
+        _mm512_storeu_ps(at, _mm512_fmadd_ps(b, mx, _mm512_fmadd_ps(s, scaled, acc)));
+    }
+}
+
 /// Integer sums by VNNI, in registers.
 pub(super) struct Vectors;
 
@@ -374,7 +394,7 @@ impl Pass for Vectors {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 unsafe fn pass<const PARTS: usize, const T: usize>(cols: usize, tile: &Tile, x: &Few) {
     const TOKENS: usize = Vectors::TOKENS;
-    let q: [_; T] = std::array::from_fn(|t| x.token(t));
+    let q: [_; T] = std::array::from_fn(|t| x.integers(t));
     // SAFETY: the caller vouches for the tokens' columns, the tile and the accumulators.
     unsafe {
         for w in 0..cols / (PARTS * GROUP) {
@@ -395,9 +415,7 @@ unsafe fn pass<const PARTS: usize, const T: usize>(cols: usize, tile: &Tile, x: 
                 for t in 0..T {
                     let sx = _mm512_set1_ps(*x.sx.add(g * TOKENS + t));
                     for half in 0..2 {
-                        let sum = _mm512_cvtepi32_ps(dots[t][half]);
-                        scaled[t][half] =
-                            if part == 0 { _mm512_mul_ps(sx, sum) } else { _mm512_fmadd_ps(sx, sum, scaled[t][half]) };
+                        scaled[t][half] = joined(part, sx, dots[t][half], scaled[t][half]);
                     }
                 }
             }
@@ -407,9 +425,8 @@ unsafe fn pass<const PARTS: usize, const T: usize>(cols: usize, tile: &Tile, x: 
                 let b = _mm512_loadu_ps(tile.scales.b.add(w * ROWS + 16 * half));
                 for t in 0..T {
                     let at = x.acc.add(t * ACC + w % 4 * ROWS + 16 * half);
-                    let acc = if start { _mm512_setzero_ps() } else { _mm512_loadu_ps(at) };
-                    let acc = _mm512_fmadd_ps(s, scaled[t][half], acc);
-                    _mm512_storeu_ps(at, _mm512_fmadd_ps(b, _mm512_set1_ps(*x.mx.add(w * TOKENS + t)), acc));
+                    let mx = _mm512_set1_ps(*x.mx.add(w * TOKENS + t));
+                    accumulate(at, start, (s, b), scaled[t][half], mx);
                 }
             }
         }

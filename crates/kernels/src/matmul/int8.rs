@@ -2,7 +2,7 @@
 
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
-use crate::avx512::{integers::SOME, integers_tiles};
+use crate::avx512::{integers::SOME, integers_amx};
 use crate::dispatch::{greatest, simd};
 use crate::instructions::integers::{Groups, Integers};
 #[cfg(target_arch = "x86_64")]
@@ -25,7 +25,7 @@ pub(super) fn affine(isa: Isa, w: Matrix, x: Groups, tokens: &[u32], tile: &mut 
     #[cfg(target_arch = "x86_64")]
     if isa.level() == Level::Amx && tokens.len() > SOME {
         // SAFETY: `matmul` checked the lengths, and an `Isa` of this level is made only where all of it was found.
-        return unsafe { integers_tiles::product(&w, x, tokens, tile, scratch) };
+        return unsafe { integers_amx::product(&w, x, tokens, tile, scratch) };
     }
     in_vectors(isa, w, x, tokens, tile, scratch);
 }

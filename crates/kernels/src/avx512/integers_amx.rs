@@ -1,10 +1,10 @@
 //! Integer groups for many tokens with AMX: an activation group's sums of 16 tokens and 32 rows come from tile registers by way of the first-level cache, and become floats
-//! as anywhere else. Tiles multiply and vectors convert one after the other, so that this is as quick as VNNI and no more (docs/experiments.md).
+//! as by VNNI. On processors that we know tiles and vectors get in each other's way, so that this is as quick as VNNI and no more (docs/experiments.md).
 
 use std::arch::x86_64::*;
 
 use super::amx::{SIDE, Tiles};
-use super::integers_prefill::{self, ACC, COLS, Few, Pass, ROWS, Tile};
+use super::integers_prefill::{self, ACC, COLS, Few, Pass, ROWS, Tile, accumulate, joined};
 use crate::input::GROUP;
 use crate::instructions::integers::Groups;
 use crate::matrix::Matrix;
@@ -57,12 +57,12 @@ impl Pass for InTiles {
 /// There are `cols` columns of each token, and room for as many of sixteen.
 unsafe fn laid_out(cols: usize, x: &Few, room: *mut i8) -> (*const i8, usize, usize) {
     if x.tokens.len() == SIDE && x.tokens.windows(2).all(|two| two[0] + 1 == two[1]) {
-        return (x.token(0), x.row, GROUP);
+        return (x.integers(0), x.row, GROUP);
     }
     for t in 0..x.tokens.len() {
         for g in 0..cols / GROUP {
             // SAFETY: the caller's.
-            unsafe { room.add((g * SIDE + t) * GROUP).copy_from_nonoverlapping(x.token(t).add(g * GROUP), GROUP) };
+            unsafe { room.add((g * SIDE + t) * GROUP).copy_from_nonoverlapping(x.integers(t).add(g * GROUP), GROUP) };
         }
     }
     (room, GROUP, SIDE * GROUP)
@@ -91,13 +91,11 @@ unsafe fn pass<const PARTS: usize>(cols: usize, tile: &Tile, x: &Few) {
                     let mut scaled = _mm512_setzero_ps();
                     for part in 0..PARTS {
                         let sx = _mm512_set1_ps(*x.sx.add((w * PARTS + part) * SIDE + t));
-                        let sum = _mm512_loadu_si512(sums.add(part * SUMS + t * ROWS + 16 * half).cast());
-                        let sum = _mm512_cvtepi32_ps(sum);
-                        scaled = if part == 0 { _mm512_mul_ps(sx, sum) } else { _mm512_fmadd_ps(sx, sum, scaled) };
+                        let sums = _mm512_loadu_si512(sums.add(part * SUMS + t * ROWS + 16 * half).cast());
+                        scaled = joined(part, sx, sums, scaled);
                     }
                     let at = x.acc.add(t * ACC + w % 4 * ROWS + 16 * half);
-                    let acc = if start { _mm512_setzero_ps() } else { _mm512_loadu_ps(at) };
-                    _mm512_storeu_ps(at, _mm512_fmadd_ps(b[half], mx, _mm512_fmadd_ps(s[half], scaled, acc)));
+                    accumulate(at, start, (s[half], b[half]), scaled, mx);
                 }
             }
         }
