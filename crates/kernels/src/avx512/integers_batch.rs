@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::integers::SOME;
-use super::integers_prefill::{Scales, fill_scales, transpose, transposed_quads};
+use super::integers_prefill::{Scales, accumulate, fill_scales, joined, transpose, transposed_quads};
 use super::unpack::{first_bytes, spread};
 use crate::input::{GROUP, ORDER};
 use crate::instructions::integers::{Affine, Groups, affine_of, weight_group_sum};
@@ -300,8 +300,7 @@ unsafe fn pass<const PACKED: bool, const PARTS: usize, const T: usize>(some: &Pa
                 }
                 for t in 0..T {
                     let sx = _mm512_set1_ps(*some.x.add(t * RECORD + COLS).cast::<f32>().add(g));
-                    let sum = _mm512_cvtepi32_ps(dots[t]);
-                    scaled[t] = if part == 0 { _mm512_mul_ps(sx, sum) } else { _mm512_fmadd_ps(sx, sum, scaled[t]) };
+                    scaled[t] = joined(part, sx, dots[t], scaled[t]);
                 }
             }
             let start = some.first && w < 4;
@@ -309,9 +308,7 @@ unsafe fn pass<const PACKED: bool, const PARTS: usize, const T: usize>(some: &Pa
             for t in 0..T {
                 let at = some.acc.add(t * ACC + w % 4 * ROWS);
                 let mx = _mm512_set1_ps(*some.x.add(t * RECORD + COLS + SCALES).cast::<f32>().add(w));
-                let acc = if start { _mm512_setzero_ps() } else { _mm512_loadu_ps(at) };
-                let acc = _mm512_fmadd_ps(s, scaled[t], acc);
-                _mm512_storeu_ps(at, _mm512_fmadd_ps(b, mx, acc));
+                accumulate(at, start, (s, b), scaled[t], mx);
             }
         }
     }
