@@ -110,7 +110,7 @@ MEASURED = {
     f"{SMALL}: bits": lambda _: bits(SMALL, "q4", ("int8", "bf16", "f32")) + bits(SMALL, "bf16", ("int8", "f32")),
     f"{LARGE}: decode": lambda rounds: decode(LARGE, "q4", "Q4_0", rounds, 2.1, of_limit=0.6, matrices=True),
     f"{LARGE}: prompts": lambda rounds: prefill(LARGE, rounds, 1.2),
-    f"{LARGE}: returning": lambda rounds: returning(min(rounds, 3)),
+    f"{LARGE}: returning": lambda rounds: returning(rounds),
     f"{HYBRID}: decode": lambda rounds: decode(HYBRID, "q4", "Q4_0", rounds, 2.8),
     f"{HYBRID}: prompts": lambda rounds: prefill(HYBRID, rounds, None),
     f"{HYBRID}: bits": lambda _: bits(HYBRID, "q4", ("int8",)),
@@ -249,20 +249,17 @@ def prefill(name, rounds, goal):
 def sequences(rounds):
     """Decode of several sequences, each behind a prompt of its own."""
     many, folder, file = (8, 32), quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0")
-    # llama-batched-bench measures once: its peer is a few of its processes, and ours rounds of one.
+    # llama-batched-bench measures once: its rounds are processes, and ours rounds of one.
     lines = ours("decode", folder, rounds, "--sequences", ",".join(map(str, many)), "--context", CONTEXT, "--tokens", 32)
     peer = Peer()
     command = [LLAMA.program("llama-batched-bench"), "-m", file, "-ngl", 99, "-fa", "on", "-c", 8192 + 512, "-npp", CONTEXT, "-ntg", GENERATED, "-npl", ",".join(map(str, many)), "--output-format", "jsonl"]
-    for _ in range(min(rounds, 2)):
+    for _ in range(rounds):
         peer.measure(lambda: LLAMA.attempt(lambda _: answer(command, by_parallel)))
     goal = {8: 2.0, 32: 1.5}
     rows = []
     for n, line in zip(many, lines):
         theirs = [one[n] for one in peer.all]
-        # The k-th of ours beside the k-th of theirs, of which there are fewer.
-        mine = speeds(line)
-        theirs = [theirs[k % len(theirs)] for k in range(len(mine))] if theirs else []
-        rows.append(compare(SUITE, f"{n} sequences, {MIXTURE}, 4 bit", "speed", "tokens/s together", mine, theirs, LLAMA.name("Q4_0"), goal[n], died=peer.died))
+        rows.append(compare(SUITE, f"{n} sequences, {MIXTURE}, 4 bit", "speed", "tokens/s together", speeds(line), theirs, LLAMA.name("Q4_0"), goal[n], died=peer.died))
     return rows
 
 
@@ -301,9 +298,8 @@ def experts(words, share, layers, rounds, goal):
     folder, file = quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0")
     memory = least(rounds) + int(share * expert_bytes(SHAPES[MIXTURE]))
     [line] = ours("decode", folder, rounds, "--gpu-memory", memory, "--context", CONTEXT, "--tokens", GENERATED, "--fill-experts")
-    peer, died = beside(min(rounds, 3), file, "-p", 0, "-n", GENERATED, "-d", CONTEXT, "-ncmoe", layers)
+    peer, died = beside(rounds, file, "-p", 0, "-n", GENERATED, "-d", CONTEXT, "-ncmoe", layers)
     mine, theirs, case = speeds(line), peer(0, GENERATED, CONTEXT), f"decode, {words} of the experts in VRAM, {MIXTURE}"
-    theirs = [theirs[k % len(theirs)] for k in range(len(mine))] if theirs else []
     rows = [compare(SUITE, case, "speed", "tokens/s", mine, theirs, LLAMA.name(f"Q4_0, experts of {layers} layers on the CPU"), goal, died=died)]
     return rows + tiers(case, line) + allowed(case, line, mine, rounds)
 
@@ -339,8 +335,8 @@ def allowed(case, line, mine, rounds):
 
 def prompt_of_experts(rounds):
     folder, file, case = quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0"), f"prefill 4,096, experts in RAM, {MIXTURE}"
-    [line] = ours("prefill", folder, min(rounds, 3), "--tokens", 4096, "--gpu-memory", least(rounds) + int(4e9), "--chunk", 4096, "--fill-experts")
-    peer, died = beside(min(rounds, 3), file, "-p", 4096, "-n", 0, "-b", 4096, "-ub", 4096, "-ncmoe", 48)
+    [line] = ours("prefill", folder, rounds, "--tokens", 4096, "--gpu-memory", least(rounds) + int(4e9), "--chunk", 4096, "--fill-experts")
+    peer, died = beside(rounds, file, "-p", 4096, "-n", 0, "-b", 4096, "-ub", 4096, "-ncmoe", 48)
     return [compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(4096, 0, 0), LLAMA.name("Q4_0, experts on the CPU"), 3.0, died=died)]
 
 
@@ -386,7 +382,7 @@ def larger(rounds):
         case = f"larger than memory, {MIXTURE} in {room}"
         evict(folder)
         memory = least(rounds) + int(device)
-        [line] = ours("decode", folder, min(rounds, 3), "--gpu-memory", memory, "--memory-budget", host, "--context", CONTEXT, "--tokens", 64, "--fill-experts")
+        [line] = ours("decode", folder, rounds, "--gpu-memory", memory, "--memory-budget", host, "--context", CONTEXT, "--tokens", 64, "--fill-experts")
         command = [SLUICE, "bench", "disk", folder, "--request", request, "--depth", 16, "--order", "random", "--seconds", 1, "--rounds", 3, "--json"]
         disk = json.loads(output(command).splitlines()[-1])["bytes_per_second"] / 1e9
         read = [s * line["experts"]["read_bytes_per_token"] / 1e9 for s in speeds(line)]

@@ -110,7 +110,7 @@ template <int BITS, bool GATED> __device__ __forceinline__ void few(const Few& p
 #pragma unroll
                     for (u32 k = 0; k < BITS; k++) {
                         const u32 i = lane + k * WARP, r = i / (2 * BITS), piece = i % (2 * BITS);
-                        copy_words_later(at + r * Step::STRIDE + piece * 16, data + (next_row + r) * row_bytes + next_step * Step::ROW + piece * 16);
+                        copy_later(at + r * Step::STRIDE + piece * 16, data + (next_row + r) * row_bytes + next_step * Step::ROW + piece * 16);
                     }
                 }
                 copy_two_words_later(at + (int)own_scales_to, of_row);

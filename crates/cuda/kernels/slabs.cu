@@ -39,7 +39,7 @@ template <int BITS> __device__ __forceinline__ void slab_sums(const Products& al
 #pragma unroll 4
         for (u32 step = 0; step < steps; step++) {
 #pragma unroll
-            for (u32 k = 0; k < PIECES; k += 2) copy_words_later(to + 16 * k, from + 16 * k);
+            for (u32 k = 0; k < PIECES; k += 2) copy_later(to + 16 * k, from + 16 * k);
             from += 32 * BITS;
             to += BYTES;
         }
@@ -71,7 +71,7 @@ template <int BITS> __device__ __forceinline__ void slab_sums(const Products& al
             const u32 column = c * SLAB_CHUNK + 16 * piece;
 #pragma unroll 2
             for (u32 t = threadIdx.x / (SLAB_CHUNK / 16); t < SLAB_TOKENS && column < cols; t += blockDim.x / (SLAB_CHUNK / 16))
-                copy_words_later(q + t * stride + column, x.q + (u64)min(first + t, last_token) * cols + column);
+                copy_later(q + t * stride + column, x.q + (u64)min(first + t, last_token) * cols + column);
             copies_end();
         }
     };

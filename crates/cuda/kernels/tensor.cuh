@@ -31,13 +31,6 @@ __device__ __forceinline__ void copy_two_words_later(void* to, const void* from)
 #endif
 }
 
-__device__ __forceinline__ void copy_words_later(void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-    u32 at = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-#endif
-}
-
 // Of what a stream of weights brings, with what lies beside it in a line of the second-level cache's own: memory gives longer pieces more quickly.
 __device__ __forceinline__ void copy_stream_later(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800

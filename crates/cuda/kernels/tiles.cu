@@ -166,7 +166,7 @@ template <int BITS, int OF, int EIGHTS, int BANDS, int ALL> __device__ __forcein
             u64 row = p.in_matrix(min(first_row + r, p.rows - 1));
             const u8* from = m.data + row * m.row_bytes + stage * G::ROW + piece * PIECE;
             u8* at = to + r * G::ROW_STRIDE + piece * PIECE;
-            if (PIECE == 16) copy_words_later(at, from);
+            if (PIECE == 16) copy_later(at, from);
             else copy_word_later(at, from);
         }
     };
@@ -187,7 +187,7 @@ template <int BITS, int OF, int EIGHTS, int BANDS, int ALL> __device__ __forcein
         for (u32 i = thread; i < G::B_PIECES; i += G::THREADS) {
             u32 t = i / (2 * G::PARTS), piece = i % (2 * G::PARTS);
             const i8* from = p.x.q + (u64)inputs[t] * p.cols + stage * G::COLUMNS + piece * 16;
-            if (piece < here * 2) copy_words_later(to + G::A + t * G::TOKEN_STRIDE + piece * 16, from);
+            if (piece < here * 2) copy_later(to + G::A + t * G::TOKEN_STRIDE + piece * 16, from);
         }
     };
     auto bring_sums_slowly = [&](u32 stage, u8* to) {
@@ -212,7 +212,7 @@ template <int BITS, int OF, int EIGHTS, int BANDS, int ALL> __device__ __forcein
             u32 i = place + k * G::BRINGERS;
             if (G::A_PIECES % G::BRINGERS != 0 && i >= G::A_PIECES) continue;
             if (G::BRINGERS % G::PIECES != 0) at = to + i / G::PIECES * G::ROW_STRIDE + i % G::PIECES * 16;
-            copy_words_later(at, from + own[k]);
+            copy_later(at, from + own[k]);
             at += G::BRINGERS / G::PIECES * G::ROW_STRIDE;
         }
     };
@@ -225,7 +225,7 @@ template <int BITS, int OF, int EIGHTS, int BANDS, int ALL> __device__ __forcein
         for (u32 k = 0; k < G::B_COPIES; k++) {
             u32 i = place + k * G::BRINGERS;
             if (G::B_PIECES % G::BRINGERS != 0 && i >= G::B_PIECES) continue;
-            copy_words_later(at, from + own[k]);
+            copy_later(at, from + own[k]);
             at += G::BRINGERS / (2 * G::PARTS) * G::TOKEN_STRIDE;
         }
     };
@@ -236,7 +236,7 @@ template <int BITS, int OF, int EIGHTS, int BANDS, int ALL> __device__ __forcein
             for (u32 k = 0; k < G::S_COPIES; k++) {
                 u32 i = place + k * G::S_THREADS;
                 const u8* from = found_address(G::KEPT_S + 2 * k) + stage * step;
-                if (m.type == F32) copy_words_later(to + i * 16, from);
+                if (m.type == F32) copy_later(to + i * 16, from);
                 else copy_two_words_later(to + i * 8, from);
             }
         }
@@ -245,7 +245,7 @@ template <int BITS, int OF, int EIGHTS, int BANDS, int ALL> __device__ __forcein
             for (u32 k = 0; k < G::X_COPIES; k++) {
                 u32 i = x_place + k * G::X_THREADS;
                 if (G::X_PIECES % G::X_THREADS != 0 && i >= G::X_PIECES) continue;
-                copy_words_later(to + G::S + i * 16, found_address(G::KEPT_X + 2 * k) + stage * (4 * G::PARTS));
+                copy_later(to + G::S + i * 16, found_address(G::KEPT_X + 2 * k) + stage * (4 * G::PARTS));
             }
         }
     };
