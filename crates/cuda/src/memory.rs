@@ -55,7 +55,7 @@ fn refused(device: &Device, bytes: usize, what: &str) -> String {
     format!("cuda:{} has no {bytes} bytes for {what}{free}", device.ordinal)
 }
 
-/// Scratch that grows to the largest use and then stays.
+/// Scratch that grows to the largest use and then stays. Zeros at first: kernels read gaps along, and slots of which they do not know yet how many are used.
 #[derive(Default)]
 pub struct Scratch(Option<Memory>);
 
@@ -66,7 +66,7 @@ impl Scratch {
             return Ok(memory.at);
         }
         self.0.take().map_or(Ok(()), |old| gpu.let_go(old))?;
-        let memory = Memory::new(gpu, bytes, "scratch")?;
+        let memory = Memory::zeroed(gpu, bytes, "scratch")?;
         Ok(self.0.insert(memory).at)
     }
 

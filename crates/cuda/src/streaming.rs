@@ -195,7 +195,8 @@ impl Streaming {
         let sharing = host.map(|host| Sharing::new(gpu, host, mode, weights, computes)).transpose()?;
         // 2. Buffers
         let class = |division: Division| -> Result<Class> {
-            let memory = Memory::new(gpu, division.bytes() as usize, "experts")?;
+            // The device multiplies with what lies there, too, where the host computes.
+            let memory = Memory::zeroed(gpu, division.bytes() as usize, "experts")?;
             Ok(Class { memory, division, rooms: Rooms::new(&division), lingering: Vec::new() })
         };
         let classes = rooms::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
@@ -234,6 +235,8 @@ impl Streaming {
             }
         }
         streaming.stats = ExpertStats::default();
+        // Copies do not wait for what was filled with zeros.
+        gpu.wait()?;
         Ok(streaming)
     }
 
