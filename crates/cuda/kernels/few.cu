@@ -267,8 +267,8 @@ template <int BITS, bool GATED> __device__ __forceinline__ void few(const Few& p
 }
 
 #define FEW(bits)                                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(128, 4) few_##bits(const __grid_constant__ Few p) { few<bits, false>(p); }         \
-    extern "C" __global__ void __launch_bounds__(128, 4) few_gated_##bits(const __grid_constant__ Few p) { few<bits, true>(p); }
+    extern "C" __global__ void __launch_bounds__(128, 4) few_##bits(const __grid_constant__ Few p) { ON_TENSOR_CORES(few<bits, false>(p);) }         \
+    extern "C" __global__ void __launch_bounds__(128, 4) few_gated_##bits(const __grid_constant__ Few p) { ON_TENSOR_CORES(few<bits, true>(p);) }
 
 FEW(2)
 FEW(3)

@@ -173,7 +173,7 @@ template <int BITS> __device__ __forceinline__ void slab_sums(const Products& al
 }
 
 #define SLABS(bits) \
-    extern "C" __global__ void __launch_bounds__(640, 1) slabs_##bits(const __grid_constant__ Products p) { slab_sums<bits>(p); }
+    extern "C" __global__ void __launch_bounds__(640, 1) slabs_##bits(const __grid_constant__ Products p) { ON_TENSOR_CORES(slab_sums<bits>(p);) }
 
 SLABS(4)
 SLABS(8)

@@ -6,6 +6,13 @@
 static const u32 MAGIC = 0x4b400000u;
 static const float MAGIC_FLOAT = 12582912.0f;
 
+// Cards before compute 8.0 never launch kernels that are these products and little else: for them such a kernel is empty, and their driver has less to compile.
+#if __CUDA_ARCH__ >= 800
+#define ON_TENSOR_CORES(...) __VA_ARGS__
+#else
+#define ON_TENSOR_CORES(...)
+#endif
+
 // d = c + a b: a [16, 32] u8, b [32, 8] i8.
 __device__ __forceinline__ void multiply_tile(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if __CUDA_ARCH__ >= 800

@@ -516,13 +516,13 @@ template <int BITS, int OF, int EIGHTS, int BANDS, int ALL> __device__ __forcein
 // few tokens share a multiprocessor.
 #define TILES(bits, of)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(of * bits < 20 ? 512 : 256, 1) tiles_##bits##_##of(const __grid_constant__ Products p) { \
-        tile_sums<bits, of, 8, of * bits < 20 ? 4 : 2, of * bits < 20 ? 212 : 112>(p.parts[blockIdx.z]);                   \
+        ON_TENSOR_CORES(tile_sums<bits, of, 8, of * bits < 20 ? 4 : 2, of * bits < 20 ? 212 : 112>(p.parts[blockIdx.z]);)   \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(256, 1) tiles_low_##bits##_##of(const __grid_constant__ Products p) {     \
-        tile_sums<bits, of, 8, 2, 87>(p.parts[blockIdx.z]);                                                                \
+        ON_TENSOR_CORES(tile_sums<bits, of, 8, 2, 87>(p.parts[blockIdx.z]);)                                                \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(256, 3) tiles_few_##bits##_##of(const __grid_constant__ Products p) {     \
-        tile_sums<bits, of, 2, 2, 74>(p.parts[blockIdx.z]);                                                                \
+        ON_TENSOR_CORES(tile_sums<bits, of, 2, 2, 74>(p.parts[blockIdx.z]);)                                                \
     }
 
 #define ALL_TILES(bits) TILES(bits, 1) TILES(bits, 2) TILES(bits, 4)

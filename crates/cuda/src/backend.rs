@@ -201,6 +201,16 @@ impl Cuda {
         tokens: usize,
         operation: impl FnOnce(&mut Cuda) -> Result<()>,
     ) {
+        self.phase_with(phase, |own| own.work(used, tokens), operation);
+    }
+
+    /// The same, for one whose bytes of weights and multiply-adds `work` tells, where anybody wants to know.
+    fn phase_with(
+        &mut self,
+        phase: Phase,
+        work: impl FnOnce(&Cuda) -> (u64, u64),
+        operation: impl FnOnce(&mut Cuda) -> Result<()>,
+    ) {
         let operation = |own: &mut Cuda| {
             operation(own)?;
             if phase != Phase::Attention {
@@ -211,12 +221,7 @@ impl Cuda {
         if self.timing.is_none() {
             return self.enqueue(operation);
         }
-        let (mut bytes, mut macs) = (0, 0);
-        for linear in used {
-            let weight = &self.weights.all[linear.matrix.number()];
-            bytes += (linear.rows.len() * weight.bytes_per_row()) as u64;
-            macs += (linear.rows.len() * weight.cols() * tokens) as u64;
-        }
+        let (bytes, macs) = work(self);
         let mark = |own: &mut Cuda, ends| match &mut own.timing {
             Some(timing) => timing.mark(&own.gpu, ends),
             None => Ok(()),
@@ -532,7 +537,9 @@ impl Backend for Cuda {
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         assert_eq!((x.rows, x.cols), (residual.rows, residual.cols), "as much comes out as goes in");
-        self.phase(Phase::Experts, &[], 0, |own| own.run_mixture(x, moe.number(), residual));
+        let number = moe.number();
+        let work = |own: &Cuda| own.work_of_mixture(&own.mixtures.all[number].moe, x.rows);
+        self.phase_with(Phase::Experts, work, |own| own.run_mixture(x, number, residual));
     }
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
