@@ -44,7 +44,7 @@ class Cases(unittest.TestCase):
 
     def test_decode_stands_beside_the_peer_and_the_bandwidth(self):
         lines = [{**DECODED, "tokens_per_second": figures(1000.0, 1000.0)}, {**DECODED, "tokens_per_second": figures(900.0, 900.0)}]
-        rows = measured(gpu.decode, "8B", "q4", "Q4_0", 2, 2.1, ours=lines, deep=True, of_limit=0.2, matrices=True)
+        rows = measured(gpu.decode, "8B", "q4", "Q4_0", 2, 2.1, ours=lines, deep=True, of_limit=0.2, matrices=lambda _: 0.85)
         speed = rows["decode, 8B, 4 bit", "speed", "llama.cpp CUDA Q4_0"]
         self.assertEqual((speed.ours, speed.peer, speed.ratio, speed.met), (1000.0, 450.0, 2.25, True))
         self.assertEqual(rows["decode, 8B, 4 bit", "weights read", "read limit"].ratio, 0.25)
