@@ -93,6 +93,7 @@ pub fn describe(config: &Config, options: &Options) -> Result<Description> {
 /// one may be the other once more. Errors name the key of `config.json` or the tensor.
 pub fn describe_checkpoint(checkpoint: &Checkpoint, config: &Config, options: &Options) -> Result<Description> {
     let mut description = describe(config, options)?;
+    description.notes.extend_from_slice(checkpoint.notes());
     head::settle(&mut description, checkpoint)?;
     Ok(description)
 }
