@@ -241,6 +241,30 @@ def without(*keys):
     return lambda config: {k: v for k, v in config.items() if k not in keys}
 
 
+def beside(**scaling):
+    """Adds `rope_scaling` to a config that has `rope_parameters`, as who follows a model card does; theta stands at the top, too."""
+    return lambda config: config | {"rope_scaling": scaling, "rope_theta": config["rope_parameters"]["rope_theta"]}
+
+
+def outside(**values):
+    """Takes keys out of `text_config`, and puts these values beside it."""
+    def change(config):
+        for key in values:
+            config["text_config"].pop(key)
+        return config | values
+    return change
+
+
+def both_tied(config):
+    config["text_config"]["tie_word_embeddings"] = True
+    return config | {"tie_word_embeddings": True}
+
+
+def as_head(name, tensor):
+    """Stores the one matrix of a tied model under the head's name only."""
+    return {"lm_head.weight" if name == "model.embed_tokens.weight" else name: tensor}
+
+
 def hub_wrapper(interval):
     """The further keys that Qwen3.5's hub configs carry; layer_types gives way to the interval, so that both ways are covered."""
     def change(config):
@@ -301,6 +325,10 @@ CHECKPOINTS = {
                             dict(note="YaRN with its own betas and attention factor, range not rounded")],
             "-yarn-mscale": [rope(rope_type="yarn", factor=8.0, original_max_position_embeddings=48, mscale=0.7, mscale_all_dim=0.4),
                              dict(note="YaRN with mscale and mscale_all_dim")],
+            "-yarn-bare": [rope(rope_type="yarn", factor=4.0), dict(note="YaRN without original_max_position_embeddings: max_position_embeddings, 128")],
+            "-yarn-outside": [rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32), changed(original_max_position_embeddings=64),
+                              dict(note="YaRN; original_max_position_embeddings at the top goes before that of rope_parameters")],
+            "-yarn-beside": [beside(rope_type="yarn", factor=4.0, original_max_position_embeddings=32), dict(note="rope_scaling beside rope_parameters: it counts")],
             "-linear": [rope(rope_type="linear", factor=3.0), old_style, dict(note="positions divided by 3; old-style config")],
             "-llama3": [rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
                         dict(note="Llama 3's smooth blend")],
@@ -326,11 +354,21 @@ CHECKPOINTS = {
         config=dict(model_type="llama", vocab_size=256, hidden_size=96, intermediate_size=124, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
                     tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
         edit=[LLAMA3, old_style, without("head_dim")],
-        variants={"-new": [LLAMA3, dict(note="the same with rope_parameters")], "-default": [old_style, dict(note="the same weights without scaling")]}),
+        variants={"-new": [LLAMA3, dict(note="the same with rope_parameters")], "-default": [old_style, dict(note="the same weights without scaling")],
+                  "-bare": [rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, max_position_embeddings=64),
+                            dict(note="without original_max_position_embeddings: max_position_embeddings, 64")],
+                  "-partial": [changed(partial_rotary_factor=0.5), dict(note="partial_rotary_factor means nothing to this architecture")]}),
+    "llama_shared": dict(
+        seed=73, dtype="bfloat16", note="tied, and the matrix bears the head's name only; bf16",
+        config=dict(model_type="llama", vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                    tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        tensors=as_head),
     "llama_untied": dict(
         seed=72, dtype="float32", shards=2, note="a KV head per query head, heads wider than the residual stream has room for, attention biases, untied, 2 shards, f32",
         config=dict(model_type="llama", vocab_size=300, hidden_size=40, intermediate_size=60, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, head_dim=16,
-                    attention_bias=True, tie_word_embeddings=False, rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+                    attention_bias=True, tie_word_embeddings=False, rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        variants={"-tied": [changed(tie_word_embeddings=True), dict(note="tie_word_embeddings, but another head is stored: it counts")],
+                  "-unbiased": [changed(attention_bias=False), dict(note="attention_bias false: the stored biases do not count")]}),
     # ---- Qwen3 mixture of experts
     "qwen3_moe": dict(
         seed=21, dtype="bfloat16", note="one tensor per expert, weights renormalised, layer 1 dense by mlp_only_layers, old-style config, bf16, tied",
@@ -376,7 +414,9 @@ CHECKPOINTS = {
             head_dim=16, tie_word_embeddings=True, attention_bias=True, rms_norm_eps=1e-3, layer_types=LF * 2,
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_interleaved": True, "mrope_section": [2, 1, 1]},
             linear_conv_kernel_dim=3, linear_key_head_dim=16, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4)),
-        edit=[hub_wrapper(2)], tensors=add_mtp("qwen3_5")),
+        edit=[hub_wrapper(2)], tensors=add_mtp("qwen3_5"),
+        variants={"-outside": [hub_wrapper(2), outside(rms_norm_eps=0.1, rope_parameters={"rope_type": "default", "rope_theta": 5.0}),
+                               dict(note="norm's epsilon and rotary parameters outside of text_config do not count")]}),
     # ---- Qwen3.5 mixture of experts
     "qwen3_5_moe": dict(
         seed=51, dtype="float32", stacked=True, note="f32, tied, stacked experts, key heads 2 x 16, value heads 6 x 24",
@@ -399,7 +439,8 @@ CHECKPOINTS = {
             layer_types=["linear_attention", "linear_attention", "full_attention"],
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_interleaved": True, "mrope_section": [2, 1, 1]},
             linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4)),
-        edit=[hub_wrapper(3)], tensors=add_mtp("qwen3_5_moe")),
+        edit=[hub_wrapper(3)], tensors=add_mtp("qwen3_5_moe"),
+        variants={"-tied": [hub_wrapper(3), both_tied, dict(note="tie_word_embeddings at both places, but another head is stored: it counts")]}),
 }
 
 

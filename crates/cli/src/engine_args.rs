@@ -12,13 +12,13 @@ use sluice_engine::{
 use sluice_store::{MAX_SETTINGS, read_small};
 
 use crate::device::DeviceArg;
-use crate::{config, demo, folders, machine};
+use crate::{config, demo, folders, hub, machine};
 
-/// The folder that was named, or that a setting names, or else the demo model's.
+/// The folder that was named, or that a setting names, or else the demo model's; of a model in Hugging Face's cache the one with its files.
 pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
     let Some(named) = named.or(config::default_model()) else { return demo::folder() };
     ensure!(!named.as_os_str().is_empty(), "the model's name is empty");
-    Ok(named.to_owned())
+    hub::followed(named.to_owned())
 }
 
 #[derive(Args, Clone, Debug)]

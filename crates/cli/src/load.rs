@@ -79,6 +79,7 @@ pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engi
     if chosen_experts.is_some() && engine.model().experts().is_none() {
         bail!("{}: --experts-per-token, but this model has no experts", folder.display());
     }
+    engine.model().notes.iter().for_each(|line| terminal::note(line));
     if !engine.skipped().is_empty() {
         terminal::note(&format!("left out, not part of the text model: {}", engine.skipped().join(", ")));
     }
@@ -131,6 +132,7 @@ fn text(folder: &Path) -> Result<TextSide> {
     if let Some(note) = text.template.as_ref().and_then(ChatTemplate::note) {
         terminal::note(note);
     }
+    text.defaults.notes.iter().for_each(|note| terminal::note(note));
     Ok(text)
 }
 

@@ -16,6 +16,7 @@ mod eval;
 mod folders;
 mod generate;
 mod help;
+mod hub;
 mod inspect;
 mod interrupt;
 mod known;

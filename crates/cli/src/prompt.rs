@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Map, Value};
 use sluice_engine::text::{ChatTemplate, Dialogue, Message, Prompt, TextSide, Tokenizer};
 
-use crate::terminal;
+use crate::{hub, terminal};
 
 /// How messages become the model's text; `run` and `chat` share it.
 #[derive(Args, Clone, Debug)]
@@ -151,7 +151,7 @@ fn sort_words(
         }
         (None, Some(only), None) => {
             let path = Path::new(&only);
-            let is_model = path.join("config.json").is_file() || is_weights(path);
+            let is_model = path.join("config.json").is_file() || is_weights(path) || hub::is_cached(path);
             if (piped && path.is_dir()) || is_weights(path) {
                 return Ok((Some(path.to_owned()), None));
             }
@@ -218,6 +218,14 @@ mod tests {
         assert_eq!(sorted(None, &[src], true).unwrap(), (Some(src.into()), None));
         assert_eq!(sorted(None, &[src], false).unwrap(), (None, Some(src.into())));
         assert_eq!(sorted(None, &[], true).unwrap(), (None, None));
+    }
+
+    #[test]
+    fn a_model_alone_is_no_prompt() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("snapshots")).unwrap();
+        let refused = sorted(None, &[dir.path().to_str().unwrap()], false).unwrap_err().to_string();
+        assert!(refused.contains("this is a model"), "{refused}");
     }
 
     #[test]

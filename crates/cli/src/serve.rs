@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::access_args::AccessArgs;
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::prompt_cache_args::PromptCacheArgs;
-use crate::{interrupt, load, terminal};
+use crate::{hub, interrupt, load, terminal};
 
 #[derive(Args)]
 pub struct ServeArgs {
@@ -82,15 +82,19 @@ fn within(folder: &Path) -> Result<Vec<PathBuf>> {
     let name = || folder.display().to_string();
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).with_context(name)? {
-        found.extend(Some(entry.with_context(name)?.path()).filter(|path| has_model(path)));
+        // What is in the cache and not whole is no model.
+        found.extend(hub::followed(entry.with_context(name)?.path()).ok().filter(|path| has_model(path)));
     }
     ensure!(!found.is_empty(), "{}: none of the folders in it has a config.json", name());
     found.sort();
     Ok(found)
 }
 
-/// What a model's folder is called; `.` and the like are looked up.
+/// What a model's folder is called, or the model where the folder is of Hugging Face's cache; `.` and the like are looked up.
 fn name_of(folder: &Path) -> String {
+    if let Some(name) = hub::name_of(folder) {
+        return name;
+    }
     let real = || folder.canonicalize().ok();
     let name = folder.file_name().map(ToOwned::to_owned).or_else(|| real()?.file_name().map(ToOwned::to_owned));
     name.map_or_else(|| "sluice".to_owned(), |n| n.to_string_lossy().into_owned())
@@ -114,7 +118,9 @@ impl ServeArgs {
 
     fn offer(&self, folder: &Path, options: &Options) -> Result<Offer> {
         let config = Config::open(folder)?;
-        let made_for = || config.size_or("max_position_embeddings", 32768);
+        // What is wrong with a config is said when the model is asked for.
+        let described = sluice_model::describe(&config, &sluice_model::Options::default());
+        let made_for = || described.map_or_else(|_| config.max_positions(), |model| Ok(model.max_context));
         let (own, args, options) = (folder.to_owned(), self.engine.clone(), options.clone());
         Ok(Offer {
             name: self.model_name.clone().unwrap_or_else(|| name_of(folder)),

@@ -1,6 +1,8 @@
 //! Reading `config.json`: every value is checked once, here, and an error names the key.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
@@ -10,14 +12,22 @@ use sluice_store::{MAX_SETTINGS, read_small};
 pub struct Config {
     path: PathBuf,
     root: Value,
-    /// `text_config` of a multimodal checkpoint, or nothing: then the root is the text model's.
+    /// The text model's part is `text_config`; otherwise it is the root.
     nested: bool,
+    /// Keys that were asked for where only the root has them: see [`Config::misplaced`].
+    misplaced: Mutex<BTreeSet<String>>,
 }
 
 impl Config {
     /// Reads `folder/config.json`.
     pub fn open(folder: &Path) -> Result<Config> {
         let path = folder.join("config.json");
+        let is_adapter = || !path.exists() && folder.join("adapter_config.json").exists();
+        ensure!(
+            !is_adapter(),
+            "{}: an adapter without its model (adapter_config.json, no config.json): give the model that it was merged into",
+            folder.display()
+        );
         let text = read_small(&path, MAX_SETTINGS)?;
         Config::parse(path, &text)
     }
@@ -27,7 +37,7 @@ impl Config {
         let root: Value = serde_json::from_slice(text).map_err(|e| anyhow!("{}: not JSON: {e}", path.display()))?;
         ensure!(root.is_object(), "{}: not a JSON object", path.display());
         let nested = root.get("text_config").is_some_and(Value::is_object);
-        Ok(Config { path, root, nested })
+        Ok(Config { path, root, nested, misplaced: Mutex::default() })
     }
 
     pub fn path(&self) -> &Path {
@@ -45,16 +55,28 @@ impl Config {
         self.nested
     }
 
-    /// A value of the text model; of the root where the nested part lacks it.
-    pub fn get(&self, key: &str) -> Option<&Value> {
-        let nested = self.nested.then(|| self.root["text_config"].get(key)).flatten();
-        nested.or_else(|| self.root.get(key)).filter(|v| !v.is_null())
+    /// A value of the text model. As in the reference, where there is a `text_config` nothing of the text model is read from outside of it.
+    pub fn get<'a>(&'a self, key: &str) -> Option<&'a Value> {
+        let value = |part: &'a Value| part.get(key).filter(|v| !v.is_null());
+        let found = value(if self.nested { &self.root["text_config"] } else { &self.root });
+        if self.nested && found.is_none() && value(&self.root).is_some() {
+            self.misplaced.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        }
+        found
+    }
+
+    /// Keys of the text model that stand beside `text_config` instead of in it, of those that were asked for so far: the user should hear that they
+    /// are not read.
+    pub(crate) fn misplaced(&self) -> Vec<String> {
+        self.misplaced.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
     fn wrong(&self, key: &str, wanted: &str) -> anyhow::Error {
+        let path = self.path.display();
         match self.get(key) {
-            Some(v) => anyhow!("{}: `{key}` is {v}, expected {wanted}", self.path.display()),
-            None => anyhow!("{}: `{key}` is missing, expected {wanted}", self.path.display()),
+            Some(v) => anyhow!("{path}: `{key}` is {v}, expected {wanted}"),
+            None if self.nested => anyhow!("{path}: `{key}` is missing in `text_config`, expected {wanted}"),
+            None => anyhow!("{path}: `{key}` is missing, expected {wanted}"),
         }
     }
 
@@ -81,6 +103,12 @@ impl Config {
         self.float_or("rms_norm_eps", 1e-6, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
     }
 
+    /// `max_position_embeddings`, or what the reference has where it is missing.
+    pub fn max_positions(&self) -> Result<usize> {
+        let is_llama = self.model_type().is_ok_and(|kind| kind == "llama");
+        self.size_or("max_position_embeddings", if is_llama { 2048 } else { 32768 })
+    }
+
     /// How many layers there are.
     pub fn layers(&self) -> Result<usize> {
         let layers = self.size("num_hidden_layers")?;
@@ -105,12 +133,18 @@ impl Config {
         }
     }
 
-    /// Whether the output head is the embedding. A multimodal checkpoint says so at the top, which the reference obeys.
+    /// Whether the output head is the embedding, as long as the checkpoint stores no other. A multimodal config says it at the top and in `text_config`;
+    /// the reference goes by one or by the other, depending on the class that loads it. Where either says so, there is no head to load.
+    ///
+    /// # Errors
+    /// A value that is neither true nor false.
     pub fn tied_embeddings(&self) -> Result<bool> {
-        match self.root.get("tie_word_embeddings").and_then(Value::as_bool) {
-            Some(tied) => Ok(tied),
-            None => self.flag_or("tie_word_embeddings", false),
-        }
+        let of = |part: &Value| match part.get("tie_word_embeddings").filter(|v| !v.is_null()) {
+            None => Ok(false),
+            Some(Value::Bool(tied)) => Ok(*tied),
+            Some(v) => Err(anyhow!("{}: `tie_word_embeddings` is {v}, expected true or false", self.path.display())),
+        };
+        Ok(of(&self.root)? || self.nested && of(&self.root["text_config"])?)
     }
 
     /// A whole number, 0 among them.
@@ -225,6 +259,36 @@ mod tests {
         assert_eq!(mixed.of_experts(), Some((2, 32)));
         assert_eq!(mixed.of("model.layers.0.mlp.experts.7.up_proj").unwrap(), (2, 32));
         assert_eq!(of("{}").of_experts(), None);
+    }
+
+    #[test]
+    fn the_text_model_is_what_text_config_says_and_nothing_beside_it() {
+        let of = |text: &str| Config::parse("config.json".into(), text.as_bytes()).unwrap();
+        let nested =
+            of(r#"{"hidden_size": 7, "rms_norm_eps": 0.5, "text_config": {"hidden_size": 8, "vocab_size": null}}"#);
+        assert_eq!((nested.size("hidden_size").unwrap(), nested.norm_eps().unwrap()), (8, 1e-6));
+        assert_eq!(nested.misplaced(), ["rms_norm_eps"]);
+        let error = nested.size("vocab_size").unwrap_err().to_string();
+        assert!(error.contains("`vocab_size` is missing in `text_config`"), "{error}");
+        let flat = of(r#"{"rms_norm_eps": 0.5}"#);
+        assert_eq!((flat.norm_eps().unwrap(), flat.misplaced().len()), (0.5, 0));
+    }
+
+    #[test]
+    fn a_head_is_tied_where_either_place_says_so() {
+        for (text, tied) in [
+            ("{}", false),
+            (r#"{"tie_word_embeddings": true}"#, true),
+            (r#"{"tie_word_embeddings": false, "text_config": {"tie_word_embeddings": true}}"#, true),
+            (r#"{"tie_word_embeddings": true, "text_config": {"tie_word_embeddings": false}}"#, true),
+            (r#"{"text_config": {"tie_word_embeddings": true}}"#, true),
+            (r#"{"text_config": {"tie_word_embeddings": null}}"#, false),
+        ] {
+            let config = Config::parse("config.json".into(), text.as_bytes()).unwrap();
+            assert_eq!(config.tied_embeddings().unwrap(), tied, "{text}");
+        }
+        let wrong = Config::parse("config.json".into(), br#"{"tie_word_embeddings": 1}"#).unwrap();
+        assert!(wrong.tied_embeddings().unwrap_err().to_string().contains("tie_word_embeddings"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use sluice_backend::{AttentionMode, DeltaShape, KvLayout, KvType, RotaryFrequenc
 
 use crate::config::Config;
 use crate::mlx::Mlx;
+use crate::rope::Rotary;
 
 /// A decoder-only transformer: embedding, layers of a token mixer and a feed-forward part, head.
 #[derive(Clone, Debug)]
@@ -23,13 +24,15 @@ pub struct Description {
     pub eps: f64,
     /// Norm weights are stored minus one.
     pub centred_norms: bool,
-    /// The output head is the embedding.
+    /// The output head is the embedding. What only the config says of it may be wrong: see [`crate::describe_checkpoint`].
     pub tied: bool,
     /// Of all attention layers.
     pub rotary: RotaryFrequencies,
     pub layers: Vec<LayerDescription>,
     /// How `mlx_lm` wants such a model, for whoever writes one.
     pub mlx: Mlx,
+    /// What the user should hear: where config and files disagree, and what of the config is not followed. A line each.
+    pub notes: Vec<String>,
 }
 
 /// What the parts of every architecture's config have in common.
@@ -63,6 +66,8 @@ pub struct AttentionDescription {
     pub gated: bool,
     /// Each head of q and k is normed.
     pub normed: bool,
+    /// Its projections may have biases. Where the config does not say so, stored ones are not the model's.
+    pub biased: bool,
     /// Only the last so many positions are visible.
     pub window: Option<usize>,
 }
@@ -136,7 +141,7 @@ impl Outline {
         Ok(Outline {
             count: config.layers()?,
             hidden: config.size("hidden_size")?,
-            max_context: config.size_or("max_position_embeddings", 32768)?,
+            max_context: config.max_positions()?,
         })
     }
 
@@ -146,21 +151,29 @@ impl Outline {
         config: &Config,
         architecture: &'static str,
         centred_norms: bool,
-        rotary: RotaryFrequencies,
+        rotary: Rotary,
         layers: Vec<LayerDescription>,
         mlx: Mlx,
     ) -> Result<Description> {
+        let (vocabulary, eps, tied) = (config.size("vocab_size")?, config.norm_eps()?, config.tied_embeddings()?);
+        let mut notes = rotary.notes;
+        let misplaced = config.misplaced();
+        if !misplaced.is_empty() {
+            let keys = misplaced.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+            notes.push(format!("config.json: not read, since it is not in `text_config`: {keys}"));
+        }
         Ok(Description {
             architecture,
-            vocabulary: config.size("vocab_size")?,
+            vocabulary,
             hidden: self.hidden,
-            max_context: self.max_context,
-            eps: config.norm_eps()?,
+            max_context: self.max_context.max(rotary.extended.unwrap_or(0)),
+            eps,
             centred_norms,
-            tied: config.tied_embeddings()?,
-            rotary,
+            tied,
+            rotary: rotary.frequencies,
             layers,
             mlx,
+            notes,
         })
     }
 }
@@ -179,7 +192,8 @@ impl AttentionDescription {
         let head_dim = config.size_or("head_dim", hidden / heads)?;
         config.product("`num_attention_heads` and `head_dim`", &[heads, head_dim])?;
         ensure!(heads.is_multiple_of(kv_heads), "{path}: {heads} query heads cannot share {kv_heads} key/value heads");
-        Ok(AttentionDescription { heads, kv_heads, head_dim, gated, normed: true, window: None })
+        let biased = config.flag_or("attention_bias", false)?;
+        Ok(AttentionDescription { heads, kv_heads, head_dim, gated, normed: true, biased, window: None })
     }
 
     /// Columns of the query projection.

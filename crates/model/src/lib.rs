@@ -6,6 +6,7 @@
 mod config;
 mod decoder;
 mod description;
+mod head;
 mod layers;
 mod llama;
 mod mlx;
@@ -88,6 +89,15 @@ pub fn describe(config: &Config, options: &Options) -> Result<Description> {
     describer(config)?(config, options)
 }
 
+/// What the model of `checkpoint` is: what the config says, but for the output head, of which the files know better. Reads the head and the embedding where
+/// one may be the other once more. Errors name the key of `config.json` or the tensor.
+pub fn describe_checkpoint(checkpoint: &Checkpoint, config: &Config, options: &Options) -> Result<Description> {
+    let mut description = describe(config, options)?;
+    description.notes.extend_from_slice(checkpoint.notes());
+    head::settle(&mut description, checkpoint)?;
+    Ok(description)
+}
+
 /// A loaded model and what the user should be told about the loading.
 pub struct Loaded {
     pub description: Description,
@@ -100,9 +110,9 @@ pub struct Loaded {
     pub order: Vec<Used>,
 }
 
-/// What would keep [`load`] from loading the model of `checkpoint`, with the same error. Reads no weight.
+/// What would keep [`load`] from loading the model of `checkpoint`, with the same error. Reads no weight but those of [`describe_checkpoint`].
 pub fn check(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend) -> Result<Description> {
-    let description = describe(config, &Options::default())?;
+    let description = describe_checkpoint(checkpoint, config, &Options::default())?;
     let mut weights = Weights::new(checkpoint, config.quantization()?, &description, backend, 1)?.without_values();
     weights.working_type()?;
     Decoder::load(&mut weights, &description, 1)?;
@@ -111,7 +121,7 @@ pub fn check(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend
 
 /// Loads the model of `checkpoint`. Errors name the key of `config.json` or the tensor.
 pub fn load(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend, options: &Options) -> Result<Loaded> {
-    let description = describe(config, options)?;
+    let description = describe_checkpoint(checkpoint, config, options)?;
     ensure!(options.max_tokens > 0, "a step must take at least one token");
     let positions = options.context.unwrap_or(description.max_context);
     let mut weights = Weights::new(checkpoint, config.quantization()?, &description, backend, options.max_tokens)?;

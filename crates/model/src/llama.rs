@@ -12,7 +12,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let outline = Outline::read(config)?;
     let attention = AttentionDescription { normed: false, ..AttentionDescription::read(config, false)? };
     let context = options.context.unwrap_or(outline.max_context);
-    let rotary = rope::frequencies(config, attention.head_dim, 1.0, 10000.0, context)?;
+    let rotary = rope::rotary(config, attention.head_dim, None, context)?;
     let layer = LayerDescription {
         mixer: MixerDescription::Attention(attention),
         feed_forward: FeedForwardDescription::Dense { intermediate: config.size("intermediate_size")? },

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use sluice_store::Checkpoint;
 
 use crate::description::Description;
-use crate::parts::{Meaning, WeightClass, WeightKind};
+use crate::parts::{Leaf, Meaning, WeightClass, WeightKind};
 
 /// In front of `embed_tokens`, `layers` and `norm`, and in front of `lm_head`, in the order in which they are tried.
 const PREFIXES: [(&str, &str); 4] =
@@ -20,6 +20,8 @@ const OTHER_PARTS: [&str; 4] = ["visual", "vision_tower", "mtp", "audio_tower"];
 pub struct Names {
     text: &'static str,
     head: &'static str,
+    /// The one matrix that is embedding and head is stored under the head's name only.
+    shares_head: bool,
 }
 
 /// What a tensor of a checkpoint belongs to.
@@ -35,23 +37,45 @@ pub enum Belongs<'a> {
 
 impl Names {
     /// # Errors
-    /// A checkpoint without an embedding.
+    /// A checkpoint without an embedding, or a head that may be one.
     pub fn of(checkpoint: &Checkpoint) -> Result<Names> {
-        let has = |prefix: &str| checkpoint.tensor(&format!("{prefix}embed_tokens.weight")).is_some();
-        match PREFIXES.into_iter().find(|(text, _)| has(text)) {
-            Some((text, head)) => Ok(Names { text, head }),
+        let has = |name: String| checkpoint.tensor(&name).is_some();
+        let embeds = |(text, _): &(&str, &str)| has(format!("{text}embed_tokens.weight"));
+        if let Some((text, head)) = PREFIXES.into_iter().find(embeds) {
+            return Ok(Names { text, head, shares_head: false });
+        }
+        let only_head =
+            |(text, head): &(&str, &str)| has(format!("{text}norm.weight")) && has(format!("{head}lm_head.weight"));
+        match PREFIXES.into_iter().find(only_head) {
+            Some((text, head)) => Ok(Names { text, head, shares_head: true }),
             None => bail!("{}: no tensor `model.embed_tokens.weight`", checkpoint.folder().display()),
         }
     }
 
+    /// Whether embedding and head are one matrix that bears the head's name.
+    pub(crate) fn shares_head(&self) -> bool {
+        self.shares_head
+    }
+
     /// The checkpoint's name for what the text model calls `short`, such as `layers.0.mlp.gate.weight`.
     pub fn full(&self, short: &str) -> String {
+        if self.shares_head
+            && let Some(leaf) = short.strip_prefix("embed_tokens")
+        {
+            return format!("{}lm_head{leaf}", self.head);
+        }
         let prefix = if short.starts_with("lm_head") { self.head } else { self.text };
         format!("{prefix}{short}")
     }
 
     /// The text model's name for a tensor; `None` for one of another part.
     pub fn short<'a>(&self, name: &'a str) -> Option<&'a str> {
+        if self.shares_head
+            && let Some(leaf) = name.strip_prefix(self.head).and_then(|n| n.strip_prefix("lm_head."))
+        {
+            let of_embedding = ["embed_tokens.weight", "embed_tokens.scales", "embed_tokens.biases"];
+            return of_embedding.into_iter().find(|name| name.strip_prefix("embed_tokens.") == Some(leaf));
+        }
         let body = name.strip_prefix(self.text);
         let body = body.filter(|n| ["embed_tokens.", "layers.", "norm."].iter().any(|part| n.starts_with(part)));
         body.or_else(|| name.strip_prefix(self.head).filter(|n| n.starts_with("lm_head.")))
@@ -60,7 +84,19 @@ impl Names {
     /// What the tensor `name` is to the model that `description` describes.
     pub fn belongs<'a>(&self, description: &Description, name: &'a str) -> Belongs<'a> {
         let short = self.short(name);
-        if let Some(meaning) = short.and_then(|short| description.meaning(short)) {
+        let meaning = short.and_then(|short| description.meaning(short));
+        let unused = match meaning {
+            // The reference leaves it out, too, and warns.
+            Some(Meaning { weight, expert, leaf: Leaf::Bias, .. }) if !weight.biased => match expert {
+                Some(_) => return Belongs::LeftOut("biases of experts"),
+                None => true,
+            },
+            Some(Meaning { weight, .. }) if weight.class == WeightClass::Head && description.tied => {
+                return Belongs::LeftOut("lm_head (the embedding once more)");
+            }
+            _ => false,
+        };
+        if let Some(meaning) = meaning.filter(|_| !unused) {
             return Belongs::Text(meaning);
         }
         match short {

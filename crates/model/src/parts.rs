@@ -79,6 +79,8 @@ pub struct WeightDescription {
     /// Of one expert. A vector is one row.
     pub rows: usize,
     pub cols: usize,
+    /// A bias that is stored with it is the model's, too.
+    pub biased: bool,
 }
 
 impl WeightDescription {
@@ -111,16 +113,18 @@ impl WeightDescription {
 }
 
 fn matrix(part: &'static str, class: WeightClass, rows: usize, cols: usize) -> WeightDescription {
-    WeightDescription { layer: None, part, class, kind: WeightKind::Matrix, count: 1, rows, cols }
+    WeightDescription { layer: None, part, class, kind: WeightKind::Matrix, count: 1, rows, cols, biased: false }
 }
 
 fn vector(part: &'static str, kind: WeightKind, cols: usize) -> WeightDescription {
-    WeightDescription { layer: None, part, class: WeightClass::Vector, kind, count: 1, rows: 1, cols }
+    WeightDescription { layer: None, part, class: WeightClass::Vector, kind, count: 1, rows: 1, cols, biased: false }
 }
 
 impl AttentionDescription {
     fn weights(&self, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
-        let projection = |part, rows, cols| matrix(part, WeightClass::Attention, rows, cols);
+        let biased = self.biased;
+        let projection =
+            |part, rows, cols| WeightDescription { biased, ..matrix(part, WeightClass::Attention, rows, cols) };
         let mut all = vec![
             projection("self_attn.q_proj", self.q_cols(), hidden),
             projection("self_attn.k_proj", self.kv_cols(), hidden),
@@ -165,12 +169,14 @@ impl DeltaDescription {
 
 impl FeedForwardDescription {
     fn weights(&self, hidden: usize) -> Vec<WeightDescription> {
+        // A bias of one of these is the model's, and refused when it is loaded.
+        let gated = |part, class, rows, cols| WeightDescription { biased: true, ..matrix(part, class, rows, cols) };
         let moe = match self {
             FeedForwardDescription::Dense { intermediate } => {
                 return vec![
-                    matrix("mlp.gate_proj", WeightClass::Mlp, *intermediate, hidden),
-                    matrix("mlp.up_proj", WeightClass::Mlp, *intermediate, hidden),
-                    matrix("mlp.down_proj", WeightClass::Mlp, hidden, *intermediate),
+                    gated("mlp.gate_proj", WeightClass::Mlp, *intermediate, hidden),
+                    gated("mlp.up_proj", WeightClass::Mlp, *intermediate, hidden),
+                    gated("mlp.down_proj", WeightClass::Mlp, hidden, *intermediate),
                 ];
             }
             FeedForwardDescription::Moe(moe) => moe,
@@ -178,9 +184,9 @@ impl FeedForwardDescription {
         let mut all = vec![matrix("mlp.gate", WeightClass::Router, moe.count, hidden)];
         if let Some(width) = moe.shared {
             all.extend([
-                matrix("mlp.shared_expert.gate_proj", WeightClass::SharedExpert, width, hidden),
-                matrix("mlp.shared_expert.up_proj", WeightClass::SharedExpert, width, hidden),
-                matrix("mlp.shared_expert.down_proj", WeightClass::SharedExpert, hidden, width),
+                gated("mlp.shared_expert.gate_proj", WeightClass::SharedExpert, width, hidden),
+                gated("mlp.shared_expert.up_proj", WeightClass::SharedExpert, width, hidden),
+                gated("mlp.shared_expert.down_proj", WeightClass::SharedExpert, hidden, width),
                 matrix("mlp.shared_expert_gate", WeightClass::Router, 1, hidden),
             ]);
         }

@@ -28,7 +28,7 @@ pub(crate) fn describe_with(
     let outline = Outline::read(config)?;
     let attention = AttentionDescription::read(config, false)?;
     let context = options.context.unwrap_or(outline.max_context);
-    let rotary = rope::frequencies(config, attention.head_dim, 1.0, 10000.0, context)?;
+    let rotary = rope::rotary(config, attention.head_dim, None, context)?;
     let windows = windows(config, outline.count, first_windowed)?;
     let layer = |(i, window)| -> Result<LayerDescription> {
         let mixer = MixerDescription::Attention(AttentionDescription { window, ..attention });

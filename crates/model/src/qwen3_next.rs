@@ -35,7 +35,7 @@ pub(crate) fn describe_hybrid(
     let attention = AttentionDescription::read(config, true)?;
     let delta = DeltaDescription::read(config, layout)?;
     let context = options.context.unwrap_or(outline.max_context);
-    let rotary = rope::frequencies(config, attention.head_dim, PARTIAL, 10000.0, context)?;
+    let rotary = rope::rotary(config, attention.head_dim, Some(PARTIAL), context)?;
     let layer = |(i, is_attention)| -> Result<LayerDescription> {
         let mixer = match is_attention {
             true => MixerDescription::Attention(attention),

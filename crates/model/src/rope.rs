@@ -4,27 +4,71 @@
 //! et al. 2023; LongRoPE: Ding et al. 2024). Frequencies are f32, rounded where the reference rounds, so that angles agree.
 
 use anyhow::{Result, anyhow, bail, ensure};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sluice_backend::RotaryFrequencies;
 
 use crate::config::Config;
 
-/// Frequencies for heads of `head_dim`, of which `default_partial` is rotated where the config does not say.
+/// `rope_theta` where the config does not say, in every architecture that is supported.
+const THETA: f64 = 10000.0;
+
+/// What a config says of positions.
+pub struct Rotary {
+    pub frequencies: RotaryFrequencies,
+    /// Positions up to which YaRN extends the model, where the config asks for it.
+    pub extended: Option<usize>,
+    /// What of the config is not followed.
+    pub notes: Vec<String>,
+}
+
+/// The rope parameters: `rope_parameters` of newer configs, `rope_scaling` of older ones.
+///
+/// Where both are there, the reference takes `rope_scaling` alone, and theta and the rotated part from beside it or by default. Who adds a `rope_scaling`
+/// to a newer config, as model cards say, does not mean to lose those: such a config is refused.
+fn parameters<'a>(
+    config: &'a Config,
+    default_partial: Option<f64>,
+    notes: &mut Vec<String>,
+) -> Result<Option<&'a Map<String, Value>>> {
+    let path = config.path().display();
+    let object = |key: &str| -> Result<Option<&'a Map<String, Value>>> {
+        let Some(v) = config.get(key) else { return Ok(None) };
+        let v = v.as_object().ok_or_else(|| anyhow!("{path}: rope parameters (`{key}`) are {v}, not an object"))?;
+        if let Some((name, _)) = v.iter().find(|(_, v)| v.is_object()) {
+            bail!("{path}: rope parameters for each type of layer (`{key}.{name}`) are not supported");
+        }
+        Ok(Some(v).filter(|v| !v.is_empty()))
+    };
+    let (Some(newer), Some(older)) = (object("rope_parameters")?, object("rope_scaling")?) else {
+        return Ok(object("rope_scaling")?.or(object("rope_parameters")?));
+    };
+    if newer == older {
+        return Ok(Some(older));
+    }
+    for (key, default) in [("rope_theta", Some(THETA)), ("partial_rotary_factor", default_partial)] {
+        let Some(default) = default else { continue };
+        let beside = config.get(key).and_then(Value::as_f64).unwrap_or(default);
+        let of = |p: &Map<String, Value>| p.get(key).and_then(Value::as_f64).unwrap_or(beside);
+        ensure!(
+            of(newer) == of(older),
+            "{path}: `rope_scaling` beside `rope_parameters` would replace all of it, and `{key}` be {} instead of {}: \
+             move what `rope_scaling` says into `rope_parameters`",
+            of(older),
+            of(newer)
+        );
+    }
+    notes.push("config.json: `rope_scaling` is used, and `rope_parameters` beside it is not".to_owned());
+    Ok(Some(older))
+}
+
+/// Frequencies for heads of `head_dim`; `default_partial`: the part of a head that is rotated where the config does not say, or nothing for
+/// architectures that always rotate whole heads.
 /// `context` is how many positions will be used at most: LongRoPE and dynamic NTK choose by it, once, so that positions that are
 /// cached stay valid. Multimodal (interleaved) sections come to the same for text, whose three position numbers are equal.
-pub fn frequencies(
-    config: &Config,
-    head_dim: usize,
-    default_partial: f64,
-    default_theta: f64,
-    context: usize,
-) -> Result<RotaryFrequencies> {
-    // Newer configs hold everything in `rope_parameters`; older ones have `rope_theta` beside `rope_scaling`.
-    let parameters = config.get("rope_parameters").or_else(|| config.get("rope_scaling"));
+pub fn rotary(config: &Config, head_dim: usize, default_partial: Option<f64>, context: usize) -> Result<Rotary> {
+    let mut notes = Vec::new();
+    let parameters = parameters(config, default_partial, &mut notes)?;
     let path = config.path().display().to_string();
-    if let Some(p) = parameters {
-        ensure!(p.is_object(), "{path}: rope parameters are not an object");
-    }
     let number = |key: &str| -> Result<Option<f64>> {
         let Some(v) = parameters.and_then(|p| p.get(key)).filter(|v| !v.is_null()) else { return Ok(None) };
         let x = v.as_f64().filter(|x| x.is_finite());
@@ -43,25 +87,44 @@ pub fn frequencies(
     let needed = |key: &str| positive(key)?.ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is missing"));
     let theta = match positive("rope_theta")? {
         Some(theta) => theta,
-        None => config.float_or("rope_theta", default_theta, |x| x > 0.0, "a number above 0")?,
+        None => config.float_or("rope_theta", THETA, |x| x > 0.0, "a number above 0")?,
     };
     let is_part = |x: f64| x > 0.0 && x <= 1.0;
-    let partial = match positive("partial_rotary_factor")? {
+    let mut partial = match positive("partial_rotary_factor")? {
         Some(partial) => partial,
-        None => config.float_or("partial_rotary_factor", default_partial, is_part, "a number above 0, at most 1")?,
+        None => {
+            let default = default_partial.unwrap_or(1.0);
+            config.float_or("partial_rotary_factor", default, is_part, "a number above 0, at most 1")?
+        }
     };
     ensure!(is_part(partial), "{path}: rope parameter `partial_rotary_factor` is {partial}, expected at most 1");
+    let kind = parameters.and_then(|p| p.get("rope_type").or_else(|| p.get("type"))).filter(|v| !v.is_null());
+    let kind = match kind {
+        None => "default",
+        Some(v) => v.as_str().ok_or_else(|| anyhow!("{path}: rope parameter `rope_type` is {v}, expected a name"))?,
+    };
+    if default_partial.is_none() && partial < 1.0 {
+        // The reference ignores it without a scaling, and fails with one.
+        ensure!(
+            matches!(kind, "default" | "mrope"),
+            "{path}: `partial_rotary_factor` is {partial}, but this architecture rotates whole heads"
+        );
+        notes.push(format!(
+            "config.json: `partial_rotary_factor` {partial} is not followed: this architecture rotates whole heads"
+        ));
+        partial = 1.0;
+    }
     let dim = (head_dim as f64 * partial) as usize;
     ensure!(dim >= 2 && dim.is_multiple_of(2), "{path}: {dim} of {head_dim} head dimensions are rotated; must be even");
-    let max_positions = config.size_or("max_position_embeddings", 32768)? as f64;
+    let max_positions = config.max_positions()? as f64;
+    // As in the reference, what stands beside the rope parameters goes before what stands in them.
     let original = match positive("original_max_position_embeddings")? {
-        None if config.get("original_max_position_embeddings").is_some() => {
-            Some(config.size("original_max_position_embeddings")? as f64)
+        _ if config.get("original_max_position_embeddings").is_some() => {
+            config.size("original_max_position_embeddings")? as f64
         }
-        found => found,
+        Some(original) => original,
+        None => max_positions,
     };
-    let original_needed =
-        || original.ok_or_else(|| anyhow!("{path}: rope parameter `original_max_position_embeddings` is missing"));
 
     // theta^(2i / dim), in f32 as the reference computes it.
     let powers = |theta: f64| -> Vec<f32> {
@@ -69,11 +132,7 @@ pub fn frequencies(
     };
     let inverse = |theta: f64| -> Vec<f32> { powers(theta).iter().map(|p| 1.0 / p).collect() };
 
-    let kind = parameters.and_then(|p| p.get("rope_type").or_else(|| p.get("type"))).filter(|v| !v.is_null());
-    let kind = match kind {
-        None => "default",
-        Some(v) => v.as_str().ok_or_else(|| anyhow!("{path}: rope parameter `rope_type` is {v}, expected a name"))?,
-    };
+    let mut extended = None;
     let (inv_freq, scaling): (Vec<f32>, f64) = match kind {
         // A multimodal section list alone changes nothing for text.
         "default" | "mrope" => (inverse(theta), 1.0),
@@ -89,9 +148,9 @@ pub fn frequencies(
             (inverse(theta * libm::pow(stretch, exponent)), 1.0)
         }
         "yarn" => {
-            let original = original_needed()?;
             ensure!(theta > 1.0, "{path}: rope parameter `rope_theta` is {theta}, expected more than 1 for yarn");
             let factor = positive("factor")?.unwrap_or(max_positions / original);
+            extended = Some((original * factor).min(f64::from(1 << 24)) as usize);
             let mscale = |scale: f64, m: f64| if scale <= 1.0 { 1.0 } else { 0.1 * m * libm::log(scale) + 1.0 };
             let scaling = match (positive("attention_factor")?, number("mscale")?, number("mscale_all_dim")?) {
                 (Some(given), ..) => given,
@@ -132,7 +191,6 @@ pub fn frequencies(
             (blended.collect(), scaling)
         }
         "longrope" => {
-            let original = original_needed()?;
             let factor = positive("factor")?.unwrap_or(max_positions / original);
             let scaling = match positive("attention_factor")? {
                 Some(given) => given,
@@ -154,7 +212,7 @@ pub fn frequencies(
             (powers(theta).iter().zip(list).map(|(p, f)| 1.0 / (f as f32 * p)).collect(), scaling)
         }
         "llama3" => {
-            let (factor, old) = (needed("factor")? as f32, original_needed()? as f32);
+            let (factor, old) = (needed("factor")? as f32, original as f32);
             let (low, high) = (needed("low_freq_factor")? as f32, needed("high_freq_factor")? as f32);
             let scaled = inverse(theta).into_iter().map(|f| {
                 let wavelength = 2.0 * std::f32::consts::PI / f;
@@ -178,7 +236,7 @@ pub fn frequencies(
         inv_freq.iter().all(|f| f.is_finite()) && scaling.is_finite(),
         "{path}: the rope parameters (theta {theta}, type {kind:?}) give angles that are not numbers"
     );
-    Ok(RotaryFrequencies { inv_freq, scaling })
+    Ok(Rotary { frequencies: RotaryFrequencies { inv_freq, scaling }, extended, notes })
 }
 
 #[cfg(test)]
@@ -186,7 +244,78 @@ mod tests {
     use super::*;
 
     fn of(config: &str) -> Result<RotaryFrequencies> {
-        frequencies(&Config::parse("config.json".into(), config.as_bytes()).unwrap(), 64, 1.0, 10000.0, 4096)
+        let config = Config::parse("config.json".into(), config.as_bytes()).unwrap();
+        rotary(&config, 64, Some(1.0), 4096).map(|rotary| rotary.frequencies)
+    }
+
+    fn rotary_of(config: &str, partial: Option<f64>) -> Result<Rotary> {
+        rotary(&Config::parse("config.json".into(), config.as_bytes()).unwrap(), 64, partial, 4096)
+    }
+
+    /// `rope_scaling` would take the place of `rope_parameters` with its theta, which nobody means who adds it.
+    #[test]
+    fn scaling_beside_parameters_counts_where_nothing_is_lost_and_is_refused_where_theta_is() {
+        let both = |theta: &str, scaling: &str| {
+            format!(
+                r#"{{{theta} "rope_parameters": {{"rope_type": "default", "rope_theta": 1e6}}, "rope_scaling": {scaling}}}"#
+            )
+        };
+        let yarn = r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}"#;
+        let with_theta =
+            r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 1e6}"#;
+        let alone = rotary_of(&format!(r#"{{"rope_parameters": {with_theta}}}"#), None).unwrap();
+        assert_eq!(alone.notes, [""; 0]);
+        for config in [both(r#""rope_theta": 1e6,"#, yarn), both("", with_theta)] {
+            let found = rotary_of(&config, None).unwrap();
+            assert_eq!(found.frequencies, alone.frequencies, "{config}");
+            assert!(found.notes[0].contains("`rope_scaling` is used, and `rope_parameters`"), "{:?}", found.notes);
+        }
+        for config in [both("", yarn), both(r#""rope_theta": 1e5,"#, yarn)] {
+            let error = rotary_of(&config, None).err().unwrap_or_else(|| panic!("accepted: {config}")).to_string();
+            assert!(error.starts_with("config.json: `rope_scaling` beside `rope_parameters`"), "{error}");
+            assert!(error.contains("`rope_theta`") && error.contains("1000000"), "{error}");
+        }
+        // Empty and null are as if they were not there.
+        for scaling in ["{}", "null"] {
+            assert_eq!(rotary_of(&both("", scaling), None).unwrap().notes, [""; 0]);
+        }
+        let partial = r#"{"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}, "rope_scaling": {"type": "linear", "factor": 2}}"#;
+        let error = rotary_of(partial, Some(0.25)).err().unwrap().to_string();
+        assert!(error.contains("`partial_rotary_factor` be 0.25 instead of 0.5"), "{error}");
+    }
+
+    #[test]
+    fn yarn_says_how_far_it_extends_the_model() {
+        let yarn = |more: &str| format!(r#"{{"max_position_embeddings": 4096, {more}}}"#);
+        let scaled = r#""rope_scaling": {"type": "yarn", "factor": 4"#;
+        for (config, extended) in [
+            (yarn(&format!(r#"{scaled}, "original_max_position_embeddings": 2048}}"#)), Some(8192)),
+            // Of what is not said: what the model was trained for is what it is made for.
+            (yarn(&format!("{scaled}}}")), Some(16384)),
+            // As in the reference, the key beside goes before the one inside.
+            (
+                yarn(&format!(
+                    r#""original_max_position_embeddings": 1024, {scaled}, "original_max_position_embeddings": 2048}}"#
+                )),
+                Some(4096),
+            ),
+            (yarn(r#""rope_scaling": {"type": "linear", "factor": 4}"#), None),
+        ] {
+            assert_eq!(rotary_of(&config, None).unwrap().extended, extended, "{config}");
+        }
+    }
+
+    #[test]
+    fn heads_that_are_rotated_whole_stay_so_and_it_is_said() {
+        let whole = rotary_of("{}", None).unwrap();
+        let partial = rotary_of(r#"{"partial_rotary_factor": 0.5}"#, None).unwrap();
+        assert_eq!(partial.frequencies, whole.frequencies);
+        assert!(whole.notes.is_empty() && partial.notes[0].contains("partial_rotary_factor"), "{:?}", partial.notes);
+        let half = rotary_of(r#"{"partial_rotary_factor": 0.5}"#, Some(0.25)).unwrap();
+        assert_eq!(half.frequencies.inv_freq.len(), 16);
+        let scaled = r#"{"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2}}"#;
+        let error = rotary_of(scaled, None).err().unwrap().to_string();
+        assert!(error.contains("partial_rotary_factor"), "{error}");
     }
 
     #[test]
@@ -213,6 +342,10 @@ mod tests {
             (r#"{"rope_scaling": {"type": "dynamic", "factor": -2}}"#.into(), "factor"),
             (r#"{"rope_scaling": {"type": 3}}"#.into(), "rope_type"),
             (r#"{"rope_scaling": 3}"#.into(), "rope parameters"),
+            (
+                r#"{"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}"#.into(),
+                "rope_parameters.full_attention",
+            ),
         ] {
             let error = of(&config).err().unwrap_or_else(|| panic!("accepted: {config}"));
             let error = error.to_string();

@@ -169,7 +169,7 @@ impl<'a> Weights<'a> {
         let w = self.described(layer, part);
         let matrix = self.matrix(layer, part)?;
         let bias = format!("{}.bias", self.module(&w));
-        let bias = match self.checkpoint.tensor(&bias) {
+        let bias = match self.checkpoint.tensor(&bias).filter(|_| w.biased) {
             Some(_) => Some(self.values(&bias, &[w.rows]).and_then(|(values, _)| self.upload(&values, 1, w.rows))?),
             None => None,
         };

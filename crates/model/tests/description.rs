@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use sluice_backend::{Activations, Cpu, Isa};
-use sluice_model::{Belongs, Config, Description, Leaf, Names, Options, WeightClass, WeightKind, describe};
+use sluice_model::{
+    Belongs, Config, Description, Leaf, Names, Options, WeightClass, WeightKind, describe, describe_checkpoint,
+};
 use sluice_store::{Checkpoint, Dtype, TensorPlan, Writer};
 
 fn golden() -> PathBuf {
@@ -102,24 +104,187 @@ fn what_no_layer_has_is_left_out_and_named_once() {
     assert_eq!(names.belongs(&d, &text("layers.1.self_attn.rotary_emb.inv_freq")), Belongs::Computed);
 }
 
+/// A copy of a golden checkpoint of one file, its tensors and its config changed.
+struct Edited {
+    dir: tempfile::TempDir,
+    tensors: Vec<(TensorPlan, Vec<u8>)>,
+    config: serde_json::Value,
+}
+
+impl Edited {
+    fn of(name: &str) -> Edited {
+        let checkpoint = Checkpoint::open(&golden().join(name)).unwrap();
+        let plan =
+            |t: &sluice_store::Tensor| TensorPlan { name: t.name.to_string(), dtype: t.dtype, shape: t.shape.clone() };
+        let tensors = checkpoint.tensors().iter().map(|t| (plan(t), t.bytes.to_vec())).collect();
+        let config = std::fs::read(golden().join(name).join("config.json")).unwrap();
+        Edited { dir: tempfile::tempdir().unwrap(), tensors, config: serde_json::from_slice(&config).unwrap() }
+    }
+
+    fn tensor(&mut self, name: &str) -> &mut (TensorPlan, Vec<u8>) {
+        self.tensors.iter_mut().find(|(t, _)| t.name == name).unwrap_or_else(|| panic!("no {name}"))
+    }
+
+    /// Adds a tensor that is another one under a new name.
+    fn add_copy(&mut self, of: &str, name: &str) -> &mut Vec<u8> {
+        let (plan, bytes) = self.tensor(of).clone();
+        self.tensors.push((TensorPlan { name: name.to_owned(), ..plan }, bytes));
+        &mut self.tensors.last_mut().unwrap().1
+    }
+
+    fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize]) {
+        let plan = TensorPlan { name: name.to_owned(), dtype, shape: shape.to_vec() };
+        let bytes = vec![0; plan.size().unwrap() as usize];
+        self.tensors.push((plan, bytes));
+    }
+
+    fn open(&self) -> (Config, Checkpoint) {
+        let plan: Vec<TensorPlan> = self.tensors.iter().map(|(t, _)| t.clone()).collect();
+        let path = self.dir.path().join("model.safetensors");
+        let mut writer = Writer::create(&path, &plan, &BTreeMap::new()).unwrap();
+        self.tensors.iter().for_each(|(t, bytes)| writer.append(&t.name, bytes).unwrap());
+        writer.finish().unwrap();
+        let config = Config::parse("config.json".into(), self.config.to_string().as_bytes()).unwrap();
+        (config, Checkpoint::open(self.dir.path()).unwrap())
+    }
+
+    fn describe(&self) -> anyhow::Result<Description> {
+        let (config, checkpoint) = self.open();
+        describe_checkpoint(&checkpoint, &config, &Options::default())
+    }
+
+    fn left_out(&self) -> Vec<String> {
+        let (config, checkpoint) = self.open();
+        let description = describe_checkpoint(&checkpoint, &config, &Options::default()).unwrap();
+        Names::of(&checkpoint).unwrap().left_out(&description, &checkpoint)
+    }
+
+    fn check(&self) -> anyhow::Result<Description> {
+        let (config, checkpoint) = self.open();
+        sluice_model::check(&checkpoint, &config, &mut Cpu::new(Isa::GENERIC, 1, Activations::F32).unwrap())
+    }
+}
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// What the config says of the head is believed where the files do not say otherwise.
+#[test]
+fn a_stored_head_counts_unless_it_is_the_embedding_to_the_last_bit() {
+    let as_said = Edited::of("llama");
+    let found = as_said.describe().unwrap();
+    assert!(found.tied && found.notes.is_empty(), "{:?}", found.notes);
+
+    let mut same = Edited::of("llama");
+    same.add_copy(EMBEDDING, "lm_head.weight");
+    let found = same.check().unwrap();
+    assert!(found.tied && found.notes.is_empty(), "{:?}", found.notes);
+    assert_eq!(same.left_out(), ["lm_head (the embedding once more)"]);
+
+    let mut other = Edited::of("llama");
+    *other.add_copy(EMBEDDING, "lm_head.weight").last_mut().unwrap() ^= 1;
+    let found = other.check().unwrap();
+    assert!(!found.tied && found.weights().any(|w| w.class == WeightClass::Head));
+    assert!(found.notes.len() == 1 && found.notes[0].contains("lm_head.weight"), "{:?}", found.notes);
+    assert_eq!(other.left_out(), [""; 0]);
+
+    // A head of another type is another one, whatever its numbers are.
+    let mut wide = Edited::of("llama");
+    let shape = wide.tensor(EMBEDDING).0.shape.clone();
+    wide.add("lm_head.weight", Dtype::F32, &shape);
+    assert!(!wide.check().unwrap().tied);
+}
+
+#[test]
+fn a_quantised_head_is_compared_with_its_scales() {
+    let mut same = Edited::of("mlx_qwen3");
+    same.config["tie_word_embeddings"] = true.into();
+    same.tensors.retain(|(t, _)| !t.name.starts_with("lm_head"));
+    for leaf in ["weight", "scales", "biases"] {
+        same.add_copy(&format!("model.embed_tokens.{leaf}"), &format!("lm_head.{leaf}"));
+    }
+    assert!(same.check().unwrap().tied);
+    *same.tensor("lm_head.biases").1.first_mut().unwrap() ^= 1;
+    assert!(!same.check().unwrap().tied);
+}
+
+#[test]
+fn one_matrix_may_bear_the_name_of_the_head() {
+    let mut edited = Edited::of("llama");
+    edited.tensor(EMBEDDING).0.name = "lm_head.weight".into();
+    let found = edited.check().unwrap();
+    assert!(found.tied && found.notes.is_empty(), "{:?}", found.notes);
+    assert_eq!(edited.left_out(), [""; 0]);
+    edited.config["tie_word_embeddings"] = false.into();
+    let error = format!("{:#}", edited.check().unwrap_err());
+    assert!(error.contains(EMBEDDING) && error.contains("tie_word_embeddings"), "{error}");
+}
+
+#[test]
+fn a_multimodal_config_may_contradict_itself_about_the_head() {
+    for (root, text) in [(true, false), (false, true)] {
+        let mut edited = Edited::of("qwen3_5_vl");
+        edited.config["tie_word_embeddings"] = root.into();
+        edited.config["text_config"]["tie_word_embeddings"] = text.into();
+        // No head is stored: it can only be the embedding.
+        assert!(edited.check().unwrap().tied, "{root} {text}");
+        *edited.add_copy("model.language_model.embed_tokens.weight", "lm_head.weight").first_mut().unwrap() ^= 1;
+        assert!(!edited.check().unwrap().tied, "{root} {text}");
+    }
+}
+
+/// As in the reference: a bias that the config does not ask for is not the model's. It is named.
+#[test]
+fn biases_count_where_the_config_has_them() {
+    let mut edited = Edited::of("llama");
+    edited.add("model.layers.0.self_attn.q_proj.bias", Dtype::BF16, &[96]);
+    edited.add("lm_head.bias", Dtype::BF16, &[256]);
+    edited.check().unwrap();
+    assert_eq!(edited.left_out(), ["self_attn.q_proj.bias", "lm_head.bias"]);
+    edited.config["attention_bias"] = true.into();
+    edited.check().unwrap();
+    assert_eq!(edited.left_out(), ["lm_head.bias"]);
+    let mut experts = Edited::of("qwen3_moe");
+    for e in 0..9 {
+        experts.add(&format!("model.layers.0.mlp.experts.{e}.up_proj.bias"), Dtype::BF16, &[20]);
+    }
+    experts.check().unwrap();
+    assert_eq!(experts.left_out(), ["biases of experts"]);
+}
+
+#[test]
+fn what_a_config_says_and_nobody_follows_is_noted() {
+    let mut edited = Edited::of("qwen3_5_vl");
+    let epsilon = edited.config["text_config"].as_object_mut().unwrap().remove("rms_norm_eps").unwrap();
+    edited.config["rms_norm_eps"] = epsilon;
+    let found = edited.describe().unwrap();
+    assert_eq!(found.eps, 1e-6);
+    assert!(found.notes.len() == 1 && found.notes[0].contains("`rms_norm_eps`"), "{:?}", found.notes);
+    let mut edited = Edited::of("llama");
+    edited.config["partial_rotary_factor"] = 0.5.into();
+    edited.config["rope_scaling"] = serde_json::Value::Null;
+    let found = edited.describe().unwrap();
+    assert_eq!(found.rotary.inv_freq.len(), 8);
+    assert!(found.notes.len() == 1 && found.notes[0].contains("partial_rotary_factor"), "{:?}", found.notes);
+}
+
+/// The context is what YaRN makes of the trained one, where that is more than `max_position_embeddings`.
+#[test]
+fn yarn_extends_the_context() {
+    let mut edited = Edited::of("llama");
+    edited.config["max_position_embeddings"] = 40960.into();
+    let scaling = serde_json::json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
+    edited.config["rope_scaling"] = scaling;
+    assert_eq!(edited.describe().unwrap().max_context, 131072);
+    edited.config["max_position_embeddings"] = 262144.into();
+    assert_eq!(edited.describe().unwrap().max_context, 262144);
+}
+
 /// Operations add no bias between gate and up: a checkpoint that has one is another model.
 #[test]
 fn a_bias_of_a_feed_forward_layer_is_refused_by_name() {
-    let (_, checkpoint) = open("qwen3_window");
-    let dir = tempfile::tempdir().unwrap();
+    let mut edited = Edited::of("qwen3_window");
     let bias = "model.layers.1.mlp.up_proj.bias";
-    let tensors = checkpoint.tensors();
-    let mut plan: Vec<TensorPlan> = tensors
-        .iter()
-        .map(|t| TensorPlan { name: t.name.to_string(), dtype: t.dtype, shape: t.shape.clone() })
-        .collect();
-    plan.push(TensorPlan { name: bias.to_owned(), dtype: Dtype::F16, shape: vec![60] });
-    let mut writer = Writer::create(&dir.path().join("model.safetensors"), &plan, &BTreeMap::new()).unwrap();
-    tensors.iter().for_each(|t| writer.append(&t.name, &t.bytes).unwrap());
-    writer.append(bias, &[0; 120]).unwrap();
-    writer.finish().unwrap();
-    let config = Config::open(&golden().join("qwen3_window")).unwrap();
-    let mut backend = Cpu::new(Isa::GENERIC, 1, Activations::F32).unwrap();
-    let error = sluice_model::check(&Checkpoint::open(dir.path()).unwrap(), &config, &mut backend).unwrap_err();
+    edited.add(bias, Dtype::F16, &[60]);
+    let error = edited.check().unwrap_err();
     assert!(format!("{error:#}").contains(bias), "{error:#}");
 }

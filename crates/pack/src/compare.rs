@@ -37,7 +37,7 @@ impl Side {
     fn open(folder: &Path) -> Result<Side> {
         let (checkpoint, config) = (Checkpoint::open(folder)?, Config::open(folder)?);
         let mut rules = Rules::new(4, 64, vec!["*=none".parse().expect("a rule")]);
-        let description = sluice_model::describe(&config, &Options::default())?;
+        let description = sluice_model::describe_checkpoint(&checkpoint, &config, &Options::default())?;
         let units = convert(&checkpoint, &config, &description, &mut rules)?.units;
         Ok(Side { units, input: Input::open(&checkpoint)? })
     }

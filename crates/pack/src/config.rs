@@ -57,7 +57,11 @@ fn quantization(root: &mut Map<String, Value>, conversion: &Conversion, rules: &
 
 /// Adds what `mlx_lm` reads under another key, or at another level.
 fn for_mlx(root: &mut Map<String, Value>, description: &Description) {
-    let root_tied = root.get("tie_word_embeddings").cloned();
+    // What holds of the files, at both places: readers go by one or by the other.
+    let tied = json!(description.tied);
+    if let Some(at_root) = root.get_mut("tie_word_embeddings") {
+        *at_root = tied.clone();
+    }
     let flat = !root.get("text_config").is_some_and(Value::is_object);
     // A text model of its own is, for `mlx_lm`, the whole without `text_config`.
     if let Some(kind) = root.get_mut("model_type").filter(|_| flat) {
@@ -67,8 +71,8 @@ fn for_mlx(root: &mut Map<String, Value>, description: &Description) {
         Some(Value::Object(text)) => text,
         _ => root,
     };
-    let tied = ("tie_word_embeddings", root_tied.unwrap_or(json!(false)));
-    for (key, value) in [tied].iter().chain(&description.mlx.keys) {
+    text.insert("tie_word_embeddings".to_owned(), tied);
+    for (key, value) in &description.mlx.keys {
         if text.get(*key).is_none_or(Value::is_null) {
             text.insert((*key).to_owned(), value.clone());
         }

@@ -59,9 +59,6 @@ pub fn convert(
             }
         };
         let weight = meaning.weight;
-        if description.tied && weight.class == WeightClass::Head {
-            continue;
-        }
         let Some(expert) = meaning.expert else {
             planner.tensor(i, t, weight, meaning.with, meaning.leaf)?;
             continue;

@@ -111,7 +111,8 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
     folder::check(input, output, options.force, unfinished.is_some())?;
     let checkpoint = Checkpoint::open(input)?;
     let model = Config::open(input)?;
-    let description = sluice_model::describe(&model, &Options::default())?;
+    let description = sluice_model::describe_checkpoint(&checkpoint, &model, &Options::default())?;
+    description.notes.iter().for_each(|line| watch.note(line));
     let mut rules = options.rules.clone();
     let conversion = convert(&checkpoint, &model, &description, &mut rules)?;
     let files = layout::files(options.layout, &conversion.units, options.shard_bytes)?;

@@ -11,13 +11,16 @@ use std::sync::Arc;
 use crate::bundle::{MANIFEST, Manifest, RESIDENT, is_of_a_bundle};
 use crate::bytes::Bytes;
 use crate::dtype::Dtype;
-use crate::error::Error;
+use crate::error::{Error, quoted};
 use crate::index::{INDEX_NAME, Index, siblings};
 use crate::load::ReadFile;
 use crate::map::{Buffer, Map};
 use crate::safetensors::Header;
 
 const SINGLE_NAME: &str = "model.safetensors";
+
+/// Files that a note names.
+const LISTED: usize = 3;
 
 /// One tensor of a checkpoint. Cheap to clone, and keeps its file mapped.
 #[derive(Clone, Debug)]
@@ -59,11 +62,13 @@ pub struct Checkpoint {
     by_name: HashMap<Arc<str>, usize>,
     metadata: BTreeMap<String, String>,
     manifest: Option<Manifest>,
+    notes: Vec<String>,
 }
 
 impl Checkpoint {
-    /// Opens the safetensors of `folder`: those that `model.safetensors.index.json` names, else `model.safetensors`, else those of a
-    /// bundle's manifest, else every `*.safetensors`. Where there is an index, a shard's tensors that it does not mention are left out.
+    /// Opens the safetensors of `folder`: `model.safetensors` (which goes before an index of other files, as in the reference), else those that
+    /// `model.safetensors.index.json` names, else those of a bundle's manifest, else every `*.safetensors` that is no adapter. Where there is an index, a
+    /// shard's tensors that it does not mention are left out.
     ///
     /// # Errors
     /// Anything missing, truncated or contradictory in the folder, the index, the manifest or a header: see [`Error`].
@@ -76,7 +81,21 @@ impl Checkpoint {
         // 1. which files
         check_folder(folder)?;
         let index_path = folder.join(INDEX_NAME);
-        let index = if is_there(&index_path)? { Some(Index::read(&index_path)?) } else { None };
+        let mut notes = Vec::new();
+        let index = if is_there(&index_path)? {
+            let index = Index::read(&index_path);
+            let is_of_single = index.as_ref().is_ok_and(|index| index.files.iter().any(|name| name == SINGLE_NAME));
+            if !is_of_single && folder.join(SINGLE_NAME).is_file() {
+                notes.push(format!(
+                    "{SINGLE_NAME} is read, and what {INDEX_NAME} names is not: remove what is out of date"
+                ));
+                None
+            } else {
+                Some(index?)
+            }
+        } else {
+            None
+        };
         let single = index.is_none() && is_there(&folder.join(SINGLE_NAME))?;
         let manifest = match &index {
             Some(index) if !index.files.iter().any(|name| is_of_a_bundle(name)) => None,
@@ -92,6 +111,7 @@ impl Checkpoint {
             (None, None) => (all_safetensors(folder)?, "one of a set of shards but not there"),
         };
         check_bundle(folder, &names, index.is_some(), manifest.is_some())?;
+        notes.extend(others(folder, &names)?);
 
         // 2. their tensors; of two of the same name the index tells which is meant
         let expected = index.as_ref().map(|i| i.tensors.iter().map(|(t, file)| (t.as_str(), *file)).collect());
@@ -104,6 +124,7 @@ impl Checkpoint {
             by_name: HashMap::new(),
             metadata: BTreeMap::new(),
             manifest: None,
+            notes,
         };
         let mut files = Vec::with_capacity(names.len());
         for (number, name) in names.iter().enumerate() {
@@ -175,6 +196,11 @@ impl Checkpoint {
     /// Name and size in bytes of each file of weights, in order of name.
     pub fn file_sizes(&self) -> &[(String, u64)] {
         &self.files
+    }
+
+    /// What the user should hear of files that were found and not read, a line each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Of a bundle its manifest, which its files' headers agree with.
@@ -253,6 +279,46 @@ fn is_there(path: &Path) -> Result<bool, Error> {
     }
 }
 
+/// Whether a file of this name is (of) an adapter, such as LoRA: a difference from weights, and no weights.
+fn is_adapter(name: &str) -> bool {
+    let stem = name.strip_suffix(".safetensors").or_else(|| name.strip_suffix(".bin"));
+    name == "adapter_config.json"
+        || stem.is_some_and(|stem| stem.starts_with("adapter_model") || stem.ends_with("adapters"))
+}
+
+/// What lies in `folder` beside the files `read` that somebody may take for a part of the model: a line for adapters, one for other weights.
+fn others(folder: &Path, read: &[String]) -> Result<Vec<String>, Error> {
+    let (mut adapters, mut unread) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
+        let Ok(name) = entry.map_err(Error::io(folder, "list"))?.file_name().into_string() else { continue };
+        if name.starts_with('.') || read.contains(&name) {
+            continue;
+        }
+        if is_adapter(&name) {
+            adapters.push(name);
+        } else if name.ends_with(".safetensors") {
+            unread.push(name);
+        }
+    }
+    let list = |mut names: Vec<String>| {
+        names.sort();
+        let more = names.len().saturating_sub(LISTED);
+        let listed = names[..names.len() - more].iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", ");
+        if more > 0 { format!("{listed} and {more} more") } else { listed }
+    };
+    let mut notes = Vec::new();
+    if !adapters.is_empty() {
+        notes.push(format!(
+            "an adapter lies beside the weights and is not applied (merge it into them): {}",
+            list(adapters)
+        ));
+    }
+    if !unread.is_empty() {
+        notes.push(format!("files beside the weights that are not read: {}", list(unread)));
+    }
+    Ok(notes)
+}
+
 /// Every `*.safetensors` of `folder` and, if some are named as parts of a set, the whole set, sorted. Hidden files are not
 /// weights: temporaries of writers, and what macOS leaves on foreign disks.
 fn all_safetensors(folder: &Path) -> Result<Vec<String>, Error> {
@@ -262,6 +328,9 @@ fn all_safetensors(folder: &Path) -> Result<Vec<String>, Error> {
         let Ok(name) = entry.map_err(Error::io(folder, "list"))?.file_name().into_string() else { continue };
         match name.rsplit_once('.') {
             _ if name.starts_with('.') => {}
+            _ if is_adapter(&name) => {
+                hint = format!("; {name:?} is of an adapter: give the model that it was merged into")
+            }
             Some((_, "safetensors")) => names.push(name),
             Some((_, extension)) => {
                 if let Some(why) = unsupported(extension) {

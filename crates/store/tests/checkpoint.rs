@@ -98,7 +98,7 @@ fn shards_are_joined_by_their_index() {
 fn the_index_decides_which_of_two_tensors_is_meant() {
     let folder = sharded();
     write(&folder.path().join(shard_name(1, 3)), &[("b", 4, 88), ("a", 5, 1), ("extra", 2, 9)]);
-    write(&folder.path().join("model.safetensors"), &[("b", 4, 99)]);
+    write(&folder.path().join("other.safetensors"), &[("b", 4, 99)]);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "c", "b", "d"]);
     assert_eq!(&*checkpoint.tensor("b").unwrap().bytes, &[2; 7]);
@@ -132,6 +132,53 @@ fn without_index_the_single_file_comes_first_then_all() {
     assert_eq!(Checkpoint::open(folder.path()).unwrap().names().collect::<Vec<_>>(), ["a", "b"]);
     write(&folder.path().join("model.safetensors"), &[("c", 1, 1)]);
     assert_eq!(Checkpoint::open(folder.path()).unwrap().names().collect::<Vec<_>>(), ["c"]);
+}
+
+/// As who saved a model in shards and then whole leaves it, or has removed only the shards.
+#[test]
+fn the_single_file_goes_before_an_index_of_other_files_and_it_is_said() {
+    let folder = sharded();
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().notes(), [""; 0]);
+    write(&folder.path().join("model.safetensors"), &[("a", 4, 9)]);
+    let opened = |notes: &[&str]| {
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        assert_eq!(checkpoint.file_sizes().len(), 1);
+        assert_eq!(&*checkpoint.tensor("a").unwrap().bytes, &[9; 4]);
+        assert_eq!(checkpoint.notes().len(), notes.len(), "{:?}", checkpoint.notes());
+        for (note, part) in checkpoint.notes().iter().zip(notes) {
+            assert!(note.contains(part), "{part:?} is not in: {note}");
+        }
+    };
+    let stale = "model.safetensors is read, and what model.safetensors.index.json names is not";
+    opened(&[stale, "not read: \"model-00001-of-00003.safetensors\", \"model-00002-of-00003.safetensors\""]);
+    (1..=3).for_each(|n| fs::remove_file(folder.path().join(shard_name(n, 3))).unwrap());
+    opened(&[stale]);
+    fs::write(folder.path().join(INDEX), "{").unwrap();
+    opened(&[stale]);
+    // An index of that very file is none of others.
+    write_index(folder.path(), &BTreeMap::from([("a".to_owned(), "model.safetensors".to_owned())]), 4).unwrap();
+    opened(&[]);
+    // What only looks like the file is not taken for it.
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    let whole = sharded();
+    std::os::unix::fs::symlink("gone", whole.path().join("model.safetensors")).unwrap();
+    assert_eq!(Checkpoint::open(whole.path()).unwrap().file_sizes().len(), 3);
+}
+
+#[test]
+fn adapters_are_named_and_never_taken_for_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    write(&folder.path().join("adapter_model.safetensors"), &[("base_model.model.a.lora_A.weight", 1, 1)]);
+    fs::write(folder.path().join("adapter_config.json"), "{}").unwrap();
+    assert_refused(folder.path(), &["no model.safetensors", "is of an adapter"]);
+    for weights in ["weights.safetensors", "model.safetensors"] {
+        write(&folder.path().join(weights), &[("a", 1, 1)]);
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a"]);
+        let note = &checkpoint.notes()[0];
+        assert!(note.contains("adapter_config.json") && note.contains("adapter_model.safetensors"), "{note}");
+        assert!(note.contains("not applied"), "{note}");
+    }
 }
 
 #[test]

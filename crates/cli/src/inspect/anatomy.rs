@@ -54,7 +54,7 @@ impl Anatomy {
             Err(e) => (None, Some(format!("{e:#}"))),
         };
         let (model, unknown) = match check_supported(config) {
-            Ok(()) => (Some(sluice_model::describe(config, &Options::default())?), None),
+            Ok(()) => (Some(sluice_model::describe_checkpoint(checkpoint, config, &Options::default())?), None),
             Err(e) => (None, Some(format!("{e:#}"))),
         };
         let default = quantization.as_ref().and_then(|q| q.default());

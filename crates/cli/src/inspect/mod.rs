@@ -16,8 +16,8 @@ use sluice_store::Checkpoint;
 
 use crate::engine_args::model_or_demo;
 use crate::progress::Progress;
-use crate::terminal::{shown, shown_json};
-use crate::{load, units};
+use crate::terminal::{note, shown, shown_json};
+use crate::{hub, load, units};
 use anatomy::{Anatomy, Part};
 use fit::Fit;
 
@@ -49,7 +49,7 @@ pub fn run(args: InspectArgs) -> Result<()> {
     ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
     let config = Config::open(&folder).map_err(|e| load::naming(&folder, e))?;
     if let Some(original) = &args.quality {
-        return quality::run(&folder, original, args.json);
+        return quality::run(&folder, &hub::followed(original.clone())?, args.json);
     }
     let checkpoint = Checkpoint::open(&folder)?;
     let bundle = checkpoint.manifest();
@@ -70,6 +70,7 @@ pub fn run(args: InspectArgs) -> Result<()> {
     if anatomy.unsupported.is_none() {
         load::check(&folder, &config, &checkpoint)?;
     }
+    anatomy.model.iter().flat_map(|m| &m.notes).for_each(|line| note(line));
     let fit = Fit::of_this_machine(&anatomy);
     let out = &mut io::stdout().lock();
     if args.json {

@@ -6,6 +6,8 @@ use anyhow::{Result, bail};
 use sluice_model::Config;
 use sluice_store::{MAX_SETTINGS, read_small};
 
+use crate::hub;
+
 /// Names and configs.
 pub const KNOWN: [(&str, &str); 4] = [
     ("qwen3-30b-a3b", include_str!("qwen3-30b-a3b.json")),
@@ -27,7 +29,7 @@ pub fn text(name: &str) -> Option<&'static str> {
 /// The config that `named` means: a folder with a `config.json`, such a file, or a known model.
 pub fn config(named: &Path) -> Result<Config> {
     if named.is_dir() {
-        return Config::open(named);
+        return Config::open(&hub::followed(named.to_owned())?);
     }
     if named.is_file() {
         let text = read_small(named, MAX_SETTINGS)?;

@@ -15,7 +15,7 @@ use sluice_pack::{
 use sluice_store::{MAX_SETTINGS, read_small};
 
 use crate::progress::Progress;
-use crate::{folders, interrupt, terminal};
+use crate::{folders, hub, interrupt, terminal};
 
 /// Quantise a model to MLX's format (lossy: `sluice eval ppl` measures what it costs)
 #[derive(Debug, clap::Args)]
@@ -101,9 +101,10 @@ enum LayoutArg {
 pub fn run(args: PackArgs) -> Result<()> {
     let begin = Instant::now();
     let options = args.options()?;
+    let input = hub::followed(args.input.clone())?;
     let hold = interrupt::hold();
     let screen = Screen::default();
-    let result = sluice_pack::pack(&args.input, &args.output, &options, &screen);
+    let result = sluice_pack::pack(&input, &args.output, &options, &screen);
     screen.clear();
     drop(hold);
     let output = args.output.display();

@@ -2,7 +2,7 @@
 
 use super::shape::Shape;
 
-/// How weights are stored: affine groups with a 16-bit scale and bias each, or plain 16-bit floats (`bits` 16).
+/// How weights are stored: affine groups with a 16-bit scale and bias each, or plain floats (`bits` 16 or 32).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Form {
     pub bits: u64,
@@ -12,7 +12,12 @@ pub struct Form {
 impl Form {
     /// Bytes of so many weights.
     pub fn bytes(self, weights: u64) -> u64 {
-        if self.bits == 16 { 2 * weights } else { weights * self.bits / 8 + weights / self.group * 4 }
+        let groups = if self.is_float() { 0 } else { weights / self.group };
+        weights * self.bits / 8 + groups * 4
+    }
+
+    pub fn is_float(self) -> bool {
+        self.bits >= 16
     }
 }
 
@@ -35,8 +40,9 @@ pub struct Weights {
 
 impl Weights {
     pub fn new(s: &Shape, resident: Form, experts: Form, k: usize) -> Weights {
-        let routers = if resident.bits == 16 { resident } else { Form { bits: 8, group: 64 } };
-        let rest = resident.bytes(s.head) + resident.bytes(s.dense) + routers.bytes(s.routers) + 2 * s.vectors;
+        let routers = if resident.is_float() { resident } else { Form { bits: 8, group: 64 } };
+        let vectors = if resident.bits == 32 { 4 } else { 2 } * s.vectors;
+        let rest = resident.bytes(s.head) + resident.bytes(s.dense) + routers.bytes(s.routers) + vectors;
         let embedding = resident.bytes(s.embedding);
         let row = embedding / s.vocabulary;
         let per_expert = experts.bytes(s.per_expert);

@@ -74,6 +74,7 @@ pub fn measure(resident: Form, experts: Form) -> Result<Measured> {
 fn product(isa: Isa, buffer: &[u8], form: Form, threads: usize) -> Result<f64> {
     let stored = match form.bits {
         16 => form::Form::Float(Float::Bf16),
+        32 => form::Form::Float(Float::F32),
         bits => form::Form::Affine { bits: bits as u8, group: form.group as u16, scale: Float::Bf16 },
     };
     let parts = stored.parts(COLS)?;
@@ -121,7 +122,7 @@ mod tests {
 
     #[test]
     fn products_of_every_form_are_measured_and_scale_with_the_bandwidth() {
-        for (bits, group) in [(2, 64), (4, 32), (8, 128), (16, 64)] {
+        for (bits, group) in [(2, 64), (4, 32), (8, 128), (16, 64), (32, 64)] {
             let form = Form { bits, group };
             let found = measure(form, form).unwrap();
             let Products { resident, experts } = found.products;

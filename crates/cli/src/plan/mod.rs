@@ -16,11 +16,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
+use sluice_model::{Options, Quantization};
 use sluice_pack::{parse_bits, parse_group};
-use sluice_store::Checkpoint;
+use sluice_store::{Checkpoint, Dtype};
 
 use crate::disk::{self, Case, Order, PAGE};
-use crate::{known, machine, units};
+use crate::{hub, known, machine, terminal, units};
 use estimate::{Disk, Form, Products, Split, Token, Weights, hit_rate};
 use gpu::Gpu;
 use memory::Measured;
@@ -57,15 +58,15 @@ pub struct PlanArgs {
     /// Bytes per second of memory, such as 60GB [default: measured here]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     memory_bandwidth: Option<u64>,
-    /// Bits per weight, 16 for bf16 [default: as the checkpoint is, else 4]
+    /// Bits per weight, 16 for bf16 and f16, 32 for f32 [default: as the checkpoint is, else 4]
     #[arg(long, value_parser = bits)]
     bits: Option<u64>,
     /// Bits per weight of the routed experts [default: as --bits, else as the checkpoint is]
     #[arg(long, value_parser = bits)]
     experts_bits: Option<u64>,
-    /// Weights that share a scale
-    #[arg(long, default_value = "64", value_parser = parse_group)]
-    group_size: u16,
+    /// Weights that share a scale [default: as the checkpoint has it, else 64]
+    #[arg(long, value_parser = parse_group)]
+    group_size: Option<u16>,
     /// Tokens of one conversation
     #[arg(long, default_value_t = 8192)]
     context: u64,
@@ -90,7 +91,11 @@ pub struct PlanArgs {
 }
 
 fn bits(text: &str) -> Result<u64, String> {
-    if text == "16" { Ok(16) } else { parse_bits(text).map(u64::from) }
+    match text {
+        "16" => Ok(16),
+        "32" => Ok(32),
+        _ => parse_bits(text).map(u64::from),
+    }
 }
 
 /// `24GB`, `512MiB`, `1000`.
@@ -115,13 +120,23 @@ fn bytes(text: &str) -> Result<u64, String> {
 pub fn run(args: PlanArgs) -> Result<()> {
     // 1. the model
     let config = known::config(&args.model)?;
-    let shape = Shape::read(&config)?;
+    let folder = args.model.is_dir().then(|| hub::followed(args.model.clone())).transpose()?;
+    // A folder may hold no more than a config.
+    let checkpoint = folder.as_deref().map(Checkpoint::open);
+    let (options, there) = (Options::default(), checkpoint.as_ref().and_then(|opened| opened.as_ref().ok()));
+    let described = match there {
+        Some(there) => sluice_model::describe_checkpoint(there, &config, &options)?,
+        None => sluice_model::describe(&config, &options)?,
+    };
+    described.notes.iter().for_each(|line| terminal::note(line));
+    let shape = Shape::of(&described);
     let stored = config.quantization().ok();
+    let (all, of_experts) = (stored.as_ref().and_then(Quantization::default), stored.and_then(|q| q.of_experts()));
     let bits_of = |width: Option<(u8, u16)>| width.map(|(bits, _)| u64::from(bits));
-    let bits = args.bits.or(stored.as_ref().and_then(|q| bits_of(q.default()))).unwrap_or(4);
-    let stored_experts = stored.as_ref().and_then(|q| bits_of(q.of_experts()));
-    let experts_bits = args.experts_bits.or(args.bits).or(stored_experts).unwrap_or(bits);
-    let group = u64::from(args.group_size);
+    let plain = there.and_then(float_bits);
+    let bits = args.bits.or(bits_of(all)).or(plain).unwrap_or(4);
+    let experts_bits = args.experts_bits.or(args.bits).or(bits_of(of_experts)).unwrap_or(bits);
+    let group = u64::from(args.group_size.or(all.map(|(_, group)| group)).unwrap_or(64));
     let form = |bits| Form { bits, group };
     let k = args.experts_per_token.unwrap_or(shape.k);
     ensure!(k <= shape.experts, "--experts-per-token {k}: the model has {} experts", shape.experts);
@@ -138,14 +153,15 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let latency = args.disk_latency.map_or(LATENCY, |us| us / 1e6);
     ensure!(latency.is_finite() && latency >= 0.0, "--disk-latency must be 0 or more");
     let this_disk = match args.disk_bandwidth.as_str() {
-        "auto" if args.model.is_dir() => {
-            let checkpoint = Checkpoint::open(&args.model)?;
-            let found = measure_disk(&args.model, checkpoint.file_sizes(), weights.per_expert).with_context(|| {
-                format!("{}: its disk cannot be measured (give --disk-bandwidth)", args.model.display())
-            })?;
-            Some(if args.disk_latency.is_some() { Disk { latency, ..found } } else { found })
-        }
-        "auto" => None,
+        "auto" => match (folder, checkpoint.transpose()?) {
+            (Some(folder), Some(checkpoint)) => {
+                let found = measure_disk(&folder, checkpoint.file_sizes(), weights.per_expert).with_context(|| {
+                    format!("{}: its disk cannot be measured (give --disk-bandwidth)", folder.display())
+                })?;
+                Some(if args.disk_latency.is_some() { Disk { latency, ..found } } else { found })
+            }
+            _ => None,
+        },
         given => match bytes(given) {
             Ok(bytes) => Some(Disk { bandwidth: bytes as f64, latency }),
             Err(why) => bail!("--disk-bandwidth {why}"),
@@ -214,10 +230,12 @@ pub fn run(args: PlanArgs) -> Result<()> {
     );
     let widths =
         if experts_bits == bits { format!("{bits} bits") } else { format!("{bits} bits, experts {experts_bits}") };
+    let are_floats = form(bits).is_float() && form(experts_bits).is_float();
+    let widths = if are_floats { widths } else { format!("{widths}, groups of {group}") };
     text += &line(
         "weights",
         format!(
-            "{} resident + {} in {} experts of {} ({widths}, groups of {group})",
+            "{} resident + {} in {} experts of {} ({widths})",
             units::bytes(weights.resident),
             units::bytes(weights.experts),
             weights.expert_count,
@@ -282,6 +300,14 @@ pub fn run(args: PlanArgs) -> Result<()> {
         .for_each(|&r| text += &format!("{:>10}", units::bytes((weights.expert_bytes() as f64 * (1.0 - r)) as u64)));
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
+}
+
+/// Bits of the floating-point type that most of a checkpoint's bytes have.
+fn float_bits(checkpoint: &Checkpoint) -> Option<u64> {
+    let bytes =
+        |dtype: Dtype| checkpoint.tensors().iter().filter(|t| t.dtype == dtype).map(|t| t.bytes.len()).sum::<usize>();
+    let largest = [Dtype::BF16, Dtype::F16, Dtype::F32].into_iter().max_by_key(|dtype| bytes(*dtype))?;
+    (bytes(largest) > 0).then_some(8 * largest.size() as u64)
 }
 
 /// What reads of an expert's size take at places all over a model's files: alone, and many at once.

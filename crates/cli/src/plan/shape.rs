@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
-use sluice_model::{Config, Options, WeightClass};
+use sluice_model::{Description, WeightClass};
 
-/// Parameters and dimensions of a model, from its config alone.
+/// Parameters and dimensions of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     pub layers: usize,
@@ -33,17 +32,23 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// What the config alone says.
+    ///
     /// # Errors
     /// A key that is missing or wrong.
-    pub fn read(config: &Config) -> Result<Shape> {
-        let d = sluice_model::describe(config, &Options::default())?;
+    #[cfg(test)]
+    pub fn read(config: &sluice_model::Config) -> anyhow::Result<Shape> {
+        Ok(Shape::of(&sluice_model::describe(config, &sluice_model::Options::default())?))
+    }
+
+    pub fn of(d: &Description) -> Shape {
         let (experts, k) = d.experts().unwrap_or_default();
         let mut by_class = BTreeMap::<WeightClass, u64>::new();
         d.weights().for_each(|w| *by_class.entry(w.class).or_default() += w.elements());
         let of = |class| by_class.get(&class).copied().unwrap_or(0);
         let expert_layers = d.moe_layers().count();
         let all_experts = (expert_layers * experts).max(1) as u64;
-        Ok(Shape {
+        Shape {
             layers: d.layers.len(),
             expert_layers,
             experts,
@@ -58,7 +63,7 @@ impl Shape {
             state_elements: d.state_len() as u64,
             vocabulary: d.vocabulary as u64,
             max_context: d.max_context as u64,
-        })
+        }
     }
 
     /// All parameters.

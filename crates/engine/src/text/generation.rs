@@ -17,51 +17,66 @@ pub struct GenerationDefaults {
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
+    /// What of the file is not followed, and why: a line each.
+    pub notes: Vec<String>,
 }
 
 impl GenerationDefaults {
-    /// Reads `folder/generation_config.json`. A folder without one states nothing.
-    ///
-    /// # Errors
-    /// A file that is no JSON, or a field of the wrong type: the message names both.
-    pub fn load(folder: &Path) -> Result<Self> {
+    /// Reads `folder/generation_config.json`. A folder without one states nothing, and neither does a file that cannot be read, nor a field without a
+    /// meaning: these are only defaults, and no reason to refuse a model. They are noted.
+    pub fn load(folder: &Path) -> Self {
         let name = "generation_config.json";
-        let Some(config) = read_json(folder, name)? else { return Ok(Self::default()) };
-        let fail = |field: &str, what: &str| {
-            anyhow::anyhow!("{}: {field} must be {what}, found {}", folder.join(name).display(), config[field])
+        let path = folder.join(name).display().to_string();
+        let config = match read_json(folder, name) {
+            Ok(None) => return Self::default(),
+            Ok(Some(config)) if config.is_object() => config,
+            Ok(Some(_)) => {
+                return Self { notes: vec![format!("not followed: {path}: not an object")], ..Self::default() };
+            }
+            Err(e) => return Self { notes: vec![format!("not followed: {e:#}")], ..Self::default() },
         };
-        let number = |field: &str| match &config[field] {
-            Value::Null => Ok(None),
-            value => value.as_f64().map(|x| Some(x as f32)).ok_or_else(|| fail(field, "a number")),
-        };
-        let top_k = match &config["top_k"] {
+        let mut notes = Vec::new();
+        let fail =
+            |field: &str, what: &str| format!("not followed: {path}: {field} must be {what}, found {}", config[field]);
+        let mut field = |field: &str, wanted: &str, of: &dyn Fn(&Value) -> bool| match &config[field] {
             Value::Null => None,
-            // As in vLLM: no cut.
-            value if value.as_i64() == Some(-1) => Some(0),
-            value => {
-                let count = value.as_u64().and_then(|k| u32::try_from(k).ok());
-                Some(count.ok_or_else(|| fail("top_k", "a count, or -1 for no cut"))?)
+            value if of(value) => Some(value),
+            _ => {
+                notes.push(fail(field, wanted));
+                None
             }
         };
-        let do_sample = match &config["do_sample"] {
-            Value::Null => None,
-            value => Some(value.as_bool().ok_or_else(|| fail("do_sample", "true or false"))?),
+        let number = |v: &Value| v.as_f64().map(|x| x as f32);
+        let count = |v: &Value| match v.as_i64() {
+            // As in vLLM: no cut.
+            Some(-1) => Some(0),
+            _ => v.as_u64().and_then(|k| u32::try_from(k).ok()),
         };
-        let defaults = Self {
-            eos_token_ids: token_ids(&config["eos_token_id"])
-                .ok_or_else(|| fail("eos_token_id", "a token id or a list of them"))?,
-            do_sample,
-            temperature: number("temperature")?,
-            top_k,
-            top_p: number("top_p")?,
-            min_p: number("min_p")?,
-            repetition_penalty: number("repetition_penalty")?,
-        };
-        // Wherever they are asked for, they can be sampled with.
-        match defaults.sampling().validate() {
-            Ok(()) => Ok(defaults),
-            Err(e) => Err(fail(e.field, e.expected)),
+        let is_number = |v: &Value| number(v).is_some();
+        let eos = field("eos_token_id", "a token id or a list of them", &|v| token_ids(v).is_some());
+        let do_sample = field("do_sample", "true or false", &Value::is_boolean).and_then(Value::as_bool);
+        let top_k = field("top_k", "a count, or -1 for no cut", &|v| count(v).is_some()).and_then(count);
+        let [temperature, top_p, min_p, repetition_penalty] = ["temperature", "top_p", "min_p", "repetition_penalty"]
+            .map(|name| field(name, "a number", &is_number).and_then(number));
+        let eos_token_ids = eos.and_then(token_ids).unwrap_or_default();
+        let mut found =
+            Self { eos_token_ids, do_sample, temperature, top_k, top_p, min_p, repetition_penalty, notes: Vec::new() };
+        // Wherever they are asked for, they can be sampled with. One after the other is left out that cannot.
+        while let Err(e) = found.sampling().validate() {
+            notes.push(fail(e.field, e.expected));
+            match e.field {
+                "temperature" => found.temperature = None,
+                "top_k" => found.top_k = None,
+                "top_p" => found.top_p = None,
+                "min_p" => found.min_p = None,
+                "repetition_penalty" => found.repetition_penalty = None,
+                _ => {
+                    let neutral = Self { eos_token_ids: found.eos_token_ids, ..Self::default() };
+                    return Self { notes, ..neutral };
+                }
+            }
         }
+        Self { notes, ..found }
     }
 
     /// The parameters to sample with where the user says nothing: the checkpoint's values, and neutral ones (temperature 1, no
@@ -86,7 +101,7 @@ impl GenerationDefaults {
 /// The tokens that end an answer, ascending: `eos_token_id` of `generation_config.json`, that of `config.json` (or of its `text_config`),
 /// and the `eos_token` of `tokenizer_config.json`, together.
 pub fn stop_ids(folder: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
-    let mut ids = GenerationDefaults::load(folder)?.eos_token_ids;
+    let mut ids = GenerationDefaults::load(folder).eos_token_ids;
     if let Some(config) = read_json(folder, "config.json")? {
         for value in [&config["eos_token_id"], &config["text_config"]["eos_token_id"]] {
             let Some(more) = token_ids(value) else {
@@ -129,13 +144,14 @@ mod tests {
     #[test]
     fn values_are_read_and_the_rest_is_neutral() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(GenerationDefaults::load(dir.path()).unwrap(), GenerationDefaults::default());
+        assert_eq!(GenerationDefaults::load(dir.path()), GenerationDefaults::default());
         fs::write(
             dir.path().join("generation_config.json"),
             r#"{"eos_token_id": [2, 0], "do_sample": true, "temperature": 0.7, "top_k": 30}"#,
         )
         .unwrap();
-        let defaults = GenerationDefaults::load(dir.path()).unwrap();
+        let defaults = GenerationDefaults::load(dir.path());
+        assert_eq!(defaults.notes, [""; 0]);
         assert_eq!(defaults.eos_token_ids, [2, 0]);
         let params = defaults.sampling();
         assert_eq!((params.temperature, params.top_k, params.top_p), (0.7, 30, 1.0));
@@ -151,12 +167,21 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_file_and_field() {
+    fn what_has_no_meaning_is_noted_by_file_and_field_and_the_rest_is_followed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("generation_config.json");
-        fs::write(&path, r#"{"top_k": "many"}"#).unwrap();
-        let error = format!("{:#}", GenerationDefaults::load(dir.path()).unwrap_err());
-        assert!(error.contains("generation_config.json: top_k must be a count, or -1"), "{error}");
+        // The one note that there is, of a file that also says what is right.
+        let noted = |text: &str| {
+            fs::write(&path, text).unwrap();
+            let found = GenerationDefaults::load(dir.path());
+            assert_eq!(found.notes.len(), 1, "{text}: {:?}", found.notes);
+            let neutral = GenerationDefaults { eos_token_ids: found.eos_token_ids.clone(), ..Default::default() };
+            assert_eq!(found.sampling(), neutral.sampling(), "{text}");
+            assert!(found.eos_token_ids.is_empty() || found.eos_token_ids == [7], "{text}");
+            (found.notes[0].clone(), found.eos_token_ids)
+        };
+        let (note, eos) = noted(r#"{"top_k": "many", "eos_token_id": 7}"#);
+        assert!(note.contains("generation_config.json: top_k must be a count, or -1") && eos == [7], "{note}");
         for (field, value) in [
             ("temperature", "-1"),
             ("top_p", "0"),
@@ -165,15 +190,17 @@ mod tests {
             ("repetition_penalty", "0"),
             ("top_k", "-2"),
         ] {
-            fs::write(&path, format!("{{\"{field}\": {value}}}")).unwrap();
-            let error = format!("{:#}", GenerationDefaults::load(dir.path()).unwrap_err());
-            let start = format!("{}: {field} must be ", path.display());
-            assert!(error.starts_with(&start) && error.ends_with(&format!("found {value}")), "{error}");
+            let (note, eos) = noted(&format!("{{\"eos_token_id\": [7], \"{field}\": {value}}}"));
+            let start = format!("not followed: {}: {field} must be ", path.display());
+            assert!(note.starts_with(&start) && note.ends_with(&format!("found {value}")) && eos == [7], "{note}");
         }
+        let (note, _) = noted(r#"{"eos_token_id": "</s>"}"#);
+        assert!(note.contains("eos_token_id must be a token id"), "{note}");
         fs::write(&path, r#"{"top_k": -1}"#).unwrap();
-        assert_eq!(GenerationDefaults::load(dir.path()).unwrap().sampling().top_k, 0, "-1 is no cut");
-        fs::write(&path, "{\n  \"top_k\": 3,,\n}").unwrap();
-        let error = format!("{:#}", GenerationDefaults::load(dir.path()).unwrap_err());
-        assert!(error.contains("generation_config.json") && error.contains("line 2"), "{error}");
+        assert_eq!(GenerationDefaults::load(dir.path()).sampling().top_k, 0, "-1 is no cut");
+        for (text, why) in [("{\n  \"top_k\": 3,,\n}", "line 2"), ("[]", "not an object"), ("", "line 1")] {
+            let (note, eos) = noted(text);
+            assert!(note.contains("generation_config.json") && note.contains(why) && eos.is_empty(), "{note}");
+        }
     }
 }

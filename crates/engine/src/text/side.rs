@@ -36,7 +36,7 @@ impl TextSide {
         let tokenizer = tokenizer?;
         Ok(TextSide {
             template: template?,
-            defaults: GenerationDefaults::load(folder)?,
+            defaults: GenerationDefaults::load(folder),
             stop_ids: stop_ids(folder, Some(&tokenizer))?,
             tokenizer: Arc::new(tokenizer),
             grammars: OnceLock::new(),
