@@ -8,6 +8,7 @@ mod bench;
 mod cache;
 mod chat;
 mod config;
+mod connection_args;
 mod demo;
 mod device;
 mod disk;

@@ -8,11 +8,12 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use sluice_engine::text::ChatTemplate;
 use sluice_engine::{Config, Options};
-use sluice_server::{Bound, Limits, Offer, Server, Settings};
+use sluice_server::{Bound, Offer, Server, Settings};
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::access_args::AccessArgs;
+use crate::connection_args::ConnectionArgs;
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::prompt_cache_args::PromptCacheArgs;
 use crate::{hub, interrupt, load, terminal};
@@ -46,9 +47,6 @@ pub struct ServeArgs {
     /// Requests that are computed at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
     parallel: u16,
-    /// Requests that may wait for their turn; more are refused with 429
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    queue: usize,
     /// Recurrent states that are kept for prompts to come, where the model has some: two or three for each prompt, in a sixteenth of the memory at most
     #[arg(long, value_name = "N", default_value_t = 128)]
     snapshots: usize,
@@ -61,6 +59,8 @@ pub struct ServeArgs {
     /// Share nothing between requests
     #[arg(long)]
     no_prefix_cache: bool,
+    #[command(flatten)]
+    connections: ConnectionArgs,
     #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
@@ -116,15 +116,20 @@ impl ServeArgs {
         Ok(folders)
     }
 
-    fn offer(&self, folder: &Path, options: &Options) -> Result<Offer> {
+    /// Tokens of the context that a model has where memory allows it.
+    fn context(&self, folder: &Path, wanted: Option<usize>) -> Result<usize> {
         let config = Config::open(folder)?;
         // What is wrong with a config is said when the model is asked for.
         let described = sluice_model::describe(&config, &sluice_model::Options::default());
         let made_for = || described.map_or_else(|_| config.max_positions(), |model| Ok(model.max_context));
+        wanted.map_or_else(made_for, Ok)
+    }
+
+    fn offer(&self, folder: &Path, options: &Options) -> Result<Offer> {
         let (own, args, options) = (folder.to_owned(), self.engine.clone(), options.clone());
         Ok(Offer {
             name: self.model_name.clone().unwrap_or_else(|| name_of(folder)),
-            context: options.max_context.map_or_else(made_for, Ok)?,
+            context: self.context(folder, options.max_context)?,
             style: ChatTemplate::style_of(folder)?,
             load: Box::new(move || {
                 let loaded = load::model(&own, &args, options.clone())?;
@@ -143,13 +148,17 @@ pub fn run(args: ServeArgs) -> Result<()> {
         "--model-name is for one model; here are {}",
         folders.len()
     );
+    let limits = args.connections.limits(args.parallel.into());
+    let engine = args.engine.options()?;
+    let contexts = folders.iter().map(|folder| args.context(folder, engine.max_context));
+    let context = contexts.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
     let options = Options {
         max_sequences: args.parallel.into(),
         snapshots: args.snapshots,
         prefix_cache: !args.no_prefix_cache,
         prompt_cache: args.prompt_cache.options()?,
-        beside: sluice_server::memory(args.parallel.into(), args.queue),
-        ..args.engine.options()?
+        beside: sluice_server::memory(args.parallel.into(), &limits, context),
+        ..engine
     };
     let offers = folders.iter().map(|folder| args.offer(folder, &options)).collect::<Result<Vec<_>>>()?;
     let names: Vec<String> = offers.iter().map(|offer| offer.name.clone()).collect();
@@ -158,7 +167,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         bail!("{}: another model is called {name} too", folders[at].display());
     }
     let settings = Settings {
-        limits: Limits { queue: args.queue },
+        limits,
         access: args.access.access()?,
         request_timeout: args.request_timeout.map(Duration::from_secs),
         idle_unload: args.idle_unload.map(Duration::from_secs),
@@ -168,7 +177,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     // grammars) runs elsewhere.
     let _held = interrupt::hold();
     let runtime = runtime::Builder::new_multi_thread().worker_threads(1).thread_name("http").enable_all().build()?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let bound = match &args.unix_socket {
             Some(path) => Bound::unix(path).await?,
             None => Bound::tcp(&args.host, args.port).await?,
@@ -195,5 +204,8 @@ pub fn run(args: ServeArgs) -> Result<()> {
             });
         };
         Server::new(bound, settings, offers, said).run(stop).await.context("serving")
-    })
+    });
+    // Nobody asks any more for what threads may still be at.
+    runtime.shutdown_background();
+    served
 }

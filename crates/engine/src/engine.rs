@@ -264,13 +264,15 @@ impl Engine {
     ///
     /// # Errors
     /// A token outside the vocabulary, more tokens than the context holds, sampling parameters out of range; then nothing has changed.
-    pub fn start(&mut self, id: SequenceId, prompt: &[u32], generation: Generation) -> Result<()> {
+    pub fn start(&mut self, id: SequenceId, prompt: &[u32], mut generation: Generation) -> Result<()> {
         if let Some(disk) = &mut self.disk {
             disk.give_up_prefetch(&mut self.cache);
         }
         let at = self.index(id)?;
         // 1. All that can be wrong
         generation.sampling.validate()?;
+        // There are no more tokens to list than these.
+        generation.logprobs = generation.logprobs.map(|top| top.min(self.model.vocabulary));
         self.check_tokens(at, prompt)?;
         let s = &self.sequences[at];
         let grid = self.grid(s.tokens.len() + prompt.len());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
@@ -98,6 +98,10 @@ impl Access {
         let headers = request.headers();
         let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or("\u{fffd}"));
         // 1. The name that the server was asked by
+        let hosts = headers.get_all(header::HOST).iter().count();
+        if hosts > 1 || hosts == 0 && request.version() == Version::HTTP_11 {
+            return Err(ApiError::invalid("", format!("a request has one Host header; this one has {hosts}")));
+        }
         let host = request.uri().authority().map(|a| a.as_str()).or_else(|| text(header::HOST));
         if on_loopback
             && let Some(host) = host.map(name_of)
@@ -157,13 +161,30 @@ fn key(headers: &HeaderMap) -> Option<&str> {
     bearer.filter(|key| !key.is_empty()).or_else(own)
 }
 
+/// Bodies are taken as they are.
+fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let plain = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
+    match headers.get_all(header::CONTENT_ENCODING).iter().find(|value| !plain(value)) {
+        None => Ok(()),
+        Some(value) => {
+            let name: String = String::from_utf8_lossy(value.as_bytes()).chars().take(40).collect();
+            let message = format!("a body with content-encoding {name} is not taken: send it uncompressed");
+            Err(ApiError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, ..ApiError::invalid("", message) })
+        }
+    }
+}
+
 /// Lets through who may ask.
 pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    match app.settings().access.check(&request, app.is_on_loopback()) {
+    let allowed = app.settings().access.check(&request, app.is_on_loopback());
+    match allowed.and_then(|()| check_encoding(request.headers())) {
         Ok(()) => next.run(request).await,
         Err(error) => {
             let needs_key = error.status == StatusCode::UNAUTHORIZED;
             let mut response = error.into_response();
+            if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+                response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            }
             if needs_key {
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
@@ -180,6 +201,9 @@ mod tests {
 
     fn status(access: &Access, uri: &str, headers: &[(&str, &str)]) -> u16 {
         let mut request = Request::builder().uri(uri);
+        if headers.iter().all(|(name, _)| *name != "host") {
+            request = request.header("host", "localhost");
+        }
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -200,6 +224,28 @@ mod tests {
         }
         // The name in the request line is the one that counts.
         assert_eq!(status(&access, "http://evil.example/", &[("host", "localhost")]), 403);
+    }
+
+    #[test]
+    fn a_request_has_one_name_of_the_server() {
+        let access = Access::default();
+        let status = |request: axum::http::request::Builder| {
+            let request = request.body(Body::empty()).unwrap();
+            access.check(&request, true).map_or_else(|e| e.status.as_u16(), |()| 200)
+        };
+        assert_eq!(status(Request::builder().uri("/")), 400);
+        assert_eq!(status(Request::builder().uri("/").header("host", "localhost").header("host", "localhost")), 400);
+        assert_eq!(status(Request::builder().uri("/").version(Version::HTTP_10)), 200);
+    }
+
+    #[test]
+    fn bodies_are_taken_as_they_are() {
+        let found = |values: &[&'static str]| {
+            let name = |value: &&'static str| (header::CONTENT_ENCODING, HeaderValue::from_static(value));
+            check_encoding(&values.iter().map(name).collect()).map_or_else(|e| e.status.as_u16(), |()| 200)
+        };
+        assert_eq!([found(&[]), found(&["identity"]), found(&[" Identity"])], [200; 3]);
+        assert_eq!([found(&["gzip"]), found(&["identity, br"]), found(&[""])], [415; 3]);
     }
 
     #[test]

@@ -3,13 +3,14 @@
 use std::fs;
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, bail};
+use axum::body::HttpBody;
 use axum::extract::{FromRequest, FromRequestParts, Path as UrlPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
@@ -22,7 +23,9 @@ use sluice_engine::text::TextSide;
 use sluice_engine::{Engine, Generation, ReadAhead, Saved, Sessions};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc::unbounded_channel;
-use tokio::time::timeout;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -33,25 +36,61 @@ use crate::exchange::{self, accompany};
 use crate::metrics::Metrics;
 use crate::openai::{self, Common};
 use crate::openapi::{self, Asking, Seeing, written};
-use crate::page;
+use crate::outbox::Outgoing;
 use crate::reply::{Pending, now};
 use crate::resident::{Held, Models, Offer};
 use crate::runtime::{Limits, Runtime, Submission};
-use crate::{anthropic, models, tokenize};
+use crate::{anthropic, listen, models, page, tokenize};
 
 /// Bytes of a request at most: so many, and so many more for each token of context, which is several times what text or token ids take.
 const BODY: usize = 1 << 20;
 const BODY_PER_TOKEN: usize = 64;
-/// The time that it may take to come.
+/// Bytes of those that are held at once, where nothing else is said.
+const MOST_BODIES: usize = 64 << 20;
+/// The time that one may take to come.
 const BODY_TIME: Duration = Duration::from_secs(60);
-/// Bytes that a server itself holds: with nobody there, and for each request that is computed or waits. An allowance; `cli/tests/serve_crowd.rs` holds that it is
-/// enough for 64 connections.
+/// And that it may wait for others to be worked on.
+const ROOM_TIME: Duration = Duration::from_secs(5);
+/// Bytes that a permit to hold a body stands for.
+const ROOM: usize = 1 << 10;
+/// Bytes that a server itself holds: with nobody there, for each request that is computed or waits, and for each connection. An allowance;
+/// `cli/tests/serve_crowd.rs` holds that it is enough for 64 connections.
 const IDLE: u64 = 8 << 20;
 const REQUEST: u64 = 32 << 10;
+const CONNECTION: u64 = 16 << 10;
+/// Bytes of answers that wait for clients: so many, and so many more for each request that may wait.
+const ANSWERS: usize = 1 << 20;
+const ANSWERS_PER_REQUEST: usize = 16 << 10;
+/// Logarithms of probabilities that may be asked for: OpenAI's limit for chats, which is the higher one.
+const MOST_LOGPROBS: usize = 20;
+/// For so long a server whose engine has ended says so to whoever asks.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+/// For clients to read what is left of their answers, when the engine has ended.
+const READING: Duration = Duration::from_secs(10);
+/// For the engine to end once it is told that time is up.
+const ENDING: Duration = Duration::from_secs(30);
 
-/// Bytes to set aside for a server of so many requests at once, and in its queue.
-pub fn memory(parallel: usize, queue: usize) -> u64 {
-    IDLE + REQUEST * (parallel + queue) as u64
+/// Bytes of one body at most, with so many tokens of context; as far as there is room for it.
+fn body(context: usize) -> usize {
+    BODY.saturating_add(BODY_PER_TOKEN.saturating_mul(context))
+}
+
+/// Bytes of all bodies that are held at once.
+fn bodies(limits: &Limits, context: usize) -> usize {
+    limits.bodies.unwrap_or(body(context).saturating_mul(2).min(MOST_BODIES)).min(ROOM << 30)
+}
+
+/// Bytes of answers that may wait for all clients together.
+pub fn outgoing(limits: &Limits) -> usize {
+    ANSWERS + ANSWERS_PER_REQUEST * limits.queue
+}
+
+/// Bytes to set aside for a server of so many requests at once, whose longest context is this.
+pub fn memory(parallel: usize, limits: &Limits, context: usize) -> u64 {
+    // A body, and what is made of it.
+    let bodies = 2 * bodies(limits, context) as u64;
+    let each = REQUEST * (parallel + limits.queue) as u64 + CONNECTION * limits.connections as u64;
+    IDLE + each + bodies + outgoing(limits) as u64
 }
 
 /// How a server is set up.
@@ -84,6 +123,7 @@ pub struct Ready {
     pub sessions: Option<Sessions>,
     runtime: Runtime,
     request_timeout: Option<Duration>,
+    outgoing: Arc<Outgoing>,
 }
 
 /// What all requests share.
@@ -93,6 +133,9 @@ pub struct App {
     next: AtomicU64,
     settings: Settings,
     on_loopback: bool,
+    /// Room for bodies, and how many bytes that is.
+    bodies: Arc<Semaphore>,
+    most_bodies: usize,
 }
 
 impl App {
@@ -113,6 +156,20 @@ impl App {
         self.models.get(name).await
     }
 
+    /// Room for a body of so many bytes.
+    ///
+    /// # Errors
+    /// When there is none in time.
+    async fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let room = Arc::clone(&self.bodies).acquire_many_owned(permits(bytes) as u32);
+        let room = timeout(ROOM_TIME, room).await.ok().and_then(Result::ok);
+        let full = || ApiError {
+            retry_after: Some(1),
+            ..ApiError::unavailable("the bodies of other requests take all room there is; try again later")
+        };
+        room.ok_or_else(full)
+    }
+
     /// For the name of an answer.
     pub fn next_id(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
@@ -129,6 +186,7 @@ impl Ready {
         held: Held,
         settings: &Settings,
         metrics: &Arc<Metrics>,
+        outgoing: &Arc<Outgoing>,
     ) -> Result<Ready> {
         metrics.memory(&mut engine);
         let (context, vocabulary) = (engine.max_context(), engine.model().vocabulary);
@@ -147,6 +205,7 @@ impl Ready {
             sessions,
             runtime,
             request_timeout,
+            outgoing: Arc::clone(outgoing),
         })
     }
 
@@ -167,6 +226,10 @@ impl Ready {
             let message = format!("token {bad} is not in the vocabulary of {}", self.vocabulary);
             return Err(ApiError::invalid("prompt", message));
         }
+        if let Some(top) = generation.logprobs.filter(|top| *top > MOST_LOGPROBS) {
+            let message = format!("logprobs is {top}; it must be at most {MOST_LOGPROBS}");
+            return Err(ApiError::invalid("logprobs", message));
+        }
         if prompt_tokens == 0 {
             return Err(ApiError::invalid("prompt", "the prompt has no tokens"));
         }
@@ -176,7 +239,18 @@ impl Ready {
         let ticket = self.runtime.submit(submission)?;
         let answer = Answer::new(&self.text.tokenizer, choices, &stops);
         let exchange = exchange::current();
-        Ok(Pending { ticket, updates: received, answer, prompt_tokens, model: Arc::clone(self), deadline, exchange })
+        // Of the body there are the tokens left.
+        exchange.iter().for_each(|exchange| exchange.keep_room(None));
+        Ok(Pending {
+            ticket,
+            updates: received,
+            answer,
+            prompt_tokens,
+            model: Arc::clone(self),
+            deadline,
+            outgoing: Arc::clone(&self.outgoing),
+            exchange,
+        })
     }
 }
 
@@ -202,6 +276,11 @@ impl Ready {
     }
 }
 
+/// Permits to hold so many bytes of a body.
+fn permits(bytes: usize) -> usize {
+    bytes.div_ceil(ROOM)
+}
+
 /// A JSON body, with what is wrong with it in the API's own words.
 pub struct Body<T>(pub T);
 
@@ -211,17 +290,34 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
     /// Whatever the client says that it sends: some say nothing, or that it is a form.
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Body<T>, ApiError> {
         app.models.begun()?;
-        let most = BODY + BODY_PER_TOKEN * app.models.most_context();
-        let too_large = |_| ApiError {
+        let most = body(app.models.most_context()).min(app.most_bodies);
+        let too_large = || ApiError {
             status: StatusCode::PAYLOAD_TOO_LARGE,
             ..ApiError::invalid("", format!("the request has more than {most} bytes"))
         };
+        // 1. Room for it before any of it is read; where it is not known how long it is, for the longest
+        let declared = request.body().size_hint().exact();
+        let expected = declared.map_or(most, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        if expected > most {
+            return Err(too_large());
+        }
+        let mut room = app.room(expected).await?;
+        // 2. The body
         let bytes = timeout(BODY_TIME, axum::body::to_bytes(request.into_body(), most)).await;
         let too_slow = |_| ApiError {
             status: StatusCode::REQUEST_TIMEOUT,
             ..ApiError::timed_out(format!("the request's body did not come within {} s", BODY_TIME.as_secs()))
         };
-        let bytes = bytes.map_err(too_slow)?.map_err(too_large)?;
+        // One whose length is known is never longer than that.
+        let broken = |_| match declared {
+            Some(_) => ApiError::invalid("", "the request's body ends before its content-length"),
+            None => too_large(),
+        };
+        let bytes = bytes.map_err(too_slow)?.map_err(broken)?;
+        drop(room.split(room.num_permits().saturating_sub(permits(bytes.len()))));
+        if let Some(exchange) = exchange::current() {
+            exchange.keep_room(Some(room));
+        }
         let wrong = |e: serde_json::Error| ApiError::invalid("", format!("the request is not what it should be: {e}"));
         serde_json::from_slice(&bytes).map(Body).map_err(wrong)
     }
@@ -242,8 +338,31 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 /// Where the server listens.
 pub enum Bound {
     Tcp(TcpListener),
-    /// Removed when the server ends.
-    Unix(UnixListener, PathBuf),
+    Unix(UnixListener, Socket),
+}
+
+/// A Unix socket that is there. Dropped, it is removed, unless another has taken its place.
+pub struct Socket {
+    path: PathBuf,
+    id: Option<(u64, u64)>,
+}
+
+impl Socket {
+    fn new(path: &Path) -> Socket {
+        Socket { path: path.to_owned(), id: Socket::id_of(path) }
+    }
+
+    fn id_of(path: &Path) -> Option<(u64, u64)> {
+        fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.id.is_some() && self.id == Socket::id_of(&self.path) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl Bound {
@@ -257,16 +376,24 @@ impl Bound {
     /// A socket of a server that is gone is replaced.
     ///
     /// # Errors
-    /// When something else lies at the path, or somebody listens there.
+    /// When something else lies at the path, or somebody may be listening there.
     pub async fn unix(path: &Path) -> Result<Bound> {
         let name = || format!("cannot listen on {}", path.display());
-        if let Ok(found) = fs::symlink_metadata(path) {
-            let is_left_over = found.file_type().is_socket() && tokio::net::UnixStream::connect(path).await.is_err();
-            if is_left_over {
-                fs::remove_file(path).with_context(name)?;
+        if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+            // That nobody listens is said by one error alone; others come of a server that is busy, or somebody else's.
+            match tokio::net::UnixStream::connect(path).await {
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).with_context(name)?,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => {
+                    return Err(e).with_context(|| {
+                        format!("{}: a server may be listening there; if none is, remove it", name())
+                    });
+                }
+                Ok(_) => bail!("{}: a server listens there already", name()),
             }
         }
-        Ok(Bound::Unix(UnixListener::bind(path).with_context(name)?, path.to_owned()))
+        let listener = UnixListener::bind(path).with_context(name)?;
+        Ok(Bound::Unix(listener, Socket::new(path)))
     }
 
     /// Whether it is reached from this machine alone.
@@ -284,7 +411,7 @@ impl Bound {
     pub fn address(&self) -> io::Result<String> {
         Ok(match self {
             Bound::Tcp(listener) => format!("http://{}", listener.local_addr()?),
-            Bound::Unix(_, path) => format!("unix:{}", path.display()),
+            Bound::Unix(_, socket) => format!("unix:{}", socket.path.display()),
         })
     }
 }
@@ -304,7 +431,11 @@ impl Server {
         said: impl Fn(&Ready) + Send + Sync + 'static,
     ) -> Server {
         let metrics = Arc::new(Metrics::new());
+        let context = offers.iter().map(|offer| offer.context).max().unwrap_or(0);
+        let most_bodies = bodies(&settings.limits, context);
         let app = App {
+            bodies: Arc::new(Semaphore::new(permits(most_bodies))),
+            most_bodies,
             models: Arc::new(Models::new(offers, Arc::clone(&metrics), settings.clone(), Box::new(said))),
             metrics,
             next: AtomicU64::new(1),
@@ -314,53 +445,63 @@ impl Server {
         Server { app: Arc::new(app), bound }
     }
 
-    /// Answers requests until `stop` is over; then those that were taken come to their end. The first model is loaded meanwhile: until it is there requests are
-    /// told so. Where it cannot be had, the server ends.
+    /// Answers requests until `stop` is over; then those that were taken come to their end, in the time that there is for it. The first model is loaded meanwhile:
+    /// until it is there requests are told so. Where it cannot be had, the server ends; and where an engine ends that nobody has told to.
     ///
     /// # Errors
-    /// The first model's, and those of the listener.
+    /// The first model's, and why an engine has ended.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<()> {
         let Server { app, bound } = self;
+        let (models, metrics, limits) = (Arc::clone(&app.models), Arc::clone(&app.metrics), app.settings.limits);
         if let Some(after) = app.settings.idle_unload {
-            tokio::spawn(Arc::clone(&app.models).unload_when_idle(after));
+            tokio::spawn(Arc::clone(&models).unload_when_idle(after));
         }
-        let models = Arc::clone(&app.models);
-        let (over, ended) = tokio::sync::oneshot::channel();
-        let stop = async move {
-            tokio::pin!(stop);
-            let failed = tokio::select! {
-                () = &mut stop => None,
-                started = models.start() => match started {
-                    Ok(()) => {
-                        stop.await;
-                        None
-                    }
-                    Err(e) => Some(e),
-                }
-            };
-            models.stop();
-            let _ = over.send(failed);
-        };
-        let router = router(Arc::clone(&app))?;
-        match bound {
+        let (leave, leaving) = watch::channel(false);
+        let router = router(app)?;
+        let mut serving = JoinSet::new();
+        let _socket = match bound {
             Bound::Tcp(listener) => {
                 use axum::serve::ListenerExt;
                 // A token is a few bytes: they are not to wait for more.
                 let listener = listener.tap_io(|stream| _ = stream.set_nodelay(true));
-                axum::serve(listener, router).with_graceful_shutdown(stop).await?;
+                serving.spawn(listen::serve(listener, router, limits, metrics, leaving));
+                None
             }
-            Bound::Unix(listener, path) => {
-                let served = axum::serve(listener, router).with_graceful_shutdown(stop).await;
-                let _ = fs::remove_file(path);
-                served?;
+            Bound::Unix(listener, socket) => {
+                serving.spawn(listen::serve(listener, router, limits, metrics, leaving));
+                Some(socket)
             }
+        };
+        // 1. Until it is to end
+        let mut why = tokio::select! {
+            () = stop => None,
+            Err(e) = models.start() => Some(e),
+            died = models.died() => {
+                sleep(LAST_WORDS).await;
+                Some(engine_ended(&died))
+            }
+        };
+        // 2. The engine, whose requests no client holds up
+        models.stop();
+        leave.send_replace(true);
+        if why.is_none() && timeout(limits.grace, models.ended()).await.is_err() {
+            crate::note("the requests that are left are given up: the time for them is over");
+            models.give_up();
         }
-        app.models.ended().await;
-        match ended.await {
-            Ok(Some(failed)) => Err(failed),
-            _ => Ok(()),
+        let is_over = timeout(ENDING, models.ended()).await.is_ok();
+        // 3. The clients
+        let _ = timeout(READING, serving.join_next()).await;
+        serving.shutdown().await;
+        why = why.or_else(|| models.dead().map(|died| engine_ended(&died)));
+        if why.is_none() && !is_over {
+            why = Some(anyhow!("the engine has not ended in time; what was to be kept of its prompts may be lost"));
         }
+        why.map_or(Ok(()), Err)
     }
+}
+
+fn engine_ended(why: &str) -> anyhow::Error {
+    anyhow!("the engine has ended: {why}")
 }
 
 /// Where everything is, and how it is described.
@@ -417,15 +558,14 @@ written! {
 /// Whether the model can be asked.
 #[utoipa::path(get, path = "/health", tag = "server", security(()), responses(
     (status = 200, description = "It can.", body = Health),
-    (status = 500, description = "It cannot any more.", body = Health),
-    (status = 503, description = "It is being loaded.", body = Health),
+    (status = 503, description = "It is being loaded, or cannot any more: then the server ends.", body = Health),
     Seeing,
 ))]
 async fn health(State(app): State<Arc<App>>) -> Response {
     let state = |status, text: &str| (status, Json(json!({"status": text}))).into_response();
     match (app.models.begun(), app.models.dead()) {
         (Err(e), _) => state(e.status, "loading model"),
-        (_, Some(why)) => state(StatusCode::INTERNAL_SERVER_ERROR, &why),
+        (_, Some(why)) => state(StatusCode::SERVICE_UNAVAILABLE, &why),
         _ => state(StatusCode::OK, "ok"),
     }
 }

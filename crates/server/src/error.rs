@@ -67,10 +67,14 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("{what}: no such path"))
     }
 
+    /// Nothing that is wrong with the request.
+    pub fn unavailable(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
+    }
+
     /// The model is not there yet.
     pub fn loading() -> ApiError {
-        let retry_after = Some(1);
-        ApiError { retry_after, ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "Loading model") }
+        ApiError { retry_after: Some(1), ..ApiError::unavailable("Loading model") }
     }
 
     pub fn internal(message: impl Into<String>) -> ApiError {
@@ -94,10 +98,8 @@ impl From<Refused> for ApiError {
                     format!("{waiting} requests are waiting already; try again later"),
                 )
             },
-            Refused::Stopping => {
-                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "the server is shutting down")
-            }
-            Refused::Dead(why) => ApiError::internal(why),
+            Refused::Stopping => ApiError::unavailable("the server is shutting down"),
+            Refused::Dead(why) => ApiError::unavailable(format!("the engine has ended: {why}")),
         }
     }
 }

@@ -9,6 +9,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::anthropic;
 use crate::app::App;
@@ -35,6 +36,8 @@ pub struct Exchange {
     arrived: Instant,
     is_logged: bool,
     facts: Mutex<Facts>,
+    /// The room that its body takes.
+    room: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 #[derive(Default)]
@@ -77,11 +80,16 @@ impl Exchange {
         // Asked every few seconds by those who watch a server.
         let is_logged = is_logged && !["/health", "/metrics"].contains(&path);
         let what = format!("{} {path}", request.method());
-        Exchange { id, what, arrived: Instant::now(), is_logged, facts: Mutex::default() }
+        Exchange { id, what, arrived: Instant::now(), is_logged, facts: Mutex::default(), room: Mutex::default() }
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
         self.facts.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Keeps the room that the request's body takes until it is given another, or the request is over.
+    pub fn keep_room(&self, room: Option<OwnedSemaphorePermit>) {
+        *self.room.lock().unwrap_or_else(|e| e.into_inner()) = room;
     }
 
     /// What the request has come to.

@@ -53,6 +53,7 @@ pub struct Metrics {
     evicted_blocks: Counter,
     evicted_snapshots: Counter,
     refused: Counter,
+    connections: Gauge<i64, AtomicI64>,
     experts_wanted: Counter,
     experts_hit: Counter,
     experts_read_bytes: Counter,
@@ -61,6 +62,15 @@ pub struct Metrics {
     memory: Family<Class, Gauge<i64, AtomicI64>>,
     model: Family<Named, Gauge<i64, AtomicI64>>,
     loads: Counter,
+}
+
+/// A connection that is counted.
+pub struct Connected(Gauge<i64, AtomicI64>);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 /// Of the prompt cache on disk; zero where there is none.
@@ -121,6 +131,7 @@ impl Metrics {
             evicted_blocks: Counter::default(),
             evicted_snapshots: Counter::default(),
             refused: Counter::default(),
+            connections: Gauge::default(),
             experts_wanted: Counter::default(),
             experts_hit: Counter::default(),
             experts_read_bytes: Counter::default(),
@@ -158,6 +169,7 @@ impl Metrics {
             m.evicted_snapshots.clone(),
         );
         r.register("sluice:requests_refused", "Requests that found the queue full", m.refused.clone());
+        r.register("sluice:connections", "Connections that are open", m.connections.clone());
         // Where experts are read from disk; zero where all are in memory.
         r.register("sluice:experts_wanted", "Streamed experts that steps used, each once", m.experts_wanted.clone());
         r.register("sluice:experts_hit", "Those of them that were in memory", m.experts_hit.clone());
@@ -221,9 +233,18 @@ impl Metrics {
         self.refused.inc();
     }
 
-    pub fn caches(&self, engine: &mut Engine, waiting: usize, running: usize) {
+    /// A connection more, until the result is dropped.
+    pub fn connected(&self) -> Connected {
+        self.connections.inc();
+        Connected(self.connections.clone())
+    }
+
+    pub fn requests(&self, waiting: usize, running: usize) {
         self.waiting.set(waiting as i64);
         self.running.set(running as i64);
+    }
+
+    pub fn caches(&self, engine: &mut Engine) {
         self.kv_usage.set(engine.kv_usage());
         self.states.set(engine.states_in_use() as i64);
         self.snapshots.set(engine.snapshots() as i64);

@@ -97,16 +97,17 @@ const REFUSALS: [(&str, &str); 2] = [
     ("403", "The server is not called by this name, or pages of this origin may not ask."),
 ];
 const STATES: [(&str, &str); 2] = [
-    ("500", "The engine can do no more; the message says why."),
-    ("503", "The model is being loaded, or the server ends; `retry-after` says when to ask again."),
+    ("500", "Something went wrong that is not the request's fault; the message says what."),
+    ("503", "The model is being loaded, there is no room for more connections or bodies, the server ends, or its engine has; `retry-after` says when to ask again."),
 ];
-const BODIES: [(&str, &str); 3] = [
+const BODIES: [(&str, &str); 4] = [
     (
         "400",
         "The request is wrong, or asks for what cannot be done: `param` and the message name the field. A prompt that is too long is `context_length_exceeded`.",
     ),
     ("408", "The body took too long to come."),
     ("413", "The body has too many bytes: a megabyte and 64 bytes for each token of context are accepted."),
+    ("415", "The body is compressed."),
 ];
 const TURNS: [(&str, &str); 2] = [
     ("429", "Too many requests wait (`rate_limit_exceeded`); `retry-after` says when to ask again."),

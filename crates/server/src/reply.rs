@@ -1,24 +1,29 @@
-//! How an answer is sent, whatever its dialect: as one object, or as a stream of events.
+//! How an answer is sent, whatever its dialect: as one object, or as a stream of events. It is made by a task of its own, which takes what the engine says as it
+//! comes and lets the model go at the end, whatever the client has read of it by then.
 
 use std::convert::Infallible;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::answer::{Answer, Delta};
 use crate::app::Ready;
 use crate::error::ApiError;
 use crate::exchange::Exchange;
+use crate::outbox::{self, Outbox, Outgoing, Sent};
 use crate::runtime::{Ticket, Update};
 
 /// After so long without anything to say a stream gives a sign of life.
@@ -34,6 +39,8 @@ pub struct Pending {
     pub model: Arc<Ready>,
     /// When it is given up.
     pub deadline: Option<Instant>,
+    /// What waits for clients.
+    pub outgoing: Arc<Outgoing>,
     /// Told what it came to.
     pub exchange: Option<Arc<Exchange>>,
 }
@@ -118,7 +125,8 @@ impl Pending {
                     .map_err(|_| ApiError::timed_out("the request took longer than this server allows"))?,
             };
             let Some(update) = update else {
-                return Err(ApiError::internal("the engine has ended"));
+                let why = self.model.dead().unwrap_or_else(|| "it was told to".to_owned());
+                return Err(ApiError::internal(format!("the engine has ended: {why}")));
             };
             let has_begun = matches!(update, Update::Begun { .. });
             let delta = self.answer.take(update).map_err(|e| ApiError::internal(format!("{e:#}")))?;
@@ -146,31 +154,52 @@ pub async fn send(pending: Pending, wire: impl Wire, streamed: bool) -> Response
     if streamed { stream(pending, wire) } else { whole(pending, wire).await }
 }
 
-/// The answer as one object. Where it takes long, what comes first is white space, so that nobody takes the connection for dead.
-async fn whole<W: Wire>(mut pending: Pending, mut wire: W) -> Response {
-    let gathered = async move {
-        loop {
-            match pending.next().await {
-                Ok(Some(delta)) => wire.gather(delta),
-                Ok(None) => return Ok(wire.whole(pending.usage(), pending.answer.stopped_by(0))),
-                Err(error) => return Err((wire.error(&error), error)),
-            }
+/// A task that ends when nobody waits for it any more.
+struct Job<T>(JoinHandle<T>);
+
+impl<T> Drop for Job<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A whole answer; or an error, and what is said of it where a good status was sent already.
+type Gathered = Result<Value, (Value, ApiError)>;
+
+async fn gather<W: Wire>(mut pending: Pending, mut wire: W) -> Gathered {
+    loop {
+        match pending.next().await {
+            Ok(Some(delta)) => wire.gather(delta),
+            Ok(None) => return Ok(wire.whole(pending.usage(), pending.answer.stopped_by(0))),
+            Err(error) => return Err((wire.error(&error), error)),
         }
-    };
-    type Gathered = dyn Future<Output = Result<Value, (Value, ApiError)>> + Send;
-    let mut gathered: Pin<Box<Gathered>> = Box::pin(gathered);
-    match timeout(SIGN_OF_LIFE, &mut gathered).await {
+    }
+}
+
+impl Job<Gathered> {
+    async fn done(&mut self) -> Gathered {
+        (&mut self.0).await.unwrap_or_else(|e| {
+            let error = ApiError::internal(e.to_string());
+            Err((error.to_json(), error))
+        })
+    }
+}
+
+/// The answer as one object. Where it takes long, what comes first is white space, so that nobody takes the connection for dead.
+async fn whole(pending: Pending, wire: impl Wire) -> Response {
+    let mut job = Job(tokio::spawn(gather(pending, wire)));
+    match timeout(SIGN_OF_LIFE, job.done()).await {
         Ok(Ok(value)) => Json(value).into_response(),
         Ok(Err((_, error))) => error.into_response(),
         Err(_) => {
-            let body = unfold(Some(gathered), |gathered| async move {
-                let mut gathered = gathered?;
-                match timeout(SIGN_OF_LIFE, &mut gathered).await {
+            let body = unfold(Some(job), |job| async move {
+                let mut job = job?;
+                match timeout(SIGN_OF_LIFE, job.done()).await {
                     Ok(result) => {
                         let value = result.unwrap_or_else(|(value, _)| value);
                         Some((Ok::<_, Infallible>(value.to_string()), None))
                     }
-                    Err(_) => Some((Ok(" ".to_owned()), Some(gathered))),
+                    Err(_) => Some((Ok(" ".to_owned()), Some(job))),
                 }
             });
             ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(body)).into_response()
@@ -181,7 +210,23 @@ async fn whole<W: Wire>(mut pending: Pending, mut wire: W) -> Response {
 /// The answer as events. Headers go out at once.
 fn stream(pending: Pending, wire: impl Wire) -> Response {
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
-    (headers, Body::from_stream(events(pending, wire))).into_response()
+    let (outbox, sent) = outbox::pair(&pending.outgoing);
+    let events = Events { sent, _job: Job(tokio::spawn(fill(pending, wire, outbox))) };
+    (headers, Body::from_stream(events)).into_response()
+}
+
+/// The events of an answer as its client reads them. When the client goes away, so does what makes them.
+struct Events {
+    sent: Sent,
+    _job: Job<()>,
+}
+
+impl Stream for Events {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        Pin::new(&mut self.sent).poll_next(cx)
+    }
 }
 
 /// An event without a name.
@@ -194,44 +239,36 @@ pub fn event(value: &Value) -> String {
     format!("event: {}\ndata: {value}\n\n", value["type"].as_str().unwrap_or("message"))
 }
 
-struct Sending<W> {
-    pending: Pending,
-    wire: W,
-    /// [`Wire::first`] and [`Wire::begun`] were sent.
-    is_open: bool,
-    has_begun: bool,
-}
-
-fn events<W: Wire>(pending: Pending, wire: W) -> impl Stream<Item = Result<String, Infallible>> {
-    let state = Sending { pending, wire, is_open: false, has_begun: false };
-    unfold(Some(state), |state| async move {
-        let mut s = state?;
-        loop {
-            let mut text = String::new();
-            if !std::mem::replace(&mut s.is_open, true) {
-                text += &s.wire.first();
-                if !text.is_empty() {
-                    return Some((Ok(text), Some(s)));
-                }
+/// Makes events of what comes, until it is over or the client is too far behind.
+async fn fill<W: Wire>(mut pending: Pending, mut wire: W, outbox: Outbox) {
+    let mut text = wire.first();
+    let mut has_begun = false;
+    loop {
+        if !text.is_empty() && !outbox.push(&text) {
+            // The rest is computed for nobody.
+            drop(pending);
+            let error = ApiError::timed_out("the answer was read too slowly: too much of it waited to be sent");
+            return outbox.finish(&wire.failed(&error));
+        }
+        text.clear();
+        let next = timeout(SIGN_OF_LIFE, pending.step()).await;
+        let is_failed = matches!(next, Ok(Err(_)));
+        if !is_failed && !std::mem::replace(&mut has_begun, true) {
+            text += &wire.begun(pending.usage());
+        }
+        match next {
+            Err(_) => text += &wire.sign_of_life(),
+            Ok(Ok(Next::Begun)) => {}
+            Ok(Ok(Next::Delta(delta))) => text += &wire.delta(&delta),
+            Ok(Ok(Next::Over)) => {
+                text += &wire.end(pending.usage(), pending.answer.stopped_by(0));
+                drop(pending);
+                return outbox.finish(&text);
             }
-            let next = timeout(SIGN_OF_LIFE, s.pending.step()).await;
-            let is_failed = matches!(next, Ok(Err(_)));
-            if !is_failed && !std::mem::replace(&mut s.has_begun, true) {
-                text += &s.wire.begun(s.pending.usage());
-            }
-            match next {
-                Err(_) => text += &s.wire.sign_of_life(),
-                Ok(Ok(Next::Begun)) => {}
-                Ok(Ok(Next::Delta(delta))) => text += &s.wire.delta(&delta),
-                Ok(Ok(Next::Over)) => {
-                    text += &s.wire.end(s.pending.usage(), s.pending.answer.stopped_by(0));
-                    return Some((Ok(text), None));
-                }
-                Ok(Err(error)) => return Some((Ok(text + &s.wire.failed(&error)), None)),
-            }
-            if !text.is_empty() {
-                return Some((Ok(text), Some(s)));
+            Ok(Err(error)) => {
+                drop(pending);
+                return outbox.finish(&(text + &wire.failed(&error)));
             }
         }
-    })
+    }
 }

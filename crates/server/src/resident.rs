@@ -2,19 +2,20 @@
 //! dropped, and until the other is loaded. One that nobody asks for may be dropped too; it is loaded again when somebody does.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use sluice_engine::Engine;
 use sluice_engine::text::{Style, TextSide};
 use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 
-use crate::app::{Ready, Settings};
+use crate::app::{Ready, Settings, outgoing};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
+use crate::outbox::Outgoing;
 use crate::runtime::Refused;
 
 /// Loads a model, as often as it is called.
@@ -53,12 +54,13 @@ enum State {
 pub struct Models {
     offered: Vec<Offered>,
     state: watch::Sender<State>,
-    /// Engines that hold memory.
-    engines: Arc<watch::Sender<usize>>,
+    engines: Arc<Engines>,
     /// When somebody last asked, or was seen to be served.
     used: Mutex<Instant>,
     metrics: Arc<Metrics>,
     settings: Settings,
+    /// What waits for clients, whichever model it is of.
+    outgoing: Arc<Outgoing>,
     /// Told of each that is loaded.
     said: Box<Said>,
 }
@@ -73,12 +75,40 @@ pub struct Entry<'a> {
     pub loaded: Option<u64>,
 }
 
+/// What engines say, and what they are told, whichever of them.
+#[derive(Default)]
+struct Engines {
+    /// Those that hold memory.
+    count: watch::Sender<usize>,
+    /// Why one of them has ended before it was told to.
+    died: watch::Sender<Option<String>>,
+    /// They are to end what they have, and what is said to those who asked for it.
+    given_up: OnceLock<&'static str>,
+}
+
 /// An engine that holds memory, as long as this is there.
-pub struct Held(Arc<watch::Sender<usize>>);
+pub struct Held(Arc<Engines>);
+
+impl Held {
+    fn new(engines: &Arc<Engines>) -> Held {
+        engines.count.send_modify(|n| *n += 1);
+        Held(Arc::clone(engines))
+    }
+
+    /// It can do no more, though nobody has told it to end.
+    pub fn died(&self, why: &str) {
+        self.0.died.send_modify(|died| _ = died.get_or_insert_with(|| why.to_owned()));
+    }
+
+    /// Whether it is to end what it has, and why.
+    pub fn given_up(&self) -> Option<&'static str> {
+        self.0.given_up.get().copied()
+    }
+}
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.0.send_modify(|n| *n -= 1);
+        self.0.count.send_modify(|n| *n -= 1);
     }
 }
 
@@ -96,9 +126,10 @@ impl Models {
         Models {
             offered: offers.into_iter().map(offered).collect(),
             state: watch::Sender::new(State::Starting),
-            engines: Arc::new(watch::Sender::new(0)),
+            engines: Arc::default(),
             used: Mutex::new(Instant::now()),
             metrics,
+            outgoing: Arc::new(Outgoing::new(outgoing(&settings.limits))),
             settings,
             said,
         }
@@ -138,19 +169,23 @@ impl Models {
         if matches!(*self.state.borrow(), State::Starting) { Err(ApiError::loading()) } else { Ok(()) }
     }
 
-    /// Why the one in memory can do no more.
+    /// Why an engine has ended before it was told to.
     pub fn dead(&self) -> Option<String> {
-        match &*self.state.borrow() {
-            State::Resident(_, ready) => ready.dead(),
-            _ => None,
-        }
+        self.engines.died.borrow().clone()
+    }
+
+    /// Waits until one does.
+    pub async fn died(&self) -> String {
+        let mut died = self.engines.died.subscribe();
+        let why = died.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        why.unwrap_or_default()
     }
 
     /// The model of this name, in memory for as long as the result is held. A name that nobody has means the one that is there, or the first. It may have to be
     /// loaded, which is waited for.
     ///
     /// # Errors
-    /// At the start, as long as the first is loaded; where it cannot be loaded; at the end.
+    /// At the start, as long as the first is loaded; where it cannot be loaded; at the end; when an engine has failed.
     pub async fn get(self: &Arc<Models>, name: Option<&str>) -> Result<Arc<Ready>, ApiError> {
         let named = name.and_then(|name| self.named(name));
         let mut changes = self.state.subscribe();
@@ -190,7 +225,10 @@ impl Models {
                 tokio::spawn(Arc::clone(self).change(wanted));
             }
             has_waited = true;
-            let _ = changes.changed().await;
+            tokio::select! {
+                _ = changes.changed() => {}
+                why = self.died() => return Err(Refused::Dead(why).into()),
+            }
         }
     }
 
@@ -200,7 +238,7 @@ impl Models {
 
     /// Loads one when the one before has given its memory back.
     async fn change(self: Arc<Models>, wanted: usize) {
-        let _ = self.engines.subscribe().wait_for(|n| *n == 0).await;
+        let _ = self.engines.count.subscribe().wait_for(|n| *n == 0).await;
         let state = match self.load(wanted).await {
             Ok(ready) => State::Resident(wanted, ready),
             Err(e) => {
@@ -244,9 +282,8 @@ impl Models {
         thread::Builder::new().name("load".into()).spawn(move || {
             let offered = &own.offered[which];
             let loaded = (offered.offer.load)().and_then(|(engine, text)| {
-                own.engines.send_modify(|n| *n += 1);
-                let held = Held(Arc::clone(&own.engines));
-                Ready::new(offered.offer.name.clone(), engine, text, held, &own.settings, &own.metrics)
+                let held = Held::new(&own.engines);
+                Ready::new(offered.offer.name.clone(), engine, text, held, &own.settings, &own.metrics, &own.outgoing)
             });
             if let Ok(ready) = &loaded {
                 offered.context.store(ready.context, Ordering::Relaxed);
@@ -254,7 +291,7 @@ impl Models {
             }
             let _ = tell.send(loaded.map(Arc::new));
         })?;
-        told.await?
+        told.await.context("what loads it has panicked")?
     }
 
     /// Drops the model in memory whenever nobody has asked for it for so long; never returns.
@@ -288,9 +325,14 @@ impl Models {
         }
     }
 
+    /// Has what is under way ended, after [`Models::stop`].
+    pub fn give_up(&self) {
+        let _ = self.engines.given_up.set("the server is shutting down, and the time that answers had to come to their end is over");
+    }
+
     /// Waits until no engine holds memory, after [`Models::stop`].
     pub async fn ended(&self) {
-        let _ = self.engines.subscribe().wait_for(|n| *n == 0).await;
+        let _ = self.engines.count.subscribe().wait_for(|n| *n == 0).await;
     }
 }
 
@@ -308,7 +350,7 @@ mod tests {
             load: Box::new(|| anyhow::bail!("there is none")),
         };
         let settings = Settings {
-            limits: Limits { queue: 1 },
+            limits: Limits::default(),
             access: Access::default(),
             request_timeout: None,
             idle_unload: None,

@@ -1,9 +1,13 @@
 //! The engine's thread. It takes submissions and cancellations between steps, hands what comes of each step to whom it belongs, and sleeps where there is
-//! nothing to do. No request blocks it: what it has to say goes into queues without an end, and one whose other end is gone cancels its sequences.
+//! nothing to do. No request blocks it: what it has to say goes into queues that a task of the server empties at once, whatever the client does
+//! (`reply.rs`), and a queue whose other end is gone cancels its sequences. However the thread ends before it was told to, in a panic too, everybody is told why
+//! and the server ends.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,11 +18,34 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::metrics::Metrics;
 use crate::resident::Held;
 
-/// How many there may be.
+/// How much there may be of everything, and how long it may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Requests that wait for their turn; more are refused.
     pub queue: usize,
+    /// Connections that are open; more are refused.
+    pub connections: usize,
+    /// Bytes of bodies that are being read or worked on, and so of one at most; where it is none, as many as two may have.
+    pub bodies: Option<usize>,
+    /// For a request's line and headers, from the connection's beginning or the answer before.
+    pub header_time: Duration,
+    /// For a client to take anything of what is sent to it.
+    pub write_time: Duration,
+    /// For requests to come to their end when the server is told to stop.
+    pub grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            queue: 256,
+            connections: 512,
+            bodies: None,
+            header_time: Duration::from_secs(30),
+            write_time: Duration::from_secs(60),
+            grace: Duration::from_secs(240),
+        }
+    }
 }
 
 /// What is to be generated.
@@ -56,7 +83,7 @@ pub enum Update {
 }
 
 enum Command {
-    Submit(u64, Submission),
+    Submit(u64, Submission, Counted),
     /// All of a submission, or one of its choices.
     Cancel(u64),
     CancelChoice(u64, usize),
@@ -75,12 +102,30 @@ enum Command {
 struct Shared {
     next: AtomicU64,
     /// Submissions that have not begun.
-    waiting: AtomicUsize,
+    waiting: Arc<AtomicUsize>,
     /// Those that have begun and are not over.
-    running: AtomicUsize,
+    running: Arc<AtomicUsize>,
     /// No more submissions are taken.
     stopping: AtomicBool,
-    dead: Mutex<Option<String>>,
+    /// Why the engine has ended before it was told to.
+    dead: OnceLock<String>,
+}
+
+/// One of those that are counted, for as long as it is there: however it goes, it is counted no more.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    /// One more; and how many there were.
+    fn new(count: &Arc<AtomicUsize>) -> (Counted, usize) {
+        let before = count.fetch_add(1, Ordering::SeqCst);
+        (Counted(Arc::clone(count)), before)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// The engine's thread, from outside.
@@ -136,11 +181,10 @@ impl Runtime {
             requests: HashMap::new(),
             owners: HashMap::new(),
             busy: Instant::now(),
+            is_over: false,
+            held,
         };
-        thread::Builder::new().name("engine".into()).spawn(move || {
-            own.run();
-            drop(held);
-        })?;
+        thread::Builder::new().name("engine".into()).spawn(move || own.live())?;
         Ok(Runtime { commands, shared, limits, metrics })
     }
 
@@ -153,15 +197,14 @@ impl Runtime {
         if self.shared.stopping.load(Ordering::SeqCst) {
             return Err(Refused::Stopping);
         }
-        let waiting = self.shared.waiting.fetch_add(1, Ordering::SeqCst);
+        let (counted, waiting) = Counted::new(&self.shared.waiting);
         if waiting >= self.limits.queue {
-            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
             self.metrics.refused();
             return Err(Refused::Full(waiting));
         }
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let ticket = Ticket { id, commands: self.commands.clone() };
-        match self.commands.send(Command::Submit(id, submission)) {
+        match self.commands.send(Command::Submit(id, submission, counted)) {
             Ok(()) => Ok(ticket),
             Err(_) => Err(Refused::Dead(self.dead().unwrap_or_else(|| "the engine has ended".into()))),
         }
@@ -179,7 +222,7 @@ impl Runtime {
 
     /// Why the engine can do no more; `None` as long as it can.
     pub fn dead(&self) -> Option<String> {
-        self.shared.dead.lock().unwrap_or_else(|e| e.into_inner()).clone()
+        self.shared.dead.get().cloned()
     }
 
     /// Takes no more submissions; those that were taken come to their end.
@@ -201,7 +244,9 @@ struct Request {
     sequences: Vec<SequenceId>,
     /// Choices that are not over.
     left: usize,
-    begun: bool,
+    /// Among those that wait, until it begins; then among those that run.
+    waits: Option<Counted>,
+    runs: Option<Counted>,
     last_token: Vec<Option<Instant>>,
 }
 
@@ -215,6 +260,10 @@ struct Worker {
     owners: HashMap<SequenceId, (u64, usize)>,
     /// When somebody last asked for something, or was answered.
     busy: Instant,
+    /// It has ended as it was told to, or everybody knows why not.
+    is_over: bool,
+    /// Behind the engine: it is dropped after it.
+    held: Held,
 }
 
 /// How often the counters of caches are looked at while nothing happens.
@@ -224,18 +273,43 @@ const QUIET: Duration = Duration::from_millis(50);
 /// Between two looks at something that waits for the disk.
 const MOMENT: Duration = Duration::from_millis(1);
 
+/// What a panic said.
+fn said(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it did not say why")
+}
+
+impl Drop for Worker {
+    /// No way out of the thread leads past this.
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.die("the engine's thread has ended");
+        }
+    }
+}
+
 impl Worker {
-    fn run(mut self) {
+    fn live(mut self) {
+        match catch_unwind(AssertUnwindSafe(|| self.run())) {
+            Ok(Ok(())) => self.is_over = true,
+            Ok(Err(e)) => self.die(&format!("{e:#}")),
+            Err(panic) => self.die(&format!("the engine has panicked: {}", said(&*panic))),
+        }
+    }
+
+    /// # Errors
+    /// The engine can do no more.
+    fn run(&mut self) -> anyhow::Result<()> {
         let mut stopping = false;
         loop {
+            if let Some(why) = self.held.given_up() {
+                self.give_up(why);
+            }
             // 1. What others want; nothing else is to do where all is idle
             loop {
                 // Where there is nothing else to do, what conversations hold is written to disk, a little at a time.
                 // Then what was used last before this start is read, and experts for which there is memory.
-                let tends = match self.tend() {
-                    Ok(more) => more,
-                    Err(e) => return self.die(&format!("{e:#}")),
-                };
+                let tends = self.tend()?;
                 let command = if self.engine.is_idle() && !stopping && !tends {
                     self.measure();
                     let quiet = QUIET.saturating_sub(self.busy.elapsed());
@@ -244,7 +318,7 @@ impl Worker {
                         Err(mpsc::RecvTimeoutError::Timeout) => continue,
                         Err(mpsc::RecvTimeoutError::Disconnected) => {
                             let _ = self.engine.save();
-                            return;
+                            return Ok(());
                         }
                     }
                 } else {
@@ -255,7 +329,7 @@ impl Worker {
                 };
                 self.busy = Instant::now();
                 match command {
-                    Command::Submit(id, submission) => self.submit(id, submission),
+                    Command::Submit(id, submission, counted) => self.submit(id, submission, counted),
                     Command::Cancel(id) => self.cancel(id),
                     Command::CancelChoice(id, choice) => self.cancel_choice(id, choice),
                     Command::SaveSession { name, salt, tokens, told } => {
@@ -271,21 +345,17 @@ impl Worker {
                     thread::sleep(MOMENT);
                 }
                 let _ = self.engine.save();
-                return self.measure();
+                self.measure();
+                return Ok(());
             }
             if self.engine.is_idle() {
                 continue;
             }
             // 2. A step
             let begun = Instant::now();
-            match self.engine.step() {
-                Ok(events) => {
-                    let events = events.to_vec();
-                    self.metrics.step(begun.elapsed());
-                    events.into_iter().for_each(|event| self.tell(event));
-                }
-                Err(e) => return self.die(&format!("{e:#}")),
-            }
+            let events = self.engine.step()?.to_vec();
+            self.metrics.step(begun.elapsed());
+            events.into_iter().for_each(|event| self.tell(event));
             self.busy = Instant::now();
             self.measure();
         }
@@ -308,13 +378,14 @@ impl Worker {
                 || quiet && (self.engine.prefetch()? || self.engine.fill_experts())))
     }
 
-    fn submit(&mut self, id: u64, submission: Submission) {
+    fn submit(&mut self, id: u64, submission: Submission, counted: Counted) {
         let choices = submission.choices;
         let request = Request {
             submission,
             sequences: Vec::with_capacity(choices),
             left: choices,
-            begun: false,
+            waits: Some(counted),
+            runs: None,
             last_token: vec![None; choices],
         };
         self.requests.insert(id, request);
@@ -340,10 +411,9 @@ impl Worker {
         let Some(&(id, choice)) = self.owners.get(&sequence) else { return };
         let Some(request) = self.requests.get_mut(&id) else { return };
         let mut gone = false;
-        if !request.begun {
-            request.begun = true;
-            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
-            self.shared.running.fetch_add(1, Ordering::SeqCst);
+        if request.runs.is_none() {
+            request.waits = None;
+            request.runs = Some(Counted::new(&self.shared.running).0);
             let cached = self.engine.adopted(sequence).unwrap_or(0);
             let restored = self.engine.restored(sequence).unwrap_or(0);
             self.metrics.begun(request.submission.prompt.len(), cached, restored, request.submission.arrived.elapsed());
@@ -402,9 +472,7 @@ impl Worker {
 
     fn forget(&mut self, id: u64) {
         let Some(request) = self.requests.remove(&id) else { return };
-        let count = if request.begun { &self.shared.running } else { &self.shared.waiting };
-        count.fetch_sub(1, Ordering::SeqCst);
-        if request.begun {
+        if request.runs.is_some() {
             self.metrics.ended(request.submission.arrived.elapsed());
         }
     }
@@ -428,21 +496,40 @@ impl Worker {
         }
     }
 
-    /// The engine can do no more: everybody is told why.
-    fn die(mut self, why: &str) {
-        *self.shared.dead.lock().unwrap_or_else(|e| e.into_inner()) = Some(why.to_owned());
+    /// The engine can do no more: everybody is told why, first those who are asked whether it lives.
+    fn die(&mut self, why: &str) {
+        self.is_over = true;
+        let _ = self.shared.dead.set(why.to_owned());
+        self.held.died(why);
+        crate::note(why);
+        self.fail_all(why);
+        self.metrics.requests(0, 0);
+    }
+
+    /// Ends what is under way, and what waits.
+    fn give_up(&mut self, why: &str) {
+        for (sequence, _) in self.owners.drain() {
+            self.engine.remove_sequence(sequence);
+            self.metrics.finished(Finish::Cancelled);
+        }
+        self.fail_all(why);
+    }
+
+    /// Tells all requests that are here.
+    fn fail_all(&mut self, why: &str) {
+        self.owners.clear();
         for (_, request) in self.requests.drain() {
             for choice in 0..request.submission.choices {
                 let _ = request.submission.updates.send(Update::Failed { choice, why: why.to_owned() });
             }
         }
-        eprintln!("sluice: {why}");
     }
 
     fn measure(&mut self) {
         let (waiting, running) =
             (self.shared.waiting.load(Ordering::SeqCst), self.shared.running.load(Ordering::SeqCst));
-        self.metrics.caches(&mut self.engine, waiting, running);
-        self.engine.take_prompt_cache_notes().iter().for_each(|note| eprintln!("sluice: {note}"));
+        self.metrics.requests(waiting, running);
+        self.metrics.caches(&mut self.engine);
+        self.engine.take_prompt_cache_notes().iter().for_each(|note| crate::note(note));
     }
 }

@@ -28,7 +28,7 @@ fn a_server_answers_while_its_model_is_loaded_and_ends_where_there_is_none() {
     let address = bound.address().unwrap();
     let (go_on, wait) = mpsc::channel::<()>();
     let settings = Settings {
-        limits: Limits { queue: 1 },
+        limits: Limits::default(),
         access: Access::default(),
         request_timeout: None,
         idle_unload: None,

@@ -36,7 +36,7 @@ fn with_server(test: impl FnOnce(&str)) {
     let address = bound.address().unwrap();
     let (go_on, wait) = mpsc::channel::<()>();
     let settings = Settings {
-        limits: Limits { queue: 1 },
+        limits: Limits::default(),
         access: Access::default(),
         request_timeout: None,
         idle_unload: None,

@@ -52,6 +52,8 @@ fn top_k_room(k: usize) -> usize {
 
 /// Leaves the `k` best of `logits` in `candidates`, in no order.
 pub(super) fn keep_top_k(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
+    // A caller may want more than there are.
+    let k = k.min(logits.len());
     let room = top_k_room(k).min(logits.len());
     candidates.clear();
     // Once k candidates are known, a later token needs more than the worst of them has: an equal logit loses to the lower id.

@@ -396,6 +396,16 @@ mod tests {
     }
 
     #[test]
+    fn no_number_of_logprobs_is_too_large() {
+        let logits: Vec<f32> = (0..5000).map(|i| (i * 7919 % 5000) as f32 / 500.0).collect();
+        let all = Logprobs::of(Isa::GENERIC, &logits, 0, logits.len()).top;
+        assert_eq!(all.len(), logits.len());
+        for top in [logits.len() + 1, 1 << 62, usize::MAX / 4, usize::MAX] {
+            assert_eq!(Logprobs::of(Isa::GENERIC, &logits, 0, top).top, all, "{top}");
+        }
+    }
+
+    #[test]
     fn draws_follow_the_distribution() {
         let logits = [0.0f32, 1.0, 2.0, 3.0];
         let mut sampler = sampler(SamplingParams { temperature: 2.0, seed: 7, ..Default::default() }, 4);

@@ -60,7 +60,7 @@ pub fn speaks(path: &str, headers: &HeaderMap) -> bool {
 /// An error in this dialect's words.
 pub fn error_json(error: &ApiError, request_id: &str) -> Value {
     let kind = match error.status {
-        StatusCode::BAD_REQUEST => "invalid_request_error",
+        StatusCode::BAD_REQUEST | StatusCode::UNSUPPORTED_MEDIA_TYPE => "invalid_request_error",
         StatusCode::UNAUTHORIZED => "authentication_error",
         StatusCode::FORBIDDEN => "permission_error",
         StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => "not_found_error",

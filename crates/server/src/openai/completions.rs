@@ -23,8 +23,9 @@ pub struct Request {
     /// Refused.
     #[serde(default)]
     echo: bool,
-    /// How likely each token was, with so many of the likeliest.
+    /// How likely each token was, with so many of the likeliest: 20 at most.
     #[serde(default)]
+    #[schema(maximum = 20)]
     logprobs: Option<usize>,
     #[serde(flatten)]
     common: Common,
