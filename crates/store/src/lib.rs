@@ -34,5 +34,5 @@ pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loadi
 pub use map::Buffer;
 pub use memory::{KeptMemory, Memory, Turn, host_memory, return_freed};
 pub use page_cache::{drop_cached, resident_bytes};
-pub use small::{MAX_SETTINGS, open_small, read_small};
+pub use small::{MAX_SETTINGS, open_regular, open_small, read_small};
 pub use write::{TensorPlan, Writer};
