@@ -20,9 +20,9 @@ pub fn prompt_cache() -> Option<PathBuf> {
     Some(base("XDG_CACHE_HOME", ".cache")?.join("sluice/prompt-cache"))
 }
 
-/// Fingerprints of models: `~/.cache/sluice/fingerprints.json`.
-pub fn fingerprints() -> Option<PathBuf> {
-    Some(private(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))?.join("fingerprints.json"))
+/// Sums of weights: `~/.cache/sluice/sums.json`.
+pub fn sums() -> Option<PathBuf> {
+    Some(private(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))?.join("sums.json"))
 }
 
 /// The user's settings: `~/.config/sluice/config.toml`.

@@ -51,7 +51,8 @@ impl PromptCacheArgs {
             daily_limit: self.prompt_cache_daily_bytes,
             fewest: self.prompt_cache_min_tokens as usize,
             key_file: self.prompt_cache_key_file.clone(),
-            fingerprints: folders::fingerprints(),
+            sums: folders::sums(),
+            at_once: PromptCacheOptions::AT_ONCE,
         }))
     }
 }

@@ -130,12 +130,16 @@ fn prompt_cache_json(engine: &Engine) -> Option<Value> {
         "read_bytes": s.read_bytes,
         "wrong": s.wrong,
         "too_dear": s.too_dear,
+        "summing": s.summing.map(|(summed, all)| json!({"summed_bytes": summed, "bytes": all})),
         "broken": s.broken,
     }))
 }
 
 fn prompt_cache_text(engine: &Engine) -> String {
     let Some(s) = engine.prompt_cache() else { return String::new() };
+    if let Some((summed, all)) = s.summing {
+        return format!("not in use yet: {} of {} of the model are summed", units::bytes(summed), units::bytes(all));
+    }
     let (bytes, quota, written, read) =
         (units::bytes(s.bytes), units::bytes(s.quota), units::bytes(s.written_bytes), units::bytes(s.read_bytes));
     format!(

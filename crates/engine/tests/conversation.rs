@@ -162,7 +162,8 @@ fn converse(model: &Path, drop_thoughts: bool, restarts: bool) {
         daily_limit: None,
         fewest: 8,
         key_file: None,
-        fingerprints: Some(home.path().join("fingerprints.json")),
+        sums: Some(home.path().join("sums.json")),
+        at_once: PromptCacheOptions::AT_ONCE,
     });
     let keeps = Options { prefix_cache: true, snapshots: 16, prompt_cache, ..forgetful(8192) };
     let open = || Engine::open(model, keeps.clone()).unwrap();

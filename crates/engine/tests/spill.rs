@@ -79,7 +79,8 @@ fn disk_and_memory_beside_the_caches_go_together() {
             daily_limit: None,
             fewest: 16,
             key_file: None,
-            fingerprints: None,
+            sums: None,
+            at_once: PromptCacheOptions::AT_ONCE,
         }),
         ..small(kv_spill)
     };

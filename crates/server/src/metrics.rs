@@ -74,7 +74,7 @@ impl Drop for Connected {
 }
 
 /// Of the prompt cache on disk; zero where there is none.
-const DISK: [(&str, &str); 9] = [
+const DISK: [(&str, &str); 10] = [
     ("sluice:prompt_cache_bytes", "Bytes of the prompt cache on disk"),
     ("sluice:prompt_cache_blocks", "Blocks of tokens in it"),
     ("sluice:prompt_cache_written_bytes", "Bytes written to it since the start"),
@@ -87,6 +87,7 @@ const DISK: [(&str, &str); 9] = [
     ),
     ("sluice:prompt_cache_too_dear", "Prompts that were computed since reading would have taken longer"),
     ("sluice:prompt_cache_broken", "1 where an error has ended its use"),
+    ("sluice:prompt_cache_unsummed_bytes", "Bytes of the model that are to be summed before it is read or written"),
 ];
 
 /// Of what a device's caches had no room for; zero where nothing may be kept of it.
@@ -255,6 +256,7 @@ impl Metrics {
         self.evicted_snapshots.inner().store(evicted.snapshots, Ordering::Relaxed);
         if let Some(s) = engine.prompt_cache() {
             let broken = u64::from(s.broken.is_some());
+            let unsummed = s.summing.map_or(0, |(summed, all)| all - summed);
             let values = [
                 s.bytes,
                 s.entries,
@@ -265,6 +267,7 @@ impl Metrics {
                 s.wrong,
                 s.too_dear,
                 broken,
+                unsummed,
             ];
             self.disk.iter().zip(values).for_each(|((.., gauge), value)| _ = gauge.set(value as i64));
         }

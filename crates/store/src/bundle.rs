@@ -8,7 +8,6 @@
 //! alone, since that reads everything.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
@@ -19,7 +18,7 @@ use crate::atomic::AtomicFile;
 use crate::dtype::Dtype;
 use crate::error::{Error, quoted};
 use crate::safetensors::{Entry, Header, MAX_DIMS};
-use crate::small::read_small;
+use crate::small::{open_regular, read_small};
 
 /// The manifest's name in its folder.
 pub const MANIFEST: &str = "bundle.json";
@@ -271,7 +270,7 @@ impl Manifest {
 
 /// XXH3 (64 bits) of a file, in hexadecimal; `each` hears of the bytes that were read.
 pub fn xxh3_of(path: &Path, each: &mut impl FnMut(u64)) -> Result<String, Error> {
-    let mut file = File::open(path).map_err(Error::io(path, "open"))?;
+    let mut file = open_regular(path)?;
     let (mut hash, mut piece) = (Xxh3::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut piece) {

@@ -18,6 +18,7 @@ mod memory;
 mod page_cache;
 pub mod safetensors;
 mod small;
+mod sums;
 mod write;
 
 pub use atomic::{AtomicFile, check_space, free_space};
@@ -34,5 +35,6 @@ pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loadi
 pub use map::Buffer;
 pub use memory::{KeptMemory, Memory, Turn, host_memory, return_freed};
 pub use page_cache::{drop_cached, resident_bytes};
-pub use small::{MAX_SETTINGS, open_small, read_small};
+pub use small::{MAX_SETTINGS, open_regular, open_small, read_small};
+pub use sums::{Stamp, lower_priority, sum_file};
 pub use write::{TensorPlan, Writer};

@@ -7,6 +7,8 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::{OFlags, fcntl_setfl};
+
 use crate::error::Error;
 
 /// Bytes that a JSON file of settings may have. One that names the precision of each of 100,000 modules stays below it.
@@ -28,20 +30,30 @@ pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
 
 /// The same file opened, for whoever need not have all of it at once. It may still grow.
 pub fn open_small(path: &Path, limit: u64) -> Result<File, Error> {
+    let file = open_regular(path)?;
+    if file.metadata().map_err(Error::io(path, "open"))?.len() > limit {
+        return Err(Error::TooLarge { path: path.to_owned(), limit });
+    }
+    Ok(file)
+}
+
+/// The regular file at `path` (a link to one will do), of any size, opened for reading. Never waits for a pipe's writer, even if the pipe takes the file's place
+/// meanwhile.
+///
+/// # Errors
+/// [`Error::NotAFile`], or what the system says.
+pub fn open_regular(path: &Path) -> Result<File, Error> {
     let refuse = || Error::NotAFile { path: path.to_owned() };
     if !fs::metadata(path).map_err(Error::io(path, "open"))?.is_file() {
         return Err(refuse());
     }
-    // What has become a pipe since then must not be waited for either.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = file.map_err(Error::io(path, "open"))?;
-    let found = file.metadata().map_err(Error::io(path, "open"))?;
-    if !found.is_file() {
+    if !file.metadata().map_err(Error::io(path, "open"))?.is_file() {
         return Err(refuse());
     }
-    if found.len() > limit {
-        return Err(Error::TooLarge { path: path.to_owned(), limit });
-    }
+    // io_uring takes the flag to mean that a read may not wait for the disk.
+    fcntl_setfl(&file, OFlags::empty()).map_err(|e| Error::io(path, "open")(e.into()))?;
     Ok(file)
 }
 
@@ -68,6 +80,40 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
         for path in [dir.path(), &link, &pipe, Path::new("/dev/null")] {
             assert!(matches!(read_small(path, 1000), Err(Error::NotAFile { .. })), "{}", path.display());
+            assert!(matches!(open_regular(path), Err(Error::NotAFile { .. })), "{}", path.display());
         }
+    }
+
+    /// A pipe that takes a file's place between the look and the opening.
+    #[test]
+    fn a_pipe_that_is_swapped_in_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, file, pipe] = ["x", "file", "pipe"].map(|name| dir.path().join(name));
+        fs::write(&file, "abc").unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let swap = |from: &Path| {
+                    let next = dir.path().join("next");
+                    fs::hard_link(from, &next).unwrap();
+                    fs::rename(next, &path).unwrap();
+                };
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    swap(&file);
+                    swap(&pipe);
+                }
+            });
+            let (mut read, mut refused) = (0, 0);
+            while read < 100 || refused < 100 {
+                match read_small(&path, 1000) {
+                    Ok(bytes) => read += usize::from(bytes == b"abc"),
+                    Err(Error::NotAFile { .. }) => refused += 1,
+                    Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::NotFound => {}
+                    Err(e) => panic!("{e}"),
+                }
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 }

@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -14,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use sluice_store::open_regular;
 
 use super::Error;
 use super::slot::TAIL;
@@ -42,11 +42,10 @@ impl FileKey {
     pub fn read(path: &Path) -> Result<FileKey, Error> {
         let failed = |cause| Error::KeyFile { path: path.to_owned(), cause };
         let refused = |why: &str| failed(io::Error::new(io::ErrorKind::InvalidData, why.to_owned()));
-        let found = path.metadata().map_err(failed)?;
-        if !found.is_file() {
-            return Err(refused("not a file"));
-        }
-        let file = File::open(path).map_err(failed)?;
+        let file = open_regular(path).map_err(|e| match e {
+            sluice_store::Error::Io { cause, .. } => failed(cause),
+            _ => refused("not a regular file"),
+        })?;
         if file.metadata().map_err(failed)?.permissions().mode() & 0o077 != 0 {
             return Err(refused("others may read it: chmod 600 it"));
         }

@@ -30,6 +30,10 @@ pub enum Error {
     Index(#[source] Box<redb::Error>),
     #[error("a quota of {quota} bytes is too little for a prompt cache; {least} would do")]
     Quota { quota: u64, least: u64 },
+    #[error(
+        "a twentieth of what is free on the disk, {quota} bytes, is too little for a prompt cache; {least} would do (--prompt-cache-bytes says how many it may take)"
+    )]
+    LittleFree { quota: u64, least: u64 },
     #[error("{}: no key for the prompt cache", path.display())]
     KeyFile {
         path: PathBuf,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::Error;
@@ -51,8 +51,16 @@ impl Folder {
 }
 
 fn open(path: &Path, create: bool, flags: OFlags) -> io::Result<File> {
-    let flags = (flags | OFlags::NOFOLLOW).bits() as i32;
-    OpenOptions::new().read(true).write(true).create(create).truncate(false).mode(0o600).custom_flags(flags).open(path)
+    // Somebody may have put a pipe or a terminal in a file's place, which must neither be waited for nor become this process's own.
+    let flags = (flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let mut how = OpenOptions::new();
+    let file = how.read(true).write(true).create(create).truncate(false).mode(0o600).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: not a regular file", path.display())));
+    }
+    // io_uring takes the flag to mean that a read may not wait for the disk.
+    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok(file)
 }
 
 impl Storage for Folder {

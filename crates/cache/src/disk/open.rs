@@ -51,15 +51,25 @@ impl DiskCache {
     /// anything; those of the files.
     pub fn open_folder(dir: &Path, settings: Settings) -> Result<DiskCache, Error> {
         let folder = Folder::open(dir)?;
-        let quota = match settings.quota {
-            Some(quota) => quota,
+        let storage: Arc<dyn Storage> = Arc::new(folder);
+        match settings.quota {
+            Some(_) => DiskCache::open(storage, settings),
             None => {
                 let failed = |cause| Error::Folder { path: dir.to_owned(), doing: "look at", cause };
-                let own: u64 = folder.list().map_err(failed)?.iter().map(|(_, len)| len).sum();
-                free_space(dir).map_err(failed)?.saturating_add(own) / DISK_PART
+                let free = free_space(dir).map_err(failed)?;
+                DiskCache::open_on_a_disk_with(storage, free, settings)
             }
-        };
-        DiskCache::open(Arc::new(folder), Settings { quota: Some(quota), ..settings })
+        }
+    }
+
+    /// [`DiskCache::open`] with the quota that a cache has if nobody says: by so many bytes that are free on its disk.
+    fn open_on_a_disk_with(storage: Arc<dyn Storage>, free: u64, settings: Settings) -> Result<DiskCache, Error> {
+        let own: u64 = storage.list().map_err(io("looking through"))?.iter().map(|(_, len)| len).sum();
+        let quota = Some(free.saturating_add(own) / DISK_PART);
+        DiskCache::open(storage, Settings { quota, ..settings }).map_err(|e| match e {
+            Error::Quota { quota, least } => Error::LittleFree { quota, least },
+            e => e,
+        })
     }
 
     /// Opens the cache in a folder as it is, to look at it or to tidy up: with the quota that it had.
@@ -272,5 +282,24 @@ fn clear(storage: &dyn Storage) -> Result<(), Error> {
     match storage.remove(SECRET) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io("clearing")(e)),
         _ => storage.sync_names().map_err(io("clearing")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::simulated::Simulated;
+    use super::*;
+
+    #[test]
+    fn a_disk_with_little_room_is_not_the_fault_of_who_named_no_quota() {
+        let open = |free| DiskCache::open_on_a_disk_with(Arc::new(Simulated::default()), free, Settings::default());
+        let least = match open(1 << 20) {
+            Err(Error::LittleFree { quota, least }) if quota == (1 << 20) / DISK_PART => least,
+            other => panic!("{:?}", other.err()),
+        };
+        assert!(open(least * DISK_PART).is_ok());
+        let settings = Settings { quota: Some(least - 1), ..Settings::default() };
+        let asked = DiskCache::open(Arc::new(Simulated::default()), settings);
+        assert!(matches!(asked, Err(Error::Quota { .. })));
     }
 }

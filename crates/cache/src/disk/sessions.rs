@@ -25,11 +25,17 @@ impl DiskCache {
         self.attempt(|c| {
             c.settle()?;
             // 1. Whether it is there, from its end to its beginning
-            let mut tokens = None;
+            let (mut tokens, mut follows) = (None, None);
             let mut hash = end;
             let root = loop {
                 let Some(entry) = c.lookups.find(&(model, hash))? else { return Ok(None) };
-                tokens.get_or_insert(entry.position.saturating_add(entry.tokens));
+                // Positions fall, so that an index in which somebody has made a circle comes to an end, too.
+                let behind = entry.position.checked_add(entry.tokens);
+                if entry.tokens == 0 || behind.is_none() || follows.is_some_and(|next| behind != Some(next)) {
+                    return Ok(None);
+                }
+                tokens = tokens.or(behind);
+                follows = Some(entry.position);
                 hash = entry.before;
                 if entry.position == 0 {
                     break hash;
@@ -101,6 +107,25 @@ mod tests {
             hash
         });
         next.collect()
+    }
+
+    #[test]
+    fn a_circle_in_an_index_that_was_edited_is_no_chain() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Settings { quota: Some(16 << 20), ..Settings::default() };
+        let mut cache = DiskCache::open_folder(dir.path(), settings).unwrap();
+        let chain = store(&mut cache, 1, 4);
+        // The first entry follows the last one, and is said to lie behind it; so do entries that are said to have no tokens.
+        for (position, tokens) in [(32, 8), (8, 8), (0u32.wrapping_sub(8), 8), (32, 0)] {
+            let key = (5, chain[0]);
+            let entry = cache.find(&key).unwrap().unwrap();
+            let circle = super::super::Entry { before: chain[3], position, tokens, ..entry.clone() };
+            cache.index.change(|change| change.put(&key, &circle)).unwrap();
+            assert_eq!(cache.name_session(5, "a circle", chain[3]).unwrap(), None);
+            assert_eq!(cache.lookups().chain(&key, &mut HashMap::new(), || true).unwrap(), None);
+            cache.index.change(|change| change.put(&key, &entry)).unwrap();
+        }
+        assert!(cache.name_session(5, "a line", chain[3]).unwrap().is_some());
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::budget::{self, Division, Held, Limit, LimitOf, Need, Refusal, Streame
 use crate::constraint::Masks;
 use crate::options::{Options, Placement};
 use crate::placement::{self, Placed};
-use crate::prompt_cache::{self, Choices, PromptCache, Shape, fingerprint};
+use crate::prompt_cache::{self, Choices, Identity, PromptCache, Shape};
 use crate::runner::Runner;
 use crate::sampling::Sampling;
 use crate::scheduler::{Plan, Scheduler};
@@ -265,8 +265,8 @@ impl Engine {
         };
         let cached: Vec<Group> = groups.iter().map(|g| group(g.kind)).collect();
         let mut disk_notes = Vec::new();
-        let disk = match (&options.prompt_cache, folder) {
-            (Some(asked), Some(folder)) if options.prefix_cache => {
+        let disk = match (&options.prompt_cache, folder.zip(loading.as_ref())) {
+            (Some(asked), Some((folder, loading))) if options.prefix_cache => {
                 let choices = Choices {
                     activations: options.activations,
                     kv_type,
@@ -276,8 +276,8 @@ impl Engine {
                     block_tokens,
                 };
                 let shape = Shape::new(&cached, &layouts, model.state_len());
-                let opened = fingerprint(folder, &choices, asked.fingerprints.as_deref())
-                    .and_then(|model| PromptCache::open(asked, (model, folder), shape));
+                let opened = Identity::read(folder, &choices, loading.opened(), asked.sums.as_deref())
+                    .and_then(|model| PromptCache::open(asked, model, folder, loading.progress(), shape));
                 match opened {
                     Ok(opened) => Some(opened),
                     Err(e) => match prompt_cache::to_blame(&e) {

@@ -79,6 +79,7 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::tend`].
     pub fn save(&mut self) -> Result<()> {
+        self.disk.iter().for_each(PromptCache::wait_for_sums);
         // What was looked through is looked through again.
         self.disk.iter_mut().for_each(|disk| (disk.saving.new, disk.saving.last) = (true, true));
         while self.tend()? {}

@@ -85,7 +85,6 @@ struct End {
 pub(crate) struct Finder {
     pub lookups: Lookups,
     pub secret: [u8; 32],
-    pub model: u64,
     pub shape: Shape,
     pub shared: Arc<Shared>,
     /// To the thread that writes.
@@ -102,7 +101,7 @@ impl Finder {
             let done = match ask {
                 Ask::Close => return,
                 // Who asked learns that there is no answer.
-                _ if !self.shared.is_well() => Ok(()),
+                _ if !self.shared.is_ready() => Ok(()),
                 Ask::Find(query, tell) => self.find(&query).map(|found| {
                     // Who asked may be gone.
                     found.into_iter().for_each(|found| _ = tell.send(found));
@@ -115,6 +114,11 @@ impl Finder {
         }
     }
 
+    /// Who asks has seen that it is known.
+    fn model(&self) -> u64 {
+        self.shared.model().expect("nothing is looked for of a model that is not known")
+    }
+
     /// An entry of these tokens, if it is here and has what it should have.
     fn entry(
         &self,
@@ -123,7 +127,7 @@ impl Finder {
         position: usize,
         tokens: usize,
     ) -> Result<Option<Entry>, Error> {
-        let found = self.lookups.find(&(self.model, hash))?;
+        let found = self.lookups.find(&(self.model(), hash))?;
         let fits = |(part, bytes, _): &(u32, u64, Place)| match *part {
             STATE => *bytes == self.shape.state_bytes as u64,
             group => self.shape.block_bytes.get(group as usize).is_some_and(|b| *b as u64 == *bytes),
@@ -160,7 +164,7 @@ impl Finder {
             let rest = &q.tokens[whole * n..];
             let mut ends: Vec<End> = Vec::new();
             if hybrid {
-                for (tokens, hash) in self.lookups.following(self.model, path[whole])? {
+                for (tokens, hash) in self.lookups.following(self.model(), path[whole])? {
                     let tokens = tokens as usize;
                     let is_ours = tokens < n
                         && rest.get(..tokens).is_some_and(|t| block_hash(&self.secret, &path[whole], t) == hash);
@@ -230,7 +234,7 @@ impl Finder {
     fn partly(&self, before: BlockHash, position: usize, rest: &[u32]) -> Result<Option<End>, Error> {
         // 1. Those that were used last are the likely ones, and each costs a read
         let mut all = Vec::new();
-        for (tokens, hash) in self.lookups.following(self.model, before)?.into_iter().take(MOST_LISTED) {
+        for (tokens, hash) in self.lookups.following(self.model(), before)?.into_iter().take(MOST_LISTED) {
             let entry = self.entry(hash, before, position, tokens as usize)?;
             all.extend(entry.filter(|e| groups_of(Some(e)) == self.all_groups()).map(|e| (hash, e)));
         }
@@ -239,7 +243,7 @@ impl Finder {
         // 2. What they have in common with the prompt
         let mut best: Option<End> = None;
         for (hash, entry) in all {
-            let Some(tokens) = self.lookups.tokens_of(&(self.model, hash), &entry)? else { continue };
+            let Some(tokens) = self.lookups.tokens_of(&(self.model(), hash), &entry)? else { continue };
             let tail = tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
             if (1..self.shape.block_tokens).contains(&tail) && best.as_ref().is_none_or(|b| b.tail < tail) {
                 best = Some(End { tail, entry: Some(entry), hash, tokens: Some(tokens) });
@@ -255,13 +259,13 @@ impl Finder {
 
     /// Has parts read by another thread.
     fn read(&self, tokens: &[u32], parts: &[Part], tell: SyncSender<Read>) -> Result<(), Error> {
-        let n = self.shape.block_tokens;
+        let (n, model) = (self.shape.block_tokens, self.model());
         let wanted = parts.iter().map(|part| {
             let position = part.node * n;
             let label = Label {
                 part: part.part,
                 bytes: part.bytes,
-                model: self.model,
+                model,
                 hash: part.hash,
                 before: part.before,
                 position: position as u32,

@@ -1,17 +1,17 @@
-//! Whether two starts compute the same bits: a number of all that decides them. Of the weights, headers and samples are read, and the result is remembered for
-//! files that nobody has touched since.
+//! Whether two starts compute the same bits: a number of all that decides them. Every byte of the weights counts; the sums of files are remembered for as long as
+//! nobody touches these.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use sluice_backend::{Activations, AttentionMode, KvType, NUMERICS_VERSION};
 use sluice_store::bundle::MANIFEST;
-use sluice_store::{AtomicFile, read_small};
+use sluice_store::{Error, Stamp, read_small, sum_file};
 use xxhash_rust::xxh3::Xxh3;
+
+use super::sums;
 
 /// What somebody chose at the start and what changes bits.
 #[derive(Clone, Debug)]
@@ -26,154 +26,138 @@ pub(crate) struct Choices {
 }
 
 /// Files that decide what tokens mean, which files have the weights, and what is computed of them; all but the first need not be there.
-const SMALL: [&str; 5] =
-    ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json", MANIFEST];
-/// Samples of all weights together, and bytes of each.
-const SAMPLES: u64 = 256;
-const SAMPLE: u64 = 4096;
-/// Of a header at most so many bytes: beyond them lies what samples see.
-const MOST_HEADER: u64 = 64 << 20;
-/// Bytes of what is remembered, and files in it.
-const MOST_MEMORY: u64 = 1 << 20;
-const MOST_FILES: usize = 4096;
+const SMALL: [&str; 7] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "model.safetensors.index.json",
+    MANIFEST,
+];
+/// Bytes that one of them may have.
+const MOST_SMALL: u64 = 256 << 20;
 
-/// # Errors
-/// A file that cannot be read.
-pub(crate) fn fingerprint(folder: &Path, choices: &Choices, memory: Option<&Path>) -> Result<u64> {
-    let mut hash = Xxh3::new();
-    // 1. Small files as they are
-    for name in SMALL {
-        let path = folder.join(name);
-        if path.is_file() {
-            let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
-            hash.update(name.as_bytes());
-            hash.update(&(bytes.len() as u64).to_le_bytes());
-            hash.update(&bytes);
+/// A file that was changed a moment ago is looked at this often, and this long, until another change of it would show.
+const PAUSE: Duration = Duration::from_millis(50);
+const SETTLING: Duration = Duration::from_secs(5);
+
+/// A file of weights as it was opened.
+struct Weights {
+    path: PathBuf,
+    stamp: Stamp,
+    sum: Option<u128>,
+}
+
+/// All that decides bits, as far as it is known.
+pub(crate) struct Identity {
+    /// Of all but the weights.
+    rest: u128,
+    weights: Vec<Weights>,
+    memory: Option<PathBuf>,
+}
+
+impl Identity {
+    /// Of a model in `folder`, whose weights lie in the files `opened`, in order of name. Of these nothing is read: what is remembered of them in `memory` is known.
+    ///
+    /// # Errors
+    /// A small file that cannot be read.
+    pub fn read<'a>(
+        folder: &Path,
+        choices: &Choices,
+        opened: impl Iterator<Item = (&'a Path, Stamp)>,
+        memory: Option<&Path>,
+    ) -> Result<Identity> {
+        let mut hash = Xxh3::new();
+        let mut rotary = false;
+        // 1. Small files as they are
+        for name in SMALL {
+            let path = folder.join(name);
+            if path.exists() {
+                let bytes = read_small(&path, MOST_SMALL).with_context(|| path.display().to_string())?;
+                hash.update(name.as_bytes());
+                hash.update(&(bytes.len() as u64).to_le_bytes());
+                hash.update(&bytes);
+                rotary |= name == SMALL[0] && String::from_utf8_lossy(&bytes).contains("rope_");
+            }
         }
-    }
-    // 2. Weights
-    let mut files: Vec<PathBuf> = fs::read_dir(folder)
-        .with_context(|| folder.display().to_string())?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
-        .collect();
-    files.sort();
-    let mut known = Known::read(memory);
-    for path in &files {
-        let sum = known.of(path, files.len() as u64).with_context(|| path.display().to_string())?;
-        hash.update(path.file_name().unwrap_or_default().as_encoded_bytes());
-        hash.update(&sum.to_le_bytes());
-    }
-    known.write(memory);
-    // 3. Choices
-    let rotary = String::from_utf8_lossy(&fs::read(folder.join("config.json"))?).contains("rope_");
-    let Choices { activations, kv_type, attention, experts_per_token, context, block_tokens } = choices;
-    let context = if rotary { *context } else { 0 };
-    let text = format!(
-        "{NUMERICS_VERSION} {activations:?} {kv_type:?} {attention:?} {experts_per_token:?} {context} {block_tokens}"
-    );
-    hash.update(text.as_bytes());
-    Ok(hash.digest())
-}
-
-/// Sums of files, by what says whether somebody has touched them.
-struct Known {
-    before: BTreeMap<String, u64>,
-    now: BTreeMap<String, u64>,
-}
-
-impl Known {
-    fn read(memory: Option<&Path>) -> Known {
-        let bytes = memory.and_then(|m| read_small(m, MOST_MEMORY).ok()).unwrap_or_default();
-        Known { before: serde_json::from_slice(&bytes).unwrap_or_default(), now: BTreeMap::new() }
-    }
-
-    /// The sum of one of so many files.
-    fn of(&mut self, path: &Path, files: u64) -> Result<u64> {
-        let file = File::open(path)?;
-        let m = file.metadata()?;
-        let mut name = String::new();
-        let _ = write!(
-            name,
-            "{}:{}:{}:{}.{}:{}.{}:{files}",
-            m.dev(),
-            m.ino(),
-            m.len(),
-            m.mtime(),
-            m.mtime_nsec(),
-            m.ctime(),
-            m.ctime_nsec()
+        // 2. Choices
+        let Choices { activations, kv_type, attention, experts_per_token, context, block_tokens } = choices;
+        let context = if rotary { *context } else { 0 };
+        let text = format!(
+            "{NUMERICS_VERSION} {activations:?} {kv_type:?} {attention:?} {experts_per_token:?} {context} {block_tokens}"
         );
-        let sum = match self.before.get(&name) {
-            Some(sum) => *sum,
-            None => sum_of(&file, m.len(), (SAMPLES / files).max(1))?,
-        };
-        self.now.insert(name, sum);
-        Ok(sum)
+        hash.update(text.as_bytes());
+        // 3. Weights, as far as they were summed before
+        let known = memory.map(sums::read).unwrap_or_default();
+        let weights = opened.map(|(path, stamp)| {
+            let sum = known.get(&stamp.to_string()).copied();
+            Weights { path: path.to_owned(), stamp, sum }
+        });
+        Ok(Identity { rest: hash.digest128(), weights: weights.collect(), memory: memory.map(Path::to_owned) })
     }
 
-    fn write(mut self, memory: Option<&Path>) {
-        let Some(memory) = memory.filter(|_| self.now.keys().any(|name| !self.before.contains_key(name))) else {
-            return;
-        };
-        if self.before.len() < MOST_FILES {
-            self.now.append(&mut self.before);
+    /// Bytes of files whose sums are not known.
+    pub fn unsummed(&self) -> u64 {
+        self.weights.iter().filter(|w| w.sum.is_none()).map(|w| w.stamp.len()).sum()
+    }
+
+    /// Once all sums are known.
+    pub fn fingerprint(&self) -> Option<u64> {
+        let mut hash = Xxh3::new();
+        hash.update(&self.rest.to_le_bytes());
+        for Weights { path, sum, .. } in &self.weights {
+            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+            hash.update(&(name.len() as u64).to_le_bytes());
+            hash.update(name);
+            hash.update(&(*sum)?.to_le_bytes());
         }
-        let json = serde_json::to_vec(&self.now).expect("strings and numbers are always JSON");
-        // Another start reads samples again where this could not be kept.
-        let _ = AtomicFile::create(memory).and_then(|mut f| f.write_all(&json).and_then(|()| f.commit()));
+        Some(hash.digest())
     }
-}
 
-/// Of a file's header, its length and so many samples.
-fn sum_of(file: &File, len: u64, samples: u64) -> Result<u64> {
-    let mut hash = Xxh3::new();
-    hash.update(&len.to_le_bytes());
-    let mut head = [0; 8];
-    let mut at = 0;
-    if len >= 8 {
-        file.read_exact_at(&mut head, 0)?;
-        at = u64::from_le_bytes(head).min(MOST_HEADER).min(len - 8) + 8;
+    /// Sums what is not summed yet, file by file, and remembers each. `settles`: a file that was changed a moment ago is waited for, so that its sum can be
+    /// remembered. `goes_on` hears of the bytes that were summed; where it says no, the rest is left as it is. Whether all sums are known.
+    ///
+    /// # Errors
+    /// A file that is not what was opened any more, or cannot be read.
+    pub fn sum(&mut self, settles: bool, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<bool, Error> {
+        for i in 0..self.weights.len() {
+            let Weights { path, stamp, sum: None } = &self.weights[i] else { continue };
+            let until = Instant::now() + SETTLING;
+            let mut begun = SystemTime::now();
+            while settles && stamp.is_fresh(begun) && Instant::now() < until {
+                if !goes_on(0) {
+                    return Ok(false);
+                }
+                thread::sleep(PAUSE);
+                begun = SystemTime::now();
+            }
+            let Some(sum) = sum_file(path, stamp, goes_on)? else { return Ok(false) };
+            if let Some(memory) = self.memory.as_ref().filter(|_| !stamp.is_fresh(begun)) {
+                sums::remember(memory, stamp, sum, self.weights.iter().map(|w| w.stamp));
+            }
+            self.weights[i].sum = Some(sum);
+        }
+        Ok(true)
     }
-    let mut buffer = vec![0; 1 << 16];
-    let mut from = 0;
-    while from < at {
-        let n = buffer.len().min((at - from) as usize);
-        file.read_exact_at(&mut buffer[..n], from)?;
-        hash.update(&buffer[..n]);
-        from += n as u64;
-    }
-    // Where they lie depends on the lengths alone: from the first byte to the last, at even distances, and without gaps where there are enough of them.
-    let rest = len - at;
-    let samples = samples.min(rest.div_ceil(SAMPLE));
-    for i in 0..samples {
-        let from = at + rest.saturating_sub(SAMPLE) * i / (samples - 1).max(1);
-        let n = SAMPLE.min(len - from) as usize;
-        file.read_exact_at(&mut buffer[..n], from)?;
-        hash.update(&buffer[..n]);
-    }
-    Ok(hash.digest())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::fs::{self, File};
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     use super::*;
 
-    /// As far as a fingerprint looks: a header of so many bytes, and weights behind it.
-    fn weights(path: &Path, header: u64, bytes: &[u8]) {
-        let mut file = header.to_le_bytes().to_vec();
-        file.resize(8 + header as usize, b' ');
-        file.extend(bytes);
-        fs::write(path, file).unwrap();
+    fn weights(path: &Path, bytes: &[u8]) {
+        fs::write(path, bytes).unwrap();
     }
 
     fn folder() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("config.json"), "{}").unwrap();
         fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
-        weights(&dir.path().join("model.safetensors"), 100, &[1; 10_000]);
+        weights(&dir.path().join("model.safetensors"), &[1; 10_000]);
         dir
     }
 
@@ -188,16 +172,33 @@ mod tests {
         }
     }
 
-    fn of(dir: &Path, memory: Option<&Path>) -> u64 {
-        fingerprint(dir, &choices(), memory).unwrap()
+    /// Of a model with all safetensors of a folder.
+    fn identity(dir: &Path, choices: &Choices, memory: Option<&Path>) -> Identity {
+        let mut files: Vec<(PathBuf, Stamp)> = fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
+            .map(|path| (path.clone(), Stamp::of(&fs::metadata(path).unwrap())))
+            .collect();
+        files.sort_by(|a, b| a.0.cmp(&b.0));
+        Identity::read(dir, choices, files.iter().map(|(path, stamp)| (&**path, *stamp)), memory).unwrap()
+    }
+
+    fn fingerprint(dir: &Path, choices: &Choices) -> u64 {
+        let mut identity = identity(dir, choices, None);
+        assert_eq!(identity.fingerprint(), None);
+        assert!(identity.sum(false, &mut |_| true).unwrap());
+        assert_eq!(identity.unsummed(), 0);
+        identity.fingerprint().unwrap()
     }
 
     #[test]
     fn what_changes_bits_changes_the_fingerprint() {
         let dir = folder();
         let path = |name: &str| dir.path().join(name);
-        let mut seen = vec![of(dir.path(), None)];
-        assert_eq!(of(dir.path(), None), seen[0]);
+        let of = |choices: &Choices| fingerprint(dir.path(), choices);
+        let mut seen = vec![of(&choices())];
+        assert_eq!(of(&choices()), seen[0]);
         let mut is_new = |number: u64| {
             assert!(!seen.contains(&number));
             seen.push(number);
@@ -209,104 +210,139 @@ mod tests {
             Choices { experts_per_token: Some(2), ..choices() },
             Choices { block_tokens: 16, ..choices() },
         ] {
-            is_new(fingerprint(dir.path(), &other, None).unwrap());
+            is_new(of(&other));
         }
         // The context counts only where angles depend on it.
         let longer = Choices { context: 8192, ..choices() };
-        assert_eq!(fingerprint(dir.path(), &longer, None).unwrap(), of(dir.path(), None));
+        assert_eq!(of(&longer), of(&choices()));
         for (i, name) in SMALL.iter().enumerate() {
             fs::write(path(name), format!("{{\"rope_\": {i}}}")).unwrap();
-            is_new(of(dir.path(), None));
+            is_new(of(&choices()));
         }
-        is_new(fingerprint(dir.path(), &longer, None).unwrap());
-        weights(&path("more.safetensors"), 100, &[1; 10_000]);
-        is_new(of(dir.path(), None));
+        is_new(of(&longer));
+        weights(&path("more.safetensors"), &[1; 10_000]);
+        is_new(of(&choices()));
         fs::rename(path("more.safetensors"), path("less.safetensors")).unwrap();
-        is_new(of(dir.path(), None));
+        is_new(of(&choices()));
     }
 
     #[test]
-    fn of_weights_the_header_counts_whole_and_the_rest_by_samples() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("x.safetensors");
-        let sum = |samples| {
-            let file = File::open(&path).unwrap();
-            sum_of(&file, file.metadata().unwrap().len(), samples).unwrap()
-        };
-        let header = 5000;
-        let mut bytes = vec![0; 40 * SAMPLE as usize + 77];
-        weights(&path, header, &bytes);
-        let (some, all) = (sum(8), sum(SAMPLES));
+    fn every_byte_of_the_weights_counts() {
+        let dir = folder();
+        let path = dir.path().join("model.safetensors");
         let mut random = fastrand::Rng::with_seed(3);
-        // 1. Where there are enough samples every byte counts, with fewer the first and the last ones still do
-        for i in 0..200 {
+        let mut bytes: Vec<u8> = (0..5_000_000).map(|_| random.u8(..)).collect();
+        weights(&path, &bytes);
+        let all = fingerprint(dir.path(), &choices());
+        for i in 0..40 {
             let at = match i {
                 0 => 0,
                 1 => bytes.len() - 1,
                 _ => random.usize(..bytes.len()),
             };
             bytes[at] ^= 1;
-            weights(&path, header, &bytes);
-            assert!(sum(SAMPLES) != all, "byte {at}");
-            assert!(i > 1 || sum(8) != some, "byte {at}");
+            weights(&path, &bytes);
+            assert_ne!(fingerprint(dir.path(), &choices()), all, "byte {at}");
             bytes[at] ^= 1;
         }
-        // 2. So does the header, and every length
-        weights(&path, header, &bytes);
-        let mut file = fs::read(&path).unwrap();
-        for at in [0, 8, 3000, 5007] {
-            file[at] ^= 1;
-            fs::write(&path, &file).unwrap();
-            assert!(sum(8) != some, "byte {at}");
-            file[at] ^= 1;
-        }
-        for len in [0, 1, 7, 8, 9, 5007, 5008, 5009, file.len() - 1] {
-            fs::write(&path, &file[..len]).unwrap();
-            assert!(sum(8) != some, "{len} bytes");
-        }
-        // 3. A header of an absurd length is what comes first
-        file[..8].fill(0xff);
-        fs::write(&path, &file).unwrap();
-        assert!(sum(8) != some);
+        weights(&path, &bytes);
+        assert_eq!(fingerprint(dir.path(), &choices()), all);
     }
 
     #[test]
     fn sums_are_remembered_for_files_that_nobody_has_touched() {
         let (dir, home) = (folder(), tempfile::tempdir().unwrap());
-        let memory = home.path().join("fingerprints.json");
+        let memory = home.path().join("sums.json");
         let file = dir.path().join("model.safetensors");
-        let first = of(dir.path(), Some(&memory));
-        let known = || -> BTreeMap<String, u64> { serde_json::from_slice(&fs::read(&memory).unwrap()).unwrap() };
-        assert_eq!(known().len(), 1);
-        // 1. The file is not looked at again: what is remembered counts, whatever it is
-        let wrong: BTreeMap<String, u64> = known().into_keys().map(|name| (name, 1)).collect();
-        fs::write(&memory, serde_json::to_vec(&wrong).unwrap()).unwrap();
-        let remembered = of(dir.path(), Some(&memory));
-        assert!(remembered != first && of(dir.path(), None) == first);
-        // 2. Until something of it changes: its times, also those that a program cannot set
-        let time = SystemTime::now() - Duration::from_secs(1000);
-        let set = || File::options().write(true).open(&file).unwrap().set_modified(time).unwrap();
-        set();
-        assert_eq!(of(dir.path(), Some(&memory)), first);
-        let names = known().len();
-        assert_eq!(names, 2);
-        let ctime = |path: &Path| fs::metadata(path).map(|m| (m.ctime(), m.ctime_nsec())).unwrap();
-        let before = ctime(&file);
-        while ctime(&file) == before {
-            set();
+        let read = || identity(dir.path(), &choices(), Some(&memory));
+        let all = fingerprint(dir.path(), &choices());
+        // 1. A file that has changed just now might change once more and look the same: its sum is used, and not remembered
+        weights(&file, &[1; 10_000]);
+        let mut fresh = read();
+        assert!(fresh.sum(false, &mut |_| true).unwrap());
+        assert_eq!((fresh.fingerprint(), read().unsummed()), (Some(all), 10_000));
+        // 2. Once a change would show it is, and nothing of it is read again
+        assert!(read().sum(true, &mut |_| true).unwrap());
+        assert_eq!((read().fingerprint(), read().unsummed()), (Some(all), 0));
+        // 3. Until something of it changes: bytes, also where the time is set back, or its times alone
+        let before = fs::metadata(&file).unwrap();
+        let handle = File::options().write(true).open(&file).unwrap();
+        let as_before = || {
+            handle.set_modified(before.modified().unwrap()).unwrap();
+            fs::metadata(&file).unwrap()
+        };
+        handle.write_all_at(&[2], 5000).unwrap();
+        // Clocks of files are coarse.
+        let mut now = as_before();
+        while (now.ctime(), now.ctime_nsec()) == (before.ctime(), before.ctime_nsec()) {
+            now = as_before();
         }
-        assert_eq!(of(dir.path(), Some(&memory)), first);
-        assert_eq!(known().len(), names + 1);
-        // 3. Other bytes, also where the time is set back
-        weights(&file, 100, &[2; 10_000]);
-        set();
-        assert!(![first, remembered].contains(&of(dir.path(), Some(&memory))));
-        weights(&file, 100, &[1; 10_001]);
-        assert!(![first, remembered].contains(&of(dir.path(), Some(&memory))));
-        // 4. A memory that is no memory, or cannot be written, is done without
-        weights(&file, 100, &[1; 10_000]);
-        fs::write(&memory, "{\"x\": \"y\"}").unwrap();
-        assert_eq!(of(dir.path(), Some(&memory)), first);
-        assert_eq!(of(dir.path(), Some(&home.path().join("no/such/folder"))), first);
+        assert_eq!((now.len(), now.modified().unwrap()), (before.len(), before.modified().unwrap()));
+        let mut changed = read();
+        assert_eq!((changed.fingerprint(), changed.unsummed()), (None, 10_000));
+        assert!(changed.sum(true, &mut |_| true).unwrap());
+        assert!(changed.fingerprint().is_some_and(|found| found != all));
+        // 4. A memory that is no memory, or was changed, or cannot be written, is done without
+        let good = fs::read(&memory).unwrap();
+        assert_eq!(read().unsummed(), 0);
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            fs::write(&memory, &bad).unwrap();
+            let found = read().fingerprint();
+            assert!(found.is_none() || found == changed.fingerprint(), "byte {at}");
+        }
+        for bad in ["", "{}", "[]", "{\"files\": 1}"] {
+            fs::write(&memory, bad).unwrap();
+            assert_eq!(read().unsummed(), 10_000);
+        }
+        assert!(read().sum(true, &mut |_| true).unwrap());
+        assert_eq!(read().fingerprint(), changed.fingerprint());
+        let nowhere = home.path().join("no/such/folder");
+        let mut nowhere = identity(dir.path(), &choices(), Some(&nowhere));
+        assert!(nowhere.sum(false, &mut |_| true).unwrap());
+        assert_eq!(nowhere.fingerprint(), changed.fingerprint());
+    }
+
+    #[test]
+    fn who_stops_in_the_middle_keeps_the_files_that_are_summed() {
+        let (dir, home) = (folder(), tempfile::tempdir().unwrap());
+        let memory = home.path().join("sums.json");
+        weights(&dir.path().join("b.safetensors"), &[2; 20_000]);
+        weights(&dir.path().join("c.safetensors"), &[3; 30_000]);
+        let read = || identity(dir.path(), &choices(), Some(&memory));
+        let mut first = read();
+        assert_eq!(first.unsummed(), 60_000);
+        // The second file is not finished.
+        let mut summed = 0;
+        let whole = first.sum(true, &mut |bytes| {
+            summed += bytes;
+            summed <= 20_000
+        });
+        assert!(!whole.unwrap());
+        assert_eq!((first.fingerprint(), read().unsummed()), (None, 40_000));
+        let mut second = read();
+        let mut rest = 0;
+        assert!(
+            second
+                .sum(true, &mut |bytes| {
+                    rest += bytes;
+                    true
+                })
+                .unwrap()
+        );
+        assert_eq!((rest, second.fingerprint()), (40_000, Some(fingerprint(dir.path(), &choices()))));
+    }
+
+    #[test]
+    fn weights_that_are_not_what_was_opened_have_no_fingerprint() {
+        let dir = folder();
+        let file = dir.path().join("model.safetensors");
+        let mut opened = identity(dir.path(), &choices(), None);
+        fs::write(dir.path().join("new"), [1; 10_000]).unwrap();
+        fs::rename(dir.path().join("new"), &file).unwrap();
+        let found = opened.sum(false, &mut |_| true);
+        assert!(matches!(found, Err(Error::Replaced { .. })), "{found:?}");
+        assert_eq!(opened.fingerprint(), None);
     }
 }

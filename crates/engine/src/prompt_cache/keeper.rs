@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Forget(BlockHash, String, Sender<bool>),
     /// Somebody has read what was wanted: what was wrong with it is to be settled.
     ReadOver,
+    /// All that decides the model's bits is known: its fingerprint.
+    Know(u64),
     Close,
 }
 
@@ -47,6 +49,12 @@ pub(crate) enum Command {
 #[derive(Default)]
 pub(crate) struct Shared {
     folder: String,
+    /// The model's fingerprint. Before it is known nothing is written or looked for.
+    model: OnceLock<u64>,
+    /// Bytes of weights that are summed, of those that must be.
+    pub summed: AtomicU64,
+    pub to_sum: AtomicU64,
+    ends: AtomicBool,
     /// Bytes that wait to be written.
     pub waiting: AtomicU64,
     pub bytes: AtomicU64,
@@ -59,6 +67,15 @@ pub(crate) struct Shared {
     sick: AtomicBool,
     broken: Mutex<Option<String>>,
     notes: Mutex<Vec<String>>,
+}
+
+/// Bytes, for people.
+pub(super) fn size(bytes: u64) -> String {
+    if bytes < 1_000_000_000 {
+        format!("{:.1} MB", bytes as f64 / 1e6)
+    } else {
+        format!("{:.1} GB", bytes as f64 / 1e9)
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -74,13 +91,58 @@ impl Shared {
         !self.sick.load(Ordering::Relaxed)
     }
 
+    pub fn model(&self) -> Option<u64> {
+        self.model.get().copied()
+    }
+
+    /// Whether anything can be written or looked for.
+    pub fn is_ready(&self) -> bool {
+        self.is_well() && self.model().is_some()
+    }
+
+    /// Bytes of weights that are summed, and of those that must be before anything is written or looked for; `None` once they are.
+    pub fn summing(&self) -> Option<(u64, u64)> {
+        let [summed, all] = [&self.summed, &self.to_sum].map(|n| n.load(Ordering::Relaxed));
+        (self.is_well() && self.model().is_none()).then_some((summed.min(all), all))
+    }
+
+    /// Why nothing can be written or looked for.
+    pub fn why_not_ready(&self) -> Option<String> {
+        match self.summing() {
+            Some((summed, all)) => Some(format!(
+                "the prompt cache is not in use yet: {} of {} of the model are summed",
+                size(summed),
+                size(all)
+            )),
+            None => (!self.is_well()).then(|| "the prompt cache is not in use any more".to_owned()),
+        }
+    }
+
+    /// Nobody waits for sums any more.
+    pub fn end(&self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+
+    pub fn ends(&self) -> bool {
+        self.ends.load(Ordering::Relaxed)
+    }
+
+    pub fn note(&self, line: String) {
+        lock(&self.notes).push(line);
+    }
+
     pub fn broken(&self) -> Option<String> {
         lock(&self.broken).clone()
     }
 
     /// After an error nothing is asked of the folder any more.
     pub fn fail(&self, e: Error) {
-        *lock(&self.broken) = Some(format!("{}: {:#}", self.folder, anyhow::Error::new(e)));
+        self.give_up(format!("{}: {:#}", self.folder, anyhow::Error::new(e)));
+    }
+
+    /// For this reason, too.
+    pub fn give_up(&self, why: String) {
+        *lock(&self.broken) = Some(why);
         self.sick.store(true, Ordering::Relaxed);
     }
 
@@ -91,7 +153,8 @@ impl Shared {
 
 pub(crate) struct Keeper {
     cache: DiskCache,
-    model: u64,
+    /// Name and path of the model's folder, for people.
+    of: (String, String),
     shared: Arc<Shared>,
     batch: Vec<Outgoing>,
     batched: u64,
@@ -108,20 +171,27 @@ pub(crate) struct Opened {
 impl Keeper {
     /// # Errors
     /// A folder that cannot be used, or that another process uses.
-    pub fn open(options: &PromptCacheOptions, (model, of): (u64, &Path), shared: Arc<Shared>) -> Result<Opened> {
+    pub fn open(options: &PromptCacheOptions, of: &Path, shared: Arc<Shared>) -> Result<Opened> {
         let key = options.key_file.as_deref().map(FileKey::read).transpose()?;
         let settings = Settings { quota: options.quota, daily_limit: options.daily_limit, key };
-        let mut cache = DiskCache::open_folder(&options.folder, settings)?;
+        let cache = DiskCache::open_folder(&options.folder, settings)?;
         if let Some(why) = cache.cleared() {
-            lock(&shared.notes).push(format!("{}: the prompt cache begins anew: {why}", shared.folder));
+            shared.note(format!("{}: the prompt cache begins anew: {why}", shared.folder));
         }
         let (lookups, secret, quota) = (cache.lookups(), cache.secret(), cache.quota());
         let real = of.canonicalize().unwrap_or_else(|_| of.to_owned());
-        let name = real.file_name().unwrap_or_default().to_string_lossy();
-        cache.note_model(model, &name, &real.to_string_lossy())?;
-        let mut keeper = Keeper { cache, model, shared, batch: Vec::new(), batched: 0 };
+        let name = real.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let of = (name, real.to_string_lossy().into_owned());
+        let mut keeper = Keeper { cache, of, shared, batch: Vec::new(), batched: 0 };
         keeper.count();
         Ok(Opened { keeper, lookups, secret, quota })
+    }
+
+    /// From here on entries are written and looked for: they are this model's.
+    pub fn know(&mut self, model: u64) -> Result<(), Error> {
+        self.cache.note_model(model, &self.of.0, &self.of.1)?;
+        let _ = self.shared.model.set(model);
+        Ok(())
     }
 
     /// Until it is told to close.
@@ -137,17 +207,19 @@ impl Keeper {
                     if self.batched >= BATCH { self.write() } else { Ok(()) }
                 }
                 Ok(Command::ReadOver) => Ok(()),
+                Ok(Command::Know(model)) => self.know(model),
                 Ok(Command::Touch(path)) => self.touch(&path),
                 Ok(Command::Flush(tell)) => {
                     flushed.push(tell);
                     self.write()
                 }
                 Ok(Command::Name(name, end, told)) => {
-                    let named = self.write().and_then(|()| self.cache.name_session(self.model, &name, end));
+                    let model = self.model();
+                    let named = self.write().and_then(|()| self.cache.name_session(model, &name, end));
                     named.map(told)
                 }
                 Ok(Command::Forget(root, name, tell)) => {
-                    self.cache.forget_session(self.model, root, &name).map(|there| _ = tell.send(there))
+                    self.cache.forget_session(self.model(), root, &name).map(|there| _ = tell.send(there))
                 }
                 Err(RecvTimeoutError::Timeout) => self.write(),
                 Ok(Command::Close) | Err(RecvTimeoutError::Disconnected) => {
@@ -160,6 +232,11 @@ impl Keeper {
             self.count();
             flushed.drain(..).for_each(|tell| _ = tell.send(()));
         }
+    }
+
+    /// Who sends something for the folder has seen that it is known.
+    fn model(&self) -> u64 {
+        self.shared.model().expect("nothing is written for a model that is not known")
     }
 
     /// After an error nothing is asked of the folder any more.
@@ -199,7 +276,7 @@ impl Keeper {
         // 1. An entry that was stored without its state makes room for one with it
         let mut replaced = Vec::new();
         for new in batch.iter().filter(|new| new.parts.iter().any(|(part, _)| *part == STATE)) {
-            let key = (self.model, new.hash);
+            let key = (self.model(), new.hash);
             if self.cache.find(&key)?.is_some_and(|entry| !entry.has_state()) {
                 replaced.push(key);
             }
@@ -215,12 +292,13 @@ impl Keeper {
             tokens: &new.tokens,
             parts,
         });
-        self.cache.store(self.model, &news.collect::<Vec<_>>())?;
+        self.cache.store(self.model(), &news.collect::<Vec<_>>())?;
         Ok(())
     }
 
     fn touch(&mut self, path: &[BlockHash]) -> Result<(), Error> {
-        let keys: Vec<Key> = path.iter().map(|hash| (self.model, *hash)).collect();
+        let model = self.model();
+        let keys: Vec<Key> = path.iter().map(|hash| (model, *hash)).collect();
         self.cache.touch(&keys)
     }
 }

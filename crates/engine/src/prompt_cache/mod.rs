@@ -10,24 +10,26 @@ mod prefetch;
 mod restore;
 mod saving;
 mod sessions;
+mod sums;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use sluice_backend::KvLayout;
 use sluice_cache::disk::{Error, READING};
 use sluice_cache::{BlockHash, Group};
+use sluice_store::LoadProgress;
 
 use costs::Costs;
 use finder::{Ask, Finder, Found, Query};
-pub(crate) use fingerprint::{Choices, fingerprint};
-use keeper::{Command, Keeper, Opened, Shared};
+pub(crate) use fingerprint::{Choices, Identity};
+use keeper::{Command, Keeper, Opened, Shared, size};
 use prefetch::Prefetch;
 pub(crate) use restore::{Restore, begin, settled};
 pub(crate) use saving::Saving;
@@ -46,8 +48,16 @@ pub struct PromptCacheOptions {
     pub fewest: usize,
     /// A file whose bytes everything is encrypted with.
     pub key_file: Option<PathBuf>,
-    /// Where fingerprints of models are remembered, so that a start reads nothing of the weights for one.
-    pub fingerprints: Option<PathBuf>,
+    /// Where sums of weights are remembered, so that a start reads nothing of these to know whose the cache's entries are.
+    pub sums: Option<PathBuf>,
+    /// Weights of no more bytes than these are summed at the start where they are not remembered; more of them beside the engine, which serves without this cache
+    /// meanwhile.
+    pub at_once: u64,
+}
+
+impl PromptCacheOptions {
+    /// What [`PromptCacheOptions::at_once`] should be: some hundredths of a second.
+    pub const AT_ONCE: u64 = 64 << 20;
 }
 
 /// What is in the cache, and what came of it since the start.
@@ -71,6 +81,8 @@ pub struct PromptCacheStatus {
     pub wrong: u64,
     /// Prefixes that were there and not read, since computing them was quicker.
     pub too_dear: u64,
+    /// Bytes of weights that are summed, and of all that must be before anything is written or read; `None` once they are.
+    pub summing: Option<(u64, u64)>,
     /// Why nothing is written or read any more.
     pub broken: Option<String>,
 }
@@ -106,6 +118,11 @@ pub(crate) const WAITING: u64 = 16 << 20;
 /// The index, and the slot that is being written.
 const INDEX: u64 = 4 << 20;
 
+/// At the end weights of which no more bytes than these are left to sum are waited for, and so long.
+const NEARLY: u64 = 4 << 30;
+const PATIENCE: Duration = Duration::from_secs(6);
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// Bytes that all of it comes to hold, for a model with states of `state` bytes. One of these may be larger than all else: one that is copied out is there as numbers and
 /// as bytes while another is written, and one that is read waits to be taken.
 pub(crate) fn memory(state: u64) -> u64 {
@@ -120,7 +137,12 @@ pub(crate) fn to_blame(e: &anyhow::Error) -> Option<&'static str> {
             Some("--prompt-cache-key-file")
         }
         Error::NotACache { .. } | Error::NoCache { .. } => Some("--prompt-cache"),
-        Error::Io { .. } | Error::Folder { .. } | Error::InUse { .. } | Error::Index(_) | Error::Over => None,
+        Error::LittleFree { .. }
+        | Error::Io { .. }
+        | Error::Folder { .. }
+        | Error::InUse { .. }
+        | Error::Index(_)
+        | Error::Over => None,
     }
 }
 
@@ -130,6 +152,8 @@ pub(crate) struct PromptCache {
     keeper: Option<JoinHandle<()>>,
     asks: Sender<Ask>,
     finder: Option<JoinHandle<()>>,
+    /// Sums the model's weights, where that was not done before.
+    sums: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
     options: PromptCacheOptions,
     quota: u64,
@@ -147,36 +171,53 @@ pub(crate) struct PromptCache {
 }
 
 impl PromptCache {
-    /// Opens the folder. `model`: fingerprint of all that decides bits, and the folder that it is of, for people.
+    /// Opens the folder, for the model with this identity in the folder `of`. What of it is not summed yet is summed once `load` is over.
     ///
     /// # Errors
-    /// A folder that cannot be used, or that another process uses.
-    pub fn open(options: &PromptCacheOptions, model: (u64, &Path), shape: Shape) -> Result<(PromptCache, [u8; 32])> {
+    /// A folder that cannot be used, or that another process uses; weights that cannot be read, or have changed.
+    pub fn open(
+        options: &PromptCacheOptions,
+        mut identity: Identity,
+        of: &Path,
+        load: LoadProgress,
+        shape: Shape,
+    ) -> Result<(PromptCache, [u8; 32])> {
         let shared = Arc::new(Shared::of(&options.folder));
-        let Opened { keeper, lookups, secret, quota } = Keeper::open(options, model, Arc::clone(&shared))?;
-        let model = model.0;
+        let Opened { mut keeper, lookups, secret, quota } = Keeper::open(options, of, Arc::clone(&shared))?;
+        if identity.unsummed() <= options.at_once {
+            identity.sum(false, &mut |_| true)?;
+        }
+        let model = identity.fingerprint();
+        if let Some(model) = model {
+            keeper.know(model)?;
+        }
         let (commands, received) = channel();
-        let inner = Inner { lookups: lookups.clone(), model, commands: commands.clone(), shared: Arc::clone(&shared) };
-        let prefetch = Prefetch::new(lookups.clone(), model);
-        let finder = Finder {
-            lookups,
-            secret,
-            model,
-            shape: shape.clone(),
-            shared: Arc::clone(&shared),
-            keeper: commands.clone(),
-        };
+        let inner = Inner { lookups: lookups.clone(), commands: commands.clone(), shared: Arc::clone(&shared) };
+        let prefetch = Prefetch::new(lookups.clone());
+        let finder =
+            Finder { lookups, secret, shape: shape.clone(), shared: Arc::clone(&shared), keeper: commands.clone() };
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name.into()).spawn(work).context("a thread of the prompt cache")
+            thread::Builder::new().name(name.into()).spawn(work).context("a thread of the prompt cache")
         };
         let keeper = spawn("prompt-cache", Box::new(move || keeper.run(&received)))?;
         let (asks, asked) = channel();
         let finder = spawn("prompt-lookups", Box::new(move || finder.run(&asked)))?;
+        let sums = match model {
+            Some(_) => None,
+            None => {
+                shared.note(format!(
+                    "prompt cache: {} of the model are summed in the background, once; until then it is neither read nor written",
+                    size(identity.unsummed())
+                ));
+                Some(sums::begin(identity, load, Arc::clone(&shared), commands.clone())?)
+            }
+        };
         let cache = PromptCache {
             commands,
             keeper: Some(keeper),
             asks,
             finder: Some(finder),
+            sums,
             shared,
             options: options.clone(),
             quota,
@@ -208,6 +249,7 @@ impl PromptCache {
             prefetched: self.prefetch.tokens(),
             wrong: of(&s.wrong),
             too_dear: self.too_dear,
+            summing: s.summing(),
             broken: s.broken(),
         }
     }
@@ -230,13 +272,13 @@ impl PromptCache {
     }
 
     fn send(&self, command: Command) -> bool {
-        self.shared.is_well() && self.commands.send(command).is_ok()
+        self.shared.is_ready() && self.commands.send(command).is_ok()
     }
 
     /// Asks what there is of a prompt.
     fn ask(&self, query: Query) -> Option<Receiver<Found>> {
         let (tell, told) = channel();
-        let sent = self.shared.is_well() && self.asks.send(Ask::Find(query, tell)).is_ok();
+        let sent = self.shared.is_ready() && self.asks.send(Ask::Find(query, tell)).is_ok();
         sent.then_some(told)
     }
 
@@ -244,6 +286,20 @@ impl PromptCache {
     pub fn touch(&self, path: Vec<BlockHash>) {
         if !path.is_empty() {
             self.send(Command::Touch(path));
+        }
+    }
+
+    /// Before the end: sums that need little more time are waited for, so that what was computed can be written.
+    pub fn wait_for_sums(&self) {
+        let until = Instant::now() + PATIENCE;
+        while let Some((summed, all)) = self.shared.summing() {
+            if all - summed > NEARLY || Instant::now() >= until {
+                let (summed, all) = (size(summed), size(all));
+                let line =
+                    format!("prompt cache: nothing was written: {summed} of {all} of the model are summed so far");
+                return self.shared.note(line);
+            }
+            thread::sleep(PAUSE);
         }
     }
 
@@ -264,6 +320,10 @@ impl Drop for PromptCache {
     fn drop(&mut self) {
         // The thread that writes is the last to use the folder, and leaves it as one that came to its end.
         self.prefetch.end();
+        self.shared.end();
+        if let Some(sums) = self.sums.take() {
+            let _ = sums.join();
+        }
         let _ = self.asks.send(Ask::Close);
         if let Some(finder) = self.finder.take() {
             let _ = finder.join();

@@ -57,7 +57,6 @@ struct Flags {
 /// What was used last, as it is read.
 pub(crate) struct Prefetch {
     lookups: Option<Lookups>,
-    model: u64,
     stage: Stage,
     floor: Option<Floor>,
     chains: Option<Receiver<Chain>>,
@@ -71,10 +70,9 @@ pub(crate) struct Prefetch {
 }
 
 impl Prefetch {
-    pub fn new(lookups: Lookups, model: u64) -> Prefetch {
+    pub fn new(lookups: Lookups) -> Prefetch {
         Prefetch {
             lookups: Some(lookups),
-            model,
             stage: Stage::Next,
             floor: None,
             chains: None,
@@ -101,10 +99,10 @@ impl Prefetch {
     }
 
     /// Has chains listed by a thread, which reads their tokens. Whether that could be begun.
-    fn list(&mut self, most: usize) -> bool {
+    fn list(&mut self, model: u64, most: usize) -> bool {
         let Some(lookups) = self.lookups.take() else { return false };
         let (tell, chains) = sync_channel(1);
-        let (model, flags) = (self.model, Arc::clone(&self.flags));
+        let flags = Arc::clone(&self.flags);
         let work = move || list(&lookups, model, most, &flags, &tell);
         self.lister = thread::Builder::new().name("prompt-prefetch".into()).spawn(work).ok();
         self.chains = Some(chains);
@@ -142,6 +140,9 @@ impl PromptCache {
     /// # Errors
     /// When there is no memory for blocks that are free by number.
     pub fn prefetch(&mut self, cache: &mut KvCache, runner: &mut Runner) -> Result<bool> {
+        if self.shared.summing().is_some() {
+            return Ok(false);
+        }
         if !self.shared.is_well() {
             self.give_up_prefetch(cache);
             self.prefetch.stage = Stage::Over;
@@ -199,7 +200,8 @@ impl PromptCache {
             let states = cache.free_states();
             self.prefetch.floor = Some(Floor { blocks, states: states - states / PART });
             // An entry takes a block at least, of one of the groups.
-            if !self.prefetch.list(cache.free().max().unwrap_or(0)) {
+            let most = cache.free().max().unwrap_or(0);
+            if !self.shared.model().is_some_and(|model| self.prefetch.list(model, most)) {
                 self.prefetch.stage = Stage::Over;
                 return;
             }

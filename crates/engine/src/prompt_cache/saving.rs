@@ -46,7 +46,7 @@ impl PromptCache {
 
     /// Copies a node out, and hands it over. Whether there was room.
     pub(super) fn copy_out(&mut self, leaving: &Leaving, backend: &mut dyn Backend, kv: &[KvPool]) -> bool {
-        if !self.shared.is_well() {
+        if !self.shared.is_ready() {
             return false;
         }
         if !self.has_room() {
@@ -99,7 +99,8 @@ impl PromptCache {
 
     /// A portion of what conversations hold. Whether there may be more. All chores are done.
     pub fn save(&mut self, cache: &mut KvCache, backend: &mut dyn Backend, kv: &[KvPool]) -> bool {
-        if !self.shared.is_well() {
+        // What is computed before the model is known is written then.
+        if !self.shared.is_ready() {
             return false;
         }
         if std::mem::take(&mut self.saving.new) {

@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use sluice_backend::{Backend, KvPool};
 use sluice_cache::disk::{Chain, Lookups, MOST_NAME};
 use sluice_cache::{BlockHash, KvCache};
@@ -41,7 +41,6 @@ pub struct LoadedSession {
 
 pub(super) struct Inner {
     pub lookups: Lookups,
-    pub model: u64,
     pub commands: Sender<Command>,
     pub shared: Arc<Shared>,
 }
@@ -63,9 +62,15 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 impl Sessions {
-    fn inner(&self) -> Result<Arc<Inner>> {
-        let inner = self.0.upgrade().filter(|inner| inner.shared.is_well());
-        inner.ok_or_else(|| anyhow!("the prompt cache is not in use any more"))
+    /// With the model's fingerprint.
+    fn inner(&self) -> Result<(Arc<Inner>, u64)> {
+        let over = || anyhow!("the prompt cache is not in use any more");
+        let inner = self.0.upgrade().ok_or_else(over)?;
+        if let Some(why) = inner.shared.why_not_ready() {
+            bail!(why);
+        }
+        let model = inner.shared.model().ok_or_else(over)?;
+        Ok((inner, model))
     }
 
     /// All of this model whose prompts have this salt, by name.
@@ -73,8 +78,8 @@ impl Sessions {
     /// # Errors
     /// A cache that has ended.
     pub fn list(&self, salt: &[u8]) -> Result<Vec<Session>> {
-        let inner = self.inner()?;
-        let all = inner.lookups.sessions(inner.model, inner.lookups.root(salt))?.into_iter();
+        let (inner, model) = self.inner()?;
+        let all = inner.lookups.sessions(model, inner.lookups.root(salt))?.into_iter();
         Ok(all.map(|(name, s)| Session { name, tokens: s.tokens as usize, created: s.created }).collect())
     }
 
@@ -83,10 +88,10 @@ impl Sessions {
     /// # Errors
     /// A cache that has ended.
     pub fn load(&self, salt: &[u8], name: &str) -> Result<Option<LoadedSession>> {
-        let inner = self.inner()?;
-        let all = inner.lookups.sessions(inner.model, inner.lookups.root(salt))?;
+        let (inner, model) = self.inner()?;
+        let all = inner.lookups.sessions(model, inner.lookups.root(salt))?;
         let Some((_, session)) = all.into_iter().find(|(n, _)| n == name) else { return Ok(None) };
-        let chain = inner.lookups.chain(&(inner.model, session.end), &mut HashMap::new(), || inner.shared.is_well())?;
+        let chain = inner.lookups.chain(&(model, session.end), &mut HashMap::new(), || inner.shared.is_well())?;
         Ok(chain.map(|chain| LoadedSession { tokens: chain.tokens.clone(), ahead: ReadAhead(chain) }))
     }
 
@@ -97,7 +102,7 @@ impl Sessions {
     pub fn delete(&self, salt: &[u8], name: &str) -> Result<bool> {
         let (tell, told) = std::sync::mpsc::channel();
         let told = {
-            let inner = self.inner()?;
+            let (inner, _) = self.inner()?;
             // If it is gone, so is the answer.
             let _ = inner.commands.send(Command::Forget(inner.lookups.root(salt), name.to_owned(), tell));
             told
@@ -125,13 +130,15 @@ impl PromptCache {
         let root = cache.root(salt);
         let kept = cache.lead_to(root, tokens);
         let checked = check_name(&name).and_then(|()| {
+            if let Some(why) = self.shared.why_not_ready() {
+                bail!(why);
+            }
             ensure!(
                 kept.tokens >= self.fewest(),
                 "{} tokens of the session could be kept, fewer than the {} of --prompt-cache-min-tokens",
                 kept.tokens,
                 self.fewest()
             );
-            ensure!(self.shared.is_well(), "the prompt cache is not in use any more");
             kept.path.last().copied().ok_or_else(|| anyhow!("there is nothing to save"))
         });
         match checked {

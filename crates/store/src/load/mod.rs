@@ -27,6 +27,7 @@ use crate::bytes::Bytes;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::memory::Memory;
+use crate::sums::Stamp;
 pub use ahead::ReadAhead;
 pub use delivery::Piece;
 pub use probe::Speeds;
@@ -288,6 +289,11 @@ impl Loading {
     /// How each file is read, in order of name.
     pub fn files(&self) -> &[FileReport] {
         &self.files
+    }
+
+    /// Each file of weights with its stamp as it was opened, in order of name.
+    pub fn opened(&self) -> impl Iterator<Item = (&Path, Stamp)> {
+        self.queue.sources().iter().map(|source| (&*source.file.path, source.file.stamp))
     }
 
     /// What was fallen back on so far, one clause each.

@@ -11,6 +11,8 @@ use std::sync::{Mutex, OnceLock};
 
 use crate::error::Error;
 use crate::page_cache::{self, resident_bytes};
+use crate::small::open_regular;
+use crate::sums::Stamp;
 
 /// What direct reads must be aligned to: file systems ask for this or less, and one that asks for more refuses.
 pub(crate) const ALIGNMENT: usize = 4096;
@@ -59,6 +61,8 @@ pub(crate) struct ReadFile {
     pub path: PathBuf,
     pub buffered: File,
     pub len: u64,
+    /// As it was opened.
+    pub stamp: Stamp,
     identity: Identity,
     /// As it was last seen with the contents that were opened.
     inode: Mutex<Inode>,
@@ -68,7 +72,7 @@ pub(crate) struct ReadFile {
 
 impl ReadFile {
     pub fn open(path: &Path) -> Result<ReadFile, Error> {
-        ReadFile::new(path, File::open(path).map_err(Error::io(path, "open"))?)
+        ReadFile::new(path, open_regular(path)?)
     }
 
     pub fn new(path: &Path, buffered: File) -> Result<ReadFile, Error> {
@@ -77,6 +81,7 @@ impl ReadFile {
             path: path.to_owned(),
             buffered,
             len: found.len(),
+            stamp: Stamp::of(&found),
             identity: Identity::of(&found),
             inode: Mutex::new(Inode::of(&found)),
             direct: OnceLock::new(),
