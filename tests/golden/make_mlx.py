@@ -74,6 +74,12 @@ CHECKPOINTS = {
         config=dict(model_type="qwen3_moe", vocab_size=256, hidden_size=128, intermediate_size=160, moe_intermediate_size=32, num_hidden_layers=3, num_attention_heads=4,
                     num_key_value_heads=2, head_dim=32, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True, mlp_only_layers=[1], decoder_sparse_step=1,
                     tie_word_embeddings=False, rope_parameters=ROPE)),
+    "mlx_qwen3_moe_asking": dict(
+        seed=69, dtype="float16", bits=4, group=64,
+        note="256 columns and 64 hidden, what the kernels for one token's mixture take, which ask the host for experts; a dense layer between two mixtures",
+        config=dict(model_type="qwen3_moe", vocab_size=256, hidden_size=256, intermediate_size=128, moe_intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+                    num_key_value_heads=2, head_dim=32, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True, mlp_only_layers=[1], decoder_sparse_step=1,
+                    tie_word_embeddings=True, rope_parameters=ROPE)),
     "mlx_qwen3_next": dict(
         seed=64, dtype="float32", bits=5, group=64, note="5 bits, groups of 64, scales f32, attention biases (so that a module has bias and biases)",
         config=dict(model_type="qwen3_next", vocab_size=256, hidden_size=128, intermediate_size=64, moe_intermediate_size=64, shared_expert_intermediate_size=64,

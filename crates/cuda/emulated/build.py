@@ -4,7 +4,7 @@
 The kernels' own sources are compiled for it by a C++ compiler (`c++`, or $CXX). `device.h` has the words that they are written in, and `driver.cpp` the calls of
 the driver that the crate makes, and how a block's threads take turns. What a kernel copies asynchronously comes when it is waited for and no earlier; shared memory
 and new memory are full of ones. Programs find it with LD_LIBRARY_PATH=OUT; EMULATED_SHARED=BYTES is what a block has of shared memory. It shows that bits are equal and that nobody waits for what never comes; how
-a device orders memory, and how fast it is, it does not show. What was built from the same sources is kept.
+a device orders memory, and how fast it is, it does not show. `emulated_fail`, `emulated_queue` and `emulated_overlap` (`driver.cpp`) have things go wrong. What was built from the same sources is kept.
 """
 
 import hashlib
@@ -64,25 +64,41 @@ def main():
     text = read("all.cu", set()).replace("extern __shared__ float room[];", "using ::room;")
     text = re.sub(r'asm(?: volatile)?\s*\("(?:[^"\\]|\\.)*"(?:[^;"]|"[^"]*")*\);', instruction, text)
     text = f'#include "{device}"\nextern float room[];\nnamespace emulated {{\n{text}\n}}\n'
-    made_from = hashlib.sha256("".join([text, *(open(p).read() for p in (device, driver, __file__))]).encode()).hexdigest()
-    stamp = os.path.join(out, "made-from.txt")
-    if os.path.exists(stamp) and open(stamp).read() == made_from:
-        return
     os.makedirs(out, exist_ok=True)
-    with open(kernels, "w") as file:
-        file.write(text)
-    # Kernels are found behind the preprocessor, since most are made by macros.
-    expanded = subprocess.run([compiler, *FLAGS, "-E", kernels], capture_output=True, text=True, check=True).stdout
-    found = re.findall(r'extern "C"\s+void\s+(\w+)\(const\s+(\w+) p\)', expanded)
-    with open(kernels, "a") as file:
-        file.write("struct Entry { const char* name; void (*call)(void*); unsigned bytes; };\n")
-        for name, parameters in found:
-            file.write(f"static void call_{name}(void* p) {{ emulated::{name}(*(const emulated::{parameters}*)p); }}\n")
-        entries = "".join(f'{{"{name}", call_{name}, sizeof(emulated::{parameters})}},\n' for name, parameters in found)
-        file.write(f"extern const Entry emu_kernels[] = {{\n{entries}{{0, 0, 0}}}};\n")
-    subprocess.run([compiler, *FLAGS, "-shared", "-o", os.path.join(out, "libcuda.so"), kernels, driver, "-lpthread"], check=True)
-    with open(stamp, "w") as file:
-        file.write(made_from)
+
+    def is_kept(part, *made_from):
+        """Whether this part was made from the same; what writes that down."""
+        stamp = os.path.join(out, f"{part}-made-from.txt")
+        now = hashlib.sha256("".join([*made_from, *FLAGS, compiler, open(__file__).read()]).encode()).hexdigest()
+        kept = os.path.exists(stamp) and open(stamp).read() == now
+        return kept, lambda: open(stamp, "w").write(now)
+
+    def compiled(source, to):
+        subprocess.run([compiler, *FLAGS, "-c", "-o", to, source], check=True)
+
+    # 1. The kernels, which take minutes: apart from the driver, so that a change of that takes seconds
+    objects = [os.path.join(out, f"{part}.o") for part in ("kernels", "driver")]
+    kernels_kept, write_down = is_kept("kernels", text, open(device).read())
+    if not kernels_kept:
+        with open(kernels, "w") as file:
+            file.write(text)
+        # Kernels are found behind the preprocessor, since most are made by macros.
+        expanded = subprocess.run([compiler, *FLAGS, "-E", kernels], capture_output=True, text=True, check=True).stdout
+        found = re.findall(r'extern "C"\s+void\s+(\w+)\(const\s+(\w+) p\)', expanded)
+        with open(kernels, "a") as file:
+            file.write("struct Entry { const char* name; void (*call)(void*); unsigned bytes; };\n")
+            for name, parameters in found:
+                file.write(f"static void call_{name}(void* p) {{ emulated::{name}(*(const emulated::{parameters}*)p); }}\n")
+            entries = "".join(f'{{"{name}", call_{name}, sizeof(emulated::{parameters})}},\n' for name, parameters in found)
+            file.write(f"extern const Entry emu_kernels[] = {{\n{entries}{{0, 0, 0}}}};\n")
+        compiled(kernels, objects[0])
+        write_down()
+    # 2. The driver, and both together
+    driver_kept, write_down = is_kept("driver", open(driver).read(), text, open(device).read())
+    if not (kernels_kept and driver_kept):
+        compiled(driver, objects[1])
+        subprocess.run([compiler, "-shared", "-o", os.path.join(out, "libcuda.so"), *objects, "-lpthread"], check=True)
+        write_down()
 
 
 if __name__ == "__main__":

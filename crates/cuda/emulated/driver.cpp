@@ -1,11 +1,12 @@
 // The driver's calls that the crate makes, carried out on this machine's processor. Each stream has a thread that does one thing after the other; kernels of all
-// streams take turns.
+// streams take turns, kernel by kernel or, where a test wants them to overlap, block by block.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -110,13 +111,55 @@ static void block() {
         if (moves == before) fprintf(stderr, "%s: threads of a block wait for each other\n", running->name), abort();
     }
 }
-static void run(const Entry* e, const unsigned* dims, const std::vector<char>& p) {
+
+// ---- what a test has go wrong
+// Allocations until one is refused, less than 0: none is; things that a stream takes before whoever enqueues has to wait; a seed for the order of blocks, or 0.
+static std::atomic<long> refuses_in{-1};
+static std::atomic<unsigned> queue{1024};
+static std::atomic<uint64_t> order{0};
+extern "C" {
+// Refuses the n-th allocation from now on, counted from 0, of a device, of locked memory or of a graph. Returns how many were left of what was asked before: less than 0 where it was refused.
+long emulated_fail(long n) { return refuses_in.exchange(n); }
+// So many things may wait in a stream: as on a device, whoever enqueues one more waits until the first is done.
+void emulated_queue(unsigned n) { queue = n; }
+// Blocks of kernels in different streams come in an order that is another with each seed; with 0 kernels come whole.
+void emulated_overlap(uint64_t seed) { order = seed; }
+}
+static std::unordered_map<const Entry*, long> runs;
+// How many kernels have run whose name has this in it.
+extern "C" long emulated_ran(const char* part) {
     std::lock_guard<std::mutex> lock(one);
-    running = e, argument = (void*)p.data();
-    gridDim = {dims[0], dims[1], dims[2]}, blockDim = {dims[3], 1, 1}, threads = dims[3];
+    long all = 0;
+    for (auto& [e, count] : runs) if (strstr(e->name, part)) all += count;
+    return all;
+}
+static bool is_refused() {
+    long n = refuses_in.load();
+    while (n >= 0 && !refuses_in.compare_exchange_weak(n, n - 1));
+    return n == 0;
+}
+// Whether another stream's kernel may come in between, now.
+static bool gives_way() {
+    uint64_t x = order.load();
+    if (!x) return false;
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    order = x;
+    return x % 4 == 0;
+}
+
+static void run(const Entry* e, const unsigned* dims, const std::vector<char>& p) {
+    std::unique_lock<std::mutex> lock(one);
+    runs[e]++;
     for (unsigned z = 0; z < dims[2]; z++)
         for (unsigned y = 0; y < dims[1]; y++)
             for (unsigned x = 0; x < dims[0]; x++) {
+                if (gives_way()) {
+                    lock.unlock();
+                    std::this_thread::sleep_for(std::chrono::microseconds(20));
+                    lock.lock();
+                }
+                running = e, argument = (void*)p.data();
+                gridDim = {dims[0], dims[1], dims[2]}, blockDim = {dims[3], 1, 1}, threads = dims[3];
                 blockIdx = {x, y, z};
                 // Nobody may count on what is there.
                 memset(room, 0xff, dims[4]);
@@ -154,7 +197,8 @@ struct Stream {
         }
     }
     void add(std::function<void()> what) {
-        std::lock_guard<std::mutex> own(lock);
+        std::unique_lock<std::mutex> own(lock);
+        changed.wait(own, [this] { return todo.size() < queue; });
         todo.push_back(std::move(what));
         changed.notify_all();
     }
@@ -213,6 +257,7 @@ int cuCtxSetCurrent(P) { return 0; }
 int cuCtxEnablePeerAccess(P, unsigned) { return 0; }
 int cuMemGetInfo_v2(size_t* f, size_t* t) { *t = budget(); *f = *t - used; return 0; }
 int cuMemAlloc_v2(D* p, size_t n) {
+    if (is_refused()) return 2;
     std::lock_guard<std::mutex> lock(books);
     if (used + n > budget()) return 2;
     void* x = mmap(0, n, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -230,7 +275,7 @@ int cuMemFree_v2(D p) {
     munmap((void*)p, f->second), used -= f->second, memory.erase(f);
     return 0;
 }
-int cuMemHostAlloc(P* p, size_t n, unsigned) { *p = aligned_alloc(4096, (n + 4095) & ~4095ul); return 0; }
+int cuMemHostAlloc(P* p, size_t n, unsigned) { if (is_refused()) return 2; *p = aligned_alloc(4096, (n + 4095) & ~4095ul); return 0; }
 int cuMemFreeHost(P p) { wait_for_all(); free(p); return 0; }
 int cuMemHostRegister_v2(P, size_t, unsigned) { return 0; }
 int cuMemHostUnregister(P) { return 0; }
@@ -266,7 +311,7 @@ int cuStreamWaitEvent(P s, P e, unsigned) {
 }
 int cuStreamBeginCapture_v2(P s, int) { ((Stream*)s)->captures = std::make_shared<Graph>(); return 0; }
 int cuStreamEndCapture(P s, P* g) { *g = new std::shared_ptr<Graph>(std::move(((Stream*)s)->captures)); return 0; }
-int cuGraphInstantiateWithFlags(P* e, P g, unsigned long long) { *e = new std::shared_ptr<Graph>(*(std::shared_ptr<Graph>*)g); return 0; }
+int cuGraphInstantiateWithFlags(P* e, P g, unsigned long long) { if (is_refused()) return 2; *e = new std::shared_ptr<Graph>(*(std::shared_ptr<Graph>*)g); return 0; }
 int cuGraphDestroy(P g) { delete (std::shared_ptr<Graph>*)g; return 0; }
 int cuGraphExecDestroy(P g) { return cuGraphDestroy(g); }
 int cuGraphLaunch(P g, P s) {

@@ -58,7 +58,7 @@ impl RotaryTable {
                 self.frequencies.angles(position as u32, cos, sin);
             }
             // SAFETY: so much was just committed.
-            unsafe { gpu.write(self.memory.at + (from * row) as u64, bytes_of(&self.angles))? };
+            unsafe { gpu.write(self.memory.at + (from * row) as u64, bytes_of(&self.angles), gpu.quiet()?)? };
             self.filled[position / FILLED] = true;
         }
         Ok(())
@@ -172,7 +172,7 @@ impl Work {
         if let Some(counters) = self.counters.as_ref().filter(|m| m.bytes >= 4 * n) {
             return Ok(counters.at);
         }
-        self.counters.take().map_or(Ok(()), |old| gpu.let_go(old))?;
+        self.counters = None;
         let memory = Memory::zeroed(gpu, (4 * n).next_power_of_two().max(4096), "scratch")?;
         Ok(self.counters.insert(memory).at)
     }

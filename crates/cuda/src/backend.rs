@@ -90,7 +90,7 @@ pub struct Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         self.mixtures.ask_no_more();
-        let _ = self.gpu.wait();
+        let _ = self.wait();
         #[cfg(feature = "tuning")]
         self.gpu.device.print_stamps();
     }
@@ -184,12 +184,28 @@ impl Cuda {
         p::Norm { weight: self.place(norm.weight).at, eps: norm.eps, unused: 0 }
     }
 
+    /// Launches of a step that may be enqueued while the device waits for the host, instead of as many as a driver takes: for tests.
+    pub fn holding(mut self, launches: usize) -> Cuda {
+        self.gpu.most_held = launches;
+        self
+    }
+
+    /// Waits for all that was enqueued.
+    fn wait(&self) -> Result<()> {
+        Ok(self.gpu.wait(self.gpu.quiet()?)?)
+    }
+
     /// Carries an operation out, unless the step has failed already.
     pub(crate) fn enqueue(&mut self, operation: impl FnOnce(&mut Cuda) -> Result<()>) {
-        if self.error.is_none()
-            && let Err(error) = operation(self)
-        {
+        if self.error.is_some() {
+            return;
+        }
+        let room = if self.gpu.is_full() { self.answer_now() } else { Ok(()) };
+        if let Err(error) = room.and_then(|()| operation(self)) {
             self.error = Some(Arc::new(error));
+            // What was gathered is of no use any more, and what has asked goes on.
+            self.mixtures.ask_no_more();
+            self.gpu.abandon();
         }
     }
 
@@ -297,7 +313,7 @@ impl Backend for Cuda {
             // SAFETY: the tensor was checked against its buffer; waited for below.
             must(unsafe { self.gpu.write_later(at, bytes_of(&values[range])) });
         }
-        must(self.gpu.wait());
+        must(self.wait());
     }
 
     fn download(&mut self, t: Tensor, out: &mut [f32]) {
@@ -306,7 +322,7 @@ impl Backend for Cuda {
             // SAFETY: the tensor was checked against its buffer; waited for below.
             must(unsafe { self.gpu.read_later(at, bytes_of_mut(&mut out[range])) });
         }
-        must(self.gpu.wait());
+        must(self.wait());
     }
 
     fn matrix(&mut self, source: MatrixSource) -> Result<MatrixId> {
@@ -404,14 +420,14 @@ impl Backend for Cuda {
         let (at, len) = self.block(pool, block);
         assert_eq!(out.len(), len);
         // SAFETY: as long as a block that is committed.
-        must(unsafe { self.gpu.read(at, out) });
+        must(unsafe { self.gpu.read(at, out, must(self.gpu.quiet())) });
     }
 
     fn write_block(&mut self, pool: &KvPool, block: u32, bytes: &[u8]) {
         let (at, len) = self.block(pool, block);
         assert_eq!(bytes.len(), len);
         // SAFETY: as long as a block that is committed.
-        must(unsafe { self.gpu.write(at, bytes) });
+        must(unsafe { self.gpu.write(at, bytes, must(self.gpu.quiet())) });
     }
 
     fn lend_memory(&mut self, bytes: usize) -> std::io::Result<Box<dyn sluice_store::Memory>> {
@@ -440,14 +456,14 @@ impl Backend for Cuda {
         let (at, len) = self.state(row);
         assert_eq!(4 * out.len(), len);
         // SAFETY: as long as a row of the pool.
-        must(unsafe { self.gpu.read(at, bytes_of_mut(out)) });
+        must(unsafe { self.gpu.read(at, bytes_of_mut(out), must(self.gpu.quiet())) });
     }
 
     fn write_state(&mut self, row: u32, state: &[f32]) {
         let (at, len) = self.state(row);
         assert_eq!(4 * state.len(), len);
         // SAFETY: as long as a row of the pool.
-        must(unsafe { self.gpu.write(at, bytes_of(state)) });
+        must(unsafe { self.gpu.write(at, bytes_of(state), must(self.gpu.quiet())) });
     }
 
     fn begin(&mut self, inputs: &StepInputs) {
@@ -585,7 +601,7 @@ impl Backend for Cuda {
             own.carry_out()?;
             own.host_logits.room(&own.gpu, 4 * own.left.rows * own.left.vocabulary)?;
             own.drawing.bring(&own.gpu)?;
-            own.gpu.wait()?;
+            own.wait()?;
             own.timing.as_mut().map_or(Ok(()), Timing::end)
         });
         #[cfg(feature = "tuning")]
@@ -595,8 +611,7 @@ impl Backend for Cuda {
         }
         // Whatever went wrong, nobody uses experts any more.
         self.mixtures.ask_no_more();
-        let settled =
-            self.gpu.wait().map_err(Error::from).and_then(|()| self.mixtures.settle(&self.gpu, &self.weights));
+        let settled = self.wait().and_then(|()| self.mixtures.settle(&self.gpu, &self.weights));
         self.enqueue(|_| settled);
         let (mut failed, routed, synchronisations) = self.mixtures.end();
         if let Some(why) = self.error.take() {
@@ -612,7 +627,11 @@ impl Backend for Cuda {
             let bytes = 4 * logits.rows * logits.vocabulary;
             let (gpu, at) = (&self.gpu, self.logits.at());
             // SAFETY: as many as the head has left; waited for right here.
-            must(self.host_logits.room(gpu, bytes).and_then(|host| unsafe { Ok(gpu.read(at, &mut host[..bytes])?) }));
+            must(
+                self.host_logits
+                    .room(gpu, bytes)
+                    .and_then(|host| unsafe { Ok(gpu.read(at, &mut host[..bytes], gpu.quiet()?)?) }),
+            );
             self.copied = true;
         }
         self.host_logits.floats(logits.rows * logits.vocabulary)

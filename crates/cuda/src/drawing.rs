@@ -141,7 +141,7 @@ impl Drawing for Cuda {
             }
             let host = work.host_best.room(gpu, BEST_BYTES * of.len())?;
             // SAFETY: as many were just asked for; waited for right here.
-            unsafe { gpu.read(out, host)? };
+            unsafe { gpu.read(out, host, gpu.quiet()?)? };
             for (row, best) in host.chunks_exact(BEST_BYTES).zip(&mut work.likeliest) {
                 let pair = |at: &[u8; 8]| {
                     let [a, b, c, d, e, f, g, h] = *at;
@@ -186,7 +186,7 @@ impl Drawing for Cuda {
             }
             let host = work.host_sums.room(gpu, 8 * of.len() * blocks)?;
             // SAFETY: as many were just asked for; waited for right here.
-            unsafe { gpu.read(out, host)? };
+            unsafe { gpu.read(out, host, gpu.quiet()?)? };
             work.totals.clear();
             work.totals.extend(host.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)));
             Ok(())
@@ -207,7 +207,7 @@ impl Drawing for Cuda {
                 // SAFETY: the row has so many logits; waited for below.
                 unsafe { gpu.read_later(at + 4 * (row * logits.vocabulary + first) as u64, &mut to[..len])? };
             }
-            Ok(gpu.wait()?)
+            Ok(gpu.wait(gpu.quiet()?)?)
         };
         must(bring());
         self.drawing.host_blocks.floats(DRAWN_TOGETHER * of.len())

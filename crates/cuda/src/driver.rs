@@ -2,18 +2,18 @@
 //!
 //! Everything that the driver is asked for goes through [`Gpu`]: a device and a stream on it, in which all work of a backend happens in order.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cudarc::driver::{DriverError, sys};
 
-use crate::graphs::{Graphs, Launch};
+use crate::graphs::{Graphs, HeldBack, Launch, MOST_HELD};
 use crate::kernels::{Kernel, Kernels, Way, chosen};
-use crate::memory::Memory;
 use crate::parameters::Parameters;
+use crate::quiet::{Asked, Quiet, Retired};
 use crate::streams::Point;
 
 /// The least that kernels are made for.
@@ -256,9 +256,12 @@ impl Device {
 pub struct Gpu {
     pub device: Arc<Device>,
     pub(crate) stream: sys::CUstream,
-    graphs: RefCell<Graphs>,
-    /// Memory that what is held back may use.
-    let_go: RefCell<Vec<Memory>>,
+    graphs: Arc<Mutex<Graphs>>,
+    /// What is open on this device, and on others of its backend.
+    pub(crate) asked: Asked,
+    pub(crate) retired: Arc<Retired>,
+    /// Launches of a step that may be enqueued while something is open.
+    pub(crate) most_held: usize,
 }
 
 // SAFETY: a stream may be used by any thread, one at a time, on which its context is current.
@@ -271,20 +274,40 @@ impl Gpu {
         let mut stream = std::ptr::null_mut();
         // SAFETY: the context is current; destroyed when dropped.
         checked(unsafe { sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32) })?;
-        Ok(Gpu { device, stream, graphs: RefCell::default(), let_go: RefCell::default() })
+        let retired = Retired::new(&device);
+        Ok(Gpu { device, stream, graphs: Arc::default(), asked: Asked::default(), retired, most_held: MOST_HELD })
     }
 
-    /// Waits until all that was enqueued is done; what is held back is not.
+    fn graphs(&self) -> MutexGuard<'_, Graphs> {
+        self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// [`Asked::quiet`]
+    pub fn quiet(&self) -> Result<Quiet<'_>> {
+        self.asked.quiet()
+    }
+
+    /// Waits until all that was enqueued is done, and gives back what nobody needs then.
     ///
     /// # Errors
     /// Where something of it went wrong: the device is of no use then until the process ends.
-    pub fn wait(&self) -> Result<(), DriverError> {
-        match self.holds_back() {
-            true => self.device.bind(),
-            false => self.catch_up()?,
-        }
+    pub fn wait(&self, quiet: Quiet) -> Result<(), DriverError> {
+        self.catch_up()?;
+        self.synchronise()?;
+        self.graphs().drop_gone();
+        self.retired.free(quiet);
+        Ok(())
+    }
+
+    fn synchronise(&self) -> Result<(), DriverError> {
+        self.device.bind();
         // SAFETY: the stream is alive.
         checked(unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// Gives back what was set aside, where there is something and it can be waited for. Whether it has.
+    pub(crate) fn reclaim(&self) -> bool {
+        !self.retired.is_empty() && self.quiet().is_ok_and(|quiet| self.wait(quiet).is_ok())
     }
 
     /// Whether all that was enqueued is done.
@@ -302,44 +325,48 @@ impl Gpu {
 
     /// Whether launches can be held back.
     pub fn can_hold_back(&self) -> bool {
-        self.graphs.borrow().can_hold_back()
+        let graphs = self.graphs();
+        graphs.can_hold_back() && graphs.launches() < self.most_held
     }
 
-    /// Nothing of what is gathered is carried out before [`Gpu::carry_out`] or [`Gpu::end_step`]: something of it waits for the host, which answers only then.
-    /// Until then nothing that is no launch may come between.
-    pub fn hold_back(&self) {
-        self.graphs.borrow_mut().hold_back();
+    /// Nothing of what is gathered is carried out before [`Gpu::carry_out`], [`Gpu::end_step`] or something that is no launch: something of it waits for the host.
+    pub fn hold_back(&self) -> HeldBack {
+        HeldBack::new(&self.graphs)
     }
 
-    fn holds_back(&self) -> bool {
-        self.graphs.borrow().holds_back()
+    pub fn holds_back(&self) -> bool {
+        self.graphs().holds_back()
     }
 
-    /// Carries out what was held back.
+    /// Whether no more may be launched before what is open is answered: the driver takes only so many launches, and then waits for the device.
+    pub fn is_full(&self) -> bool {
+        self.asked.any() && self.graphs().launches() >= self.most_held
+    }
+
+    /// Carries out what was gathered, launch by launch.
     pub fn carry_out(&self) -> Result<(), DriverError> {
-        self.device.bind();
-        self.graphs.borrow_mut().interrupt(&self.device.kernels, self.stream)
+        self.catch_up()
     }
 
-    /// Gives memory back once nothing that was enqueued or gathered uses it.
-    pub fn let_go(&self, memory: Memory) -> Result<(), DriverError> {
-        if self.holds_back() {
-            self.let_go.borrow_mut().push(memory);
-            return Ok(());
-        }
-        self.wait()
+    /// What was gathered is not carried out: the step has failed.
+    pub fn abandon(&self) {
+        self.graphs().abandon();
     }
 
     /// From here on launches are gathered, until [`Gpu::end_step`] or something that is no launch. The step before has ended.
     pub fn begin_step(&self) {
-        self.let_go.borrow_mut().clear();
-        self.graphs.borrow_mut().begin();
+        self.graphs().begin();
+    }
+
+    /// The same in the middle of a step, behind something that was no launch.
+    pub fn gather(&self) {
+        self.graphs().gather();
     }
 
     /// Carries out what was gathered: as one graph, where the same was gathered before.
     pub fn end_step(&self) -> Result<(), DriverError> {
         self.device.bind();
-        self.graphs.borrow_mut().end(&self.device.kernels, self.stream)
+        self.graphs().end(&self.device.kernels, self.stream)
     }
 
     /// What comes next waits for a point of another stream.
@@ -380,9 +407,8 @@ impl Gpu {
 
     /// Carries out what was gathered, launch by launch: something comes that is no launch.
     fn catch_up(&self) -> Result<(), DriverError> {
-        assert!(!self.holds_back(), "what is held back waits for the host");
         self.device.bind();
-        self.graphs.borrow_mut().interrupt(&self.device.kernels, self.stream)
+        self.graphs().interrupt(&self.device.kernels, self.stream)
     }
 
     /// Enqueues a kernel over `grid` blocks of `block` threads with `shared` bytes of shared memory each.
@@ -404,17 +430,17 @@ impl Gpu {
         self.device.bind();
         let launch = Launch { kernel: kernel as u32, grid, block, shared };
         // SAFETY: the kernel takes one parameter of this size; for the rest the caller vouches.
-        unsafe { self.graphs.borrow_mut().launch(&self.device.kernels, self.stream, launch, p.as_bytes()) }
+        unsafe { self.graphs().launch(&self.device.kernels, self.stream, launch, p.as_bytes()) }
     }
 
     /// Copies host bytes to the device; they may be overwritten when this returns.
     ///
     /// # Safety
     /// `to` has room.
-    pub unsafe fn write(&self, to: Address, from: &[u8]) -> Result<(), DriverError> {
+    pub unsafe fn write(&self, to: Address, from: &[u8], quiet: Quiet) -> Result<(), DriverError> {
         // SAFETY: as the caller vouches; waited for below.
         unsafe { self.write_later(to, from)? };
-        self.wait()
+        self.wait(quiet)
     }
 
     /// The same without waiting.
@@ -434,10 +460,10 @@ impl Gpu {
     ///
     /// # Safety
     /// `from` has so many bytes.
-    pub unsafe fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DriverError> {
+    pub unsafe fn read(&self, from: Address, to: &mut [u8], quiet: Quiet) -> Result<(), DriverError> {
         // SAFETY: as the caller vouches; waited for below.
         unsafe { self.read_later(from, to)? };
-        self.wait()
+        self.wait(quiet)
     }
 
     /// The same without waiting.
@@ -495,7 +521,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        let _ = self.wait();
+        let _ = self.synchronise();
         // SAFETY: nothing is under way in it any more.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
     }

@@ -6,6 +6,7 @@
 //! host gathers the rest. What waits for the host itself (`questions.rs`) is held back until all of the step is gathered, and has no first launches.
 
 use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{DriverError, sys};
 
@@ -16,8 +17,8 @@ use crate::kernels::{Kernel, Kernels};
 const KEPT: usize = 24;
 /// Fewer launches are not worth a graph.
 const WORTH: usize = 4;
-/// Launches that may be enqueued one by one while the first of them waits for the host: the driver takes about a thousand.
-const MOST_HELD: usize = 640;
+/// Launches of a step that may be enqueued one by one while one of them waits for the host, but for those of an operation: the driver takes about a thousand.
+pub const MOST_HELD: usize = 640;
 /// Launches that are carried out while the rest is gathered, where there are several times as many.
 const EARLY: usize = 16;
 
@@ -166,6 +167,10 @@ impl Graph {
 #[derive(Default)]
 pub struct Graphs {
     gathers: bool,
+    /// Launches of this step.
+    launches: usize,
+    /// How often something was held back.
+    held: usize,
     /// Something that is gathered waits for the host, which answers once all of it is carried out.
     holds_back: bool,
     gathered: Launches,
@@ -179,6 +184,36 @@ pub struct Graphs {
     before: Launches,
     /// The last used comes last.
     kept: Vec<Graph>,
+    /// Those that are not kept any more: the driver may wait when they go.
+    gone: Vec<Graph>,
+}
+
+// SAFETY: what the driver made may be used by any thread, one at a time, on which its context is current.
+unsafe impl Send for Graphs {}
+
+/// Something that is gathered waits for the host: nothing of it is carried out before all of it is. Dropped before that, what was gathered never is.
+pub struct HeldBack {
+    graphs: Arc<Mutex<Graphs>>,
+    number: usize,
+}
+
+impl HeldBack {
+    pub fn new(graphs: &Arc<Mutex<Graphs>>) -> HeldBack {
+        let mut own = graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(own.can_hold_back());
+        own.holds_back = true;
+        own.held += 1;
+        HeldBack { number: own.held, graphs: Arc::clone(graphs) }
+    }
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        let mut own = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        if own.holds_back && own.held == self.number {
+            own.abandon();
+        }
+    }
 }
 
 impl Graphs {
@@ -188,20 +223,34 @@ impl Graphs {
     }
 
     pub fn begin(&mut self) {
-        // Of a step that failed there may be something left.
-        self.clear();
-        self.follows = false;
-        self.holds_back = false;
+        self.launches = 0;
+        self.gather();
+    }
+
+    /// What comes next in the step is gathered anew.
+    pub fn gather(&mut self) {
+        self.abandon();
         self.gathers = true;
     }
 
-    pub fn can_hold_back(&self) -> bool {
-        self.gathers && self.launched == 0 && self.gathered.count < MOST_HELD
+    /// What was gathered is not carried out.
+    pub fn abandon(&mut self) {
+        self.clear();
+        (self.gathers, self.holds_back, self.follows) = (false, false, false);
     }
 
-    pub fn hold_back(&mut self) {
-        assert!(self.can_hold_back());
-        self.holds_back = true;
+    pub fn can_hold_back(&self) -> bool {
+        self.gathers && self.launched == 0
+    }
+
+    /// Launches of this step.
+    pub fn launches(&self) -> usize {
+        self.launches
+    }
+
+    /// Graphs that are not kept any more go.
+    pub fn drop_gone(&mut self) {
+        self.gone.clear();
     }
 
     pub fn holds_back(&self) -> bool {
@@ -218,6 +267,7 @@ impl Graphs {
         parameters: &[u8],
     ) -> Result<(), DriverError> {
         self.gathered.push(launch, parameters);
+        self.launches += 1;
         if !self.gathers {
             return self.launch_all(kernels, stream);
         }
@@ -273,10 +323,11 @@ impl Graphs {
             }
             None => {
                 if self.kept.len() == KEPT {
-                    self.kept.remove(0);
+                    self.gone.push(self.kept.remove(0));
                 }
                 let early = if self.gathered.count >= 3 * EARLY && !holds_back { self.early_words } else { 0 };
-                Graph::capture(&self.gathered, early, kernels, stream)?
+                let captured = Graph::capture(&self.gathered, early, kernels, stream);
+                captured.inspect_err(|_| self.clear())?
             }
         };
         let early = graph.early.as_ref().filter(|_| self.launched == 0);
@@ -288,5 +339,41 @@ impl Graphs {
         self.clear();
         self.kept.push(graph);
         launched
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gathered(n: usize) -> Arc<Mutex<Graphs>> {
+        let mut graphs = Graphs::default();
+        graphs.begin();
+        for _ in 0..n {
+            graphs.gathered.push(Launch { kernel: 0, grid: [1; 3], block: 32, shared: 0 }, &[0; 8]);
+        }
+        Arc::new(Mutex::new(graphs))
+    }
+
+    #[test]
+    fn what_is_held_back_and_let_go_is_never_carried_out() {
+        let graphs = gathered(3);
+        drop(HeldBack::new(&graphs));
+        let mut own = graphs.lock().unwrap();
+        assert!(!own.holds_back() && own.gathered == Launches::default());
+        own.begin();
+        assert!(own.can_hold_back());
+    }
+
+    #[test]
+    fn what_was_held_back_before_does_not_touch_what_is_held_back_now() {
+        let graphs = gathered(3);
+        let before = HeldBack::new(&graphs);
+        graphs.lock().unwrap().gather();
+        let now = HeldBack::new(&graphs);
+        drop(before);
+        assert!(graphs.lock().unwrap().holds_back());
+        drop(now);
+        assert!(!graphs.lock().unwrap().holds_back());
     }
 }

@@ -24,6 +24,7 @@ mod one_token;
 mod parameters;
 mod products;
 mod questions;
+mod quiet;
 mod roofline;
 mod rooms;
 mod several;

@@ -143,7 +143,7 @@ mod tests {
         let mut bytes = vec![0; weight.bytes()];
         let at = weight.at_row(0, device.mode).data;
         // SAFETY: as many bytes as it has there.
-        unsafe { device.gpu.read(at, &mut bytes).unwrap() };
+        unsafe { device.gpu.read(at, &mut bytes, device.gpu.quiet().unwrap()).unwrap() };
         bytes
     }
 

@@ -8,13 +8,15 @@ use anyhow::{Context, Result};
 use cudarc::driver::sys;
 
 use crate::driver::{Address, Device, Gpu, checked};
+use crate::quiet::{Gone, Retired};
 
 /// What allocations of the driver are aligned to, and arrays inside one.
 pub const ALIGNMENT: usize = 256;
 
 /// A run of device memory.
+/// Dropped, it is given back once nothing that is under way may use it.
 pub struct Memory {
-    device: Arc<Device>,
+    retired: Arc<Retired>,
     pub at: Address,
     pub bytes: usize,
 }
@@ -25,12 +27,16 @@ impl Memory {
     /// # Errors
     /// Where the device has no more.
     pub fn new(gpu: &Gpu, bytes: usize, what: &str) -> Result<Memory> {
-        let device = Arc::clone(&gpu.device);
-        device.bind();
-        let mut at = 0;
-        // SAFETY: the context is current; freed when dropped.
-        checked(unsafe { sys::cuMemAlloc_v2(&mut at, bytes.max(1)) }).with_context(|| refused(&device, bytes, what))?;
-        Ok(Memory { device, at, bytes })
+        let allocate = || {
+            gpu.device.bind();
+            let mut at = 0;
+            // SAFETY: the context is current; freed once it was dropped.
+            checked(unsafe { sys::cuMemAlloc_v2(&mut at, bytes.max(1)) }).map(|()| at)
+        };
+        // What was set aside may be what is missing, where it can be waited for.
+        let at = allocate().or_else(|refused| if gpu.reclaim() { allocate() } else { Err(refused) });
+        let at = at.with_context(|| refused(&gpu.device, bytes, what))?;
+        Ok(Memory { retired: Arc::clone(&gpu.retired), at, bytes })
     }
 
     /// The same, filled with zeros.
@@ -44,9 +50,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.device.bind();
-        // SAFETY: it was allocated so; the driver waits for what still uses it.
-        let _ = unsafe { sys::cuMemFree_v2(self.at) };
+        self.retired.add(Gone::OnDevice(self.at));
     }
 }
 
@@ -65,7 +69,7 @@ impl Scratch {
         if let Some(memory) = self.0.as_ref().filter(|m| m.bytes >= bytes) {
             return Ok(memory.at);
         }
-        self.0.take().map_or(Ok(()), |old| gpu.let_go(old))?;
+        self.0 = None;
         let memory = Memory::zeroed(gpu, bytes, "scratch")?;
         Ok(self.0.insert(memory).at)
     }
@@ -170,7 +174,7 @@ impl Drop for Reserved {
 /// Memory of the host that the device copies from and to at full speed. Not write-combined: the host reads it, too.
 #[derive(Default)]
 pub struct Pinned {
-    device: Option<Arc<Device>>,
+    retired: Option<Arc<Retired>>,
     at: usize,
     bytes: usize,
 }
@@ -179,16 +183,15 @@ impl Pinned {
     /// `bytes` of it at least; what was in it is lost where it grows.
     pub fn room(&mut self, gpu: &Gpu, bytes: usize) -> Result<&mut [u8]> {
         if self.bytes < bytes {
-            gpu.wait()?;
             *self = Pinned::default();
             gpu.device.bind();
             let mut at = std::ptr::null_mut();
-            // SAFETY: the context is current; freed when dropped.
+            // SAFETY: the context is current; freed once it was dropped.
             checked(unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) })
                 .with_context(|| format!("the system has no {bytes} bytes of pinned memory"))?;
             // SAFETY: it was just allocated with so many bytes.
             unsafe { std::ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
-            *self = Pinned { device: Some(Arc::clone(&gpu.device)), at: at as usize, bytes };
+            *self = Pinned { retired: Some(Arc::clone(&gpu.retired)), at: at as usize, bytes };
         }
         Ok(&mut self.bytes_mut()[..bytes])
     }
@@ -243,10 +246,8 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Some(device) = &self.device {
-            device.bind();
-            // SAFETY: it was allocated so.
-            let _ = unsafe { sys::cuMemFreeHost(self.at as *mut _) };
+        if let Some(retired) = &self.retired {
+            retired.add(Gone::OnHost(self.at));
         }
     }
 }

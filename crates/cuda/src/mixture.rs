@@ -11,6 +11,7 @@ use self::choosing::{Choice, group_pairs};
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
 use crate::few::{Few, Output, multiply_few};
+use crate::graphs::HeldBack;
 use crate::kernels::Kernel;
 use crate::memory::{Memory, Pinned, Scratch};
 use crate::mixture_one::MixtureOfOne;
@@ -108,6 +109,8 @@ pub struct Mixtures {
     guess: Option<(usize, Vec<u32>)>,
     /// How often the host waited within the step.
     pub synchronisations: usize,
+    /// What is gathered waits for the host.
+    held_back: Option<HeldBack>,
 }
 
 impl Mixtures {
@@ -137,7 +140,7 @@ impl Mixtures {
             Scoring::Sigmoid { bias, .. } if !bias.is_empty() => {
                 let memory = Memory::new(gpu, 4 * bias.len(), "a router's bias")?;
                 // SAFETY: it was just allocated with so many bytes.
-                unsafe { gpu.write(memory.at, crate::memory::bytes_of(bias))? };
+                unsafe { gpu.write(memory.at, crate::memory::bytes_of(bias), gpu.quiet()?)? };
                 Some(memory)
             }
             _ => None,
@@ -187,14 +190,15 @@ impl Mixtures {
             }
             let table = Memory::new(gpu, size_of_val(&matrices[..]), "tables of experts")?;
             // SAFETY: it was just allocated with so many bytes.
-            unsafe { gpu.write(table.at, p::Matrix::bytes(&matrices))? };
+            unsafe { gpu.write(table.at, p::Matrix::bytes(&matrices), gpu.quiet()?)? };
             r.table = Some(table);
         }
         Ok(())
     }
 
-    /// Nobody answers what the device may still ask in a step that went wrong.
+    /// Nobody answers what the device may still ask in a step that went wrong, and what was held back is never carried out.
     pub fn ask_no_more(&mut self) {
+        self.held_back = None;
         self.streaming.as_mut().into_iter().for_each(Streaming::ask_no_more);
     }
 
@@ -236,10 +240,35 @@ impl Cuda {
     /// Has the device do what was enqueued, and answers all that it asks meanwhile.
     pub(crate) fn carry_out(&mut self) -> Result<()> {
         self.gpu.end_step()?;
+        self.answer_now()
+    }
+
+    /// Answers all that the device asks, or would have asked in what is held back.
+    pub(crate) fn answer_now(&mut self) -> Result<()> {
         let mut m = std::mem::take(&mut self.mixtures);
         let done = self.answer(&mut m);
         self.mixtures = m;
         done
+    }
+
+    /// Whether the host may have to wait for the device in a mixture, or answers it at once.
+    pub(crate) fn waits_in(&mut self, x: Tensor, moe: MoeId, residual: Tensor) -> Result<bool> {
+        let (number, records) = (moe.number(), self.mixtures.routed.is_some());
+        if !records && self.mixtures.streaming.as_ref().is_none_or(|s| s.complete(number).is_some()) {
+            return Ok(false);
+        }
+        if records || x.rows > 1 || !self.can_ask_later() {
+            return Ok(true);
+        }
+        let mut m = std::mem::take(&mut self.mixtures);
+        let one = self.mixture_of_one(&mut m, x, number, residual);
+        self.mixtures = m;
+        Ok(one?.is_none())
+    }
+
+    /// Whether what asks can be held back with what comes behind it.
+    fn can_ask_later(&self) -> bool {
+        self.gpu.can_hold_back() && self.times_nothing()
     }
 
     fn mixture_with(&self, m: &mut Mixtures, x: Tensor, number: usize, residual: Tensor) -> Result<()> {
@@ -300,10 +329,11 @@ impl Cuda {
 
     /// One token's mixture where experts may have to come first, for which the device asks: at once, or with all of the step that is held back.
     fn ask_and_run_one(&self, m: &mut Mixtures, one: MixtureOfOne, number: usize) -> Result<()> {
-        let held_back = self.gpu.can_hold_back() && self.times_nothing();
-        match held_back {
-            true => self.gpu.hold_back(),
-            false => self.answer(m)?,
+        let held_back = self.can_ask_later();
+        if !held_back {
+            self.answer(m)?;
+        } else if !self.gpu.holds_back() {
+            m.held_back = Some(self.gpu.hold_back());
         }
         let streaming = m.streaming.as_mut().expect("experts that may have to come");
         let (question, table) = streaming.ask(number)?;
@@ -313,9 +343,10 @@ impl Cuda {
 
     /// Answers what the device asks in what was held back, which is carried out, if there is any.
     pub(crate) fn answer(&self, m: &mut Mixtures) -> Result<()> {
-        let Mixtures { all, streaming, synchronisations, .. } = m;
+        let Mixtures { all, streaming, synchronisations, held_back, .. } = m;
         if let Some(streaming) = streaming.as_mut().filter(|s| s.is_asked()) {
             self.gpu.carry_out()?;
+            *held_back = None;
             *synchronisations += streaming.answer(&self.gpu, &self.weights, |layer| all[layer].moe.scoring.k())?;
         }
         Ok(())

@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 
 use crate::driver::{Address, Gpu};
 use crate::memory::{Memory, Pinned};
+use crate::quiet::Asked;
 
 /// Experts that a token takes at most, as the kernel has it.
 pub const MOST_CHOSEN: usize = 16;
@@ -45,6 +46,34 @@ pub struct Choice {
     pub goes_on: bool,
 }
 
+impl Choice {
+    /// What these words say, once all of them do.
+    fn read(words: &[AtomicU32]) -> Option<Choice> {
+        if words.iter().any(|word| word.load(Ordering::Acquire) == NOT_YET) {
+            return None;
+        }
+        let words = || words.iter().map(|word| word.load(Ordering::Relaxed));
+        let experts = words().map(|word| word & !GOES_ON).collect();
+        Some(Choice { experts, goes_on: words().all(|word| word & GOES_ON != 0) })
+    }
+
+    /// The same, waiting for it; `None` where the device is idle and has not said it.
+    fn wait(words: &[AtomicU32], mut is_idle: impl FnMut() -> Result<bool>) -> Result<Option<Choice>> {
+        let mut looks = 0u32;
+        loop {
+            if let Some(choice) = Choice::read(words) {
+                return Ok(Some(choice));
+            }
+            spin_loop();
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS) && is_idle()? {
+                // It may have said it since the last look, and gone on to its end.
+                return Ok(Choice::read(words));
+            }
+        }
+    }
+}
+
 pub struct Questions {
     words: Pinned,
     answer: Memory,
@@ -54,6 +83,8 @@ pub struct Questions {
     outputs: Pinned,
     /// Layers whose kernel is enqueued and has no answer yet, in order.
     asked: VecDeque<usize>,
+    /// Those of all devices.
+    all: Asked,
 }
 
 impl Questions {
@@ -65,7 +96,7 @@ impl Questions {
         outputs.room(gpu, MOST_CHOSEN * width * size_of::<f32>())?;
         let answer = Memory::zeroed(gpu, size_of::<u32>(), "a question")?;
         let normed = Memory::zeroed(gpu, width * size_of::<f32>(), "a question")?;
-        Ok(Questions { words, answer, normed, input, outputs, asked: VecDeque::new() })
+        Ok(Questions { words, answer, normed, input, outputs, asked: VecDeque::new(), all: gpu.asked.clone() })
     }
 
     /// Where a layer asks, which it is about to do; `here`: where the device looks up what it has.
@@ -75,6 +106,7 @@ impl Questions {
         question[MOST_CHOSEN].store(0, Ordering::Release);
         let at = question.as_ptr() as Address;
         self.asked.push_back(layer);
+        self.all.ask();
         let (input, outputs) = (self.input.at(), self.outputs.at());
         let normed = if input == 0 { 0 } else { self.normed.at };
         Question { at, here, answer: self.answer.at, normed, input, outputs }
@@ -96,31 +128,25 @@ impl Questions {
     /// Where the device has failed before.
     pub fn wait(&mut self, gpu: &Gpu, k: usize) -> Result<Choice> {
         let layer = self.next().expect("a layer that asks");
-        let question = &self.question(layer)[..k];
-        let mut looks = 0u32;
-        loop {
-            if question.iter().all(|word| word.load(Ordering::Acquire) != NOT_YET) {
-                let words = || question.iter().map(|word| word.load(Ordering::Relaxed));
-                let choice = Choice {
-                    experts: words().map(|word| word & !GOES_ON).collect(),
-                    goes_on: words().all(|word| word & GOES_ON != 0),
-                };
-                if choice.goes_on {
-                    self.asked.pop_front();
-                }
-                return Ok(choice);
-            }
-            spin_loop();
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(LOOKS) && gpu.is_idle()? {
-                bail!("the device has ended without asking for the experts of layer {layer}");
-            }
+        let Some(choice) = Choice::wait(&self.question(layer)[..k], || Ok(gpu.is_idle()?))? else {
+            bail!("the device has ended without asking for the experts of layer {layer}");
+        };
+        if choice.goes_on {
+            self.close();
         }
+        Ok(choice)
+    }
+
+    /// The layer that asks next does not any more.
+    fn close(&mut self) -> Option<usize> {
+        let layer = self.asked.pop_front()?;
+        self.all.answer();
+        Some(layer)
     }
 
     /// Lets the device go on: it has all that was wanted, but for experts that the host has computed, a bit each by their places in what was wanted.
     pub fn open(&mut self, by_host: u32) {
-        if let Some(layer) = self.asked.pop_front() {
+        if let Some(layer) = self.close() {
             self.question(layer)[MOST_CHOSEN].store(1 | by_host << 1, Ordering::Release);
         }
     }
@@ -140,5 +166,32 @@ impl Questions {
 impl Drop for Questions {
     fn drop(&mut self) {
         self.open_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_between_the_last_look_and_the_end_is_heard() {
+        let words = [const { AtomicU32::new(NOT_YET) }; 2];
+        let says_and_ends = || {
+            words.iter().zip([3, 5]).for_each(|(word, expert)| word.store(expert | GOES_ON, Ordering::Release));
+            Ok(true)
+        };
+        let choice = Choice::wait(&words, says_and_ends).unwrap().expect("it was said");
+        assert_eq!((choice.experts, choice.goes_on), (vec![3, 5], true));
+    }
+
+    #[test]
+    fn a_device_that_ends_without_a_word_is_not_waited_for() {
+        let words = [AtomicU32::new(7), AtomicU32::new(NOT_YET)];
+        let mut busy = 3;
+        let ends = || {
+            busy -= 1;
+            Ok(busy == 0)
+        };
+        assert!(Choice::wait(&words, ends).unwrap().is_none());
     }
 }

@@ -113,11 +113,11 @@ impl Probes {
 
     /// Seconds from the launch of an empty kernel until the host knows that it has ended: the mean of many.
     pub fn launch_and_wait(&self) -> Result<f64> {
-        self.gpu.wait()?;
+        self.gpu.wait(self.gpu.quiet()?)?;
         let begun = Instant::now();
         for _ in 0..LAUNCHES {
             self.launch(self.nothing, 1, 32, &[])?;
-            self.gpu.wait()?;
+            self.gpu.wait(self.gpu.quiet()?)?;
         }
         Ok(begun.elapsed().as_secs_f64() / f64::from(LAUNCHES))
     }
@@ -127,7 +127,7 @@ impl Probes {
         self.begin.record(&self.gpu)?;
         work()?;
         self.end.record(&self.gpu)?;
-        self.gpu.wait()?;
+        self.gpu.wait(self.gpu.quiet()?)?;
         Ok(self.end.since(&self.begin)?.as_secs_f64())
     }
 

@@ -81,6 +81,9 @@ impl Several {
             let others = devices.iter().zip(ordinals).filter(|(_, ordinal)| **ordinal != ordinals[i]);
             others.for_each(|(other, _)| device.gpu.reach(&other.gpu));
         }
+        // What one asks concerns all: they wait for one another.
+        let asked = devices[0].gpu.asked.clone();
+        devices.iter_mut().for_each(|device| device.gpu.asked = asked.clone());
         let points = devices.iter().map(|device| Point::new(&device.gpu)).collect::<Result<_, _>>()?;
         Ok(Several {
             devices,
@@ -103,6 +106,18 @@ impl Several {
     pub fn beside(mut self, host: Host) -> Several {
         self.devices.iter_mut().for_each(|device| device.host = Some(host));
         self
+    }
+
+    /// As [`Cuda::holding`].
+    pub fn holding(mut self, launches: usize) -> Several {
+        self.devices.iter_mut().for_each(|device| device.gpu.most_held = launches);
+        self
+    }
+
+    /// Answers all that any device asks.
+    fn answer_all(&mut self) {
+        // The first may have to wait for the last, and each asks for experts.
+        self.devices.iter_mut().for_each(|device| device.enqueue(Cuda::answer_now));
     }
 
     fn count(&self) -> usize {
@@ -149,6 +164,9 @@ impl Several {
 
     /// Has everything that an operation reads brought to `device`, and what it writes known to be there alone.
     fn on(&mut self, device: usize, reads: &[Tensor], writes: &[Tensor]) -> &mut Cuda {
+        if self.devices.iter().any(|device| device.gpu.is_full()) {
+            self.answer_all();
+        }
         if device != self.current {
             let before = &mut self.devices[self.current];
             before.enqueue(|own| Ok(own.gpu.end_step()?));
@@ -170,7 +188,7 @@ impl Several {
         self.current = device;
         if came {
             // Copies are no launches: what comes next is gathered anew.
-            self.devices[device].gpu.begin_step();
+            self.devices[device].gpu.gather();
             self.devices[device].encoded.left_of = None;
         }
         &mut self.devices[device]
@@ -234,6 +252,13 @@ impl Several {
         let len = group.layout.layer_bytes();
         let own = group.layers.iter().enumerate().filter(move |(_, (at, _))| *at == device);
         own.map(move |(layer, (_, there))| (layer * len..(layer + 1) * len, there * len..(there + 1) * len))
+    }
+}
+
+impl Drop for Several {
+    fn drop(&mut self) {
+        // They go one after the other, and each waits for what it has under way.
+        self.devices.iter_mut().for_each(|device| device.mixtures.ask_no_more());
     }
 }
 
@@ -536,14 +561,24 @@ impl Backend for Several {
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         let Some((home, own)) = self.mixture_at(moe) else { return };
         let weight = self.mixtures[moe.number()].moe.norm.weight;
-        self.on(home, &[x, residual, weight], &[residual]).mixture(x, own, residual);
+        let device = self.on(home, &[x, residual, weight], &[residual]);
+        let mut waits = false;
+        device.enqueue(|device| {
+            waits = device.waits_in(x, own, residual)?;
+            Ok(())
+        });
+        if waits {
+            self.answer_all();
+        }
+        self.devices[home].mixture(x, own, residual);
     }
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
         let Some((home, own)) = self.mixture_at(moe) else { return Routing::default() };
         let weight = self.mixtures[moe.number()].moe.norm.weight;
-        let device = self.on(home, &[x, normed, residual, weight], &[normed, residual]);
-        device.mixture_but_experts(x, own, normed, residual)
+        self.on(home, &[x, normed, residual, weight], &[normed, residual]);
+        self.answer_all();
+        self.devices[home].mixture_but_experts(x, own, normed, residual)
     }
 
     fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {

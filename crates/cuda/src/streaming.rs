@@ -236,7 +236,7 @@ impl Streaming {
         }
         streaming.stats = ExpertStats::default();
         // Copies do not wait for what was filled with zeros.
-        gpu.wait()?;
+        gpu.wait(gpu.quiet()?)?;
         Ok(streaming)
     }
 

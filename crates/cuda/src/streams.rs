@@ -9,7 +9,7 @@ use sluice_store::{Memory, host_memory};
 
 use crate::driver::{Address, Device, Gpu, checked};
 
-/// A stream that copies and does nothing else.
+/// A stream that copies and does nothing else. It waits for no other, so it may be waited for at any time, also while a device asks.
 pub struct Copies {
     device: Arc<Device>,
     stream: sys::CUstream,

@@ -433,7 +433,7 @@ impl Weights {
         if total > 0 {
             // Zeros until it comes: what cannot be read must not be anything that sends a kernel astray.
             let memory = Arc::new(Memory::zeroed(gpu, total, "weights")?);
-            gpu.wait()?;
+            gpu.wait(gpu.quiet()?)?;
             let (mut at, mut arrays) = (memory.at, Vec::new());
             for weight in new.iter_mut().filter(absent) {
                 let mut places = [0; ARRAYS];
@@ -468,7 +468,7 @@ impl Weights {
                 // SAFETY: it was given its place there; waited for below.
                 unsafe { gpu.write_later(*at, bytes)? };
             }
-            gpu.wait()?;
+            gpu.wait(gpu.quiet()?)?;
         }
         if let Some(coming) = self.coming.take() {
             coming.wait();

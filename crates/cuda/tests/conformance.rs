@@ -1,6 +1,7 @@
 //! The GPU held to the CPU's bits, alone and as two that take turns. Where there is none, nothing is tried, and the test says so; `SLUICE_GPU=N` names a device that has to be there.
 
-use std::path::Path;
+mod emulated;
+
 use std::process::Command;
 
 use sluice_backend::Isa;
@@ -84,17 +85,7 @@ fn kernels_agree_with_the_generic_cpu_where_they_are_emulated() {
     if std::env::var_os("SLUICE_GPU").is_some() {
         return;
     }
-    let (out, build) = (
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated"),
-        concat!(env!("CARGO_MANIFEST_DIR"), "/emulated/build.py"),
-    );
-    let there = |program: &str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
-    if !(there("python3") && there("c++") && Isa::supported().len() > 1) {
-        eprintln!("left out: it takes python3, c++ and AVX2");
-        return;
-    }
-    let built = Command::new("python3").args(["-B", build]).arg(&out).status().expect("python3 was there");
-    assert!(built.success(), "{build} failed");
+    let Some(out) = emulated::build() else { return };
     let program = std::env::current_exe().expect("this program");
     for (cases, shared) in EMULATED {
         let mut tests = Command::new(&program);

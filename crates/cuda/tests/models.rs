@@ -9,7 +9,7 @@ use sluice_cuda::{Cuda, Host, Several};
 use sluice_engine::sampler::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement};
 
-const MODELS: [&str; 22] = [
+const MODELS: [&str; 23] = [
     "llama",
     "llama_untied",
     "mlx_llama_widths",
@@ -17,6 +17,7 @@ const MODELS: [&str; 22] = [
     "mlx_qwen3_5",
     "mlx_qwen3_5_moe",
     "mlx_qwen3_moe",
+    "mlx_qwen3_moe_asking",
     "mlx_qwen3_next",
     "mlx_qwen3_next_plain",
     "mlx_qwen3_widths",

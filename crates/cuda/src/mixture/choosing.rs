@@ -184,7 +184,7 @@ impl Cuda {
         }
         let host = m.chosen.room(&self.gpu, 4 * n)?;
         // SAFETY: the router has written as much.
-        unsafe { self.gpu.read(m.choice.chosen.at(), host)? };
+        unsafe { self.gpu.read(m.choice.chosen.at(), host, self.gpu.quiet()?)? };
         m.synchronisations += 1;
         Ok(host.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
     }
@@ -195,7 +195,7 @@ impl Cuda {
         // SAFETY: the router has written as much.
         unsafe {
             self.gpu.read_later(m.choice.weights.at(), bytes_of_mut(&mut weights))?;
-            self.gpu.read(m.choice.chosen.at(), bytes_of_mut(&mut experts))?;
+            self.gpu.read(m.choice.chosen.at(), bytes_of_mut(&mut experts), self.gpu.quiet()?)?;
         }
         m.synchronisations += 1;
         Ok(Routing { k, experts, weights })

@@ -1,0 +1,22 @@
+//! This machine's processor in the place of a device, for tests where there is no GPU.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sluice_backend::Isa;
+
+/// The folder of a libcuda.so whose devices are emulated; `None`, and a line that says so, where it cannot be built.
+pub fn build() -> Option<PathBuf> {
+    let (out, build) = (
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated"),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/emulated/build.py"),
+    );
+    let there = |program: &str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
+    if !(there("python3") && there("c++") && Isa::supported().len() > 1) {
+        eprintln!("left out: it takes python3, c++ and AVX2");
+        return None;
+    }
+    let built = Command::new("python3").args(["-B", build]).arg(&out).status().expect("python3 was there");
+    assert!(built.success(), "{build} failed");
+    Some(out)
+}

@@ -1,0 +1,363 @@
+//! Whole models on emulated devices (`emulated/build.py`) that ask for experts in the middle of a step, run out of memory, take few launches at a time and let kernels overlap.
+//! The test that is not left out runs all others, in a process whose driver is the emulated one.
+
+mod emulated;
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use sluice_backend::Activations;
+use sluice_cuda::{Cuda, Host, Several};
+use sluice_engine::sampler::SamplingParams;
+use sluice_engine::{Engine, Event, Finish, Generation, Options, Placement};
+
+/// Its mixtures are those that ask.
+const MODEL: &str = "mlx_qwen3_moe_asking";
+const IN_CHILD: &str = "SLUICE_EMULATED_FAILURES";
+/// Far more than the tests take: who takes longer waits for what never comes.
+const HANGS: Duration = Duration::from_secs(900);
+
+#[test]
+fn where_the_device_is_emulated() {
+    if std::env::var_os(IN_CHILD).is_some() {
+        return;
+    }
+    let Some(out) = emulated::build() else { return };
+    let program = std::env::current_exe().expect("this program");
+    let mut tests = Command::new(program);
+    tests.args(["--skip", "where_the_device_is_emulated", "--test-threads", "1", "--nocapture"]);
+    tests.env("LD_LIBRARY_PATH", &out).env(IN_CHILD, "1").env_remove("SLUICE_GPU");
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let [stdout, stderr] = [(); 2].map(|()| Stdio::from(log.reopen().unwrap()));
+    let mut child = tests.stdout(stdout).stderr(stderr).spawn().expect("this program runs");
+    let began = Instant::now();
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break Some(status),
+            None if began.elapsed() > HANGS => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            None => std::thread::sleep(Duration::from_millis(50)),
+        }
+    };
+    let said = std::fs::read_to_string(log.path()).unwrap();
+    assert!(status.is_some_and(|s| s.success()), "{}: {said}", if status.is_none() { "hangs" } else { "fails" });
+}
+
+unsafe extern "C" {
+    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+/// What goes wrong on the emulated devices.
+struct Emulated {
+    fail: unsafe extern "C" fn(c_long) -> c_long,
+    queue: unsafe extern "C" fn(c_uint),
+    overlap: unsafe extern "C" fn(u64),
+    ran: unsafe extern "C" fn(*const c_char) -> c_long,
+}
+
+impl Emulated {
+    /// `None` in a process that has no emulated driver.
+    fn get() -> Option<Emulated> {
+        std::env::var_os(IN_CHILD)?;
+        assert!(sluice_cuda::describe(0).unwrap().starts_with("Emulated"));
+        let symbol = |name: &CStr| {
+            // SAFETY: strings that end with a zero; RTLD_NOW of what is loaded already.
+            let symbol = unsafe { dlsym(dlopen(c"libcuda.so".as_ptr(), 2), name.as_ptr()) };
+            assert!(!symbol.is_null(), "{name:?} of the emulated driver");
+            symbol
+        };
+        // SAFETY: functions of these types in `emulated/driver.cpp`.
+        unsafe {
+            Some(Emulated {
+                fail: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_long) -> c_long>(symbol(
+                    c"emulated_fail",
+                )),
+                queue: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_uint)>(symbol(c"emulated_queue")),
+                overlap: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64)>(symbol(c"emulated_overlap")),
+                ran: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_long>(symbol(
+                    c"emulated_ran",
+                )),
+            })
+        }
+    }
+
+    /// Refuses the n-th allocation from now on.
+    fn fail(&self, n: usize) {
+        // SAFETY: sets a number.
+        unsafe { (self.fail)(n as c_long) };
+    }
+
+    /// Refuses none from now on. Whether one was refused.
+    fn recover(&self) -> bool {
+        // SAFETY: sets a number.
+        unsafe { (self.fail)(-1) < 0 }
+    }
+
+    fn queue(&self, n: usize) {
+        // SAFETY: sets a number.
+        unsafe { (self.queue)(n as c_uint) }
+    }
+
+    fn overlap(&self, seed: u64) {
+        // SAFETY: sets a number.
+        unsafe { (self.overlap)(seed) }
+    }
+
+    /// How many kernels ran that have this in their name.
+    fn ran(&self, part: &CStr) -> usize {
+        // SAFETY: a string that ends with a zero.
+        unsafe { (self.ran)(part.as_ptr()) as usize }
+    }
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(MODEL)
+}
+
+fn options(chunk: usize) -> Options {
+    Options {
+        activations: Activations::Int8,
+        chunk: Some(chunk),
+        threads: 2,
+        max_context: Some(200),
+        max_sequences: 3,
+        ..Options::for_this_machine().unwrap()
+    }
+}
+
+/// What an engine runs on.
+#[derive(Clone, Debug)]
+struct Way {
+    devices: Vec<u32>,
+    chunk: usize,
+    /// Bytes of each device beyond the least; `None`: all experts are there.
+    more: Option<u64>,
+    by_host: bool,
+    /// A device takes few launches.
+    few: bool,
+}
+
+/// Launches that are held back, and things that a stream takes, where that is few: less than come behind the first that asks.
+const FEW_HELD: usize = 6;
+const FEW_QUEUED: usize = 4;
+/// Random ways of what may go wrong.
+const SEEDS: u64 = 14;
+/// What a driver's stream takes.
+const QUEUED: usize = 1024;
+
+/// The least memory that will do, by devices and tokens of a step.
+static LEAST: Mutex<BTreeMap<(Vec<u32>, usize), u64>> = Mutex::new(BTreeMap::new());
+
+impl Way {
+    fn new(devices: &[u32], chunk: usize, more: Option<u64>) -> Way {
+        Way { devices: devices.to_vec(), chunk, more, by_host: false, few: false }
+    }
+
+    fn open(&self) -> anyhow::Result<Engine> {
+        let open = |bytes: Option<u64>| {
+            let experts = if self.more.is_some() { Placement::Slots } else { Placement::Auto };
+            let options = Options { experts, device_memory: bytes, ..options(self.chunk) };
+            let held = if self.few { FEW_HELD } else { usize::MAX };
+            let host = Host { isa: options.isa, threads: 2, always: self.by_host };
+            Engine::open_on(&folder(), options, &|o| match self.devices[..] {
+                [one] => Ok(Box::new(Cuda::new(one, o.activations)?.beside(host).holding(held))),
+                _ => {
+                    let several = Several::new(&self.devices, o.activations, o.threads)?;
+                    Ok(Box::new(several.beside(host).holding(held)))
+                }
+            })
+        };
+        match self.more {
+            None => open(None),
+            Some(more) => {
+                let mut known = LEAST.lock().unwrap();
+                let least = *known.entry((self.devices.clone(), self.chunk)).or_insert_with(|| {
+                    let refused = format!("{:#}", open(Some(1 << 20)).err().expect("a megabyte is too little"));
+                    let figure = refused.rsplit_once("--gpu-memory ").unwrap().1.split_once('M').unwrap().0;
+                    (figure.parse::<f64>().unwrap() * 1e6) as u64
+                });
+                open(Some(least + more))
+            }
+        }
+    }
+}
+
+const DEVICES: [&[u32]; 3] = [&[0], &[0, 0], &[0, 1]];
+
+fn prompt(n: usize, seed: u64) -> Vec<u32> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..n).map(|_| random.u32(..256)).collect()
+}
+
+fn logits(engine: &mut Engine, tokens: &[u32]) -> anyhow::Result<Vec<u32>> {
+    let mut bits = Vec::new();
+    let each = |_: usize, row: &[f32]| {
+        bits.extend(row.iter().map(|x| x.to_bits()));
+        Ok(())
+    };
+    engine.score(tokens, true, each)?;
+    Ok(bits)
+}
+
+/// The CPU's.
+fn wanted(tokens: &[u32]) -> Vec<u32> {
+    logits(&mut Engine::open(&folder(), options(64)).unwrap(), tokens).unwrap()
+}
+
+#[test]
+fn devices_ask_in_the_middle_of_a_step_and_have_the_cpus_bits() {
+    let Some(emulated) = Emulated::get() else { return };
+    let tokens = prompt(12, 1);
+    let wanted = wanted(&tokens);
+    for devices in DEVICES {
+        for (more, by_host) in [(0, false), (0, true), (200_000, false)] {
+            let way = Way { by_host, ..Way::new(devices, 1, Some(more)) };
+            let before = emulated.ran(c"asking");
+            let mut engine = way.open().unwrap();
+            assert!(logits(&mut engine, &tokens).unwrap() == wanted, "{way:?}");
+            assert!(emulated.ran(c"asking") - before >= tokens.len(), "{way:?}");
+        }
+    }
+}
+
+/// The last token of a prompt is a step of its own, the first with logits: the second device needs room for them while the first asks.
+#[test]
+fn a_device_that_needs_more_memory_does_not_wait_for_one_that_asks() {
+    let Some(emulated) = Emulated::get() else { return };
+    let prompts = [prompt(65, 2)];
+    let wanted = say(&mut Engine::open(&folder(), options(64)).unwrap(), &prompts);
+    for devices in DEVICES {
+        let way = Way::new(devices, 64, Some(0));
+        let mut engine = way.open().unwrap();
+        let before = emulated.ran(c"asking");
+        assert_eq!(say(&mut engine, &prompts), wanted, "{way:?}");
+        assert!(emulated.ran(c"asking") - before >= 2, "{way:?}");
+    }
+}
+
+/// What comes behind a question is more than a device takes before it is answered.
+#[test]
+fn a_device_that_takes_few_launches_is_answered_before_it_has_too_many() {
+    let Some(emulated) = Emulated::get() else { return };
+    let tokens = prompt(8, 5);
+    let wanted = wanted(&tokens);
+    for devices in DEVICES {
+        let way = Way { few: true, ..Way::new(devices, 1, Some(0)) };
+        let mut engine = way.open().unwrap();
+        emulated.queue(FEW_QUEUED);
+        let got = logits(&mut engine, &tokens);
+        emulated.queue(QUEUED);
+        assert!(got.unwrap() == wanted, "{way:?}");
+    }
+}
+
+/// Allocations of a step that asks are refused, one after the other.
+#[test]
+fn a_step_that_finds_no_memory_fails_and_the_next_does_not() {
+    let Some(emulated) = Emulated::get() else { return };
+    let prompts = [prompt(65, 3)];
+    let wanted = say(&mut Engine::open(&folder(), options(64)).unwrap(), &prompts);
+    for devices in DEVICES {
+        let way = Way::new(devices, 64, Some(0));
+        for n in 0.. {
+            let mut engine = way.open().unwrap();
+            let (_, failed) = say_with(&mut engine, &prompts, |step| {
+                if step == 1 {
+                    emulated.fail(n);
+                }
+            });
+            if !emulated.recover() {
+                assert_eq!(failed, 0, "{way:?}");
+                assert!(n > 5, "{way:?}: only {n} allocations");
+                break;
+            }
+            assert_eq!(failed, 1, "{way:?}, without allocation {n}");
+            assert_eq!(say(&mut engine, &prompts), wanted, "{way:?}, behind the one without allocation {n}");
+        }
+    }
+}
+
+/// Random failures, orders and limits.
+#[test]
+fn what_goes_wrong_on_the_device_fails_the_rows_of_its_step() {
+    let Some(emulated) = Emulated::get() else { return };
+    let (mut failures, began) = (0, Instant::now());
+    for seed in 0..SEEDS {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let way = Way {
+            devices: DEVICES[random.usize(..3)].to_vec(),
+            chunk: [1, 7, 64][random.usize(..3)],
+            more: [Some(0), Some(100_000), Some(1 << 20), None][random.usize(..4)],
+            by_host: random.bool(),
+            few: random.bool(),
+        };
+        emulated.queue(if way.few { FEW_QUEUED } else { QUEUED });
+        emulated.overlap(if random.bool() { 1 + seed } else { 0 });
+        let prompts: Vec<Vec<u32>> =
+            (0..2).map(|i| prompt([1, 5, 12, 65][random.usize(..4)], 100 * seed + i)).collect();
+        let wanted = say(&mut Engine::open(&folder(), options(64)).unwrap(), &prompts).0;
+        let mut engine = way.open().unwrap_or_else(|e| panic!("{seed}, {way:?}: {e:#}"));
+        for _ in 0..2 {
+            emulated.fail(random.usize(..60));
+            let (answers, failed) = say(&mut engine, &prompts);
+            let refused = emulated.recover();
+            assert_eq!(failed > 0, refused, "{seed}, {way:?}: {failed} failed");
+            failures += failed;
+            for (answer, wanted) in answers.iter().zip(&wanted) {
+                assert!(wanted.starts_with(answer), "{seed}, {way:?}: {answer:?}, {wanted:?}");
+            }
+            let (answers, failed) = say(&mut engine, &prompts);
+            assert_eq!((answers, failed), (wanted.clone(), 0), "{seed}, {way:?}: behind a failure");
+        }
+    }
+    emulated.overlap(0);
+    emulated.queue(QUEUED);
+    assert!(failures > 5, "only {failures} failures in {:?}", began.elapsed());
+}
+
+/// What is said to prompts side by side, and how many of them failed, all of whom were in one step.
+fn say(engine: &mut Engine, prompts: &[Vec<u32>]) -> (Vec<Vec<u32>>, usize) {
+    say_with(engine, prompts, |_| {})
+}
+
+/// The same, with something done before each step, by its number.
+fn say_with(engine: &mut Engine, prompts: &[Vec<u32>], before: impl Fn(usize)) -> (Vec<Vec<u32>>, usize) {
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let ids: Vec<_> = prompts
+        .iter()
+        .map(|prompt| {
+            let id = engine.add_sequence();
+            let generation = Generation { sampling: sampling.clone(), max_tokens: 3, ..Generation::default() };
+            engine.start(id, prompt, generation).unwrap();
+            id
+        })
+        .collect();
+    let (mut said, mut failed) = (vec![Vec::new(); ids.len()], 0);
+    for step in 0.. {
+        if engine.is_idle() {
+            break;
+        }
+        before(step);
+        for event in engine.step().expect("a step").to_vec() {
+            match event {
+                Event::Token { id, token } => said[ids.iter().position(|i| *i == id).unwrap()].push(token),
+                Event::Finished { id, reason: Finish::Failed } => {
+                    let why = format!("{:#}", engine.take_failure(id).expect("why it failed"));
+                    assert!(why.contains("out of memory"), "{why}");
+                    failed += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    ids.into_iter().for_each(|id| engine.remove_sequence(id));
+    (said, failed)
+}
