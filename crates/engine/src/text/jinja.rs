@@ -65,7 +65,9 @@ impl Templates {
             python::strftime(&format, fixed.unwrap_or_else(|| jiff::Zoned::now().datetime()))
         });
         for (name, source) in templates {
-            env.add_template_owned(name.clone(), without_generation_tags(source)).map_err(|e| e.to_string())?;
+            // As Jinja2 reads a source: every kind of line end is one line feed.
+            let source = source.replace("\r\n", "\n").replace('\r', "\n");
+            env.add_template_owned(name.clone(), without_generation_tags(&source)).map_err(|e| e.to_string())?;
         }
         Ok(Self { env, clock })
     }

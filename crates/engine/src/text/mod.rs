@@ -20,6 +20,7 @@ mod pieces;
 mod prompt;
 mod python;
 mod side;
+mod special;
 mod stop;
 mod template;
 mod tojson;

@@ -6,8 +6,8 @@
 use super::answers::Style;
 use super::apart::{self, Apart};
 use super::files::read_json;
-use super::generation::token_text;
 use super::jinja::{Rendering, Templates};
+use super::special::SpecialTokens;
 use anyhow::{Context, Result, anyhow, bail};
 use jiff::civil::DateTime;
 use serde_json::{Map, Value as Json, json};
@@ -18,10 +18,6 @@ use std::sync::{Mutex, PoisonError};
 
 /// Bytes that a file with a template may have: the longest that are known have a tenth of a megabyte.
 const MAX_TEMPLATE: u64 = 4 << 20;
-
-/// The tokens that transformers hands to every template by name.
-const SPECIAL_TOKENS: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Where templates were read, and their names with their texts.
 type Sources = (PathBuf, Vec<(String, String)>);
@@ -79,12 +75,7 @@ impl ChatTemplate {
     /// A file that cannot be read, or a template that is no Jinja; the message names file and line.
     pub fn load(folder: &Path) -> Result<Option<Self>> {
         let Some((file, templates)) = sources(folder)? else { return Ok(None) };
-        let config = read_json(folder, "tokenizer_config.json")?.unwrap_or(Json::Null);
-        let special_tokens: Map<String, Json> = SPECIAL_TOKENS
-            .iter()
-            .filter_map(|name| Some(((*name).to_owned(), token_text(&config[*name])?.into())))
-            .collect();
-        Self::compile(file, templates, special_tokens).map(Some)
+        Self::compile(file, templates, SpecialTokens::load(folder)?.names()).map(Some)
     }
 
     /// The style of a checkpoint's template, which is not compiled.

@@ -9,6 +9,7 @@ use super::compiled::{self, Compiled, Origin};
 use super::detokenizer::append_bytes;
 use super::guard::guarded;
 use super::prompt::Prompt;
+use super::special::{Listed, SpecialTokens};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::Deserialize;
 use serde_json::Value;
@@ -50,18 +51,16 @@ fn encode_pieces(library: &Library, mut pieces: PreTokenizedString) -> tokenizer
 }
 
 impl Tokenizer {
-    /// Reads `folder/tokenizer.json`. `cache` is a folder for compiled images, made if need be (0700); without one nothing is
+    /// Reads `folder/tokenizer.json`, and what the files beside it say of added tokens. `cache` is a folder for compiled images, made if need be (0700); without one nothing is
     /// written. An image that is damaged, or of another version, is compiled again.
     ///
     /// # Errors
     /// A missing or broken file; the message names it, and the place in it.
     pub fn load(folder: &Path, cache: Option<&Path>) -> Result<Self> {
         let path = folder.join("tokenizer.json");
-        guarded(LIBRARY, || Self::read(&path, cache)).with_context(|| path.display().to_string())
-    }
-
-    fn read(path: &Path, cache: Option<&Path>) -> Result<Self> {
-        Self::open(path, compiled::open(path, cache)?)
+        let special = SpecialTokens::load(folder)?;
+        guarded(LIBRARY, || Self::open(&path, compiled::open(&path, cache)?, &special))
+            .with_context(|| path.display().to_string())
     }
 
     /// The tokenizer in the text of a `tokenizer.json`.
@@ -69,14 +68,15 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::load`], without a name.
     pub fn parse(json: &[u8]) -> Result<Self> {
-        guarded(LIBRARY, || Self::open(Path::new("tokenizer.json"), compiled::parse(json)?))
+        let nothing = SpecialTokens::default();
+        guarded(LIBRARY, || Self::open(Path::new("tokenizer.json"), compiled::parse(json)?, &nothing))
     }
 
-    fn open(path: &Path, found: Compiled) -> Result<Self> {
+    fn open(path: &Path, found: Compiled, special: &SpecialTokens) -> Result<Self> {
         match found {
             Compiled::Image(image, origin) => {
                 let parts = Parts::read(image.rest())?;
-                Self::build(path, parts, AnyModel::Image(Bpe::new(image)), origin)
+                Self::build(path, parts, special, AnyModel::Image(Bpe::new(image)), origin)
             }
             Compiled::Json(bytes) => {
                 #[derive(Deserialize)]
@@ -84,12 +84,13 @@ impl Tokenizer {
                     model: ModelWrapper,
                 }
                 let file: File = serde_json::from_slice(&bytes)?;
-                Self::build(path, Parts::read(&bytes)?, AnyModel::Library(file.model), Origin::Library)
+                let model = AnyModel::Library(file.model);
+                Self::build(path, Parts::read(&bytes)?, special, model, Origin::Library)
             }
         }
     }
 
-    fn build(path: &Path, parts: Parts, model: AnyModel, origin: Origin) -> Result<Self> {
+    fn build(path: &Path, parts: Parts, special: &SpecialTokens, model: AnyModel, origin: Origin) -> Result<Self> {
         let byte_level = matches!(parts.decoder, Some(DecoderWrapper::ByteLevel(_)));
         let mut library: Library = TokenizerBuilder::new()
             .with_model(model)
@@ -99,9 +100,18 @@ impl Tokenizer {
             .with_decoder(parts.decoder)
             .build()
             .map_err(|e| anyhow!(e))?;
-        let is_control = |t: &&AddedToken| t.special || (t.content.starts_with("<|") && t.content.ends_with("|>"));
-        let control = parts.added_tokens.iter().filter(is_control).map(|t| t.content.clone()).collect();
-        library.add_tokens(parts.added_tokens).map_err(|e| anyhow!(e))?;
+        let beside = special.beside(&parts.added_tokens);
+        library.add_tokens(parts.added_tokens.into_iter().map(|listed| listed.token)).map_err(|e| anyhow!(e))?;
+        if !beside.is_empty() {
+            library.add_tokens(beside).map_err(|e| anyhow!(e))?;
+        }
+        let added = library.get_added_vocabulary();
+        let is_control = |t: &&AddedToken| {
+            added.is_special_token(&t.content) || (t.content.starts_with("<|") && t.content.ends_with("|>"))
+        };
+        let mut control: Vec<String> =
+            added.get_added_tokens_decoder().values().filter(is_control).map(|t| t.content.clone()).collect();
+        control.sort_unstable();
         let vocab_size = library.get_vocab_size(true);
         Ok(Self { library, vocab_size, byte_level, control, origin, file: path.to_owned() })
     }
@@ -206,7 +216,7 @@ impl Tokenizer {
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
-    added_tokens: Vec<AddedToken>,
+    added_tokens: Vec<Listed>,
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
     post_processor: Option<PostProcessorWrapper>,
