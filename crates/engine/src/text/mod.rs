@@ -27,7 +27,7 @@ mod tojson;
 mod tokenizer;
 
 pub use answers::{AnswerParser, Calls, Opened, Reading, Style, Tools};
-pub use apart::serve_templates;
+pub use apart::{Patience, serve_templates};
 pub use compiled::Origin;
 pub use detokenizer::Detokenizer;
 pub use dialogue::Dialogue;

@@ -4,7 +4,7 @@
 //! `apart.rs`. Here is what it is given, and which of a checkpoint's files it is.
 
 use super::answers::Style;
-use super::apart::{self, Apart};
+use super::apart::{self, Apart, Patience};
 use super::files::read_json;
 use super::jinja::{Rendering, Templates};
 use super::special::SpecialTokens;
@@ -55,6 +55,7 @@ pub struct ChatTemplate {
     special_tokens: Map<String, Json>,
     /// The local time at which the template's clock stands, if it does.
     clock: Mutex<Option<DateTime>>,
+    patience: Mutex<Patience>,
     renderer: Renderer,
     style: Style,
     note: Option<String>,
@@ -103,7 +104,16 @@ impl ChatTemplate {
             }
             None => Renderer::Here(Box::new(Templates::compile(&templates).map_err(wrong)?)),
         };
-        Ok(Self { file, names, special_tokens, clock: Mutex::default(), renderer, style, note })
+        Ok(Self {
+            file,
+            names,
+            special_tokens,
+            clock: Mutex::default(),
+            patience: Mutex::default(),
+            renderer,
+            style,
+            note,
+        })
     }
 
     /// The template whose text this is.
@@ -130,6 +140,11 @@ impl ChatTemplate {
         let time = local_time.parse().with_context(|| format!("no date and time: {local_time:?}"))?;
         *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Some(time);
         Ok(())
+    }
+
+    /// How long a rendering may take, where templates run in a process of their own.
+    pub fn set_patience(&self, patience: Patience) {
+        *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = patience;
     }
 
     /// The prompt for a conversation. `messages` is a list of objects with `role` and `content`; `tools` a list of JSON schemas; `extra` are more names that
@@ -172,7 +187,10 @@ impl ChatTemplate {
         let time = *self.clock.lock().unwrap_or_else(PoisonError::into_inner);
         let rendering = Rendering { name: name.clone(), time, context: Json::Object(context) };
         let rendered = match &self.renderer {
-            Renderer::Apart(apart) => apart.run(&rendering),
+            Renderer::Apart(apart) => {
+                let patience = *self.patience.lock().unwrap_or_else(PoisonError::into_inner);
+                apart.run(&rendering, patience)
+            }
             Renderer::Here(templates) => templates.run(&rendering),
         };
         rendered.map_err(|e| anyhow!("{}: chat template{e}", self.file.display()))
