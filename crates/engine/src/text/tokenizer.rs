@@ -206,6 +206,20 @@ impl Tokenizer {
         Some(bytes)
     }
 
+    /// The bytes that a token adds to a text, where it is a part of a character too; a special token's are those of its name.
+    pub fn raw_bytes(&self, id: u32) -> Vec<u8> {
+        if self.byte_level {
+            return self.bytes(id).unwrap_or_default();
+        }
+        let text = self.decode(&[id], false).unwrap_or_default();
+        // Tokens that stand for one byte each are written `<0xE2>`; a decoder that knows nothing of them gives their names.
+        let byte = self.token(id).filter(|token| *token != text).and_then(|token| {
+            let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+            u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
+        });
+        byte.map_or_else(|| text.into_bytes(), |byte| vec![byte])
+    }
+
     /// Whether a token is a run of bytes whatever its neighbours are.
     pub(crate) fn is_byte_level(&self) -> bool {
         self.byte_level
@@ -372,6 +386,33 @@ mod tests {
             let error = with(&fields).err().unwrap().to_string();
             assert!(error.contains("bytes of one"), "{error}");
         }
+    }
+
+    #[test]
+    fn tokens_that_are_part_of_a_character_have_its_bytes() {
+        let tokenizer = demo();
+        let text = "naïve 日本 👩‍🚀 <|im_end|>";
+        let ids = tokenizer.encode(text, false).unwrap();
+        let is_part = |id: &u32| std::str::from_utf8(&tokenizer.raw_bytes(*id)).is_err();
+        assert!(ids.iter().any(is_part), "no token is a part of a character");
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| tokenizer.raw_bytes(*id)).collect();
+        assert_eq!(bytes, text.as_bytes());
+        assert_eq!(tokenizer.raw_bytes(u32::MAX), b"");
+
+        // As SentencePiece has it, and the same names without a decoder for them.
+        let pieces = |decoder: &str| {
+            let json = format!(
+                r#"{{"decoder": {decoder}, "model": {{"type": "BPE", "byte_fallback": true, "merges": [],
+                    "vocab": {{"<0xC3>": 0, "<0xA9>": 1, "é": 2, "<0x4>": 3, "<0xG0>": 4, "<0x41>": 5}}}}}}"#
+            );
+            let tokenizer = Tokenizer::parse(json.as_bytes()).unwrap();
+            (0..6).map(|id| tokenizer.raw_bytes(id)).collect::<Vec<_>>()
+        };
+        let fallback = r#"{"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}"#;
+        let expected: [&[u8]; 6] = [&[0xC3], &[0xA9], "é".as_bytes(), b"<0x4>", b"<0xG0>", b"A"];
+        assert_eq!(pieces(fallback), expected);
+        let names: [&[u8]; 6] = [b"<0xC3>", b"<0xA9>", "é".as_bytes(), b"<0x4>", b"<0xG0>", b"<0x41>"];
+        assert_eq!(pieces(r#"{"type": "Fuse"}"#), names);
     }
 
     #[test]
