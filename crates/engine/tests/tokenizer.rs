@@ -1,7 +1,7 @@
 //! Token ids equal to the library's, for every way of loading and for text of every kind.
 
 use serde_json::Value;
-use sluice_engine::text::{Origin, Tokenizer};
+use sluice_engine::text::{ChatTemplate, Origin, Tokenizer};
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -189,4 +189,70 @@ fn demo_tokens_are_pythons() {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// Special and added tokens that stand beside `tokenizer.json`: `tests/golden/text/make_added.py` wrote what transformers makes of them.
+#[test]
+fn tokens_of_the_files_beside_are_those_of_transformers() {
+    let golden = fs::read(root().join("tests/golden/text/added.json")).unwrap();
+    let golden: Value = serde_json::from_slice(&golden).unwrap();
+    let mut wrong = String::new();
+    for case in golden["cases"].as_array().unwrap() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, value: &Value| fs::write(folder.path().join(name), value.to_string()).unwrap();
+        write("tokenizer.json", &golden["tokenizer"]);
+        for (name, value) in case["files"].as_object().unwrap() {
+            write(name, value);
+        }
+        fs::write(folder.path().join("chat_template.jinja"), golden["template"].as_str().unwrap()).unwrap();
+
+        let tokenizer = Tokenizer::load(folder.path(), None).unwrap();
+        let mut differs = |what: &str, found: &Value, expected: &Value| {
+            if found != expected {
+                writeln!(wrong, "{}: {what}: found {found}, expected {expected}", case["name"]).unwrap();
+            }
+        };
+        let added: serde_json::Map<String, Value> = case["added"].as_object().unwrap().clone();
+        let found = added.keys().map(|token| (token.clone(), tokenizer.id(token).into())).collect();
+        differs("added", &Value::Object(found), &case["added"]);
+        let whole = golden["tokenizer"]["model"]["vocab"].as_object().unwrap().len() + added.len();
+        differs("size", &tokenizer.vocab_size().into(), &whole.into());
+        for (i, text) in golden["texts"].as_array().unwrap().iter().enumerate() {
+            let ids = tokenizer.encode(text.as_str().unwrap(), false).unwrap();
+            differs("ids", &ids.clone().into(), &case["ids"][i]);
+            differs("text", &tokenizer.decode(&ids, true).unwrap().into(), &case["skipping"][i]);
+        }
+        let template = ChatTemplate::load(folder.path()).unwrap().unwrap();
+        let messages = serde_json::json!([{"role": "user", "content": ""}]);
+        let names = template.render(&messages, None, false, &serde_json::Map::new()).unwrap();
+        differs("names", &names.into(), &case["names"]);
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn wrong_tokens_beside_the_tokenizer_name_their_file_and_key() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(root().join("models/demo/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    for (file, content, words) in [
+        ("tokenizer_config.json", r#"{"bos_token": 5}"#, "tokenizer_config.json: bos_token: not a token"),
+        (
+            "tokenizer_config.json",
+            r#"{"added_tokens_decoder": {"x": "y"}}"#,
+            "tokenizer_config.json: added_tokens_decoder: x",
+        ),
+        (
+            "tokenizer_config.json",
+            r#"{"extra_special_tokens": "x"}"#,
+            "tokenizer_config.json: extra_special_tokens: not a list",
+        ),
+        ("special_tokens_map.json", r#"{"eos_token": ["x"]}"#, "special_tokens_map.json: eos_token: not a token"),
+        ("special_tokens_map.json", "[]", "special_tokens_map.json: not a JSON object"),
+        ("added_tokens.json", r#"{"<x>": "y"}"#, "added_tokens.json: \"<x>\" has no whole number"),
+    ] {
+        fs::write(folder.path().join(file), content).unwrap();
+        let error = format!("{:#}", Tokenizer::load(folder.path(), None).err().unwrap());
+        assert!(error.contains(words), "{error}");
+        fs::remove_file(folder.path().join(file)).unwrap();
+    }
 }

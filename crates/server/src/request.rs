@@ -1,6 +1,6 @@
 //! What every dialect asks for, once its own words are understood: a conversation, tools, how to choose tokens. From here on dialects do not differ.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use anyhow::Context;
 use serde_json::{Map, Value, json};
@@ -10,6 +10,7 @@ use sluice_engine::text::{Dialogue, Reading, TextSide};
 use crate::app::Ready;
 use crate::demand::Demanded;
 use crate::error::ApiError;
+use crate::exchange::ignore;
 use crate::openai::Common;
 use crate::reply::Pending;
 
@@ -42,6 +43,8 @@ pub struct Asked {
 
 /// A prompt's tokens, and where prompts may part that begin like it: recurrent states are kept there.
 pub struct Rendered {
+    /// Later system messages are reminders of the user's: the template refuses them.
+    pub is_folded: bool,
     pub tokens: Vec<u32>,
     pub marks: Vec<usize>,
 }
@@ -59,7 +62,11 @@ impl Asked {
     pub async fn rendered(&mut self, ready: &Arc<Ready>) -> Result<Rendered, ApiError> {
         let (own, conversation) = (Arc::clone(ready), self.conversation()?);
         let done = tokio::task::spawn_blocking(move || conversation.rendered(&own.text, own.has_states)).await;
-        done.map_err(|e| ApiError::internal(e.to_string()))?
+        let rendered: Rendered = done.map_err(|e| ApiError::internal(e.to_string()))??;
+        if rendered.is_folded {
+            say_folded();
+        }
+        Ok(rendered)
     }
 
     /// What of it goes through the template.
@@ -88,7 +95,7 @@ impl Asked {
     /// What is wrong with it; a queue that is full.
     pub async fn submit(mut self, ready: &Arc<Ready>) -> Result<Pending, ApiError> {
         // 1. The prompt, and what its answer must be, by threads that may take their time
-        let Rendered { tokens, marks } = self.rendered(ready).await?;
+        let Rendered { tokens, marks, .. } = self.rendered(ready).await?;
         let (own, demanded) = (Arc::clone(ready), self.demanded);
         let prepared = tokio::task::spawn_blocking(move || prepared(&own.text, &demanded, tokens)).await;
         let (tokens, reading, constraint) = prepared.map_err(|e| ApiError::internal(e.to_string()))??;
@@ -127,11 +134,11 @@ impl Conversation {
     /// What the template refuses.
     pub fn rendered(&self, text: &TextSide, with_marks: bool) -> Result<Rendered, ApiError> {
         let done = self.with(&self.messages, text, with_marks).or_else(|error| {
-            // Some templates take a system message at the beginning alone: later ones are then said by the user.
-            let others = as_of_the_user(&self.messages).ok_or(error)?;
-            self.with(&others, text, with_marks)
+            // Some templates take a system message at the beginning alone.
+            let folded = as_reminders(&self.messages).ok_or(error)?;
+            Ok(Rendered { is_folded: true, ..self.with(&folded, text, with_marks)? })
         });
-        done.map_err(|e| ApiError::invalid("messages", format!("{e:#}")))
+        done.map_err(|e: anyhow::Error| ApiError::invalid("messages", format!("{e:#}")))
     }
 
     fn with(&self, messages: &[Value], text: &TextSide, with_marks: bool) -> anyhow::Result<Rendered> {
@@ -140,9 +147,12 @@ impl Conversation {
         let dialogue = Dialogue { template, tokenizer, messages, tools: self.tools.as_ref(), extra: &self.extra };
         let tokens = dialogue.tokens()?;
         let marks = if with_marks { dialogue.partings(&tokens) } else { Vec::new() };
-        Ok(Rendered { tokens, marks })
+        Ok(Rendered { tokens, marks, is_folded: false })
     }
 }
+
+/// Around what the system says in the user's turn, as coding agents write it themselves.
+const REMINDER: [&str; 2] = ["<system-reminder>", "</system-reminder>"];
 
 fn is_system(message: &Value) -> bool {
     matches!(message["role"].as_str(), Some("system" | "developer"))
@@ -170,14 +180,79 @@ fn with_one_system_message(messages: Vec<Value>) -> Vec<Value> {
     all
 }
 
-/// The conversation with what the system says in its midst said by the user; `None` where it says nothing there.
-fn as_of_the_user(messages: &[Value]) -> Option<Vec<Value>> {
-    let rest = messages.get(1..)?;
-    rest.iter().any(is_system).then(|| {
-        let mut all = messages.to_vec();
-        all[1..].iter_mut().filter(|m| is_system(m)).for_each(|m| m["role"] = "user".into());
-        all
-    })
+/// The conversation with what the system says in its midst as reminders in the turn that it belongs to; `None` where it says nothing there.
+///
+/// A message of the user's own would not do: many templates want roles to alternate, and drop the thoughts of a turn that goes on with tools once the user says
+/// something. So a reminder is put behind the text of the user or the tool in front of it, else before the user's text behind it. What comes before it keeps its tokens.
+fn as_reminders(messages: &[Value]) -> Option<Vec<Value>> {
+    if !messages.iter().skip(1).any(is_system) {
+        return None;
+    }
+    let mut all: Vec<Value> = Vec::with_capacity(messages.len());
+    // What waits for the user's next message, if that is the next at all.
+    let mut waiting: Option<Value> = None;
+    for (i, message) in messages.iter().enumerate() {
+        if i > 0 && is_system(message) {
+            let reminder = reminder(message);
+            let goes_behind = |last: &&mut Value| {
+                matches!(last["role"].as_str(), Some("user" | "tool"))
+                    && (last["content"].is_string() || last["content"].is_null())
+            };
+            match (&mut waiting, all.last_mut().filter(goes_behind)) {
+                (Some(first), _) => *first = joined(first, &reminder),
+                (None, Some(last)) => *last = joined(last, &reminder),
+                (None, None) => waiting = Some(reminder),
+            }
+            continue;
+        }
+        match waiting.take() {
+            Some(reminder) if message["role"] == "user" && message["content"].is_string() => {
+                let both = joined(&reminder, message);
+                let mut message = message.clone();
+                message["content"] = both["content"].clone();
+                if let Some(mark) = both.get("cache_control") {
+                    message["cache_control"] = mark.clone();
+                }
+                all.push(message);
+            }
+            Some(reminder) => all.extend([reminder, message.clone()]),
+            None => all.push(message.clone()),
+        }
+    }
+    all.extend(waiting);
+    Some(all)
+}
+
+/// What a system message says, as the user says it.
+fn reminder(message: &Value) -> Value {
+    let said = message["content"].as_str().unwrap_or_default().trim();
+    let is_marked_up = said.starts_with(REMINDER[0]) && said.ends_with(REMINDER[1]);
+    let text = if is_marked_up { said.to_owned() } else { format!("{}\n{said}\n{}", REMINDER[0], REMINDER[1]) };
+    let mut reminder = json!({"role": "user", "content": text});
+    if let Some(mark) = message.get("cache_control") {
+        reminder["cache_control"] = mark.clone();
+    }
+    reminder
+}
+
+/// The first message with what the second says behind it.
+fn joined(first: &Value, second: &Value) -> Value {
+    let texts = [first, second].map(|m| m["content"].as_str().unwrap_or_default());
+    let mut message = first.clone();
+    message["content"] = texts.into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join("\n\n").into();
+    if let Some(mark) = second.get("cache_control") {
+        message["cache_control"] = mark.clone();
+    }
+    message
+}
+
+/// Says what has become of system messages.
+fn say_folded() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        crate::note("the chat template takes a system message at the beginning alone: later ones are reminders in the user's turn");
+    });
+    ignore("messages[].role");
 }
 
 /// A tool as templates and parsers take it.
@@ -247,9 +322,90 @@ mod tests {
         let rest = [json!({"role": "user", "content": "c"}), json!({"role": "system", "content": "d"})];
         assert_eq!(all[0], one);
         assert_eq!(all[1..], rest);
-        // Where a template takes no more of them, the user says it.
-        let said = as_of_the_user(&all).unwrap();
-        assert_eq!((&said[0], &said[2]), (&one, &json!({"role": "user", "content": "d"})));
-        assert_eq!(as_of_the_user(&all[..2]), None);
+        assert_eq!(as_reminders(&all[..2]), None);
+    }
+
+    #[test]
+    fn later_system_messages_become_reminders_in_the_turn_that_they_belong_to() {
+        let message = |role: &str, content: &str| json!({"role": role, "content": content});
+        let folded = as_reminders(&[
+            message("system", "s"),
+            message("user", "a"),
+            json!({"role": "system", "content": "b", "cache_control": {}}),
+            message("assistant", "c"),
+            message("system", "<system-reminder>\nd\n</system-reminder>"),
+            message("system", " e "),
+            message("user", "f"),
+            json!({"role": "assistant", "content": "", "tool_calls": []}),
+            message("tool", "g"),
+            message("system", "h"),
+            message("assistant", "i"),
+            message("system", "j"),
+            message("assistant", "k"),
+            message("system", "l"),
+        ]);
+        let said = |text: &str| format!("<system-reminder>\n{text}\n</system-reminder>");
+        let expected = [
+            message("system", "s"),
+            json!({"role": "user", "content": format!("a\n\n{}", said("b")), "cache_control": {}}),
+            message("assistant", "c"),
+            message("user", &format!("{}\n\n{}\n\nf", said("d"), said("e"))),
+            json!({"role": "assistant", "content": "", "tool_calls": []}),
+            message("tool", &format!("g\n\n{}", said("h"))),
+            message("assistant", "i"),
+            message("user", &said("j")),
+            message("assistant", "k"),
+            message("user", &said("l")),
+        ];
+        assert_eq!(folded.unwrap(), expected);
+    }
+
+    /// As Qwen3.5's, in what matters here; and one that takes the system's words anywhere.
+    const REFUSES: &str = "{%- for m in messages %}{%- if m.role == 'system' and not loop.first %}\
+        {{- raise_exception('System message must be at the beginning.') }}{%- endif %}\
+        {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}";
+    const TAKES: &str =
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}";
+
+    #[test]
+    fn only_templates_that_refuse_later_system_messages_have_them_folded() {
+        let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let folder = std::env::temp_dir().join(format!("sluice-folded-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            std::fs::copy(demo.join(file), folder.join(file)).unwrap();
+        }
+        let rendered = |template: &str, messages: &[Value]| {
+            std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
+            let text = TextSide::load(&folder, None).unwrap();
+            let conversation = Conversation { messages: messages.to_vec(), tools: None, extra: Map::new() };
+            let rendered = conversation.rendered(&text, true).map_err(|e| e.message.clone())?;
+            Ok::<_, String>((
+                text.tokenizer.decode(&rendered.tokens, false).unwrap(),
+                rendered.is_folded,
+                rendered.tokens,
+            ))
+        };
+        let messages = [
+            json!({"role": "system", "content": "S"}),
+            json!({"role": "user", "content": "a"}),
+            json!({"role": "assistant", "content": "b"}),
+            json!({"role": "user", "content": "c"}),
+            json!({"role": "system", "content": "d"}),
+        ];
+        let (text, is_folded, tokens) = rendered(REFUSES, &messages).unwrap();
+        assert!(
+            is_folded && text.ends_with("user\nc\n\n<system-reminder>\nd\n</system-reminder><|im_end|>\n"),
+            "{text}"
+        );
+        // What was said before keeps its tokens.
+        let (_, is_folded, before) = rendered(REFUSES, &messages[..3]).unwrap();
+        assert!(!is_folded && tokens.starts_with(&before));
+
+        let (text, is_folded, _) = rendered(TAKES, &messages).unwrap();
+        assert!(!is_folded && text.ends_with("<|im_start|>system\nd<|im_end|>\n"), "{text}");
+        let error = rendered("{{ raise_exception('never') }}", &messages).unwrap_err();
+        assert!(error.ends_with("never"), "{error}");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -332,6 +332,12 @@ A: {% generation %}{% set inner = message.content %}{{ inner }}
 {% endif %}
 {%- endfor %}{{ inner is defined }}"""
 
+# Line ends of other systems: Jinja2 reads them as line feeds, in strings too.
+LINE_ENDS = (
+    "{%- for message in messages %}\r\n<|im_start|>{{ message.role }}\r\n{{ message.content }}  \r\n\r\n"
+    "  {% if loop.last %}\r\nlast\r  {% endif %}\r{{ 'a\r\nb' }}{% endfor %}\r\n{{ '\\r\\n' }}\r\n"
+)
+
 SUITE = """\
 {{ messages[1:] | map(attribute='role') | list }}
 {{ messages | map(attribute='content') | join(' / ') }}
@@ -460,6 +466,7 @@ def main():
     TEMPLATES = {
         "demo": demo, "chatml": CHATML, "parts": PARTS, "headers": HEADERS, "alternate": ALTERNATE, "types": TYPES,
         "whitespace": WHITESPACE, "generation": GENERATION, "json": JSON,
+        "line ends": LINE_ENDS,
     } | {f"suite {i + 1}": line for i, line in enumerate(SUITE.split("\n"))}
     for chat in ["one", "system", "turns"]:
         for prompt in [False, True]:
@@ -476,6 +483,7 @@ def main():
     for chat in ["one", "turns", "tools"]:
         case("whitespace", chat)
         case("generation", chat)
+        case("line ends", chat)
     for i in range(len(SUITE.split("\n"))):
         case(f"suite {i + 1}", "turns")
     case("json", "turns", value=VALUE)

@@ -5,19 +5,23 @@
 //! and processor time, compiles the templates and renders what it is sent. A template that goes beyond its limits ends that process and is an error here.
 //!
 //! Messages in both directions are a length (8 bytes, little-endian) and so many bytes. To the renderer: the templates as JSON, then jobs as JSON.
-//! From it, in answer to each: a byte, 1 for success and 0 for an error, and the text of either.
+//! From it, in answer to each: a byte, 1 for success and 0 for an error, and the text of either. Who asks reads no more than a prompt may have, waits no
+//! longer than [`Patience`] says, and ends a process that it has no use for before it waits for that.
 
 use super::jinja::{MAX_OUTPUT, Rendering, STACK, Templates};
 use anyhow::{Result, bail};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 use std::env;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
 
 /// The word that starts a renderer.
 const ROLE: &str = "__render-chat-templates";
@@ -28,6 +32,8 @@ const MEMORY_PER_BYTE: u64 = 16;
 const RESERVED: u64 = 128 << 20;
 /// Seconds of processor time for a rendering.
 const SECONDS: u64 = 10;
+/// By the clock, on a machine that is busy with other things.
+const CLOCK: Duration = Duration::from_secs(60);
 /// The longest message that is read.
 const MAX_MESSAGE: u64 = 1 << 30;
 /// Variables of the environment that a renderer keeps: the time zone, and what programs built for finding mistakes need.
@@ -62,38 +68,63 @@ impl Apart {
     /// The outer error: no process could be had. The inner one: the templates do not compile.
     pub fn start(templates: &[(String, String)]) -> Result<Result<Apart, String>> {
         let templates = serde_json::to_vec(templates)?;
-        let mut renderer = Renderer::start()?;
-        match renderer.ask(&templates) {
-            Ok(Ok(_)) => Ok(Ok(Apart { templates, renderer: Mutex::new(Some(renderer)) })),
-            Ok(Err(why)) => Ok(Err(why)),
-            Err(e) => match renderer.obituary() {
-                Some(why) => Ok(Err(why)),
-                None => Err(e.into()),
-            },
+        match Renderer::start()?.ask(&templates, Patience::default()) {
+            Ok((renderer, Ok(_))) => Ok(Ok(Apart { templates, renderer: Mutex::new(Some(renderer)) })),
+            Ok((_, Err(why))) | Err(End::Template(why)) => Ok(Err(why)),
+            Err(End::Process(e)) => Err(e),
         }
     }
 
-    /// As [`Templates::run`].
-    pub fn run(&self, rendering: &Rendering) -> Result<String, String> {
-        let rendering = serde_json::to_vec(rendering).map_err(|e| format!(": {e}"))?;
+    /// As [`Templates::run`], within `patience`.
+    pub fn run(&self, rendering: &Rendering, patience: Patience) -> Result<String, String> {
+        #[derive(Serialize)]
+        struct Asked<'a> {
+            seconds: u64,
+            rendering: &'a Rendering,
+        }
+        let asked = Asked { seconds: patience.processor_seconds, rendering };
+        let asked = serde_json::to_vec(&asked).map_err(|e| format!(": {e}"))?;
         let mut place = self.renderer.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |e: &dyn std::fmt::Display| format!(": its process cannot be used: {e}");
-        let mut renderer = match place.take() {
+        let said = |end: End| match end {
+            End::Template(why) => format!(": {why}"),
+            End::Process(e) => failed(&e),
+        };
+        let renderer = match place.take() {
             Some(renderer) => renderer,
             None => {
-                let mut renderer = Renderer::start().map_err(|e| failed(&e))?;
-                renderer.ask(&self.templates).map_err(|e| failed(&e))?.map_err(|e| format!(": {e}"))?;
+                let renderer = Renderer::start().map_err(|e| failed(&e))?;
+                let (renderer, compiled) = renderer.ask(&self.templates, Patience::default()).map_err(said)?;
+                compiled.map_err(|e| format!(": {e}"))?;
                 renderer
             }
         };
-        match renderer.ask(&rendering) {
-            Ok(answer) => {
-                *place = Some(renderer);
-                answer
-            }
-            Err(e) => Err(renderer.obituary().map_or_else(|| failed(&e), |why| format!(": {why}"))),
-        }
+        let (renderer, answer) = renderer.ask(&asked, patience).map_err(said)?;
+        *place = Some(renderer);
+        answer
     }
+}
+
+/// How long a template may take for one rendering.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Of processor time.
+    pub processor_seconds: u64,
+    /// By the clock: a process may also stand still, and whoever asked must not stand still with it.
+    pub clock: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { processor_seconds: SECONDS, clock: CLOCK }
+    }
+}
+
+/// Why a renderer ended.
+enum End {
+    /// The template went beyond a limit.
+    Template(String),
+    Process(anyhow::Error),
 }
 
 /// The process. Its end of the pipes closes when it ends, whatever ends it.
@@ -117,8 +148,36 @@ impl Renderer {
         }
     }
 
-    /// Sends a message and waits for the answer to it.
-    fn ask(&mut self, message: &[u8]) -> io::Result<Result<String, String>> {
+    /// Sends a message and waits for the answer to it. Where there is none, the process is gone afterwards.
+    fn ask(mut self, message: &[u8], patience: Patience) -> Result<(Renderer, Result<String, String>), End> {
+        let is_late = AtomicBool::new(false);
+        let pid = Pid::from_child(&self.child);
+        let answer = thread::scope(|scope| {
+            // It ends the process, which closes the pipes: no read or write of ours lasts longer. The process is not waited for before this thread has
+            // ended, so nobody else has its number.
+            let (done, wait) = mpsc::channel::<()>();
+            let is_late = &is_late;
+            let watch = move || {
+                if wait.recv_timeout(patience.clock) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    is_late.store(true, Ordering::Relaxed);
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            };
+            thread::Builder::new().name("template-clock".into()).spawn_scoped(scope, watch)?;
+            let answer = self.exchange(message);
+            drop(done);
+            answer
+        });
+        match answer {
+            Ok(answer) => Ok((self, answer)),
+            Err(_) if is_late.into_inner() => {
+                Err(End::Template(format!("takes more than {} s", patience.clock.as_secs_f64())))
+            }
+            Err(e) => Err(self.end(e, patience)),
+        }
+    }
+
+    fn exchange(&mut self, message: &[u8]) -> io::Result<Result<String, String>> {
         send(&mut self.to, &[message])?;
         let answer = receive(&mut self.from, MAX_OUTPUT as u64 + 1)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(io::Error::other);
@@ -129,17 +188,22 @@ impl Renderer {
         }
     }
 
-    /// What a template did that ended it; `None` where it was not that.
-    fn obituary(mut self) -> Option<String> {
+    /// Ends it after this error, and says what it was.
+    fn end(mut self, error: io::Error, patience: Patience) -> End {
         const ABORT: i32 = 6;
+        const KILL: i32 = 9;
         const SEGMENT: i32 = 11;
         const TIME: i32 = 24;
-        match self.child.wait().ok()?.signal()? {
-            TIME => Some(format!("takes more than {SECONDS} s of processor time")),
-            ABORT | SEGMENT => {
-                Some(format!("takes more than {} MB of memory, or nests values too deeply", MEMORY >> 20))
+        // A process that still writes would never end of itself. One that has ended, which is why its pipes are closed, keeps the signal that ended it.
+        let _ = self.child.kill();
+        let signal = self.child.wait().ok().and_then(|status| status.signal());
+        match signal {
+            Some(TIME) => End::Template(format!("takes more than {} s of processor time", patience.processor_seconds)),
+            Some(ABORT | SEGMENT) => {
+                End::Template(format!("takes more than {} MB of memory, or nests values too deeply", MEMORY >> 20))
             }
-            other => Some(format!("its process was ended by signal {other}")),
+            None | Some(KILL) => End::Process(error.into()),
+            Some(other) => End::Template(format!("its process was ended by signal {other}")),
         }
     }
 }
@@ -181,16 +245,25 @@ fn serve() -> Result<()> {
     let begun_with = address_space()?;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     let Some(message) = receive(&mut from, MAX_MESSAGE)? else { return Ok(()) };
-    limit(begun_with, message.len())?;
+    limit(begun_with, message.len(), SECONDS)?;
     let templates: Vec<(String, String)> = serde_json::from_slice(&message)?;
     let templates = match Templates::compile(&templates) {
         Ok(templates) => templates,
         Err(e) => return Ok(send(&mut to, &[&[0], e.as_bytes()])?),
     };
+    #[derive(Deserialize)]
+    struct Asked {
+        seconds: u64,
+        rendering: Rendering,
+    }
     send(&mut to, &[&[1]])?;
     while let Some(message) = receive(&mut from, MAX_MESSAGE)? {
-        limit(begun_with, message.len())?;
-        match templates.run(&serde_json::from_slice(&message)?) {
+        let sent = message.len();
+        limit(begun_with, sent, SECONDS)?;
+        let Asked { seconds, rendering } = serde_json::from_slice(&message)?;
+        drop(message);
+        limit(begun_with, sent, seconds)?;
+        match templates.run(&rendering) {
             Ok(text) => send(&mut to, &[&[1], text.as_bytes()])?,
             Err(e) => send(&mut to, &[&[0], e.as_bytes()])?,
         }
@@ -198,15 +271,15 @@ fn serve() -> Result<()> {
     Ok(())
 }
 
-/// Bounds what comes next: memory for a message of `len` bytes, and processor time from now.
-fn limit(begun_with: u64, len: usize) -> Result<()> {
+/// Bounds what comes next: memory for a message of `len` bytes, and so many seconds of processor time from now.
+fn limit(begun_with: u64, len: usize, seconds: u64) -> Result<()> {
     let soft = |resource, current: u64| {
         let maximum = getrlimit(resource).maximum;
         setrlimit(resource, Rlimit { current: Some(maximum.map_or(current, |most| most.min(current))), maximum })
     };
     soft(Resource::As, begun_with + STACK as u64 + RESERVED + MEMORY + MEMORY_PER_BYTE * len as u64)?;
     let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec as u64;
-    Ok(soft(Resource::Cpu, used + 1 + SECONDS)?)
+    Ok(soft(Resource::Cpu, used + 1 + seconds)?)
 }
 
 /// Bytes of addresses that this process has.

@@ -1,6 +1,7 @@
 //! What a checkpoint says about generating from it: `generation_config.json`, and which tokens end an answer.
 
 use super::files::read_json;
+use super::special::SpecialTokens;
 use super::tokenizer::Tokenizer;
 use crate::sampler::SamplingParams;
 use anyhow::{Result, bail};
@@ -99,7 +100,7 @@ impl GenerationDefaults {
 }
 
 /// The tokens that end an answer, ascending: `eos_token_id` of `generation_config.json`, that of `config.json` (or of its `text_config`),
-/// and the `eos_token` of `tokenizer_config.json`, together.
+/// and the tokenizer's own `eos_token`, together.
 pub fn stop_ids(folder: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
     let mut ids = GenerationDefaults::load(folder).eos_token_ids;
     if let Some(config) = read_json(folder, "config.json")? {
@@ -113,17 +114,12 @@ pub fn stop_ids(folder: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>
             ids.extend(more);
         }
     }
-    if let (Some(tokenizer), Some(config)) = (tokenizer, read_json(folder, "tokenizer_config.json")?) {
-        ids.extend(token_text(&config["eos_token"]).and_then(|token| tokenizer.id(token)));
+    if let Some(tokenizer) = tokenizer {
+        ids.extend(SpecialTokens::load(folder)?.named("eos_token").and_then(|token| tokenizer.id(token)));
     }
     ids.sort_unstable();
     ids.dedup();
     Ok(ids)
-}
-
-/// A special token as the configs write it: a string, or an object with its `content`.
-pub(super) fn token_text(value: &Value) -> Option<&str> {
-    value.as_str().or_else(|| value["content"].as_str())
 }
 
 /// `null`, one id or a list of ids.

@@ -5,8 +5,8 @@
 //! equal lists again and again and then compared. Those are bounded by the process around it (`apart.rs`).
 
 use super::guard::guarded;
-use super::python;
 use super::tojson::tojson;
+use super::python;
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -22,6 +22,8 @@ const FUEL: u64 = 2_000_000;
 const FUEL_PER_VALUE: u64 = 2_000;
 /// More text than this is not a prompt.
 pub(super) const MAX_OUTPUT: usize = 64 << 20;
+/// Bytes of an error's text: a template may raise any.
+const MAX_ERROR: usize = 4 << 10;
 /// Reserved, not used: only a template that nests values without end comes near it.
 pub(super) const STACK: usize = 256 << 20;
 
@@ -65,7 +67,10 @@ impl Templates {
             python::strftime(&format, fixed.unwrap_or_else(|| jiff::Zoned::now().datetime()))
         });
         for (name, source) in templates {
-            env.add_template_owned(name.clone(), without_generation_tags(source)).map_err(|e| e.to_string())?;
+            // As Jinja2 reads a source: every kind of line end is one line feed.
+            let source = source.replace("\r\n", "\n").replace('\r', "\n");
+            env.add_template_owned(name.clone(), without_generation_tags(&source))
+                .map_err(|e| e.to_string())?;
         }
         Ok(Self { env, clock })
     }
@@ -81,10 +86,10 @@ impl Templates {
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        rendered.map_err(|e| format!(": {e}"))?.map_err(|e| {
+        rendered.map_err(|e| format!(": {}", brief(e.to_string())))?.map_err(|e| {
             let at = e.line().map(|line| format!(" (line {line})")).unwrap_or_default();
             match e.detail() {
-                Some(detail) => format!("{at}: {detail}"),
+                Some(detail) => format!("{at}: {}", brief(detail.to_owned())),
                 None => format!("{at}: {}", e.kind()),
             }
         })
@@ -93,22 +98,40 @@ impl Templates {
     fn render(&self, rendering: &Rendering) -> Result<String, minijinja::Error> {
         let mut env = self.env.clone();
         env.set_fuel(Some(FUEL + FUEL_PER_VALUE * count_values(&rendering.context)));
-        let mut prompt = Prompt(Vec::new());
-        env.get_template(&rendering.name)?.render_captured_to(Value::from(Serde(&rendering.context)), &mut prompt)?;
-        String::from_utf8(prompt.0)
-            .map_err(|_| minijinja::Error::new(minijinja::ErrorKind::WriteFailure, "the prompt is no UTF-8"))
+        let failed = |why: &'static str| minijinja::Error::new(minijinja::ErrorKind::WriteFailure, why);
+        let mut prompt = Prompt { text: Vec::new(), is_full: false };
+        let context = Value::from(Serde(&rendering.context));
+        let done = env.get_template(&rendering.name)?.render_captured_to(context, &mut prompt);
+        if prompt.is_full {
+            return Err(failed("the prompt grows beyond 64 MiB"));
+        }
+        done?;
+        String::from_utf8(prompt.text).map_err(|_| failed("the prompt is no UTF-8"))
     }
 }
 
+/// An error's text, cut where it is too long.
+pub(super) fn brief(mut text: String) -> String {
+    if text.len() > MAX_ERROR {
+        text.truncate(text.floor_char_boundary(MAX_ERROR));
+        text.push_str(" ..");
+    }
+    text
+}
+
 /// The text being written, up to its limit.
-struct Prompt(Vec<u8>);
+struct Prompt {
+    text: Vec<u8>,
+    is_full: bool,
+}
 
 impl Write for Prompt {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_OUTPUT {
-            return Err(io::Error::other("the prompt grows beyond 64 MiB"));
+        if self.text.len() + bytes.len() > MAX_OUTPUT {
+            self.is_full = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
         }
-        self.0.extend_from_slice(bytes);
+        self.text.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

@@ -20,13 +20,14 @@ mod pieces;
 mod prompt;
 mod python;
 mod side;
+mod special;
 mod stop;
 mod template;
 mod tojson;
 mod tokenizer;
 
 pub use answers::{AnswerParser, Calls, Opened, Reading, Style, Tools};
-pub use apart::serve_templates;
+pub use apart::{Patience, serve_templates};
 pub use compiled::Origin;
 pub use detokenizer::Detokenizer;
 pub use dialogue::Dialogue;

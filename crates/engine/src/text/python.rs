@@ -31,7 +31,7 @@ pub(super) fn install(env: &mut Environment<'static>) {
     env.add_test("number", |v: &Value| matches!(v.kind(), ValueKind::Number | ValueKind::Bool));
     env.add_test("callable", |v: &Value| v.kind() == ValueKind::Plain);
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message))
+        Err(Error::new(ErrorKind::InvalidOperation, super::jinja::brief(message)))
     });
 }
 

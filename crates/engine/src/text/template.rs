@@ -4,10 +4,10 @@
 //! `apart.rs`. Here is what it is given, and which of a checkpoint's files it is.
 
 use super::answers::Style;
-use super::apart::{self, Apart};
+use super::apart::{self, Apart, Patience};
 use super::files::read_json;
-use super::generation::token_text;
 use super::jinja::{Rendering, Templates};
+use super::special::SpecialTokens;
 use anyhow::{Context, Result, anyhow, bail};
 use jiff::civil::DateTime;
 use serde_json::{Map, Value as Json, json};
@@ -18,10 +18,6 @@ use std::sync::{Mutex, PoisonError};
 
 /// Bytes that a file with a template may have: the longest that are known have a tenth of a megabyte.
 const MAX_TEMPLATE: u64 = 4 << 20;
-
-/// The tokens that transformers hands to every template by name.
-const SPECIAL_TOKENS: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Where templates were read, and their names with their texts.
 type Sources = (PathBuf, Vec<(String, String)>);
@@ -59,6 +55,7 @@ pub struct ChatTemplate {
     special_tokens: Map<String, Json>,
     /// The local time at which the template's clock stands, if it does.
     clock: Mutex<Option<DateTime>>,
+    patience: Mutex<Patience>,
     renderer: Renderer,
     style: Style,
     note: Option<String>,
@@ -79,12 +76,7 @@ impl ChatTemplate {
     /// A file that cannot be read, or a template that is no Jinja; the message names file and line.
     pub fn load(folder: &Path) -> Result<Option<Self>> {
         let Some((file, templates)) = sources(folder)? else { return Ok(None) };
-        let config = read_json(folder, "tokenizer_config.json")?.unwrap_or(Json::Null);
-        let special_tokens: Map<String, Json> = SPECIAL_TOKENS
-            .iter()
-            .filter_map(|name| Some(((*name).to_owned(), token_text(&config[*name])?.into())))
-            .collect();
-        Self::compile(file, templates, special_tokens).map(Some)
+        Self::compile(file, templates, SpecialTokens::load(folder)?.names()).map(Some)
     }
 
     /// The style of a checkpoint's template, which is not compiled.
@@ -112,7 +104,16 @@ impl ChatTemplate {
             }
             None => Renderer::Here(Box::new(Templates::compile(&templates).map_err(wrong)?)),
         };
-        Ok(Self { file, names, special_tokens, clock: Mutex::default(), renderer, style, note })
+        Ok(Self {
+            file,
+            names,
+            special_tokens,
+            clock: Mutex::default(),
+            patience: Mutex::default(),
+            renderer,
+            style,
+            note,
+        })
     }
 
     /// The template whose text this is.
@@ -139,6 +140,11 @@ impl ChatTemplate {
         let time = local_time.parse().with_context(|| format!("no date and time: {local_time:?}"))?;
         *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Some(time);
         Ok(())
+    }
+
+    /// How long a rendering may take, where templates run in a process of their own.
+    pub fn set_patience(&self, patience: Patience) {
+        *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = patience;
     }
 
     /// The prompt for a conversation. `messages` is a list of objects with `role` and `content`; `tools` a list of JSON schemas; `extra` are more names that
@@ -181,7 +187,10 @@ impl ChatTemplate {
         let time = *self.clock.lock().unwrap_or_else(PoisonError::into_inner);
         let rendering = Rendering { name: name.clone(), time, context: Json::Object(context) };
         let rendered = match &self.renderer {
-            Renderer::Apart(apart) => apart.run(&rendering),
+            Renderer::Apart(apart) => {
+                let patience = *self.patience.lock().unwrap_or_else(PoisonError::into_inner);
+                apart.run(&rendering, patience)
+            }
             Renderer::Here(templates) => templates.run(&rendering),
         };
         rendered.map_err(|e| anyhow!("{}: chat template{e}", self.file.display()))

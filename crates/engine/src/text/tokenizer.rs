@@ -9,6 +9,7 @@ use super::compiled::{self, Compiled, Origin};
 use super::detokenizer::append_bytes;
 use super::guard::guarded;
 use super::prompt::Prompt;
+use super::special::{Listed, SpecialTokens};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::Deserialize;
 use serde_json::Value;
@@ -50,18 +51,16 @@ fn encode_pieces(library: &Library, mut pieces: PreTokenizedString) -> tokenizer
 }
 
 impl Tokenizer {
-    /// Reads `folder/tokenizer.json`. `cache` is a folder for compiled images, made if need be (0700); without one nothing is
+    /// Reads `folder/tokenizer.json`, and what the files beside it say of added tokens. `cache` is a folder for compiled images, made if need be (0700); without one nothing is
     /// written. An image that is damaged, or of another version, is compiled again.
     ///
     /// # Errors
     /// A missing or broken file; the message names it, and the place in it.
     pub fn load(folder: &Path, cache: Option<&Path>) -> Result<Self> {
         let path = folder.join("tokenizer.json");
-        guarded(LIBRARY, || Self::read(&path, cache)).with_context(|| path.display().to_string())
-    }
-
-    fn read(path: &Path, cache: Option<&Path>) -> Result<Self> {
-        Self::open(path, compiled::open(path, cache)?)
+        let special = SpecialTokens::load(folder)?;
+        guarded(LIBRARY, || Self::open(&path, compiled::open(&path, cache)?, &special))
+            .with_context(|| path.display().to_string())
     }
 
     /// The tokenizer in the text of a `tokenizer.json`.
@@ -69,14 +68,15 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::load`], without a name.
     pub fn parse(json: &[u8]) -> Result<Self> {
-        guarded(LIBRARY, || Self::open(Path::new("tokenizer.json"), compiled::parse(json)?))
+        let nothing = SpecialTokens::default();
+        guarded(LIBRARY, || Self::open(Path::new("tokenizer.json"), compiled::parse(json)?, &nothing))
     }
 
-    fn open(path: &Path, found: Compiled) -> Result<Self> {
+    fn open(path: &Path, found: Compiled, special: &SpecialTokens) -> Result<Self> {
         match found {
             Compiled::Image(image, origin) => {
                 let parts = Parts::read(image.rest())?;
-                Self::build(path, parts, AnyModel::Image(Bpe::new(image)), origin)
+                Self::build(path, parts, special, AnyModel::Image(Bpe::new(image)), origin)
             }
             Compiled::Json(bytes) => {
                 #[derive(Deserialize)]
@@ -84,12 +84,13 @@ impl Tokenizer {
                     model: ModelWrapper,
                 }
                 let file: File = serde_json::from_slice(&bytes)?;
-                Self::build(path, Parts::read(&bytes)?, AnyModel::Library(file.model), Origin::Library)
+                let model = AnyModel::Library(file.model);
+                Self::build(path, Parts::read(&bytes)?, special, model, Origin::Library)
             }
         }
     }
 
-    fn build(path: &Path, parts: Parts, model: AnyModel, origin: Origin) -> Result<Self> {
+    fn build(path: &Path, parts: Parts, special: &SpecialTokens, model: AnyModel, origin: Origin) -> Result<Self> {
         let byte_level = matches!(parts.decoder, Some(DecoderWrapper::ByteLevel(_)));
         let mut library: Library = TokenizerBuilder::new()
             .with_model(model)
@@ -99,9 +100,18 @@ impl Tokenizer {
             .with_decoder(parts.decoder)
             .build()
             .map_err(|e| anyhow!(e))?;
-        let is_control = |t: &&AddedToken| t.special || (t.content.starts_with("<|") && t.content.ends_with("|>"));
-        let control = parts.added_tokens.iter().filter(is_control).map(|t| t.content.clone()).collect();
-        library.add_tokens(parts.added_tokens).map_err(|e| anyhow!(e))?;
+        let beside = special.beside(&parts.added_tokens);
+        library.add_tokens(parts.added_tokens.into_iter().map(|listed| listed.token)).map_err(|e| anyhow!(e))?;
+        if !beside.is_empty() {
+            library.add_tokens(beside).map_err(|e| anyhow!(e))?;
+        }
+        let added = library.get_added_vocabulary();
+        let is_control = |t: &&AddedToken| {
+            added.is_special_token(&t.content) || (t.content.starts_with("<|") && t.content.ends_with("|>"))
+        };
+        let mut control: Vec<String> =
+            added.get_added_tokens_decoder().values().filter(is_control).map(|t| t.content.clone()).collect();
+        control.sort_unstable();
         let vocab_size = library.get_vocab_size(true);
         Ok(Self { library, vocab_size, byte_level, control, origin, file: path.to_owned() })
     }
@@ -196,6 +206,20 @@ impl Tokenizer {
         Some(bytes)
     }
 
+    /// The bytes that a token adds to a text, where it is a part of a character too; a special token's are those of its name.
+    pub fn raw_bytes(&self, id: u32) -> Vec<u8> {
+        if self.byte_level {
+            return self.bytes(id).unwrap_or_default();
+        }
+        let text = self.decode(&[id], false).unwrap_or_default();
+        // Tokens that stand for one byte each are written `<0xE2>`; a decoder that knows nothing of them gives their names.
+        let byte = self.token(id).filter(|token| *token != text).and_then(|token| {
+            let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+            u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
+        });
+        byte.map_or_else(|| text.into_bytes(), |byte| vec![byte])
+    }
+
     /// Whether a token is a run of bytes whatever its neighbours are.
     pub(crate) fn is_byte_level(&self) -> bool {
         self.byte_level
@@ -206,7 +230,7 @@ impl Tokenizer {
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
-    added_tokens: Vec<AddedToken>,
+    added_tokens: Vec<Listed>,
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
     post_processor: Option<PostProcessorWrapper>,
@@ -362,6 +386,33 @@ mod tests {
             let error = with(&fields).err().unwrap().to_string();
             assert!(error.contains("bytes of one"), "{error}");
         }
+    }
+
+    #[test]
+    fn tokens_that_are_part_of_a_character_have_its_bytes() {
+        let tokenizer = demo();
+        let text = "naïve 日本 👩‍🚀 <|im_end|>";
+        let ids = tokenizer.encode(text, false).unwrap();
+        let is_part = |id: &u32| std::str::from_utf8(&tokenizer.raw_bytes(*id)).is_err();
+        assert!(ids.iter().any(is_part), "no token is a part of a character");
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| tokenizer.raw_bytes(*id)).collect();
+        assert_eq!(bytes, text.as_bytes());
+        assert_eq!(tokenizer.raw_bytes(u32::MAX), b"");
+
+        // As SentencePiece has it, and the same names without a decoder for them.
+        let pieces = |decoder: &str| {
+            let json = format!(
+                r#"{{"decoder": {decoder}, "model": {{"type": "BPE", "byte_fallback": true, "merges": [],
+                    "vocab": {{"<0xC3>": 0, "<0xA9>": 1, "é": 2, "<0x4>": 3, "<0xG0>": 4, "<0x41>": 5}}}}}}"#
+            );
+            let tokenizer = Tokenizer::parse(json.as_bytes()).unwrap();
+            (0..6).map(|id| tokenizer.raw_bytes(id)).collect::<Vec<_>>()
+        };
+        let fallback = r#"{"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}"#;
+        let expected: [&[u8]; 6] = [&[0xC3], &[0xA9], "é".as_bytes(), b"<0x4>", b"<0xG0>", b"A"];
+        assert_eq!(pieces(fallback), expected);
+        let names: [&[u8]; 6] = [b"<0xC3>", b"<0xA9>", "é".as_bytes(), b"<0x4>", b"<0xG0>", b"<0x41>"];
+        assert_eq!(pieces(r#"{"type": "Fuse"}"#), names);
     }
 
     #[test]

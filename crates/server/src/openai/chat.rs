@@ -321,6 +321,12 @@ fn to_json(piece: &Piece) -> Value {
     }
 }
 
+/// A token as log-probabilities name it. Its text has U+FFFD for a part of a character; its bytes are its own, so that clients can join those.
+pub(super) fn token(tokenizer: &Tokenizer, id: u32, logprob: f64) -> Value {
+    let text = tokenizer.decode(&[id], false).unwrap_or_default();
+    json!({"token": text, "logprob": logprob, "bytes": tokenizer.raw_bytes(id)})
+}
+
 impl Chat {
     fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Option<&str>) -> Value {
         json!({
@@ -329,16 +335,11 @@ impl Chat {
         })
     }
 
-    fn token(&self, id: u32, logprob: f64) -> Value {
-        let text = self.tokenizer.decode(&[id], false).unwrap_or_default();
-        json!({"token": text, "logprob": logprob, "bytes": text.as_bytes()})
-    }
-
     fn entries(&self, tokens: &[(u32, Option<Logprobs>)]) -> Vec<Value> {
         let entry = |(id, logprobs): &(u32, Option<Logprobs>)| {
             let logprobs = logprobs.as_ref()?;
-            let mut entry = self.token(*id, logprobs.chosen);
-            let top: Vec<Value> = logprobs.top.iter().map(|(id, p)| self.token(*id, *p)).collect();
+            let mut entry = token(&self.tokenizer, *id, logprobs.chosen);
+            let top: Vec<Value> = logprobs.top.iter().map(|(id, p)| token(&self.tokenizer, *id, *p)).collect();
             entry["top_logprobs"] = json!(top);
             Some(entry)
         };
@@ -425,5 +426,24 @@ impl Dialect for Chat {
             "id": self.id, "object": "chat.completion", "created": self.created, "model": self.model,
             "choices": choices, "usage": usage,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_token_that_is_part_of_a_character_has_its_own_bytes() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let tokenizer = Tokenizer::load(&folder, None).unwrap();
+        let ids = tokenizer.encode("👩‍🚀", false).unwrap();
+        let tokens: Vec<Value> = ids.iter().map(|id| token(&tokenizer, *id, -1.0)).collect();
+        assert!(tokens.iter().any(|t| t["token"].as_str().unwrap().contains('\u{FFFD}')), "{tokens:?}");
+        let bytes: Vec<u8> =
+            tokens.iter().flat_map(|t| t["bytes"].as_array().unwrap()).map(|b| b.as_u64().unwrap() as u8).collect();
+        assert_eq!(bytes, "👩‍🚀".as_bytes());
     }
 }

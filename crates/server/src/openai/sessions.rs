@@ -157,7 +157,7 @@ pub async fn save(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
             let demanded = Demanded::new(request.tools, &ToolChoice::Auto, true, None, None)?;
             let extra = request.chat_template_kwargs;
             let mut asked = Asked { messages: messages(all)?, demanded, extra, ..Asked::default() };
-            let Rendered { tokens, marks } = asked.rendered(&ready).await?;
+            let Rendered { tokens, marks, .. } = asked.rendered(&ready).await?;
             (tokens, marks)
         }
         (None, Some(prompt)) => {
