@@ -181,7 +181,7 @@ fn errors_are_told_in_the_words_of_the_dialect() {
             json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
             "messages.0.content.0: blocks of image",
         ),
-        ("/v1/messages", json!({"messages": 5}), "not what it should be"),
+        ("/v1/messages", json!({"messages": 5}), "messages must be a list of objects"),
         ("/v1/responses", json!({"input": "x", "previous_response_id": "resp_1"}), "previous_response_id"),
         ("/v1/responses", json!({"input": "x", "text": {"format": {"type": "poem"}}}), "text.format"),
         (
@@ -290,9 +290,150 @@ fn every_client_finds_its_list_of_models() {
     assert_eq!((&list["data"][0]["id"], &list["data"][0]["type"]), (&json!(name), &json!("model")));
     let codex = &list["models"][0];
     assert_eq!((&codex["slug"], &codex["context_window"]), (&json!(name), &json!(256)));
-    // Any name is served, and the real one is told.
-    let one: Value = serde_json::from_str(&server.get("/v1/models/org/another").1).unwrap();
+    let one: Value = serde_json::from_str(&server.get(&format!("/v1/models/org/{name}")).1).unwrap();
     assert_eq!((&one["id"], &one["max_model_len"]), (&json!(name), &json!(256)));
+    // A name that nobody has is served, but no model is called so.
+    let (status, none) = server.get("/v1/models/org/another");
+    let none: Value = serde_json::from_str(&none).unwrap();
+    assert_eq!((status, &none["error"]["code"]), (404, &json!("model_not_found")), "{none}");
+    assert!(none["error"]["message"].as_str().unwrap().contains(&name), "{none}");
+    let body = json!({"model": "org/another", "prompt": "Once", "max_tokens": 1});
+    assert_eq!(server.complete(body)["model"], name);
+}
+
+/// Requests of all dialects, for `tokens` tokens.
+fn requests(tokens: Value) -> [(&'static str, Value); 4] {
+    let said = json!([{"role": "user", "content": "Tell me a story."}]);
+    [
+        ("/v1/completions", json!({"prompt": "Once", "max_tokens": tokens})),
+        ("/v1/chat/completions", json!({"messages": said, "max_tokens": tokens})),
+        ("/v1/responses", json!({"input": said, "max_output_tokens": tokens})),
+        ("/v1/messages", json!({"messages": said, "max_tokens": tokens})),
+    ]
+}
+
+/// What an answer says, whatever its dialect, and the tokens of its prompt and of itself.
+fn said(answer: &Value) -> (String, u64, u64) {
+    let texts = ["/choices/0/text", "/choices/0/message/content", "/output/0/content/0/text", "/content/0/text"];
+    let text = texts.iter().find_map(|path| answer.pointer(path)?.as_str()).unwrap_or_else(|| panic!("{answer}"));
+    let usage = &answer["usage"];
+    let count = |names: &[&str]| names.iter().find_map(|name| usage[*name].as_u64()).unwrap();
+    (text.to_owned(), count(&["prompt_tokens", "input_tokens"]), count(&["completion_tokens", "output_tokens"]))
+}
+
+fn with(mut body: Value, fields: Value) -> Value {
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn numbers_are_taken_as_clients_write_them() {
+    let Some(server) = Server::start(&["--max-context", "96"]) else { return };
+    let ask = |path: &str, body: Value| {
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(status, 200, "{path}: {body}: {answer}");
+        said(&answer)
+    };
+    for ((path, whole), (_, float)) in requests(json!(5)).into_iter().zip(requests(json!(5.0))) {
+        // 1. A whole number with a point is one.
+        let chosen = ask(path, with(whole.clone(), json!({"temperature": 1, "seed": 7, "top_k": 5})));
+        assert_eq!(ask(path, with(float, json!({"temperature": 1.0, "seed": 7.0, "top_k": 5.0}))), chosen, "{path}");
+        // 2. The smallest nucleus is the likeliest token.
+        let greedy = ask(path, with(whole.clone(), json!({"temperature": 0})));
+        assert_eq!(ask(path, with(whole, json!({"top_p": 0, "temperature": 1.5}))), greedy, "{path}");
+    }
+    // 3. Below 0 there is no limit but the context's.
+    for (path, body) in requests(json!(-1)) {
+        let (_, prompt, generated) = ask(path, body.clone());
+        let (_, answer) = server.post(path, &body);
+        let ended = ["stop", "end_turn", "completed"].iter().any(|end| answer.to_string().contains(&format!("\"{end}\"")));
+        assert!(prompt + generated == 96 || ended, "{path}: {answer}");
+    }
+    let endless = json!({"prompt": "Once", "max_tokens": -1, "ignore_eos": true});
+    let (_, prompt, generated) = ask("/v1/completions", endless);
+    assert_eq!(prompt + generated, 96);
+    // 4. What is no whole number is none.
+    for (path, body) in requests(json!(5.5)) {
+        let (status, answer) = server.post(path, &body);
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && message.contains("tokens must be a whole number"), "{path}: {answer}");
+    }
+}
+
+#[test]
+fn errors_name_the_clients_field_and_nothing_of_the_server() {
+    let Some(server) = Server::start(&[]) else { return };
+    let template = demo_with("{{ raise_exception('No conversations, please.') }}", &[]).unwrap();
+    let refusing = Server::of(sluice(&["serve", template.path().to_str().unwrap(), "--port", "0"]));
+    let message = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    let chat = "/v1/chat/completions";
+    let one_of = json!({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]});
+    let tool = |name: &str, schema: &Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let tools = json!([tool("good", &json!({"type": "object"})), tool("bad", &one_of)]);
+    let said = message("x".into());
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": one_of}});
+    let mut all = vec![
+        (&server, chat, json!({}), "messages", "missing"),
+        (&server, chat, message(Value::Null), "messages[0].content", "must be a text"),
+        (&server, chat, message(json!(5)), "messages[0].content", "must be a text"),
+        (&server, chat, message(json!([{"type": "text"}])), "messages[0].content", "no text"),
+        (&server, chat, json!({"messages": [5]}), "messages", "entry 0"),
+        (&server, "/v1/completions", json!({"max_tokens": 1}), "prompt", "missing"),
+        (&server, "/v1/completions", json!({"prompt": {"a": 1}}), "prompt", "token ids"),
+        (&server, "/v1/completions", json!({"prompt": "x", "logprobs": 6}), "logprobs", "at most 5"),
+        (&server, "/v1/completions", json!({"prompt": "x", "logprobs": 4611686018427387904u64}), "logprobs", "at most 5"),
+        (&server, "/v1/messages", json!({"messages": [{"role": "user"}]}), "messages.0.content", "neither"),
+        (&server, "/v1/responses", json!({"input": "x", "tools": 5}), "tools", "a list"),
+        (&server, "/detokenize", json!({"tokens": "x"}), "tokens", "token ids"),
+        (&server, chat, with(said.clone(), json!({"tools": tools, "tool_choice": "required"})), "tools", "\"bad\""),
+        (&server, chat, with(said.clone(), json!({"response_format": format})), "response_format", "anyOf"),
+        (&refusing, chat, said.clone(), "messages", "No conversations, please."),
+    ];
+    for (field, value, what) in [
+        ("temperature", json!("warm"), "a number"),
+        ("seed", json!(1.5), "a whole number"),
+        ("n", json!(-1), "below 0"),
+        ("stream", json!("yes"), "true or false"),
+        ("stop", json!([1]), "a list of texts"),
+        ("stream_options", json!({"include_usage": 1}), "include_usage must be true or false"),
+        ("model", json!(5), "a text"),
+        ("chat_template_kwargs", json!([]), "an object"),
+    ] {
+        all.push((&server, chat, with(said.clone(), json!({field: value})), field, what));
+    }
+    for (server, path, body, field, part) in all {
+        let (status, headers, text) = server.post_with(path, &[], &body);
+        let error: Value = serde_json::from_str(&text).unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert_eq!(status, 400, "{body}: {error}");
+        assert_eq!(headers["content-type"], "application/json");
+        assert!(message.contains(field) && message.contains(part), "{field} and {part} are not in {message}");
+        if path != "/v1/messages" {
+            assert_eq!(error["error"]["param"], field, "{error}");
+        }
+        for leaked in ["f32", "usize", "u32", "untagged", "expected", " line 1", "coerce", "/"] {
+            assert!(!message.contains(leaked), "{leaked} is in {message}");
+        }
+    }
+}
+
+#[test]
+fn a_format_that_is_not_known_is_a_note_and_is_named() {
+    let Some(server) = Server::start(&[]) else { return };
+    let schema = json!({"type": "object", "properties": {"to": {"type": "string", "format": "phone", "maxLength": 8}}, "required": ["to"], "additionalProperties": false});
+    let said = json!([{"role": "user", "content": "Call me."}]);
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    let body = json!({"messages": said, "max_tokens": 60, "response_format": format});
+    let (status, headers, text) = server.post_with("/v1/chat/completions", &[], &body);
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(headers["sluice-ignored"], "response_format.format.phone");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    let found: Value = serde_json::from_str(&self::said(&answer).0).unwrap();
+    assert!(found["to"].as_str().unwrap().chars().count() <= 8, "{found}");
+    let tool = json!({"name": "call", "input_schema": schema});
+    let body = json!({"messages": said, "max_tokens": 60, "tools": [tool], "tool_choice": {"type": "any"}});
+    let (status, headers, text) = server.post_with("/v1/messages", &[], &body);
+    assert_eq!((status, headers["sluice-ignored"].to_str().unwrap()), (200, "tools.call.format.phone"), "{text}");
 }
 
 #[test]

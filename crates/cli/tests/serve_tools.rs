@@ -119,6 +119,27 @@ fn what_is_streamed_is_the_whole() {
 }
 
 #[test]
+fn a_call_that_is_cut_off_leaves_no_markup() {
+    let Some(server) = Server::start(&[]) else { return };
+    let messages = json!([{"role": "user", "content": "Read the story."}]);
+    let mut body = by_name(body(&messages));
+    for tokens in 1..24 {
+        body["max_tokens"] = tokens.into();
+        body["stream"] = false.into();
+        let answer = ask(&server, &body);
+        let choice = &answer["choices"][0];
+        let message = &choice["message"];
+        assert_eq!((choice["finish_reason"].as_str(), message["content"].as_str().unwrap_or_default()), (Some("length"), ""), "{answer}");
+        let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap_or_default();
+        assert!(!arguments.contains('<'), "{answer}");
+        body["stream"] = true.into();
+        let events = server.stream(CHAT, &body);
+        let said: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(said, "", "{events:?}");
+    }
+}
+
+#[test]
 fn a_conversation_with_tools_finds_its_prefix_again() {
     let Some(server) = Server::start(&[]) else { return };
     let mut messages =

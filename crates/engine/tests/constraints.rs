@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use serde_json::{Value, json};
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::text::{Opened, Piece, Reading, TextSide};
-use sluice_engine::{Called, Constraint, Demand, Engine, Event, Finish, Form, Generation, Options, SequenceId};
+use sluice_engine::{Called, Constraint, Demand, Engine, Event, Finish, Form, Generation, Options, SequenceId, unknown_formats};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")
@@ -221,6 +221,13 @@ fn what_cannot_be_compiled_says_why() {
     refused(form(Form::Lark("start: nowhere".into())), "nowhere");
     refused(form(Form::Lark("(".repeat(32 << 10))), "");
     refused(form(Form::Lark(format!("start: {}", "(".repeat(30 << 10)))), "");
+    let one_of = json!({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]});
+    refused(form(Form::Schema(one_of.clone())), "anyOf");
+    let error = constraint(&form(Form::Schema(one_of.clone()))).unwrap_err().to_string();
+    assert!(!error.contains("coerce_one_of"), "{error}");
+    let tool = |name: &str, schema: Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let tools = json!([tool("good", person()), tool("bad", one_of)]);
+    refused(Demand { called: Some(Called { tools, several: true, must: true }), ..Demand::default() }, "\"bad\"");
     let called = Called { tools: json!([]), several: true, must: true };
     refused(Demand { called: Some(called), ..Demand::default() }, "no tools");
     refused(Demand { thinking_budget: Some(5), form: Form::Lark("start: \"".into()), ..Demand::default() }, "");
@@ -236,6 +243,28 @@ fn holds(schema: Value, allowed: &[&str], refused: &[&str]) {
             assert_eq!(constraint.allows(text(), answer).unwrap(), is_allowed, "{answer} by {schema}");
         }
     }
+}
+
+#[test]
+fn a_format_that_nothing_is_known_of_is_a_note() {
+    let formats =
+        ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+    for format in formats {
+        let schema = json!({"type": "string", "format": format});
+        assert!(unknown_formats(&schema).is_empty());
+        holds(schema, &[], &["\"?? ?\""]);
+    }
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "format": {"type": "string", "format": "phone", "maxLength": 3},
+            "all": {"type": "array", "items": {"format": "color"}, "default": {"format": "none"}},
+            "more": {"anyOf": [{"type": "string", "format": "phone"}, {"type": "null"}]},
+        },
+        "required": ["format"], "additionalProperties": false,
+    });
+    assert_eq!(unknown_formats(&schema), ["phone", "color"]);
+    holds(schema, &["{\"format\": \"?\", \"more\": \"x y\"}"], &["{\"format\": \"????\"}"]);
 }
 
 #[test]

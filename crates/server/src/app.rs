@@ -30,6 +30,7 @@ use crate::access::{Access, guard};
 use crate::answer::Answer;
 use crate::error::ApiError;
 use crate::exchange::{self, accompany};
+use crate::given;
 use crate::metrics::Metrics;
 use crate::openai::{self, Common};
 use crate::openapi::{self, Asking, Seeing, written};
@@ -222,8 +223,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
             ..ApiError::timed_out(format!("the request's body did not come within {} s", BODY_TIME.as_secs()))
         };
         let bytes = bytes.map_err(too_slow)?.map_err(too_large)?;
-        let wrong = |e: serde_json::Error| ApiError::invalid("", format!("the request is not what it should be: {e}"));
-        serde_json::from_slice(&bytes).map(Body).map_err(wrong)
+        given::read(&bytes).map(Body)
     }
 }
 
@@ -235,7 +235,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Name, ApiError> {
         let name = UrlPath::<String>::from_request_parts(parts, state).await;
-        name.map(|UrlPath(name)| Name(name)).map_err(|e| ApiError::invalid("name", e.body_text()))
+        name.map(|UrlPath(name)| Name(name)).map_err(|_| ApiError::invalid("name", "name is no text in UTF-8"))
     }
 }
 

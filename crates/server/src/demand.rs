@@ -1,9 +1,10 @@
 //! What a request demands of its answer, whatever its dialect: tools that may or must be called, the form of its text.
 
 use serde_json::{Value, json};
-use sluice_engine::{Called, Demand, Form};
+use sluice_engine::{Called, Demand, Form, unknown_formats};
 
 use crate::error::ApiError;
+use crate::exchange::ignore;
 
 /// Tools of a request at most, and characters of a tool's name.
 const MOST_TOOLS: usize = 512;
@@ -80,6 +81,17 @@ impl Demanded {
             Some(called) if called.must => (Form::Text, "tools"),
             _ => (form, field),
         };
+        // Texts of a format that is not known are free.
+        let note = |field: &str, schema: &Value| {
+            unknown_formats(schema).iter().for_each(|format| ignore(&format!("{field}.format.{format}")));
+        };
+        if let Form::Schema(schema) = &form {
+            note(field, schema);
+        }
+        for tool in called.iter().filter_map(|called| called.tools.as_array()).flatten() {
+            let function = &tool["function"];
+            note(&format!("tools.{}", function["name"].as_str().unwrap_or_default()), &function["parameters"]);
+        }
         Ok(Demanded { tools, unlisted: 0, reads_calls, demand: Demand { form, called, thinking_budget }, blame })
     }
 

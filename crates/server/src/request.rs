@@ -131,7 +131,8 @@ impl Conversation {
             let others = as_of_the_user(&self.messages).ok_or(error)?;
             self.with(&others, text, with_marks)
         });
-        done.map_err(|e| ApiError::invalid("messages", format!("{e:#}")))
+        let told = |e: &anyhow::Error| text.template.as_ref().map_or_else(|| format!("{e:#}"), |t| t.told(e));
+        done.map_err(|e| ApiError::invalid("messages", format!("messages: {}", told(&e))))
     }
 
     fn with(&self, messages: &[Value], text: &TextSide, with_marks: bool) -> anyhow::Result<Rendered> {

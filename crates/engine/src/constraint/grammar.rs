@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use llguidance::api::TopLevelGrammar;
@@ -135,8 +135,12 @@ impl Grammars {
                 TopLevelGrammar::from_lark(source.clone())
             }
         };
+        let begun = Instant::now();
         let make = move |factory: &ParserFactory| factory.create_parser(grammar);
-        let parser = self.within(TIME, make).map_err(|e| anyhow!("{}", one_line(&e)))?;
+        let parser = self.within(TIME, make).map_err(|e| {
+            let own = called.and_then(|called| self.wrong_tool(called, TIME.saturating_sub(begun.elapsed())));
+            own.unwrap_or_else(|| anyhow!("{}", one_line(&e)))
+        })?;
         let bytes = parser.parser.lexer_stats().num_bytes;
         ensure!(bytes <= MAX_LEXER, "the grammar takes {bytes} bytes; {MAX_LEXER} are accepted");
         let matcher = Matcher::new(Ok(parser));
@@ -144,6 +148,23 @@ impl Grammars {
             Some(why) => Err(anyhow!("{}", one_line(&anyhow!(why)))),
             None => Ok(matcher),
         }
+    }
+
+    /// Which tool's schema cannot be compiled, and why, as far as that is found in time.
+    fn wrong_tool(&self, called: &Called, mut time: Duration) -> Option<anyhow::Error> {
+        for tool in called.tools.as_array()? {
+            let function = tool.get("function").unwrap_or(tool);
+            let schema = function["parameters"].as_object().filter(|schema| !schema.is_empty());
+            let Some(schema) = schema else { continue };
+            let begun = Instant::now();
+            let grammar = TopLevelGrammar::from_json_schema(spaced(&as_object(Value::Object(schema.clone()))).ok()?);
+            let made = self.within(time, move |factory: &ParserFactory| factory.create_parser(grammar));
+            if let Err(e) = made {
+                return Some(anyhow!("the parameters of {}: {}", function["name"], one_line(&e)));
+            }
+            time = time.checked_sub(begun.elapsed())?;
+        }
+        None
     }
 
     /// What `make` makes, by a thread that nobody waits for any longer than this.
@@ -284,8 +305,20 @@ fn spaced(schema: &Value) -> Result<Value> {
     Ok(schema)
 }
 
+/// What llguidance says of itself, and what that is to those who only know their schema.
+const REWORDED: [(&str, &str); 2] = [
+    (
+        "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+        "oneOf whose alternatives may hold at once cannot be kept to: say anyOf",
+    ),
+    ("Unimplemented keys:", "keywords that cannot be kept to:"),
+];
+
 fn one_line(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}");
+    let mut text = format!("{error:#}");
+    for (own, ours) in REWORDED {
+        text = text.replace(own, ours);
+    }
     text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(400).collect()
 }
 

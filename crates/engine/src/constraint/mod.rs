@@ -18,6 +18,7 @@ use toktrie::SimpleVob;
 pub(crate) use grammar::Grammars;
 pub use grammar::{Called, Form};
 pub(crate) use guide::{Guide, Masks};
+pub use schema::unknown_formats;
 
 use crate::text::{Opened, TextSide, Tokenizer};
 

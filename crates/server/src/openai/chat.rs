@@ -18,23 +18,26 @@ use crate::answer::Delta;
 use crate::app::{App, Body};
 use crate::error::ApiError;
 use crate::exchange::fresh_id;
+use crate::given;
 use crate::openapi::{Computing, written};
 use crate::request::Asked;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = ChatCompletionRequest)]
 pub struct Request {
-    #[schema(value_type = Vec<ChatMessage>)]
-    messages: Vec<Map<String, Value>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::objects")]
+    #[schema(value_type = Vec<ChatMessage>, required)]
+    messages: Option<Vec<Map<String, Value>>>,
+    #[serde(default, deserialize_with = "given::flag_or_false")]
+    #[schema(value_type = Option<bool>)]
     logprobs: bool,
     /// So many of the likeliest tokens: 20 at most.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::whole")]
     #[schema(maximum = 20)]
     top_logprobs: Option<usize>,
     /// More names that the template may look at.
-    #[serde(default)]
-    #[schema(value_type = Object)]
+    #[serde(default, deserialize_with = "given::object")]
+    #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
     fields: Fields,
@@ -50,7 +53,8 @@ impl Request {
     /// What cannot be what it is, and what cannot be obeyed, by name.
     pub fn asked(self) -> Result<Asked, ApiError> {
         self.common.check_others()?;
-        let messages = messages(self.messages)?;
+        let missing = || ApiError::invalid("messages", "messages is missing");
+        let messages = messages(self.messages.ok_or_else(missing)?)?;
         let top = self.top_logprobs.unwrap_or(0);
         if top > MOST_LOGPROBS {
             let message = format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}");
@@ -214,7 +218,7 @@ pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
 }
 
 /// Messages as templates want them: contents in parts become one text, and what only calls tools says nothing. Calls are checked.
-pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
+pub fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
     let one = |(i, mut message): (usize, Map<String, Value>)| {
         if !message.get("role").is_some_and(Value::is_string) {
             return Err(ApiError::invalid(&format!("messages[{i}].role"), format!("messages[{i}] has no role")));
@@ -225,9 +229,14 @@ pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiEr
             for part in parts {
                 match (part["type"].as_str(), part["text"].as_str()) {
                     (Some("text"), Some(part)) => text += part,
-                    (kind, _) => {
-                        let kind = kind.unwrap_or("no type");
-                        let message = format!("messages[{i}].content: parts of {kind} are not supported");
+                    (kind, text) => {
+                        let message = match (kind, text) {
+                            (Some("text"), None) => format!("messages[{i}].content: a part of text has no text"),
+                            _ => format!(
+                                "messages[{i}].content: parts of {} are not supported",
+                                kind.unwrap_or("no type")
+                            ),
+                        };
                         return Err(ApiError::invalid(&format!("messages[{i}].content"), message));
                     }
                 }
@@ -240,10 +249,14 @@ pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiEr
         }
         let is = |role: &str| message["role"] == role;
         if is("assistant") {
-            if message.get("content").is_none_or(Value::is_null) {
-                message.insert("content".into(), "".into());
-            }
             check_calls(i, &message)?;
+        }
+        let nothing_said = message.get("content").is_none_or(Value::is_null);
+        if nothing_said && ["assistant", "tool", "function"].iter().any(|role| is(role)) {
+            message.insert("content".into(), "".into());
+        } else if !message.get("content").is_some_and(Value::is_string) {
+            let field = format!("messages[{i}].content");
+            return Err(ApiError::invalid(&field, format!("{field} must be a text or a list of parts")));
         }
         Ok(Value::Object(message))
     };

@@ -8,19 +8,20 @@ use utoipa::ToSchema;
 use crate::demand::{Demanded, Format, ToolChoice, format_of, lark, text};
 use crate::error::ApiError;
 use crate::exchange::ignore;
+use crate::given;
 use crate::openapi::written;
 
 /// Fields of tools, and of what an answer is to be.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = Demands)]
 pub struct Fields {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::list")]
     #[schema(value_type = Option<Vec<ChatTool>>)]
     tools: Option<Vec<Value>>,
     #[serde(default)]
     #[schema(value_type = Option<ChatToolChoice>)]
     tool_choice: Option<Value>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag")]
     parallel_tool_calls: Option<bool>,
     #[serde(default)]
     #[schema(value_type = Option<ResponseFormat>)]
@@ -50,7 +51,7 @@ pub struct Fields {
     #[schema(value_type = Option<String>)]
     grammar: Option<Value>,
     /// Tokens of thoughts at most; below 0: any number.
-    #[serde(default, alias = "thinking_budget", alias = "thinking_token_budget")]
+    #[serde(default, deserialize_with = "given::whole", alias = "thinking_budget", alias = "thinking_token_budget")]
     reasoning_budget: Option<i64>,
 }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use sluice_engine::text::{Prompt, Tokenizer};
 use utoipa::ToSchema;
@@ -14,21 +15,29 @@ use super::reply::{self, ChatUsage, Dialect, finish_reason, now};
 use crate::answer::Delta;
 use crate::app::{App, Body, Ready};
 use crate::error::ApiError;
+use crate::given::{self, Texts};
 use crate::openapi::{Computing, written};
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = CompletionRequest)]
 pub struct Request {
-    prompt: PromptField,
+    #[serde(default)]
+    #[schema(value_type = PromptField, required)]
+    prompt: Option<PromptField>,
     /// Refused.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag_or_false")]
+    #[schema(value_type = Option<bool>)]
     echo: bool,
-    /// How likely each token was, with so many of the likeliest.
-    #[serde(default)]
+    /// How likely each token was, with so many of the likeliest: 5 at most.
+    #[serde(default, deserialize_with = "given::whole")]
+    #[schema(maximum = 5)]
     logprobs: Option<usize>,
     #[serde(flatten)]
     common: Common,
 }
+
+/// Likeliest tokens that may be asked for.
+const MOST_LOGPROBS: usize = 5;
 
 impl Request {
     /// The prompt, the likeliest tokens that are asked for, and the rest.
@@ -40,12 +49,17 @@ impl Request {
         if self.echo {
             return Err(ApiError::invalid("echo", "echo is not supported"));
         }
-        Ok((self.prompt, self.logprobs, self.common))
+        let prompt = self.prompt.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
+        if let Some(top) = self.logprobs.filter(|top| *top > MOST_LOGPROBS) {
+            let message = format!("logprobs is {top}; it must be at most {MOST_LOGPROBS}");
+            return Err(ApiError::invalid("logprobs", message));
+        }
+        Ok((prompt, self.logprobs, self.common))
     }
 }
 
 /// A text, or token ids: of one prompt.
-#[derive(Deserialize, ToSchema)]
+#[derive(ToSchema)]
 #[schema(as = Prompt)]
 #[serde(untagged)]
 pub enum PromptField {
@@ -53,6 +67,18 @@ pub enum PromptField {
     Tokens(Vec<u32>),
     Texts(Vec<String>),
     TokenLists(Vec<Vec<u32>>),
+}
+
+impl<'de> Deserialize<'de> for PromptField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PromptField, D::Error> {
+        Ok(match Texts::of(Value::deserialize(deserializer)?) {
+            Some(Texts::One(text)) => PromptField::Text(text),
+            Some(Texts::Many(all)) => PromptField::Texts(all),
+            Some(Texts::Tokens(tokens)) => PromptField::Tokens(tokens),
+            Some(Texts::TokenLists(all)) => PromptField::TokenLists(all),
+            None => return Err(D::Error::custom("must be a text, a list of texts, token ids, or a list of lists of those")),
+        })
+    }
 }
 
 written! {

@@ -9,6 +9,7 @@ use super::namespaces::{Namespaces, functions, joined};
 use crate::demand::{Demanded, ToolChoice, format_of};
 use crate::error::ApiError;
 use crate::exchange::ignore;
+use crate::given;
 use crate::openai::{Common, Stop};
 use crate::openapi::{ANY, written};
 use crate::request::{Asked, Thinking, Turn, tool_call};
@@ -19,29 +20,30 @@ pub struct Request {
     #[serde(default)]
     #[schema(value_type = ResponseInput)]
     input: Value,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::text")]
     instructions: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::list")]
     #[schema(value_type = Option<Vec<ResponseTool>>)]
     tools: Option<Vec<Value>>,
     #[serde(default)]
     #[schema(value_type = ResponseToolChoice)]
     tool_choice: Value,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag")]
     parallel_tool_calls: Option<bool>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::limit")]
+    #[schema(value_type = Option<i64>, minimum = -1)]
     max_output_tokens: Option<usize>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     temperature: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     top_p: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag")]
     stream: Option<bool>,
     #[serde(default)]
     #[schema(value_type = ResponseReasoning)]
     reasoning: Value,
     /// `reasoning.encrypted_content`: thoughts come back with the client.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::texts")]
     include: Option<Vec<String>>,
     #[serde(default)]
     #[schema(value_type = ResponseText)]
@@ -49,29 +51,29 @@ pub struct Request {
     #[serde(default)]
     metadata: Value,
     // What OpenAI does not know and our users want.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::whole")]
     top_k: Option<i64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     min_p: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     presence_penalty: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     frequency_penalty: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     repetition_penalty: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::seed")]
     seed: Option<i64>,
     #[serde(default)]
     stop: Option<Stop>,
     /// What is kept of prompts is shared among those of the same salt.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::text")]
     cache_salt: Option<String>,
     /// Tokens of thoughts at most; below 0: any number.
-    #[serde(default, alias = "thinking_budget", alias = "thinking_token_budget")]
+    #[serde(default, deserialize_with = "given::whole", alias = "thinking_budget", alias = "thinking_token_budget")]
     reasoning_budget: Option<i64>,
     /// More names that the template may look at.
-    #[serde(default)]
-    #[schema(value_type = Object)]
+    #[serde(default, deserialize_with = "given::object")]
+    #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -276,7 +278,7 @@ impl Request {
     fn wishes(&self) -> Wishes {
         let or = |value: &Value, default: Value| if value.is_null() { default } else { value.clone() };
         let echo = json!({
-            "instructions": self.instructions, "max_output_tokens": self.max_output_tokens, "metadata": or(&self.metadata, json!({})),
+            "instructions": self.instructions, "max_output_tokens": self.max_output_tokens.filter(|most| *most < usize::MAX), "metadata": or(&self.metadata, json!({})),
             "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true), "temperature": self.temperature, "top_p": self.top_p,
             "tool_choice": or(&self.tool_choice, "auto".into()), "tools": self.tools.clone().unwrap_or_default(),
             "reasoning": or(&self.reasoning, json!({"effort": null, "summary": null})),
