@@ -344,8 +344,8 @@ fn numbers_are_taken_as_clients_write_them() {
     }
     // 3. Below 0 there is no limit but the context's.
     for (path, body) in requests(json!(-1)) {
-        let (_, prompt, generated) = ask(path, body.clone());
         let (_, answer) = server.post(path, &body);
+        let (_, prompt, generated) = said(&answer);
         let ended = ["stop", "end_turn", "completed"].iter().any(|end| answer.to_string().contains(&format!("\"{end}\"")));
         assert!(prompt + generated == 96 || ended, "{path}: {answer}");
     }
@@ -681,4 +681,146 @@ fn a_function_in_a_namespace_is_called_by_both_of_its_names() {
     assert_eq!(status, 200, "{next}");
     let cached = next["usage"]["input_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(cached + 1 >= answer["usage"]["input_tokens"].as_u64().unwrap(), "{next}");
+}
+
+/// All ids in an answer.
+fn ids(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            let named = fields.iter().filter(|(name, _)| ["id", "call_id"].contains(&name.as_str()));
+            found.extend(named.filter_map(|(_, id)| id.as_str().map(str::to_owned)));
+            fields.values().for_each(|value| ids(value, found));
+        }
+        Value::Array(all) => all.iter().for_each(|value| ids(value, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn ids_are_the_same_in_no_two_answers_after_a_restart_either() {
+    let schema = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let mut found = Vec::new();
+    for _ in 0..2 {
+        let Some(server) = Server::start(&[]) else { return };
+        let function = json!({"name": "stop", "parameters": schema});
+        for (path, body) in requests(json!(60)) {
+            for more in [
+                json!({}),
+                match path {
+                    "/v1/chat/completions" => {
+                        json!({"tools": [{"type": "function", "function": function}], "tool_choice": "required"})
+                    }
+                    "/v1/responses" => {
+                        json!({"tools": [{"type": "function", "name": "stop", "parameters": schema}], "tool_choice": "required"})
+                    }
+                    "/v1/messages" => {
+                        json!({"tools": [{"name": "stop", "input_schema": schema}], "tool_choice": {"type": "any"}})
+                    }
+                    _ => json!({"n": 2}),
+                },
+            ] {
+                let (status, answer) = server.post(path, &with(body.clone(), more));
+                assert_eq!(status, 200, "{answer}");
+                ids(&answer, &mut found);
+            }
+        }
+    }
+    assert!(found.len() >= 2 * 8 && ["chatcmpl-", "cmpl-", "resp_", "msg_", "call_", "toolu_", "fc_"].iter().all(|kind| found.iter().any(|id| id.starts_with(kind))), "{found:?}");
+    let mut different = found.clone();
+    different.sort();
+    different.dedup();
+    assert_eq!(different.len(), found.len(), "{found:?}");
+}
+
+#[test]
+fn several_prompts_are_answered_as_each_would_be_alone() {
+    let Some(server) = Server::start(&[]) else { return };
+    let prompts = ["Once upon a time", "The fox", "A crow"];
+    let ask = |fields: Value| server.complete(with(json!({"max_tokens": 6, "seed": 3, "n": 2}), fields));
+    let alone: Vec<Value> = prompts.iter().map(|prompt| ask(json!({"prompt": prompt}))).collect();
+    let texts = |answer: &Value| -> Vec<String> {
+        let choices = answer["choices"].as_array().unwrap();
+        assert!(choices.iter().enumerate().all(|(i, choice)| choice["index"] == i), "{answer}");
+        choices.iter().map(|choice| choice["text"].as_str().unwrap().to_owned()).collect()
+    };
+    let expected: Vec<String> = alone.iter().flat_map(&texts).collect();
+    // 1. As texts, as tokens, streamed; the tokens of all are counted
+    let all = ask(json!({"prompt": prompts}));
+    assert_eq!(texts(&all), expected);
+    let sum = |name: &str| alone.iter().map(|answer| answer["usage"][name].as_u64().unwrap()).sum::<u64>();
+    for name in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+        assert_eq!(all["usage"][name], sum(name), "{all}");
+    }
+    let tokens = |prompt: &str| server.post("/tokenize", &json!({"prompt": prompt})).1["tokens"].clone();
+    let lists: Vec<Value> = prompts.iter().map(|prompt| tokens(prompt)).collect();
+    assert_eq!(texts(&ask(json!({"prompt": lists}))), expected);
+    let streamed = |fields: Value| {
+        let body = with(json!({"max_tokens": 6, "seed": 3, "n": 2, "stream": true}), fields);
+        let mut found = vec![String::new(); 6];
+        for event in server.stream("/v1/completions", &body) {
+            let choice = &event["choices"][0];
+            found[choice["index"].as_u64().unwrap() as usize] += choice["text"].as_str().unwrap();
+        }
+        found
+    };
+    assert_eq!(streamed(json!({"prompt": prompts})), expected);
+    // 2. With the prompts before them
+    let echoed: Vec<String> = expected.iter().enumerate().map(|(i, text)| prompts[i / 2].to_owned() + text).collect();
+    assert_eq!(texts(&ask(json!({"prompt": prompts, "echo": true}))), echoed);
+    assert_eq!(texts(&ask(json!({"prompt": lists, "echo": true}))), echoed);
+    assert_eq!(streamed(json!({"prompt": prompts, "echo": true})), echoed);
+    // 3. What is wrong is said
+    for (fields, param, part) in [
+        (json!({"prompt": "x", "echo": true, "logprobs": 1}), "echo", "not supported"),
+        (json!({"prompt": vec!["x"; 65], "n": 2}), "prompt", "128"),
+        (json!({"prompt": ["x", ""]}), "prompt", "no tokens"),
+        (json!({"prompt": []}), "prompt", "no tokens"),
+    ] {
+        let (status, answer) = server.post("/v1/completions", &with(json!({"max_tokens": 1}), fields));
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(part), "{answer}");
+    }
+}
+
+#[test]
+fn a_response_tells_how_likely_its_tokens_were() {
+    let Some(server) = Server::start(&[]) else { return };
+    let mut body = json!({
+        "input": "Tell me a story.", "max_output_tokens": 8, "temperature": 0, "top_logprobs": 2, "include": ["message.output_text.logprobs"],
+    });
+    let (status, headers, text) = server.post_with("/v1/responses", &[], &body);
+    assert!(status == 200 && !headers.contains_key("sluice-ignored"), "{headers:?} {text}");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    let part = &answer["output"][0]["content"][0];
+    let tokens = part["logprobs"].as_array().unwrap();
+    let joined: String = tokens.iter().map(|token| token["token"].as_str().unwrap()).collect();
+    assert_eq!((joined.as_str(), tokens.len()), (part["text"].as_str().unwrap(), 8), "{answer}");
+    // They are what a chat says of them.
+    let chat = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8, "temperature": 0, "logprobs": true, "top_logprobs": 2});
+    let (_, chat) = server.post("/v1/chat/completions", &chat);
+    assert_eq!(&chat["choices"][0]["logprobs"]["content"], &part["logprobs"]);
+    // Streamed, they come with their text.
+    body["stream"] = true.into();
+    let events = server.named_events("/v1/responses", &body);
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    let streamed: Vec<Value> = deltas.flat_map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
+    assert_eq!(&streamed, tokens);
+    let done = events.iter().find(|event| event["type"] == "response.output_text.done").unwrap();
+    assert_eq!(&done["logprobs"], &part["logprobs"]);
+    // Without being asked for they are not there, and there is a limit.
+    let (_, answer) = server.post("/v1/responses", &json!({"input": "Hi", "max_output_tokens": 2}));
+    assert_eq!(answer["output"][0]["content"][0]["logprobs"], json!([]));
+    let (status, answer) = server.post("/v1/responses", &json!({"input": "Hi", "top_logprobs": 21}));
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("top_logprobs")), "{answer}");
+}
+
+#[test]
+fn the_tokens_of_a_response_are_counted_before_it_is_made() {
+    let Some(server) = Server::start(&[]) else { return };
+    let tool = json!({"type": "function", "name": "read", "parameters": {"type": "object"}});
+    let body = json!({"instructions": "Be kind.", "input": "Tell me a story.", "tools": [tool], "max_output_tokens": 1});
+    let (status, counted) = server.post("/v1/responses/input_tokens", &body);
+    let (_, answer) = server.post("/v1/responses", &body);
+    let tokens = &answer["usage"]["input_tokens"];
+    assert_eq!((status, counted), (200, json!({"object": "response.input_tokens", "input_tokens": tokens})));
 }

@@ -136,7 +136,7 @@ fn a_call_that_is_demanded_is_made_and_read() {
     ]);
     let mut engine = engine(1, None);
     for (several, tools) in [(false, json!([tools[0]])), (true, tools.clone())] {
-        let called = Called { tools: tools.clone(), several, must: true };
+        let called = Called { tools: tools.clone(), several, must: true, strict: Vec::new() };
         let constraint = constraint(&Demand { called: Some(called), ..Demand::default() }).unwrap();
         for seed in 0..4 {
             let generation = Generation { max_tokens: 600, ..generation(&constraint, seed) };
@@ -156,6 +156,46 @@ fn a_call_that_is_demanded_is_made_and_read() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn calls_within_text_keep_to_the_schemas_of_strict_tools() {
+    let tools = json!([
+        {"type": "function", "function": {"name": "feed", "parameters": {
+            "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false,
+        }}},
+        {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "required": ["never"]}}},
+    ]);
+    let demanded = |several| {
+        let called = Called { tools: tools.clone(), several, must: false, strict: vec!["feed".into()] };
+        constraint(&Demand { called: Some(called), ..Demand::default() }).unwrap()
+    };
+    let call = |name: &str, arguments: &str| {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    let good = call("feed", "{\"n\": 5}");
+    for (answer, alone, several) in [
+        (String::new(), true, true),
+        ("A fox < a crow, <tool, and\n\nmore.".into(), true, true),
+        (good.clone(), true, true),
+        (format!("I feed it.\n{good}"), true, true),
+        (format!("I feed it.\n{good}\nDone <b>."), true, true),
+        (format!("{good}\n{good}"), false, true),
+        (format!("{good} and {}", call("wait", "{\"any\": [1]}")), false, true),
+        (call("feed", "{\"n\": \"5\"}"), false, false),
+        (call("feed", "{}"), false, false),
+        (format!("So: {}", call("none", "{}")), false, false),
+        ("<tool_call>feed".into(), false, false),
+    ] {
+        assert_eq!(demanded(false).allows(text(), &answer).unwrap(), alone, "{answer}");
+        assert_eq!(demanded(true).allows(text(), &answer).unwrap(), several, "{answer}");
+    }
+    // A model that is free to say anything says what it would have said.
+    let mut engine = engine(1, None);
+    for seed in 0..3 {
+        let free = Generation { constraint: None, ..generation(&demanded(true), seed) };
+        assert_eq!(answer(&mut engine, generation(&demanded(true), seed)), answer(&mut engine, free));
     }
 }
 
@@ -227,8 +267,8 @@ fn what_cannot_be_compiled_says_why() {
     assert!(!error.contains("coerce_one_of"), "{error}");
     let tool = |name: &str, schema: Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
     let tools = json!([tool("good", person()), tool("bad", one_of)]);
-    refused(Demand { called: Some(Called { tools, several: true, must: true }), ..Demand::default() }, "\"bad\"");
-    let called = Called { tools: json!([]), several: true, must: true };
+    refused(Demand { called: Some(Called { tools, several: true, must: true, strict: Vec::new() }), ..Demand::default() }, "\"bad\"");
+    let called = Called { tools: json!([]), several: true, must: true, strict: Vec::new() };
     refused(Demand { called: Some(called), ..Demand::default() }, "no tools");
     refused(Demand { thinking_budget: Some(5), form: Form::Lark("start: \"".into()), ..Demand::default() }, "");
     // Nothing is asked for.

@@ -58,6 +58,10 @@ impl Answer {
         }
     }
 
+    pub fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
     /// Whether all choices have come to their end.
     pub fn is_over(&self) -> bool {
         self.choices.iter().all(|c| c.over)

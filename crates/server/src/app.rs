@@ -6,7 +6,6 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -91,7 +90,6 @@ pub struct Ready {
 pub struct App {
     pub models: Arc<Models>,
     metrics: Arc<Metrics>,
-    next: AtomicU64,
     settings: Settings,
     on_loopback: bool,
 }
@@ -112,11 +110,6 @@ impl App {
     /// As [`Models::get`].
     pub async fn model(&self, name: Option<&str>) -> Result<Arc<Ready>, ApiError> {
         self.models.get(name).await
-    }
-
-    /// For the name of an answer.
-    pub fn next_id(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
     }
 }
 
@@ -177,7 +170,7 @@ impl Ready {
         let ticket = self.runtime.submit(submission)?;
         let answer = Answer::new(&self.text.tokenizer, choices, &stops);
         let exchange = exchange::current();
-        Ok(Pending { ticket, updates: received, answer, prompt_tokens, model: Arc::clone(self), deadline, exchange })
+        Ok(Pending { ticket, updates: received, answer, prompt_tokens, model: Arc::clone(self), deadline, exchange, beside: Vec::new() })
     }
 }
 
@@ -307,7 +300,6 @@ impl Server {
         let app = App {
             models: Arc::new(Models::new(offers, Arc::clone(&metrics), settings.clone(), Box::new(said))),
             metrics,
-            next: AtomicU64::new(1),
             on_loopback: matches!(bound, Bound::Tcp(_)) && bound.is_local(),
             settings,
         };
@@ -369,6 +361,7 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(openai::chat::chat))
         .routes(routes!(openai::completions::completions))
         .routes(routes!(openai::responses::responses))
+        .routes(routes!(openai::responses::input_tokens))
         .routes(routes!(models::list))
         .routes(routes!(models::one))
         .routes(routes!(anthropic::messages))

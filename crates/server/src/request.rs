@@ -89,6 +89,8 @@ impl Asked {
     pub async fn submit(mut self, ready: &Arc<Ready>) -> Result<Pending, ApiError> {
         // 1. The prompt, and what its answer must be, by threads that may take their time
         let Rendered { tokens, marks } = self.rendered(ready).await?;
+        let calls = ready.text.template.as_ref().and_then(|template| template.style().calls);
+        self.demanded.without_strictness(calls.is_some() && ready.text.tokenizer.is_byte_level());
         let (own, demanded) = (Arc::clone(ready), self.demanded);
         let prepared = tokio::task::spawn_blocking(move || prepared(&own.text, &demanded, tokens)).await;
         let (tokens, reading, constraint) = prepared.map_err(|e| ApiError::internal(e.to_string()))??;

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::NO_THREADS;
 use super::offered::Offered;
-use crate::demand::{Demanded, ToolChoice, format_of};
+use crate::demand::{Demanded, ToolChoice, format_of, strict_names};
 use crate::error::ApiError;
 use crate::exchange::ignore;
 use crate::given;
@@ -142,8 +142,9 @@ written! {
         "properties": {
             "type": {"type": "string"},
             "name": {"type": "string", "minLength": 1, "maxLength": 128},
-            "description": {"type": "string"},
-            "input_schema": {"type": "object", "description": "A JSON schema."},
+            "description": {"type": ["string", "null"]},
+            "input_schema": {"type": ["object", "null"], "description": "A JSON schema."},
+            "strict": {"type": ["boolean", "null"], "description": "Its calls keep to the schema, also where the model is free to call it or not."},
         },
     }
 }
@@ -171,7 +172,9 @@ impl Request {
                 messages.push(message("system", text, marked));
             }
         }
-        let mut offered = Offered::new(&self.tools.unwrap_or_default())?;
+        let tools = self.tools.unwrap_or_default();
+        let strict = strict_names(tools.iter());
+        let mut offered = Offered::new(&tools)?;
         let mut turn = Turn::default();
         let said = self.messages.ok_or_else(|| invalid("messages", "it is missing"))?;
         for (i, said) in said.iter().enumerate() {
@@ -208,10 +211,11 @@ impl Request {
             None => format_of("output_format", within("output_format"))?,
             format => format,
         };
-        if one_call && tool_choice == ToolChoice::Auto && format.is_none() {
+        if one_call && tool_choice == ToolChoice::Auto && format.is_none() && strict.is_empty() {
             ignore("tool_choice.disable_parallel_tool_use");
         }
-        let demanded = Demanded { unlisted, ..Demanded::new(tools, &tool_choice, !one_call, format, budget)? };
+        let mut demanded = Demanded::new(tools, &tool_choice, !one_call, format, budget)?.strictly(strict, !one_call);
+        demanded.unlisted = unlisted;
         Ok(Asked { messages, demanded, thinking, extra: self.chat_template_kwargs, logprobs: None, common })
     }
 

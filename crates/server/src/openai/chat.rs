@@ -46,7 +46,7 @@ pub struct Request {
 }
 
 /// Likeliest tokens that may be asked for.
-const MOST_LOGPROBS: usize = 20;
+pub const MOST_LOGPROBS: usize = 20;
 
 impl Request {
     /// # Errors
@@ -205,7 +205,7 @@ pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
     let (streamed, with_usage) = (asked.common.stream, asked.common.wants_usage());
     let pending = asked.submit(&ready).await?;
     let dialect = Chat {
-        id: format!("chatcmpl-{}", app.next_id()),
+        id: format!("chatcmpl-{}", fresh_id()),
         created: now(),
         model: ready.name.clone(),
         tokenizer: Arc::clone(&ready.text.tokenizer),
@@ -334,6 +334,23 @@ fn to_json(piece: &Piece) -> Value {
     }
 }
 
+pub(super) fn token(tokenizer: &Tokenizer, id: u32, logprob: f64) -> Value {
+    let text = tokenizer.decode(&[id], false).unwrap_or_default();
+    json!({"token": text, "logprob": logprob, "bytes": text.as_bytes()})
+}
+
+/// How likely tokens were, those of which it is known.
+pub(super) fn entries(tokenizer: &Tokenizer, tokens: &[(u32, Option<Logprobs>)]) -> Vec<Value> {
+    let entry = |(id, logprobs): &(u32, Option<Logprobs>)| {
+        let logprobs = logprobs.as_ref()?;
+        let mut entry = token(tokenizer, *id, logprobs.chosen);
+        let top: Vec<Value> = logprobs.top.iter().map(|(id, p)| token(tokenizer, *id, *p)).collect();
+        entry["top_logprobs"] = json!(top);
+        Some(entry)
+    };
+    tokens.iter().filter_map(entry).collect()
+}
+
 impl Chat {
     fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Option<&str>) -> Value {
         json!({
@@ -342,21 +359,6 @@ impl Chat {
         })
     }
 
-    fn token(&self, id: u32, logprob: f64) -> Value {
-        let text = self.tokenizer.decode(&[id], false).unwrap_or_default();
-        json!({"token": text, "logprob": logprob, "bytes": text.as_bytes()})
-    }
-
-    fn entries(&self, tokens: &[(u32, Option<Logprobs>)]) -> Vec<Value> {
-        let entry = |(id, logprobs): &(u32, Option<Logprobs>)| {
-            let logprobs = logprobs.as_ref()?;
-            let mut entry = self.token(*id, logprobs.chosen);
-            let top: Vec<Value> = logprobs.top.iter().map(|(id, p)| self.token(*id, *p)).collect();
-            entry["top_logprobs"] = json!(top);
-            Some(entry)
-        };
-        tokens.iter().filter_map(entry).collect()
-    }
 }
 
 impl Dialect for Chat {
@@ -365,7 +367,7 @@ impl Dialect for Chat {
         if !std::mem::replace(&mut self.begun[delta.choice], true) {
             events.push(self.chunk(delta.choice, json!({"role": "assistant", "content": ""}), Value::Null, None));
         }
-        let entries = self.entries(&delta.tokens);
+        let entries = entries(&self.tokenizer, &delta.tokens);
         let mut parts: Vec<Value> = delta.pieces.iter().map(to_json).collect();
         if parts.is_empty() && !entries.is_empty() {
             parts.push(json!({"content": ""}));
@@ -395,7 +397,7 @@ impl Dialect for Chat {
     }
 
     fn gather(&mut self, delta: Delta) {
-        let entries = self.entries(&delta.tokens);
+        let entries = entries(&self.tokenizer, &delta.tokens);
         let gathered = &mut self.gathered[delta.choice];
         gathered.logprobs.extend(entries);
         for piece in delta.pieces {
