@@ -181,7 +181,7 @@ fn errors_are_told_in_the_words_of_the_dialect() {
             json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
             "messages.0.content.0: blocks of image",
         ),
-        ("/v1/messages", json!({"messages": 5}), "not what it should be"),
+        ("/v1/messages", json!({"messages": 5}), "messages must be a list of objects"),
         ("/v1/responses", json!({"input": "x", "previous_response_id": "resp_1"}), "previous_response_id"),
         ("/v1/responses", json!({"input": "x", "text": {"format": {"type": "poem"}}}), "text.format"),
         (
@@ -290,9 +290,150 @@ fn every_client_finds_its_list_of_models() {
     assert_eq!((&list["data"][0]["id"], &list["data"][0]["type"]), (&json!(name), &json!("model")));
     let codex = &list["models"][0];
     assert_eq!((&codex["slug"], &codex["context_window"]), (&json!(name), &json!(256)));
-    // Any name is served, and the real one is told.
-    let one: Value = serde_json::from_str(&server.get("/v1/models/org/another").1).unwrap();
+    let one: Value = serde_json::from_str(&server.get(&format!("/v1/models/org/{name}")).1).unwrap();
     assert_eq!((&one["id"], &one["max_model_len"]), (&json!(name), &json!(256)));
+    // A name that nobody has is served, but no model is called so.
+    let (status, none) = server.get("/v1/models/org/another");
+    let none: Value = serde_json::from_str(&none).unwrap();
+    assert_eq!((status, &none["error"]["code"]), (404, &json!("model_not_found")), "{none}");
+    assert!(none["error"]["message"].as_str().unwrap().contains(&name), "{none}");
+    let body = json!({"model": "org/another", "prompt": "Once", "max_tokens": 1});
+    assert_eq!(server.complete(body)["model"], name);
+}
+
+/// Requests of all dialects, for `tokens` tokens.
+fn requests(tokens: Value) -> [(&'static str, Value); 4] {
+    let said = json!([{"role": "user", "content": "Tell me a story."}]);
+    [
+        ("/v1/completions", json!({"prompt": "Once", "max_tokens": tokens})),
+        ("/v1/chat/completions", json!({"messages": said, "max_tokens": tokens})),
+        ("/v1/responses", json!({"input": said, "max_output_tokens": tokens})),
+        ("/v1/messages", json!({"messages": said, "max_tokens": tokens})),
+    ]
+}
+
+/// What an answer says, whatever its dialect, and the tokens of its prompt and of itself.
+fn said(answer: &Value) -> (String, u64, u64) {
+    let texts = ["/choices/0/text", "/choices/0/message/content", "/output/0/content/0/text", "/content/0/text"];
+    let text = texts.iter().find_map(|path| answer.pointer(path)?.as_str()).unwrap_or_else(|| panic!("{answer}"));
+    let usage = &answer["usage"];
+    let count = |names: &[&str]| names.iter().find_map(|name| usage[*name].as_u64()).unwrap();
+    (text.to_owned(), count(&["prompt_tokens", "input_tokens"]), count(&["completion_tokens", "output_tokens"]))
+}
+
+fn with(mut body: Value, fields: Value) -> Value {
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn numbers_are_taken_as_clients_write_them() {
+    let Some(server) = Server::start(&["--max-context", "96"]) else { return };
+    let ask = |path: &str, body: Value| {
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(status, 200, "{path}: {body}: {answer}");
+        said(&answer)
+    };
+    for ((path, whole), (_, float)) in requests(json!(5)).into_iter().zip(requests(json!(5.0))) {
+        // 1. A whole number with a point is one.
+        let chosen = ask(path, with(whole.clone(), json!({"temperature": 1, "seed": 7, "top_k": 5})));
+        assert_eq!(ask(path, with(float, json!({"temperature": 1.0, "seed": 7.0, "top_k": 5.0}))), chosen, "{path}");
+        // 2. The smallest nucleus is the likeliest token.
+        let greedy = ask(path, with(whole.clone(), json!({"temperature": 0})));
+        assert_eq!(ask(path, with(whole, json!({"top_p": 0, "temperature": 1.5}))), greedy, "{path}");
+    }
+    // 3. Below 0 there is no limit but the context's.
+    for (path, body) in requests(json!(-1)) {
+        let (_, answer) = server.post(path, &body);
+        let (_, prompt, generated) = said(&answer);
+        let ended = ["stop", "end_turn", "completed"].iter().any(|end| answer.to_string().contains(&format!("\"{end}\"")));
+        assert!(prompt + generated == 96 || ended, "{path}: {answer}");
+    }
+    let endless = json!({"prompt": "Once", "max_tokens": -1, "ignore_eos": true});
+    let (_, prompt, generated) = ask("/v1/completions", endless);
+    assert_eq!(prompt + generated, 96);
+    // 4. What is no whole number is none.
+    for (path, body) in requests(json!(5.5)) {
+        let (status, answer) = server.post(path, &body);
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && message.contains("tokens must be a whole number"), "{path}: {answer}");
+    }
+}
+
+#[test]
+fn errors_name_the_clients_field_and_nothing_of_the_server() {
+    let Some(server) = Server::start(&[]) else { return };
+    let template = demo_with("{{ raise_exception('No conversations, please.') }}", &[]).unwrap();
+    let refusing = Server::of(sluice(&["serve", template.path().to_str().unwrap(), "--port", "0"]));
+    let message = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    let chat = "/v1/chat/completions";
+    let one_of = json!({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]});
+    let tool = |name: &str, schema: &Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let tools = json!([tool("good", &json!({"type": "object"})), tool("bad", &one_of)]);
+    let said = message("x".into());
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": one_of}});
+    let mut all = vec![
+        (&server, chat, json!({}), "messages", "missing"),
+        (&server, chat, message(Value::Null), "messages[0].content", "must be a text"),
+        (&server, chat, message(json!(5)), "messages[0].content", "must be a text"),
+        (&server, chat, message(json!([{"type": "text"}])), "messages[0].content", "no text"),
+        (&server, chat, json!({"messages": [5]}), "messages", "entry 0"),
+        (&server, "/v1/completions", json!({"max_tokens": 1}), "prompt", "missing"),
+        (&server, "/v1/completions", json!({"prompt": {"a": 1}}), "prompt", "token ids"),
+        (&server, "/v1/completions", json!({"prompt": "x", "logprobs": 6}), "logprobs", "at most 5"),
+        (&server, "/v1/completions", json!({"prompt": "x", "logprobs": 4611686018427387904u64}), "logprobs", "at most 5"),
+        (&server, "/v1/messages", json!({"messages": [{"role": "user"}]}), "messages.0.content", "neither"),
+        (&server, "/v1/responses", json!({"input": "x", "tools": 5}), "tools", "a list"),
+        (&server, "/detokenize", json!({"tokens": "x"}), "tokens", "token ids"),
+        (&server, chat, with(said.clone(), json!({"tools": tools, "tool_choice": "required"})), "tools", "\"bad\""),
+        (&server, chat, with(said.clone(), json!({"response_format": format})), "response_format", "anyOf"),
+        (&refusing, chat, said.clone(), "messages", "No conversations, please."),
+    ];
+    for (field, value, what) in [
+        ("temperature", json!("warm"), "a number"),
+        ("seed", json!(1.5), "a whole number"),
+        ("n", json!(-1), "below 0"),
+        ("stream", json!("yes"), "true or false"),
+        ("stop", json!([1]), "a list of texts"),
+        ("stream_options", json!({"include_usage": 1}), "include_usage must be true or false"),
+        ("model", json!(5), "a text"),
+        ("chat_template_kwargs", json!([]), "an object"),
+    ] {
+        all.push((&server, chat, with(said.clone(), json!({field: value})), field, what));
+    }
+    for (server, path, body, field, part) in all {
+        let (status, headers, text) = server.post_with(path, &[], &body);
+        let error: Value = serde_json::from_str(&text).unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert_eq!(status, 400, "{body}: {error}");
+        assert_eq!(headers["content-type"], "application/json");
+        assert!(message.contains(field) && message.contains(part), "{field} and {part} are not in {message}");
+        if path != "/v1/messages" {
+            assert_eq!(error["error"]["param"], field, "{error}");
+        }
+        for leaked in ["f32", "usize", "u32", "untagged", "expected", " line 1", "coerce", "/"] {
+            assert!(!message.contains(leaked), "{leaked} is in {message}");
+        }
+    }
+}
+
+#[test]
+fn a_format_that_is_not_known_is_a_note_and_is_named() {
+    let Some(server) = Server::start(&[]) else { return };
+    let schema = json!({"type": "object", "properties": {"to": {"type": "string", "format": "phone", "maxLength": 8}}, "required": ["to"], "additionalProperties": false});
+    let said = json!([{"role": "user", "content": "Call me."}]);
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    let body = json!({"messages": said, "max_tokens": 60, "response_format": format});
+    let (status, headers, text) = server.post_with("/v1/chat/completions", &[], &body);
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(headers["sluice-ignored"], "response_format.format.phone");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    let found: Value = serde_json::from_str(&self::said(&answer).0).unwrap();
+    assert!(found["to"].as_str().unwrap().chars().count() <= 8, "{found}");
+    let tool = json!({"name": "call", "input_schema": schema});
+    let body = json!({"messages": said, "max_tokens": 60, "tools": [tool], "tool_choice": {"type": "any"}});
+    let (status, headers, text) = server.post_with("/v1/messages", &[], &body);
+    assert_eq!((status, headers["sluice-ignored"].to_str().unwrap()), (200, "tools.call.format.phone"), "{text}");
 }
 
 #[test]
@@ -540,4 +681,146 @@ fn a_function_in_a_namespace_is_called_by_both_of_its_names() {
     assert_eq!(status, 200, "{next}");
     let cached = next["usage"]["input_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(cached + 1 >= answer["usage"]["input_tokens"].as_u64().unwrap(), "{next}");
+}
+
+/// All ids in an answer.
+fn ids(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            let named = fields.iter().filter(|(name, _)| ["id", "call_id"].contains(&name.as_str()));
+            found.extend(named.filter_map(|(_, id)| id.as_str().map(str::to_owned)));
+            fields.values().for_each(|value| ids(value, found));
+        }
+        Value::Array(all) => all.iter().for_each(|value| ids(value, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn ids_are_the_same_in_no_two_answers_after_a_restart_either() {
+    let schema = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let mut found = Vec::new();
+    for _ in 0..2 {
+        let Some(server) = Server::start(&[]) else { return };
+        let function = json!({"name": "stop", "parameters": schema});
+        for (path, body) in requests(json!(60)) {
+            for more in [
+                json!({}),
+                match path {
+                    "/v1/chat/completions" => {
+                        json!({"tools": [{"type": "function", "function": function}], "tool_choice": "required"})
+                    }
+                    "/v1/responses" => {
+                        json!({"tools": [{"type": "function", "name": "stop", "parameters": schema}], "tool_choice": "required"})
+                    }
+                    "/v1/messages" => {
+                        json!({"tools": [{"name": "stop", "input_schema": schema}], "tool_choice": {"type": "any"}})
+                    }
+                    _ => json!({"n": 2}),
+                },
+            ] {
+                let (status, answer) = server.post(path, &with(body.clone(), more));
+                assert_eq!(status, 200, "{answer}");
+                ids(&answer, &mut found);
+            }
+        }
+    }
+    assert!(found.len() >= 2 * 8 && ["chatcmpl-", "cmpl-", "resp_", "msg_", "call_", "toolu_", "fc_"].iter().all(|kind| found.iter().any(|id| id.starts_with(kind))), "{found:?}");
+    let mut different = found.clone();
+    different.sort();
+    different.dedup();
+    assert_eq!(different.len(), found.len(), "{found:?}");
+}
+
+#[test]
+fn several_prompts_are_answered_as_each_would_be_alone() {
+    let Some(server) = Server::start(&[]) else { return };
+    let prompts = ["Once upon a time", "The fox", "A crow"];
+    let ask = |fields: Value| server.complete(with(json!({"max_tokens": 6, "seed": 3, "n": 2}), fields));
+    let alone: Vec<Value> = prompts.iter().map(|prompt| ask(json!({"prompt": prompt}))).collect();
+    let texts = |answer: &Value| -> Vec<String> {
+        let choices = answer["choices"].as_array().unwrap();
+        assert!(choices.iter().enumerate().all(|(i, choice)| choice["index"] == i), "{answer}");
+        choices.iter().map(|choice| choice["text"].as_str().unwrap().to_owned()).collect()
+    };
+    let expected: Vec<String> = alone.iter().flat_map(&texts).collect();
+    // 1. As texts, as tokens, streamed; the tokens of all are counted
+    let all = ask(json!({"prompt": prompts}));
+    assert_eq!(texts(&all), expected);
+    let sum = |name: &str| alone.iter().map(|answer| answer["usage"][name].as_u64().unwrap()).sum::<u64>();
+    for name in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+        assert_eq!(all["usage"][name], sum(name), "{all}");
+    }
+    let tokens = |prompt: &str| server.post("/tokenize", &json!({"prompt": prompt})).1["tokens"].clone();
+    let lists: Vec<Value> = prompts.iter().map(|prompt| tokens(prompt)).collect();
+    assert_eq!(texts(&ask(json!({"prompt": lists}))), expected);
+    let streamed = |fields: Value| {
+        let body = with(json!({"max_tokens": 6, "seed": 3, "n": 2, "stream": true}), fields);
+        let mut found = vec![String::new(); 6];
+        for event in server.stream("/v1/completions", &body) {
+            let choice = &event["choices"][0];
+            found[choice["index"].as_u64().unwrap() as usize] += choice["text"].as_str().unwrap();
+        }
+        found
+    };
+    assert_eq!(streamed(json!({"prompt": prompts})), expected);
+    // 2. With the prompts before them
+    let echoed: Vec<String> = expected.iter().enumerate().map(|(i, text)| prompts[i / 2].to_owned() + text).collect();
+    assert_eq!(texts(&ask(json!({"prompt": prompts, "echo": true}))), echoed);
+    assert_eq!(texts(&ask(json!({"prompt": lists, "echo": true}))), echoed);
+    assert_eq!(streamed(json!({"prompt": prompts, "echo": true})), echoed);
+    // 3. What is wrong is said
+    for (fields, param, part) in [
+        (json!({"prompt": "x", "echo": true, "logprobs": 1}), "echo", "not supported"),
+        (json!({"prompt": vec!["x"; 65], "n": 2}), "prompt", "128"),
+        (json!({"prompt": ["x", ""]}), "prompt", "no tokens"),
+        (json!({"prompt": []}), "prompt", "no tokens"),
+    ] {
+        let (status, answer) = server.post("/v1/completions", &with(json!({"max_tokens": 1}), fields));
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(part), "{answer}");
+    }
+}
+
+#[test]
+fn a_response_tells_how_likely_its_tokens_were() {
+    let Some(server) = Server::start(&[]) else { return };
+    let mut body = json!({
+        "input": "Tell me a story.", "max_output_tokens": 8, "temperature": 0, "top_logprobs": 2, "include": ["message.output_text.logprobs"],
+    });
+    let (status, headers, text) = server.post_with("/v1/responses", &[], &body);
+    assert!(status == 200 && !headers.contains_key("sluice-ignored"), "{headers:?} {text}");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    let part = &answer["output"][0]["content"][0];
+    let tokens = part["logprobs"].as_array().unwrap();
+    let joined: String = tokens.iter().map(|token| token["token"].as_str().unwrap()).collect();
+    assert_eq!((joined.as_str(), tokens.len()), (part["text"].as_str().unwrap(), 8), "{answer}");
+    // They are what a chat says of them.
+    let chat = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8, "temperature": 0, "logprobs": true, "top_logprobs": 2});
+    let (_, chat) = server.post("/v1/chat/completions", &chat);
+    assert_eq!(&chat["choices"][0]["logprobs"]["content"], &part["logprobs"]);
+    // Streamed, they come with their text.
+    body["stream"] = true.into();
+    let events = server.named_events("/v1/responses", &body);
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    let streamed: Vec<Value> = deltas.flat_map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
+    assert_eq!(&streamed, tokens);
+    let done = events.iter().find(|event| event["type"] == "response.output_text.done").unwrap();
+    assert_eq!(&done["logprobs"], &part["logprobs"]);
+    // Without being asked for they are not there, and there is a limit.
+    let (_, answer) = server.post("/v1/responses", &json!({"input": "Hi", "max_output_tokens": 2}));
+    assert_eq!(answer["output"][0]["content"][0]["logprobs"], json!([]));
+    let (status, answer) = server.post("/v1/responses", &json!({"input": "Hi", "top_logprobs": 21}));
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("top_logprobs")), "{answer}");
+}
+
+#[test]
+fn the_tokens_of_a_response_are_counted_before_it_is_made() {
+    let Some(server) = Server::start(&[]) else { return };
+    let tool = json!({"type": "function", "name": "read", "parameters": {"type": "object"}});
+    let body = json!({"instructions": "Be kind.", "input": "Tell me a story.", "tools": [tool], "max_output_tokens": 1});
+    let (status, counted) = server.post("/v1/responses/input_tokens", &body);
+    let (_, answer) = server.post("/v1/responses", &body);
+    let tokens = &answer["usage"]["input_tokens"];
+    assert_eq!((status, counted), (200, json!({"object": "response.input_tokens", "input_tokens": tokens})));
 }

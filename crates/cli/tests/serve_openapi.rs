@@ -4,6 +4,7 @@ mod support;
 
 use jsonschema::Validator;
 use serde_json::{Value, json};
+use support::demo;
 use support::server::{Server, agent};
 
 /// The document of a server, and the same where nothing is allowed that is not described.
@@ -86,6 +87,7 @@ fn bodies() -> Vec<(&'static str, Value)> {
     let own = json!({"name": "read", "input_schema": function()["parameters"]});
     vec![
         ("/v1/completions", json!({"prompt": "Once", "max_tokens": 4, "logprobs": 2, "n": 2})),
+        ("/v1/completions", json!({"prompt": ["Once", "Twice"], "max_tokens": 4, "echo": true})),
         ("/v1/chat/completions", json!({"messages": said, "max_tokens": 4, "logprobs": true, "top_logprobs": 2})),
         (
             "/v1/chat/completions",
@@ -94,6 +96,10 @@ fn bodies() -> Vec<(&'static str, Value)> {
         (
             "/v1/responses",
             json!({"input": "Tell me a story.", "max_output_tokens": 4, "include": ["reasoning.encrypted_content"]}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": said, "max_output_tokens": 4, "include": ["message.output_text.logprobs"], "top_logprobs": 1}),
         ),
         (
             "/v1/responses",
@@ -116,6 +122,7 @@ fn answers_are_of_their_schemas() {
     let said = json!([{"role": "user", "content": "Hi"}]);
     for (path, body) in [
         ("/v1/messages/count_tokens", json!({"messages": said})),
+        ("/v1/responses/input_tokens", json!({"input": said})),
         ("/tokenize", json!({"content": "Once upon"})),
         ("/tokenize", json!({"messages": said, "with_pieces": true, "return_token_strs": true})),
         ("/detokenize", json!({"tokens": [50, 60]})),
@@ -124,8 +131,9 @@ fn answers_are_of_their_schemas() {
         assert_eq!(status, 200, "{answer}");
         document.holds("post", path, 200, &answer);
     }
+    let name = demo().unwrap().rsplit('/').next().unwrap().to_owned();
     for (path, asked) in
-        [("/v1/models", "/v1/models"), ("/v1/models/{name}", "/v1/models/org/any"), ("/health", "/health")]
+        [("/v1/models", "/v1/models"), ("/v1/models/{name}", format!("/v1/models/{name}").as_str()), ("/health", "/health")]
     {
         let (status, answer) = server.get(asked);
         assert_eq!(status, 200);
@@ -166,12 +174,86 @@ fn errors_are_of_their_schemas_and_what_is_sent_is_described() {
             document.holds("post", path, 400, &answer);
         }
     }
-    for (path, asked) in
-        [("/v1/sessions", "/v1/sessions"), ("/v1/sessions", "/v1/sessions?salt=x"), ("/page/{name}", "/page/%ff")]
-    {
-        let (status, answer) = server.get(asked);
-        assert_eq!(status, 400, "{asked}: {answer}");
-        document.holds("get", path, 400, &serde_json::from_str(&answer).unwrap());
+    for (path, asked, status) in [
+        ("/v1/sessions", "/v1/sessions", 400),
+        ("/v1/sessions", "/v1/sessions?salt=x", 400),
+        ("/page/{name}", "/page/%ff", 400),
+        ("/v1/models/{name}", "/v1/models/%ff", 400),
+        ("/v1/models/{name}", "/v1/models/no/such", 404),
+    ] {
+        let (found, answer) = server.get(asked);
+        assert_eq!(found, status, "{asked}: {answer}");
+        document.holds("get", path, status, &serde_json::from_str(&answer).unwrap());
+    }
+}
+
+/// Names of an object's fields, and which of them must be there.
+fn fields<'a>(document: &'a Value, schema: &'a Value, all: &mut Vec<(&'a str, bool)>) {
+    if let Some(reference) = schema["$ref"].as_str() {
+        fields(document, document.pointer(&reference[1..]).unwrap(), all);
+    }
+    schema["allOf"].as_array().into_iter().flatten().for_each(|part| fields(document, part, all));
+    let required = schema["required"].as_array();
+    for name in schema["properties"].as_object().into_iter().flat_map(|all| all.keys()) {
+        all.push((name, required.is_some_and(|required| required.iter().any(|r| r == name))));
+    }
+}
+
+#[test]
+fn a_field_that_may_be_left_out_may_be_null() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(server) = Server::start(&[&format!("--prompt-cache={}", folder.path().display())]) else { return };
+    let document = Document::of(&server);
+    let said = json!([{"role": "user", "content": "Hi"}]);
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": "Once", "max_tokens": 2})),
+        ("/v1/chat/completions", json!({"messages": said, "max_tokens": 2})),
+        ("/v1/responses", json!({"input": "Hi", "max_output_tokens": 2})),
+        ("/v1/messages", json!({"messages": said, "max_tokens": 2})),
+        ("/v1/messages/count_tokens", json!({"messages": said})),
+        ("/v1/responses/input_tokens", json!({"input": "Hi"})),
+        ("/tokenize", json!({"content": "Hi"})),
+        ("/detokenize", json!({"tokens": [50]})),
+        ("/v1/sessions", json!({"name": "a", "prompt": "Once upon a time there was a fox. ".repeat(60)})),
+    ] {
+        let content = &document.open["paths"][path]["post"]["requestBody"]["content"];
+        let mut all = Vec::new();
+        fields(&document.open, &content["application/json"]["schema"], &mut all);
+        assert!(all.iter().any(|(_, required)| *required) || ["/v1/responses", "/v1/responses/input_tokens", "/tokenize"].contains(&path), "{all:?}");
+        let mut nothing = body.clone();
+        for (name, required) in &all {
+            if body.get(name).is_none() {
+                let mut alone = body.clone();
+                alone[name] = Value::Null;
+                assert_eq!(document.takes(path, &alone), !required, "{path}: {name}");
+                nothing[name] = Value::Null;
+            } else if *required {
+                let mut without = body.clone();
+                without.as_object_mut().unwrap().remove(*name);
+                let (status, answer) = server.post(path, &without);
+                assert!(!document.takes(path, &without) && status == 400, "{path}: {name}: {answer}");
+                let said = answer["error"]["message"].as_str().unwrap();
+                assert!(said.contains(name) && said.contains("missing"), "{said}");
+            }
+        }
+        let (status, answer) = server.post(path, &nothing);
+        assert_eq!(status, 200, "{path}: {answer}");
+        let (_, headers, _) = server.post_with(path, &[], &nothing);
+        assert!(!headers.contains_key("sluice-ignored"), "{path}: {headers:?}");
+    }
+    // Within a field, too
+    for (path, field, value) in [
+        ("/v1/chat/completions", "stream_options", json!({"include_usage": null})),
+        ("/v1/chat/completions", "chat_template_kwargs", json!({"enable_thinking": null})),
+        ("/v1/messages", "tool_choice", json!({"type": "auto", "name": null, "disable_parallel_tool_use": null})),
+        ("/v1/messages", "thinking", json!({"type": "disabled", "budget_tokens": null})),
+        ("/v1/responses", "reasoning", json!({"effort": null, "summary": null})),
+        ("/v1/responses", "text", json!({"format": null, "verbosity": null})),
+    ] {
+        let mut body = json!({"messages": said, "input": said, "max_tokens": 2});
+        body[field] = value;
+        let (status, answer) = server.post(path, &body);
+        assert!(status == 200 && document.takes(path, &body), "{path}: {body}: {answer}");
     }
 }
 
@@ -191,6 +273,25 @@ fn sessions_are_of_their_schemas() {
     let (status, loaded) = server.post("/v1/sessions/a/load", &json!({}));
     assert_eq!(status, 200, "{loaded}");
     document.holds("post", "/v1/sessions/{name}/load", 200, &loaded);
+    // What is asked with unknown words, or with one twice, is told in the same way.
+    for query in ["%C2%A7%28=%3F", "=&=t", "cache_salt=&%C3%92k%7C=%0E", "cache_salt=a&cache_salt=b", "model=%ff&x"] {
+        let mut deleted = agent().delete(server.url(&format!("/v1/sessions/%40%26?{query}"))).call().unwrap();
+        let deleted = (deleted.status().as_u16(), deleted.body_mut().read_json::<Value>().unwrap());
+        let (status, listed) = server.get(&format!("/v1/sessions?{query}"));
+        let listed = (status, serde_json::from_str(&listed).unwrap());
+        let loaded = server.post(&format!("/v1/sessions/a/load?{query}"), &json!({}));
+        for (method, path, (status, answer)) in [
+            ("delete", "/v1/sessions/{name}", deleted),
+            ("get", "/v1/sessions", listed),
+            ("post", "/v1/sessions/{name}/load", loaded),
+        ] {
+            assert_eq!(status, 400, "{query}: {answer}");
+            document.holds(method, path, 400, &answer);
+            let message = answer["error"]["message"].as_str().unwrap();
+            assert!(message.contains("parameter") || message.contains("more than once"), "{message}");
+            assert!(answer["error"]["param"].is_string() || query.starts_with('='), "{answer}");
+        }
+    }
     for status in [200, 404] {
         let mut response = agent().delete(server.url("/v1/sessions/a")).call().unwrap();
         assert_eq!(response.status(), status);

@@ -119,6 +119,97 @@ fn what_is_streamed_is_the_whole() {
 }
 
 #[test]
+fn only_allowed_tools_are_called() {
+    let Some(server) = Server::start(&[]) else { return };
+    let mut body = body(&json!([{"role": "user", "content": "Read the story."}]));
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let allowed = |mode: &str, tools: Value| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}});
+    // 1. One of them must be called.
+    for (seed, name) in [(0, "stop"), (1, "read_file"), (2, "stop")] {
+        body["seed"] = seed.into();
+        body["tool_choice"] = allowed("required", json!([named(name)]));
+        assert_eq!(call_of(&ask(&server, &body)["choices"][0]).0, name);
+    }
+    // 2. None must: the prompt is the same, and so is what a model says that calls none.
+    body["tool_choice"] = "auto".into();
+    let free = ask(&server, &body);
+    body["tool_choice"] = allowed("auto", json!([named("stop")]));
+    let only = ask(&server, &body);
+    assert_eq!(free["usage"]["prompt_tokens"], only["usage"]["prompt_tokens"]);
+    assert_eq!(free["choices"][0]["message"]["content"], only["choices"][0]["message"]["content"]);
+    // 3. The same in the words of Responses
+    let tool = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object", "properties": {}, "additionalProperties": false}});
+    let choice = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "b"}]});
+    let asked = json!({"input": "Do it.", "tools": [tool("a"), tool("b")], "tool_choice": choice, "max_output_tokens": 60, "parallel_tool_calls": false});
+    let (status, answer) = server.post("/v1/responses", &asked);
+    let call = answer["output"].as_array().unwrap().last().unwrap();
+    assert_eq!((status, &call["name"]), (200, &json!("b")), "{answer}");
+    // 4. What is not there cannot be allowed.
+    for choice in [
+        allowed("auto", json!([named("other")])),
+        allowed("auto", json!([])),
+        allowed("some", json!([named("stop")])),
+        json!({"type": "allowed_tools"}),
+    ] {
+        body["tool_choice"] = choice;
+        let (status, answer) = server.post(CHAT, &body);
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("tool_choice")), "{answer}");
+    }
+}
+
+#[test]
+fn a_strict_tool_is_compiled_also_where_it_need_not_be_called() {
+    let Some(server) = Server::start(&[]) else { return };
+    let tool = |strict: bool, schema: Value| json!({"type": "function", "function": {"name": "read", "strict": strict, "parameters": schema}});
+    let mut body = json!({"messages": [{"role": "user", "content": "Read."}], "max_tokens": 8, "temperature": 0});
+    // What cannot be held is refused where it is asked for.
+    let bad = json!({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]});
+    for (strict, expected) in [(true, 400), (false, 200)] {
+        body["tools"] = json!([tool(strict, bad.clone())]);
+        let (status, answer) = server.post(CHAT, &body);
+        assert_eq!(status, expected, "{answer}");
+        assert!(status == 200 || answer["error"]["message"].as_str().unwrap().contains("\"read\""), "{answer}");
+    }
+    // Text is as free as it was, in every dialect.
+    let good = json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"], "additionalProperties": false});
+    body["tools"] = json!([tool(true, good.clone())]);
+    let (status, headers, text) = server.post_with(CHAT, &[], &body);
+    assert!(status == 200 && !headers.contains_key("sluice-ignored"), "{headers:?} {text}");
+    let said: Value = serde_json::from_str(&text).unwrap();
+    body["tools"] = json!([tool(false, good.clone())]);
+    let free = ask(&server, &body);
+    assert_eq!(said["usage"]["completion_tokens"], free["usage"]["completion_tokens"]);
+    for (path, asked) in [
+        ("/v1/messages", json!({"messages": body["messages"], "max_tokens": 4, "tools": [{"name": "read", "strict": true, "input_schema": bad}]})),
+        ("/v1/responses", json!({"input": "Read.", "max_output_tokens": 4, "tools": [{"type": "function", "name": "read", "strict": true, "parameters": bad}]})),
+    ] {
+        let (status, answer) = server.post(path, &asked);
+        assert!(status == 400 && answer["error"]["message"].as_str().unwrap().contains("\"read\""), "{answer}");
+    }
+}
+
+#[test]
+fn a_call_that_is_cut_off_leaves_no_markup() {
+    let Some(server) = Server::start(&[]) else { return };
+    let messages = json!([{"role": "user", "content": "Read the story."}]);
+    let mut body = by_name(body(&messages));
+    for tokens in 1..24 {
+        body["max_tokens"] = tokens.into();
+        body["stream"] = false.into();
+        let answer = ask(&server, &body);
+        let choice = &answer["choices"][0];
+        let message = &choice["message"];
+        assert_eq!((choice["finish_reason"].as_str(), message["content"].as_str().unwrap_or_default()), (Some("length"), ""), "{answer}");
+        let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap_or_default();
+        assert!(!arguments.contains('<'), "{answer}");
+        body["stream"] = true.into();
+        let events = server.stream(CHAT, &body);
+        let said: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(said, "", "{events:?}");
+    }
+}
+
+#[test]
 fn a_conversation_with_tools_finds_its_prefix_again() {
     let Some(server) = Server::start(&[]) else { return };
     let mut messages =

@@ -19,7 +19,7 @@ mod spill;
 pub mod text;
 
 pub use budget::{Held, refused_by_device};
-pub use constraint::{Called, Constraint, Demand, Form};
+pub use constraint::{Called, Constraint, Demand, Form, unknown_formats};
 pub use engine::{DeviceUse, Engine, MakeBackend, cpu};
 pub use options::{Options, Placement};
 pub use pins::Pins;

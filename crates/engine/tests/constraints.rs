@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use serde_json::{Value, json};
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::text::{Opened, Piece, Reading, TextSide};
-use sluice_engine::{Called, Constraint, Demand, Engine, Event, Finish, Form, Generation, Options, SequenceId};
+use sluice_engine::{Called, Constraint, Demand, Engine, Event, Finish, Form, Generation, Options, SequenceId, unknown_formats};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")
@@ -136,7 +136,7 @@ fn a_call_that_is_demanded_is_made_and_read() {
     ]);
     let mut engine = engine(1, None);
     for (several, tools) in [(false, json!([tools[0]])), (true, tools.clone())] {
-        let called = Called { tools: tools.clone(), several, must: true };
+        let called = Called { tools: tools.clone(), several, must: true, strict: Vec::new() };
         let constraint = constraint(&Demand { called: Some(called), ..Demand::default() }).unwrap();
         for seed in 0..4 {
             let generation = Generation { max_tokens: 600, ..generation(&constraint, seed) };
@@ -156,6 +156,46 @@ fn a_call_that_is_demanded_is_made_and_read() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn calls_within_text_keep_to_the_schemas_of_strict_tools() {
+    let tools = json!([
+        {"type": "function", "function": {"name": "feed", "parameters": {
+            "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false,
+        }}},
+        {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "required": ["never"]}}},
+    ]);
+    let demanded = |several| {
+        let called = Called { tools: tools.clone(), several, must: false, strict: vec!["feed".into()] };
+        constraint(&Demand { called: Some(called), ..Demand::default() }).unwrap()
+    };
+    let call = |name: &str, arguments: &str| {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    let good = call("feed", "{\"n\": 5}");
+    for (answer, alone, several) in [
+        (String::new(), true, true),
+        ("A fox < a crow, <tool, and\n\nmore.".into(), true, true),
+        (good.clone(), true, true),
+        (format!("I feed it.\n{good}"), true, true),
+        (format!("I feed it.\n{good}\nDone <b>."), true, true),
+        (format!("{good}\n{good}"), false, true),
+        (format!("{good} and {}", call("wait", "{\"any\": [1]}")), false, true),
+        (call("feed", "{\"n\": \"5\"}"), false, false),
+        (call("feed", "{}"), false, false),
+        (format!("So: {}", call("none", "{}")), false, false),
+        ("<tool_call>feed".into(), false, false),
+    ] {
+        assert_eq!(demanded(false).allows(text(), &answer).unwrap(), alone, "{answer}");
+        assert_eq!(demanded(true).allows(text(), &answer).unwrap(), several, "{answer}");
+    }
+    // A model that is free to say anything says what it would have said.
+    let mut engine = engine(1, None);
+    for seed in 0..3 {
+        let free = Generation { constraint: None, ..generation(&demanded(true), seed) };
+        assert_eq!(answer(&mut engine, generation(&demanded(true), seed)), answer(&mut engine, free));
     }
 }
 
@@ -221,7 +261,14 @@ fn what_cannot_be_compiled_says_why() {
     refused(form(Form::Lark("start: nowhere".into())), "nowhere");
     refused(form(Form::Lark("(".repeat(32 << 10))), "");
     refused(form(Form::Lark(format!("start: {}", "(".repeat(30 << 10)))), "");
-    let called = Called { tools: json!([]), several: true, must: true };
+    let one_of = json!({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]});
+    refused(form(Form::Schema(one_of.clone())), "anyOf");
+    let error = constraint(&form(Form::Schema(one_of.clone()))).unwrap_err().to_string();
+    assert!(!error.contains("coerce_one_of"), "{error}");
+    let tool = |name: &str, schema: Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let tools = json!([tool("good", person()), tool("bad", one_of)]);
+    refused(Demand { called: Some(Called { tools, several: true, must: true, strict: Vec::new() }), ..Demand::default() }, "\"bad\"");
+    let called = Called { tools: json!([]), several: true, must: true, strict: Vec::new() };
     refused(Demand { called: Some(called), ..Demand::default() }, "no tools");
     refused(Demand { thinking_budget: Some(5), form: Form::Lark("start: \"".into()), ..Demand::default() }, "");
     // Nothing is asked for.
@@ -236,6 +283,28 @@ fn holds(schema: Value, allowed: &[&str], refused: &[&str]) {
             assert_eq!(constraint.allows(text(), answer).unwrap(), is_allowed, "{answer} by {schema}");
         }
     }
+}
+
+#[test]
+fn a_format_that_nothing_is_known_of_is_a_note() {
+    let formats =
+        ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+    for format in formats {
+        let schema = json!({"type": "string", "format": format});
+        assert!(unknown_formats(&schema).is_empty());
+        holds(schema, &[], &["\"?? ?\""]);
+    }
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "format": {"type": "string", "format": "phone", "maxLength": 3},
+            "all": {"type": "array", "items": {"format": "color"}, "default": {"format": "none"}},
+            "more": {"anyOf": [{"type": "string", "format": "phone"}, {"type": "null"}]},
+        },
+        "required": ["format"], "additionalProperties": false,
+    });
+    assert_eq!(unknown_formats(&schema), ["phone", "color"]);
+    holds(schema, &["{\"format\": \"?\", \"more\": \"x y\"}"], &["{\"format\": \"????\"}"]);
 }
 
 #[test]

@@ -63,6 +63,9 @@ pub struct Access {
     pub origins: Vec<String>,
 }
 
+/// What a browser says of a page that has no origin of its own.
+const NO_ORIGIN: &str = "null";
+
 impl Access {
     /// What browsers are told, where any page of another origin may ask.
     ///
@@ -77,6 +80,10 @@ impl Access {
         } else {
             let one = |origin: &String| {
                 let is_fit = origin.contains("://") && !origin.ends_with('/');
+                ensure!(
+                    origin != NO_ORIGIN,
+                    "--cors-origin {NO_ORIGIN}: that is what all pages without an origin say, such as files; only '*' lets them ask"
+                );
                 ensure!(is_fit, "--cors-origin {origin}: an origin is like https://example.org, or * for all");
                 Ok(HeaderValue::from_str(origin)?)
             };
@@ -117,8 +124,12 @@ impl Access {
             let own = origin.split_once("://").map(|(_, authority)| authority);
             let is_own = own.is_some() && own == host;
             if !is_own && !self.takes_all_origins() && !self.origins.iter().any(|o| o == origin) {
-                let message =
-                    format!("pages of {origin} may not ask this server: start it with --cors-origin {origin}");
+                let message = if origin == NO_ORIGIN {
+                    "pages without an origin, such as files, may not ask this server: start it with --cors-origin '*'"
+                        .to_owned()
+                } else {
+                    format!("pages of {origin} may not ask this server: start it with --cors-origin {origin}")
+                };
                 return Err(ApiError::forbidden(message));
             }
         }
@@ -261,6 +272,12 @@ mod tests {
         assert_eq!(asked(&access, "https://evil.example"), 403);
         assert_eq!(asked(&Access { origins: vec!["*".into()], ..Access::default() }, "null"), 200);
         assert!(Access { origins: vec!["example.org".into()], ..Access::default() }.cors().is_err());
+        // Whatever a refusal says to start the server with can be given.
+        let null = Access { origins: vec!["null".into()], ..Access::default() }.cors().unwrap_err().to_string();
+        assert!(null.contains("only '*'"), "{null}");
+        let request = Request::builder().uri("/").header("host", "localhost").header("origin", "null");
+        let refused = Access::default().check(&request.body(Body::empty()).unwrap(), true).unwrap_err();
+        assert!(refused.message.ends_with("start it with --cors-origin '*'"), "{}", refused.message);
     }
 
     #[test]

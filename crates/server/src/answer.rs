@@ -58,6 +58,10 @@ impl Answer {
         }
     }
 
+    pub fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
     /// Whether all choices have come to their end.
     pub fn is_over(&self) -> bool {
         self.choices.iter().all(|c| c.over)
@@ -87,7 +91,7 @@ impl Answer {
                 let (text, stopped) = choice.stops.push(&choice.detokenizer.push(token)?);
                 choice.over = stopped;
                 let finish = stopped.then_some(Finish::Stop);
-                let pieces = choice.pieces(&text, stopped);
+                let pieces = choice.pieces(&text, stopped.then_some(true));
                 Ok(Some(Delta { choice: number, text, pieces, tokens: vec![(token, logprobs)], finish, stopped }))
             }
             Update::Finished { choice: number, reason } => {
@@ -101,7 +105,8 @@ impl Answer {
                 if !stopped {
                     text += &choice.stops.flush();
                 }
-                let (pieces, finish) = (choice.pieces(&text, true), Some(reason));
+                let is_cut = stopped || reason != Finish::Stop;
+                let (pieces, finish) = (choice.pieces(&text, Some(is_cut)), Some(reason));
                 Ok(Some(Delta { choice: number, text, pieces, tokens: Vec::new(), finish, stopped: false }))
             }
             Update::Failed { why, .. } => anyhow::bail!("{why}"),
@@ -110,13 +115,15 @@ impl Answer {
 }
 
 impl Choice {
-    /// What a part of the text means. `last`: nothing comes behind it.
-    fn pieces(&mut self, text: &str, last: bool) -> Vec<Piece> {
+    /// What a part of the text means. `last`: nothing comes behind it, and whether that is since something has cut it off.
+    fn pieces(&mut self, text: &str, last: Option<bool>) -> Vec<Piece> {
         match &mut self.parser {
             Some(parser) => {
                 let mut pieces = parser.push(text);
-                if last {
-                    pieces.extend(parser.finish());
+                match last {
+                    None => {}
+                    Some(true) => pieces.extend(parser.cut()),
+                    Some(false) => pieces.extend(parser.finish()),
                 }
                 pieces
             }

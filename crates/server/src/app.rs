@@ -6,7 +6,6 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -33,6 +32,7 @@ use crate::access::{Access, guard};
 use crate::answer::Answer;
 use crate::error::ApiError;
 use crate::exchange::{self, accompany};
+use crate::given;
 use crate::metrics::Metrics;
 use crate::openai::{self, Common};
 use crate::openapi::{self, Asking, Seeing, written};
@@ -130,7 +130,6 @@ pub struct Ready {
 pub struct App {
     pub models: Arc<Models>,
     metrics: Arc<Metrics>,
-    next: AtomicU64,
     settings: Settings,
     on_loopback: bool,
     /// Room for bodies, and how many bytes that is.
@@ -168,11 +167,6 @@ impl App {
             ..ApiError::unavailable("the bodies of other requests take all room there is; try again later")
         };
         room.ok_or_else(full)
-    }
-
-    /// For the name of an answer.
-    pub fn next_id(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
     }
 }
 
@@ -250,6 +244,7 @@ impl Ready {
             deadline,
             outgoing: Arc::clone(&self.outgoing),
             exchange,
+            beside: Vec::new(),
         })
     }
 }
@@ -318,8 +313,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
         if let Some(exchange) = exchange::current() {
             exchange.keep_room(Some(room));
         }
-        let wrong = |e: serde_json::Error| ApiError::invalid("", format!("the request is not what it should be: {e}"));
-        serde_json::from_slice(&bytes).map(Body).map_err(wrong)
+        given::read(&bytes).map(Body)
     }
 }
 
@@ -331,7 +325,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Name, ApiError> {
         let name = UrlPath::<String>::from_request_parts(parts, state).await;
-        name.map(|UrlPath(name)| Name(name)).map_err(|e| ApiError::invalid("name", e.body_text()))
+        name.map(|UrlPath(name)| Name(name)).map_err(|_| ApiError::invalid("name", "name is no text in UTF-8"))
     }
 }
 
@@ -438,7 +432,6 @@ impl Server {
             most_bodies,
             models: Arc::new(Models::new(offers, Arc::clone(&metrics), settings.clone(), Box::new(said))),
             metrics,
-            next: AtomicU64::new(1),
             on_loopback: matches!(bound, Bound::Tcp(_)) && bound.is_local(),
             settings,
         };
@@ -510,6 +503,7 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(openai::chat::chat))
         .routes(routes!(openai::completions::completions))
         .routes(routes!(openai::responses::responses))
+        .routes(routes!(openai::responses::input_tokens))
         .routes(routes!(models::list))
         .routes(routes!(models::one))
         .routes(routes!(anthropic::messages))

@@ -1,16 +1,12 @@
 //! Requests' bodies without a server: what becomes of one up to where the model would be asked. For those who try bodies of all kinds.
 
-use serde::de::DeserializeOwned;
 use sluice_engine::text::{Reading, TextSide};
 
 use crate::anthropic;
 use crate::error::ApiError;
+use crate::given;
 use crate::openai::{chat, completions, responses};
 use crate::request::Asked;
-
-fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(body).map_err(|e| ApiError::invalid("", e.to_string()))
-}
 
 /// Reads a body as the handler of `path` does: the conversation goes through the template and the tokenizer of `text`, all but grammars is checked. Tokens of the prompt.
 ///
@@ -19,11 +15,11 @@ fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 pub fn read(text: &TextSide, path: &str, body: &[u8], context: usize) -> Result<usize, (u16, String)> {
     let asked = || -> Result<Asked, ApiError> {
         match path {
-            "/v1/chat/completions" => parsed::<chat::Request>(body)?.asked(),
-            "/v1/responses" => Ok(parsed::<responses::request::Request>(body)?.asked()?.0),
-            "/v1/messages" => parsed::<anthropic::request::Request>(body)?.asked(),
+            "/v1/chat/completions" => given::read::<chat::Request>(body)?.asked(),
+            "/v1/responses" => Ok(given::read::<responses::request::Request>(body)?.asked()?.0),
+            "/v1/messages" => given::read::<anthropic::request::Request>(body)?.asked(),
             "/v1/completions" => {
-                let (_, _, common) = parsed::<completions::Request>(body)?.parts()?;
+                let (_, _, common) = given::read::<completions::Request>(body)?.parts()?;
                 Ok(Asked { common, ..Asked::default() })
             }
             _ => Err(ApiError::not_found(path)),

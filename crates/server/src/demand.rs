@@ -1,9 +1,10 @@
 //! What a request demands of its answer, whatever its dialect: tools that may or must be called, the form of its text.
 
 use serde_json::{Value, json};
-use sluice_engine::{Called, Demand, Form};
+use sluice_engine::{Called, Demand, Form, unknown_formats};
 
 use crate::error::ApiError;
+use crate::exchange::ignore;
 
 /// Tools of a request at most, and characters of a tool's name.
 const MOST_TOOLS: usize = 512;
@@ -21,6 +22,8 @@ pub enum ToolChoice {
     Required,
     /// The one of this name.
     Named(String),
+    /// Of these alone, whether the model wants any or must call one.
+    Allowed { names: Vec<String>, must: bool },
 }
 
 /// What an answer's text must be, and which field says so.
@@ -42,6 +45,8 @@ pub struct Demanded {
     pub demand: Demand,
     /// The field to blame where it cannot be had.
     pub blame: &'static str,
+    /// Calls are demanded something of since tools are strict, and for nothing else.
+    is_for_strictness: bool,
 }
 
 impl Demanded {
@@ -65,22 +70,69 @@ impl Demanded {
         let called = match choice {
             ToolChoice::Required => {
                 let tools = tools.clone().ok_or_else(|| missing("there are no tools to call".into()))?;
-                Some(Called { tools, several, must: true })
+                Some(Called { tools, several, must: true, strict: Vec::new() })
             }
             ToolChoice::Named(name) => {
                 let tool = all.iter().find(|tool| tool["function"]["name"] == name.as_str());
                 let tool = tool.ok_or_else(|| missing(format!("there is no tool {name:?}")))?;
-                Some(Called { tools: json!([tool]), several: false, must: true })
+                Some(Called { tools: json!([tool]), several: false, must: true, strict: Vec::new() })
+            }
+            ToolChoice::Allowed { names, must } => {
+                let one = |name: &String| {
+                    let tool = all.iter().find(|tool| tool["function"]["name"] == name.as_str());
+                    tool.ok_or_else(|| missing(format!("there is no tool {name:?}")))
+                };
+                let tools = names.iter().map(one).collect::<Result<Vec<_>, ApiError>>()?;
+                if tools.is_empty() {
+                    return Err(missing("tool_choice allows no tools: say none".into()));
+                }
+                Some(Called { tools: json!(tools), several, must: *must, strict: Vec::new() })
             }
             // Calls must have a place in the grammar of an answer that has one.
             ToolChoice::Auto | ToolChoice::None => (tools.clone().filter(|_| reads_calls && form != Form::Text))
-                .map(|tools| Called { tools, several, must: false }),
+                .map(|tools| Called { tools, several, must: false, strict: Vec::new() }),
         };
         let (form, blame) = match &called {
             Some(called) if called.must => (Form::Text, "tools"),
+            Some(_) if form == Form::Text => (form, "tool_choice"),
             _ => (form, field),
         };
-        Ok(Demanded { tools, unlisted: 0, reads_calls, demand: Demand { form, called, thinking_budget }, blame })
+        // Texts of a format that is not known are free.
+        let note = |field: &str, schema: &Value| {
+            unknown_formats(schema).iter().for_each(|format| ignore(&format!("{field}.format.{format}")));
+        };
+        if let Form::Schema(schema) = &form {
+            note(field, schema);
+        }
+        for tool in called.iter().filter_map(|called| called.tools.as_array()).flatten() {
+            let function = &tool["function"];
+            note(&format!("tools.{}", function["name"].as_str().unwrap_or_default()), &function["parameters"]);
+        }
+        let demand = Demand { form, called, thinking_budget };
+        Ok(Demanded { tools, unlisted: 0, reads_calls, demand, blame, is_for_strictness: false })
+    }
+
+    /// Has calls of these tools keep to their schemas where the model is free to call any; where they must be made, or a form is kept, all do.
+    pub fn strictly(mut self, names: Vec<String>, several: bool) -> Demanded {
+        match &mut self.demand {
+            _ if names.is_empty() || !self.reads_calls => {}
+            Demand { called: Some(called), .. } => called.strict = names,
+            Demand { called: called @ None, form: Form::Text, .. } => {
+                let tools = self.tools.clone().unwrap_or_default();
+                *called = Some(Called { tools, several, must: false, strict: names });
+                (self.blame, self.is_for_strictness) = ("tools", true);
+            }
+            Demand { called: None, .. } => {}
+        }
+        self
+    }
+
+    /// Leaves strictness out, and says so, where a model's calls cannot be held to anything.
+    pub fn without_strictness(&mut self, can_hold: bool) {
+        if self.is_for_strictness && !can_hold {
+            self.demand.called = None;
+            ignore("tools.strict");
+        }
     }
 
     /// The tools that the prompt lists.
@@ -89,6 +141,13 @@ impl Demanded {
         let listed = &all[..all.len().saturating_sub(self.unlisted)];
         (!listed.is_empty()).then(|| json!(listed))
     }
+}
+
+/// Names of those of a client's tools that are strict.
+pub fn strict_names<'a>(tools: impl Iterator<Item = &'a Value>) -> Vec<String> {
+    let is_strict = |tool: &&Value| tool["strict"] == true || tool["function"]["strict"] == true;
+    let name = |tool: &Value| tool["name"].as_str().or(tool["function"]["name"].as_str()).map(str::to_owned);
+    tools.filter(is_strict).filter_map(name).collect()
 }
 
 fn check(tools: &[Value]) -> Result<(), ApiError> {

@@ -77,13 +77,43 @@ impl ApiError {
         ApiError { retry_after: Some(1), ..ApiError::unavailable("Loading model") }
     }
 
+    /// What is wrong here and not with the request. Where this server has its files is for its own log.
     pub fn internal(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+        let message = message.into();
+        let told = without_folders(&message);
+        if told != message {
+            crate::note(&message);
+        }
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", told)
+    }
+
+    /// A model that is not offered.
+    pub fn no_such_model(name: &str, offered: &[&str]) -> ApiError {
+        let name: String = name.chars().take(100).collect();
+        let message = format!("there is no model {name:?} here, but {}", offered.join(", "));
+        let code = Some("model_not_found");
+        ApiError { status: StatusCode::NOT_FOUND, code, ..ApiError::invalid("model", message) }
     }
 
     pub fn to_json(&self) -> Value {
         json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
     }
+}
+
+/// The message with each path in it cut to the name of its file.
+fn without_folders(message: &str) -> String {
+    let one = |word: &str| {
+        let path = word.trim_matches(|c: char| c.is_ascii_punctuation() && !"/.~_-".contains(c));
+        let path = path.trim_end_matches(['/', '.']);
+        let begins = ["/", "./", "../", "~/"].iter().any(|begin| path.starts_with(begin));
+        match path.rsplit_once('/') {
+            Some((folders, file)) if !path.contains("://") && (begins || folders.contains('/') || file.contains('.')) => {
+                word.replacen(path, file, 1)
+            }
+            _ => word.to_owned(),
+        }
+    };
+    message.split(' ').map(one).collect::<Vec<_>>().join(" ")
 }
 
 impl From<Refused> for ApiError {
@@ -112,5 +142,22 @@ impl IntoResponse for ApiError {
         }
         response.extensions_mut().insert(Arc::new(self));
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_files_lie_is_not_told() {
+        for (message, told) in [
+            ("/srv/models/big/model.safetensors: no such file", "model.safetensors: no such file"),
+            ("big cannot be loaded: models/big/config.json: \"x\" is missing", "big cannot be loaded: config.json: \"x\" is missing"),
+            ("cannot read \"./a/b\" (../c.bin).", "cannot read \"b\" (c.bin)."),
+            ("2.5 GB/s and/or https://example.org/a/b", "2.5 GB/s and/or https://example.org/a/b"),
+        ] {
+            assert_eq!(without_folders(message), told);
+        }
     }
 }

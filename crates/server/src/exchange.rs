@@ -92,9 +92,12 @@ impl Exchange {
         *self.room.lock().unwrap_or_else(|e| e.into_inner()) = room;
     }
 
-    /// What the request has come to.
+    /// What a prompt of the request has come to.
     pub fn counted(&self, prompt: usize, cached: usize, generated: usize) {
-        self.facts().tokens = Some((prompt, cached, generated));
+        // It may have several prompts.
+        let mut facts = self.facts();
+        let (others, there, made) = facts.tokens.unwrap_or_default();
+        facts.tokens = Some((others + prompt, there + cached, made + generated));
     }
 
     fn line(&self) -> String {

@@ -13,6 +13,7 @@ mod bodies;
 mod demand;
 mod error;
 mod exchange;
+mod given;
 mod listen;
 mod metrics;
 mod models;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde_json::{Value, json};
 
-use crate::app::App;
+use crate::app::{App, Name};
 use crate::error::ApiError;
-use crate::openapi::{Asking, written};
+use crate::openapi::{Asking, Error, written};
 use crate::resident::Entry;
 
 written! {
@@ -104,16 +104,22 @@ pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> 
     })))
 }
 
-/// The one that a request with this name would get.
+/// The one of this name.
 #[utoipa::path(get, path = "/v1/models/{*name}", tag = "openai",
-    params(("name" = String, Path, description = "Any name, slashes included.")),
-    responses((status = 200, description = "The model that a request with this name would get.", body = Model), Asking),
+    params(("name" = String, Path, description = "A model's name, with its publisher's before it or without.")),
+    responses(
+        (status = 200, description = "The model of this name.", body = Model),
+        (status = 400, description = "The name is no text.", body = Error),
+        (status = 404, description = "There is none of this name (`model_not_found`). A request that names it is answered all the same, by the model in memory.", body = Error),
+        Asking,
+    ),
 )]
-pub async fn one(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn one(State(app): State<Arc<App>>, Name(name): Name) -> Result<Json<Value>, ApiError> {
     app.models.begun()?;
     let all = app.models.entries();
-    let resident = || all.iter().position(|entry| entry.status != "unloaded").unwrap_or(0);
-    Ok(Json(entry(&all[app.models.named(&name).unwrap_or_else(resident)])))
+    let names = || all.iter().map(|entry| entry.name).collect::<Vec<_>>();
+    let at = app.models.named(&name).ok_or_else(|| ApiError::no_such_model(&name, &names()))?;
+    Ok(Json(entry(&all[at])))
 }
 
 /// `2026-11-22T14:00:00Z`, from seconds since 1970.

@@ -65,7 +65,7 @@ written! {
                     "message": {"type": "string"},
                     "type": {"type": "string", "description": "invalid_request_error, authentication_error, permission_error, rate_limit_error, timeout_error, unavailable_error or server_error"},
                     "param": {"type": ["string", "null"], "description": "The field that is wrong."},
-                    "code": {"type": ["string", "null"], "description": "context_length_exceeded, invalid_api_key, rate_limit_exceeded, timeout, or nothing."},
+                    "code": {"type": ["string", "null"], "description": "context_length_exceeded, invalid_api_key, model_not_found, rate_limit_exceeded, timeout, or nothing."},
                 },
             },
         },
@@ -172,7 +172,7 @@ impl Modify for Common {
             .title("Sluice")
             .version(env!("CARGO_PKG_VERSION"))
             .description(Some(
-                "A language model behind HTTP. A field that would change the answer and cannot be obeyed is refused with 400, by name; any other field \
+                "A language model behind HTTP. A field that may be left out may be null, and a whole number may be written with a point. A field that would change the answer and cannot be obeyed is refused with 400, by name; any other field \
                  that is not listed is taken, has no effect, and is named in the header `sluice-ignored`. A stream's schema is that of the JSON in each event's `data`.",
             ))
             .build();

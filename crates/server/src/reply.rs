@@ -2,8 +2,9 @@
 //! comes and lets the model go at the end, whatever the client has read of it by then.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -43,6 +44,8 @@ pub struct Pending {
     pub outgoing: Arc<Outgoing>,
     /// Told what it came to.
     pub exchange: Option<Arc<Exchange>>,
+    /// Other prompts of the same request: their choices follow.
+    pub beside: Vec<Pending>,
 }
 
 impl Drop for Pending {
@@ -102,7 +105,12 @@ impl Pending {
     pub fn usage(&self) -> Usage {
         let (prompt, cached, generated) = (self.prompt_tokens, self.answer.cached, self.answer.generated);
         let written = if self.model.keeps_prefixes { prompt.saturating_sub(cached + 1) } else { 0 };
-        Usage { prompt, cached, written, generated }
+        self.beside.iter().map(Pending::usage).fold(Usage { prompt, cached, written, generated }, |a, b| Usage {
+            prompt: a.prompt + b.prompt,
+            cached: a.cached + b.cached,
+            written: a.written + b.written,
+            generated: a.generated + b.generated,
+        })
     }
 
     /// The next delta; `Ok(None)` after the last.
@@ -117,12 +125,48 @@ impl Pending {
     }
 
     async fn step(&mut self) -> Result<Next, ApiError> {
+        let deadline = self.deadline.filter(|_| !self.beside.is_empty());
+        let Some(deadline) = deadline else { return self.any_step().await };
+        // Each poll of the steps begins them anew, with their own clocks.
+        timeout_at(deadline, self.any_step()).await.unwrap_or_else(|_| Err(too_long()))
+    }
+
+    /// The step of whichever prompt has one.
+    async fn any_step(&mut self) -> Result<Next, ApiError> {
+        if self.beside.is_empty() {
+            return self.own_step().await;
+        }
+        poll_fn(|cx| {
+            let mut are_over = true;
+            let mut first = self.answer.choices();
+            match pin!(self.own_step()).poll(cx) {
+                Poll::Ready(Ok(Next::Over)) => {}
+                Poll::Pending => are_over = false,
+                ready => return ready,
+            }
+            for pending in &mut self.beside {
+                match pin!(pending.own_step()).poll(cx) {
+                    Poll::Ready(Ok(Next::Over)) => {}
+                    Poll::Pending => are_over = false,
+                    Poll::Ready(Ok(Next::Delta(delta))) => {
+                        return Poll::Ready(Ok(Next::Delta(Delta { choice: first + delta.choice, ..delta })));
+                    }
+                    ready => return ready,
+                }
+                first += pending.answer.choices();
+            }
+            if are_over { Poll::Ready(Ok(Next::Over)) } else { Poll::Pending }
+        })
+        .await
+    }
+
+    async fn own_step(&mut self) -> Result<Next, ApiError> {
         while !self.answer.is_over() {
             let update = match self.deadline {
                 None => self.updates.recv().await,
                 Some(deadline) => timeout_at(deadline, self.updates.recv())
                     .await
-                    .map_err(|_| ApiError::timed_out("the request took longer than this server allows"))?,
+                    .map_err(|_| too_long())?,
             };
             let Some(update) = update else {
                 let why = self.model.dead().unwrap_or_else(|| "it was told to".to_owned());
@@ -142,6 +186,10 @@ impl Pending {
         }
         Ok(Next::Over)
     }
+}
+
+fn too_long() -> ApiError {
+    ApiError::timed_out("the request took longer than this server allows")
 }
 
 /// Seconds since 1970.

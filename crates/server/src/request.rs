@@ -96,6 +96,8 @@ impl Asked {
     pub async fn submit(mut self, ready: &Arc<Ready>) -> Result<Pending, ApiError> {
         // 1. The prompt, and what its answer must be, by threads that may take their time
         let Rendered { tokens, marks, .. } = self.rendered(ready).await?;
+        let calls = ready.text.template.as_ref().and_then(|template| template.style().calls);
+        self.demanded.without_strictness(calls.is_some() && ready.text.tokenizer.is_byte_level());
         let (own, demanded) = (Arc::clone(ready), self.demanded);
         let prepared = tokio::task::spawn_blocking(move || prepared(&own.text, &demanded, tokens)).await;
         let (tokens, reading, constraint) = prepared.map_err(|e| ApiError::internal(e.to_string()))??;
@@ -138,7 +140,8 @@ impl Conversation {
             let folded = as_reminders(&self.messages).ok_or(error)?;
             Ok(Rendered { is_folded: true, ..self.with(&folded, text, with_marks)? })
         });
-        done.map_err(|e: anyhow::Error| ApiError::invalid("messages", format!("{e:#}")))
+        let told = |e: &anyhow::Error| text.template.as_ref().map_or_else(|| format!("{e:#}"), |t| t.told(e));
+        done.map_err(|e| ApiError::invalid("messages", format!("messages: {}", told(&e))))
     }
 
     fn with(&self, messages: &[Value], text: &TextSide, with_marks: bool) -> anyhow::Result<Rendered> {

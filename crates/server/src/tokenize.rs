@@ -13,6 +13,8 @@ use crate::app::{App, Body, Ready};
 use crate::demand::{Demanded, ToolChoice};
 use crate::error::ApiError;
 use crate::exchange::ignore;
+use crate::given;
+use crate::openai::chat::messages as messages_of;
 use crate::openai::chat_fields::{ChatMessage, ChatTool};
 use crate::openapi::{Reading, written};
 use crate::request::Asked;
@@ -22,29 +24,35 @@ use crate::request::Asked;
 #[schema(as = TokenizeRequest)]
 pub struct Tokenize {
     /// A text: llama-server's name for it, and vLLM's.
+    #[serde(default, deserialize_with = "given::text")]
     content: Option<String>,
+    #[serde(default, deserialize_with = "given::text")]
     prompt: Option<String>,
     /// Rendered by the template.
+    #[serde(default, deserialize_with = "given::objects")]
     #[schema(value_type = Option<Vec<ChatMessage>>)]
     messages: Option<Vec<Map<String, Value>>>,
     #[serde(default)]
     #[schema(value_type = Option<Vec<ChatTool>>)]
     tools: Option<Value>,
-    #[serde(default)]
-    #[schema(value_type = Object)]
+    #[serde(default, deserialize_with = "given::object")]
+    #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Map<String, Value>,
     /// Tokens that the tokenizer puts around a text are added: llama-server's name for it, which adds none where nothing is said, and vLLM's, which does.
+    #[serde(default, deserialize_with = "given::flag")]
     add_special: Option<bool>,
+    #[serde(default, deserialize_with = "given::flag")]
     add_special_tokens: Option<bool>,
     /// Control tokens that are spelled out are taken as such.
-    #[serde(default = "yes")]
+    #[serde(default, deserialize_with = "given::flag")]
     #[schema(default = true)]
-    parse_special: bool,
+    parse_special: Option<bool>,
     /// Each token with its text.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag_or_false")]
+    #[schema(value_type = Option<bool>)]
     with_pieces: bool,
     /// The tokens' texts beside them.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag")]
     return_token_strs: Option<bool>,
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -53,13 +61,11 @@ pub struct Tokenize {
 #[derive(Deserialize, ToSchema)]
 #[schema(as = DetokenizeRequest)]
 pub struct Detokenize {
-    tokens: Vec<u32>,
+    #[serde(default, deserialize_with = "given::token_ids")]
+    #[schema(value_type = Vec<u32>, required)]
+    tokens: Option<Vec<u32>>,
     #[serde(flatten)]
     others: Map<String, Value>,
-}
-
-fn yes() -> bool {
-    true
 }
 
 fn name_others(others: &Map<String, Value>) {
@@ -104,7 +110,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(request): Body<Tokenize>
             let own = Arc::clone(&ready);
             let work = move || {
                 let tokenizer = &own.text.tokenizer;
-                if request.parse_special {
+                if request.parse_special.unwrap_or(true) {
                     tokenizer.encode_prompt(&Prompt::from(text), special)
                 } else {
                     tokenizer.encode_plain(&text)
@@ -114,7 +120,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(request): Body<Tokenize>
             done.map_err(|e| ApiError::invalid("content", format!("{e:#}")))?
         }
         (None, Some(messages)) => {
-            let messages = messages.into_iter().map(Value::Object).collect();
+            let messages = messages_of(messages)?;
             let demanded = Demanded::new(request.tools, &ToolChoice::Auto, true, None, None)?;
             let mut asked = Asked { messages, demanded, extra: request.chat_template_kwargs, ..Asked::default() };
             asked.rendered(&ready).await?.tokens
@@ -142,10 +148,11 @@ pub async fn detokenize(State(app): State<Arc<App>>, Body(request): Body<Detoken
     let ready = app.model(request.others.get("model").and_then(Value::as_str)).await?;
     name_others(&request.others);
     let vocabulary = ready.text.tokenizer.vocab_size();
-    if let Some(bad) = request.tokens.iter().find(|t| **t as usize >= vocabulary) {
+    let tokens = request.tokens.ok_or_else(|| ApiError::invalid("tokens", "tokens is missing"))?;
+    if let Some(bad) = tokens.iter().find(|t| **t as usize >= vocabulary) {
         return Err(ApiError::invalid("tokens", format!("token {bad} is not in the vocabulary of {vocabulary}")));
     }
-    let text = ready.text.tokenizer.decode(&request.tokens, false);
+    let text = ready.text.tokenizer.decode(&tokens, false);
     let text = text.map_err(|e| ApiError::invalid("tokens", format!("{e:#}")))?;
     Ok(Json(json!({"content": text, "prompt": text})))
 }

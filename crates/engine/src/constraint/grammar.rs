@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use llguidance::api::TopLevelGrammar;
@@ -36,6 +36,10 @@ const STACK: usize = 256 << 20;
 /// Calls in an answer at most, where one must be made.
 const MAX_CALLS: usize = 16;
 
+/// Around a call.
+const BEGIN: &str = "<tool_call>";
+const END: &str = "</tool_call>";
+
 /// What the text of an answer is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Form {
@@ -59,8 +63,10 @@ pub struct Called {
     pub tools: Value,
     /// There may be several calls.
     pub several: bool,
-    /// There must be one; otherwise the answer may be of its form instead.
+    /// There must be one; otherwise the answer may be of its form instead, or where it has none, text with calls in it.
     pub must: bool,
+    /// Names of those whose schemas hold for calls within text; of others' calls the arguments are free there.
+    pub strict: Vec<String>,
 }
 
 /// Compiles grammars for a model.
@@ -103,9 +109,10 @@ impl Grammars {
             (Some(called), form) => {
                 let calls =
                     calls.context("how this model writes calls is not known: tool_choice can be auto or none")?;
-                let mut source = self.calls(called, calls)?;
+                let is_within_text = !called.must && *form == Form::Text;
+                let mut source = self.calls(called, calls, is_within_text)?;
                 let text = match form {
-                    _ if called.must => None,
+                    _ if called.must || is_within_text => None,
                     Form::Text => bail!("nothing is asked for"),
                     Form::Object => Some(format!("%json {}", spaced(&json!({"type": "object"}))?)),
                     Form::Schema(schema) => Some(format!("%json {}", spaced(schema)?)),
@@ -113,6 +120,7 @@ impl Grammars {
                 };
                 match text {
                     Some(text) => writeln!(source, "start: calls | text\ntext: {text}")?,
+                    None if is_within_text => self.within_text(&mut source, called.several)?,
                     None => writeln!(source, "start: calls")?,
                 }
                 ensure!(source.len() <= MAX_SOURCE, "the schemas have more than {MAX_SOURCE} bytes");
@@ -135,8 +143,12 @@ impl Grammars {
                 TopLevelGrammar::from_lark(source.clone())
             }
         };
+        let begun = Instant::now();
         let make = move |factory: &ParserFactory| factory.create_parser(grammar);
-        let parser = self.within(TIME, make).map_err(|e| anyhow!("{}", one_line(&e)))?;
+        let parser = self.within(TIME, make).map_err(|e| {
+            let own = called.and_then(|called| self.wrong_tool(called, TIME.saturating_sub(begun.elapsed())));
+            own.unwrap_or_else(|| anyhow!("{}", one_line(&e)))
+        })?;
         let bytes = parser.parser.lexer_stats().num_bytes;
         ensure!(bytes <= MAX_LEXER, "the grammar takes {bytes} bytes; {MAX_LEXER} are accepted");
         let matcher = Matcher::new(Ok(parser));
@@ -144,6 +156,26 @@ impl Grammars {
             Some(why) => Err(anyhow!("{}", one_line(&anyhow!(why)))),
             None => Ok(matcher),
         }
+    }
+
+    /// Which tool's schema cannot be compiled, and why, as far as that is found in time.
+    fn wrong_tool(&self, called: &Called, mut time: Duration) -> Option<anyhow::Error> {
+        for tool in called.tools.as_array()? {
+            let function = tool.get("function").unwrap_or(tool);
+            if !called.must && !called.strict.is_empty() && !called.strict.iter().any(|name| function["name"] == **name) {
+                continue;
+            }
+            let schema = function["parameters"].as_object().filter(|schema| !schema.is_empty());
+            let Some(schema) = schema else { continue };
+            let begun = Instant::now();
+            let grammar = TopLevelGrammar::from_json_schema(spaced(&as_object(Value::Object(schema.clone()))).ok()?);
+            let made = self.within(time, move |factory: &ParserFactory| factory.create_parser(grammar));
+            if let Err(e) = made {
+                return Some(anyhow!("the parameters of {}: {}", function["name"], one_line(&e)));
+            }
+            time = time.checked_sub(begun.elapsed())?;
+        }
+        None
     }
 
     /// What `make` makes, by a thread that nobody waits for any longer than this.
@@ -184,20 +216,39 @@ impl Grammars {
         }
     }
 
-    /// The grammar of an answer that calls tools, in Lark.
-    fn calls(&self, called: &Called, calls: Calls) -> Result<String> {
+    /// Text in which calls may stand anywhere: whatever has their mark before it is one.
+    fn within_text(&self, source: &mut String, several: bool) -> Result<()> {
+        let times = if several { "*" } else { "?" };
+        if self.is_token(BEGIN) {
+            // Which no text has in it.
+            writeln!(source, "start: TEXT? (call TEXT?){times}\nTEXT: /(?s:.+)/")?;
+        } else {
+            writeln!(source, "start: (until inside){times} TEXT?\nuntil[lazy]: /(?s:.*){BEGIN}/")?;
+            writeln!(source, "TEXT: /(?s:.+)/ & ~/(?s:.*{BEGIN}.*)/")?;
+        }
+        Ok(())
+    }
+
+    /// The grammar of an answer that calls tools, in Lark. `is_within_text`: all but strict ones have arguments of any kind.
+    fn calls(&self, called: &Called, calls: Calls, is_within_text: bool) -> Result<String> {
         let tools = called.tools.as_array().filter(|tools| !tools.is_empty()).context("there are no tools to call")?;
         let mut source = String::new();
         let names: Vec<String> = (0..tools.len()).map(|i| format!("tool{i}")).collect();
         let more = if called.several { format!(" (\"\\n\" call){{0,{}}}", MAX_CALLS - 1) } else { String::new() };
-        let (begin, end) = (self.mark("<tool_call>"), self.mark("</tool_call>"));
-        writeln!(source, "calls: call{more}")?;
-        writeln!(source, "call: {begin} \"\\n\" ({}) \"\\n\" {end}", names.join(" | "))?;
+        let (begin, end) = (self.mark(BEGIN), self.mark(END));
+        if !is_within_text {
+            writeln!(source, "calls: call{more}")?;
+        }
+        if !is_within_text || self.is_token(BEGIN) {
+            writeln!(source, "call: {begin} inside")?;
+        }
+        writeln!(source, "inside: \"\\n\" ({}) \"\\n\" {end}", names.join(" | "))?;
         for (i, tool) in tools.iter().enumerate() {
             let function = tool.get("function").unwrap_or(tool);
             let name = function["name"].as_str().context("a tool has no name")?;
+            let is_free = is_within_text && !called.strict.iter().any(|strict| strict == name);
             let schema = match &function["parameters"] {
-                Value::Object(schema) if !schema.is_empty() => Value::Object(schema.clone()),
+                Value::Object(schema) if !schema.is_empty() && !is_free => Value::Object(schema.clone()),
                 _ => json!({"type": "object"}),
             };
             match calls {
@@ -206,10 +257,19 @@ impl Grammars {
                     writeln!(source, "tool{i}: {} args{i} \"}}\"", literal(&head))?;
                     writeln!(source, "args{i}: %json {}", spaced(&as_object(schema))?)?;
                 }
+                Calls::Xml if is_free => {
+                    ensure!(!name.contains(['<', '>', '\n']), "a tool cannot be called {name:?}");
+                    writeln!(source, "tool{i}: {} tool{i}v", literal(&format!("<function={name}>\n")))?;
+                    writeln!(source, "tool{i}v[lazy]: /(?s:.*)<\\/function>/")?;
+                }
                 Calls::Xml => xml(&mut source, i, name, &schema)?,
             }
         }
         Ok(source)
+    }
+
+    fn is_token(&self, text: &str) -> bool {
+        matches!(self.tokenizer.encode(text, false).as_deref(), Ok([_]))
     }
 
     /// A mark as the one token that it is, or else spelled.
@@ -284,8 +344,20 @@ fn spaced(schema: &Value) -> Result<Value> {
     Ok(schema)
 }
 
+/// What llguidance says of itself, and what that is to those who only know their schema.
+const REWORDED: [(&str, &str); 2] = [
+    (
+        "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+        "oneOf whose alternatives may hold at once cannot be kept to: say anyOf",
+    ),
+    ("Unimplemented keys:", "keywords that cannot be kept to:"),
+];
+
 fn one_line(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}");
+    let mut text = format!("{error:#}");
+    for (own, ours) in REWORDED {
+        text = text.replace(own, ours);
+    }
     text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(400).collect()
 }
 

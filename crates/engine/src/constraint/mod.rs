@@ -18,6 +18,7 @@ use toktrie::SimpleVob;
 pub(crate) use grammar::Grammars;
 pub use grammar::{Called, Form};
 pub(crate) use guide::{Guide, Masks};
+pub use schema::unknown_formats;
 
 use crate::text::{Opened, TextSide, Tokenizer};
 
@@ -71,8 +72,7 @@ impl Constraint {
     /// A schema or grammar that cannot be compiled, with the reason; one that is too large; a model whose thoughts or calls are not known.
     pub fn new(text: &TextSide, demand: &Demand, opened: Opened) -> Result<Option<Constraint>> {
         let style = text.template.as_ref().map(|template| template.style());
-        let must_call = demand.called.as_ref().is_some_and(|called| called.must);
-        let is_free = !must_call && matches!(demand.form, Form::Text);
+        let is_free = demand.called.is_none() && matches!(demand.form, Form::Text);
         if is_free && demand.thinking_budget.is_none() {
             return Ok(None);
         }

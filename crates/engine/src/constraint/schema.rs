@@ -57,6 +57,42 @@ const NOTES: [&str; 11] = [
     "deprecated",
 ];
 
+/// The formats of texts that can be held; any other is a note.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+fn is_note(format: &Value) -> bool {
+    format.as_str().is_some_and(|name| !FORMATS.contains(&name))
+}
+
+/// Names of formats in a schema that nothing is known of: texts of them are free. Each once.
+pub fn unknown_formats(schema: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    look_for_formats(schema, &mut found);
+    found
+}
+
+fn look_for_formats(schema: &Value, found: &mut Vec<String>) {
+    let Some(fields) = schema.as_object() else { return };
+    for (name, value) in fields {
+        match (name.as_str(), value) {
+            ("format", Value::String(format)) if is_note(value) => {
+                if !found.contains(format) {
+                    found.push(format.clone());
+                }
+            }
+            (name, Value::Object(all)) if BY_NAME.contains(&name) => {
+                all.values().for_each(|schema| look_for_formats(schema, found));
+            }
+            (name, Value::Array(all)) if LISTS.contains(&name) || name == "items" => {
+                all.iter().for_each(|schema| look_for_formats(schema, found));
+            }
+            (name, value) if SINGLE.contains(&name) => look_for_formats(value, found),
+            _ => {}
+        }
+    }
+}
+
 /// The same schema, as far as can be in llguidance's words.
 ///
 /// # Errors
@@ -120,6 +156,9 @@ fn size(value: &Value) -> usize {
 impl Rewording {
     fn reword(&mut self, schema: &mut Value) {
         let Some(fields) = schema.as_object_mut() else { return };
+        if fields.get("format").is_some_and(is_note) {
+            fields.shift_remove("format");
+        }
         // 1. What was not looked at, before anything here is said otherwise
         unevaluated_properties(fields);
         unevaluated_items(fields);

@@ -134,6 +134,12 @@ impl ChatTemplate {
         self.note.as_deref()
     }
 
+    /// What went wrong in it, for those who are not to know where it lies.
+    pub fn told(&self, error: &anyhow::Error) -> String {
+        let (said, file) = (format!("{error:#}"), format!("{}: ", self.file.display()));
+        said.strip_prefix(&file).map_or(said.clone(), str::to_owned)
+    }
+
     /// Stops the template's clock at a local time, written `2026-01-31T12:00:00`: a date in the system prompt then stays the same,
     /// and with it the prompt's cached state.
     pub fn set_time(&self, local_time: &str) -> Result<()> {

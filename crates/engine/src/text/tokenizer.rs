@@ -221,7 +221,7 @@ impl Tokenizer {
     }
 
     /// Whether a token is a run of bytes whatever its neighbours are.
-    pub(crate) fn is_byte_level(&self) -> bool {
+    pub fn is_byte_level(&self) -> bool {
         self.byte_level
     }
 }

@@ -8,9 +8,10 @@ use utoipa::ToSchema;
 
 use super::NO_THREADS;
 use super::offered::Offered;
-use crate::demand::{Demanded, ToolChoice, format_of};
+use crate::demand::{Demanded, ToolChoice, format_of, strict_names};
 use crate::error::ApiError;
 use crate::exchange::ignore;
+use crate::given;
 use crate::openai::{Common, Stop};
 use crate::openapi::written;
 use crate::request::{Asked, Thinking, Turn, tool_call};
@@ -18,28 +19,30 @@ use crate::request::{Asked, Thinking, Turn, tool_call};
 #[derive(Deserialize, ToSchema)]
 #[schema(as = MessageRequest)]
 pub struct Request {
-    messages: Vec<Message>,
+    #[serde(default, deserialize_with = "given::objects")]
+    #[schema(value_type = Vec<MessageParam>, required)]
+    messages: Option<Vec<Map<String, Value>>>,
     #[serde(default)]
     #[schema(value_type = Option<Content>)]
     system: Option<Value>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::limit")]
     max_tokens: Option<usize>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::texts")]
     stop_sequences: Option<Vec<String>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag")]
     stream: Option<bool>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     temperature: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     top_p: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::whole")]
     top_k: Option<i64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::list")]
     #[schema(value_type = Option<Vec<MessageTool>>)]
     tools: Option<Vec<Value>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::part")]
     tool_choice: Option<Choice>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::part")]
     thinking: Option<WireThinking>,
     /// The client wants to keep the whole prompt.
     #[serde(default)]
@@ -47,25 +50,27 @@ pub struct Request {
     cache_control: Option<Value>,
     // What Anthropic does not know and our users want.
     /// What is kept of prompts is shared among those of the same salt.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::text")]
     cache_salt: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::seed")]
     seed: Option<i64>,
     /// More names that the template may look at.
-    #[serde(default)]
-    #[schema(value_type = Object)]
+    #[serde(default, deserialize_with = "given::object")]
+    #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
 
-#[derive(Deserialize, ToSchema)]
-#[schema(as = MessageParam)]
-struct Message {
-    /// user, assistant or system
-    role: String,
-    #[schema(value_type = Content)]
-    content: Value,
+written! {
+    MessageParam, uses [Content], {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"type": "string", "description": "user, assistant or system"},
+            "content": {"$ref": "#/components/schemas/Content"},
+        },
+    }
 }
 
 /// Which tools may be called.
@@ -73,11 +78,13 @@ struct Message {
 #[schema(as = MessageToolChoice)]
 struct Choice {
     /// auto, any, tool or none
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default)]
+    #[serde(default, rename = "type", deserialize_with = "given::text")]
+    #[schema(value_type = String, required)]
+    kind: Option<String>,
+    #[serde(default, deserialize_with = "given::text")]
     name: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag_or_false")]
+    #[schema(value_type = Option<bool>)]
     disable_parallel_tool_use: bool,
 }
 
@@ -85,9 +92,10 @@ struct Choice {
 #[schema(as = Thinking)]
 struct WireThinking {
     /// enabled, disabled or adaptive
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default)]
+    #[serde(default, rename = "type", deserialize_with = "given::text")]
+    #[schema(value_type = String, required)]
+    kind: Option<String>,
+    #[serde(default, deserialize_with = "given::whole")]
     budget_tokens: Option<usize>,
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -134,8 +142,9 @@ written! {
         "properties": {
             "type": {"type": "string"},
             "name": {"type": "string", "minLength": 1, "maxLength": 128},
-            "description": {"type": "string"},
-            "input_schema": {"type": "object", "description": "A JSON schema."},
+            "description": {"type": ["string", "null"]},
+            "input_schema": {"type": ["object", "null"], "description": "A JSON schema."},
+            "strict": {"type": ["boolean", "null"], "description": "Its calls keep to the schema, also where the model is free to call it or not."},
         },
     }
 }
@@ -163,9 +172,12 @@ impl Request {
                 messages.push(message("system", text, marked));
             }
         }
-        let mut offered = Offered::new(&self.tools.unwrap_or_default())?;
+        let tools = self.tools.unwrap_or_default();
+        let strict = strict_names(tools.iter());
+        let mut offered = Offered::new(&tools)?;
         let mut turn = Turn::default();
-        for (i, said) in self.messages.iter().enumerate() {
+        let said = self.messages.ok_or_else(|| invalid("messages", "it is missing"))?;
+        for (i, said) in said.iter().enumerate() {
             take_message(i, said, &mut turn, &mut offered, &mut messages)?;
         }
         if turn.has_answered() {
@@ -199,10 +211,11 @@ impl Request {
             None => format_of("output_format", within("output_format"))?,
             format => format,
         };
-        if one_call && tool_choice == ToolChoice::Auto && format.is_none() {
+        if one_call && tool_choice == ToolChoice::Auto && format.is_none() && strict.is_empty() {
             ignore("tool_choice.disable_parallel_tool_use");
         }
-        let demanded = Demanded { unlisted, ..Demanded::new(tools, &tool_choice, !one_call, format, budget)? };
+        let mut demanded = Demanded::new(tools, &tool_choice, !one_call, format, budget)?.strictly(strict, !one_call);
+        demanded.unlisted = unlisted;
         Ok(Asked { messages, demanded, thinking, extra: self.chat_template_kwargs, logprobs: None, common })
     }
 
@@ -268,6 +281,9 @@ fn texts(name: &str, content: &Value, between: &str, first: fn(&str) -> String) 
 }
 
 fn unsupported(name: &str, block: &Value) -> ApiError {
+    if kind_of(block) == "text" {
+        return invalid(name, "it has no text");
+    }
     invalid(name, &format!("blocks of {} are not supported", kind_of(block)))
 }
 
@@ -291,14 +307,14 @@ fn text_of(block: &Value) -> Option<String> {
 /// Puts a message behind those that were said, and what the assistant said into `turn`, which ends when somebody else says something.
 fn take_message(
     i: usize,
-    said: &Message,
+    said: &Map<String, Value>,
     turn: &mut Turn,
     offered: &mut Offered,
     messages: &mut Vec<Value>,
 ) -> Result<(), ApiError> {
     let name = format!("messages.{i}.content");
-    let blocks = blocks(&said.content).ok_or_else(|| invalid(&name, "neither a text nor a list of blocks"))?;
-    match said.role.as_str() {
+    let blocks = said.get("content").and_then(blocks).ok_or_else(|| invalid(&name, "neither a text nor a list of blocks"))?;
+    match said.get("role").and_then(Value::as_str).unwrap_or_default() {
         "assistant" => {
             for (at, block) in blocks.iter().enumerate() {
                 take_own_block(&format!("{name}.{at}"), block, turn)?;
@@ -391,7 +407,7 @@ fn tool_result(name: &str, block: &Value, marked: bool, offered: &mut Offered) -
 }
 
 fn tool_choice(choice: Choice) -> Result<ToolChoice, ApiError> {
-    match (choice.kind.as_str(), choice.name) {
+    match (choice.kind.as_deref().unwrap_or_default(), choice.name) {
         ("auto", _) => Ok(ToolChoice::Auto),
         ("none", _) => Ok(ToolChoice::None),
         ("any", _) => Ok(ToolChoice::Required),
@@ -404,7 +420,7 @@ fn tool_choice(choice: Choice) -> Result<ToolChoice, ApiError> {
 /// Whether to think, and for how many tokens at most.
 fn thinking(thinking: WireThinking) -> Result<(Thinking, Option<usize>), ApiError> {
     thinking.others.keys().for_each(|field| ignore(&format!("thinking.{field}")));
-    match thinking.kind.as_str() {
+    match thinking.kind.as_deref().unwrap_or_default() {
         "enabled" => Ok((Thinking::On, thinking.budget_tokens)),
         "disabled" => Ok((Thinking::Off, None)),
         // As much as the model likes, which is what it does.

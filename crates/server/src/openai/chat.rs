@@ -18,23 +18,26 @@ use crate::answer::Delta;
 use crate::app::{App, Body};
 use crate::error::ApiError;
 use crate::exchange::fresh_id;
+use crate::given;
 use crate::openapi::{Computing, written};
 use crate::request::Asked;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = ChatCompletionRequest)]
 pub struct Request {
-    #[schema(value_type = Vec<ChatMessage>)]
-    messages: Vec<Map<String, Value>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::objects")]
+    #[schema(value_type = Vec<ChatMessage>, required)]
+    messages: Option<Vec<Map<String, Value>>>,
+    #[serde(default, deserialize_with = "given::flag_or_false")]
+    #[schema(value_type = Option<bool>)]
     logprobs: bool,
     /// So many of the likeliest tokens: 20 at most.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::whole")]
     #[schema(maximum = 20)]
     top_logprobs: Option<usize>,
     /// More names that the template may look at.
-    #[serde(default)]
-    #[schema(value_type = Object)]
+    #[serde(default, deserialize_with = "given::object")]
+    #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
     fields: Fields,
@@ -43,14 +46,15 @@ pub struct Request {
 }
 
 /// Likeliest tokens that may be asked for.
-const MOST_LOGPROBS: usize = 20;
+pub const MOST_LOGPROBS: usize = 20;
 
 impl Request {
     /// # Errors
     /// What cannot be what it is, and what cannot be obeyed, by name.
     pub fn asked(self) -> Result<Asked, ApiError> {
         self.common.check_others()?;
-        let messages = messages(self.messages)?;
+        let missing = || ApiError::invalid("messages", "messages is missing");
+        let messages = messages(self.messages.ok_or_else(missing)?)?;
         let top = self.top_logprobs.unwrap_or(0);
         if top > MOST_LOGPROBS {
             let message = format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}");
@@ -201,7 +205,7 @@ pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
     let (streamed, with_usage) = (asked.common.stream, asked.common.wants_usage());
     let pending = asked.submit(&ready).await?;
     let dialect = Chat {
-        id: format!("chatcmpl-{}", app.next_id()),
+        id: format!("chatcmpl-{}", fresh_id()),
         created: now(),
         model: ready.name.clone(),
         tokenizer: Arc::clone(&ready.text.tokenizer),
@@ -214,7 +218,7 @@ pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
 }
 
 /// Messages as templates want them: contents in parts become one text, and what only calls tools says nothing. Calls are checked.
-pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
+pub fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
     let one = |(i, mut message): (usize, Map<String, Value>)| {
         if !message.get("role").is_some_and(Value::is_string) {
             return Err(ApiError::invalid(&format!("messages[{i}].role"), format!("messages[{i}] has no role")));
@@ -225,9 +229,14 @@ pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiEr
             for part in parts {
                 match (part["type"].as_str(), part["text"].as_str()) {
                     (Some("text"), Some(part)) => text += part,
-                    (kind, _) => {
-                        let kind = kind.unwrap_or("no type");
-                        let message = format!("messages[{i}].content: parts of {kind} are not supported");
+                    (kind, text) => {
+                        let message = match (kind, text) {
+                            (Some("text"), None) => format!("messages[{i}].content: a part of text has no text"),
+                            _ => format!(
+                                "messages[{i}].content: parts of {} are not supported",
+                                kind.unwrap_or("no type")
+                            ),
+                        };
                         return Err(ApiError::invalid(&format!("messages[{i}].content"), message));
                     }
                 }
@@ -240,10 +249,14 @@ pub(super) fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiEr
         }
         let is = |role: &str| message["role"] == role;
         if is("assistant") {
-            if message.get("content").is_none_or(Value::is_null) {
-                message.insert("content".into(), "".into());
-            }
             check_calls(i, &message)?;
+        }
+        let nothing_said = message.get("content").is_none_or(Value::is_null);
+        if nothing_said && ["assistant", "tool", "function"].iter().any(|role| is(role)) {
+            message.insert("content".into(), "".into());
+        } else if !message.get("content").is_some_and(Value::is_string) {
+            let field = format!("messages[{i}].content");
+            return Err(ApiError::invalid(&field, format!("{field} must be a text or a list of parts")));
         }
         Ok(Value::Object(message))
     };
@@ -327,6 +340,18 @@ pub(super) fn token(tokenizer: &Tokenizer, id: u32, logprob: f64) -> Value {
     json!({"token": text, "logprob": logprob, "bytes": tokenizer.raw_bytes(id)})
 }
 
+/// How likely tokens were, those of which it is known.
+pub(super) fn entries(tokenizer: &Tokenizer, tokens: &[(u32, Option<Logprobs>)]) -> Vec<Value> {
+    let entry = |(id, logprobs): &(u32, Option<Logprobs>)| {
+        let logprobs = logprobs.as_ref()?;
+        let mut entry = token(tokenizer, *id, logprobs.chosen);
+        let top: Vec<Value> = logprobs.top.iter().map(|(id, p)| token(tokenizer, *id, *p)).collect();
+        entry["top_logprobs"] = json!(top);
+        Some(entry)
+    };
+    tokens.iter().filter_map(entry).collect()
+}
+
 impl Chat {
     fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Option<&str>) -> Value {
         json!({
@@ -335,16 +360,6 @@ impl Chat {
         })
     }
 
-    fn entries(&self, tokens: &[(u32, Option<Logprobs>)]) -> Vec<Value> {
-        let entry = |(id, logprobs): &(u32, Option<Logprobs>)| {
-            let logprobs = logprobs.as_ref()?;
-            let mut entry = token(&self.tokenizer, *id, logprobs.chosen);
-            let top: Vec<Value> = logprobs.top.iter().map(|(id, p)| token(&self.tokenizer, *id, *p)).collect();
-            entry["top_logprobs"] = json!(top);
-            Some(entry)
-        };
-        tokens.iter().filter_map(entry).collect()
-    }
 }
 
 impl Dialect for Chat {
@@ -353,7 +368,7 @@ impl Dialect for Chat {
         if !std::mem::replace(&mut self.begun[delta.choice], true) {
             events.push(self.chunk(delta.choice, json!({"role": "assistant", "content": ""}), Value::Null, None));
         }
-        let entries = self.entries(&delta.tokens);
+        let entries = entries(&self.tokenizer, &delta.tokens);
         let mut parts: Vec<Value> = delta.pieces.iter().map(to_json).collect();
         if parts.is_empty() && !entries.is_empty() {
             parts.push(json!({"content": ""}));
@@ -383,7 +398,7 @@ impl Dialect for Chat {
     }
 
     fn gather(&mut self, delta: Delta) {
-        let entries = self.entries(&delta.tokens);
+        let entries = entries(&self.tokenizer, &delta.tokens);
         let gathered = &mut self.gathered[delta.choice];
         gathered.logprobs.extend(entries);
         for piece in delta.pieces {

@@ -5,22 +5,23 @@ use serde_json::{Value, json};
 use sluice_engine::Form;
 use utoipa::ToSchema;
 
-use crate::demand::{Demanded, Format, ToolChoice, format_of, lark, text};
+use crate::demand::{Demanded, Format, ToolChoice, format_of, lark, strict_names, text};
 use crate::error::ApiError;
 use crate::exchange::ignore;
+use crate::given;
 use crate::openapi::written;
 
 /// Fields of tools, and of what an answer is to be.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = Demands)]
 pub struct Fields {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::list")]
     #[schema(value_type = Option<Vec<ChatTool>>)]
     tools: Option<Vec<Value>>,
     #[serde(default)]
     #[schema(value_type = Option<ChatToolChoice>)]
     tool_choice: Option<Value>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag")]
     parallel_tool_calls: Option<bool>,
     #[serde(default)]
     #[schema(value_type = Option<ResponseFormat>)]
@@ -50,7 +51,7 @@ pub struct Fields {
     #[schema(value_type = Option<String>)]
     grammar: Option<Value>,
     /// Tokens of thoughts at most; below 0: any number.
-    #[serde(default, alias = "thinking_budget", alias = "thinking_token_budget")]
+    #[serde(default, deserialize_with = "given::whole", alias = "thinking_budget", alias = "thinking_token_budget")]
     reasoning_budget: Option<i64>,
 }
 
@@ -100,8 +101,9 @@ written! {
                 "required": ["name"],
                 "properties": {
                     "name": {"type": "string", "minLength": 1, "maxLength": 128},
-                    "description": {"type": "string"},
-                    "parameters": {"type": "object", "description": "A JSON schema."},
+                    "description": {"type": ["string", "null"]},
+                    "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
+                    "strict": {"type": ["boolean", "null"], "description": "Its calls keep to the schema, also where the model is free to call it or not."},
                 },
             },
         },
@@ -119,6 +121,21 @@ written! {
                 "properties": {
                     "type": {"type": "string", "enum": ["function"]},
                     "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+                },
+            },
+            {
+                "type": "object",
+                "required": ["type", "allowed_tools"],
+                "properties": {
+                    "type": {"type": "string", "enum": ["allowed_tools"]},
+                    "allowed_tools": {
+                        "type": "object",
+                        "required": ["tools"],
+                        "properties": {
+                            "mode": {"type": ["string", "null"], "enum": ["auto", "required", null]},
+                            "tools": {"type": "array", "items": {"type": "object"}, "description": "Of each the type and the name."},
+                        },
+                    },
                 },
             },
         ],
@@ -166,7 +183,9 @@ impl Fields {
         }
         let (several, budget) = (self.parallel_tool_calls.unwrap_or(true), self.reasoning_budget);
         let budget = budget.and_then(|tokens| usize::try_from(tokens).ok());
-        Demanded::new(Some(json!(ours)), &self.tool_choice()?, several, self.format()?, budget)
+        let strict = strict_names(ours.iter().copied());
+        let demanded = Demanded::new(Some(json!(ours)), &self.tool_choice()?, several, self.format()?, budget)?;
+        Ok(demanded.strictly(strict, several))
     }
 
     fn tool_choice(&self) -> Result<ToolChoice, ApiError> {
@@ -178,6 +197,12 @@ impl Fields {
             Some("none") => Some(ToolChoice::None),
             Some("required") => Some(ToolChoice::Required),
             None if choice["type"] == "function" => named(choice).map(ToolChoice::Named),
+            None if choice["type"] == "allowed_tools" => {
+                let allowed = &choice["allowed_tools"];
+                let of = if allowed.is_object() { allowed } else { choice };
+                let names = of["tools"].as_array().and_then(|all| all.iter().map(named).collect::<Option<_>>());
+                allowed_tools(&of["mode"], names)
+            }
             _ => None,
         };
         found.ok_or_else(|| ApiError::invalid("tool_choice", format!("tool_choice cannot be {choice}")))
@@ -234,6 +259,17 @@ impl Fields {
             )),
         }
     }
+}
+
+/// A choice among some of the tools. `None`: it is not understood.
+pub fn allowed_tools(mode: &Value, names: Option<Vec<String>>) -> Option<ToolChoice> {
+    let must = match mode.as_str() {
+        Some("required") => true,
+        Some("auto") => false,
+        None if mode.is_null() => false,
+        _ => return None,
+    };
+    names.map(|names| ToolChoice::Allowed { names, must })
 }
 
 fn one_of(field: &str, value: &Value) -> Result<Form, ApiError> {

@@ -1,10 +1,12 @@
 //! `/v1/completions`
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use sluice_engine::text::{Prompt, Tokenizer};
 use utoipa::ToSchema;
@@ -14,39 +16,56 @@ use super::reply::{self, ChatUsage, Dialect, finish_reason, now};
 use crate::answer::Delta;
 use crate::app::{App, Body, Ready};
 use crate::error::ApiError;
+use crate::exchange::fresh_id;
+use crate::given::{self, Texts};
 use crate::openapi::{Computing, written};
+use crate::reply::Pending;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = CompletionRequest)]
 pub struct Request {
-    prompt: PromptField,
-    /// Refused.
     #[serde(default)]
+    #[schema(value_type = PromptField, required)]
+    prompt: Option<PromptField>,
+    /// Each text begins with its prompt. Not with `logprobs`.
+    #[serde(default, deserialize_with = "given::flag_or_false")]
+    #[schema(value_type = Option<bool>)]
     echo: bool,
-    /// How likely each token was, with so many of the likeliest: 20 at most.
-    #[serde(default)]
-    #[schema(maximum = 20)]
+    /// How likely each token was, with so many of the likeliest: 5 at most.
+    #[serde(default, deserialize_with = "given::whole")]
+    #[schema(maximum = 5)]
     logprobs: Option<usize>,
     #[serde(flatten)]
     common: Common,
 }
 
+/// Likeliest tokens that may be asked for.
+const MOST_LOGPROBS: usize = 5;
+/// Prompts of one request at most, each of their choices counted.
+const MOST_PROMPTS: usize = 128;
+
 impl Request {
-    /// The prompt, the likeliest tokens that are asked for, and the rest.
+    /// The prompts, the likeliest tokens that are asked for, and the rest.
     ///
     /// # Errors
     /// What cannot be obeyed, by name.
     pub fn parts(self) -> Result<(PromptField, Option<usize>, Common), ApiError> {
         self.common.check_others()?;
-        if self.echo {
-            return Err(ApiError::invalid("echo", "echo is not supported"));
+        if self.echo && self.logprobs.is_some() {
+            let message = "echo with logprobs is not supported: how likely a prompt's own tokens are is not computed";
+            return Err(ApiError::invalid("echo", message));
         }
-        Ok((self.prompt, self.logprobs, self.common))
+        let prompt = self.prompt.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
+        if let Some(top) = self.logprobs.filter(|top| *top > MOST_LOGPROBS) {
+            let message = format!("logprobs is {top}; it must be at most {MOST_LOGPROBS}");
+            return Err(ApiError::invalid("logprobs", message));
+        }
+        Ok((prompt, self.logprobs, self.common))
     }
 }
 
-/// A text, or token ids: of one prompt.
-#[derive(Deserialize, ToSchema)]
+/// A text, or token ids; or a list of either: 128 prompts at most, whose choices follow one another.
+#[derive(ToSchema)]
 #[schema(as = Prompt)]
 #[serde(untagged)]
 pub enum PromptField {
@@ -54,6 +73,18 @@ pub enum PromptField {
     Tokens(Vec<u32>),
     Texts(Vec<String>),
     TokenLists(Vec<Vec<u32>>),
+}
+
+impl<'de> Deserialize<'de> for PromptField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PromptField, D::Error> {
+        Ok(match Texts::of(Value::deserialize(deserializer)?) {
+            Some(Texts::One(text)) => PromptField::Text(text),
+            Some(Texts::Many(all)) => PromptField::Texts(all),
+            Some(Texts::Tokens(tokens)) => PromptField::Tokens(tokens),
+            Some(Texts::TokenLists(all)) => PromptField::TokenLists(all),
+            None => return Err(D::Error::custom("must be a text, a list of texts, token ids, or a list of lists of those")),
+        })
+    }
 }
 
 written! {
@@ -117,28 +148,64 @@ written! {
 ))]
 pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
     let ready = app.model(request.common.model.as_deref()).await?;
-    let (prompt, logprobs, common) = request.parts()?;
-    let prompt = one_prompt(&ready, prompt).await?;
-    let mut generation = common.generation(&ready.text, prompt.len(), ready.context)?;
-    generation.logprobs = logprobs;
-    generation.marks = vec![prompt.len().saturating_sub(1)];
-    let pending = ready.submit(prompt, generation, &common)?;
+    let echo = request.echo;
+    let (prompts, logprobs, common) = request.parts()?;
+    let choices = common.choices()?;
+    let prompts = prompts.each()?;
+    if prompts.len() * choices > MOST_PROMPTS {
+        let message = format!("{} prompts of {choices} choices each; {MOST_PROMPTS} of all are accepted", prompts.len());
+        return Err(ApiError::invalid("prompt", message));
+    }
+    // 1. All prompts first: what is wrong with one is wrong with the request
+    let mut encoded = Vec::with_capacity(prompts.len());
+    let mut echoed = Vec::new();
+    for prompt in prompts {
+        let text = if let (PromptField::Text(text), true) = (&prompt, echo) { Some(text.clone()) } else { None };
+        let tokens = one_prompt(&ready, prompt).await?;
+        if echo {
+            let decoded = || ready.text.tokenizer.decode(&tokens, false).unwrap_or_default();
+            echoed.extend(std::iter::repeat_n(text.unwrap_or_else(decoded), choices));
+        }
+        let mut generation = common.generation(&ready.text, tokens.len(), ready.context)?;
+        generation.logprobs = logprobs;
+        generation.marks = vec![tokens.len().saturating_sub(1)];
+        encoded.push((tokens, generation));
+    }
+    // 2. One request of them
+    let all = encoded.into_iter().map(|(tokens, generation)| ready.submit(tokens, generation, &common));
+    let mut all = all.collect::<Result<VecDeque<Pending>, ApiError>>()?;
+    let choices = choices * all.len();
+    let mut pending = all.pop_front().ok_or_else(|| ApiError::invalid("prompt", "prompt is an empty list"))?;
+    pending.beside = all.into();
     let dialect = Completions {
-        id: format!("cmpl-{}", app.next_id()),
+        id: format!("cmpl-{}", fresh_id()),
         created: now(),
         model: ready.name.clone(),
         tokenizer: Arc::clone(&ready.text.tokenizer),
         with_logprobs: logprobs.is_some(),
-        gathered: (0..common.choices()?).map(|_| Gathered::default()).collect(),
-        offsets: vec![0; common.choices()?],
+        gathered: (0..choices).map(|_| Gathered::default()).collect(),
+        offsets: vec![0; choices],
+        echoed,
     };
     Ok(reply::send(pending, dialect, common.stream, common.wants_usage()).await)
 }
 
+impl PromptField {
+    /// Prompts one by one.
+    fn each(self) -> Result<Vec<PromptField>, ApiError> {
+        let all: Vec<PromptField> = match self {
+            PromptField::Texts(all) => all.into_iter().map(PromptField::Text).collect(),
+            PromptField::TokenLists(all) => all.into_iter().map(PromptField::Tokens).collect(),
+            one => vec![one],
+        };
+        let most = |n: usize| ApiError::invalid("prompt", format!("{n} prompts; {MOST_PROMPTS} are accepted"));
+        if all.len() > MOST_PROMPTS { Err(most(all.len())) } else { Ok(all) }
+    }
+}
+
 /// The tokens of a prompt.
 pub(super) async fn one_prompt(ready: &Arc<Ready>, prompt: PromptField) -> Result<Vec<u32>, ApiError> {
-    let many =
-        |n: usize| ApiError::invalid("prompt", format!("{n} prompts in one request are not supported: send one each"));
+    let many = |n: usize| ApiError::invalid("prompt", format!("prompt is {n} prompts; it must be one"));
     Ok(match prompt {
         PromptField::Text(text) => text_prompt(ready, text).await?,
         PromptField::Tokens(tokens) => tokens,
@@ -174,9 +241,16 @@ struct Completions {
     gathered: Vec<Gathered>,
     /// By choice: characters of text so far.
     offsets: Vec<usize>,
+    /// By choice: the prompt that its text begins with; none where that is not asked for.
+    echoed: Vec<String>,
 }
 
 impl Completions {
+    /// The prompt, where the choice's text is to begin with it and has not.
+    fn echo(&mut self, choice: usize) -> String {
+        self.echoed.get_mut(choice).map(std::mem::take).unwrap_or_default()
+    }
+
     fn object(&self, choices: Value) -> Value {
         json!({
             "id": self.id, "object": "text_completion", "created": self.created, "model": self.model, "choices": choices,
@@ -207,7 +281,8 @@ impl Completions {
 
 impl Dialect for Completions {
     fn events(&mut self, delta: &Delta) -> Vec<Value> {
-        if delta.text.is_empty() && delta.finish.is_none() && !self.with_logprobs {
+        let echo = self.echo(delta.choice);
+        if echo.is_empty() && delta.text.is_empty() && delta.finish.is_none() && !self.with_logprobs {
             return Vec::new();
         }
         let offset = self.offsets[delta.choice];
@@ -215,7 +290,7 @@ impl Dialect for Completions {
         let logprobs = self.logprobs(tokens, offset);
         self.offsets[delta.choice] += delta.text.chars().count();
         vec![self.object(json!([{
-            "index": delta.choice, "text": delta.text, "logprobs": logprobs,
+            "index": delta.choice, "text": echo + &delta.text, "logprobs": logprobs,
             "finish_reason": delta.finish.map(finish_reason),
         }]))]
     }
@@ -231,8 +306,9 @@ impl Dialect for Completions {
     }
 
     fn gather(&mut self, delta: Delta) {
+        let echo = self.echo(delta.choice);
         let gathered = &mut self.gathered[delta.choice];
-        gathered.text += &delta.text;
+        gathered.text += &(echo + &delta.text);
         gathered.logprobs.extend(delta.tokens.into_iter().filter_map(|(id, p)| Some((id, p?))));
         gathered.finish = delta.finish.map(finish_reason).or(gathered.finish);
     }

@@ -1,6 +1,7 @@
 //! Fields that both endpoints have, and what becomes of those that we do not know.
 
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use sluice_engine::Generation;
 use sluice_engine::text::TextSide;
@@ -8,70 +9,90 @@ use utoipa::ToSchema;
 
 use crate::error::ApiError;
 use crate::exchange::ignore;
+use crate::given::{self, Texts};
 
 /// How tokens are chosen, and how many.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = Sampling)]
 pub struct Common {
     /// Any name.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::text")]
     pub model: Option<String>,
-    #[serde(default)]
+    /// Below 0: as many as there is room for.
+    #[serde(default, deserialize_with = "given::limit")]
+    #[schema(value_type = Option<i64>, minimum = -1)]
     pub max_tokens: Option<usize>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::limit")]
+    #[schema(value_type = Option<i64>, minimum = -1)]
     pub max_completion_tokens: Option<usize>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     pub temperature: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     pub top_p: Option<f32>,
     /// 0 and less: any.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::whole")]
     pub top_k: Option<i64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     pub min_p: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     pub presence_penalty: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     pub frequency_penalty: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     pub repetition_penalty: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::seed")]
     pub seed: Option<i64>,
     /// Answers: 16 at most.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::whole")]
     #[schema(minimum = 1, maximum = 16)]
     pub n: Option<usize>,
     #[serde(default)]
     pub stop: Option<Stop>,
     /// Tokens that end the answer, beside the model's own.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::token_ids")]
     pub stop_token_ids: Option<Vec<u32>>,
     /// The model's own do not.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag_or_false")]
+    #[schema(value_type = Option<bool>)]
     pub ignore_eos: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag_or_false")]
+    #[schema(value_type = Option<bool>)]
     pub stream: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::part")]
     pub stream_options: Option<StreamOptions>,
     /// What is kept of prompts is shared among those of the same salt.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::text")]
     pub cache_salt: Option<String>,
     #[serde(flatten)]
     pub others: Map<String, Value>,
 }
 
 /// Strings that end the answer: 16 at most, of 1,024 bytes.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, ToSchema)]
 #[serde(untagged)]
 pub enum Stop {
     One(String),
     Many(Vec<String>),
 }
 
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Stop, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let is_empty = value.as_array().is_some_and(Vec::is_empty);
+        match Texts::of(value) {
+            Some(Texts::One(one)) => Ok(Stop::One(one)),
+            Some(Texts::Many(many)) => Ok(Stop::Many(many)),
+            _ if is_empty => Ok(Stop::Many(Vec::new())),
+            _ => Err(D::Error::custom("must be a text or a list of texts")),
+        }
+    }
+}
+
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct StreamOptions {
     /// The stream ends with how many tokens it took.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag_or_false")]
+    #[schema(value_type = Option<bool>)]
     pub include_usage: bool,
 }
 
@@ -173,6 +194,10 @@ impl Common {
         // -1 and 0 are "off".
         sampling.top_k = self.top_k.map_or(d.top_k, |k| u32::try_from(k).unwrap_or(0));
         sampling.top_p = self.top_p.unwrap_or(d.top_p);
+        if sampling.top_p == 0.0 {
+            // The smallest nucleus that there is.
+            (sampling.top_k, sampling.top_p) = (1, 1.0);
+        }
         sampling.min_p = self.min_p.unwrap_or(d.min_p);
         sampling.repetition_penalty = self.repetition_penalty.unwrap_or(d.repetition_penalty);
         sampling.presence_penalty = self.presence_penalty.unwrap_or(d.presence_penalty);

@@ -20,6 +20,7 @@ use super::fields::Common;
 use crate::app::{App, Body, Name, Ready};
 use crate::demand::{Demanded, ToolChoice};
 use crate::error::ApiError;
+use crate::given;
 use crate::openapi::{Asking, Computing, Error, written};
 use crate::request::{Asked, Rendered};
 
@@ -28,11 +29,13 @@ use crate::request::{Asked, Rendered};
 #[schema(as = SessionRequest)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
-    name: String,
+    #[serde(default, deserialize_with = "given::text")]
+    #[schema(value_type = String, required)]
+    name: Option<String>,
     /// Which model's: where it is left out, that of the model in memory.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::text")]
     model: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::objects")]
     #[schema(value_type = Option<Vec<ChatMessage>>)]
     messages: Option<Vec<Map<String, Value>>>,
     #[serde(default)]
@@ -40,21 +43,19 @@ pub struct Request {
     #[serde(default)]
     #[schema(value_type = Option<Vec<ChatTool>>)]
     tools: Option<Value>,
-    #[serde(default)]
-    #[schema(value_type = Object)]
+    #[serde(default, deserialize_with = "given::object")]
+    #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Map<String, Value>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::text")]
     cache_salt: Option<String>,
 }
 
 /// Whose sessions are meant: another salt has others.
-#[derive(Deserialize, IntoParams)]
+#[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
 pub struct Whose {
-    #[serde(default)]
     model: Option<String>,
-    #[serde(default)]
+    #[param(required = false)]
     cache_salt: String,
 }
 
@@ -62,8 +63,24 @@ impl<S: Send + Sync> FromRequestParts<S> for Whose {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Whose, ApiError> {
-        let whose = Query::<Whose>::from_request_parts(parts, state).await;
-        whose.map(|Query(whose)| whose).map_err(|e| ApiError::invalid("", e.body_text()))
+        let given = Query::<Vec<(String, String)>>::from_request_parts(parts, state).await;
+        let Query(given) = given.map_err(|_| ApiError::invalid("", "the query is no list of names and values"))?;
+        let (mut model, mut salt) = (None, None);
+        for (name, value) in given {
+            let name: String = name.chars().take(100).collect();
+            let field = match name.as_str() {
+                "model" => &mut model,
+                "cache_salt" => &mut salt,
+                _ => {
+                    let message = format!("{name:?} is no parameter of sessions: model and cache_salt are");
+                    return Err(ApiError::invalid(&name, message));
+                }
+            };
+            if field.replace(value).is_some() {
+                return Err(ApiError::invalid(&name, format!("{name} is given more than once")));
+            }
+        }
+        Ok(Whose { model, cache_salt: salt.unwrap_or_default() })
     }
 }
 
@@ -151,6 +168,7 @@ pub async fn list(State(app): State<Arc<App>>, whose: Whose) -> Result<Json<Valu
 pub async fn save(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
     let ready = app.model(request.model.as_deref()).await?;
     sessions(&ready)?;
+    let name = request.name.ok_or_else(|| ApiError::invalid("name", "name is missing"))?;
     // 1. Its tokens
     let (tokens, marks) = match (request.messages, request.prompt) {
         (Some(all), None) => {
@@ -176,7 +194,7 @@ pub async fn save(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
     // 3. And written
     let (tell, told) = oneshot::channel();
     let saved = Box::new(|session| _ = tell.send(session));
-    ready.save_session(request.name, common.cache_salt.unwrap_or_default().into_bytes(), tokens, saved);
+    ready.save_session(name, common.cache_salt.unwrap_or_default().into_bytes(), tokens, saved);
     let session = told.await.map_err(|_| ApiError::internal("the prompt cache is not in use any more"))?;
     let session = session.map_err(|e| ApiError::invalid("name", format!("{e:#}")))?;
     Ok(Json(to_json(&session)))

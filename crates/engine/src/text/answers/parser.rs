@@ -36,6 +36,8 @@ pub struct AnswerParser {
     said: bool,
     /// White space that was left out before the call that is being read.
     left_out: String,
+    /// The answer has no end of its own: what may be the beginning of a mark is one that was cut.
+    is_cut: bool,
 }
 
 enum At {
@@ -93,6 +95,7 @@ impl AnswerParser {
             count: 0,
             said: false,
             left_out: String::new(),
+            is_cut: false,
         }
     }
 
@@ -115,6 +118,18 @@ impl AnswerParser {
         while self.step(&mut out, true) {}
         self.held.clear();
         out.0
+    }
+
+    /// The same for an answer that was cut off: of a mark or a call that has only begun nothing is told.
+    pub fn cut(&mut self) -> Vec<Piece> {
+        self.is_cut = true;
+        self.finish()
+    }
+
+    /// Leaves out what is held: it is markup without its end.
+    fn lose(&mut self) -> bool {
+        self.held.clear();
+        false
     }
 
     /// Goes from one state to the next, or takes what it can in this one. Whether there may be more to do. `last`: nothing more comes.
@@ -155,6 +170,8 @@ impl AnswerParser {
             self.go(At::Thought { begun: false })
         } else if THINK.starts_with(said) && !last {
             self.wait(At::Start)
+        } else if THINK.starts_with(said) && !said.is_empty() && self.is_cut {
+            self.lose()
         } else {
             self.go(At::Text)
         }
@@ -188,8 +205,9 @@ impl AnswerParser {
             return Ok(before);
         }
         let mut known = self.held.len();
-        if !last {
-            known -= overlap(&self.held, mark);
+        let begun = if last && !self.is_cut { 0 } else { overlap(&self.held, mark) };
+        if begun > 0 || !last {
+            known -= begun;
             known -= usize::from(self.held[..known].ends_with('\n'));
         }
         Err(self.held.drain(..known).collect())
@@ -220,8 +238,9 @@ impl AnswerParser {
             return self.go(At::Call);
         }
         let mut known = self.held.len();
-        if !last {
-            known -= overlap(&self.held, CALL);
+        let begun = if last && !self.is_cut { 0 } else { overlap(&self.held, CALL) };
+        if begun > 0 || !last {
+            known -= begun;
             known = self.held[..known].trim_end_matches('\n').len();
         }
         let blank = !self.said && self.held[..known].trim().is_empty();
@@ -270,6 +289,7 @@ impl AnswerParser {
                 self.go(At::Parameters { tool: name, any: false })
             }
             Seen::More if !last && !too_long => self.wait(At::Call),
+            Seen::More if self.is_cut => self.lose(),
             _ => self.no_call(out),
         }
     }
@@ -291,6 +311,7 @@ impl AnswerParser {
                 self.said = false;
                 self.go(At::Text)
             }
+            None if end.is_none() && self.is_cut => self.lose(),
             None => self.no_call(out),
         }
     }
@@ -356,6 +377,8 @@ impl AnswerParser {
             }
             Seen::More if !last && inside.len() <= MAX_HEAD => self.wait(At::Parameters { tool, any }),
             Seen::No if FUNCTION_END.starts_with(inside) && !last => self.wait(At::Parameters { tool, any }),
+            Seen::More if self.is_cut => self.lose(),
+            Seen::No if FUNCTION_END.starts_with(inside) && self.is_cut => self.lose(),
             _ => self.go_wrong(),
         }
     }

@@ -59,6 +59,30 @@ fn call(index: usize, name: &str, json: &str) -> [Piece; 2] {
 }
 
 #[test]
+fn an_answer_that_is_cut_anywhere_has_no_markup_in_what_it_says() {
+    let hermes = "<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\": \"a\"}}\n</tool_call>\n<tool_call>\n\
+        {\"arguments\": {\"n\": 1}, \"name\": \"read\"}\n</tool_call>";
+    let xml = "<think>\nHm.\n</think>\n\nI look.\n\n<tool_call>\n<function=read>\n<parameter=path>\na\n</parameter>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>";
+    for (style, answer) in [(JSON, hermes), (XML, xml)] {
+        for cut in 0..=answer.len() {
+            let mut parser = AnswerParser::new(style, tools(), Opened::No);
+            let mut all = parser.push(&answer[..cut]);
+            all.extend(parser.cut());
+            for piece in join(all) {
+                match piece {
+                    Piece::Text(said) => assert!("I look.\n".starts_with(&said), "{said:?} of {:?}", &answer[..cut]),
+                    Piece::Thought(said) => assert!("Hm.\n".starts_with(&said), "{said:?} of {:?}", &answer[..cut]),
+                    Piece::Arguments { json, .. } => assert!(!json.contains('<'), "{json} of {:?}", &answer[..cut]),
+                    Piece::Call { name, .. } => assert_eq!(name, "read"),
+                }
+            }
+        }
+    }
+    // What only looks like a mark is told where the answer has an end.
+    assert_eq!(parse(JSON, Opened::No, &["1 < 2 <tool"]), [text("1 < 2 <tool")]);
+}
+
+#[test]
 fn hermes_calls_are_told_with_their_arguments_as_written() {
     let answer = "<think>\nHm.\n\nYes\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\":  \"a\\\"}\", \"n\": 1.50}}\n</tool_call>\n\
         <tool_call>\n{\"name\": \"re\\u0061d\", \"arguments\": {}}\n</tool_call>";

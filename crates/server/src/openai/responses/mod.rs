@@ -6,16 +6,18 @@ pub mod request;
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
 
 use self::reply::{ResponseEvent, ResponseObject, Responses};
 use self::request::Request;
 use crate::app::{App, Body};
 use crate::error::ApiError;
-use crate::openapi::Computing;
+use crate::openapi::{Computing, Reading, written};
 use crate::reply as sending;
 
 /// Answers a conversation that comes whole with each request: nothing is stored.
@@ -26,11 +28,34 @@ use crate::reply as sending;
 ))]
 pub async fn responses(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
     let ready = app.model(request.model()).await?;
-    let (asked, wishes) = request.asked()?;
+    let (asked, mut wishes) = request.asked()?;
+    wishes.tokenizer = wishes.with_logprobs.then(|| Arc::clone(&ready.text.tokenizer));
     let streamed = asked.common.stream;
     let pending = asked.submit(&ready).await?;
     let wire = Responses::new(ready.name.clone(), wishes);
     Ok(sending::send(pending, wire, streamed).await)
+}
+
+written! {
+    InputTokens, uses [], {
+        "type": "object",
+        "required": ["object", "input_tokens"],
+        "properties": {
+            "object": {"type": "string", "enum": ["response.input_tokens"]},
+            "input_tokens": {"type": "integer"},
+        },
+    }
+}
+
+/// How many tokens a conversation has, with all that the template puts around it.
+#[utoipa::path(post, path = "/v1/responses/input_tokens", tag = "openai", request_body = Request, responses(
+    (status = 200, description = "Its tokens.", body = InputTokens), Reading,
+))]
+pub async fn input_tokens(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
+    let ready = app.model(request.model()).await?;
+    let (mut asked, _) = request.asked()?;
+    let rendered = asked.rendered(&ready).await?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": rendered.tokens.len()})))
 }
 
 /// Of a thought that travels with a client as `encrypted_content`. Nothing is hidden in it: the text itself must come back, since no thought is kept here.

@@ -9,6 +9,7 @@ use crate::answer::Delta;
 use crate::blocks::{Blocks, Change, Kind};
 use crate::error::ApiError;
 use crate::exchange::fresh_id;
+use crate::openai::chat::{TokenLogprob, entries};
 use crate::openapi::{ANY, written};
 use crate::reply::{Usage, Wire, event, now};
 
@@ -110,21 +111,21 @@ written! {
 }
 
 written! {
-    OutputPart, uses [], {
+    OutputPart, uses [TokenLogprob], {
         "type": "object",
         "required": ["type", "text"],
         "properties": {
             "type": {"type": "string", "enum": ["output_text", "reasoning_text", "summary_text"]},
             "text": {"type": "string"},
             "annotations": {"type": "array", "items": {"type": ANY}, "maxItems": 0},
-            "logprobs": {"type": "array", "items": {"type": ANY}, "maxItems": 0},
+            "logprobs": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}, "description": "Where `include` asks for them."},
         },
     }
 }
 
 written! {
     /// An event of a stream.
-    ResponseEvent, uses [ResponseObject, OutputItem, OutputPart], {
+    ResponseEvent, uses [ResponseObject, OutputItem, OutputPart, TokenLogprob], {
         "type": "object",
         "required": ["type", "sequence_number"],
         "properties": {
@@ -145,7 +146,7 @@ written! {
             "part": {"$ref": "#/components/schemas/OutputPart"},
             "delta": {"type": "string"},
             "text": {"type": "string"},
-            "logprobs": {"type": "array", "items": {"type": ANY}, "maxItems": 0},
+            "logprobs": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}, "description": "Where `include` asks for them."},
             "name": {"type": "string"},
             "arguments": {"type": "string"},
         },
@@ -160,6 +161,9 @@ pub struct Responses {
     created: u64,
     wishes: Wishes,
     blocks: Blocks,
+    /// By block, where that is asked for: how likely the tokens of its text were; and those of text that is still held back.
+    logprobs: Vec<Vec<Value>>,
+    waiting: Vec<Value>,
     /// Of the next event.
     sequence: u64,
 }
@@ -167,7 +171,8 @@ pub struct Responses {
 impl Responses {
     pub fn new(model: String, wishes: Wishes) -> Responses {
         let blocks = Blocks::default();
-        Responses { id: fresh_id(), model, created: now(), wishes, blocks, sequence: 0 }
+        let (logprobs, waiting) = (Vec::new(), Vec::new());
+        Responses { id: fresh_id(), model, created: now(), wishes, blocks, logprobs, waiting, sequence: 0 }
     }
 
     fn event(&mut self, kind: &str, fields: Value) -> String {
@@ -205,6 +210,33 @@ impl Responses {
             "output_tokens": generated, "output_tokens_details": {"reasoning_tokens": self.blocks.thought_tokens},
             "total_tokens": prompt + generated,
         })
+    }
+
+    /// What a delta changes, and with each change the likelihoods of the tokens that it shows.
+    fn take(&mut self, delta: &Delta) -> Vec<(Change, Vec<Value>)> {
+        if let Some(tokenizer) = &self.wishes.tokenizer {
+            self.waiting.extend(entries(tokenizer, &delta.tokens));
+        }
+        let mut all = Vec::new();
+        for change in self.blocks.take(delta) {
+            let mut shown = Vec::new();
+            if let Change::Grown(index, _) = &change
+                && self.blocks.all[*index].kind == Kind::Text
+            {
+                shown = std::mem::take(&mut self.waiting);
+                self.logprobs.resize_with(self.blocks.all.len().max(self.logprobs.len()), Vec::new);
+                self.logprobs[*index].extend_from_slice(&shown);
+            }
+            all.push((change, shown));
+        }
+        if self.blocks.open().is_some_and(|i| self.blocks.all[i].kind != Kind::Text) {
+            self.waiting.clear();
+        }
+        all
+    }
+
+    fn logprobs(&self, index: usize) -> &[Value] {
+        self.logprobs.get(index).map_or(&[], Vec::as_slice)
     }
 
     fn is_cut(&self) -> bool {
@@ -255,7 +287,7 @@ impl Responses {
                 item
             }
             Kind::Text => {
-                let content = whole(output_text(&block.text));
+                let content = whole(output_text(&block.text, self.logprobs(index)));
                 json!({"type": "message", "id": id, "role": "assistant", "status": status, "content": content})
             }
             Kind::Call(name) => {
@@ -293,7 +325,7 @@ impl Responses {
     }
 
     /// Events for a change of a block.
-    fn changed(&mut self, change: &Change) -> String {
+    fn changed(&mut self, change: &Change, shown: &[Value]) -> String {
         match change {
             Change::Begun(index) => {
                 let added = json!({"output_index": index, "item": self.item(*index, false)});
@@ -303,7 +335,7 @@ impl Responses {
             Change::Grown(index, more) => {
                 let mut fields = json!({"delta": more});
                 if self.blocks.all[*index].kind == Kind::Text {
-                    fields["logprobs"] = json!([]);
+                    fields["logprobs"] = json!(shown);
                 }
                 self.at(&format!("{}.delta", self.name(*index)), *index, fields)
             }
@@ -311,7 +343,7 @@ impl Responses {
                 let block = self.blocks.all[*index].clone();
                 let fields = match &block.kind {
                     Kind::Thought => json!({"text": block.text}),
-                    Kind::Text => json!({"text": block.text, "logprobs": []}),
+                    Kind::Text => json!({"text": block.text, "logprobs": self.logprobs(*index)}),
                     Kind::Call(name) => json!({"name": self.wishes.namespaces.parted(name).1, "arguments": block.text}),
                 };
                 let mut text = self.at(&format!("{}.done", self.name(*index)), *index, fields);
@@ -339,15 +371,18 @@ impl Responses {
                 ("reasoning_summary_part", json!({"type": "summary_text", "text": text}))
             }
             Kind::Thought => ("content_part", json!({"type": "reasoning_text", "text": text})),
-            Kind::Text => ("content_part", output_text(text)),
+            Kind::Text => {
+                let logprobs = if what == "done" { self.logprobs(index) } else { &[] };
+                ("content_part", output_text(text, logprobs))
+            }
             Kind::Call(_) => return String::new(),
         };
         self.at(&format!("response.{kind}.{what}"), index, json!({"part": part}))
     }
 }
 
-fn output_text(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+fn output_text(text: &str, logprobs: &[Value]) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
 
 impl Wire for Responses {
@@ -356,8 +391,8 @@ impl Wire for Responses {
     }
 
     fn delta(&mut self, delta: &Delta) -> String {
-        let changes = self.blocks.take(delta);
-        changes.iter().map(|change| self.changed(change)).collect()
+        let changes = self.take(delta);
+        changes.iter().map(|(change, shown)| self.changed(change, shown)).collect()
     }
 
     fn sign_of_life(&mut self) -> String {
@@ -375,7 +410,7 @@ impl Wire for Responses {
     }
 
     fn gather(&mut self, delta: Delta) {
-        self.blocks.take(&delta);
+        self.take(&delta);
     }
 
     fn whole(&mut self, usage: Usage, _: Option<&str>) -> Value {
@@ -480,7 +515,7 @@ mod tests {
             json!([
                 {"type": "reasoning", "id": "rs_100", "summary": [], "status": "completed",
                     "content": [{"type": "reasoning_text", "text": "Let me look."}]},
-                {"type": "message", "id": "msg_101", "role": "assistant", "status": "completed", "content": [output_text("I'll look.")]},
+                {"type": "message", "id": "msg_101", "role": "assistant", "status": "completed", "content": [output_text("I'll look.", &[])]},
                 {"type": "function_call", "id": "fc_102", "call_id": "call_102", "name": "read",
                     "arguments": "{\"path\": \"b\", \"a\": 1}", "status": "completed"},
                 {"type": "function_call", "id": "fc_103", "call_id": "call_103", "name": "ls", "arguments": "{}", "status": "completed"},

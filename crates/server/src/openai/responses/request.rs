@@ -1,14 +1,20 @@
 //! From the words of Responses to what every dialect asks for.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use sluice_engine::text::Tokenizer;
 use utoipa::ToSchema;
 
 use super::brought_back;
 use super::namespaces::{Namespaces, functions, joined};
-use crate::demand::{Demanded, ToolChoice, format_of};
+use crate::demand::{Demanded, ToolChoice, format_of, strict_names};
 use crate::error::ApiError;
 use crate::exchange::ignore;
+use crate::given;
+use crate::openai::chat::MOST_LOGPROBS;
+use crate::openai::chat_fields::allowed_tools;
 use crate::openai::{Common, Stop};
 use crate::openapi::{ANY, written};
 use crate::request::{Asked, Thinking, Turn, tool_call};
@@ -19,59 +25,64 @@ pub struct Request {
     #[serde(default)]
     #[schema(value_type = ResponseInput)]
     input: Value,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::text")]
     instructions: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::list")]
     #[schema(value_type = Option<Vec<ResponseTool>>)]
     tools: Option<Vec<Value>>,
     #[serde(default)]
     #[schema(value_type = ResponseToolChoice)]
     tool_choice: Value,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag")]
     parallel_tool_calls: Option<bool>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::limit")]
+    #[schema(value_type = Option<i64>, minimum = -1)]
     max_output_tokens: Option<usize>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     temperature: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     top_p: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::flag")]
     stream: Option<bool>,
     #[serde(default)]
     #[schema(value_type = ResponseReasoning)]
     reasoning: Value,
-    /// `reasoning.encrypted_content`: thoughts come back with the client.
-    #[serde(default)]
+    /// `reasoning.encrypted_content`: thoughts come back with the client. `message.output_text.logprobs`: how likely each token of the text was.
+    #[serde(default, deserialize_with = "given::texts")]
     include: Option<Vec<String>>,
     #[serde(default)]
     #[schema(value_type = ResponseText)]
     text: Value,
     #[serde(default)]
     metadata: Value,
+    /// With each token's likelihood so many of the likeliest: 20 at most.
+    #[serde(default, deserialize_with = "given::whole")]
+    #[schema(maximum = 20)]
+    top_logprobs: Option<usize>,
     // What OpenAI does not know and our users want.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::whole")]
     top_k: Option<i64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     min_p: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     presence_penalty: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     frequency_penalty: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::number")]
     repetition_penalty: Option<f32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::seed")]
     seed: Option<i64>,
     #[serde(default)]
     stop: Option<Stop>,
     /// What is kept of prompts is shared among those of the same salt.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given::text")]
     cache_salt: Option<String>,
     /// Tokens of thoughts at most; below 0: any number.
-    #[serde(default, alias = "thinking_budget", alias = "thinking_token_budget")]
+    #[serde(default, deserialize_with = "given::whole", alias = "thinking_budget", alias = "thinking_token_budget")]
     reasoning_budget: Option<i64>,
     /// More names that the template may look at.
-    #[serde(default)]
-    #[schema(value_type = Object)]
+    #[serde(default, deserialize_with = "given::object")]
+    #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -117,6 +128,7 @@ written! {
             "name": {"type": "string", "minLength": 1, "maxLength": 128},
             "description": {"type": ["string", "null"]},
             "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
+            "strict": {"type": ["boolean", "null"], "description": "Its calls keep to the schema, also where the model is free to call it or not."},
         },
     }
 }
@@ -130,6 +142,15 @@ written! {
                 "type": "object",
                 "required": ["type", "name"],
                 "properties": {"type": {"type": "string", "enum": ["function"]}, "name": {"type": "string"}},
+            },
+            {
+                "type": "object",
+                "required": ["type", "tools"],
+                "properties": {
+                    "type": {"type": "string", "enum": ["allowed_tools"]},
+                    "mode": {"type": ["string", "null"], "enum": ["auto", "required", null]},
+                    "tools": {"type": "array", "items": {"type": "object"}, "description": "Of each the type and the name."},
+                },
             },
         ],
     }
@@ -174,6 +195,10 @@ pub struct Wishes {
     pub as_summary: bool,
     /// Thoughts travel with the client.
     pub carried: bool,
+    /// How likely the tokens of its text were is told.
+    pub with_logprobs: bool,
+    /// Which is the one that names those tokens.
+    pub tokenizer: Option<Arc<Tokenizer>>,
     /// Fields of the request that the answer repeats.
     pub echo: Map<String, Value>,
     /// Where the functions are that may be called.
@@ -189,6 +214,7 @@ const REFUSED: [(&str, &str); 4] = [
 ];
 
 const CARRY: &str = "reasoning.encrypted_content";
+const LOGPROBS: &str = "message.output_text.logprobs";
 
 pub fn invalid(field: &str, what: &str) -> ApiError {
     ApiError::invalid(field, format!("{field}: {what}"))
@@ -207,7 +233,9 @@ impl Request {
         }
         take_input(&self.input, &mut messages)?;
         // 2. Tools
-        let (functions, namespaces) = functions(&self.tools.unwrap_or_default())?;
+        let tools = self.tools.unwrap_or_default();
+        let strict = strict_functions(&tools);
+        let (functions, namespaces) = functions(&tools)?;
         wishes.namespaces = namespaces;
         let tools = (!functions.is_empty()).then_some(Value::Array(functions));
         let tool_choice = tool_choice(&self.tool_choice)?;
@@ -239,12 +267,17 @@ impl Request {
         };
         let one_call = self.parallel_tool_calls == Some(false);
         let format = format_of("text.format", &self.text["format"])?;
-        if one_call && tool_choice == ToolChoice::Auto && format.is_none() && tools.is_some() {
+        if one_call && tool_choice == ToolChoice::Auto && format.is_none() && tools.is_some() && strict.is_empty() {
             ignore("parallel_tool_calls");
         }
         let budget = self.reasoning_budget.and_then(|tokens| usize::try_from(tokens).ok());
-        let demanded = Demanded::new(tools, &tool_choice, !one_call, format, budget)?;
-        Ok((Asked { messages, demanded, thinking, extra, logprobs: None, common }, wishes))
+        let demanded = Demanded::new(tools, &tool_choice, !one_call, format, budget)?.strictly(strict, !one_call);
+        let top = self.top_logprobs.unwrap_or(0);
+        if top > MOST_LOGPROBS {
+            return Err(ApiError::invalid("top_logprobs", format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}")));
+        }
+        let logprobs = wishes.with_logprobs.then_some(top);
+        Ok((Asked { messages, demanded, thinking, extra, logprobs, common }, wishes))
     }
 
     /// Which model it names.
@@ -268,7 +301,7 @@ impl Request {
         if !self.text["verbosity"].is_null() {
             ignore("text.verbosity");
         }
-        let included = self.include.iter().flatten().filter(|name| *name != CARRY);
+        let included = self.include.iter().flatten().filter(|name| ![CARRY, LOGPROBS].contains(&name.as_str()));
         included.for_each(|name| ignore(&format!("include.{name}")));
         Ok(())
     }
@@ -276,7 +309,7 @@ impl Request {
     fn wishes(&self) -> Wishes {
         let or = |value: &Value, default: Value| if value.is_null() { default } else { value.clone() };
         let echo = json!({
-            "instructions": self.instructions, "max_output_tokens": self.max_output_tokens, "metadata": or(&self.metadata, json!({})),
+            "instructions": self.instructions, "max_output_tokens": self.max_output_tokens.filter(|most| *most < usize::MAX), "metadata": or(&self.metadata, json!({})),
             "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true), "temperature": self.temperature, "top_p": self.top_p,
             "tool_choice": or(&self.tool_choice, "auto".into()), "tools": self.tools.clone().unwrap_or_default(),
             "reasoning": or(&self.reasoning, json!({"effort": null, "summary": null})),
@@ -285,8 +318,10 @@ impl Request {
         Wishes {
             as_summary: !self.reasoning["summary"].is_null(),
             carried: self.include.iter().flatten().any(|name| name == CARRY),
+            with_logprobs: self.include.iter().flatten().any(|name| name == LOGPROBS),
             echo: echo.as_object().cloned().unwrap_or_default(),
             namespaces: Namespaces::default(),
+            tokenizer: None,
         }
     }
 }
@@ -418,6 +453,17 @@ fn call(name: &str, kind: &str, item: &Value) -> Result<Value, ApiError> {
     Ok(tool_call(id, tool, arguments))
 }
 
+/// What models call those of the functions that are strict.
+fn strict_functions(tools: &[Value]) -> Vec<String> {
+    let within = |space: &Value| {
+        let namespace = space["name"].as_str();
+        let own = strict_names(space["tools"].as_array().into_iter().flatten());
+        own.into_iter().map(move |name| joined(namespace, &name)).collect::<Vec<_>>()
+    };
+    let spaces = tools.iter().filter(|tool| tool["type"] == "namespace");
+    strict_names(tools.iter().filter(|tool| tool["type"] == "function")).into_iter().chain(spaces.flat_map(within)).collect()
+}
+
 fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
     match (choice.as_str().or_else(|| choice["type"].as_str()), choice["name"].as_str()) {
         (None, _) if choice.is_null() => Ok(ToolChoice::Auto),
@@ -425,6 +471,12 @@ fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
         (Some("none"), _) => Ok(ToolChoice::None),
         (Some("required"), _) => Ok(ToolChoice::Required),
         (Some("function"), Some(name)) => Ok(ToolChoice::Named(joined(choice["namespace"].as_str(), name))),
+        (Some("allowed_tools"), _) => {
+            let one = |tool: &Value| Some(joined(tool["namespace"].as_str(), tool["name"].as_str()?));
+            let names = choice["tools"].as_array().and_then(|all| all.iter().map(one).collect());
+            let wrong = || invalid("tool_choice", "allowed tools are a mode (auto or required) and a list of functions");
+            allowed_tools(&choice["mode"], names).ok_or_else(wrong)
+        }
         _ => {
             let shown: String = choice.to_string().chars().take(60).collect();
             Err(invalid("tool_choice", &format!("{shown} is not supported: auto, none, required or a function")))
