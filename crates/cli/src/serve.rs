@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::access_args::AccessArgs;
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::prompt_cache_args::PromptCacheArgs;
-use crate::{interrupt, load, terminal};
+use crate::{facts, interrupt, load, terminal};
 
 #[derive(Args)]
 pub struct ServeArgs {
@@ -120,6 +120,7 @@ impl ServeArgs {
             name: self.model_name.clone().unwrap_or_else(|| name_of(folder)),
             context: options.max_context.map_or_else(made_for, Ok)?,
             style: ChatTemplate::style_of(folder)?,
+            facts: facts::of(folder, &config),
             load: Box::new(move || {
                 let loaded = load::model(&own, &args, options.clone())?;
                 load::say_notes(&loaded.engine);

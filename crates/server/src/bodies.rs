@@ -1,12 +1,14 @@
 //! Requests' bodies without a server: what becomes of one up to where the model would be asked. For those who try bodies of all kinds.
 
 use serde::de::DeserializeOwned;
+use serde_json::json;
 use sluice_engine::text::{Reading, TextSide};
 
-use crate::anthropic;
 use crate::error::ApiError;
+use crate::ollama::request::Prompted;
 use crate::openai::{chat, completions, responses};
 use crate::request::Asked;
+use crate::{anthropic, ollama};
 
 fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(body).map_err(|e| ApiError::invalid("", e.to_string()))
@@ -22,6 +24,15 @@ pub fn read(text: &TextSide, path: &str, body: &[u8], context: usize) -> Result<
             "/v1/chat/completions" => parsed::<chat::Request>(body)?.asked(),
             "/v1/responses" => Ok(parsed::<responses::request::Request>(body)?.asked()?.0),
             "/v1/messages" => parsed::<anthropic::request::Request>(body)?.asked(),
+            "/api/chat" => parsed::<ollama::request::Chat>(body)?.asked(true),
+            "/api/generate" => {
+                Ok(match parsed::<ollama::request::Generate>(body)?.asked(text.template.is_some(), true)? {
+                    Prompted::Conversation(asked) => asked,
+                    Prompted::Text(prompt, common) => {
+                        Asked { messages: vec![json!({"role": "user", "content": prompt})], common, ..Asked::default() }
+                    }
+                })
+            }
             "/v1/completions" => {
                 let (_, _, common) = parsed::<completions::Request>(body)?.parts()?;
                 Ok(Asked { common, ..Asked::default() })
