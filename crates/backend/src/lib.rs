@@ -54,7 +54,7 @@ pub trait Backend: Send {
     fn alloc(&mut self, class: MemoryClass, rows: usize, cols: usize) -> anyhow::Result<Tensor>;
     /// Copies host values into a tensor.
     fn upload(&mut self, values: &[f32], to: Tensor);
-    /// Copies a tensor to the host, `[rows, cols]` dense. For calibration and tests: no step does it.
+    /// Copies a tensor to the host, `[rows, cols]` dense. For calibration, tests and [`Backend::hidden`]: no step does it.
     fn download(&mut self, t: Tensor, out: &mut [f32]);
     /// Registers a weight matrix where it lies, without copying it.
     fn matrix(&mut self, source: MatrixSource) -> anyhow::Result<MatrixId>;
@@ -177,6 +177,16 @@ pub trait Backend: Send {
     /// What looks at the last step's logits where they lie, where there is such.
     fn drawing(&mut self) -> Option<&mut dyn Drawing> {
         None
+    }
+    /// `norm(x)` of rows of the last step, `[rows, cols]`, on the host: each is the bits that [`Backend::logits`] gives to a head.
+    fn hidden(&mut self, x: Tensor, norm: Norm, out: &mut [f32]) {
+        assert_eq!(out.len(), x.rows * x.cols);
+        let mut weight = vec![0.0; x.cols];
+        self.download(norm.weight, &mut weight);
+        self.download(x, out);
+        for row in out.chunks_exact_mut(x.cols.max(1)) {
+            sluice_kernels::norm::rms_norm_in_place(Isa::GENERIC, row, Some(&weight), norm.eps);
+        }
     }
     /// Threads of the host that work for it.
     fn threads(&self) -> usize;

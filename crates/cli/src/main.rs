@@ -14,6 +14,7 @@ mod device;
 mod disk;
 mod engine_args;
 mod eval;
+mod facts;
 mod folders;
 mod generate;
 mod help;

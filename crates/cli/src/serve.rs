@@ -16,7 +16,7 @@ use crate::access_args::AccessArgs;
 use crate::connection_args::ConnectionArgs;
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::prompt_cache_args::PromptCacheArgs;
-use crate::{hub, interrupt, load, terminal};
+use crate::{facts, hub, interrupt, load, terminal};
 
 #[derive(Args)]
 pub struct ServeArgs {
@@ -131,6 +131,7 @@ impl ServeArgs {
             name: self.model_name.clone().unwrap_or_else(|| name_of(folder)),
             context: self.context(folder, options.max_context)?,
             style: ChatTemplate::style_of(folder)?,
+            facts: facts::of(folder, &Config::open(folder)?),
             load: Box::new(move || {
                 let loaded = load::model(&own, &args, options.clone())?;
                 load::say_notes(&loaded.engine);

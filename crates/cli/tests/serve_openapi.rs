@@ -32,7 +32,8 @@ impl Document {
 
     fn events_hold(&self, path: &str, events: &[Value]) {
         let content = &self.closed["paths"][path]["post"]["responses"]["200"]["content"];
-        events.iter().for_each(|event| self.check(&content["text/event-stream"]["schema"], path, event));
+        let media = if path.starts_with("/api/") { "application/x-ndjson" } else { "text/event-stream" };
+        events.iter().for_each(|event| self.check(&content[media]["schema"], path, event));
     }
 
     fn check(&self, schema: &Value, path: &str, value: &Value) {
@@ -107,6 +108,8 @@ fn bodies() -> Vec<(&'static str, Value)> {
         ),
         ("/v1/messages", json!({"messages": said, "max_tokens": 4, "thinking": {"type": "adaptive"}})),
         ("/v1/messages", json!({"messages": said, "max_tokens": 90, "tools": [own], "tool_choice": {"type": "any"}})),
+        ("/api/chat", json!({"messages": said, "tools": [tool], "options": {"num_predict": 6}})),
+        ("/api/generate", json!({"prompt": "Once", "options": {"num_predict": 6}})),
     ]
 }
 
@@ -114,7 +117,8 @@ fn bodies() -> Vec<(&'static str, Value)> {
 fn answers_are_of_their_schemas() {
     let Some(server) = Server::start(&[]) else { return };
     let document = Document::of(&server);
-    for (path, body) in bodies() {
+    for (path, mut body) in bodies() {
+        body["stream"] = false.into();
         let (status, answer) = server.post(path, &body);
         assert_eq!(status, 200, "{answer}");
         document.holds("post", path, 200, &answer);
@@ -126,15 +130,25 @@ fn answers_are_of_their_schemas() {
         ("/tokenize", json!({"content": "Once upon"})),
         ("/tokenize", json!({"messages": said, "with_pieces": true, "return_token_strs": true})),
         ("/detokenize", json!({"tokens": [50, 60]})),
+        ("/api/show", json!({"model": "any"})),
+        ("/v1/embeddings", json!({"input": ["a", "b"], "dimensions": 4})),
+        ("/v1/embeddings", json!({"input": [5, 6], "encoding_format": "base64"})),
+        ("/api/embed", json!({"input": "a"})),
+        ("/api/embeddings", json!({"prompt": "a"})),
     ] {
         let (status, answer) = server.post(path, &body);
         assert_eq!(status, 200, "{answer}");
         document.holds("post", path, 200, &answer);
     }
     let name = demo().unwrap().rsplit('/').next().unwrap().to_owned();
-    for (path, asked) in
-        [("/v1/models", "/v1/models"), ("/v1/models/{name}", format!("/v1/models/{name}").as_str()), ("/health", "/health")]
-    {
+    for (path, asked) in [
+        ("/v1/models", "/v1/models"),
+        ("/v1/models/{name}", format!("/v1/models/{name}").as_str()),
+        ("/health", "/health"),
+        ("/api/tags", "/api/tags"),
+        ("/api/ps", "/api/ps"),
+        ("/api/version", "/api/version"),
+    ] {
         let (status, answer) = server.get(asked);
         assert_eq!(status, 200);
         document.holds("get", path, 200, &serde_json::from_str(&answer).unwrap());
@@ -149,6 +163,7 @@ fn events_are_of_their_schemas() {
         body["stream"] = true.into();
         let events = match path {
             "/v1/responses" | "/v1/messages" => server.named_events(path, &body),
+            "/api/chat" | "/api/generate" => server.lines(path, &body),
             _ => {
                 body["stream_options"] = json!({"include_usage": true});
                 server.stream(path, &body)
@@ -167,7 +182,8 @@ fn errors_are_of_their_schemas_and_what_is_sent_is_described() {
         assert!(document.takes(path, &body), "{path}: {body}");
         for (field, value) in [("temperature", json!("warm")), ("stream", json!(5)), ("top_p", json!([]))] {
             let mut wrong = body.clone();
-            wrong[field] = value;
+            let at = if path.starts_with("/api/") && field != "stream" { &mut wrong["options"] } else { &mut wrong };
+            at[field] = value;
             assert!(!document.takes(path, &wrong), "{path}: {wrong}");
             let (status, answer) = server.post(path, &wrong);
             assert_eq!(status, 400, "{answer}");

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use sluice_backend::{Activations, KvType};
 use sluice_cuda::{Cuda, Host, Several};
 use sluice_engine::sampler::{Logprobs, SamplingParams};
-use sluice_engine::{Device, Engine, Event, Generation, Options, Placement};
+use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
 const MODELS: [&str; 23] = [
     "llama",
@@ -205,6 +205,37 @@ fn sequences_side_by_side_say_what_they_say_on_the_cpu() {
             for devices in lists(device) {
                 let got = answers(&mut on_all(&devices, &folder, options.clone()));
                 assert_eq!(got, wanted, "{}, {mode:?}, {devices:?}", folder.display());
+            }
+        }
+    }
+}
+
+/// Vectors of prompts of different lengths, by their last token and by all, beside an answer.
+fn embeddings(engine: &mut Engine) -> Vec<Vec<u32>> {
+    let asked = [(1, Pooling::Last), (150, Pooling::Mean), (90, Pooling::Last), (90, Pooling::Mean)];
+    let ids = asked.map(|(n, pooling)| {
+        let prompt = prompt(engine, n, n as u64);
+        let id = engine.add_sequence();
+        engine.start(id, &prompt, Generation { pooling: Some(pooling), ..Generation::default() }).unwrap();
+        id
+    });
+    let (beside, said) = (engine.add_sequence(), prompt(engine, 20, 5));
+    engine.start(beside, &said, Generation { max_tokens: 12, ..Generation::default() }).unwrap();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    ids.map(|id| engine.take_embedding(id).unwrap().into_iter().map(f32::to_bits).collect()).to_vec()
+}
+
+#[test]
+fn embeddings_have_the_cpus_bits() {
+    let Some((device, _turn)) = device() else { return };
+    for folder in folders() {
+        for mode in MODES {
+            let wanted = embeddings(&mut on(None, &folder, options(mode, None, 64)));
+            for devices in lists(device) {
+                let got = embeddings(&mut on_all(&devices, &folder, options(mode, None, 37)));
+                assert!(got == wanted, "{}, {mode:?}, {devices:?}", folder.display());
             }
         }
     }

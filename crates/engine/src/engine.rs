@@ -21,6 +21,7 @@ use sluice_store::Loading;
 use crate::constraint::{Guide, Masks};
 use crate::options::Options;
 use crate::placement::Placed;
+use crate::pooling::{Pooled, Pooling};
 use crate::prompt_cache::{PromptCache, Restore};
 use crate::runner::Runner;
 use crate::sampler::{History, Logprobs};
@@ -277,6 +278,7 @@ impl Engine {
         let s = &self.sequences[at];
         let grid = self.grid(s.tokens.len() + prompt.len());
         ensure!(s.due() + prompt.len() > 0, "there is nothing to generate from: the prompt has no tokens");
+        ensure!(generation.pooling.is_none() || s.tokens.is_empty(), "an embedding is of all of a sequence");
         // 2. Room for the answer, so that no step allocates
         self.forget(id);
         let s = &mut self.sequences[at];
@@ -293,9 +295,16 @@ impl Engine {
             history
         });
         let guide = generation.constraint.as_ref().map(|constraint| Guide::new(constraint, &mut self.masks));
+        let pooled = generation.pooling.map(|pooling| Pooled::new(pooling, s.tokens.len(), self.model.hidden));
         let turn = self.next_turn;
         self.next_turn += 1;
         s.shares = self.options.prefix_cache;
+        s.embedding = None;
+        if generation.pooling == Some(Pooling::Mean) {
+            // All its states are wanted: what others have computed is of no use to it.
+            s.shares = false;
+            s.root = self.cache.root(format!("embedding {}", s.id.0).as_bytes());
+        }
         (s.adopted, s.restored) = (0, 0);
         if s.held.is_empty() {
             s.restore = Restore::No;
@@ -307,7 +316,7 @@ impl Engine {
             s.marks.sort_unstable();
             s.marks.dedup();
         }
-        s.running = Some(Running { generation, generated: 0, prompt_from, history, guide, turn });
+        s.running = Some(Running { generation, generated: 0, prompt_from, history, guide, pooled, turn });
         Ok(())
     }
 
@@ -393,6 +402,12 @@ impl Engine {
         self.sequences[at].logprobs.take()
     }
 
+    /// The vector that [`Generation::pooling`] asked for, once it has finished; once.
+    pub fn take_embedding(&mut self, id: SequenceId) -> Option<Vec<f32>> {
+        let at = self.index(id).ok()?;
+        self.sequences[at].embedding.take()
+    }
+
     /// Forgets what was computed of a sequence from position `keep` on, or all of it.
     fn roll_back(&mut self, at: usize, keep: usize) {
         let s = &mut self.sequences[at];
@@ -464,7 +479,10 @@ impl Engine {
                     let (done, total) = (s.computed.saturating_sub(from), s.tokens.len() - from);
                     self.events.push(Event::Prefill { id: s.id, done, total });
                 }
-                if ends {
+                if let Some(value) = running.pooled.as_ref().and_then(Pooled::value) {
+                    self.sequences[i].embedding = Some(value);
+                    self.finish(i, Finish::Stop);
+                } else if ends {
                     self.draws.push(Draw { sequence: i, row });
                 }
             }
@@ -613,7 +631,7 @@ impl Engine {
             let s = &mut self.sequences[sequence];
             s.computed += tokens;
             s.last_used = self.steps;
-            self.plan.ends.push(s.due() == 0);
+            self.plan.ends.push(s.due() == 0 && !s.embeds());
             let own = |f: &&sluice_backend::Failed| f.rows.iter().any(|row| self.runner.is_of(*row, taker));
             match failed.iter().find(own) {
                 Some(failed) => {
@@ -622,6 +640,13 @@ impl Engine {
                     self.failures.push((id, anyhow::anyhow!("{:#}", failed.why)));
                 }
                 None => {
+                    if let Some(pooled) = s.running.as_mut().and_then(|running| running.pooled.as_mut()) {
+                        let before = s.computed - tokens;
+                        if (before..s.computed).contains(&pooled.next()) {
+                            let from = pooled.next() - before;
+                            self.runner.hidden(taker, from, |state| pooled.add(state));
+                        }
+                    }
                     if s.shares {
                         self.cache.publish(&mut s.held, s.root, &s.tokens, s.computed);
                     }

@@ -9,6 +9,7 @@ mod options;
 mod pace;
 mod pins;
 mod placement;
+mod pooling;
 mod prompt_cache;
 mod runner;
 pub mod sampler;
@@ -24,6 +25,7 @@ pub use engine::{DeviceUse, Engine, MakeBackend, cpu};
 pub use options::{Options, Placement};
 pub use pins::Pins;
 pub use placement::Placed;
+pub use pooling::Pooling;
 pub use prompt_cache::{LoadedSession, PromptCacheOptions, PromptCacheStatus, ReadAhead, Saved, Session, Sessions};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{

@@ -13,6 +13,9 @@ use crate::scheduler::Plan;
 use crate::sequence::Sequence;
 use crate::spill::Spill;
 
+/// Hidden states that are brought to the host at once.
+const STATES: usize = 64;
+
 /// A model on a backend.
 pub struct Runner {
     pub backend: Box<dyn Backend>,
@@ -20,6 +23,8 @@ pub struct Runner {
     /// One for each cache group.
     kv: Vec<KvPool>,
     inputs: StepInputs,
+    /// Hidden states that were asked for, `STATES` at most.
+    states: Vec<f32>,
     /// Where what the caches give up goes, and comes back from.
     pub spill: Option<Spill>,
 }
@@ -33,7 +38,7 @@ impl Runner {
         spill: Option<Spill>,
     ) -> Runner {
         let block_tokens: Vec<usize> = kv.iter().map(|pool| pool.layout.block_tokens).collect();
-        Runner { backend, decoder, kv, inputs: StepInputs::new(&block_tokens, capacity), spill }
+        Runner { backend, decoder, kv, inputs: StepInputs::new(&block_tokens, capacity), states: Vec::new(), spill }
     }
 
     /// Takes the next tokens of each taker through the model. `wanted`: logits of all their positions, or of the last token of those that come to their end.
@@ -55,7 +60,8 @@ impl Runner {
         for taker in &plan.takers {
             let s = &sequences[taker.sequence];
             let to = s.computed + taker.tokens;
-            let wanted = if wanted == Wanted::Last && to < s.tokens.len() { Wanted::None } else { wanted };
+            let has_logits = wanted == Wanted::All || (to == s.tokens.len() && !s.embeds());
+            let wanted = if has_logits { wanted } else { Wanted::None };
             self.inputs.push(&SequenceInput {
                 tokens: &s.tokens[s.computed..to],
                 position: s.computed,
@@ -160,6 +166,19 @@ impl Runner {
     pub fn save_named(&mut self, cache: &mut KvCache, disk: &mut PromptCache) -> Result<bool> {
         self.settle(cache, Some(disk))?;
         Ok(disk.save_named(cache, &mut *self.backend, &self.kv))
+    }
+
+    /// The final hidden states of the last step's taker number `taker` from its token `from` of this step on, some at a time: `each(states)`.
+    pub fn hidden(&mut self, taker: usize, from: usize, mut each: impl FnMut(&[f32])) {
+        let rows = self.inputs.rows(taker);
+        let (mut at, cols) = (rows.start + from, self.decoder.residual().cols);
+        while at < rows.end {
+            let to = rows.end.min(at + STATES);
+            self.states.resize((to - at) * cols, 0.0);
+            self.decoder.hidden(&mut *self.backend, at..to, &mut self.states);
+            self.states.chunks_exact(cols).for_each(&mut each);
+            at = to;
+        }
     }
 
     /// Whether this is a row of the last step's taker number `taker`.

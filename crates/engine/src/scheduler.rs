@@ -37,7 +37,7 @@ pub struct Plan {
     pub stuck: Vec<usize>,
     /// Of the takers, so many generate: they come first.
     pub generating: usize,
-    /// After the step, by taker: whether it has come to the end of its tokens, and so has logits.
+    /// After the step, by taker: whether it has come to the end of its tokens and has logits.
     pub ends: Vec<bool>,
 }
 
@@ -229,7 +229,8 @@ mod tests {
 
     fn sequence(cache: &KvCache, turn: u64, tokens: usize) -> Sequence {
         let generation = Generation { sampling: SamplingParams::default(), max_tokens: 1000, ..Generation::default() };
-        let running = Some(Running { generation, generated: 0, prompt_from: 0, history: None, guide: None, turn });
+        let running =
+            Some(Running { generation, generated: 0, prompt_from: 0, history: None, guide: None, pooled: None, turn });
         let (id, held) = (SequenceId(turn), cache.hold());
         let root = cache.root(b"");
         Sequence {
@@ -244,6 +245,7 @@ mod tests {
             restored: 0,
             restore: Restore::No,
             logprobs: None,
+            embedding: None,
             running,
             last_used: 0,
         }

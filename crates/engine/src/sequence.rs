@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sluice_cache::{BlockHash, Held};
 
 use crate::constraint::{Constraint, Guide};
+use crate::pooling::{Pooled, Pooling};
 use crate::prompt_cache::Restore;
 use crate::sampler::{History, Logprobs, SamplingParams};
 
@@ -26,6 +27,8 @@ pub struct Generation {
     pub logprobs: Option<usize>,
     /// What the answer keeps to.
     pub constraint: Option<Arc<Constraint>>,
+    /// No token is generated: the prompt's hidden states are made one vector of, [`crate::Engine::take_embedding`].
+    pub pooling: Option<Pooling>,
 }
 
 /// Why an answer ended.
@@ -93,6 +96,8 @@ pub(crate) struct Running {
     pub history: Option<History>,
     /// Where it is in what it keeps to. It follows the sequence's tokens, whatever becomes of what was computed of them.
     pub guide: Option<Guide>,
+    /// The vector that is asked for, as far as it is made.
+    pub pooled: Option<Pooled>,
     /// Its turn: who was started first goes first.
     pub turn: u64,
 }
@@ -117,6 +122,8 @@ pub(crate) struct Sequence {
     pub restore: Restore,
     /// Of the token that came last, where they are wanted.
     pub logprobs: Option<Logprobs>,
+    /// The vector that was made of its prompt, until it is taken.
+    pub embedding: Option<Vec<f32>>,
     pub running: Option<Running>,
     /// The step that last used it.
     pub last_used: u64,
@@ -137,6 +144,7 @@ impl Sequence {
             restored: 0,
             restore: Restore::No,
             logprobs: None,
+            embedding: None,
             running: None,
             last_used: 0,
         }
@@ -150,6 +158,11 @@ impl Sequence {
     /// Tokens that are not computed yet.
     pub fn due(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    /// Whether its prompt is made a vector of, and so has no logits.
+    pub fn embeds(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.pooled.is_some())
     }
 
     /// Whether the token that it generated last is all that it has to compute. The end of a prompt is not the same: who goes on with a conversation by a

@@ -1,6 +1,8 @@
 //! A decoder-only transformer: embedding, layers of a token mixer and a feed-forward part, head. Every model is one of these, made of its description and
 //! of the weights that bear the names of its parts.
 
+use std::ops::Range;
+
 use anyhow::Result;
 use sluice_backend::{Backend, MatrixId, Norm, Routing, StepInputs, Tensor};
 
@@ -85,6 +87,14 @@ impl Decoder {
         if !inputs.wanted().is_empty() {
             backend.logits(x, self.norm, self.head);
         }
+    }
+}
+
+/// What a step has left.
+impl Decoder {
+    /// The final hidden states of these rows of the last step, as the head is given them: `[rows, hidden]`, to the host.
+    pub fn hidden(&self, backend: &mut dyn Backend, rows: Range<usize>, out: &mut [f32]) {
+        backend.hidden(self.x.rows(rows), self.norm, out);
     }
 }
 

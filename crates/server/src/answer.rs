@@ -37,6 +37,8 @@ pub struct Answer {
     /// Tokens of the prompt that were there, and tokens that were generated.
     pub cached: usize,
     pub generated: usize,
+    /// The vector of the prompt, where that was asked for.
+    pub embedding: Option<Vec<f32>>,
 }
 
 impl Answer {
@@ -47,7 +49,7 @@ impl Answer {
             parser: None,
             over: false,
         };
-        Answer { choices: (0..choices).map(choice).collect(), cached: 0, generated: 0 }
+        Answer { choices: (0..choices).map(choice).collect(), cached: 0, generated: 0, embedding: None }
     }
 
     /// Has what comes from here on read as answers to a prompt of a conversation: thoughts and calls are told apart from text.
@@ -80,6 +82,10 @@ impl Answer {
         match update {
             Update::Begun { cached } => {
                 self.cached = cached;
+                Ok(None)
+            }
+            Update::Embedding(vector) => {
+                self.embedding = Some(vector);
                 Ok(None)
             }
             Update::Token { choice: number, token, logprobs } => {

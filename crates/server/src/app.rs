@@ -19,7 +19,7 @@ use axum::{Json, Router};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_engine::text::TextSide;
-use sluice_engine::{Engine, Generation, ReadAhead, Saved, Sessions};
+use sluice_engine::{Device, Engine, Generation, ReadAhead, Saved, Sessions};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -40,7 +40,7 @@ use crate::outbox::Outgoing;
 use crate::reply::{Pending, now};
 use crate::resident::{Held, Models, Offer};
 use crate::runtime::{Limits, Runtime, Submission};
-use crate::{anthropic, listen, models, page, tokenize};
+use crate::{anthropic, listen, models, ollama, page, tokenize};
 
 /// Bytes of a request at most: so many, and so many more for each token of context, which is several times what text or token ids take.
 const BODY: usize = 1 << 20;
@@ -113,6 +113,8 @@ pub struct Ready {
     /// Tokens of prompt and answer.
     pub context: usize,
     vocabulary: usize,
+    /// Elements of its hidden states.
+    pub hidden: usize,
     /// The model has recurrent layers.
     pub has_states: bool,
     /// What is computed of prompts is kept for others that begin alike.
@@ -121,6 +123,8 @@ pub struct Ready {
     pub created: u64,
     /// Conversations that have a name; `None` without a prompt cache.
     pub sessions: Option<Sessions>,
+    /// Bytes that it took when it was loaded, and those of them that are a device's.
+    pub memory: (u64, u64),
     runtime: Runtime,
     request_timeout: Option<Duration>,
     outgoing: Arc<Outgoing>,
@@ -183,7 +187,8 @@ impl Ready {
         outgoing: &Arc<Outgoing>,
     ) -> Result<Ready> {
         metrics.memory(&mut engine);
-        let (context, vocabulary) = (engine.max_context(), engine.model().vocabulary);
+        let memory = memory_of(&mut engine);
+        let (context, vocabulary, hidden) = (engine.max_context(), engine.model().vocabulary, engine.model().hidden);
         let has_states = engine.model().state_len() > 0;
         let (sessions, keeps_prefixes) = (engine.sessions(), engine.keeps_prefixes());
         let runtime = Runtime::start(engine, held, settings.limits, Arc::clone(metrics))?;
@@ -193,10 +198,12 @@ impl Ready {
             text,
             context,
             vocabulary,
+            hidden,
             has_states,
             keeps_prefixes,
             created,
             sessions,
+            memory,
             runtime,
             request_timeout,
             outgoing: Arc::clone(outgoing),
@@ -274,6 +281,13 @@ impl Ready {
 /// Permits to hold so many bytes of a body.
 fn permits(bytes: usize) -> usize {
     bytes.div_ceil(ROOM)
+}
+
+/// Bytes that an engine takes, and those of them that are a device's.
+fn memory_of(engine: &mut Engine) -> (u64, u64) {
+    let uses = engine.memory_uses();
+    let of = |is: fn(Device) -> bool| uses.iter().filter(|m| is(m.device)).map(|m| m.bytes as u64).sum();
+    (of(|_| true), of(|device| device != Device::Host))
 }
 
 /// A JSON body, with what is wrong with it in the API's own words.
@@ -504,10 +518,19 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(openai::completions::completions))
         .routes(routes!(openai::responses::responses))
         .routes(routes!(openai::responses::input_tokens))
+        .routes(routes!(openai::embeddings::embeddings))
         .routes(routes!(models::list))
         .routes(routes!(models::one))
         .routes(routes!(anthropic::messages))
         .routes(routes!(anthropic::count_tokens))
+        .routes(routes!(ollama::chat))
+        .routes(routes!(ollama::generate))
+        .routes(routes!(ollama::embed::embed))
+        .routes(routes!(ollama::embed::older))
+        .routes(routes!(ollama::catalog::tags))
+        .routes(routes!(ollama::catalog::show))
+        .routes(routes!(ollama::catalog::running))
+        .routes(routes!(ollama::catalog::version))
         .routes(routes!(tokenize::tokenize))
         .routes(routes!(tokenize::detokenize))
         .routes(routes!(openai::sessions::list, openai::sessions::save))

@@ -67,6 +67,16 @@ impl Blocks {
         changes
     }
 
+    /// The name and the arguments' text of a block that is a call.
+    pub fn call(&self, index: usize) -> Option<(&str, &str)> {
+        let Block { kind, text } = &self.all[index];
+        if let Kind::Call(name) = kind { Some((name, text)) } else { None }
+    }
+
+    pub fn is_thought(&self, index: usize) -> bool {
+        self.all[index].kind == Kind::Thought
+    }
+
     pub fn has_calls(&self) -> bool {
         self.all.iter().any(|block| matches!(block.kind, Kind::Call(_)))
     }

@@ -1,12 +1,14 @@
 //! Requests' bodies without a server: what becomes of one up to where the model would be asked. For those who try bodies of all kinds.
 
+use serde_json::json;
 use sluice_engine::text::{Reading, TextSide};
 
-use crate::anthropic;
 use crate::error::ApiError;
 use crate::given;
+use crate::ollama::request::Prompted;
 use crate::openai::{chat, completions, responses};
 use crate::request::Asked;
+use crate::{anthropic, ollama};
 
 /// Reads a body as the handler of `path` does: the conversation goes through the template and the tokenizer of `text`, all but grammars is checked. Tokens of the prompt.
 ///
@@ -18,6 +20,15 @@ pub fn read(text: &TextSide, path: &str, body: &[u8], context: usize) -> Result<
             "/v1/chat/completions" => given::read::<chat::Request>(body)?.asked(),
             "/v1/responses" => Ok(given::read::<responses::request::Request>(body)?.asked()?.0),
             "/v1/messages" => given::read::<anthropic::request::Request>(body)?.asked(),
+            "/api/chat" => given::read::<ollama::request::Chat>(body)?.asked(true),
+            "/api/generate" => {
+                Ok(match given::read::<ollama::request::Generate>(body)?.asked(text.template.is_some(), true)? {
+                    Prompted::Conversation(asked) => asked,
+                    Prompted::Text(prompt, common) => {
+                        Asked { messages: vec![json!({"role": "user", "content": prompt})], common, ..Asked::default() }
+                    }
+                })
+            }
             "/v1/completions" => {
                 let (_, _, common) = given::read::<completions::Request>(body)?.parts()?;
                 Ok(Asked { common, ..Asked::default() })

@@ -44,6 +44,16 @@ impl ApiError {
         ApiError { code, overflow, ..ApiError::invalid("messages", message) }
     }
 
+    /// A text to make a vector of that is too long.
+    pub fn input_too_long(tokens: usize, context: usize) -> ApiError {
+        let message = format!(
+            "This model's maximum context length is {context} tokens, however you requested {tokens} tokens ({tokens} in your prompt; 0 for the completion). Please reduce your prompt; or completion length."
+        );
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let overflow = Some((count(tokens), count(context)));
+        ApiError { code: Some("context_length_exceeded"), overflow, ..ApiError::invalid("input", message) }
+    }
+
     pub fn unauthorized(message: impl Into<String>) -> ApiError {
         let code = Some("invalid_api_key");
         ApiError { code, ..ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message) }

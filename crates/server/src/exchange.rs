@@ -11,9 +11,9 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::anthropic;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::{anthropic, ollama};
 
 tokio::task_local! {
     /// Of the request whose handler runs.
@@ -125,13 +125,17 @@ impl Drop for Exchange {
 
 /// Around everything else: gives the request an id, has errors said in the dialect that the path belongs to, and names what was ignored.
 pub async fn accompany(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let is_anthropic = anthropic::speaks(request.uri().path(), request.headers());
+    let is_ollama = ollama::speaks(request.uri().path());
+    let is_anthropic = !is_ollama && anthropic::speaks(request.uri().path(), request.headers());
     let exchange = Arc::new(Exchange::new(&request, app.settings().log_requests));
     let mut response = CURRENT.scope(Arc::clone(&exchange), next.run(request)).await;
-    if is_anthropic && let Some(error) = response.extensions_mut().remove::<Arc<ApiError>>() {
+    if (is_anthropic || is_ollama)
+        && let Some(error) = response.extensions_mut().remove::<Arc<ApiError>>()
+    {
+        let said = if is_ollama { ollama::error_json(&error) } else { anthropic::error_json(&error, &exchange.id) };
         // Whatever headers it has by now stay.
         response.headers_mut().remove(header::CONTENT_LENGTH);
-        *response.body_mut() = Body::from(anthropic::error_json(&error, &exchange.id).to_string());
+        *response.body_mut() = Body::from(said.to_string());
     }
     exchange.facts().status = response.status().as_u16();
     let ignored = exchange.facts().ignored.join(", ");

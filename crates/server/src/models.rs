@@ -123,7 +123,7 @@ pub async fn one(State(app): State<Arc<App>>, Name(name): Name) -> Result<Json<V
 }
 
 /// `2026-11-22T14:00:00Z`, from seconds since 1970.
-fn rfc3339(seconds: u64) -> String {
+pub fn rfc3339(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Years that begin in March have their odd day at their end.
     let days = days + 719_468;

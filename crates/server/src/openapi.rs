@@ -92,6 +92,11 @@ written! {
     }
 }
 
+written! {
+    /// An error in the words of Ollama's API.
+    OllamaError, uses [], {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+}
+
 const REFUSALS: [(&str, &str); 2] = [
     ("401", "The server has keys, and the request has none of them (`invalid_api_key`)."),
     ("403", "The server is not called by this name, or pages of this origin may not ask."),
@@ -146,16 +151,20 @@ errors! {
     Seeing: Error [REFUSALS[1..]];
     AnthropicComputing: AnthropicError [REFUSALS, STATES, BODIES, TURNS];
     AnthropicReading: AnthropicError [REFUSALS, STATES, BODIES];
+    OllamaComputing: OllamaError [REFUSALS, STATES, BODIES, TURNS];
+    OllamaReading: OllamaError [REFUSALS, STATES, BODIES];
+    OllamaAsking: OllamaError [REFUSALS, STATES];
 }
 
 /// What every path has in common.
 #[derive(OpenApi)]
 #[openapi(
-    components(schemas(Error, AnthropicError)),
+    components(schemas(Error, AnthropicError, OllamaError)),
     modifiers(&Common),
     tags(
         (name = "openai", description = "What OpenAI's clients ask. Any model name is served; answers name the model that there is."),
         (name = "anthropic", description = "What Anthropic's clients ask."),
+        (name = "ollama", description = "What Ollama's clients ask."),
         (name = "tokens", description = "Text to tokens and back."),
         (name = "sessions", description = "Conversations of the prompt cache by name (`--prompt-cache`)."),
         (name = "server", description = "The server itself."),
@@ -173,7 +182,7 @@ impl Modify for Common {
             .version(env!("CARGO_PKG_VERSION"))
             .description(Some(
                 "A language model behind HTTP. A field that may be left out may be null, and a whole number may be written with a point. A field that would change the answer and cannot be obeyed is refused with 400, by name; any other field \
-                 that is not listed is taken, has no effect, and is named in the header `sluice-ignored`. A stream's schema is that of the JSON in each event's `data`.",
+                 that is not listed is taken, has no effect, and is named in the header `sluice-ignored`. A stream's schema is that of the JSON in each event's `data`, or on each line.",
             ))
             .build();
         let components = document.components.get_or_insert_default();

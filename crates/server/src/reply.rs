@@ -77,6 +77,10 @@ enum Next {
 
 /// What makes texts of events, and objects, of a dialect's answers.
 pub trait Wire: Send + 'static {
+    /// What a stream is of.
+    fn media_type(&self) -> &'static str {
+        "text/event-stream"
+    }
     /// What is sent at once.
     fn first(&mut self) -> String {
         String::new()
@@ -257,7 +261,7 @@ async fn whole(pending: Pending, wire: impl Wire) -> Response {
 
 /// The answer as events. Headers go out at once.
 fn stream(pending: Pending, wire: impl Wire) -> Response {
-    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+    let headers = [(header::CONTENT_TYPE, wire.media_type()), (header::CACHE_CONTROL, "no-cache")];
     let (outbox, sent) = outbox::pair(&pending.outgoing);
     let events = Events { sent, _job: Job(tokio::spawn(fill(pending, wire, outbox))) };
     (headers, Body::from_stream(events)).into_response()

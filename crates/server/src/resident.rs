@@ -14,6 +14,7 @@ use tokio::time::sleep;
 
 use crate::app::{Ready, Settings, outgoing};
 use crate::error::ApiError;
+use crate::facts::Facts;
 use crate::metrics::Metrics;
 use crate::outbox::Outgoing;
 use crate::runtime::Refused;
@@ -30,6 +31,7 @@ pub struct Offer {
     pub context: usize,
     /// What its chat template knows; `None` where it has none.
     pub style: Option<Style>,
+    pub facts: Facts,
     pub load: Box<Load>,
 }
 
@@ -73,6 +75,9 @@ pub struct Entry<'a> {
     pub status: &'static str,
     /// When it was loaded, in seconds since 1970.
     pub loaded: Option<u64>,
+    /// Bytes that it took when it was loaded, and those of them that are a device's.
+    pub memory: Option<(u64, u64)>,
+    pub facts: &'a Facts,
 }
 
 /// What engines say, and what they are told, whichever of them.
@@ -145,8 +150,13 @@ impl Models {
                 State::Starting if i == 0 => ("loading", None),
                 _ => ("unloaded", None),
             };
+            let memory = match &*state {
+                State::Resident(at, ready) if *at == i => Some(ready.memory),
+                _ => None,
+            };
             let Offered { offer, context } = offered;
-            Entry { name: &offer.name, context: context.load(Ordering::Relaxed), style: offer.style, status, loaded }
+            let (name, context, facts) = (&offer.name, context.load(Ordering::Relaxed), &offer.facts);
+            Entry { name, context, style: offer.style, status, loaded, memory, facts }
         };
         self.offered.iter().enumerate().map(entry).collect()
     }
@@ -347,6 +357,7 @@ mod tests {
             name: (*name).to_owned(),
             context: 10,
             style: None,
+            facts: Facts::default(),
             load: Box::new(|| anyhow::bail!("there is none")),
         };
         let settings = Settings {

@@ -72,6 +72,8 @@ pub enum Update {
         token: u32,
         logprobs: Option<Logprobs>,
     },
+    /// The vector of its prompt, where that is what was asked for.
+    Embedding(Vec<f32>),
     Finished {
         choice: usize,
         reason: Finish,
@@ -440,7 +442,12 @@ impl Worker {
                 let why = why.map_or_else(|| "the tokens could not be computed".to_owned(), |e| format!("{e:#}"));
                 return self.end(sequence, Err(why));
             }
-            Event::Finished { reason, .. } => return self.end(sequence, Ok(reason)),
+            Event::Finished { reason, .. } => {
+                if let Some(vector) = self.engine.take_embedding(sequence) {
+                    let _ = request.submission.updates.send(Update::Embedding(vector));
+                }
+                return self.end(sequence, Ok(reason));
+            }
         }
         if gone {
             self.cancel(id);

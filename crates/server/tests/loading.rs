@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 
-use sluice_server::{Access, Bound, Limits, Offer, Server, Settings};
+use sluice_server::{Access, Bound, Facts, Limits, Offer, Server, Settings};
 
 /// Status and body.
 fn get(address: &str, path: &str) -> (u16, String) {
@@ -40,7 +40,8 @@ fn a_server_answers_while_its_model_is_loaded_and_ends_where_there_is_none() {
             wait.lock().unwrap().recv().unwrap();
             anyhow::bail!("the weights are gone")
         };
-        let offer = Offer { name: "model".into(), context: 10, style: None, load: Box::new(load) };
+        let offer =
+            Offer { name: "model".into(), context: 10, style: None, facts: Facts::default(), load: Box::new(load) };
         let server = Server::new(bound, settings, vec![offer], |_| panic!("it is not ready"));
         runtime.block_on(server.run(std::future::pending()))
     });

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, mpsc};
 use std::thread;
 
-use sluice_server::{Access, Bound, Limits, Offer, Server, Settings};
+use sluice_server::{Access, Bound, Facts, Limits, Offer, Server, Settings};
 
 struct Answer {
     status: u16,
@@ -48,7 +48,8 @@ fn with_server(test: impl FnOnce(&str)) {
             wait.lock().unwrap().recv().unwrap();
             anyhow::bail!("no model here")
         };
-        let offer = Offer { name: "model".into(), context: 10, style: None, load: Box::new(load) };
+        let offer =
+            Offer { name: "model".into(), context: 10, style: None, facts: Facts::default(), load: Box::new(load) };
         runtime.block_on(Server::new(bound, settings, vec![offer], |_| ()).run(std::future::pending()))
     });
     test(&address);

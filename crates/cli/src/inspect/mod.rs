@@ -1,7 +1,7 @@
 //! `sluice inspect MODEL`: what a checkpoint is, what it weighs, whether it fits. From config and headers alone, so that a checkpoint of any
 //! size is answered for at once; no weight is read.
 
-mod anatomy;
+pub mod anatomy;
 mod fit;
 mod quality;
 

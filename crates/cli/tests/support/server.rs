@@ -100,6 +100,15 @@ impl Server {
         text.split("\n\n").filter(|e| !e.is_empty()).map(one).collect()
     }
 
+    /// The lines of an answer that is streamed as JSON, one a line.
+    pub fn lines(&self, path: &str, body: &Value) -> Vec<Value> {
+        let (status, headers, text) = self.post_with(path, &[], body);
+        let media = HeaderValue::from_static("application/x-ndjson");
+        assert_eq!((status, &headers["content-type"]), (200, &media), "{text}");
+        assert!(text.ends_with('\n'), "{text}");
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
     /// A figure of `/metrics`.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;

@@ -6,6 +6,7 @@ use std::thread;
 
 use anyhow::{Result, anyhow};
 
+use super::embedding::Embedding;
 use super::generation::{GenerationDefaults, stop_ids};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
@@ -17,6 +18,8 @@ pub struct TextSide {
     pub template: Option<ChatTemplate>,
     pub defaults: GenerationDefaults,
     pub stop_ids: Vec<u32>,
+    /// How embeddings are made, or why they cannot be.
+    pub embedding: Result<Embedding, String>,
     /// Made when an answer is first asked for that has a form.
     grammars: OnceLock<Result<Grammars, String>>,
 }
@@ -38,6 +41,7 @@ impl TextSide {
             template: template?,
             defaults: GenerationDefaults::load(folder),
             stop_ids: stop_ids(folder, Some(&tokenizer))?,
+            embedding: Embedding::load(folder).map_err(|e| format!("{e:#}")),
             tokenizer: Arc::new(tokenizer),
             grammars: OnceLock::new(),
         })

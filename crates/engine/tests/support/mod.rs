@@ -25,6 +25,7 @@ pub fn tokens(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
 }
 
 /// All logits of `tokens`, taken in pieces of these sizes (the last one repeats).
+#[allow(dead_code)] // as above
 pub fn logits(engine: &mut Engine, tokens: &[u32], pieces: &[usize]) -> Vec<u32> {
     let id = engine.add_sequence();
     let mut bits = Vec::new();

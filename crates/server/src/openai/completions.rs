@@ -217,7 +217,7 @@ pub(super) async fn one_prompt(ready: &Arc<Ready>, prompt: PromptField) -> Resul
 }
 
 /// Encodes on a thread of its own kind: a long text takes a while.
-async fn text_prompt(ready: &Arc<Ready>, text: String) -> Result<Vec<u32>, ApiError> {
+pub async fn text_prompt(ready: &Arc<Ready>, text: String) -> Result<Vec<u32>, ApiError> {
     let own = Arc::clone(ready);
     let encoded =
         tokio::task::spawn_blocking(move || own.text.tokenizer.encode_prompt(&Prompt::from(text), true)).await;

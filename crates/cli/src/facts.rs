@@ -1,0 +1,36 @@
+//! What a model's folder says of the model, for clients that list models. From its config and headers; what cannot be read is left out, since the model itself may never be asked
+//! for.
+
+use std::fs;
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use serde_json::Value;
+use sluice_model::Config;
+use sluice_server::Facts;
+use sluice_store::Checkpoint;
+
+use crate::inspect::anatomy::Anatomy;
+
+pub fn of(folder: &Path, config: &Config) -> Facts {
+    let mut facts = Facts { architecture: config.model_type().unwrap_or("unknown").to_owned(), ..Facts::default() };
+    let text = |key: &str| config.get(key).and_then(Value::as_str).map(str::to_uppercase);
+    facts.stored = text("torch_dtype").or_else(|| text("dtype")).unwrap_or_default();
+    let changed = fs::metadata(folder.join("config.json")).and_then(|m| m.modified()).ok();
+    facts.modified = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |time| time.as_secs());
+    let Ok(checkpoint) = Checkpoint::open(folder) else { return facts };
+    facts.bytes = checkpoint.file_sizes().iter().map(|(_, bytes)| bytes).sum();
+    facts.digest = Facts::digest_of(&format!("{} {:?}", facts.modified, checkpoint.file_sizes()));
+    if let Ok(anatomy) = Anatomy::read(config, &checkpoint) {
+        facts.parameters = anatomy.parameters();
+        facts.stored = match (anatomy.quantization, anatomy.dtypes.iter().max_by_key(|(_, bytes)| **bytes)) {
+            (Some((bits, _)), _) => format!("{bits}-bit"),
+            (None, Some((dtype, _))) => dtype.to_uppercase(),
+            _ => facts.stored,
+        };
+        if let Some(model) = anatomy.model {
+            (facts.hidden, facts.layers) = (model.hidden, model.layers.len());
+        }
+    }
+    facts
+}
