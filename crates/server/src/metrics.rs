@@ -39,7 +39,7 @@ pub struct Metrics {
     from_disk: Counter,
     from_memory: Counter,
     computed: Counter,
-    disk: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 9],
+    disk: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 10],
     spilled: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 4],
     finished: Family<Reason, Counter>,
     first_token: Histogram,
