@@ -20,7 +20,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::{Table, Value};
 
-use crate::folders;
+use crate::{folders, prompt_cache_args};
 
 /// The commands that look at settings: those that people give again and again.
 const COMMANDS: [&str; 3] = ["run", "chat", "serve"];
@@ -41,7 +41,6 @@ pub fn default_model() -> Option<&'static Path> {
 /// # Errors
 /// What is wrong with a setting; the message names the file or the variable.
 pub fn matches(command: &Command) -> Result<ArgMatches> {
-    let command_line = env::args_os();
     let file = File::find(named_file(command, env::args_os()))?;
     if let Some(file) = &file {
         file.check(command)?;
@@ -52,11 +51,13 @@ pub fn matches(command: &Command) -> Result<ArgMatches> {
         configured = configured.mut_subcommand(name, |c| c.mut_args(|arg| with_default(arg, name, file.as_ref())));
         models.push((name, setting(MODEL, name, file.as_ref()).and_then(|values| values.into_iter().next())));
     }
-    let found = match configured.try_get_matches_from(command_line) {
+    let has_model = |name: &str| models.iter().any(|(of, model)| *of == name && model.is_some());
+    let command_line = prompt_cache_args::joined(env::args_os().collect(), command, has_model);
+    let found = match configured.try_get_matches_from(&command_line) {
         Ok(found) => found,
         // Help and the version are asked for as errors.
         Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => e.exit(),
-        Err(e) => match command.clone().try_get_matches() {
+        Err(e) => match command.clone().try_get_matches_from(command_line) {
             Err(own) => own.exit(),
             // Nothing is wrong with what was typed.
             Ok(_) => {

@@ -1,9 +1,10 @@
 //! The prompt cache on disk: flags that `run`, `chat` and `serve` share, and what is said of it.
 
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::{Args, value_parser};
+use clap::{ArgMatches, Args, Command, value_parser};
 use sluice_engine::{Engine, PromptCacheOptions};
 
 use crate::engine_args::bytes_arg;
@@ -12,7 +13,7 @@ use crate::{folders, terminal, units};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Prompt cache")]
 pub struct PromptCacheArgs {
-    /// Keep what was computed of prompts on disk, so that later starts go on from there; in ~/.cache/sluice/prompt-cache, or in DIR. `prompt-cache = true` in the
+    /// Keep what was computed of prompts on disk, so that later starts go on from there; in ~/.cache/sluice/prompt-cache, or in DIR (also as --prompt-cache DIR). `prompt-cache = true` in the
     /// configuration file turns it on for good. Never changes the result
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     prompt_cache: Option<PathBuf>,
@@ -57,6 +58,69 @@ impl PromptCacheArgs {
     }
 }
 
+const FLAG: &str = "--prompt-cache";
+/// What people write in a variable or a file, and may write behind the flag, too.
+const SWITCHES: [&str; 8] = ["true", "1", "yes", "on", "false", "0", "no", "off"];
+
+/// The command line with `--prompt-cache DIR` as `--prompt-cache=DIR`. The folder may be left out, so the word behind the flag may as well be the model or the
+/// prompt: it is the folder where it lies in one of ours, or where it can be nothing else. `has_model`: whether a setting names a model for a command.
+pub fn joined(args: Vec<OsString>, command: &Command, has_model: impl Fn(&str) -> bool) -> Vec<OsString> {
+    let end = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
+    let Some(at) = args[..end].iter().position(|arg| arg == FLAG) else { return args };
+    let Some(word) = args[..end].get(at + 1).filter(|word| !word.as_encoded_bytes().starts_with(b"-")) else {
+        return args;
+    };
+    let path = Path::new(word);
+    let joined = || {
+        let mut value = OsString::from(FLAG);
+        value.push("=");
+        value.push(word);
+        [&args[..at], &[value][..], &args[at + 2..]].concat()
+    };
+    if path.join("config.json").is_file() {
+        return args;
+    }
+    if is_cache(path) {
+        return joined();
+    }
+    let parse = |args: &[OsString]| command.clone().try_get_matches_from(args);
+    let is_folder = match parse(&args) {
+        Ok(found) => match found.subcommand() {
+            Some((name, found)) => is_left_over(name, found, word, has_model(name)),
+            None => false,
+        },
+        // One word too many.
+        Err(_) => parse(&joined()).is_ok(),
+    };
+    if is_folder { joined() } else { args }
+}
+
+/// A folder that a prompt cache is in, or may begin in.
+fn is_cache(path: &Path) -> bool {
+    path.join("lock").is_file() && path.join("secret").is_file()
+        || path.read_dir().is_ok_and(|mut entries| entries.next().is_none())
+}
+
+/// Whether a word that is no model is one too many for this command, though the command takes more than one.
+fn is_left_over(name: &str, found: &ArgMatches, word: &OsStr, has_model: bool) -> bool {
+    let words = |id: &str| found.try_get_raw(id).ok().flatten().map_or(0, Iterator::count);
+    let given = |id: &str| words(id) > 0;
+    match name {
+        "run" => {
+            // A model and a prompt, each by a flag or as a word.
+            let most = 2 - usize::from(given("model")) - usize::from(given("asked"));
+            let text = word.to_string_lossy();
+            let is_path = ["/", "./", "../"].iter().any(|start| text.starts_with(start));
+            // The last word is a prompt, and hardly a path; another is the model, and this is none.
+            let is_last = found.try_get_raw("words").ok().flatten().and_then(Iterator::last) == Some(word);
+            let is_prompt = is_last && !given("asked") && (words("words") == 2 || given("model"));
+            words("words") > most || is_path && is_prompt && !text.contains(char::is_whitespace)
+        }
+        // Several models may be served, and this is none.
+        _ => words("folders") + words("folder") > 1 || has_model || SWITCHES.contains(&&*word.to_string_lossy()),
+    }
+}
+
 /// Says where the cache is and what is in it.
 pub fn say(engine: &mut Engine) {
     if let Some(s) = engine.prompt_cache() {
@@ -70,4 +134,93 @@ pub fn say(engine: &mut Engine) {
 /// Says what went wrong with it, each line once.
 pub fn say_notes(engine: &mut Engine) {
     engine.take_prompt_cache_notes().iter().for_each(|note| terminal::note(note));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::{Arg, ArgAction};
+
+    use super::*;
+
+    /// As far as these words go, the commands that have the flag.
+    fn command() -> Command {
+        let flag = Arg::new("prompt_cache").long("prompt-cache").num_args(0..=1).require_equals(true);
+        let model = Arg::new("model").short('m').long("model");
+        let with = |name: &'static str, words: Arg| Command::new(name).args([flag.clone(), model.clone(), words]);
+        let all = |id: &'static str| Arg::new(id).action(ArgAction::Append).num_args(0..);
+        let run = with("run", all("words")).arg(Arg::new("asked").short('p'));
+        let serve = with("serve", all("folders")).mut_arg("model", |a| a.conflicts_with("folders"));
+        let chat = with("chat", Arg::new("folder")).mut_arg("model", |a| a.conflicts_with("folder"));
+        Command::new("sluice").subcommands([run, serve, chat])
+    }
+
+    #[test]
+    fn the_word_behind_the_flag_is_the_folder_where_it_can_be_nothing_else() {
+        let home = tempfile::tempdir().unwrap();
+        let path = |name: &str| home.path().join(name).display().to_string();
+        let (model, new, empty, cache, full) = (path("model"), path("new"), path("empty"), path("cache"), path("full"));
+        for folder in [&model, &empty, &cache, &full] {
+            fs::create_dir(folder).unwrap();
+        }
+        fs::write(path("model/config.json"), "{}").unwrap();
+        fs::write(path("full/x"), "").unwrap();
+        for name in ["cache/lock", "cache/secret"] {
+            fs::write(path(name), "").unwrap();
+        }
+        let (model, new, empty, cache, full) = (&*model, &*new, &*empty, &*cache, &*full);
+        let is_joined = |words: &[&str], set: bool| {
+            let args: Vec<OsString> = ["sluice"].iter().chain(words).map(OsString::from).collect();
+            let found = joined(args.clone(), &command(), |_| set);
+            let at = words.iter().position(|w| *w == FLAG).unwrap();
+            let mut other: Vec<OsString> = args.clone();
+            if let Some(word) = words.get(at + 1) {
+                other.splice(at + 1..at + 3, [OsString::from(format!("{FLAG}={word}"))]);
+            }
+            assert!(found == args || found == other, "{found:?}");
+            found != args
+        };
+        for words in [
+            &["serve", model, FLAG, new][..],
+            &["serve", FLAG, new, model],
+            &["serve", model, FLAG, full],
+            &["serve", "-m", model, FLAG, new],
+            &["serve", FLAG, empty],
+            &["serve", FLAG, cache],
+            &["serve", FLAG, "on"],
+            &["chat", model, FLAG, new],
+            &["chat", FLAG, "new", model],
+            &["chat", "-m", model, FLAG, new],
+            &["run", model, "Hello", FLAG, "new"],
+            &["run", model, FLAG, "new", "Hello"],
+            &["run", FLAG, new, model, "Hello"],
+            &["run", "-m", model, "-p", "Hello", FLAG, "new"],
+            &["run", "-m", model, FLAG, "new", "Hello"],
+            &["run", "-p", "Hello", model, FLAG, "new"],
+            &["run", model, FLAG, new],
+            &["run", FLAG, cache, "Hello"],
+        ] {
+            assert!(is_joined(words, false), "{words:?}");
+        }
+        for words in [
+            &["serve", model, FLAG][..],
+            &["serve", FLAG, model],
+            &["serve", model, FLAG, model],
+            &["serve", FLAG, "--port", "1", model],
+            // A model that is not there.
+            &["serve", FLAG, new],
+            &["chat", FLAG, model],
+            &["run", FLAG, "Hello"],
+            &["run", model, FLAG, "Hello"],
+            &["run", FLAG, model, "Hello"],
+            &["run", FLAG, new, "Hello"],
+            &["run", "-m", model, FLAG, "Hello"],
+            &["run", model, "--", FLAG, "new"],
+        ] {
+            assert!(!is_joined(words, false), "{words:?}");
+        }
+        assert!(is_joined(&["serve", FLAG, new], true) && is_joined(&["chat", FLAG, new], true));
+        assert!(!is_joined(&["run", FLAG, "Hello"], true) && !is_joined(&["serve", FLAG, model], true));
+    }
 }

@@ -4,6 +4,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use serde_json::json;
@@ -214,4 +215,22 @@ fn layers_can_be_packed_in_several_runs() {
         &support::output(&["pack", &text(input.path()), &text(&parts.path().join("x")), "--layers", "0-1"]),
         &["--layers", "bundle"],
     );
+}
+
+#[test]
+fn no_packing_goes_on_with_an_input_whose_bytes_have_changed() {
+    let (input, parts) = (tiny(false), tempfile::tempdir().unwrap());
+    let options = ["--experts-bits", "2", "--layout", "bundle", "--layers"];
+    pack(input.path(), parts.path(), &[&options[..], &["1"]].concat());
+    // One bit of the last tensor, and the time of modification set back.
+    let name = Checkpoint::open(input.path()).unwrap().file_sizes()[0].0.clone();
+    let file = fs::File::options().read(true).write(true).open(input.path().join(name)).unwrap();
+    let before = file.metadata().unwrap();
+    let mut last = [0];
+    file.read_exact_at(&mut last, before.len() - 1).unwrap();
+    file.write_all_at(&[last[0] ^ 1], before.len() - 1).unwrap();
+    file.set_modified(before.modified().unwrap()).unwrap();
+    let both = [text(input.path()), text(parts.path())];
+    let again = support::output(&[&["pack", both[0].as_str(), both[1].as_str()][..], &options[..], &["0-0"]].concat());
+    assert_refused(&again, &["unfinished packing of another kind or input", "--force"]);
 }

@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Condvar, Mutex};
@@ -203,6 +204,28 @@ fn ctrl_c_stops_an_answer_and_the_terminal_is_left_as_it_was() {
     assert!(terminal.ends().success());
     let modes = tcgetattr(&*terminal.pty).unwrap().local_modes;
     assert!(modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG), "{modes:?}");
+}
+
+#[test]
+fn whatever_ends_a_conversation_leaves_the_terminal_as_it_was() {
+    let Some(demo) = demo() else { return };
+    for (signal, name) in [(15, "-TERM"), (1, "-HUP"), (3, "-QUIT")] {
+        for answers in [false, true] {
+            let mut terminal = Terminal::chat(&demo, LONG);
+            if answers {
+                terminal.types("Once upon a time there was a\r");
+                terminal.waits_for_an_answer();
+            }
+            let modes = || tcgetattr(&*terminal.pty).unwrap().local_modes;
+            assert!(!modes().contains(LocalModes::ECHO), "{name}: {:?}", modes());
+            let id = terminal.child.id().to_string();
+            assert!(std::process::Command::new("kill").args([name, &id]).status().unwrap().success());
+            let status = terminal.ends();
+            assert_eq!(status.signal(), Some(signal), "{status:?}");
+            let modes = tcgetattr(&*terminal.pty).unwrap().local_modes;
+            assert!(modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG), "{name}: {modes:?}");
+        }
+    }
 }
 
 #[test]

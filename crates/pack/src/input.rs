@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use sluice_kernels::matrix::Matrix;
-use sluice_store::Checkpoint;
+use sluice_store::{Checkpoint, open_regular};
 
 use crate::conversion::Source;
 
@@ -18,7 +18,7 @@ impl Input {
     pub fn open(checkpoint: &Checkpoint) -> Result<Input> {
         let open = |(name, _): &(String, u64)| {
             let path = checkpoint.folder().join(name);
-            let file = File::open(&path).with_context(|| format!("{}: cannot open", path.display()))?;
+            let file = open_regular(&path)?;
             Ok((path, file))
         };
         Ok(Input(checkpoint.file_sizes().iter().map(open).collect::<Result<_>>()?))

@@ -1,7 +1,7 @@
 //! A packing from beginning to end.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -9,7 +9,7 @@ use sluice_kernels::Isa;
 use sluice_kernels::quantize::Rounding;
 use sluice_model::{Config, Options};
 use sluice_store::safetensors::{Entry, Header};
-use sluice_store::{Checkpoint, TensorPlan, bundle, free_space, read_small, write_index, xxh3_of};
+use sluice_store::{Checkpoint, TensorPlan, bundle, free_space, open_regular, read_small, write_index, xxh3_of};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::calibrate::{self, Calibration, Calibrator, MAX_TEXT};
@@ -262,8 +262,10 @@ fn fingerprint(
     hash.update(format!("{version} {:?} {:?} {files:?}", options.rounding, conversion.units).as_bytes());
     for (name, len) in checkpoint.file_sizes() {
         let path = checkpoint.folder().join(name);
-        let time = std::fs::metadata(&path).and_then(|m| m.modified()).with_context(|| path.display().to_string())?;
-        hash.update(format!("{name} {len} {time:?}").as_bytes());
+        let found = std::fs::metadata(&path).with_context(|| path.display().to_string())?;
+        let times = [(found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec())];
+        // Whoever changes a byte changes the second time, which cannot be set back.
+        hash.update(format!("{name} {len} {times:?}").as_bytes());
     }
     if let Some(calibration) = &options.calibration {
         hash.update(&read_small(&calibration.text, MAX_TEXT)?);
@@ -287,7 +289,7 @@ fn verify(folder: &Path, files: &[OutFile], journal: &Journal) -> Result<()> {
         let (expected, found) = (&journal.done[&file.name].entry.xxh3, xxh3_of(&path, &mut |_| {})?);
         ensure!(found == *expected, "{}: damaged: XXH3 {found} instead of {expected}", path.display());
         let len = std::fs::metadata(&path)?.len();
-        let header = Header::read(&File::open(&path)?, len, &path)?;
+        let header = Header::read(&open_regular(&path)?, len, &path)?;
         let same = |(t, e): (&TensorPlan, &Entry)| t.name == e.name && t.dtype == e.dtype && t.shape == e.shape;
         // Empty tensors may change places among themselves.
         let all = header.tensors.len() == file.tensors.len() && file.tensors.iter().zip(&header.tensors).all(same);

@@ -1,7 +1,6 @@
 //! Writing a file of the output: rows are read, quantised on all cores, and written to their places, a few megabytes at a time.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -10,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use sluice_kernels::form::{Float, Form};
 use sluice_kernels::matrix::Matrix;
 use sluice_store::bundle::FileEntry;
-use sluice_store::{Writer, xxh3_of};
+use sluice_store::{Writer, open_regular, xxh3_of};
 
 use crate::calibrate::Calibrator;
 use crate::conversion::{Treatment, Unit};
@@ -115,7 +114,7 @@ impl FileWriter<'_> {
     /// Takes a calibration through a file that is whole already, `data_start` bytes of it header.
     pub fn pass(&self, out: &OutFile, calibrator: &mut Calibrator) -> Result<()> {
         let path = self.folder.join(&out.name);
-        let file = File::open(&path).with_context(|| format!("{}: cannot open", path.display()))?;
+        let file = open_regular(&path)?;
         let failed = || format!("{}: cannot read", path.display());
         let mut header = [0; 8];
         file.read_exact_at(&mut header, 0).with_context(failed)?;

@@ -5,10 +5,12 @@
 
 use std::cell::RefCell;
 use std::env;
-use std::io::{self, BufRead, ErrorKind, IsTerminal, Write};
+use std::io::{self, BufRead, ErrorKind, IsTerminal, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
 
 use anyhow::{Context, Result};
 use rustix::termios::{InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
@@ -21,6 +23,10 @@ use rustyline::validate::Validator;
 use rustyline::{
     Cmd, ConditionalEventHandler, Editor, Event, EventContext, EventHandler, Helper, KeyEvent, Movement, RepeatCount,
 };
+
+use signal_hook::consts::{SIGHUP, SIGQUIT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::low_level::{emulate_default_handler, pipe};
 
 use crate::interrupt::{self, Hold};
 use crate::{folders, terminal};
@@ -127,6 +133,7 @@ impl Terminal {
         }
         let hold = interrupt::hold();
         let mode = Quiet::begin()?;
+        restore_at_the_end(mode.before.clone())?;
         Ok(Terminal { editor, history, ctrl_c, mode, _hold: hold })
     }
 
@@ -231,6 +238,29 @@ impl Mode {
     pub fn set(&self) -> io::Result<()> {
         Ok(tcsetattr(io::stdin(), OptionalActions::Drain, &self.0)?)
     }
+}
+
+/// What ends the program without asking it first.
+const ENDS: [i32; 3] = [SIGTERM, SIGHUP, SIGQUIT];
+
+/// From here on these signals end the program as they always do, and leave the terminal as it was before.
+fn restore_at_the_end(before: Mode) -> io::Result<()> {
+    let (mut told, tell) = UnixStream::pair()?;
+    let which = Arc::<AtomicUsize>::default();
+    for signal in ENDS {
+        flag::register_usize(signal, Arc::clone(&which), signal as usize)?;
+        pipe::register(signal, tell.try_clone()?)?;
+    }
+    let work = move || {
+        let mut one = [0];
+        if told.read_exact(&mut one).is_ok() {
+            // Where there is no terminal any more, there is nothing to leave as it was.
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before.0);
+            let _ = emulate_default_handler(which.load(Ordering::SeqCst) as i32);
+        }
+    };
+    thread::Builder::new().name("terminal".into()).spawn(work)?;
+    Ok(())
 }
 
 /// Between two lines the terminal neither edits nor shows what is typed.
