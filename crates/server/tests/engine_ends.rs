@@ -103,7 +103,7 @@ fn an_engine_that_panics_is_told_to_all_who_wait_and_ends_the_server() {
         let (status, body) = answer(complete(&address, false));
         assert_eq!((status, body.contains(WHY)), (503, true), "{body}");
     }
-    assert!(get(&address, "/metrics").1.contains("vllm:num_requests_waiting 0\n"));
+    wait_until(&address, "/metrics", |_, text| text.contains("vllm:num_requests_waiting 0\n"));
     // 3. Nobody waits for ever
     let mut rest = String::new();
     running.read_to_string(&mut rest).unwrap();
