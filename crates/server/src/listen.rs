@@ -89,7 +89,8 @@ where
 {
     let error = ApiError::unavailable(format!("{most} connections are open already; try again later"));
     let body = error.to_json().to_string();
-    let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close";
+    let head =
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close";
     let said = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     let telling = async {
         stream.write_all(said.as_bytes()).await?;

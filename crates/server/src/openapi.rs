@@ -103,7 +103,10 @@ const REFUSALS: [(&str, &str); 2] = [
 ];
 const STATES: [(&str, &str); 2] = [
     ("500", "Something went wrong that is not the request's fault; the message says what."),
-    ("503", "The model is being loaded, there is no room for more connections or bodies, the server ends, or its engine has; `retry-after` says when to ask again."),
+    (
+        "503",
+        "The model is being loaded, there is no room for more connections or bodies, the server ends, or its engine has; `retry-after` says when to ask again.",
+    ),
 ];
 const BODIES: [(&str, &str); 4] = [
     (

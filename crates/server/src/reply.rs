@@ -216,14 +216,14 @@ impl<T> Drop for Job<T> {
 }
 
 /// A whole answer; or an error, and what is said of it where a good status was sent already.
-type Gathered = Result<Value, (Value, ApiError)>;
+type Gathered = Result<Value, Box<(Value, ApiError)>>;
 
 async fn gather<W: Wire>(mut pending: Pending, mut wire: W) -> Gathered {
     loop {
         match pending.next().await {
             Ok(Some(delta)) => wire.gather(delta),
             Ok(None) => return Ok(wire.whole(pending.usage(), pending.answer.stopped_by(0))),
-            Err(error) => return Err((wire.error(&error), error)),
+            Err(error) => return Err(Box::new((wire.error(&error), error))),
         }
     }
 }
@@ -232,7 +232,7 @@ impl Job<Gathered> {
     async fn done(&mut self) -> Gathered {
         (&mut self.0).await.unwrap_or_else(|e| {
             let error = ApiError::internal(e.to_string());
-            Err((error.to_json(), error))
+            Err(Box::new((error.to_json(), error)))
         })
     }
 }
@@ -242,13 +242,13 @@ async fn whole(pending: Pending, wire: impl Wire) -> Response {
     let mut job = Job(tokio::spawn(gather(pending, wire)));
     match timeout(SIGN_OF_LIFE, job.done()).await {
         Ok(Ok(value)) => Json(value).into_response(),
-        Ok(Err((_, error))) => error.into_response(),
+        Ok(Err(failed)) => failed.1.into_response(),
         Err(_) => {
             let body = unfold(Some(job), |job| async move {
                 let mut job = job?;
                 match timeout(SIGN_OF_LIFE, job.done()).await {
                     Ok(result) => {
-                        let value = result.unwrap_or_else(|(value, _)| value);
+                        let value = result.unwrap_or_else(|failed| failed.0);
                         Some((Ok::<_, Infallible>(value.to_string()), None))
                     }
                     Err(_) => Some((Ok(" ".to_owned()), Some(job))),

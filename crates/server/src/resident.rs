@@ -337,7 +337,10 @@ impl Models {
 
     /// Has what is under way ended, after [`Models::stop`].
     pub fn give_up(&self) {
-        let _ = self.engines.given_up.set("the server is shutting down, and the time that answers had to come to their end is over");
+        let _ = self
+            .engines
+            .given_up
+            .set("the server is shutting down, and the time that answers had to come to their end is over");
     }
 
     /// Waits until no engine holds memory, after [`Models::stop`].
