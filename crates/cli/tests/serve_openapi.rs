@@ -132,9 +132,11 @@ fn answers_are_of_their_schemas() {
         document.holds("post", path, 200, &answer);
     }
     let name = demo().unwrap().rsplit('/').next().unwrap().to_owned();
-    for (path, asked) in
-        [("/v1/models", "/v1/models"), ("/v1/models/{name}", format!("/v1/models/{name}").as_str()), ("/health", "/health")]
-    {
+    for (path, asked) in [
+        ("/v1/models", "/v1/models"),
+        ("/v1/models/{name}", format!("/v1/models/{name}").as_str()),
+        ("/health", "/health"),
+    ] {
         let (status, answer) = server.get(asked);
         assert_eq!(status, 200);
         document.holds("get", path, 200, &serde_json::from_str(&answer).unwrap());
@@ -219,7 +221,11 @@ fn a_field_that_may_be_left_out_may_be_null() {
         let content = &document.open["paths"][path]["post"]["requestBody"]["content"];
         let mut all = Vec::new();
         fields(&document.open, &content["application/json"]["schema"], &mut all);
-        assert!(all.iter().any(|(_, required)| *required) || ["/v1/responses", "/v1/responses/input_tokens", "/tokenize"].contains(&path), "{all:?}");
+        assert!(
+            all.iter().any(|(_, required)| *required)
+                || ["/v1/responses", "/v1/responses/input_tokens", "/tokenize"].contains(&path),
+            "{all:?}"
+        );
         let mut nothing = body.clone();
         for (name, required) in &all {
             if body.get(name).is_none() {

@@ -170,7 +170,16 @@ impl Ready {
         let ticket = self.runtime.submit(submission)?;
         let answer = Answer::new(&self.text.tokenizer, choices, &stops);
         let exchange = exchange::current();
-        Ok(Pending { ticket, updates: received, answer, prompt_tokens, model: Arc::clone(self), deadline, exchange, beside: Vec::new() })
+        Ok(Pending {
+            ticket,
+            updates: received,
+            answer,
+            prompt_tokens,
+            model: Arc::clone(self),
+            deadline,
+            exchange,
+            beside: Vec::new(),
+        })
     }
 }
 

@@ -158,9 +158,7 @@ impl Pending {
         while !self.answer.is_over() {
             let update = match self.deadline {
                 None => self.updates.recv().await,
-                Some(deadline) => timeout_at(deadline, self.updates.recv())
-                    .await
-                    .map_err(|_| too_long())?,
+                Some(deadline) => timeout_at(deadline, self.updates.recv()).await.map_err(|_| too_long())?,
             };
             let Some(update) = update else {
                 return Err(ApiError::internal("the engine has ended"));
