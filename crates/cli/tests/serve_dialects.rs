@@ -318,7 +318,12 @@ fn said(answer: &Value) -> (String, u64, u64) {
     let text = texts.iter().find_map(|path| answer.pointer(path)?.as_str()).unwrap_or_else(|| panic!("{answer}"));
     let usage = &answer["usage"];
     let count = |names: &[&str]| names.iter().find_map(|name| usage[*name].as_u64()).unwrap();
-    (text.to_owned(), count(&["prompt_tokens", "input_tokens"]), count(&["completion_tokens", "output_tokens"]))
+    // Messages count what was there and what is written apart.
+    let apart: u64 = ["cache_read_input_tokens", "cache_creation_input_tokens"]
+        .iter()
+        .filter_map(|name| usage[*name].as_u64())
+        .sum();
+    (text.to_owned(), count(&["prompt_tokens", "input_tokens"]) + apart, count(&["completion_tokens", "output_tokens"]))
 }
 
 fn with(mut body: Value, fields: Value) -> Value {
@@ -346,7 +351,8 @@ fn numbers_are_taken_as_clients_write_them() {
     for (path, body) in requests(json!(-1)) {
         let (_, answer) = server.post(path, &body);
         let (_, prompt, generated) = said(&answer);
-        let ended = ["stop", "end_turn", "completed"].iter().any(|end| answer.to_string().contains(&format!("\"{end}\"")));
+        let ended =
+            ["stop", "end_turn", "completed"].iter().any(|end| answer.to_string().contains(&format!("\"{end}\"")));
         assert!(prompt + generated == 96 || ended, "{path}: {answer}");
     }
     let endless = json!({"prompt": "Once", "max_tokens": -1, "ignore_eos": true});
@@ -368,7 +374,8 @@ fn errors_name_the_clients_field_and_nothing_of_the_server() {
     let message = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
     let chat = "/v1/chat/completions";
     let one_of = json!({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]});
-    let tool = |name: &str, schema: &Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let tool =
+        |name: &str, schema: &Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
     let tools = json!([tool("good", &json!({"type": "object"})), tool("bad", &one_of)]);
     let said = message("x".into());
     let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": one_of}});
@@ -381,7 +388,13 @@ fn errors_name_the_clients_field_and_nothing_of_the_server() {
         (&server, "/v1/completions", json!({"max_tokens": 1}), "prompt", "missing"),
         (&server, "/v1/completions", json!({"prompt": {"a": 1}}), "prompt", "token ids"),
         (&server, "/v1/completions", json!({"prompt": "x", "logprobs": 6}), "logprobs", "at most 5"),
-        (&server, "/v1/completions", json!({"prompt": "x", "logprobs": 4611686018427387904u64}), "logprobs", "at most 5"),
+        (
+            &server,
+            "/v1/completions",
+            json!({"prompt": "x", "logprobs": 4611686018427387904u64}),
+            "logprobs",
+            "at most 5",
+        ),
         (&server, "/v1/messages", json!({"messages": [{"role": "user"}]}), "messages.0.content", "neither"),
         (&server, "/v1/responses", json!({"input": "x", "tools": 5}), "tools", "a list"),
         (&server, "/detokenize", json!({"tokens": "x"}), "tokens", "token ids"),
@@ -725,7 +738,13 @@ fn ids_are_the_same_in_no_two_answers_after_a_restart_either() {
             }
         }
     }
-    assert!(found.len() >= 2 * 8 && ["chatcmpl-", "cmpl-", "resp_", "msg_", "call_", "toolu_", "fc_"].iter().all(|kind| found.iter().any(|id| id.starts_with(kind))), "{found:?}");
+    assert!(
+        found.len() >= 2 * 8
+            && ["chatcmpl-", "cmpl-", "resp_", "msg_", "call_", "toolu_", "fc_"]
+                .iter()
+                .all(|kind| found.iter().any(|id| id.starts_with(kind))),
+        "{found:?}"
+    );
     let mut different = found.clone();
     different.sort();
     different.dedup();
@@ -818,7 +837,8 @@ fn a_response_tells_how_likely_its_tokens_were() {
 fn the_tokens_of_a_response_are_counted_before_it_is_made() {
     let Some(server) = Server::start(&[]) else { return };
     let tool = json!({"type": "function", "name": "read", "parameters": {"type": "object"}});
-    let body = json!({"instructions": "Be kind.", "input": "Tell me a story.", "tools": [tool], "max_output_tokens": 1});
+    let body =
+        json!({"instructions": "Be kind.", "input": "Tell me a story.", "tools": [tool], "max_output_tokens": 1});
     let (status, counted) = server.post("/v1/responses/input_tokens", &body);
     let (_, answer) = server.post("/v1/responses", &body);
     let tokens = &answer["usage"]["input_tokens"];

@@ -235,7 +235,11 @@ fn a_field_that_may_be_left_out_may_be_null() {
         let content = &document.open["paths"][path]["post"]["requestBody"]["content"];
         let mut all = Vec::new();
         fields(&document.open, &content["application/json"]["schema"], &mut all);
-        assert!(all.iter().any(|(_, required)| *required) || ["/v1/responses", "/v1/responses/input_tokens", "/tokenize"].contains(&path), "{all:?}");
+        assert!(
+            all.iter().any(|(_, required)| *required)
+                || ["/v1/responses", "/v1/responses/input_tokens", "/tokenize"].contains(&path),
+            "{all:?}"
+        );
         let mut nothing = body.clone();
         for (name, required) in &all {
             if body.get(name).is_none() {

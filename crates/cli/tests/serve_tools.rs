@@ -123,7 +123,9 @@ fn only_allowed_tools_are_called() {
     let Some(server) = Server::start(&[]) else { return };
     let mut body = body(&json!([{"role": "user", "content": "Read the story."}]));
     let named = |name: &str| json!({"type": "function", "function": {"name": name}});
-    let allowed = |mode: &str, tools: Value| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}});
+    let allowed =
+        |mode: &str, tools: Value| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}});
+    body["parallel_tool_calls"] = false.into();
     // 1. One of them must be called.
     for (seed, name) in [(0, "stop"), (1, "read_file"), (2, "stop")] {
         body["seed"] = seed.into();
@@ -180,8 +182,14 @@ fn a_strict_tool_is_compiled_also_where_it_need_not_be_called() {
     let free = ask(&server, &body);
     assert_eq!(said["usage"]["completion_tokens"], free["usage"]["completion_tokens"]);
     for (path, asked) in [
-        ("/v1/messages", json!({"messages": body["messages"], "max_tokens": 4, "tools": [{"name": "read", "strict": true, "input_schema": bad}]})),
-        ("/v1/responses", json!({"input": "Read.", "max_output_tokens": 4, "tools": [{"type": "function", "name": "read", "strict": true, "parameters": bad}]})),
+        (
+            "/v1/messages",
+            json!({"messages": body["messages"], "max_tokens": 4, "tools": [{"name": "read", "strict": true, "input_schema": bad}]}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "Read.", "max_output_tokens": 4, "tools": [{"type": "function", "name": "read", "strict": true, "parameters": bad}]}),
+        ),
     ] {
         let (status, answer) = server.post(path, &asked);
         assert!(status == 400 && answer["error"]["message"].as_str().unwrap().contains("\"read\""), "{answer}");
@@ -199,7 +207,11 @@ fn a_call_that_is_cut_off_leaves_no_markup() {
         let answer = ask(&server, &body);
         let choice = &answer["choices"][0];
         let message = &choice["message"];
-        assert_eq!((choice["finish_reason"].as_str(), message["content"].as_str().unwrap_or_default()), (Some("length"), ""), "{answer}");
+        assert_eq!(
+            (choice["finish_reason"].as_str(), message["content"].as_str().unwrap_or_default()),
+            (Some("length"), ""),
+            "{answer}"
+        );
         let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap_or_default();
         assert!(!arguments.contains('<'), "{answer}");
         body["stream"] = true.into();

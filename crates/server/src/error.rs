@@ -117,7 +117,9 @@ fn without_folders(message: &str) -> String {
         let path = path.trim_end_matches(['/', '.']);
         let begins = ["/", "./", "../", "~/"].iter().any(|begin| path.starts_with(begin));
         match path.rsplit_once('/') {
-            Some((folders, file)) if !path.contains("://") && (begins || folders.contains('/') || file.contains('.')) => {
+            Some((folders, file))
+                if !path.contains("://") && (begins || folders.contains('/') || file.contains('.')) =>
+            {
                 word.replacen(path, file, 1)
             }
             _ => word.to_owned(),
@@ -163,7 +165,10 @@ mod tests {
     fn where_files_lie_is_not_told() {
         for (message, told) in [
             ("/srv/models/big/model.safetensors: no such file", "model.safetensors: no such file"),
-            ("big cannot be loaded: models/big/config.json: \"x\" is missing", "big cannot be loaded: config.json: \"x\" is missing"),
+            (
+                "big cannot be loaded: models/big/config.json: \"x\" is missing",
+                "big cannot be loaded: config.json: \"x\" is missing",
+            ),
             ("cannot read \"./a/b\" (../c.bin).", "cannot read \"b\" (c.bin)."),
             ("2.5 GB/s and/or https://example.org/a/b", "2.5 GB/s and/or https://example.org/a/b"),
         ] {

@@ -86,7 +86,9 @@ pub fn limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>
 
 /// Any 64 bits, with a sign or without one.
 pub fn seed<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
-    given(deserializer, |value| whole_of(&value).or_else(|why| whole_of::<u64>(&value).map_or(Err(why), |s| Ok(s as i64))))
+    given(deserializer, |value| {
+        whole_of(&value).or_else(|why| whole_of::<u64>(&value).map_or(Err(why), |s| Ok(s as i64)))
+    })
 }
 
 pub fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {

@@ -168,9 +168,7 @@ impl Pending {
         while !self.answer.is_over() {
             let update = match self.deadline {
                 None => self.updates.recv().await,
-                Some(deadline) => timeout_at(deadline, self.updates.recv())
-                    .await
-                    .map_err(|_| too_long())?,
+                Some(deadline) => timeout_at(deadline, self.updates.recv()).await.map_err(|_| too_long())?,
             };
             let Some(update) = update else {
                 let why = self.model.dead().unwrap_or_else(|| "it was told to".to_owned());

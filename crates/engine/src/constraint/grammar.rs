@@ -162,7 +162,8 @@ impl Grammars {
     fn wrong_tool(&self, called: &Called, mut time: Duration) -> Option<anyhow::Error> {
         for tool in called.tools.as_array()? {
             let function = tool.get("function").unwrap_or(tool);
-            if !called.must && !called.strict.is_empty() && !called.strict.iter().any(|name| function["name"] == **name) {
+            if !called.must && !called.strict.is_empty() && !called.strict.iter().any(|name| function["name"] == **name)
+            {
                 continue;
             }
             let schema = function["parameters"].as_object().filter(|schema| !schema.is_empty());

@@ -313,7 +313,8 @@ fn take_message(
     messages: &mut Vec<Value>,
 ) -> Result<(), ApiError> {
     let name = format!("messages.{i}.content");
-    let blocks = said.get("content").and_then(blocks).ok_or_else(|| invalid(&name, "neither a text nor a list of blocks"))?;
+    let blocks =
+        said.get("content").and_then(blocks).ok_or_else(|| invalid(&name, "neither a text nor a list of blocks"))?;
     match said.get("role").and_then(Value::as_str).unwrap_or_default() {
         "assistant" => {
             for (at, block) in blocks.iter().enumerate() {

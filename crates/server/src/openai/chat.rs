@@ -359,7 +359,6 @@ impl Chat {
             "choices": [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}],
         })
     }
-
 }
 
 impl Dialect for Chat {

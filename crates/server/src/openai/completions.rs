@@ -82,7 +82,9 @@ impl<'de> Deserialize<'de> for PromptField {
             Some(Texts::Many(all)) => PromptField::Texts(all),
             Some(Texts::Tokens(tokens)) => PromptField::Tokens(tokens),
             Some(Texts::TokenLists(all)) => PromptField::TokenLists(all),
-            None => return Err(D::Error::custom("must be a text, a list of texts, token ids, or a list of lists of those")),
+            None => {
+                return Err(D::Error::custom("must be a text, a list of texts, token ids, or a list of lists of those"));
+            }
         })
     }
 }
@@ -153,7 +155,8 @@ pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Reques
     let choices = common.choices()?;
     let prompts = prompts.each()?;
     if prompts.len() * choices > MOST_PROMPTS {
-        let message = format!("{} prompts of {choices} choices each; {MOST_PROMPTS} of all are accepted", prompts.len());
+        let message =
+            format!("{} prompts of {choices} choices each; {MOST_PROMPTS} of all are accepted", prompts.len());
         return Err(ApiError::invalid("prompt", message));
     }
     // 1. All prompts first: what is wrong with one is wrong with the request

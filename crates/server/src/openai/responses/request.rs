@@ -274,7 +274,10 @@ impl Request {
         let demanded = Demanded::new(tools, &tool_choice, !one_call, format, budget)?.strictly(strict, !one_call);
         let top = self.top_logprobs.unwrap_or(0);
         if top > MOST_LOGPROBS {
-            return Err(ApiError::invalid("top_logprobs", format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}")));
+            return Err(ApiError::invalid(
+                "top_logprobs",
+                format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}"),
+            ));
         }
         let logprobs = wishes.with_logprobs.then_some(top);
         Ok((Asked { messages, demanded, thinking, extra, logprobs, common }, wishes))
@@ -461,7 +464,10 @@ fn strict_functions(tools: &[Value]) -> Vec<String> {
         own.into_iter().map(move |name| joined(namespace, &name)).collect::<Vec<_>>()
     };
     let spaces = tools.iter().filter(|tool| tool["type"] == "namespace");
-    strict_names(tools.iter().filter(|tool| tool["type"] == "function")).into_iter().chain(spaces.flat_map(within)).collect()
+    strict_names(tools.iter().filter(|tool| tool["type"] == "function"))
+        .into_iter()
+        .chain(spaces.flat_map(within))
+        .collect()
 }
 
 fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
@@ -474,7 +480,8 @@ fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
         (Some("allowed_tools"), _) => {
             let one = |tool: &Value| Some(joined(tool["namespace"].as_str(), tool["name"].as_str()?));
             let names = choice["tools"].as_array().and_then(|all| all.iter().map(one).collect());
-            let wrong = || invalid("tool_choice", "allowed tools are a mode (auto or required) and a list of functions");
+            let wrong =
+                || invalid("tool_choice", "allowed tools are a mode (auto or required) and a list of functions");
             allowed_tools(&choice["mode"], names).ok_or_else(wrong)
         }
         _ => {
