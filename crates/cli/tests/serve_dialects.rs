@@ -523,8 +523,10 @@ fn one_conversation_is_the_same_prompt_in_every_dialect() {
             {"role": "system", "content": "Be brief."},
         ],
     });
-    let (status, answer) = server.post("/v1/messages", &messages);
+    let (status, headers, answer) = server.post_with("/v1/messages", &[], &messages);
     assert_eq!(status, 200, "{answer}");
+    assert!(headers["sluice-ignored"].to_str().unwrap().contains("messages[].role"), "{headers:?}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
     let (_, counted) = server.post("/v1/messages/count_tokens", &messages);
     let total = counted["input_tokens"].as_u64().unwrap();
     assert_eq!(answer["usage"]["input_tokens"], total);
@@ -549,15 +551,14 @@ fn one_conversation_is_the_same_prompt_in_every_dialect() {
         (&usage["input_tokens"], &usage["input_tokens_details"]["cached_tokens"]),
         (&json!(total), &json!(total - 1))
     );
-    // 3. What the template was given: fields in their order, and what the system said last as the user's words.
+    // 3. What the template was given: fields in their order, and what the system said last as a reminder behind the tool's result.
     let function = json!({"name": "read", "description": "Reads a file.", "parameters": schema});
     let call = json!({"id": "toolu_1", "type": "function", "function": {"name": "read", "arguments": arguments}});
     let plainly = json!([
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "What is in my notes?"},
         {"role": "assistant", "content": "Let me see.", "reasoning_content": "I read them.", "tool_calls": [call]},
-        {"role": "tool", "content": "A fox.", "tool_call_id": "toolu_1"},
-        {"role": "user", "content": "Be brief."},
+        {"role": "tool", "content": "A fox.\n\n<system-reminder>\nBe brief.\n</system-reminder>", "tool_call_id": "toolu_1"},
     ]);
     let tools = json!([{"type": "function", "function": function}]);
     let (_, rendered) = server.post("/tokenize", &json!({"messages": plainly, "tools": tools}));

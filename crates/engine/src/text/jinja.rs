@@ -6,7 +6,7 @@
 
 use super::guard::guarded;
 use super::tojson::tojson;
-use super::python;
+use super::{percent, python};
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -69,7 +69,7 @@ impl Templates {
         for (name, source) in templates {
             // As Jinja2 reads a source: every kind of line end is one line feed.
             let source = source.replace("\r\n", "\n").replace('\r', "\n");
-            env.add_template_owned(name.clone(), without_generation_tags(&source))
+            env.add_template_owned(name.clone(), percent::with_filters(&without_generation_tags(&source)))
                 .map_err(|e| e.to_string())?;
         }
         Ok(Self { env, clock })

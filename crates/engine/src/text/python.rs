@@ -1,15 +1,37 @@
-//! Where a chat template expects Python: how values print, the methods of strings, Jinja2's tests and `strftime`.
+//! Where a chat template expects Python: how values print, Jinja2's tests and `strftime`. Methods and filters are in `strings.rs`.
 
+use super::{percent, strings};
 use jiff::civil::DateTime;
-use minijinja::value::{Rest, ValueKind, from_args};
+use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja_contrib::{filters, globals};
 use std::fmt::Write;
 
 /// Makes `env` speak Python, with transformers' own additions that need no clock.
 pub(super) fn install(env: &mut Environment<'static>) {
     env.set_formatter(print);
-    env.set_unknown_method_callback(method);
+    env.set_unknown_method_callback(strings::method);
+    env.add_filter("percent_format", percent::percent_format);
+    env.add_filter("format", percent::format_filter);
+    env.add_filter("int", strings::int);
+    env.add_filter("float", strings::float);
+    env.add_filter("center", strings::center);
+    env.add_filter("truncate", strings::truncate);
+    env.add_filter("wordcount", strings::wordcount);
+    env.add_filter("trim", strings::trim);
+    env.add_filter("indent", strings::indent);
+    env.add_filter("sort", strings::sort);
+    env.add_filter("dictsort", strings::dictsort);
+    for name in ["default", "d"] {
+        env.add_filter(name, strings::default);
+    }
+    for name in ["length", "count"] {
+        env.add_filter(name, strings::length);
+    }
+    env.add_filter("striptags", filters::striptags);
+    env.add_filter("filesizeformat", filters::filesizeformat);
+    env.add_function("cycler", |items: Rest<Value>| globals::cycler(items.0));
+    env.add_function("joiner", globals::joiner);
     env.add_filter(
         "string",
         |value: &Value| {
@@ -51,10 +73,17 @@ fn print(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
 }
 
 /// Python's `str(value)`.
-fn to_str(value: &Value) -> String {
+pub(super) fn to_str(value: &Value) -> String {
     if let Some(text) = value.as_str() {
         return text.to_owned();
     }
+    let mut out = String::new();
+    repr(&mut out, value, 0);
+    out
+}
+
+/// Python's `repr(value)`.
+pub(super) fn repr_of(value: &Value) -> String {
     let mut out = String::new();
     repr(&mut out, value, 0);
     out
@@ -101,15 +130,20 @@ fn repr(out: &mut String, value: &Value, depth: usize) {
     }
 }
 
+/// What Python escapes in a string that it shows.
+pub(super) fn is_unseen(c: char) -> bool {
+    c.is_control()
+        || (c.is_whitespace() && c != ' ')
+        || matches!(c, '\u{AD}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2060}'..='\u{206F}')
+        || matches!(c, '\u{FEFF}' | '\u{E000}'..='\u{F8FF}')
+}
+
 /// A string as Python writes it in a list: in single quotes if it can, what cannot be seen escaped.
 fn quoted(out: &mut String, text: &str) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
     for c in text.chars() {
-        let unseen = c.is_control()
-            || (c.is_whitespace() && c != ' ')
-            || matches!(c, '\u{AD}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2060}'..='\u{206F}')
-            || matches!(c, '\u{FEFF}' | '\u{E000}'..='\u{F8FF}');
+        let unseen = is_unseen(c);
         match (c, u32::from(c)) {
             ('\\', _) => out.push_str("\\\\"),
             ('\n', _) => out.push_str("\\n"),
@@ -139,43 +173,5 @@ pub(super) fn float(x: f64) -> String {
     } else {
         let sign = if exponent < 0 { '-' } else { '+' };
         format!("{digits}e{sign}{:02}", exponent.abs())
-    }
-}
-
-/// Methods of Python's strings: the ones that minijinja's own set lacks, and then that.
-fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    let Some(text) = value.as_str() else { return unknown_method_callback(state, value, name, args) };
-    let list = |parts: &[&str]| parts.iter().map(|part| Value::from(*part)).collect::<Value>();
-    match name {
-        "removeprefix" => {
-            let (prefix,): (&str,) = from_args(args)?;
-            Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text)))
-        }
-        "removesuffix" => {
-            let (suffix,): (&str,) = from_args(args)?;
-            Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)))
-        }
-        "partition" => {
-            let (separator,): (&str,) = from_args(args)?;
-            Ok(match text.split_once(separator) {
-                Some((head, tail)) => list(&[head, separator, tail]),
-                None => list(&[text, "", ""]),
-            })
-        }
-        "rpartition" => {
-            let (separator,): (&str,) = from_args(args)?;
-            Ok(match text.rsplit_once(separator) {
-                Some((head, tail)) => list(&[head, separator, tail]),
-                None => list(&["", "", text]),
-            })
-        }
-        "rsplit" => {
-            let (separator, most): (&str, Option<i64>) = from_args(args)?;
-            let parts = usize::try_from(most.unwrap_or(-1)).map_or(usize::MAX, |n| n.saturating_add(1));
-            let mut parts: Vec<&str> = text.rsplitn(parts, separator).collect();
-            parts.reverse();
-            Ok(list(&parts))
-        }
-        _ => unknown_method_callback(state, value, name, args),
     }
 }
