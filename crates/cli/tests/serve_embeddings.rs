@@ -87,17 +87,17 @@ fn what_cannot_be_made_a_vector_of_is_refused() {
         (json!({"input": long}), json!("context_length_exceeded"), "maximum context length is 128 tokens"),
         (json!({"input": [TEXT, long]}), json!("context_length_exceeded"), "maximum context length"),
         (json!({"input": ""}), Value::Null, "empty"),
-        (json!({"input": []}), Value::Null, "0 elements"),
+        (json!({"input": []}), Value::Null, "no tokens"),
         (json!({"input": vec!["a"; 2049]}), Value::Null, "2049 elements"),
         (json!({"input": [4_000_000]}), Value::Null, "vocabulary"),
         (json!({"input": TEXT, "dimensions": 1_000_000}), Value::Null, "dimensions"),
         (json!({"input": TEXT, "encoding_format": "hex"}), Value::Null, "hex"),
-        (json!({"input": 5}), Value::Null, "EmbeddingInput"),
+        (json!({"input": 5}), Value::Null, "did not match"),
     ] {
         let (status, answer) = server.post("/v1/embeddings", &body);
         let message = answer["error"]["message"].as_str().unwrap();
         assert_eq!((status, &answer["error"]["code"]), (400, &code), "{answer}");
-        assert!(message.contains(part) || part == "EmbeddingInput", "{message}");
+        assert!(message.contains(part), "{message}");
     }
     // All of the context may be used, and Ollama's clients have what is longer cut off.
     let ids = vec![7; 128];
