@@ -23,10 +23,12 @@ pub fn read(text: &TextSide, path: &str, body: &[u8], context: usize) -> Result<
             "/api/chat" => given::read::<ollama::request::Chat>(body)?.asked(true),
             "/api/generate" => {
                 Ok(match given::read::<ollama::request::Generate>(body)?.asked(text.template.is_some(), true)? {
-                    Prompted::Conversation(asked) => asked,
-                    Prompted::Text(prompt, common) => {
-                        Asked { messages: vec![json!({"role": "user", "content": prompt})], common, ..Asked::default() }
-                    }
+                    Prompted::Conversation(asked) => *asked,
+                    Prompted::Text(prompt, common) => Asked {
+                        messages: vec![json!({"role": "user", "content": prompt})],
+                        common: *common,
+                        ..Asked::default()
+                    },
                 })
             }
             "/v1/completions" => {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use sluice_conformance::{Checker, Spoilt};
 use sluice_engine::text::TextSide;
 use sluice_engine::{Cpu, Engine, Options};
-use sluice_server::{Access, Bound, Limits, Offer, Server, Settings};
+use sluice_server::{Access, Bound, Facts, Limits, Offer, Server, Settings};
 
 const WHY: &str = "the device is gone";
 
@@ -78,7 +78,13 @@ fn an_engine_that_panics_is_told_to_all_who_wait_and_ends_the_server() {
     };
     let panics = Arc::new(AtomicBool::new(false));
     let own = Arc::clone(&panics);
-    let offer = Offer { name: "demo".into(), context: 4096, style: None, load: Box::new(move || load(&own)) };
+    let offer = Offer {
+        name: "demo".into(),
+        context: 4096,
+        style: None,
+        facts: Facts::default(),
+        load: Box::new(move || load(&own)),
+    };
     let server = thread::spawn(move || {
         let server = Server::new(bound, settings, vec![offer], |_| ());
         runtime.block_on(server.run(std::future::pending()))

@@ -130,7 +130,7 @@ mod tests {
     fn every_byte_counts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x");
-        let mut bytes: Vec<u8> = (0..2 * PORTION + 77).map(|i| (i * i >> 3) as u8).collect();
+        let mut bytes: Vec<u8> = (0..2 * PORTION + 77).map(|i| ((i * i) >> 3) as u8).collect();
         for len in [0, 1, PORTION - 1, PORTION, PORTION + 1, bytes.len()] {
             fs::write(&path, &bytes[..len]).unwrap();
             assert_eq!(sum(&path, &stamp(&path)).unwrap(), Some(xxh3_128(&bytes[..len])), "{len} bytes");

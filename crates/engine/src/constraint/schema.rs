@@ -76,10 +76,8 @@ fn look_for_formats(schema: &Value, found: &mut Vec<String>) {
     let Some(fields) = schema.as_object() else { return };
     for (name, value) in fields {
         match (name.as_str(), value) {
-            ("format", Value::String(format)) if is_note(value) => {
-                if !found.contains(format) {
-                    found.push(format.clone());
-                }
+            ("format", Value::String(format)) if is_note(value) && !found.contains(format) => {
+                found.push(format.clone());
             }
             (name, Value::Object(all)) if BY_NAME.contains(&name) => {
                 all.values().for_each(|schema| look_for_formats(schema, found));

@@ -127,9 +127,9 @@ const REFUSED: [&str; 6] = ["template", "suffix", "images", "context", "logprobs
 
 /// What is asked of a prompt.
 pub enum Prompted {
-    Conversation(Asked),
+    Conversation(Box<Asked>),
     /// To be gone on with as it is.
-    Text(String, Common),
+    Text(String, Box<Common>),
 }
 
 impl Chat {
@@ -185,11 +185,11 @@ impl Generate {
                 return Err(ApiError::invalid("system", "system has no place in a raw prompt"));
             }
             let text = if system.is_empty() { prompt } else { format!("{system}\n\n{prompt}") };
-            return Ok(Prompted::Text(text, asked.common));
+            return Ok(Prompted::Text(text, Box::new(asked.common)));
         }
         let system = (!system.is_empty()).then(|| json!({"role": "system", "content": system}));
         let messages = system.into_iter().chain([json!({"role": "user", "content": prompt})]).collect();
-        Ok(Prompted::Conversation(self.shared.asked(messages, Vec::new(), thinks)?))
+        Ok(Prompted::Conversation(Box::new(self.shared.asked(messages, Vec::new(), thinks)?)))
     }
 }
 

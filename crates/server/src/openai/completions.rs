@@ -83,7 +83,9 @@ impl<'de> Deserialize<'de> for PromptField {
             Some(Texts::Tokens(tokens)) => PromptField::Tokens(tokens),
             Some(Texts::TokenLists(all)) => PromptField::TokenLists(all),
             None => {
-                return Err(D::Error::custom("must be a text, a list of texts, token ids, or a list of lists of those"));
+                return Err(D::Error::custom(
+                    "must be a text, a list of texts, token ids, or a list of lists of those",
+                ));
             }
         })
     }
