@@ -150,7 +150,7 @@ fn what_cannot_be_done_is_refused_by_name() {
     refused(completions, json!({"prompt": "x", "temperature": -1}), 400, "temperature", "temperature");
     refused(completions, json!({"prompt": "x", "n": 0}), 400, "n", "between 1 and");
     refused(completions, json!({"prompt": "x", "logit_bias": {"5": 1}}), 400, "logit_bias", "not supported");
-    refused(completions, json!({"prompt": ["a", "b"]}), 400, "prompt", "2 prompts");
+    refused(completions, json!({"prompt": vec!["a"; 129]}), 400, "prompt", "129 prompts");
     refused(completions, json!({"prompt": [1 << 30]}), 400, "prompt", "not in the vocabulary");
     refused("/v1/chat/completions", json!({"messages": []}), 400, "messages", "empty");
     let image = json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]});

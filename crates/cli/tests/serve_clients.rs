@@ -277,13 +277,13 @@ fn what_is_no_request_of_ours_is_said_so() {
 #[test]
 fn no_number_of_a_request_ends_the_engine() {
     let Some(server) = Server::start(&[]) else { return };
-    for most in [21_u64, 1 << 62, u64::MAX] {
+    for most in [6_u64, 1 << 62, u64::MAX] {
         let (status, answer) =
             server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1, "logprobs": most}));
         assert_eq!((status, &answer["error"]["param"]), (400, &json!("logprobs")), "{answer}");
     }
     let body = json!({
-        "prompt": "x", "max_tokens": u64::MAX, "logprobs": 20, "top_k": i64::MAX, "seed": i64::MIN, "n": 16, "stop": "a",
+        "prompt": "x", "max_tokens": u64::MAX, "logprobs": 5, "top_k": i64::MAX, "seed": i64::MIN, "n": 16, "stop": "a",
         "temperature": 2.0, "repetition_penalty": 1.5, "stop_token_ids": [u32::MAX],
     });
     assert_eq!(server.post("/v1/completions", &body).0, 200);
