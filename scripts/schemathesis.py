@@ -83,7 +83,9 @@ def main():
             HOME / "bin/schemathesis", "run", document, "--url", address, "--checks", CHECKS, "--mode", "all", "--phases", "examples,coverage,fuzzing",
             "--max-examples", str(each), "--seed", str(options.seed), "--workers", "2", "--continue-on-failure", "--request-timeout", "120", "--suppress-health-check", "all", "--no-shrink",
         ]
-        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "160"})
+        # It leaves a folder of its own where it runs.
+        environment = {**os.environ, "COLUMNS": "160"}
+        run = subprocess.Popen(command, cwd=HOME, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         lines = []
         reader = threading.Thread(target=lambda: lines.extend(run.stdout))
         reader.start()
