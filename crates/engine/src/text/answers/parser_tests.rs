@@ -70,7 +70,7 @@ fn an_answer_that_is_cut_anywhere_has_no_markup_in_what_it_says() {
             all.extend(parser.cut());
             for piece in join(all) {
                 match piece {
-                    Piece::Text(said) => assert!("I look.\n".starts_with(&said), "{said:?} of {:?}", &answer[..cut]),
+                    Piece::Text(said) => assert!("I look.\n\n".starts_with(&said), "{said:?} of {:?}", &answer[..cut]),
                     Piece::Thought(said) => assert!("Hm.\n".starts_with(&said), "{said:?} of {:?}", &answer[..cut]),
                     Piece::Arguments { json, .. } => assert!(!json.contains('<'), "{json} of {:?}", &answer[..cut]),
                     Piece::Call { name, .. } => assert_eq!(name, "read"),
