@@ -32,8 +32,10 @@ impl Document {
 
     fn events_hold(&self, path: &str, events: &[Value]) {
         let content = &self.closed["paths"][path]["post"]["responses"]["200"]["content"];
-        let media = if path.starts_with("/api/") { "application/x-ndjson" } else { "text/event-stream" };
-        events.iter().for_each(|event| self.check(&content[media]["schema"], path, event));
+        let lines = &content["application/x-ndjson"]["schema"];
+        let data = &content["text/event-stream"]["schema"]["properties"]["data"]["contentSchema"];
+        let schema = if path.starts_with("/api/") { lines } else { data };
+        events.iter().for_each(|event| self.check(schema, path, event));
     }
 
     fn check(&self, schema: &Value, path: &str, value: &Value) {

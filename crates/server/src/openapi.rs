@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use axum::http::header;
 use axum::response::IntoResponse;
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Content, HeaderBuilder, InfoBuilder, OpenApi as Document, Ref, RefOr, Response, Schema};
 use utoipa::{IntoResponses, Modify, OpenApi, PartialSchema};
@@ -185,7 +185,7 @@ impl Modify for Common {
             .version(env!("CARGO_PKG_VERSION"))
             .description(Some(
                 "A language model behind HTTP. A field that may be left out may be null, and a whole number may be written with a point. A field that would change the answer and cannot be obeyed is refused with 400, by name; any other field \
-                 that is not listed is taken, has no effect, and is named in the header `sluice-ignored`. A stream's schema is that of the JSON in each event's `data`, or on each line.",
+                 that is not listed is taken, has no effect, and is named in the header `sluice-ignored`. A stream's schema is that of an event, or of the JSON on each line.",
             ))
             .build();
         let components = document.components.get_or_insert_default();
@@ -206,8 +206,29 @@ pub fn base() -> Document {
 
 static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
     let document = complete(app::routes().into_openapi());
-    serde_json::to_string(&document).expect("strings and lists")
+    let mut document = serde_json::to_value(&document).expect("strings and lists");
+    events(&mut document);
+    document.to_string()
 });
+
+/// Describes a stream by its events, whose `data` is the JSON that the handlers name. utoipa has no words for that.
+fn events(part: &mut Value) {
+    match part {
+        Value::Object(fields) => {
+            if let Some(media) = fields.get_mut("text/event-stream") {
+                let data = json!({
+                    "type": "string", "contentMediaType": "application/json", "contentSchema": media["schema"].take(),
+                });
+                media["schema"] = json!({
+                    "type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data},
+                });
+            }
+            fields.values_mut().for_each(events);
+        }
+        Value::Array(all) => all.iter_mut().for_each(events),
+        _ => {}
+    }
+}
 
 /// With what is the same for all operations, and paths as OpenAPI writes them.
 fn complete(mut document: Document) -> Document {
