@@ -61,8 +61,6 @@ const CONNECTION: u64 = 16 << 10;
 /// Bytes of answers that wait for clients: so many, and so many more for each request that may wait.
 const ANSWERS: usize = 1 << 20;
 const ANSWERS_PER_REQUEST: usize = 16 << 10;
-/// Logarithms of probabilities that may be asked for: OpenAI's limit for chats, which is the higher one.
-const MOST_LOGPROBS: usize = 20;
 /// For so long a server whose engine has ended says so to whoever asks.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// For clients to read what is left of their answers, when the engine has ended.
@@ -226,10 +224,6 @@ impl Ready {
         if let Some(bad) = prompt.iter().find(|t| **t as usize >= self.vocabulary) {
             let message = format!("token {bad} is not in the vocabulary of {}", self.vocabulary);
             return Err(ApiError::invalid("prompt", message));
-        }
-        if let Some(top) = generation.logprobs.filter(|top| *top > MOST_LOGPROBS) {
-            let message = format!("logprobs is {top}; it must be at most {MOST_LOGPROBS}");
-            return Err(ApiError::invalid("logprobs", message));
         }
         if prompt_tokens == 0 {
             return Err(ApiError::invalid("prompt", "the prompt has no tokens"));
