@@ -22,7 +22,7 @@ pub use pool::Pool;
 pub use profile::{Phase, PhaseRow, Profile};
 pub use sluice_kernels::attention::{AttentionMode, KvType};
 pub use sluice_kernels::draw;
-pub use sluice_kernels::form::{Activations, Float, Form};
+pub use sluice_kernels::form::{Activations, Float, WeightFormat};
 pub use sluice_kernels::isa::Isa;
 pub use sluice_kernels::route::Scoring;
 pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
@@ -35,7 +35,7 @@ use sluice_store::{Bytes, Loading, Memory};
 pub fn widen(float: Float, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {
     let mut out = vec![0.0; bytes.len() / float.size()];
     if !out.is_empty() {
-        let row = sluice_kernels::matrix::Matrix::new(Form::Float(float), 1, out.len(), [bytes])?;
+        let row = sluice_kernels::matrix::Matrix::new(WeightFormat::Float(float), 1, out.len(), [bytes])?;
         sluice_kernels::affine::dequantize_row(Isa::GENERIC, &row, 0, &mut out);
     }
     Ok(out)

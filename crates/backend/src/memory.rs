@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use sluice_kernels::attention::{AttentionMode, KvType};
-use sluice_kernels::form::Form;
+use sluice_kernels::form::WeightFormat;
 use sluice_store::Bytes;
 
 /// What a buffer is for: memory is accounted by class.
@@ -151,7 +151,7 @@ impl Tensor {
 /// A weight matrix as its checkpoint has it: `[rows, cols]` row-major, in the arrays that [`Form::parts`] lists, in that order.
 #[derive(Clone, Debug)]
 pub struct MatrixSource {
-    pub form: Form,
+    pub form: WeightFormat,
     pub rows: usize,
     pub cols: usize,
     pub parts: Vec<Bytes>,

@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::Setup;
 use fastrand::Rng;
 use sluice_backend::{
-    Activations, Backend, Capacity, Form, Linear, MemoryClass, Norm, Outcome, SequenceInput, StepInputs, Tensor, Wanted,
+    Activations, Backend, Capacity, WeightFormat, Linear, MemoryClass, Norm, Outcome, SequenceInput, StepInputs, Tensor, Wanted,
 };
 
 /// What a case saw of a backend, in order.
@@ -52,7 +52,7 @@ pub struct Case {
     /// Whether this is the run that others are compared with.
     pub is_reference: bool,
     /// The form of all matrices from here on, where they have one.
-    pub uniform: Option<Form>,
+    pub uniform: Option<WeightFormat>,
     seen: Seen,
     /// Values in (-1, 1) that weights are cut from: many are needed, and quickly.
     pool: Vec<f32>,

@@ -1,14 +1,14 @@
 //! Random weight matrices of every form, in bytes as a checkpoint has them: at any alignment, with any tail.
 
 use half::{bf16, f16};
-use sluice_backend::{Float, Form, MatrixId, MatrixSource};
+use sluice_backend::{Float, WeightFormat, MatrixId, MatrixSource};
 use sluice_store::Bytes;
 
 use crate::Case;
 
 /// A matrix by its bytes: elements, scales, biases.
 pub struct Parts {
-    pub form: Form,
+    pub form: WeightFormat,
     pub rows: usize,
     pub cols: usize,
     pub bytes: [Vec<u8>; 3],
@@ -27,23 +27,23 @@ pub fn encode(float: Float, values: &[f32]) -> Vec<u8> {
 
 impl Case {
     /// A form that a matrix with so many columns can have.
-    pub fn form(&mut self, cols: usize) -> Form {
+    pub fn form(&mut self, cols: usize) -> WeightFormat {
         if let Some(form) = self.uniform {
             return form;
         }
         let groups: Vec<u16> = [32, 64, 128].into_iter().filter(|g| cols.is_multiple_of(*g as usize)).collect();
         if groups.is_empty() || self.once_in(4) {
-            return Form::Float(self.one_of(&FLOATS));
+            return WeightFormat::Float(self.one_of(&FLOATS));
         }
         let (bits, group) = (self.one_of(&[2, 3, 4, 5, 6, 8]), self.one_of(&groups));
-        Form::Affine { bits, group, scale: self.one_of(&FLOATS) }
+        WeightFormat::Affine { bits, group, scale: self.one_of(&FLOATS) }
     }
 
     /// Random weights `[rows, cols]` in a form.
-    pub fn parts(&mut self, form: Form, rows: usize, cols: usize) -> Parts {
+    pub fn parts(&mut self, form: WeightFormat, rows: usize, cols: usize) -> Parts {
         let bytes = match form {
-            Form::Float(float) => [encode(float, &self.small(rows * cols, 0.5)), vec![], vec![]],
-            Form::Affine { bits, group, scale } => {
+            WeightFormat::Float(float) => [encode(float, &self.small(rows * cols, 0.5)), vec![], vec![]],
+            WeightFormat::Affine { bits, group, scale } => {
                 let mut packed = vec![0; rows * (cols / 8) * bits as usize];
                 self.random.fill(&mut packed);
                 let n = rows * (cols / group as usize);

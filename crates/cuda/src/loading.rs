@@ -98,7 +98,7 @@ pub fn begin(loading: &Loading, all: Vec<Arrivals>) -> Result<LoadProgress> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use sluice_backend::{Activations, Backend, Float, Form, MatrixSource};
+    use sluice_backend::{Activations, Backend, Float, WeightFormat, MatrixSource};
     use sluice_store::load::{self, LoadOptions};
     use sluice_store::{Dtype, LoadMode, TensorPlan, Writer};
 
@@ -157,7 +157,7 @@ mod tests {
             let mut several = Several::new(&[number, number], Activations::Int8, 1).unwrap();
             for tensor in checkpoint.tensors() {
                 let (rows, parts) = (tensor.shape[0], vec![tensor.bytes.clone()]);
-                several.matrix(MatrixSource { form: Form::Float(Float::F32), rows, cols: 64, parts }).unwrap();
+                several.matrix(MatrixSource { form: WeightFormat::Float(Float::F32), rows, cols: 64, parts }).unwrap();
             }
             several.read_weights(&loading, &[]).unwrap();
             for device in &mut several.devices {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use sluice_backend::{Activations, Float, Form, MatrixSource};
+use sluice_backend::{Activations, Float, WeightFormat, MatrixSource};
 use sluice_store::Bytes;
 use sluice_store::load::LoadProgress;
 
@@ -53,15 +53,15 @@ pub struct Kind(pub u32);
 impl Kind {
     pub const BF16_PAIRS: Kind = Kind(4);
 
-    pub fn of(form: Form, mode: Activations) -> Kind {
+    pub fn of(form: WeightFormat, mode: Activations) -> Kind {
         Kind(match (form, mode) {
-            (Form::Float(Float::F32), _) => 0,
-            (Form::Float(Float::F16), _) => 1,
-            (Form::Float(Float::Bf16), Activations::F32) => 2,
-            (Form::Affine { .. }, Activations::F32) => 3,
-            (Form::Float(Float::Bf16), _) => 4,
-            (Form::Affine { .. }, Activations::Bf16) => 5,
-            (Form::Affine { bits, .. }, Activations::Int8) => 6 + if bits == 8 { 5 } else { u32::from(bits) - 2 },
+            (WeightFormat::Float(Float::F32), _) => 0,
+            (WeightFormat::Float(Float::F16), _) => 1,
+            (WeightFormat::Float(Float::Bf16), Activations::F32) => 2,
+            (WeightFormat::Affine { .. }, Activations::F32) => 3,
+            (WeightFormat::Float(Float::Bf16), _) => 4,
+            (WeightFormat::Affine { .. }, Activations::Bf16) => 5,
+            (WeightFormat::Affine { bits, .. }, Activations::Int8) => 6 + if bits == 8 { 5 } else { u32::from(bits) - 2 },
         })
     }
 
@@ -333,7 +333,7 @@ impl Weight {
         &self.source
     }
 
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> WeightFormat {
         self.source.form
     }
 
@@ -373,8 +373,8 @@ impl Weight {
     /// Columns of a group and the type of its scale, where it has groups.
     pub fn groups(&self) -> Option<(u32, u32)> {
         match self.form() {
-            Form::Float(_) => None,
-            Form::Affine { group, scale, .. } => Some((u32::from(group), element(scale))),
+            WeightFormat::Float(_) => None,
+            WeightFormat::Affine { group, scale, .. } => Some((u32::from(group), element(scale))),
         }
     }
 
@@ -390,8 +390,8 @@ impl Weight {
     /// The same, of rows whose arrays begin there.
     pub fn described(&self, [data, scales, biases]: [Address; ARRAYS], mode: Activations) -> parameters::Matrix {
         let (float, group, bits) = match self.form() {
-            Form::Float(float) => (float, 0, 0),
-            Form::Affine { bits, group, scale } => (scale, u32::from(group), u32::from(bits)),
+            WeightFormat::Float(float) => (float, 0, 0),
+            WeightFormat::Affine { bits, group, scale } => (scale, u32::from(group), u32::from(bits)),
         };
         let groups = number(self.cols()).checked_div(group).unwrap_or(0);
         parameters::Matrix {

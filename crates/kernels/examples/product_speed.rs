@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use sluice_kernels::Isa;
 use sluice_kernels::activations::encode_int8;
-use sluice_kernels::form::{Activations, Float, Form};
+use sluice_kernels::form::{Activations, Float, WeightFormat};
 use sluice_kernels::input::Input;
 use sluice_kernels::matmul::{matmul, scratch_bytes};
 use sluice_kernels::matrix::Matrix;
@@ -24,7 +24,7 @@ fn main() {
     let best = (0..5).map(|_| peak()).fold(0.0, f64::max);
     println!("{isa} {rows} rows, {cols} columns, {tokens} tokens; peak {best:.0} G operations/s");
     for (bits, group) in [(4, 64), (4, 32), (4, 128), (8, 64)] {
-        let form = Form::Affine { bits, group, scale: Float::Bf16 };
+        let form = WeightFormat::Affine { bits, group, scale: Float::Bf16 };
         let data: Vec<u8> = (0..rows * cols / 8 * bits as usize).map(|i| ((i * 7919) >> 3) as u8).collect();
         let scales = [0x3c, 0x3d].repeat(rows * cols / group as usize);
         let w = Matrix::new(form, rows, cols, [&data[..], &scales, &scales]).expect("a matrix");

@@ -3,7 +3,7 @@
 //! The q of a row lie in one little-endian bit stream, all widths alike. Where scales and biases come from: [`crate::quantize`].
 
 use crate::dispatch::simd;
-use crate::form::{Float, Form};
+use crate::form::{Float, WeightFormat};
 use crate::instructions::lanes::Lanes;
 use crate::instructions::unpack::{Unpack, unpack_lanes};
 use crate::matrix::Matrix;
@@ -52,8 +52,8 @@ pub(crate) unsafe fn dequantize_lanes<V: Unpack>(w: &Matrix, r: usize, out: *mut
     let packed = w.row(r).as_ptr();
     match w.form() {
         // SAFETY: a row has `cols` elements.
-        Form::Float(float) => unsafe { widen_lanes::<V>(float, packed, out, w.cols()) },
-        Form::Affine { bits, group, scale } => {
+        WeightFormat::Float(float) => unsafe { widen_lanes::<V>(float, packed, out, w.cols()) },
+        WeightFormat::Affine { bits, group, scale } => {
             let (scales, biases) = w.row_scales(r);
             let group = group as usize;
             let mut q = [0u8; 128];

@@ -56,7 +56,7 @@ impl Float {
 
 /// How a matrix lies in its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Form {
+pub enum WeightFormat {
     /// One element after the other.
     Float(Float),
     /// MLX's affine groups: `w = q * s + b`, `bits` per q in one little-endian bit stream per row, one s and one b per `group` columns.
@@ -79,13 +79,13 @@ pub enum Encoding {
     Int8,
 }
 
-impl Form {
+impl WeightFormat {
     /// The encoding of activations that a matrix of this form consumes in `mode` (the table in `docs/numerics.md`).
     pub fn encoding(self, mode: Activations) -> Encoding {
         match (self, mode) {
-            (_, Activations::F32) | (Form::Float(Float::F32 | Float::F16), _) => Encoding::F32,
-            (Form::Float(Float::Bf16), _) | (_, Activations::Bf16) => Encoding::Bf16,
-            (Form::Affine { .. }, Activations::Int8) => Encoding::Int8,
+            (_, Activations::F32) | (WeightFormat::Float(Float::F32 | Float::F16), _) => Encoding::F32,
+            (WeightFormat::Float(Float::Bf16), _) | (_, Activations::Bf16) => Encoding::Bf16,
+            (WeightFormat::Affine { .. }, Activations::Int8) => Encoding::Int8,
         }
     }
 
@@ -98,10 +98,10 @@ impl Form {
         let mut parts =
             Parts { all: [Part { name: "weight", element: Element::Packed, row_bytes: 0 }; MAX_PARTS], len: 0 };
         match self {
-            Form::Float(float) => {
+            WeightFormat::Float(float) => {
                 parts.add("weight", Element::Float(float), cols.checked_mul(float.size()).ok_or(too_big)?)
             }
-            Form::Affine { bits, group, scale } => {
+            WeightFormat::Affine { bits, group, scale } => {
                 if !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) {
                     return Err(MatrixError::Bits(bits));
                 }

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use crate::form::{Form, MAX_PARTS, MatrixError};
+use crate::form::{WeightFormat, MAX_PARTS, MatrixError};
 
 /// A weight matrix [rows, cols], row-major, in the checkpoint's own bytes, at any alignment.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
-    pub(crate) form: Form,
+    pub(crate) form: WeightFormat,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// [rows, row_bytes]
@@ -23,7 +23,7 @@ pub struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     /// Checks that the arrays, in the order of [`Form::parts`], have exactly the lengths of the shape.
     pub fn new(
-        form: Form,
+        form: WeightFormat,
         rows: usize,
         cols: usize,
         parts: impl IntoIterator<Item = &'a [u8]>,
@@ -47,7 +47,7 @@ impl<'a> Matrix<'a> {
         Ok(Matrix { form, rows, cols, data, scales, biases, row_bytes, scale_row_bytes })
     }
 
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> WeightFormat {
         self.form
     }
 

@@ -2,7 +2,7 @@
 
 use sluice_kernels::Isa;
 use sluice_kernels::affine::{dequantize_row, unpack};
-use sluice_kernels::form::{Float, Form};
+use sluice_kernels::form::{Float, WeightFormat};
 use sluice_kernels::matrix::Matrix;
 use sluice_kernels::quantize::{Rounding, quantize};
 
@@ -23,7 +23,7 @@ fn quantises_to_the_bytes_of_mlx() {
     for float in [Float::F32, Float::F16, Float::Bf16] {
         let raw = take(&mut bytes, cols * float.size());
         let mut x = vec![0f32; cols];
-        dequantize_row(Isa::GENERIC, &Matrix::new(Form::Float(float), 1, cols, [raw]).unwrap(), 0, &mut x);
+        dequantize_row(Isa::GENERIC, &Matrix::new(WeightFormat::Float(float), 1, cols, [raw]).unwrap(), 0, &mut x);
         for group in [32u16, 64, 128] {
             let scale_bytes = cols / group as usize * float.size();
             for bits in [2u8, 3, 4, 5, 6, 8] {

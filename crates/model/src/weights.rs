@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_backend::{
-    Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Form, Linear, MatrixId, MatrixSource, MemoryClass,
+    Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, WeightFormat, Linear, MatrixId, MatrixSource, MemoryClass,
     Mlp, Norm, Tensor,
 };
 use sluice_store::{Bytes, Checkpoint, Dtype};
@@ -123,7 +123,7 @@ impl<'a> Weights<'a> {
         let shape = |cols: usize| [leading, &[rows, cols]].concat();
         let all_rows = leading.iter().product::<usize>() * rows;
         let form = match self.checkpoint.tensor(&format!("{module}.scales")) {
-            None => Form::Float(Self::float_of(&name, t.dtype)?),
+            None => WeightFormat::Float(Self::float_of(&name, t.dtype)?),
             Some(scales) => {
                 let (bits, group) = self.quantization.of(module)?;
                 ensure!(t.dtype == Dtype::U32, "tensor {name:?} has scales, but is {:?} instead of U32", t.dtype);
@@ -135,7 +135,7 @@ impl<'a> Weights<'a> {
                 let biases =
                     biases.ok_or_else(|| anyhow!("tensor {module:?}: scales without biases are not supported"))?;
                 ensure!(biases.dtype == scales.dtype, "{module:?}: scales and biases differ in type");
-                Form::Affine { bits, group, scale: Self::float_of(&scales.name, scales.dtype)? }
+                WeightFormat::Affine { bits, group, scale: Self::float_of(&scales.name, scales.dtype)? }
             }
         };
         let mut parts = Vec::new();

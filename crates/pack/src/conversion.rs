@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sluice_kernels::form::{Float, Form};
+use sluice_kernels::form::{Float, WeightFormat};
 use sluice_model::WeightDescription;
 use sluice_store::TensorPlan;
 
@@ -23,7 +23,7 @@ pub struct Source {
     /// Of each segment.
     pub rows: usize,
     /// How a row is stored, where its values are wanted.
-    pub form: Option<Form>,
+    pub form: Option<WeightFormat>,
     pub cols: usize,
     /// The tensor (of several: the first), for messages.
     pub name: String,

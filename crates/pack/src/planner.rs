@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Result, bail, ensure};
-use sluice_kernels::form::{Float, Form};
+use sluice_kernels::form::{Float, WeightFormat};
 use sluice_model::{
     Belongs, Config, Description, Leaf, Names, Quantization, WeightClass, WeightDescription, WeightKind,
 };
@@ -126,7 +126,7 @@ impl Planner<'_> {
             for (k, weight) in weights.iter().enumerate() {
                 let at = |e: usize| (file, offset + ((e * rows + k * per_part) * row_bytes) as u64);
                 let segments = (0..experts).map(at).collect();
-                let form = float(t.dtype).map(Form::Float);
+                let form = float(t.dtype).map(WeightFormat::Float);
                 let parts = vec![Rows { row_bytes, segments }];
                 let source = Source { parts, rows: per_part, form, cols, name: t.name.to_string() };
                 self.matrix(i, weight, source, &[experts, per_part, cols], t.dtype)?;
@@ -189,7 +189,7 @@ impl Planner<'_> {
         ensure!(is_float(first), "tensor {:?}: {} experts cannot be packed", first.name, first.dtype);
         let segments = all.iter().map(|t| self.place(t)).collect();
         let parts = vec![Rows { row_bytes: cols * first.dtype.size(), segments }];
-        let form = float(first.dtype).map(Form::Float);
+        let form = float(first.dtype).map(WeightFormat::Float);
         let source = Source { parts, rows, form, cols, name: first.name.to_string() };
         self.matrix(i, &weight, source, &shape, first.dtype)
     }
@@ -230,7 +230,7 @@ impl Planner<'_> {
             parts.push(Rows { row_bytes: cols / group as usize * float.size(), segments });
         }
         let scale = scale.expect("set above");
-        let form = Some(Form::Affine { bits, group, scale });
+        let form = Some(WeightFormat::Affine { bits, group, scale });
         let source = Source { parts, rows, form, cols, name: t.name.to_string() };
         self.found.parameters += rows as u64 * all.len() as u64 * cols as u64;
 
@@ -367,7 +367,7 @@ impl Planner<'_> {
         let row_bytes = cols * t.dtype.size();
         let rows = t.bytes.len().checked_div(row_bytes).unwrap_or(0);
         let parts = vec![Rows { row_bytes, segments: vec![self.place(t)] }];
-        Source { parts, rows, form: float(t.dtype).map(Form::Float), cols, name: t.name.to_string() }
+        Source { parts, rows, form: float(t.dtype).map(WeightFormat::Float), cols, name: t.name.to_string() }
     }
 }
 

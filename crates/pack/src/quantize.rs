@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use sluice_kernels::Isa;
 use sluice_kernels::affine::dequantize_row;
-use sluice_kernels::form::{Float, Form};
+use sluice_kernels::form::{Float, WeightFormat};
 use sluice_kernels::matrix::Matrix;
 use sluice_kernels::quantize::{Rounding, quantize};
 
@@ -74,7 +74,7 @@ impl Quantizer {
         let Packed { data, scales, biases, .. } = &mut packed;
         quantize(self.isa, self.rounding, &x, bits, group, float, data, scales, biases);
 
-        let form = Form::Affine { bits, group, scale: float };
+        let form = WeightFormat::Affine { bits, group, scale: float };
         let stored = Matrix::new(form, rows, cols, [&packed.data[..], &packed.scales, &packed.biases])?;
         let mut y = vec![0.0; cols];
         for (r, x) in x.chunks_exact(cols).enumerate() {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_kernels::form::{Float, Form};
+use sluice_kernels::form::{Float, WeightFormat};
 use sluice_kernels::matrix::Matrix;
 use sluice_store::bundle::FileEntry;
 use sluice_store::{Writer, open_regular, xxh3_of};
@@ -134,7 +134,7 @@ impl FileWriter<'_> {
                         file.read_exact_at(&mut bytes, at).with_context(failed)?;
                         parts.push(bytes);
                     }
-                    let form = Form::Affine { bits, group, scale: float };
+                    let form = WeightFormat::Affine { bits, group, scale: float };
                     let m = Matrix::new(form, rows, unit.source.cols, parts.iter().map(Vec::as_slice))?;
                     values(self.quantizer.isa, &m)
                 };

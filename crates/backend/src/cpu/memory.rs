@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use memmap2::{Advice, MmapMut, MmapOptions};
-use sluice_kernels::form::{Activations, Form, MAX_PARTS, MatrixError};
+use sluice_kernels::form::{Activations, WeightFormat, MAX_PARTS, MatrixError};
 use sluice_kernels::matmul;
 use sluice_kernels::matrix::Matrix;
 use sluice_kernels::rotary::RotaryFrequencies;
@@ -419,7 +419,7 @@ impl Weight {
         self.source.parts.len()
     }
 
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> WeightFormat {
         self.source.form
     }
 

@@ -176,7 +176,7 @@ mod tests {
     use std::fs;
 
     use sluice_kernels::Isa;
-    use sluice_kernels::form::{Activations, Float, Form};
+    use sluice_kernels::form::{Activations, Float, WeightFormat};
 
     use super::*;
     use crate::affinity::Mask;
@@ -219,7 +219,7 @@ mod tests {
         fn new() -> Option<Case> {
             let mut cpu = Cpu::new(Isa::GENERIC, 4, Activations::F32).unwrap();
             cpu.bind(&two_nodes()?, Numa::Replicate).unwrap();
-            let form = Form::Float(Float::F32);
+            let form = WeightFormat::Float(Float::F32);
             for seed in 0..2 {
                 let parts = vec![Bytes::from(weight(seed))];
                 cpu.matrix(MatrixSource { form, rows: ROWS, cols: COLS, parts }).unwrap();

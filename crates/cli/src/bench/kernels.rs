@@ -10,7 +10,7 @@ use sluice_backend::Isa;
 use sluice_kernels::activations::{encode_bf16, encode_int8};
 use sluice_kernels::attention::{AttentionMode, Head, KvShape, KvType, KvView, Run, attend, store_row};
 use sluice_kernels::delta::{HeadInputs, conv_step, recurrence};
-use sluice_kernels::form::{Activations, Encoding, Float, Form};
+use sluice_kernels::form::{Activations, Encoding, Float, WeightFormat};
 use sluice_kernels::input::Input;
 use sluice_kernels::matmul::{self, ROW_BLOCK};
 use sluice_kernels::matrix::Matrix;
@@ -111,13 +111,13 @@ pub fn run(args: &KernelsArgs) -> Result<()> {
     Ok(())
 }
 
-fn forms() -> Vec<(String, Form)> {
+fn forms() -> Vec<(String, WeightFormat)> {
     let affine = [4, 8, 2, 3, 5, 6].map(|bits| {
-        let form = Form::Affine { bits, group: 64, scale: Float::Bf16 };
+        let form = WeightFormat::Affine { bits, group: 64, scale: Float::Bf16 };
         (format!("affine{bits}"), form)
     });
     let float = [("bf16", Float::Bf16), ("f16", Float::F16), ("f32", Float::F32)];
-    affine.into_iter().chain(float.map(|(name, float)| (name.to_owned(), Form::Float(float)))).collect()
+    affine.into_iter().chain(float.map(|(name, float)| (name.to_owned(), WeightFormat::Float(float)))).collect()
 }
 
 struct Bench<'a> {
@@ -184,7 +184,7 @@ impl Bench<'_> {
     }
 
     /// A product of a matrix with one token, and with many.
-    fn product(&mut self, name: &str, form: Form, mode: Activations, threads: usize) -> Result<()> {
+    fn product(&mut self, name: &str, form: WeightFormat, mode: Activations, threads: usize) -> Result<()> {
         let isa = self.isa;
         let one = format!("{name}, 1 token");
         if self.wants(&one) {
@@ -494,13 +494,13 @@ fn half_block(isa: Isa, shape: &KvShape) -> Vec<u8> {
 
 /// A random matrix of [`COLS`] columns.
 struct Random {
-    form: Form,
+    form: WeightFormat,
     rows: usize,
     parts: Vec<Vec<u8>>,
 }
 
 impl Random {
-    fn new(form: Form, rows: usize) -> Result<Random> {
+    fn new(form: WeightFormat, rows: usize) -> Result<Random> {
         let mut rng = Rng::with_seed(1);
         let parts = form.parts(COLS)?;
         let parts = parts.iter().map(|part| {

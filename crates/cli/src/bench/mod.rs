@@ -23,7 +23,7 @@ use sluice_engine::{Engine, Options};
 use sluice_model::Config;
 use sluice_store::{Checkpoint, Dtype};
 
-use sluice_kernels::form::{Encoding, Float, Form};
+use sluice_kernels::form::{Encoding, Float, WeightFormat};
 use sluice_kernels::roofline::Arithmetic;
 
 use crate::device::DeviceArg;
@@ -126,9 +126,9 @@ fn arithmetic(folder: &std::path::Path, options: &Options) -> Result<Arithmetic>
         |dtype: Dtype| checkpoint.tensors().iter().filter(|t| t.dtype == dtype).map(|t| t.bytes.len()).sum::<usize>();
     let largest = [Dtype::U32, Dtype::BF16, Dtype::F16, Dtype::F32].into_iter().max_by_key(|d| bytes(*d));
     let form = match (largest, quantization.default()) {
-        (Some(Dtype::U32), Some((bits, group))) => Form::Affine { bits, group, scale: Float::Bf16 },
-        (Some(Dtype::BF16), _) => Form::Float(Float::Bf16),
-        _ => Form::Float(Float::F32),
+        (Some(Dtype::U32), Some((bits, group))) => WeightFormat::Affine { bits, group, scale: Float::Bf16 },
+        (Some(Dtype::BF16), _) => WeightFormat::Float(Float::Bf16),
+        _ => WeightFormat::Float(Float::F32),
     };
     Ok(match form.encoding(options.activations) {
         Encoding::F32 => Arithmetic::F32,

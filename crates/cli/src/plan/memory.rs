@@ -73,9 +73,9 @@ pub fn measure(resident: Form, experts: Form) -> Result<Measured> {
 
 fn product(isa: Isa, buffer: &[u8], form: Form, threads: usize) -> Result<f64> {
     let stored = match form.bits {
-        16 => form::Form::Float(Float::Bf16),
-        32 => form::Form::Float(Float::F32),
-        bits => form::Form::Affine { bits: bits as u8, group: form.group as u16, scale: Float::Bf16 },
+        16 => form::WeightFormat::Float(Float::Bf16),
+        32 => form::WeightFormat::Float(Float::F32),
+        bits => form::WeightFormat::Affine { bits: bits as u8, group: form.group as u16, scale: Float::Bf16 },
     };
     let parts = stored.parts(COLS)?;
     let rows = BYTES / parts.row_bytes() / (threads * ROWS) * (threads * ROWS);

@@ -1,7 +1,7 @@
 //! Attention over paged caches: prefill and decode together, contexts of several partitions, windows, sinks, caps, forks.
 
 use sluice_backend::{
-    AttentionLayer, AttentionMode, Float, Form, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput,
+    AttentionLayer, AttentionMode, Float, WeightFormat, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput,
     StepInputs, Wanted,
 };
 
@@ -375,7 +375,7 @@ pub fn deep_contexts(c: &mut Case) {
     // What comes out goes into a product, as it does in a layer.
     let (out, rows) = (groups[0].layers[0].inner.out.first_rows(sequences.len()), c.random.usize(1..100));
     if out.cols.is_multiple_of(64) && !c.once_in(4) {
-        c.uniform = Some(Form::Affine { bits: 4, group: 64, scale: Float::Bf16 });
+        c.uniform = Some(WeightFormat::Affine { bits: 4, group: 64, scale: Float::Bf16 });
     }
     let linear = c.linear(rows, out.cols, false);
     let sum = c.tensor(sequences.len(), rows);

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sluice_backend::{
-    Backend, DRAWN_TOGETHER, Float, Form, Isa, Linear, Logits, MOST_RANKS, Mlp, Projection, Ranked, Scaled, Top, draw,
+    Backend, DRAWN_TOGETHER, Float, WeightFormat, Isa, Linear, Logits, MOST_RANKS, Mlp, Projection, Ranked, Scaled, Top, draw,
 };
 
 use crate::Case;
@@ -68,9 +68,9 @@ pub fn interleaved_heads(c: &mut Case) {
     let norm = c.coin().then(|| c.norm(cols));
     if !c.once_in(5) {
         let (bits, scale) = (c.one_of(&[2, 4, 4, 8]), c.one_of(&[Float::F16, Float::Bf16]));
-        c.uniform = Some(Form::Affine { bits, group: 64, scale });
+        c.uniform = Some(WeightFormat::Affine { bits, group: 64, scale });
     } else if c.coin() {
-        c.uniform = Some(Form::Float(Float::Bf16));
+        c.uniform = Some(WeightFormat::Float(Float::Bf16));
     }
     // Mostly as a layer has it.
     let x = if c.once_in(4) { c.tensor(tokens, cols) } else { c.tensor_inside(tokens, cols, [0; 4]) };
@@ -124,7 +124,7 @@ pub fn large_tiles(c: &mut Case) {
         cols = c.cols();
     } else {
         let (bits, scale) = (c.one_of(&[4, 4, 8]), c.one_of(&[Float::F16, Float::Bf16]));
-        c.uniform = Some(Form::Affine { bits, group: 64, scale });
+        c.uniform = Some(WeightFormat::Affine { bits, group: 64, scale });
     }
     let linear = c.linear(rows, cols, false);
     let (x, out) = (c.tensor(tokens, cols), c.tensor(tokens, rows));
@@ -138,7 +138,7 @@ pub fn tens_of_tokens(c: &mut Case) {
     let (tokens, cols) = (c.random.usize(17..=64), c.one_of(&[64, 128, 256, 320, 1024, 1344, 2048]));
     if !c.once_in(8) {
         let (bits, scale) = (c.one_of(&[4, 4, 8]), c.one_of(&[Float::F16, Float::Bf16]));
-        c.uniform = Some(Form::Affine { bits, group: 64, scale });
+        c.uniform = Some(WeightFormat::Affine { bits, group: 64, scale });
     }
     let most = c.one_of(&[160, 600]);
     let x = c.tensor(tokens, cols);

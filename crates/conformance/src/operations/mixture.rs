@@ -1,7 +1,7 @@
 //! Mixtures of experts: every way to route, stacked and single matrices, shared experts, chains of layers that look ahead.
 
 use sluice_backend::{
-    ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Form, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
+    ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, WeightFormat, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
     Projection, Scoring, SharedExpert, Tensor,
 };
 
@@ -76,7 +76,7 @@ impl Case {
                     // Of one form, or each of its own.
                     let one = self.coin();
                     let mut form = || if one { form } else { self.form(cols) };
-                    let forms: Vec<Form> = (0..count).map(|_| form()).collect();
+                    let forms: Vec<WeightFormat> = (0..count).map(|_| form()).collect();
                     ExpertMatrix::Single(forms.into_iter().map(|form| draw(self, form, rows, cols)).collect())
                 }
             };
@@ -183,7 +183,7 @@ pub fn mixtures_of_few_tokens(c: &mut Case) {
 /// `widest`: of large experts, in 256 columns. `tokens`: of a step, by how many give each expert one, in the mean.
 fn mixtures_of_one_form(c: &mut Case, widest: usize, mut tokens: impl FnMut(&mut Case, usize) -> usize) {
     let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
-    let form = Form::Affine { bits, group: 64, scale };
+    let form = WeightFormat::Affine { bits, group: 64, scale };
     // Few experts that are large, or many that are small.
     let (wide, count) = if c.once_in(4) { (1, c.random.usize(1..=512)) } else { (widest, c.random.usize(1..=40)) };
     let (hidden, stacked) = (256 * c.random.usize(1..=wide), c.coin());
@@ -206,7 +206,7 @@ fn mixtures_of_one_form(c: &mut Case, widest: usize, mut tokens: impl FnMut(&mut
     });
     let gated = shared.as_ref().map(|s| s.gate.is_some());
     if c.coin() {
-        c.uniform = Some(Form::Float(c.one_of(&[Float::Bf16, Float::F16, Float::F32])));
+        c.uniform = Some(WeightFormat::Float(c.one_of(&[Float::Bf16, Float::F16, Float::F32])));
     }
     let router = Linear { bias: None, ..c.router(count, hidden) };
     c.shape(format!("router {:?}, {scoring:?}, shared expert's gate {gated:?}", c.uniform));

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
-use sluice_backend::{ExpertOptions, Float, Form, Lookahead, MatrixId, MatrixSource, MoeId};
+use sluice_backend::{ExpertOptions, Float, WeightFormat, Lookahead, MatrixId, MatrixSource, MoeId};
 use sluice_store::experts::{Keep, Policy, ReadFaults};
 use sluice_store::load::{self, LoadOptions};
 use sluice_store::{Bytes, Checkpoint, Dtype, Error, TensorPlan, Writer};
@@ -147,7 +147,7 @@ pub fn streamed(c: &mut Case) {
     let usual = c.coin();
     if usual {
         let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
-        c.uniform = Some(Form::Affine { bits, group: 64, scale });
+        c.uniform = Some(WeightFormat::Affine { bits, group: 64, scale });
     }
     let (hidden, stacked) = (if usual { 256 } else { 32 } * c.random.usize(1..=4), c.coin());
     let drawn = layers(c, hidden, stacked);

@@ -6,7 +6,7 @@
 //! way, for an instruction set that only brings its own dot product.
 
 use super::unpack::{Unpack, unpack_lanes};
-use crate::form::{Float, Form};
+use crate::form::{Float, WeightFormat};
 use crate::input::{GROUP, ORDER};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
@@ -50,7 +50,7 @@ pub(crate) trait Integers: Unpack {
 }
 
 pub(crate) fn affine_of(w: &Matrix) -> Affine {
-    let Form::Affine { bits, group, scale } = w.form else { unreachable!("only affine weights have groups") };
+    let WeightFormat::Affine { bits, group, scale } = w.form else { unreachable!("only affine weights have groups") };
     Affine { bits, group: group as usize, scale }
 }
 

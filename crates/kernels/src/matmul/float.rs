@@ -2,7 +2,7 @@
 
 use crate::affine;
 use crate::dispatch::simd;
-use crate::form::{Float, Form};
+use crate::form::{Float, WeightFormat};
 use crate::instructions::dot::{self, Dot, Product};
 use crate::instructions::lanes::Lanes;
 use crate::instructions::unpack::Unpack;
@@ -65,10 +65,10 @@ unsafe fn direct_lanes<V: Lanes>(w: Matrix, x: &[f32], tokens: &[u32], tile: &mu
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
     unsafe {
         match w.form {
-            Form::Float(Float::F32) => dot::multiply::<V, WF32>(product),
-            Form::Float(Float::F16) => dot::multiply::<V, WF16>(product),
-            Form::Float(Float::Bf16) => dot::multiply::<V, WBf16>(product),
-            Form::Affine { .. } => unreachable!("affine weights are dequantised first"),
+            WeightFormat::Float(Float::F32) => dot::multiply::<V, WF32>(product),
+            WeightFormat::Float(Float::F16) => dot::multiply::<V, WF16>(product),
+            WeightFormat::Float(Float::Bf16) => dot::multiply::<V, WBf16>(product),
+            WeightFormat::Affine { .. } => unreachable!("affine weights are dequantised first"),
         }
     }
 }

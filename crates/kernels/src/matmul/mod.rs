@@ -12,7 +12,7 @@ mod pairs;
 mod tests;
 
 use crate::Isa;
-use crate::form::{Activations, Encoding, Float, Form};
+use crate::form::{Activations, Encoding, Float, WeightFormat};
 use crate::input::Input;
 use crate::instructions::integers::Groups;
 use crate::matrix::Matrix;
@@ -47,11 +47,11 @@ pub fn matmul(
     let n = x.len() / w.cols;
     assert!(tokens.iter().all(|&t| (t as usize) < n), "a token is not among the {n} of the input");
     match (w.form, x) {
-        (Form::Float(_), Input::F32(x)) => float::direct(isa, w, x, tokens, tile),
-        (Form::Float(Float::Bf16), Input::Bf16(x)) => pairs::direct(isa, w, x, tokens, tile, scratch),
-        (Form::Affine { .. }, Input::F32(x)) => float::affine(isa, w, x, tokens, tile, scratch),
-        (Form::Affine { .. }, Input::Bf16(x)) => pairs::affine(isa, w, x, tokens, tile, scratch),
-        (Form::Affine { .. }, Input::Int8 { q, scales, sums }) => {
+        (WeightFormat::Float(_), Input::F32(x)) => float::direct(isa, w, x, tokens, tile),
+        (WeightFormat::Float(Float::Bf16), Input::Bf16(x)) => pairs::direct(isa, w, x, tokens, tile, scratch),
+        (WeightFormat::Affine { .. }, Input::F32(x)) => float::affine(isa, w, x, tokens, tile, scratch),
+        (WeightFormat::Affine { .. }, Input::Bf16(x)) => pairs::affine(isa, w, x, tokens, tile, scratch),
+        (WeightFormat::Affine { .. }, Input::Int8 { q, scales, sums }) => {
             assert!(scales.len() == q.len() / 32 && sums.len() == q.len() / 32, "one scale and one sum per 32");
             int8::affine(isa, w, Groups { q, scales, sums }, tokens, tile, scratch)
         }
@@ -60,10 +60,10 @@ pub fn matmul(
 }
 
 /// Bytes of [`Scratch`] that [`matmul`] needs for ranges of up to `rows` rows and up to `tokens` tokens.
-pub fn scratch_bytes(form: Form, cols: usize, rows: usize, tokens: usize, mode: Activations) -> usize {
+pub fn scratch_bytes(form: WeightFormat, cols: usize, rows: usize, tokens: usize, mode: Activations) -> usize {
     match (form, form.encoding(mode)) {
-        (Form::Float(_), Encoding::Bf16) => pairs::direct_scratch_bytes(rows, cols, tokens),
-        (Form::Float(_), _) => 0,
+        (WeightFormat::Float(_), Encoding::Bf16) => pairs::direct_scratch_bytes(rows, cols, tokens),
+        (WeightFormat::Float(_), _) => 0,
         (_, Encoding::F32) => float::scratch_bytes(cols),
         (_, Encoding::Bf16) => pairs::affine_scratch_bytes(cols, tokens),
         (_, Encoding::Int8) => int8::scratch_bytes(cols, tokens),

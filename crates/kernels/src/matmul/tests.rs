@@ -58,14 +58,14 @@ impl Drop for Guarded {
 }
 
 struct Weights {
-    form: Form,
+    form: WeightFormat,
     rows: usize,
     cols: usize,
     parts: Vec<Guarded>,
 }
 
 impl Weights {
-    fn random(form: Form, rows: usize, cols: usize, rng: &mut Rng) -> Weights {
+    fn random(form: WeightFormat, rows: usize, cols: usize, rng: &mut Rng) -> Weights {
         let floats = |float: Float, n: usize, size: f32, rng: &mut Rng| -> Vec<u8> {
             (0..n)
                 .flat_map(|_| {
@@ -79,8 +79,8 @@ impl Weights {
                 .collect()
         };
         let parts = match form {
-            Form::Float(float) => vec![floats(float, rows * cols, 1.0, rng)],
-            Form::Affine { bits, group, scale } => {
+            WeightFormat::Float(float) => vec![floats(float, rows * cols, 1.0, rng)],
+            WeightFormat::Affine { bits, group, scale } => {
                 let groups = rows * cols / group as usize;
                 let data = (0..rows * cols / 8 * bits as usize).map(|_| rng.u64(..) as u8).collect();
                 vec![data, floats(scale, groups, 0.1, rng), floats(scale, groups, 1.0, rng)]
@@ -164,7 +164,7 @@ fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: Encoding) -
             (tree(lanes), row.iter().zip(&x).map(|(&w, &x)| w as f64 * x as f64).sum())
         }
         Encoding::Int8 => {
-            let Form::Affine { bits, group, scale } = w.form() else { unreachable!() };
+            let WeightFormat::Affine { bits, group, scale } = w.form() else { unreachable!() };
             let (mut q, groups) = (vec![0u8; cols], cols / 32);
             affine::unpack(bits, w.row(r), &mut q);
             let (scales, biases) = w.row_scales(r);
@@ -195,11 +195,11 @@ fn float() -> impl Strategy<Value = Float> {
     prop::sample::select(vec![Float::F32, Float::F16, Float::Bf16])
 }
 
-fn form() -> impl Strategy<Value = Form> {
+fn form() -> impl Strategy<Value = WeightFormat> {
     let affine = (prop::sample::select(vec![2u8, 3, 4, 5, 6, 8]), prop::sample::select(vec![32u16, 64, 128]), float());
     prop_oneof![
-        1 => float().prop_map(Form::Float),
-        3 => affine.prop_map(|(bits, group, scale)| Form::Affine { bits, group, scale }),
+        1 => float().prop_map(WeightFormat::Float),
+        3 => affine.prop_map(|(bits, group, scale)| WeightFormat::Affine { bits, group, scale }),
     ]
 }
 
@@ -208,10 +208,10 @@ fn mode() -> impl Strategy<Value = Activations> {
 }
 
 /// Columns of a form: any for floats, whole groups for affine.
-fn columns(form: Form, rng: &mut Rng) -> usize {
+fn columns(form: WeightFormat, rng: &mut Rng) -> usize {
     match form {
-        Form::Float(_) => 1 + rng.usize(..300),
-        Form::Affine { group, .. } => group as usize * (1 + rng.usize(..(1300 / group as usize))),
+        WeightFormat::Float(_) => 1 + rng.usize(..300),
+        WeightFormat::Affine { group, .. } => group as usize * (1 + rng.usize(..(1300 / group as usize))),
     }
 }
 
@@ -272,7 +272,7 @@ proptest! {
             Guarded::new(&bytes)
         };
         // All that are floats; the packed integers of an affine form are not.
-        let first = usize::from(!matches!(form, Form::Float(_)));
+        let first = usize::from(!matches!(form, WeightFormat::Float(_)));
         for part in &mut weights.parts[first..] {
             *part = bytes(part);
         }
@@ -317,8 +317,8 @@ proptest! {
         let mut wanted = vec![0f32; cols];
         let mut q = vec![0u8; cols];
         match form {
-            Form::Float(float) => wanted.iter_mut().enumerate().for_each(|(i, x)| *x = float.read(w.row(2), i)),
-            Form::Affine { bits, group, scale } => {
+            WeightFormat::Float(float) => wanted.iter_mut().enumerate().for_each(|(i, x)| *x = float.read(w.row(2), i)),
+            WeightFormat::Affine { bits, group, scale } => {
                 affine::unpack(bits, w.row(2), &mut q);
                 let ((s, b), group) = (w.row_scales(2), group as usize);
                 for (i, x) in wanted.iter_mut().enumerate() {
@@ -340,7 +340,7 @@ fn integer_products_are_the_same_beside_any_number_of_tokens() {
     let mut rng = Rng::with_seed(13);
     for bits in [2, 3, 4, 5, 6, 8] {
         for group in [32, 64, 128] {
-            let form = Form::Affine { bits, group, scale: Float::Bf16 };
+            let form = WeightFormat::Affine { bits, group, scale: Float::Bf16 };
             // Rows and columns that end inside of every tile, and rows of a tile's second half only.
             for (rows, cols) in [(53, 544usize.next_multiple_of(group as usize)), (7, 2 * group as usize), (32, 1024)] {
                 let weights = Weights::random(form, rows, cols, &mut rng);
@@ -367,15 +367,15 @@ fn integer_products_are_the_same_beside_any_number_of_tokens() {
 
 #[test]
 fn a_wrong_length_is_an_error() {
-    let form = Form::Affine { bits: 4, group: 64, scale: Float::Bf16 };
+    let form = WeightFormat::Affine { bits: 4, group: 64, scale: Float::Bf16 };
     let (data, scales) = (vec![0u8; 2 * 64], vec![0u8; 2 * 2 * 2]);
     let new = |form, rows, cols| Matrix::new(form, rows, cols, [&data[..], &scales, &scales]).map(|_| ());
     assert_eq!(new(form, 2, 128), Ok(()));
     assert_eq!(new(form, 3, 128), Err(MatrixError::Length { part: "weight", got: 128, wanted: 192 }));
     assert_eq!(new(form, 2, 96), Err(MatrixError::Columns { cols: 96, group: 64 }));
     assert_eq!(new(form, usize::MAX, 128), Err(MatrixError::TooBig { rows: usize::MAX, cols: 128 }));
-    assert_eq!(new(Form::Affine { bits: 7, group: 64, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Bits(7)));
-    assert_eq!(new(Form::Affine { bits: 4, group: 16, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Group(16)));
-    assert_eq!(new(Form::Float(Float::Bf16), 1, 64), Err(MatrixError::Parts { got: 3, wanted: 1 }));
+    assert_eq!(new(WeightFormat::Affine { bits: 7, group: 64, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Bits(7)));
+    assert_eq!(new(WeightFormat::Affine { bits: 4, group: 16, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Group(16)));
+    assert_eq!(new(WeightFormat::Float(Float::Bf16), 1, 64), Err(MatrixError::Parts { got: 3, wanted: 1 }));
     assert_eq!(Matrix::new(form, 2, 128, [&data[..], &scales]).err(), Some(MatrixError::Parts { got: 2, wanted: 3 }));
 }
