@@ -45,14 +45,14 @@ impl Mask {
 }
 
 /// Keeps the thread that computes steps on its processor, but only while it does: it does other things too, and threads that it starts would stay there.
-pub struct Seat {
+pub struct CoreBinding {
     own: Mask,
     elsewhere: Option<Mask>,
 }
 
-impl Seat {
-    pub fn at(processor: usize) -> Seat {
-        Seat { own: Mask::from_processors([processor]), elsewhere: None }
+impl CoreBinding {
+    pub fn at(processor: usize) -> CoreBinding {
+        CoreBinding { own: Mask::from_processors([processor]), elsewhere: None }
     }
 
     /// A processor that has gone meanwhile is no reason to stop.

@@ -14,17 +14,17 @@ mod profile;
 mod step;
 mod threading;
 
-pub use cpu::{AsideExpert, Cpu, HostExperts, Lookahead, StepScratch, Streamed};
+pub use cpu::{Cpu, HostExperts, Lookahead, OffloadedExpert, StepScratch, Streamed};
 pub use memory::*;
 pub use numa::{Numa, Processors, default_threads};
 pub use operations::*;
 pub use pool::Pool;
 pub use profile::{Phase, PhaseRow, Profile};
 pub use sluice_kernels::attention::{AttentionMode, KvType};
-pub use sluice_kernels::draw;
-pub use sluice_kernels::form::{Activations, Float, WeightFormat};
+pub use sluice_kernels::format::{Activations, Float, WeightFormat};
 pub use sluice_kernels::isa::Isa;
 pub use sluice_kernels::route::Scoring;
+pub use sluice_kernels::sample;
 pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 pub use sluice_store::experts::{ExpertOptions, ExpertStats};
 pub use step::{Capacity, Failed, Logits, Outcome, SequenceInput, StepInputs, Wanted};
@@ -175,7 +175,7 @@ pub trait Backend: Send {
     /// same at once.
     fn each_logits(&mut self, logits: Logits, each: &(dyn Fn(usize, usize, &[f32]) + Sync));
     /// What looks at the last step's logits where they lie, where there is such.
-    fn drawing(&mut self) -> Option<&mut dyn Drawing> {
+    fn drawing(&mut self) -> Option<&mut dyn DeviceSampling> {
         None
     }
     /// `norm(x)` of rows of the last step, `[rows, cols]`, on the host: each is the bits that [`Backend::logits`] gives to a head.
@@ -206,7 +206,7 @@ pub trait Backend: Send {
 }
 
 /// Logits that are looked at by rows, by a device that holds them: what drawing a token needs, so that they need not come to the host.
-pub trait Drawing {
+pub trait DeviceSampling {
     /// The likeliest token of each row, the first of those that are; `None` where one of the row's logits is NaN, or where it was not looked for.
     fn tops(&mut self, logits: Logits) -> Option<&[Top]>;
     /// The likeliest tokens of each of these rows, of ranks up to [`MOST_RANKS`].

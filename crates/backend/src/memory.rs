@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use sluice_kernels::attention::{AttentionMode, KvType};
-use sluice_kernels::form::WeightFormat;
+use sluice_kernels::format::WeightFormat;
 use sluice_store::Bytes;
 
 /// What a buffer is for: memory is accounted by class.

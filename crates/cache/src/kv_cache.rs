@@ -1,9 +1,9 @@
 //! The caches of a model: a pool of blocks for each cache group, one of recurrent states, and what of them each sequence holds. All sequences draw
 //! from the same pools, by need; what they share is in `sharing.rs`.
 
+use crate::offload::{EvictedNode, SecondTier};
 use crate::pool::BlockPool;
 use crate::prefix::{NodeId, PrefixIndex};
-use crate::storing::{Elsewhere, Leaving};
 use crate::table::BlockTable;
 
 /// A cache group: layers whose keys and values are cached alike.
@@ -44,9 +44,9 @@ pub struct KvCache {
     pub(crate) snapshots: usize,
     /// Blocks and states that the index gave up.
     pub(crate) evicted: Evicted,
-    pub(crate) chores: Vec<Chore>,
+    pub(crate) chores: Vec<BlockOp>,
     /// What goes and is to be kept elsewhere: see [`KvCache::keep_elsewhere`].
-    pub(crate) elsewhere: Option<Elsewhere>,
+    pub(crate) elsewhere: Option<SecondTier>,
 }
 
 /// How many the index gave up, so far.
@@ -58,7 +58,7 @@ pub struct Evicted {
 
 /// What one sequence holds.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct SequenceBlocks {
     /// One for each cache group.
     pub tables: Vec<BlockTable>,
     /// Row of the pool of states.
@@ -68,7 +68,7 @@ pub struct Held {
     pub(crate) indexed: usize,
 }
 
-impl Held {
+impl SequenceBlocks {
     /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
         self.state.is_none() && self.tables.iter().all(|t| t.blocks().is_empty())
@@ -77,7 +77,7 @@ impl Held {
 
 /// What a backend has to do before the next step, in order: blocks and states by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chore {
+pub enum BlockOp {
     /// Block `to` of a cache group becomes what `from` is.
     CopyBlock {
         group: usize,
@@ -95,7 +95,7 @@ pub enum Chore {
 
 /// What of a prompt was there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Adopted {
+pub struct ReusedPrefix {
     /// Tokens that need not be computed.
     pub tokens: usize,
     /// Tokens whose keys and values are there: more, where a recurrent state is not known so far on. A snapshot at this place would help the next.
@@ -132,8 +132,8 @@ impl KvCache {
     }
 
     /// What the backend has to do before the next step, in order, and what [`Chore::CopyOut`] speaks of by number.
-    pub fn carry_out(&mut self, mut each: impl FnMut(Chore, &[Leaving])) {
-        let leaving: &mut Vec<Leaving> = match &mut self.elsewhere {
+    pub fn carry_out(&mut self, mut each: impl FnMut(BlockOp, &[EvictedNode])) {
+        let leaving: &mut Vec<EvictedNode> = match &mut self.elsewhere {
             Some(elsewhere) => &mut elsewhere.leaving,
             None => &mut Vec::new(),
         };
@@ -142,13 +142,13 @@ impl KvCache {
     }
 
     /// For a sequence that has nothing yet.
-    pub fn hold(&self) -> Held {
+    pub fn hold(&self) -> SequenceBlocks {
         let tables = self.groups.iter().map(|_| BlockTable::default()).collect();
-        Held { tables, ..Held::default() }
+        SequenceBlocks { tables, ..SequenceBlocks::default() }
     }
 
     /// A sequence will have so many tokens at most: growing to them allocates nothing.
-    pub fn expect(&self, held: &mut Held, tokens: usize) {
+    pub fn expect(&self, held: &mut SequenceBlocks, tokens: usize) {
         for (table, (g, _)) in held.tables.iter_mut().zip(&self.groups) {
             table.reserve(tokens.div_ceil(g.block_tokens));
         }
@@ -163,7 +163,7 @@ impl KvCache {
     }
 
     /// Whether [`KvCache::grow`] would find room.
-    pub fn has_room(&self, held: &Held, tokens: usize) -> bool {
+    pub fn has_room(&self, held: &SequenceBlocks, tokens: usize) -> bool {
         let state = held.state.is_some() || self.states.as_ref().is_none_or(|s| s.free() + s.idle() > 0);
         let mut groups = held.tables.iter().zip(&self.groups);
         state && groups.all(|(table, (g, pool))| table.missing(tokens, g.block_tokens) <= pool.free() + pool.idle())
@@ -173,7 +173,7 @@ impl KvCache {
     ///
     /// # Errors
     /// When there is no room; then nothing has changed.
-    pub fn grow(&mut self, held: &mut Held, tokens: usize) -> Result<(), NoRoom> {
+    pub fn grow(&mut self, held: &mut SequenceBlocks, tokens: usize) -> Result<(), NoRoom> {
         if !self.has_room(held, tokens) {
             return Err(NoRoom);
         }
@@ -186,7 +186,7 @@ impl KvCache {
         }
         if self.states.is_some() && held.state.is_none() {
             let row = self.allocate_state(None).expect("room was found");
-            self.chores.push(Chore::ZeroState(row));
+            self.chores.push(BlockOp::ZeroState(row));
             held.state = Some(row);
         }
         Ok(())
@@ -196,19 +196,19 @@ impl KvCache {
     ///
     /// # Panics
     /// When others may know of what is given back: see [`KvCache::publish`].
-    pub fn shrink(&mut self, held: &mut Held, tokens: usize) {
+    pub fn shrink(&mut self, held: &mut SequenceBlocks, tokens: usize) {
         assert!(tokens >= held.indexed, "what others know of stays");
         self.cut(held, tokens);
     }
 
-    fn cut(&mut self, held: &mut Held, tokens: usize) {
+    fn cut(&mut self, held: &mut SequenceBlocks, tokens: usize) {
         for (table, (g, pool)) in held.tables.iter_mut().zip(&mut self.groups) {
             table.shrink(pool, tokens, g.block_tokens);
         }
     }
 
     /// Gives everything back.
-    pub fn release(&mut self, held: &mut Held) {
+    pub fn release(&mut self, held: &mut SequenceBlocks) {
         self.cut(held, 0);
         if let (Some(index), Some(node)) = (&mut self.index, held.node.take()) {
             index.let_go(node);
@@ -221,7 +221,7 @@ impl KvCache {
     }
 
     /// Gives back what no query at position `next` or after it sees.
-    pub fn drop_unseen(&mut self, held: &mut Held, next: usize) {
+    pub fn drop_unseen(&mut self, held: &mut SequenceBlocks, next: usize) {
         for (table, (g, pool)) in held.tables.iter_mut().zip(&mut self.groups) {
             if let Some(window) = g.window {
                 table.drop_before(pool, (next + 1).saturating_sub(window), g.block_tokens);
@@ -230,7 +230,7 @@ impl KvCache {
     }
 
     /// Whether all that a query at position `next` sees is there: not, where windows have moved beyond.
-    pub fn can_go_on_at(&self, held: &Held, next: usize) -> bool {
+    pub fn can_go_on_at(&self, held: &SequenceBlocks, next: usize) -> bool {
         held.tables.iter().zip(&self.groups).all(|(table, (g, _))| {
             let first = g.window.map_or(0, |w| (next + 1).saturating_sub(w));
             table.has_from(first, g.block_tokens)
@@ -300,7 +300,7 @@ mod tests {
         let (mut a, mut b) = (cache.hold(), cache.hold());
         assert_eq!(cache.grow(&mut a, 40), Ok(()));
         assert_eq!(cache.grow(&mut a, 41), Ok(()));
-        assert_eq!(cache.chores, [Chore::ZeroState(0)]);
+        assert_eq!(cache.chores, [BlockOp::ZeroState(0)]);
         assert_eq!(cache.grow(&mut b, 1), Err(NoRoom), "no state");
         assert!(b.is_empty());
         // The window's group is spent, until what it does not see is given back.

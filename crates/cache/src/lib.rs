@@ -6,14 +6,14 @@
 
 pub mod disk;
 mod kv_cache;
+mod offload;
 mod pool;
 mod prefix;
 mod sharing;
-mod storing;
 mod table;
 
-pub use kv_cache::{Adopted, Chore, Evicted, Group, Held, KvCache, NoRoom, Prefixes};
+pub use kv_cache::{BlockOp, Evicted, Group, KvCache, NoRoom, Prefixes, ReusedPrefix, SequenceBlocks};
+pub use offload::{EvictedNode, Kept, Present, RestoreTarget, Wanted};
 pub use pool::BlockPool;
 pub use prefix::{BlockHash, block_hash};
-pub use storing::{Filling, Kept, Leaving, Present, Wanted};
 pub use table::BlockTable;

@@ -1,7 +1,7 @@
 //! What sequences share of the pools: a prompt takes up what is there of it, what was computed becomes known to others, copies of states are kept, and
 //! the least recently used of all that goes when somebody needs the room.
 
-use crate::kv_cache::{Adopted, Chore, Group, Held, KvCache};
+use crate::kv_cache::{BlockOp, Group, KvCache, ReusedPrefix, SequenceBlocks};
 use crate::pool::BlockPool;
 use crate::prefix::{BlockHash, Match, NodeId};
 use crate::table::GONE;
@@ -63,7 +63,7 @@ impl KvCache {
     }
 
     /// So many of a prompt's first tokens [`KvCache::adopt`] would take up.
-    pub fn would_adopt(&self, root: BlockHash, tokens: &[u32], most: usize) -> usize {
+    pub fn would_reuse(&self, root: BlockHash, tokens: &[u32], most: usize) -> usize {
         let Some(index) = &self.index else { return 0 };
         let tokens = &tokens[..most.min(tokens.len())];
         let best = self.usable(tokens, &index.matched(&root, tokens));
@@ -72,16 +72,22 @@ impl KvCache {
 
     /// A sequence that holds nothing takes what is there of its first tokens: whole blocks together with others, the part of one as a copy of its own, and a
     /// copy of the state at that place. `most`: at most so many tokens, fewer than there are where logits are wanted.
-    pub fn adopt(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], most: usize) -> Adopted {
+    pub fn reuse_prefix(
+        &mut self,
+        held: &mut SequenceBlocks,
+        root: BlockHash,
+        tokens: &[u32],
+        most: usize,
+    ) -> ReusedPrefix {
         debug_assert!(held.is_empty() && held.node.is_none());
-        let Some(index) = &self.index else { return Adopted::default() };
+        let Some(index) = &self.index else { return ReusedPrefix::default() };
         let tokens = &tokens[..most.min(tokens.len())];
         let block_tokens = index.block_tokens();
         let found = index.matched(&root, tokens);
         let known = found.nodes.len() * block_tokens + found.partial.map_or(0, |(_, n)| n);
         // 1. The longest of which all is there that a query after it sees
         let best = self.usable(tokens, &found);
-        let Some((whole, part)) = best else { return Adopted { tokens: 0, known } };
+        let Some((whole, part)) = best else { return ReusedPrefix { tokens: 0, known } };
         let last = if whole == 0 { found.root } else { Some(found.nodes[whole - 1]) };
         let last = last.expect("something was found");
         let to = whole * block_tokens + part.map_or(0, |(_, n)| n);
@@ -108,7 +114,7 @@ impl KvCache {
             self.groups.iter_mut().zip(&sources).for_each(|((_, pool), from)| pool.share(*from));
             for (group, from) in sources.iter().copied().enumerate() {
                 let to = self.allocate(group).expect("room was found");
-                self.chores.push(Chore::CopyBlock { group, from, to });
+                self.chores.push(BlockOp::CopyBlock { group, from, to });
                 held.tables[group].push(to);
             }
             self.groups.iter_mut().zip(&sources).for_each(|((_, pool), from)| pool.release(*from));
@@ -117,7 +123,7 @@ impl KvCache {
             let place = part.map_or(last, |(id, _)| id);
             held.state = Some(self.copy_of_state(place).expect("there is a state at this place"));
         }
-        Adopted { tokens: to, known }
+        ReusedPrefix { tokens: to, known }
     }
 
     /// A row with the state of a node; where none is left, that of the node itself.
@@ -126,7 +132,7 @@ impl KvCache {
         let node = self.index.as_mut()?.node_mut(id);
         match row {
             Some(to) => {
-                self.chores.push(Chore::CopyState { from: node.state?, to });
+                self.chores.push(BlockOp::CopyState { from: node.state?, to });
                 Some(to)
             }
             None => {
@@ -141,7 +147,7 @@ impl KvCache {
     }
 
     /// Makes whole blocks of what a sequence has computed known to others. A block that somebody else had computed too is from now on shared with them, and ours is free.
-    pub fn publish(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], computed: usize) {
+    pub fn publish(&mut self, held: &mut SequenceBlocks, root: BlockHash, tokens: &[u32], computed: usize) {
         let Some(index) = &mut self.index else { return };
         let block_tokens = index.block_tokens();
         let before = held.indexed;
@@ -182,18 +188,25 @@ impl KvCache {
     }
 
     /// Keeps a copy of a sequence's state, and of the block that it is in, for prompts that begin with these `computed` tokens. Whether there was room.
-    pub fn snapshot(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], computed: usize) -> bool {
+    pub fn snapshot(&mut self, held: &mut SequenceBlocks, root: BlockHash, tokens: &[u32], computed: usize) -> bool {
         self.keep_end(held, root, tokens, computed, true)
     }
 
     /// As [`KvCache::release`]; what was computed stays known to others as long as there is room, with the part of a block at its end and the state there.
-    pub fn retire(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], computed: usize) {
+    pub fn retire(&mut self, held: &mut SequenceBlocks, root: BlockHash, tokens: &[u32], computed: usize) {
         self.keep_end(held, root, tokens, computed, false);
         self.release(held);
     }
 
     /// Keeps the last tokens, fewer than a block, and the state after them: copies where the sequence goes on, else what it has itself.
-    fn keep_end(&mut self, held: &mut Held, root: BlockHash, tokens: &[u32], computed: usize, copies: bool) -> bool {
+    fn keep_end(
+        &mut self,
+        held: &mut SequenceBlocks,
+        root: BlockHash,
+        tokens: &[u32],
+        computed: usize,
+        copies: bool,
+    ) -> bool {
         self.publish(held, root, tokens, computed);
         // 1. The place
         let Some(index) = self.index.as_mut().filter(|_| computed > 0 && held.indexed <= computed) else {
@@ -228,7 +241,7 @@ impl KvCache {
                 if copies {
                     // Held by the index alone from here on.
                     pool.release(block);
-                    self.chores.push(Chore::CopyBlock { group, from: own, to: block });
+                    self.chores.push(BlockOp::CopyBlock { group, from: own, to: block });
                 }
                 self.index.as_mut().expect("looked at before").blocks_mut(place)[group] = block;
             }
@@ -246,7 +259,7 @@ impl KvCache {
                 false => held.state.take(),
                 true => {
                     let row = self.allocate_state(None);
-                    row.inspect(|to| self.chores.push(Chore::CopyState { from: own, to: *to }))
+                    row.inspect(|to| self.chores.push(BlockOp::CopyState { from: own, to: *to }))
                 }
             };
             kept = row.is_some();

@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 
 use fastrand::Rng;
-use sluice_cache::{BlockHash, Chore, Filling, Group, Held, KvCache, Leaving, Prefixes, Wanted, block_hash};
+use sluice_cache::{
+    BlockHash, BlockOp, EvictedNode, Group, KvCache, Prefixes, RestoreTarget, SequenceBlocks, Wanted, block_hash,
+};
 
 const BLOCK: usize = 4;
 
@@ -29,7 +31,7 @@ struct Stored {
 }
 
 impl Memory {
-    fn copy_out(&mut self, leaving: &Leaving) {
+    fn copy_out(&mut self, leaving: &EvictedNode) {
         let blocks = leaving.blocks.iter().enumerate().map(|(g, b)| b.map(|b| self.blocks[&(g, b)].clone()));
         let state = leaving.state.map(|row| self.states[&row].clone());
         let (before, tokens) = (leaving.before, leaving.tokens.clone());
@@ -38,16 +40,16 @@ impl Memory {
 
     fn carry_out(&mut self, cache: &mut KvCache) {
         cache.carry_out(|chore, leaving| match chore {
-            Chore::CopyBlock { group, from, to } => {
+            BlockOp::CopyBlock { group, from, to } => {
                 let copy = self.blocks.get(&(group, from)).cloned().unwrap_or_default();
                 self.blocks.insert((group, to), copy);
             }
-            Chore::CopyState { from, to } => {
+            BlockOp::CopyState { from, to } => {
                 let copy = self.states[&from].clone();
                 self.states.insert(to, copy);
             }
-            Chore::ZeroState(row) => _ = self.states.insert(row, Content::new()),
-            Chore::CopyOut(i) => self.copy_out(&leaving[i]),
+            BlockOp::ZeroState(row) => _ = self.states.insert(row, Content::new()),
+            BlockOp::CopyOut(i) => self.copy_out(&leaving[i]),
         });
     }
 }
@@ -56,7 +58,7 @@ struct Sequence {
     tokens: Vec<u32>,
     salt: u32,
     computed: usize,
-    held: Held,
+    held: SequenceBlocks,
 }
 
 struct World {
@@ -121,7 +123,7 @@ impl World {
         let s = &mut self.sequences[i];
         if s.held.is_empty() && s.computed == 0 {
             let most = s.tokens.len() - 1;
-            let found = self.cache.adopt(&mut s.held, root, &s.tokens, most);
+            let found = self.cache.reuse_prefix(&mut s.held, root, &s.tokens, most);
             assert!(found.tokens <= most && found.tokens <= found.known);
             s.computed = found.tokens;
             self.adopted += found.tokens;
@@ -198,17 +200,17 @@ impl World {
                 if to == 0 {
                     continue;
                 }
-                let Some(fillings) = self.cache.take_up(&mut s.held, root, &s.tokens, wanted, may_fill) else {
+                let Some(fillings) = self.cache.reserve_restore(&mut s.held, root, &s.tokens, wanted, may_fill) else {
                     assert!(s.held.is_empty());
                     continue;
                 };
-                let filled: Vec<(Filling, &Stored)> = fillings
+                let filled: Vec<(RestoreTarget, &Stored)> = fillings
                     .into_iter()
                     .map(|f| {
                         (
                             f,
                             node(match f {
-                                Filling::Block { node, .. } | Filling::State { node, .. } => node,
+                                RestoreTarget::Block { node, .. } | RestoreTarget::State { node, .. } => node,
                             })
                             .unwrap(),
                         )
@@ -217,13 +219,15 @@ impl World {
                 let blocks: Vec<_> = filled
                     .iter()
                     .filter_map(|(f, d)| match *f {
-                        Filling::Block { group, block, .. } => Some(((group, block), d.blocks[group].clone().unwrap())),
-                        Filling::State { .. } => None,
+                        RestoreTarget::Block { group, block, .. } => {
+                            Some(((group, block), d.blocks[group].clone().unwrap()))
+                        }
+                        RestoreTarget::State { .. } => None,
                     })
                     .collect();
                 let state = filled.iter().find_map(|(f, d)| match *f {
-                    Filling::State { row, .. } => Some((row, d.state.clone().unwrap())),
-                    Filling::Block { .. } => None,
+                    RestoreTarget::State { row, .. } => Some((row, d.state.clone().unwrap())),
+                    RestoreTarget::Block { .. } => None,
                 });
                 // What goes for it is copied out before it is overwritten.
                 self.memory.carry_out(&mut self.cache);
@@ -341,7 +345,7 @@ impl Lives {
     fn live(&mut self, salt: &[u8], tokens: &[u32], marks: &[usize]) -> (usize, usize) {
         let root = self.cache.root(salt);
         let mut held = self.cache.hold();
-        let found = self.cache.adopt(&mut held, root, tokens, tokens.len() - 1);
+        let found = self.cache.reuse_prefix(&mut held, root, tokens, tokens.len() - 1);
         for to in marks.iter().copied().filter(|m| *m > found.tokens).chain([tokens.len()]) {
             self.cache.grow(&mut held, to).unwrap();
             self.cache.publish(&mut held, root, tokens, to);
@@ -400,7 +404,7 @@ fn leaves_that_were_not_used_for_longest_go_first() {
     let root = lives.cache.root(b"");
     let mut known = |tokens: &[u32]| {
         let mut held = lives.cache.hold();
-        let found = lives.cache.adopt(&mut held, root, tokens, tokens.len());
+        let found = lives.cache.reuse_prefix(&mut held, root, tokens, tokens.len());
         lives.cache.release(&mut held);
         found.known
     };

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use sluice_backend::Backend;
-use sluice_cuda::{Cuda, Host, Several};
+use sluice_cuda::{Cuda, Host, Pipeline};
 use sluice_engine::Options;
 
 use crate::terminal;
@@ -82,7 +82,7 @@ impl DeviceArg {
         match self {
             DeviceArg::Auto | DeviceArg::Cpu => sluice_engine::cpu(options),
             DeviceArg::Cuda(numbers) if numbers.len() > 1 => {
-                let several = Several::new(numbers, options.activations, options.threads)
+                let several = Pipeline::new(numbers, options.activations, options.threads)
                     .with_context(|| format!("--device {self}"))?;
                 Ok(Box::new(several.beside(host)))
             }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum, value_parser};
 use sluice_backend::default_threads;
 use sluice_engine::{
-    Activations, AttentionMode, ExpertOptions, KvType, LoadMode, LoadOptions, Lookahead, Numa, Options, Pins,
+    Activations, AttentionMode, ExpertOptions, HotExperts, KvType, LoadMode, LoadOptions, Lookahead, Numa, Options,
     Placement, Policy,
 };
 use sluice_store::{MAX_SETTINGS, read_small};
@@ -154,7 +154,7 @@ fn policy_arg(name: &str) -> Result<Policy, String> {
 /// The experts of a file of `eval routing --pin-out`, the hottest first.
 fn read_pins(path: &Path) -> Result<Vec<(usize, usize)>> {
     let name = || path.display().to_string();
-    let pins = Pins::parse(&read_small(path, MAX_SETTINGS)?).with_context(name)?;
+    let pins = HotExperts::parse(&read_small(path, MAX_SETTINGS)?).with_context(name)?;
     Ok(pins.hottest.into_iter().map(|(layer, expert, _)| (layer, expert)).collect())
 }
 

@@ -10,7 +10,7 @@ use sluice_model::Config;
 use sluice_server::Facts;
 use sluice_store::Checkpoint;
 
-use crate::inspect::anatomy::Anatomy;
+use crate::inspect::breakdown::Anatomy;
 
 pub fn of(folder: &Path, config: &Config) -> Facts {
     let mut facts = Facts { architecture: config.model_type().unwrap_or("unknown").to_owned(), ..Facts::default() };

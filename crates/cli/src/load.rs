@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
 use sluice_backend::{Activations, Cpu, Isa};
-use sluice_engine::text::{ChatTemplate, TextSide, Tokenizer};
+use sluice_engine::text::{ChatTemplate, ModelText, Tokenizer};
 use sluice_engine::{Checkpoint, Config, Engine, Loading, Options, Placement, refused_by_device};
 
 use crate::device::DeviceArg;
@@ -17,7 +17,7 @@ use crate::{folders, machine, prompt_cache_args, terminal, units};
 /// A model that is ready.
 pub struct Loaded {
     pub engine: Engine,
-    pub text: TextSide,
+    pub text: ModelText,
     pub weights_time: Duration,
     pub text_time: Duration,
 }
@@ -127,8 +127,8 @@ pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     Tokenizer::load(folder, folders::tokenizer_cache().as_deref()).map_err(|e| naming(folder, e))
 }
 
-fn text(folder: &Path) -> Result<TextSide> {
-    let text = TextSide::load(folder, folders::tokenizer_cache().as_deref()).map_err(|e| naming(folder, e))?;
+fn text(folder: &Path) -> Result<ModelText> {
+    let text = ModelText::load(folder, folders::tokenizer_cache().as_deref()).map_err(|e| naming(folder, e))?;
     if let Some(note) = text.template.as_ref().and_then(ChatTemplate::note) {
         terminal::note(note);
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sluice_engine::Held;
+use sluice_engine::AdmittedMemory;
 
 /// A line of `/proc/self/status`: `VmHWM` (peak resident set), `RssAnon`, `RssFile`.
 pub fn own_memory(line: &str) -> Option<u64> {
@@ -27,7 +27,7 @@ pub fn room() -> Option<u64> {
 
 /// What this process and its control group hold just now. Of the program's own file and its libraries all counts, whether it is in memory yet or not: how much
 /// the kernel maps around a page that is touched depends on how the file lies in its cache, and differs by many megabytes between two starts.
-pub fn held() -> Held {
+pub fn held() -> AdmittedMemory {
     // What was freed on the way (a tokenizer is read by building it) is not held, and differs from start to start.
     sluice_store::return_freed();
     // Counters of `status` lag by what each processor has not added yet; a sum over all maps does not.
@@ -36,7 +36,7 @@ pub fn held() -> Held {
     let code = fs::read_to_string("/proc/self/maps").map_or(0, |maps| code_bytes(&maps));
     // What lies in it for GPUs is read where there is one, once, when little else is in memory.
     let code = code.saturating_sub(sluice_cuda::embedded_bytes());
-    Held { program: anonymous + code, group: cgroup().map(|l| (l.limit, l.limit.saturating_sub(l.left))) }
+    AdmittedMemory { program: anonymous + code, group: cgroup().map(|l| (l.limit, l.limit.saturating_sub(l.left))) }
 }
 
 /// Bytes of the files in `/proc/self/maps` that are mapped to be run, all their maps together.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use serde_json::{Map, Value};
-use sluice_engine::text::{ChatTemplate, Dialogue, Message, Prompt, TextSide, Tokenizer};
+use sluice_engine::text::{ChatTemplate, Dialogue, Message, ModelText, Prompt, Tokenizer};
 
 use crate::{hub, terminal};
 
@@ -36,7 +36,7 @@ fn template_arg(text: &str) -> Result<(String, Value)> {
 
 impl PromptArgs {
     /// Whether messages go through a template: not with `--raw`, nor where the checkpoint has none, which is said.
-    pub fn has_template(&self, text: &TextSide) -> bool {
+    pub fn has_template(&self, text: &ModelText) -> bool {
         if text.template.is_none() && !self.raw {
             terminal::note("this model has no chat template: the text goes in as it is");
         }
@@ -45,7 +45,7 @@ impl PromptArgs {
 
     /// The prompt for `messages`, up to where the answer begins, and where conversations that begin like it may part. What messages say is text, except
     /// with `--raw`.
-    pub fn rendering<'a>(&'a self, text: &'a TextSide, messages: &[Message]) -> Rendering<'a> {
+    pub fn rendering<'a>(&'a self, text: &'a ModelText, messages: &[Message]) -> Rendering<'a> {
         let template = text.template.as_ref().filter(|_| !self.raw);
         let messages = messages.iter().map(Message::to_json).collect();
         let extra = self.template_args.iter().cloned().collect();
@@ -84,7 +84,7 @@ impl Rendering<'_> {
 
     /// As [`Dialogue::partings`].
     pub fn partings(&self, tokens: &[u32]) -> Vec<usize> {
-        self.dialogue().partings(tokens)
+        self.dialogue().snapshot_points(tokens)
     }
 }
 

@@ -186,7 +186,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         args.access.check(&settings.access, &bound, &args.host)?;
         let address = bound.address()?;
         terminal::say(&format!("{}: listening on {address}", names.join(", ")));
-        let said = |ready: &sluice_server::Ready| {
+        let said = |ready: &sluice_server::LoadedModel| {
             terminal::say(&format!("{}: ready, {} tokens of context", ready.name, ready.context));
         };
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);

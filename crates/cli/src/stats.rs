@@ -129,7 +129,7 @@ fn prompt_cache_json(engine: &Engine) -> Option<Value> {
         "dropped": s.dropped,
         "read_bytes": s.read_bytes,
         "wrong": s.wrong,
-        "too_dear": s.too_dear,
+        "too_dear": s.skipped_slow,
         "summing": s.summing.map(|(summed, all)| json!({"summed_bytes": summed, "bytes": all})),
         "broken": s.broken,
     }))

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use sluice_kernels::Isa;
-use sluice_kernels::form::Float;
+use sluice_kernels::format::Float;
 use sluice_kernels::quantize::{Rounding, quantize};
 use sluice_store::{Checkpoint, Dtype};
 use support::packing::*;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::json;
 use sluice_kernels::Isa;
-use sluice_kernels::form::Float;
+use sluice_kernels::format::Float;
 use sluice_kernels::quantize::{Rounding, quantize};
 use sluice_store::Checkpoint;
 use support::packing::*;

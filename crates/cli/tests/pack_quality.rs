@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 use sluice_kernels::Isa;
 use sluice_kernels::affine::unpack;
-use sluice_kernels::form::Float;
+use sluice_kernels::format::Float;
 use sluice_kernels::quantize::{Rounding, quantize};
 use support::packing::*;
 use support::*;

@@ -7,7 +7,8 @@ use std::ops::Range;
 use crate::Setup;
 use fastrand::Rng;
 use sluice_backend::{
-    Activations, Backend, Capacity, WeightFormat, Linear, MemoryClass, Norm, Outcome, SequenceInput, StepInputs, Tensor, Wanted,
+    Activations, Backend, Capacity, Linear, MemoryClass, Norm, Outcome, SequenceInput, StepInputs, Tensor, Wanted,
+    WeightFormat,
 };
 
 /// What a case saw of a backend, in order.

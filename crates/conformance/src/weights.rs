@@ -1,7 +1,7 @@
 //! Random weight matrices of every form, in bytes as a checkpoint has them: at any alignment, with any tail.
 
 use half::{bf16, f16};
-use sluice_backend::{Float, WeightFormat, MatrixId, MatrixSource};
+use sluice_backend::{Float, MatrixId, MatrixSource, WeightFormat};
 use sluice_store::Bytes;
 
 use crate::Case;
@@ -62,7 +62,7 @@ impl Case {
     /// Makes weights known that lie in memory, at any alignment.
     pub fn register(&mut self, parts: &Parts) -> MatrixId {
         let Parts { form, rows, cols, ref bytes } = *parts;
-        let arrays = form.parts(cols).expect("a form that there is").len();
+        let arrays = form.planes(cols).expect("a form that there is").len();
         let shifted = |i: usize| {
             let offset = self.random.usize(..8);
             let mut shifted = vec![0xa5; offset];

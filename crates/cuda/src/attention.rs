@@ -9,9 +9,9 @@ use sluice_backend::{Activations, AttentionLayer, AttentionMode, KvLayout, KvTyp
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
 use crate::kernels::{Kernel, STATIC_SHARED};
+use crate::matmul::{GROUP, MOST_BY_ROWS};
 use crate::memory::{Memory, Reserved, Scratch, bytes_of};
 use crate::parameters::{self as p, number};
-use crate::products::{GROUP, MOST_BY_ROWS};
 use crate::weights::Needs;
 
 /// Cosines and then sines of each position's angles, `[positions, 2 * frequencies]`: addresses for all positions, of which those are filled that steps came to.
@@ -156,14 +156,14 @@ const INTEGER_THREADS: u32 = 128;
 pub const MOST_SINGLE: usize = 12;
 
 #[derive(Default)]
-pub struct Work {
+pub struct AttentionWork {
     /// What partitions leave: `[tokens, heads, partitions]` of [`part_bytes`].
     parts: Scratch,
     /// How many of them are through, of each tile of heads of a token; zero between kernels.
     counters: Option<Memory>,
 }
 
-impl Work {
+impl AttentionWork {
     pub fn bytes(&self) -> usize {
         self.parts.bytes() + self.counters.as_ref().map_or(0, |m| m.bytes)
     }

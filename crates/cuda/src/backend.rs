@@ -6,29 +6,29 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result, ensure};
 use sluice_backend::{
-    Activations, AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, DeviceMemory, Drawing, ExpertOptions,
-    Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe,
-    MoeId, Norm, Outcome, Phase, Pool as Threads, Profile, Projection, RotaryFrequencies, RotaryId, Routing,
+    Activations, AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, DeviceMemory, DeviceSampling,
+    ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse,
+    Mlp, Moe, MoeId, Norm, Outcome, Phase, Pool as Threads, Profile, Projection, RotaryFrequencies, RotaryId, Routing,
     StepInputs, StepScratch, Streamed, Tensor,
 };
 use sluice_store::{Bytes, Loading};
 
 use crate::attention::{self, RotaryTable};
 use crate::driver::Gpu;
+use crate::host_split::{Computes, Host};
 use crate::kernels::Kernel;
 use crate::loading;
+use crate::matmul::{Encoded, Input, Product, Source, encode, multiply, multiply_rows};
 use crate::memory::{Memory, Pinned, Reserved, Scratch, bytes_of, bytes_of_mut};
 use crate::mixture::{Mixtures, operands};
 use crate::parameters::{self as p, number};
-use crate::products::{Encoded, Input, Product, Source, encode, multiply, multiply_rows};
-use crate::sharing::{Computes, Host};
-use crate::sizing::Sizing;
+use crate::sizing::ScratchPlanner;
 use crate::step::Step;
 use crate::streaming::{RESERVE, Streaming, least_bytes};
 use crate::streams::Locked;
 use crate::timing::Timing;
 use crate::weights::{Needs, Weight, Weights};
-use crate::{delta_net, drawing};
+use crate::{delta_net, sampling};
 
 #[cfg(feature = "tuning")]
 thread_local! {
@@ -62,8 +62,8 @@ pub struct Cuda {
     pub(crate) inputs: StepInputs,
     pub(crate) step: Step,
     pub(crate) mixtures: Mixtures,
-    pub(crate) delta: delta_net::Work,
-    pub(crate) attention: attention::Work,
+    pub(crate) delta: delta_net::DeltaWork,
+    pub(crate) attention: attention::AttentionWork,
     pub(crate) encoded: Encoded,
     hidden: Encoded,
     gates: Scratch,
@@ -73,7 +73,7 @@ pub struct Cuda {
     host_logits: Pinned,
     copied: bool,
     pub(crate) left: Logits,
-    pub(crate) drawing: drawing::Work,
+    pub(crate) drawing: sampling::SamplingWork,
     /// Who computes experts that the device does not have, where it does.
     pub(crate) host: Option<Host>,
     pub(crate) computes: Option<Computes>,
@@ -119,8 +119,8 @@ impl Cuda {
             inputs: StepInputs::new(&[], Capacity { tokens: 0, sequences: 0, blocks: 0 }),
             step: Step::default(),
             mixtures: Mixtures::default(),
-            delta: delta_net::Work::default(),
-            attention: attention::Work::default(),
+            delta: delta_net::DeltaWork::default(),
+            attention: attention::AttentionWork::default(),
             encoded: Encoded::default(),
             hidden: Encoded::default(),
             gates: Scratch::default(),
@@ -129,7 +129,7 @@ impl Cuda {
             host_logits: Pinned::default(),
             copied: false,
             left: Logits::default(),
-            drawing: drawing::Work::default(),
+            drawing: sampling::SamplingWork::default(),
             host: None,
             computes: None,
             threads: None,
@@ -356,7 +356,7 @@ impl Backend for Cuda {
         step: &mut dyn FnMut(&mut dyn Backend),
     ) -> StepScratch {
         let moes = self.mixtures.registered().collect();
-        let mut sizing = Sizing::new(self.mode, (&self.weights.all, moes), layouts, inputs);
+        let mut sizing = ScratchPlanner::new(self.mode, (&self.weights.all, moes), layouts, inputs);
         step(&mut sizing);
         let angles: Vec<usize> = self.rotary.iter().map(|table| 8 * table.half()).collect();
         sizing.scratch(&angles)
@@ -648,7 +648,7 @@ impl Backend for Cuda {
         self.threads = threads;
     }
 
-    fn drawing(&mut self) -> Option<&mut dyn Drawing> {
+    fn drawing(&mut self) -> Option<&mut dyn DeviceSampling> {
         Some(self)
     }
 

@@ -70,7 +70,7 @@ impl Region {
 
 /// Where a buffer is up to date.
 #[derive(Clone, Copy, Debug)]
-pub struct Held {
+pub struct CoherentRange {
     /// Devices that have everything, but for what is newer elsewhere.
     all: Devices,
     /// What is newer, and where: on none of those.
@@ -81,10 +81,10 @@ fn bit(device: usize) -> Devices {
     1 << device
 }
 
-impl Held {
+impl CoherentRange {
     /// The same on `count` devices.
-    pub fn everywhere(count: usize) -> Held {
-        Held { all: if count >= 64 { Devices::MAX } else { bit(count) - 1 }, newer: None }
+    pub fn everywhere(count: usize) -> CoherentRange {
+        CoherentRange { all: if count >= 64 { Devices::MAX } else { bit(count) - 1 }, newer: None }
     }
 
     fn has_all(&self, device: usize) -> bool {
@@ -156,7 +156,7 @@ impl Held {
         for to in (0..count).filter(|to| !self.has_all(*to)) {
             transfers.push(Transfer { from, to, what: What::Whole });
         }
-        *self = Held::everywhere(count);
+        *self = CoherentRange::everywhere(count);
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(4);
         for devices in [1, 2, 3] {
             for _ in 0..400 {
-                let mut held = Held::everywhere(devices);
+                let mut held = CoherentRange::everywhere(devices);
                 let mut on = vec![vec![0u32; SIZE]; devices];
                 let mut truth = vec![0u32; SIZE];
                 for time in 1..60 {

@@ -6,19 +6,19 @@ use sluice_backend::{DeltaLayer, DeltaShape};
 use crate::backend::Cuda;
 use crate::driver::Gpu;
 use crate::kernels::Kernel;
+use crate::matmul::MOST_BLOCKS;
 use crate::memory::Scratch;
 use crate::parameters::{self as p, number};
-use crate::products::MOST_BLOCKS;
 
 /// What the kernels leave for one another.
 #[derive(Default)]
-pub struct Work {
+pub struct DeltaWork {
     mixed: Scratch,
     decays: Scratch,
     beta: Scratch,
 }
 
-impl Work {
+impl DeltaWork {
     pub fn bytes(&self) -> usize {
         self.mixed.bytes() + self.decays.bytes() + self.beta.bytes()
     }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::{DriverError, sys};
 
 use crate::graphs::{Graphs, HeldBack, Launch, MOST_HELD};
-use crate::kernels::{Kernel, Kernels, Way, chosen};
+use crate::kernels::{Kernel, Kernels, Variant, chosen};
 use crate::parameters::Parameters;
 use crate::quiet::{Asked, Quiet, Retired};
 use crate::streams::Point;
@@ -186,7 +186,8 @@ impl Device {
         }
         CURRENT.set(context);
         let kernels = Kernels::load(capability, shared).context("its driver does not take the kernels")?;
-        let [rows, one, last, tiles, prompts] = [Way::Rows, Way::One, Way::Last, Way::Tiles, Way::Prompts].map(chosen);
+        let [rows, one, last, tiles, prompts] =
+            [Variant::Rows, Variant::One, Variant::Last, Variant::Tiles, Variant::Prompts].map(chosen);
         // Products of sixteen rows came with compute capability 8.0.
         let tiles = tiles && capability >= 80;
         Ok(Device {
@@ -203,10 +204,10 @@ impl Device {
             last,
             tiles,
             prompts,
-            few: chosen(Way::Few),
-            thin: chosen(Way::Thin),
-            slabs: chosen(Way::Slabs),
-            joined: chosen(Way::Joined),
+            few: chosen(Variant::Few),
+            thin: chosen(Variant::Thin),
+            slabs: chosen(Variant::Slabs),
+            joined: chosen(Variant::Joined),
         })
     }
 

@@ -292,7 +292,7 @@ fn cubin(capability: i32) -> Result<Option<Vec<u8>>> {
 
 /// Ways to compute the same, quicker than what is there for all shapes. One becomes the default when a device was seen to give equal bits with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Variant {
     /// Kernels begin before the one before them has ended.
     Overlap,
     /// Several products and what comes before and after them in one kernel.
@@ -316,7 +316,7 @@ pub enum Way {
 }
 
 /// Whether this way is taken: all are, but where `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds for trying.
-pub fn chosen(way: Way) -> bool {
+pub fn chosen(way: Variant) -> bool {
     match std::env::var("SLUICE_CUDA_WAYS").ok().filter(|_| cfg!(feature = "tuning")) {
         Some(ways) => ways.split(',').any(|w| w == format!("{way:?}")),
         None => true,
@@ -411,7 +411,7 @@ impl Kernels {
             functions,
             #[cfg(feature = "tuning")]
             module: tried.unwrap_or(embedded),
-            overlap: capability >= 90 && chosen(Way::Overlap),
+            overlap: capability >= 90 && chosen(Variant::Overlap),
         })
     }
 

@@ -98,11 +98,11 @@ pub fn begin(loading: &Loading, all: Vec<Arrivals>) -> Result<LoadProgress> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use sluice_backend::{Activations, Backend, Float, WeightFormat, MatrixSource};
+    use sluice_backend::{Activations, Backend, Float, MatrixSource, WeightFormat};
     use sluice_store::load::{self, LoadOptions};
     use sluice_store::{Dtype, LoadMode, TensorPlan, Writer};
 
-    use crate::Several;
+    use crate::Pipeline;
     use crate::backend::Cuda;
     use crate::memory::bytes_of;
 
@@ -154,7 +154,7 @@ mod tests {
         for mode in [LoadMode::Mmap, LoadMode::Pread, LoadMode::Direct] {
             let options = LoadOptions { mode, ..LoadOptions::default() };
             let (checkpoint, loading) = load::open(folder.path(), &options).unwrap();
-            let mut several = Several::new(&[number, number], Activations::Int8, 1).unwrap();
+            let mut several = Pipeline::new(&[number, number], Activations::Int8, 1).unwrap();
             for tensor in checkpoint.tensors() {
                 let (rows, parts) = (tensor.shape[0], vec![tensor.bytes.clone()]);
                 several.matrix(MatrixSource { form: WeightFormat::Float(Float::F32), rows, cols: 64, parts }).unwrap();

@@ -10,13 +10,13 @@ use sluice_backend::{
 use self::choosing::{Choice, group_pairs};
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
-use crate::few::{Few, Output, multiply_few};
 use crate::graphs::HeldBack;
+use crate::grouped_gemm::{Few, Output, multiply_few};
 use crate::kernels::Kernel;
+use crate::matmul::{Encoded, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows};
 use crate::memory::{Memory, Pinned, Scratch};
 use crate::mixture_one::MixtureOfOne;
 use crate::parameters::{self as p, PROJECTIONS, number};
-use crate::products::{Encoded, Input, MOST_BLOCKS, Product, Source, Table, encode, multiply, multiply_rows};
 use crate::streaming::Streaming;
 use crate::weights::{Kind, Needs, Weights};
 

@@ -6,9 +6,9 @@ use sluice_backend::{Activations, Linear, SharedExpert, Tensor};
 use crate::backend::Cuda;
 use crate::driver::Address;
 use crate::kernels::{Kernel, STATIC_SHARED};
+use crate::mailbox::{MOST_CHOSEN, Question};
 use crate::mixture::{Mixtures, Registered};
 use crate::parameters::{self as p, PROJECTIONS, number};
-use crate::questions::{MOST_CHOSEN, Question};
 use crate::weights::HALVES;
 
 /// Columns of a weight group that these kernels take.

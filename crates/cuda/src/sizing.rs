@@ -8,10 +8,10 @@ use sluice_backend::{
 };
 
 use crate::attention::{MOST_SINGLE, part_bytes};
-use crate::drawing;
+use crate::matmul::GROUP;
 use crate::mixture::operands;
-use crate::products::GROUP;
-use crate::split::{Key, Part, matrices};
+use crate::sampling;
+use crate::split::{Key, MatrixSlice, matrices};
 use crate::weights::{Needs, Weight};
 
 /// Bytes of activations in each encoding.
@@ -40,7 +40,7 @@ fn grow(size: &mut usize, to: usize) {
 }
 
 /// The stand-in.
-pub struct Sizing<'a> {
+pub struct ScratchPlanner<'a> {
     pub mode: Activations,
     pub weights: &'a [Weight],
     pub moes: Vec<&'a Moe>,
@@ -67,17 +67,17 @@ pub struct Sizing<'a> {
     logits: usize,
     per_128_positions: usize,
     /// The operations in their order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<MatrixSlice>,
 }
 
-impl<'a> Sizing<'a> {
+impl<'a> ScratchPlanner<'a> {
     pub fn new(
         mode: Activations,
         (weights, moes): (&'a [Weight], Vec<&'a Moe>),
         layouts: &'a [KvLayout],
         inputs: &StepInputs,
-    ) -> Sizing<'a> {
-        Sizing {
+    ) -> ScratchPlanner<'a> {
+        ScratchPlanner {
             mode,
             weights,
             moes,
@@ -105,7 +105,7 @@ impl<'a> Sizing<'a> {
 
     fn part(&mut self, key: Key, linears: &[&Linear], out: Option<Tensor>) {
         let matrices = linears.iter().map(|linear| linear.matrix.number()).collect();
-        self.parts.push(Part { key, matrices, out: out.map(|t| t.buffer) });
+        self.parts.push(MatrixSlice { key, matrices, out: out.map(|t| t.buffer) });
     }
 
     /// What the step would take; `angles`: bytes of a position in each table of rotary angles.
@@ -133,7 +133,7 @@ impl<'a> Sizing<'a> {
 
 const NOTHING: &str = "a step makes nothing known";
 
-impl Backend for Sizing<'_> {
+impl Backend for ScratchPlanner<'_> {
     fn project(&mut self, x: Tensor, _: Option<Norm>, projections: &[Projection]) {
         let needs = self.needs(projections.iter().map(|p| &p.linear));
         self.encoded.grow(x.rows, x.cols, needs);
@@ -172,7 +172,7 @@ impl Backend for Sizing<'_> {
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         let number = moe.number();
         let moe = self.moes[number];
-        self.parts.push(Part { key: Key::Mixture(number), matrices: matrices(moe), out: Some(residual.buffer) });
+        self.parts.push(MatrixSlice { key: Key::Mixture(number), matrices: matrices(moe), out: Some(residual.buffer) });
         let (k, count, intermediate) = (moe.scoring.k(), moe.experts.count, moe.experts.intermediate());
         let pairs = x.rows * k;
         let (mut first, mut last) = (Needs::F32, Needs::default());
@@ -198,9 +198,9 @@ impl Backend for Sizing<'_> {
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {
-        self.parts.push(Part { key: Key::Logits(head.number()), matrices: vec![head.number()], out: None });
+        self.parts.push(MatrixSlice { key: Key::Logits(head.number()), matrices: vec![head.number()], out: None });
         let weight = &self.weights[head.number()];
-        grow(&mut self.logits, 4 * self.wanted * weight.rows() + drawing::bytes(self.wanted, weight.rows()));
+        grow(&mut self.logits, 4 * self.wanted * weight.rows() + sampling::bytes(self.wanted, weight.rows()));
         self.encoded.grow(self.wanted, x.cols, weight.kind(self.mode).needs());
     }
 
@@ -211,7 +211,7 @@ impl Backend for Sizing<'_> {
     }
     fn embed(&mut self, table: MatrixId, out: Tensor) {
         let matrices = vec![table.number()];
-        self.parts.push(Part { key: Key::Embed(table.number()), matrices, out: Some(out.buffer) });
+        self.parts.push(MatrixSlice { key: Key::Embed(table.number()), matrices, out: Some(out.buffer) });
     }
     fn alloc(&mut self, _: MemoryClass, _: usize, _: usize) -> anyhow::Result<Tensor> {
         unreachable!("{NOTHING}")

@@ -29,7 +29,7 @@ impl Key {
 }
 
 /// An operation of a step.
-pub struct Part {
+pub struct MatrixSlice {
     pub key: Key,
     pub matrices: Vec<usize>,
     /// What it adds to or overwrites, where that may be the residual stream.
@@ -61,10 +61,10 @@ pub struct Split {
 impl Split {
     /// Deals the parts of a step to `count` devices, which together have `free` bytes: so that the bytes of weights, and of as many keys and values as there
     /// is room for beside them, are about the same on all.
-    pub fn new(parts: &[Part], weights: &[Weight], layouts: &[KvLayout], (count, free): (usize, u64)) -> Split {
+    pub fn new(parts: &[MatrixSlice], weights: &[Weight], layouts: &[KvLayout], (count, free): (usize, u64)) -> Split {
         // 1. What each part takes
-        let of = |part: &Part| part.matrices.iter().map(|m| Weights::padded(&weights[*m]) as u64).sum::<u64>();
-        let cached = |part: &Part| match part.key {
+        let of = |part: &MatrixSlice| part.matrices.iter().map(|m| Weights::padded(&weights[*m]) as u64).sum::<u64>();
+        let cached = |part: &MatrixSlice| match part.key {
             Key::Attention(group, _) => layouts[group].layer_bytes() as u64,
             _ => 0,
         };

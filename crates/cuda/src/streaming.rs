@@ -19,13 +19,13 @@ use sluice_store::experts::simulate::RISES;
 use sluice_store::experts::{Borrowed, ExpertStats, ExpertStore, FetchId, Next, SlotClass};
 use sluice_store::{Bytes, Memory as _};
 
-use self::buffers::{Class, Falling, Passing};
+use self::buffers::{Class, Demoting, Transient};
 use crate::driver::{Address, Gpu};
+use crate::expert_pool::{self, Division, EXPERT_ARRAYS, Rooms};
+use crate::host_split::{Aside, Computes, Host, MOST_PAIRS, Sharing};
+use crate::mailbox::Questions;
 use crate::memory::Memory;
 use crate::mixture::{Operand, operands};
-use crate::questions::Questions;
-use crate::rooms::{self, Division, EXPERT_ARRAYS, Rooms};
-use crate::sharing::{Aside, Computes, Host, MOST_PAIRS, Sharing};
 use crate::streams::{Copies, Locked, Point};
 use crate::tables::{Tables, bytes_of_layer};
 use crate::weights::Weights;
@@ -73,7 +73,7 @@ struct Present {
     /// Positions that are not released, and what was borrowed to be copied ahead.
     held: Vec<usize>,
     borrowed: Vec<Borrowed>,
-    passing: Vec<Passing>,
+    passing: Vec<Transient>,
     /// What the host computes: positions, experts with their tokens, rows of x and the pairs that they are of.
     aside: Aside,
 }
@@ -119,10 +119,10 @@ pub struct Streaming {
     uploaded: Point,
     present: Option<Present>,
     /// Copied before their layer has asked.
-    ahead: Vec<(Passing, Borrowed)>,
-    falling: Vec<Falling>,
+    ahead: Vec<(Transient, Borrowed)>,
+    falling: Vec<Demoting>,
     /// Experts that have fallen, or passed, with their layers, and are still where the device may look for them.
-    parting: Vec<(usize, Passing)>,
+    parting: Vec<(usize, Transient)>,
     /// The device has asked for nothing since it was idle: it may be told what has changed.
     is_idle: bool,
     /// Points that nobody uses.
@@ -153,7 +153,7 @@ pub fn least_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe
         experts: experts.count,
         widest: experts.count,
     };
-    let layer = |moe: &Moe| rooms::divide(&[class(&moe.experts)], 0).iter().map(Division::bytes).sum();
+    let layer = |moe: &Moe| expert_pool::divide(&[class(&moe.experts)], 0).iter().map(Division::bytes).sum();
     // Sizes that are not alike have buffers of their own.
     let mut layers: Vec<u64> = mixtures.map(layer).collect();
     layers.sort_unstable_by(|a, b| b.cmp(a));
@@ -178,7 +178,7 @@ impl Streaming {
         // 1. The host's side of it
         let left = || gpu.device.memory().map_or(0, |(free, _)| (free as u64).saturating_sub(RESERVE));
         let budget = options.device_budget.unwrap_or_else(left).saturating_sub(bytes_of_tables(mixtures.clone()));
-        let faster = |classes: &[SlotClass]| rooms::divide(classes, budget).iter().map(|d| d.slots).collect();
+        let faster = |classes: &[SlotClass]| expert_pool::divide(classes, budget).iter().map(|d| d.slots).collect();
         let is_locked = Cell::new(true);
         let mut lend = |bytes: usize| -> std::io::Result<Box<dyn sluice_store::Memory>> {
             let memory = Locked::new(&gpu.device, bytes)?;
@@ -199,7 +199,8 @@ impl Streaming {
             let memory = Memory::zeroed(gpu, division.bytes() as usize, "experts")?;
             Ok(Class { memory, division, rooms: Rooms::new(&division), lingering: Vec::new() })
         };
-        let classes = rooms::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
+        let classes =
+            expert_pool::divide(&store.slot_classes(), budget).into_iter().map(class).collect::<Result<_>>()?;
         let layer = |moe: &Moe| Layer { experts: moe.experts.clone(), seen: None, complete: false };
         let for_host = mixtures.clone().map(|moe| moe.experts.hidden()).max().filter(|_| sharing.is_some());
         // While the device waits for the host, the driver must not have to load anything.
@@ -274,10 +275,10 @@ impl Streaming {
             self.up.wait()?;
             for (passing, of) in ahead.extract_if(.., |(_, of)| of.layer != layer) {
                 self.give_back(of.layer, passing.buffer);
-                self.store.give_back(of);
+                self.store.unpin(of);
             }
         }
-        let mut passing: Vec<Passing> = ahead.iter().map(|(passing, _)| *passing).collect();
+        let mut passing: Vec<Transient> = ahead.iter().map(|(passing, _)| *passing).collect();
         passing.extend(self.found(layer, &wanted));
         self.part();
         if chosen.len() > MOST_PAIRS {
@@ -309,7 +310,7 @@ impl Streaming {
                     // Slots may be what is missing.
                     self.up.wait()?;
                     held.drain(..).for_each(|i| self.store.release(fetch, i));
-                    ahead.drain(..).for_each(|(_, of)| self.store.give_back(of));
+                    ahead.drain(..).for_each(|(_, of)| self.store.unpin(of));
                     self.store.next(fetch, true)
                 }
                 next => next,
@@ -362,12 +363,12 @@ impl Streaming {
         weights: &Weights,
         layer: usize,
         wanted: &[u32],
-        passing: &mut Vec<Passing>,
-    ) -> Result<Vec<(Passing, Borrowed)>> {
+        passing: &mut Vec<Transient>,
+    ) -> Result<Vec<(Transient, Borrowed)>> {
         let is_absent =
             |e: &u32| !self.store.is_there_fast(layer, *e as usize) && passing.iter().all(|p| p.expert != *e);
         let absent: Vec<u32> = wanted.iter().copied().filter(is_absent).collect();
-        let mut here: Vec<Borrowed> = absent.iter().filter_map(|e| self.store.borrow(layer, *e as usize)).collect();
+        let mut here: Vec<Borrowed> = absent.iter().filter_map(|e| self.store.pin(layer, *e as usize)).collect();
         // Where something is read that takes longest, and the host has nothing to win.
         if here.len() == absent.len() && !here.is_empty() {
             let worth = |of: &Borrowed| self.store.worth(layer, of.expert);
@@ -375,7 +376,7 @@ impl Streaming {
             let bytes = self.lie(layer, here[0].expert).bytes();
             let share = self.sharing.as_ref().map_or(0, |s| s.share(here.len(), bytes));
             for of in here.split_off(here.len() - share) {
-                self.store.give_back(of);
+                self.store.unpin(of);
             }
         }
         let mut copied = Vec::with_capacity(here.len());
@@ -387,7 +388,7 @@ impl Streaming {
                 unsafe { self.up.write(self.buffer(layer, buffer) + *to as u64, bytes)? };
             }
             self.know(weights, layer, of.expert, buffer, &lie);
-            let own = Passing { expert: of.expert as u32, buffer };
+            let own = Transient { expert: of.expert as u32, buffer };
             passing.push(own);
             copied.push((own, of));
         }
@@ -395,7 +396,13 @@ impl Streaming {
     }
 
     /// Begins to copy an expert that is handed over.
-    fn copy(&mut self, weights: &Weights, layer: usize, fetch: FetchId, (i, expert): (usize, u32)) -> Result<Passing> {
+    fn copy(
+        &mut self,
+        weights: &Weights,
+        layer: usize,
+        fetch: FetchId,
+        (i, expert): (usize, u32),
+    ) -> Result<Transient> {
         let buffer = self.take_buffer(layer)?;
         let lie = self.lie(layer, expert as usize);
         for (from, to) in &lie.runs {
@@ -404,7 +411,7 @@ impl Streaming {
             unsafe { self.up.write(self.buffer(layer, buffer) + *to as u64, bytes)? };
         }
         self.know(weights, layer, expert as usize, buffer, &lie);
-        Ok(Passing { expert, buffer })
+        Ok(Transient { expert, buffer })
     }
 
     /// Computes the host's part of a layer of many tokens, whose outputs are at `outputs`, `[pairs, width]`: the device has enqueued what it makes of the same pairs.
@@ -448,7 +455,7 @@ impl Streaming {
             if self.ahead.len() >= most {
                 continue;
             }
-            let Some(of) = self.store.borrow(next, expert) else { continue };
+            let Some(of) = self.store.pin(next, expert) else { continue };
             let (buffer, lie) = (self.take_buffer(next)?, self.lie(next, expert));
             for (from, to) in &lie.runs {
                 let bytes = self.store.borrowed(&of, from.clone());
@@ -457,7 +464,7 @@ impl Streaming {
             }
             self.know(weights, next, expert, buffer, &lie);
             self.stats.uploaded_ahead += 1;
-            self.ahead.push((Passing { expert: expert as u32, buffer }, of));
+            self.ahead.push((Transient { expert: expert as u32, buffer }, of));
         }
         if self.reads_ahead && !absent.is_empty() {
             absent.truncate((self.store.slots().0 / 4).min(AHEAD_FROM_DISK));
@@ -481,7 +488,7 @@ impl Streaming {
             return Ok(());
         };
         held.into_iter().for_each(|i| self.store.release(fetch, i));
-        borrowed.into_iter().for_each(|of| self.store.give_back(of));
+        borrowed.into_iter().for_each(|of| self.store.unpin(of));
         let class = self.store.class(layer);
         let has_room = !goes_on || self.classes[class].room() > 0;
         // What the host has computed is in no buffer: one of it may rise, which is copied while the device goes on. Else what is wanted most might never come there.
@@ -516,7 +523,7 @@ impl Streaming {
                     }
                     let done = self.points.pop().map_or_else(|| Point::new(gpu), Ok)?;
                     done.mark(&self.down)?;
-                    self.falling.push(Falling { moved, buffer: old, done });
+                    self.falling.push(Demoting { moved, buffer: old, done });
                 }
             }
         }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use sluice_backend::{Activations, Float, WeightFormat, MatrixSource};
+use sluice_backend::{Activations, Float, MatrixSource, WeightFormat};
 use sluice_store::Bytes;
 use sluice_store::load::LoadProgress;
 
@@ -61,7 +61,9 @@ impl Kind {
             (WeightFormat::Affine { .. }, Activations::F32) => 3,
             (WeightFormat::Float(Float::Bf16), _) => 4,
             (WeightFormat::Affine { .. }, Activations::Bf16) => 5,
-            (WeightFormat::Affine { bits, .. }, Activations::Int8) => 6 + if bits == 8 { 5 } else { u32::from(bits) - 2 },
+            (WeightFormat::Affine { bits, .. }, Activations::Int8) => {
+                6 + if bits == 8 { 5 } else { u32::from(bits) - 2 }
+            }
         })
     }
 
@@ -311,7 +313,7 @@ impl Weight {
     pub fn new(source: MatrixSource) -> Result<Weight> {
         let (rows, cols) = (source.rows, source.cols);
         ensure!(rows > 0 && cols > 0, "an empty matrix");
-        let parts = source.form.parts(cols)?;
+        let parts = source.form.planes(cols)?;
         let (got, wanted) = (source.parts.len(), parts.len());
         ensure!(got == wanted, "{got} arrays, where its form has {wanted}");
         let mut row_bytes = [0; ARRAYS];

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use sluice_backend::Isa;
 use sluice_conformance::{Candidate, Setup};
-use sluice_cuda::{Cuda, Host, Several};
+use sluice_cuda::{Cuda, Host, Pipeline};
 
 /// The device that tests are about.
 fn device() -> Option<u32> {
@@ -44,7 +44,7 @@ fn two() -> Vec<Candidate> {
     let Some(device) = device() else { return vec![] };
     let other = sluice_cuda::count().map_or(device, |count| (device + 1) % count);
     let make = move |setup: &Setup| -> anyhow::Result<Box<dyn sluice_backend::Backend>> {
-        Ok(Box::new(Several::new(&[device, other], setup.activations, 2)?))
+        Ok(Box::new(Pipeline::new(&[device, other], setup.activations, 2)?))
     };
     vec![taking_turns(device, Candidate::new(format!("cuda:{device},{other}"), make))]
 }

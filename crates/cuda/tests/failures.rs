@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use sluice_backend::Activations;
-use sluice_cuda::{Cuda, Host, Several};
+use sluice_cuda::{Cuda, Host, Pipeline};
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::{Engine, Event, Finish, Generation, Options, Placement};
 
@@ -170,7 +170,7 @@ impl Way {
             Engine::open_on(&folder(), options, &|o| match self.devices[..] {
                 [one] => Ok(Box::new(Cuda::new(one, o.activations)?.beside(host).holding(held))),
                 _ => {
-                    let several = Several::new(&self.devices, o.activations, o.threads)?;
+                    let several = Pipeline::new(&self.devices, o.activations, o.threads)?;
                     Ok(Box::new(several.beside(host).holding(held)))
                 }
             })

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use sluice_backend::{Activations, KvType};
-use sluice_cuda::{Cuda, Host, Several};
+use sluice_cuda::{Cuda, Host, Pipeline};
 use sluice_engine::sampler::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
@@ -89,7 +89,7 @@ fn on_all(devices: &[u32], folder: &Path, options: Options) -> Engine {
     let opened = match devices {
         [] => Engine::open(folder, options),
         [number] => Engine::open_on(folder, options, &|o| Ok(Box::new(Cuda::new(*number, o.activations)?))),
-        all => Engine::open_on(folder, options, &|o| Ok(Box::new(Several::new(all, o.activations, o.threads)?))),
+        all => Engine::open_on(folder, options, &|o| Ok(Box::new(Pipeline::new(all, o.activations, o.threads)?))),
     };
     opened.unwrap_or_else(|e| panic!("{}: {e:#}", folder.display()))
 }
@@ -314,7 +314,7 @@ fn experts_in_tiers_of_several_devices_change_no_logit() {
                     let (experts, device_memory) = (Placement::Slots, Some(bytes));
                     let options = Options { experts, device_memory, ..options(Activations::Int8, None, chunk) };
                     let host = Host { isa: options.isa, threads: 2, always: bytes.is_multiple_of(2) };
-                    let make = |o: &Options| Several::new(&devices, o.activations, o.threads);
+                    let make = |o: &Options| Pipeline::new(&devices, o.activations, o.threads);
                     Engine::open_on(&folder, options, &|o| Ok(Box::new(make(o)?.beside(host))))
                 };
                 let refused = format!("{:#}", open(1 << 20).err().expect("a megabyte is too little"));

@@ -29,7 +29,7 @@ pub struct Limit {
 
 /// What is held just now, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct AdmittedMemory {
     /// By this process in memory of its own, and all of its program's files.
     pub program: u64,
     /// The limit of its memory control group, and what of it the kernel cannot take back: of files, it can take all.

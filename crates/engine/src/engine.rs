@@ -26,7 +26,7 @@ use crate::prompt_cache::{PromptCache, Restore};
 use crate::runner::Runner;
 use crate::sampler::{History, Logprobs};
 use crate::sampling::{Draw, Drawn, Sampling};
-use crate::scheduler::{Plan, Scheduler, Taker, retire};
+use crate::scheduler::{Plan, ScheduledSequence, Scheduler, retire};
 use crate::sequence::{Event, Finish, Generation, Running, Sequence, SequenceId};
 
 /// The part of the states kept for others that the grid of one prompt may take.
@@ -445,7 +445,7 @@ impl Engine {
         self.events.clear();
         self.events.append(&mut self.pending);
         // 1. Who takes part, with how many tokens; meanwhile others are given what was on disk
-        self.attend(false)?;
+        self.poll_restores(false)?;
         let spill = self.runner.spill.as_mut();
         self.scheduler.plan(&mut self.sequences, &mut self.cache, spill, &mut self.plan);
         for i in 0..self.plan.stuck.len() {
@@ -453,7 +453,7 @@ impl Engine {
             self.finish(i, Finish::ContextFull);
         }
         if self.plan.takers.is_empty() {
-            self.attend(true)?;
+            self.poll_restores(true)?;
             return Ok(&self.events);
         }
         // 2. The model
@@ -627,7 +627,7 @@ impl Engine {
         // 2. Where sequences are now
         self.plan.ends.clear();
         for taker in 0..self.plan.takers.len() {
-            let Taker { sequence, tokens } = self.plan.takers[taker];
+            let ScheduledSequence { sequence, tokens } = self.plan.takers[taker];
             let s = &mut self.sequences[sequence];
             s.computed += tokens;
             s.last_used = self.steps;

@@ -2,12 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod chunk_budget;
 mod constraint;
 mod draw;
 mod engine;
+mod hot_experts;
 mod options;
-mod pace;
-mod pins;
 mod placement;
 mod pooling;
 mod prompt_cache;
@@ -19,11 +19,11 @@ mod sequence;
 mod spill;
 pub mod text;
 
-pub use budget::{Held, refused_by_device};
-pub use constraint::{Called, Constraint, Demand, Form, unknown_formats};
+pub use budget::{AdmittedMemory, refused_by_device};
+pub use constraint::{Called, Constraint, Demand, GrammarFormat, unknown_formats};
 pub use engine::{DeviceUse, Engine, MakeBackend, cpu};
+pub use hot_experts::HotExperts;
 pub use options::{Options, Placement};
-pub use pins::Pins;
 pub use placement::Placed;
 pub use pooling::Pooling;
 pub use prompt_cache::{LoadedSession, PromptCacheOptions, PromptCacheStatus, ReadAhead, Saved, Session, Sessions};

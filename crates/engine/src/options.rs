@@ -6,7 +6,7 @@ use sluice_backend::{
 };
 use sluice_store::LoadOptions;
 
-use crate::budget::Held;
+use crate::budget::AdmittedMemory;
 use crate::prompt_cache::PromptCacheOptions;
 
 /// How an engine is set up.
@@ -57,7 +57,7 @@ pub struct Options {
     /// Bytes of its own memory that a device may take, where one computes. `None`: what is free there, less a reserve.
     pub device_memory: Option<u64>,
     /// Asked once the model is known, for what the process holds by then and what its control group allows. `None`: nothing, and all.
-    pub held: Option<fn() -> Held>,
+    pub held: Option<fn() -> AdmittedMemory>,
     /// Bytes that the caller comes to hold beside, for connections and the like: part of the budget.
     pub beside: u64,
     /// Where the experts of a mixture live; changes no result.

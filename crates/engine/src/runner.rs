@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use sluice_backend::{Backend, Capacity, KvPool, Outcome, SequenceInput, StepInputs, Wanted};
-use sluice_cache::{Chore, Filling, KvCache};
+use sluice_cache::{BlockOp, KvCache, RestoreTarget};
 use sluice_model::Decoder;
 
 use crate::prompt_cache::PromptCache;
@@ -95,13 +95,13 @@ impl Runner {
         let (backend, kv, spill) = (&mut *self.backend, &self.kv, &mut self.spill);
         let mut done = Ok(());
         cache.carry_out(|chore, leaving| match chore {
-            Chore::CopyBlock { group, from, to } => match backend.commit_kv(&kv[group], to as usize + 1) {
+            BlockOp::CopyBlock { group, from, to } => match backend.commit_kv(&kv[group], to as usize + 1) {
                 Ok(()) => backend.copy_blocks(&kv[group], &[(from, to)]),
                 Err(e) => done = Err(e),
             },
-            Chore::CopyState { from, to } => backend.copy_state(from, to),
-            Chore::ZeroState(row) => backend.zero_state(row),
-            Chore::CopyOut(i) => {
+            BlockOp::CopyState { from, to } => backend.copy_state(from, to),
+            BlockOp::ZeroState(row) => backend.zero_state(row),
+            BlockOp::CopyOut(i) => {
                 spill.iter_mut().for_each(|spill| spill.keep(&leaving[i], backend, kv));
                 disk.iter_mut().for_each(|disk| disk.leaves(&leaving[i], backend, kv));
             }
@@ -113,10 +113,10 @@ impl Runner {
     ///
     /// # Errors
     /// Those of [`Runner::settle`].
-    pub fn make_room(&mut self, filling: Filling) -> Result<()> {
+    pub fn make_room(&mut self, filling: RestoreTarget) -> Result<()> {
         match filling {
-            Filling::Block { group, block, .. } => self.backend.commit_kv(&self.kv[group], block as usize + 1),
-            Filling::State { .. } => Ok(()),
+            RestoreTarget::Block { group, block, .. } => self.backend.commit_kv(&self.kv[group], block as usize + 1),
+            RestoreTarget::State { .. } => Ok(()),
         }
     }
 
@@ -124,11 +124,11 @@ impl Runner {
     ///
     /// # Errors
     /// Those of [`Runner::settle`].
-    pub fn fill(&mut self, filling: Filling, bytes: &[u8]) -> Result<()> {
+    pub fn fill(&mut self, filling: RestoreTarget, bytes: &[u8]) -> Result<()> {
         self.make_room(filling)?;
         match filling {
-            Filling::Block { group, block, .. } => self.backend.write_block(&self.kv[group], block, bytes),
-            Filling::State { row, .. } => {
+            RestoreTarget::Block { group, block, .. } => self.backend.write_block(&self.kv[group], block, bytes),
+            RestoreTarget::State { row, .. } => {
                 // What was read lies at a page's beginning.
                 let state: Cow<[f32]> = match bytemuck::try_cast_slice(bytes) {
                     Ok(state) if cfg!(target_endian = "little") => state.into(),

@@ -3,7 +3,7 @@
 
 use std::sync::Mutex;
 
-use sluice_backend::{Backend, DRAWN_TOGETHER, Drawing, Isa, Logits, MOST_RANKS, Ranked, Scaled};
+use sluice_backend::{Backend, DRAWN_TOGETHER, DeviceSampling, Isa, Logits, MOST_RANKS, Ranked, Scaled};
 
 use crate::constraint::Guide;
 use crate::sampler::{Hit, Logprobs, Needs, SampleError, Sampler, block_hit, token_hit};
@@ -119,7 +119,7 @@ impl Sampling {
     }
 
     /// The same tokens by what looks at logits where they lie, as far as that decides them.
-    fn draw_near(&mut self, drawing: &mut dyn Drawing, logits: Logits, sequences: &[Sequence], draws: &[Draw]) {
+    fn draw_near(&mut self, drawing: &mut dyn DeviceSampling, logits: Logits, sequences: &[Sequence], draws: &[Draw]) {
         let near = &mut self.near;
         let Some(tops) = drawing.tops(logits) else { return };
         near.asked.clear();

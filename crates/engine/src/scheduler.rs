@@ -7,14 +7,14 @@
 
 use sluice_cache::KvCache;
 
-use crate::pace::Pace;
+use crate::chunk_budget::ChunkBudget;
 use crate::prompt_cache::{self, Restore};
 use crate::sequence::Sequence;
 use crate::spill::Spill;
 
 /// A sequence that takes part in a step, by its place among all, with its next so many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taker {
+pub struct ScheduledSequence {
     pub sequence: usize,
     pub tokens: usize,
 }
@@ -24,7 +24,7 @@ pub struct Scheduler {
     /// Tokens and sequences of a step at most.
     pub most_tokens: usize,
     pub most_sequences: usize,
-    pub pace: Pace,
+    pub pace: ChunkBudget,
     /// Kept between steps, so that nothing is allocated: running sequences, in the order in which they were started.
     queue: Vec<usize>,
 }
@@ -32,7 +32,7 @@ pub struct Scheduler {
 /// What a step is to do.
 #[derive(Default)]
 pub struct Plan {
-    pub takers: Vec<Taker>,
+    pub takers: Vec<ScheduledSequence>,
     /// Sequences for which there is no memory although all others were preempted.
     pub stuck: Vec<usize>,
     /// Of the takers, so many generate: they come first.
@@ -53,7 +53,7 @@ impl Plan {
 impl Scheduler {
     /// A prompt has `fewest` tokens in a step at least, however slow they are.
     pub fn new(most_tokens: usize, most_sequences: usize, fewest: usize) -> Scheduler {
-        let pace = Pace::new(fewest);
+        let pace = ChunkBudget::new(fewest);
         Scheduler { most_tokens, most_sequences, pace, queue: Vec::with_capacity(most_sequences) }
     }
 
@@ -173,7 +173,7 @@ fn take(
     }
     let s = &mut sequences[i];
     cache.grow(&mut s.held, total).expect("room was found");
-    plan.takers.push(Taker { sequence: i, tokens });
+    plan.takers.push(ScheduledSequence { sequence: i, tokens });
     true
 }
 
@@ -182,7 +182,7 @@ fn adopt(s: &mut Sequence, cache: &mut KvCache) {
     if !s.shares {
         return;
     }
-    let found = cache.adopt(&mut s.held, s.root, &s.tokens, s.tokens.len() - 1);
+    let found = cache.reuse_prefix(&mut s.held, s.root, &s.tokens, s.tokens.len() - 1);
     s.computed = found.tokens;
     (s.adopted, s.restored) = (found.tokens, 0);
     // Keys and values are known further than a state: the next to come this way finds one.

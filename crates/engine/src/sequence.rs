@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sluice_cache::{BlockHash, Held};
+use sluice_cache::{BlockHash, SequenceBlocks};
 
 use crate::constraint::{Constraint, Guide};
 use crate::pooling::{Pooled, Pooling};
@@ -107,7 +107,7 @@ pub(crate) struct Sequence {
     pub tokens: Vec<u32>,
     /// Tokens whose keys, values and states are in the caches.
     pub computed: usize,
-    pub held: Held,
+    pub held: SequenceBlocks,
     /// Where its prefix begins: with another root nothing is shared.
     pub root: BlockHash,
     /// What it computes is kept for others: it was asked to generate.
@@ -131,7 +131,7 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     /// One without tokens, that holds nothing.
-    pub fn new(id: SequenceId, root: BlockHash, held: Held) -> Sequence {
+    pub fn new(id: SequenceId, root: BlockHash, held: SequenceBlocks) -> Sequence {
         Sequence {
             id,
             tokens: Vec::new(),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use sluice_backend::{Backend, KvPool};
-use sluice_cache::{BlockHash, Filling, KvCache, Leaving, Wanted};
+use sluice_cache::{BlockHash, EvictedNode, KvCache, RestoreTarget, Wanted};
 use sluice_store::Memory;
 
 use crate::prompt_cache::{PromptCache, Restore, Shape, settled};
@@ -71,7 +71,7 @@ pub(crate) struct Returning {
     to: usize,
     /// Tokens of it that were in the caches.
     present: usize,
-    fillings: Vec<(Filling, Place)>,
+    fillings: Vec<(RestoreTarget, Place)>,
     /// Nodes that are in the caches again, and not kept here any more.
     nodes: Vec<BlockHash>,
 }
@@ -164,7 +164,7 @@ impl Spill {
     }
 
     /// Copies what is about to be overwritten.
-    pub fn keep(&mut self, leaving: &Leaving, backend: &mut dyn Backend, kv: &[KvPool]) {
+    pub fn keep(&mut self, leaving: &EvictedNode, backend: &mut dyn Backend, kv: &[KvPool]) {
         let groups = self.shape.block_bytes.len();
         // What a window has moved beyond since may be here already.
         let mut parts = self.take(&leaving.hash).map_or_else(Vec::new, |entry| entry.parts);
@@ -184,7 +184,7 @@ impl Spill {
             parts[class] = Some(place);
         }
         self.clock += 1;
-        let Leaving { hash, before, position, ref tokens, .. } = *leaving;
+        let EvictedNode { hash, before, position, ref tokens, .. } = *leaving;
         let (came, tokens, position) = (self.clock, tokens.clone(), position as usize);
         if tokens.len() < self.shape.block_tokens {
             self.ends.entry(before).or_default().push(hash);
@@ -269,7 +269,7 @@ impl Spill {
             return false;
         }
         let most = s.tokens.len() - 1;
-        let present = cache.would_adopt(s.root, &s.tokens, most);
+        let present = cache.would_reuse(s.root, &s.tokens, most);
         let Some((wanted, path)) = self.find(s, cache, most, present.max(s.restore.reach())) else { return false };
         let groups = self.shape.block_bytes.len();
         let class = |group: usize| group.min(groups);
@@ -277,12 +277,14 @@ impl Spill {
             let entry = path.get(node).and_then(|hash| self.entries.get(hash));
             entry.is_some_and(|e| e.parts[class(group)].is_some())
         };
-        let Some(fillings) = cache.take_up(&mut s.held, s.root, &s.tokens, wanted, may_fill) else { return false };
+        let Some(fillings) = cache.reserve_restore(&mut s.held, s.root, &s.tokens, wanted, may_fill) else {
+            return false;
+        };
         let mut nodes: Vec<BlockHash> = Vec::new();
         let fillings = fillings.into_iter().map(|filling| {
             let (node, class) = match filling {
-                Filling::Block { node, group, .. } => (node, group),
-                Filling::State { node, .. } => (node, groups),
+                RestoreTarget::Block { node, group, .. } => (node, group),
+                RestoreTarget::State { node, .. } => (node, groups),
             };
             let entry = self.entries.get_mut(&path[node]).expect("it may be filled");
             nodes.push(path[node]);
@@ -311,7 +313,7 @@ impl Spill {
 ///
 /// # Errors
 /// Those of [`Runner::settle`].
-pub(crate) fn attend(
+pub(crate) fn poll_restores(
     sequences: &mut [Sequence],
     cache: &mut KvCache,
     runner: &mut Runner,

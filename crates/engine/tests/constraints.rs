@@ -5,18 +5,18 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::{Value, json};
 use sluice_engine::sampler::SamplingParams;
-use sluice_engine::text::{Opened, Piece, Reading, TextSide};
+use sluice_engine::text::{ModelText, Opened, Piece, Reading};
 use sluice_engine::{
-    Called, Constraint, Demand, Engine, Event, Finish, Form, Generation, Options, SequenceId, unknown_formats,
+    Called, Constraint, Demand, Engine, Event, Finish, Generation, GrammarFormat, Options, SequenceId, unknown_formats,
 };
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")
 }
 
-fn text() -> &'static TextSide {
-    static TEXT: OnceLock<TextSide> = OnceLock::new();
-    TEXT.get_or_init(|| TextSide::load(&folder(), None).unwrap())
+fn text() -> &'static ModelText {
+    static TEXT: OnceLock<ModelText> = OnceLock::new();
+    TEXT.get_or_init(|| ModelText::load(&folder(), None).unwrap())
 }
 
 fn engine(sequences: usize, kv_tokens: Option<usize>) -> Engine {
@@ -34,7 +34,7 @@ fn constraint(demand: &Demand) -> anyhow::Result<Arc<Constraint>> {
     Ok(Arc::new(Constraint::new(text(), demand, Opened::No)?.unwrap()))
 }
 
-fn form(form: Form) -> Demand {
+fn form(form: GrammarFormat) -> Demand {
     Demand { form, ..Demand::default() }
 }
 
@@ -98,7 +98,7 @@ fn person() -> Value {
 #[test]
 fn json_is_of_its_schema() {
     let mut engine = engine(1, None);
-    let constraint = constraint(&form(Form::Schema(person()))).unwrap();
+    let constraint = constraint(&form(GrammarFormat::Schema(person()))).unwrap();
     for seed in 0..6 {
         let (text, finish) = answer(&mut engine, generation(&constraint, seed));
         assert_eq!(finish, Finish::Stop, "{text}");
@@ -115,9 +115,10 @@ fn json_is_of_its_schema() {
 #[test]
 fn expressions_and_grammars_are_kept_to() {
     let mut engine = engine(1, None);
-    let regex = constraint(&form(Form::Regex("[A-C]{3}-[0-9]{2,4}".into()))).unwrap();
+    let regex = constraint(&form(GrammarFormat::Regex("[A-C]{3}-[0-9]{2,4}".into()))).unwrap();
     let lark =
-        constraint(&form(Form::Lark("start: \"I \" (\"like\" | \"hate\") \" \" /[a-z]{1,8}/ \".\"".into()))).unwrap();
+        constraint(&form(GrammarFormat::Lark("start: \"I \" (\"like\" | \"hate\") \" \" /[a-z]{1,8}/ \".\"".into())))
+            .unwrap();
     for seed in 0..4 {
         let (text, finish) = answer(&mut engine, generation(&regex, seed));
         let (letters, digits) = text.split_once('-').unwrap();
@@ -204,7 +205,7 @@ fn calls_within_text_keep_to_the_schemas_of_strict_tools() {
 #[test]
 fn forced_tokens_change_nothing_but_the_time() {
     let mut engine = engine(1, None);
-    let constraint = constraint(&form(Form::Schema(person()))).unwrap();
+    let constraint = constraint(&form(GrammarFormat::Schema(person()))).unwrap();
     for seed in 0..3 {
         let taken = answer(&mut engine, generation(&constraint, seed));
         // Each token's likelihood is asked for: all are sampled, most of them with one that is allowed.
@@ -216,9 +217,9 @@ fn forced_tokens_change_nothing_but_the_time() {
 #[test]
 fn sequences_keep_to_their_own_forms_whatever_they_share() {
     let demands = [
-        form(Form::Schema(person())),
-        form(Form::Regex("(fox|crow)( and (fox|crow)){0,9}".into())),
-        form(Form::Object),
+        form(GrammarFormat::Schema(person())),
+        form(GrammarFormat::Regex("(fox|crow)( and (fox|crow)){0,9}".into())),
+        form(GrammarFormat::Object),
     ];
     let constraints: Vec<_> = demands.iter().map(|demand| constraint(demand).unwrap()).collect();
     let asked = |i: usize| {
@@ -256,16 +257,16 @@ fn what_cannot_be_compiled_says_why() {
         let error = format!("{:#}", constraint(&demand).unwrap_err());
         assert!(error.contains(part) && !error.contains('\n'), "{error}");
     };
-    refused(form(Form::Schema(json!({"type": "nothing"}))), "nothing");
-    refused(form(Form::Schema(json!({"type": "string", "pattern": "("}))), "");
-    refused(form(Form::Schema(json!({"type": "object", "description": "x".repeat(300 << 10)}))), "bytes");
-    refused(form(Form::Regex("(".into())), "");
-    refused(form(Form::Lark("start: nowhere".into())), "nowhere");
-    refused(form(Form::Lark("(".repeat(32 << 10))), "");
-    refused(form(Form::Lark(format!("start: {}", "(".repeat(30 << 10)))), "");
+    refused(form(GrammarFormat::Schema(json!({"type": "nothing"}))), "nothing");
+    refused(form(GrammarFormat::Schema(json!({"type": "string", "pattern": "("}))), "");
+    refused(form(GrammarFormat::Schema(json!({"type": "object", "description": "x".repeat(300 << 10)}))), "bytes");
+    refused(form(GrammarFormat::Regex("(".into())), "");
+    refused(form(GrammarFormat::Lark("start: nowhere".into())), "nowhere");
+    refused(form(GrammarFormat::Lark("(".repeat(32 << 10))), "");
+    refused(form(GrammarFormat::Lark(format!("start: {}", "(".repeat(30 << 10)))), "");
     let one_of = json!({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]});
-    refused(form(Form::Schema(one_of.clone())), "anyOf");
-    let error = constraint(&form(Form::Schema(one_of.clone()))).unwrap_err().to_string();
+    refused(form(GrammarFormat::Schema(one_of.clone())), "anyOf");
+    let error = constraint(&form(GrammarFormat::Schema(one_of.clone()))).unwrap_err().to_string();
     assert!(!error.contains("coerce_one_of"), "{error}");
     let tool =
         |name: &str, schema: Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
@@ -276,14 +277,18 @@ fn what_cannot_be_compiled_says_why() {
     );
     let called = Called { tools: json!([]), several: true, must: true, strict: Vec::new() };
     refused(Demand { called: Some(called), ..Demand::default() }, "no tools");
-    refused(Demand { thinking_budget: Some(5), form: Form::Lark("start: \"".into()), ..Demand::default() }, "");
+    refused(
+        Demand { thinking_budget: Some(5), form: GrammarFormat::Lark("start: \"".into()), ..Demand::default() },
+        "",
+    );
     // Nothing is asked for.
     assert!(Constraint::new(text(), &Demand::default(), Opened::No).unwrap().is_none());
 }
 
 /// What `schema` allows and refuses.
 fn holds(schema: Value, allowed: &[&str], refused: &[&str]) {
-    let constraint = constraint(&form(Form::Schema(schema.clone()))).unwrap_or_else(|e| panic!("{schema}: {e}"));
+    let constraint =
+        constraint(&form(GrammarFormat::Schema(schema.clone()))).unwrap_or_else(|e| panic!("{schema}: {e}"));
     for (answers, is_allowed) in [(allowed, true), (refused, false)] {
         for answer in answers {
             assert_eq!(constraint.allows(text(), answer).unwrap(), is_allowed, "{answer} by {schema}");
@@ -356,7 +361,7 @@ fn what_grammars_have_no_word_for_is_said_in_words_that_they_have() {
 
 #[test]
 fn what_cannot_be_held_is_refused_by_its_name() {
-    let refused = |schema: Value| match Constraint::new(text(), &form(Form::Schema(schema)), Opened::No) {
+    let refused = |schema: Value| match Constraint::new(text(), &form(GrammarFormat::Schema(schema)), Opened::No) {
         Ok(_) => panic!("it is taken"),
         Err(e) => e.to_string(),
     };
@@ -377,7 +382,7 @@ fn what_cannot_be_held_is_refused_by_its_name() {
 #[test]
 fn a_schema_that_is_too_large_is_refused_before_it_is_compiled() {
     let refused = |schema: Value, part: &str| {
-        let why = Constraint::new(text(), &form(Form::Schema(schema)), Opened::No).expect_err("it is refused");
+        let why = Constraint::new(text(), &form(GrammarFormat::Schema(schema)), Opened::No).expect_err("it is refused");
         assert!(why.to_string().contains(part), "{why}");
     };
     let many = |n: usize| (0..n).map(|i| json!({"const": i})).collect::<Vec<_>>();

@@ -77,7 +77,7 @@ impl Client<'_> {
             extra: &extra,
         };
         let tokens = dialogue.tokens().unwrap();
-        let marks = dialogue.partings(&tokens);
+        let marks = dialogue.snapshot_points(&tokens);
         // Models with few words have those of the tokenizer several times.
         let words = self.engine.model().vocabulary as u32;
         let prompt: Vec<u32> = tokens.iter().map(|t| t % words).collect();

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use sluice_engine::text::{Opened, TextSide};
-use sluice_engine::{Constraint, Demand, Form};
+use sluice_engine::text::{ModelText, Opened};
+use sluice_engine::{Constraint, Demand, GrammarFormat};
 
 /// As models write it.
 fn written(value: &Value) -> String {
@@ -29,7 +29,7 @@ fn what_a_schema_does_not_allow_is_not_generated() {
         println!("skipped: SLUICE_JSON_SCHEMA_SUITE is not set");
         return;
     };
-    let text = TextSide::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo"), None).unwrap();
+    let text = ModelText::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo"), None).unwrap();
     let mut files: Vec<_> = fs::read_dir(suite).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|e| e == "json"));
     files.sort();
@@ -41,7 +41,7 @@ fn what_a_schema_does_not_allow_is_not_generated() {
         let mut counts = Counts::default();
         for group in groups.as_array().unwrap() {
             counts.schemas += 1;
-            let demand = Demand { form: Form::Schema(group["schema"].clone()), ..Demand::default() };
+            let demand = Demand { form: GrammarFormat::Schema(group["schema"].clone()), ..Demand::default() };
             let constraint = match Constraint::new(&text, &demand, Opened::No) {
                 Ok(constraint) => constraint.unwrap(),
                 Err(e) => {

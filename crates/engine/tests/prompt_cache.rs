@@ -214,7 +214,7 @@ fn others_go_on_while_a_prefix_is_read() {
 
 /// Until there is nothing to do.
 fn idle(engine: &mut Engine) {
-    while engine.tend().unwrap() || engine.prefetch().unwrap() {}
+    while engine.flush_idle().unwrap() || engine.prefetch().unwrap() {}
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use sluice_kernels::Isa;
 use sluice_kernels::dense::{Buffer, Panels, moments, product};
-use sluice_kernels::form::Float;
+use sluice_kernels::format::Float;
 use sluice_kernels::quantize::descent::{Params, quantize};
 use sluice_kernels::quantize::{self, Rounding};
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use sluice_kernels::Isa;
 use sluice_kernels::activations::encode_int8;
-use sluice_kernels::form::{Activations, Float, WeightFormat};
+use sluice_kernels::format::{Activations, Float, WeightFormat};
 use sluice_kernels::input::Input;
 use sluice_kernels::matmul::{matmul, scratch_bytes};
 use sluice_kernels::matrix::Matrix;

@@ -4,8 +4,8 @@
 //! NaN or infinite. Nothing here panics on any bits.
 
 use crate::dispatch::simd;
+use crate::instructions::bf16_dot::Pairs;
 use crate::instructions::encode::Encode;
-use crate::instructions::pairs::Pairs;
 
 #[inline(always)]
 unsafe fn encode_bf16_lanes<V: Pairs>(x: &[f32], out: &mut [u16]) {

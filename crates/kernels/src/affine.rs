@@ -3,8 +3,8 @@
 //! The q of a row lie in one little-endian bit stream, all widths alike. Where scales and biases come from: [`crate::quantize`].
 
 use crate::dispatch::simd;
-use crate::form::{Float, WeightFormat};
-use crate::instructions::lanes::Lanes;
+use crate::format::{Float, WeightFormat};
+use crate::instructions::f32_dot::Lanes;
 use crate::instructions::unpack::{Unpack, unpack_lanes};
 use crate::matrix::Matrix;
 

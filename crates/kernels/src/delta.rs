@@ -7,7 +7,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use crate::dispatch::simd;
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 use crate::math::{exp, exp1, sigmoid, silu, softplus};
 use crate::rows::{Rows, RowsMut};
 

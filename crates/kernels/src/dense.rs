@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 
 use crate::dispatch::simd;
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 use crate::isa::Isa;
 
 /// Numbers in memory that a thread reuses for the next matrix: clearing fresh pages for each would cost as much as part of the arithmetic.

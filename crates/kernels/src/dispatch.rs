@@ -1,10 +1,10 @@
 //! From an [`Isa`](crate::isa::Isa) to the code of its folder: the one place that lists the instruction sets beside `isa.rs`.
 
+use crate::instructions::bf16_dot::Pairs;
 use crate::instructions::bytes::Bytes;
 use crate::instructions::encode::Encode;
-use crate::instructions::integers::Integers;
-use crate::instructions::lanes::Lanes;
-use crate::instructions::pairs::Pairs;
+use crate::instructions::f32_dot::Lanes;
+use crate::instructions::int8_dot::Integers;
 use crate::instructions::peak::Peak;
 use crate::instructions::unpack::Unpack;
 

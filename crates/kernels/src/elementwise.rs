@@ -1,7 +1,7 @@
 //! Element by element: SwiGLU, gates, sums. Any split of the elements gives the same result.
 
 use crate::dispatch::simd;
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 use crate::math::{sigmoid, silu};
 
 /// `y' = f(x, y)`, over lanes. A trait, not a closure, so that it is certain to be inlined into the shell.

@@ -19,9 +19,8 @@ mod avx512;
 pub mod delta;
 pub mod dense;
 mod dispatch;
-pub mod draw;
 pub mod elementwise;
-pub mod form;
+pub mod format;
 mod generic;
 pub mod input;
 pub mod instructions;
@@ -35,6 +34,7 @@ pub mod roofline;
 pub mod rotary;
 pub mod route;
 pub mod rows;
+pub mod sample;
 pub mod scratch;
 #[cfg(test)]
 mod test_random;

@@ -4,7 +4,7 @@
 //! the same order. Their errors are a few units in the last place; the tests hold the bounds. A NaN stays a NaN. The
 //! coefficients are minimax fits of the relative error, computed for this file.
 
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 
 const EXP_LOW: f32 = -87.0;
 const EXP_HIGH: f32 = 88.0;

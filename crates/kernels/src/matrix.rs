@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::form::{WeightFormat, MAX_PARTS, MatrixError};
+use crate::format::{MAX_PLANES, MatrixError, WeightFormat};
 
 /// A weight matrix [rows, cols], row-major, in the checkpoint's own bytes, at any alignment.
 #[derive(Clone, Copy)]
@@ -28,8 +28,8 @@ impl<'a> Matrix<'a> {
         cols: usize,
         parts: impl IntoIterator<Item = &'a [u8]>,
     ) -> Result<Self, MatrixError> {
-        let wanted = form.parts(cols)?;
-        let (mut all, mut row_bytes, mut got) = ([&[][..]; MAX_PARTS], [0; MAX_PARTS], 0);
+        let wanted = form.planes(cols)?;
+        let (mut all, mut row_bytes, mut got) = ([&[][..]; MAX_PLANES], [0; MAX_PLANES], 0);
         for bytes in parts {
             if let Some(part) = wanted.get(got) {
                 let wanted = rows.checked_mul(part.row_bytes).ok_or(MatrixError::TooBig { rows, cols })?;

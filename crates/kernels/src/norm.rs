@@ -6,7 +6,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use crate::dispatch::simd;
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 use crate::math::silu;
 
 /// Registers of a wide sum: element i goes to lane i mod 64.

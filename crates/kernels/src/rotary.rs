@@ -4,7 +4,7 @@
 //! multimodal sections are the same for text, whose three position numbers are equal.
 
 use crate::dispatch::simd;
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 use crate::norm::rms_in_place_lanes;
 
 /// How fast each pair of elements turns (Su et al. 2021).

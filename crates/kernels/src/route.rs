@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::dispatch::simd;
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 use crate::math::{exp, sigmoid};
 
 /// How router logits become a choice.

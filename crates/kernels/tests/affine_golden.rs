@@ -2,7 +2,7 @@
 
 use sluice_kernels::Isa;
 use sluice_kernels::affine::{dequantize_row, unpack};
-use sluice_kernels::form::{Float, WeightFormat};
+use sluice_kernels::format::{Float, WeightFormat};
 use sluice_kernels::matrix::Matrix;
 use sluice_kernels::quantize::{Rounding, quantize};
 

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_backend::{
-    Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, WeightFormat, Linear, MatrixId, MatrixSource, MemoryClass,
-    Mlp, Norm, Tensor,
+    Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MatrixSource, MemoryClass, Mlp,
+    Norm, Tensor, WeightFormat,
 };
 use sluice_store::{Bytes, Checkpoint, Dtype};
 
@@ -139,7 +139,7 @@ impl<'a> Weights<'a> {
             }
         };
         let mut parts = Vec::new();
-        for part in form.parts(cols).with_context(|| format!("tensor {module}"))?.iter() {
+        for part in form.planes(cols).with_context(|| format!("tensor {module}"))?.iter() {
             let t = match part.name {
                 "weight" => Some(t.clone()),
                 other => self.checkpoint.tensor(&format!("{module}.{other}")),

@@ -9,7 +9,7 @@ use sluice_kernels::Isa;
 use sluice_model::{Config, Options};
 use sluice_store::Checkpoint;
 
-use crate::conversion::Unit;
+use crate::conversion::ConversionUnit;
 use crate::input::{Input, matrix};
 use crate::ordered::ordered;
 use crate::planner::convert;
@@ -29,7 +29,7 @@ pub struct Compared {
 }
 
 struct Side {
-    units: Vec<Unit>,
+    units: Vec<ConversionUnit>,
     input: Input,
 }
 
@@ -55,7 +55,7 @@ pub fn compare(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<BTreeMap<Compared, SquaredError>> {
     let (a, b) = (Side::open(packed)?, Side::open(original)?);
-    let by_name: HashMap<&str, &Unit> = b.units.iter().map(|u| (u.tensors[0].name.as_str(), u)).collect();
+    let by_name: HashMap<&str, &ConversionUnit> = b.units.iter().map(|u| (u.tensors[0].name.as_str(), u)).collect();
     let mut pairs = Vec::new();
     for unit in a.units.iter().filter(|u| u.source.parts.len() == 3) {
         let name = unit.tensors[0].name.as_str();
@@ -73,8 +73,8 @@ pub fn compare(
         let rows = unit.source.all_rows();
         (0..rows).step_by(step).map(move |row| (unit, other, row..(row + step).min(rows)))
     });
-    let work = |(unit, other, rows): &(&Unit, &Unit, Range<usize>)| {
-        let read = |side: &Side, unit: &Unit| -> Result<Vec<f32>> {
+    let work = |(unit, other, rows): &(&ConversionUnit, &ConversionUnit, Range<usize>)| {
+        let read = |side: &Side, unit: &ConversionUnit| -> Result<Vec<f32>> {
             let parts = side.input.read(&unit.source, rows.clone())?;
             values(isa, &matrix(&unit.source, &parts)?).with_context(|| format!("tensor {:?}", unit.source.name))
         };

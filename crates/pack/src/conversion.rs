@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sluice_kernels::form::{Float, WeightFormat};
+use sluice_kernels::format::{Float, WeightFormat};
 use sluice_model::WeightDescription;
 use sluice_store::TensorPlan;
 
@@ -73,7 +73,7 @@ pub struct Stack {
 
 /// One module (three tensors when it is quantised) or one lone tensor.
 #[derive(Clone, Debug)]
-pub struct Unit {
+pub struct ConversionUnit {
     pub source: Source,
     pub treatment: Treatment,
     /// `weight`, `scales`, `biases`. A stack's have the experts in front.
@@ -83,7 +83,7 @@ pub struct Unit {
     pub stack: Option<Stack>,
 }
 
-impl Unit {
+impl ConversionUnit {
     pub fn size(&self) -> u64 {
         self.tensors.iter().filter_map(TensorPlan::size).sum()
     }
@@ -92,7 +92,7 @@ impl Unit {
 /// What becomes of a checkpoint.
 #[derive(Debug)]
 pub struct Conversion {
-    pub(crate) units: Vec<Unit>,
+    pub(crate) units: Vec<ConversionUnit>,
     /// What `config.json` is to say of a module: its width, or that it has none.
     pub(crate) overrides: BTreeMap<String, Width>,
     /// Some module is quantised.

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
-use sluice_store::bundle::{self, ExpertLayer, PAGE, Part};
+use sluice_store::bundle::{self, BundlePart, ExpertLayer, PAGE};
 use sluice_store::{Dtype, TensorPlan, shard_name};
 
-use crate::conversion::Unit;
+use crate::conversion::ConversionUnit;
 
 /// How the output is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,14 +63,14 @@ pub fn metadata() -> BTreeMap<String, String> {
 }
 
 /// The files of `units`. Shards have at most `limit` bytes of tensors (but at least one module, and all of a layer's experts together).
-pub fn files(layout: Layout, units: &[Unit], limit: u64) -> Result<Vec<OutFile>> {
+pub fn files(layout: Layout, units: &[ConversionUnit], limit: u64) -> Result<Vec<OutFile>> {
     match layout {
         Layout::Mlx => Ok(mlx(units, limit)),
         Layout::Bundle => bundled(units),
     }
 }
 
-fn mlx(units: &[Unit], limit: u64) -> Vec<OutFile> {
+fn mlx(units: &[ConversionUnit], limit: u64) -> Vec<OutFile> {
     let shards = shards(units, limit);
     let name = |number: usize| match shards.len() {
         1 => "model.safetensors".to_owned(),
@@ -81,7 +81,7 @@ fn mlx(units: &[Unit], limit: u64) -> Vec<OutFile> {
 }
 
 /// A file of whole tensors, one after the other.
-fn plain(name: String, units: &[Unit], which: impl Iterator<Item = usize>) -> OutFile {
+fn plain(name: String, units: &[ConversionUnit], which: impl Iterator<Item = usize>) -> OutFile {
     let (mut tensors, mut placed, mut at) = (Vec::new(), Vec::new(), 0);
     for unit in which {
         let u = &units[unit];
@@ -99,10 +99,10 @@ fn plain(name: String, units: &[Unit], which: impl Iterator<Item = usize>) -> Ou
 }
 
 /// Divides `units` into files of at most `limit` bytes of tensors, as MLX does: greedily, in order.
-fn shards(units: &[Unit], limit: u64) -> Vec<Range<usize>> {
+fn shards(units: &[ConversionUnit], limit: u64) -> Vec<Range<usize>> {
     let mut shards = Vec::new();
     let (mut start, mut size) = (0, 0u64);
-    let layer = |unit: &Unit| unit.stack.as_ref().map(|s| s.layer);
+    let layer = |unit: &ConversionUnit| unit.stack.as_ref().map(|s| s.layer);
     for (i, unit) in units.iter().enumerate() {
         let together = i > 0 && layer(unit).is_some() && layer(unit) == layer(&units[i - 1]);
         if i > start && !together && size + unit.size() > limit {
@@ -115,7 +115,7 @@ fn shards(units: &[Unit], limit: u64) -> Vec<Range<usize>> {
     shards
 }
 
-fn bundled(units: &[Unit]) -> Result<Vec<OutFile>> {
+fn bundled(units: &[ConversionUnit]) -> Result<Vec<OutFile>> {
     let mut layers = BTreeMap::<usize, Vec<usize>>::new();
     for (i, unit) in units.iter().enumerate() {
         if let Some(stack) = &unit.stack {
@@ -132,7 +132,7 @@ fn bundled(units: &[Unit]) -> Result<Vec<OutFile>> {
 }
 
 /// The file of one layer's experts.
-fn experts(layer: usize, units: &[Unit], of_layer: &[usize]) -> Result<OutFile> {
+fn experts(layer: usize, units: &[ConversionUnit], of_layer: &[usize]) -> Result<OutFile> {
     let stack = |i: usize| units[i].stack.as_ref().expect("chosen for it");
     let (count, prefix) = (stack(of_layer[0]).count, &stack(of_layer[0]).prefix);
     let same = of_layer.iter().all(|&i| stack(i).count == count && stack(i).prefix == *prefix);
@@ -146,7 +146,7 @@ fn experts(layer: usize, units: &[Unit], of_layer: &[usize]) -> Result<OutFile> 
         for t in &units[i].tensors {
             let leaf = t.name.rsplit('.').next().unwrap_or_default();
             let bytes = t.size().unwrap_or(0) / count as u64;
-            parts.push(Part {
+            parts.push(BundlePart {
                 name: format!("{}.{leaf}", stack(i).part),
                 dtype: t.dtype.name().to_owned(),
                 shape: t.shape[1..].to_vec(),

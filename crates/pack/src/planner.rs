@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Result, bail, ensure};
-use sluice_kernels::form::{Float, WeightFormat};
+use sluice_kernels::format::{Float, WeightFormat};
 use sluice_model::{
     Belongs, Config, Description, Leaf, Names, Quantization, WeightClass, WeightDescription, WeightKind,
 };
 use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 
-use crate::conversion::{Conversion, Rows, Source, Stack, Treatment, Unit};
+use crate::conversion::{Conversion, ConversionUnit, Rows, Source, Stack, Treatment};
 use crate::rules::{Choice, Module, Rules, Width};
 
 /// Reads `checkpoint`'s headers.
@@ -97,7 +97,7 @@ struct Planner<'a> {
     quantization: Quantization,
     rules: &'a mut Rules,
     /// With their order in the output.
-    units: Vec<(Order, Unit)>,
+    units: Vec<(Order, ConversionUnit)>,
     found: Conversion,
 }
 
@@ -342,7 +342,7 @@ impl Planner<'_> {
             (None, _) => usize::MAX - 1,
         };
         let projection = stack.as_ref().map_or(0, |s| s.projection + 1);
-        let unit = Unit { source, treatment, tensors, weight: *weight, stack };
+        let unit = ConversionUnit { source, treatment, tensors, weight: *weight, stack };
         self.units.push(((part, projection, i), unit));
     }
 

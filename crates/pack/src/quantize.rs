@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use sluice_kernels::Isa;
 use sluice_kernels::affine::dequantize_row;
-use sluice_kernels::form::{Float, WeightFormat};
+use sluice_kernels::format::{Float, WeightFormat};
 use sluice_kernels::matrix::Matrix;
 use sluice_kernels::quantize::{Rounding, quantize};
 

@@ -6,13 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_kernels::form::{Float, WeightFormat};
+use sluice_kernels::format::{Float, WeightFormat};
 use sluice_kernels::matrix::Matrix;
 use sluice_store::bundle::FileEntry;
 use sluice_store::{Writer, open_regular, xxh3_of};
 
 use crate::calibrate::Calibrator;
-use crate::conversion::{Treatment, Unit};
+use crate::conversion::{ConversionUnit, Treatment};
 use crate::input::{Input, matrix};
 use crate::journal::Finished;
 use crate::layout::{self, Extents, OutFile, UnitExtents};
@@ -26,7 +26,7 @@ const BLOCK: usize = 1 << 20;
 /// Writes files of weights.
 pub struct FileWriter<'a> {
     pub input: &'a Input,
-    pub units: &'a [Unit],
+    pub units: &'a [ConversionUnit],
     pub folder: &'a Path,
     pub quantizer: Quantizer,
     pub threads: usize,
@@ -46,7 +46,7 @@ struct Block<'a> {
 }
 
 /// Experts of a unit (one of what has none), and the rows of each.
-fn experts_and_rows(unit: &Unit) -> (usize, usize) {
+fn experts_and_rows(unit: &ConversionUnit) -> (usize, usize) {
     let experts = unit.stack.as_ref().map_or(1, |s| s.count);
     (experts, unit.source.all_rows() / experts)
 }
@@ -69,7 +69,7 @@ impl FileWriter<'_> {
         // 2. experts with what they see
         for (layer, placed) in &layers {
             let calibrator = calibrator.as_deref_mut().expect("there are such layers only then");
-            let stacks: Vec<&Unit> = placed.iter().map(|p| &self.units[p.unit]).collect();
+            let stacks: Vec<&ConversionUnit> = placed.iter().map(|p| &self.units[p.unit]).collect();
             let (input, threads) = (self.input, self.threads);
             let bytes = stacks.iter().map(|u| u.source.bytes()).sum::<u64>();
             let experts = stacks.first().map_or(1, |u| experts_and_rows(u).0 as u64);
@@ -120,7 +120,7 @@ impl FileWriter<'_> {
         file.read_exact_at(&mut header, 0).with_context(failed)?;
         let data_start = 8 + u64::from_le_bytes(header);
         for (layer, placed) in self.calibrated(out).0 {
-            let stacks: Vec<&Unit> = placed.iter().map(|p| &self.units[p.unit]).collect();
+            let stacks: Vec<&ConversionUnit> = placed.iter().map(|p| &self.units[p.unit]).collect();
             let stored = |expert: usize| {
                 let of_unit = |placed: &&UnitExtents| {
                     let unit = &self.units[placed.unit];

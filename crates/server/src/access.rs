@@ -15,8 +15,8 @@ use axum::response::{IntoResponse, Response};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
 use crate::app::App;
+use crate::context::IGNORED;
 use crate::error::ApiError;
-use crate::exchange::IGNORED;
 use crate::page;
 
 /// Keys of which a request must have one. Only their digests are kept.

@@ -18,7 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use sluice_engine::text::TextSide;
+use sluice_engine::text::ModelText;
 use sluice_engine::{Device, Engine, Generation, ReadAhead, Saved, Sessions};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc::unbounded_channel;
@@ -30,15 +30,15 @@ use utoipa_axum::routes;
 
 use crate::access::{Access, guard};
 use crate::answer::Answer;
+use crate::context::{self, accompany};
 use crate::error::ApiError;
-use crate::exchange::{self, accompany};
 use crate::given;
 use crate::metrics::Metrics;
-use crate::openai::{self, Common};
+use crate::model_manager::{ModelLease, Models, Offer};
+use crate::openai::{self, SamplingFields};
 use crate::openapi::{self, Asking, Seeing, written};
 use crate::outbox::Outgoing;
 use crate::reply::{Pending, now};
-use crate::resident::{Held, Models, Offer};
 use crate::runtime::{Limits, Runtime, Submission};
 use crate::{anthropic, listen, models, ollama, page, tokenize};
 
@@ -105,9 +105,9 @@ pub struct Settings {
 }
 
 /// A model in memory: as long as this is held, it stays there.
-pub struct Ready {
+pub struct LoadedModel {
     pub name: String,
-    pub text: TextSide,
+    pub text: ModelText,
     /// Tokens of prompt and answer.
     pub context: usize,
     vocabulary: usize,
@@ -153,7 +153,7 @@ impl App {
     ///
     /// # Errors
     /// As [`Models::get`].
-    pub async fn model(&self, name: Option<&str>) -> Result<Arc<Ready>, ApiError> {
+    pub async fn model(&self, name: Option<&str>) -> Result<Arc<LoadedModel>, ApiError> {
         self.models.get(name).await
     }
 
@@ -172,18 +172,18 @@ impl App {
     }
 }
 
-impl Ready {
+impl LoadedModel {
     /// # Errors
     /// When the system refuses a thread.
     pub fn new(
         name: String,
         mut engine: Engine,
-        text: TextSide,
-        held: Held,
+        text: ModelText,
+        held: ModelLease,
         settings: &Settings,
         metrics: &Arc<Metrics>,
         outgoing: &Arc<Outgoing>,
-    ) -> Result<Ready> {
+    ) -> Result<LoadedModel> {
         metrics.memory(&mut engine);
         let memory = memory_of(&mut engine);
         let (context, vocabulary, hidden) = (engine.max_context(), engine.model().vocabulary, engine.model().hidden);
@@ -191,7 +191,7 @@ impl Ready {
         let (sessions, keeps_prefixes) = (engine.sessions(), engine.keeps_prefixes());
         let runtime = Runtime::start(engine, held, settings.limits, Arc::clone(metrics))?;
         let (created, request_timeout) = (now(), settings.request_timeout);
-        Ok(Ready {
+        Ok(LoadedModel {
             name,
             text,
             context,
@@ -213,10 +213,10 @@ impl Ready {
     /// # Errors
     /// What is wrong with the request; a queue that is full.
     pub fn submit(
-        self: &Arc<Ready>,
+        self: &Arc<LoadedModel>,
         prompt: Vec<u32>,
         generation: Generation,
-        common: &Common,
+        common: &SamplingFields,
     ) -> Result<Pending, ApiError> {
         let (choices, stops) = (common.choices()?, common.stops()?);
         let (updates, received) = unbounded_channel();
@@ -233,7 +233,7 @@ impl Ready {
         let submission = Submission { prompt, generation, choices, salt, updates, arrived: Instant::now() };
         let ticket = self.runtime.submit(submission)?;
         let answer = Answer::new(&self.text.tokenizer, choices, &stops);
-        let exchange = exchange::current();
+        let exchange = context::current();
         // Of the body there are the tokens left.
         exchange.iter().for_each(|exchange| exchange.keep_room(None));
         Ok(Pending {
@@ -250,7 +250,7 @@ impl Ready {
     }
 }
 
-impl Ready {
+impl LoadedModel {
     /// Takes no more requests; those that were taken come to their end.
     pub fn drain(&self) {
         self.runtime.drain();
@@ -318,7 +318,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
         };
         let bytes = bytes.map_err(too_slow)?.map_err(broken)?;
         drop(room.split(room.num_permits().saturating_sub(permits(bytes.len()))));
-        if let Some(exchange) = exchange::current() {
+        if let Some(exchange) = context::current() {
             exchange.keep_room(Some(room));
         }
         given::read(&bytes).map(Body)
@@ -430,7 +430,7 @@ impl Server {
         bound: Bound,
         settings: Settings,
         offers: Vec<Offer>,
-        said: impl Fn(&Ready) + Send + Sync + 'static,
+        said: impl Fn(&LoadedModel) + Send + Sync + 'static,
     ) -> Server {
         let metrics = Arc::new(Metrics::new());
         let context = offers.iter().map(|offer| offer.context).max().unwrap_or(0);
@@ -541,7 +541,7 @@ fn router(app: Arc<App>) -> Result<Router> {
     let cors = app.settings.access.cors()?;
     let mut router = Router::from(routes())
         .fallback(nothing_there)
-        .method_not_allowed_fallback(not_so)
+        .method_not_allowed_fallback(method_not_allowed)
         // From here on: what comes later is around what comes before.
         .layer(from_fn_with_state(Arc::clone(&app), guard));
     if let Some(cors) = cors {
@@ -554,7 +554,7 @@ async fn nothing_there(uri: Uri) -> ApiError {
     ApiError::not_found(uri.path())
 }
 
-async fn not_so(method: Method, uri: Uri) -> ApiError {
+async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(method.as_str(), uri.path())
 }
 

@@ -7,7 +7,7 @@ use sluice_engine::text::Piece;
 use crate::answer::Delta;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum BlockKind {
     Thought,
     Text,
     /// Of the tool with this name; the text is its arguments.
@@ -16,7 +16,7 @@ pub enum Kind {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    pub kind: Kind,
+    pub kind: BlockKind,
     pub text: String,
 }
 
@@ -44,11 +44,11 @@ impl Blocks {
         let mut changes = Vec::new();
         for piece in &delta.pieces {
             match piece {
-                Piece::Thought(text) => self.grow(Kind::Thought, text, &mut changes),
-                Piece::Text(text) => self.grow(Kind::Text, text, &mut changes),
-                Piece::Call { name, .. } => self.begin(Kind::Call(name.clone()), &mut changes),
+                Piece::Thought(text) => self.grow(BlockKind::Thought, text, &mut changes),
+                Piece::Text(text) => self.grow(BlockKind::Text, text, &mut changes),
+                Piece::Call { name, .. } => self.begin(BlockKind::Call(name.clone()), &mut changes),
                 Piece::Arguments { json, .. } => {
-                    let last = self.open().filter(|i| matches!(self.all[*i].kind, Kind::Call(_)));
+                    let last = self.open().filter(|i| matches!(self.all[*i].kind, BlockKind::Call(_)));
                     if let Some(i) = last.filter(|_| !json.is_empty()) {
                         self.all[i].text += json;
                         changes.push(Change::Grown(i, json.clone()));
@@ -56,7 +56,7 @@ impl Blocks {
                 }
             }
         }
-        let thinks = self.open().is_some_and(|i| self.all[i].kind == Kind::Thought);
+        let thinks = self.open().is_some_and(|i| self.all[i].kind == BlockKind::Thought);
         if thinks || delta.pieces.iter().any(|p| matches!(p, Piece::Thought(_))) {
             self.thought_tokens += delta.tokens.len();
         }
@@ -70,15 +70,15 @@ impl Blocks {
     /// The name and the arguments' text of a block that is a call.
     pub fn call(&self, index: usize) -> Option<(&str, &str)> {
         let Block { kind, text } = &self.all[index];
-        if let Kind::Call(name) = kind { Some((name, text)) } else { None }
+        if let BlockKind::Call(name) = kind { Some((name, text)) } else { None }
     }
 
     pub fn is_thought(&self, index: usize) -> bool {
-        self.all[index].kind == Kind::Thought
+        self.all[index].kind == BlockKind::Thought
     }
 
     pub fn has_calls(&self) -> bool {
-        self.all.iter().any(|block| matches!(block.kind, Kind::Call(_)))
+        self.all.iter().any(|block| matches!(block.kind, BlockKind::Call(_)))
     }
 
     /// The block that is not at its end.
@@ -86,7 +86,7 @@ impl Blocks {
         self.is_open.then(|| self.all.len() - 1)
     }
 
-    fn grow(&mut self, kind: Kind, text: &str, changes: &mut Vec<Change>) {
+    fn grow(&mut self, kind: BlockKind, text: &str, changes: &mut Vec<Change>) {
         if text.is_empty() {
             return;
         }
@@ -98,7 +98,7 @@ impl Blocks {
         changes.push(Change::Grown(last, text.to_owned()));
     }
 
-    fn begin(&mut self, kind: Kind, changes: &mut Vec<Change>) {
+    fn begin(&mut self, kind: BlockKind, changes: &mut Vec<Change>) {
         self.end(changes);
         changes.push(Change::Begun(self.all.len()));
         self.all.push(Block { kind, text: String::new() });

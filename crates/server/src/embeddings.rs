@@ -8,10 +8,10 @@ use sluice_engine::text::Prompt;
 use sluice_engine::{Generation, Pooling};
 use utoipa::ToSchema;
 
-use crate::app::Ready;
+use crate::app::LoadedModel;
+use crate::context;
 use crate::error::ApiError;
-use crate::exchange;
-use crate::openai::Common;
+use crate::openai::SamplingFields;
 
 /// Inputs of one request at most, and those of them that the engine has at once.
 const MOST_INPUTS: usize = 2048;
@@ -75,7 +75,7 @@ impl Input {
 ///
 /// # Errors
 /// An input that is empty or too long, more dimensions than there are, a folder that asks for what is not done here; a queue that is full.
-pub async fn vectors(ready: &Arc<Ready>, input: Input, wish: Wish) -> Result<Vectors, ApiError> {
+pub async fn vectors(ready: &Arc<LoadedModel>, input: Input, wish: Wish) -> Result<Vectors, ApiError> {
     let embedding = ready.text.embedding.clone().map_err(|e| ApiError::invalid("model", e))?;
     if let Some(asked) = wish.dimensions.filter(|d| *d == 0 || *d > ready.hidden) {
         let message = format!("dimensions is {asked}; this model's vectors have {}", ready.hidden);
@@ -94,7 +94,7 @@ pub async fn vectors(ready: &Arc<Ready>, input: Input, wish: Wish) -> Result<Vec
     // 2. Vectors
     let one = |prompt| state(Arc::clone(ready), prompt, embedding.pooling);
     let all: Vec<Vec<f32>> = iter(prompts).map(one).buffered(AT_ONCE).try_collect().await?;
-    if let Some(exchange) = exchange::current() {
+    if let Some(exchange) = context::current() {
         exchange.counted(tokens, 0, 0);
     }
     let normalised = embedding.normalised || wish.normalised;
@@ -102,7 +102,7 @@ pub async fn vectors(ready: &Arc<Ready>, input: Input, wish: Wish) -> Result<Vec
     Ok(Vectors { all, tokens })
 }
 
-fn tokens(ready: &Ready, one: One, truncates: bool) -> Result<Vec<u32>, ApiError> {
+fn tokens(ready: &LoadedModel, one: One, truncates: bool) -> Result<Vec<u32>, ApiError> {
     let wrong = |e: anyhow::Error| ApiError::invalid("input", format!("{e:#}"));
     let tokenizer = &ready.text.tokenizer;
     let mut tokens = match &one {
@@ -128,9 +128,9 @@ fn tokens(ready: &Ready, one: One, truncates: bool) -> Result<Vec<u32>, ApiError
 }
 
 /// One input through the engine.
-async fn state(ready: Arc<Ready>, prompt: Vec<u32>, pooling: Pooling) -> Result<Vec<f32>, ApiError> {
+async fn state(ready: Arc<LoadedModel>, prompt: Vec<u32>, pooling: Pooling) -> Result<Vec<f32>, ApiError> {
     let generation = Generation { pooling: Some(pooling), ..Generation::default() };
-    let mut pending = ready.submit(prompt, generation, &Common::default())?;
+    let mut pending = ready.submit(prompt, generation, &SamplingFields::default())?;
     while pending.next().await?.is_some() {}
     pending.answer.embedding.take().ok_or_else(|| ApiError::internal("the engine has given no vector"))
 }

@@ -10,31 +10,31 @@ mod anthropic;
 mod app;
 mod blocks;
 mod bodies;
-mod demand;
+mod context;
 mod embeddings;
 mod error;
-mod exchange;
 mod facts;
 mod given;
 mod listen;
 mod metrics;
+mod model_manager;
 mod models;
 mod ollama;
 mod openai;
 mod openapi;
 mod outbox;
+mod output_spec;
 mod page;
 mod reply;
 mod request;
-mod resident;
 mod runtime;
 mod tokenize;
 
 pub use access::{Access, Keys};
-pub use app::{Bound, Ready, Server, Settings, memory};
+pub use app::{Bound, LoadedModel, Server, Settings, memory};
 pub use bodies::read;
 pub use facts::Facts;
-pub use resident::Offer;
+pub use model_manager::Offer;
 pub use runtime::Limits;
 
 /// One line on standard error.

@@ -265,7 +265,7 @@ impl Metrics {
                 s.prefetched,
                 s.dropped,
                 s.wrong,
-                s.too_dear,
+                s.skipped_slow,
                 broken,
                 unsummed,
             ];

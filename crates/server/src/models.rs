@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::app::{App, Name};
 use crate::error::ApiError;
+use crate::model_manager::Entry;
 use crate::openapi::{Asking, Error, written};
-use crate::resident::Entry;
 
 written! {
     /// A model, in the words of OpenAI's clients and of Anthropic's.

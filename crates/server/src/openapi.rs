@@ -12,7 +12,7 @@ use utoipa::openapi::{Content, HeaderBuilder, InfoBuilder, OpenApi as Document, 
 use utoipa::{IntoResponses, Modify, OpenApi, PartialSchema};
 
 use crate::app;
-use crate::exchange::IGNORED;
+use crate::context::IGNORED;
 
 /// A schema that is written down: `written! { Name, uses [Others], { .. } }`. `Name` becomes a type that only names it.
 macro_rules! written {

@@ -21,9 +21,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::answer::{Answer, Delta};
-use crate::app::Ready;
+use crate::app::LoadedModel;
+use crate::context::RequestContext;
 use crate::error::ApiError;
-use crate::exchange::Exchange;
 use crate::outbox::{self, Outbox, Outgoing, Sent};
 use crate::runtime::{Ticket, Update};
 
@@ -37,13 +37,13 @@ pub struct Pending {
     pub answer: Answer,
     pub prompt_tokens: usize,
     /// In memory until the request is over.
-    pub model: Arc<Ready>,
+    pub model: Arc<LoadedModel>,
     /// When it is given up.
     pub deadline: Option<Instant>,
     /// What waits for clients.
     pub outgoing: Arc<Outgoing>,
     /// Told what it came to.
-    pub exchange: Option<Arc<Exchange>>,
+    pub exchange: Option<Arc<RequestContext>>,
     /// Other prompts of the same request: their choices follow.
     pub beside: Vec<Pending>,
 }
@@ -76,7 +76,7 @@ enum Next {
 }
 
 /// What makes texts of events, and objects, of a dialect's answers.
-pub trait Wire: Send + 'static {
+pub trait StreamEncoder: Send + 'static {
     /// What a stream is of.
     fn media_type(&self) -> &'static str {
         "text/event-stream"
@@ -200,7 +200,7 @@ pub fn now() -> u64 {
 }
 
 /// The answer, as the request wants it.
-pub async fn send(pending: Pending, wire: impl Wire, streamed: bool) -> Response {
+pub async fn send(pending: Pending, wire: impl StreamEncoder, streamed: bool) -> Response {
     if streamed { stream(pending, wire) } else { whole(pending, wire).await }
 }
 
@@ -216,7 +216,7 @@ impl<T> Drop for Job<T> {
 /// A whole answer; or an error, and what is said of it where a good status was sent already.
 type Gathered = Result<Value, Box<(Value, ApiError)>>;
 
-async fn gather<W: Wire>(mut pending: Pending, mut wire: W) -> Gathered {
+async fn gather<W: StreamEncoder>(mut pending: Pending, mut wire: W) -> Gathered {
     loop {
         match pending.next().await {
             Ok(Some(delta)) => wire.gather(delta),
@@ -236,7 +236,7 @@ impl Job<Gathered> {
 }
 
 /// The answer as one object. Where it takes long, what comes first is white space, so that nobody takes the connection for dead.
-async fn whole(pending: Pending, wire: impl Wire) -> Response {
+async fn whole(pending: Pending, wire: impl StreamEncoder) -> Response {
     let mut job = Job(tokio::spawn(gather(pending, wire)));
     match timeout(SIGN_OF_LIFE, job.done()).await {
         Ok(Ok(value)) => Json(value).into_response(),
@@ -258,7 +258,7 @@ async fn whole(pending: Pending, wire: impl Wire) -> Response {
 }
 
 /// The answer as events. Headers go out at once.
-fn stream(pending: Pending, wire: impl Wire) -> Response {
+fn stream(pending: Pending, wire: impl StreamEncoder) -> Response {
     let headers = [(header::CONTENT_TYPE, wire.media_type()), (header::CACHE_CONTROL, "no-cache")];
     let (outbox, sent) = outbox::pair(&pending.outgoing);
     let events = Events { sent, _job: Job(tokio::spawn(fill(pending, wire, outbox))) };
@@ -290,7 +290,7 @@ pub fn event(value: &Value) -> String {
 }
 
 /// Makes events of what comes, until it is over or the client is too far behind.
-async fn fill<W: Wire>(mut pending: Pending, mut wire: W, outbox: Outbox) {
+async fn fill<W: StreamEncoder>(mut pending: Pending, mut wire: W, outbox: Outbox) {
     let mut text = wire.first();
     let mut has_begun = false;
     loop {

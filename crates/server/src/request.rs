@@ -5,13 +5,13 @@ use std::sync::{Arc, Once};
 use anyhow::Context;
 use serde_json::{Map, Value, json};
 use sluice_engine::Constraint;
-use sluice_engine::text::{Dialogue, Reading, TextSide};
+use sluice_engine::text::{Dialogue, ModelText, Reading};
 
-use crate::app::Ready;
-use crate::demand::Demanded;
+use crate::app::LoadedModel;
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
-use crate::openai::Common;
+use crate::openai::SamplingFields;
+use crate::output_spec::OutputSpec;
 use crate::reply::Pending;
 
 /// Whether the model thinks before it answers.
@@ -26,19 +26,19 @@ pub enum Thinking {
 
 /// What is asked for.
 #[derive(Debug, Default)]
-pub struct Asked {
+pub struct ChatRequest {
     /// As chat templates take them: `role`, `content` (a text), `reasoning_content`, `tool_calls` with arguments as objects whose fields are in the order in
     /// which they came, or as their text, `tool_call_id`; `cache_control` where the client wants to keep what is computed up to the message's end.
     pub messages: Vec<Value>,
     /// Tools, and what the answer must be.
-    pub demanded: Demanded,
+    pub demanded: OutputSpec,
     pub thinking: Thinking,
     /// More names that the template may look at.
     pub extra: Map<String, Value>,
     /// How likely each token was is wanted, and so many of the likeliest.
     pub logprobs: Option<usize>,
     /// Sampling, stop strings, the number of tokens, whether it is streamed.
-    pub common: Common,
+    pub common: SamplingFields,
 }
 
 /// A prompt's tokens, and where prompts may part that begin like it: recurrent states are kept there.
@@ -49,7 +49,7 @@ pub struct Rendered {
     pub marks: Vec<usize>,
 }
 
-impl Asked {
+impl ChatRequest {
     /// Whether the client wants to keep something.
     pub fn is_marked(&self) -> bool {
         self.messages.iter().any(|message| !message["cache_control"].is_null())
@@ -59,7 +59,7 @@ impl Asked {
     ///
     /// # Errors
     /// What the template refuses.
-    pub async fn rendered(&mut self, ready: &Arc<Ready>) -> Result<Rendered, ApiError> {
+    pub async fn rendered(&mut self, ready: &Arc<LoadedModel>) -> Result<Rendered, ApiError> {
         let (own, conversation) = (Arc::clone(ready), self.conversation()?);
         let done = tokio::task::spawn_blocking(move || conversation.rendered(&own.text, own.has_states)).await;
         let rendered: Rendered = done.map_err(|e| ApiError::internal(e.to_string()))??;
@@ -93,7 +93,7 @@ impl Asked {
     ///
     /// # Errors
     /// What is wrong with it; a queue that is full.
-    pub async fn submit(mut self, ready: &Arc<Ready>) -> Result<Pending, ApiError> {
+    pub async fn submit(mut self, ready: &Arc<LoadedModel>) -> Result<Pending, ApiError> {
         // 1. The prompt, and what its answer must be, by threads that may take their time
         let Rendered { tokens, marks, .. } = self.rendered(ready).await?;
         let calls = ready.text.template.as_ref().and_then(|template| template.style().calls);
@@ -114,8 +114,8 @@ impl Asked {
 
 /// How the answers to a prompt are read, and what they must be.
 fn prepared(
-    text: &TextSide,
-    demanded: &Demanded,
+    text: &ModelText,
+    demanded: &OutputSpec,
     prompt: Vec<u32>,
 ) -> Result<(Vec<u32>, Reading, Option<Constraint>), ApiError> {
     let reading = Reading::new(text, demanded.tools.as_ref().filter(|_| demanded.reads_calls), &prompt);
@@ -134,7 +134,7 @@ pub struct Conversation {
 impl Conversation {
     /// # Errors
     /// What the template refuses.
-    pub fn rendered(&self, text: &TextSide, with_marks: bool) -> Result<Rendered, ApiError> {
+    pub fn rendered(&self, text: &ModelText, with_marks: bool) -> Result<Rendered, ApiError> {
         let done = self.with(&self.messages, text, with_marks).or_else(|error| {
             // Some templates take a system message at the beginning alone.
             let folded = as_reminders(&self.messages).ok_or(error)?;
@@ -144,12 +144,12 @@ impl Conversation {
         done.map_err(|e| ApiError::invalid("messages", format!("messages: {}", told(&e))))
     }
 
-    fn with(&self, messages: &[Value], text: &TextSide, with_marks: bool) -> anyhow::Result<Rendered> {
-        let TextSide { template, tokenizer, .. } = text;
+    fn with(&self, messages: &[Value], text: &ModelText, with_marks: bool) -> anyhow::Result<Rendered> {
+        let ModelText { template, tokenizer, .. } = text;
         let template = Some(template.as_ref().context("this model has no chat template")?);
         let dialogue = Dialogue { template, tokenizer, messages, tools: self.tools.as_ref(), extra: &self.extra };
         let tokens = dialogue.tokens()?;
-        let marks = if with_marks { dialogue.partings(&tokens) } else { Vec::new() };
+        let marks = if with_marks { dialogue.snapshot_points(&tokens) } else { Vec::new() };
         Ok(Rendered { tokens, marks, is_folded: false })
     }
 }
@@ -380,7 +380,7 @@ mod tests {
         }
         let rendered = |template: &str, messages: &[Value]| {
             std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
-            let text = TextSide::load(&folder, None).unwrap();
+            let text = ModelText::load(&folder, None).unwrap();
             let conversation = Conversation { messages: messages.to_vec(), tools: None, extra: Map::new() };
             let rendered = conversation.rendered(&text, true).map_err(|e| e.message.clone())?;
             Ok::<_, String>((

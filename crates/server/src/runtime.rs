@@ -16,7 +16,7 @@ use sluice_engine::{Engine, Event, Finish, Generation, ReadAhead, Saved, Sequenc
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::metrics::Metrics;
-use crate::resident::Held;
+use crate::model_manager::ModelLease;
 
 /// How much there may be of everything, and how long it may take.
 #[derive(Clone, Copy, Debug)]
@@ -172,7 +172,7 @@ impl Runtime {
     ///
     /// # Errors
     /// When the system refuses a thread.
-    pub fn start(engine: Engine, held: Held, limits: Limits, metrics: Arc<Metrics>) -> std::io::Result<Runtime> {
+    pub fn start(engine: Engine, held: ModelLease, limits: Limits, metrics: Arc<Metrics>) -> std::io::Result<Runtime> {
         let (commands, received) = mpsc::channel();
         let shared = Arc::new(Shared::default());
         let own = Worker {
@@ -265,7 +265,7 @@ struct Worker {
     /// It has ended as it was told to, or everybody knows why not.
     is_over: bool,
     /// Behind the engine: it is dropped after it.
-    held: Held,
+    held: ModelLease,
 }
 
 /// How often the counters of caches are looked at while nothing happens.
@@ -376,7 +376,7 @@ impl Worker {
         let idle = self.engine.is_idle();
         Ok(idle
             && (self.engine.copy_weights()
-                || self.engine.tend()?
+                || self.engine.flush_idle()?
                 || quiet && (self.engine.prefetch()? || self.engine.fill_experts())))
     }
 

@@ -9,15 +9,15 @@ use serde_json::{Map, Value, json};
 use sluice_engine::text::Prompt;
 use utoipa::ToSchema;
 
-use crate::app::{App, Body, Ready};
-use crate::demand::{Demanded, ToolChoice};
+use crate::app::{App, Body, LoadedModel};
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
 use crate::given;
 use crate::openai::chat::messages as messages_of;
 use crate::openai::chat_fields::{ChatMessage, ChatTool};
 use crate::openapi::{Reading, written};
-use crate::request::Asked;
+use crate::output_spec::{OutputSpec, ToolChoice};
+use crate::request::ChatRequest;
 
 /// A text, or messages that the template renders.
 #[derive(Deserialize, ToSchema)]
@@ -121,8 +121,9 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(request): Body<Tokenize>
         }
         (None, Some(messages)) => {
             let messages = messages_of(messages)?;
-            let demanded = Demanded::new(request.tools, &ToolChoice::Auto, true, None, None)?;
-            let mut asked = Asked { messages, demanded, extra: request.chat_template_kwargs, ..Asked::default() };
+            let demanded = OutputSpec::new(request.tools, &ToolChoice::Auto, true, None, None)?;
+            let mut asked =
+                ChatRequest { messages, demanded, extra: request.chat_template_kwargs, ..ChatRequest::default() };
             asked.rendered(&ready).await?.tokens
         }
         _ => return Err(ApiError::invalid("content", "either content (or prompt), or messages")),
@@ -138,7 +139,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(request): Body<Tokenize>
     Ok(Json(json!({"tokens": tokens, "count": count, "max_model_len": ready.context, "token_strs": strings})))
 }
 
-fn piece(ready: &Ready, id: u32) -> String {
+fn piece(ready: &LoadedModel, id: u32) -> String {
     ready.text.tokenizer.decode(&[id], false).unwrap_or_default()
 }
 

@@ -9,14 +9,14 @@ use std::thread;
 use std::time::Duration;
 
 use sluice_conformance::{Checker, Spoilt};
-use sluice_engine::text::TextSide;
+use sluice_engine::text::ModelText;
 use sluice_engine::{Cpu, Engine, Options};
 use sluice_server::{Access, Bound, Facts, Limits, Offer, Server, Settings};
 
 const WHY: &str = "the device is gone";
 
 /// The demo model on a backend that panics in the first step after `panics` is set.
-fn load(panics: &Arc<AtomicBool>) -> anyhow::Result<(Engine, TextSide)> {
+fn load(panics: &Arc<AtomicBool>) -> anyhow::Result<(Engine, ModelText)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
     let options = Options { threads: 1, max_sequences: 1, ..Options::for_this_machine()? };
     let engine = Engine::open_on(&folder, options, &|options| {
@@ -28,7 +28,7 @@ fn load(panics: &Arc<AtomicBool>) -> anyhow::Result<(Engine, TextSide)> {
         }));
         Ok(Box::new(checker))
     })?;
-    Ok((engine, TextSide::load(&folder, None)?))
+    Ok((engine, ModelText::load(&folder, None)?))
 }
 
 fn send(address: &str, head: &str, body: &str) -> TcpStream {

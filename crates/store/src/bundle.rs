@@ -68,12 +68,12 @@ pub struct ExpertLayer {
     pub stride: u64,
     pub count: usize,
     /// In order of offset, without gaps; what is left of the stride is padding.
-    pub parts: Vec<Part>,
+    pub parts: Vec<BundlePart>,
 }
 
 /// One array of an expert.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Part {
+pub struct BundlePart {
     /// Such as `gate_proj.scales`.
     pub name: String,
     /// As in a safetensors header.
@@ -108,7 +108,7 @@ impl ExpertLayer {
                 None => ("padding", self.used(), self.stride - self.used()),
             };
             let lies = start + offset..start + offset + bytes;
-            let same = |p: &Part| tensor.dtype.name() == p.dtype && tensor.shape == p.shape;
+            let same = |p: &BundlePart| tensor.dtype.name() == p.dtype && tensor.shape == p.shape;
             let name = expert_of(tensor, leaf).filter(|(_, number)| *number == expert);
             let Some((of, _)) = name.filter(|_| tensor.range == lies && part.is_none_or(same)) else {
                 let Entry { name, dtype, shape, range } = tensor;
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     fn manifest() -> Manifest {
-        let part = |name: &str, dtype: &str, shape: &[usize], offset, bytes| Part {
+        let part = |name: &str, dtype: &str, shape: &[usize], offset, bytes| BundlePart {
             name: name.into(),
             dtype: dtype.into(),
             shape: shape.to_vec(),

@@ -5,7 +5,7 @@
 mod atomic;
 pub mod bundle;
 mod bytes;
-mod caught;
+mod catch_panic;
 mod checkpoint;
 mod dtype;
 mod error;
@@ -24,7 +24,7 @@ mod write;
 pub use atomic::{AtomicFile, check_space, free_space};
 pub use bundle::xxh3_of;
 pub use bytes::Bytes;
-pub use caught::caught;
+pub use catch_panic::catch_panic;
 pub use checkpoint::{Checkpoint, Tensor};
 pub use dtype::Dtype;
 pub use error::Error;

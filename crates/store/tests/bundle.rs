@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use sluice_store::bundle::{self, ExpertLayer, FileEntry, MANIFEST, Manifest, PAGE, Part, RESIDENT};
+use sluice_store::bundle::{self, BundlePart, ExpertLayer, FileEntry, MANIFEST, Manifest, PAGE, RESIDENT};
 use sluice_store::{Checkpoint, Dtype, LoadOptions, TensorPlan, Writer, load, xxh3_of};
 use tempfile::TempDir;
 
@@ -38,7 +38,13 @@ fn write_experts(folder: &Path, layer: usize) -> ExpertLayer {
     let parts = PARTS.iter().map(|(part, dtype, shape)| {
         let bytes = (shape.iter().product::<usize>() * dtype.size()) as u64;
         offset += bytes;
-        Part { name: (*part).into(), dtype: dtype.name().into(), shape: shape.to_vec(), offset: offset - bytes, bytes }
+        BundlePart {
+            name: (*part).into(),
+            dtype: dtype.name().into(),
+            shape: shape.to_vec(),
+            offset: offset - bytes,
+            bytes,
+        }
     });
     ExpertLayer { file: name, base, stride: PAGE, count: EXPERTS, parts: parts.collect() }
 }

@@ -18,7 +18,7 @@ const TOKENS: usize = 4;
 
 /// What a step keeps between its rounds; allocated at the first and then kept.
 #[derive(Default)]
-pub struct Work {
+pub struct DeltaWork {
     /// After the convolution: `[tokens, channels]`.
     qkv: Vec<f32>,
     /// Log decay and write strength: `[tokens, value_heads]` each.
@@ -26,7 +26,7 @@ pub struct Work {
     beta: Vec<f32>,
 }
 
-impl Work {
+impl DeltaWork {
     pub fn bytes(&self) -> usize {
         4 * (self.qkv.len() + self.g.len() + self.beta.len())
     }
@@ -42,7 +42,7 @@ impl Cpu {
         let states = self.states.expect("a model with recurrent layers has a pool of states");
         let [weight, a_log, dt_bias, states] = [step.conv, step.a_log, step.dt_bias, states].map(|t| self.place(t));
         let (norm_weight, eps) = self.norm_weight(&step.norm);
-        let Work { qkv, g, beta } = &mut self.delta;
+        let DeltaWork { qkv, g, beta } = &mut self.delta;
         let qkv = Place::of_slice(part(qkv, tokens * channels), channels);
         let g = Place::of_slice(part(g, tokens * heads), heads);
         let beta = Place::of_slice(part(beta, tokens * heads), heads);

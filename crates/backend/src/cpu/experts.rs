@@ -6,11 +6,11 @@
 //! kept until all are there. The sums are the same, term by term.
 
 use sluice_kernels::elementwise;
-use sluice_kernels::form::Encoding;
-use sluice_kernels::form::MAX_PARTS;
+use sluice_kernels::format::ActivationFormat;
+use sluice_kernels::format::MAX_PLANES;
 use sluice_kernels::matrix::Matrix;
 
-use super::matmul::{Crew, Encoded, MOST_ROWS, Needs, Worker, block_rows, part, tile};
+use super::matmul::{Encoded, ExecContext, MOST_ROWS, Needs, Worker, block_rows, part, tile};
 use super::memory::{Place, Weight};
 use crate::{ExpertMatrix, ExpertPart, Experts, Linear, Mlp, Routing};
 
@@ -20,7 +20,7 @@ pub struct Operand {
     pub weight: usize,
     row: usize,
     rows: usize,
-    read: Option<[Stretch; MAX_PARTS]>,
+    read: Option<[Stretch; MAX_PLANES]>,
 }
 
 /// Some bytes in memory: one of a matrix's arrays.
@@ -45,7 +45,7 @@ impl Operand {
     ///
     /// # Safety
     /// The memory stays as it is for as long as [`Operand::matrix`] is asked for and used.
-    unsafe fn read_to(self, arrays: [&[u8]; MAX_PARTS]) -> Operand {
+    unsafe fn read_to(self, arrays: [&[u8]; MAX_PLANES]) -> Operand {
         Operand { read: Some(arrays.map(|a| Stretch(a.as_ptr(), a.len()))), ..self }
     }
 
@@ -63,7 +63,7 @@ impl Operand {
 
 /// One gated unit: an expert with its tokens, or a dense layer with all of them.
 #[derive(Clone, Copy)]
-pub struct Unit {
+pub struct GatedFfn {
     pub gate: Operand,
     pub up: Operand,
     pub down: Operand,
@@ -75,26 +75,26 @@ pub struct Unit {
     pub first_task: usize,
 }
 
-impl Unit {
+impl GatedFfn {
     /// The unit with its matrices in memory that an expert was read to: all arrays of its operands, in order.
     ///
     /// # Safety
     /// The memory stays as it is for as long as the unit is used.
-    pub unsafe fn read_to<'a>(self, array: impl Fn(usize) -> &'a [u8]) -> Unit {
+    pub unsafe fn read_to<'a>(self, array: impl Fn(usize) -> &'a [u8]) -> GatedFfn {
         let read = |(i, operand): (usize, Operand)| {
             // SAFETY: as the caller vouches.
-            unsafe { operand.read_to(std::array::from_fn(|part| array(i * MAX_PARTS + part))) }
+            unsafe { operand.read_to(std::array::from_fn(|part| array(i * MAX_PLANES + part))) }
         };
         let mut operands = [self.gate, self.up, self.down].into_iter().enumerate().map(read);
         let mut next = || operands.next().expect("as many as went in");
-        Unit { gate: next(), up: next(), down: next(), ..self }
+        GatedFfn { gate: next(), up: next(), down: next(), ..self }
     }
 }
 
 /// The tokens of each used expert, in ascending expert number. Kept between steps so that nothing is allocated.
 #[derive(Default)]
 pub struct Grouping {
-    pub units: Vec<Unit>,
+    pub units: Vec<GatedFfn>,
     /// Row of x of each (expert, token) pair.
     pub order: Vec<u32>,
     pub weights: Vec<f32>,
@@ -121,7 +121,7 @@ pub fn operands(experts: &Experts, expert: usize) -> [Operand; 3] {
 
 impl Operand {
     /// Its bytes in the checkpoint: the arrays of its form.
-    pub fn bytes(&self, weights: &[Weight]) -> [sluice_store::Bytes; MAX_PARTS] {
+    pub fn bytes(&self, weights: &[Weight]) -> [sluice_store::Bytes; MAX_PLANES] {
         weights[self.weight].rows_bytes(self.row..self.row + self.rows)
     }
 }
@@ -147,7 +147,7 @@ impl Grouping {
                 let [gate, up, down] = operands(experts, e);
                 self.wanted.push(e as u32);
                 self.tokens.push(*count);
-                self.units.push(Unit {
+                self.units.push(GatedFfn {
                     gate,
                     up,
                     down,
@@ -172,18 +172,18 @@ impl Grouping {
 
     pub fn bytes(&self) -> usize {
         let words = self.order.len() + self.weights.len() + self.counts.len() + 2 * self.wanted.len();
-        self.units.len() * size_of::<Unit>() + 4 * words
+        self.units.len() * size_of::<GatedFfn>() + 4 * words
     }
 }
 
 /// In which encodings the down projections of these units want their inputs.
-pub fn hidden_needs(crew: &Crew, units: &[Unit]) -> Needs {
-    Needs::of(units.iter().map(|u| crew.weights[u.down.weight].form().encoding(crew.mode)))
+pub fn hidden_needs(context: &ExecContext, units: &[GatedFfn]) -> Needs {
+    Needs::of(units.iter().map(|u| context.weights[u.down.weight].form().activation_format(context.mode)))
 }
 
 /// First round of a dense gated part: the hidden activations of all its tokens.
-pub fn dense_gate_up(crew: Crew, mlp: &Mlp, x: &Encoded, tokens: &[u32], into: &mut Encoded) {
-    let mut unit = [Unit {
+pub fn dense_gate_up(context: ExecContext, mlp: &Mlp, x: &Encoded, tokens: &[u32], into: &mut Encoded) {
+    let mut unit = [GatedFfn {
         gate: Operand::of(&mlp.gate),
         up: Operand::of(&mlp.up),
         down: Operand::of(&mlp.down),
@@ -192,25 +192,39 @@ pub fn dense_gate_up(crew: Crew, mlp: &Mlp, x: &Encoded, tokens: &[u32], into: &
         tokens: tokens.len(),
         first_task: 0,
     }];
-    let needs = hidden_needs(&crew, &unit);
+    let needs = hidden_needs(&context, &unit);
     into.reset(tokens.len(), mlp.gate.rows.len(), needs);
-    gate_up(crew, &mut unit, tokens, x, needs, into);
+    gate_up(context, &mut unit, tokens, x, needs, into);
 }
 
 /// Sizes every thread's scratch for these units in any combination: which of them are read first, and so computed together, varies.
-pub fn reserve(mut crew: Crew, units: &[Unit], shared_down: Option<Operand>, tokens: usize, width: usize) {
+pub fn reserve(
+    mut context: ExecContext,
+    units: &[GatedFfn],
+    shared_down: Option<Operand>,
+    tokens: usize,
+    width: usize,
+) {
     let most = MOST_ROWS.min(width.max(units.first().map_or(0, |u| u.intermediate)));
     let operands = units.iter().flat_map(|u| [u.gate, u.up, u.down]).chain(shared_down);
-    let kernel = operands.map(|o| crew.weights[o.weight].scratch_bytes(most, tokens, crew.mode)).max().unwrap_or(0);
-    crew.reserve(tokens * most, 0, (tokens * most).max(ADDED.min(width)), kernel);
+    let kernel =
+        operands.map(|o| context.weights[o.weight].scratch_bytes(most, tokens, context.mode)).max().unwrap_or(0);
+    context.reserve(tokens * most, 0, (tokens * most).max(ADDED.min(width)), kernel);
 }
 
 /// The first round: `into[unit.from + i] = silu(gate(x[order[i]])) * up(x[order[i]])`, encoded for the down projections. `into` has room for
 /// `[order.len(), intermediate]` in the encodings `needs`.
-pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, needs: Needs, into: &mut Encoded) {
+pub fn gate_up(
+    mut context: ExecContext,
+    units: &mut [GatedFfn],
+    order: &[u32],
+    x: &Encoded,
+    needs: Needs,
+    into: &mut Encoded,
+) {
     let Some(intermediate) = units.first().map(|u| u.intermediate) else { return };
     // Whole groups of int8 activations stay in one task.
-    let block = block_rows(units.len() * intermediate, crew.pool.threads()).next_multiple_of(32);
+    let block = block_rows(units.len() * intermediate, context.pool.threads()).next_multiple_of(32);
     // No unit has more tokens than the step.
     let most = x.rows();
     let (mut tasks, mut kernel) = (0, 0);
@@ -218,11 +232,11 @@ pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, n
         unit.first_task = tasks;
         tasks += intermediate.div_ceil(block);
         for w in [unit.gate.weight, unit.up.weight] {
-            kernel = kernel.max(crew.weights[w].scratch_bytes(block.min(intermediate), most, crew.mode));
+            kernel = kernel.max(context.weights[w].scratch_bytes(block.min(intermediate), most, context.mode));
         }
     }
-    crew.reserve(most * block.min(intermediate), 0, 0, kernel);
-    let Crew { isa, mode, weights, pool, workers, .. } = crew;
+    context.reserve(most * block.min(intermediate), 0, 0, kernel);
+    let ExecContext { isa, mode, weights, pool, workers, .. } = context;
     let (units, workers) = (&*units, &*workers);
     let writer = into.writer(needs);
     pool.run(tasks, &|task, thread| {
@@ -234,7 +248,7 @@ pub fn gate_up(mut crew: Crew, units: &mut [Unit], order: &[u32], x: &Encoded, n
         let Worker { node, kernel, tile: gates, tile2: ups, .. } = unsafe { workers.get(thread) };
         let mut project = |operand: Operand, out| {
             let (matrix, row) = operand.matrix(weights, *node);
-            let input = x.input(weights[operand.weight].form().encoding(mode));
+            let input = x.input(weights[operand.weight].form().activation_format(mode));
             tile(isa, &matrix, row + from..row + from + n, input, tokens, out, kernel);
         };
         project(unit.gate, gates);
@@ -272,8 +286,8 @@ pub struct Carry {
 /// going on from there.
 #[allow(clippy::too_many_arguments)]
 pub fn down_and_add(
-    mut crew: Crew,
-    units: &[Unit],
+    mut context: ExecContext,
+    units: &[GatedFfn],
     grouping: &Grouping,
     rows_of_pairs: &[u32],
     hidden: &Encoded,
@@ -282,11 +296,12 @@ pub fn down_and_add(
     residual: Place,
 ) {
     let (tokens, width) = (residual.rows, residual.cols);
-    let block = block_rows(width, crew.pool.threads());
+    let block = block_rows(width, context.pool.threads());
     let downs = units.iter().map(|u| u.down.weight).chain(shared.iter().map(|s| s.down.weight));
-    let kernel = downs.map(|w| crew.weights[w].scratch_bytes(block.min(width), tokens, crew.mode)).max().unwrap_or(0);
-    crew.reserve(tokens * block.min(width), 0, tokens * block.min(width), kernel);
-    let Crew { isa, mode, weights, pool, workers, .. } = crew;
+    let kernel =
+        downs.map(|w| context.weights[w].scratch_bytes(block.min(width), tokens, context.mode)).max().unwrap_or(0);
+    context.reserve(tokens * block.min(width), 0, tokens * block.min(width), kernel);
+    let ExecContext { isa, mode, weights, pool, workers, .. } = context;
     let workers = &*workers;
     pool.run(width.div_ceil(block), &|task, thread| {
         let from = task * block;
@@ -301,7 +316,7 @@ pub fn down_and_add(
             }),
             _ => sum.fill(0.0),
         }
-        let encoding = |w: usize| -> Encoding { weights[w].form().encoding(mode) };
+        let encoding = |w: usize| -> ActivationFormat { weights[w].form().activation_format(mode) };
         // 1. routed experts, ascending
         for unit in units {
             let (matrix, row) = unit.down.matrix(weights, *node);
@@ -343,19 +358,19 @@ pub fn down_and_add(
 
 /// Down projections by themselves: `outputs[from + i] = down(hidden[rows[i]])` for each (projection, rows, from), where `outputs` is `[.., hidden]`.
 pub fn down(
-    mut crew: Crew,
+    mut context: ExecContext,
     downs: &[(Operand, std::ops::Range<usize>, usize)],
     rows: &[u32],
     hidden: &Encoded,
     outputs: Place,
 ) {
     let width = outputs.cols;
-    let block = block_rows(downs.len() * width, crew.pool.threads()).min(width);
+    let block = block_rows(downs.len() * width, context.pool.threads()).min(width);
     let per_unit = width.div_ceil(block);
     let most = downs.iter().map(|(_, rows, _)| rows.len()).max().unwrap_or(0);
-    let kernel = downs.iter().map(|(d, ..)| crew.weights[d.weight].scratch_bytes(block, most, crew.mode)).max();
-    crew.reserve(most * block, 0, 0, kernel.unwrap_or(0));
-    let Crew { isa, mode, weights, pool, workers, .. } = crew;
+    let kernel = downs.iter().map(|(d, ..)| context.weights[d.weight].scratch_bytes(block, most, context.mode)).max();
+    context.reserve(most * block, 0, 0, kernel.unwrap_or(0));
+    let ExecContext { isa, mode, weights, pool, workers, .. } = context;
     let workers = &*workers;
     pool.run(downs.len() * per_unit, &|task, thread| {
         let (operand, pairs, to) = &downs[task / per_unit];
@@ -364,7 +379,7 @@ pub fn down(
         // SAFETY: one borrow, by the task that runs as this thread.
         let Worker { node, kernel, tile: out, .. } = unsafe { workers.get(thread) };
         let (matrix, row) = operand.matrix(weights, *node);
-        let input = hidden.input(weights[operand.weight].form().encoding(mode));
+        let input = hidden.input(weights[operand.weight].form().activation_format(mode));
         let y = tile(isa, &matrix, row + from..row + from + n, input, &rows[pairs.clone()], out, kernel);
         for (i, y) in y.chunks_exact(n).enumerate() {
             // SAFETY: these columns of these rows are this task's alone.
@@ -378,8 +393,8 @@ pub const ADDED: usize = 512;
 
 /// Adds up the outputs of [`down`]: as [`down_and_add`], with routed outputs in `outputs[pair]` and the shared expert's in `outputs[pairs + t]`.
 pub fn add(
-    mut crew: Crew,
-    units: impl Iterator<Item = Unit> + Clone + Sync,
+    mut context: ExecContext,
+    units: impl Iterator<Item = GatedFfn> + Clone + Sync,
     grouping: &Grouping,
     outputs: Place,
     shared: Option<Option<Place>>,
@@ -387,8 +402,8 @@ pub fn add(
 ) {
     let (tokens, width) = (residual.rows, residual.cols);
     let block = ADDED.min(width);
-    crew.reserve(0, 0, block, 0);
-    let Crew { isa, pool, workers, .. } = crew;
+    context.reserve(0, 0, block, 0);
+    let ExecContext { isa, pool, workers, .. } = context;
     let workers = &*workers;
     let blocks = width.div_ceil(block);
     pool.run(tokens * blocks, &|task, thread| {

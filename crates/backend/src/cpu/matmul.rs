@@ -1,7 +1,7 @@
 //! Matrix products on the CPU: activations are encoded once for all matrices that share them, then row blocks of the matrices are
 //! distributed among threads. A row of the result is always computed by one thread alone, so the distribution changes no bit.
 
-use sluice_kernels::form::{Activations, Encoding};
+use sluice_kernels::format::{ActivationFormat, Activations};
 use sluice_kernels::input::Input;
 use sluice_kernels::matmul;
 use sluice_kernels::matrix::Matrix;
@@ -21,15 +21,15 @@ pub struct Needs {
 }
 
 impl Needs {
-    pub fn add(&mut self, encoding: Encoding) {
+    pub fn add(&mut self, encoding: ActivationFormat) {
         match encoding {
-            Encoding::F32 => self.f32 = true,
-            Encoding::Bf16 => self.bf16 = true,
-            Encoding::Int8 => self.int8 = true,
+            ActivationFormat::F32 => self.f32 = true,
+            ActivationFormat::Bf16 => self.bf16 = true,
+            ActivationFormat::Int8 => self.int8 = true,
         }
     }
 
-    pub fn of(encodings: impl IntoIterator<Item = Encoding>) -> Needs {
+    pub fn of(encodings: impl IntoIterator<Item = ActivationFormat>) -> Needs {
         let mut needs = Needs::default();
         encodings.into_iter().for_each(|e| needs.add(e));
         needs
@@ -82,12 +82,12 @@ impl Encoded {
         4 * (self.f32.len() + self.scales.len() + self.sums.len()) + 2 * self.bf16.len() + self.q.len()
     }
 
-    pub fn input(&self, encoding: Encoding) -> Input<'_> {
+    pub fn input(&self, encoding: ActivationFormat) -> Input<'_> {
         let (n, groups) = (self.rows * self.cols, self.rows * self.cols / GROUP);
         match encoding {
-            Encoding::F32 => Input::F32(&self.f32[..n]),
-            Encoding::Bf16 => Input::Bf16(&self.bf16[..n]),
-            Encoding::Int8 => {
+            ActivationFormat::F32 => Input::F32(&self.f32[..n]),
+            ActivationFormat::Bf16 => Input::Bf16(&self.bf16[..n]),
+            ActivationFormat::Int8 => {
                 Input::Int8 { q: &self.q[..n], scales: &self.scales[..groups], sums: &self.sums[..groups] }
             }
         }
@@ -163,7 +163,7 @@ pub fn part(v: &mut Vec<f32>, len: usize) -> &mut [f32] {
 }
 
 /// What carries tasks out: how to compute, with which weights, the threads and what each of them keeps.
-pub struct Crew<'a> {
+pub struct ExecContext<'a> {
     pub isa: Isa,
     pub mode: Activations,
     pub weights: &'a [Weight],
@@ -172,10 +172,10 @@ pub struct Crew<'a> {
     pub workers: &'a mut PerThread<Worker>,
 }
 
-impl<'a> Crew<'a> {
+impl<'a> ExecContext<'a> {
     /// The same for a while.
-    pub fn again(&mut self) -> Crew<'_> {
-        Crew { pool: self.pool, workers: self.workers, ..*self }
+    pub fn again(&mut self) -> ExecContext<'_> {
+        ExecContext { pool: self.pool, workers: self.workers, ..*self }
     }
 
     /// Where a tensor lies.
@@ -186,13 +186,13 @@ impl<'a> Crew<'a> {
     /// The weight of a norm, and its epsilon.
     pub fn norm(&self, norm: &Norm) -> (&'a [f32], f32) {
         let place = self.place(norm.weight);
-        // SAFETY: weights are written once, at load, and their buffers outlive the crew.
+        // SAFETY: weights are written once, at load, and their buffers outlive the context.
         (unsafe { place.get(0, 0..place.cols) }, norm.eps)
     }
 
     /// What inputs these matrices take.
     pub fn needs(&self, matrices: impl IntoIterator<Item = MatrixId>) -> Needs {
-        Needs::of(matrices.into_iter().map(|m| self.weights[m.number()].form().encoding(self.mode)))
+        Needs::of(matrices.into_iter().map(|m| self.weights[m.number()].form().activation_format(self.mode)))
     }
 
     /// Waits for the weights of some linears: here and not in the tasks, so that threads with nothing to do leave the processor to the readers.
@@ -237,11 +237,11 @@ impl Worker {
 const ENCODE_TOKENS: usize = 4;
 
 /// Encodes the rows of `x`, after an RMS norm where one is given.
-pub fn encode(mut crew: Crew, x: Place, norm: Option<&Norm>, needs: Needs, into: &mut Encoded) {
-    let norm = norm.map(|n| crew.norm(n));
+pub fn encode(mut context: ExecContext, x: Place, norm: Option<&Norm>, needs: Needs, into: &mut Encoded) {
+    let norm = norm.map(|n| context.norm(n));
     into.reset(x.rows, x.cols, needs);
-    crew.reserve(0, x.cols, 0, 0);
-    let Crew { isa, pool, workers, .. } = crew;
+    context.reserve(0, x.cols, 0, 0);
+    let ExecContext { isa, pool, workers, .. } = context;
     let workers = &*workers;
     let writer = into.writer(needs);
     pool.run(x.rows.div_ceil(ENCODE_TOKENS), &|task, thread| {
@@ -291,20 +291,20 @@ pub fn block_rows(rows: usize, threads: usize) -> usize {
 pub const SMALL: usize = 1 << 15;
 
 /// Carries out `products` on the rows `tokens` of the encoded activations.
-pub fn run_products(mut crew: Crew, products: &mut [Product], encoded: &Encoded, tokens: &[u32]) {
+pub fn run_products(mut context: ExecContext, products: &mut [Product], encoded: &Encoded, tokens: &[u32]) {
     let rows: usize = products.iter().map(|p| p.rows).sum();
     let small = rows * encoded.cols * tokens.len() < SMALL;
-    let block = if small { usize::MAX } else { block_rows(rows, crew.pool.threads()) };
+    let block = if small { usize::MAX } else { block_rows(rows, context.pool.threads()) };
     let (mut tasks, mut tile_len, mut kernel) = (0, 0, 0);
     for product in products.iter_mut() {
         product.first_task = tasks;
         tasks += if small { 1 } else { product.rows.div_ceil(block) };
         let n = block.min(product.rows);
         tile_len = tile_len.max(tokens.len() * n);
-        kernel = kernel.max(crew.weights[product.weight].scratch_bytes(n, tokens.len(), crew.mode));
+        kernel = kernel.max(context.weights[product.weight].scratch_bytes(n, tokens.len(), context.mode));
     }
-    crew.reserve(tile_len, 0, 0, kernel);
-    let Crew { isa, mode, weights, pool, workers, .. } = crew;
+    context.reserve(tile_len, 0, 0, kernel);
+    let ExecContext { isa, mode, weights, pool, workers, .. } = context;
     let (workers, products) = (&*workers, &*products);
     let task = |task: usize, thread: usize| {
         let product = &products[products.partition_point(|p| p.first_task <= task) - 1];
@@ -313,7 +313,7 @@ pub fn run_products(mut crew: Crew, products: &mut [Product], encoded: &Encoded,
         // SAFETY: one borrow, by the task that runs as this thread.
         let worker = unsafe { workers.get(thread) };
         let weight = &weights[product.weight];
-        let input = encoded.input(weight.form().encoding(mode));
+        let input = encoded.input(weight.form().activation_format(mode));
         let tile = part(&mut worker.tile, tokens.len() * n);
         let first = product.row + from;
         matmul::matmul(isa, &weight.matrix(worker.node), first..first + n, input, tokens, tile, &mut worker.kernel);

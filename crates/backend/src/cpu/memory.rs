@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use memmap2::{Advice, MmapMut, MmapOptions};
-use sluice_kernels::form::{Activations, WeightFormat, MAX_PARTS, MatrixError};
+use sluice_kernels::format::{Activations, MAX_PLANES, MatrixError, WeightFormat};
 use sluice_kernels::matmul;
 use sluice_kernels::matrix::Matrix;
 use sluice_kernels::rotary::RotaryFrequencies;
@@ -337,7 +337,7 @@ impl Weight {
     /// Checks shape and lengths; reads no byte.
     pub fn new(source: MatrixSource) -> Result<Weight> {
         let (rows, cols) = (source.rows, source.cols);
-        let parts = source.form.parts(cols)?;
+        let parts = source.form.planes(cols)?;
         let (got, wanted) = (source.parts.len(), parts.len());
         ensure!(got == wanted, MatrixError::Parts { got, wanted });
         for (part, bytes) in parts.iter().zip(&source.parts) {
@@ -404,7 +404,7 @@ impl Weight {
     }
 
     /// The arrays of some rows, whether they are there or not; those that its form does not have are empty.
-    pub fn rows_bytes(&self, rows: Range<usize>) -> [Bytes; MAX_PARTS] {
+    pub fn rows_bytes(&self, rows: Range<usize>) -> [Bytes; MAX_PLANES] {
         std::array::from_fn(|i| match self.source.parts.get(i) {
             None => Bytes::from(Vec::new()),
             Some(bytes) => {

@@ -1,15 +1,15 @@
 //! A mixture of experts on the host: routing, tokens grouped by expert, experts where they are mapped or as they are read, and their ordered sum.
 //!
-//! It knows no step and no model, only a [`Crew`] that carries tasks out, so that another device can share a layer with it.
+//! It knows no step and no model, only a [`ExecContext`] that carries tasks out, so that another device can share a layer with it.
 
 use std::time::Instant;
 
 use anyhow::Result;
-use sluice_kernels::form::{Activations, Encoding};
+use sluice_kernels::format::{ActivationFormat, Activations};
 use sluice_kernels::{math, norm, route};
 
 use super::experts::{self, Grouping, Operand, SharedDown};
-use super::matmul::{self, Crew, Encoded, Needs};
+use super::matmul::{self, Encoded, ExecContext, Needs};
 use super::memory::{Parts, Place, Weight};
 use super::streaming::{Lookahead, Streaming};
 use crate::{ExpertOptions, Failed, Moe, MoeId, Phase, Profile, Routed, Routing, SharedExpert};
@@ -32,7 +32,7 @@ pub struct HostMixture {
     /// 0, 1, 2, ..: lists that take every row.
     counting: Vec<u32>,
     streaming: Option<Streaming>,
-    guess: Guess,
+    guess: RouterPrediction,
     routed: Option<Vec<Routed>>,
     synchronisations: usize,
 }
@@ -45,7 +45,7 @@ struct Registered {
 
 /// What a router would choose from the input of an earlier layer.
 #[derive(Default)]
-pub struct Guess {
+pub struct RouterPrediction {
     /// Of which mixture.
     pub moe: Option<usize>,
     pub routing: Routing,
@@ -53,7 +53,7 @@ pub struct Guess {
 
 /// When the next layer's experts are guessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sight {
+enum PrefetchPoint {
     /// Before this layer's experts are added to the residual stream.
     Early,
     /// After, with only the next layer's token mixer in between.
@@ -116,15 +116,22 @@ impl HostMixture {
     }
 
     /// `residual += mixture(norm(x))`, where `x` may be the residual.
-    pub fn run(&mut self, mut crew: Crew, number: usize, x: Place, residual: Place, profile: Option<&mut Profile>) {
+    pub fn run(
+        &mut self,
+        mut context: ExecContext,
+        number: usize,
+        x: Place,
+        residual: Place,
+        profile: Option<&mut Profile>,
+    ) {
         let t0 = Instant::now();
         // What is registered does not change while it runs.
         let moes = std::mem::take(&mut self.moes);
         let Registered { moe, next } = &moes[number];
         let next = next.map(|n| (n, &moes[n].moe));
         // 1. norm, router
-        self.norm(crew.again(), moe, x);
-        self.route(crew.again(), moe, x.rows);
+        self.norm(context.again(), moe, x);
+        self.route(context.again(), moe, x.rows);
         if let Some(routed) = &mut self.routed {
             let guessed = self.guess.moe.take_if(|m| *m == number).map(|_| self.guess.routing.experts.clone());
             routed.push(Routed {
@@ -144,12 +151,12 @@ impl HostMixture {
             guess.experts.reserve(pairs.saturating_sub(guess.experts.len()));
             guess.weights.reserve(pairs.saturating_sub(guess.weights.len()));
         }
-        self.look_ahead(crew.again(), x, next, Sight::Early);
+        self.look_ahead(context.again(), x, next, PrefetchPoint::Early);
         // 3. experts, and their sum
-        self.experts(crew.again(), moe, residual);
-        self.look_ahead(crew.again(), x, next, Sight::Late);
+        self.experts(context.again(), moe, residual);
+        self.look_ahead(context.again(), x, next, PrefetchPoint::Late);
         if let Some(profile) = profile {
-            self.record(&crew, moe, x.rows, profile, t0, t1);
+            self.record(&context, moe, x.rows, profile, t0, t1);
         }
         self.moes = moes;
     }
@@ -157,7 +164,7 @@ impl HostMixture {
     /// As [`HostMixture::run`] without what the routed experts add; leaves their inputs in `normed`, and returns their routing.
     pub fn run_but_experts(
         &mut self,
-        mut crew: Crew,
+        mut context: ExecContext,
         number: usize,
         x: Place,
         normed: Place,
@@ -165,25 +172,25 @@ impl HostMixture {
     ) -> Routing {
         let moes = std::mem::take(&mut self.moes);
         let moe = &moes[number].moe;
-        self.norm(crew.again(), moe, x);
+        self.norm(context.again(), moe, x);
         for (t, row) in self.normed.chunks_exact(x.cols).take(x.rows).enumerate() {
             // SAFETY: no task is running.
             unsafe { normed.get_mut(t, 0..x.cols) }.copy_from_slice(row);
         }
-        self.route(crew.again(), moe, x.rows);
+        self.route(context.again(), moe, x.rows);
         let none = Routing { k: self.routing.k, ..Routing::default() };
         let routing = std::mem::replace(&mut self.routing, none);
         self.grouping.fill(&self.routing, &moe.experts);
-        self.experts(crew.again(), moe, residual);
+        self.experts(context.again(), moe, residual);
         self.moes = moes;
         routing
     }
 
     /// `normed = norm(x)`
-    fn norm(&mut self, crew: Crew, moe: &Moe, x: Place) {
-        let (weight, eps) = crew.norm(&moe.norm);
-        let (out, isa) = (Place::of_slice(matmul::part(&mut self.normed, x.rows * x.cols), x.cols), crew.isa);
-        crew.pool.run(x.rows.div_ceil(4), &|task, _| {
+    fn norm(&mut self, context: ExecContext, moe: &Moe, x: Place) {
+        let (weight, eps) = context.norm(&moe.norm);
+        let (out, isa) = (Place::of_slice(matmul::part(&mut self.normed, x.rows * x.cols), x.cols), context.isa);
+        context.pool.run(x.rows.div_ceil(4), &|task, _| {
             for row in task * 4..((task + 1) * 4).min(x.rows) {
                 // SAFETY: this task alone uses these rows.
                 let (x, out) = unsafe { (x.get(row, 0..x.cols), out.get_mut(row, 0..x.cols)) };
@@ -198,56 +205,56 @@ impl HostMixture {
     }
 
     /// Which experts the rows of what was normed take.
-    fn route(&mut self, mut crew: Crew, moe: &Moe, tokens: usize) {
+    fn route(&mut self, mut context: ExecContext, moe: &Moe, tokens: usize) {
         let x = self.normed(moe, tokens);
         self.count_to(tokens);
-        matmul::encode(crew.again(), x, None, Needs::of([Encoding::F32]), &mut self.encoded);
-        choose(crew, moe, &self.encoded, &self.counting[..tokens], &mut self.logits, &mut self.routing);
+        matmul::encode(context.again(), x, None, Needs::of([ActivationFormat::F32]), &mut self.encoded);
+        choose(context, moe, &self.encoded, &self.counting[..tokens], &mut self.logits, &mut self.routing);
     }
 
     /// `residual += sum of the routed experts of what was normed + shared expert of it`
-    fn experts(&mut self, mut crew: Crew, moe: &Moe, residual: Place) {
+    fn experts(&mut self, mut context: ExecContext, moe: &Moe, residual: Place) {
         let (tokens, shared) = (residual.rows, moe.shared.as_ref());
         let mut grouping = std::mem::take(&mut self.grouping);
         let pairs = grouping.order.len();
         // 1. one encoding of x for all
         let ids = grouping.units.iter().flat_map(|u| [u.gate.weight, u.up.weight]).map(crate::MatrixId::new);
-        let mut needs = crew.needs(ids);
+        let mut needs = context.needs(ids);
         if let Some(s) = shared {
             for e in [&s.mlp.gate, &s.mlp.up] {
-                needs.add(crew.weights[e.matrix.number()].form().encoding(crew.mode));
+                needs.add(context.weights[e.matrix.number()].form().activation_format(context.mode));
             }
             needs.f32 |= s.gate.is_some();
         }
         let x = self.normed(moe, tokens);
-        matmul::encode(crew.again(), x, None, needs, &mut self.encoded);
+        matmul::encode(context.again(), x, None, needs, &mut self.encoded);
         if self.streaming.is_none() {
             for unit in &grouping.units {
-                [unit.gate, unit.up, unit.down].iter().for_each(|o| crew.weights[o.weight].wait());
+                [unit.gate, unit.up, unit.down].iter().for_each(|o| context.weights[o.weight].wait());
             }
         }
         self.count_to(tokens.max(pairs));
         // 2. hidden activations: shared expert, routed experts
-        let gate = shared.and_then(|s| self.shared_gate_up(crew.again(), s, tokens));
-        let needs = experts::hidden_needs(&crew, &grouping.units);
+        let gate = shared.and_then(|s| self.shared_gate_up(context.again(), s, tokens));
+        let needs = experts::hidden_needs(&context, &grouping.units);
         self.hidden.reset(pairs, moe.experts.intermediate(), needs);
         let shared_down = shared.map(|s| Operand::of(&s.mlp.down));
         // Experts that are read are computed as they come; where all are there, together.
         let there = match self.streaming.take() {
             Some(mut streaming) if !grouping.units.is_empty() => {
                 streaming.reserve(pairs, tokens, residual.cols);
-                experts::reserve(crew.again(), &grouping.units, shared_down, tokens, residual.cols);
+                experts::reserve(context.again(), &grouping.units, shared_down, tokens, residual.cols);
                 let there = streaming.all_there(&mut grouping);
                 if !there {
                     self.synchronisations += 1;
-                    let layer = InTurn {
+                    let layer = StreamedLayer {
                         x: &self.encoded,
                         needs,
                         counting: &self.counting,
                         shared: shared_down.map(|down| (down, &self.shared_hidden, gate)),
                         residual,
                     };
-                    streaming.run(crew.again(), &mut grouping, layer, &mut self.hidden);
+                    streaming.run(context.again(), &mut grouping, layer, &mut self.hidden);
                 }
                 self.streaming = Some(streaming);
                 there
@@ -260,7 +267,7 @@ impl HostMixture {
         // 3. down projections, summed
         if there {
             experts::gate_up(
-                crew.again(),
+                context.again(),
                 &mut grouping.units,
                 &grouping.order,
                 &self.encoded,
@@ -271,7 +278,7 @@ impl HostMixture {
             let hidden = &self.shared_hidden;
             let shared = shared_down.map(|down| SharedDown { down, hidden, gate, tokens: &counting[..tokens] });
             let rows = &counting[..pairs];
-            experts::down_and_add(crew, &grouping.units, &grouping, rows, &self.hidden, shared, None, residual);
+            experts::down_and_add(context, &grouping.units, &grouping, rows, &self.hidden, shared, None, residual);
             if let Some(streaming) = &mut self.streaming {
                 streaming.release_all(&grouping);
             }
@@ -280,13 +287,13 @@ impl HostMixture {
     }
 
     /// First round of the shared expert, into `shared_hidden`; its gates, where it has some.
-    fn shared_gate_up(&mut self, mut crew: Crew, s: &SharedExpert, tokens: usize) -> Option<Place> {
-        crew.wait_for([&s.mlp.gate, &s.mlp.up, &s.mlp.down].into_iter().chain(&s.gate));
+    fn shared_gate_up(&mut self, mut context: ExecContext, s: &SharedExpert, tokens: usize) -> Option<Place> {
+        context.wait_for([&s.mlp.gate, &s.mlp.up, &s.mlp.down].into_iter().chain(&s.gate));
         let gate = s.gate.as_ref().map(|gate| {
             let place = Place::of_slice(matmul::part(&mut self.gates, tokens), 1);
-            let product = crew.product(gate, place, false);
-            let crew = Crew { mode: Activations::F32, ..crew.again() };
-            matmul::run_products(crew, &mut [product], &self.encoded, &self.counting[..tokens]);
+            let product = context.product(gate, place, false);
+            let context = ExecContext { mode: Activations::F32, ..context.again() };
+            matmul::run_products(context, &mut [product], &self.encoded, &self.counting[..tokens]);
             // SAFETY: the product is done; nobody else uses the gates now.
             (0..tokens).for_each(|t| unsafe {
                 let g = &mut place.get_mut(t, 0..1)[0];
@@ -294,41 +301,41 @@ impl HostMixture {
             });
             place
         });
-        experts::dense_gate_up(crew, &s.mlp, &self.encoded, &self.counting[..tokens], &mut self.shared_hidden);
+        experts::dense_gate_up(context, &s.mlp, &self.encoded, &self.counting[..tokens], &mut self.shared_hidden);
         gate
     }
 
     /// Guesses what the next mixture will want from the residual stream as it is, and has it read. Changes no result.
-    fn look_ahead(&mut self, crew: Crew, x: Place, next: Option<(usize, &Moe)>, sight: Sight) {
+    fn look_ahead(&mut self, context: ExecContext, x: Place, next: Option<(usize, &Moe)>, sight: PrefetchPoint) {
         let Some((number, moe)) = next else { return };
         let few = self.streaming.as_ref().is_none_or(Streaming::as_they_come);
         let ahead = self.streaming.as_ref().is_some_and(Streaming::looks_ahead);
         // What is recorded is the early guess; for many tokens that one is good enough.
-        if sight == Sight::Late && (self.routed.is_some() || !few || !ahead) {
+        if sight == PrefetchPoint::Late && (self.routed.is_some() || !few || !ahead) {
             return;
         }
         if self.routed.is_some() || self.streaming.as_ref().is_some_and(Streaming::guesses) {
-            self.guess(crew, x, number, moe);
+            self.guess(context, x, number, moe);
         }
         if let Some(s) = self.streaming.as_mut().filter(|_| ahead) {
-            s.look_ahead(number, moe.experts.count, &self.guess.routing, sight == Sight::Late);
+            s.look_ahead(number, moe.experts.count, &self.guess.routing, sight == PrefetchPoint::Late);
         }
     }
 
     /// What the router of mixture `number` would choose if `x` came to it as it is.
-    fn guess(&mut self, mut crew: Crew, x: Place, number: usize, moe: &Moe) {
+    fn guess(&mut self, mut context: ExecContext, x: Place, number: usize, moe: &Moe) {
         self.count_to(x.rows);
-        matmul::encode(crew.again(), x, Some(&moe.norm), Needs::of([Encoding::F32]), &mut self.encoded);
-        choose(crew, moe, &self.encoded, &self.counting[..x.rows], &mut self.logits, &mut self.guess.routing);
+        matmul::encode(context.again(), x, Some(&moe.norm), Needs::of([ActivationFormat::F32]), &mut self.encoded);
+        choose(context, moe, &self.encoded, &self.counting[..x.rows], &mut self.logits, &mut self.guess.routing);
         self.guess.moe = Some(number);
     }
 
-    fn record(&self, crew: &Crew, moe: &Moe, tokens: usize, profile: &mut Profile, t0: Instant, t1: Instant) {
+    fn record(&self, context: &ExecContext, moe: &Moe, tokens: usize, profile: &mut Profile, t0: Instant, t1: Instant) {
         let pairs = self.grouping.order.len();
         let mut add = |phase, time, used: &mut dyn Iterator<Item = (usize, usize)>, tokens: usize| {
             let (mut bytes, mut macs) = (0, 0);
             for (weight, rows) in used {
-                let w = &crew.weights[weight];
+                let w = &context.weights[weight];
                 bytes += (rows * w.bytes_per_row()) as u64;
                 macs += (rows * w.cols() * tokens) as u64;
             }
@@ -346,7 +353,7 @@ impl HostMixture {
 }
 
 /// What experts that are computed as they come are given, and where they go.
-pub struct InTurn<'a> {
+pub struct StreamedLayer<'a> {
     pub x: &'a Encoded,
     pub needs: Needs,
     pub counting: &'a [u32],
@@ -356,17 +363,24 @@ pub struct InTurn<'a> {
 }
 
 /// Router logits of the encoded tokens, always from f32, so that the choice does not depend on their encoding; and what they choose.
-fn choose(mut crew: Crew, moe: &Moe, x: &Encoded, tokens: &[u32], logits: &mut Vec<f32>, routing: &mut Routing) {
-    let (n, count, k, isa) = (tokens.len(), moe.router.rows.len(), moe.scoring.k(), crew.isa);
-    crew.wait_for([&moe.router]);
+fn choose(
+    mut context: ExecContext,
+    moe: &Moe,
+    x: &Encoded,
+    tokens: &[u32],
+    logits: &mut Vec<f32>,
+    routing: &mut Routing,
+) {
+    let (n, count, k, isa) = (tokens.len(), moe.router.rows.len(), moe.scoring.k(), context.isa);
+    context.wait_for([&moe.router]);
     let out = Place::of_slice(matmul::part(logits, n * count), count);
-    let product = crew.product(&moe.router, out, false);
-    matmul::run_products(Crew { mode: Activations::F32, ..crew.again() }, &mut [product], x, tokens);
+    let product = context.product(&moe.router, out, false);
+    matmul::run_products(ExecContext { mode: Activations::F32, ..context.again() }, &mut [product], x, tokens);
     routing.k = k;
     routing.experts.resize(n * k, 0);
     routing.weights.resize(n * k, 0.0);
     let (ids, weights) = (Parts::new(&mut routing.experts), Parts::new(&mut routing.weights));
-    crew.pool.run(n.div_ceil(8), &|task, _| {
+    context.pool.run(n.div_ceil(8), &|task, _| {
         for t in task * 8..((task + 1) * 8).min(n) {
             // SAFETY: this task alone uses this token's parts.
             let (logits, ids, weights) =

@@ -1,25 +1,25 @@
 //! The CPU backend: buffers in anonymous memory, weights where their files are mapped or on each node of memory, a pool of threads.
 
-mod aside;
 mod attention;
-mod crowd;
 mod delta_net;
 mod experts;
 mod matmul;
 mod memory;
 mod mixture;
+mod offload;
 mod replicas;
 mod scratch;
 mod streaming;
+mod thread_tuner;
 
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use sluice_kernels::form::Activations;
+use sluice_kernels::format::Activations;
 use sluice_kernels::{Isa, affine, norm};
 use sluice_store::Loading;
 
-use crate::affinity::{Mask, Seat};
+use crate::affinity::{CoreBinding, Mask};
 use crate::numa::{Numa, Processors};
 use crate::pool::Pool;
 use crate::{
@@ -27,19 +27,19 @@ use crate::{
     MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile, Projection,
     RotaryFrequencies, RotaryId, Routing, StepInputs, Tensor,
 };
-pub use aside::{AsideExpert, HostExperts};
-use crowd::{Crowd, Waits};
 use matmul::{Encoded, Product, Worker};
 use memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use mixture::HostMixture;
+pub use offload::{HostExperts, OffloadedExpert};
 use replicas::Replicas;
 pub use scratch::StepScratch;
 pub use streaming::{Lookahead, Streamed};
+use thread_tuner::{ThreadTuner, Waits};
 
-/// A backend's [`Crew`]: a macro, because the borrows are of single fields.
-macro_rules! crew {
+/// A backend's [`ExecContext`]: a macro, because the borrows are of single fields.
+macro_rules! context {
     ($cpu:ident) => {
-        $crate::cpu::matmul::Crew {
+        $crate::cpu::matmul::ExecContext {
             isa: $cpu.isa,
             mode: $cpu.mode,
             weights: &$cpu.weights,
@@ -55,12 +55,12 @@ pub struct Cpu {
     isa: Isa,
     mode: Activations,
     pool: Pool,
-    crowd: Crowd,
+    crowd: ThreadTuner,
     waits: Waits,
     /// When the step under way began.
     began: Instant,
     /// Of the thread that computes steps, where threads are bound; what is to be said about that.
-    seat: Option<Seat>,
+    seat: Option<CoreBinding>,
     bound: Option<String>,
     buffers: Vec<Buffer>,
     weights: Vec<Weight>,
@@ -79,8 +79,8 @@ pub struct Cpu {
     products: Vec<Product>,
     /// 0, 1, 2, ..: token lists that take every row.
     counting: Vec<u32>,
-    attention: attention::Work,
-    delta: delta_net::Work,
+    attention: attention::AttentionWork,
+    delta: delta_net::DeltaWork,
     mixture: HostMixture,
     /// `[rows, vocabulary]`
     logits: Vec<f32>,
@@ -99,7 +99,7 @@ impl Cpu {
             isa,
             mode,
             workers: PerThread::new(pool.threads()),
-            crowd: Crowd::new(pool.threads()),
+            crowd: ThreadTuner::new(pool.threads()),
             waits: Waits::new(pool.threads()),
             began: Instant::now(),
             seat: None,
@@ -116,8 +116,8 @@ impl Cpu {
             hidden: Encoded::default(),
             products: Vec::new(),
             counting: Vec::new(),
-            attention: attention::Work::default(),
-            delta: delta_net::Work::default(),
+            attention: attention::AttentionWork::default(),
+            delta: delta_net::DeltaWork::default(),
             mixture: HostMixture::default(),
             logits: Vec::new(),
             left: Logits::default(),
@@ -147,7 +147,7 @@ impl Cpu {
 
     /// Thread t to `processors[t]`.
     fn bind_to(&mut self, processors: &[usize]) -> Result<()> {
-        self.seat = Some(Seat::at(processors[0]));
+        self.seat = Some(CoreBinding::at(processors[0]));
         for (thread, &processor) in processors.iter().enumerate().skip(1) {
             let bound = Mask::from_processors([processor]).bind(self.pool.wait_for_number(thread));
             bound.with_context(|| format!("cannot bind a thread to processor {processor}"))?;
@@ -162,7 +162,7 @@ impl Cpu {
 
     /// Whether the step under way is of so few tokens that its rounds are short.
     fn is_short(&self) -> bool {
-        self.inputs.tokens().len() <= crowd::SHORT
+        self.inputs.tokens().len() <= thread_tuner::SHORT
     }
 
     fn place(&self, t: Tensor) -> Place {
@@ -197,7 +197,7 @@ impl Cpu {
     /// Runs the listed products on all rows of what was encoded.
     fn run_products(&mut self, tokens: usize) {
         self.count_to(tokens);
-        matmul::run_products(crew!(self), &mut self.products, &self.encoded, &self.counting[..tokens]);
+        matmul::run_products(context!(self), &mut self.products, &self.encoded, &self.counting[..tokens]);
         self.products.clear();
     }
 
@@ -279,9 +279,9 @@ impl Backend for Cpu {
     }
 
     fn copy_weights(&mut self) -> bool {
-        self.seat.iter_mut().for_each(Seat::take);
+        self.seat.iter_mut().for_each(CoreBinding::take);
         let copied = self.copy_portion();
-        self.seat.iter_mut().for_each(Seat::leave);
+        self.seat.iter_mut().for_each(CoreBinding::leave);
         copied
     }
 
@@ -366,7 +366,7 @@ impl Backend for Cpu {
         streamed: bool,
         step: &mut dyn FnMut(&mut dyn Backend),
     ) -> StepScratch {
-        let mut sizing = scratch::Sizing::new(self, layouts, inputs, streamed);
+        let mut sizing = scratch::ScratchPlanner::new(self, layouts, inputs, streamed);
         step(&mut sizing);
         sizing.scratch()
     }
@@ -380,7 +380,7 @@ impl Backend for Cpu {
     fn begin(&mut self, inputs: &StepInputs) {
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);
-        self.seat.iter_mut().for_each(Seat::take);
+        self.seat.iter_mut().for_each(CoreBinding::take);
         self.copy_portion();
         self.began = Instant::now();
         self.pool.use_threads(if self.is_short() { self.crowd.chosen() } else { self.pool.threads() });
@@ -421,22 +421,22 @@ impl Backend for Cpu {
 
     fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]) {
         let t0 = Instant::now();
-        let (tokens, x, crew) = (x.rows, self.place(x), crew!(self));
-        let needs = crew.needs(projections.iter().map(|p| p.linear.matrix));
-        crew.wait_for(projections.iter().map(|p| &p.linear));
-        self.products.extend(projections.iter().map(|p| crew.product(&p.linear, crew.place(p.out), false)));
-        matmul::encode(crew, x, norm.as_ref(), needs, &mut self.encoded);
+        let (tokens, x, context) = (x.rows, self.place(x), context!(self));
+        let needs = context.needs(projections.iter().map(|p| p.linear.matrix));
+        context.wait_for(projections.iter().map(|p| &p.linear));
+        self.products.extend(projections.iter().map(|p| context.product(&p.linear, context.place(p.out), false)));
+        matmul::encode(context, x, norm.as_ref(), needs, &mut self.encoded);
         self.run_products(tokens);
         self.record(Phase::Project, t0, projections.iter().map(|p| linear_rows(&p.linear)), tokens);
     }
 
     fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
         let t0 = Instant::now();
-        let (tokens, x, crew) = (x.rows, self.place(x), crew!(self));
-        crew.wait_for([linear]);
-        self.products.push(crew.product(linear, crew.place(out), true));
-        let needs = crew.needs([linear.matrix]);
-        matmul::encode(crew, x, None, needs, &mut self.encoded);
+        let (tokens, x, context) = (x.rows, self.place(x), context!(self));
+        context.wait_for([linear]);
+        self.products.push(context.product(linear, context.place(out), true));
+        let needs = context.needs([linear.matrix]);
+        matmul::encode(context, x, None, needs, &mut self.encoded);
         self.run_products(tokens);
         self.record(Phase::Project, t0, std::iter::once(linear_rows(linear)), tokens);
     }
@@ -457,32 +457,32 @@ impl Backend for Cpu {
         let t0 = Instant::now();
         let (tokens, x, residual) = (x.rows, self.place(x), self.place(residual));
         self.count_to(tokens);
-        let mut crew = crew!(self);
-        crew.wait_for([&mlp.gate, &mlp.up, &mlp.down]);
-        let needs = crew.needs([mlp.gate.matrix, mlp.up.matrix]);
-        matmul::encode(crew.again(), x, Some(&norm), needs, &mut self.encoded);
+        let mut context = context!(self);
+        context.wait_for([&mlp.gate, &mlp.up, &mlp.down]);
+        let needs = context.needs([mlp.gate.matrix, mlp.up.matrix]);
+        matmul::encode(context.again(), x, Some(&norm), needs, &mut self.encoded);
         let counting = &self.counting[..tokens];
-        experts::dense_gate_up(crew.again(), mlp, &self.encoded, counting, &mut self.hidden);
-        let down = crew.product(&mlp.down, residual, true);
-        matmul::run_products(crew, &mut [down], &self.hidden, counting);
+        experts::dense_gate_up(context.again(), mlp, &self.encoded, counting, &mut self.hidden);
+        let down = context.product(&mlp.down, residual, true);
+        matmul::run_products(context, &mut [down], &self.hidden, counting);
         self.record(Phase::Mlp, t0, [&mlp.gate, &mlp.up, &mlp.down].into_iter().map(linear_rows), tokens);
     }
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         let (x, residual) = (self.place(x), self.place(residual));
-        self.mixture.run(crew!(self), moe.number(), x, residual, self.profile.as_mut());
+        self.mixture.run(context!(self), moe.number(), x, residual, self.profile.as_mut());
     }
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
         let (x, normed, residual) = (self.place(x), self.place(normed), self.place(residual));
-        self.mixture.run_but_experts(crew!(self), moe.number(), x, normed, residual)
+        self.mixture.run_but_experts(context!(self), moe.number(), x, normed, residual)
     }
 
     fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
         let t0 = Instant::now();
         let (x, vocabulary) = (self.place(x), self.weights[head.number()].rows());
         let (weight, eps) = self.norm_weight(&norm);
-        let needs = crew!(self).needs([head]);
+        let needs = context!(self).needs([head]);
         // 1. norm and encode the wanted rows
         let rows = self.inputs.wanted();
         let count = rows.len();
@@ -500,9 +500,9 @@ impl Backend for Cpu {
         // 2. head
         let out = Place::of_slice(matmul::part(&mut self.logits, count * vocabulary), vocabulary);
         let linear = Linear { matrix: head, rows: 0..vocabulary, bias: None };
-        let crew = crew!(self);
-        crew.wait_for([&linear]);
-        self.products.push(crew.product(&linear, out, false));
+        let context = context!(self);
+        context.wait_for([&linear]);
+        self.products.push(context.product(&linear, out, false));
         self.run_products(count);
         self.left = Logits { rows: count, vocabulary };
         self.record(Phase::Head, t0, std::iter::once((head.number(), vocabulary)), count);
@@ -514,7 +514,7 @@ impl Backend for Cpu {
             let (pool, waits) = (&self.pool, &mut self.waits);
             self.crowd.step(self.began.elapsed(), |threads| waits.read(pool, threads));
         }
-        self.seat.iter_mut().for_each(Seat::leave);
+        self.seat.iter_mut().for_each(CoreBinding::leave);
         Outcome { logits: self.left, failed, routed, synchronisations }
     }
 

@@ -176,7 +176,7 @@ mod tests {
     use std::fs;
 
     use sluice_kernels::Isa;
-    use sluice_kernels::form::{Activations, Float, WeightFormat};
+    use sluice_kernels::format::{Activations, Float, WeightFormat};
 
     use super::*;
     use crate::affinity::Mask;

@@ -4,9 +4,9 @@
 //! It has to grow buffers exactly as the operations do: a test in `engine/tests/budget.rs` compares the two on models of every kind.
 
 use sluice_kernels::attention;
-use sluice_kernels::form::{Activations, Encoding};
+use sluice_kernels::format::{ActivationFormat, Activations};
 
-use super::experts::{ADDED, Unit};
+use super::experts::{ADDED, GatedFfn};
 use super::matmul::{GROUP, MOST_ROWS, Needs, SMALL, block_rows};
 use super::memory::Weight;
 use super::streaming::MOST_OUTPUTS;
@@ -93,7 +93,7 @@ impl Sizes {
 }
 
 /// The stand-in.
-pub(super) struct Sizing<'a> {
+pub(super) struct ScratchPlanner<'a> {
     mode: Activations,
     threads: usize,
     weights: &'a [Weight],
@@ -109,10 +109,10 @@ pub(super) struct Sizing<'a> {
     sizes: Sizes,
 }
 
-impl<'a> Sizing<'a> {
+impl<'a> ScratchPlanner<'a> {
     /// Of a step with these inputs on `cpu`; `streamed`: experts are read from disk.
-    pub fn new(cpu: &'a Cpu, layouts: &'a [KvLayout], inputs: &StepInputs, streamed: bool) -> Sizing<'a> {
-        Sizing {
+    pub fn new(cpu: &'a Cpu, layouts: &'a [KvLayout], inputs: &StepInputs, streamed: bool) -> ScratchPlanner<'a> {
+        ScratchPlanner {
             mode: cpu.mode,
             threads: cpu.pool.threads(),
             weights: &cpu.weights,
@@ -146,9 +146,9 @@ fn matrices(matrix: &ExpertMatrix) -> &[MatrixId] {
     }
 }
 
-impl Sizing<'_> {
-    fn encoding(&self, matrix: MatrixId) -> Encoding {
-        self.weights[matrix.number()].form().encoding(self.mode)
+impl ScratchPlanner<'_> {
+    fn encoding(&self, matrix: MatrixId) -> ActivationFormat {
+        self.weights[matrix.number()].form().activation_format(self.mode)
     }
 
     fn encode(&mut self, rows: usize, cols: usize, needs: Needs) {
@@ -196,10 +196,10 @@ impl Sizing<'_> {
     }
 }
 
-impl Sizing<'_> {
+impl ScratchPlanner<'_> {
     /// As `mixture::choose` of so many tokens.
     fn choose(&mut self, moe: &Moe, tokens: usize) {
-        self.sizes.moe_encoded.reset(tokens, moe.experts.hidden(), Needs::of([Encoding::F32]));
+        self.sizes.moe_encoded.reset(tokens, moe.experts.hidden(), Needs::of([ActivationFormat::F32]));
         grow(&mut self.sizes.row, moe.experts.hidden());
         grow(&mut self.sizes.router_logits, tokens * moe.router.rows.len());
         self.products(Activations::F32, std::iter::once(used(&moe.router)), moe.experts.hidden(), tokens);
@@ -258,13 +258,13 @@ impl Sizing<'_> {
         }
         let count = moe.experts.count.min(pairs);
         grow(&mut self.sizes.guess, lists);
-        grow(&mut self.sizes.grouping, count * (size_of::<Unit>() + 8) + 4 * (2 * pairs + moe.experts.count));
+        grow(&mut self.sizes.grouping, count * (size_of::<GatedFfn>() + 8) + 4 * (2 * pairs + moe.experts.count));
     }
 }
 
 const NOTHING: &str = "a step makes nothing known";
 
-impl Backend for Sizing<'_> {
+impl Backend for ScratchPlanner<'_> {
     fn project(&mut self, x: Tensor, _: Option<Norm>, projections: &[Projection]) {
         let needs = Needs::of(projections.iter().map(|p| self.encoding(p.linear.matrix)));
         self.encode(x.rows, x.cols, needs);
@@ -307,7 +307,7 @@ impl Backend for Sizing<'_> {
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         let (moe, next) = self.moes[moe.number()];
-        Sizing::moe(self, moe, next, x.rows, residual.cols);
+        ScratchPlanner::moe(self, moe, next, x.rows, residual.cols);
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {

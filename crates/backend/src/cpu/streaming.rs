@@ -7,10 +7,10 @@ use anyhow::Result;
 use sluice_store::experts::{ExpertStats, ExpertStore, FetchId, Next, no_faster};
 use sluice_store::{Bytes, Error, host_memory};
 
-use super::experts::{self, Carry, Grouping, Operand, SharedDown, Unit};
-use super::matmul::{self, Crew, Encoded};
+use super::experts::{self, Carry, GatedFfn, Grouping, Operand, SharedDown};
+use super::matmul::{self, Encoded, ExecContext};
 use super::memory::{Place, Weight};
-use super::mixture::InTurn;
+use super::mixture::StreamedLayer;
 use crate::{ExpertOptions, Experts, Failed, Routing};
 
 /// Whether the experts of the next layer are guessed and read ahead.
@@ -87,7 +87,7 @@ pub struct Streaming {
     /// Experts that are guessed for the next layer.
     ahead: usize,
     /// Kept between steps, so that nothing is allocated.
-    wave: Vec<Unit>,
+    wave: Vec<GatedFfn>,
     positions: Vec<usize>,
     downs: Vec<(Operand, std::ops::Range<usize>, usize)>,
     /// By position in the grouping: computed.
@@ -246,7 +246,7 @@ impl Streaming {
     }
 
     /// The unit at position `i` in the memory that it was read to.
-    fn read_to(&self, i: usize, unit: Unit) -> Unit {
+    fn read_to(&self, i: usize, unit: GatedFfn) -> GatedFfn {
         // SAFETY: the expert was handed over, and is released only when the rounds with its unit are over; the grouping is filled again before its
         // units are used again.
         unsafe { unit.read_to(|array| self.store.array(self.fetched(), i, array)) }
@@ -288,7 +288,7 @@ impl Streaming {
     pub fn scratch_bytes(&self) -> usize {
         4 * (self.floats.len() + self.guessed.len())
             + 8 * self.likeliest.len()
-            + self.wave.capacity() * size_of::<Unit>()
+            + self.wave.capacity() * size_of::<GatedFfn>()
     }
 }
 
@@ -353,8 +353,14 @@ fn keeps_outputs(pairs: usize, width: usize) -> bool {
 
 impl Streaming {
     /// Computes experts as they are read: `residual += ..`, with the same bits as if all were in memory. Begins with those that [`Streaming::all_there`] was handed.
-    pub fn run(&mut self, mut crew: Crew, grouping: &mut Grouping, layer: InTurn, hidden: &mut Encoded) {
-        let InTurn { x, needs, counting, shared, residual } = layer;
+    pub fn run(
+        &mut self,
+        mut context: ExecContext,
+        grouping: &mut Grouping,
+        layer: StreamedLayer,
+        hidden: &mut Encoded,
+    ) {
+        let StreamedLayer { x, needs, counting, shared, residual } = layer;
         let (pairs, tokens, width) = (grouping.order.len(), residual.rows, residual.cols);
         let in_order = !self.as_they_come;
         let mut floats = std::mem::take(&mut self.floats);
@@ -364,7 +370,7 @@ impl Streaming {
         if let (false, Some((down, hidden, _))) = (in_order, shared) {
             self.downs.clear();
             self.downs.push((down, 0..tokens, pairs));
-            experts::down(crew.again(), &self.downs, &counting[..tokens], hidden, place);
+            experts::down(context.again(), &self.downs, &counting[..tokens], hidden, place);
         }
         // 2. Experts, in waves of those that are there; some were handed over already
         let mut handed = 0;
@@ -373,15 +379,15 @@ impl Streaming {
             let from = handed;
             let over = self.gather(grouping, &mut handed);
             if !self.wave.is_empty() {
-                experts::gate_up(crew.again(), &mut self.wave, &grouping.order, x, needs, hidden);
+                experts::gate_up(context.again(), &mut self.wave, &grouping.order, x, needs, hidden);
                 let rows = &counting[..pairs];
                 if in_order {
                     let carry = Some(Carry { sums: place, first, last: false });
-                    experts::down_and_add(crew.again(), &self.wave, grouping, rows, hidden, None, carry, residual);
+                    experts::down_and_add(context.again(), &self.wave, grouping, rows, hidden, None, carry, residual);
                 } else {
                     self.downs.clear();
                     self.downs.extend(self.wave.iter().map(|u| (u.down, u.from..u.from + u.tokens, u.from)));
-                    experts::down(crew.again(), &self.downs, rows, hidden, place);
+                    experts::down(context.again(), &self.downs, rows, hidden, place);
                 }
                 first = false;
                 for &i in &self.positions[from..handed] {
@@ -398,10 +404,10 @@ impl Streaming {
             let tokens = &counting[..tokens];
             let shared = shared.map(|(down, hidden, gate)| SharedDown { down, hidden, gate, tokens });
             let carry = Some(Carry { sums: place, first, last: true });
-            experts::down_and_add(crew, &[], grouping, &counting[..pairs], hidden, shared, carry, residual);
+            experts::down_and_add(context, &[], grouping, &counting[..pairs], hidden, shared, carry, residual);
         } else {
             let units = grouping.units.iter().zip(&self.done).filter(|(_, done)| **done).map(|(unit, _)| *unit);
-            experts::add(crew, units, grouping, place, shared.map(|(.., gate)| gate), residual);
+            experts::add(context, units, grouping, place, shared.map(|(.., gate)| gate), residual);
         }
         self.floats = floats;
     }

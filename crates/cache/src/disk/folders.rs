@@ -289,7 +289,7 @@ fn a_slab_that_is_cut_or_changed_is_a_miss_that_is_said_counted_and_removed() {
     chain.store(&mut cache, 8).unwrap();
     let entry = cache.find(&(MODEL, chain.hash(2))).unwrap().unwrap();
     let (_, _, place) = entry.parts[0];
-    let slab = dir.path().join(room::name_of(place.slab));
+    let slab = dir.path().join(slab_alloc::name_of(place.slab));
     let mut bytes = fs::read(&slab).unwrap();
     bytes[place.slot as usize * slot::slot_bytes(10_000) as usize + 77] ^= 1;
     fs::write(&slab, &bytes).unwrap();

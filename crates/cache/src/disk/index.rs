@@ -9,7 +9,7 @@ use redb::{
     WriteTransaction,
 };
 
-use sluice_store::caught;
+use sluice_store::catch_panic;
 
 use super::pages::{Backend, Pages};
 use super::slot::{STATE, VERSION};
@@ -116,7 +116,7 @@ pub struct Index {
 impl Drop for Index {
     fn drop(&mut self) {
         // It writes once more. What goes wrong with that, or with the mark, has the next run look through the index.
-        if caught(|| drop(self.database.take())).is_ok() {
+        if catch_panic(|| drop(self.database.take())).is_ok() {
             let _ = self.pages.mark();
         }
     }
@@ -142,7 +142,8 @@ fn own(e: impl Into<redb::Error>) -> Error {
 
 /// A database whose bytes were changed by somebody else panics here and there; to us that is a file that is no index.
 fn guarded<T>(what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    caught(what).unwrap_or_else(|_| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
+    catch_panic(what)
+        .unwrap_or_else(|_| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))
 }
 
 impl Index {

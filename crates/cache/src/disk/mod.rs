@@ -16,11 +16,11 @@ mod lookups;
 mod open;
 mod pages;
 mod reads;
-mod room;
 mod secret;
 mod sessions;
 #[cfg(test)]
 mod simulated;
+mod slab_alloc;
 mod slot;
 mod storage;
 
@@ -43,9 +43,9 @@ pub use lookups::{Chain, Lookups};
 use lookups::{Common, SlotFile};
 pub use open::Settings;
 use reads::Desk;
-pub use reads::{Miss, Order, Part, READING, Reads};
-use room::OpenSlab;
+pub use reads::{Miss, Order, READING, ReadPart, Reads};
 pub use sessions::{MOST_NAME, MOST_SESSIONS};
+use slab_alloc::OpenSlab;
 pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
 #[doc(hidden)]
 pub use slot::{fill, holds, label_of, slot_bytes};
@@ -302,7 +302,7 @@ impl DiskCache {
     /// Slots of a slab are looked for in this file from now on.
     fn show(&self, id: u32, slab: &OpenSlab) {
         let (slot_bytes, slots) = (slab.slab.slot_bytes, slab.slab.taken.len());
-        let path = self.storage.path(&room::name_of(id));
+        let path = self.storage.path(&slab_alloc::name_of(id));
         self.common().files.insert(id, SlotFile { file: Arc::clone(&slab.file), path, slot_bytes, slots });
     }
 

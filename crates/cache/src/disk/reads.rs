@@ -140,7 +140,7 @@ impl Reads {
     /// Reads all parts, and hands each to `take` once, by its number among those that were wanted: the bytes of the part, right to the last bit, or why not. From
     /// whichever thread, one at a time. What is not right is removed by the cache later, logged and counted.
     /// One of a cache's reads is made at a time: they share one disk, and the memory of one. So it is over for others only when all of its parts are dropped, too.
-    pub fn each(self, order: Order, take: impl FnMut(usize, Result<Part, Miss>) + Send) {
+    pub fn each(self, order: Order, take: impl FnMut(usize, Result<ReadPart, Miss>) + Send) {
         let turn = Arc::new(self.memory.turn());
         let counter = Mutex::new(Counter { order, next: 0, waiting: BTreeMap::new(), take, turn });
         for batch in self.batches(order) {
@@ -195,7 +195,7 @@ impl Reads {
     /// Reads a batch through the readers of weights. What is in `left` afterwards was not handed out.
     fn together<T>(&self, left: &mut Vec<usize>, counter: &Mutex<Counter<T>>) -> Result<(), String>
     where
-        T: FnMut(usize, Result<Part, Miss>) + Send,
+        T: FnMut(usize, Result<ReadPart, Miss>) + Send,
     {
         let mut paths: Vec<&Path> = Vec::new();
         let mut numbers: BTreeMap<(usize, u64), usize> = BTreeMap::new();
@@ -325,14 +325,14 @@ impl Slot {
 }
 
 /// A part as it was written. What was read next to it waits for its memory to be given back, by dropping this.
-pub struct Part {
+pub struct ReadPart {
     slot: Slot,
     len: usize,
     /// Given back after the slot.
     _turn: Arc<Turn>,
 }
 
-impl Deref for Part {
+impl Deref for ReadPart {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -355,12 +355,12 @@ struct Counter<T> {
     turn: Arc<Turn>,
 }
 
-fn hand<T: FnMut(usize, Result<Part, Miss>)>(counter: &Mutex<Counter<T>>, i: usize, came: Came) {
+fn hand<T: FnMut(usize, Result<ReadPart, Miss>)>(counter: &Mutex<Counter<T>>, i: usize, came: Came) {
     let mut counter = counter.lock().unwrap_or_else(PoisonError::into_inner);
     let counter = &mut *counter;
     let turn = &counter.turn;
     let mut give =
-        |i, came: Came| (counter.take)(i, came.map(|(slot, len)| Part { slot, len, _turn: Arc::clone(turn) }));
+        |i, came: Came| (counter.take)(i, came.map(|(slot, len)| ReadPart { slot, len, _turn: Arc::clone(turn) }));
     if counter.order == Order::AsTheyCome {
         return give(i, came);
     }

@@ -10,7 +10,7 @@ use sluice_engine::{Engine, MemoryClass, Phase, Profile, SequenceId, Streamed};
 
 use super::figures::Figures;
 use super::roofline::Memory;
-use super::{ModelArgs, Subject, crowd, token, tokens};
+use super::{ModelArgs, Subject, batch_decode, token, tokens};
 use crate::engine_args::activations_name;
 use crate::{machine, stats, streamed, units};
 
@@ -48,7 +48,7 @@ pub fn run(args: &DecodeArgs) -> Result<()> {
     ensure!(args.tokens > 0, "--tokens must be at least 1");
     ensure!(args.context.iter().all(|c| *c > 0), "--context must be at least 1");
     if !args.sequences.is_empty() {
-        return crowd::run(args);
+        return batch_decode::run(args);
     }
     let longest = args.context.iter().max().expect("clap wants one");
     // Where experts are read, each round goes on behind the one before: the same tokens again would find theirs in memory.

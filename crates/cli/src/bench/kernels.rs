@@ -10,7 +10,7 @@ use sluice_backend::Isa;
 use sluice_kernels::activations::{encode_bf16, encode_int8};
 use sluice_kernels::attention::{AttentionMode, Head, KvShape, KvType, KvView, Run, attend, store_row};
 use sluice_kernels::delta::{HeadInputs, conv_step, recurrence};
-use sluice_kernels::form::{Activations, Encoding, Float, WeightFormat};
+use sluice_kernels::format::{ActivationFormat, Activations, Float, WeightFormat};
 use sluice_kernels::input::Input;
 use sluice_kernels::matmul::{self, ROW_BLOCK};
 use sluice_kernels::matrix::Matrix;
@@ -80,15 +80,15 @@ pub fn run(args: &KernelsArgs) -> Result<()> {
             // Several precisions may come to the same encoding.
             let mut seen = vec![];
             for mode in wanted.iter().map(|p| p.mode()) {
-                let encoding = form.encoding(mode);
+                let encoding = form.activation_format(mode);
                 if seen.contains(&encoding) {
                     continue;
                 }
                 seen.push(encoding);
                 let taken = match encoding {
-                    Encoding::F32 => Activations::F32,
-                    Encoding::Bf16 => Activations::Bf16,
-                    Encoding::Int8 => Activations::Int8,
+                    ActivationFormat::F32 => Activations::F32,
+                    ActivationFormat::Bf16 => Activations::Bf16,
+                    ActivationFormat::Int8 => Activations::Int8,
                 };
                 bench.product(&format!("{name} x {}", activations_name(taken)), form, mode, n)?;
             }
@@ -188,7 +188,7 @@ impl Bench<'_> {
         let isa = self.isa;
         let one = format!("{name}, 1 token");
         if self.wants(&one) {
-            let row = form.parts(COLS)?[0].row_bytes;
+            let row = form.planes(COLS)?[0].row_bytes;
             let rows = (STREAMED / row).next_multiple_of(ROWS);
             let parts = Random::new(form, rows)?;
             let x = Tokens::new(isa, 1);
@@ -204,10 +204,10 @@ impl Bench<'_> {
         }
         let many = format!("{name}, {MANY} tokens");
         if self.wants(&many) {
-            let arithmetic = match form.encoding(mode) {
-                Encoding::F32 => Arithmetic::F32,
-                Encoding::Bf16 => Arithmetic::Bf16,
-                Encoding::Int8 => Arithmetic::Int8,
+            let arithmetic = match form.activation_format(mode) {
+                ActivationFormat::F32 => Arithmetic::F32,
+                ActivationFormat::Bf16 => Arithmetic::Bf16,
+                ActivationFormat::Int8 => Arithmetic::Int8,
             };
             let parts = Random::new(form, ROWS)?;
             let x = Tokens::new(isa, MANY);
@@ -436,7 +436,7 @@ impl Bench<'_> {
 /// Seconds for `w` times `n` tokens, row blocks distributed to the threads in turn.
 fn products(isa: Isa, w: &Matrix, x: &Tokens, n: usize, mode: Activations, threads: usize) -> f64 {
     let block = 4 * ROW_BLOCK;
-    let input = x.input(w.form().encoding(mode));
+    let input = x.input(w.form().activation_format(mode));
     let list: Vec<u32> = (0..n as u32).collect();
     let state = || {
         let scratch = Scratch::with_bytes(matmul::scratch_bytes(w.form(), COLS, block, n, mode));
@@ -502,7 +502,7 @@ struct Random {
 impl Random {
     fn new(form: WeightFormat, rows: usize) -> Result<Random> {
         let mut rng = Rng::with_seed(1);
-        let parts = form.parts(COLS)?;
+        let parts = form.planes(COLS)?;
         let parts = parts.iter().map(|part| {
             // Zeroed at once, so that large pages hold it, as they hold a file's map.
             let mut bytes = vec![0; rows * part.row_bytes];
@@ -547,11 +547,11 @@ impl Tokens {
         x
     }
 
-    fn input(&self, encoding: Encoding) -> Input<'_> {
+    fn input(&self, encoding: ActivationFormat) -> Input<'_> {
         match encoding {
-            Encoding::F32 => Input::F32(&self.f32),
-            Encoding::Bf16 => Input::Bf16(&self.bf16),
-            Encoding::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
+            ActivationFormat::F32 => Input::F32(&self.f32),
+            ActivationFormat::Bf16 => Input::Bf16(&self.bf16),
+            ActivationFormat::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
         }
     }
 }

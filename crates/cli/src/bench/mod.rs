@@ -1,9 +1,9 @@
 //! `sluice bench`: how fast this machine computes, beside what it could do at best, measured in the same run. Weights may be anything and the folder
 //! needs no tokenizer: token ids are random, from a fixed seed.
 
+mod batch_decode;
 mod case;
 mod cold;
-mod crowd;
 mod decode;
 mod disk;
 mod figures;
@@ -23,7 +23,7 @@ use sluice_engine::{Engine, Options};
 use sluice_model::Config;
 use sluice_store::{Checkpoint, Dtype};
 
-use sluice_kernels::form::{Encoding, Float, WeightFormat};
+use sluice_kernels::format::{ActivationFormat, Float, WeightFormat};
 use sluice_kernels::roofline::Arithmetic;
 
 use crate::device::DeviceArg;
@@ -130,10 +130,10 @@ fn arithmetic(folder: &std::path::Path, options: &Options) -> Result<Arithmetic>
         (Some(Dtype::BF16), _) => WeightFormat::Float(Float::Bf16),
         _ => WeightFormat::Float(Float::F32),
     };
-    Ok(match form.encoding(options.activations) {
-        Encoding::F32 => Arithmetic::F32,
-        Encoding::Bf16 => Arithmetic::Bf16,
-        Encoding::Int8 => Arithmetic::Int8,
+    Ok(match form.activation_format(options.activations) {
+        ActivationFormat::F32 => Arithmetic::F32,
+        ActivationFormat::Bf16 => Arithmetic::Bf16,
+        ActivationFormat::Int8 => Arithmetic::Int8,
     })
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use sluice_engine::text::{Message, TextSide};
+use sluice_engine::text::{Message, ModelText};
 use sluice_engine::{Engine, Finish, Generation, LoadProgress, Loading, Options, SequenceId};
 
 use crate::engine_args::{EngineArgs, model_or_demo};
@@ -144,7 +144,7 @@ struct Chat<'a> {
     has_template: bool,
     prompt: &'a PromptArgs,
     stop_strings: &'a [String],
-    text: &'a TextSide,
+    text: &'a ModelText,
     engine: Engine,
     sequence: SequenceId,
     generation: Generation,
@@ -203,7 +203,7 @@ impl Chat<'_> {
     /// Writes what is new of the conversation to the prompt cache, as far as it takes no time that anybody notices; the rest is written at the end.
     fn keep(&mut self) {
         let begun = Instant::now();
-        while begun.elapsed() < KEEPING && self.engine.tend().unwrap_or(false) {}
+        while begun.elapsed() < KEEPING && self.engine.flush_idle().unwrap_or(false) {}
         prompt_cache_args::say_notes(&mut self.engine);
     }
 

@@ -1,6 +1,6 @@
 //! Whether a model fits this machine's memory, and what happens where it does not.
 
-use crate::inspect::anatomy::{Anatomy, Part};
+use crate::inspect::breakdown::{Anatomy, Component};
 use crate::machine::{self, Limit};
 use crate::units;
 
@@ -48,7 +48,7 @@ impl Fit {
         let room = machine::room();
         let need = Need {
             resident: a.resident_bytes(),
-            experts: a.part(Part::Experts).bytes,
+            experts: a.part(Component::Experts).bytes,
             state: a.state_bytes()?,
             per_token: a.kv_per_token(2)?,
             max_context: model.max_context as u64,

@@ -1,7 +1,7 @@
 //! `sluice inspect MODEL`: what a checkpoint is, what it weighs, whether it fits. From config and headers alone, so that a checkpoint of any
 //! size is answered for at once; no weight is read.
 
-pub mod anatomy;
+pub mod breakdown;
 mod fit;
 mod quality;
 
@@ -18,7 +18,7 @@ use crate::engine_args::model_or_demo;
 use crate::progress::Progress;
 use crate::terminal::{note, shown, shown_json};
 use crate::{hub, load, units};
-use anatomy::{Anatomy, Part};
+use breakdown::{Anatomy, Component};
 use fit::Fit;
 
 #[derive(Args)]
@@ -120,7 +120,7 @@ fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
         "supported": a.unsupported.is_none(),
         "files": files.len(),
         "file_bytes": files.iter().map(|(_, n)| n).sum::<u64>(),
-        "parameters": {"all": a.parameters(), "experts": a.part(Part::Experts).parameters},
+        "parameters": {"all": a.parameters(), "experts": a.part(Component::Experts).parameters},
         "layers": m.map(|m| json!({
             "all": m.layers.len(),
             "attention": m.attention_layers().count(),
@@ -133,10 +133,10 @@ fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
         "experts": m.and_then(Description::experts).map(|(count, k)| json!({"count": count, "per_token": k})),
         "bytes": {
             "resident": a.resident_bytes(),
-            "embedding": a.part(Part::Embedding).bytes,
-            "experts": a.part(Part::Experts).bytes,
+            "embedding": a.part(Component::Embedding).bytes,
+            "experts": a.part(Component::Experts).bytes,
             "per_expert": a.per_expert().map(|(low, high)| json!({"low": low, "high": high})),
-            "left_out": a.part(Part::LeftOut).bytes,
+            "left_out": a.part(Component::LeftOut).bytes,
         },
         "left_out": a.left_out,
         "dtypes": a.dtypes.iter().map(|(d, n)| ((*d).to_owned(), Value::from(*n))).collect::<serde_json::Map<_, _>>(),
@@ -166,7 +166,7 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
         Some(why) => ("type", format!("{}: NOT SUPPORTED ({why})", a.model_type)),
     });
     lines.push(("files", format!("{} of weights, {}", files.len(), units::bytes(all))));
-    let experts = a.part(Part::Experts);
+    let experts = a.part(Component::Experts);
     let of_experts = if experts.parameters > 0 {
         format!(", of them {} in routed experts", units::count(experts.parameters))
     } else {
@@ -193,7 +193,7 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
         lines.push(("in experts", format!("{}, {each} each", units::bytes(experts.bytes))));
     }
     if !a.left_out.is_empty() {
-        let bytes = units::bytes(a.part(Part::LeftOut).bytes);
+        let bytes = units::bytes(a.part(Component::LeftOut).bytes);
         lines.push(("left out", format!("{bytes}: {}", a.left_out.join(", "))));
     }
     if let Some(read) = a.read_per_token() {

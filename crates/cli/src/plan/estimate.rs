@@ -165,8 +165,8 @@ pub fn hit_rate(part: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::known;
     use crate::plan::shape::Shape;
+    use crate::presets;
     use std::path::Path;
 
     const Q2: Form = Form { bits: 2, group: 64 };
@@ -181,7 +181,7 @@ mod tests {
     }
 
     fn shape(name: &str) -> Shape {
-        Shape::read(&known::config(Path::new(name)).unwrap()).unwrap()
+        Shape::read(&presets::config(Path::new(name)).unwrap()).unwrap()
     }
 
     /// Published for Qwen3.5-397B-A17B at 2-bit experts and K = 4.

@@ -83,13 +83,13 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::known;
     use crate::plan::estimate::Form;
+    use crate::presets;
     use std::path::Path;
 
     #[test]
     fn a_gpu_holds_what_every_token_reads_before_experts() {
-        let shape = Shape::read(&known::config(Path::new("qwen3-30b-a3b")).unwrap()).unwrap();
+        let shape = Shape::read(&presets::config(Path::new("qwen3-30b-a3b")).unwrap()).unwrap();
         let form = Form { bits: 4, group: 64 };
         let weights = Weights::new(&shape, form, form, 8);
         let layer = 128 * weights.per_expert;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use sluice_backend::{Activations, Isa, Numa, default_threads};
 use sluice_kernels::activations::{encode_bf16, encode_int8};
-use sluice_kernels::form::{self, Encoding, Float};
+use sluice_kernels::format::{ActivationFormat, Float, WeightFormat};
 use sluice_kernels::input::Input;
 use sluice_kernels::matmul;
 use sluice_kernels::matrix::Matrix;
@@ -73,11 +73,11 @@ pub fn measure(resident: Form, experts: Form) -> Result<Measured> {
 
 fn product(isa: Isa, buffer: &[u8], form: Form, threads: usize) -> Result<f64> {
     let stored = match form.bits {
-        16 => form::WeightFormat::Float(Float::Bf16),
-        32 => form::WeightFormat::Float(Float::F32),
-        bits => form::WeightFormat::Affine { bits: bits as u8, group: form.group as u16, scale: Float::Bf16 },
+        16 => WeightFormat::Float(Float::Bf16),
+        32 => WeightFormat::Float(Float::F32),
+        bits => WeightFormat::Affine { bits: bits as u8, group: form.group as u16, scale: Float::Bf16 },
     };
-    let parts = stored.parts(COLS)?;
+    let parts = stored.planes(COLS)?;
     let rows = BYTES / parts.row_bytes() / (threads * ROWS) * (threads * ROWS);
     let mut rest = buffer;
     let arrays = parts.iter().map(|part| rest.split_off(..rows * part.row_bytes).expect("the buffer holds the rows"));
@@ -90,10 +90,10 @@ fn product(isa: Isa, buffer: &[u8], form: Form, threads: usize) -> Result<f64> {
     let mode = Activations::Int8;
     let scratch = matmul::scratch_bytes(stored, COLS, ROWS, 1, mode);
     Ok(speed(matrix.bytes(), threads, |t| {
-        let input = match stored.encoding(mode) {
-            Encoding::F32 => Input::F32(&x),
-            Encoding::Bf16 => Input::Bf16(&bf16),
-            Encoding::Int8 => Input::Int8 { q: &q, scales: &x_scales, sums: &sums },
+        let input = match stored.activation_format(mode) {
+            ActivationFormat::F32 => Input::F32(&x),
+            ActivationFormat::Bf16 => Input::Bf16(&bf16),
+            ActivationFormat::Int8 => Input::Int8 { q: &q, scales: &x_scales, sums: &sums },
         };
         let (mut tile, mut scratch) = ([0.0; ROWS], Scratch::with_bytes(scratch));
         let part = rows / threads;

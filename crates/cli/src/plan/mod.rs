@@ -21,7 +21,7 @@ use sluice_pack::{parse_bits, parse_group};
 use sluice_store::{Checkpoint, Dtype};
 
 use crate::disk::{self, Case, Order, PAGE};
-use crate::{hub, known, machine, terminal, units};
+use crate::{hub, machine, presets, terminal, units};
 use estimate::{Disk, Form, Products, Split, Token, Weights, hit_rate};
 use gpu::Gpu;
 use memory::Measured;
@@ -119,7 +119,7 @@ fn bytes(text: &str) -> Result<u64, String> {
 
 pub fn run(args: PlanArgs) -> Result<()> {
     // 1. the model
-    let config = known::config(&args.model)?;
+    let config = presets::config(&args.model)?;
     let folder = args.model.is_dir().then(|| hub::followed(args.model.clone())).transpose()?;
     // A folder may hold no more than a config.
     let checkpoint = folder.as_deref().map(Checkpoint::open);

@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, DeviceMemory, Drawing, ExpertOptions, Failed, KvLayout,
-    KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome,
-    Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
+    AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, DeviceMemory, DeviceSampling, ExpertOptions, Failed,
+    KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
+    Outcome, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
 use sluice_store::{Bytes, Loading};
 
@@ -524,7 +524,7 @@ impl Backend for Checker<'_> {
         });
     }
 
-    fn drawing(&mut self) -> Option<&mut dyn Drawing> {
+    fn drawing(&mut self) -> Option<&mut dyn DeviceSampling> {
         self.outside("drawing");
         if self.not_numbers.is_empty() { self.inner.drawing() } else { None }
     }

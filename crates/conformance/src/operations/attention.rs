@@ -1,8 +1,8 @@
 //! Attention over paged caches: prefill and decode together, contexts of several partitions, windows, sinks, caps, forks.
 
 use sluice_backend::{
-    AttentionLayer, AttentionMode, Float, WeightFormat, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput,
-    StepInputs, Wanted,
+    AttentionLayer, AttentionMode, Float, KvLayout, KvPool, KvType, RotaryFrequencies, RotaryId, SequenceInput,
+    StepInputs, Wanted, WeightFormat,
 };
 
 use crate::case::Placed;

@@ -4,7 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sluice_backend::{
-    Backend, DRAWN_TOGETHER, Float, WeightFormat, Isa, Linear, Logits, MOST_RANKS, Mlp, Projection, Ranked, Scaled, Top, draw,
+    Backend, DRAWN_TOGETHER, Float, Isa, Linear, Logits, MOST_RANKS, Mlp, Projection, Ranked, Scaled, Top,
+    WeightFormat, sample,
 };
 
 use crate::Case;
@@ -252,7 +253,7 @@ pub fn logits(c: &mut Case) {
 fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, String, String, Vec<f32>) {
     let vocabulary = left.vocabulary;
     let top_of = |row: &[f32]| {
-        let (highest, has_nan) = draw::highest(Isa::GENERIC, row);
+        let (highest, has_nan) = sample::highest(Isa::GENERIC, row);
         let token = row.iter().position(|x| *x == highest).filter(|_| highest > f32::NEG_INFINITY);
         let logit = token.map_or(f32::NEG_INFINITY, |t| row[t]);
         (!has_nan).then_some(Top { logit, token: token.map_or(u32::MAX, |t| t as u32) })
@@ -315,7 +316,7 @@ fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, Strin
             let weighed = |of: &Scaled| {
                 let row = &all[of.row * vocabulary..(of.row + 1) * vocabulary];
                 row.chunks(DRAWN_TOGETHER)
-                    .map(|block| draw::total(Isa::GENERIC, block, of.highest, of.scale))
+                    .map(|block| sample::total(Isa::GENERIC, block, of.highest, of.scale))
                     .collect::<Vec<u64>>()
             };
             let sums: Vec<u64> = scaled.iter().flat_map(weighed).collect();

@@ -1,8 +1,8 @@
 //! Mixtures of experts: every way to route, stacked and single matrices, shared experts, chains of layers that look ahead.
 
 use sluice_backend::{
-    ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, WeightFormat, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
-    Projection, Scoring, SharedExpert, Tensor,
+    ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
+    Projection, Scoring, SharedExpert, Tensor, WeightFormat,
 };
 
 use crate::weights::Parts;

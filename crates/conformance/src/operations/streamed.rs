@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
-use sluice_backend::{ExpertOptions, Float, WeightFormat, Lookahead, MatrixId, MatrixSource, MoeId};
+use sluice_backend::{ExpertOptions, Float, Lookahead, MatrixId, MatrixSource, MoeId, WeightFormat};
 use sluice_store::experts::{Keep, Policy, ReadFaults};
 use sluice_store::load::{self, LoadOptions};
 use sluice_store::{Bytes, Checkpoint, Dtype, Error, TensorPlan, Writer};
@@ -85,7 +85,7 @@ fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDis
     for (&(layer, number), (blob, ranges)) in &places {
         let Parts { form, rows, cols, .. } = drawn[layer].matrices[number];
         let bytes: Bytes = checkpoint.tensor(&name(*blob)).expect("as written").bytes;
-        let arrays = form.parts(cols).expect("a form that there is").len();
+        let arrays = form.planes(cols).expect("a form that there is").len();
         let parts = ranges.iter().take(arrays).map(|range| bytes.slice(range.clone())).collect();
         let source = MatrixSource { form, rows, cols, parts };
         assert_eq!(matrices[layer].len(), number);

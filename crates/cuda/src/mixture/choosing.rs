@@ -6,12 +6,12 @@ use sluice_backend::{Activations, Routing, Tensor};
 use super::{Mixtures, Registered};
 use crate::backend::Cuda;
 use crate::driver::{Address, Gpu};
-use crate::few::{self, Few};
+use crate::grouped_gemm::{self, Few};
 use crate::kernels::{Kernel, STATIC_SHARED};
+use crate::matmul::{self, Grouped, Source, encode, multiply};
 use crate::memory::{Memory, Scratch, bytes_of_mut};
 use crate::mixture_one::{MOST_EXPERTS, MOST_SLOTS, NORMED, ROUTE_ROWS, ROUTE_THREADS};
 use crate::parameters::{self as p, PROJECTIONS, number};
-use crate::products::{self, Grouped, Source, encode, multiply};
 use crate::weights::{self, Kind, Needs};
 
 /// From so many experts for each pair of a token and an expert on, pairs are computed one by one.
@@ -137,7 +137,7 @@ impl Cuda {
     /// The same for a few tokens, whose pairs are put in the order of their experts, too.
     fn choose_few(&self, m: &mut Mixtures, number: usize, route: p::Route) -> Result<()> {
         let (gpu, tokens, pairs) = (&self.gpu, route.tokens as usize, (route.tokens * route.k) as usize);
-        let (of_tile, few) = self.tiles_of(&m.all[number], pairs).unwrap_or((few::TOGETHER, true));
+        let (of_tile, few) = self.tiles_of(&m.all[number], pairs).unwrap_or((grouped_gemm::TOGETHER, true));
         let grouped = room_of_pairs(gpu, &mut m.pairs, pairs, route.experts as usize, (of_tile, few))?;
         let counter = match &m.choice.counter {
             Some(counter) => counter.at,
@@ -163,11 +163,11 @@ impl Cuda {
         let each_few = |part: usize| Few::fits(gpu, &kinds[part], groups[part], moe.experts.parts[part].cols);
         let alike = kinds[0] == kinds[1] && groups[0] == groups[1];
         if gpu.device.few && pairs <= FEW_PAIRS * count && alike && (0..PROJECTIONS).all(each_few) {
-            return Some((few::TOGETHER, true));
+            return Some((grouped_gemm::TOGETHER, true));
         }
         // Where a tile of many tokens does not fit, it is one of few.
         let fits = |(kinds, groups): (&Vec<Kind>, &Option<(u32, u32)>)| {
-            let of = groups.map_or(0, |(group, _)| group as usize / products::GROUP);
+            let of = groups.map_or(0, |(group, _)| group as usize / matmul::GROUP);
             kinds[0].tiles(of, weights::TILE, gpu.device.shared).is_some()
         };
         let many = pairs >= MANY_PAIRS * count && kinds.iter().zip(groups).all(fits);

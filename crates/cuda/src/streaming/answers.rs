@@ -9,7 +9,7 @@ use sluice_store::experts::Next;
 
 use super::{Present, Streaming, Wanted};
 use crate::driver::{Address, Gpu};
-use crate::questions::{Choice, Question};
+use crate::mailbox::{Choice, Question};
 use crate::weights::Weights;
 
 impl Streaming {

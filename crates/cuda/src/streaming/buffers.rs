@@ -5,10 +5,10 @@ use sluice_store::experts::{ExpertStore, Move};
 
 use super::{Streaming, Wanted};
 use crate::driver::Address;
+use crate::expert_pool::{Division, EXPERT_ARRAYS, ExpertLayout, Rooms};
 use crate::memory::Memory;
 use crate::mixture::operands;
 use crate::parameters as p;
-use crate::rooms::{Division, EXPERT_ARRAYS, Lie, Rooms};
 use crate::streams::Point;
 use crate::weights::{ARRAYS, Weights};
 
@@ -21,7 +21,7 @@ pub(super) struct Class {
     pub division: Division,
     pub rooms: Rooms,
     /// Experts that have fallen, or passed, with their layers, and are still there, in buffers that may be taken: the device looks for none of them before it has asked.
-    pub lingering: Vec<(usize, Passing)>,
+    pub lingering: Vec<(usize, Transient)>,
 }
 
 impl Class {
@@ -36,7 +36,7 @@ impl Class {
 
     /// Takes one: that of what lingers and is worth least, if none is free.
     fn take(&mut self, store: &ExpertStore) -> Option<u32> {
-        let worth = |(layer, p): &(usize, Passing)| store.worth(*layer, p.expert as usize);
+        let worth = |(layer, p): &(usize, Transient)| store.worth(*layer, p.expert as usize);
         let least = |class: &Class| {
             let all = 0..class.lingering.len();
             all.min_by(|a, b| worth(&class.lingering[*a]).total_cmp(&worth(&class.lingering[*b])))
@@ -47,13 +47,13 @@ impl Class {
 
 /// An expert that passes, in a buffer.
 #[derive(Clone, Copy)]
-pub(super) struct Passing {
+pub(super) struct Transient {
     pub expert: u32,
     pub buffer: u32,
 }
 
 /// An expert that falls, until it is copied back from its buffer.
-pub(super) struct Falling {
+pub(super) struct Demoting {
     pub moved: Move,
     pub buffer: u32,
     pub done: Point,
@@ -61,8 +61,8 @@ pub(super) struct Falling {
 
 impl Streaming {
     /// Those of a layer's experts that fell or passed and are still where they were: they are no longer among those.
-    pub(super) fn found(&mut self, layer: usize, wanted: &[u32]) -> Vec<Passing> {
-        let is_wanted = |(of, p): &mut (usize, Passing)| *of == layer && wanted.binary_search(&p.expert).is_ok();
+    pub(super) fn found(&mut self, layer: usize, wanted: &[u32]) -> Vec<Transient> {
+        let is_wanted = |(of, p): &mut (usize, Transient)| *of == layer && wanted.binary_search(&p.expert).is_ok();
         let lingering = &mut self.classes[self.store.class(layer)].lingering;
         let found = self.parting.extract_if(.., is_wanted).chain(lingering.extract_if(.., is_wanted));
         found.map(|(_, passing)| passing).collect()
@@ -83,10 +83,10 @@ impl Streaming {
 
     /// Takes in what was copied back.
     pub(super) fn land(&mut self) {
-        let landed: Vec<Falling> = self.falling.extract_if(.., |f| f.done.is_past()).collect();
-        for Falling { moved, buffer, done } in landed {
+        let landed: Vec<Demoting> = self.falling.extract_if(.., |f| f.done.is_past()).collect();
+        for Demoting { moved, buffer, done } in landed {
             let (layer, expert) = moved.falls.expect("an expert that falls");
-            self.parting.push((layer, Passing { expert: expert as u32, buffer }));
+            self.parting.push((layer, Transient { expert: expert as u32, buffer }));
             self.store.landed(moved);
             self.points.push(done);
         }
@@ -128,18 +128,18 @@ impl Streaming {
     }
 
     /// How an expert lies in a buffer.
-    pub(super) fn lie(&self, layer: usize, expert: usize) -> Lie {
+    pub(super) fn lie(&self, layer: usize, expert: usize) -> ExpertLayout {
         let parts: [_; EXPERT_ARRAYS] = std::array::from_fn(|array| self.store.part(layer, expert, array));
-        Lie::of(&parts)
+        ExpertLayout::of(&parts)
     }
 
     /// Writes down where an expert is, which is being copied there.
-    pub(super) fn know(&mut self, weights: &Weights, layer: usize, expert: usize, buffer: u32, lie: &Lie) {
+    pub(super) fn know(&mut self, weights: &Weights, layer: usize, expert: usize, buffer: u32, lie: &ExpertLayout) {
         self.stats.uploads += 1;
         self.stats.uploaded_bytes += lie.bytes() as u64;
         // Nowhere else.
         let Class { rooms, lingering, .. } = &mut self.classes[self.store.class(layer)];
-        let is_known = |(of, p): &mut (usize, Passing)| *of == layer && p.expert as usize == expert;
+        let is_known = |(of, p): &mut (usize, Transient)| *of == layer && p.expert as usize == expert;
         lingering.extract_if(.., is_known).for_each(|(_, p)| rooms.give_back(p.buffer));
         let at = self.buffer(layer, buffer);
         for (projection, operand) in operands(&self.layers[layer].experts, expert).into_iter().enumerate() {

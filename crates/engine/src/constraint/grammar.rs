@@ -16,7 +16,7 @@ use toktrie::{InferenceCapabilities, TokEnv};
 
 use super::schema::reworded;
 use super::vocabulary::Vocabulary;
-use crate::text::{Calls, TextSide, Tokenizer};
+use crate::text::{Calls, ModelText, Tokenizer};
 
 /// Bytes of a schema, a regular expression or a grammar at most, all tools of a request together.
 const MAX_SOURCE: usize = 256 << 10;
@@ -42,7 +42,7 @@ const END: &str = "</tool_call>";
 
 /// What the text of an answer is.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Form {
+pub enum GrammarFormat {
     /// Anything.
     #[default]
     Text,
@@ -87,7 +87,7 @@ struct Race {
 impl Grammars {
     /// # Errors
     /// A tokenizer that grammars cannot be compiled for.
-    pub fn new(text: &TextSide) -> Result<Grammars> {
+    pub fn new(text: &ModelText) -> Result<Grammars> {
         let vocabulary: TokEnv = Arc::new(Vocabulary::new(&text.tokenizer, &text.stop_ids)?);
         let can = InferenceCapabilities { ff_tokens: true, ..InferenceCapabilities::default() };
         let slices = llguidance::earley::SlicedBiasComputer::general_slices();
@@ -104,19 +104,21 @@ impl Grammars {
     ///
     /// # Errors
     /// What cannot be compiled, or not in the time that there is, with the reason.
-    pub fn compile(&self, form: &Form, called: Option<&Called>, calls: Option<Calls>) -> Result<Matcher> {
+    pub fn compile(&self, form: &GrammarFormat, called: Option<&Called>, calls: Option<Calls>) -> Result<Matcher> {
         let grammar = match (called, form) {
             (Some(called), form) => {
                 let calls =
                     calls.context("how this model writes calls is not known: tool_choice can be auto or none")?;
-                let is_within_text = !called.must && *form == Form::Text;
+                let is_within_text = !called.must && *form == GrammarFormat::Text;
                 let mut source = self.calls(called, calls, is_within_text)?;
                 let text = match form {
                     _ if called.must || is_within_text => None,
-                    Form::Text => bail!("nothing is asked for"),
-                    Form::Object => Some(format!("%json {}", spaced(&json!({"type": "object"}))?)),
-                    Form::Schema(schema) => Some(format!("%json {}", spaced(schema)?)),
-                    Form::Regex(_) | Form::Lark(_) => bail!("an answer of this form cannot call tools"),
+                    GrammarFormat::Text => bail!("nothing is asked for"),
+                    GrammarFormat::Object => Some(format!("%json {}", spaced(&json!({"type": "object"}))?)),
+                    GrammarFormat::Schema(schema) => Some(format!("%json {}", spaced(schema)?)),
+                    GrammarFormat::Regex(_) | GrammarFormat::Lark(_) => {
+                        bail!("an answer of this form cannot call tools")
+                    }
                 };
                 match text {
                     Some(text) => writeln!(source, "start: calls | text\ntext: {text}")?,
@@ -126,19 +128,19 @@ impl Grammars {
                 ensure!(source.len() <= MAX_SOURCE, "the schemas have more than {MAX_SOURCE} bytes");
                 TopLevelGrammar::from_lark(source)
             }
-            (None, Form::Text) => bail!("nothing is asked for"),
-            (None, Form::Object) => TopLevelGrammar::from_json_schema(spaced(&json!({"type": "object"}))?),
-            (None, Form::Schema(schema)) => {
+            (None, GrammarFormat::Text) => bail!("nothing is asked for"),
+            (None, GrammarFormat::Object) => TopLevelGrammar::from_json_schema(spaced(&json!({"type": "object"}))?),
+            (None, GrammarFormat::Schema(schema)) => {
                 let bytes = schema.to_string().len();
                 ensure!(bytes <= MAX_SOURCE, "the schema has {bytes} bytes; {MAX_SOURCE} are accepted");
                 ensure!(schema.is_object() || schema.is_boolean(), "a schema is an object");
                 TopLevelGrammar::from_json_schema(spaced(schema)?)
             }
-            (None, Form::Regex(source)) => {
+            (None, GrammarFormat::Regex(source)) => {
                 ensure!(source.len() <= MAX_LARK, "the expression has more than {MAX_LARK} bytes");
                 TopLevelGrammar::from_regex(source)
             }
-            (None, Form::Lark(source)) => {
+            (None, GrammarFormat::Lark(source)) => {
                 ensure!(source.len() <= MAX_LARK, "the grammar has more than {MAX_LARK} bytes");
                 TopLevelGrammar::from_lark(source.clone())
             }
@@ -193,7 +195,7 @@ impl Grammars {
         let race = Arc::new(Mutex::new(Race::default()));
         let (own, factory, late) = (Arc::clone(&race), Arc::clone(&self.factory), Arc::clone(&self.late));
         let compile = move || {
-            let parser = sluice_store::caught(|| make(&factory));
+            let parser = sluice_store::catch_panic(|| make(&factory));
             let _ = tell.send(parser.unwrap_or_else(|_| Err(anyhow!("the grammar cannot be compiled"))));
             let mut race = own.lock().unwrap_or_else(PoisonError::into_inner);
             race.is_over = true;
@@ -373,7 +375,7 @@ mod tests {
 
     #[test]
     fn what_takes_too_long_is_given_up_and_nothing_else_begins_until_it_ends() {
-        let text = TextSide::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo"), None).unwrap();
+        let text = ModelText::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo"), None).unwrap();
         let grammars = Grammars::new(&text).unwrap();
         let failed = |time, make: Make| grammars.within(time, make).err().expect("it fails").to_string();
         // 1. Two that do not end

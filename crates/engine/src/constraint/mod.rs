@@ -16,17 +16,17 @@ use llguidance::Matcher;
 use toktrie::SimpleVob;
 
 pub(crate) use grammar::Grammars;
-pub use grammar::{Called, Form};
+pub use grammar::{Called, GrammarFormat};
 pub(crate) use guide::{Guide, Masks};
 pub use schema::unknown_formats;
 
-use crate::text::{Opened, TextSide, Tokenizer};
+use crate::text::{ModelText, Opened, Tokenizer};
 
 /// What an answer is asked to be.
 #[derive(Clone, Debug, Default)]
 pub struct Demand {
     /// What its text is. Thoughts come before it and are free.
-    pub form: Form,
+    pub form: GrammarFormat,
     /// Tools that are called instead of that, where they must be or may be.
     pub called: Option<Called>,
     /// Tokens of thoughts at most; then the thought is ended.
@@ -70,9 +70,9 @@ impl Constraint {
     ///
     /// # Errors
     /// A schema or grammar that cannot be compiled, with the reason; one that is too large; a model whose thoughts or calls are not known.
-    pub fn new(text: &TextSide, demand: &Demand, opened: Opened) -> Result<Option<Constraint>> {
+    pub fn new(text: &ModelText, demand: &Demand, opened: Opened) -> Result<Option<Constraint>> {
         let style = text.template.as_ref().map(|template| template.style());
-        let is_free = demand.called.is_none() && matches!(demand.form, Form::Text);
+        let is_free = demand.called.is_none() && matches!(demand.form, GrammarFormat::Text);
         if is_free && demand.thinking_budget.is_none() {
             return Ok(None);
         }
@@ -93,7 +93,7 @@ impl Constraint {
     ///
     /// # Errors
     /// A text that cannot be tokenised; a grammar that has become too large.
-    pub fn allows(&self, text: &TextSide, answer: &str) -> Result<bool> {
+    pub fn allows(&self, text: &ModelText, answer: &str) -> Result<bool> {
         let Some(mut matcher) = self.grammar.clone() else { return Ok(true) };
         let tokens = text.tokenizer.encode_plain(answer)?;
         Ok(matcher.try_consume_tokens(&tokens)? == tokens.len() && matcher.is_accepting()?)
@@ -101,7 +101,7 @@ impl Constraint {
 }
 
 impl Thought {
-    fn new(text: &TextSide, opened: Opened, budget: Option<usize>, more_follows: bool) -> Result<Option<Thought>> {
+    fn new(text: &ModelText, opened: Opened, budget: Option<usize>, more_follows: bool) -> Result<Option<Thought>> {
         let tokenizer = &text.tokenizer;
         let opened = matches!(opened, Opened::Yes { .. });
         let Some(end) = tokenizer.id("</think>") else {

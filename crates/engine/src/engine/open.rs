@@ -18,7 +18,7 @@ use sluice_store::{Bytes, Checkpoint, Error, LoadOptions, Loading};
 
 use super::Engine;
 use super::device::DeviceShare;
-use crate::budget::{self, Division, Held, Limit, LimitOf, Need, Refusal, StreamedNeed, refused_by_device};
+use crate::budget::{self, AdmittedMemory, Division, Limit, LimitOf, Need, Refusal, StreamedNeed, refused_by_device};
 use crate::constraint::Masks;
 use crate::options::{Options, Placement};
 use crate::placement::{self, Placed};
@@ -301,7 +301,7 @@ impl Engine {
         let mut cache = KvCache::new(&cached, states, prefixes);
         let disk = disk.map(|(disk, _)| disk);
         let spills = options.prefix_cache && options.kv_spill > 0;
-        if let Some(fewest) = disk.as_ref().map(PromptCache::fewest).or(spills.then_some(block_tokens)) {
+        if let Some(fewest) = disk.as_ref().map(PromptCache::min_tokens).or(spills.then_some(block_tokens)) {
             cache.keep_elsewhere(fewest);
         }
         let capacity =
@@ -413,7 +413,7 @@ fn settled(divide: impl Fn() -> (Vec<Limit>, Result<Division, Refusal>)) -> Resu
 
 /// The limits that must hold whatever others do.
 fn hard_limits(options: &Options) -> Vec<Limit> {
-    let held = options.held.map_or(Held { program: 0, group: None }, |held| held());
+    let held = options.held.map_or(AdmittedMemory { program: 0, group: None }, |held| held());
     let budget = options.memory_budget.map(|bytes| Limit {
         of: LimitOf::MemoryBudget,
         bytes,

@@ -53,7 +53,7 @@ impl Engine {
     ///
     /// # Errors
     /// When memory could not be had: then steps fail alike.
-    pub fn tend(&mut self) -> Result<bool> {
+    pub fn flush_idle(&mut self) -> Result<bool> {
         match &mut self.disk {
             Some(disk) if self.sequences.iter().all(|s| s.running.is_none()) => self.runner.save(&mut self.cache, disk),
             _ => Ok(false),
@@ -82,7 +82,7 @@ impl Engine {
         self.disk.iter().for_each(PromptCache::wait_for_sums);
         // What was looked through is looked through again.
         self.disk.iter_mut().for_each(|disk| (disk.saving.new, disk.saving.last) = (true, true));
-        while self.tend()? {}
+        while self.flush_idle()? {}
         self.disk.iter_mut().for_each(|disk| disk.saving.last = false);
         self.disk.iter().for_each(PromptCache::flush);
         Ok(())
@@ -94,10 +94,10 @@ impl Engine {
     }
 
     /// Sequences that wait for what is on disk, or in memory of this machine.
-    pub(super) fn attend(&mut self, idle: bool) -> Result<()> {
-        spill::attend(&mut self.sequences, &mut self.cache, &mut self.runner, self.disk.as_mut())?;
+    pub(super) fn poll_restores(&mut self, idle: bool) -> Result<()> {
+        spill::poll_restores(&mut self.sequences, &mut self.cache, &mut self.runner, self.disk.as_mut())?;
         match &mut self.disk {
-            Some(disk) => disk.attend(&mut self.sequences, &mut self.cache, &mut self.runner, idle),
+            Some(disk) => disk.poll_restores(&mut self.sequences, &mut self.cache, &mut self.runner, idle),
             None => Ok(()),
         }
     }

@@ -3,14 +3,14 @@
 //! prefix is being read stays in the queue while others go on.
 
 mod costs;
-mod finder;
 mod fingerprint;
-mod keeper;
+mod lookup;
 mod prefetch;
 mod restore;
 mod saving;
 mod sessions;
 mod sums;
+mod writer;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -27,14 +27,14 @@ use sluice_cache::{BlockHash, Group};
 use sluice_store::LoadProgress;
 
 use costs::Costs;
-use finder::{Ask, Finder, Found, Query};
 pub(crate) use fingerprint::{Choices, Identity};
-use keeper::{Command, Keeper, Opened, Shared, size};
+use lookup::{Ask, Found, Lookup, Query};
 use prefetch::Prefetch;
 pub(crate) use restore::{Restore, begin, settled};
 pub(crate) use saving::Saving;
 use sessions::{Inner, Naming};
 pub use sessions::{LoadedSession, ReadAhead, Saved, Session, Sessions};
+use writer::{Command, Opened, Shared, Writer, size};
 
 /// A prompt cache on disk that was asked for.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ pub struct PromptCacheStatus {
     /// Entries that were not what had been written, or could not be read: computed instead.
     pub wrong: u64,
     /// Prefixes that were there and not read, since computing them was quicker.
-    pub too_dear: u64,
+    pub skipped_slow: u64,
     /// Bytes of weights that are summed, and of all that must be before anything is written or read; `None` once they are.
     pub summing: Option<(u64, u64)>,
     /// Why nothing is written or read any more.
@@ -183,7 +183,7 @@ impl PromptCache {
         shape: Shape,
     ) -> Result<(PromptCache, [u8; 32])> {
         let shared = Arc::new(Shared::of(&options.folder));
-        let Opened { mut keeper, lookups, secret, quota } = Keeper::open(options, of, Arc::clone(&shared))?;
+        let Opened { mut keeper, lookups, secret, quota } = Writer::open(options, of, Arc::clone(&shared))?;
         if identity.unsummed() <= options.at_once {
             identity.sum(false, &mut |_| true)?;
         }
@@ -195,7 +195,7 @@ impl PromptCache {
         let inner = Inner { lookups: lookups.clone(), commands: commands.clone(), shared: Arc::clone(&shared) };
         let prefetch = Prefetch::new(lookups.clone());
         let finder =
-            Finder { lookups, secret, shape: shape.clone(), shared: Arc::clone(&shared), keeper: commands.clone() };
+            Lookup { lookups, secret, shape: shape.clone(), shared: Arc::clone(&shared), keeper: commands.clone() };
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(name.into()).spawn(work).context("a thread of the prompt cache")
         };
@@ -248,7 +248,7 @@ impl PromptCache {
             read_bytes: of(&s.read),
             prefetched: self.prefetch.tokens(),
             wrong: of(&s.wrong),
-            too_dear: self.too_dear,
+            skipped_slow: self.too_dear,
             summing: s.summing(),
             broken: s.broken(),
         }
@@ -267,7 +267,7 @@ impl PromptCache {
     }
 
     /// Prefixes of fewer tokens are neither written nor looked for.
-    pub fn fewest(&self) -> usize {
+    pub fn min_tokens(&self) -> usize {
         self.options.fewest
     }
 

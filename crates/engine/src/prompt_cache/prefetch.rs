@@ -12,7 +12,7 @@ use anyhow::Result;
 use sluice_cache::disk::{Chain, Lookups, STATE};
 use sluice_cache::{KvCache, Wanted};
 
-use super::finder::{Found, Query};
+use super::lookup::{Found, Query};
 use super::restore::begin_by;
 use super::{PromptCache, Restore};
 use crate::runner::Runner;
@@ -232,7 +232,7 @@ impl PromptCache {
             let room = self.room(cache).into_iter().min().unwrap_or(0);
             tokens.truncate((present.groups.len() + room) * self.shape.block_tokens);
         }
-        if tokens.len() < self.fewest() {
+        if tokens.len() < self.min_tokens() {
             return;
         }
         let mut s = Sequence::new(SequenceId(u64::MAX), root, cache.hold());

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use sluice_cache::disk::STATE;
-use sluice_cache::{Filling, KvCache, Wanted};
+use sluice_cache::{KvCache, RestoreTarget, Wanted};
 
-use super::finder::{Ask, Found, Part, Query, Read};
+use super::lookup::{Ask, Found, Query, Read, RestorePart};
 use super::{PromptCache, WAITING};
 use crate::runner::Runner;
 use crate::sequence::Sequence;
@@ -51,7 +51,7 @@ impl Restore {
 pub(crate) struct Reading {
     wanted: Wanted,
     tokens: Arc<[u32]>,
-    parts: Vec<Part>,
+    parts: Vec<RestorePart>,
     /// Parts that are being read now.
     now: Range<usize>,
     /// Bytes that are read at once at most, or one part.
@@ -61,7 +61,7 @@ pub(crate) struct Reading {
     /// Tokens of it that were in memory.
     present: usize,
     /// By number of the part.
-    fillings: Vec<Filling>,
+    fillings: Vec<RestoreTarget>,
     filled: Vec<bool>,
     /// So many of `fillings` have memory.
     ready: usize,
@@ -75,11 +75,11 @@ impl Reading {
     fn read_on(&mut self) -> bool {
         let mut bytes = 0;
         let from = self.now.end;
-        let fits = |part: &&Part| {
+        let fits = |part: &&RestorePart| {
             bytes += part.bytes;
             bytes == part.bytes || bytes <= self.at_once
         };
-        let parts: Vec<Part> = self.parts[from..].iter().take_while(fits).cloned().collect();
+        let parts: Vec<RestorePart> = self.parts[from..].iter().take_while(fits).cloned().collect();
         if parts.is_empty() {
             return false;
         }
@@ -106,7 +106,7 @@ pub(super) fn begin_by(s: &mut Sequence, cache: &mut KvCache, at_once: u64) -> b
         }
     };
     s.restore = Restore::Over;
-    let present = cache.would_adopt(s.root, &s.tokens, s.tokens.len() - 1);
+    let present = cache.would_reuse(s.root, &s.tokens, s.tokens.len() - 1);
     if present >= found.to {
         return false;
     }
@@ -114,11 +114,13 @@ pub(super) fn begin_by(s: &mut Sequence, cache: &mut KvCache, at_once: u64) -> b
     let part = |node: usize, part: u32| places.get(&(node, part)).copied();
     let number = |group: usize| if group == usize::MAX { STATE } else { group as u32 };
     let may_fill = |node, group| part(node, number(group)).is_some();
-    let Some(fillings) = cache.take_up(&mut s.held, s.root, &s.tokens, found.wanted, may_fill) else { return false };
+    let Some(fillings) = cache.reserve_restore(&mut s.held, s.root, &s.tokens, found.wanted, may_fill) else {
+        return false;
+    };
     let parts = fillings.iter().map(|filling| {
         let at = match *filling {
-            Filling::Block { node, group, .. } => part(node, group as u32),
-            Filling::State { node, .. } => part(node, STATE),
+            RestoreTarget::Block { node, group, .. } => part(node, group as u32),
+            RestoreTarget::State { node, .. } => part(node, STATE),
         };
         found.parts[at.expect("it may be filled")].clone()
     });
@@ -153,7 +155,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 
 impl PromptCache {
     /// Asks for what waiting sequences may find, and puts in its place what was read for them. `idle`: nothing else is to be done meanwhile.
-    pub fn attend(
+    pub fn poll_restores(
         &mut self,
         sequences: &mut [Sequence],
         cache: &mut KvCache,
@@ -177,12 +179,12 @@ impl PromptCache {
         let most = s.tokens.len() - 1;
         let present = cache.present(s.root, &s.tokens, most);
         // What is not looked for is nothing that would be kept.
-        if most.saturating_sub(present.usable) < self.fewest().max(1) {
+        if most.saturating_sub(present.usable) < self.min_tokens().max(1) {
             return;
         }
         let (root, tokens) = (s.root, s.tokens[..most].into());
         // Less is nothing that would be kept, either.
-        let fewest = self.fewest().max(1);
+        let fewest = self.min_tokens().max(1);
         let query = Query { root, tokens, present: present.groups, usable: present.usable, fewest };
         if let Some(told) = self.ask(query) {
             s.restore = Restore::Asked(Mutex::new(told), self.asks.clone());
@@ -277,7 +279,7 @@ impl PromptCache {
         let to = match lost {
             None => reading.to,
             // What lies before it is good where nothing else is needed.
-            Some((Filling::Block { node, .. }, _)) if simple && *node > 0 => {
+            Some((RestoreTarget::Block { node, .. }, _)) if simple && *node > 0 => {
                 wanted = Wanted { whole: *node, tail: 0 };
                 node * self.shape.block_tokens
             }

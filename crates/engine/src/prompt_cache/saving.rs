@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use sluice_backend::{Backend, KvPool};
 use sluice_cache::disk::STATE;
-use sluice_cache::{BlockHash, KvCache, Leaving};
+use sluice_cache::{BlockHash, EvictedNode, KvCache};
 
-use super::keeper::{Command, Outgoing};
+use super::writer::{Command, Outgoing};
 use super::{PromptCache, WAITING};
 
 /// Of the time of steps, copying may take a part of this many; what is saved up is at most [`MOST`].
@@ -33,7 +33,7 @@ pub(crate) struct Saving {
 }
 
 impl PromptCache {
-    fn bytes_of(&self, leaving: &Leaving) -> u64 {
+    fn bytes_of(&self, leaving: &EvictedNode) -> u64 {
         let blocks = leaving.blocks.iter().zip(&self.shape.block_bytes).filter(|(b, _)| b.is_some());
         let state = leaving.state.map_or(0, |_| self.shape.state_bytes);
         (blocks.map(|(_, bytes)| *bytes).sum::<usize>() + state) as u64
@@ -45,7 +45,7 @@ impl PromptCache {
     }
 
     /// Copies a node out, and hands it over. Whether there was room.
-    pub(super) fn copy_out(&mut self, leaving: &Leaving, backend: &mut dyn Backend, kv: &[KvPool]) -> bool {
+    pub(super) fn copy_out(&mut self, leaving: &EvictedNode, backend: &mut dyn Backend, kv: &[KvPool]) -> bool {
         if !self.shared.is_ready() {
             return false;
         }
@@ -67,7 +67,7 @@ impl PromptCache {
             backend.read_state(row, &mut state);
             parts.push((STATE, state.iter().flat_map(|x| x.to_le_bytes()).collect()));
         }
-        let Leaving { hash, before, position, tokens, .. } = leaving.clone();
+        let EvictedNode { hash, before, position, tokens, .. } = leaving.clone();
         self.shared.waiting.fetch_add(bytes, Ordering::Relaxed);
         let sent = self.send(Command::Store(Outgoing { hash, before, position, tokens, parts, bytes }));
         if !sent {
@@ -77,7 +77,7 @@ impl PromptCache {
     }
 
     /// What is about to be overwritten.
-    pub fn leaves(&mut self, leaving: &Leaving, backend: &mut dyn Backend, kv: &[KvPool]) {
+    pub fn leaves(&mut self, leaving: &EvictedNode, backend: &mut dyn Backend, kv: &[KvPool]) {
         let begun = Instant::now();
         self.copy_out(leaving, backend, kv);
         self.saving.credit = self.saving.credit.saturating_sub(begun.elapsed());

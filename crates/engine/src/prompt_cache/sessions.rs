@@ -12,8 +12,8 @@ use sluice_cache::disk::{Chain, Lookups, MOST_NAME};
 use sluice_cache::{BlockHash, KvCache};
 
 use super::PromptCache;
-use super::keeper::{Command, Shared, Told};
 use super::saving::PORTION;
+use super::writer::{Command, Shared, Told};
 
 /// A conversation that has a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,10 +134,10 @@ impl PromptCache {
                 bail!(why);
             }
             ensure!(
-                kept.tokens >= self.fewest(),
+                kept.tokens >= self.min_tokens(),
                 "{} tokens of the session could be kept, fewer than the {} of --prompt-cache-min-tokens",
                 kept.tokens,
-                self.fewest()
+                self.min_tokens()
             );
             kept.path.last().copied().ok_or_else(|| anyhow!("there is nothing to save"))
         });

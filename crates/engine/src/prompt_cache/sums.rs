@@ -14,7 +14,7 @@ use sluice_store::{AtomicFile, LoadProgress, Stamp, lower_priority, read_small};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::fingerprint::Identity;
-use super::keeper::{Command, Shared};
+use super::writer::{Command, Shared};
 
 /// Bytes of what is remembered, and files in it.
 const MOST_MEMORY: u64 = 2 << 20;

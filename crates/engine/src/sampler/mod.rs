@@ -5,16 +5,16 @@
 //! counter-based generator of (seed, position): the token depends on nothing else, not on the machine, on other sequences, or on what
 //! was drawn before. Nothing is allocated per token.
 
-mod cuts;
-mod near;
+mod candidates;
+mod filters;
 mod params;
 
-use sluice_backend::draw::{self, ONE};
+use sluice_backend::sample::{self, ONE};
 use sluice_backend::{DRAWN_TOGETHER as BLOCK, Isa};
 
 use crate::draw::uniform;
-use cuts::{Candidate, by_rank, keep_nucleus, keep_top_k, needed};
-pub(crate) use near::Needs;
+pub(crate) use candidates::Needs;
+use filters::{Candidate, by_rank, keep_nucleus, keep_top_k, needed};
 pub use params::{History, ParamError, SamplingParams};
 
 /// Logits that no token can be chosen from.
@@ -112,8 +112,8 @@ pub struct Logprobs {
 impl Logprobs {
     /// Of `token` and the `top` likeliest, from logits that a token was chosen from.
     pub fn of(isa: Isa, logits: &[f32], token: u32, top: usize) -> Logprobs {
-        let highest = draw::highest(isa, logits).0;
-        let total = draw::total(isa, logits, highest, 1.0);
+        let highest = sample::highest(isa, logits).0;
+        let total = sample::total(isa, logits, highest, 1.0);
         let mut best = Vec::new();
         if top > 0 {
             keep_top_k(&mut best, logits, top);
@@ -171,7 +171,7 @@ fn weigh(isa: Isa, candidates: &mut [Candidate], highest: f32, scale: f64) {
     for group in candidates.chunks_mut(chosen.len()) {
         let n = group.len();
         chosen.iter_mut().zip(&*group).for_each(|(logit, candidate)| *logit = candidate.logit);
-        draw::weights(isa, &chosen[..n], highest, scale, &mut weights[..n]);
+        sample::weights(isa, &chosen[..n], highest, scale, &mut weights[..n]);
         group.iter_mut().zip(weights).for_each(|(candidate, weight)| candidate.weight = weight);
     }
 }
@@ -215,7 +215,7 @@ fn draw_from_all(
 ) -> Result<u32, SampleError> {
     let scale = params.scale();
     sums.clear();
-    sums.extend(logits.chunks(BLOCK).map(|block| draw::total(isa, block, highest, scale)));
+    sums.extend(logits.chunks(BLOCK).map(|block| sample::total(isa, block, highest, scale)));
     let hit = block_hit(params.seed, position, sums)?;
     let from = hit.block * BLOCK;
     let logits = &logits[from..logits.len().min(from + BLOCK)];
@@ -246,14 +246,14 @@ pub(crate) fn token_hit(
 ) -> Result<u32, SampleError> {
     let mut weights = [0; BLOCK];
     let weights = &mut weights[..logits.len()];
-    draw::weights(isa, logits, highest, scale, weights);
+    sample::weights(isa, logits, highest, scale, weights);
     let at = weights.iter().position(|weight| falls_on(*weight, &mut below)).ok_or(SampleError::NothingLeft)?;
     Ok((block * BLOCK + at) as u32)
 }
 
 /// The highest logit; NaN and +inf are errors, as is a vocabulary of -inf.
 fn highest(isa: Isa, logits: &[f32]) -> Result<f32, SampleError> {
-    let (highest, has_nan) = draw::highest(isa, logits);
+    let (highest, has_nan) = sample::highest(isa, logits);
     if has_nan || highest == f32::INFINITY {
         let bad = logits.iter().position(|x| x.is_nan() || *x == f32::INFINITY).unwrap_or(0);
         return Err(SampleError::NotANumber { token: bad as u32, value: logits[bad] });
@@ -289,7 +289,7 @@ mod tests {
         }
         let highest = f64::from(logits[order[0]]);
         let scale = 1.0 / f64::from(params.temperature);
-        let weight_of = |i: &usize| draw::weight((f64::from(logits[*i]) - highest) * scale);
+        let weight_of = |i: &usize| sample::weight((f64::from(logits[*i]) - highest) * scale);
         if params.top_p < 1.0 {
             let total: u64 = order.iter().map(weight_of).sum();
             let need = ((f64::from(params.top_p) * total as f64) as u64).max(1);

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use serde_json::{Map, Value};
 
-use super::answers::Echo;
+use super::answers::TemplateHistory;
 use super::prompt::{Prompt, Quoting};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
@@ -49,7 +49,7 @@ impl Dialogue<'_> {
     /// Places in `tokens`, which this conversation's prompt has become, where another may part from it that begins alike: behind the tools and the system
     /// prompt; before the words of the user's last message, which may be edited; behind it, since templates drop the thoughts that follow it once there is another;
     /// behind each message that is marked for caching; and before the last token, which is computed in any case. Each takes a rendering. Ascending.
-    pub fn partings(&self, tokens: &[u32]) -> Vec<usize> {
+    pub fn snapshot_points(&self, tokens: &[u32]) -> Vec<usize> {
         let is = |message: &Value, roles: &[&str]| message["role"].as_str().is_some_and(|r| roles.contains(&r));
         let common = |messages: &[Value]| {
             // A template may refuse a conversation that ends there: then nothing parts there.
@@ -79,7 +79,7 @@ impl Dialogue<'_> {
 
     fn rendered(&self, messages: &[Value], answer_follows: bool) -> Result<Prompt> {
         let Some(template) = self.template else {
-            return self.rendered_as(&Echo::plain(messages), |messages, _, _| Ok(plain(&messages)));
+            return self.rendered_as(&TemplateHistory::plain(messages), |messages, _, _| Ok(plain(&messages)));
         };
         let style = template.style();
         let render = |messages: Vec<Value>, tools: Option<&Value>, extra: &Map<String, Value>| {
@@ -89,18 +89,18 @@ impl Dialogue<'_> {
             }
             template.render(&Value::Array(messages), tools, answer_follows, &extra)
         };
-        if let Some(echo) = Echo::verbatim(style, messages, self.tools) {
+        if let Some(echo) = TemplateHistory::verbatim(style, messages, self.tools) {
             // A template may want arguments as an object, or leave them out.
             if let Ok(prompt) = self.rendered_as(&echo, render) {
                 return Ok(prompt);
             }
         }
-        self.rendered_as(&Echo::new(style, messages, self.tools), render)
+        self.rendered_as(&TemplateHistory::new(style, messages, self.tools), render)
     }
 
     fn rendered_as(
         &self,
-        echo: &Echo,
+        echo: &TemplateHistory,
         render: impl FnOnce(Vec<Value>, Option<&Value>, &Map<String, Value>) -> Result<String>,
     ) -> Result<Prompt> {
         let (messages, tools) = (&echo.messages, echo.tools.as_ref());
@@ -238,7 +238,7 @@ mod tests {
         };
         let all = dialogue(&messages);
         let tokens = all.tokens().unwrap();
-        let found: Vec<String> = all.partings(&tokens).iter().map(|at| text(&tokens[..*at])).collect();
+        let found: Vec<String> = all.snapshot_points(&tokens).iter().map(|at| text(&tokens[..*at])).collect();
         let whole = text(&tokens);
         let until = |end: &str| whole[..whole.find(end).unwrap() + end.len()].to_owned();
         assert_eq!(found.len(), 4, "{found:?}");
@@ -252,7 +252,7 @@ mod tests {
         next.push(json!({"role": "user", "content": "Six"}));
         let next = dialogue(&next).tokens().unwrap();
         let common = next.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
-        let place = all.partings(&tokens)[2];
+        let place = all.snapshot_points(&tokens)[2];
         assert!((place..place + 8).contains(&common), "{common}, kept at {place}");
     }
 
@@ -268,7 +268,7 @@ mod tests {
         let (template, messages) = (Some(&template), &messages[..]);
         let dialogue = Dialogue { template, tokenizer: tokenizer(), messages, tools: None, extra: &extra };
         let tokens = dialogue.tokens().unwrap();
-        let places = dialogue.partings(&tokens);
+        let places = dialogue.snapshot_points(&tokens);
         assert!(text(&tokens[..places[0]]).ends_with("One<|im_end|>\n"), "{places:?}");
     }
 

@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow};
 /// What `call` returns, or an error that says with what words `library` panicked in it. Nothing is printed. What `call` had its hands on is to be given up, or to be such
 /// that a half-done change of it does no harm.
 pub(super) fn guarded<T>(library: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
-    sluice_store::caught(call).unwrap_or_else(|words| Err(anyhow!("{library} cannot work with it: {words}")))
+    sluice_store::catch_panic(call).unwrap_or_else(|words| Err(anyhow!("{library} cannot work with it: {words}")))
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 //! that. All of them are hostile input: a broken one is an error that names the file, never a panic.
 
 mod answers;
-mod apart;
 mod bpe;
 mod compiled;
 mod detokenizer;
@@ -17,11 +16,12 @@ mod guard;
 mod image;
 mod jinja;
 mod messages;
+mod model_text;
 mod percent;
 mod pieces;
 mod prompt;
 mod python;
-mod side;
+mod sandbox;
 mod special;
 mod stop;
 mod strings;
@@ -30,16 +30,16 @@ mod tojson;
 mod tokenizer;
 
 pub use answers::{AnswerParser, Calls, Opened, Reading, Style, Tools};
-pub use apart::{Patience, serve_templates};
 pub use compiled::Origin;
 pub use detokenizer::Detokenizer;
 pub use dialogue::Dialogue;
 pub use embedding::Embedding;
 pub use generation::{GenerationDefaults, stop_ids};
 pub use messages::{Message, parse_messages};
+pub use model_text::ModelText;
 pub use pieces::{Piece, text_of};
 pub use prompt::Prompt;
-pub use side::TextSide;
+pub use sandbox::{Patience, serve_templates};
 pub use stop::StopStrings;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;

@@ -4,9 +4,9 @@
 //! `apart.rs`. Here is what it is given, and which of a checkpoint's files it is.
 
 use super::answers::Style;
-use super::apart::{self, Apart, Patience};
 use super::files::read_json;
 use super::jinja::{Rendering, Templates};
+use super::sandbox::{self, Apart, Patience};
 use super::special::SpecialTokens;
 use anyhow::{Context, Result, anyhow, bail};
 use jiff::civil::DateTime;
@@ -93,7 +93,7 @@ impl ChatTemplate {
         let style = Style::of(templates.iter().map(|(_, source)| source.as_str()));
         let wrong = |e: String| anyhow!("{}: chat template: {e}", file.display());
         let mut note = None;
-        let apart = if apart::is_possible() { Some(Apart::start(&templates)) } else { None };
+        let apart = if sandbox::is_possible() { Some(Apart::start(&templates)) } else { None };
         let renderer = match apart {
             Some(Ok(started)) => Renderer::Apart(started.map_err(wrong)?),
             Some(Err(e)) => {

@@ -12,9 +12,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::kv::{KvShape, KvType, store_row};
-use super::located::{AHEAD, Located, PARTITION, Scales};
-use super::many::{BATCH, Room, hull};
+use super::paged::{AHEAD, PARTITION, Paged, Scales};
 use super::partition::{QueryRow, Rule, tile_rows, weights};
+use super::prefill::{BATCH, Room, hull};
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::avx512::amx::{DEEP, Tiles};
@@ -112,7 +112,7 @@ unsafe fn padded<const N: usize>(p: *const u8, n: usize) -> [u8; N] {
 }
 
 #[inline(always)]
-unsafe fn pack_lanes<'a, V: Bytes>(from: &'a Located, room: &'a mut [f32]) -> Packed<'a> {
+unsafe fn pack_lanes<'a, V: Bytes>(from: &'a Paged, room: &'a mut [f32]) -> Packed<'a> {
     let (k_dim, v_dim) = (from.k_dim, from.v_dim);
     let (k_quads, v_stride) = (k_quads(k_dim), padded_v(v_dim));
     let Some(scales) = from.scales.as_ref().filter(|_| from.kv_type == KvType::Int8) else {
@@ -178,7 +178,7 @@ unsafe fn pack_lanes<'a, V: Bytes>(from: &'a Located, room: &'a mut [f32]) -> Pa
 
 simd! {
     /// Lays the keys and values that are seen out in `room`.
-    pub fn pack<'a>(from: &'a Located, room: &'a mut [f32]) -> Packed<'a> = pack_lanes
+    pub fn pack<'a>(from: &'a Paged, room: &'a mut [f32]) -> Packed<'a> = pack_lanes
 }
 
 /// What [`attend_integers`] fills for some rows.

@@ -1,7 +1,7 @@
 //! How partitions of attention become one: joined in ascending order, and divided at the end.
 
 use crate::dispatch::simd;
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 use crate::math::exp1;
 
 #[inline(always)]

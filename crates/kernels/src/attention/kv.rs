@@ -6,7 +6,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::dispatch::simd;
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 
 /// The element type of cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

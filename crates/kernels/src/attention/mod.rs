@@ -10,12 +10,12 @@
 mod integers;
 mod join;
 mod kv;
-mod located;
-mod many;
+mod paged;
 mod partition;
+mod prefill;
+mod shared_prefix;
 #[cfg(test)]
 mod tests;
-mod together;
 
 use std::ops::Range;
 
@@ -25,11 +25,11 @@ use crate::rows::{Rows, RowsMut};
 use integers::{Packed, attend_integers, pack, quantise_query};
 use join::{finish, join_two};
 pub use kv::{AttentionMode, KvShape, KvType, KvView, store_row};
-pub use located::PARTITION;
-use located::{Located, key_at};
-use many::{Room, Target, Widened, attend_rows, join_rows, widen};
+pub use paged::PARTITION;
+use paged::{Paged, key_at};
 use partition::{QueryRow, Rule, partition, rows_at_once};
-pub use together::{RUNS, Together, begin_alike};
+use prefill::{Room, Target, Widened, attend_rows, join_rows, widen};
+pub use shared_prefix::{RUNS, SharedPrefix, begin_alike};
 
 /// From so many query rows on, keys and values are widened and laid out once for all of them. Fewer are as well or better off with the cache as it lies, which
 /// is fetched ahead.
@@ -132,7 +132,7 @@ pub fn scratch_len(shape: &KvShape, group: usize, tokens: usize) -> usize {
         return 2 * rows + integers::scratch_len(shape, rows);
     }
     let few = rows.min(WIDEN_ROWS) * (PARTITION + shape.v_dim);
-    2 * rows + if rows < WIDEN_ROWS { few } else { few.max(many::scratch_len(shape, rows)) }
+    2 * rows + if rows < WIDEN_ROWS { few } else { few.max(prefill::scratch_len(shape, rows)) }
 }
 
 /// Attention of some runs of query tokens, of one sequence or of several, whose own keys and values are already in the cache. `q`: `[.., group * k_dim]`, `out`:
@@ -151,7 +151,7 @@ pub fn attend(isa: Isa, head: &Head, runs: &[Run], q: Rows, out: &mut RowsMut, s
     let mut reader = Reader::new(isa, head, runs, q, rest);
     let partitions = runs.iter().map(|run| head.first_visible(run.position) / PARTITION).min().unwrap_or(0)
         ..runs.iter().map(|run| run.last() / PARTITION + 1).max().unwrap_or(0);
-    let mut together = Together::default();
+    let mut together = SharedPrefix::default();
     for p in partitions {
         together.find(head, runs, p);
         for leader in together.leaders(runs.len()) {
@@ -237,7 +237,7 @@ impl<'a> Reader<'a> {
         if rows <= FEW {
             self.read_rows::<FEW>(p, leader, member, rows, sink)
         } else {
-            self.read_rows::<{ many::BATCH }>(p, leader, member, rows, sink)
+            self.read_rows::<{ prefill::BATCH }>(p, leader, member, rows, sink)
         }
     }
 
@@ -256,7 +256,7 @@ impl<'a> Reader<'a> {
         let members = (0..runs.len()).filter(|i| member(*i));
         let lead = &runs[leader];
         let seen = head.seen(lead.position, lead.last(), p);
-        let mut located = Located::new(&head.kv, lead.table, head.kv_head, base, seen);
+        let mut located = Paged::new(&head.kv, lead.table, head.kv_head, base, seen);
         let Room { widened, q: copied, scores, sums, q_stride, v_stride } = &mut self.room;
         let (copied, q_stride, v_stride) = (&**copied, *q_stride, *v_stride);
         let integers = head.kv.shape.mode == AttentionMode::Int8;
@@ -337,7 +337,7 @@ pub fn attend_partition(
     assert_eq!(parts.len(), runs.len() * len, "room for the parts of {} runs", runs.len());
     for run in runs {
         assert!(run.tokens == 1 && head.partitions(run.position).contains(&p), "partition {p} from {}", run.position);
-        let alike = std::ptr::eq(run, &runs[0]) || together::alike(head, &runs[0], run, p);
+        let alike = std::ptr::eq(run, &runs[0]) || shared_prefix::alike(head, &runs[0], run, p);
         assert!(alike, "partition {p} lies elsewhere for one of the runs");
     }
     Reader::new(isa, head, runs, q, scratch).read(p, 0, |_| true, &mut |targets, queries, sums, stride| {

@@ -10,9 +10,9 @@
 use std::ops::Range;
 
 use super::kv::{Bf16, Element, F16, F32, Int8, KvType};
-use super::located::{AHEAD, Located, PARTITION, Scales};
+use super::paged::{AHEAD, PARTITION, Paged, Scales};
 use crate::dispatch::simd;
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 use crate::math::{exp, tanh};
 
 /// The most query rows of one call.
@@ -53,7 +53,7 @@ impl<'a> QueryRow<'a> {
 
 #[inline(always)]
 unsafe fn partition_lanes<V: Lanes>(
-    at: &Located,
+    at: &Paged,
     rule: Rule,
     rows: &mut [QueryRow],
     scores: &mut [f32],
@@ -78,12 +78,12 @@ unsafe fn partition_lanes<V: Lanes>(
 simd! {
     /// Sets `m` and `l` of the rows that see something, and their weighted sums of values: row r's are `sums[r * v_dim..][..v_dim]`. `scores`
     /// has room for [`PARTITION`] per row.
-    pub fn partition(at: &Located, rule: Rule, rows: &mut [QueryRow], scores: &mut [f32], sums: &mut [f32]) = partition_lanes
+    pub fn partition(at: &Paged, rule: Rule, rows: &mut [QueryRow], scores: &mut [f32], sums: &mut [f32]) = partition_lanes
 }
 
 #[inline(always)]
 unsafe fn typed<V: Lanes, T: Element>(
-    at: &Located,
+    at: &Paged,
     rule: Rule,
     rows: &mut [QueryRow],
     scores: &mut [f32],

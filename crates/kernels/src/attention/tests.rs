@@ -285,7 +285,7 @@ fn sequences_that_share_blocks_have_the_same_bits_together_and_alone() {
             // Single tokens, partition by partition
             let single: Vec<Run> = runs.iter().copied().filter(|run| run.tokens == 1).collect();
             let mut parts = vec![Vec::new(); single.len()];
-            let mut together = Together::default();
+            let mut together = SharedPrefix::default();
             for p in 0..single.iter().map(|run| head.partitions(run.position).end).max().unwrap_or(0) {
                 together.find(&head, &single, p);
                 for leader in together.leaders(single.len()) {
@@ -319,7 +319,7 @@ fn a_partition_in_the_same_blocks_is_read_through_one_table() {
     let tables = [table(0), table(2), table(20)];
     let run = |i: usize, position| Run { table: &tables[i], position, row: 0, tokens: 1 };
     let runs = [run(0, 1000), run(0, 900), run(1, 1000), run(2, 640)];
-    let mut together = Together::default();
+    let mut together = SharedPrefix::default();
     let leaders: Vec<Vec<usize>> = (0..8)
         .map(|p| {
             together.find(&head, &runs, p);

@@ -1,10 +1,10 @@
 //! AVX2, FMA, F16C and BMI2.
 
+mod bf16_dot;
 mod bytes;
 pub mod encode;
-mod integers;
-pub mod lanes;
-mod pairs;
+pub mod f32_dot;
+mod int8_dot;
 mod peak;
 mod unpack;
 

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::amx::{SIDE, Tiles};
 use super::integers_prefill::{self, ACC, COLS, Few, Pass, ROWS, Tile, accumulate, joined};
 use crate::input::GROUP;
-use crate::instructions::integers::Groups;
+use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 

@@ -6,11 +6,11 @@
 
 use std::arch::x86_64::*;
 
-use super::integers::SOME;
+use super::int8_dot::SOME;
 use super::integers_prefill::{Scales, accumulate, fill_scales, joined, transpose, transposed_quads};
 use super::unpack::{first_bytes, spread};
 use crate::input::{GROUP, ORDER};
-use crate::instructions::integers::{Affine, Groups, affine_of, weight_group_sum};
+use crate::instructions::int8_dot::{Affine, Groups, affine_of, weight_group_sum};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 

@@ -8,11 +8,11 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::integers::FEW;
+use super::int8_dot::FEW;
 use super::unpack::{first_bytes, spread};
-use crate::form::Float;
+use crate::format::Float;
 use crate::input::ORDER;
-use crate::instructions::integers::{Groups, affine_of};
+use crate::instructions::int8_dot::{Groups, affine_of};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 

@@ -7,9 +7,9 @@
 use std::arch::x86_64::*;
 
 use super::unpack::{first_bytes, spread};
-use crate::form::Float;
+use crate::format::Float;
 use crate::input::{GROUP, ORDER};
-use crate::instructions::integers::{Affine, Groups, affine_of, weight_group_sum};
+use crate::instructions::int8_dot::{Affine, Groups, affine_of, weight_group_sum};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 

@@ -1,15 +1,15 @@
 //! AVX-512 F, BW, DQ, VL, VNNI, VBMI and BF16 (Intel from Sapphire Rapids, AMD from Zen 4), and what AVX2 has.
 
 pub mod amx;
+mod bf16_dot;
 mod bytes;
 mod encode;
-pub mod integers;
+mod f32_dot;
+pub mod int8_dot;
 pub mod integers_amx;
 mod integers_batch;
 mod integers_decode;
 mod integers_prefill;
-mod lanes;
-mod pairs;
 mod pairs_prefill;
 mod peak;
 mod unpack;

@@ -7,9 +7,9 @@
 use std::arch::x86_64::*;
 
 use super::Avx512x16;
+use crate::instructions::bf16_dot::Pairs;
 use crate::instructions::dot::Product;
-use crate::instructions::lanes::Lanes;
-use crate::instructions::pairs::Pairs;
+use crate::instructions::f32_dot::Lanes;
 
 /// Rows of a tile: two registers.
 const ROWS: usize = 32;

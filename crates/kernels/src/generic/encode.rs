@@ -1,7 +1,7 @@
 use super::Generic16;
 use crate::input::ORDER;
 use crate::instructions::encode::Encode;
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 
 impl Encode for Generic16 {
     #[inline(always)]

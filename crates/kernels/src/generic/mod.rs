@@ -1,10 +1,10 @@
 //! Portable Rust, the oracle for every other instruction set.
 
+mod bf16_dot;
 mod bytes;
 mod encode;
-mod integers;
-mod lanes;
-mod pairs;
+mod f32_dot;
+mod int8_dot;
 mod peak;
 mod unpack;
 

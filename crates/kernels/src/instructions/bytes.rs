@@ -1,6 +1,6 @@
 //! Products of bytes: sixteen sums of four products each, exact in 32 bits. Attention on integers is made of them.
 
-use super::lanes::Lanes;
+use super::f32_dot::Lanes;
 
 /// Sixteen sums of products of bytes.
 ///

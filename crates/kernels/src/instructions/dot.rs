@@ -3,7 +3,7 @@
 //! Each output has its own accumulator and sees its columns in ascending order, so an output's bits do not depend on R, T or
 //! on the blocking above them.
 
-use super::lanes::Lanes;
+use super::f32_dot::Lanes;
 use crate::matrix::Matrix;
 
 /// One way of multiplying a stretch of a weight row by the same stretch of a token.

@@ -1,6 +1,6 @@
 //! From f32 to small integers.
 
-use super::lanes::Lanes;
+use super::f32_dot::Lanes;
 
 /// Conversions to small integers.
 ///

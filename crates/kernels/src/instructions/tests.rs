@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::lanes::Lanes;
-use super::pairs::Pairs;
+use super::bf16_dot::Pairs;
+use super::f32_dot::Lanes;
 use crate::Isa;
 use crate::dispatch::simd;
 use crate::test_random::random;

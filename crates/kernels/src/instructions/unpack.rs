@@ -1,6 +1,6 @@
 //! From the bit stream of a row to one byte per q.
 
-use super::lanes::Lanes;
+use super::f32_dot::Lanes;
 
 /// Unpacks q of `bits` (2, 3, 4, 5, 6 or 8) each: `q.len()` is a multiple of 8 and `packed` has `q.len() * bits / 8` bytes.
 pub fn unpack(bits: u8, packed: &[u8], q: &mut [u8]) {

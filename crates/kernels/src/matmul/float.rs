@@ -2,9 +2,9 @@
 
 use crate::affine;
 use crate::dispatch::simd;
-use crate::form::{Float, WeightFormat};
+use crate::format::{Float, WeightFormat};
 use crate::instructions::dot::{self, Dot, Product};
-use crate::instructions::lanes::Lanes;
+use crate::instructions::f32_dot::Lanes;
 use crate::instructions::unpack::Unpack;
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;

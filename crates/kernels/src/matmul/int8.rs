@@ -2,9 +2,9 @@
 
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
-use crate::avx512::{integers::SOME, integers_amx};
+use crate::avx512::{int8_dot::SOME, integers_amx};
 use crate::dispatch::{greatest, simd};
-use crate::instructions::integers::{Groups, Integers};
+use crate::instructions::int8_dot::{Groups, Integers};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
 use crate::matrix::Matrix;

@@ -12,9 +12,9 @@ mod pairs;
 mod tests;
 
 use crate::Isa;
-use crate::form::{Activations, Encoding, Float, WeightFormat};
+use crate::format::{ActivationFormat, Activations, Float, WeightFormat};
 use crate::input::Input;
-use crate::instructions::integers::Groups;
+use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 use std::ops::Range;
@@ -61,11 +61,11 @@ pub fn matmul(
 
 /// Bytes of [`Scratch`] that [`matmul`] needs for ranges of up to `rows` rows and up to `tokens` tokens.
 pub fn scratch_bytes(form: WeightFormat, cols: usize, rows: usize, tokens: usize, mode: Activations) -> usize {
-    match (form, form.encoding(mode)) {
-        (WeightFormat::Float(_), Encoding::Bf16) => pairs::direct_scratch_bytes(rows, cols, tokens),
+    match (form, form.activation_format(mode)) {
+        (WeightFormat::Float(_), ActivationFormat::Bf16) => pairs::direct_scratch_bytes(rows, cols, tokens),
         (WeightFormat::Float(_), _) => 0,
-        (_, Encoding::F32) => float::scratch_bytes(cols),
-        (_, Encoding::Bf16) => pairs::affine_scratch_bytes(cols, tokens),
-        (_, Encoding::Int8) => int8::scratch_bytes(cols, tokens),
+        (_, ActivationFormat::F32) => float::scratch_bytes(cols),
+        (_, ActivationFormat::Bf16) => pairs::affine_scratch_bytes(cols, tokens),
+        (_, ActivationFormat::Int8) => int8::scratch_bytes(cols, tokens),
     }
 }

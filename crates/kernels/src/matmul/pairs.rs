@@ -2,8 +2,8 @@
 
 use crate::affine;
 use crate::dispatch::{greatest, simd};
+use crate::instructions::bf16_dot::Pairs;
 use crate::instructions::dot::Product;
-use crate::instructions::pairs::Pairs;
 use crate::instructions::unpack::Unpack;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};

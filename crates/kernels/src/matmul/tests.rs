@@ -3,7 +3,7 @@
 use super::*;
 use crate::activations::{encode_bf16, encode_int8};
 use crate::affine;
-use crate::form::MatrixError;
+use crate::format::MatrixError;
 use crate::input::ORDER;
 use fastrand::Rng;
 use proptest::prelude::*;
@@ -115,11 +115,11 @@ impl Tokens {
         Tokens { f32, bf16, q, scales, sums }
     }
 
-    fn input(&self, encoding: Encoding) -> Input<'_> {
+    fn input(&self, encoding: ActivationFormat) -> Input<'_> {
         match encoding {
-            Encoding::F32 => Input::F32(&self.f32),
-            Encoding::Bf16 => Input::Bf16(&self.bf16),
-            Encoding::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
+            ActivationFormat::F32 => Input::F32(&self.f32),
+            ActivationFormat::Bf16 => Input::Bf16(&self.bf16),
+            ActivationFormat::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
         }
     }
 }
@@ -134,12 +134,12 @@ fn tree(mut lanes: [f32; 16]) -> f32 {
 }
 
 /// One output by the definition, and in f64 from the same encoded values.
-fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: Encoding) -> (f32, f64) {
+fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: ActivationFormat) -> (f32, f64) {
     let cols = w.cols();
     let mut row = vec![0f32; cols];
     affine::dequantize_row(Isa::GENERIC, w, r, &mut row);
     match encoding {
-        Encoding::F32 => {
+        ActivationFormat::F32 => {
             let x = &x.f32[token * cols..][..cols];
             let mut lanes = [0f32; 16];
             for i in 0..cols.next_multiple_of(16) {
@@ -148,7 +148,7 @@ fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: Encoding) -
             }
             (tree(lanes), row.iter().zip(x).map(|(&w, &x)| w as f64 * x as f64).sum())
         }
-        Encoding::Bf16 => {
+        ActivationFormat::Bf16 => {
             let bf16 = |x: u16| f32::from_bits((x as u32) << 16);
             let row: Vec<f32> = row.iter().map(|&w| bf16(half::bf16::from_f32(w).to_bits())).collect();
             let x: Vec<f32> = x.bf16[token * cols..][..cols].iter().map(|&x| bf16(x)).collect();
@@ -163,7 +163,7 @@ fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: Encoding) -
             }
             (tree(lanes), row.iter().zip(&x).map(|(&w, &x)| w as f64 * x as f64).sum())
         }
-        Encoding::Int8 => {
+        ActivationFormat::Int8 => {
             let WeightFormat::Affine { bits, group, scale } = w.form() else { unreachable!() };
             let (mut q, groups) = (vec![0u8; cols], cols / 32);
             affine::unpack(bits, w.row(r), &mut q);
@@ -224,7 +224,7 @@ proptest! {
         let cols = columns(form, &mut rng);
         let weights = Weights::random(form, rows, cols, &mut rng);
         let (w, x) = (weights.matrix(), Tokens::random(n, cols, &mut rng));
-        let encoding = form.encoding(mode);
+        let encoding = form.activation_format(mode);
         let wanted: Vec<(f32, f64)> =
             (0..n).flat_map(|t| (0..rows).map(move |r| (t, r))).map(|(t, r)| defined(&w, r, &x, t, encoding)).collect();
         for isa in Isa::supported() {
@@ -277,9 +277,9 @@ proptest! {
             *part = bytes(part);
         }
         let values: Vec<f32> = (0..n * cols).map(|_| wild(&mut rng)).collect();
-        let (w, encoding) = (weights.matrix(), form.encoding(mode));
+        let (w, encoding) = (weights.matrix(), form.activation_format(mode));
         let tokens: Vec<u32> = (0..n as u32).collect();
-        let groups = if encoding == Encoding::Int8 { values.len() / 32 } else { 0 };
+        let groups = if encoding == ActivationFormat::Int8 { values.len() / 32 } else { 0 };
         let mut first: Option<(Tokens, Vec<u32>)> = None;
         for isa in Isa::supported() {
             let mut x = Tokens {
@@ -349,7 +349,7 @@ fn integer_products_are_the_same_beside_any_number_of_tokens() {
                     let mut tile = vec![f32::NAN; tokens.len() * rows];
                     let mut scratch =
                         Scratch::with_bytes(scratch_bytes(form, cols, rows, tokens.len(), Activations::Int8));
-                    matmul(isa, &w, 0..rows, x.input(Encoding::Int8), tokens, &mut tile, &mut scratch);
+                    matmul(isa, &w, 0..rows, x.input(ActivationFormat::Int8), tokens, &mut tile, &mut scratch);
                     tile.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
                 };
                 let all: Vec<u32> = (0..33).rev().collect();
@@ -375,7 +375,10 @@ fn a_wrong_length_is_an_error() {
     assert_eq!(new(form, 2, 96), Err(MatrixError::Columns { cols: 96, group: 64 }));
     assert_eq!(new(form, usize::MAX, 128), Err(MatrixError::TooBig { rows: usize::MAX, cols: 128 }));
     assert_eq!(new(WeightFormat::Affine { bits: 7, group: 64, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Bits(7)));
-    assert_eq!(new(WeightFormat::Affine { bits: 4, group: 16, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Group(16)));
+    assert_eq!(
+        new(WeightFormat::Affine { bits: 4, group: 16, scale: Float::Bf16 }, 2, 128),
+        Err(MatrixError::Group(16))
+    );
     assert_eq!(new(WeightFormat::Float(Float::Bf16), 1, 64), Err(MatrixError::Parts { got: 3, wanted: 1 }));
     assert_eq!(Matrix::new(form, 2, 128, [&data[..], &scales]).err(), Some(MatrixError::Parts { got: 2, wanted: 3 }));
 }

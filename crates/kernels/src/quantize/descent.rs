@@ -17,8 +17,8 @@ use super::group::nearest;
 use crate::affine;
 use crate::dense::{Buffer, LEFT, Panels, RIGHT, add_panels};
 use crate::dispatch::simd;
-use crate::form::Float;
-use crate::instructions::lanes::Lanes;
+use crate::format::Float;
+use crate::instructions::f32_dot::Lanes;
 use crate::isa::Isa;
 
 /// Rows that go together.

@@ -11,8 +11,8 @@ mod search;
 
 use crate::affine;
 use crate::dispatch::simd;
-use crate::form::Float;
-use crate::instructions::lanes::Lanes;
+use crate::format::Float;
+use crate::instructions::f32_dot::Lanes;
 
 use group::LANES;
 

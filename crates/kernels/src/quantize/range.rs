@@ -19,7 +19,7 @@ pub fn group(x: &[[f32; LANES]], top: f32, q: &mut [u8]) -> Pair {
 mod tests {
     use crate::Isa;
     use crate::affine;
-    use crate::form::Float;
+    use crate::format::Float;
     use crate::quantize::{Rounding, quantize};
 
     #[test]

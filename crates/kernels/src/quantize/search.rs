@@ -9,7 +9,7 @@ use std::array::from_fn;
 
 use super::group::{LANES, Pair, ends, nearest, put};
 use super::mlx;
-use crate::form::Float;
+use crate::format::Float;
 
 /// Parts of the group's range to start from.
 const SHRINK: [f32; 8] = [1.0, 0.96, 0.92, 0.88, 0.84, 0.78, 0.70, 0.60];

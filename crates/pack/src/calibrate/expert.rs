@@ -6,7 +6,7 @@ use sluice_kernels::dense::{self, Buffer, Panels, RIGHT, product};
 use sluice_kernels::elementwise::swiglu_in_place;
 use sluice_kernels::quantize::descent::{self, Params};
 
-use crate::conversion::{Treatment, Unit};
+use crate::conversion::{ConversionUnit, Treatment};
 use crate::input::{Input, matrix};
 use crate::quantize::{SquaredError, squares, values};
 
@@ -67,7 +67,7 @@ struct Inputs {
 
 impl Expert<'_> {
     /// Its parts, and what it then puts out.
-    pub fn quantize(&self, input: &Input, units: [&Unit; 3]) -> Result<(Vec<Packed>, Outputs)> {
+    pub fn quantize(&self, input: &Input, units: [&ConversionUnit; 3]) -> Result<(Vec<Packed>, Outputs)> {
         let (isa, hidden) = (self.isa, self.hidden);
         let old = self.weights(input, units)?;
         let width = old[0].len() / hidden;
@@ -114,8 +114,8 @@ impl Expert<'_> {
     }
 
     /// The weights of its projections, `[rows, cols]` each.
-    pub fn weights(&self, input: &Input, units: [&Unit; 3]) -> Result<Vec<Vec<f32>>> {
-        let of_unit = |unit: &Unit| {
+    pub fn weights(&self, input: &Input, units: [&ConversionUnit; 3]) -> Result<Vec<Vec<f32>>> {
+        let of_unit = |unit: &ConversionUnit| {
             let count = unit.stack.as_ref().map_or(1, |s| s.count);
             let rows = unit.source.all_rows() / count;
             let parts = input.read(&unit.source, self.number * rows..(self.number + 1) * rows)?;
@@ -171,7 +171,7 @@ impl Expert<'_> {
     }
 
     /// Quantises one projection for inputs of moments `h` and a pull; returns its parts and its new values.
-    fn projection(&self, unit: &Unit, w: &[f32], h: &[f32], pull: &[f32]) -> Result<(Packed, Vec<f32>)> {
+    fn projection(&self, unit: &ConversionUnit, w: &[f32], h: &[f32], pull: &[f32]) -> Result<(Packed, Vec<f32>)> {
         let Treatment::Quantize { bits, group, float } = unit.treatment else {
             bail!("tensor {:?} is not to be quantised", unit.source.name)
         };
@@ -203,7 +203,7 @@ fn pull(isa: Isa, wanted: &[f32], mut got: Buffer, rows: usize, x: &Panels<RIGHT
 
 #[cfg(test)]
 mod tests {
-    use sluice_kernels::form::Float;
+    use sluice_kernels::format::Float;
 
     use super::*;
 

@@ -26,7 +26,7 @@ use sluice_kernels::Isa;
 use sluice_model::{Config, Decoder, Description};
 use sluice_store::{Checkpoint, read_small};
 
-use crate::conversion::Unit;
+use crate::conversion::ConversionUnit;
 use crate::input::Input;
 use crate::ordered::ordered;
 use crate::watch::{Stopped, Watch};
@@ -232,7 +232,7 @@ impl<'a> Calibrator<'a> {
     pub fn layer(
         &mut self,
         layer: usize,
-        stacks: &[&Unit],
+        stacks: &[&ConversionUnit],
         input: &Input,
         threads: usize,
         mut put: impl FnMut(usize, Vec<Packed>) -> Result<()>,
@@ -267,7 +267,7 @@ impl<'a> Calibrator<'a> {
     pub fn again(
         &mut self,
         layer: usize,
-        stacks: &[&Unit],
+        stacks: &[&ConversionUnit],
         input: &Input,
         threads: usize,
         stored: impl Fn(usize) -> Result<Vec<Vec<f32>>> + Sync,
@@ -293,7 +293,7 @@ impl<'a> Calibrator<'a> {
 }
 
 /// Gate, up and down.
-fn three<'a>(layer: usize, stacks: &[&'a Unit]) -> Result<[&'a Unit; 3]> {
-    let found: Result<[&Unit; 3], _> = stacks.to_vec().try_into();
+fn three<'a>(layer: usize, stacks: &[&'a ConversionUnit]) -> Result<[&'a ConversionUnit; 3]> {
+    let found: Result<[&ConversionUnit; 3], _> = stacks.to_vec().try_into();
     found.map_err(|all| anyhow!("layer {layer}: {} projections, not three", all.len()))
 }

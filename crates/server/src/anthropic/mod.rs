@@ -13,19 +13,19 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use self::reply::{Message, MessageEvent, Messages};
-use self::request::Request;
+use self::request::MessagesRequest;
 use crate::app::{App, Body};
 use crate::error::ApiError;
 use crate::openapi::{AnthropicComputing, AnthropicReading, written};
 use crate::reply as sending;
 
 /// Answers a conversation.
-#[utoipa::path(post, path = "/v1/messages", tag = "anthropic", request_body = Request, responses(
+#[utoipa::path(post, path = "/v1/messages", tag = "anthropic", request_body = MessagesRequest, responses(
     (status = 200, description = "The answer; with `stream` its events, each named by its `type`. Where a prompt takes long, white space comes before it.",
         content((Message = "application/json"), (MessageEvent = "text/event-stream"))),
     AnthropicComputing,
 ))]
-pub async fn messages(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
+pub async fn messages(State(app): State<Arc<App>>, Body(request): Body<MessagesRequest>) -> Result<Response, ApiError> {
     let ready = app.model(request.model()).await?;
     let asked = request.asked()?;
     let (streamed, is_marked) = (asked.common.stream, asked.is_marked());
@@ -43,10 +43,13 @@ written! {
 }
 
 /// How many tokens a conversation has, with all that the template puts around it.
-#[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic", request_body = Request, responses(
+#[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic", request_body = MessagesRequest, responses(
     (status = 200, description = "Its tokens.", body = TokenCount), AnthropicReading,
 ))]
-pub async fn count_tokens(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
+pub async fn count_tokens(
+    State(app): State<Arc<App>>,
+    Body(request): Body<MessagesRequest>,
+) -> Result<Json<Value>, ApiError> {
     let ready = app.model(request.model()).await?;
     let rendered = request.asked()?.rendered(&ready).await?;
     Ok(Json(json!({"input_tokens": rendered.tokens.len()})))

@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 
 use super::request::invalid;
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
 use crate::request::function;
 
 /// A search among deferred tools that Anthropic's own server does: there is none here, and all tools are listed instead.

@@ -5,11 +5,11 @@ use sluice_engine::Finish;
 
 use super::error_json;
 use crate::answer::Delta;
-use crate::blocks::{Block, Blocks, Change, Kind};
+use crate::blocks::{Block, BlockKind, Blocks, Change};
+use crate::context::{self, fresh_id};
 use crate::error::ApiError;
-use crate::exchange::{self, fresh_id};
 use crate::openapi::written;
-use crate::reply::{Usage, Wire, event};
+use crate::reply::{StreamEncoder, Usage, event};
 
 written! {
     Message, uses [ContentBlock, MessageUsage], {
@@ -148,7 +148,7 @@ pub struct Messages {
 
 impl Messages {
     pub fn new(model: String, is_marked: bool) -> Messages {
-        let request_id = exchange::current().map_or_else(String::new, |e| e.id.clone());
+        let request_id = context::current().map_or_else(String::new, |e| e.id.clone());
         let id = format!("msg_{}", fresh_id());
         Messages { id, request_id, model, is_marked, blocks: Blocks::default() }
     }
@@ -190,18 +190,20 @@ impl Messages {
 
     fn begun_block(&self, index: usize) -> Value {
         let block = match &self.blocks.all[index].kind {
-            Kind::Thought => json!({"type": "thinking", "thinking": "", "signature": ""}),
-            Kind::Text => json!({"type": "text", "text": ""}),
-            Kind::Call(name) => json!({"type": "tool_use", "id": self.call_id(index), "name": name, "input": {}}),
+            BlockKind::Thought => json!({"type": "thinking", "thinking": "", "signature": ""}),
+            BlockKind::Text => json!({"type": "text", "text": ""}),
+            BlockKind::Call(name) => json!({"type": "tool_use", "id": self.call_id(index), "name": name, "input": {}}),
         };
         json!({"type": "content_block_start", "index": index, "content_block": block})
     }
 
     fn whole_block(&self, (index, block): (usize, &Block)) -> Value {
         match &block.kind {
-            Kind::Thought => json!({"type": "thinking", "thinking": block.text, "signature": signature(&block.text)}),
-            Kind::Text => json!({"type": "text", "text": block.text}),
-            Kind::Call(name) => {
+            BlockKind::Thought => {
+                json!({"type": "thinking", "thinking": block.text, "signature": signature(&block.text)})
+            }
+            BlockKind::Text => json!({"type": "text", "text": block.text}),
+            BlockKind::Call(name) => {
                 // An answer that ended within a call has no more than its beginning.
                 let input: Map<String, Value> = serde_json::from_str(&block.text).unwrap_or_default();
                 json!({"type": "tool_use", "id": self.call_id(index), "name": name, "input": input})
@@ -218,14 +220,14 @@ impl Messages {
             Change::Grown(index, more) => delta(
                 index,
                 match self.blocks.all[*index].kind {
-                    Kind::Thought => json!({"type": "thinking_delta", "thinking": more}),
-                    Kind::Text => json!({"type": "text_delta", "text": more}),
-                    Kind::Call(_) => json!({"type": "input_json_delta", "partial_json": more}),
+                    BlockKind::Thought => json!({"type": "thinking_delta", "thinking": more}),
+                    BlockKind::Text => json!({"type": "text_delta", "text": more}),
+                    BlockKind::Call(_) => json!({"type": "input_json_delta", "partial_json": more}),
                 },
             ),
             Change::Ended(index) => {
                 let block = &self.blocks.all[*index];
-                let signed = (block.kind == Kind::Thought)
+                let signed = (block.kind == BlockKind::Thought)
                     .then(|| delta(index, json!({"type": "signature_delta", "signature": signature(&block.text)})));
                 signed.unwrap_or_default() + &event(&json!({"type": "content_block_stop", "index": index}))
             }
@@ -239,7 +241,7 @@ fn signature(thought: &str) -> String {
     format!("sluice1-{}", blake3::hash(thought.as_bytes()).to_hex())
 }
 
-impl Wire for Messages {
+impl StreamEncoder for Messages {
     fn begun(&mut self, usage: Usage) -> String {
         let message = self.message(Vec::new(), usage);
         event(&json!({"type": "message_start", "message": message}))

@@ -8,17 +8,17 @@ use utoipa::ToSchema;
 
 use super::NO_THREADS;
 use super::offered::Offered;
-use crate::demand::{Demanded, ToolChoice, format_of, strict_names};
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
 use crate::given;
-use crate::openai::{Common, Stop};
+use crate::openai::{SamplingFields, Stop};
 use crate::openapi::written;
-use crate::request::{Asked, Thinking, Turn, tool_call};
+use crate::output_spec::{OutputSpec, ToolChoice, format_of, strict_names};
+use crate::request::{ChatRequest, Thinking, Turn, tool_call};
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = MessageRequest)]
-pub struct Request {
+pub struct MessagesRequest {
     #[serde(default, deserialize_with = "given::objects")]
     #[schema(value_type = Vec<MessageParam>, required)]
     messages: Option<Vec<Map<String, Value>>>,
@@ -156,10 +156,10 @@ pub fn invalid(field: &str, what: &str) -> ApiError {
     ApiError::invalid(field, format!("{field}: {what}"))
 }
 
-impl Request {
+impl MessagesRequest {
     /// # Errors
     /// What cannot be what it is, and what cannot be obeyed, by name.
-    pub fn asked(self) -> Result<Asked, ApiError> {
+    pub fn asked(self) -> Result<ChatRequest, ApiError> {
         self.check_others()?;
         let mut messages = Vec::new();
         // 1. The system prompt, and what was said
@@ -195,7 +195,7 @@ impl Request {
         let tool_choice = self.tool_choice.map_or(Ok(ToolChoice::Auto), tool_choice)?;
         // 3. The answer
         let (thinking, budget) = self.thinking.map_or(Ok((Thinking::Default, None)), thinking)?;
-        let common = Common {
+        let common = SamplingFields {
             max_tokens: self.max_tokens,
             temperature: self.temperature,
             top_p: self.top_p,
@@ -204,7 +204,7 @@ impl Request {
             stop: self.stop_sequences.map(Stop::Many),
             stream: self.stream.unwrap_or(false),
             cache_salt: self.cache_salt,
-            ..Common::default()
+            ..SamplingFields::default()
         };
         let within = |name: &str| self.others.get(name).unwrap_or(&Value::Null);
         let format = match format_of("output_config.format", &within("output_config")["format"])? {
@@ -214,9 +214,9 @@ impl Request {
         if one_call && tool_choice == ToolChoice::Auto && format.is_none() && strict.is_empty() {
             ignore("tool_choice.disable_parallel_tool_use");
         }
-        let mut demanded = Demanded::new(tools, &tool_choice, !one_call, format, budget)?.strictly(strict, !one_call);
+        let mut demanded = OutputSpec::new(tools, &tool_choice, !one_call, format, budget)?.strictly(strict, !one_call);
         demanded.unlisted = unlisted;
-        Ok(Asked { messages, demanded, thinking, extra: self.chat_template_kwargs, logprobs: None, common })
+        Ok(ChatRequest { messages, demanded, thinking, extra: self.chat_template_kwargs, logprobs: None, common })
     }
 
     /// Which model it names.
@@ -454,12 +454,12 @@ fn first_block(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_engine::Form;
+    use sluice_engine::GrammarFormat;
 
     use super::*;
 
-    fn asked(request: Value) -> Result<Asked, ApiError> {
-        serde_json::from_value::<Request>(request).unwrap().asked()
+    fn asked(request: Value) -> Result<ChatRequest, ApiError> {
+        serde_json::from_value::<MessagesRequest>(request).unwrap().asked()
     }
 
     #[test]
@@ -584,7 +584,7 @@ mod tests {
         let demanded = asked(with("output_config", json!({"effort": "low", "format": format}))).unwrap().demanded;
         assert_eq!(
             (demanded.demand.form, demanded.blame),
-            (Form::Schema(json!({"type": "object"})), "output_config.format")
+            (GrammarFormat::Schema(json!({"type": "object"})), "output_config.format")
         );
         // What has no effect is taken.
         asked(with("mcp_servers", json!([]))).unwrap();

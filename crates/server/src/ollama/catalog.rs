@@ -10,12 +10,12 @@ use utoipa::ToSchema;
 
 use super::{parts, tagged};
 use crate::app::{App, Body};
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
+use crate::model_manager::Entry;
 use crate::models::rfc3339;
 use crate::openapi::{OllamaAsking, OllamaReading, written};
 use crate::reply::now;
-use crate::resident::Entry;
 
 /// The version of Ollama whose API is spoken here: some clients ask for a least one.
 const VERSION: &str = "0.12.6";

@@ -12,14 +12,14 @@ use utoipa::ToSchema;
 use super::options::common;
 use super::{tagged, wanted};
 use crate::app::{App, Body};
+use crate::context::ignore;
 use crate::embeddings::{Input, Wish, vectors};
 use crate::error::ApiError;
-use crate::exchange::ignore;
 use crate::openapi::{OllamaComputing, written};
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = OllamaEmbedRequest)]
-pub struct Request {
+pub struct EmbedRequest {
     /// Any name.
     #[serde(default)]
     model: Option<String>,
@@ -85,10 +85,10 @@ fn check(options: Option<Map<String, Value>>, others: &Map<String, Value>) -> Re
 }
 
 /// Vectors of texts, of length 1.
-#[utoipa::path(post, path = "/api/embed", tag = "ollama", request_body = Request, responses(
+#[utoipa::path(post, path = "/api/embed", tag = "ollama", request_body = EmbedRequest, responses(
     (status = 200, description = "A vector for each input.", body = OllamaEmbeddings), OllamaComputing,
 ))]
-pub async fn embed(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
+pub async fn embed(State(app): State<Arc<App>>, Body(request): Body<EmbedRequest>) -> Result<Json<Value>, ApiError> {
     let arrived = Instant::now();
     let ready = app.model(wanted(&app, request.model.as_deref())).await?;
     let (model, load) = (tagged(&ready.name), arrived.elapsed());

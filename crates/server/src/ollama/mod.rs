@@ -14,9 +14,9 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use self::reply::{Answering, ChatAnswer, GenerateAnswer, Kind};
+use self::reply::{Answering, ChatAnswer, GenerateAnswer, ReplyKind};
 use self::request::{Chat, Generate, Prompted};
-use crate::app::{App, Body, Ready};
+use crate::app::{App, Body, LoadedModel};
 use crate::error::ApiError;
 use crate::openai::completions::text_prompt;
 use crate::openapi::OllamaComputing;
@@ -31,7 +31,7 @@ use crate::reply as sending;
 pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Chat>) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let ready = app.model(wanted(&app, request.model())).await?;
-    let answering = Answering::new(Kind::Chat, tagged(&ready.name), arrived);
+    let answering = Answering::new(ReplyKind::Chat, tagged(&ready.name), arrived);
     if request.asks_nothing() {
         return Ok(Json(answering.loaded()).into_response());
     }
@@ -50,7 +50,7 @@ pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Chat>) -> Res
 pub async fn generate(State(app): State<Arc<App>>, Body(request): Body<Generate>) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let ready = app.model(wanted(&app, request.model())).await?;
-    let answering = Answering::new(Kind::Generate, tagged(&ready.name), arrived);
+    let answering = Answering::new(ReplyKind::Generate, tagged(&ready.name), arrived);
     if request.asks_nothing() {
         return Ok(Json(answering.loaded()).into_response());
     }
@@ -67,7 +67,7 @@ pub async fn generate(State(app): State<Arc<App>>, Body(request): Body<Generate>
     Ok(sending::send(pending, answering, streamed).await)
 }
 
-fn thinks(ready: &Ready) -> bool {
+fn thinks(ready: &LoadedModel) -> bool {
     ready.text.template.as_ref().is_some_and(|template| template.style().thoughts)
 }
 

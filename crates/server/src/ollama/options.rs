@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
-use crate::openai::{Common, Stop};
+use crate::openai::{SamplingFields, Stop};
 use crate::openapi::written;
 
 written! {
@@ -34,8 +34,8 @@ const REFUSED: [(&str, f64); 5] =
 
 /// # Errors
 /// An option that cannot be what it is or cannot be obeyed, by name.
-pub fn common(options: Map<String, Value>) -> Result<Common, ApiError> {
-    let mut common = Common::default();
+pub fn common(options: Map<String, Value>) -> Result<SamplingFields, ApiError> {
+    let mut common = SamplingFields::default();
     for (name, value) in options.into_iter().filter(|(_, value)| !value.is_null()) {
         let wrong = |what: &str| {
             let field = format!("options.{name}");
@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    fn read(options: Value) -> Result<Common, ApiError> {
+    fn read(options: Value) -> Result<SamplingFields, ApiError> {
         let Value::Object(options) = options else { panic!("an object") };
         common(options)
     }

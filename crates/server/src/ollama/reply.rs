@@ -8,11 +8,11 @@ use sluice_engine::Finish;
 use super::error_json;
 use crate::answer::Delta;
 use crate::blocks::{Blocks, Change};
+use crate::context::fresh_id;
 use crate::error::ApiError;
-use crate::exchange::fresh_id;
 use crate::models::rfc3339;
 use crate::openapi::written;
-use crate::reply::{Usage, Wire, now};
+use crate::reply::{StreamEncoder, Usage, now};
 
 written! {
     /// A line of an answer to a conversation, or all of it. Durations are in nanoseconds.
@@ -92,14 +92,14 @@ written! {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ReplyKind {
     Chat,
     Generate,
 }
 
 /// The answer to one request.
 pub struct Answering {
-    kind: Kind,
+    kind: ReplyKind,
     model: String,
     arrived: Instant,
     /// How long the model was waited for.
@@ -119,7 +119,7 @@ struct Part<'a> {
 
 impl Answering {
     /// The model is there by now.
-    pub fn new(kind: Kind, model: String, arrived: Instant) -> Answering {
+    pub fn new(kind: ReplyKind, model: String, arrived: Instant) -> Answering {
         Answering { kind, model, arrived, load: arrived.elapsed(), first: None, blocks: Blocks::default() }
     }
 
@@ -133,8 +133,8 @@ impl Answering {
     fn object(&self, part: Part, done: bool) -> Value {
         let mut object = json!({"model": self.model, "created_at": rfc3339(now())});
         let mut said = match self.kind {
-            Kind::Chat => json!({"role": "assistant", "content": part.text}),
-            Kind::Generate => json!({"response": part.text}),
+            ReplyKind::Chat => json!({"role": "assistant", "content": part.text}),
+            ReplyKind::Generate => json!({"response": part.text}),
         };
         if !part.thought.is_empty() {
             said["thinking"] = part.thought.into();
@@ -143,7 +143,7 @@ impl Answering {
             said["tool_calls"] = part.calls.into();
         }
         match (self.kind, said) {
-            (Kind::Generate, Value::Object(fields)) => fields.into_iter().for_each(|(name, v)| object[name] = v),
+            (ReplyKind::Generate, Value::Object(fields)) => fields.into_iter().for_each(|(name, v)| object[name] = v),
             (_, said) => object["message"] = said,
         }
         object["done"] = done.into();
@@ -188,7 +188,7 @@ impl Answering {
     }
 }
 
-impl Wire for Answering {
+impl StreamEncoder for Answering {
     fn media_type(&self) -> &'static str {
         "application/x-ndjson"
     }
@@ -249,7 +249,7 @@ mod tests {
 
     const USAGE: Usage = Usage { prompt: 20, cached: 8, written: 0, generated: 9 };
 
-    fn answering(kind: Kind) -> Answering {
+    fn answering(kind: ReplyKind) -> Answering {
         Answering::new(kind, "demo:latest".into(), Instant::now())
     }
 
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_lines_of_which_the_last_is_done() {
-        let mut wire = answering(Kind::Chat);
+        let mut wire = answering(ReplyKind::Chat);
         let mut lines: String = rich().iter().map(|delta| wire.delta(delta)).collect();
         lines += &wire.end(USAGE, None);
         let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -289,15 +289,15 @@ mod tests {
 
     #[test]
     fn a_whole_answer_says_the_same() {
-        let mut wire = answering(Kind::Chat);
+        let mut wire = answering(ReplyKind::Chat);
         rich().into_iter().for_each(|delta| wire.gather(delta));
         let whole = wire.whole(USAGE, None);
         assert_eq!(said(&whole), "Let me look.|I'll look.|read({\"path\":\"b\",\"a\":1})ls({})");
         assert_eq!((&whole["done"], &whole["model"]), (&json!(true), &json!("demo:latest")));
-        let mut wire = answering(Kind::Generate);
+        let mut wire = answering(ReplyKind::Generate);
         rich().into_iter().take(4).for_each(|delta| wire.gather(delta));
         let whole = wire.whole(USAGE, None);
         assert_eq!((&whole["response"], &whole["thinking"]), (&json!("I'll look."), &json!("Let me look.")));
-        assert_eq!(answering(Kind::Generate).loaded()["done_reason"], "load");
+        assert_eq!(answering(ReplyKind::Generate).loaded()["done_reason"], "load");
     }
 }

@@ -2,16 +2,16 @@
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use sluice_engine::Form;
+use sluice_engine::GrammarFormat;
 use utoipa::ToSchema;
 
 use super::options::{OllamaOptions, common};
-use crate::demand::{Demanded, Format, ToolChoice};
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
-use crate::openai::Common;
+use crate::openai::SamplingFields;
 use crate::openapi::written;
-use crate::request::{Asked, Thinking, tool_call};
+use crate::output_spec::{Format, OutputSpec, ToolChoice};
+use crate::request::{ChatRequest, Thinking, tool_call};
 
 /// A conversation to be answered.
 #[derive(Deserialize, ToSchema)]
@@ -127,9 +127,9 @@ const REFUSED: [&str; 6] = ["template", "suffix", "images", "context", "logprobs
 
 /// What is asked of a prompt.
 pub enum Prompted {
-    Conversation(Box<Asked>),
+    Conversation(Box<ChatRequest>),
     /// To be gone on with as it is.
-    Text(String, Box<Common>),
+    Text(String, Box<SamplingFields>),
 }
 
 impl Chat {
@@ -149,7 +149,7 @@ impl Chat {
     ///
     /// # Errors
     /// What cannot be what it is, and what cannot be obeyed, by name.
-    pub fn asked(self, thinks: bool) -> Result<Asked, ApiError> {
+    pub fn asked(self, thinks: bool) -> Result<ChatRequest, ApiError> {
         let messages = self.messages.unwrap_or_default();
         let messages = messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
         self.shared.asked(messages, self.tools.unwrap_or_default(), thinks)
@@ -178,7 +178,7 @@ impl Generate {
         let is_raw = self.raw.unwrap_or(false);
         if is_raw || !has_template {
             let asked = self.shared.asked(Vec::new(), Vec::new(), thinks)?;
-            if asked.demanded.demand.form != Form::Text {
+            if asked.demanded.demand.form != GrammarFormat::Text {
                 return Err(ApiError::invalid("format", "format needs the model's chat template: leave out raw"));
             }
             if is_raw && !system.is_empty() {
@@ -194,7 +194,7 @@ impl Generate {
 }
 
 impl Shared {
-    fn asked(self, messages: Vec<Value>, tools: Vec<Value>, thinks: bool) -> Result<Asked, ApiError> {
+    fn asked(self, messages: Vec<Value>, tools: Vec<Value>, thinks: bool) -> Result<ChatRequest, ApiError> {
         check_others(&self.others)?;
         let mut common = common(self.options.unwrap_or_default())?;
         common.stream = self.stream.unwrap_or(true);
@@ -202,8 +202,8 @@ impl Shared {
         let mut extra = Map::new();
         extra.extend(effort.map(|effort| ("reasoning_effort".to_owned(), effort.into())));
         let format = format(self.format.unwrap_or_default())?;
-        let demanded = Demanded::new(Some(json!(tools)), &ToolChoice::Auto, true, format, None)?;
-        Ok(Asked { messages, demanded, thinking, extra, common, ..Asked::default() })
+        let demanded = OutputSpec::new(Some(json!(tools)), &ToolChoice::Auto, true, format, None)?;
+        Ok(ChatRequest { messages, demanded, thinking, extra, common, ..ChatRequest::default() })
     }
 }
 
@@ -299,8 +299,8 @@ fn format(format: Value) -> Result<Option<Format>, ApiError> {
     let form = match format {
         Value::Null => return Ok(None),
         Value::String(text) if text.is_empty() => return Ok(None),
-        Value::String(text) if text == "json" => Form::Object,
-        Value::Object(_) => Form::Schema(format),
+        Value::String(text) if text == "json" => GrammarFormat::Object,
+        Value::Object(_) => GrammarFormat::Schema(format),
         _ => {
             let message = format!("invalid format: {format}; expected \"json\" or a valid JSON Schema object");
             return Err(ApiError::invalid("format", message));
@@ -313,7 +313,7 @@ fn format(format: Value) -> Result<Option<Format>, ApiError> {
 mod tests {
     use super::*;
 
-    fn chat(body: Value) -> Result<Asked, ApiError> {
+    fn chat(body: Value) -> Result<ChatRequest, ApiError> {
         serde_json::from_value::<Chat>(body).unwrap().asked(true)
     }
 
@@ -343,9 +343,12 @@ mod tests {
         assert!(asked.demanded.reads_calls && asked.common.stream);
         assert_eq!(
             (asked.demanded.demand.form, asked.common.max_tokens),
-            (Form::Schema(json!({"type": "object"})), Some(5))
+            (GrammarFormat::Schema(json!({"type": "object"})), Some(5))
         );
-        assert_eq!(chat(json!({"messages": [], "format": "json"})).unwrap().demanded.demand.form, Form::Object);
+        assert_eq!(
+            chat(json!({"messages": [], "format": "json"})).unwrap().demanded.demand.form,
+            GrammarFormat::Object
+        );
     }
 
     #[test]

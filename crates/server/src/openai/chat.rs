@@ -12,19 +12,19 @@ use sluice_engine::text::{Piece, Tokenizer};
 use utoipa::ToSchema;
 
 use super::chat_fields::{ChatMessage, Fields};
-use super::fields::Common;
+use super::fields::SamplingFields;
 use super::reply::{self, ChatUsage, Dialect, finish_reason, now};
 use crate::answer::Delta;
 use crate::app::{App, Body};
+use crate::context::fresh_id;
 use crate::error::ApiError;
-use crate::exchange::fresh_id;
 use crate::given;
 use crate::openapi::{Computing, written};
-use crate::request::Asked;
+use crate::request::ChatRequest;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = ChatCompletionRequest)]
-pub struct Request {
+pub struct ChatCompletionRequest {
     #[serde(default, deserialize_with = "given::objects")]
     #[schema(value_type = Vec<ChatMessage>, required)]
     messages: Option<Vec<Map<String, Value>>>,
@@ -42,16 +42,16 @@ pub struct Request {
     #[serde(flatten)]
     fields: Fields,
     #[serde(flatten)]
-    common: Common,
+    common: SamplingFields,
 }
 
 /// Likeliest tokens that may be asked for.
 pub const MOST_LOGPROBS: usize = 20;
 
-impl Request {
+impl ChatCompletionRequest {
     /// # Errors
     /// What cannot be what it is, and what cannot be obeyed, by name.
-    pub fn asked(self) -> Result<Asked, ApiError> {
+    pub fn asked(self) -> Result<ChatRequest, ApiError> {
         self.common.check_others()?;
         let missing = || ApiError::invalid("messages", "messages is missing");
         let messages = messages(self.messages.ok_or_else(missing)?)?;
@@ -60,13 +60,13 @@ impl Request {
             let message = format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}");
             return Err(ApiError::invalid("top_logprobs", message));
         }
-        Ok(Asked {
+        Ok(ChatRequest {
             messages,
             demanded: self.fields.demanded()?,
             extra: self.chat_template_kwargs,
             logprobs: self.logprobs.then_some(top),
             common: self.common,
-            ..Asked::default()
+            ..ChatRequest::default()
         })
     }
 }
@@ -193,12 +193,15 @@ written! {
 }
 
 /// Answers a conversation.
-#[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = Request, responses(
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatCompletionRequest, responses(
     (status = 200, description = "The answer; with `stream` its events. Where a prompt takes long, white space comes before it.",
         content((ChatCompletion = "application/json"), (ChatCompletionChunk = "text/event-stream"))),
     Computing,
 ))]
-pub async fn chat(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
+pub async fn chat(
+    State(app): State<Arc<App>>,
+    Body(request): Body<ChatCompletionRequest>,
+) -> Result<Response, ApiError> {
     let ready = app.model(request.common.model.as_deref()).await?;
     let asked = request.asked()?;
     let (logprobs, choices) = (asked.logprobs, asked.common.choices()?);

@@ -2,14 +2,14 @@
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sluice_engine::Form;
+use sluice_engine::GrammarFormat;
 use utoipa::ToSchema;
 
-use crate::demand::{Demanded, Format, ToolChoice, format_of, lark, strict_names, text};
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
 use crate::given;
 use crate::openapi::written;
+use crate::output_spec::{Format, OutputSpec, ToolChoice, format_of, lark, strict_names, text};
 
 /// Fields of tools, and of what an answer is to be.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -174,7 +174,7 @@ written! {
 impl Fields {
     /// # Errors
     /// A field that cannot be what it is, and fields that contradict each other.
-    pub fn demanded(&self) -> Result<Demanded, ApiError> {
+    pub fn demanded(&self) -> Result<OutputSpec, ApiError> {
         // What a client's own side would do is nothing that a model can be told of.
         let ours = |tool: &&Value| tool["type"].as_str().is_none_or(|kind| kind == "function");
         let (ours, others): (Vec<&Value>, Vec<&Value>) = self.tools.iter().flatten().partition(ours);
@@ -184,7 +184,7 @@ impl Fields {
         let (several, budget) = (self.parallel_tool_calls.unwrap_or(true), self.reasoning_budget);
         let budget = budget.and_then(|tokens| usize::try_from(tokens).ok());
         let strict = strict_names(ours.iter().copied());
-        let demanded = Demanded::new(Some(json!(ours)), &self.tool_choice()?, several, self.format()?, budget)?;
+        let demanded = OutputSpec::new(Some(json!(ours)), &self.tool_choice()?, several, self.format()?, budget)?;
         Ok(demanded.strictly(strict, several))
     }
 
@@ -215,7 +215,7 @@ impl Fields {
         forms.extend(format_of("response_format", format)?.map(|Format { field, form }| (form, field)));
         let structured = self.structured_outputs.as_ref().unwrap_or(&Value::Null);
         if structured["json_object"] == true {
-            forms.push((Form::Object, "structured_outputs"));
+            forms.push((GrammarFormat::Object, "structured_outputs"));
         }
         let given = |value: &Option<Value>| value.clone().filter(|v| !v.is_null());
         let within = |name: &str| Some(structured[name].clone()).filter(|v| !v.is_null());
@@ -231,14 +231,14 @@ impl Fields {
                 }
                 other => Ok(other),
             };
-            forms.extend(value.map(read).transpose()?.map(|schema| (Form::Schema(schema), field)));
+            forms.extend(value.map(read).transpose()?.map(|schema| (GrammarFormat::Schema(schema), field)));
         }
         for (value, field) in [
             (within("regex"), "structured_outputs"),
             (given(&self.guided_regex), "guided_regex"),
             (given(&self.regex), "regex"),
         ] {
-            forms.extend(value.map(|v| text(field, &v)).transpose()?.map(|regex| (Form::Regex(regex), field)));
+            forms.extend(value.map(|v| text(field, &v)).transpose()?.map(|regex| (GrammarFormat::Regex(regex), field)));
         }
         for (value, field) in [
             (within("grammar"), "structured_outputs"),
@@ -272,12 +272,12 @@ pub fn allowed_tools(mode: &Value, names: Option<Vec<String>>) -> Option<ToolCho
     names.map(|names| ToolChoice::Allowed { names, must })
 }
 
-fn one_of(field: &str, value: &Value) -> Result<Form, ApiError> {
+fn one_of(field: &str, value: &Value) -> Result<GrammarFormat, ApiError> {
     let texts = value.as_array().map(|all| all.iter().map(Value::as_str).collect::<Option<Vec<&str>>>());
     match texts {
         Some(Some(texts)) if !texts.is_empty() => {
             let texts: Vec<String> = texts.into_iter().map(|text| Value::from(text).to_string()).collect();
-            Ok(Form::Lark(format!("start: {}", texts.join(" | "))))
+            Ok(GrammarFormat::Lark(format!("start: {}", texts.join(" | "))))
         }
         _ => Err(ApiError::invalid(field, format!("{field}: a choice is a list of texts"))),
     }

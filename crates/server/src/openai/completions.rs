@@ -11,19 +11,19 @@ use serde_json::{Value, json};
 use sluice_engine::text::{Prompt, Tokenizer};
 use utoipa::ToSchema;
 
-use super::fields::Common;
+use super::fields::SamplingFields;
 use super::reply::{self, ChatUsage, Dialect, finish_reason, now};
 use crate::answer::Delta;
-use crate::app::{App, Body, Ready};
+use crate::app::{App, Body, LoadedModel};
+use crate::context::fresh_id;
 use crate::error::ApiError;
-use crate::exchange::fresh_id;
 use crate::given::{self, Texts};
 use crate::openapi::{Computing, written};
 use crate::reply::Pending;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = CompletionRequest)]
-pub struct Request {
+pub struct CompletionRequest {
     #[serde(default)]
     #[schema(value_type = PromptField, required)]
     prompt: Option<PromptField>,
@@ -36,7 +36,7 @@ pub struct Request {
     #[schema(maximum = 5)]
     logprobs: Option<usize>,
     #[serde(flatten)]
-    common: Common,
+    common: SamplingFields,
 }
 
 /// Likeliest tokens that may be asked for.
@@ -44,12 +44,12 @@ const MOST_LOGPROBS: usize = 5;
 /// Prompts of one request at most, each of their choices counted.
 const MOST_PROMPTS: usize = 128;
 
-impl Request {
+impl CompletionRequest {
     /// The prompts, the likeliest tokens that are asked for, and the rest.
     ///
     /// # Errors
     /// What cannot be obeyed, by name.
-    pub fn parts(self) -> Result<(PromptField, Option<usize>, Common), ApiError> {
+    pub fn parts(self) -> Result<(PromptField, Option<usize>, SamplingFields), ApiError> {
         self.common.check_others()?;
         if self.echo && self.logprobs.is_some() {
             let message = "echo with logprobs is not supported: how likely a prompt's own tokens are is not computed";
@@ -145,12 +145,15 @@ written! {
 }
 
 /// Goes on with a text.
-#[utoipa::path(post, path = "/v1/completions", tag = "openai", request_body = Request, responses(
+#[utoipa::path(post, path = "/v1/completions", tag = "openai", request_body = CompletionRequest, responses(
     (status = 200, description = "The completion; with `stream` its events. Where a prompt takes long, white space comes before it.",
         content((Completion = "application/json"), (CompletionChunk = "text/event-stream"))),
     Computing,
 ))]
-pub async fn completions(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    Body(request): Body<CompletionRequest>,
+) -> Result<Response, ApiError> {
     let ready = app.model(request.common.model.as_deref()).await?;
     let echo = request.echo;
     let (prompts, logprobs, common) = request.parts()?;
@@ -209,7 +212,7 @@ impl PromptField {
 }
 
 /// The tokens of a prompt.
-pub(super) async fn one_prompt(ready: &Arc<Ready>, prompt: PromptField) -> Result<Vec<u32>, ApiError> {
+pub(super) async fn one_prompt(ready: &Arc<LoadedModel>, prompt: PromptField) -> Result<Vec<u32>, ApiError> {
     let many = |n: usize| ApiError::invalid("prompt", format!("prompt is {n} prompts; it must be one"));
     Ok(match prompt {
         PromptField::Text(text) => text_prompt(ready, text).await?,
@@ -222,7 +225,7 @@ pub(super) async fn one_prompt(ready: &Arc<Ready>, prompt: PromptField) -> Resul
 }
 
 /// Encodes on a thread of its own kind: a long text takes a while.
-pub async fn text_prompt(ready: &Arc<Ready>, text: String) -> Result<Vec<u32>, ApiError> {
+pub async fn text_prompt(ready: &Arc<LoadedModel>, text: String) -> Result<Vec<u32>, ApiError> {
     let own = Arc::clone(ready);
     let encoded =
         tokio::task::spawn_blocking(move || own.text.tokenizer.encode_prompt(&Prompt::from(text), true)).await;

@@ -11,14 +11,14 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::app::{App, Body};
+use crate::context::ignore;
 use crate::embeddings::{Input, Wish, vectors};
 use crate::error::ApiError;
-use crate::exchange::ignore;
 use crate::openapi::{Computing, written};
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = EmbeddingRequest)]
-pub struct Request {
+pub struct EmbeddingRequest {
     /// Any name.
     #[serde(default)]
     model: Option<String>,
@@ -82,10 +82,13 @@ impl Encoding {
 }
 
 /// Vectors of texts.
-#[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = Request, responses(
+#[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = EmbeddingRequest, responses(
     (status = 200, description = "A vector for each input.", body = EmbeddingList), Computing,
 ))]
-pub async fn embeddings(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
+pub async fn embeddings(
+    State(app): State<Arc<App>>,
+    Body(request): Body<EmbeddingRequest>,
+) -> Result<Json<Value>, ApiError> {
     let ready = app.model(request.model.as_deref()).await?;
     request.others.iter().filter(|(_, value)| !value.is_null()).for_each(|(field, _)| ignore(field));
     let wish = Wish { dimensions: request.dimensions, ..Wish::default() };

@@ -4,17 +4,17 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use sluice_engine::Generation;
-use sluice_engine::text::TextSide;
+use sluice_engine::text::ModelText;
 use utoipa::ToSchema;
 
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
 use crate::given::{self, Texts};
 
 /// How tokens are chosen, and how many.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = Sampling)]
-pub struct Common {
+pub struct SamplingFields {
     /// Any name.
     #[serde(default, deserialize_with = "given::text")]
     pub model: Option<String>,
@@ -138,7 +138,7 @@ const REFUSED: [(&str, &[&str]); 31] = [
     ("add_generation_prompt", &["true"]),
 ];
 
-impl Common {
+impl SamplingFields {
     /// Whether a stream is to say how many tokens it took.
     pub fn wants_usage(&self) -> bool {
         self.stream_options.as_ref().is_some_and(|o| o.include_usage)
@@ -184,7 +184,7 @@ impl Common {
     ///
     /// # Errors
     /// A parameter outside its range; a prompt that leaves no room.
-    pub fn generation(&self, text: &TextSide, prompt: usize, context: usize) -> Result<Generation, ApiError> {
+    pub fn generation(&self, text: &ModelText, prompt: usize, context: usize) -> Result<Generation, ApiError> {
         if prompt >= context {
             return Err(ApiError::too_long(prompt, context));
         }

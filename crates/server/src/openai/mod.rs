@@ -9,4 +9,4 @@ mod reply;
 pub mod responses;
 pub mod sessions;
 
-pub use fields::{Common, Stop};
+pub use fields::{SamplingFields, Stop};

@@ -7,7 +7,7 @@ use sluice_engine::Finish;
 use crate::answer::Delta;
 use crate::error::ApiError;
 use crate::openapi::written;
-use crate::reply::{self, Pending, Usage, Wire, data};
+use crate::reply::{self, Pending, StreamEncoder, Usage, data};
 
 pub use crate::reply::now;
 
@@ -61,7 +61,7 @@ fn usage_json(usage: Usage) -> Value {
     })
 }
 
-impl<D: Dialect> Wire for Chunks<D> {
+impl<D: Dialect> StreamEncoder for Chunks<D> {
     fn delta(&mut self, delta: &Delta) -> String {
         self.dialect.events(delta).iter().map(data).collect()
     }

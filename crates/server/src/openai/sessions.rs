@@ -16,19 +16,19 @@ use utoipa::{IntoParams, ToSchema};
 use super::chat::messages;
 use super::chat_fields::{ChatMessage, ChatTool};
 use super::completions::{PromptField, one_prompt};
-use super::fields::Common;
-use crate::app::{App, Body, Name, Ready};
-use crate::demand::{Demanded, ToolChoice};
+use super::fields::SamplingFields;
+use crate::app::{App, Body, LoadedModel, Name};
 use crate::error::ApiError;
 use crate::given;
 use crate::openapi::{Asking, Computing, Error, written};
-use crate::request::{Asked, Rendered};
+use crate::output_spec::{OutputSpec, ToolChoice};
+use crate::request::{ChatRequest, Rendered};
 
 /// A conversation, or a text, to be kept under a name.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = SessionRequest)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct SessionRequest {
     #[serde(default, deserialize_with = "given::text")]
     #[schema(value_type = String, required)]
     name: Option<String>,
@@ -138,7 +138,7 @@ fn to_json(session: &Session) -> Value {
     json!({"object": "session", "name": session.name, "tokens": session.tokens, "created": session.created})
 }
 
-fn sessions(ready: &Ready) -> Result<Sessions, ApiError> {
+fn sessions(ready: &LoadedModel) -> Result<Sessions, ApiError> {
     let without =
         || ApiError::invalid("", "sessions are kept in the prompt cache: start the server with --prompt-cache");
     ready.sessions.clone().ok_or_else(without)
@@ -162,19 +162,19 @@ pub async fn list(State(app): State<Arc<App>>, whose: Whose) -> Result<Json<Valu
 }
 
 /// Computes what is missing of a conversation, and has it written and named.
-#[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = Request, responses(
+#[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = SessionRequest, responses(
     (status = 200, description = "It is kept.", body = SessionFacts), Computing,
 ))]
-pub async fn save(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
+pub async fn save(State(app): State<Arc<App>>, Body(request): Body<SessionRequest>) -> Result<Json<Value>, ApiError> {
     let ready = app.model(request.model.as_deref()).await?;
     sessions(&ready)?;
     let name = request.name.ok_or_else(|| ApiError::invalid("name", "name is missing"))?;
     // 1. Its tokens
     let (tokens, marks) = match (request.messages, request.prompt) {
         (Some(all), None) => {
-            let demanded = Demanded::new(request.tools, &ToolChoice::Auto, true, None, None)?;
+            let demanded = OutputSpec::new(request.tools, &ToolChoice::Auto, true, None, None)?;
             let extra = request.chat_template_kwargs;
-            let mut asked = Asked { messages: messages(all)?, demanded, extra, ..Asked::default() };
+            let mut asked = ChatRequest { messages: messages(all)?, demanded, extra, ..ChatRequest::default() };
             let Rendered { tokens, marks, .. } = asked.rendered(&ready).await?;
             (tokens, marks)
         }
@@ -186,7 +186,12 @@ pub async fn save(State(app): State<Arc<App>>, Body(request): Body<Request>) -> 
         _ => return Err(ApiError::invalid("messages", "a session needs either messages or a prompt")),
     };
     // 2. They are computed as for a request: one token is generated, and nobody's
-    let common = Common { cache_salt: request.cache_salt, max_tokens: Some(1), ignore_eos: true, ..Common::default() };
+    let common = SamplingFields {
+        cache_salt: request.cache_salt,
+        max_tokens: Some(1),
+        ignore_eos: true,
+        ..SamplingFields::default()
+    };
     let generation = common.generation(&ready.text, tokens.len(), ready.context)?;
     let mut pending = ready.submit(tokens.clone(), Generation { marks, ..generation }, &common)?;
     while pending.next().await?.is_some() {}

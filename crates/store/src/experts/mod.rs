@@ -4,8 +4,8 @@
 //! Three parts know nothing of each other: [`Residency`] says which expert lies in which slot and which has to go (by `worth`, which learns from past
 //! routing); `reads` fills slots from disk, by `requests`; `fetch` is what a layer has asked for. The store puts them together.
 
+mod eviction_score;
 mod fetch;
-mod filling;
 mod forecast;
 mod layout;
 mod lookahead;
@@ -18,18 +18,18 @@ mod schedules;
 pub mod simulate;
 mod store;
 mod tiers;
-mod worth;
+mod warmup;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use eviction_score::Policy;
 pub use fetch::{FetchId, Next};
 pub use recording::{MAX_RECORDING, Recording};
 pub use requests::{ReadFaults, SPIN};
-pub use residency::{Residency, Rise};
+pub use residency::{Promotion, Residency};
 pub use store::ExpertStore;
 pub use tiers::{Borrowed, Move, SlotClass, no_faster};
-pub use worth::Policy;
 
 /// Where experts that were used remain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,26 +3,26 @@
 //! so that an error belongs to the expert that was asked for.
 
 use super::layout::Extent;
-use super::requests::{Request, Requests};
+use super::requests::{ExpertRead, Requests};
 use crate::error::Error;
 
 /// A slot's memory: the owner of this value alone may write to it or lend it to a read.
 #[derive(Debug)]
-pub(super) struct Loan {
+pub(super) struct SlotGuard {
     pub slot: u32,
     memory: *mut u8,
     len: usize,
 }
 
 // SAFETY: it stands for memory that belongs to whoever has it.
-unsafe impl Send for Loan {}
+unsafe impl Send for SlotGuard {}
 
-impl Loan {
+impl SlotGuard {
     /// # Safety
     /// The memory is `len` bytes, whole pages, that live longer than the loan and all reads that it is given to; there is no other loan of it, and nobody
     /// else writes to it.
-    pub unsafe fn new(slot: u32, memory: *mut u8, len: usize) -> Loan {
-        Loan { slot, memory, len }
+    pub unsafe fn new(slot: u32, memory: *mut u8, len: usize) -> SlotGuard {
+        SlotGuard { slot, memory, len }
     }
 
     /// # Panics
@@ -58,7 +58,7 @@ struct Begun {
     number: u32,
     /// Requests in flight.
     pending: u32,
-    loan: Option<Loan>,
+    loan: Option<SlotGuard>,
     /// Why one of those that are over failed.
     error: Option<Error>,
 }
@@ -84,7 +84,12 @@ impl Reads {
     ///
     /// # Panics
     /// When the slot is smaller than its extents.
-    pub fn begin(&mut self, extents: &[Extent], loan: Loan, counted: (&mut u64, &mut u64)) -> Result<Ticket, Loan> {
+    pub fn begin(
+        &mut self,
+        extents: &[Extent],
+        loan: SlotGuard,
+        counted: (&mut u64, &mut u64),
+    ) -> Result<Ticket, SlotGuard> {
         let (slot, memory) = (loan.slot, loan.memory);
         let mut pending = 0u32;
         for extent in extents {
@@ -96,7 +101,7 @@ impl Reads {
                 unsafe {
                     let memory = memory.add(extent.at + done);
                     let offset = extent.offset + done as u64;
-                    self.requests.push(Request { file: extent.file, offset, len, memory, tag: slot });
+                    self.requests.push(ExpertRead { file: extent.file, offset, len, memory, tag: slot });
                 }
                 *counted.0 += len as u64;
                 *counted.1 += 1;
@@ -124,7 +129,7 @@ impl Reads {
     }
 
     /// Hands back reads that are over, each with its loan; with `wait` waits until a request is over.
-    pub fn reap(&mut self, wait: bool, mut each: impl FnMut(Ticket, Loan, Result<(), Error>)) {
+    pub fn reap(&mut self, wait: bool, mut each: impl FnMut(Ticket, SlotGuard, Result<(), Error>)) {
         let mut over = std::mem::take(&mut self.over);
         self.requests.reap(wait, |done| over.push(done));
         for done in over.drain(..) {

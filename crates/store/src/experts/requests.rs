@@ -40,7 +40,7 @@ pub trait ReadFaults: std::fmt::Debug + Send + Sync {
 
 /// A part of a file and where it goes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
+pub(super) struct ExpertRead {
     pub file: u32,
     /// A multiple of [`ALIGNMENT`].
     pub offset: u64,
@@ -53,7 +53,7 @@ pub(super) struct Request {
 }
 
 // SAFETY: the memory is lent to whoever holds this, and to nobody else, until the read is over.
-unsafe impl Send for Request {}
+unsafe impl Send for ExpertRead {}
 
 /// What came of a read.
 pub(super) struct Done {
@@ -64,7 +64,7 @@ pub(super) struct Done {
 /// A read with its progress.
 #[derive(Clone, Copy)]
 struct Flight {
-    read: Request,
+    read: ExpertRead,
     done: usize,
     from: usize,
     direct: bool,
@@ -92,7 +92,7 @@ enum By {
 /// A disk whose results a test chooses, read by read.
 #[cfg(test)]
 pub(super) trait Disk: Send {
-    fn push(&mut self, read: Request);
+    fn push(&mut self, read: ExpertRead);
     /// Ends some reads, with `wait` at least one.
     fn reap(&mut self, wait: bool, each: &mut dyn FnMut(Done));
 }
@@ -165,7 +165,7 @@ impl Requests {
     ///
     /// # Safety
     /// The memory stays valid and untouched until the read was handed back, and the reads are dropped before it.
-    pub unsafe fn push(&mut self, read: Request) {
+    pub unsafe fn push(&mut self, read: ExpertRead) {
         self.in_flight += 1;
         #[cfg(test)]
         if let By::Scripted(disk) = &mut self.by {
@@ -398,7 +398,7 @@ fn settle(
     came: io::Result<usize>,
     notes: &mut Vec<String>,
 ) -> Option<Done> {
-    let Request { tag, len, offset, file, .. } = flight.read;
+    let ExpertRead { tag, len, offset, file, .. } = flight.read;
     let source = &files[file as usize];
     let failed =
         |at: usize, cause| Some(Done { tag, error: Some(source.naming(source.file.error(offset + at as u64, cause))) });

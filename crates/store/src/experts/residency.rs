@@ -11,8 +11,8 @@ mod promotion;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::worth::{Key, Policy, Worth};
-pub use promotion::Rise;
+use super::eviction_score::{Key, Policy, Worth};
+pub use promotion::Promotion;
 
 const NONE: u32 = u32::MAX;
 
@@ -300,7 +300,7 @@ impl Residency {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::worth::HALF_LIFE;
+    use super::super::eviction_score::HALF_LIFE;
     use super::*;
 
     impl Residency {

@@ -6,7 +6,7 @@
 use fastrand::Rng;
 
 use super::layout::LayerLayout;
-use super::requests::{self, Request, Requests};
+use super::requests::{self, ExpertRead, Requests};
 use super::store::request;
 use super::*;
 use crate::error::Error;
@@ -32,7 +32,7 @@ fn is_right(offset: u64, bytes: &[u8]) -> bool {
 /// A disk that completes reads at random times.
 struct Scripted {
     random: Rng,
-    waiting: Vec<Request>,
+    waiting: Vec<ExpertRead>,
     /// Percent of the reads that fail; that are complete at each poll.
     failing: u64,
     done: u64,
@@ -43,7 +43,7 @@ unsafe impl Send for Scripted {}
 
 impl Scripted {
     /// Writes to a part of the memory: what the disk holds, or anything, as long as the read is not over.
-    fn write(&mut self, read: &Request, sound: bool) {
+    fn write(&mut self, read: &ExpertRead, sound: bool) {
         let room = read.len.next_multiple_of(ALIGNMENT);
         // SAFETY: memory that was lent until the read is over.
         let memory = unsafe { std::slice::from_raw_parts_mut(read.memory, room) };
@@ -59,7 +59,7 @@ impl Scripted {
 }
 
 impl requests::Disk for Scripted {
-    fn push(&mut self, read: Request) {
+    fn push(&mut self, read: ExpertRead) {
         // In most cases the memory is overwritten at once.
         if chance(&mut self.random, 80) {
             self.write(&read, false);
@@ -236,7 +236,7 @@ impl Schedule {
     /// Something is borrowed for a while.
     fn borrow(&mut self, layer: usize) {
         let expert = self.random.usize(..self.experts(layer));
-        let Some(borrowed) = self.store.borrow(layer, expert) else { return };
+        let Some(borrowed) = self.store.pin(layer, expert) else { return };
         self.predict(layer);
         for (array, place) in self.places[layer][expert].iter().enumerate() {
             let part = self.store.part(layer, expert, array);
@@ -244,7 +244,7 @@ impl Schedule {
                 self.wrong = Some(format!("borrowed: layer {layer} expert {expert} array {array}"));
             }
         }
-        self.store.give_back(borrowed);
+        self.store.unpin(borrowed);
     }
 
     fn predict(&mut self, layer: usize) {

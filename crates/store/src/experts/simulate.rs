@@ -1,7 +1,7 @@
 //! Recorded routing, and how often each policy would have had to read: the simulator drives the very cache that the expert store uses.
 
+use super::eviction_score::Policy;
 use super::residency::Residency;
-use super::worth::Policy;
 
 /// What routers wanted, visit by visit, in the order of the visits.
 #[derive(Clone, Debug, Default)]

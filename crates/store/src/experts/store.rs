@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::fetch::{Fetch, FetchId, Item, Next};
-use super::filling::Filling;
 use super::forecast::Forecast;
 use super::layout::{self, LayerLayout};
 use super::lookahead::Ahead;
-use super::reads::{Loan, Reads, Ticket};
+use super::reads::{Reads, SlotGuard, Ticket};
 use super::requests::{self, Requests};
 use super::residency::Residency;
 use super::tiers::SlotClass;
+use super::warmup::Warmup;
 use super::{ExpertOptions, ExpertStats, Keep};
 use crate::bytes::Bytes;
 use crate::error::Error;
@@ -34,7 +34,7 @@ pub(super) struct Class {
 #[derive(Debug, Default)]
 pub(super) struct SlotState {
     /// Its memory, if nobody writes to it; `None` in the faster tier.
-    pub loan: Option<Loan>,
+    pub loan: Option<SlotGuard>,
     /// The read that fills it, if one does.
     ticket: Option<Ticket>,
     /// Items of fetches that are there or coming.
@@ -79,11 +79,11 @@ pub struct ExpertStore {
     /// Fetches that were begun.
     begun: u64,
     pub(super) ahead: Ahead,
-    pub(super) filling: Filling,
+    pub(super) filling: Warmup,
     pub(super) stats: ExpertStats,
     reading_since: Option<Instant>,
     /// Kept, so that nothing is allocated.
-    over: Vec<(Ticket, Loan, Result<(), Error>)>,
+    over: Vec<(Ticket, SlotGuard, Result<(), Error>)>,
 }
 
 impl ExpertStore {
@@ -176,8 +176,9 @@ impl ExpertStore {
             slots.extend((0..fast).map(|_| SlotState::default()));
             slots.extend((0..n).map(|i| {
                 // SAFETY: each slot is a part of its own of the class's memory, which the store keeps for longer than its reads.
-                let loan =
-                    unsafe { Loan::new(first + (fast + i) as u32, memory.start().add(i * slot_bytes), slot_bytes) };
+                let loan = unsafe {
+                    SlotGuard::new(first + (fast + i) as u32, memory.start().add(i * slot_bytes), slot_bytes)
+                };
                 SlotState { loan: Some(loan), ..SlotState::default() }
             }));
             let pairs = if paired { pairs } else { 0 };
@@ -187,7 +188,7 @@ impl ExpertStore {
             classes.push(Class { memory, residency, first, fast: fast as u32, experts: count as u32 });
         }
         let widest = counts.into_iter().max().unwrap_or(0);
-        let filling = Filling::new(&layers, classes.len(), most);
+        let filling = Warmup::new(&layers, classes.len(), most);
         let mut store = ExpertStore {
             reads: Reads::new(requests, request(options), slots.len()),
             layers,

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::fetch::FetchId;
-use super::residency::Rise;
+use super::residency::Promotion;
 use super::store::{Class, ExpertStore};
 
 /// Slots of one size.
@@ -33,7 +33,7 @@ pub struct Move {
     pub to: usize,
     /// The (layer, expert) that was there: [`ExpertStore::falling`] is where its bytes have to go.
     pub falls: Option<(usize, usize)>,
-    rise: Rise,
+    rise: Promotion,
     class: usize,
 }
 
@@ -108,7 +108,7 @@ impl ExpertStore {
     }
 
     /// Keeps an expert where it is that lies in memory here, to be copied before it is asked for; `None` where it does not lie here, or is being read.
-    pub fn borrow(&mut self, layer: usize, expert: usize) -> Option<Borrowed> {
+    pub fn pin(&mut self, layer: usize, expert: usize) -> Option<Borrowed> {
         let slot = self.slot(layer, expert)?;
         let state = self.slot_state(slot);
         if self.is_fast(slot) || state.landing || state.loan.is_none() {
@@ -125,7 +125,7 @@ impl ExpertStore {
         self.slot_bytes(borrowed.slot, range)
     }
 
-    pub fn give_back(&mut self, borrowed: Borrowed) {
+    pub fn unpin(&mut self, borrowed: Borrowed) {
         self.state(borrowed.slot).wanted -= 1;
         self.let_go(borrowed.slot);
     }
@@ -160,10 +160,10 @@ impl ExpertStore {
         Some(self.moved(rise, number))
     }
 
-    fn moved(&mut self, rise: Rise, class: usize) -> Move {
+    fn moved(&mut self, rise: Promotion, class: usize) -> Move {
         let from = self.classes[class].first + rise.from;
         self.state(from).landing = true;
-        let Rise { layer, expert, to, falls, .. } = rise;
+        let Promotion { layer, expert, to, falls, .. } = rise;
         Move { layer, expert, to: to as usize, falls, rise, class }
     }
 

@@ -5,12 +5,12 @@
 //! the page cache. What they read goes through [`ChunkSink`], so that the same engine can feed memory of another kind. Never: bytes
 //! that are not the file's without an error that names file, tensor and offset.
 
-mod ahead;
 mod choose;
 mod delivery;
 mod probe;
 mod queue;
 mod read;
+mod readahead;
 mod ring;
 mod sink;
 mod small;
@@ -28,13 +28,13 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::sums::Stamp;
-pub use ahead::ReadAhead;
 pub use delivery::Piece;
 pub use probe::Speeds;
 #[doc(hidden)]
 pub use probe::remembered_speeds;
 use queue::ChunkQueue;
 pub(crate) use read::{ALIGNMENT, ReadFile, go_on_at, refuses_direct};
+pub use readahead::ReadAhead;
 pub use sink::{Chunk, Filled, Staging, measure_disk};
 pub(crate) use source::Source;
 

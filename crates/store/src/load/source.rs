@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use super::choose::SMALL;
 use super::queue::ChunkQueue;
 use super::read::ReadFile;
-use super::{LoadError, LoadMode, LoadOptions, ahead};
+use super::{LoadError, LoadMode, LoadOptions, readahead};
 use crate::error::Error;
 use crate::map::Map;
 
@@ -161,7 +161,7 @@ impl Source {
     /// Brings a part of a mapped file into the page cache, for a read that follows and tells what is wrong.
     pub fn bring(&self, range: Range<usize>) {
         if self.brought {
-            let _ = ahead::bring(&self.file, &self.memory, range);
+            let _ = readahead::bring(&self.file, &self.memory, range);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Paged attention on the CPU. Rounds of tasks: norms, rotation and cache writes by tokens; attention by KV heads and what `deal` has dealt (which norms and
 //! turns the queries of longer runs); and where that was by partitions, their join.
 
-mod deal;
+mod work_split;
 
 use std::ops::Range;
 
@@ -13,23 +13,23 @@ use super::Cpu;
 use super::matmul::part;
 use super::memory::{Parts, Place};
 use crate::{AttentionLayer, KvLayout};
-use deal::{Deal, run_of};
-pub use deal::{PARTITION_BYTES, ROWS, SEQUENCE_BYTES, TOKEN_BYTES};
+pub use work_split::{PARTITION_BYTES, ROWS, SEQUENCE_BYTES, TOKEN_BYTES};
+use work_split::{WorkSplit, run_of};
 
 /// Tokens that one task norms, rotates and stores.
 const TOKENS: usize = 4;
 
 /// What a step keeps between its rounds; allocated at the first and then kept.
 #[derive(Default)]
-pub struct Work {
+pub struct AttentionWork {
     /// Queries without their gates: `[tokens, heads * head_dim]`.
     q: Vec<f32>,
     /// Parts of single tokens: `[kv_heads, parts, part_len]`.
     parts: Vec<f32>,
-    deal: Deal,
+    deal: WorkSplit,
 }
 
-impl Work {
+impl AttentionWork {
     pub fn bytes(&self) -> usize {
         4 * (self.q.len() + self.parts.len()) + self.deal.bytes()
     }
@@ -71,7 +71,7 @@ impl Cpu {
         let [q_norm, k_norm] = [step.q_norm, step.k_norm].map(|n| n.map(|n| self.norm_weight(&n)));
         let inputs = &self.inputs;
         let tokens = inputs.tokens().len();
-        let Work { q, parts, deal } = &mut self.attention;
+        let AttentionWork { q, parts, deal } = &mut self.attention;
         // Queries are turned where they lie, unless gates lie between them.
         let q = if step.gated { Place::of_slice(part(q, tokens * heads * dim), heads * dim) } else { q_in };
         let q_width = if step.gated { 2 * dim } else { dim };

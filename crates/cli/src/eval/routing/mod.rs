@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use sluice_engine::{Engine, Loading, Pins};
+use sluice_engine::{Engine, HotExperts, Loading};
 use sluice_store::AtomicFile;
 use sluice_store::experts::{MAX_RECORDING, Recording};
 
@@ -80,7 +80,7 @@ pub fn run(args: RoutingArgs) -> Result<()> {
     }
     if let Some(path) = &args.pin_out {
         let uses: Vec<Vec<u64>> = (0..recording.layers.len()).map(|l| recording.uses(l)).collect();
-        write(path, Pins::new(&uses, recording.tokens()).to_text().as_bytes())?;
+        write(path, HotExperts::new(&uses, recording.tokens()).to_text().as_bytes())?;
     }
     if let Some(path) = &args.trace_out {
         let bytes = recording.to_bytes();

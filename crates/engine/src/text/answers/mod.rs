@@ -4,14 +4,14 @@
 //! itself writes; [`AnswerParser`] takes the text apart as it comes; `echo.rs` hands what clients send back to the template such that it writes the very text that was
 //! generated, so that what was computed of it is found again.
 
-mod echo;
+mod history;
 mod json;
 mod parser;
 mod reading;
 mod style;
 mod tools;
 
-pub(super) use echo::Echo;
+pub(super) use history::TemplateHistory;
 pub use parser::AnswerParser;
 pub use reading::Reading;
 pub use style::{Calls, Opened, Style};

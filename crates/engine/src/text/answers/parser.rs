@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::json::{self, Scan, Scanner};
 use super::style::Opened;
-use super::tools::{Kind, Tools};
+use super::tools::{ParameterType, Tools};
 use super::{CALL, CALLED, Calls, Style, THINK, THOUGHT};
 use crate::text::pieces::Piece;
 use crate::text::stop::overlap;
@@ -66,7 +66,7 @@ enum At {
     },
     Value {
         tool: String,
-        kind: Kind,
+        kind: ParameterType,
         begun: bool,
     },
 }
@@ -369,7 +369,7 @@ impl AnswerParser {
         }
         match tag(inside, PARAMETER) {
             Seen::Yes((name, len)) if len <= MAX_HEAD => {
-                let kind = self.tools.as_ref().map_or(Kind::any(), |tools| tools.kind(&tool, name));
+                let kind = self.tools.as_ref().map_or(ParameterType::any(), |tools| tools.kind(&tool, name));
                 let begin = format!("{}\"{}\": ", if any { ", " } else { "{" }, json::escaped(name));
                 self.arguments_are(&begin, out);
                 self.drop_held(space + len);
@@ -383,7 +383,7 @@ impl AnswerParser {
         }
     }
 
-    fn value(&mut self, tool: String, kind: Kind, begun: bool, out: &mut Pieces, last: bool) -> bool {
+    fn value(&mut self, tool: String, kind: ParameterType, begun: bool, out: &mut Pieces, last: bool) -> bool {
         if !kind.is_text() {
             let Some(end) = self.held.find(PARAMETER_END) else {
                 return !last && self.wait(At::Value { tool, kind, begun });
@@ -525,7 +525,7 @@ fn whole_call(json: &str) -> Option<(String, String)> {
 }
 
 /// The JSON of a parameter's text.
-fn json_of(kind: Kind, text: &str) -> String {
+fn json_of(kind: ParameterType, text: &str) -> String {
     let said = text.trim();
     match said {
         "true" | "True" if kind.boolean && (said == "true" || !kind.text) => "true".into(),

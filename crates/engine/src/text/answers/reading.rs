@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{AnswerParser, CALL, CALLED, Opened, Style, THINK, THOUGHT, Tools};
-use crate::text::{Detokenizer, TextSide, Tokenizer};
+use crate::text::{Detokenizer, ModelText, Tokenizer};
 
 /// What is known of the answers to a prompt before they come.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub struct Reading {
 
 impl Reading {
     /// Of answers to this prompt. `tools`: those that may be called, as templates take them; without any, calls are text.
-    pub fn new(text: &TextSide, tools: Option<&Value>, prompt: &[u32]) -> Reading {
+    pub fn new(text: &ModelText, tools: Option<&Value>, prompt: &[u32]) -> Reading {
         let none = Style { thoughts: false, calls: None, native: true, preserves: false };
         let style = text.template.as_ref().map_or(none, |template| template.style());
         Reading {

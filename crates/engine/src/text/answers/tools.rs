@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// What a parameter that is written without quotes may be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kind {
+pub struct ParameterType {
     /// A text, or what a schema does not say.
     pub text: bool,
     pub boolean: bool,
@@ -15,19 +15,19 @@ pub struct Kind {
     pub other: bool,
 }
 
-impl Kind {
+impl ParameterType {
     /// Whatever it is, it is a text.
     pub fn is_text(self) -> bool {
-        self == Kind { text: true, ..Kind::default() }
+        self == ParameterType { text: true, ..ParameterType::default() }
     }
 
     /// Anything that JSON can write.
-    pub fn any() -> Kind {
-        Kind { text: true, boolean: true, null: true, other: true }
+    pub fn any() -> ParameterType {
+        ParameterType { text: true, boolean: true, null: true, other: true }
     }
 
-    fn or(self, other: Kind) -> Kind {
-        Kind {
+    fn or(self, other: ParameterType) -> ParameterType {
+        ParameterType {
             text: self.text || other.text,
             boolean: self.boolean || other.boolean,
             null: self.null || other.null,
@@ -36,33 +36,34 @@ impl Kind {
     }
 
     /// As a JSON schema says.
-    pub fn of(schema: &Value) -> Kind {
-        let none = Kind::default();
+    pub fn of(schema: &Value) -> ParameterType {
+        let none = ParameterType::default();
         let value = |value: &Value| match value {
-            Value::Null => Kind { null: true, ..none },
-            Value::Bool(_) => Kind { boolean: true, ..none },
-            Value::String(_) => Kind { text: true, ..none },
-            _ => Kind { other: true, ..none },
+            Value::Null => ParameterType { null: true, ..none },
+            Value::Bool(_) => ParameterType { boolean: true, ..none },
+            Value::String(_) => ParameterType { text: true, ..none },
+            _ => ParameterType { other: true, ..none },
         };
         let named = |name: &Value| match name.as_str() {
-            Some("string") => Kind { text: true, ..none },
-            Some("boolean") => Kind { boolean: true, ..none },
-            Some("null") => Kind { null: true, ..none },
-            Some("integer" | "number" | "object" | "array") => Kind { other: true, ..none },
-            _ => Kind::any(),
+            Some("string") => ParameterType { text: true, ..none },
+            Some("boolean") => ParameterType { boolean: true, ..none },
+            Some("null") => ParameterType { null: true, ..none },
+            Some("integer" | "number" | "object" | "array") => ParameterType { other: true, ..none },
+            _ => ParameterType::any(),
         };
-        let all = |list: &[Value], one: &dyn Fn(&Value) -> Kind| list.iter().map(one).fold(none, Kind::or);
+        let all =
+            |list: &[Value], one: &dyn Fn(&Value) -> ParameterType| list.iter().map(one).fold(none, ParameterType::or);
         let found = match (&schema["const"], &schema["enum"], &schema["type"]) {
             (Value::Null, Value::Null, Value::Null) => {
                 let either = ["anyOf", "oneOf"].iter().find_map(|name| schema[*name].as_array());
-                either.map_or(Kind::any(), |list| all(list, &Kind::of))
+                either.map_or(ParameterType::any(), |list| all(list, &ParameterType::of))
             }
             (Value::Null, Value::Null, Value::Array(names)) => all(names, &named),
             (Value::Null, Value::Null, name) => named(name),
             (Value::Null, Value::Array(values), _) => all(values, &value),
             (one, _, _) => value(one),
         };
-        if found == none { Kind::any() } else { found }
+        if found == none { ParameterType::any() } else { found }
     }
 }
 
@@ -70,7 +71,7 @@ impl Kind {
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
     /// By tool: the kinds of its parameters.
-    kinds: HashMap<String, HashMap<String, Kind>>,
+    kinds: HashMap<String, HashMap<String, ParameterType>>,
 }
 
 impl Tools {
@@ -79,15 +80,16 @@ impl Tools {
         let tool = |tool: &Value| {
             let function = tool.get("function").unwrap_or(tool);
             let properties = function["parameters"]["properties"].as_object();
-            let kinds = properties.into_iter().flatten().map(|(name, schema)| (name.clone(), Kind::of(schema)));
+            let kinds =
+                properties.into_iter().flatten().map(|(name, schema)| (name.clone(), ParameterType::of(schema)));
             Some((function["name"].as_str()?.to_owned(), kinds.collect()))
         };
         Tools { kinds: list.as_array().into_iter().flatten().filter_map(tool).collect() }
     }
 
     /// What a parameter of a tool may be.
-    pub fn kind(&self, tool: &str, parameter: &str) -> Kind {
-        self.kinds.get(tool).and_then(|kinds| kinds.get(parameter)).copied().unwrap_or(Kind::any())
+    pub fn kind(&self, tool: &str, parameter: &str) -> ParameterType {
+        self.kinds.get(tool).and_then(|kinds| kinds.get(parameter)).copied().unwrap_or(ParameterType::any())
     }
 }
 
@@ -100,12 +102,12 @@ mod tests {
     #[test]
     fn schemas_say_what_is_a_text() {
         for text in [json!({"type": "string"}), json!({"enum": ["a", "b"]}), json!({"const": "1"})] {
-            assert!(Kind::of(&text).is_text(), "{text}");
+            assert!(ParameterType::of(&text).is_text(), "{text}");
         }
         for other in [json!({}), json!({"type": ["string", "null"]}), json!({"$ref": "#/x"}), json!({"anyOf": []})] {
-            assert!(!Kind::of(&other).is_text() && Kind::of(&other).text, "{other}");
+            assert!(!ParameterType::of(&other).is_text() && ParameterType::of(&other).text, "{other}");
         }
         let either = json!({"anyOf": [{"type": "integer"}, {"type": "null"}]});
-        assert_eq!(Kind::of(&either), Kind { null: true, other: true, ..Kind::default() });
+        assert_eq!(ParameterType::of(&either), ParameterType { null: true, other: true, ..ParameterType::default() });
     }
 }

@@ -14,19 +14,22 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use self::reply::{ResponseEvent, ResponseObject, Responses};
-use self::request::Request;
+use self::request::ResponsesRequest;
 use crate::app::{App, Body};
 use crate::error::ApiError;
 use crate::openapi::{Computing, Reading, written};
 use crate::reply as sending;
 
 /// Answers a conversation that comes whole with each request: nothing is stored.
-#[utoipa::path(post, path = "/v1/responses", tag = "openai", request_body = Request, responses(
+#[utoipa::path(post, path = "/v1/responses", tag = "openai", request_body = ResponsesRequest, responses(
     (status = 200, description = "The response; with `stream` its events, each named by its `type`. Where a prompt takes long, white space comes before it.",
         content((ResponseObject = "application/json"), (ResponseEvent = "text/event-stream"))),
     Computing,
 ))]
-pub async fn responses(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Response, ApiError> {
+pub async fn responses(
+    State(app): State<Arc<App>>,
+    Body(request): Body<ResponsesRequest>,
+) -> Result<Response, ApiError> {
     let ready = app.model(request.model()).await?;
     let (asked, mut wishes) = request.asked()?;
     wishes.tokenizer = wishes.with_logprobs.then(|| Arc::clone(&ready.text.tokenizer));
@@ -48,10 +51,13 @@ written! {
 }
 
 /// How many tokens a conversation has, with all that the template puts around it.
-#[utoipa::path(post, path = "/v1/responses/input_tokens", tag = "openai", request_body = Request, responses(
+#[utoipa::path(post, path = "/v1/responses/input_tokens", tag = "openai", request_body = ResponsesRequest, responses(
     (status = 200, description = "Its tokens.", body = InputTokens), Reading,
 ))]
-pub async fn input_tokens(State(app): State<Arc<App>>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
+pub async fn input_tokens(
+    State(app): State<Arc<App>>,
+    Body(request): Body<ResponsesRequest>,
+) -> Result<Json<Value>, ApiError> {
     let ready = app.model(request.model()).await?;
     let (mut asked, _) = request.asked()?;
     let rendered = asked.rendered(&ready).await?;

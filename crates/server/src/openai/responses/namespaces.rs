@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::request::invalid;
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
 use crate::request::function;
 
 /// Between a namespace and a name, as agents that write both as one have it.

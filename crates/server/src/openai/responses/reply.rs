@@ -6,12 +6,12 @@ use sluice_engine::Finish;
 use super::carried;
 use super::request::Wishes;
 use crate::answer::Delta;
-use crate::blocks::{Blocks, Change, Kind};
+use crate::blocks::{BlockKind, Blocks, Change};
+use crate::context::fresh_id;
 use crate::error::ApiError;
-use crate::exchange::fresh_id;
 use crate::openai::chat::{TokenLogprob, entries};
 use crate::openapi::{ANY, written};
-use crate::reply::{Usage, Wire, event, now};
+use crate::reply::{StreamEncoder, Usage, event, now};
 
 written! {
     ResponseObject, uses [OutputItem], {
@@ -221,7 +221,7 @@ impl Responses {
         for change in self.blocks.take(delta) {
             let mut shown = Vec::new();
             if let Change::Grown(index, _) = &change
-                && self.blocks.all[*index].kind == Kind::Text
+                && self.blocks.all[*index].kind == BlockKind::Text
             {
                 shown = std::mem::take(&mut self.waiting);
                 self.logprobs.resize_with(self.blocks.all.len().max(self.logprobs.len()), Vec::new);
@@ -229,7 +229,7 @@ impl Responses {
             }
             all.push((change, shown));
         }
-        if self.blocks.open().is_some_and(|i| self.blocks.all[i].kind != Kind::Text) {
+        if self.blocks.open().is_some_and(|i| self.blocks.all[i].kind != BlockKind::Text) {
             self.waiting.clear();
         }
         all
@@ -256,9 +256,9 @@ impl Responses {
 
     fn item_id(&self, index: usize) -> String {
         let kind = match self.blocks.all[index].kind {
-            Kind::Thought => "rs",
-            Kind::Text => "msg",
-            Kind::Call(_) => "fc",
+            BlockKind::Thought => "rs",
+            BlockKind::Text => "msg",
+            BlockKind::Call(_) => "fc",
         };
         format!("{kind}_{}{index:02}", self.id)
     }
@@ -274,7 +274,7 @@ impl Responses {
         };
         let whole = |part: Value| if is_over { json!([part]) } else { json!([]) };
         match &block.kind {
-            Kind::Thought => {
+            BlockKind::Thought => {
                 let mut item = json!({"type": "reasoning", "id": id, "summary": [], "status": status});
                 if self.wishes.as_summary {
                     item["summary"] = whole(json!({"type": "summary_text", "text": block.text}));
@@ -286,11 +286,11 @@ impl Responses {
                 }
                 item
             }
-            Kind::Text => {
+            BlockKind::Text => {
                 let content = whole(output_text(&block.text, self.logprobs(index)));
                 json!({"type": "message", "id": id, "role": "assistant", "status": status, "content": content})
             }
-            Kind::Call(name) => {
+            BlockKind::Call(name) => {
                 let arguments = if is_over { block.text.as_str() } else { "" };
                 let call_id = format!("call_{}{index:02}", self.id);
                 let (namespace, name) = self.wishes.namespaces.parted(name);
@@ -309,9 +309,9 @@ impl Responses {
     fn place(&self, index: usize) -> Map<String, Value> {
         let mut place = json!({"item_id": self.item_id(index), "output_index": index});
         match self.blocks.all[index].kind {
-            Kind::Thought if self.wishes.as_summary => place["summary_index"] = 0.into(),
-            Kind::Thought | Kind::Text => place["content_index"] = 0.into(),
-            Kind::Call(_) => {}
+            BlockKind::Thought if self.wishes.as_summary => place["summary_index"] = 0.into(),
+            BlockKind::Thought | BlockKind::Text => place["content_index"] = 0.into(),
+            BlockKind::Call(_) => {}
         }
         place.as_object().cloned().unwrap_or_default()
     }
@@ -334,7 +334,7 @@ impl Responses {
             }
             Change::Grown(index, more) => {
                 let mut fields = json!({"delta": more});
-                if self.blocks.all[*index].kind == Kind::Text {
+                if self.blocks.all[*index].kind == BlockKind::Text {
                     fields["logprobs"] = json!(shown);
                 }
                 self.at(&format!("{}.delta", self.name(*index)), *index, fields)
@@ -342,9 +342,11 @@ impl Responses {
             Change::Ended(index) => {
                 let block = self.blocks.all[*index].clone();
                 let fields = match &block.kind {
-                    Kind::Thought => json!({"text": block.text}),
-                    Kind::Text => json!({"text": block.text, "logprobs": self.logprobs(*index)}),
-                    Kind::Call(name) => json!({"name": self.wishes.namespaces.parted(name).1, "arguments": block.text}),
+                    BlockKind::Thought => json!({"text": block.text}),
+                    BlockKind::Text => json!({"text": block.text, "logprobs": self.logprobs(*index)}),
+                    BlockKind::Call(name) => {
+                        json!({"name": self.wishes.namespaces.parted(name).1, "arguments": block.text})
+                    }
                 };
                 let mut text = self.at(&format!("{}.done", self.name(*index)), *index, fields);
                 text += &self.part("done", *index, &block.text);
@@ -357,25 +359,25 @@ impl Responses {
     /// What the events of a block's text are called.
     fn name(&self, index: usize) -> &'static str {
         match self.blocks.all[index].kind {
-            Kind::Thought if self.wishes.as_summary => "response.reasoning_summary_text",
-            Kind::Thought => "response.reasoning_text",
-            Kind::Text => "response.output_text",
-            Kind::Call(_) => "response.function_call_arguments",
+            BlockKind::Thought if self.wishes.as_summary => "response.reasoning_summary_text",
+            BlockKind::Thought => "response.reasoning_text",
+            BlockKind::Text => "response.output_text",
+            BlockKind::Call(_) => "response.function_call_arguments",
         }
     }
 
     /// The event with which the only part of an item begins or ends; calls have none.
     fn part(&mut self, what: &str, index: usize, text: &str) -> String {
         let (kind, part) = match self.blocks.all[index].kind {
-            Kind::Thought if self.wishes.as_summary => {
+            BlockKind::Thought if self.wishes.as_summary => {
                 ("reasoning_summary_part", json!({"type": "summary_text", "text": text}))
             }
-            Kind::Thought => ("content_part", json!({"type": "reasoning_text", "text": text})),
-            Kind::Text => {
+            BlockKind::Thought => ("content_part", json!({"type": "reasoning_text", "text": text})),
+            BlockKind::Text => {
                 let logprobs = if what == "done" { self.logprobs(index) } else { &[] };
                 ("content_part", output_text(text, logprobs))
             }
-            Kind::Call(_) => return String::new(),
+            BlockKind::Call(_) => return String::new(),
         };
         self.at(&format!("response.{kind}.{what}"), index, json!({"part": part}))
     }
@@ -385,7 +387,7 @@ fn output_text(text: &str, logprobs: &[Value]) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
 
-impl Wire for Responses {
+impl StreamEncoder for Responses {
     fn first(&mut self) -> String {
         self.state("response.created", "in_progress", json!({})) + &self.sign_of_life()
     }

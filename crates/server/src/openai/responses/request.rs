@@ -9,19 +9,19 @@ use utoipa::ToSchema;
 
 use super::brought_back;
 use super::namespaces::{Namespaces, functions, joined};
-use crate::demand::{Demanded, ToolChoice, format_of, strict_names};
+use crate::context::ignore;
 use crate::error::ApiError;
-use crate::exchange::ignore;
 use crate::given;
 use crate::openai::chat::MOST_LOGPROBS;
 use crate::openai::chat_fields::allowed_tools;
-use crate::openai::{Common, Stop};
+use crate::openai::{SamplingFields, Stop};
 use crate::openapi::{ANY, written};
-use crate::request::{Asked, Thinking, Turn, tool_call};
+use crate::output_spec::{OutputSpec, ToolChoice, format_of, strict_names};
+use crate::request::{ChatRequest, Thinking, Turn, tool_call};
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = ResponseRequest)]
-pub struct Request {
+pub struct ResponsesRequest {
     #[serde(default)]
     #[schema(value_type = ResponseInput)]
     input: Value,
@@ -220,10 +220,10 @@ pub fn invalid(field: &str, what: &str) -> ApiError {
     ApiError::invalid(field, format!("{field}: {what}"))
 }
 
-impl Request {
+impl ResponsesRequest {
     /// # Errors
     /// What cannot be what it is, and what cannot be obeyed, by name.
-    pub fn asked(self) -> Result<(Asked, Wishes), ApiError> {
+    pub fn asked(self) -> Result<(ChatRequest, Wishes), ApiError> {
         self.check_others()?;
         let mut wishes = self.wishes();
         // 1. What was said
@@ -250,7 +250,7 @@ impl Request {
         if let Some(effort) = effort.filter(|e| *e != "none") {
             extra.entry("reasoning_effort").or_insert(effort.into());
         }
-        let common = Common {
+        let common = SamplingFields {
             max_tokens: self.max_output_tokens,
             temperature: self.temperature,
             top_p: self.top_p,
@@ -263,7 +263,7 @@ impl Request {
             stop: self.stop,
             stream: self.stream.unwrap_or(false),
             cache_salt: self.cache_salt,
-            ..Common::default()
+            ..SamplingFields::default()
         };
         let one_call = self.parallel_tool_calls == Some(false);
         let format = format_of("text.format", &self.text["format"])?;
@@ -271,7 +271,7 @@ impl Request {
             ignore("parallel_tool_calls");
         }
         let budget = self.reasoning_budget.and_then(|tokens| usize::try_from(tokens).ok());
-        let demanded = Demanded::new(tools, &tool_choice, !one_call, format, budget)?.strictly(strict, !one_call);
+        let demanded = OutputSpec::new(tools, &tool_choice, !one_call, format, budget)?.strictly(strict, !one_call);
         let top = self.top_logprobs.unwrap_or(0);
         if top > MOST_LOGPROBS {
             return Err(ApiError::invalid(
@@ -280,7 +280,7 @@ impl Request {
             ));
         }
         let logprobs = wishes.with_logprobs.then_some(top);
-        Ok((Asked { messages, demanded, thinking, extra, logprobs, common }, wishes))
+        Ok((ChatRequest { messages, demanded, thinking, extra, logprobs, common }, wishes))
     }
 
     /// Which model it names.
@@ -493,13 +493,13 @@ fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_engine::Form;
+    use sluice_engine::GrammarFormat;
 
     use super::*;
     use crate::openai::responses::carried;
 
-    fn asked(request: Value) -> Result<(Asked, Wishes), ApiError> {
-        serde_json::from_value::<Request>(request).unwrap().asked()
+    fn asked(request: Value) -> Result<(ChatRequest, Wishes), ApiError> {
+        serde_json::from_value::<ResponsesRequest>(request).unwrap().asked()
     }
 
     #[test]
@@ -549,7 +549,7 @@ mod tests {
             json!({"name": "shell", "description": "Runs.", "parameters": {"type": "object", "z": 1, "a": 2}});
         assert_eq!(asked.demanded.tools, Some(json!([{"type": "function", "function": function}])));
         let demand = &asked.demanded.demand;
-        assert_eq!((asked.thinking, &demand.form, &demand.called), (Thinking::On, &Form::Text, &None));
+        assert_eq!((asked.thinking, &demand.form, &demand.called), (Thinking::On, &GrammarFormat::Text, &None));
         assert!(wishes.as_summary && wishes.carried && asked.common.stream);
         assert_eq!(wishes.echo["instructions"], "Be brief.");
     }
@@ -584,6 +584,9 @@ mod tests {
         let (asked, _) =
             asked(json!({"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}))
                 .unwrap();
-        assert_eq!((asked.demanded.demand.form, asked.demanded.blame), (Form::Schema(json!({})), "text.format"));
+        assert_eq!(
+            (asked.demanded.demand.form, asked.demanded.blame),
+            (GrammarFormat::Schema(json!({})), "text.format")
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Which expert moves to a faster tier: after a visit that wanted it, if it is worth more in the long run than the least there, which is demoted to its slot.
 
 use super::{Candidate, NONE, Residency};
-use crate::experts::worth::{Key, Policy};
+use crate::experts::eviction_score::{Key, Policy};
 
 /// How much more an expert must be worth than the one whose place in a faster tier it takes: places that are changed back and forth cost two copies
 /// each time and gain nothing (`docs/results/routing.md`).
@@ -9,7 +9,7 @@ const MARGIN: f64 = 3.0;
 
 /// An expert is promoted to a faster tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rise {
+pub struct Promotion {
     pub layer: usize,
     pub expert: usize,
     /// Its slot before, and from now on.
@@ -22,7 +22,7 @@ pub struct Rise {
 impl Residency {
     /// Promotes an expert that the present visit wants, that is not held, and that is worth a place in the next faster tier; what was in that slot, if anything, is
     /// demoted to the expert's. Both slots are held until [`Residency::landed`]; the caller swaps their contents. To be called until it returns `None`.
-    pub fn rise(&mut self) -> Option<Rise> {
+    pub fn rise(&mut self) -> Option<Promotion> {
         let layer = self.worth.current;
         for tier in 1..self.tiers.len() {
             let rises = |key: &Key| {
@@ -56,7 +56,7 @@ impl Residency {
 
     /// Promotes an expert of the second tier that is not held, whoever wants it, if a slot of the fastest is free: the one that is worth most in the long run. As
     /// [`Residency::rise`].
-    pub fn rise_to_room(&mut self) -> Option<Rise> {
+    pub fn rise_to_room(&mut self) -> Option<Promotion> {
         if self.tiers.len() < 2 || !self.has_room(0) {
             return None;
         }
@@ -69,7 +69,7 @@ impl Residency {
     }
 
     /// Has an expert of a tier in a slot of the next faster one; what falls is in the expert's slot already.
-    fn promote(&mut self, key: Key, tier: usize, to: u32, falls: Option<(usize, usize)>) -> Rise {
+    fn promote(&mut self, key: Key, tier: usize, to: u32, falls: Option<(usize, usize)>) -> Promotion {
         let (layer, from) = (self.worth.layer_of(key), self.slots[key as usize]);
         if falls.is_none() {
             self.keys[from as usize] = NONE;
@@ -80,11 +80,11 @@ impl Residency {
             falls.inspect(|(layer, _)| self.forget_least(tier, *layer));
         }
         (self.held[from as usize], self.held[to as usize]) = (true, true);
-        Rise { layer, expert: (key - self.worth.keys(layer).start) as usize, from, to, falls }
+        Promotion { layer, expert: (key - self.worth.keys(layer).start) as usize, from, to, falls }
     }
 
     /// The copies of a promotion are done.
-    pub fn landed(&mut self, rise: &Rise) {
+    pub fn landed(&mut self, rise: &Promotion) {
         self.let_go(rise.to);
         match rise.falls {
             Some(_) => self.let_go(rise.from),

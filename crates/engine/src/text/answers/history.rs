@@ -1,0 +1,199 @@
+//! Messages as a template is to see them, so that it writes for an answer that a client sends back the very text that was generated.
+//!
+//! Calls come back with their arguments as JSON. Where they are spaced as the model wrote them, a stand-in takes their place in the template, and the text takes its place
+//! in what was rendered: whether a template writes texts as they are or as JSON, they come out alike. Where they are compact, a client has written them anew; the template
+//! writes the object then, in the spacing that the model was trained with. The same holds for each parameter of a call in XML.
+
+use anyhow::{Result, ensure};
+use serde_json::{Map, Value, json};
+
+use super::{CALL, CALLED, Calls, Style, json as text};
+use crate::text::tojson::dumps;
+
+/// Around the number of arguments that are to be filled in.
+const STAND_IN: [char; 2] = ['\u{F0000}', '\u{F0001}'];
+
+/// What a template is given.
+pub struct TemplateHistory {
+    pub messages: Vec<Value>,
+    pub tools: Option<Value>,
+    /// What stand-ins in the messages stand for.
+    pub arguments: Vec<String>,
+}
+
+impl TemplateHistory {
+    /// Messages that nothing is to be done to.
+    pub fn plain(messages: &[Value]) -> TemplateHistory {
+        TemplateHistory { messages: messages.to_vec(), tools: None, arguments: Vec::new() }
+    }
+
+    /// For templates that look at arguments as objects.
+    pub fn new(style: Style, messages: &[Value], tools: Option<&Value>) -> TemplateHistory {
+        if !style.native && style.calls.is_some() {
+            return TemplateHistory { messages: written(messages, tools), tools: None, arguments: Vec::new() };
+        }
+        let mut echo = TemplateHistory { tools: tools.cloned(), ..TemplateHistory::plain(messages) };
+        each_arguments(&mut echo.messages, |arguments| match style.calls {
+            Some(Calls::Xml) => xml(arguments),
+            _ => object(arguments),
+        });
+        echo
+    }
+
+    /// For templates that write arguments out as they find them; `None` where there are none that this makes a difference to.
+    pub fn verbatim(style: Style, messages: &[Value], tools: Option<&Value>) -> Option<TemplateHistory> {
+        if !style.native || style.calls != Some(Calls::Json) {
+            return None;
+        }
+        let mut echo = TemplateHistory { tools: tools.cloned(), ..TemplateHistory::plain(messages) };
+        let mut kept = Vec::new();
+        each_arguments(&mut echo.messages, |arguments| match arguments {
+            Value::String(json) if text::is_spaced(json) && text::fields(json).is_some() => {
+                kept.push(json.trim().to_owned());
+                Value::String(stand_in(kept.len() - 1))
+            }
+            other => object(other),
+        });
+        if kept.is_empty() || messages.iter().any(|m| m.to_string().contains(STAND_IN)) {
+            return None;
+        }
+        echo.arguments = kept;
+        Some(echo)
+    }
+
+    /// A rendered text with what its stand-ins stand for.
+    ///
+    /// # Errors
+    /// Where one of them is not there once.
+    pub fn filled(&self, mut rendered: String, arguments: &[String]) -> Result<String> {
+        for (i, arguments) in arguments.iter().enumerate() {
+            let stand_in = stand_in(i);
+            let mut found = rendered.match_indices(&stand_in).map(|(at, _)| at);
+            let (first, second) = (found.next(), found.next());
+            ensure!(second.is_none(), "the chat template writes the arguments of a call twice");
+            let Some(at) = first else { anyhow::bail!("the chat template leaves out the arguments of a call") };
+            let mut range = at..at + stand_in.len();
+            if rendered[..at].ends_with('"') && rendered[range.end..].starts_with('"') {
+                range = range.start - 1..range.end + 1;
+            }
+            rendered.replace_range(range, arguments);
+        }
+        Ok(rendered)
+    }
+}
+
+fn stand_in(i: usize) -> String {
+    format!("{}{i}{}", STAND_IN[0], STAND_IN[1])
+}
+
+fn each_arguments(messages: &mut [Value], mut replace: impl FnMut(&Value) -> Value) {
+    let calls = messages.iter_mut().filter_map(|m| m.get_mut("tool_calls")?.as_array_mut()).flatten();
+    for call in calls {
+        let function = if call.get("function").is_some() { &mut call["function"] } else { call };
+        if let Some(arguments) = function.get_mut("arguments") {
+            *arguments = replace(arguments);
+        }
+    }
+}
+
+/// Arguments as an object, if they are one.
+fn object(arguments: &Value) -> Value {
+    match arguments {
+        Value::String(json) if json.trim().is_empty() => json!({}),
+        Value::String(json) => match serde_json::from_str(json) {
+            Ok(Value::Object(object)) => Value::Object(object),
+            _ => arguments.clone(),
+        },
+        other => other.clone(),
+    }
+}
+
+/// Arguments by name, numbers and spaced values as they were written. What is no object, as where a call was cut, is one argument: templates of this family go
+/// through them by name.
+fn xml(arguments: &Value) -> Value {
+    let Some(fields) = arguments.as_str().and_then(text::fields) else {
+        let object = object(arguments);
+        return if object.is_object() { object } else { json!({"arguments": object}) };
+    };
+    let value = |json: &str| match serde_json::from_str(json) {
+        Ok(Value::Number(_)) => Value::from(json),
+        Ok(Value::Array(_) | Value::Object(_)) if text::is_spaced(json) => Value::from(json),
+        Ok(value) => value,
+        Err(_) => Value::from(json),
+    };
+    Value::Object(fields.into_iter().map(|(name, json)| (name, value(json))).collect())
+}
+
+/// For templates that know nothing of tools: all in the messages' own text, in Hermes' way.
+fn written(messages: &[Value], tools: Option<&Value>) -> Vec<Value> {
+    let mut written: Vec<Value> = Vec::with_capacity(messages.len() + 1);
+    let tools: Vec<String> = tools.and_then(Value::as_array).into_iter().flatten().map(dumps).collect();
+    if !tools.is_empty() {
+        let system = messages.first().filter(|m| m["role"] == "system" || m["role"] == "developer");
+        let said = system.and_then(|m| m["content"].as_str()).unwrap_or_default();
+        let gap = if said.is_empty() { "" } else { "\n\n" };
+        let mut message = system.cloned().unwrap_or_else(|| json!({"role": "system"}));
+        message["content"] = format!(
+            "{said}{gap}# Tools\n\nYou may call these functions to answer the user, each described by a JSON schema:\n<tools>\n{}\n</tools>\n\n\
+             For each call, write a JSON object with the function's name and arguments between marks:\n\
+             {CALL}\n{{\"name\": NAME, \"arguments\": ARGUMENTS}}\n{CALLED}",
+            tools.join("\n")
+        )
+        .into();
+        written.push(message);
+    }
+    let described = usize::from(
+        !tools.is_empty() && messages.first().is_some_and(|m| m["role"] == "system" || m["role"] == "developer"),
+    );
+    let mut before = "";
+    for message in &messages[described..] {
+        let content = message["content"].as_str().unwrap_or_default();
+        let role = message["role"].as_str().unwrap_or_default();
+        match message["tool_calls"].as_array().filter(|calls| !calls.is_empty()) {
+            _ if role == "tool" => {
+                let result = format!("<tool_response>\n{content}\n</tool_response>");
+                match written.last_mut().filter(|_| before == "tool") {
+                    Some(last) => {
+                        let text = format!("{}\n{result}", last["content"].as_str().unwrap_or_default());
+                        last["content"] = text.into();
+                    }
+                    None => written.push(json!({"role": "user", "content": result})),
+                }
+            }
+            Some(calls) => {
+                let texts = (!content.is_empty()).then(|| content.to_owned()).into_iter();
+                let text: Vec<String> = texts.chain(calls.iter().map(call)).collect();
+                let mut message: Map<String, Value> = message.as_object().cloned().unwrap_or_default();
+                message.shift_remove("tool_calls");
+                message.insert("content".into(), text.join("\n").into());
+                written.push(Value::Object(message));
+            }
+            None => written.push(message.clone()),
+        }
+        before = role;
+    }
+    written
+}
+
+fn call(call: &Value) -> String {
+    let function = call.get("function").unwrap_or(call);
+    let arguments = &function["arguments"];
+    let arguments = match arguments.as_str().filter(|json| text::is_spaced(json)) {
+        Some(json) => json.trim().to_owned(),
+        None => dumps(&object(arguments)),
+    };
+    format!("{CALL}\n{{\"name\": {}, \"arguments\": {arguments}}}\n{CALLED}", dumps(&function["name"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_of_a_call_that_was_cut_are_one_argument() {
+        assert_eq!(xml(&json!(r#"{"path": "a"}"#)), json!({"path": "a"}));
+        assert_eq!(xml(&json!("")), json!({}));
+        let cut = r#"{"path": "a"#;
+        assert_eq!(xml(&json!(cut)), json!({"arguments": cut}));
+    }
+}

@@ -1,0 +1,58 @@
+//! All that a model's folder says about text.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use anyhow::{Result, anyhow};
+
+use super::embedding::Embedding;
+use super::generation::{GenerationDefaults, stop_ids};
+use super::template::ChatTemplate;
+use super::tokenizer::Tokenizer;
+use crate::constraint::Grammars;
+
+/// Everything between people's text and token ids.
+pub struct ModelText {
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: Option<ChatTemplate>,
+    pub defaults: GenerationDefaults,
+    pub stop_ids: Vec<u32>,
+    /// How embeddings are made, or why they cannot be.
+    pub embedding: Result<Embedding, String>,
+    /// Made when an answer is first asked for that has a form.
+    grammars: OnceLock<Result<Grammars, String>>,
+}
+
+impl ModelText {
+    /// Reads a checkpoint's files. `cache`: a folder for tokenizers in the form in which they load fastest.
+    ///
+    /// # Errors
+    /// A file that is broken; the message names it.
+    pub fn load(folder: &Path, cache: Option<&Path>) -> Result<ModelText> {
+        // The template's process starts while the tokenizer is read.
+        let (tokenizer, template) = thread::scope(|scope| {
+            let template = scope.spawn(|| ChatTemplate::load(folder));
+            let tokenizer = Tokenizer::load(folder, cache);
+            (tokenizer, template.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let tokenizer = tokenizer?;
+        Ok(ModelText {
+            template: template?,
+            defaults: GenerationDefaults::load(folder),
+            stop_ids: stop_ids(folder, Some(&tokenizer))?,
+            embedding: Embedding::load(folder).map_err(|e| format!("{e:#}")),
+            tokenizer: Arc::new(tokenizer),
+            grammars: OnceLock::new(),
+        })
+    }
+
+    /// What compiles grammars for this model. The first call takes a while.
+    ///
+    /// # Errors
+    /// A tokenizer that they cannot be compiled for.
+    pub(crate) fn grammars(&self) -> Result<&Grammars> {
+        let made = self.grammars.get_or_init(|| Grammars::new(self).map_err(|e| format!("{e:#}")));
+        made.as_ref().map_err(|e| anyhow!("{e}"))
+    }
+}

@@ -1,0 +1,314 @@
+//! Every place where Sluice reads what others wrote, as a function of bytes that must not panic, hang or take much memory whatever they are, and that checks what the
+//! rest of the program relies on. `fuzz/` calls them with what a fuzzer thinks up, `tests/replay.rs` with the seeds and with random changes of them.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use serde_json::{Map, Value, json};
+use sluice_backend::{Activations, Cpu, Isa};
+use sluice_cache::disk::{self, FileKey, Label, MOST_TOKENS};
+use sluice_engine::text::{
+    AnswerParser, Calls, ChatTemplate, Detokenizer, ModelText, Opened, Piece, Style, Tokenizer, Tools, parse_messages,
+};
+use sluice_engine::{Checkpoint, Config, Constraint, Demand, Engine, GrammarFormat, HotExperts, Options};
+use sluice_store::bundle::{Manifest, PAGE};
+use sluice_store::experts::Recording;
+use sluice_store::safetensors::Header;
+
+/// An target: its name, which is that of its folder of seeds, and what reads there.
+pub type FuzzTarget = (&'static str, fn(&[u8]));
+
+pub const TARGETS: [FuzzTarget; 15] = [
+    ("safetensors", safetensors),
+    ("index", index),
+    ("config", config),
+    ("manifest", manifest),
+    ("tokenizer", tokenizer),
+    ("template", template),
+    ("chat", chat),
+    ("pins", pins),
+    ("recording", recording),
+    ("disks", disks),
+    ("slot", slot),
+    ("key", key),
+    ("answer", answer),
+    ("request", request),
+    ("grammar", grammar),
+];
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A whole safetensors file: tensors cover its data, each as long as its shape says.
+fn safetensors(bytes: &[u8]) {
+    let Ok(header) = Header::from_bytes(bytes) else { return };
+    let mut at = header.tensors.first().map_or(bytes.len() as u64, |t| t.range.start);
+    for t in &header.tensors {
+        assert_eq!(t.range.start, at);
+        assert_eq!(t.range.end - t.range.start, (t.shape.iter().product::<usize>() * t.dtype.size()) as u64);
+        at = t.range.end;
+    }
+    assert_eq!(at, bytes.len() as u64);
+}
+
+/// `model.safetensors.index.json`: no file lies outside the folder.
+fn index(bytes: &[u8]) {
+    let Ok((files, tensors)) = sluice_store::check_index(bytes) else { return };
+    assert!(tensors > 0 && files.iter().all(|f| Path::new(f).file_name().is_some_and(|name| name == f.as_str())));
+}
+
+/// `config.json` and quantisation, beside the weights of tiny models. A model that is accepted computes, or says why not.
+fn config(bytes: &[u8]) {
+    static MODELS: OnceLock<Vec<Checkpoint>> = OnceLock::new();
+    let names = ["qwen3", "qwen3_rope", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "mlx_qwen3_widths"];
+    let models = MODELS.get_or_init(|| {
+        names.iter().map(|n| Checkpoint::open(&root().join("tests/golden").join(n)).expect("a golden model")).collect()
+    });
+    let Ok(config) = Config::parse("config.json".into(), bytes) else { return };
+    for checkpoint in models {
+        let mut backend = Cpu::new(Isa::GENERIC, 1, Activations::F32).expect("a backend");
+        let Ok(spec) = sluice_model::check(checkpoint, &config, &mut backend) else { continue };
+        let context = spec.max_context.min(64);
+        let options = Options {
+            threads: 1,
+            max_context: Some(context),
+            chunk: Some(4),
+            isa: Isa::GENERIC,
+            activations: Activations::F32,
+            ..Options::for_this_machine().expect("options")
+        };
+        let Ok(mut engine) = Engine::load(checkpoint, &config, options) else { continue };
+        let tokens: Vec<u32> = [1, 2, 3].into_iter().filter(|t| *t < spec.vocabulary as u32).take(context).collect();
+        let _ = engine.score(&tokens, true, |_, logits| {
+            assert!(logits.iter().all(|x| x.is_finite()));
+            Ok(())
+        });
+    }
+}
+
+/// `bundle.json`: experts lie within their files.
+fn manifest(bytes: &[u8]) {
+    let Ok(manifest) = Manifest::parse(bytes) else { return };
+    for layer in manifest.experts.values() {
+        assert!(layer.base.is_multiple_of(PAGE) && layer.stride.is_multiple_of(PAGE) && layer.used() <= layer.stride);
+        assert!(layer.base + layer.count as u64 * layer.stride <= manifest.files[&layer.file].bytes);
+    }
+}
+
+/// `tokenizer.json`: text to ids and back, all at once and one by one.
+fn tokenizer(bytes: &[u8]) {
+    let Ok(tokenizer) = Tokenizer::parse(bytes) else { return };
+    let tokenizer = Arc::new(tokenizer);
+    for text in ["", "a", "Hello  world, it's 12:34 \u{e9}\u{301}\u{1F680}\n\t<|im_end|> ab ba"] {
+        let encoded = [tokenizer.encode(text, true), tokenizer.encode_plain(text)];
+        for ids in encoded.into_iter().flatten() {
+            let _ = tokenizer.decode(&ids, false);
+            let mut stream = Detokenizer::new(tokenizer.clone(), true);
+            ids.iter().take(64).for_each(|id| _ = stream.push(*id));
+            let _ = stream.flush();
+            ids.iter().take(64).for_each(|id| _ = (tokenizer.token(*id), tokenizer.is_special(*id)));
+        }
+    }
+}
+
+/// A chat template, in this process: what it may take is the business of the process that it runs in, and is tested there.
+fn template(bytes: &[u8]) {
+    let Ok(source) = std::str::from_utf8(bytes) else { return };
+    let Ok(template) = ChatTemplate::parse(source) else { return };
+    let messages = json!([
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "Hi \u{e9}"},
+        {"role": "assistant", "content": [{"type": "text", "text": "x"}], "tool_calls": [{"name": "f", "arguments": {"a": 1.5}}]},
+        {"role": "user", "content": "<think>a</think>\nb"},
+    ]);
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"a": [1, null, true]}}}]);
+    let extra = Map::from_iter([("enable_thinking".to_owned(), json!(false))]);
+    let _ = template.render(&messages, Some(&tools), true, &extra);
+}
+
+/// A saved conversation.
+fn chat(bytes: &[u8]) {
+    let Ok(messages) = parse_messages(bytes) else { return };
+    assert!(messages.iter().all(|m| ["system", "user", "assistant"].contains(&m.role.as_str())));
+}
+
+/// A file of experts to pin.
+fn pins(bytes: &[u8]) {
+    let Ok(pins) = HotExperts::parse(bytes) else { return };
+    assert!(pins.hottest.iter().all(|(layer, expert, _)| *layer < pins.layers && *expert < pins.experts));
+    HotExperts::parse(pins.to_text().as_bytes()).expect("what was written is read");
+}
+
+/// Recorded routing.
+fn recording(bytes: &[u8]) {
+    let Ok(recording) = Recording::parse(bytes) else { return };
+    for layer in 0..recording.layers.len() {
+        assert_eq!(recording.by_token(layer).len(), recording.tokens());
+        let ascending = |chosen: &[u32]| chosen.windows(2).all(|w| w[0] < w[1]);
+        assert!(
+            recording
+                .by_token(layer)
+                .all(|chosen| ascending(chosen) && chosen[recording.k - 1] < recording.experts as u32)
+        );
+    }
+    // A number may have been written in more bytes than it needs: the same recording, then, in fewer.
+    let again = recording.to_bytes();
+    assert!(again.len() <= bytes.len());
+    assert_eq!(Recording::parse(&again).expect("what was written is read"), recording);
+}
+
+/// The memory of disks.
+fn disks(bytes: &[u8]) {
+    let possible = |x: f64| x.is_finite() && x > 0.0;
+    let speeds = sluice_store::load::remembered_speeds(bytes);
+    assert!(speeds.iter().all(|s| possible(s.mapped) && s.direct.is_none_or(possible)));
+}
+
+/// A slot of the prompt cache: what it says of itself lies within it, and what is believed is what would have been written.
+fn slot(bytes: &[u8]) {
+    let Some((label, tokens)) = disk::label_of(bytes) else { return };
+    assert!(label.bytes <= bytes.len() as u64 && tokens.len() <= MOST_TOKENS);
+    let label = Label { tokens: &tokens, ..label };
+    for summed in [true, false] {
+        if disk::holds(&label, summed, bytes) && bytes.len() as u64 == disk::slot_bytes(label.bytes) {
+            let part = &bytes[..label.bytes as usize];
+            let mut again = vec![1; bytes.len()];
+            disk::fill(&label, part, summed, &mut again);
+            assert!(again.starts_with(part) && again.ends_with(&bytes[bytes.len() - disk::PAGE..]));
+        }
+    }
+}
+
+/// The file with the key of an encrypted cache.
+fn key(bytes: &[u8]) {
+    let is_key = FileKey::parse(bytes).is_some();
+    let digits = bytes.trim_ascii();
+    assert_eq!(is_key, bytes.len() == 32 || digits.len() == 64 && digits.iter().all(u8::is_ascii_hexdigit));
+}
+
+/// The demo's files on text.
+fn demo() -> &'static ModelText {
+    static DEMO: OnceLock<ModelText> = OnceLock::new();
+    DEMO.get_or_init(|| ModelText::load(&root().join("models/demo"), None).expect("the demo model"))
+}
+
+/// Pieces of the same kind that follow each other become one: how an answer was cut is nobody's business.
+fn joined(all: Vec<Piece>) -> Vec<Piece> {
+    let mut joined: Vec<Piece> = Vec::new();
+    for piece in all {
+        match (joined.last_mut(), piece) {
+            (Some(Piece::Text(text)), Piece::Text(more)) | (Some(Piece::Thought(text)), Piece::Thought(more)) => {
+                *text += &more
+            }
+            (Some(Piece::Arguments { json, .. }), Piece::Arguments { json: more, .. }) => *json += &more,
+            (_, Piece::Text(empty) | Piece::Thought(empty)) if empty.is_empty() => {}
+            (_, piece) => joined.push(piece),
+        }
+    }
+    joined
+}
+
+fn unspaced(text: &str) -> String {
+    text.chars().filter(|c| !c.is_whitespace()).collect()
+}
+
+/// An answer behind two bytes: how its family writes, and how it is cut. Cut in whatever way it means the same; all that is no call is told, in its order; what is told of a
+/// call's arguments is the beginning of a JSON object.
+fn answer(bytes: &[u8]) {
+    let Some(([family, cut], text)) = bytes.split_first_chunk() else { return };
+    let text = String::from_utf8_lossy(text);
+    let bit = |n: u8| family >> n & 1 == 1;
+    let calls = [Some(Calls::Json), Some(Calls::Xml), None][usize::from(family >> 1 & 3) % 3];
+    let style = Style { thoughts: bit(0), calls, native: true, preserves: false };
+    let opened = [Opened::No, Opened::Yes { line: true }, Opened::Closed, Opened::Yes { line: false }]
+        [usize::from(family >> 3 & 3)];
+    let parameters = json!({"properties": {"s": {"type": "string"}, "b": {"type": "boolean"}, "n": {"type": ["number", "null"]}, "l": {"type": "array"}}});
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
+    let tools = (!bit(5)).then(|| Arc::new(Tools::new(&tools)));
+    let parser = || AnswerParser::new(style, tools.clone(), opened);
+    // 1. Whole, and in pieces
+    let mut whole = parser();
+    let mut all = whole.push(&text);
+    all.extend(whole.finish());
+    let all = joined(all);
+    let (mut cuts, mut pieces, mut rest, mut state) = (parser(), Vec::new(), &*text, u32::from(*cut) | 1);
+    while let Some(last) = rest.chars().next_back() {
+        state = state.wrapping_mul(0x9E37_79B1);
+        let most = rest.len() - last.len_utf8();
+        let at = (1 + (state >> 28) as usize * usize::from(cut % 4)).min(most.max(1));
+        let at = (at..=rest.len()).find(|at| rest.is_char_boundary(*at)).unwrap_or(rest.len());
+        let (piece, behind) = rest.split_at(at);
+        pieces.extend(cuts.push(piece));
+        rest = behind;
+    }
+    pieces.extend(cuts.finish());
+    assert_eq!(joined(pieces), all, "in pieces");
+    assert_eq!(cuts.calls(), whole.calls());
+    // 2. Arguments are JSON as far as they come
+    for piece in &all {
+        if let Piece::Arguments { json, .. } = piece
+            && let Err(e) = serde_json::from_str::<Map<String, Value>>(json)
+        {
+            // Lone surrogates, and numbers that no f64 holds, are for whoever reads it.
+            let odd = json.contains("\\u") || json.contains(['e', 'E']) || json.len() > 300;
+            assert!(e.is_eof() || odd, "{e}: {json}");
+        }
+    }
+    // 3. All else is told
+    let is_call = |piece: &Piece| matches!(piece, Piece::Call { .. } | Piece::Arguments { .. });
+    let said = |piece: &Piece| match piece {
+        Piece::Text(text) | Piece::Thought(text) => unspaced(text),
+        _ => String::new(),
+    };
+    if !all.iter().any(is_call) {
+        let mut expected = text.to_string();
+        let mut thinks = matches!(opened, Opened::Yes { .. });
+        if matches!(opened, Opened::No) && style.thoughts && expected.trim_start().starts_with("<think>") {
+            expected = expected.replacen("<think>", "", 1);
+            thinks = true;
+        }
+        if thinks {
+            expected = expected.replacen("</think>", "", 1);
+        }
+        assert_eq!(all.iter().map(said).collect::<String>(), unspaced(&expected));
+    }
+    let (source, mut from) = (unspaced(&text), 0);
+    for said in all.iter().map(said).filter(|said| !said.is_empty()) {
+        let at = source[from..].find(&said).unwrap_or_else(|| panic!("{said:?} was not said"));
+        from += at + said.len();
+    }
+}
+
+/// A request behind a line with its path: through its dialect, the template and the tokenizer. Nothing that a client sends is a fault of the server.
+fn request(bytes: &[u8]) {
+    let Some(line) = bytes.iter().position(|b| *b == b'\n') else { return };
+    let Ok(path) = std::str::from_utf8(&bytes[..line]) else { return };
+    match sluice_server::read(demo(), path, &bytes[line + 1..], 4096) {
+        Ok(tokens) => assert!(tokens < 4096),
+        Err((status, why)) => assert!((400..500).contains(&status) && !why.is_empty(), "{status}: {why}"),
+    }
+}
+
+/// What an answer is to be, as a JSON schema, or behind `r` or `l` as an expression or grammar: it is compiled within its limits, or refused with the reason.
+fn grammar(bytes: &[u8]) {
+    let form = match bytes.split_first() {
+        Some((b'r', rest)) => GrammarFormat::Regex(String::from_utf8_lossy(rest).into_owned()),
+        Some((b'l', rest)) => GrammarFormat::Lark(String::from_utf8_lossy(rest).into_owned()),
+        _ => match serde_json::from_slice(bytes) {
+            Ok(schema) => GrammarFormat::Schema(schema),
+            Err(_) => return,
+        },
+    };
+    match Constraint::new(demo(), &Demand { form, ..Demand::default() }, Opened::No) {
+        Ok(constraint) => {
+            let constraint = constraint.expect("a form");
+            for answer in ["", "{}", "{\"a\": [1, \"b\", null]}", "ab"] {
+                let _ = constraint.allows(demo(), answer);
+            }
+        }
+        Err(e) => assert!(!e.to_string().is_empty()),
+    }
+}

@@ -1,0 +1,84 @@
+//! Integer groups with AVX2: each row is unpacked to bytes once, then four weight groups at a time, one per lane of the accumulator.
+
+use std::arch::x86_64::*;
+
+use super::Avx2x16;
+use crate::input::GROUP;
+use crate::instructions::int8_dot::{Groups, Integers, TokenScales, add_group, affine_of, row_by_row};
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
+
+impl Integers for Avx2x16 {
+    #[inline(always)]
+    unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+        // `vpmaddubsw` adds two products in 16 bits: 2 * 127 * 127 fits, 8-bit q do not.
+        let narrow = affine_of(w).bits < 8;
+        let dot = |q: &[u8], s: &[f32], b: &[f32], xq: &[i8], scales: TokenScales| {
+            // SAFETY: `row_by_row` hands in a row and a token of whole groups; the shell has AVX2 and FMA.
+            unsafe { if narrow { dot::<true>(q, s, b, xq, scales) } else { dot::<false>(q, s, b, xq, scales) } }
+        };
+        // SAFETY: the caller's.
+        unsafe { row_by_row::<Self>(w, x, tokens, tile, scratch, dot) }
+    }
+}
+
+/// The partial sums of group g.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn group<const NARROW: bool>(q: *const u8, x: *const i8) -> __m256i {
+    // SAFETY: the caller vouches for 32 bytes at both.
+    unsafe {
+        if NARROW {
+            let pairs = _mm256_maddubs_epi16(_mm256_loadu_si256(q.cast()), _mm256_loadu_si256(x.cast()));
+            _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+        } else {
+            let half = |i: usize| {
+                let q = _mm256_cvtepu8_epi16(_mm_loadu_si128(q.add(i).cast()));
+                _mm256_madd_epi16(q, _mm256_cvtepi8_epi16(_mm_loadu_si128(x.add(i).cast())))
+            };
+            _mm256_add_epi32(half(0), half(16))
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn dot<const NARROW: bool>(q: &[u8], s: &[f32], b: &[f32], xq: &[i8], scales: TokenScales) -> f32 {
+    let (groups, parts) = (s.len(), scales.sx.len() / s.len());
+    // SAFETY: groups lie inside the slices.
+    unsafe {
+        let at = |g: usize| group::<NARROW>(q.as_ptr().add(g * GROUP), xq.as_ptr().add(g * GROUP));
+        let mut acc = _mm_setzero_ps();
+        let mut g = 0;
+        while g + 4 <= groups {
+            // Part i of the four, times its scales.
+            let part = |i: usize| {
+                let at = |l: usize| at((g + l) * parts + i);
+                let pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(at(0), at(1)), _mm256_hadd_epi32(at(2), at(3)));
+                let sums = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs));
+                (_mm_loadu_ps(scales.sx.as_ptr().add(i * groups + g)), _mm_cvtepi32_ps(sums))
+            };
+            let (sx, sums) = part(0);
+            let mut t = _mm_mul_ps(sx, sums);
+            for i in 1..parts {
+                let (sx, sums) = part(i);
+                t = _mm_fmadd_ps(sx, sums, t);
+            }
+            acc = _mm_fmadd_ps(_mm_loadu_ps(s.as_ptr().add(g)), t, acc);
+            acc = _mm_fmadd_ps(_mm_loadu_ps(b.as_ptr().add(g)), _mm_loadu_ps(scales.mx.as_ptr().add(g)), acc);
+            g += 4;
+        }
+        let mut lanes = [0f32; 4];
+        _mm_storeu_ps(lanes.as_mut_ptr(), acc);
+        let sum = |g: usize| {
+            let v = at(g);
+            let v = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b1110>(v));
+            _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b01>(v)))
+        };
+        for g in g..groups {
+            add_group(&mut lanes[g % 4], g, s, b, scales, sum);
+        }
+        (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
+    }
+}

@@ -1,0 +1,150 @@
+//! Integer groups: affine weights times activations in int8.
+//!
+//! The integer sum of an activation group (32 columns) is exact in any order, so an instruction set is free to lay out the bytes as it likes; the float
+//! sequence over the groups is fixed: the sums of a weight group are joined with their activations' scales, and then take one fma with the
+//! weight group's scale and one with its bias; four accumulators per output, weight group w to accumulator w mod 4. [`row_by_row`] is the plain
+//! way, for an instruction set that only brings its own dot product.
+
+use super::unpack::{Unpack, unpack_lanes};
+use crate::format::{Float, WeightFormat};
+use crate::input::{GROUP, ORDER};
+use crate::matrix::Matrix;
+use crate::scratch::{Scratch, cut_bytes};
+
+/// Activations of n tokens in groups of 32.
+#[derive(Clone, Copy)]
+pub(crate) struct Groups<'a> {
+    /// [n, cols]
+    pub q: &'a [i8],
+    /// `sx`: [n, cols / 32]
+    pub scales: &'a [f32],
+    /// `mx`: [n, cols / 32]
+    pub sums: &'a [f32],
+}
+
+/// The three numbers of an affine form.
+#[derive(Clone, Copy)]
+pub(crate) struct Affine {
+    pub bits: u8,
+    pub group: usize,
+    pub scale: Float,
+}
+
+impl Affine {
+    /// Activation groups of a weight group: 1, 2 or 4.
+    pub fn parts(self) -> usize {
+        self.group / GROUP
+    }
+}
+
+/// The instruction set's way through a product.
+///
+/// # Safety
+/// As for [`Lanes`](super::lanes::Lanes).
+pub(crate) trait Integers: Unpack {
+    /// Bytes of scratch that [`Integers::product`] takes.
+    fn scratch_bytes(cols: usize, tokens: usize) -> usize {
+        cut_bytes(row_sizes(cols, tokens))
+    }
+    unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch);
+}
+
+pub(crate) fn affine_of(w: &Matrix) -> Affine {
+    let WeightFormat::Affine { bits, group, scale } = w.form else { unreachable!("only affine weights have groups") };
+    Affine { bits, group: group as usize, scale }
+}
+
+/// One token's scales as the sequence over the weight groups wants them.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenScales<'a> {
+    /// [parts, weight groups]
+    pub sx: &'a [f32],
+    /// `mx` summed over each weight group: [weight groups]
+    pub mx: &'a [f32],
+}
+
+/// One unpacked row, its scales and its biases, and all tokens' scales.
+fn row_sizes(cols: usize, tokens: usize) -> [usize; 4] {
+    [cols, cols / 8, cols / 8, tokens * cols / 4]
+}
+
+/// The bytes of each eight in the order of the activations.
+#[inline(always)]
+fn reorder(q: &mut [u8]) {
+    for eight in q.as_chunks_mut::<8>().0 {
+        *eight = ORDER.map(|i| eight[i]);
+    }
+}
+
+/// Unpacks row after row and hands each to `dot(q, s, b, xq, scales)`, token after token. `s`, `b`: [weight groups].
+#[inline(always)]
+pub(crate) unsafe fn row_by_row<V: Unpack>(
+    w: &Matrix,
+    x: Groups,
+    tokens: &[u32],
+    tile: &mut [f32],
+    scratch: &mut Scratch,
+    dot: impl Fn(&[u8], &[f32], &[f32], &[i8], TokenScales) -> f32,
+) {
+    let form = affine_of(w);
+    let (parts, groups) = (form.parts(), w.cols / form.group);
+    let [q, s, b, scales] = scratch.cut(row_sizes(w.cols, tokens.len()));
+    // SAFETY: the scratch holds a row of q with its scales and biases, and up to two numbers per 32 columns of each token.
+    let (q, s, b, scales) = unsafe {
+        (
+            std::slice::from_raw_parts_mut(q, w.cols),
+            std::slice::from_raw_parts_mut(s.cast::<f32>(), groups),
+            std::slice::from_raw_parts_mut(b.cast::<f32>(), groups),
+            std::slice::from_raw_parts_mut(scales.cast::<f32>(), tokens.len() * (parts + 1) * groups),
+        )
+    };
+    for (out, &token) in scales.chunks_exact_mut((parts + 1) * groups).zip(tokens) {
+        let at = token as usize * groups * parts;
+        let (sx, mx) = (&x.scales[at..][..groups * parts], &x.sums[at..][..groups * parts]);
+        for g in 0..groups {
+            for i in 0..parts {
+                out[i * groups + g] = sx[g * parts + i];
+            }
+            out[parts * groups + g] = weight_group_sum(&mx[g * parts..][..parts]);
+        }
+    }
+    for r in 0..w.rows {
+        // SAFETY: a row of q; the caller vouches for the instruction set.
+        unsafe { unpack_lanes::<V>(form.bits, w.row(r).as_ptr(), q.as_mut_ptr(), w.cols) };
+        reorder(q);
+        let (row_s, row_b) = w.row_scales(r);
+        for g in 0..groups {
+            (s[g], b[g]) = (form.scale.read(row_s, g), form.scale.read(row_b, g));
+        }
+        for (i, &token) in tokens.iter().enumerate() {
+            let xq = &x.q[token as usize * w.cols..][..w.cols];
+            let (sx, mx) = scales[i * (parts + 1) * groups..][..(parts + 1) * groups].split_at(parts * groups);
+            tile[i * w.rows + r] = dot(q, s, b, xq, TokenScales { sx, mx });
+        }
+    }
+}
+
+/// `mx` of a weight group from those of its activation groups.
+#[inline(always)]
+pub(crate) fn weight_group_sum(mx: &[f32]) -> f32 {
+    mx[1..].iter().fold(mx[0], |sum, mx| sum + mx)
+}
+
+/// Weight group g of a row, added to its accumulator.
+#[inline(always)]
+pub(crate) fn add_group(
+    acc: &mut f32,
+    g: usize,
+    s: &[f32],
+    b: &[f32],
+    scales: TokenScales,
+    sum: impl Fn(usize) -> i32,
+) {
+    let (groups, parts) = (s.len(), scales.sx.len() / s.len());
+    let mut t = scales.sx[g] * sum(g * parts) as f32;
+    for i in 1..parts {
+        t = scales.sx[i * groups + g].mul_add(sum(g * parts + i) as f32, t);
+    }
+    *acc = s[g].mul_add(t, *acc);
+    *acc = b[g].mul_add(scales.mx[g], *acc);
+}

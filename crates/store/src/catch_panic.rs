@@ -1,0 +1,70 @@
+//! Panics of a library that follow from bytes that it was given: an error of a file, which nobody should be asked to report as a mistake of the program. Who has other
+//! things under way goes on.
+
+use std::cell::Cell;
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::thread;
+
+thread_local! {
+    /// A panic of this thread becomes an error.
+    static CAUGHT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What `call` returns; where it panicked nothing is printed, and the error is with what words. What it had its hands on is to be given up, or to be such that a
+/// half-done change of it does no harm.
+///
+/// # Errors
+/// A panic of `call`.
+pub fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+    // The hook is the process's: the one that is there goes on for all other panics. It cannot be changed while this thread unwinds.
+    static HOOK: Once = Once::new();
+    if !thread::panicking() {
+        HOOK.call_once(|| {
+            let before = panic::take_hook();
+            panic::set_hook(Box::new(move |panic| {
+                if !CAUGHT.get() {
+                    before(panic);
+                }
+            }));
+        });
+    }
+    let outer = CAUGHT.replace(true);
+    let done = catch_unwind(AssertUnwindSafe(call));
+    CAUGHT.set(outer);
+    done.map_err(|panic| {
+        let words = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::panic_any;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    #[ignore = "run by the test below, which looks at what it prints"]
+    fn panics() {
+        assert_eq!(catch_panic(|| 1), Ok(1));
+        assert_eq!(
+            catch_panic(|| catch_panic::<()>(|| panic_any("becomes an error"))),
+            Ok(Err("becomes an error".to_owned()))
+        );
+        assert_eq!(catch_panic::<()>(|| panic!("{} an error", "becomes")), Err("becomes an error".to_owned()));
+        assert_eq!(catch_panic::<()>(|| panic_any(1)), Err(String::new()));
+        assert!(catch_unwind(|| panic_any("somebody's mistake")).is_err());
+    }
+
+    #[test]
+    fn a_panic_that_becomes_an_error_is_not_printed_and_others_are() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let child = child.args(["--exact", "caught::tests::panics", "--ignored", "--nocapture"]);
+        let output = child.output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{printed}");
+        assert!(!printed.contains("becomes an error") && printed.contains("somebody's mistake"), "{printed}");
+    }
+}
