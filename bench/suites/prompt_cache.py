@@ -45,7 +45,7 @@ READ_AHEAD = 4
 # From memory nothing is copied but a state.
 MEMORY_LIMIT = 5.0
 # Published on another machine (mlx-lm, M4 Max): tokens, milliseconds to the first token cold, and to map the state back.
-R5 = [(4096, 2905, 2.0), (16_384, 12_307, 5.9), (32_768, 28_788, 15.9), (98_304, 141_142, 30.8)]
+PUBLISHED = [(4096, 2905, 2.0), (16_384, 12_307, 5.9), (32_768, 28_788, 15.9), (98_304, 141_142, 30.8)]
 
 CASES = [f"{case} {shape}" for case in ("restore", "peers", "shared", "saving", "conversation") for shape in SHAPES if (case, shape) not in [("saving", "hybrid"), ("conversation", "moe")]]
 CASES += ["encrypted dense", "campaigns"]
@@ -122,22 +122,22 @@ def run(names, quick, rounds, parts):
     notes.append("prompts are random token ids: nothing is tokenised, and nothing is shared by chance; a decode step is the usual gap between the tokens of the same answer")
     notes.append("the disk: `sluice bench disk`, direct reads of a slot's size, as many in flight, from a file of the same disk, measured before each restore")
     notes.append("lengths are whole blocks and one token, which is computed")
-    notes.append("R5 is the time to map a state back, not to produce a token")
+    notes.append("the published figures (mlx-lm, M4 Max) are the time to map a state back, not to produce a token")
     return rows, notes
 
 
 def sections(rows):
-    """R5's table with ours beside it."""
+    """The published table with ours beside it."""
     found = {(row.case, row.figure): row for row in rows}
     body = []
     for shape, name in NAMES.items():
         for n in LENGTHS:
             row = found.get((title(n, shape), "TTFT"))
             if row is not None:
-                cold, warm = next(((f"{c:.0f}", f"{w:.1f}") for tokens, c, w in R5 if tokens == n), ("-", "-"))
+                cold, warm = next(((f"{c:.0f}", f"{w:.1f}") for tokens, c, w in PUBLISHED if tokens == n), ("-", "-"))
                 speedup = f"{float(cold) / float(warm):.0f}" if cold != "-" else "-"
                 body.append([name, str(n), f"{row.peer:.0f}", f"{row.ours:.1f}", f"{1 / row.ratio:.0f}", cold, warm, speedup])
-    head = ["model", "tokens", "computed, ms", "restored, ms", "times", "R5 computed, ms", "R5 mapped back, ms", "times"]
+    head = ["model", "tokens", "computed, ms", "restored, ms", "times", "mlx-lm computed, ms", "mlx-lm mapped back, ms", "times"]
     return [("Beside the published table", lines(head, body))]
 
 

@@ -27,13 +27,13 @@ TITLE = "Serving: throughput, latency, prefix cache, fairness"
 SUITE = "serving"
 THREADS = len(os.sched_getaffinity(0))
 NAMES = {"dense": "Qwen3-0.6B", "moe": "6 layers of 30B-A3B", "hybrid": "8 layers of Qwen3-Next-80B-A3B, 128 experts"}
-# R3's workload has 100 requests, which take half an hour on two cores; these are as many as give the same figures within some minutes.
+# The published workload (vLLM on Metal) has 100 requests, which take half an hour on two cores. This many give the same figures within some minutes.
 REQUESTS = 16
 # Rounds of what takes minutes by itself, and requests before those that count, in the first of them.
 LONG_ROUNDS, WARMUPS = 1, 2
 # Seconds until a server is ready, for all that it is asked in one go, and after SIGTERM.
 READY, PATIENCE, LEAVES = 300, 900, 20
-# By its options, ik_llama.cpp's server ends with an assertion or takes a second and more for each step of eight: so many seconds for a first answer of a few tokens, and for R3's workload.
+# Depending on its options, ik_llama.cpp's server ends with an assertion or takes a second and more for each step of eight. Seconds allowed for a first answer of a few tokens, and for the workload.
 FIRST_ANSWER, FORK_PATIENCE = 90, 240
 # What streams is several times larger than its limit.
 STREAMED, FACTOR = "qwen3-30b-a3b@4", 2.5
@@ -42,8 +42,8 @@ SLOTS, CONTEXT = 8, 16_384
 
 
 @dataclass
-class R3:
-    """R3's workload: tokens in and out, requests."""
+class Workload:
+    """The workload of eight requests at once: tokens in and out, requests."""
 
     input: int = 1024
     output: int = 128
@@ -74,9 +74,9 @@ QUICK = ["throughput dense", "shared dense", "conversation dense"]
 # As the README's chart calls them.
 FRONT = {"dense": "dense", "moe": "mixture", "hybrid": "hybrid"}
 PICKS = [
-    *(Pick(f"Throughput, {NAMES[s]}", f"R3's workload, {NAMES[s]}, 4 bit", "output", "llama-server", front=f"Eight at once, {FRONT[s]}, throughput") for s in NAMES),
-    *(Pick(f"First token, {NAMES[s]}", f"R3's workload, {NAMES[s]}, 4 bit", "TTFT, mean", "llama-server") for s in NAMES),
-    *(Pick(f"Between tokens, {NAMES[s]}", f"R3's workload, {NAMES[s]}, 4 bit", "TPOT, mean", "llama-server", front="Eight at once, dense, between tokens" if s == "dense" else "") for s in NAMES),
+    *(Pick(f"Throughput, {NAMES[s]}", f"eight at once, {NAMES[s]}, 4 bit", "output", "llama-server", front=f"Eight at once, {FRONT[s]}, throughput") for s in NAMES),
+    *(Pick(f"First token, {NAMES[s]}", f"eight at once, {NAMES[s]}, 4 bit", "TTFT, mean", "llama-server") for s in NAMES),
+    *(Pick(f"Between tokens, {NAMES[s]}", f"eight at once, {NAMES[s]}, 4 bit", "TPOT, mean", "llama-server", front="Eight at once, dense, between tokens" if s == "dense" else "") for s in NAMES),
     *(Pick(f"First token, 900 of 1024 tokens shared, {NAMES[s]}", f"900 of 1024 tokens shared, {NAMES[s]}, 4 bit", "TTFT, median", "llama-server") for s in NAMES),
     Pick("First token, 4000 tokens among 7 streams", f"a prompt of 4000 tokens among 7 streams, {NAMES['dense']}, 4 bit", "the prompt's TTFT", "llama-server"),
     *(Pick(f"First token in a conversation, {NAMES[s]}", f"conversation, thinking kept, {NAMES[s]}, 4 bit", "TTFT, mean", "llama-server") for s in NAMES),
@@ -95,7 +95,7 @@ def charts(rows):
 
 def found(rows):
     """What the figures say, a line each."""
-    many, turns = [r for r in rows if r.case.startswith("R3") and "integers" not in r.case], [r for r in rows if r.figure.startswith("turns that compute more")]
+    many, turns = [r for r in rows if r.case.startswith("eight at once") and "integers" not in r.case], [r for r in rows if r.figure.startswith("turns that compute more")]
     of = lambda figure: having(many, figure=figure, peer="llama-server")  # noqa: E731
     gaps = having(rows, "a prompt of 4000", "the largest gap", "its usual")
     fork = next((r.peer_died for r in many if r.peer_name.startswith("ik_llama") and r.peer_died), "")
@@ -103,7 +103,7 @@ def found(rows):
         *said("Throughput of eight at once is {spread} times llama-server's, in {cases}; goals met: {goals}.", of("output")),
         *said("The first token comes {spread} times as soon; goals met: {goals}.", of("TTFT")),
         *said("The others come {spread} times as soon behind each other; goals met: {goals}.", of("TPOT, mean")),
-        *said("With attention on integers (`--attention int8`, lossy) throughput is {spread} times llama-server's.", having(rows, "R3's workload, attention", "output")),
+        *said("With attention on integers (`--attention int8`, lossy) throughput is {spread} times llama-server's.", having(rows, "eight at once, attention", "output")),
         *said("Beside ik_llama.cpp's server: throughput of {spread} times.", having(many, figure="output", peer="ik_llama")),
         *([f"ik_llama.cpp's server has no figure where it died: {fork}."] if fork else []),
         *said("A step of eight reaches {percent} of what bytes or products allow; goals met: {goals}.", having(rows, "step of", "output")),
@@ -135,8 +135,8 @@ def run(names, quick, rounds, parts):
         measure = {"bound": bound, "throughput": throughput, "integers": integers, "shared": shared, "arrival": arrival, "conversation": conversation, "streamed": streamed, "many cores": many_cores}[what]
         say(name)
         rows += parts.measure(f"{name} {rounds}", lambda: measure(shape, rounds, quick, notes), notes)
-    r3 = R3() if not quick else QUICK_R3
-    notes.append(f"throughput: {r3.requests} requests of {r3.input} tokens in and {r3.output} out, 10 a second by a Poisson process, {SLOTS} under way at once, {WARMUPS} warm-ups before the first of {min(rounds, LONG_ROUNDS)} rounds; R3 has 100 of 1024 and 128, and 5")
+    workload = Workload() if not quick else QUICK_WORKLOAD
+    notes.append(f"throughput: {workload.requests} requests of {workload.input} tokens in and {workload.output} out, 10 a second by a Poisson process, {SLOTS} under way at once, {WARMUPS} warm-ups before the first of {min(rounds, LONG_ROUNDS)} rounds; vLLM's published benchmark has 100 of 1024 and 128, and 5")
     notes.append("a peer that no goal rests on is asked in the first round only")
     notes.append("prompts are random token ids, others in each round; answers are greedy, streamed and of full length (ignore_eos)")
     notes.append(f"llama-server: {SLOTS} slots, continuous batching, weights repacked, KV in f16, no prompts kept in memory where none comes twice; Sluice: KV in bf16, prefix cache on")
@@ -145,7 +145,7 @@ def run(names, quick, rounds, parts):
     return rows, notes
 
 
-QUICK_R3 = R3(256, 32, 8)
+QUICK_WORKLOAD = Workload(256, 32, 8)
 
 
 # --- servers
@@ -283,7 +283,7 @@ class Asked(Peer):
 
 
 def figures(said):
-    """The figures of R3's report."""
+    """The figures of a report."""
     return {
         "output": said["output_tokens_per_second"],
         "TTFT, mean": said["ttft_ms"]["mean"],
@@ -294,7 +294,7 @@ def figures(said):
 
 
 def beside(case, name, mine, peer, who, goals):
-    """A row for each figure of R3's report."""
+    """A row for each figure of a report."""
     rows = []
     for figure, goal in goals.items():
         unit, above = ("tokens/s", True) if figure == "output" else ("ms", False)
@@ -326,9 +326,9 @@ def bound(shape, rounds, quick, notes):
 
 
 def beside_llama(shape, rounds, quick, *more):
-    """R3's workload: its options, ours with `more`, and llama-server's."""
-    r3 = QUICK_R3 if quick else R3()
-    options = ["--input", r3.input, "--output", r3.output, "--requests", r3.requests, "--concurrency", SLOTS, "--warmups"]
+    """The workload of eight at once: its options, our figures with `more`, and llama-server's."""
+    workload = QUICK_WORKLOAD if quick else Workload()
+    options = ["--input", workload.input, "--output", workload.output, "--requests", workload.requests, "--concurrency", SLOTS, "--warmups"]
     with ExitStack() as stack:
         mine_at = stack.enter_context(ours(shape, *more))
         peer = Asked(stack, lambda: theirs(shape))
@@ -343,12 +343,12 @@ def beside_llama(shape, rounds, quick, *more):
 def integers(shape, rounds, quick, notes):
     """The same workload where attention works on integers."""
     _, mine, peer = beside_llama(shape, rounds, quick, "--attention", "int8")
-    case = f"R3's workload, attention on integers, {NAMES[shape]}, 4 bit"
+    case = f"eight at once, attention on integers, {NAMES[shape]}, 4 bit"
     return beside(case, shape, mine, peer, f"llama-server {LLAMA.name('Q4_0').partition(' ')[2]}", dict.fromkeys(("output", "TTFT, mean", "TPOT, mean", "TPOT, P99")))
 
 
 def throughput(shape, rounds, quick, notes):
-    case = f"R3's workload, {NAMES[shape]}, 4 bit"
+    case = f"eight at once, {NAMES[shape]}, 4 bit"
     options, mine, peer = beside_llama(shape, rounds, quick)
     goals = {"output": 2.5 if shape == "dense" else 3.0, "TTFT, mean": 1.0, "TPOT, mean": 1.0, "TPOT, P99": 1.0, "ITL, P99": None}
     rows = beside(case, shape, mine, peer, f"llama-server {LLAMA.name('Q4_0').partition(' ')[2]}", goals)
@@ -359,7 +359,7 @@ def throughput(shape, rounds, quick, notes):
 
 
 def beside_fork(shape, options):
-    """ik_llama.cpp in one round of R3's workload. It is tried until it dies once, and then no longer."""
+    """ik_llama.cpp in one round of the workload. It is tried until it dies once, and then no longer."""
     if IK_LLAMA.missing:
         return missing(IK_LLAMA.missing)
     with ExitStack() as stack:
