@@ -52,7 +52,7 @@ def redraw():
     fewer = [r for r in rows if r["k"] < own]
     found = [
         f"Fewer experts per token than the model's own {own} cost perplexity: " + ", ".join(f"{cost(r):+.1f} % with {r['k']}" for r in fewer) + ".",
-        "It is lossy, and never done unless `--experts-per-token` asks for it; what it gains in speed where experts are read from disk stands in [experts.md](experts.md).",
+        "It is lossy, and happens only with `--experts-per-token`. [experts.md](experts.md) has the gain in speed when experts are read from disk.",
     ]
     bars = [Bar(f"{r['k']} experts per token", cost(r), f"+{cost(r):.2f} %") for r in rows]
     chart = Chart("What fewer experts per token cost", bars, Amounts("%"), f"Perplexity of the demo model's held-out text, against its own {own}; less is better.")

@@ -100,7 +100,7 @@ def redraw():
         for bits in widths
     ]
     found.append(f"Goals for the best recipe met: {sum(met(r) for r in rows if best(r))} of {len(widths)}.")
-    found.append(f"It reads {data['calibration_tokens']:,} tokens of calibration, from texts that are not in the held-out one; all recipes give files of the same size.")
+    found.append(f"It reads {data['calibration_tokens']:,} tokens of calibration, from texts outside the held-out one. All recipes give files of the same size.")
     bars = [
         Bar(f"{r['bits']} bits, {r['recipe']}", r["against_bf16"], f"+{r['against_bf16']:.2f} %", goal=r["goal"] if best(r) else None, missed=best(r) and not met(r))
         for r in rows

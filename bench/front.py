@@ -9,7 +9,7 @@ from scratch import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"
 SUITES = ("kernels", "loading", "experts", "serving", "prompt_cache", "gpu", "many_cores")
-UNDER = "Times as fast, or as soon, at 4 bit and equal threads, or on the same GPU; medians. Random weights of real dimensions; the 30B-A3B has 22 layers."
+UNDER = "Speed over the peer's, or its latency over ours, at 4 bit and equal threads, or on the same GPU; medians. Random weights of real dimensions; the 30B-A3B has 22 layers."
 
 
 def measured():

@@ -87,7 +87,7 @@ def redraw():
     bits = [by[what] for what in (f"{b} bits, groups of 64" for b in (8, 6, 4, 3, 2))]
     fewer = [by[what] for what in (f"bf16, {k} experts per token instead of 8" for k in (6, 4, 3))]
     found = [
-        f"Perplexity in bf16: {base['perplexity']:.3f}, on a text that the model was not trained on.",
+        f"Perplexity in bf16: {base['perplexity']:.3f}, on a text outside the training data.",
         "Plain rounding of everything: " + ", ".join(f"{cost(r)} at {r['what'].partition(',')[0]}" for r in bits) + ".",
         f"int8 activations cost a model of 4 bits {100 * (by['4 bits, groups of 64, int8 activations']['perplexity'] / by['4 bits, groups of 64']['perplexity'] - 1):.2f} %, keys and values in int8 "
         f"{cost(by['bf16, f32 activations, int8 KV'])}.",
@@ -95,10 +95,10 @@ def redraw():
         f"models/demo as it ships: {by['models/demo as shipped, default activations']['MB']} MB instead of {base['MB']}, {cost(by['models/demo as shipped, default activations'])}.",
     ]
     bars = [Bar(f"{r['what']}", r["perplexity"], f"{r['perplexity']:.2f} ({cost(r)})") for r in rows]
-    chart = Chart("What the demo model's perplexity is", bars, Amounts(), f"Less is better; in brackets: against bf16. {base['text_tokens']:,} tokens of held-out text.", ("perplexity",))
+    chart = Chart("Perplexity of the demo model", bars, Amounts(), f"Less is better; in brackets: against bf16. {base['text_tokens']:,} tokens of held-out text.", ("perplexity",))
     page = top(NAME, "Quality of the demo model", {"": chart}, found)
     page += f"\nPerplexity of its held-out text ({base['text_tokens']:,} tokens, windows of {base['window']}), by `bench/quality.py` at commit {data['commit']}{''.join('; ' + n for n in data.get('notes', []))}.\n"
-    page += "Plain rounding to MLX's affine groups, everything quantised, unless it says otherwise. The reference implementation gives 2.8617 nats for the first row,\n"
+    page += "Unless stated otherwise, everything is quantised by plain rounding to MLX's affine groups. The reference implementation gives 2.8617 nats for the first row,\n"
     page += "2.8872, 2.9822 and 3.1102 for 6, 4 and 3 experts (`tests/golden/demo-ppl.json`).\n\n"
     body = [[r["what"], str(r["MB"]), f"{r['perplexity']:.3f}", f"{r['nats_per_token']:.4f}", cost(r)] for r in rows]
     page += lines(["model", "MB", "perplexity", "nats per token", "against bf16"], body)

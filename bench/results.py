@@ -150,8 +150,8 @@ def write(module, head, rows):
     page += "\n## Made on\n\n" + lines(["", ""], [[name, str(value)] for name, value in {**machine, **head["versions"]}.items()])
     if notes:
         page += "\n## Notes\n\n" + "".join(f"- {n}\n" for n in notes)
-    page += f"\n## All figures\n\nMeasured by `bench/run {suite}`; this page is written from `{suite}.jsonl`, anew by `bench/run {suite} --redraw`. A ratio is the median over the rounds of ours over\n"
-    page += "the peer's, measured one after the other; the range is the lowest and highest of these ratios.\n\n"
+    page += f"\n## All figures\n\nMeasured by `bench/run {suite}`. `bench/run {suite} --redraw` writes this page anew from `{suite}.jsonl`. A ratio is ours over the peer's, measured one after the other: the median over the\n"
+    page += "rounds. The range is the lowest and highest of these ratios.\n\n"
     page += lines(HEAD, map(cells, rows))
     path = RESULTS / f"{suite}.md"
     path.write_text(page)

@@ -1,7 +1,7 @@
 """The random-weight models that are measured: their configs, and every tensor under the names of each format.
 
 Dimensions are those of published models; layers are fewer where a whole model would not fit a small machine. A shape is one of `CONFIGS`, or a *giant*: a model that
-`sluice plan` knows by name (`crates/cli/src/known`), `@` and a number of layers, such as `qwen3.5-397b-a17b@4`. A giant's vocabulary is cut in proportion to its layers,
+`sluice plan` knows by name (`crates/cli/src/presets`), `@` and a number of layers, such as `qwen3.5-397b-a17b@4`. A giant's vocabulary is cut in proportion to its layers,
 so that embedding and head are the same part of the file as in the whole model; or it is given, as in `qwen3.5-397b-a17b@1:16384`. Nothing here is random or written: `make_model.py` does that. Standard library
 only, since the runner imports it too.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-KNOWN = Path(__file__).resolve().parent.parent / "crates" / "cli" / "src" / "known"
+KNOWN = Path(__file__).resolve().parent.parent / "crates" / "cli" / "src" / "presets"
 
 VOCABULARY = 151_936
 # What a giant's mixers add to the residual stream, all layers together, beside those of the usual deviation in one layer: see `make_model.py` on routing.

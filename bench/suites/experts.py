@@ -108,7 +108,7 @@ def picks(_):
 
 
 def charts(rows):
-    under = "Times llama.cpp's speed under the same limit of memory. Decode without look-ahead, and how many times its memory a model is; prompts at 4.4 times. Layers of real dimensions, random weights."
+    under = "Speed over llama.cpp's under the same memory limit. Decode without look-ahead, by model size over memory; prompts at 4.4 times. Layers of real dimensions, random weights."
     return {
         "": Chart("Mixtures larger than memory, beside llama.cpp", bars(rows, picks(rows)), under=under),
         "tiers": tiers_chart(tiers(rows)),
@@ -142,14 +142,14 @@ def found(rows):
     limits = [r for r in having(rows, "decode", peer="limit")]
     return [
         *said("Where llama.cpp makes less than a token a second under the limit, decode is {spread} times as fast, in {cases}; goals met: {goals}.", slow),
-        *said("Where it makes more, since its page cache mostly holds what it wants (at twice the limit, or of few layers): {spread} times, in {cases}; goals met: {goals}.", quick),
+        *said("Where it makes more, because its page cache holds most of what it needs (at twice the limit, or with few layers): {spread} times, in {cases}; goals met: {goals}.", quick),
         *said(f"A prompt of {PROMPT} tokens: {{spread}} times llama.cpp's speed, in {{cases}}.", having(rows, "prefill", "slots", "llama.cpp")),
-        *said("Beside the page cache alone, slots make decode {spread} times as fast; goals met: {goals}.", having(rows, "decode", "slots", "page cache")),
-        *said("Of what disk and processor allow, decode reaches {percent} without look-ahead; goals met: {goals}.", [r for r in having(rows, "decode", "slots", "bound") if r.figure == "slots" and r.peer_name == "bound"]),
+        *said("With slots, decode is {spread} times as fast as with the page cache alone; goals met: {goals}.", having(rows, "decode", "slots", "page cache")),
+        *said("Without look-ahead, decode reaches {percent} of the limit set by disk and processor; goals met: {goals}.", [r for r in having(rows, "decode", "slots", "bound") if r.figure == "slots" and r.peer_name == "bound"]),
         *said("Look-ahead, which changes no bit, makes decode {spread} times as fast.", ahead),
-        *said("The limit held in every run: peaks are {percent} of it.", limits),
+        *said("No run exceeded its limit: peaks are {percent} of it.", limits),
         *said("Where all experts fit, slots are as fast as mapped weights ({spread}).", having(rows, "everything fits")),
-        *said("`sluice plan`, told the disk and the hits, expects {spread} times what is measured.", having(rows, figure="sluice plan")),
+        *said("`sluice plan`, given the disk's speed and the hit rate, predicts {spread} times the measured speed.", having(rows, figure="sluice plan")),
         f"All goals together: {goals(rows)} met.",
     ]
 
@@ -206,9 +206,9 @@ PUBLISHED = [
 ]
 
 LEARNED = """\
-Also published: parallel reads of whole experts beat everything smaller. Holds: the disk alone wants large requests and a few of them at once, and small ones cost a decode dearly; from 256 KiB on nothing is told from noise,
-nor is alignment beyond a page. Caches of their own were a loss there, where memory is shared with a GPU; here they are what the speed comes from, and the policy matters little beside having one: LRU is somewhat behind aged
-LFU and the scan-aware one, which are alike. Two bits instead of four gain what the bytes say where reads are the bound, and nothing where the cache holds what tokens want anyway.
+Also published: parallel reads of whole experts beat everything smaller. This holds. The disk alone needs large requests and a few of them at once, and small ones cost a decode dearly. From 256 KiB on, differences are within noise,
+and so is alignment beyond a page. Caches of their own were a loss there, where memory is shared with a GPU. Here the speed comes from them, and having one matters more than its policy: LRU is somewhat behind aged
+LFU and the scan-aware policy, which are alike. Two bits instead of four gain as much as the bytes suggest where reads are the limit, and nothing where the cache holds the wanted experts anyway.
 """
 
 
@@ -226,7 +226,7 @@ def sections(rows):
     body = [row(what, published, found[ours] / (found[other] if other else base), why) for what, published, ours, other, why in PUBLISHED if ours in found]
     two, four = (next((r.ours for r in rows if r.case == f"decode, 22 layers of 30B-A3B, {bits} bit, 4.4 times the limit" and r.figure == "slots"), None) for bits in (2, 4))
     if two and four:
-        body.append(row("2 bits, of 4 bits, each under its own 4.4th", 5.55 / 5.29, two / four, "there other things were the bound, here the disk is"))
+        body.append(row("2 bits, of 4 bits, each under its own 4.4th", 5.55 / 5.29, two / four, "there other things were the limit, here it is the disk"))
     return [("What of the published holds on this machine", lines(["ratio of tokens/s", "published", "here", "same side of 1", "why"], body)), ("What was learned", LEARNED)]
 
 

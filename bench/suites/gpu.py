@@ -59,7 +59,7 @@ def picks(_):
 
 
 def charts(rows):
-    under = "Times llama.cpp's speed, or times sooner, at equal bits on one GPU; random weights of real dimensions."
+    under = "Speed over llama.cpp's, or its latency over ours, at equal bits on one GPU; random weights of real dimensions."
     return {"": Chart("On a GPU, beside llama.cpp", bars(rows, PICKS), under=under)}
 
 
@@ -72,14 +72,14 @@ def found(rows):
         *said("Decode runs at {spread} times llama.cpp's speed with everything in VRAM, in {cases}; goals met: {goals}.", having([r for r in rows if " of the experts " not in r.case], "decode", "speed", peer)),
         *said("Weights that a token uses are read at {percent} of the device's bandwidth; goals met: {goals}.", having(rows, "decode", "weights read")),
         *said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),
-        *said("Prompts are computed at {spread} times its speed, in {cases}; goals met: {goals}.", having(rows, "prefill", "speed", peer)),
+        *said("Prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", having(rows, "prefill", "speed", peer)),
         *said("With attention on integers, which is lossy: {spread} times.", having(rows, "prefill", "lossy speed", peer)),
-        *said("8 and 32 sequences together: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
+        *said("8 and 32 sequences at once: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
         *said("With some or all of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
-        *said("Keys and values that the device has no room for come back from this machine's memory: first tokens {spread} times as soon as computed again.", having(rows, figure="TTFT, from memory", peer="computed"), less=True),
-        *said("A model larger than all memory it may take: experts are read at {percent} of the disk's bandwidth; goals met: {goals}.", having(rows, "larger than", "experts read")),
-        *said("First tokens of a new process, cold and warm, come {spread} times as soon as llama.cpp's.", having(rows, "first token", "from the start", peer), less=True),
-        *said("Logits of the GPU have the bits of the CPU, or of a mixture that is all in VRAM, in {count} of {tried} cases.", [r for r in bits if r.ours == 1], tried=len(bits)),
+        *said("Keys and values that no longer fit the device come back from host memory. Time to first token is {spread} times lower than when they are recomputed.", having(rows, figure="TTFT, from memory", peer="computed"), less=True),
+        *said("A model larger than all its memory reads experts at {percent} of the disk's bandwidth; goals met: {goals}.", having(rows, "larger than", "experts read")),
+        *said("Time to first token of a new process, cold and warm, is {spread} times lower than llama.cpp's.", having(rows, "first token", "from the start", peer), less=True),
+        *said("The GPU's logits equal the CPU's, or those of a mixture entirely in VRAM, bit for bit in {count} of {tried} cases.", [r for r in bits if r.ours == 1], tried=len(bits)),
         f"All goals together: {goals(every)} met.",
     ]
 

@@ -112,7 +112,7 @@ def picks(_):
 
 
 def charts(rows):
-    under = f"Times llama.cpp's speed, or times smaller, at equal bits; prompts of {PROMPT} tokens; models in memory, random weights of real dimensions."
+    under = f"Speed over llama.cpp's, or its memory over ours, at equal bits; prompts of {PROMPT} tokens; models in memory, random weights of real dimensions."
     return {"": Chart("Kernels, beside llama.cpp", bars(rows, picks(rows)), under=under)}
 
 
@@ -123,12 +123,12 @@ def found(rows):
     kept, memory = having(rows, "decode at 8k", peer="llama.cpp"), having(rows, "memory", peer="llama.cpp")
     return [
         *said("Decode runs at {spread} times llama.cpp's speed at equal bits and threads, in {cases}; goals met: {goals}.", decoded),
-        *said(f"A prompt of {PROMPT} tokens is computed at {{spread}} times its speed, in {{cases}}; goals met: {{goals}}.", having(rows, prompt, "speed", "llama.cpp")),
-        *said("Transformers' speed (bf16): {spread} times.", having(rows, peer="transformers")),
-        *said("Decode uses {percent} of the bandwidth that memory gives when it is only read; goals met: {goals}.", having(rows, "decode", peer="read limit")),
-        *said("Prompts use {percent} of the products that the processor makes at best without AMX; goals met: {goals}.", without_amx),
+        *said(f"A prompt of {PROMPT} tokens runs at {{spread}} times its speed, in {{cases}}; goals met: {{goals}}.", having(rows, prompt, "speed", "llama.cpp")),
+        *said("Against transformers (bf16): {spread} times its speed.", having(rows, peer="transformers")),
+        *said("Decode uses {percent} of the bandwidth of a plain read; goals met: {goals}.", having(rows, "decode", peer="read limit")),
+        *said("Prompts reach {percent} of the processor's peak without AMX; goals met: {goals}.", without_amx),
         *said("At 8k of context decode keeps {spread} times as much of its speed at 1k as llama.cpp does.", kept),
-        *said("A mixture of experts takes {spread} times less memory than in llama.cpp, which repacks it; its file, keys and values and scratch are all there is.", memory, less=True),
+        *said("A mixture of experts takes {spread} times less memory than in llama.cpp, which repacks it: only its file, keys and values, and scratch.", memory, less=True),
         f"All goals together: {goals(rows)} met.",
     ]
 

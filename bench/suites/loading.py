@@ -74,7 +74,7 @@ def picks(rows):
 
 
 def charts(rows):
-    under = "Times as soon as llama.cpp or torch, whichever is sooner with its full speed behind it (repacked); from the start of the process, and cold: nothing of the model in the page cache."
+    under = "Time to first token of llama.cpp or torch over ours, whichever is quicker and then runs at full speed (repacked). From the start of the process, and cold: nothing of the model in the page cache."
     return {"": Chart("Time to the first token of a new process", bars(rows, picks(rows)), under=under)}
 
 
@@ -84,14 +84,14 @@ def found(rows):
     others = [r for r in having(rows, figure="first token") if "from the start" in r.case and r not in first]
     speed = [r for r in having(rows, figure="generation", peer="mmap") if "auto" in r.case]
     return [
-        *said("The first token of a new process comes {spread} times as soon as that of the best peer that then runs at its full speed, in {cases}; goals met: {goals}.", first),
-        *said("Other ways of llama.cpp to load, torch, and mlx-lm where it was not stopped: {spread} times.", others),
-        *said("Cold, `direct` reads at {percent} of what the disk gives; goals met: {goals}.", having(rows, figure="read", peer="disk alone")),
-        *said("`auto` takes {percent} of the time of the best of the three ways to read, chosen beforehand; goals met: {goals}.", auto),
-        *said("Memory while loading is {percent} of the weights, whichever way they are read: none makes a second copy.", having(rows, figure="peak of loading")),
-        *said("Behind `auto`, generation is at {percent} of the speed behind a map; goals met: {goals} (the machine's noise is wider than 3 %).", speed),
-        *said("A first token costs beyond its compute, warm, {percent} of the 150 ms that are looked for; goals met: {goals}.", having(rows, figure="first token beyond")),
-        *said("With keys and values reserved ahead a first token takes {percent} of the time, for more memory.", having(rows, figure="first token", peer="dynamic")),
+        *said("Time to first token of a new process is {spread} times lower than that of the best peer that then runs at full speed, in {cases}; goals met: {goals}.", first),
+        *said("Against llama.cpp's other ways to load, torch, and mlx-lm where it was not stopped: {spread} times.", others),
+        *said("Cold, `direct` reads at {percent} of the disk's speed; goals met: {goals}.", having(rows, figure="read", peer="disk alone")),
+        *said("`auto`, which chooses in advance, takes {percent} of the time of the best of the three readers; goals met: {goals}.", auto),
+        *said("Memory while loading is {percent} of the weights with every reader: none makes a second copy.", having(rows, figure="peak of loading")),
+        *said("After `auto`, generation runs at {percent} of its speed after a map; goals met: {goals} (the machine's noise exceeds 3 %).", speed),
+        *said("Warm, a first token's cost beyond its compute is {percent} of the allowed 150 ms; goals met: {goals}.", having(rows, figure="first token beyond")),
+        *said("With keys and values reserved in advance, a first token takes {percent} of the time, for more memory.", having(rows, figure="first token", peer="dynamic")),
         f"All goals together: {goals(rows)} met.",
     ]
 
@@ -128,17 +128,17 @@ def run(names, quick, rounds, parts):
 
 
 LEARNED = """\
-Cold, the disk decides: `direct` reads at its speed without a copy, and a map whose chunks are populated ahead of use is as fast within the noise; buffered reads (`pread`) pay for a copy through the page
-cache and are the slowest by far. Warm, a map wins always, and by more the larger the model: nothing is read, page tables are filled while the prompt runs; `pread` copies, `direct` goes to the disk as if nothing were
-there. So `auto` maps what is in the page cache, reads past it what is not, and is never far from the best of the three. After a cold `direct` the page cache is as empty as before: a machine that starts the same
-model often, and has the memory, is better served by `--load mmap`, whose second start is warm.
+**Cold**, the disk decides. `direct` reads at its speed without a copy. A map whose chunks are populated ahead of use is as fast within the noise. Buffered reads (`pread`) pay for a copy through the page
+cache and are by far the slowest. **Warm**, a map always wins, and by more the larger the model: nothing is read, and page tables are filled while the prompt runs. `pread` copies, and `direct` goes to the disk as if nothing were
+cached. So `auto` maps what is in the page cache, reads past it what is not, and is never far from the best of the three. After a cold `direct` the page cache is as empty as before. A machine that often starts the same
+model, and has the memory, is better served by `--load mmap`, whose second start is warm.
 
-How a file came into the page cache decides what mapping it costs: read by another program it lies in small pages, and filling their tables takes the longer the larger the model; a cold start by `mmap` leaves it in large
-ones, which are mapped in less than half of the time. Either runs beside the prompt. At 8 GB the difference between the first prompt and a second one, of over a second each, is less certain than the 150 ms that are looked for: its range
-goes from below nothing to several times as much, for `mmap` and for `auto`, which is the same map.
+The cost of mapping a file depends on how it came into the page cache. If another program read it, it occupies small pages, and filling their tables takes longer for larger models. A cold start by `mmap` leaves it in large
+pages, which are mapped in less than half of the time. Either runs beside the prompt. At 8 GB, first and second prompt take over a second each, and their difference is less certain than the allowed 150 ms. Its range
+goes from below zero to several times as much, for `mmap` and for `auto`, which is the same map.
 
-Published for MLX, neither its reader nor its map wins everywhere, and the map's peak doubles where a second copy is made. Here no way of reading makes a second copy: peaks are the weights, whatever the reader. Speed behind a
-reader is the same within the noise of the machine.
+In the figures published for MLX, neither its reader nor its map wins everywhere, and the map's peak doubles where a second copy is made. Here no reader makes a second copy: the peak is the weights. Speed after loading
+is the same for all readers, within the machine's noise.
 """
 
 

@@ -49,7 +49,7 @@ def picks(rows):
 
 
 def charts(rows):
-    under = f"Times llama.cpp's speed at as many threads, at equal bits; prompts of {PROMPT} tokens; models in memory, random weights of real dimensions."
+    under = f"Speed over llama.cpp's with equal threads and bits; prompts of {PROMPT} tokens; models in memory, random weights of real dimensions."
     return {"": Chart(f"One to {max((row.threads for row in rows), default=THREADS)} threads, beside llama.cpp", bars(rows, picks(rows)), under=under)}
 
 
@@ -58,18 +58,18 @@ def found(rows):
     prompt, speeds = f"prefill {PROMPT}", [r for r in rows if r.figure == "speed"]
     exact, integers = (having(speeds, f"prefill {LONG}, {NAMES['dense']}, 4 bit, {how}", peer="llama.cpp") for how in HOW)
     return [
-        *said("Decode is {spread} times llama.cpp's speed with as many threads, in {cases}; goals met: {goals}.", having(speeds, "decode", peer="llama.cpp")),
-        *said("It reads weights at {percent} of what as many threads read at best; goals met: {goals}.", having(rows, "decode", peer="read limit")),
+        *said("Decode runs at {spread} times llama.cpp's speed with the same number of threads, in {cases}; goals met: {goals}.", having(speeds, "decode", peer="llama.cpp")),
+        *said("It reads weights at {percent} of the same threads' best read speed; goals met: {goals}.", having(rows, "decode", peer="read limit")),
         *said(f"A prompt of {PROMPT} tokens: {{spread}} times its speed, in {{cases}}; goals met: {{goals}}.", having(speeds, prompt, peer="llama.cpp")),
-        *said("All threads compute it at {percent} of what one thread's speed times their number would be; goals met: {goals}.", having(rows, prompt, "speed of all threads")),
-        *said("With AMX allowed it runs at {spread} times the speed of VNNI alone; goals met: {goals}.", having(speeds, f"{prompt} by AMX")),
+        *said("All threads together reach {percent} of one thread's speed times their number; goals met: {goals}.", having(rows, prompt, "speed of all threads")),
+        *said("With AMX it runs at {spread} times the speed of VNNI alone; goals met: {goals}.", having(speeds, f"{prompt} by AMX")),
         *said(f"A prompt of {LONG:,} tokens, exact: {{spread}} times llama.cpp's speed; goals met: {{goals}}.", exact),
         *said("With attention on integers, which is lossy: {spread} times; goals met: {goals}.", integers),
-        *said("Of that, AMX gives {spread} times.", having(speeds, f"prefill {LONG} by AMX")),
+        *said("AMX contributes {spread} times of that.", having(speeds, f"prefill {LONG} by AMX")),
         *said(f"Such prompts keep {{percent}} of the speed at {PROMPT} tokens; goals met: {{goals}}.", having(rows, f"prefill {LONG}", "speed kept")),
-        *said("Streamed from disk, decode and a prompt reach {percent} of what the longer of reads and compute allows; goals met: {goals}.", having(rows, "streamed", peer="max(")),
+        *said("Streamed from disk, decode and a prompt reach {percent} of the limit set by the longer of reads and compute; goals met: {goals}.", having(rows, "streamed", peer="max(")),
         *said("Decode with all threads keeps {percent} of its speed beside busy loops on half of the cores, or beside a second engine; goals met: {goals}.", having(rows, "beside")),
-        *said("On several nodes of memory, `--numa spread` runs at {spread} times the speed of leaving all to the kernel.", [r for r in having(speeds, "nodes") if r.case.endswith("spread")]),
+        *said("On several memory nodes, `--numa spread` runs at {spread} times the speed of the kernel's own placement.", [r for r in having(speeds, "nodes") if r.case.endswith("spread")]),
         *said("With a copy of the weights for each node (`--numa replicate`) it is {spread} times.", [r for r in having(speeds, "nodes") if r.case.endswith("replicate")]),
         f"All goals together: {goals(rows)} met.",
     ]

@@ -71,10 +71,10 @@ def picks(_):
 
 
 def charts(rows):
-    under = "Times as soon as when the prompt is computed: the first token after a restart, its state read from a disk whose page cache is empty."
+    under = "Time to first token of computing the prompt over that of restoring it after a restart, from a disk whose page cache is empty."
     drawn = {"": Chart("First token after a restart, beside computing", bars(rows, PICKS), under=under)}
     if beside := bars(rows, PEERS):
-        drawn["peers"] = Chart("First token after a restart, beside llama-server's saved slots", beside, under="Times as soon; weights in memory, what was saved on disk alone.")
+        drawn["peers"] = Chart("First token after a restart, beside llama-server's saved slots", beside, under="Its time over ours; weights in memory, saved state on disk only.")
     return drawn
 
 
@@ -84,17 +84,17 @@ def found(rows):
     never = [r for r in rows if r.figure.startswith("wrong, lost")]
     saving = having(rows, peer="no prompt cache")
     return [
-        *said("After a restart the first token comes {spread} times as soon as when its prompt is computed, in {cases}.", having(rows, "restore", "TTFT", "computed")),
-        *said("What it needs comes at {spread} of the disk's own speed; goals met: {goals}.", [r for r in having(rows, "restore", "TTFT beyond") if "memory" not in r.figure]),
-        *said("Where its memory has to be found and cleared meanwhile, at {spread} of it.", having(rows, "restore", "TTFT beyond a decode step, its memory")),
-        *said("From memory it is within {percent} of five milliseconds and a copy of the state; goals met: {goals}.", having(rows, "restore", "TTFT beyond a decode step, from memory")),
-        *said("Beside llama-server's saved slots the first token comes {spread} times as soon; goals met: {goals}.", having(rows, "saved and", "first token", "llama-server")),
-        *said("Beside mlx-lm's saved caches, {spread} times; goals met: {goals}.", having(rows, "saved and", "first token", "mlx-lm")),
+        *said("After a restart, time to first token is {spread} times lower than when the prompt is computed, in {cases}.", having(rows, "restore", "TTFT", "computed")),
+        *said("Its data arrives at {spread} of the disk's own speed; goals met: {goals}.", [r for r in having(rows, "restore", "TTFT beyond") if "memory" not in r.figure]),
+        *said("If its memory must be found and cleared meanwhile, at {spread} of it.", having(rows, "restore", "TTFT beyond a decode step, its memory")),
+        *said("From memory it takes {percent} of five milliseconds and a copy of the state; goals met: {goals}.", having(rows, "restore", "TTFT beyond a decode step, from memory")),
+        *said("Against llama-server's saved slots, time to first token is {spread} times lower; goals met: {goals}.", having(rows, "saved and", "first token", "llama-server")),
+        *said("Against mlx-lm's saved caches, {spread} times; goals met: {goals}.", having(rows, "saved and", "first token", "mlx-lm")),
         *said("Encrypted, a restore reads at {percent} of the speed; goals met: {goals}.", having(rows, figure="bytes beyond")),
-        *said("Of what a prompt has in common with a stored one, {percent} is found; goals met: {goals}.", having(rows, figure="found after a restart")),
-        *said("While prompts are saved, throughput and time to a first token are {spread} times as good as without; goals met: {goals}.", saving),
-        *([f"Conversations, restarted behind each turn, in which some turn computes more than the last again: {sum(r.ours > 0 for r in turned)} of {len(turned)}."] if turned else []),
-        *([f"Campaigns of kills, losses of power and corruptions with something wrong, lost or not opened: {sum(r.ours > 0 for r in never)} of {len(never)}."] if never else []),
+        *said("Of the prefix tokens shared with a stored prompt, {percent} were found; goals met: {goals}.", having(rows, figure="found after a restart")),
+        *said("While prompts are saved, throughput and time to first token are {spread} times as good as without saving; goals met: {goals}.", saving),
+        *([f"Conversations, restarted after each turn, in which some turn recomputes more than the last: {sum(r.ours > 0 for r in turned)} of {len(turned)}."] if turned else []),
+        *([f"Campaigns of kills, power losses and corruptions after which something was wrong, lost or could not be opened: {sum(r.ours > 0 for r in never)} of {len(never)}."] if never else []),
         f"All goals together: {goals(rows)} met.",
     ]
 

@@ -89,7 +89,7 @@ def picks(_):
 
 
 def charts(rows):
-    under = "Times llama-server's throughput, or times as short; eight requests at once unless it says otherwise, 4 bit, random weights of real dimensions."
+    under = "Throughput or latency over llama-server's, more is better; eight requests at once unless stated; 4 bit, random weights of real dimensions."
     return {"": Chart("Serving, beside llama-server", bars(rows, picks(rows)), under=under)}
 
 
@@ -101,16 +101,16 @@ def found(rows):
     fork = next((r.peer_died for r in many if r.peer_name.startswith("ik_llama") and r.peer_died), "")
     return [
         *said("Throughput of eight at once is {spread} times llama-server's, in {cases}; goals met: {goals}.", of("output")),
-        *said("The first token comes {spread} times as soon; goals met: {goals}.", of("TTFT")),
-        *said("The others come {spread} times as soon behind each other; goals met: {goals}.", of("TPOT, mean")),
+        *said("Time to first token is {spread} times lower; goals met: {goals}.", of("TTFT")),
+        *said("Time between tokens is {spread} times lower; goals met: {goals}.", of("TPOT, mean")),
         *said("With attention on integers (`--attention int8`, lossy) throughput is {spread} times llama-server's.", having(rows, "eight at once, attention", "output")),
-        *said("Beside ik_llama.cpp's server: throughput of {spread} times.", having(many, figure="output", peer="ik_llama")),
-        *([f"ik_llama.cpp's server has no figure where it died: {fork}."] if fork else []),
-        *said("A step of eight reaches {percent} of what bytes or products allow; goals met: {goals}.", having(rows, "step of", "output")),
-        *said("With 900 of 1024 tokens shared, a first token takes {percent} of the time of the other 124 alone; goals met: {goals}.", having(rows, "900", "TTFT", "the other")),
-        *([f"A prompt of 4000 tokens among streams makes the largest gap of one {gaps[0].ours:.1f} times its usual gap; goals met: {goals(gaps)}."] if gaps else []),
-        *([f"Conversations with tools in which some turn computes more than the last turn again: {sum(r.ours > 0 for r in turns)} of {len(turns)}."] if turns else []),
-        *said("Mixtures read from disk: eight at once gain {percent} of what their shared experts allow; goals met: {goals}.", having(rows, "8 at once over 1")),
+        *said("Throughput is {spread} times that of ik_llama.cpp's server.", having(many, figure="output", peer="ik_llama")),
+        *([f"ik_llama.cpp's server died in some cases, which have no figure: {fork}."] if fork else []),
+        *said("A step of eight reaches {percent} of the limit set by bytes or products; goals met: {goals}.", having(rows, "step of", "output")),
+        *said("With 900 of 1024 tokens shared, a first token takes {percent} of the time that the other 124 take alone; goals met: {goals}.", having(rows, "900", "TTFT", "the other")),
+        *([f"A prompt of 4000 tokens among streams stretches the largest gap of a stream to {gaps[0].ours:.1f} times its usual gap; goals met: {goals(gaps)}."] if gaps else []),
+        *([f"Conversations with tools in which some turn recomputes more than the last turn: {sum(r.ours > 0 for r in turns)} of {len(turns)}."] if turns else []),
+        *said("Mixtures read from disk: eight at once gain {percent} of the limit set by their shared experts; goals met: {goals}.", having(rows, "8 at once over 1")),
         f"All goals together: {goals(rows)} met.",
     ]
 
@@ -137,8 +137,8 @@ def run(names, quick, rounds, parts):
         rows += parts.measure(f"{name} {rounds}", lambda: measure(shape, rounds, quick, notes), notes)
     workload = Workload() if not quick else QUICK_WORKLOAD
     notes.append(f"throughput: {workload.requests} requests of {workload.input} tokens in and {workload.output} out, 10 a second by a Poisson process, {SLOTS} under way at once, {WARMUPS} warm-ups before the first of {min(rounds, LONG_ROUNDS)} rounds; vLLM's published benchmark has 100 of 1024 and 128, and 5")
-    notes.append("a peer that no goal rests on is asked in the first round only")
-    notes.append("prompts are random token ids, others in each round; answers are greedy, streamed and of full length (ignore_eos)")
+    notes.append("a peer that no goal refers to is measured in the first round only")
+    notes.append("prompts are random token ids, different in each round; answers are greedy, streamed and of full length (ignore_eos)")
     notes.append(f"llama-server: {SLOTS} slots, continuous batching, weights repacked, KV in f16, no prompts kept in memory where none comes twice; Sluice: KV in bf16, prefix cache on")
     if asks_fork:
         notes.append(f"ik_llama.cpp: {IK_LLAMA.missing or 'in ik-llama-cpp-python ' + IK_LLAMA.package_version}, one round, {SLOTS} slots, weights repacked while loading")
