@@ -268,26 +268,28 @@ def found(cases, every, multiprocessors):
         said.append(f"The longest kernels of {kind}: " + "; ".join(f"`{kernel}`, {why} ({', '.join(where)})" for (kernel, why), where in names.items()) + ".")
     tokens = [(launch, case["title"]) for case in kinds["a token"] for launch in own(case)]
     most_memory, where = max(tokens, key=lambda one: one[0]["memory"])
-    said.append(f"Of memory's throughput, a token's own kernels use {most_memory['memory']:.0f} % at most (`{most_memory['kernel']}`, {where}), of the issue slots {max(k['slots'] for k, _ in tokens):.0f} %.")
-    said.append("Kernels of experts in tiers are not here: they wait for the host, so the profiler cannot play them again. [gpu-profile.md](gpu-profile.md) has their times.")
+    said.append(f"A token's own kernels use at most {most_memory['memory']:.0f} % of memory's throughput (`{most_memory['kernel']}`, {where}) and {max(k['slots'] for k, _ in tokens):.0f} % of the issue slots.")
+    said.append("Kernels of experts in tiers are missing: they wait for the host, so the profiler cannot repeat them. [gpu-profile.md](gpu-profile.md) has their times.")
     return said
 
 
 def how(multiprocessors):
     always = " ".join(ALWAYS)
-    return f"""`bench/kernel_profile.py` runs the commands below under `ncu`, each with `{always}`. The profiler plays each kernel alone, one after the other, several times for all of its counters, at clocks that
-nobody locks, and empties the caches before each time. So times are longer than in the engine, and kernels of a token that overlap there, or fetch weights while the one before them ends, do not here.
-Of each kernel the second to the fifth launch are measured, counted by its name; what has the same kernel and the same shape of launch is one row, with medians, and the longest stand first. So one row may be
+    return f"""`bench/kernel_profile.py` runs the commands below under `ncu`, each with `{always}`. The profiler runs each kernel alone, one after the other, several times for all of its counters. Clocks are not
+locked, and the caches are emptied before each run. So times are longer than in the engine. Kernels of a token that overlap there, or fetch weights while their predecessor ends, do not overlap here.
+
+The second to the fifth launch of each kernel are measured, counted by its name. Launches of the same kernel and shape are one row, with medians; the longest come first. So one row may be
 several matrices, and a kernel's later shapes may be missing: the head of a token, for one.
 
-- *Memory %* is the throughput of the device's memory, of its peak; *issue slots %* how many of the cycles issue an instruction, on multiprocessors that have a block; *warps %* how many of the warps that a
-  multiprocessor can hold are there.
-- *Waits for* has the two greatest reasons why a warp issues nothing, in cycles of waiting for each instruction that is issued: *memory* is the device's memory and its caches, *the instruction before* a fixed
-  latency, *code* instructions that are not in the cache, *its turn* a warp that is ready while another one issues.
-- *Bound by* follows from them: memory where memory % is {BOUND} or more; else instructions where issue slots % is {BOUND} or more; else too few blocks where the launch has fewer than the GPU has
-  multiprocessors ({multiprocessors}); else latency, of the greatest reason to wait other than its turn.
+- *Memory %*: the throughput of the device's memory, relative to its peak.
+- *Issue slots %*: the share of cycles that issue an instruction, on multiprocessors that have a block.
+- *Warps %*: the share of the warps that a multiprocessor can hold.
+- *Waits for*: the two main reasons why a warp issues nothing, in waiting cycles per issued instruction. *Memory* is the device's memory and its caches. *The instruction before* is a fixed
+  latency. *Code* is instructions that are not in the cache. *Its turn* is a ready warp while another one issues.
+- *Bound by* follows from these: memory if memory % is {BOUND} or more; else instructions if issue slots % is {BOUND} or more; else too few blocks if the launch has fewer than the GPU has
+  multiprocessors ({multiprocessors}); else latency, with the main reason to wait other than its turn.
 
-Cases of tokens have kernels of the prompt before them too, which the same process computes: those that are in a case of a prompt as well, and `tiles_*`. Random weights of real dimensions: 0.6B and 4B are whole,
+Cases of tokens also have kernels of the preceding prompt, which the same process computes: those that occur in a case of a prompt as well, and `tiles_*`. Weights are random, of real dimensions: 0.6B and 4B are whole,
 the mixture is six layers of 30B-A3B, the hybrid eight of Qwen3-Next with a quarter of its experts."""
 
 
