@@ -5,13 +5,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use sluice_cache::BlockHash;
+use sluice_cache::disk::{
+    DiskCache, Error, FileKey, Key, LEAST_INDEX, Label, New, Order, PAGE, Place, STATE, Settings, Storage, Stored,
+    slot_bytes,
+};
 use tempfile::TempDir;
 
-use super::simulated::Simulated;
-use super::*;
+use crate::simulated::Simulated;
 
 const MODEL: u64 = 9;
 
@@ -157,7 +162,7 @@ fn a_process_that_is_killed_at_any_instant_leaves_a_cache_that_opens_and_is_righ
     for kill in 0..kills {
         // 1. A process under load, until it is killed
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "disk::campaigns::stores_and_reads_until_it_is_killed", "--ignored", "--nocapture"]);
+        child.args(["--exact", "campaigns::stores_and_reads_until_it_is_killed", "--ignored", "--nocapture"]);
         child.env("SLUICE_FOLDER", &folder).env("SLUICE_SEED", random.u32(..).to_string());
         let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -197,7 +202,7 @@ fn a_process_that_is_killed_at_any_instant_leaves_a_cache_that_opens_and_is_righ
 }
 
 /// A random change of a file as disks and people make them; older contents may come back.
-fn spoil(bytes: &mut Vec<u8>, old: &[u8], random: &mut Rng) {
+fn damage(bytes: &mut Vec<u8>, old: &[u8], random: &mut Rng) {
     let len = bytes.len();
     if len == 0 {
         return;
@@ -254,7 +259,7 @@ fn no_random_corruption_gives_wrong_bytes_or_ends_the_process() {
         drop(cache);
         let mut old: HashMap<String, Vec<u8>> = HashMap::new();
         for (name, _) in disk.list().unwrap() {
-            disk.spoil(&name, |bytes| _ = old.insert(name.clone(), bytes.clone()));
+            disk.damage(&name, |bytes| _ = old.insert(name.clone(), bytes.clone()));
         }
         let mut cache = open(&disk).unwrap();
         cache.remove(&prefix(1).path()).unwrap();
@@ -272,7 +277,7 @@ fn no_random_corruption_gives_wrong_bytes_or_ends_the_process() {
             let of = files.iter().filter(|n| n.ends_with(".slab") == slabs).collect::<Vec<_>>();
             let Some(name) = random.choice(&of) else { continue };
             let before = old.get(*name).cloned().unwrap_or_default();
-            disk.spoil(name, |bytes| spoil(bytes, &before, &mut random));
+            disk.damage(name, |bytes| damage(bytes, &before, &mut random));
         }
         // 3. What it gives is right (`read` sees to it), or nothing; also once more after that
         let mut all = 0;
@@ -334,12 +339,12 @@ fn with_a_quota_for_twenty_of_fifty_prefixes_hits_are_those_of_the_least_recentl
     let count = times("SLUICE_REQUESTS", 600) as usize;
     let mut random = Rng::with_seed(4);
     let prefixes: Vec<Prefix> = (0..50).map(|number| Prefix { number, blocks: 8, bytes: 20_000 }).collect();
-    let slot = slot::slot_bytes(20_000);
-    let states = slot::slot_bytes(40_000);
+    let slot = slot_bytes(20_000);
+    let states = slot_bytes(40_000);
     // Two of eight blocks have a state.
     let twenty = 20 * (8 * slot + 2 * states);
     let disk = Simulated::default();
-    let quota = open::LEAST_INDEX + (80 << 10) + twenty;
+    let quota = LEAST_INDEX + (80 << 10) + twenty;
     let settings = Settings { quota: Some(quota), ..Settings::default() };
     let mut cache = DiskCache::open(Arc::new(disk.clone()), settings).unwrap();
     // Some are asked for more often than others, as people do.

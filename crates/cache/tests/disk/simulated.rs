@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use fastrand::Rng;
 
-use super::storage::{Storage, StoredFile};
+use sluice_cache::disk::{Storage, StoredFile};
 
 /// Bytes that a disk writes whole or not at all.
 const SECTOR: usize = 512;
@@ -156,7 +156,7 @@ impl Simulated {
     }
 
     /// Changes bytes of a file behind everybody's back.
-    pub fn spoil(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
+    pub fn damage(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let mut state = self.state();
         let file = state.names[name];
         change(&mut state.files[file].now);

@@ -4,10 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fastrand::Rng;
+use sluice_cache::BlockHash;
+use sluice_cache::disk::{
+    DiskCache, Error, Key, LEAST_INDEX, Label, New, Order, PAGE, STATE, Settings, Storage, Stored,
+};
 
-use super::simulated::Simulated;
-use super::*;
+use crate::simulated::Simulated;
 
+/// The index's file, see `docs/cache-format.md`.
+const INDEX: &str = "index.redb";
 const BLOCK: u32 = 4;
 const MODEL: u64 = 77;
 
@@ -104,7 +109,7 @@ fn read(cache: &mut DiskCache, node: &Node) -> Result<Option<bool>, Error> {
     Ok(Some(true))
 }
 
-const QUOTA: u64 = super::open::LEAST_INDEX + (1 << 20) + (80 << 10);
+const QUOTA: u64 = LEAST_INDEX + (1 << 20) + (80 << 10);
 
 fn open(disk: &Simulated) -> Result<DiskCache, Error> {
     DiskCache::open(Arc::new(disk.clone()), Settings { quota: Some(QUOTA), ..Settings::default() })
@@ -258,7 +263,7 @@ fn bytes_that_change_are_a_miss() {
         drop(cache);
         for _ in 0..random.usize(1..40) {
             let slab = &slabs[random.usize(..slabs.len())];
-            disk.spoil(slab, |bytes| {
+            disk.damage(slab, |bytes| {
                 let len = bytes.len();
                 match random.u8(..8) {
                     0 => bytes.truncate(random.usize(..=len)),
@@ -293,7 +298,7 @@ fn an_index_that_is_none_is_an_error_or_begins_anew_and_serves_nothing_wrong() {
         let mut cache = open(&disk).unwrap();
         (0..10).for_each(|_| _ = store(&mut cache, &Node::random(&mut random)).unwrap());
         drop(cache);
-        disk.spoil(index::NAME, |bytes| match seed % 4 {
+        disk.damage(INDEX, |bytes| match seed % 4 {
             0 => bytes.truncate(random.usize(..bytes.len())),
             1 => bytes[..4096].fill(random.u8(..)),
             _ => (0..200).for_each(|_| {
@@ -378,7 +383,7 @@ fn after_a_clean_end_nothing_is_looked_through() {
     drop(filled(&disk, 3000));
     let many = read_by_opening(&disk);
     // What grows is the sums of the index's pages, and the free ones of its regions.
-    let size = disk.list().unwrap().into_iter().find(|(name, _)| name == index::NAME).unwrap().1;
+    let size = disk.list().unwrap().into_iter().find(|(name, _)| name == INDEX).unwrap().1;
     assert!(many < few + size / 100, "{few} bytes, {many} bytes of an index of {size}");
     // The same one, whose end was none.
     let after = read_by_opening(&disk);
@@ -392,7 +397,7 @@ fn an_index_that_changed_after_a_clean_end_begins_anew_and_is_not_followed() {
         let disk = Simulated::default();
         let mut random = Rng::with_seed(seed);
         drop(filled(&disk, 300));
-        disk.spoil(index::NAME, |bytes| {
+        disk.damage(INDEX, |bytes| {
             (0..if seed % 2 == 0 { 1 } else { 2000 }).for_each(|_| {
                 let at = random.usize(..bytes.len());
                 bytes[at] ^= 1 << random.u8(..8);
@@ -435,7 +440,7 @@ fn what_was_used_is_known_after_a_clean_end() {
 
 #[test]
 fn a_disk_that_cannot_read_gives_misses_or_ends_the_cache_and_nothing_is_lost_for_good() {
-    for broken in [".slab", index::NAME] {
+    for broken in [".slab", INDEX] {
         let disk = Simulated::default();
         let mut cache = open(&disk).unwrap();
         let nodes: Vec<Node> = (0..3).map(|n| Node(vec![n, 0])).collect();
