@@ -75,15 +75,9 @@ pub enum Error {
     /// The manifest of a bundle is not what it should be, or does not fit its files.
     #[error("{}: {why}", .path.display())]
     BadManifest { path: PathBuf, why: String },
-    /// Recorded routing that nobody recorded. Of which file, the caller knows.
-    #[error("{why}")]
-    BadRecording { why: String },
     /// A file's bytes are not those that were written.
     #[error("{}: damaged: XXH3 {found} instead of {expected}", .path.display())]
     Damaged { path: PathBuf, found: String, expected: String },
-    /// The budget for experts holds fewer than a token needs at once.
-    #[error("{budget} bytes are too few for experts: a token wants {experts} of a layer at once, which takes {needed}")]
-    ExpertBudget { budget: u64, needed: u64, experts: usize },
     /// A writer was used on after a failed write.
     #[error("{}: abandoned after a failed write", .path.display())]
     Abandoned { path: PathBuf },

@@ -33,7 +33,8 @@ pub use probe::Speeds;
 #[doc(hidden)]
 pub use probe::remembered_speeds;
 use queue::ChunkQueue;
-pub(crate) use read::{ALIGNMENT, ReadFile, go_on_at, refuses_direct};
+pub use read::ALIGNMENT;
+pub(crate) use read::{ReadFile, go_on_at, refuses_direct};
 pub use readahead::ReadAhead;
 pub use sink::{Chunk, Filled, Staging, measure_disk};
 pub(crate) use source::Source;

@@ -15,7 +15,7 @@ use crate::small::open_regular;
 use crate::sums::Stamp;
 
 /// What direct reads must be aligned to: file systems ask for this or less, and one that asks for more refuses.
-pub(crate) const ALIGNMENT: usize = 4096;
+pub const ALIGNMENT: usize = 4096;
 
 /// What of a file's metadata changes when the file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

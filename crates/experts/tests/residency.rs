@@ -4,7 +4,7 @@
 mod counting;
 
 use counting::allocations;
-use sluice_store::experts::{Policy, Residency};
+use sluice_experts::{Policy, Residency};
 
 #[test]
 fn a_visit_allocates_nothing() {
@@ -37,13 +37,13 @@ fn a_visit_allocates_nothing() {
                     cache.visit(layer, &wanted, &tokens);
                     held.clear();
                     held.extend(wanted.iter().filter_map(|e| cache.slot(layer, *e as usize)));
-                    held.iter().for_each(|slot| cache.hold(*slot));
+                    held.iter().for_each(|slot| cache.pin(*slot));
                     for expert in &wanted {
                         if cache.slot(layer, *expert as usize).is_none() {
-                            held.push(cache.place(layer, *expert as usize).unwrap());
+                            held.push(cache.allocate(layer, *expert as usize).unwrap());
                         }
                     }
-                    held.iter().for_each(|slot| cache.let_go(*slot));
+                    held.iter().for_each(|slot| cache.unpin(*slot));
                 }
             }
         })

@@ -1,17 +1,18 @@
-//! Random schedules of the store against a scripted disk: reads end in any order, late, torn or failed, and every expert that is handed over is
+//! Random schedules of the pool against a scripted disk: reads end in any order, late, torn or failed, and every expert that is handed over is
 //! nevertheless the one that was asked for, until it is released; what is not handed over has failed with an error.
 //!
 //! A model checker by random walk: a schedule is a seed. `SLUICE_SCHEDULES` says how many.
 
+use std::path::Path;
+
 use fastrand::Rng;
 
-use super::layout::LayerLayout;
-use super::requests::{self, ExpertRead, Requests};
-use super::store::request;
-use super::*;
-use crate::error::Error;
-use crate::load::ALIGNMENT;
-use crate::memory::host_memory;
+use sluice_experts::{
+    Error, ExpertOptions, ExpertPool, ExpertStats, FetchId, Keep, LayerLayout, Move, Next, Policy, SlotClass, no_faster,
+};
+use sluice_store::host_memory;
+use sluice_store::load::ALIGNMENT;
+use sluice_store::requests::{Completion, ReadQueue, ReadRequest};
 
 /// True in `percent` of a hundred cases.
 fn chance(random: &mut Rng, percent: u64) -> bool {
@@ -32,7 +33,7 @@ fn is_right(offset: u64, bytes: &[u8]) -> bool {
 /// A disk that completes reads at random times.
 struct Scripted {
     random: Rng,
-    waiting: Vec<ExpertRead>,
+    waiting: Vec<ReadRequest>,
     /// Percent of the reads that fail; that are complete at each poll.
     failing: u64,
     done: u64,
@@ -43,7 +44,7 @@ unsafe impl Send for Scripted {}
 
 impl Scripted {
     /// Writes to a part of the memory: what the disk holds, or anything, as long as the read is not over.
-    fn write(&mut self, read: &ExpertRead, sound: bool) {
+    fn write(&mut self, read: &ReadRequest, sound: bool) {
         let room = read.len.next_multiple_of(ALIGNMENT);
         // SAFETY: memory that was lent until the read is over.
         let memory = unsafe { std::slice::from_raw_parts_mut(read.memory, room) };
@@ -58,8 +59,8 @@ impl Scripted {
     }
 }
 
-impl requests::Disk for Scripted {
-    fn push(&mut self, read: ExpertRead) {
+impl ReadQueue for Scripted {
+    unsafe fn push(&mut self, read: ReadRequest) {
         // In most cases the memory is overwritten at once.
         if chance(&mut self.random, 80) {
             self.write(&read, false);
@@ -67,16 +68,31 @@ impl requests::Disk for Scripted {
         self.waiting.push(read);
     }
 
-    fn reap(&mut self, wait: bool, each: &mut dyn FnMut(requests::Done)) {
+    fn submit(&mut self) {}
+
+    fn in_flight(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+
+    fn is_ring(&self) -> bool {
+        false
+    }
+
+    fn reap(&mut self, wait: bool, each: &mut dyn FnMut(Completion)) {
         let mut over = 0;
         while !self.waiting.is_empty() && (chance(&mut self.random, self.done) || wait && over == 0) {
             let i = self.random.usize(..self.waiting.len());
             let read = self.waiting.swap_remove(i);
             let fails = chance(&mut self.random, self.failing);
             self.write(&read, !fails);
-            let cause = || std::io::Error::from_raw_os_error(libc::EIO);
-            let error = || Error::Read { path: "disk".into(), tensor: None, offset: read.offset, cause: cause() };
-            each(requests::Done { tag: read.tag, error: fails.then(error) });
+            let cause = || std::io::Error::from_raw_os_error(5);
+            let error =
+                || sluice_store::Error::Read { path: "disk".into(), tensor: None, offset: read.offset, cause: cause() };
+            each(Completion { tag: read.tag, error: fails.then(error) });
             over += 1;
         }
     }
@@ -122,7 +138,7 @@ struct Turn {
 
 struct Schedule {
     random: Rng,
-    store: ExpertStore,
+    pool: ExpertPool,
     places: Places,
     /// Fetches that are not over.
     turns: Vec<Turn>,
@@ -160,14 +176,13 @@ impl Schedule {
         let fits = |layers: &[LayerLayout], options: &ExpertOptions| {
             let copy = layers.to_vec();
             let disk = Scripted { random: Rng::with_seed(seed), waiting: Vec::new(), failing, done };
-            let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };
-            ExpertStore::with(
+            ExpertPool::with_queue(
                 copy,
-                Requests::scripted(Box::new(disk)),
+                Box::new(disk),
                 most,
                 options,
                 (&mut host_memory, &faster),
-                none,
+                Path::new("memory"),
             )
         };
         let least = match fits(&layers, &options) {
@@ -175,11 +190,11 @@ impl Schedule {
             _ => panic!("a budget of nothing is refused"),
         };
         options.budget = least + [0, 0, 20_000, 200_000][random.usize(..4)];
-        let store = fits(&layers, &options).unwrap();
-        assert!(store.bytes() as u64 <= options.budget, "{} bytes of {}", store.bytes(), options.budget);
-        let fast = store.classes.iter().map(|c| vec![Arrays::new(); c.fast as usize]).collect();
+        let pool = fits(&layers, &options).unwrap();
+        assert!(pool.bytes() as u64 <= options.budget, "{} bytes of {}", pool.bytes(), options.budget);
+        let fast = faster(&pool.slot_classes()).into_iter().map(|n| vec![Arrays::new(); n]).collect();
         let (turns, held, moving) = (Vec::new(), Vec::new(), Vec::new());
-        Schedule { random, store, places, turns, held, fast, moving, failing: !sound, wrong: None }
+        Schedule { random, pool, places, turns, held, fast, moving, failing: !sound, wrong: None }
     }
 
     fn experts(&self, layer: usize) -> usize {
@@ -190,9 +205,9 @@ impl Schedule {
     fn check(&mut self, when: &str) {
         for &(fetch, layer, position, expert) in &self.held {
             for (array, place) in self.places[layer][expert].iter().enumerate() {
-                let there = match self.store.fast(fetch, position) {
-                    Some(slot) => &self.fast[self.store.class(layer)][slot][array],
-                    None => self.store.array(fetch, position, array),
+                let there = match self.pool.fast(fetch, position) {
+                    Some(slot) => &self.fast[self.pool.class(layer)][slot][array],
+                    None => self.pool.array(fetch, position, array),
                 };
                 if !is_right(place.start, there) {
                     self.wrong = Some(format!("{when}: layer {layer} expert {expert} array {array}"));
@@ -206,14 +221,14 @@ impl Schedule {
         let falls = chance(&mut self.random, 80);
         for _ in 0..self.random.usize(..4) {
             let to_room = chance(&mut self.random, 20);
-            let moved = if to_room { self.store.rise_to_room() } else { self.store.rise(layer, falls) };
+            let moved = if to_room { self.pool.rise_to_room() } else { self.pool.rise(layer, falls) };
             let Some(moved) = moved else { break };
             assert!(moved.falls.is_none() || !to_room);
             assert!(falls || moved.falls.is_none());
-            let parts = (0..self.places[moved.layer][moved.expert].len())
-                .map(|a| self.store.part(moved.layer, moved.expert, a));
-            let risen = parts.map(|part| self.store.rising(&moved, part).to_vec()).collect();
-            let fallen = std::mem::replace(&mut self.fast[self.store.class(moved.layer)][moved.to], risen);
+            let parts =
+                (0..self.places[moved.layer][moved.expert].len()).map(|a| self.pool.part(moved.layer, moved.expert, a));
+            let risen = parts.map(|part| self.pool.rising(&moved, part).to_vec()).collect();
+            let fallen = std::mem::replace(&mut self.fast[self.pool.class(moved.layer)][moved.to], risen);
             self.moving.push((moved, fallen));
         }
         if chance(&mut self.random, 50) {
@@ -225,32 +240,32 @@ impl Schedule {
         for (moved, fallen) in self.moving.drain(..) {
             if let Some((layer, expert)) = moved.falls {
                 for (array, bytes) in fallen.iter().enumerate() {
-                    let part = self.store.part(layer, expert, array);
-                    self.store.falling(&moved, part).copy_from_slice(bytes);
+                    let part = self.pool.part(layer, expert, array);
+                    self.pool.falling(&moved, part).copy_from_slice(bytes);
                 }
             }
-            self.store.landed(moved);
+            self.pool.landed(moved);
         }
     }
 
     /// Something is borrowed for a while.
     fn borrow(&mut self, layer: usize) {
         let expert = self.random.usize(..self.experts(layer));
-        let Some(borrowed) = self.store.pin(layer, expert) else { return };
+        let Some(borrowed) = self.pool.pin(layer, expert) else { return };
         self.predict(layer);
         for (array, place) in self.places[layer][expert].iter().enumerate() {
-            let part = self.store.part(layer, expert, array);
-            if !is_right(place.start, self.store.borrowed(&borrowed, part)) {
+            let part = self.pool.part(layer, expert, array);
+            if !is_right(place.start, self.pool.borrowed(&borrowed, part)) {
                 self.wrong = Some(format!("borrowed: layer {layer} expert {expert} array {array}"));
             }
         }
-        self.store.unpin(borrowed);
+        self.pool.unpin(borrowed);
     }
 
     fn predict(&mut self, layer: usize) {
         let n = self.experts(layer);
         let guessed: Vec<u32> = (0..self.random.usize(..4)).map(|_| self.random.usize(..n) as u32).collect();
-        self.store.predict(layer, &guessed);
+        self.pool.predict(layer, &guessed);
     }
 
     /// A layer's turn begins.
@@ -265,7 +280,7 @@ impl Schedule {
         let tokens = vec![1; wanted.len()];
         self.land();
         let ordered = chance(&mut self.random, 40);
-        let fetch = self.store.fetch(layer, &wanted, &tokens, ordered);
+        let fetch = self.pool.fetch(layer, &wanted, &tokens, ordered);
         let answered = vec![false; wanted.len()];
         self.turns.push(Turn { fetch, layer, wanted, ordered, answered });
     }
@@ -280,7 +295,7 @@ impl Schedule {
         // 1. some that are there, or one that is waited for
         while self.held.len() < wave && !over {
             let wait = self.held.is_empty();
-            match self.store.next(turn.fetch, wait) {
+            match self.pool.next(turn.fetch, wait) {
                 Next::Expert(i) => {
                     assert!(!std::mem::replace(&mut turn.answered[i], true), "handed over twice");
                     assert!(!turn.ordered || turn.answered[..i].iter().all(|a| *a), "out of order");
@@ -289,8 +304,8 @@ impl Schedule {
                 Next::Failed(i) => {
                     assert!(!std::mem::replace(&mut turn.answered[i], true), "answered twice");
                     assert!(self.failing, "nothing fails in this schedule");
-                    let error = self.store.take_error(turn.fetch, i);
-                    assert!(matches!(*error, Error::Read { .. }), "{error}");
+                    let error = self.pool.take_error(turn.fetch, i);
+                    assert!(matches!(*error, sluice_store::Error::Read { .. }), "{error}");
                 }
                 Next::Later => {
                     assert!(!wait);
@@ -306,11 +321,11 @@ impl Schedule {
             self.predict(next);
         }
         if chance(&mut self.random, 5) {
-            self.store.fill();
+            self.pool.fill();
         }
         self.check("computing");
         for (fetch, _, position, _) in std::mem::take(&mut self.held) {
-            self.store.release(fetch, position);
+            self.pool.release(fetch, position);
         }
         if over {
             let turn = self.turns.swap_remove(which);
@@ -367,12 +382,11 @@ fn every_expert_is_the_right_one_or_has_failed_with_an_error() {
 }
 
 /// One layer of experts of one array each.
-fn store_of(experts: usize, bytes: u64, options: &ExpertOptions) -> Result<ExpertStore, Error> {
+fn store_of(experts: usize, bytes: u64, options: &ExpertOptions) -> Result<ExpertPool, Error> {
     let mut layer = LayerLayout::default();
     (0..experts as u64).for_each(|e| layer.add(1, vec![(0, e * bytes..(e + 1) * bytes, 0)]));
     let disk = Scripted { random: Rng::with_seed(1), waiting: Vec::new(), failing: 0, done: 50 };
-    let none = |cause| Error::Io { path: "memory".into(), doing: "find", cause };
-    ExpertStore::with(vec![layer], Requests::scripted(Box::new(disk)), 1, options, (&mut host_memory, &no_faster), none)
+    ExpertPool::with_queue(vec![layer], Box::new(disk), 1, options, (&mut host_memory, &no_faster), Path::new("memory"))
 }
 
 #[test]
@@ -380,65 +394,55 @@ fn an_expert_of_many_requests_comes_when_the_last_is_over() {
     // More than 16 bits count, of a page each.
     let pages = (1 << 16) + 3;
     let options = ExpertOptions { request: 1, ..ExpertOptions::default() };
-    let mut store = store_of(1, pages * ALIGNMENT as u64, &options).unwrap();
-    let fetch = store.fetch(0, &[0], &[1], false);
-    assert_eq!(store.next(fetch, true), Next::Expert(0));
-    assert_eq!(store.stats.reads, pages);
-    assert!(is_right(0, store.array(fetch, 0, 0)));
+    let mut pool = store_of(1, pages * ALIGNMENT as u64, &options).unwrap();
+    let fetch = pool.fetch(0, &[0], &[1], false);
+    assert_eq!(pool.next(fetch, true), Next::Expert(0));
+    assert_eq!(pool.take_stats().reads, pages);
+    assert!(is_right(0, pool.array(fetch, 0, 0)));
 }
 
 #[test]
 fn fetches_that_want_the_same_expert_share_one_read() {
-    let mut store = store_of(4, 3 * ALIGNMENT as u64, &ExpertOptions::default()).unwrap();
-    let [a, b] = [[0, 2], [2, 3]].map(|wanted| store.fetch(0, &wanted, &[1, 1], true));
+    let mut pool = store_of(4, 3 * ALIGNMENT as u64, &ExpertOptions::default()).unwrap();
+    let [a, b] = [[0, 2], [2, 3]].map(|wanted| pool.fetch(0, &wanted, &[1, 1], true));
     let mut positions = Vec::new();
     for fetch in [b, a, b, a] {
-        let Next::Expert(i) = store.next(fetch, true) else { panic!("nothing fails") };
+        let Next::Expert(i) = pool.next(fetch, true) else { panic!("nothing fails") };
         positions.push((fetch, i));
     }
     assert_eq!(positions, [(b, 0), (a, 0), (b, 1), (a, 1)]);
     // Expert 2 stays until both have given it back.
-    store.release(a, 1);
-    assert!(is_right(2 * 3 * ALIGNMENT as u64, store.array(b, 0, 0)));
-    assert_eq!(store.stats.read_bytes, 3 * 3 * ALIGNMENT as u64);
+    pool.release(a, 1);
+    assert!(is_right(2 * 3 * ALIGNMENT as u64, pool.array(b, 0, 0)));
+    assert_eq!(pool.take_stats().read_bytes, 3 * 3 * ALIGNMENT as u64);
 }
 
 #[test]
 fn memory_that_is_free_is_filled() {
     let page = ALIGNMENT as u64;
-    let mut store = store_of(40, 3 * page, &ExpertOptions::default()).unwrap();
-    let fetch = store.fetch(0, &[5], &[1], false);
-    assert_eq!(store.next(fetch, true), Next::Expert(0));
-    assert!(store.fill(), "there is more");
-    store.release(fetch, 0);
-    while store.fill() {}
+    let mut pool = store_of(40, 3 * page, &ExpertOptions::default()).unwrap();
+    let fetch = pool.fetch(0, &[5], &[1], false);
+    assert_eq!(pool.next(fetch, true), Next::Expert(0));
+    assert!(pool.fill(), "there is more");
+    pool.release(fetch, 0);
+    while pool.fill() {}
     // One slot stays free for what a token wants.
-    assert_eq!((store.stats.filled, store.stats.read_bytes, store.is_reading()), (38, 39 * 3 * page, false));
+    let ExpertStats { filled, read_bytes, .. } = pool.take_stats();
+    assert_eq!((filled, read_bytes, pool.is_reading()), (38, 39 * 3 * page, false));
     let wanted = [0, 5, 30];
-    let fetch = store.fetch(0, &wanted, &[1; 3], false);
+    let fetch = pool.fetch(0, &wanted, &[1; 3], false);
     for (position, expert) in wanted.iter().enumerate() {
-        assert_eq!(store.next(fetch, false), Next::Expert(position));
-        assert!(is_right(u64::from(*expert) * 3 * page, store.array(fetch, position, 0)));
+        assert_eq!(pool.next(fetch, false), Next::Expert(position));
+        assert!(is_right(u64::from(*expert) * 3 * page, pool.array(fetch, position, 0)));
     }
-    assert_eq!(store.stats.read_bytes, 39 * 3 * page);
-}
-
-#[test]
-fn requests_are_never_larger_than_the_kernel_moves_at_once() {
-    for asked in [0, 1, 4097, 4 << 30, usize::MAX] {
-        let request = request(&ExpertOptions { request: asked, ..ExpertOptions::default() });
-        assert!(
-            (ALIGNMENT..=requests::MOST).contains(&request) && request.is_multiple_of(ALIGNMENT),
-            "{asked}: {request}"
-        );
-    }
+    assert_eq!(pool.take_stats().read_bytes, 0);
 }
 
 #[test]
 fn what_no_memory_holds_is_an_error() {
     // Two experts of 2^62 bytes in a sparse file.
     let error = store_of(2, 1 << 62, &ExpertOptions::default()).err().unwrap();
-    assert!(matches!(error, Error::Io { doing: "find", .. }), "{error}");
+    assert!(matches!(error, Error::Store(sluice_store::Error::Io { .. })), "{error}");
     let budget = 1 << 30;
     let error = store_of(2, 1 << 62, &ExpertOptions { budget, ..ExpertOptions::default() }).err().unwrap();
     assert!(matches!(error, Error::ExpertBudget { .. }), "{error}");
@@ -448,6 +452,6 @@ fn what_no_memory_holds_is_an_error() {
 fn bookkeeping_stays_within_the_budget_however_many_experts_a_file_has() {
     // A number for each pair of these would be 40 GB.
     let (experts, budget) = (100_000, 64 << 20);
-    let store = store_of(experts, 8, &ExpertOptions { budget, ..ExpertOptions::default() }).unwrap();
-    assert!(store.bytes() as u64 <= budget, "{} bytes", store.bytes());
+    let pool = store_of(experts, 8, &ExpertOptions { budget, ..ExpertOptions::default() }).unwrap();
+    assert!(pool.bytes() as u64 <= budget, "{} bytes", pool.bytes());
 }

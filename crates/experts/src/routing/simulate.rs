@@ -1,7 +1,7 @@
-//! Recorded routing, and how often each policy would have had to read: the simulator drives the very cache that the expert store uses.
+//! Recorded routing, and how often each policy would have had to read: the simulator drives the same residency that the expert pool uses.
 
-use super::eviction_score::Policy;
-use super::residency::Residency;
+use crate::policy::Policy;
+use crate::residency::Residency;
 
 /// What routers wanted, visit by visit, in the order of the visits.
 #[derive(Clone, Debug, Default)]
@@ -103,7 +103,7 @@ impl Served {
     }
 }
 
-/// Experts that rise to a faster tier after a layer's turn, at most: each is a copy, and what falls is another.
+/// Experts that are promoted after each visit of a layer, at most: each is a copy, and what is demoted is another.
 pub const RISES: usize = 1;
 
 /// Serves the trace from tiers of so many slots, the fastest first, that are empty at first. All experts of a visit are in slots together, and at most
@@ -121,7 +121,7 @@ pub fn serve(trace: &Trace, tiers: &[usize], rises: usize, policy: Policy, pinne
         held.clear();
         for &expert in wanted {
             if let Some(slot) = residency.slot(layer, expert as usize) {
-                residency.hold(slot);
+                residency.pin(slot);
                 held.push(slot);
                 served.hits[residency.tier(slot)] += 1;
             }
@@ -129,15 +129,15 @@ pub fn serve(trace: &Trace, tiers: &[usize], rises: usize, policy: Policy, pinne
         // 2. those that are to be read
         for &expert in wanted {
             if residency.slot(layer, expert as usize).is_none() {
-                held.push(residency.place(layer, expert as usize).expect("slots for all experts of a visit"));
+                held.push(residency.allocate(layer, expert as usize).expect("slots for all experts of a visit"));
                 served.misses += 1;
             }
         }
-        held.iter().for_each(|slot| residency.let_go(*slot));
+        held.iter().for_each(|slot| residency.unpin(*slot));
         // 3. those that are worth a better place
         for _ in 0..rises {
-            let Some(rise) = residency.rise() else { break };
-            residency.landed(&rise);
+            let Some(promotion) = residency.promote() else { break };
+            residency.finish_promotion(&promotion);
             served.rises += 1;
         }
     }

@@ -1,8 +1,8 @@
-//! What keeping the books of experts costs a token: `cargo run --release -p sluice-store --example policy_speed [LAYERS EXPERTS K SLOTS]`.
+//! What keeping the books of experts costs a token: `cargo run --release -p sluice-experts --example policy_speed [LAYERS EXPERTS K SLOTS]`.
 
 use std::time::Instant;
 
-use sluice_store::experts::{Policy, Residency};
+use sluice_experts::{Policy, Residency};
 
 fn main() {
     let sizes: Vec<usize> = std::env::args().skip(1).map(|a| a.parse().expect("a number")).collect();
@@ -34,8 +34,8 @@ fn main() {
                 cache.visit(layer, &wanted, &ones);
                 for &expert in &wanted {
                     if cache.slot(layer, expert as usize).is_none() {
-                        let slot = cache.place(layer, expert as usize).expect("a slot that is not in use");
-                        cache.let_go(slot);
+                        let slot = cache.allocate(layer, expert as usize).expect("a slot that is not in use");
+                        cache.unpin(slot);
                         misses += 1;
                     }
                 }

@@ -1,24 +1,28 @@
-//! What it is worth to keep an expert in memory, from past routing. It knows experts by number and layers by their order, and nothing of
-//! where an expert lies.
+//! How much it is worth to keep an expert in memory, from past routing. A policy knows experts by number and layers by their order; where an expert is, it
+//! does not know.
 
-use super::forecast::Forecast;
+mod forecast;
 
-/// How it is decided which expert has to go.
+pub(crate) use forecast::Forecast;
+
+/// Which expert is evicted when another needs its slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// The one that was wanted longest ago.
+    /// The least recently used one.
     Lru,
-    /// The one that was wanted least often, where a use counts half after [`HALF_LIFE`] tokens.
+    /// The least frequently used one, where a use counts half after 64 tokens.
     Lfu,
-    /// The one whose slot is expected to serve least while it waits, from how likely visits of its layer are to want it and how many visits of
-    /// other layers come before: layers are visited in order, so that what was used last waits longest.
+    /// The one whose slot is expected to serve least until its layer's next visit: how likely that visit is to want it, divided by how many visits of other
+    /// layers come before. Layers are visited in order, so the expert that was used last waits longest.
     #[default]
     Scan,
 }
 
 impl Policy {
+    /// All policies.
     pub const ALL: [Policy; 3] = [Policy::Lru, Policy::Lfu, Policy::Scan];
 
+    /// The name that the command line gives it.
     pub fn name(self) -> &'static str {
         match self {
             Policy::Lru => "lru",
@@ -29,25 +33,27 @@ impl Policy {
 }
 
 /// Tokens after which a use counts half in [`Policy::Lfu`].
-pub(super) const HALF_LIFE: f64 = 64.0;
+pub(crate) const HALF_LIFE: f64 = 64.0;
 
-/// An expert of one of the layers, numbered through.
-pub(super) type Key = u32;
+/// An expert, numbered through all layers.
+pub(crate) type Key = u32;
 
-/// What is known of the experts of some layers.
+/// What is known of the experts of some layers, and how much each is worth keeping.
 #[derive(Debug)]
-pub(super) struct Worth {
+pub(crate) struct EvictionScores {
     pub policy: Policy,
-    /// By layer: where its keys end.
+    /// By layer: one beyond its last key.
     ends: Vec<Key>,
     forecast: Forecast,
     /// By key: the last visit that wanted it, from 1.
     last_wanted: Vec<u64>,
-    /// By key, where the policy looks back: the least is evicted first.
+    /// By key, for policies that look back: the least is evicted first.
     past: Vec<f64>,
-    /// By key, where it looks ahead: probability to be wanted at the layer's next visit; at those after it.
+    /// By key, for policies that look ahead: the probability that the layer's next visit wants it.
     soon: Vec<f32>,
+    /// By key: the probability that a later visit does, if the next does not.
     later: Vec<f32>,
+    /// Visits so far.
     visits: u64,
     /// The layer of the last visit.
     pub current: usize,
@@ -57,16 +63,17 @@ pub(super) struct Worth {
     fewest_uses: f64,
 }
 
-impl Worth {
-    /// Of `experts[layer]` experts; what is learned about pairs of experts may take `pairs` bytes. Where nothing is ever evicted, nothing is learned.
-    pub fn new(experts: &[usize], policy: Policy, pairs: u64, all_fit: bool) -> Worth {
+impl EvictionScores {
+    /// Scores of `experts[layer]` experts of each layer. What is learned about pairs of experts takes at most `pairs` bytes. If all experts fit, nothing is ever
+    /// evicted and nothing is learned.
+    pub fn new(experts: &[usize], policy: Policy, pairs: u64, all_fit: bool) -> EvictionScores {
         let sum = |all: &mut Key, n: &usize| {
             *all += *n as Key;
             Some(*all)
         };
         let ends: Vec<Key> = experts.iter().scan(0, sum).collect();
         let keys = ends.last().copied().unwrap_or(0) as usize;
-        Worth {
+        EvictionScores {
             policy,
             forecast: Forecast::new(if policy == Policy::Scan && !all_fit { experts } else { &[] }, pairs),
             last_wanted: vec![0; keys],
@@ -81,20 +88,24 @@ impl Worth {
         }
     }
 
+    /// How many layers there are.
     pub fn layers(&self) -> usize {
         self.ends.len()
     }
 
+    /// The keys of a layer's experts.
     pub fn keys(&self, layer: usize) -> std::ops::Range<Key> {
         layer.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[layer]
     }
 
+    /// The key of an expert.
     pub fn key(&self, layer: usize, expert: usize) -> Key {
         let keys = self.keys(layer);
         debug_assert!(expert < keys.len());
         keys.start + expert as Key
     }
 
+    /// The layer of a key.
     pub fn layer_of(&self, key: Key) -> usize {
         self.ends.partition_point(|end| *end <= key)
     }
@@ -130,7 +141,7 @@ impl Worth {
         }
     }
 
-    /// How many tokens a visit had at least, from how many of them want each expert: all want the same number of experts, and each once.
+    /// The number of tokens of a visit, or less, from how many of them want each expert: every token wants the same number of experts, each once.
     fn count_tokens(&mut self, uses: &[u32]) -> f64 {
         let all = uses.iter().map(|n| f64::from(*n)).sum::<f64>().max(1.0);
         let most = uses.iter().copied().max().map_or(1.0, f64::from);
@@ -138,18 +149,18 @@ impl Worth {
         most.max(all / self.fewest_uses)
     }
 
-    /// Visits until this layer's next one, the next layer's being 1.
+    /// How many visits away this layer's next one is: 1 for the layer that comes next.
     pub fn distance(&self, layer: usize) -> u32 {
         let ahead = if layer > self.current { layer - self.current } else { layer + self.layers() - self.current };
         ahead as u32
     }
 
-    /// What keeping an expert is worth where it may be read again whenever it is wanted, `distance` visits before its layer's next one.
-    pub fn of(&self, key: Key, distance: u32) -> f64 {
+    /// What a slot of the last tier gains by keeping an expert, `distance` visits before its layer's next one.
+    pub fn short_term(&self, key: Key, distance: u32) -> f64 {
         match self.policy {
             Policy::Lru | Policy::Lfu => self.past[key as usize],
-            // Hits per visit for which it holds its slot: until its layer's next visit, or, if that is more, until it is wanted. (Wherever one would
-            // rather stop in between, one of these is no less: every visit after the next gives the same for the same.)
+            // Hits per visit during which it occupies the slot: until its layer's next visit, or, if that gives more, until it is wanted. (Stopping at any
+            // visit in between gives no more than the better of these two: each later visit adds the same gain for the same time.)
             Policy::Scan => {
                 let (soon, later) = (self.soon[key as usize], self.later[key as usize]);
                 let (distance, scan) = (distance as f32, self.layers() as f32);
@@ -158,22 +169,23 @@ impl Worth {
         }
     }
 
-    /// What it is worth to have it in a faster tier permanently: regardless of where the scan of the layers is now.
-    pub fn lasting(&self, key: Key) -> f64 {
+    /// What a slot of a faster tier gains by keeping an expert for good, whichever layer is being visited now.
+    pub fn long_term(&self, key: Key) -> f64 {
         match self.policy {
             Policy::Lru | Policy::Lfu => self.past[key as usize],
             Policy::Scan => f64::from(self.later[key as usize]),
         }
     }
 
+    /// Whether the present visit wants it.
     pub fn is_wanted_now(&self, key: Key) -> bool {
         self.visits > 0 && self.last_wanted[key as usize] == self.visits
     }
 
-    /// Bytes for each expert at the most, beside what experts say about each other.
+    /// Bytes for each expert at most, without what is learned about pairs.
     pub const BYTES_PER_EXPERT: usize = size_of::<(u64, f64, f32, f32)>() + Forecast::BYTES_PER_EXPERT;
 
-    /// Bytes for each key, and of the forecast: with [`Policy::Scan`] mostly a number for each pair of a layer's experts.
+    /// Bytes of memory: with [`Policy::Scan`] mostly a number for each pair of a layer's experts.
     pub fn bytes(&self) -> usize {
         self.past.len() * size_of::<(u64, f64, f32, f32)>() + self.forecast.bytes()
     }

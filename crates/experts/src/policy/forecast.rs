@@ -18,7 +18,7 @@ const STEP_FOLLOWS: f32 = 0.02;
 
 /// The forecasts of all layers.
 #[derive(Debug)]
-pub(super) struct Forecast {
+pub(crate) struct Forecast {
     layers: Vec<LayerForecast>,
     /// Of the present visit, by expert: the share of its tokens that want it; how far above that the forecast was.
     wanted: Vec<f32>,
@@ -45,8 +45,8 @@ struct LayerForecast {
 }
 
 impl Forecast {
-    /// For layers of so many experts. What they say about each other is learned if its [`Forecast::pair_bytes`] are no more than `pairs`: how many
-    /// experts there are says a file.
+    /// A forecast for layers of so many experts. What experts say about each other is learned if it takes at most `pairs` bytes
+    /// ([`Forecast::pair_bytes`]): the number of experts comes from a file that may be hostile.
     pub fn new(experts: &[usize], pairs: u64) -> Forecast {
         let paired = Forecast::pair_bytes(experts) <= pairs;
         let widest = experts.iter().copied().max().unwrap_or(0);
@@ -57,7 +57,7 @@ impl Forecast {
         }
     }
 
-    /// Bytes for each expert, beside what experts say about each other: of its layer's floats, and of the shared ones at the most.
+    /// Bytes for each expert at most, without what experts say about each other.
     pub const BYTES_PER_EXPERT: usize = 4 * (2 * HALF_LIVES.len() + 4 + 2);
 
     /// Bytes of what experts say about each other.
@@ -66,12 +66,12 @@ impl Forecast {
         experts.iter().map(of_layer).fold(0, u64::saturating_add)
     }
 
-    /// Nothing is foretold.
+    /// Whether nothing is forecast.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
-    /// What it takes in memory.
+    /// Bytes of memory.
     pub fn bytes(&self) -> usize {
         let floats = |l: &LayerForecast| {
             l.averages.len() + l.logarithms.len() + l.follows.len() + l.alone.len() + l.together.len() + 2 * l.experts
