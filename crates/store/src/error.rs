@@ -3,7 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::safetensors::HeaderError;
+use crate::header_error::HeaderError;
+use crate::quote::quoted;
 
 /// An error of this crate. Its `Display` is complete: causes are part of the line, not a chain.
 #[derive(Debug, thiserror::Error)]
@@ -93,12 +94,4 @@ impl Error {
 /// ` tensor "name"`, or nothing.
 fn of_tensor(tensor: &Option<String>) -> String {
     tensor.as_ref().map_or(String::new(), |name| format!(" in tensor {}", quoted(name)))
-}
-
-/// A name out of a file, safe to print on one line: quoted, escaped, and cut at 120 characters.
-pub(crate) fn quoted(name: &str) -> String {
-    match name.char_indices().nth(120) {
-        None => format!("{name:?}"),
-        Some((cut, _)) => format!("{:?}...", &name[..cut]),
-    }
 }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock};
 use crate::error::Error;
 use crate::page_cache::{self, resident_bytes};
 use crate::small::open_regular;
-use crate::sums::Stamp;
+use crate::stamp::Stamp;
 
 /// What direct reads must be aligned to: file systems ask for this or less, and one that asks for more refuses.
 pub const ALIGNMENT: usize = 4096;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
+use super::choose;
+use super::options::{LoadMode, LoadOptions};
 use super::read::ReadFile;
-use super::{LoadMode, LoadOptions, choose};
 use crate::checkpoint::Checkpoint;
 use crate::map::Map;
 use crate::page_cache::resident_bytes;

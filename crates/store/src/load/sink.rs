@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use super::options::{LoadMode, LoadOptions};
 use super::read::ReadFile;
-use super::{LoadMode, LoadOptions, ring, threads};
+use super::{ring, threads};
 use crate::error::Error;
 use crate::memory::{Memory, host_memory};
 

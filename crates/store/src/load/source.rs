@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::choose::SMALL;
+use super::options::{LoadError, LoadMode, LoadOptions};
 use super::queue::ChunkQueue;
 use super::read::ReadFile;
-use super::{LoadError, LoadMode, LoadOptions, readahead};
+use super::readahead;
 use crate::error::Error;
 use crate::map::Map;
 
