@@ -12,6 +12,7 @@ mod pages;
 mod reads;
 mod secret;
 mod sessions;
+mod slab;
 mod slab_alloc;
 mod slot;
 mod storage;
@@ -37,12 +38,11 @@ pub use open::{LEAST_INDEX, Settings};
 use reads::Desk;
 pub use reads::{Miss, Order, READING, ReadPart, Reads};
 pub use sessions::{MOST_NAME, MOST_SESSIONS};
-use slab_alloc::OpenSlab;
+use slab::OpenSlab;
 pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
 #[doc(hidden)]
 pub use slot::{fill, holds, label_of, slot_bytes};
 pub use storage::{Storage, StoredFile};
-use write::Use;
 pub use write::{New, Stored};
 
 /// Counts since the start.
@@ -71,6 +71,13 @@ fn now() -> u64 {
 /// Days since 1970.
 fn today() -> u64 {
     now() / 86400
+}
+
+/// A use that is not written down yet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    used: u64,
+    hits: u32,
 }
 
 /// A folder of entries, by the one process that owns it.
@@ -267,7 +274,7 @@ impl DiskCache {
     /// Slots of a slab are looked for in this file from now on.
     fn show(&self, id: u32, slab: &OpenSlab) {
         let (slot_bytes, slots) = (slab.slab.slot_bytes, slab.slab.taken.len());
-        let path = self.storage.path(&slab_alloc::name_of(id));
+        let path = self.storage.path(&slab::name_of(id));
         self.common().files.insert(id, SlotFile { file: Arc::clone(&slab.file), path, slot_bytes, slots });
     }
 

@@ -14,7 +14,7 @@ use super::lookups::Lookups;
 use super::pages::{CLEAN, mark_bytes};
 use super::reads::Desk;
 use super::secret::{self, Found, SECRET};
-use super::slab_alloc::{OpenSlab, name_of};
+use super::slab::{OpenSlab, name_of};
 use super::slot::PAGE;
 use super::storage::Storage;
 use super::{Counts, DiskCache, Error};

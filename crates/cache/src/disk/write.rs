@@ -38,13 +38,6 @@ const MOST_USES: usize = 4096;
 /// The kind of the line that says that the day's limit is reached.
 const TODAY: &str = "the prompt cache has written what it may in a day";
 
-/// A use that is not written down yet.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Use {
-    pub used: u64,
-    pub hits: u32,
-}
-
 impl DiskCache {
     /// Keeps entries, in the order in which they follow each other: those that have no room, and those after them, are not kept.
     ///

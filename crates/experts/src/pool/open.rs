@@ -7,11 +7,11 @@ use sluice_store::requests::{MAX_REQUEST, ReadQueue, RequestOptions, Requests, S
 use sluice_store::{Bytes, Memory};
 
 use super::fetch::Fetch;
-use super::lookahead::Lookahead;
+use super::prediction::Prediction;
 use super::reads::Reads;
-use super::slots::{Slot, SlotGuard, SlotState};
-use super::warmup::Warmup;
-use super::{ClassPool, ExpertPool, SlotClass};
+use super::slots::{Slot, SlotClass, SlotGuard, SlotState};
+use super::warmup_order::WarmupOrder;
+use super::{ClassPool, ExpertPool};
 use crate::error::Error;
 use crate::layout::{self, LayerLayout};
 use crate::options::{ExpertOptions, ExpertStats, Keep};
@@ -112,7 +112,7 @@ impl ExpertPool {
         // 2. Slots
         let mut classes = Vec::with_capacity(sizes.len());
         let mut slots: Vec<Slot> = Vec::new();
-        let mut lookahead = Lookahead::new();
+        let mut prediction = Prediction::new();
         for (number, &slot_bytes) in sizes.iter().enumerate() {
             let experts = of_class(number);
             let count: usize = experts.iter().sum();
@@ -128,7 +128,7 @@ impl ExpertPool {
             // Half of the slots must stay free for others.
             let pinned = &pinned[..pinned.len().min(n / 2)];
             if options.keep == Keep::Slots {
-                lookahead.queue.extend(pinned.iter().map(|&(layer, expert)| (layer as u32, expert as u32)));
+                prediction.queue.extend(pinned.iter().map(|&(layer, expert)| (layer as u32, expert as u32)));
             }
             let first = slots.len() as u32;
             let memory = lend(n.saturating_mul(slot_bytes)).map_err(no_memory(path))?;
@@ -148,7 +148,7 @@ impl ExpertPool {
             classes.push(ClassPool { memory, residency, first, fast: fast as u32, experts: count as u32 });
         }
         let widest = counts.into_iter().max().unwrap_or(0);
-        let warmup = Warmup::new(&layers, classes.len(), most);
+        let warmup_order = WarmupOrder::new(&layers, classes.len(), most);
         let mut pool = ExpertPool {
             reads: Reads::new(queue, request_bytes(options), slots.len()),
             layers,
@@ -158,8 +158,8 @@ impl ExpertPool {
             keep: options.keep,
             fetches: (0..FETCHES).map(|_| Fetch::with_capacity(widest)).collect(),
             begun: 0,
-            lookahead,
-            warmup,
+            prediction,
+            warmup_order,
             stats: ExpertStats::default(),
             reading_since: None,
             finished: Vec::with_capacity(1024),

@@ -2,6 +2,22 @@
 
 use std::ops::Range;
 
+/// A class of slots: those of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotClass {
+    /// Bytes of a slot.
+    pub bytes: usize,
+    /// Experts of this size, of all layers.
+    pub experts: usize,
+    /// Experts of the layer with the most of them.
+    pub widest: usize,
+}
+
+/// No faster tier: the host computes, and its memory is all there is.
+pub fn no_faster(classes: &[SlotClass]) -> Vec<usize> {
+    vec![0; classes.len()]
+}
+
 /// A slot's memory: the owner of this value alone may write to it or lend it to a read.
 #[derive(Debug)]
 pub(super) struct SlotGuard {

@@ -7,25 +7,9 @@
 use std::ops::Range;
 
 use super::fetch::FetchId;
-use super::slots::SlotState;
+use super::slots::{SlotClass, SlotState};
 use super::{ClassPool, ExpertPool};
 use crate::residency::Promotion;
-
-/// A class of slots: those of one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotClass {
-    /// Bytes of a slot.
-    pub bytes: usize,
-    /// Experts of this size, of all layers.
-    pub experts: usize,
-    /// Experts of the layer with the most of them.
-    pub widest: usize,
-}
-
-/// No faster tier: the host computes, and its memory is all there is.
-pub fn no_faster(classes: &[SlotClass]) -> Vec<usize> {
-    vec![0; classes.len()]
-}
 
 /// A promotion to the faster tier, until its copies are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,29 +1,10 @@
 //! Warm-up: while nobody wants anything, experts are read into slots that are free. Nothing is evicted for it.
 
 use super::ExpertPool;
-use crate::layout::LayerLayout;
 use crate::options::Keep;
 
 /// Experts that are read together, which takes some tens of milliseconds.
 const AT_ONCE: usize = 16;
-
-/// How far warm-up has come.
-pub(super) struct Warmup {
-    /// By class: how many of `pairs` it has passed.
-    passed: Vec<usize>,
-    /// Pairs of expert and layer: all layers' first experts come first.
-    pairs: usize,
-    /// Slots of each class that stay free, for experts that are asked for.
-    spare: usize,
-}
-
-impl Warmup {
-    /// `spare`: experts of a layer that a token wants at most.
-    pub fn new(layers: &[LayerLayout], classes: usize, spare: usize) -> Warmup {
-        let widest = layers.iter().map(LayerLayout::len).max().unwrap_or(0);
-        Warmup { passed: vec![0; classes], pairs: widest * layers.len(), spare }
-    }
-}
 
 impl ExpertPool {
     /// Reads some experts that are not in memory into free slots, and waits for them. Returns whether there may be more to read. An expert that cannot be read is left
@@ -52,14 +33,10 @@ impl ExpertPool {
 
     /// The next expert of a class that is in no tier, if a slot can be spared for it.
     fn next_to_read(&mut self, class: usize) -> Option<(usize, usize)> {
-        let layers = self.layers.len();
-        if self.classes[class].residency.free_slots() <= self.warmup.spare {
+        if self.classes[class].residency.free_slots() <= self.warmup_order.spare {
             return None;
         }
-        while self.warmup.passed[class] < self.warmup.pairs {
-            let pair = self.warmup.passed[class];
-            let (expert, layer) = (pair / layers, pair % layers);
-            self.warmup.passed[class] += 1;
+        while let Some((layer, expert)) = self.warmup_order.next(class) {
             if self.layers[layer].class == class && expert < self.layers[layer].len() && !self.is_there(layer, expert) {
                 return Some((layer, expert));
             }

@@ -5,6 +5,7 @@
 //! the page cache. What they read goes through [`ChunkSink`], so that the same engine can feed memory of another kind. Never: bytes
 //! that are not the file's without an error that names file, tensor and offset.
 
+mod bring;
 mod choose;
 mod delivery;
 mod options;
@@ -17,6 +18,7 @@ mod ring;
 mod sink;
 mod small;
 mod source;
+mod staging;
 mod threads;
 
 use std::collections::HashSet;
@@ -39,8 +41,9 @@ use queue::ChunkQueue;
 pub use read::ALIGNMENT;
 pub(crate) use read::{ReadFile, go_on_at, refuses_direct};
 pub use readahead::ReadAhead;
-pub use sink::{Chunk, Filled, Staging, measure_disk};
+pub use sink::Chunk;
 pub(crate) use source::Source;
+pub use staging::{Filled, Staging, measure_disk};
 
 /// What the disk can do that a file is on: measured on parts of it that are not in the page cache, or remembered. `None` where there is too little to
 /// measure with, or the file cannot be read.
