@@ -654,7 +654,7 @@ def campaigns(_, rounds, quick, notes):
         place = DIR / "campaigns"
         place.mkdir(exist_ok=True)
         environment = {**os.environ, "TMPDIR": str(place), **({} if quick else {variable: str(count)})}
-        command = ["cargo", "test", "--release", "--quiet", "--locked", "-p", "sluice-cache", "--lib", "--", "--exact", "--nocapture", f"disk::{test}"]
+        command = ["cargo", "test", "--release", "--quiet", "--locked", "-p", "sluice-cache", "--test", "disk", "--", "--exact", "--nocapture", test]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace")
         shutil.rmtree(place, ignore_errors=True)
         said = next((line for line in done.stdout.splitlines() if re.match(r"\d+ \w+", line) and "test" not in line), "")

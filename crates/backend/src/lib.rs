@@ -20,13 +20,13 @@ pub use numa::{Numa, Processors, default_threads};
 pub use operations::*;
 pub use pool::Pool;
 pub use profile::{Phase, PhaseRow, Profile};
+pub use sluice_experts::{ExpertOptions, ExpertStats};
 pub use sluice_kernels::attention::{AttentionMode, KvType};
 pub use sluice_kernels::format::{Activations, Float, WeightFormat};
 pub use sluice_kernels::isa::Isa;
 pub use sluice_kernels::route::Scoring;
 pub use sluice_kernels::sample;
 pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
-pub use sluice_store::experts::{ExpertOptions, ExpertStats};
 pub use step::{Capacity, Failed, Logits, Outcome, SequenceInput, StepInputs, Wanted};
 
 use sluice_store::{Bytes, Loading, Memory};

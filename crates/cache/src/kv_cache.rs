@@ -1,9 +1,9 @@
 //! The caches of a model: a pool of blocks for each cache group, one of recurrent states, and what of them each sequence holds. All sequences draw
 //! from the same pools, by need; what they share is in `sharing.rs`.
 
-use crate::offload::{EvictedNode, SecondTier};
 use crate::pool::BlockPool;
 use crate::prefix::{NodeId, PrefixIndex};
+use crate::second_tier::{EvictedNode, SecondTier};
 use crate::table::BlockTable;
 
 /// A cache group: layers whose keys and values are cached alike.

@@ -9,11 +9,13 @@ mod kv_cache;
 mod offload;
 mod pool;
 mod prefix;
+mod second_tier;
 mod sharing;
 mod table;
 
 pub use kv_cache::{BlockOp, Evicted, Group, KvCache, NoRoom, Prefixes, ReusedPrefix, SequenceBlocks};
-pub use offload::{EvictedNode, Kept, Present, RestoreTarget, Wanted};
+pub use offload::{Kept, Present, RestoreTarget, Wanted};
 pub use pool::BlockPool;
 pub use prefix::{BlockHash, block_hash};
+pub use second_tier::EvictedNode;
 pub use table::BlockTable;

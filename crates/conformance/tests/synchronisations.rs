@@ -65,7 +65,7 @@ const TIMES: u32 = 40;
 const LATE: Duration = Duration::from_millis(10);
 
 impl ReadFaults for Late {
-    fn meet(&self, _: &Path, at: u64, _: &mut [u8], came: io::Result<usize>) -> Option<io::Result<usize>> {
+    fn intercept(&self, _: &Path, at: u64, _: &mut [u8], came: io::Result<usize>) -> Option<io::Result<usize>> {
         let mut asked = self.asked.lock().unwrap();
         let (times, since) = asked.entry(at).or_insert((0, Instant::now()));
         *times += 1;

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use sluice_store::experts::SlotClass;
+use sluice_experts::SlotClass;
 
 use crate::memory::ALIGNMENT;
 use crate::parameters::PROJECTIONS;

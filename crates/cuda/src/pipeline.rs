@@ -15,7 +15,8 @@ use sluice_backend::{
     KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome,
     Phase, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
-use sluice_store::{Bytes, Error, Loading};
+use sluice_experts::Error;
+use sluice_store::{Bytes, Loading};
 
 use crate::backend::{Cuda, by_experts, runs};
 use crate::coherence::{CoherentRange, Region, Transfer, What};

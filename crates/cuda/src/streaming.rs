@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use sluice_backend::{Activations, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
-use sluice_store::experts::simulate::RISES;
-use sluice_store::experts::{Borrowed, ExpertStats, ExpertStore, FetchId, Next, SlotClass};
+use sluice_experts::simulate::RISES;
+use sluice_experts::{Borrowed, ExpertPool, ExpertStats, FetchId, Next, SlotClass};
 use sluice_store::{Bytes, Memory as _};
 
 use self::buffers::{Class, Demoting, Transient};
@@ -80,7 +80,7 @@ struct Present {
 
 impl Present {
     /// Arrays of what the host computes, by their place in it, and all of their bytes.
-    fn arrays_aside<'a>(&'a self, store: &'a ExpertStore) -> (impl Fn(usize, usize) -> &'a [u8], usize) {
+    fn arrays_aside<'a>(&'a self, store: &'a ExpertPool) -> (impl Fn(usize, usize) -> &'a [u8], usize) {
         let array = |i: usize, n: usize| store.array(self.fetch, self.aside.held[i], n);
         let all = || (0..self.aside.held.len()).flat_map(|i| (0..EXPERT_ARRAYS).map(move |n| (i, n)));
         (array, all().map(|(i, n)| array(i, n).len()).sum())
@@ -111,7 +111,7 @@ pub struct Streaming {
     questions: Questions,
     up: Copies,
     down: Copies,
-    store: ExpertStore,
+    store: ExpertPool,
     mode: Activations,
     classes: Vec<Class>,
     layers: Vec<Layer>,
@@ -186,7 +186,7 @@ impl Streaming {
             Ok(Box::new(memory))
         };
         let sources = mixtures.clone().map(|m| (0..m.experts.count).map(|e| arrays(&m.experts, e)));
-        let store = ExpertStore::open(sources, k, options, &mut lend, &faster)?;
+        let store = ExpertPool::open(sources, k, options, &mut lend, &faster)?;
         for moe in mixtures.clone() {
             for expert in 0..moe.experts.count {
                 operands(&moe.experts, expert).iter().for_each(|o| weights.all[o.weight].elsewhere = true);

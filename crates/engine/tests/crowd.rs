@@ -79,7 +79,7 @@ struct Disk {
 }
 
 impl ReadFaults for Disk {
-    fn meet(&self, _: &Path, at: u64, memory: &mut [u8], came: io::Result<usize>) -> Option<io::Result<usize>> {
+    fn intercept(&self, _: &Path, at: u64, memory: &mut [u8], came: io::Result<usize>) -> Option<io::Result<usize>> {
         let dead = self.bad.load(Ordering::SeqCst) && Rng::with_seed(at).u8(..10) == 0;
         if dead {
             memory.fill(0xee);

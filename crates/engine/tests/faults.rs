@@ -57,7 +57,13 @@ impl Faults {
 }
 
 impl ReadFaults for Faults {
-    fn meet(&self, _: &Path, offset: u64, memory: &mut [u8], came: io::Result<usize>) -> Option<io::Result<usize>> {
+    fn intercept(
+        &self,
+        _: &Path,
+        offset: u64,
+        memory: &mut [u8],
+        came: io::Result<usize>,
+    ) -> Option<io::Result<usize>> {
         if !self.on.load(Ordering::SeqCst) {
             return Some(came);
         }

@@ -12,8 +12,8 @@ use sluice_engine::text::{
     AnswerParser, Calls, ChatTemplate, Detokenizer, ModelText, Opened, Piece, Style, Tokenizer, Tools, parse_messages,
 };
 use sluice_engine::{Checkpoint, Config, Constraint, Demand, Engine, GrammarFormat, HotExperts, Options};
+use sluice_experts::Recording;
 use sluice_store::bundle::{Manifest, PAGE};
-use sluice_store::experts::Recording;
 use sluice_store::safetensors::Header;
 
 /// An target: its name, which is that of its folder of seeds, and what reads there.

@@ -16,7 +16,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::atomic::AtomicFile;
 use crate::dtype::Dtype;
-use crate::error::{Error, quoted};
+use crate::error::Error;
+use crate::quote::quoted;
 use crate::safetensors::{Entry, Header, MAX_DIMS};
 use crate::small::{open_regular, read_small};
 

@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn a_panic_that_becomes_an_error_is_not_printed_and_others_are() {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        let child = child.args(["--exact", "caught::tests::panics", "--ignored", "--nocapture"]);
+        let child = child.args(["--exact", "catch_panic::tests::panics", "--ignored", "--nocapture"]);
         let output = child.output().unwrap();
         let printed = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{printed}");

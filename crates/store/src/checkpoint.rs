@@ -11,10 +11,11 @@ use std::sync::Arc;
 use crate::bundle::{MANIFEST, Manifest, RESIDENT, is_of_a_bundle};
 use crate::bytes::Bytes;
 use crate::dtype::Dtype;
-use crate::error::{Error, quoted};
+use crate::error::Error;
 use crate::index::{INDEX_NAME, Index, siblings};
 use crate::load::ReadFile;
 use crate::map::{Buffer, Map};
+use crate::quote::quoted;
 use crate::safetensors::Header;
 
 const SINGLE_NAME: &str = "model.safetensors";

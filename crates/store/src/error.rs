@@ -3,7 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::safetensors::HeaderError;
+use crate::header_error::HeaderError;
+use crate::quote::quoted;
 
 /// An error of this crate. Its `Display` is complete: causes are part of the line, not a chain.
 #[derive(Debug, thiserror::Error)]
@@ -75,15 +76,9 @@ pub enum Error {
     /// The manifest of a bundle is not what it should be, or does not fit its files.
     #[error("{}: {why}", .path.display())]
     BadManifest { path: PathBuf, why: String },
-    /// Recorded routing that nobody recorded. Of which file, the caller knows.
-    #[error("{why}")]
-    BadRecording { why: String },
     /// A file's bytes are not those that were written.
     #[error("{}: damaged: XXH3 {found} instead of {expected}", .path.display())]
     Damaged { path: PathBuf, found: String, expected: String },
-    /// The budget for experts holds fewer than a token needs at once.
-    #[error("{budget} bytes are too few for experts: a token wants {experts} of a layer at once, which takes {needed}")]
-    ExpertBudget { budget: u64, needed: u64, experts: usize },
     /// A writer was used on after a failed write.
     #[error("{}: abandoned after a failed write", .path.display())]
     Abandoned { path: PathBuf },
@@ -99,12 +94,4 @@ impl Error {
 /// ` tensor "name"`, or nothing.
 fn of_tensor(tensor: &Option<String>) -> String {
     tensor.as_ref().map_or(String::new(), |name| format!(" in tensor {}", quoted(name)))
-}
-
-/// A name out of a file, safe to print on one line: quoted, escaped, and cut at 120 characters.
-pub(crate) fn quoted(name: &str) -> String {
-    match name.char_indices().nth(120) {
-        None => format!("{name:?}"),
-        Some((cut, _)) => format!("{:?}...", &name[..cut]),
-    }
 }

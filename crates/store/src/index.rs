@@ -7,7 +7,8 @@ use std::path::Path;
 use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
 
 use crate::atomic::AtomicFile;
-use crate::error::{Error, quoted};
+use crate::error::Error;
+use crate::quote::quoted;
 use crate::safetensors::MAX_HEADER;
 use crate::small::read_small;
 

@@ -1,68 +1,15 @@
-//! Sums over all bytes of a file, and what tells a file that was summed once from one that has changed since.
+//! Sums over all bytes of a file.
 
-use std::fmt;
-use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::Error;
 use crate::load::ReadFile;
+use crate::stamp::Stamp;
 
 /// Bytes that are read at once.
 const PORTION: usize = 2 << 20;
-/// Times of files may be as coarse as this, in seconds (two on FAT): a second change within it need not show.
-const COARSE: i64 = 3;
-
-/// What of a file's metadata changes whenever its bytes do. No program can set the time of its last change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Stamp {
-    device: u64,
-    inode: u64,
-    len: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    pub fn of(found: &Metadata) -> Stamp {
-        Stamp {
-            device: found.dev(),
-            inode: found.ino(),
-            len: found.len(),
-            modified: (found.mtime(), found.mtime_nsec()),
-            changed: (found.ctime(), found.ctime_nsec()),
-        }
-    }
-
-    /// Bytes of the file.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Whether the file was changed so shortly before `now` that another change at `now` could leave the same stamp. A sum that was begun then is right for as
-    /// long as somebody keeps the file open and looks at it, but must not be remembered. A clock that was set back makes files fresh, too.
-    pub fn is_fresh(&self, now: SystemTime) -> bool {
-        let now = now.duration_since(UNIX_EPOCH).map_or(0, |n| n.as_secs() as i64);
-        let ago = |(seconds, _): (i64, i64)| now.saturating_sub(seconds);
-        // A time of modification in the future was set by somebody; that of the last change cannot be.
-        ago(self.changed) <= COARSE || (0..=COARSE).contains(&ago(self.modified))
-    }
-}
-
-impl fmt::Display for Stamp {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Stamp { device, inode, len, modified: (m, m_nanos), changed: (c, c_nanos) } = self;
-        write!(f, "{device}:{inode}:{len}:{m}.{m_nanos}:{c}.{c_nanos}")
-    }
-}
-
 /// XXH3 (128 bits) of all bytes of the file at `path`, which had this stamp and must still have it at the end. What was not in the page cache is not there
 /// afterwards either, and no more than a few megabytes are on their way at any time. `goes_on` hears of the bytes of each portion; where it says no, there is no
 /// sum.
@@ -79,10 +26,10 @@ pub fn sum_file(path: &Path, stamp: &Stamp, goes_on: &mut dyn FnMut(u64) -> bool
     };
     is_same()?;
     file.read_nothing_ahead();
-    let (mut hash, mut portion) = (Xxh3::new(), vec![0; PORTION.min(stamp.len as usize)]);
+    let (mut hash, mut portion) = (Xxh3::new(), vec![0; PORTION.min(stamp.len() as usize)]);
     let mut at = 0;
-    while at < stamp.len {
-        let n = PORTION.min((stamp.len - at) as usize);
+    while at < stamp.len() {
+        let n = PORTION.min((stamp.len() - at) as usize);
         // SAFETY: `portion` has at least `n` bytes, and is borrowed mutably.
         let read = unsafe { file.read_leaving_no_trace(portion[..n].as_mut_ptr(), at, n) };
         read.map_err(|(at, cause)| file.error(at, cause))?;
@@ -112,7 +59,6 @@ pub fn lower_priority() {
 mod tests {
     use std::fs::{self, File};
     use std::io::{Seek, SeekFrom, Write};
-    use std::time::Duration;
 
     use xxhash_rust::xxh3::xxh3_128;
 
@@ -171,26 +117,5 @@ mod tests {
         assert!(matches!(sum(&path, &before), Err(Error::Replaced { .. })));
         // 3. Who wants no more gets none
         assert_eq!(sum_file(&path, &stamp(&path), &mut |_| false).unwrap(), None);
-    }
-
-    #[test]
-    fn a_stamp_is_believed_once_a_change_would_show() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("x");
-        fs::write(&path, "x").unwrap();
-        let seconds = Duration::from_secs;
-        let now = SystemTime::now();
-        let later = now + seconds(60);
-        assert!(stamp(&path).is_fresh(now) && !stamp(&path).is_fresh(later));
-        // Times that were set, to the past or the future, hide no change; a change after `now` does.
-        let set = |time| File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
-        for time in [now - seconds(1000), now + seconds(1000)] {
-            set(time);
-            assert!(stamp(&path).is_fresh(now) && !stamp(&path).is_fresh(later));
-        }
-        // Where the time of change says nothing, that of modification does.
-        set(later - seconds(1));
-        assert!(stamp(&path).is_fresh(later));
-        assert!(stamp(&path).is_fresh(now - seconds(1000)));
     }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use crate::atomic::{AtomicFile, check_space};
 use crate::dtype::Dtype;
-use crate::error::{Error, quoted};
+use crate::error::Error;
+use crate::quote::quoted;
 use crate::safetensors::{Header, HeaderError, MAX_HEADER};
 
 /// What a tensor of a file to be written will be.

@@ -266,7 +266,7 @@ impl Backend for Cpu {
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         self.mixture.stream(&mut self.weights, options, lookahead)?;
         // Helpers keep spinning, to be there when a read completes.
-        self.pool.set_spin(sluice_store::experts::SPIN);
+        self.pool.set_spin(sluice_experts::SPIN);
         Ok(())
     }
 

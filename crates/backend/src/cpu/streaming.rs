@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use sluice_store::experts::{ExpertStats, ExpertStore, FetchId, Next, no_faster};
+use sluice_experts::{ExpertPool, ExpertStats, FetchId, Next, no_faster};
 use sluice_store::{Bytes, Error, host_memory};
 
 use super::experts::{self, Carry, GatedFfn, Grouping, Operand, SharedDown};
@@ -73,7 +73,7 @@ const MORE_LATE: usize = 2;
 const WAVE: usize = 8;
 
 pub struct Streaming {
-    pub store: ExpertStore,
+    pub store: ExpertPool,
     /// What the present layer has asked for.
     fetch: Option<FetchId>,
     lookahead: Trial,
@@ -116,7 +116,7 @@ impl Streaming {
             experts::operands(experts, e).iter().flat_map(|o| o.bytes(weights)).collect()
         };
         let sources = layers.iter().map(|l| (0..l.count).map(|e| arrays(l, e)));
-        let store = ExpertStore::open(sources, k, options, &mut host_memory, &no_faster)?;
+        let store = ExpertPool::open(sources, k, options, &mut host_memory, &no_faster)?;
         for layer in layers {
             for expert in 0..layer.count {
                 experts::operands(layer, expert).iter().for_each(|o| weights[o.weight].streamed = true);

@@ -14,14 +14,15 @@ use super::lookups::Lookups;
 use super::pages::{CLEAN, mark_bytes};
 use super::reads::Desk;
 use super::secret::{self, Found, SECRET};
-use super::slab_alloc::{OpenSlab, name_of};
+use super::slab::{OpenSlab, name_of};
 use super::slot::PAGE;
 use super::storage::Storage;
 use super::{Counts, DiskCache, Error};
 
-/// Part of the quota that the index may take, and the least that it needs.
+/// The index may take this part of the quota.
 const INDEX_PART: u64 = 16;
-pub(super) const LEAST_INDEX: u64 = 4 << 20;
+/// Bytes that the index may take at least, whatever the quota.
+pub const LEAST_INDEX: u64 = 4 << 20;
 /// Bytes of the index for each entry: its rows, and the copies that transactions make of pages.
 const INDEX_ENTRY: u64 = 1 << 10;
 /// Bytes of a slab, if a slot is not larger, and at most so many parts of the quota.
@@ -287,19 +288,27 @@ fn clear(storage: &dyn Storage) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simulated::Simulated;
     use super::*;
 
     #[test]
     fn a_disk_with_little_room_is_not_the_fault_of_who_named_no_quota() {
-        let open = |free| DiskCache::open_on_a_disk_with(Arc::new(Simulated::default()), free, Settings::default());
+        let folder = || {
+            let dir = tempfile::tempdir().unwrap();
+            let storage: Arc<dyn Storage> = Arc::new(Folder::open(dir.path()).unwrap());
+            (dir, storage)
+        };
+        let open = |free| {
+            let (_dir, storage) = folder();
+            DiskCache::open_on_a_disk_with(storage, free, Settings::default())
+        };
         let least = match open(1 << 20) {
             Err(Error::LittleFree { quota, least }) if quota == (1 << 20) / DISK_PART => least,
             other => panic!("{:?}", other.err()),
         };
         assert!(open(least * DISK_PART).is_ok());
         let settings = Settings { quota: Some(least - 1), ..Settings::default() };
-        let asked = DiskCache::open(Arc::new(Simulated::default()), settings);
+        let (_dir, storage) = folder();
+        let asked = DiskCache::open(storage, settings);
         assert!(matches!(asked, Err(Error::Quota { .. })));
     }
 }

@@ -94,37 +94,55 @@ pub(super) fn make(storage: &dyn Storage, key: Option<&FileKey>) -> io::Result<[
 
 #[cfg(test)]
 mod tests {
-    use super::super::simulated::Simulated;
+    use super::super::Folder;
     use super::*;
+
+    /// A folder, and what is done to the secret in it behind the cache's back.
+    struct Disk(tempfile::TempDir, Folder);
+
+    impl Disk {
+        fn new() -> Disk {
+            let dir = tempfile::tempdir().unwrap();
+            let folder = Folder::open(dir.path()).unwrap();
+            Disk(dir, folder)
+        }
+
+        fn damage(&self, change: impl FnOnce(&mut Vec<u8>)) {
+            let path = self.0.path().join(SECRET);
+            let mut bytes = std::fs::read(&path).unwrap();
+            change(&mut bytes);
+            std::fs::write(&path, &bytes).unwrap();
+        }
+    }
 
     #[test]
     fn a_secret_is_the_same_each_time_and_a_damaged_one_is_none() {
         let key = FileKey::parse(&[1; 32]);
         for key in [None, key.as_ref()] {
-            let disk = Simulated::default();
-            assert_eq!(read(&disk, key).unwrap(), Found::Missing);
-            let secret = make(&disk, key).unwrap();
-            assert_eq!(read(&disk, key).unwrap(), Found::Secret(secret));
+            let disk = Disk::new();
+            assert_eq!(read(&disk.1, key).unwrap(), Found::Missing);
+            let secret = make(&disk.1, key).unwrap();
+            assert_eq!(read(&disk.1, key).unwrap(), Found::Secret(secret));
             for bit in 0..8 * BYTES {
-                disk.spoil(SECRET, |bytes| bytes[bit / 8] ^= 1 << (bit % 8));
-                assert_eq!(read(&disk, key).unwrap(), Found::Damaged, "bit {bit}");
-                disk.spoil(SECRET, |bytes| bytes[bit / 8] ^= 1 << (bit % 8));
+                disk.damage(|bytes| bytes[bit / 8] ^= 1 << (bit % 8));
+                assert_eq!(read(&disk.1, key).unwrap(), Found::Damaged, "bit {bit}");
+                disk.damage(|bytes| bytes[bit / 8] ^= 1 << (bit % 8));
             }
-            disk.spoil(SECRET, |bytes| bytes.truncate(BYTES - 1));
-            assert_eq!(read(&disk, key).unwrap(), Found::Damaged);
+            disk.damage(|bytes| bytes.truncate(BYTES - 1));
+            assert_eq!(read(&disk.1, key).unwrap(), Found::Damaged);
         }
     }
 
     #[test]
     fn the_wrong_key_is_told_from_damage_and_a_sealed_secret_is_not_shown() {
-        let disk = Simulated::default();
+        let disk = Disk::new();
         let (key, other) = (FileKey::parse(&[1; 32]), FileKey::parse(&[2; 32]));
-        let secret = make(&disk, key.as_ref()).unwrap();
-        assert_eq!(read(&disk, other.as_ref()).unwrap(), Found::WrongKey);
-        assert_eq!(read(&disk, None).unwrap(), Found::KeyWanted);
-        disk.spoil(SECRET, |bytes| assert!(!bytes.windows(32).any(|w| w == secret)));
-        let disk = Simulated::default();
-        make(&disk, None).unwrap();
-        assert_eq!(read(&disk, key.as_ref()).unwrap(), Found::NotSealed);
+        let secret = make(&disk.1, key.as_ref()).unwrap();
+        assert_eq!(read(&disk.1, other.as_ref()).unwrap(), Found::WrongKey);
+        assert_eq!(read(&disk.1, None).unwrap(), Found::KeyWanted);
+        disk.damage(|bytes| assert!(!bytes.windows(32).any(|w| w == secret)));
+        let disk = Disk::new();
+        make(&disk.1, None).unwrap();
+        assert_eq!(read(&disk.1, key.as_ref()).unwrap(), Found::NotSealed);
     }
 }

@@ -2,42 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
-use std::sync::Arc;
 
 use sluice_store::Buffer;
 
 use super::error::io;
 use super::index::{Entry, Key, Place, Slab};
-use super::storage::StoredFile;
+use super::slab::{OpenSlab, name_of};
 use super::{DiskCache, Error};
 
 /// Of so many entries, one is evicted at once.
 const EVICTED_AT_ONCE: usize = 256;
 /// Under pressure a slab is emptied by moving what is in it, if no more than one of so many of its slots is taken.
 const NEARLY_EMPTY: usize = 4;
-
-#[derive(Debug)]
-pub(super) struct OpenSlab {
-    pub file: Arc<dyn StoredFile>,
-    /// As the index has it.
-    pub slab: Slab,
-    /// Slots that are being written, for entries that the index does not name yet.
-    pub reserved: HashSet<u32>,
-}
-
-impl OpenSlab {
-    pub fn bytes(&self) -> u64 {
-        self.slab.bytes()
-    }
-
-    fn taken(&self) -> usize {
-        self.slab.taken.iter().filter(|taken| **taken).count()
-    }
-}
-
-pub(super) fn name_of(slab: u32) -> String {
-    format!("{slab:08}.slab")
-}
 
 impl DiskCache {
     /// A free slot of each of these sizes, taken in memory only. `None` where there is none to be had, then none is taken.

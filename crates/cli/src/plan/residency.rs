@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use sluice_store::experts::simulate::{self, RISES, Served};
-use sluice_store::experts::{MAX_RECORDING, Policy, Recording};
+use sluice_experts::simulate::{self, RISES, Served};
+use sluice_experts::{MAX_RECORDING, Policy, Recording};
 use sluice_store::read_small;
 
 use super::estimate::{Split, Weights};

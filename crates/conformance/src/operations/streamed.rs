@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
 use sluice_backend::{ExpertOptions, Float, Lookahead, MatrixId, MatrixSource, MoeId, WeightFormat};
-use sluice_store::experts::{Keep, Policy, ReadFaults};
+use sluice_experts::{Error, Keep, Policy, ReadFaults};
 use sluice_store::load::{self, LoadOptions};
-use sluice_store::{Bytes, Checkpoint, Dtype, Error, TensorPlan, Writer};
+use sluice_store::{Bytes, Checkpoint, Dtype, TensorPlan, Writer};
 
 use super::mixture::Drawn;
 use crate::Case;
@@ -27,7 +27,7 @@ struct Disk {
 const EIO: i32 = 5;
 
 impl ReadFaults for Disk {
-    fn meet(&self, _: &Path, at: u64, memory: &mut [u8], came: io::Result<usize>) -> Option<io::Result<usize>> {
+    fn intercept(&self, _: &Path, at: u64, memory: &mut [u8], came: io::Result<usize>) -> Option<io::Result<usize>> {
         if self.late.lock().unwrap().u8(..3) == 0 {
             return None;
         }

@@ -5,7 +5,7 @@
 //! behind an answer, while the device computes.
 
 use anyhow::Result;
-use sluice_store::experts::Next;
+use sluice_experts::Next;
 
 use super::{Present, Streaming, Wanted};
 use crate::driver::{Address, Gpu};

@@ -1,7 +1,7 @@
 //! Where experts are on the device: buffers of one size for each class of layers, which of them are free, stay, pass or linger, and what a layer's table says of them.
 
 use anyhow::Result;
-use sluice_store::experts::{ExpertStore, Move};
+use sluice_experts::{ExpertPool, Move};
 
 use super::{Streaming, Wanted};
 use crate::driver::Address;
@@ -35,7 +35,7 @@ impl Class {
     }
 
     /// Takes one: that of what lingers and is worth least, if none is free.
-    fn take(&mut self, store: &ExpertStore) -> Option<u32> {
+    fn take(&mut self, store: &ExpertPool) -> Option<u32> {
         let worth = |(layer, p): &(usize, Transient)| store.worth(*layer, p.expert as usize);
         let least = |class: &Class| {
             let all = 0..class.lingering.len();

@@ -11,10 +11,10 @@ use sluice_backend::{
     Lookahead, MemoryClass, SequenceInput, StepInputs, StepScratch, Wanted,
 };
 use sluice_cache::{Group, KvCache, Prefixes};
+use sluice_experts::{Error, Keep};
 use sluice_model::{CacheKind, Config, Decoder};
-use sluice_store::experts::Keep;
 use sluice_store::load::ReadAhead;
-use sluice_store::{Bytes, Checkpoint, Error, LoadOptions, Loading};
+use sluice_store::{Bytes, Checkpoint, LoadOptions, Loading};
 
 use super::Engine;
 use super::device::DeviceShare;

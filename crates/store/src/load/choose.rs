@@ -3,8 +3,9 @@
 
 use std::os::fd::AsRawFd;
 
+use super::options::{LoadMode, LoadOptions};
+use super::probe::{self, Speeds};
 use super::read::ReadFile;
-use super::{LoadMode, LoadOptions, Speeds, probe};
 use crate::error::Error;
 use crate::page_cache::resident_bytes;
 

@@ -5,8 +5,11 @@
 //! the page cache. What they read goes through [`ChunkSink`], so that the same engine can feed memory of another kind. Never: bytes
 //! that are not the file's without an error that names file, tensor and offset.
 
+mod bring;
 mod choose;
 mod delivery;
+mod options;
+mod pending;
 mod probe;
 mod queue;
 mod read;
@@ -15,11 +18,12 @@ mod ring;
 mod sink;
 mod small;
 mod source;
+mod staging;
 mod threads;
 
 use std::collections::HashSet;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,66 +31,19 @@ use crate::bytes::Bytes;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::memory::Memory;
-use crate::sums::Stamp;
+use crate::stamp::Stamp;
 pub use delivery::Piece;
+pub use options::{FileReport, LoadError, LoadMode, LoadOptions};
 pub use probe::Speeds;
 #[doc(hidden)]
 pub use probe::remembered_speeds;
 use queue::ChunkQueue;
-pub(crate) use read::{ALIGNMENT, ReadFile, go_on_at, refuses_direct};
+pub use read::ALIGNMENT;
+pub(crate) use read::{ReadFile, go_on_at, refuses_direct};
 pub use readahead::ReadAhead;
-pub use sink::{Chunk, Filled, Staging, measure_disk};
+pub use sink::Chunk;
 pub(crate) use source::Source;
-
-/// The kernel reads less than 2 GiB at once, and counts a request's bytes in 32 bits.
-const LARGEST_REQUEST: usize = 1 << 30;
-
-/// How files of weights come into memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LoadMode {
-    /// Each file as it is best, by what is cached, what fits, and what the disk can do.
-    #[default]
-    Auto,
-    /// Mapped, and populated ahead of use.
-    Mmap,
-    /// Buffered reads into memory of our own, leaving no more in the page cache than was there.
-    Pread,
-    /// Reads past the page cache into memory of our own.
-    Direct,
-}
-
-impl LoadMode {
-    pub fn name(self) -> &'static str {
-        match self {
-            LoadMode::Auto => "auto",
-            LoadMode::Mmap => "mmap",
-            LoadMode::Pread => "pread",
-            LoadMode::Direct => "direct",
-        }
-    }
-}
-
-/// How to load.
-#[derive(Clone, Debug)]
-pub struct LoadOptions {
-    pub mode: LoadMode,
-    /// Bytes of memory that copies of files may take; `None`: not known. What does not fit is mapped by [`LoadMode::Auto`].
-    pub room: Option<u64>,
-    /// Where the speeds of disks are remembered; `None`: measured anew where they are needed.
-    pub memory_of_disks: Option<PathBuf>,
-    /// Bytes that one request reads: rounded up to a power of two, at least a page, at most 1 GiB. `None`: what measured best for the way of reading.
-    pub request: Option<usize>,
-    /// Requests that io_uring keeps in flight.
-    pub depth: usize,
-    /// Whether copies of files ask for large pages.
-    pub large_pages: bool,
-    /// Threads with a ring each.
-    pub rings: usize,
-    /// Threads that read where io_uring does not.
-    pub threads: usize,
-    /// Whether who opens a model may begin with [`ReadAhead`]: where a device takes a while to start.
-    pub ahead: bool,
-}
+pub use staging::{Filled, Staging, measure_disk};
 
 /// What the disk can do that a file is on: measured on parts of it that are not in the page cache, or remembered. `None` where there is too little to
 /// measure with, or the file cannot be read.
@@ -96,55 +53,6 @@ pub fn disk_speeds(file: &Path, options: &LoadOptions) -> Option<Speeds> {
     // What is remembered is the device's: this file may refuse all the same.
     let direct = speeds.direct.filter(|_| file.open_direct().is_none());
     Some(Speeds { direct, ..speeds })
-}
-
-impl LoadOptions {
-    /// Bytes that one request reads in this mode.
-    pub(crate) fn request(&self, mode: LoadMode) -> usize {
-        // Direct requests hide the clearing of pages behind more bytes in flight; a buffered one is copied, best within a cache.
-        let best = if mode == LoadMode::Direct { 4 << 20 } else { 2 << 20 };
-        self.request.unwrap_or(best).clamp(read::ALIGNMENT, LARGEST_REQUEST).next_power_of_two()
-    }
-}
-
-impl Default for LoadOptions {
-    fn default() -> LoadOptions {
-        LoadOptions {
-            mode: LoadMode::Auto,
-            room: None,
-            memory_of_disks: None,
-            request: None,
-            large_pages: true,
-            depth: 8,
-            rings: 2,
-            threads: 4,
-            ahead: false,
-        }
-    }
-}
-
-/// How one file is read, and why.
-#[derive(Clone, Debug)]
-pub struct FileReport {
-    pub name: String,
-    /// Of the whole file.
-    pub bytes: u64,
-    /// Never `Auto`.
-    pub mode: LoadMode,
-    /// For people: one clause.
-    pub reason: String,
-}
-
-/// An error of a load; the same for all who ask.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct LoadError(#[from] Arc<Error>);
-
-impl LoadError {
-    /// What went wrong.
-    pub fn error(&self) -> &Error {
-        &self.0
-    }
 }
 
 /// A load in progress. Reading stops when this is dropped; the weights may be used as long as it lives.

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::options::{LoadMode, LoadOptions};
 use super::read::ReadFile;
-use super::sink::{Chunk, Filled, Staging};
-use super::{LoadMode, LoadOptions};
+use super::sink::Chunk;
+use super::staging::{Filled, Staging};
 use crate::atomic::AtomicFile;
 use crate::map::Map;
 use crate::memory::host_memory;

@@ -3,18 +3,19 @@
 //! Chunks are read in the order in which weights will be used; those that somebody waits for go before. Readers are threads of this
 //! process that end when nothing is left, and are started again when somebody waits for what was not asked for at first.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
-use std::thread::JoinHandle;
+
 use std::time::{Duration, Instant};
 
 use super::delivery::{Buffers, Delivery, Piece};
+use super::options::{LoadError, LoadMode, LoadOptions};
+use super::pending::{ChunkId, Pending};
 use super::read::ReadFile;
 use super::sink::{Chunk, ChunkSink, Lent, Next, Reader};
 use super::source::{FAILED, PENDING, READY, Source};
-use super::{LoadError, LoadMode, LoadOptions, ring, threads};
+use super::{ring, threads};
 use crate::bytes::Bytes;
 use crate::error::Error;
 use crate::memory::Memory;
@@ -44,35 +45,6 @@ pub(crate) struct ChunkQueue {
     /// Bytes asked for, and bytes of them that are there.
     wanted: AtomicU64,
     there: AtomicU64,
-}
-
-/// (Source, chunk)
-type ChunkId = (usize, usize);
-
-#[derive(Debug, Default)]
-struct Pending {
-    /// For each kind of reader: what it reads, how far it is, how many of it run.
-    lanes: [Lane; 2],
-    urgent: VecDeque<ChunkId>,
-    /// Lent and not given back.
-    lent: usize,
-    running: Vec<JoinHandle<()>>,
-    /// For each source and chunk, whether it was asked for at the start and is not there yet.
-    wanted: Vec<Vec<bool>>,
-    /// For each source and chunk, whether it goes elsewhere, and has not yet.
-    away: Vec<Vec<bool>>,
-    buffers: Buffers,
-}
-
-#[derive(Debug, Default)]
-struct Lane {
-    order: Vec<ChunkId>,
-    next: usize,
-    readers: usize,
-}
-
-fn lane(mode: LoadMode) -> Reader {
-    if mode == LoadMode::Direct { Reader::Direct } else { Reader::Threads }
 }
 
 impl ChunkQueue {
@@ -118,7 +90,7 @@ impl ChunkQueue {
     pub fn start<'a>(self: &Arc<ChunkQueue>, order: impl IntoIterator<Item = &'a Bytes>) {
         let _ = self.begun.set(Instant::now());
         let mut queue = self.lock();
-        let ready = self.ask_for(&mut queue, order);
+        let ready = queue.ask_for(&self.sources, order);
         self.begin(queue, ready);
     }
 
@@ -132,13 +104,13 @@ impl ChunkQueue {
         let (delivery, others) = Delivery::new(&self.sources, views, Box::new(take));
         let _ = self.begun.set(Instant::now());
         let mut queue = self.lock();
-        let ready = self.ask_for(&mut queue, views.iter().copied());
+        let ready = queue.ask_for(&self.sources, views.iter().copied());
         let asked: usize = queue.lanes.iter().map(|lane| lane.order.len()).sum();
         let (count, size) = self.buffers();
         queue.buffers = Buffers::new(count.min(asked), size, lend)?;
-        queue.away = queue.wanted.clone();
+        queue.to_deliver = queue.wanted.clone();
         for &(number, chunk) in &ready {
-            queue.away[number][chunk] = false;
+            queue.to_deliver[number][chunk] = false;
         }
         for (number, source) in self.sources.iter().enumerate() {
             if ready.iter().all(|(of, _)| *of != number) {
@@ -162,26 +134,6 @@ impl ChunkQueue {
     pub fn buffers(&self) -> (usize, usize) {
         let largest = self.sources.iter().map(|s| s.chunk_size()).max().unwrap_or(0);
         (self.rings * self.depth + self.threads, largest)
-    }
-
-    /// Puts the chunks that hold what these views hold into the lanes; returns those that are there already.
-    fn ask_for<'a>(&self, queue: &mut Pending, order: impl IntoIterator<Item = &'a Bytes>) -> Vec<ChunkId> {
-        let chunks = |s: &Arc<Source>| s.chunks(&(0..s.file.len as usize)).len();
-        queue.wanted = self.sources.iter().map(|s| vec![false; chunks(s)]).collect();
-        let mut ready = Vec::new();
-        for bytes in order {
-            let Some((source, range)) = bytes.source() else { continue };
-            let Some(number) = self.sources.iter().position(|s| Arc::ptr_eq(s, source)) else { continue };
-            for chunk in source.chunks(&range) {
-                if !std::mem::replace(&mut queue.wanted[number][chunk], true) {
-                    match source.state(chunk) {
-                        READY => ready.push((number, chunk)),
-                        _ => queue.lanes[lane(source.mode) as usize].order.push((number, chunk)),
-                    }
-                }
-            }
-        }
-        ready
     }
 
     /// Starts to read what was asked for, but for what is there already.
@@ -217,7 +169,7 @@ impl ChunkQueue {
     /// Starts the readers that are needed and do not run.
     fn ensure_readers(self: &Arc<ChunkQueue>, queue: &mut Pending) {
         for reader in [Reader::Threads, Reader::Direct] {
-            if self.is_halted() || self.peek(queue, reader).is_none() {
+            if self.is_halted() || queue.peek(&self.sources, reader).is_none() {
                 continue;
             }
             // One thread keeps a ring full. With two, pages of an image are cleared by one while the other submits.
@@ -301,22 +253,6 @@ impl ChunkQueue {
         }
     }
 
-    /// The next chunk for a kind of reader, which stays where it is.
-    fn peek(&self, queue: &mut Pending, reader: Reader) -> Option<ChunkId> {
-        let sources = &self.sources;
-        let pending = |&(source, chunk): &ChunkId| sources[source].state(chunk) == PENDING;
-        queue.urgent.retain(pending);
-        let urgent = queue.urgent.iter().find(|(source, _)| lane(sources[*source].mode) == reader);
-        if let Some(place) = urgent {
-            return Some(*place);
-        }
-        let lane = &mut queue.lanes[reader as usize];
-        while lane.order.get(lane.next).is_some_and(|p| !pending(p)) {
-            lane.next += 1;
-        }
-        lane.order.get(lane.next).copied()
-    }
-
     /// Waits until a part of a source is there, or can never be, and has it read before everything else.
     pub fn wait(self: &Arc<ChunkQueue>, number: usize, source: &Source, range: &Range<usize>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
@@ -387,7 +323,7 @@ impl ChunkQueue {
         }
         if away {
             queue.buffers.give_back(lent.buffer);
-            queue.away[number][chunk] = state != READY;
+            queue.to_deliver[number][chunk] = state != READY;
         }
         let mut over = false;
         let wanted = queue.wanted.get_mut(number).map(|chunks| &mut chunks[chunk]);
@@ -467,12 +403,12 @@ unsafe impl ChunkSink for ChunkQueue {
     fn next(&self, reader: Reader, block: bool) -> Next {
         let mut queue = self.lock();
         while !self.is_halted() {
-            let Some((number, chunk)) = self.peek(&mut queue, reader) else { break };
+            let Some((number, chunk)) = queue.peek(&self.sources, reader) else { break };
             let source = &self.sources[number];
             let range = source.chunk(chunk);
             // SAFETY: the chunk lies inside the source's memory.
             let here = unsafe { source.memory().start().add(range.start) };
-            let away = queue.away.get(number).is_some_and(|chunks| chunks[chunk]);
+            let away = queue.to_deliver.get(number).is_some_and(|chunks| chunks[chunk]);
             if away && queue.buffers.are_all_lent() {
                 if !block {
                     return Next::Later;

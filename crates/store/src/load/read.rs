@@ -12,10 +12,10 @@ use std::sync::{Mutex, OnceLock};
 use crate::error::Error;
 use crate::page_cache::{self, resident_bytes};
 use crate::small::open_regular;
-use crate::sums::Stamp;
+use crate::stamp::Stamp;
 
 /// What direct reads must be aligned to: file systems ask for this or less, and one that asks for more refuses.
-pub(crate) const ALIGNMENT: usize = 4096;
+pub const ALIGNMENT: usize = 4096;
 
 /// What of a file's metadata changes when the file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

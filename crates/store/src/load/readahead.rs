@@ -1,28 +1,16 @@
 //! Reading before anybody knows what for: while a device starts, the disk has nothing to do.
 
-use std::io;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
+use super::bring::bring;
+use super::choose;
+use super::options::{LoadMode, LoadOptions};
 use super::read::ReadFile;
-use super::{LoadMode, LoadOptions, choose};
 use crate::checkpoint::Checkpoint;
 use crate::map::Map;
-use crate::page_cache::resident_bytes;
-
-/// Brings a part of a file into the page cache by the file's map, if it is not there: in large pages and by requests as large, where reads begin with small ones. The
-/// page table is left as it was before, so that nothing of it counts as this process's memory.
-pub(crate) fn bring(file: &ReadFile, map: &Map, range: Range<usize>) -> io::Result<()> {
-    let (start, len) = (range.start as u64, range.len() as u64);
-    if resident_bytes(&file.buffered, start, len).is_ok_and(|cached| cached >= len) {
-        return Ok(());
-    }
-    map.populate(range.clone())?;
-    map.leave(range)
-}
 
 /// Brings a checkpoint's files into the page cache, in order, until all of them are there or this is dropped. What goes wrong is for whoever loads
 /// them to tell.

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use super::{LoadMode, Source};
+use super::options::LoadMode;
+use super::source::Source;
 use crate::bytes::Bytes;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::Error;

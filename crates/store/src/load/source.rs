@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use super::bring::bring;
 use super::choose::SMALL;
+use super::options::{LoadError, LoadMode, LoadOptions};
 use super::queue::ChunkQueue;
 use super::read::ReadFile;
-use super::{LoadError, LoadMode, LoadOptions, readahead};
 use crate::error::Error;
 use crate::map::Map;
 
@@ -161,7 +162,7 @@ impl Source {
     /// Brings a part of a mapped file into the page cache, for a read that follows and tells what is wrong.
     pub fn bring(&self, range: Range<usize>) {
         if self.brought {
-            let _ = readahead::bring(&self.file, &self.memory, range);
+            let _ = bring(&self.file, &self.memory, range);
         }
     }
 

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use sluice_engine::{Engine, HotExperts, Loading};
+use sluice_experts::{MAX_RECORDING, Recording};
 use sluice_store::AtomicFile;
-use sluice_store::experts::{MAX_RECORDING, Recording};
 
 use super::text::TextArgs;
 use crate::engine_args::EngineArgs;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use serde_json::{Value, json};
-use sluice_store::experts::simulate;
-use sluice_store::experts::{Policy, Recording};
+use sluice_experts::simulate;
+use sluice_experts::{Policy, Recording};
 
 use super::chart::{Chart, Series};
 use super::statistics::{self, Guesses, share_of_hottest};

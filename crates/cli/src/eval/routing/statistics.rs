@@ -1,7 +1,7 @@
 //! What recorded routing is like: how many experts it needs, how soon it repeats itself, what predicts it.
 
-use sluice_store::experts::simulate::{self, Trace};
-use sluice_store::experts::{Policy, Recording};
+use sluice_experts::simulate::{self, Trace};
+use sluice_experts::{Policy, Recording};
 
 /// How many of the experts that a token wants were guessed, out of k guesses.
 pub struct Guesses {

@@ -1,8 +1,8 @@
 //! What tiers of memory would serve of a text's routing: the store's own bookkeeping, driven by what was recorded.
 
 use serde_json::{Value, json};
-use sluice_store::experts::simulate::{self, RISES, Served};
-use sluice_store::experts::{Policy, Recording};
+use sluice_experts::simulate::{self, RISES, Served};
+use sluice_experts::{Policy, Recording};
 
 /// Slots of a faster tier and of the one below, such as a GPU's memory and the host's, as parts of all experts.
 const SIZES: [(f64, f64); 5] = [(0.0625, 0.1875), (0.125, 0.375), (0.25, 0.25), (0.25, 0.75), (0.5, 0.25)];

@@ -1,0 +1,85 @@
+//! The chunks of a load that are not there yet, and in which order they are read.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::delivery::Buffers;
+use super::options::LoadMode;
+use super::sink::Reader;
+use super::source::{PENDING, READY, Source};
+use crate::bytes::Bytes;
+
+/// (Source, chunk)
+pub(super) type ChunkId = (usize, usize);
+
+/// Chunks that are not there yet, and the readers that run.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    /// By kind of reader.
+    pub lanes: [Lane; 2],
+    /// Chunks that somebody waits for: these are read first.
+    pub urgent: VecDeque<ChunkId>,
+    /// Chunks that readers have and have not given back.
+    pub lent: usize,
+    /// The readers' threads.
+    pub running: Vec<JoinHandle<()>>,
+    /// By source and chunk: whether it was asked for at the start and is not there yet.
+    pub wanted: Vec<Vec<bool>>,
+    /// By source and chunk: whether it is to be delivered, and has not been yet.
+    pub to_deliver: Vec<Vec<bool>>,
+    /// The buffers that deliveries go through.
+    pub buffers: Buffers,
+}
+
+/// What one kind of reader reads.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    pub order: Vec<ChunkId>,
+    /// Position in `order` of the next chunk.
+    pub next: usize,
+    /// Readers that run.
+    pub readers: usize,
+}
+
+/// The kind of reader for files that are read in this mode.
+fn reader_of(mode: LoadMode) -> Reader {
+    if mode == LoadMode::Direct { Reader::Direct } else { Reader::Threads }
+}
+
+impl Pending {
+    /// Puts the chunks that hold parts of these views into the lanes, and returns those that are there already.
+    pub fn ask_for<'a>(&mut self, sources: &[Arc<Source>], order: impl IntoIterator<Item = &'a Bytes>) -> Vec<ChunkId> {
+        let chunks = |s: &Arc<Source>| s.chunks(&(0..s.file.len as usize)).len();
+        self.wanted = sources.iter().map(|s| vec![false; chunks(s)]).collect();
+        let mut ready = Vec::new();
+        for bytes in order {
+            let Some((source, range)) = bytes.source() else { continue };
+            let Some(number) = sources.iter().position(|s| Arc::ptr_eq(s, source)) else { continue };
+            for chunk in source.chunks(&range) {
+                if !std::mem::replace(&mut self.wanted[number][chunk], true) {
+                    match source.state(chunk) {
+                        READY => ready.push((number, chunk)),
+                        _ => self.lanes[reader_of(source.mode) as usize].order.push((number, chunk)),
+                    }
+                }
+            }
+        }
+        ready
+    }
+
+    /// The next chunk for a kind of reader. It stays in its lane.
+    pub fn peek(&mut self, sources: &[Arc<Source>], reader: Reader) -> Option<ChunkId> {
+        let pending = |&(source, chunk): &ChunkId| sources[source].state(chunk) == PENDING;
+        self.urgent.retain(pending);
+        let urgent = self.urgent.iter().find(|(source, _)| reader_of(sources[*source].mode) == reader);
+        if let Some(place) = urgent {
+            return Some(*place);
+        }
+        let lane = &mut self.lanes[reader as usize];
+        while lane.order.get(lane.next).is_some_and(|p| !pending(p)) {
+            lane.next += 1;
+        }
+        lane.order.get(lane.next).copied()
+    }
+}
