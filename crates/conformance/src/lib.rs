@@ -28,7 +28,7 @@ use sluice_backend::{Activations, Backend, Capacity, Cpu, Isa};
 
 pub use case::Case;
 use case::{Seen, Value};
-pub use checker::{Caches, Checker, Log, Made, Operation, Recording, Spoil, Spoilt};
+pub use checker::{CacheContents, Checker, Log, Made, Operation, Recording, Spoil, Spoilt};
 pub use operations::*;
 
 /// What a backend is to be made for.
