@@ -81,6 +81,15 @@ pub struct DeviceMemory {
     pub taken_by_experts: u64,
 }
 
+/// The memory that steps need beyond what [`crate::Resources::alloc`] gave, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepScratch {
+    /// However long the context is.
+    pub fixed: usize,
+    /// For each 128 positions of context of one sequence.
+    pub per_128_positions: usize,
+}
+
 /// Names something that a backend keeps; what the number means is for the backend to know.
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {

@@ -26,7 +26,7 @@ pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
 pub struct EngineArgs {
     /// What computes: the CPU, or an NVIDIA GPU, by its number (cuda: the first), or several that share the layers, in this order (cuda:0,1). auto takes the first GPU, where
     /// there is one that can be used, and as many more as it takes to hold the model but for its experts, else the CPU, and says what it took and why. Changes speed and memory, never the result
-    #[arg(long, default_value_t = DeviceArg::Cpu, value_name = "auto|cpu|cuda[:N[,N]]")]
+    #[arg(long, default_value_t = DeviceArg::host(), value_name = "auto|cpu|cuda[:N[,N]]")]
     device: DeviceArg,
     /// Threads that compute [default: one for each core that this process may use]
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]

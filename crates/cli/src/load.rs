@@ -9,7 +9,7 @@ use sluice_backend::{Activations, Cpu, Isa};
 use sluice_engine::text::{ChatTemplate, ModelText, Tokenizer};
 use sluice_engine::{Checkpoint, Config, Engine, Loading, Options, Placement, refused_by_device};
 
-use crate::device::DeviceArg;
+use crate::device::{Device, DeviceArg};
 use crate::engine_args::EngineArgs;
 use crate::progress::Progress;
 use crate::{folders, machine, prompt_cache_args, terminal, units};
@@ -55,18 +55,18 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
 pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engine> {
     let (chosen_experts, wanted_context) = (options.experts_per_token, options.max_context);
     let (asked, chosen) = (args.device(), args.device().chosen());
-    if let (DeviceArg::Cpu, DeviceArg::Cpu, Some(_)) = (asked, &chosen, options.device_memory) {
+    if asked.is_host() && options.device_memory.is_some() {
         bail!("--gpu-memory is of a GPU's memory, and none was asked for: --device cuda, or auto");
     }
-    let open = |device: &DeviceArg, mut options: Options| {
-        options.load.ahead = *device != DeviceArg::Cpu;
+    let open = |device: &Device, mut options: Options| {
+        options.load.ahead = !device.is_host();
         Engine::open_on(folder, options, &|options| device.backend(options))
     };
     let mut device = chosen;
     let opened = loop {
         match open(&device, options.clone()) {
             Err(small) if *asked == DeviceArg::Auto && refused_by_device(&small) => {
-                device = device.and_another().unwrap_or(DeviceArg::Cpu);
+                device = device.or_another();
                 terminal::note(&format!("device: {device} instead: {small:#}"));
             }
             opened => break opened,

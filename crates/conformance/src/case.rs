@@ -7,15 +7,18 @@ use std::ops::Range;
 use crate::Setup;
 use fastrand::Rng;
 use sluice_backend::{
-    Activations, Backend, Capacity, Linear, MemoryClass, Norm, Outcome, SequenceInput, StepInputs, Tensor, Wanted,
-    WeightFormat,
+    Activations, Backend, Capacity, Linear, MatrixSource, MemoryClass, Norm, Outcome, SequenceInput, StepInputs,
+    Tensor, Wanted, WeightFormat,
 };
+use sluice_store::Bytes;
 
 /// What a case saw of a backend, in order.
 #[derive(Default)]
 pub(crate) struct Seen {
     /// For people; the same on every backend.
     pub shapes: Vec<String>,
+    /// A weight format that the case is about and that the backend does not take.
+    pub refused: Option<WeightFormat>,
     pub values: Vec<(String, Value)>,
 }
 
@@ -64,13 +67,24 @@ pub struct Case {
 impl Case {
     pub(crate) fn new(backend: Box<dyn Backend>, random: Rng, setup: &Setup, is_reference: bool) -> Case {
         let (mut random, activations) = (random, setup.activations);
-        let seen = Seen { shapes: vec![format!("activations {activations:?}")], values: Vec::new() };
+        let seen = Seen { shapes: vec![format!("activations {activations:?}")], ..Seen::default() };
         let pool = (0..POOL).map(|_| random.f32() * 2.0 - 1.0).collect();
         Case { backend, random, activations, is_reference, uniform: None, seen, pool, kept: Vec::new() }
     }
 
     pub(crate) fn into_seen(self) -> Seen {
         self.seen
+    }
+
+    /// Whether the backend takes matrices of this format. A case that is about a format ends early on a backend that does not.
+    pub fn takes(&mut self, format: WeightFormat) -> bool {
+        let planes = format.planes(128).expect("a format that there is");
+        let planes = planes.iter().map(|plane| Bytes::from(vec![0; plane.row_bytes])).collect();
+        let taken = self.backend.matrix(MatrixSource { form: format, rows: 1, cols: 128, parts: planes }).is_ok();
+        if !taken {
+            self.seen.refused = Some(format);
+        }
+        taken
     }
 
     /// Keeps something as long as the backend.

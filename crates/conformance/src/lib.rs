@@ -28,7 +28,7 @@ use sluice_backend::{Activations, Backend, Capacity, Cpu, Isa};
 
 pub use case::Case;
 use case::{Seen, Value};
-pub use checker::{Caches, Checker, Log, Made, Operation, Recording, Spoil, Spoilt};
+pub use checker::{CacheContents, Checker, Log, Made, Operation, Recording, Spoil, Spoilt};
 pub use operations::*;
 
 /// What a backend is to be made for.
@@ -91,6 +91,8 @@ macro_rules! tests {
             long_rows_agree_with_the_generic_cpu LONG_ROWS;
             large_tiles_agree_with_the_generic_cpu LARGE_TILES;
             tens_of_tokens_agree_with_the_generic_cpu TENS_OF_TOKENS;
+            q8_0_weights_agree_with_the_generic_cpu Q8_0;
+            q8_0_mixtures_agree_with_the_generic_cpu Q8_0_MIXTURES;
             dense_layers_agree_with_the_generic_cpu DENSE_LAYERS;
             attention_agrees_with_the_generic_cpu ATTENTION;
             attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;
@@ -138,6 +140,11 @@ pub fn check(family: &Family, candidates: &[Candidate]) {
         let wanted = run(family, seed, &reference, true);
         for candidate in candidates {
             let got = run(family, seed, candidate, false);
+            assert!(wanted.refused.is_none(), "the reference takes every weight format");
+            if let Some(format) = got.refused {
+                eprintln!("{}: {} takes no {format:?}", family.name, candidate.name);
+                continue;
+            }
             if let Some(difference) = difference(&got, &wanted) {
                 panic!("{}", told(family, seed, candidate, &wanted, &difference));
             }

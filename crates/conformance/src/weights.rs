@@ -55,6 +55,15 @@ impl Case {
                     scales.iter().map(|s| -s * f32::from(1u16 << (bits - 1)) * (0.5 + self.random.f32())).collect();
                 [packed, encode(scale, &scales), encode(scale, &biases)]
             }
+            WeightFormat::Q8_0 => {
+                let mut bytes = vec![0; rows * cols];
+                self.random.fill(&mut bytes);
+                let mut scales = self.small(rows * cols / 32, 1.0 / 256.0);
+                if self.once_in(4) {
+                    scales[0] = 0.0;
+                }
+                [bytes, encode(Float::F16, &scales), vec![]]
+            }
         };
         Parts { form, rows, cols, bytes }
     }

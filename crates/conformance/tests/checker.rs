@@ -6,8 +6,8 @@ mod support;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sluice_backend::{
-    Activations, AttentionMode, Backend, Capacity, KvLayout, KvType, MatrixId, MemoryClass, SequenceInput, StepInputs,
-    Wanted,
+    Activations, AttentionMode, Backend, Caches, Capacity, KvLayout, KvType, MatrixId, MemoryClass, Operations,
+    Resources, SequenceInput, StepInputs, Wanted,
 };
 use sluice_conformance::{Candidate, Checker, FAMILIES, Family, check};
 use sluice_engine::{Cpu, Engine, Isa, MemoryClass as Class, Options, Placement};

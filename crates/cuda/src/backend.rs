@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result, ensure};
 use sluice_backend::{
-    Activations, AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, DeviceMemory, DeviceSampling,
+    Activations, AttentionLayer, Backend, BufferId, Caches, Capacity, DeltaLayer, Device, DeviceMemory, DeviceSampling,
     ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse,
-    Mlp, Moe, MoeId, Norm, Outcome, Phase, Pool as Threads, Profile, Projection, RotaryFrequencies, RotaryId, Routing,
-    StepInputs, StepScratch, Streamed, Tensor,
+    Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Pool as Threads, Profile, Projection, Resources,
+    RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
 use sluice_store::{Bytes, Loading};
 
@@ -297,7 +297,7 @@ pub(crate) fn by_experts<'a>(weights: &Weights, mixtures: impl Iterator<Item = &
     by_experts
 }
 
-impl Backend for Cuda {
+impl Resources for Cuda {
     fn alloc(&mut self, class: MemoryClass, rows: usize, cols: usize) -> Result<Tensor> {
         let elements = rows * cols;
         let memory = Memory::zeroed(&self.gpu, 4 * elements, class.name())?;
@@ -353,7 +353,7 @@ impl Backend for Cuda {
         layouts: &[KvLayout],
         inputs: &StepInputs,
         _: bool,
-        step: &mut dyn FnMut(&mut dyn Backend),
+        step: &mut dyn FnMut(&mut dyn Operations),
     ) -> StepScratch {
         let moes = self.mixtures.registered().collect();
         let mut sizing = ScratchPlanner::new(self.mode, (&self.weights.all, moes), layouts, inputs);
@@ -393,6 +393,19 @@ impl Backend for Cuda {
         Ok(())
     }
 
+    fn fill_experts(&mut self) -> bool {
+        let mut more = false;
+        self.enqueue(|own| {
+            if let Some(streaming) = own.mixtures.streaming_mut() {
+                more = streaming.fill(&own.weights)?;
+            }
+            Ok(())
+        });
+        more
+    }
+}
+
+impl Caches for Cuda {
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
         let bytes = layout.block_bytes().checked_mul(blocks);
         ensure!(bytes.is_some_and(|b| b < 1 << 46), "the KV cache is larger than the address space");
@@ -465,25 +478,9 @@ impl Backend for Cuda {
         // SAFETY: as long as a row of the pool.
         must(unsafe { self.gpu.write(at, bytes_of(state), must(self.gpu.quiet())) });
     }
+}
 
-    fn begin(&mut self, inputs: &StepInputs) {
-        #[cfg(feature = "tuning")]
-        BEGAN.set(Some(std::time::Instant::now()));
-        // Reuses what earlier steps allocated.
-        self.inputs.clone_from(inputs);
-        self.left = Logits::default();
-        self.encoded.left_of = None;
-        self.drawing.forget();
-        self.enqueue(|own| {
-            own.weights.bring(&own.gpu)?;
-            own.mixtures.bring(&own.gpu, &own.weights, own.mode)?;
-            own.rotary.iter_mut().try_for_each(|table| table.fill(&own.gpu, own.inputs.positions()))?;
-            own.step.begin(&own.gpu, &own.inputs, own.kv.len())?;
-            own.gpu.begin_step();
-            Ok(())
-        });
-    }
-
+impl Operations for Cuda {
     fn embed(&mut self, table: MatrixId, out: Tensor) {
         let (weight, tokens) = (&self.weights.all[table.number()], self.inputs.tokens());
         let (rows, cols) = (weight.rows(), weight.cols());
@@ -593,6 +590,26 @@ impl Backend for Cuda {
             own.drawing.look(&own.gpu, at, own.left)
         });
     }
+}
+
+impl Backend for Cuda {
+    fn begin(&mut self, inputs: &StepInputs) {
+        #[cfg(feature = "tuning")]
+        BEGAN.set(Some(std::time::Instant::now()));
+        // Reuses what earlier steps allocated.
+        self.inputs.clone_from(inputs);
+        self.left = Logits::default();
+        self.encoded.left_of = None;
+        self.drawing.forget();
+        self.enqueue(|own| {
+            own.weights.bring(&own.gpu)?;
+            own.mixtures.bring(&own.gpu, &own.weights, own.mode)?;
+            own.rotary.iter_mut().try_for_each(|table| table.fill(&own.gpu, own.inputs.positions()))?;
+            own.step.begin(&own.gpu, &own.inputs, own.kv.len())?;
+            own.gpu.begin_step();
+            Ok(())
+        });
+    }
 
     fn end(&mut self) -> Outcome {
         #[cfg(feature = "tuning")]
@@ -658,17 +675,6 @@ impl Backend for Cuda {
 
     fn take_profile(&mut self) -> Profile {
         self.timing.as_mut().map(|timing| std::mem::take(&mut timing.profile)).unwrap_or_default()
-    }
-
-    fn fill_experts(&mut self) -> bool {
-        let mut more = false;
-        self.enqueue(|own| {
-            if let Some(streaming) = own.mixtures.streaming_mut() {
-                more = streaming.fill(&own.weights)?;
-            }
-            Ok(())
-        });
-        more
     }
 
     fn take_streamed(&mut self) -> Option<Streamed> {

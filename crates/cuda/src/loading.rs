@@ -98,7 +98,7 @@ pub fn begin(loading: &Loading, all: Vec<Arrivals>) -> Result<LoadProgress> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use sluice_backend::{Activations, Backend, Float, MatrixSource, WeightFormat};
+    use sluice_backend::{Activations, Float, MatrixSource, Resources, WeightFormat};
     use sluice_store::load::{self, LoadOptions};
     use sluice_store::{Dtype, LoadMode, TensorPlan, Writer};
 

@@ -11,9 +11,10 @@ use std::ops::Range;
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
-    Activations, AttentionLayer, Backend, BufferId, DeltaLayer, DeviceMemory, DeviceSampling, ExpertOptions, KvLayout,
-    KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome,
-    Phase, Profile, Projection, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
+    Activations, AttentionLayer, Backend, BufferId, Caches, DeltaLayer, DeviceMemory, DeviceSampling, ExpertOptions,
+    KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
+    Operations, Outcome, Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing, StepInputs,
+    StepScratch, Streamed, Tensor,
 };
 use sluice_experts::Error;
 use sluice_store::{Bytes, Loading};
@@ -263,7 +264,7 @@ impl Drop for Pipeline {
     }
 }
 
-impl Backend for Pipeline {
+impl Resources for Pipeline {
     fn alloc(&mut self, class: MemoryClass, rows: usize, cols: usize) -> Result<Tensor> {
         let tensors = self.devices.iter_mut().map(|d| d.alloc(class, rows, cols)).collect::<Result<Vec<Tensor>>>()?;
         // States are in buffers of the devices too, which nobody else knows.
@@ -359,7 +360,7 @@ impl Backend for Pipeline {
         layouts: &[KvLayout],
         inputs: &StepInputs,
         _: bool,
-        step: &mut dyn FnMut(&mut dyn Backend),
+        step: &mut dyn FnMut(&mut dyn Operations),
     ) -> StepScratch {
         let first = &self.devices[0];
         let moes = self.mixtures.iter().map(|m| &m.moe).collect();
@@ -373,7 +374,7 @@ impl Backend for Pipeline {
 
     /// Of the device that is the tightest in each.
     fn device_memory(&self) -> Option<DeviceMemory> {
-        let own: Vec<DeviceMemory> = self.devices.iter().filter_map(Backend::device_memory).collect();
+        let own: Vec<DeviceMemory> = self.devices.iter().filter_map(Resources::device_memory).collect();
         let split = self.split.get();
         let copied = self.devices[0].buffers_of(MemoryClass::WeightsCopied) as u64;
         let [rest, least_experts] = split.map_or([0; 2], |split| self.most(split));
@@ -397,7 +398,7 @@ impl Backend for Pipeline {
     }
 
     fn record_routing(&mut self) {
-        self.devices.iter_mut().for_each(Backend::record_routing);
+        self.devices.iter_mut().for_each(Resources::record_routing);
     }
 
     fn read_weights(&mut self, loading: &Loading, _: &[&Bytes]) -> Result<()> {
@@ -410,7 +411,9 @@ impl Backend for Pipeline {
         self.devices.iter_mut().for_each(|device| device.weights.expect(coming.clone()));
         Ok(())
     }
+}
 
+impl Caches for Pipeline {
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
         let number = self.groups.len();
         let mut counts = vec![0; self.count()];
@@ -499,14 +502,9 @@ impl Backend for Pipeline {
     fn write_state(&mut self, row: u32, state: &[f32]) {
         self.devices.iter_mut().for_each(|device| device.write_state(row, state));
     }
+}
 
-    fn begin(&mut self, inputs: &StepInputs) {
-        let settled = self.settle();
-        self.devices[0].enqueue(|_| settled);
-        self.devices.iter_mut().for_each(|device| device.begin(inputs));
-        (self.current, self.head) = (0, 0);
-    }
-
+impl Operations for Pipeline {
     fn embed(&mut self, table: MatrixId, out: Tensor) {
         let home = self.home(Key::Embed(table.number()));
         let tokens = self.devices[0].inputs.tokens().len();
@@ -586,6 +584,15 @@ impl Backend for Pipeline {
         let home = self.home(Key::Logits(head.number()));
         self.head = home;
         self.on(home, &[x, norm.weight], &[]).logits(x, norm, head);
+    }
+}
+
+impl Backend for Pipeline {
+    fn begin(&mut self, inputs: &StepInputs) {
+        let settled = self.settle();
+        self.devices[0].enqueue(|_| settled);
+        self.devices.iter_mut().for_each(|device| device.begin(inputs));
+        (self.current, self.head) = (0, 0);
     }
 
     fn end(&mut self) -> Outcome {

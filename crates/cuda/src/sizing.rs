@@ -2,9 +2,8 @@
 //! and notes how far each operation would grow each buffer, at most.
 
 use sluice_backend::{
-    Activations, AttentionLayer, Backend, DeltaLayer, ExpertOptions, KvLayout, KvPool, Linear, Logits, Lookahead,
-    MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Profile, Projection,
-    RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
+    Activations, AttentionLayer, DeltaLayer, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection,
+    StepInputs, StepScratch, Tensor,
 };
 
 use crate::attention::{MOST_SINGLE, part_bytes};
@@ -131,9 +130,7 @@ impl<'a> ScratchPlanner<'a> {
     }
 }
 
-const NOTHING: &str = "a step makes nothing known";
-
-impl Backend for ScratchPlanner<'_> {
+impl Operations for ScratchPlanner<'_> {
     fn project(&mut self, x: Tensor, _: Option<Norm>, projections: &[Projection]) {
         let needs = self.needs(projections.iter().map(|p| &p.linear));
         self.encoded.grow(x.rows, x.cols, needs);
@@ -204,84 +201,8 @@ impl Backend for ScratchPlanner<'_> {
         self.encoded.grow(self.wanted, x.cols, weight.kind(self.mode).needs());
     }
 
-    // What takes no scratch, and what no step does.
-    fn begin(&mut self, _: &StepInputs) {}
-    fn end(&mut self) -> Outcome {
-        Outcome::default()
-    }
     fn embed(&mut self, table: MatrixId, out: Tensor) {
         let matrices = vec![table.number()];
         self.parts.push(MatrixSlice { key: Key::Embed(table.number()), matrices, out: Some(out.buffer) });
-    }
-    fn alloc(&mut self, _: MemoryClass, _: usize, _: usize) -> anyhow::Result<Tensor> {
-        unreachable!("{NOTHING}")
-    }
-    fn upload(&mut self, _: &[f32], _: Tensor) {
-        unreachable!("{NOTHING}")
-    }
-    fn download(&mut self, _: Tensor, _: &mut [f32]) {
-        unreachable!("{NOTHING}")
-    }
-    fn matrix(&mut self, _: MatrixSource) -> anyhow::Result<MatrixId> {
-        unreachable!("{NOTHING}")
-    }
-    fn rotary(&mut self, _: &RotaryFrequencies, _: usize) -> anyhow::Result<RotaryId> {
-        unreachable!("{NOTHING}")
-    }
-    fn moe(&mut self, _: Moe, _: Option<MoeId>) -> anyhow::Result<MoeId> {
-        unreachable!("{NOTHING}")
-    }
-    fn stream_experts(&mut self, _: &ExpertOptions, _: Lookahead) -> anyhow::Result<()> {
-        unreachable!("{NOTHING}")
-    }
-    fn step_scratch(
-        &self,
-        _: &[KvLayout],
-        _: &StepInputs,
-        _: bool,
-        _: &mut dyn FnMut(&mut dyn Backend),
-    ) -> StepScratch {
-        unreachable!("{NOTHING}")
-    }
-    fn limit_steps(&mut self, _: usize, _: usize) {}
-    fn profile(&mut self, _: bool) {}
-    fn record_routing(&mut self) {}
-    fn alloc_kv(&mut self, _: KvLayout, _: usize) -> anyhow::Result<KvPool> {
-        unreachable!("{NOTHING}")
-    }
-    fn commit_kv(&mut self, _: &KvPool, _: usize) -> anyhow::Result<()> {
-        Ok(())
-    }
-    fn copy_blocks(&mut self, _: &KvPool, _: &[(u32, u32)]) {}
-    fn read_block(&mut self, _: &KvPool, _: u32, _: &mut [u8]) {}
-    fn write_block(&mut self, _: &KvPool, _: u32, _: &[u8]) {}
-    fn alloc_states(&mut self, _: usize, _: usize) -> anyhow::Result<()> {
-        unreachable!("{NOTHING}")
-    }
-    fn copy_state(&mut self, _: u32, _: u32) {}
-    fn zero_state(&mut self, _: u32) {}
-    fn read_state(&mut self, _: u32, _: &mut [f32]) {}
-    fn write_state(&mut self, _: u32, _: &[f32]) {}
-    fn read_logits(&mut self, _: Logits) -> &[f32] {
-        &[]
-    }
-    fn each_logits(&mut self, _: Logits, _: &(dyn Fn(usize, usize, &[f32]) + Sync)) {}
-    fn threads(&self) -> usize {
-        1
-    }
-    fn take_profile(&mut self) -> Profile {
-        Profile::default()
-    }
-    fn take_streamed(&mut self) -> Option<Streamed> {
-        None
-    }
-    fn notes(&self) -> Vec<String> {
-        Vec::new()
-    }
-    fn memory(&mut self) -> Vec<MemoryUse> {
-        Vec::new()
-    }
-    fn mixture_but_experts(&mut self, _: Tensor, _: MoeId, _: Tensor, _: Tensor) -> Routing {
-        unreachable!("{NOTHING}")
     }
 }

@@ -64,6 +64,7 @@ impl Kind {
             (WeightFormat::Affine { bits, .. }, Activations::Int8) => {
                 6 + if bits == 8 { 5 } else { u32::from(bits) - 2 }
             }
+            (WeightFormat::Q8_0, _) => unreachable!("refused when it is made"),
         })
     }
 
@@ -313,6 +314,7 @@ impl Weight {
     pub fn new(source: MatrixSource) -> Result<Weight> {
         let (rows, cols) = (source.rows, source.cols);
         ensure!(rows > 0 && cols > 0, "an empty matrix");
+        ensure!(source.form != WeightFormat::Q8_0, "Q8_0 weights are not supported on a GPU");
         let parts = source.form.planes(cols)?;
         let (got, wanted) = (source.parts.len(), parts.len());
         ensure!(got == wanted, "{got} arrays, where its form has {wanted}");
@@ -375,7 +377,7 @@ impl Weight {
     /// Columns of a group and the type of its scale, where it has groups.
     pub fn groups(&self) -> Option<(u32, u32)> {
         match self.form() {
-            WeightFormat::Float(_) => None,
+            WeightFormat::Float(_) | WeightFormat::Q8_0 => None,
             WeightFormat::Affine { group, scale, .. } => Some((u32::from(group), element(scale))),
         }
     }
@@ -394,6 +396,7 @@ impl Weight {
         let (float, group, bits) = match self.form() {
             WeightFormat::Float(float) => (float, 0, 0),
             WeightFormat::Affine { bits, group, scale } => (scale, u32::from(group), u32::from(bits)),
+            WeightFormat::Q8_0 => unreachable!("refused when it is made"),
         };
         let groups = number(self.cols()).checked_div(group).unwrap_or(0);
         parameters::Matrix {

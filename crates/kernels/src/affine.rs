@@ -50,18 +50,20 @@ pub(crate) unsafe fn widen_lanes<V: Lanes>(float: Float, p: *const u8, out: *mut
 #[inline(always)]
 pub(crate) unsafe fn dequantize_lanes<V: Unpack>(w: &Matrix, r: usize, out: *mut f32) {
     let packed = w.row(r).as_ptr();
-    match w.form() {
+    match (w.format, w.format.grouped()) {
         // SAFETY: a row has `cols` elements.
-        WeightFormat::Float(float) => unsafe { widen_lanes::<V>(float, packed, out, w.cols()) },
-        WeightFormat::Affine { bits, group, scale } => {
+        (WeightFormat::Float(float), _) => unsafe { widen_lanes::<V>(float, packed, out, w.cols()) },
+        (_, grouped) => {
+            let format = grouped.expect("what is not a float is in groups");
             let (scales, biases) = w.row_scales(r);
-            let group = group as usize;
+            let (group, bits) = (format.group, format.packing.bits());
             let mut q = [0u8; 128];
             for g in 0..w.cols() / group {
-                // SAFETY: a group lies inside the row and its q inside the buffer.
+                // SAFETY: a group is inside the row and its q inside the buffer.
                 unsafe {
-                    unpack_lanes::<V>(bits, packed.add(g * group / 8 * bits as usize), q.as_mut_ptr(), group);
-                    let (s, b) = (V::splat(scale.read(scales, g)), V::splat(scale.read(biases, g)));
+                    unpack_lanes::<V>(format.packing, packed.add(g * group / 8 * bits), q.as_mut_ptr(), group);
+                    let (s, b) = format.scale_and_bias(scales, biases, g);
+                    let (s, b) = (V::splat(s), V::splat(b));
                     for i in (0..group).step_by(16) {
                         V::load_u8(q.as_ptr().add(i)).fma(s, b).store(out.add(g * group + i));
                     }
@@ -79,6 +81,6 @@ unsafe fn dequantize_row_lanes<V: Unpack>(w: &Matrix, row: usize, out: &mut [f32
 }
 
 simd! {
-    /// Row `row` of a matrix of any form as f32: widened, or `fma(q, s, b)`. `out`: [cols].
+    /// Row `row` of a matrix of any format as f32: widened, or `fma(q, s, b)`. `out`: [cols].
     pub fn dequantize_row(w: &Matrix, row: usize, out: &mut [f32]) = dequantize_row_lanes
 }

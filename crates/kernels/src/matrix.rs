@@ -7,54 +7,61 @@ use crate::format::{MAX_PLANES, MatrixError, WeightFormat};
 /// A weight matrix [rows, cols], row-major, in the checkpoint's own bytes, at any alignment.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
-    pub(crate) form: WeightFormat,
+    pub(crate) format: WeightFormat,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// [rows, row_bytes]
+    /// [rows, row_bytes]: floats or packed integers.
     pub(crate) data: &'a [u8],
-    /// [rows, cols / group] of the form's scale type; empty for floats.
+    /// [rows, cols / group] of the format's scale type; empty for floats.
     pub(crate) scales: &'a [u8],
-    /// As `scales`.
+    /// As `scales`; empty where the format has no such plane.
     pub(crate) biases: &'a [u8],
     row_bytes: usize,
     scale_row_bytes: usize,
+    bias_row_bytes: usize,
 }
 
 impl<'a> Matrix<'a> {
-    /// Checks that the arrays, in the order of [`Form::parts`], have exactly the lengths of the shape.
+    /// Checks that the planes, in the order of [`WeightFormat::planes`], have exactly the lengths of the shape.
+    ///
+    /// # Errors
+    /// Where one has not, or there are more or fewer.
     pub fn new(
-        form: WeightFormat,
+        format: WeightFormat,
         rows: usize,
         cols: usize,
-        parts: impl IntoIterator<Item = &'a [u8]>,
+        planes: impl IntoIterator<Item = &'a [u8]>,
     ) -> Result<Self, MatrixError> {
-        let wanted = form.planes(cols)?;
+        let wanted = format.planes(cols)?;
         let (mut all, mut row_bytes, mut got) = ([&[][..]; MAX_PLANES], [0; MAX_PLANES], 0);
-        for bytes in parts {
-            if let Some(part) = wanted.get(got) {
-                let wanted = rows.checked_mul(part.row_bytes).ok_or(MatrixError::TooBig { rows, cols })?;
+        for bytes in planes {
+            if let Some(plane) = wanted.get(got) {
+                let wanted = rows.checked_mul(plane.row_bytes).ok_or(MatrixError::TooBig { rows, cols })?;
                 if bytes.len() != wanted {
-                    return Err(MatrixError::Length { part: part.name, got: bytes.len(), wanted });
+                    return Err(MatrixError::Length { part: plane.name, got: bytes.len(), wanted });
                 }
-                (all[got], row_bytes[got]) = (bytes, part.row_bytes);
+                (all[got], row_bytes[got]) = (bytes, plane.row_bytes);
             }
             got += 1;
         }
         if got != wanted.len() {
             return Err(MatrixError::Parts { got, wanted: wanted.len() });
         }
-        let ([data, scales, biases], [row_bytes, scale_row_bytes, _]) = (all, row_bytes);
-        Ok(Matrix { form, rows, cols, data, scales, biases, row_bytes, scale_row_bytes })
+        let ([data, scales, biases], [row_bytes, scale_row_bytes, bias_row_bytes]) = (all, row_bytes);
+        Ok(Matrix { format, rows, cols, data, scales, biases, row_bytes, scale_row_bytes, bias_row_bytes })
     }
 
-    pub fn form(&self) -> WeightFormat {
-        self.form
+    /// The format of its weights.
+    pub fn format(&self) -> WeightFormat {
+        self.format
     }
 
+    /// Rows: outputs of a product.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
+    /// Columns: inputs of a product.
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -64,7 +71,7 @@ impl<'a> Matrix<'a> {
         self.row_bytes
     }
 
-    /// Bytes of one row's scales, or biases.
+    /// Bytes of one row's scales.
     pub(crate) fn scale_row_bytes(&self) -> usize {
         self.scale_row_bytes
     }
@@ -77,12 +84,12 @@ impl<'a> Matrix<'a> {
     /// The matrix of some of the rows (one expert of a stack, for example).
     pub fn rows_slice(&self, rows: Range<usize>) -> Matrix<'a> {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
-        let (row, scale_row) = (self.row_bytes(), self.scale_row_bytes());
+        let (row, scale_row, bias_row) = (self.row_bytes, self.scale_row_bytes, self.bias_row_bytes);
         Matrix {
             rows: rows.len(),
             data: &self.data[rows.start * row..rows.end * row],
             scales: &self.scales[rows.start * scale_row..rows.end * scale_row],
-            biases: &self.biases[rows.start * scale_row..rows.end * scale_row],
+            biases: &self.biases[rows.start * bias_row..rows.end * bias_row],
             ..*self
         }
     }
@@ -95,7 +102,7 @@ impl<'a> Matrix<'a> {
 
     /// The scales and the biases of row `r`.
     pub(crate) fn row_scales(&self, r: usize) -> (&'a [u8], &'a [u8]) {
-        let n = self.scale_row_bytes();
-        (&self.scales[r * n..(r + 1) * n], &self.biases[r * n..(r + 1) * n])
+        let (n, biases) = (self.scale_row_bytes, self.bias_row_bytes);
+        (&self.scales[r * n..(r + 1) * n], &self.biases[r * biases..(r + 1) * biases])
     }
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use sluice_backend::{Backend, MatrixId, Norm, Routing, StepInputs, Tensor};
+use sluice_backend::{Backend, MatrixId, Norm, Operations, Routing, StepInputs, Tensor};
 
 use crate::description::{Description, MixerDescription};
 use crate::layers::{Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward};
@@ -17,7 +17,7 @@ enum Mixer {
 }
 
 impl Mixer {
-    fn forward(&self, backend: &mut dyn Backend, x: Tensor) {
+    fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         match self {
             Mixer::Attention(attention) => attention.forward(backend, x),
             Mixer::DeltaNet(delta_net) => delta_net.forward(backend, x),
@@ -77,7 +77,7 @@ impl Decoder {
 
     /// Enqueues a step: the new tokens of `inputs`, which the backend has begun with, go through all layers, their keys, values and states into its caches;
     /// logits of the rows that are wanted are left.
-    pub fn step(&self, backend: &mut dyn Backend, inputs: &StepInputs) {
+    pub fn step(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
         let x = self.x.first_rows(inputs.tokens().len());
         backend.embed(self.embedding, x);
         for layer in &self.layers {
@@ -106,17 +106,17 @@ impl Decoder {
     }
 
     /// Writes the embeddings of the step's tokens to the residual stream.
-    pub fn embed(&self, backend: &mut dyn Backend, inputs: &StepInputs) {
+    pub fn embed(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
         backend.embed(self.embedding, self.x.first_rows(inputs.tokens().len()));
     }
 
     /// Adds what the token mixer of layer `layer` makes of the residual stream's first `tokens` rows.
-    pub fn mix(&self, layer: usize, backend: &mut dyn Backend, tokens: usize) {
+    pub fn mix(&self, layer: usize, backend: &mut dyn Operations, tokens: usize) {
         self.layers[layer].mixer.forward(backend, self.x.first_rows(tokens));
     }
 
     /// Adds what the second half of layer `layer` makes of them.
-    pub fn feed_forward(&self, layer: usize, backend: &mut dyn Backend, tokens: usize) {
+    pub fn feed_forward(&self, layer: usize, backend: &mut dyn Operations, tokens: usize) {
         self.layers[layer].feed_forward.forward(backend, self.x.first_rows(tokens));
     }
 
@@ -124,7 +124,7 @@ impl Decoder {
     pub fn feed_forward_but_experts(
         &self,
         layer: usize,
-        backend: &mut dyn Backend,
+        backend: &mut dyn Operations,
         tokens: usize,
         normed: Tensor,
     ) -> Option<Routing> {

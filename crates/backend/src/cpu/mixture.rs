@@ -11,8 +11,8 @@ use sluice_kernels::{math, norm, route};
 use super::experts::{self, Grouping, Operand, SharedDown};
 use super::matmul::{self, Encoded, ExecContext, Needs};
 use super::memory::{Parts, Place, Weight};
-use super::streaming::{Lookahead, Streaming};
-use crate::{ExpertOptions, Failed, Moe, MoeId, Phase, Profile, Routed, Routing, SharedExpert};
+use super::streaming::Streaming;
+use crate::{ExpertOptions, Failed, Lookahead, Moe, MoeId, Phase, Profile, Routed, Routing, SharedExpert};
 
 /// The mixtures of a model.
 #[derive(Default)]

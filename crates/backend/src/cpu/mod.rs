@@ -23,17 +23,17 @@ use crate::affinity::{CoreBinding, Mask};
 use crate::numa::{Numa, Processors};
 use crate::pool::Pool;
 use crate::{
-    AttentionLayer, Backend, BufferId, Capacity, DeltaLayer, Device, ExpertOptions, KvLayout, KvPool, Linear, Logits,
-    MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Phase, Profile, Projection,
-    RotaryFrequencies, RotaryId, Routing, StepInputs, Tensor,
+    AttentionLayer, Backend, BufferId, Caches, Capacity, DeltaLayer, Device, ExpertOptions, KvLayout, KvPool, Linear,
+    Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome,
+    Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed,
+    Tensor,
 };
 use matmul::{Encoded, Product, Worker};
 use memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use mixture::HostMixture;
 pub use offload::{HostExperts, OffloadedExpert};
 use replicas::Replicas;
-pub use scratch::StepScratch;
-pub use streaming::{Lookahead, Streamed};
+
 use thread_tuner::{ThreadTuner, Waits};
 
 /// A backend's [`ExecContext`]: a macro, because the borrows are of single fields.
@@ -223,7 +223,7 @@ fn linear_rows(l: &Linear) -> (usize, usize) {
     (l.matrix.number(), l.rows.len())
 }
 
-impl Backend for Cpu {
+impl Resources for Cpu {
     fn alloc(&mut self, class: MemoryClass, rows: usize, cols: usize) -> Result<Tensor> {
         let id = BufferId::new(self.buffers.len());
         self.buffers.push(Buffer::zeroed(class, rows * cols * size_of::<f32>())?);
@@ -293,6 +293,30 @@ impl Backend for Cpu {
         self.mixture.record_routing();
     }
 
+    fn step_scratch(
+        &self,
+        layouts: &[KvLayout],
+        inputs: &StepInputs,
+        streamed: bool,
+        step: &mut dyn FnMut(&mut dyn Operations),
+    ) -> StepScratch {
+        let mut sizing = scratch::ScratchPlanner::new(self, layouts, inputs, streamed);
+        step(&mut sizing);
+        sizing.scratch()
+    }
+
+    fn limit_steps(&mut self, tokens: usize, rows: usize) {
+        for buffer in self.buffers.iter_mut().filter(|b| b.class == MemoryClass::Scratch) {
+            buffer.committed = buffer.bytes / rows.max(1) * tokens;
+        }
+    }
+
+    fn fill_experts(&mut self) -> bool {
+        self.mixture.streaming_mut().is_some_and(|streaming| streaming.store.fill())
+    }
+}
+
+impl Caches for Cpu {
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
         let id = BufferId::new(self.buffers.len());
         let bytes =
@@ -358,39 +382,9 @@ impl Backend for Cpu {
             unsafe { state.get_mut(0, cols.clone()) }.copy_from_slice(&from[cols]);
         });
     }
+}
 
-    fn step_scratch(
-        &self,
-        layouts: &[KvLayout],
-        inputs: &StepInputs,
-        streamed: bool,
-        step: &mut dyn FnMut(&mut dyn Backend),
-    ) -> StepScratch {
-        let mut sizing = scratch::ScratchPlanner::new(self, layouts, inputs, streamed);
-        step(&mut sizing);
-        sizing.scratch()
-    }
-
-    fn limit_steps(&mut self, tokens: usize, rows: usize) {
-        for buffer in self.buffers.iter_mut().filter(|b| b.class == MemoryClass::Scratch) {
-            buffer.committed = buffer.bytes / rows.max(1) * tokens;
-        }
-    }
-
-    fn begin(&mut self, inputs: &StepInputs) {
-        // Reuses what earlier steps allocated.
-        self.inputs.clone_from(inputs);
-        self.seat.iter_mut().for_each(CoreBinding::take);
-        self.copy_portion();
-        self.began = Instant::now();
-        self.pool.use_threads(if self.is_short() { self.crowd.chosen() } else { self.pool.threads() });
-        self.attention.begin();
-        self.left = Logits::default();
-        for table in &mut self.rotary {
-            table.fill(self.inputs.positions(), &mut self.pool);
-        }
-    }
-
+impl Operations for Cpu {
     fn embed(&mut self, table: MatrixId, out: Tensor) {
         let t0 = Instant::now();
         let place = self.place(out);
@@ -507,6 +501,22 @@ impl Backend for Cpu {
         self.left = Logits { rows: count, vocabulary };
         self.record(Phase::Head, t0, std::iter::once((head.number(), vocabulary)), count);
     }
+}
+
+impl Backend for Cpu {
+    fn begin(&mut self, inputs: &StepInputs) {
+        // Reuses what earlier steps allocated.
+        self.inputs.clone_from(inputs);
+        self.seat.iter_mut().for_each(CoreBinding::take);
+        self.copy_portion();
+        self.began = Instant::now();
+        self.pool.use_threads(if self.is_short() { self.crowd.chosen() } else { self.pool.threads() });
+        self.attention.begin();
+        self.left = Logits::default();
+        for table in &mut self.rotary {
+            table.fill(self.inputs.positions(), &mut self.pool);
+        }
+    }
 
     fn end(&mut self) -> Outcome {
         let (failed, routed, synchronisations) = self.mixture.end();
@@ -536,10 +546,6 @@ impl Backend for Cpu {
 
     fn take_profile(&mut self) -> Profile {
         self.profile.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    fn fill_experts(&mut self) -> bool {
-        self.mixture.streaming_mut().is_some_and(|streaming| streaming.store.fill())
     }
 
     fn take_streamed(&mut self) -> Option<Streamed> {

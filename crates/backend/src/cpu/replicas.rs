@@ -181,7 +181,10 @@ mod tests {
     use super::*;
     use crate::affinity::Mask;
     use crate::numa::{Numa, Processors};
-    use crate::{Backend, Capacity, Cpu, Linear, MatrixId, MatrixSource, MemoryClass, Projection, StepInputs, Tensor};
+    use crate::{
+        Backend, Capacity, Cpu, Linear, MatrixId, MatrixSource, MemoryClass, Operations, Projection, Resources,
+        StepInputs, Tensor,
+    };
 
     const ROWS: usize = 4096;
     const COLS: usize = 256;

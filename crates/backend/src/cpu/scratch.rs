@@ -12,19 +12,9 @@ use super::memory::Weight;
 use super::streaming::MOST_OUTPUTS;
 use super::{Cpu, attention as tasks};
 use crate::{
-    AttentionLayer, Backend, DeltaLayer, ExpertMatrix, ExpertOptions, KvLayout, KvPool, Linear, Logits, Lookahead,
-    MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Outcome, Profile, Projection,
-    RotaryFrequencies, RotaryId, Routing, StepInputs, Streamed, Tensor,
+    AttentionLayer, DeltaLayer, ExpertMatrix, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations,
+    Projection, StepInputs, StepScratch, Tensor,
 };
-
-/// What steps need beside what [`Backend::alloc`] gave, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StepScratch {
-    /// However long the context.
-    pub fixed: usize,
-    /// For each 128 positions of one sequence that it has grown to.
-    pub per_128_positions: usize,
-}
 
 /// Elements of activations in each encoding.
 #[derive(Default)]
@@ -262,9 +252,10 @@ impl ScratchPlanner<'_> {
     }
 }
 
-const NOTHING: &str = "a step makes nothing known";
+impl Operations for ScratchPlanner<'_> {
+    /// Rows are copied in place.
+    fn embed(&mut self, _: MatrixId, _: Tensor) {}
 
-impl Backend for ScratchPlanner<'_> {
     fn project(&mut self, x: Tensor, _: Option<Norm>, projections: &[Projection]) {
         let needs = Needs::of(projections.iter().map(|p| self.encoding(p.linear.matrix)));
         self.encode(x.rows, x.cols, needs);
@@ -316,83 +307,5 @@ impl Backend for ScratchPlanner<'_> {
         let vocabulary = self.weights[head.number()].rows();
         grow(&mut self.sizes.logits, rows * vocabulary);
         self.products(self.mode, std::iter::once((head.number(), vocabulary)), x.cols, rows);
-    }
-
-    // What takes no scratch, and what no step does.
-    fn begin(&mut self, _: &StepInputs) {}
-    fn end(&mut self) -> Outcome {
-        Outcome::default()
-    }
-    fn embed(&mut self, _: MatrixId, _: Tensor) {}
-    fn alloc(&mut self, _: MemoryClass, _: usize, _: usize) -> anyhow::Result<Tensor> {
-        unreachable!("{NOTHING}")
-    }
-    fn upload(&mut self, _: &[f32], _: Tensor) {
-        unreachable!("{NOTHING}")
-    }
-    fn download(&mut self, _: Tensor, _: &mut [f32]) {
-        unreachable!("{NOTHING}")
-    }
-    fn matrix(&mut self, _: MatrixSource) -> anyhow::Result<MatrixId> {
-        unreachable!("{NOTHING}")
-    }
-    fn rotary(&mut self, _: &RotaryFrequencies, _: usize) -> anyhow::Result<RotaryId> {
-        unreachable!("{NOTHING}")
-    }
-    fn moe(&mut self, _: Moe, _: Option<MoeId>) -> anyhow::Result<MoeId> {
-        unreachable!("{NOTHING}")
-    }
-    fn stream_experts(&mut self, _: &ExpertOptions, _: Lookahead) -> anyhow::Result<()> {
-        unreachable!("{NOTHING}")
-    }
-    fn step_scratch(
-        &self,
-        _: &[KvLayout],
-        _: &StepInputs,
-        _: bool,
-        _: &mut dyn FnMut(&mut dyn Backend),
-    ) -> StepScratch {
-        unreachable!("{NOTHING}")
-    }
-    fn limit_steps(&mut self, _: usize, _: usize) {}
-    fn profile(&mut self, _: bool) {}
-    fn record_routing(&mut self) {}
-    fn alloc_kv(&mut self, _: KvLayout, _: usize) -> anyhow::Result<KvPool> {
-        unreachable!("{NOTHING}")
-    }
-    fn commit_kv(&mut self, _: &KvPool, _: usize) -> anyhow::Result<()> {
-        Ok(())
-    }
-    fn copy_blocks(&mut self, _: &KvPool, _: &[(u32, u32)]) {}
-    fn read_block(&mut self, _: &KvPool, _: u32, _: &mut [u8]) {}
-    fn write_block(&mut self, _: &KvPool, _: u32, _: &[u8]) {}
-    fn alloc_states(&mut self, _: usize, _: usize) -> anyhow::Result<()> {
-        unreachable!("{NOTHING}")
-    }
-    fn copy_state(&mut self, _: u32, _: u32) {}
-    fn zero_state(&mut self, _: u32) {}
-    fn read_state(&mut self, _: u32, _: &mut [f32]) {}
-    fn write_state(&mut self, _: u32, _: &[f32]) {}
-    fn read_logits(&mut self, _: Logits) -> &[f32] {
-        &[]
-    }
-    fn each_logits(&mut self, _: Logits, _: &(dyn Fn(usize, usize, &[f32]) + Sync)) {}
-    fn threads(&self) -> usize {
-        self.threads
-    }
-    fn take_profile(&mut self) -> Profile {
-        Profile::default()
-    }
-    fn take_streamed(&mut self) -> Option<Streamed> {
-        None
-    }
-    fn notes(&self) -> Vec<String> {
-        Vec::new()
-    }
-    fn memory(&mut self) -> Vec<MemoryUse> {
-        Vec::new()
-    }
-    fn mixture_but_experts(&mut self, _: Tensor, _: MoeId, _: Tensor, _: Tensor) -> Routing {
-        unreachable!("{NOTHING}")
     }
 }

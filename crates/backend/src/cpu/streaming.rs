@@ -4,62 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use sluice_experts::{ExpertPool, ExpertStats, FetchId, Next, no_faster};
+use sluice_experts::{ExpertPool, FetchId, Next, no_faster};
 use sluice_store::{Bytes, Error, host_memory};
 
 use super::experts::{self, Carry, GatedFfn, Grouping, Operand, SharedDown};
 use super::matmul::{self, Encoded, ExecContext};
 use super::memory::{Place, Weight};
 use super::mixture::StreamedLayer;
-use crate::{ExpertOptions, Experts, Failed, Routing};
-
-/// Whether the experts of the next layer are guessed and read ahead.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lookahead {
-    #[default]
-    Off,
-    On,
-    /// Measured now and then, and used while it makes steps faster.
-    Auto,
-}
-
-/// What streamed experts took, and how they are read.
-#[derive(Clone, Debug)]
-pub struct Streamed {
-    pub stats: ExpertStats,
-    /// Such as "io_uring, direct".
-    pub reader: &'static str,
-    /// What reading fell back on.
-    pub notes: Vec<String>,
-    /// Experts that there is room for, and experts of all layers.
-    pub slots: (usize, usize),
-    /// Experts that there is room for in a device's own memory, to stay; `None` where the host computes.
-    pub device_slots: Option<usize>,
-    /// Bytes of all experts on disk.
-    pub file_bytes: u64,
-    /// Whether look-ahead is on just now.
-    pub looks_ahead: bool,
-}
-
-impl Streamed {
-    /// Adds what came later.
-    pub fn add(&mut self, later: &Streamed) {
-        self.stats.add(&later.stats);
-        self.looks_ahead = later.looks_ahead;
-        self.notes.clone_from(&later.notes);
-    }
-
-    /// Adds what another device did meanwhile, with experts of its own.
-    pub fn beside(&mut self, other: &Streamed) {
-        self.stats.add(&other.stats);
-        self.notes.extend(other.notes.iter().cloned());
-        self.notes.dedup();
-        self.slots = (self.slots.0 + other.slots.0, self.slots.1 + other.slots.1);
-        self.device_slots = self.device_slots.zip(other.device_slots).map(|(own, others)| own + others);
-        self.file_bytes += other.file_bytes;
-        self.looks_ahead |= other.looks_ahead;
-    }
-}
+use crate::{ExpertOptions, Experts, Failed, Lookahead, Routing, Streamed};
 
 /// Bytes of experts' outputs that are kept until all experts of a layer are there, at most.
 pub const MOST_OUTPUTS: usize = 16 << 20;

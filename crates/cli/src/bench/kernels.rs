@@ -436,10 +436,10 @@ impl Bench<'_> {
 /// Seconds for `w` times `n` tokens, row blocks distributed to the threads in turn.
 fn products(isa: Isa, w: &Matrix, x: &Tokens, n: usize, mode: Activations, threads: usize) -> f64 {
     let block = 4 * ROW_BLOCK;
-    let input = x.input(w.form().activation_format(mode));
+    let input = x.input(w.format().activation_format(mode));
     let list: Vec<u32> = (0..n as u32).collect();
     let state = || {
-        let scratch = Scratch::with_bytes(matmul::scratch_bytes(w.form(), COLS, block, n, mode));
+        let scratch = Scratch::with_bytes(matmul::scratch_bytes(w.format(), COLS, block, n, mode));
         std::sync::Mutex::new((scratch, vec![0f32; block * n]))
     };
     let states: Vec<_> = (0..threads).map(|_| state()).collect();

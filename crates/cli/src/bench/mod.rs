@@ -26,7 +26,6 @@ use sluice_store::{Checkpoint, Dtype};
 use sluice_kernels::format::{ActivationFormat, Float, WeightFormat};
 use sluice_kernels::roofline::Arithmetic;
 
-use crate::device::DeviceArg;
 use crate::disk::mix;
 use crate::engine_args::{EngineArgs, model_or_demo};
 
@@ -113,7 +112,7 @@ impl Subject {
         let mut engine = crate::load::engine(&folder, &args.engine, options)?;
         crate::load::finish(&mut engine)?;
         let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
-        let profile_apart = *args.engine.device() != DeviceArg::Cpu;
+        let profile_apart = !args.engine.device().is_host();
         Ok(Subject { name, engine, arithmetic, profile_apart })
     }
 }

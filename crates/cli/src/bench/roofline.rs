@@ -9,12 +9,11 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
 use sluice_backend::{Isa, Numa, default_threads};
-use sluice_cuda::Probes;
 use sluice_kernels::roofline::{self, Arithmetic};
 use sluice_store::Buffer;
 
 use super::figures::Figures;
-use crate::device::DeviceArg;
+use crate::device::{Device, DeviceArg, Probes};
 
 /// Large beside any cache: the largest last-level caches have hundreds of megabytes.
 const BUFFER: usize = 2 << 30;
@@ -29,7 +28,7 @@ pub struct RooflineArgs {
     #[arg(long, value_delimiter = ',', value_name = "N,..")]
     threads: Vec<usize>,
     /// Measure a GPU instead: reading its memory, copies between its memory and pinned memory here, products of integers, launches
-    #[arg(long, default_value_t = DeviceArg::Cpu, value_name = "cpu|cuda[:N]")]
+    #[arg(long, default_value_t = DeviceArg::host(), value_name = "cpu|cuda[:N]")]
     device: DeviceArg,
     /// Measurements, of which the median counts
     #[arg(long, default_value_t = 9, value_name = "N")]
@@ -41,9 +40,11 @@ pub struct RooflineArgs {
 
 pub fn run(args: &RooflineArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
-    if let DeviceArg::Cuda(ordinals) = args.device.chosen() {
-        let [ordinal] = ordinals[..] else { bail!("--device {}: one GPU at a time", args.device) };
-        return device(args, ordinal);
+    let chosen = args.device.chosen();
+    if !chosen.is_host() {
+        let [number] = *chosen.numbers() else { bail!("--device {}: one GPU at a time", args.device) };
+        let probes = chosen.probes(number).with_context(|| format!("--device {chosen}: nothing to measure"))??;
+        return device(args, &chosen, probes);
     }
     let isa = Isa::from_env()?;
     let mut memory = Memory::new()?;
@@ -84,8 +85,7 @@ pub fn run(args: &RooflineArgs) -> Result<()> {
 }
 
 /// The same of a GPU.
-fn device(args: &RooflineArgs, ordinal: u32) -> Result<()> {
-    let mut probes = Probes::new(ordinal).with_context(|| format!("--device cuda:{ordinal}"))?;
+fn device(args: &RooflineArgs, device: &Device, mut probes: Box<dyn Probes>) -> Result<()> {
     let mut found = [(); 6].map(|()| Figures::default());
     // The first of each warms up.
     for round in 0..=args.rounds {
@@ -107,7 +107,7 @@ fn device(args: &RooflineArgs, ordinal: u32) -> Result<()> {
     if args.json {
         let line = json!({
             "bench": "roofline",
-            "device": format!("cuda:{ordinal}"),
+            "device": device.to_string(),
             "name": probes.name(),
             "read_bytes_per_second": read.to_json(),
             "up_bytes_per_second": up.to_json(),
@@ -119,7 +119,7 @@ fn device(args: &RooflineArgs, ordinal: u32) -> Result<()> {
         println!("{line}");
         return Ok(());
     }
-    println!("cuda:{ordinal}, {}", probes.name());
+    println!("{device}, {}", probes.name());
     let (giga, micro) = (|f: &Figures| f.map(|x| x / 1e9).to_text(1), |f: &Figures| f.map(|x| 1e6 * x).to_text(2));
     println!("{:<22}{:>24} GB/s", "memory read", giga(read));
     println!("{:<22}{:>24} GB/s", "from pinned memory", giga(up));

@@ -1,8 +1,8 @@
 //! What was asked of a backend, and how it is asked again of another.
 
 use sluice_backend::{
-    AttentionLayer, Backend, DeltaLayer, KvLayout, KvPool, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Moe,
-    MoeId, Norm, Projection, RotaryFrequencies, StepInputs, Tensor,
+    AttentionLayer, Backend, Caches, DeltaLayer, KvLayout, KvPool, Linear, MatrixId, MatrixSource, MemoryClass, Mlp,
+    Moe, MoeId, Norm, Operations, Projection, Resources, RotaryFrequencies, StepInputs, Tensor,
 };
 
 use super::Checker;
@@ -50,7 +50,7 @@ impl Operation {
 
 /// What the caches that a step uses hold.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Caches {
+pub struct CacheContents {
     pub blocks: Vec<(usize, u32, Vec<u8>)>,
     /// As bits.
     pub states: Vec<(u32, Vec<u32>)>,
@@ -62,8 +62,8 @@ pub struct Recording {
     pub made: Vec<Made>,
     pub inputs: StepInputs,
     pub operations: Vec<Operation>,
-    pub before: Caches,
-    pub after: Caches,
+    pub before: CacheContents,
+    pub after: CacheContents,
     /// As bits.
     pub logits: Vec<u32>,
 }
@@ -114,7 +114,7 @@ fn again(to: &mut Checker, made: Made) -> anyhow::Result<()> {
     }
 }
 
-fn ask(to: &mut dyn Backend, operation: &Operation) {
+fn ask(to: &mut dyn Operations, operation: &Operation) {
     match operation {
         Operation::Embed { table, out } => to.embed(*table, *out),
         Operation::Project { x, norm, projections } => to.project(*x, *norm, projections),

@@ -106,6 +106,27 @@ pub fn interleaved_heads(c: &mut Case) {
     }
 }
 
+/// An embedding, projections and a feed-forward layer whose weights are all Q8_0.
+pub fn q8_0(c: &mut Case) {
+    if !c.takes(WeightFormat::Q8_0) {
+        return;
+    }
+    c.uniform = Some(WeightFormat::Q8_0);
+    let (tokens, hidden, width) = (c.tokens(), 32 * c.random.usize(1..=20), 32 * c.random.usize(1..=20));
+    let (vocabulary, rows) = (c.random.usize(2..200), c.random.usize(1..200));
+    let (table, norm) = (c.matrix(vocabulary, hidden), c.norm(hidden));
+    let (linear, mlp) = (c.linear(rows, hidden, false), c.mlp(hidden, width));
+    let (x, out) = (c.tensor(tokens, hidden), c.tensor(tokens, rows));
+    c.shape(format!("{tokens} tokens, {vocabulary} x {hidden}, rows {:?}, mlp of {width}", linear.rows));
+    c.step(tokens, |b| {
+        b.embed(table, x.tensor);
+        b.mlp(x.tensor, norm, &mlp, x.tensor);
+        b.project(x.tensor, Some(norm), &[Projection { linear, out: out.tensor }]);
+    });
+    c.see("x", x.whole);
+    c.see("out", out.whole);
+}
+
 /// What comes out of a wide layer: rows for which a backend may have ways of its own.
 pub fn long_rows(c: &mut Case) {
     let (tokens, cols) = (c.one_of(&[1, 1, 1, 3]), 128 * c.random.usize(60..=100));

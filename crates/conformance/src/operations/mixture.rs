@@ -172,24 +172,41 @@ pub fn mixtures(c: &mut Case) {
 
 /// As checkpoints have it: matrices of one form whose groups are 64, and a token at a time.
 pub fn mixtures_of_one_token(c: &mut Case) {
-    mixtures_of_one_form(c, 10, |_, _| 1);
+    let format = affine(c);
+    mixtures_of_one_format(c, format, 10, |_, _| 1);
 }
 
 /// The same with some tokens, so that experts have up to three each in the mean.
 pub fn mixtures_of_few_tokens(c: &mut Case) {
-    mixtures_of_one_form(c, 3, |c, most| c.random.usize(2..=(3 * most).clamp(2, 32)));
+    let format = affine(c);
+    mixtures_of_one_format(c, format, 3, |c, most| c.random.usize(2..=(3 * most).clamp(2, 32)));
+}
+
+/// The same of Q8_0 weights.
+pub fn mixtures_of_q8_0(c: &mut Case) {
+    if c.takes(WeightFormat::Q8_0) {
+        mixtures_of_one_format(c, WeightFormat::Q8_0, 2, |c, most| c.random.usize(1..=(3 * most).clamp(2, 32)));
+    }
+}
+
+fn affine(c: &mut Case) -> WeightFormat {
+    let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
+    WeightFormat::Affine { bits, group: 64, scale }
 }
 
 /// `widest`: of large experts, in 256 columns. `tokens`: of a step, by how many give each expert one, in the mean.
-fn mixtures_of_one_form(c: &mut Case, widest: usize, mut tokens: impl FnMut(&mut Case, usize) -> usize) {
-    let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
-    let form = WeightFormat::Affine { bits, group: 64, scale };
+fn mixtures_of_one_format(
+    c: &mut Case,
+    format: WeightFormat,
+    widest: usize,
+    mut tokens: impl FnMut(&mut Case, usize) -> usize,
+) {
     // Few experts that are large, or many that are small.
     let (wide, count) = if c.once_in(4) { (1, c.random.usize(1..=512)) } else { (widest, c.random.usize(1..=40)) };
     let (hidden, stacked) = (256 * c.random.usize(1..=wide), c.coin());
     let (intermediate, most, bias) =
         (64 * c.random.usize(1..=wide.min(6)), c.random.usize(1..=count.min(15)), c.coin());
-    c.uniform = Some(form);
+    c.uniform = Some(format);
     let drawn = c.experts(count, hidden, intermediate, stacked);
     let ids: Vec<MatrixId> = drawn.matrices.iter().map(|parts| c.register(parts)).collect();
     let scoring = match c.random.u8(..3) {
@@ -211,7 +228,7 @@ fn mixtures_of_one_form(c: &mut Case, widest: usize, mut tokens: impl FnMut(&mut
     let router = Linear { bias: None, ..c.router(count, hidden) };
     c.shape(format!("router {:?}, {scoring:?}, shared expert's gate {gated:?}", c.uniform));
     // What comes behind, mostly by the same norm.
-    c.uniform = Some(form);
+    c.uniform = Some(format);
     let rows = c.random.usize(1..80);
     let (behind, norms) = (c.linear(rows, hidden, false), [c.norm(hidden), c.norm(hidden)]);
     c.uniform = None;

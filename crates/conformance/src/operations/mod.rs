@@ -18,6 +18,8 @@ pub const INTERLEAVED_HEADS: Family = Family { name: "interleaved heads", cases:
 pub const LONG_ROWS: Family = Family { name: "long rows", cases: 16, run: dense::long_rows };
 pub const LARGE_TILES: Family = Family { name: "large tiles", cases: 16, run: dense::large_tiles };
 pub const TENS_OF_TOKENS: Family = Family { name: "tens of tokens", cases: 40, run: dense::tens_of_tokens };
+pub const Q8_0: Family = Family { name: "q8_0", cases: 60, run: dense::q8_0 };
+pub const Q8_0_MIXTURES: Family = Family { name: "q8_0 mixtures", cases: 30, run: mixture::mixtures_of_q8_0 };
 pub const DENSE_LAYERS: Family = Family { name: "dense layers", cases: 60, run: dense::dense_layers };
 pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
 pub const DEEP_CONTEXTS: Family = Family { name: "deep contexts", cases: 60, run: attention::deep_contexts };
@@ -36,7 +38,7 @@ pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logit
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 21] = [
+pub const FAMILIES: [&Family; 23] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
@@ -45,6 +47,8 @@ pub const FAMILIES: [&Family; 21] = [
     &LONG_ROWS,
     &LARGE_TILES,
     &TENS_OF_TOKENS,
+    &Q8_0,
+    &Q8_0_MIXTURES,
     &DENSE_LAYERS,
     &ATTENTION,
     &SHARED_PREFIXES,

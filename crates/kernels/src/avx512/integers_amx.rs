@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use super::amx::{SIDE, Tiles};
 use super::integers_prefill::{self, ACC, COLS, Few, Pass, ROWS, Tile, accumulate, joined};
+use crate::format::with_parts;
 use crate::input::GROUP;
 use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
@@ -41,13 +42,7 @@ impl Pass for InTiles {
     #[inline(always)]
     unsafe fn pass(parts: usize, cols: usize, tile: &Tile, x: &Few) {
         // SAFETY: the caller's.
-        unsafe {
-            match parts {
-                1 => pass::<1>(cols, tile, x),
-                2 => pass::<2>(cols, tile, x),
-                _ => pass::<4>(cols, tile, x),
-            }
-        }
+        unsafe { with_parts!(parts, PARTS => pass::<PARTS>(cols, tile, x)) }
     }
 }
 

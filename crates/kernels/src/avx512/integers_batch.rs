@@ -9,8 +9,9 @@ use std::arch::x86_64::*;
 use super::int8_dot::SOME;
 use super::integers_prefill::{Scales, accumulate, fill_scales, joined, transpose, transposed_quads};
 use super::unpack::{first_bytes, spread};
+use crate::format::{Grouped, Packing, with_packing, with_parts};
 use crate::input::{GROUP, ORDER};
-use crate::instructions::int8_dot::{Affine, Groups, affine_of, weight_group_sum};
+use crate::instructions::int8_dot::{Groups, grouped_of, weight_group_sum};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -42,40 +43,31 @@ pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: the caller's.
-    unsafe {
-        match affine_of(w).bits {
-            2 => width::<2>(w, x, tokens, tile, scratch),
-            3 => width::<3>(w, x, tokens, tile, scratch),
-            4 => width::<4>(w, x, tokens, tile, scratch),
-            5 => width::<5>(w, x, tokens, tile, scratch),
-            6 => width::<6>(w, x, tokens, tile, scratch),
-            _ => width::<8>(w, x, tokens, tile, scratch),
-        }
-    }
+    unsafe { with_packing!(grouped_of(w).packing, P => width::<P>(w, x, tokens, tile, scratch)) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
-    let form = affine_of(w);
+unsafe fn width<P: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    let format = grouped_of(w);
     let [q, s, b, acc, records] = scratch.cut(sizes(w.cols, tokens.len()));
     let (scales, acc) = (Scales { s: s.cast(), b: b.cast() }, acc.cast::<f32>());
-    let (n, groups) = (tokens.len(), w.cols / form.group);
+    let (n, groups) = (tokens.len(), w.cols / format.group);
     // Tokens are dealt evenly: a pass for few of them has few products to each register of weights.
     let passes = n.div_ceil(MOST);
     // SAFETY: the scratch holds a tile, and the accumulators and records of all tokens; rows, columns and tokens are inside their arrays.
     unsafe {
-        Ahead::new::<BITS>(w, form, 0, 0, 0..ROWS).fetch(0, 1);
-        record(&x, tokens, w.cols, form, records);
+        Ahead::new::<P>(w, format, 0, 0, 0..ROWS).fetch(0, 1);
+        record(&x, tokens, w.cols, format, records);
         for r in (0..w.rows).step_by(ROWS) {
             let halves = (w.rows - r).div_ceil(16).min(2);
             for k in (0..w.cols).step_by(COLS) {
                 let cols = COLS.min(w.cols - k);
                 let (next_r, next_k) = if k + COLS < w.cols { (r, k + COLS) } else { (r + ROWS, 0) };
                 for half in 0..halves {
-                    fill::<BITS>(w, r + 16 * half, k, cols, q.add(64 * half));
+                    fill::<P>(w, r + 16 * half, k, cols, q.add(64 * half));
                 }
-                fill_scales(w, form, r, k / form.group, cols / form.group, &scales);
+                fill_scales::<P>(w, format, r, k / format.group, cols / format.group, &scales);
                 let piece = records.add(k / COLS * n * RECORD);
                 for half in 0..halves {
                     for p in 0..passes {
@@ -87,18 +79,14 @@ unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
                             b: scales.b.add(16 * half),
                             x: piece.add(from * RECORD),
                             acc: acc.add(from * ACC + 16 * half),
-                            groups: cols / form.group,
+                            groups: cols / format.group,
                             first: k == 0,
-                            ahead: Ahead::new::<BITS>(w, form, next_r, next_k, ROWS * at / all..ROWS * (at + 1) / all),
+                            ahead: Ahead::new::<P>(w, format, next_r, next_k, ROWS * at / all..ROWS * (at + 1) / all),
                         };
-                        match (BITS, form.parts()) {
-                            (4, 1) => pass_some::<true, 1>(&some, to - from),
-                            (4, 2) => pass_some::<true, 2>(&some, to - from),
-                            (4, _) => pass_some::<true, 4>(&some, to - from),
-                            (_, 1) => pass_some::<false, 1>(&some, to - from),
-                            (_, 2) => pass_some::<false, 2>(&some, to - from),
-                            (_, _) => pass_some::<false, 4>(&some, to - from),
-                        }
+                        with_parts!(format.parts(), PARTS => match P::BITS {
+                            4 => pass_some::<true, PARTS>(&some, to - from),
+                            _ => pass_some::<false, PARTS>(&some, to - from),
+                        });
                     }
                 }
             }
@@ -119,7 +107,7 @@ unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
 
 /// Lays out the tokens: `[pieces of COLS columns, tokens, RECORD]`.
 #[inline(always)]
-unsafe fn record(x: &Groups, tokens: &[u32], cols: usize, form: Affine, records: *mut u8) {
+unsafe fn record(x: &Groups, tokens: &[u32], cols: usize, format: Grouped, records: *mut u8) {
     for (piece, k) in (0..cols).step_by(COLS).enumerate() {
         let n = COLS.min(cols - k);
         for (i, &token) in tokens.iter().enumerate() {
@@ -130,7 +118,7 @@ unsafe fn record(x: &Groups, tokens: &[u32], cols: usize, form: Affine, records:
                 std::ptr::copy_nonoverlapping(x.q.as_ptr().add(at).cast(), to, n);
                 let (sx, mx) = (to.add(COLS).cast::<f32>(), to.add(COLS + SCALES).cast::<f32>());
                 std::ptr::copy_nonoverlapping(x.scales.as_ptr().add(at / GROUP), sx, n / GROUP);
-                let sums = x.sums[at / GROUP..][..n / GROUP].chunks_exact(form.parts());
+                let sums = x.sums[at / GROUP..][..n / GROUP].chunks_exact(format.parts());
                 for (g, sums) in sums.enumerate() {
                     *mx.add(g) = weight_group_sum(sums);
                 }
@@ -152,14 +140,15 @@ struct Ahead {
 
 impl Ahead {
     /// `rows` of the tile at (r, k). They may lie past the last row, where the next call often goes on.
-    fn new<const BITS: usize>(w: &Matrix, form: Affine, r: usize, k: usize, rows: std::ops::Range<usize>) -> Ahead {
+    fn new<P: Packing>(w: &Matrix, format: Grouped, r: usize, k: usize, rows: std::ops::Range<usize>) -> Ahead {
         let (stride, scale_stride) = (w.row_bytes(), w.scale_row_bytes());
-        let scales = (r + rows.start) * scale_stride + k / form.group * form.scale.size();
+        let scales = (r + rows.start) * scale_stride + k / format.group * format.scale.size();
         Ahead {
-            data: w.data.as_ptr().wrapping_add((r + rows.start) * stride + k / 8 * BITS),
+            data: w.data.as_ptr().wrapping_add((r + rows.start) * stride + k / 8 * P::BITS),
             stride,
-            bytes: COLS.min(w.cols - k) / 8 * BITS,
-            scales: [w.scales, w.biases].map(|all| all.as_ptr().wrapping_add(scales)),
+            bytes: COLS.min(w.cols - k) / 8 * P::BITS,
+            scales: [w.scales, if P::ZERO.is_none() { w.biases } else { w.scales }]
+                .map(|all| all.as_ptr().wrapping_add(scales)),
             scale_stride,
             rows: rows.len(),
         }
@@ -187,7 +176,7 @@ impl Ahead {
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, q: *mut u8) {
+unsafe fn fill<P: Packing>(w: &Matrix, r: usize, k: usize, cols: usize, q: *mut u8) {
     const EIGHTS: [u8; 64] = {
         let (mut index, mut i) = ([0; 64], 0);
         while i < 64 {
@@ -200,8 +189,8 @@ unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, q
     // SAFETY: reads whole groups of rows that are there; the tile holds sixteen rows of COLS columns.
     unsafe {
         let rows: [*const u8; 16] =
-            std::array::from_fn(|i| w.data.as_ptr().add((r + i).min(w.rows - 1) * row_bytes + k / 8 * BITS));
-        if BITS == 4 {
+            std::array::from_fn(|i| w.data.as_ptr().add((r + i).min(w.rows - 1) * row_bytes + k / 8 * P::BITS));
+        if P::BITS == 4 {
             for c in (0..cols).step_by(32) {
                 let words = transposed_quads(&rows, c / 2, 16);
                 for j in 0..4 {
@@ -215,8 +204,8 @@ unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, q
             let n = (cols - c).min(64);
             let mut some = [_mm512_setzero_si512(); 16];
             for i in 0..16 {
-                let packed = first_bytes(rows[i].add(c / 8 * BITS), n / 8 * BITS);
-                some[i] = _mm512_shuffle_epi8(spread::<BITS>(packed), order);
+                let packed = first_bytes(rows[i].add(c / 8 * P::BITS), n / 8 * P::BITS);
+                some[i] = _mm512_shuffle_epi8(spread::<P>(packed), order);
             }
             transpose(&mut some);
             for j in 0..n / 4 {

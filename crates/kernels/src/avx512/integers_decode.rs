@@ -6,13 +6,14 @@
 //! each token is laid out the way the unpackers want it, with its scales spread to the same lanes.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::int8_dot::FEW;
 use super::unpack::{first_bytes, spread};
-use crate::format::Float;
+use crate::format::{Float, Packing, with_packing, with_parts};
 use crate::input::ORDER;
-use crate::instructions::int8_dot::{Groups, affine_of};
+use crate::instructions::int8_dot::{Groups, grouped_of};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -49,34 +50,18 @@ const fn alternate(bits: usize) -> bool {
 /// `matmul` checked the lengths, there are at most `FEW` tokens, and the instruction set is there.
 #[inline(always)]
 pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    let format = grouped_of(w);
     // SAFETY: the caller's.
     unsafe {
-        match affine_of(w).bits {
-            2 => width::<2>(w, x, tokens, tile, scratch),
-            3 => width::<3>(w, x, tokens, tile, scratch),
-            4 => width::<4>(w, x, tokens, tile, scratch),
-            5 => width::<5>(w, x, tokens, tile, scratch),
-            6 => width::<6>(w, x, tokens, tile, scratch),
-            _ => width::<8>(w, x, tokens, tile, scratch),
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn width<const BITS: usize>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
-    // SAFETY: the caller's.
-    unsafe {
-        match affine_of(w).parts() {
-            1 => all_rows::<BITS, 1>(w, x, tokens, tile, scratch),
-            2 => all_rows::<BITS, 2>(w, x, tokens, tile, scratch),
-            _ => all_rows::<BITS, 4>(w, x, tokens, tile, scratch),
-        }
+        with_packing!(format.packing, P => with_parts!(format.parts(), PARTS => {
+            all_rows::<P, PARTS>(w, x, tokens, tile, scratch)
+        }))
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn all_rows<const BITS: usize, const PARTS: usize>(
+unsafe fn all_rows<P: Packing, const PARTS: usize>(
     w: &Matrix,
     x: Groups,
     tokens: &[u32],
@@ -88,7 +73,7 @@ unsafe fn all_rows<const BITS: usize, const PARTS: usize>(
     // SAFETY: the scratch holds all tokens; rows and tokens stay inside the tile.
     unsafe {
         for (i, &token) in tokens.iter().enumerate() {
-            prepare::<BITS, PARTS>(&x, token as usize, w.cols, prepared.add(i * token_bytes));
+            prepare::<P, PARTS>(&x, token as usize, w.cols, prepared.add(i * token_bytes));
         }
         // All rows with up to four tokens; with more, some rows stay in the first-level cache for the next tokens.
         let block = if tokens.len() <= 4 { w.rows } else { 16 };
@@ -105,10 +90,10 @@ unsafe fn all_rows<const BITS: usize, const PARTS: usize>(
                     _ => 4,
                 };
                 match n {
-                    1 => rows::<BITS, PARTS, 1>(w, all.clone(), x, out),
-                    2 => rows::<BITS, PARTS, 2>(w, all.clone(), x, out),
-                    3 => rows::<BITS, PARTS, 3>(w, all.clone(), x, out),
-                    _ => rows::<BITS, PARTS, 4>(w, all.clone(), x, out),
+                    1 => rows::<P, PARTS, 1>(w, all.clone(), x, out),
+                    2 => rows::<P, PARTS, 2>(w, all.clone(), x, out),
+                    3 => rows::<P, PARTS, 3>(w, all.clone(), x, out),
+                    _ => rows::<P, PARTS, 4>(w, all.clone(), x, out),
                 }
                 i += n;
             }
@@ -119,7 +104,7 @@ unsafe fn all_rows<const BITS: usize, const PARTS: usize>(
 /// Lays out one token: per step its activations in the unpacker's order and its scales in the lanes of the accumulator.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-unsafe fn prepare<const BITS: usize, const PARTS: usize>(x: &Groups, token: usize, cols: usize, out: *mut u8) {
+unsafe fn prepare<P: Packing, const PARTS: usize>(x: &Groups, token: usize, cols: usize, out: *mut u8) {
     const NATURAL: [u8; 64] = {
         let (mut index, mut i) = ([0; 64], 0);
         while i < 64 {
@@ -146,7 +131,7 @@ unsafe fn prepare<const BITS: usize, const PARTS: usize>(x: &Groups, token: usiz
                 let k = (step * step_cols + piece * PIECE).min(cols);
                 let half = (k + 64).min(cols);
                 let (a, b) = (first_bytes(q.add(k), cols - k), first_bytes(q.add(half), cols - half));
-                let (first, second) = if alternate(BITS) {
+                let (first, second) = if alternate(P::BITS) {
                     (_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b))
                 } else {
                     (_mm512_shuffle_epi8(a, natural), _mm512_shuffle_epi8(b, natural))
@@ -175,20 +160,20 @@ unsafe fn prepare<const BITS: usize, const PARTS: usize>(x: &Groups, token: usiz
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn rows<const BITS: usize, const PARTS: usize, const T: usize>(
+unsafe fn rows<P: Packing, const PARTS: usize, const T: usize>(
     w: &Matrix,
     all: Range<usize>,
     x: *const u8,
     out: *mut f32,
 ) {
-    let (row_bytes, step_cols) = (w.cols / 8 * BITS, PIECE * PARTS);
-    let (step_bytes, steps) = (step_cols / 8 * BITS, w.cols / step_cols);
+    let (row_bytes, step_cols) = (w.cols / 8 * P::BITS, PIECE * PARTS);
+    let (step_bytes, steps) = (step_cols / 8 * P::BITS, w.cols / step_cols);
     let token_bytes = token_bytes(w.cols, PARTS);
     let rest = (w.cols - steps * step_cols) / (32 * PARTS);
     // Four streams, a quarter of the rows each: they lie on pages of their own, so that more of the prefetchers' trackers work at once.
     let quarter = all.len().div_ceil(4);
     let rows_ahead = AHEAD.div_ceil(4 * row_bytes);
-    let mut scales = Scales::new(w);
+    let mut scales = Scales::<P>::new(w);
     for r in 0..quarter {
         // Past the last row the last row is computed once more.
         let index: [usize; 4] = std::array::from_fn(|i| all.start + (i * quarter + r).min(all.len() - 1));
@@ -207,19 +192,19 @@ unsafe fn rows<const BITS: usize, const PARTS: usize, const T: usize>(
                 for piece in 0..PARTS {
                     let mut d = [[_mm512_setzero_si512(); 4]; T];
                     for i in 0..4 {
-                        let at = p[i].add(step * step_bytes + piece * PIECE / 8 * BITS);
+                        let at = p[i].add(step * step_bytes + piece * PIECE / 8 * P::BITS);
                         _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead).cast());
-                        if BITS > 4 {
+                        if P::BITS > 4 {
                             _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead + 64).cast());
                         }
-                        let (first, second) = weights::<BITS>(at, 4);
+                        let (first, second) = weights::<P>(at, 4);
                         for t in 0..T {
                             let x = x.add(t * token_bytes + step * token_step(PARTS) + piece * PIECE);
-                            dots::<BITS>(&mut d[t], i, first, second, x);
+                            dots::<P>(&mut d[t], i, first, second, x);
                         }
                     }
                     for t in 0..T {
-                        sums[t][piece] = gather::<BITS>(d[t]);
+                        sums[t][piece] = gather::<P>(d[t]);
                     }
                 }
                 for t in 0..T {
@@ -240,11 +225,11 @@ unsafe fn rows<const BITS: usize, const PARTS: usize, const T: usize>(
                         if groups > 0 {
                             let mut d = [_mm512_setzero_si512(); 4];
                             for i in 0..4 {
-                                let at = p[i].add(steps * step_bytes + piece * PIECE / 8 * BITS);
-                                let (first, second) = weights::<BITS>(at, groups);
-                                dots::<BITS>(&mut d, i, first, second, x.add(piece * PIECE));
+                                let at = p[i].add(steps * step_bytes + piece * PIECE / 8 * P::BITS);
+                                let (first, second) = weights::<P>(at, groups);
+                                dots::<P>(&mut d, i, first, second, x.add(piece * PIECE));
                             }
-                            sums[piece] = gather::<BITS>(d);
+                            sums[piece] = gather::<P>(d);
                         }
                     }
                     let x = x.add(PARTS * PIECE).cast::<f32>();
@@ -304,11 +289,11 @@ unsafe fn scaled<const PARTS: usize>(sums: [__m512i; PARTS], sx: *const f32) -> 
 
 /// The q of a row's piece, `groups` (1 to 4) of which are there, the rest zero: even and odd columns, or the first and the second 64.
 #[inline(always)]
-unsafe fn weights<const BITS: usize>(p: *const u8, groups: usize) -> (__m512i, __m512i) {
+unsafe fn weights<P: Packing>(p: *const u8, groups: usize) -> (__m512i, __m512i) {
     // SAFETY: reads 4 * BITS bytes per group.
     unsafe {
-        let mask = _mm512_set1_epi8(((1u16 << BITS) - 1) as i8);
-        match BITS {
+        let mask = _mm512_set1_epi8(((1u16 << P::BITS) - 1) as i8);
+        match P::BITS {
             2 => {
                 let v = if groups == 4 {
                     _mm256_loadu_si256(p.cast())
@@ -332,9 +317,9 @@ unsafe fn weights<const BITS: usize>(p: *const u8, groups: usize) -> (__m512i, _
                 (_mm512_and_si512(v, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(v), mask))
             }
             _ => {
-                let (n, m) = (4 * BITS * groups.min(2), 4 * BITS * groups.saturating_sub(2));
-                let second = p.add(if groups > 2 { 8 * BITS } else { 0 });
-                (spread::<BITS>(first_bytes(p, n)), spread::<BITS>(first_bytes(second, m)))
+                let (n, m) = (4 * P::BITS * groups.min(2), 4 * P::BITS * groups.saturating_sub(2));
+                let second = p.add(if groups > 2 { 8 * P::BITS } else { 0 });
+                (spread::<P>(first_bytes(p, n)), spread::<P>(first_bytes(second, m)))
             }
         }
     }
@@ -354,12 +339,12 @@ const fn lane_bytes(step: usize) -> [u8; 64] {
 /// Sums of four products each, for row `i` of a piece. In natural order the two registers hold different groups: they meet in one register
 /// where the lanes of a group are two apart.
 #[inline(always)]
-unsafe fn dots<const BITS: usize>(d: &mut [__m512i; 4], i: usize, first: __m512i, second: __m512i, x: *const u8) {
+unsafe fn dots<P: Packing>(d: &mut [__m512i; 4], i: usize, first: __m512i, second: __m512i, x: *const u8) {
     // SAFETY: `x` holds a piece.
     unsafe {
         let (x0, x1) = (_mm512_loadu_si512(x.cast()), _mm512_loadu_si512(x.add(64).cast()));
         let zero = _mm512_setzero_si512();
-        if alternate(BITS) {
+        if alternate(P::BITS) {
             d[i] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, first, x0), second, x1);
         } else {
             let (a, b) = (_mm512_dpbusd_epi32(zero, first, x0), _mm512_dpbusd_epi32(zero, second, x1));
@@ -370,10 +355,10 @@ unsafe fn dots<const BITS: usize>(d: &mut [__m512i; 4], i: usize, first: __m512i
 
 /// The sums of four rows and four groups, in lane 4g + r.
 #[inline(always)]
-unsafe fn gather<const BITS: usize>(d: [__m512i; 4]) -> __m512i {
+unsafe fn gather<P: Packing>(d: [__m512i; 4]) -> __m512i {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
-        if alternate(BITS) {
+        if alternate(P::BITS) {
             // A quad is a group: a 4 x 4 transposition that adds on its way.
             let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(d[0], d[1]), _mm512_unpackhi_epi32(d[0], d[1]));
             let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(d[2], d[3]), _mm512_unpackhi_epi32(d[2], d[3]));
@@ -399,7 +384,8 @@ unsafe fn gather<const BITS: usize>(d: [__m512i; 4]) -> __m512i {
 }
 
 /// The scales and biases of four rows, four weight groups at a time, spread to lane 4w + r.
-struct Scales {
+struct Scales<P> {
+    packing: PhantomData<P>,
     scale: Float,
     s: [*const u8; 4],
     b: [*const u8; 4],
@@ -416,20 +402,20 @@ struct Scales {
     advance: __m512i,
 }
 
-impl Scales {
+impl<P: Packing> Scales<P> {
     #[inline(always)]
-    fn new(w: &Matrix) -> Scales {
-        let (form, row_bytes) = (affine_of(w), w.scale_row_bytes());
+    fn new(w: &Matrix) -> Scales<P> {
+        let (format, row_bytes) = (grouped_of(w), w.scale_row_bytes());
         // SAFETY: the shell that this is inlined to has the instruction set.
         unsafe {
-            let held = 16 / form.scale.size();
+            let held = 16 / format.scale.size();
             let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             let row = _mm512_and_si512(lane, _mm512_set1_epi32(3));
             let group = _mm512_srli_epi32::<2>(lane);
             let index = _mm512_add_epi32(_mm512_mullo_epi32(row, _mm512_set1_epi32(held as i32)), group);
             let advance = _mm512_set1_epi32(4);
             // bf16 numbers go to the high half of a lane, f16 numbers to the low half of the register.
-            let (index, advance) = match form.scale {
+            let (index, advance) = match format.scale {
                 Float::F32 => (index, advance),
                 Float::Bf16 => (_mm512_slli_epi32::<16>(index), _mm512_slli_epi32::<16>(advance)),
                 Float::F16 => (
@@ -439,7 +425,8 @@ impl Scales {
             };
             let zero = _mm512_setzero_si512();
             Scales {
-                scale: form.scale,
+                packing: PhantomData,
+                scale: format.scale,
                 s: [w.scales.as_ptr(); 4],
                 b: [w.biases.as_ptr(); 4],
                 row_bytes,
@@ -463,7 +450,9 @@ impl Scales {
         // SAFETY: the caller's.
         unsafe {
             self.s = rows.map(|row| w.scales.as_ptr().add(row * self.row_bytes));
-            self.b = rows.map(|row| w.biases.as_ptr().add(row * self.row_bytes));
+            if P::ZERO.is_none() {
+                self.b = rows.map(|row| w.biases.as_ptr().add(row * self.row_bytes));
+            }
         }
     }
 
@@ -478,10 +467,14 @@ impl Scales {
                 let mask = ((1u32 << (self.row_bytes - at).min(16)) - 1) as u16;
                 for row in 0..4 {
                     _mm_prefetch::<_MM_HINT_T1>(self.s[row].wrapping_add(at + self.ahead).cast());
-                    _mm_prefetch::<_MM_HINT_T1>(self.b[row].wrapping_add(at + self.ahead).cast());
+                    if P::ZERO.is_none() {
+                        _mm_prefetch::<_MM_HINT_T1>(self.b[row].wrapping_add(at + self.ahead).cast());
+                    }
                 }
                 self.s_block = four(self.s, at, mask);
-                self.b_block = four(self.b, at, mask);
+                if P::ZERO.is_none() {
+                    self.b_block = four(self.b, at, mask);
+                }
             }
             let n = _mm512_set1_epi32(in_block as i32);
             let n = if self.scale == Float::F32 { n } else { _mm512_set1_epi16(in_block as i16) };
@@ -489,21 +482,28 @@ impl Scales {
                 Float::F32 => {
                     let index = _mm512_add_epi32(self.index, _mm512_mullo_epi16(n, self.advance));
                     let take = |v| _mm512_permutexvar_ps(index, _mm512_castsi512_ps(v));
-                    (take(self.s_block), take(self.b_block))
+                    with_bias::<P>(take(self.s_block), || take(self.b_block))
                 }
                 Float::Bf16 => {
                     let index = _mm512_add_epi16(self.index, _mm512_mullo_epi16(n, self.advance));
                     let take = |v| _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, index, v));
-                    (take(self.s_block), take(self.b_block))
+                    with_bias::<P>(take(self.s_block), || take(self.b_block))
                 }
                 Float::F16 => {
                     let index = _mm512_add_epi16(self.index, _mm512_mullo_epi16(n, self.advance));
                     let take = |v| _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(index, v)));
-                    (take(self.s_block), take(self.b_block))
+                    with_bias::<P>(take(self.s_block), || take(self.b_block))
                 }
             }
         }
     }
+}
+
+/// Scales, and biases that are either read or made of them.
+#[inline(always)]
+unsafe fn with_bias<P: Packing>(s: __m512, read: impl FnOnce() -> __m512) -> (__m512, __m512) {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { (s, P::ZERO.map_or_else(read, |zero| _mm512_mul_ps(_mm512_set1_ps(-zero), s))) }
 }
 
 /// Sixteen bytes of each of four rows at offset `at`, under `mask`.

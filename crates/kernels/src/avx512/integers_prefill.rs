@@ -7,9 +7,9 @@
 use std::arch::x86_64::*;
 
 use super::unpack::{first_bytes, spread};
-use crate::format::Float;
+use crate::format::{Float, Grouped, Packing, with_packing, with_parts};
 use crate::input::{GROUP, ORDER};
-use crate::instructions::int8_dot::{Affine, Groups, affine_of, weight_group_sum};
+use crate::instructions::int8_dot::{Groups, grouped_of, weight_group_sum};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -93,32 +93,17 @@ pub(super) struct Scales {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 pub(super) unsafe fn product<P: Pass>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: the caller's.
-    unsafe {
-        match affine_of(w).bits {
-            2 => width::<P, 2>(w, x, tokens, tile, scratch),
-            3 => width::<P, 3>(w, x, tokens, tile, scratch),
-            4 => width::<P, 4>(w, x, tokens, tile, scratch),
-            5 => width::<P, 5>(w, x, tokens, tile, scratch),
-            6 => width::<P, 6>(w, x, tokens, tile, scratch),
-            _ => width::<P, 8>(w, x, tokens, tile, scratch),
-        }
-    }
+    unsafe { with_packing!(grouped_of(w).packing, F => width::<P, F>(w, x, tokens, tile, scratch)) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn width<P: Pass, const BITS: usize>(
-    w: &Matrix,
-    x: Groups,
-    tokens: &[u32],
-    tile: &mut [f32],
-    scratch: &mut Scratch,
-) {
-    let form = affine_of(w);
+unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    let format = grouped_of(w);
     let [q, s, b, acc, sx, mx, room] = scratch.cut(sizes::<P>(w.cols, tokens.len()));
     let cached = Tile { q, scales: Scales { s: s.cast(), b: b.cast() } };
     let (acc, sx, mx) = (acc.cast::<f32>(), sx.cast::<f32>(), mx.cast::<f32>());
-    let (parts, groups) = (form.parts(), w.cols / form.group);
+    let (parts, groups) = (format.parts(), w.cols / format.group);
     for (i, &token) in tokens.iter().enumerate() {
         let at = token as usize * w.cols / GROUP..(token as usize + 1) * w.cols / GROUP;
         let (scales, sums) = (&x.scales[at.clone()], &x.sums[at]);
@@ -134,7 +119,7 @@ unsafe fn width<P: Pass, const BITS: usize>(
         }
     }
     // SAFETY: the shell has the instruction set.
-    unsafe { prefetch::<BITS>(w, form, 0, 0, 0..ROWS) };
+    unsafe { prefetch::<F>(w, format, 0, 0, 0..ROWS) };
     let passes = tokens.len().div_ceil(P::TOKENS);
     for r in (0..w.rows).step_by(ROWS) {
         for k in (0..w.cols).step_by(COLS) {
@@ -142,13 +127,13 @@ unsafe fn width<P: Pass, const BITS: usize>(
             let (next_r, next_k) = if k + COLS < w.cols { (r, k + COLS) } else { (r + ROWS, 0) };
             // SAFETY: rows, columns and tokens are inside their arrays, the tile, the sums and the accumulators in scratch.
             unsafe {
-                fill::<BITS>(w, r, k, cols, &cached);
-                fill_scales(w, form, r, k / form.group, cols / form.group, &cached.scales);
+                fill::<F>(w, r, k, cols, &cached);
+                fill_scales::<F>(w, format, r, k / format.group, cols / format.group, &cached.scales);
                 for (p, some) in tokens.chunks(P::TOKENS).enumerate() {
-                    prefetch::<BITS>(w, form, next_r, next_k, ROWS * p / passes..ROWS * (p + 1) / passes);
+                    prefetch::<F>(w, format, next_r, next_k, ROWS * p / passes..ROWS * (p + 1) / passes);
                     let i = p * P::TOKENS;
                     let sx = sx.add(i * groups * parts + k / GROUP * P::TOKENS);
-                    let mx = mx.add(i * groups + k / form.group * P::TOKENS);
+                    let mx = mx.add(i * groups + k / format.group * P::TOKENS);
                     let (q, row, acc, first) = (x.q, w.cols, acc.add(i * ACC), k == 0);
                     P::pass(parts, cols, &cached, &Few { tokens: some, q, row, k, sx, mx, acc, first, room });
                 }
@@ -174,19 +159,21 @@ unsafe fn width<P: Pass, const BITS: usize>(
 
 /// Fetches what a tile at (r, k) reads of some of its rows. Places past the end do no harm.
 #[inline(always)]
-unsafe fn prefetch<const BITS: usize>(w: &Matrix, form: Affine, r: usize, k: usize, rows: std::ops::Range<usize>) {
+unsafe fn prefetch<F: Packing>(w: &Matrix, format: Grouped, r: usize, k: usize, rows: std::ops::Range<usize>) {
     let cols = COLS.min(w.cols - k);
     let scale_bytes = w.scale_row_bytes();
     // SAFETY: a prefetch does not fault; the caller has the instruction set.
     unsafe {
         for row in r + rows.start..(r + rows.end).min(w.rows) {
-            let at = w.data.as_ptr().wrapping_add(row * w.row_bytes() + k / 8 * BITS);
-            for line in (0..cols / 8 * BITS).step_by(64) {
+            let at = w.data.as_ptr().wrapping_add(row * w.row_bytes() + k / 8 * F::BITS);
+            for line in (0..cols / 8 * F::BITS).step_by(64) {
                 _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast());
             }
-            let scales = row * scale_bytes + k / form.group * form.scale.size();
+            let scales = row * scale_bytes + k / format.group * format.scale.size();
             _mm_prefetch::<_MM_HINT_T0>(w.scales.as_ptr().wrapping_add(scales).cast());
-            _mm_prefetch::<_MM_HINT_T0>(w.biases.as_ptr().wrapping_add(scales).cast());
+            if F::ZERO.is_none() {
+                _mm_prefetch::<_MM_HINT_T0>(w.biases.as_ptr().wrapping_add(scales).cast());
+            }
         }
     }
 }
@@ -195,7 +182,7 @@ unsafe fn prefetch<const BITS: usize>(w: &Matrix, form: Affine, r: usize, k: usi
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, tile: &Tile) {
+unsafe fn fill<F: Packing>(w: &Matrix, r: usize, k: usize, cols: usize, tile: &Tile) {
     const EIGHTS: [u8; 64] = {
         let (mut index, mut i) = ([0; 64], 0);
         while i < 64 {
@@ -206,7 +193,7 @@ unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, t
     };
     let row_bytes = w.row_bytes();
     // Columns of a row in a register before the transposition: packed, at 4 bits.
-    let width = if BITS == 4 { 128 } else { 64 };
+    let width = if F::BITS == 4 { 128 } else { 64 };
     // SAFETY: reads whole groups of rows that are there; the tile holds ROWS x COLS.
     unsafe {
         let (order, low) = (_mm512_loadu_si512(EIGHTS.as_ptr().cast()), _mm512_set1_epi8(0x0f));
@@ -216,13 +203,13 @@ unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, t
                 let mut q = [_mm512_setzero_si512(); 16];
                 for i in 0..16 {
                     let row = (r + 16 * half + i).min(w.rows - 1);
-                    let p = w.data.as_ptr().add(row * row_bytes + (k + c) / 8 * BITS);
-                    let packed = first_bytes(p, n / 8 * BITS);
-                    q[i] = if BITS == 4 { packed } else { _mm512_shuffle_epi8(spread::<BITS>(packed), order) };
+                    let p = w.data.as_ptr().add(row * row_bytes + (k + c) / 8 * F::BITS);
+                    let packed = first_bytes(p, n / 8 * F::BITS);
+                    q[i] = if F::BITS == 4 { packed } else { _mm512_shuffle_epi8(spread::<F>(packed), order) };
                 }
                 transpose(&mut q);
                 let four = |j: usize| tile.q.add(((c / 4 + j) * ROWS + 16 * half) * 4);
-                if BITS == 4 {
+                if F::BITS == 4 {
                     for j in 0..n / 8 {
                         _mm512_storeu_si512(four(2 * j).cast(), _mm512_and_si512(q[j], low));
                         let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(q[j]), low);
@@ -242,12 +229,20 @@ unsafe fn fill<const BITS: usize>(w: &Matrix, r: usize, k: usize, cols: usize, t
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-pub(super) unsafe fn fill_scales(w: &Matrix, form: Affine, r: usize, g: usize, groups: usize, tile: &Scales) {
-    let (size, held) = (form.scale.size(), 16 / form.scale.size());
+pub(super) unsafe fn fill_scales<F: Packing>(
+    w: &Matrix,
+    format: Grouped,
+    r: usize,
+    g: usize,
+    groups: usize,
+    tile: &Scales,
+) {
+    let (size, held) = (format.scale.size(), 16 / format.scale.size());
+    let planes = if F::ZERO.is_none() { 2 } else { 1 };
     // SAFETY: loads end with the groups; the tile holds ROWS numbers for each.
     unsafe {
         for half in 0..2 {
-            for (from, to) in [(w.scales, tile.s), (w.biases, tile.b)] {
+            for (from, to) in [(w.scales, tile.s), (w.biases, tile.b)].into_iter().take(planes) {
                 let rows: [*const u8; 16] = std::array::from_fn(|i| {
                     from.as_ptr().add((r + 16 * half + i).min(w.rows - 1) * w.scale_row_bytes() + g * size)
                 });
@@ -255,7 +250,7 @@ pub(super) unsafe fn fill_scales(w: &Matrix, form: Affine, r: usize, g: usize, g
                     let n = (groups - first).min(held);
                     let words = transposed_quads(&rows, first * size, n * size);
                     for j in 0..n {
-                        let numbers = match form.scale {
+                        let numbers = match format.scale {
                             Float::F32 => words[j],
                             Float::Bf16 if j % 2 == 0 => _mm512_slli_epi32::<16>(words[j / 2]),
                             Float::Bf16 => _mm512_and_si512(words[j / 2], _mm512_set1_epi32(!0xffff)),
@@ -265,6 +260,10 @@ pub(super) unsafe fn fill_scales(w: &Matrix, form: Affine, r: usize, g: usize, g
                             }
                         };
                         _mm512_storeu_si512(to.add((first + j) * ROWS + 16 * half).cast(), numbers);
+                        if let Some(zero) = F::ZERO {
+                            let biases = _mm512_mul_ps(_mm512_set1_ps(-zero), _mm512_castsi512_ps(numbers));
+                            _mm512_storeu_ps(tile.b.add((first + j) * ROWS + 16 * half), biases);
+                        }
                     }
                 }
             }
@@ -373,17 +372,11 @@ impl Pass for Vectors {
     unsafe fn pass(parts: usize, cols: usize, tile: &Tile, x: &Few) {
         // SAFETY: the caller's.
         unsafe {
-            match (parts, x.tokens.len()) {
-                (1, 1 | 2) => pass::<1, 2>(cols, tile, x),
-                (1, 3 | 4) => pass::<1, 4>(cols, tile, x),
-                (1, _) => pass::<1, 6>(cols, tile, x),
-                (2, 1 | 2) => pass::<2, 2>(cols, tile, x),
-                (2, 3 | 4) => pass::<2, 4>(cols, tile, x),
-                (2, _) => pass::<2, 6>(cols, tile, x),
-                (_, 1 | 2) => pass::<4, 2>(cols, tile, x),
-                (_, 3 | 4) => pass::<4, 4>(cols, tile, x),
-                (_, _) => pass::<4, 6>(cols, tile, x),
-            }
+            with_parts!(parts, PARTS => match x.tokens.len() {
+                1 | 2 => pass::<PARTS, 2>(cols, tile, x),
+                3 | 4 => pass::<PARTS, 4>(cols, tile, x),
+                _ => pass::<PARTS, 6>(cols, tile, x),
+            })
         }
     }
 }

@@ -1,6 +1,7 @@
 use std::arch::x86_64::*;
 
 use super::Avx512x16;
+use crate::format::Packing;
 use crate::instructions::unpack::Unpack;
 
 /// Where each 64-bit lane of [`spread`] finds its eight q: byte `BITS * lane` and on.
@@ -24,26 +25,30 @@ const fn shifts(bits: usize) -> u64 {
     all
 }
 
-struct Width<const BITS: usize>;
-impl<const BITS: usize> Width<BITS> {
-    const LANE_BYTES: [u8; 64] = lane_bytes(BITS);
+struct Width<P>(std::marker::PhantomData<P>);
+impl<P: Packing> Width<P> {
+    const LANE_BYTES: [u8; 64] = lane_bytes(P::BITS);
 }
 
-/// 64 q in natural order from a register whose low `8 * BITS` bytes are their bit stream.
+/// 64 q of a packing in natural order, from a register whose low `8 * BITS` bytes are their bit stream.
 ///
 /// # Safety
 /// Needs AVX-512 VBMI.
 #[inline(always)]
-pub(crate) unsafe fn spread<const BITS: usize>(stream: __m512i) -> __m512i {
-    if BITS == 8 {
+pub(crate) unsafe fn spread<P: Packing>(stream: __m512i) -> __m512i {
+    if P::SIGNED {
+        // SAFETY: the caller vouches for the instruction set.
+        return unsafe { _mm512_xor_si512(stream, _mm512_set1_epi8(-128)) };
+    }
+    if P::BITS == 8 {
         return stream;
     }
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
-        let index = _mm512_loadu_si512(const { &Width::<BITS>::LANE_BYTES }.as_ptr().cast());
+        let index = _mm512_loadu_si512(const { &Width::<P>::LANE_BYTES }.as_ptr().cast());
         let lanes = _mm512_permutexvar_epi8(index, stream);
-        let q = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(shifts(BITS) as i64), lanes);
-        _mm512_and_si512(q, _mm512_set1_epi8(((1u16 << BITS) - 1) as i8))
+        let q = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(shifts(P::BITS) as i64), lanes);
+        _mm512_and_si512(q, _mm512_set1_epi8(((1u16 << P::BITS) - 1) as i8))
     }
 }
 
@@ -59,16 +64,16 @@ pub(crate) unsafe fn first_bytes(p: *const u8, n: usize) -> __m512i {
 
 impl Unpack for Avx512x16 {
     #[inline(always)]
-    unsafe fn unpack<const BITS: usize>(p: *const u8, q: *mut u8, n: usize) {
+    unsafe fn unpack<P: Packing>(p: *const u8, q: *mut u8, n: usize) {
         // SAFETY: the caller vouches for both ends and the instruction set; an odd 32 is read and written by half.
         unsafe {
             for i in (0..n / 64 * 64).step_by(64) {
-                let all = spread::<BITS>(first_bytes(p.add(i / 8 * BITS), 8 * BITS));
+                let all = spread::<P>(first_bytes(p.add(i / 8 * P::BITS), 8 * P::BITS));
                 _mm512_storeu_si512(q.add(i).cast(), all);
             }
             if !n.is_multiple_of(64) {
                 let i = n / 64 * 64;
-                let half = spread::<BITS>(first_bytes(p.add(i / 8 * BITS), 4 * BITS));
+                let half = spread::<P>(first_bytes(p.add(i / 8 * P::BITS), 4 * P::BITS));
                 _mm256_storeu_si256(q.add(i).cast(), _mm512_castsi512_si256(half));
             }
         }

@@ -1,12 +1,16 @@
 use super::Generic16;
+use crate::format::Packing;
 use crate::instructions::unpack::{Unpack, unpack};
 
 impl Unpack for Generic16 {
     #[inline(always)]
-    unsafe fn unpack<const BITS: usize>(p: *const u8, q: *mut u8, n: usize) {
+    unsafe fn unpack<P: Packing>(p: *const u8, q: *mut u8, n: usize) {
         // SAFETY: the caller vouches for both.
         let (packed, q) =
-            unsafe { (std::slice::from_raw_parts(p, n / 8 * BITS), std::slice::from_raw_parts_mut(q, n)) };
-        unpack(BITS as u8, packed, q);
+            unsafe { (std::slice::from_raw_parts(p, n / 8 * P::BITS), std::slice::from_raw_parts_mut(q, n)) };
+        unpack(P::BITS as u8, packed, q);
+        if P::SIGNED {
+            q.iter_mut().for_each(|q| *q ^= 0x80);
+        }
     }
 }

@@ -6,8 +6,8 @@
 //! way, for an instruction set that only brings its own dot product.
 
 use super::unpack::{Unpack, unpack_lanes};
-use crate::format::{Float, WeightFormat};
-use crate::input::{GROUP, ORDER};
+use crate::format::Grouped;
+use crate::input::ORDER;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -22,21 +22,6 @@ pub(crate) struct Groups<'a> {
     pub sums: &'a [f32],
 }
 
-/// The three numbers of an affine form.
-#[derive(Clone, Copy)]
-pub(crate) struct Affine {
-    pub bits: u8,
-    pub group: usize,
-    pub scale: Float,
-}
-
-impl Affine {
-    /// Activation groups of a weight group: 1, 2 or 4.
-    pub fn parts(self) -> usize {
-        self.group / GROUP
-    }
-}
-
 /// The instruction set's way through a product.
 ///
 /// # Safety
@@ -49,9 +34,9 @@ pub(crate) trait Integers: Unpack {
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch);
 }
 
-pub(crate) fn affine_of(w: &Matrix) -> Affine {
-    let WeightFormat::Affine { bits, group, scale } = w.form else { unreachable!("only affine weights have groups") };
-    Affine { bits, group: group as usize, scale }
+/// How the groups of `w` are packed.
+pub(crate) fn grouped_of(w: &Matrix) -> Grouped {
+    w.format.grouped().expect("a format in groups")
 }
 
 /// One token's scales as the sequence over the weight groups wants them.
@@ -86,8 +71,8 @@ pub(crate) unsafe fn row_by_row<V: Unpack>(
     scratch: &mut Scratch,
     dot: impl Fn(&[u8], &[f32], &[f32], &[i8], TokenScales) -> f32,
 ) {
-    let form = affine_of(w);
-    let (parts, groups) = (form.parts(), w.cols / form.group);
+    let format = grouped_of(w);
+    let (parts, groups) = (format.parts(), w.cols / format.group);
     let [q, s, b, scales] = scratch.cut(row_sizes(w.cols, tokens.len()));
     // SAFETY: the scratch holds a row of q with its scales and biases, and up to two numbers per 32 columns of each token.
     let (q, s, b, scales) = unsafe {
@@ -110,11 +95,11 @@ pub(crate) unsafe fn row_by_row<V: Unpack>(
     }
     for r in 0..w.rows {
         // SAFETY: a row of q; the caller vouches for the instruction set.
-        unsafe { unpack_lanes::<V>(form.bits, w.row(r).as_ptr(), q.as_mut_ptr(), w.cols) };
+        unsafe { unpack_lanes::<V>(format.packing, w.row(r).as_ptr(), q.as_mut_ptr(), w.cols) };
         reorder(q);
         let (row_s, row_b) = w.row_scales(r);
         for g in 0..groups {
-            (s[g], b[g]) = (form.scale.read(row_s, g), form.scale.read(row_b, g));
+            (s[g], b[g]) = format.scale_and_bias(row_s, row_b, g);
         }
         for (i, &token) in tokens.iter().enumerate() {
             let xq = &x.q[token as usize * w.cols..][..w.cols];

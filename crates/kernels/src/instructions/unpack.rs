@@ -1,6 +1,7 @@
 //! From the bit stream of a row to one byte per q.
 
 use super::f32_dot::Lanes;
+use crate::format::{Packing, PackingName, with_packing};
 
 /// Unpacks q of `bits` (2, 3, 4, 5, 6 or 8) each: `q.len()` is a multiple of 8 and `packed` has `q.len() * bits / 8` bytes.
 pub fn unpack(bits: u8, packed: &[u8], q: &mut [u8]) {
@@ -21,25 +22,16 @@ pub fn unpack(bits: u8, packed: &[u8], q: &mut [u8]) {
 /// # Safety
 /// As for [`Lanes`].
 pub(crate) trait Unpack: Lanes {
-    /// `n` q (a multiple of 32) of `BITS` from `p`, which holds `n * BITS / 8` bytes and is read no further.
-    unsafe fn unpack<const BITS: usize>(p: *const u8, q: *mut u8, n: usize);
+    /// `n` q (a multiple of 32) of a packing from `p`, which holds `n * BITS / 8` bytes and is read no further.
+    unsafe fn unpack<P: Packing>(p: *const u8, q: *mut u8, n: usize);
 }
 
-/// Unpacks `n` q (a multiple of 32) of `bits` each.
+/// Unpacks `n` q (a multiple of 32).
 ///
 /// # Safety
 /// As for [`Unpack::unpack`].
 #[inline(always)]
-pub(crate) unsafe fn unpack_lanes<V: Unpack>(bits: u8, p: *const u8, q: *mut u8, n: usize) {
+pub(crate) unsafe fn unpack_lanes<V: Unpack>(packing: PackingName, p: *const u8, q: *mut u8, n: usize) {
     // SAFETY: the caller's.
-    unsafe {
-        match bits {
-            2 => V::unpack::<2>(p, q, n),
-            3 => V::unpack::<3>(p, q, n),
-            4 => V::unpack::<4>(p, q, n),
-            5 => V::unpack::<5>(p, q, n),
-            6 => V::unpack::<6>(p, q, n),
-            _ => V::unpack::<8>(p, q, n),
-        }
-    }
+    unsafe { with_packing!(packing, P => V::unpack::<P>(p, q, n)) }
 }

@@ -64,11 +64,11 @@ unsafe fn direct_lanes<V: Lanes>(w: Matrix, x: &[f32], tokens: &[u32], tile: &mu
     let product = Product::as_it_lies(&w, x.as_ptr().cast(), tokens, tile);
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
     unsafe {
-        match w.form {
+        match w.format {
             WeightFormat::Float(Float::F32) => dot::multiply::<V, WF32>(product),
             WeightFormat::Float(Float::F16) => dot::multiply::<V, WF16>(product),
             WeightFormat::Float(Float::Bf16) => dot::multiply::<V, WBf16>(product),
-            WeightFormat::Affine { .. } => unreachable!("affine weights are dequantised first"),
+            _ => unreachable!("weights in groups are dequantised first"),
         }
     }
 }
@@ -86,7 +86,7 @@ pub(super) fn scratch_bytes(cols: usize) -> usize {
 }
 
 #[inline(always)]
-unsafe fn affine_lanes<V: Unpack>(w: Matrix, x: &[f32], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+unsafe fn grouped_lanes<V: Unpack>(w: Matrix, x: &[f32], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let [rows] = scratch.cut([ROWS * w.cols * 4]);
     let rows = rows.cast::<f32>();
     for r0 in (0..w.rows).step_by(ROWS) {
@@ -111,6 +111,6 @@ unsafe fn affine_lanes<V: Unpack>(w: Matrix, x: &[f32], tokens: &[u32], tile: &m
 }
 
 simd! {
-    /// Affine weights, some rows at a time dequantised into scratch.
-    pub(super) fn affine(w: Matrix, x: &[f32], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = affine_lanes
+    /// Weights in groups, some rows at a time dequantised into scratch.
+    pub(super) fn grouped(w: Matrix, x: &[f32], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = grouped_lanes
 }

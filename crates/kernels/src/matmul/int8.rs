@@ -1,4 +1,4 @@
-//! Integer groups: affine weights times activations in int8.
+//! Integer groups: weights in groups times activations in int8.
 
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
@@ -11,17 +11,17 @@ use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
 #[inline(always)]
-unsafe fn affine_lanes<V: Integers>(w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+unsafe fn grouped_lanes<V: Integers>(w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
     unsafe { V::product(&w, x, tokens, tile, scratch) }
 }
 
 simd! {
-    fn in_vectors(w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = affine_lanes
+    fn in_vectors(w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = grouped_lanes
 }
 
-/// Affine weights times int8 groups.
-pub(super) fn affine(isa: Isa, w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+/// Weights in groups times activations in groups.
+pub(super) fn grouped(isa: Isa, w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     #[cfg(target_arch = "x86_64")]
     if isa.level() == Level::Amx && tokens.len() > SOME {
         // SAFETY: `matmul` checked the lengths, and an `Isa` of this level is made only where all of it was found.

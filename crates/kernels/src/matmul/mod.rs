@@ -46,26 +46,26 @@ pub fn matmul(
     assert!(x.len().is_multiple_of(w.cols), "{} activations for {} columns", x.len(), w.cols);
     let n = x.len() / w.cols;
     assert!(tokens.iter().all(|&t| (t as usize) < n), "a token is not among the {n} of the input");
-    match (w.form, x) {
+    match (w.format, x) {
         (WeightFormat::Float(_), Input::F32(x)) => float::direct(isa, w, x, tokens, tile),
         (WeightFormat::Float(Float::Bf16), Input::Bf16(x)) => pairs::direct(isa, w, x, tokens, tile, scratch),
-        (WeightFormat::Affine { .. }, Input::F32(x)) => float::affine(isa, w, x, tokens, tile, scratch),
-        (WeightFormat::Affine { .. }, Input::Bf16(x)) => pairs::affine(isa, w, x, tokens, tile, scratch),
-        (WeightFormat::Affine { .. }, Input::Int8 { q, scales, sums }) => {
+        (format @ WeightFormat::Float(_), _) => panic!("{format:?} does not take activations in this encoding"),
+        (_, Input::F32(x)) => float::grouped(isa, w, x, tokens, tile, scratch),
+        (_, Input::Bf16(x)) => pairs::grouped(isa, w, x, tokens, tile, scratch),
+        (_, Input::Int8 { q, scales, sums }) => {
             assert!(scales.len() == q.len() / 32 && sums.len() == q.len() / 32, "one scale and one sum per 32");
-            int8::affine(isa, w, Groups { q, scales, sums }, tokens, tile, scratch)
+            int8::grouped(isa, w, Groups { q, scales, sums }, tokens, tile, scratch)
         }
-        (form, _) => panic!("{form:?} does not take activations in this encoding"),
     }
 }
 
 /// Bytes of [`Scratch`] that [`matmul`] needs for ranges of up to `rows` rows and up to `tokens` tokens.
-pub fn scratch_bytes(form: WeightFormat, cols: usize, rows: usize, tokens: usize, mode: Activations) -> usize {
-    match (form, form.activation_format(mode)) {
+pub fn scratch_bytes(format: WeightFormat, cols: usize, rows: usize, tokens: usize, mode: Activations) -> usize {
+    match (format, format.activation_format(mode)) {
         (WeightFormat::Float(_), ActivationFormat::Bf16) => pairs::direct_scratch_bytes(rows, cols, tokens),
         (WeightFormat::Float(_), _) => 0,
         (_, ActivationFormat::F32) => float::scratch_bytes(cols),
-        (_, ActivationFormat::Bf16) => pairs::affine_scratch_bytes(cols, tokens),
+        (_, ActivationFormat::Bf16) => pairs::grouped_scratch_bytes(cols, tokens),
         (_, ActivationFormat::Int8) => int8::scratch_bytes(cols, tokens),
     }
 }

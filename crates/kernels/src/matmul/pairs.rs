@@ -29,23 +29,23 @@ pub(super) fn direct_scratch_bytes(rows: usize, cols: usize, tokens: usize) -> u
 const ROWS: usize = 32;
 
 /// A row as f32, some as bf16, and what a product needs.
-fn affine_sizes(cols: usize, working: usize) -> [usize; 3] {
+fn grouped_sizes(cols: usize, working: usize) -> [usize; 3] {
     [cols * 4, ROWS * cols * 2, working]
 }
 
-pub(super) fn affine_scratch_bytes(cols: usize, tokens: usize) -> usize {
-    cut_bytes(affine_sizes(cols, greatest!(Pairs::working_bytes(ROWS, cols, tokens))))
+pub(super) fn grouped_scratch_bytes(cols: usize, tokens: usize) -> usize {
+    cut_bytes(grouped_sizes(cols, greatest!(Pairs::working_bytes(ROWS, cols, tokens))))
 }
 
 #[inline(always)]
-unsafe fn affine_lanes<V: Pairs + Unpack>(
+unsafe fn grouped_lanes<V: Pairs + Unpack>(
     w: Matrix,
     x: &[u16],
     tokens: &[u32],
     tile: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    let [row, rows, working] = scratch.cut(affine_sizes(w.cols, V::working_bytes(ROWS, w.cols, tokens.len())));
+    let [row, rows, working] = scratch.cut(grouped_sizes(w.cols, V::working_bytes(ROWS, w.cols, tokens.len())));
     let row = row.cast::<f32>();
     for r0 in (0..w.rows).step_by(ROWS) {
         let n = ROWS.min(w.rows - r0);
@@ -74,6 +74,6 @@ unsafe fn affine_lanes<V: Pairs + Unpack>(
 }
 
 simd! {
-    /// Affine weights, some rows at a time dequantised and rounded into scratch.
-    pub(super) fn affine(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = affine_lanes
+    /// Weights in groups, some rows at a time dequantised and rounded into scratch.
+    pub(super) fn grouped(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = grouped_lanes
 }

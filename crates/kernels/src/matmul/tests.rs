@@ -58,14 +58,14 @@ impl Drop for Guarded {
 }
 
 struct Weights {
-    form: WeightFormat,
+    format: WeightFormat,
     rows: usize,
     cols: usize,
-    parts: Vec<Guarded>,
+    planes: Vec<Guarded>,
 }
 
 impl Weights {
-    fn random(form: WeightFormat, rows: usize, cols: usize, rng: &mut Rng) -> Weights {
+    fn random(format: WeightFormat, rows: usize, cols: usize, rng: &mut Rng) -> Weights {
         let floats = |float: Float, n: usize, size: f32, rng: &mut Rng| -> Vec<u8> {
             (0..n)
                 .flat_map(|_| {
@@ -78,20 +78,24 @@ impl Weights {
                 })
                 .collect()
         };
-        let parts = match form {
+        let planes = match format {
             WeightFormat::Float(float) => vec![floats(float, rows * cols, 1.0, rng)],
             WeightFormat::Affine { bits, group, scale } => {
                 let groups = rows * cols / group as usize;
                 let data = (0..rows * cols / 8 * bits as usize).map(|_| rng.u64(..) as u8).collect();
                 vec![data, floats(scale, groups, 0.1, rng), floats(scale, groups, 1.0, rng)]
             }
+            WeightFormat::Q8_0 => {
+                let data = (0..rows * cols).map(|_| rng.u8(..)).collect();
+                vec![data, floats(Float::F16, rows * cols / 32, 0.1, rng)]
+            }
         };
-        let parts = parts.iter().map(|bytes| Guarded::new(bytes)).collect();
-        Weights { form, rows, cols, parts }
+        let planes = planes.iter().map(|bytes| Guarded::new(bytes)).collect();
+        Weights { format, rows, cols, planes }
     }
 
     fn matrix(&self) -> Matrix<'_> {
-        Matrix::new(self.form, self.rows, self.cols, self.parts.iter().map(Guarded::bytes)).unwrap()
+        Matrix::new(self.format, self.rows, self.cols, self.planes.iter().map(Guarded::bytes)).unwrap()
     }
 }
 
@@ -133,6 +137,33 @@ fn tree(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
+/// Columns of a group, for formats that have such.
+fn group_of(format: WeightFormat) -> usize {
+    match format {
+        WeightFormat::Float(_) => unreachable!("no groups"),
+        WeightFormat::Affine { group, .. } => group as usize,
+        WeightFormat::Q8_0 => 32,
+    }
+}
+
+/// A row's unsigned integers, and the scale and bias of each group.
+fn grouped_row(w: &Matrix, r: usize) -> (Vec<u8>, Vec<(f32, f32)>) {
+    let (mut q, (scales, biases)) = (vec![0u8; w.cols()], w.row_scales(r));
+    let groups = 0..w.cols() / group_of(w.format());
+    match w.format() {
+        WeightFormat::Float(_) => unreachable!("no groups"),
+        WeightFormat::Affine { bits, scale, .. } => {
+            affine::unpack(bits, w.row(r), &mut q);
+            (q, groups.map(|g| (scale.read(scales, g), scale.read(biases, g))).collect())
+        }
+        WeightFormat::Q8_0 => {
+            q.iter_mut().zip(w.row(r)).for_each(|(q, byte)| *q = (i16::from(*byte as i8) + 128) as u8);
+            let scale = |g: usize| half::f16::from_le_bytes([scales[2 * g], scales[2 * g + 1]]).to_f32();
+            (q, groups.map(|g| (scale(g), scale(g) * -128.0)).collect())
+        }
+    }
+}
+
 /// One output by the definition, and in f64 from the same encoded values.
 fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: ActivationFormat) -> (f32, f64) {
     let cols = w.cols();
@@ -164,19 +195,17 @@ fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: ActivationF
             (tree(lanes), row.iter().zip(&x).map(|(&w, &x)| w as f64 * x as f64).sum())
         }
         ActivationFormat::Int8 => {
-            let WeightFormat::Affine { bits, group, scale } = w.form() else { unreachable!() };
-            let (mut q, groups) = (vec![0u8; cols], cols / 32);
-            affine::unpack(bits, w.row(r), &mut q);
-            let (scales, biases) = w.row_scales(r);
+            let (group, groups) = (group_of(w.format()), cols / 32);
+            let (q, scale_and_bias) = grouped_row(w, r);
             let xq = |k: usize| {
                 let place = ORDER.iter().position(|&i| i == k % 8).unwrap();
                 x.q[token * cols + k / 8 * 8 + place] as i32
             };
             let (mut lanes, mut exact) = ([0f32; 4], 0f64);
-            for wide in 0..cols / group as usize {
-                let (s, b) = (scale.read(scales, wide), scale.read(biases, wide));
+            for wide in 0..cols / group {
+                let (s, b) = scale_and_bias[wide];
                 let (mut t, mut m) = (None, None);
-                for g in wide * group as usize / 32..(wide + 1) * group as usize / 32 {
+                for g in wide * group / 32..(wide + 1) * group / 32 {
                     let (sx, mx) = (x.scales[token * groups + g], x.sums[token * groups + g]);
                     let sum: i32 = (g * 32..g * 32 + 32).map(|k| q[k] as i32 * xq(k)).sum();
                     t = Some(t.map_or(sx * sum as f32, |t| sx.mul_add(sum as f32, t)));
@@ -195,11 +224,12 @@ fn float() -> impl Strategy<Value = Float> {
     prop::sample::select(vec![Float::F32, Float::F16, Float::Bf16])
 }
 
-fn form() -> impl Strategy<Value = WeightFormat> {
+fn format() -> impl Strategy<Value = WeightFormat> {
     let affine = (prop::sample::select(vec![2u8, 3, 4, 5, 6, 8]), prop::sample::select(vec![32u16, 64, 128]), float());
     prop_oneof![
         1 => float().prop_map(WeightFormat::Float),
         3 => affine.prop_map(|(bits, group, scale)| WeightFormat::Affine { bits, group, scale }),
+        1 => Just(WeightFormat::Q8_0),
     ]
 }
 
@@ -207,11 +237,11 @@ fn mode() -> impl Strategy<Value = Activations> {
     prop::sample::select(vec![Activations::F32, Activations::Bf16, Activations::Int8])
 }
 
-/// Columns of a form: any for floats, whole groups for affine.
-fn columns(form: WeightFormat, rng: &mut Rng) -> usize {
-    match form {
+/// Columns of a format: any number for floats, whole groups for the others.
+fn columns(format: WeightFormat, rng: &mut Rng) -> usize {
+    match format {
         WeightFormat::Float(_) => 1 + rng.usize(..300),
-        WeightFormat::Affine { group, .. } => group as usize * (1 + rng.usize(..(1300 / group as usize))),
+        _ => group_of(format) * (1 + rng.usize(..(1300 / group_of(format)))),
     }
 }
 
@@ -219,12 +249,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn every_kernel_follows_the_definition(form in form(), mode in mode(), rows in 1usize..80, n in 1usize..20, seed in 1u64..) {
+    fn every_kernel_follows_the_definition(format in format(), mode in mode(), rows in 1usize..80, n in 1usize..20, seed in 1u64..) {
         let mut rng = Rng::with_seed(seed);
-        let cols = columns(form, &mut rng);
-        let weights = Weights::random(form, rows, cols, &mut rng);
+        let cols = columns(format, &mut rng);
+        let weights = Weights::random(format, rows, cols, &mut rng);
         let (w, x) = (weights.matrix(), Tokens::random(n, cols, &mut rng));
-        let encoding = form.activation_format(mode);
+        let encoding = format.activation_format(mode);
         let wanted: Vec<(f32, f64)> =
             (0..n).flat_map(|t| (0..rows).map(move |r| (t, r))).map(|(t, r)| defined(&w, r, &x, t, encoding)).collect();
         for isa in Isa::supported() {
@@ -233,7 +263,7 @@ proptest! {
                 let range = start..start + 1 + rng.usize(..(rows - start));
                 let count = if rng.usize(..2) == 0 { 1 + rng.usize(..4) } else { 1 + rng.usize(..50) };
                 let tokens: Vec<u32> = (0..count).map(|_| rng.usize(..n) as u32).collect();
-                let mut scratch = Scratch::with_bytes(scratch_bytes(form, cols, range.len(), tokens.len(), mode));
+                let mut scratch = Scratch::with_bytes(scratch_bytes(format, cols, range.len(), tokens.len(), mode));
                 let ahead = scratch.bytes();
                 let mut tile = vec![f32::NAN; tokens.len() * range.len()];
                 matmul(isa, &w, range.clone(), x.input(encoding), &tokens, &mut tile, &mut scratch);
@@ -243,7 +273,7 @@ proptest! {
                         let (got, wanted) = (tile[i * range.len() + r], wanted[t as usize * rows + row]);
                         prop_assert_eq!(got.to_bits(), wanted.0.to_bits(),
                             "{} {:?} {:?} {} columns, rows {:?}, {} tokens: row {} of token {}: {} not {}",
-                            isa, form, encoding, cols, &range, tokens.len(), row, t, got, wanted.0);
+                            isa, format, encoding, cols, &range, tokens.len(), row, t, got, wanted.0);
                         prop_assert!((got as f64 - wanted.1).abs() < 1e-3, "{} is not {}", got, wanted.1);
                     }
                 }
@@ -253,10 +283,10 @@ proptest! {
 
     /// Scales, biases, weights and activations that are tiny, huge or not finite: same values everywhere (NaN compares by being NaN).
     #[test]
-    fn extreme_values_give_the_same_everywhere(form in form(), mode in mode(), n in 1usize..50, seed in 1u64..) {
+    fn extreme_values_give_the_same_everywhere(format in format(), mode in mode(), n in 1usize..50, seed in 1u64..) {
         let mut rng = Rng::with_seed(seed);
-        let (rows, cols) = (5, columns(form, &mut rng));
-        let mut weights = Weights::random(form, rows, cols, &mut rng);
+        let (rows, cols) = (5, columns(format, &mut rng));
+        let mut weights = Weights::random(format, rows, cols, &mut rng);
         let wild = |rng: &mut Rng| match rng.usize(..12) {
             0 => f32::from_bits(rng.u64(..) as u32),
             1 => f32::INFINITY,
@@ -271,13 +301,13 @@ proptest! {
             }
             Guarded::new(&bytes)
         };
-        // All that are floats; the packed integers of an affine form are not.
-        let first = usize::from(!matches!(form, WeightFormat::Float(_)));
-        for part in &mut weights.parts[first..] {
+        // All that are floats; the packed integers of formats in groups are not.
+        let first = usize::from(!matches!(format, WeightFormat::Float(_)));
+        for part in &mut weights.planes[first..] {
             *part = bytes(part);
         }
         let values: Vec<f32> = (0..n * cols).map(|_| wild(&mut rng)).collect();
-        let (w, encoding) = (weights.matrix(), form.activation_format(mode));
+        let (w, encoding) = (weights.matrix(), format.activation_format(mode));
         let tokens: Vec<u32> = (0..n as u32).collect();
         let groups = if encoding == ActivationFormat::Int8 { values.len() / 32 } else { 0 };
         let mut first: Option<(Tokens, Vec<u32>)> = None;
@@ -302,27 +332,33 @@ proptest! {
                     prop_assert_eq!(&x.q, &oracle.q);
                     prop_assert_eq!(numbers(&x.scales), numbers(&oracle.scales));
                     prop_assert_eq!(numbers(&x.sums), numbers(&oracle.sums));
-                    prop_assert_eq!(&bits, wanted, "{} {:?} {:?}", isa, form, encoding);
+                    prop_assert_eq!(&bits, wanted, "{} {:?} {:?}", isa, format, encoding);
                 }
             }
         }
     }
 
     #[test]
-    fn rows_dequantise_alike_everywhere(form in form(), seed in 1u64..) {
+    fn rows_dequantise_alike_everywhere(format in format(), seed in 1u64..) {
         let mut rng = Rng::with_seed(seed);
-        let cols = columns(form, &mut rng);
-        let weights = Weights::random(form, 3, cols, &mut rng);
+        let cols = columns(format, &mut rng);
+        let weights = Weights::random(format, 3, cols, &mut rng);
         let w = weights.matrix();
         let mut wanted = vec![0f32; cols];
-        let mut q = vec![0u8; cols];
-        match form {
+        match format {
             WeightFormat::Float(float) => wanted.iter_mut().enumerate().for_each(|(i, x)| *x = float.read(w.row(2), i)),
-            WeightFormat::Affine { bits, group, scale } => {
-                affine::unpack(bits, w.row(2), &mut q);
-                let ((s, b), group) = (w.row_scales(2), group as usize);
+            WeightFormat::Affine { group, .. } => {
+                let (q, scale_and_bias) = grouped_row(&w, 2);
                 for (i, x) in wanted.iter_mut().enumerate() {
-                    *x = (q[i] as f32).mul_add(scale.read(s, i / group), scale.read(b, i / group));
+                    let (s, b) = scale_and_bias[i / group as usize];
+                    *x = (q[i] as f32).mul_add(s, b);
+                }
+            }
+            // The signed integer times the scale, which is exact.
+            WeightFormat::Q8_0 => {
+                let (_, scale_and_bias) = grouped_row(&w, 2);
+                for (i, x) in wanted.iter_mut().enumerate() {
+                    *x = f32::from(w.row(2)[i] as i8) * scale_and_bias[i / 32].0;
                 }
             }
         }
@@ -338,27 +374,27 @@ proptest! {
 #[test]
 fn integer_products_are_the_same_beside_any_number_of_tokens() {
     let mut rng = Rng::with_seed(13);
-    for bits in [2, 3, 4, 5, 6, 8] {
-        for group in [32, 64, 128] {
-            let form = WeightFormat::Affine { bits, group, scale: Float::Bf16 };
-            // Rows and columns that end inside of every tile, and rows of a tile's second half only.
-            for (rows, cols) in [(53, 544usize.next_multiple_of(group as usize)), (7, 2 * group as usize), (32, 1024)] {
-                let weights = Weights::random(form, rows, cols, &mut rng);
-                let (w, x) = (weights.matrix(), Tokens::random(33, cols, &mut rng));
-                let product = |isa: Isa, tokens: &[u32]| {
-                    let mut tile = vec![f32::NAN; tokens.len() * rows];
-                    let mut scratch =
-                        Scratch::with_bytes(scratch_bytes(form, cols, rows, tokens.len(), Activations::Int8));
-                    matmul(isa, &w, 0..rows, x.input(ActivationFormat::Int8), tokens, &mut tile, &mut scratch);
-                    tile.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
-                };
-                let all: Vec<u32> = (0..33).rev().collect();
-                let wanted = product(Isa::GENERIC, &all);
-                for isa in Isa::supported() {
-                    for n in 1..=33 {
-                        let got = product(isa, &all[..n]);
-                        assert_eq!(got, wanted[..n * rows], "{isa} {form:?}, {rows} x {cols}, {n} tokens");
-                    }
+    let affine = |bits| [32, 64, 128].map(|group| WeightFormat::Affine { bits, group, scale: Float::Bf16 });
+    let formats = [2, 3, 4, 5, 6, 8].into_iter().flat_map(affine).chain([WeightFormat::Q8_0]);
+    for format in formats {
+        let group = group_of(format);
+        // Rows and columns that end inside of every tile, and rows of a tile's second half only.
+        for (rows, cols) in [(53, 544usize.next_multiple_of(group)), (7, 2 * group), (32, 1024)] {
+            let weights = Weights::random(format, rows, cols, &mut rng);
+            let (w, x) = (weights.matrix(), Tokens::random(33, cols, &mut rng));
+            let product = |isa: Isa, tokens: &[u32]| {
+                let mut tile = vec![f32::NAN; tokens.len() * rows];
+                let mut scratch =
+                    Scratch::with_bytes(scratch_bytes(format, cols, rows, tokens.len(), Activations::Int8));
+                matmul(isa, &w, 0..rows, x.input(ActivationFormat::Int8), tokens, &mut tile, &mut scratch);
+                tile.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            };
+            let all: Vec<u32> = (0..33).rev().collect();
+            let wanted = product(Isa::GENERIC, &all);
+            for isa in Isa::supported() {
+                for n in 1..=33 {
+                    let got = product(isa, &all[..n]);
+                    assert_eq!(got, wanted[..n * rows], "{isa} {format:?}, {rows} x {cols}, {n} tokens");
                 }
             }
         }
@@ -367,18 +403,18 @@ fn integer_products_are_the_same_beside_any_number_of_tokens() {
 
 #[test]
 fn a_wrong_length_is_an_error() {
-    let form = WeightFormat::Affine { bits: 4, group: 64, scale: Float::Bf16 };
+    let format = WeightFormat::Affine { bits: 4, group: 64, scale: Float::Bf16 };
     let (data, scales) = (vec![0u8; 2 * 64], vec![0u8; 2 * 2 * 2]);
-    let new = |form, rows, cols| Matrix::new(form, rows, cols, [&data[..], &scales, &scales]).map(|_| ());
-    assert_eq!(new(form, 2, 128), Ok(()));
-    assert_eq!(new(form, 3, 128), Err(MatrixError::Length { part: "weight", got: 128, wanted: 192 }));
-    assert_eq!(new(form, 2, 96), Err(MatrixError::Columns { cols: 96, group: 64 }));
-    assert_eq!(new(form, usize::MAX, 128), Err(MatrixError::TooBig { rows: usize::MAX, cols: 128 }));
+    let new = |format, rows, cols| Matrix::new(format, rows, cols, [&data[..], &scales, &scales]).map(|_| ());
+    assert_eq!(new(format, 2, 128), Ok(()));
+    assert_eq!(new(format, 3, 128), Err(MatrixError::Length { part: "weight", got: 128, wanted: 192 }));
+    assert_eq!(new(format, 2, 96), Err(MatrixError::Columns { cols: 96, group: 64 }));
+    assert_eq!(new(format, usize::MAX, 128), Err(MatrixError::TooBig { rows: usize::MAX, cols: 128 }));
     assert_eq!(new(WeightFormat::Affine { bits: 7, group: 64, scale: Float::Bf16 }, 2, 128), Err(MatrixError::Bits(7)));
     assert_eq!(
         new(WeightFormat::Affine { bits: 4, group: 16, scale: Float::Bf16 }, 2, 128),
         Err(MatrixError::Group(16))
     );
     assert_eq!(new(WeightFormat::Float(Float::Bf16), 1, 64), Err(MatrixError::Parts { got: 3, wanted: 1 }));
-    assert_eq!(Matrix::new(form, 2, 128, [&data[..], &scales]).err(), Some(MatrixError::Parts { got: 2, wanted: 3 }));
+    assert_eq!(Matrix::new(format, 2, 128, [&data[..], &scales]).err(), Some(MatrixError::Parts { got: 2, wanted: 3 }));
 }

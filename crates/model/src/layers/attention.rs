@@ -1,7 +1,7 @@
 //! Softmax attention with grouped queries, and what Qwen adds where it is described: norms on q and k, partial rotation, a gate on the output.
 
 use anyhow::Result;
-use sluice_backend::{AttentionLayer, Backend, Linear, Norm, Projection, RotaryId, Tensor};
+use sluice_backend::{AttentionLayer, Linear, Norm, Operations, Projection, RotaryId, Tensor};
 
 use crate::description::AttentionDescription;
 use crate::weights::Weights;
@@ -76,7 +76,7 @@ impl Attention {
     }
 
     /// `x += attention(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Backend, x: Tensor) {
+    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         // 1. q (and gate), k, v
         backend.project(x, Some(self.norm), &self.qkv);
         // 2. norms, rotation, cache, softmax(q k) v, gate

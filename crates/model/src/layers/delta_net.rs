@@ -1,7 +1,7 @@
 //! GatedDeltaNet, a linear attention with a recurrent state (Yang, Kautz, Hatamizadeh 2024), as Qwen3-Next and Qwen3.5 have it.
 
 use anyhow::Result;
-use sluice_backend::{Backend, DeltaLayer, Linear, Norm, Projection, Tensor};
+use sluice_backend::{DeltaLayer, Linear, Norm, Operations, Projection, Tensor};
 
 use crate::description::{DeltaDescription, ProjectionLayout};
 use crate::weights::Weights;
@@ -93,7 +93,7 @@ impl DeltaNet {
     }
 
     /// `x += delta_net(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Backend, x: Tensor) {
+    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         // 1. q, k, v, output gate z, write strength b, decay a
         backend.project(x, Some(self.norm), &self.inputs);
         // 2. convolution, gates, recurrence, gated norm

@@ -1,7 +1,7 @@
 //! Feed-forward layers: a dense gated one, or a mixture of experts.
 
 use anyhow::Result;
-use sluice_backend::{Backend, Mlp, Moe, MoeId, Norm, Routing, SharedExpert, Tensor};
+use sluice_backend::{Mlp, Moe, MoeId, Norm, Operations, Routing, SharedExpert, Tensor};
 
 use crate::description::FeedForwardDescription;
 use crate::weights::Weights;
@@ -42,7 +42,7 @@ impl FeedForward {
     }
 
     /// `x += feed_forward(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Backend, x: Tensor) {
+    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         match self {
             FeedForward::Dense { norm, mlp } => backend.mlp(x, *norm, mlp, x),
             FeedForward::Moe(moe) => backend.mixture(x, *moe, x),
@@ -51,7 +51,7 @@ impl FeedForward {
 
     /// As [`FeedForward::forward`], without what routed experts add. In a mixture `normed` is what they would have been given, and it is returned to whom it
     /// would have gone.
-    pub fn forward_but_experts(&self, backend: &mut dyn Backend, x: Tensor, normed: Tensor) -> Option<Routing> {
+    pub fn forward_but_experts(&self, backend: &mut dyn Operations, x: Tensor, normed: Tensor) -> Option<Routing> {
         match self {
             FeedForward::Dense { .. } => {
                 self.forward(backend, x);

@@ -19,7 +19,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
-    Activations, AttentionMode, Backend, Capacity, Cpu, KvType, MemoryClass, SequenceInput, StepInputs, Tensor, Wanted,
+    Activations, AttentionMode, Backend, Caches, Capacity, Cpu, KvType, MemoryClass, Resources, SequenceInput,
+    StepInputs, Tensor, Wanted,
 };
 use sluice_engine::text::Tokenizer;
 use sluice_kernels::Isa;

@@ -1,0 +1,12 @@
+//! The machine itself.
+
+use super::Kind;
+
+pub(super) static KIND: Kind = Kind {
+    name: "cpu",
+    numbered: false,
+    detect: || Ok("cpu".into()),
+    count: || Ok(1),
+    open: |_, options| sluice_engine::cpu(options),
+    probes: None,
+};

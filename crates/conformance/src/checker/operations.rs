@@ -1,0 +1,227 @@
+//! The checks of operations inside of a step.
+
+use std::collections::HashSet;
+
+use sluice_backend::{
+    AttentionLayer, DeltaLayer, KvLayout, Linear, MatrixId, Mlp, MoeId, Norm, Operations, Projection, Routing,
+    StepInputs, Tensor,
+};
+
+use super::names::Names;
+use super::recording::CacheContents;
+use super::{Checker, Operation};
+
+/// A step in progress.
+pub(super) struct Step {
+    pub inputs: StepInputs,
+    pub operations: Vec<Operation>,
+    /// What the caches held when it began.
+    pub before: CacheContents,
+    /// The step only measures what a real one would need.
+    pub is_sizing: bool,
+    last_moe: Option<usize>,
+}
+
+impl Step {
+    pub fn new(inputs: StepInputs, before: CacheContents) -> Step {
+        Step { inputs, operations: Vec::new(), before, is_sizing: false, last_moe: None }
+    }
+}
+
+/// Operations of a step, checked and passed on to a device (or to what stands in for one).
+pub(super) struct CheckedStep<'a> {
+    pub names: &'a Names,
+    pub step: &'a mut Step,
+    /// Changes what the device is asked for.
+    pub fault: Option<fn(&mut Operation)>,
+    pub inner: &'a mut dyn Operations,
+}
+
+impl CheckedStep<'_> {
+    fn tokens(&self) -> usize {
+        self.step.inputs.tokens().len()
+    }
+
+    /// Runs the operation on the device inside, and records it.
+    fn run(&mut self, operation: Operation) {
+        let mut done = operation.clone();
+        if let Some(fault) = self.fault {
+            fault(&mut done);
+        }
+        let (n, b) = (self.names, &mut *self.inner);
+        match &done {
+            Operation::Embed { table, out } => b.embed(n.matrix(*table).inner, n.tensor(*out)),
+            Operation::Project { x, norm, projections } => {
+                let projections: Vec<_> = projections.iter().map(|p| n.projection(p, x.rows, x.cols)).collect();
+                b.project(n.tensor(*x), norm.map(|norm| n.norm(norm)), &projections);
+            }
+            Operation::ProjectAdd { x, linear, out } => {
+                b.project_add(n.tensor(*x), &n.linear_of(linear, out.cols, x.cols), n.tensor(*out));
+            }
+            Operation::Attention(layer) => b.attention(&n.attention(layer)),
+            Operation::DeltaNet(layer) => b.delta_net(&n.delta(layer)),
+            Operation::Mlp { x, norm, mlp, residual } => {
+                b.mlp(n.tensor(*x), n.norm(*norm), &n.mlp(mlp, x.cols), n.tensor(*residual));
+            }
+            Operation::Mixture { x, moe, residual } => {
+                let moe = n.moes.get(moe.number(), "mixture").0;
+                b.mixture(n.tensor(*x), moe, n.tensor(*residual));
+            }
+            Operation::Logits { x, norm, head } => b.logits(n.tensor(*x), n.norm(*norm), n.matrix(*head).inner),
+        }
+        self.step.operations.push(operation);
+    }
+}
+
+impl Operations for CheckedStep<'_> {
+    fn embed(&mut self, table: MatrixId, out: Tensor) {
+        let matrix = self.names.matrix(table);
+        assert_eq!(matrix.cols, out.cols, "columns of an embedding");
+        assert!(out.rows >= self.tokens(), "a row for each token");
+        let tokens = self.step.inputs.tokens();
+        assert!(tokens.iter().all(|t| (*t as usize) < matrix.rows), "a token outside of the embedding");
+        self.run(Operation::Embed { table, out });
+    }
+
+    fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]) {
+        assert_eq!(x.rows, self.tokens(), "a row for each token");
+        assert!(norm.is_none_or(|n| n.weight.cols == x.cols), "a norm over {} columns", x.cols);
+        self.run(Operation::Project { x, norm, projections: projections.to_vec() });
+    }
+
+    fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
+        assert_eq!(x.rows, self.tokens(), "a row for each token");
+        assert!(out.rows >= x.rows, "an output of {} rows for {} tokens", out.rows, x.rows);
+        self.run(Operation::ProjectAdd { x, linear: linear.clone(), out });
+    }
+
+    fn attention(&mut self, layer: &AttentionLayer) {
+        let tokens = self.tokens();
+        let step = &*self.step;
+        let AttentionLayer { q, k, v, out, heads, group, .. } = *layer;
+        assert!([q, k, v, out].iter().all(|t| t.rows >= tokens), "a row for each token");
+        if !step.is_sizing {
+            // 1. Shapes
+            let pool = self.names.pools.all().get(group).expect("a cache group");
+            let KvLayout { kv_heads, k_dim, v_dim, block_tokens, layers, .. } = pool.outer.layout;
+            let width = if layer.gated { 2 * k_dim } else { k_dim };
+            assert_eq!((q.cols, k.cols), (heads * width, kv_heads * k_dim), "columns of q and k");
+            assert_eq!((v.cols, out.cols), (kv_heads * v_dim, heads * v_dim), "columns of v and the output");
+            assert!(heads.is_multiple_of(kv_heads) && layer.layer < layers, "heads and layers of a group");
+            // 2. Where keys and values go, and where they come from
+            let inputs = &step.inputs;
+            let mut taken = HashSet::new();
+            for slot in inputs.slots(group) {
+                assert!((*slot as usize) < pool.committed * block_tokens, "slot {slot} is not committed");
+                assert!(taken.insert(*slot), "slot {slot} has two tokens");
+            }
+            for s in 0..inputs.sequences() {
+                let (rows, first) = (inputs.rows(s), inputs.position(s));
+                let seen = layer.window.map_or(0, |w| (first + 1).saturating_sub(w)) / block_tokens;
+                let last = (first + rows.len() - 1) / block_tokens;
+                let blocks = &inputs.table(group, s)[seen..=last];
+                assert!(blocks.iter().all(|b| (*b as usize) < pool.committed), "a block that is not committed");
+            }
+            let positions = self.names.rotaries.get(layer.rotary.number(), "rotary embedding").1;
+            assert!(inputs.reach() <= positions, "position {} of {positions}", inputs.reach() - 1);
+        }
+        self.run(Operation::Attention(layer.clone()));
+    }
+
+    fn delta_net(&mut self, layer: &DeltaLayer) {
+        let tokens = self.tokens();
+        let step = &*self.step;
+        let DeltaLayer { shape, qkv, z, b, a, out, .. } = *layer;
+        let values = shape.value_heads * shape.value_dim;
+        assert!([qkv, z, b, a, out].iter().all(|t| t.rows >= tokens), "a row for each token");
+        assert_eq!((qkv.cols, z.cols, out.cols), (shape.channels(), values, values), "columns of a delta rule");
+        let (rows, len) = self.names.states.expect("a pool of states");
+        assert!((layer.layer + 1) * shape.state_len() <= len, "layer {} of states of {len}", layer.layer);
+        if !step.is_sizing {
+            let states: HashSet<usize> = (0..step.inputs.sequences()).map(|s| step.inputs.state(s)).collect();
+            assert!(states.len() == step.inputs.sequences() && states.iter().all(|s| *s < rows), "a state each");
+        }
+        self.run(Operation::DeltaNet(layer.clone()));
+    }
+
+    fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
+        assert_eq!(x.rows, self.tokens(), "a row for each token");
+        assert!(norm.weight.cols == x.cols && residual.cols == x.cols && residual.rows >= x.rows, "shapes alike");
+        self.run(Operation::Mlp { x, norm, mlp: mlp.clone(), residual });
+    }
+
+    fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
+        assert_eq!(x.rows, self.tokens(), "a row for each token");
+        let (_, known) = self.names.moes.get(moe.number(), "mixture");
+        assert!(x.cols == known.experts.hidden() && residual.cols == x.cols, "shapes alike");
+        assert_eq!(residual.rows, x.rows, "a row for each token");
+        let before = self.step.last_moe.replace(moe.number());
+        assert!(before.is_none_or(|b| b < moe.number()), "mixtures in the order in which they were made known");
+        self.run(Operation::Mixture { x, moe, residual });
+    }
+
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
+        assert_eq!(x.rows, self.tokens(), "a row for each token");
+        let matrix = self.names.matrix(head);
+        assert!(matrix.cols == x.cols && norm.weight.cols == x.cols, "columns of the head");
+        let step = &*self.step;
+        assert!(!step.inputs.wanted().is_empty(), "logits that nobody wants");
+        let before = step.operations.iter().any(|o| matches!(o, Operation::Logits { .. }));
+        assert!(!before, "logits once in a step");
+        self.run(Operation::Logits { x, norm, head });
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
+        assert_eq!(x.rows, self.tokens(), "a row for each token");
+        let inner = self.names.moes.get(moe.number(), "mixture").0;
+        let [x, normed, residual] = [x, normed, residual].map(|t| self.names.tensor(t));
+        self.inner.mixture_but_experts(x, inner, normed, residual)
+    }
+}
+
+impl Checker {
+    /// The step in progress.
+    fn checked(&mut self, what: &str) -> CheckedStep<'_> {
+        let fault = self.locked().fault;
+        let step = self.step.as_mut().unwrap_or_else(|| panic!("{what} outside of a step"));
+        CheckedStep { names: &self.names, step, fault, inner: &mut *self.inner }
+    }
+}
+
+impl Operations for Checker {
+    fn embed(&mut self, table: MatrixId, out: Tensor) {
+        self.checked("embed").embed(table, out);
+    }
+
+    fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]) {
+        self.checked("project").project(x, norm, projections);
+    }
+
+    fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
+        self.checked("project_add").project_add(x, linear, out);
+    }
+
+    fn attention(&mut self, layer: &AttentionLayer) {
+        self.checked("attention").attention(layer);
+    }
+
+    fn delta_net(&mut self, layer: &DeltaLayer) {
+        self.checked("delta_net").delta_net(layer);
+    }
+
+    fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
+        self.checked("mlp").mlp(x, norm, mlp, residual);
+    }
+
+    fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
+        self.checked("mixture").mixture(x, moe, residual);
+    }
+
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
+        self.checked("logits").logits(x, norm, head);
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
+        self.checked("mixture_but_experts").mixture_but_experts(x, moe, normed, residual)
+    }
+}
