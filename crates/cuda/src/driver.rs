@@ -2,9 +2,9 @@
 //!
 //! Everything that the driver is asked for goes through [`Gpu`]: a device and a stream on it, in which all work of a backend happens in order.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell, RefMut};
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -257,7 +257,8 @@ impl Device {
 pub struct Gpu {
     pub device: Arc<Device>,
     pub(crate) stream: sys::CUstream,
-    graphs: Arc<Mutex<Graphs>>,
+    /// Touched by whoever has the backend, one thread at a time: no lock at each launch.
+    graphs: RefCell<Graphs>,
     /// What is open on this device, and on others of its backend.
     pub(crate) asked: Asked,
     pub(crate) retired: Arc<Retired>,
@@ -276,11 +277,11 @@ impl Gpu {
         // SAFETY: the context is current; destroyed when dropped.
         checked(unsafe { sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32) })?;
         let retired = Retired::new(&device);
-        Ok(Gpu { device, stream, graphs: Arc::default(), asked: Asked::default(), retired, most_held: MOST_HELD })
+        Ok(Gpu { device, stream, graphs: RefCell::default(), asked: Asked::default(), retired, most_held: MOST_HELD })
     }
 
-    fn graphs(&self) -> MutexGuard<'_, Graphs> {
-        self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn graphs(&self) -> RefMut<'_, Graphs> {
+        self.graphs.borrow_mut()
     }
 
     /// [`Asked::quiet`]
@@ -326,13 +327,13 @@ impl Gpu {
 
     /// Whether launches can be held back.
     pub fn can_hold_back(&self) -> bool {
-        let graphs = self.graphs();
+        let mut graphs = self.graphs();
         graphs.can_hold_back() && graphs.launches() < self.most_held
     }
 
     /// Nothing of what is gathered is carried out before [`Gpu::carry_out`], [`Gpu::end_step`] or something that is no launch: something of it waits for the host.
     pub fn hold_back(&self) -> HeldBack {
-        HeldBack::new(&self.graphs)
+        self.graphs().hold_back()
     }
 
     pub fn holds_back(&self) -> bool {

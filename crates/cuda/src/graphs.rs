@@ -6,7 +6,8 @@
 //! host gathers the rest. What waits for the host itself (`questions.rs`) is held back until all of the step is gathered, and has no first launches.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cudarc::driver::{DriverError, sys};
 
@@ -169,8 +170,10 @@ pub struct Graphs {
     gathers: bool,
     /// Launches of this step.
     launches: usize,
-    /// How often something was held back.
+    /// How often something was held back: the number of the last [`HeldBack`].
     held: usize,
+    /// The number of the last [`HeldBack`] that was dropped.
+    dropped: Arc<AtomicUsize>,
     /// Something that is gathered waits for the host, which answers once all of it is carried out.
     holds_back: bool,
     gathered: Launches,
@@ -192,27 +195,18 @@ pub struct Graphs {
 unsafe impl Send for Graphs {}
 
 /// Something that is gathered waits for the host: nothing of it is carried out before all of it is. Dropped before that, what was gathered never is.
+///
+/// It only leaves its number behind, which whatever touches the gathered launches next looks for ([`Graphs::settle`]). So launches need no lock: the thread that
+/// has the backend is the only one that touches them.
 pub struct HeldBack {
-    graphs: Arc<Mutex<Graphs>>,
+    dropped: Arc<AtomicUsize>,
     number: usize,
-}
-
-impl HeldBack {
-    pub fn new(graphs: &Arc<Mutex<Graphs>>) -> HeldBack {
-        let mut own = graphs.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(own.can_hold_back());
-        own.holds_back = true;
-        own.held += 1;
-        HeldBack { number: own.held, graphs: Arc::clone(graphs) }
-    }
 }
 
 impl Drop for HeldBack {
     fn drop(&mut self) {
-        let mut own = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
-        if own.holds_back && own.held == self.number {
-            own.abandon();
-        }
+        // The later of two that are dropped counts, in whichever order that happens.
+        self.dropped.fetch_max(self.number, Ordering::Relaxed);
     }
 }
 
@@ -239,8 +233,24 @@ impl Graphs {
         (self.gathers, self.holds_back, self.follows) = (false, false, false);
     }
 
-    pub fn can_hold_back(&self) -> bool {
+    /// Drops what was gathered if its [`HeldBack`] is gone. Everything that reads or carries out what was gathered begins with this.
+    fn settle(&mut self) {
+        if self.holds_back && self.dropped.load(Ordering::Relaxed) == self.held {
+            self.abandon();
+        }
+    }
+
+    pub fn can_hold_back(&mut self) -> bool {
+        self.settle();
         self.gathers && self.launched == 0
+    }
+
+    /// Nothing of what is gathered is carried out before all of it is, and never once the answer is dropped.
+    pub fn hold_back(&mut self) -> HeldBack {
+        assert!(self.can_hold_back());
+        self.holds_back = true;
+        self.held += 1;
+        HeldBack { number: self.held, dropped: Arc::clone(&self.dropped) }
     }
 
     /// Launches of this step.
@@ -253,7 +263,8 @@ impl Graphs {
         self.gone.clear();
     }
 
-    pub fn holds_back(&self) -> bool {
+    pub fn holds_back(&mut self) -> bool {
+        self.settle();
         self.holds_back
     }
 
@@ -266,6 +277,7 @@ impl Graphs {
         launch: Launch,
         parameters: &[u8],
     ) -> Result<(), DriverError> {
+        self.settle();
         self.gathered.push(launch, parameters);
         self.launches += 1;
         if !self.gathers {
@@ -298,6 +310,7 @@ impl Graphs {
 
     /// The same, before something is enqueued that is no launch.
     pub fn interrupt(&mut self, kernels: &Kernels, stream: sys::CUstream) -> Result<(), DriverError> {
+        self.settle();
         let launched = self.launch_all(kernels, stream);
         self.follows = false;
         launched
@@ -305,6 +318,7 @@ impl Graphs {
 
     /// The step has gathered all.
     pub fn end(&mut self, kernels: &Kernels, stream: sys::CUstream) -> Result<(), DriverError> {
+        self.settle();
         if !self.gathers || self.gathered.count < WORTH {
             return self.launch_all(kernels, stream);
         }
@@ -346,34 +360,43 @@ impl Graphs {
 mod tests {
     use super::*;
 
-    fn gathered(n: usize) -> Arc<Mutex<Graphs>> {
+    fn gathered(n: usize) -> Graphs {
         let mut graphs = Graphs::default();
         graphs.begin();
         for _ in 0..n {
             graphs.gathered.push(Launch { kernel: 0, grid: [1; 3], block: 32, shared: 0 }, &[0; 8]);
         }
-        Arc::new(Mutex::new(graphs))
+        graphs
     }
 
     #[test]
     fn what_is_held_back_and_let_go_is_never_carried_out() {
-        let graphs = gathered(3);
-        drop(HeldBack::new(&graphs));
-        let mut own = graphs.lock().unwrap();
-        assert!(!own.holds_back() && own.gathered == Launches::default());
-        own.begin();
-        assert!(own.can_hold_back());
+        let mut graphs = gathered(3);
+        drop(graphs.hold_back());
+        assert!(!graphs.holds_back() && graphs.gathered == Launches::default());
+        graphs.begin();
+        assert!(graphs.can_hold_back());
     }
 
     #[test]
     fn what_was_held_back_before_does_not_touch_what_is_held_back_now() {
-        let graphs = gathered(3);
-        let before = HeldBack::new(&graphs);
-        graphs.lock().unwrap().gather();
-        let now = HeldBack::new(&graphs);
+        let mut graphs = gathered(3);
+        let before = graphs.hold_back();
+        graphs.gather();
+        let now = graphs.hold_back();
         drop(before);
-        assert!(graphs.lock().unwrap().holds_back());
+        assert!(graphs.holds_back());
         drop(now);
-        assert!(!graphs.lock().unwrap().holds_back());
+        assert!(!graphs.holds_back());
+    }
+
+    #[test]
+    fn in_whichever_order_two_are_let_go_the_later_counts() {
+        let mut graphs = gathered(3);
+        let before = graphs.hold_back();
+        graphs.gather();
+        drop(graphs.hold_back());
+        drop(before);
+        assert!(!graphs.holds_back());
     }
 }
