@@ -32,7 +32,7 @@ pub use sluice_backend::{
     Activations, AttentionMode, Backend, Cpu, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
     NUMERICS_VERSION, Numa, Phase, PhaseRow, Processors, Profile, Routed, Streamed,
 };
-pub use sluice_model::{Config, Description};
+pub use sluice_model::{Config, Description, ModelSource, ModelTensors, source};
 pub use sluice_store::experts::{Policy, ReadFaults};
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};
 pub use spill::Spilled;

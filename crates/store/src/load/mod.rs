@@ -175,6 +175,30 @@ impl LoadProgress {
     }
 }
 
+/// A checkpoint whose headers are read and whose files are still open: what [`begin`] loads. Each kind of file has its own way of making one.
+#[derive(Debug)]
+pub struct OpenCheckpoint {
+    checkpoint: Checkpoint,
+    /// In the order of [`Checkpoint::file_sizes`].
+    files: Vec<ReadFile>,
+}
+
+impl OpenCheckpoint {
+    /// Opens the safetensors of a folder.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open`].
+    pub fn safetensors(folder: &Path) -> Result<OpenCheckpoint, Error> {
+        let (checkpoint, files) = Checkpoint::open_keeping_files(folder)?;
+        Ok(OpenCheckpoint { checkpoint, files })
+    }
+
+    /// The tensors, as views of mapped files. Closes the files.
+    pub fn into_checkpoint(self) -> Checkpoint {
+        self.checkpoint
+    }
+}
+
 /// Opens a checkpoint to be loaded. Nothing is read but headers; [`Loading::start`] begins with the rest, as does waiting for a tensor.
 ///
 /// # Errors
@@ -192,7 +216,19 @@ pub fn open_but(
     options: &LoadOptions,
     left: impl FnOnce(&Checkpoint) -> HashSet<String>,
 ) -> Result<(Checkpoint, Loading), Error> {
-    let (mut checkpoint, files) = Checkpoint::open_keeping_files(folder)?;
+    begin(OpenCheckpoint::safetensors(folder)?, options, left)
+}
+
+/// As [`open_but`], for a checkpoint of any kind.
+///
+/// # Errors
+/// When there is no address space for a file's image.
+pub fn begin(
+    opened: OpenCheckpoint,
+    options: &LoadOptions,
+    left: impl FnOnce(&Checkpoint) -> HashSet<String>,
+) -> Result<(Checkpoint, Loading), Error> {
+    let OpenCheckpoint { mut checkpoint, files } = opened;
     let left = left(&checkpoint);
     let tensors = checkpoint.tensors_by_file();
     let mut sources = Vec::with_capacity(files.len());
