@@ -2,26 +2,26 @@
 //! for.
 
 use std::fs;
-use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use serde_json::Value;
-use sluice_model::Config;
+use sluice_model::ModelSource;
 use sluice_server::Facts;
-use sluice_store::Checkpoint;
 
 use crate::inspect::breakdown::Anatomy;
 
-pub fn of(folder: &Path, config: &Config) -> Facts {
+pub fn of(source: &dyn ModelSource) -> Facts {
+    let config = source.config();
     let mut facts = Facts { architecture: config.model_type().unwrap_or("unknown").to_owned(), ..Facts::default() };
     let text = |key: &str| config.get(key).and_then(Value::as_str).map(str::to_uppercase);
     facts.stored = text("torch_dtype").or_else(|| text("dtype")).unwrap_or_default();
-    let changed = fs::metadata(folder.join("config.json")).and_then(|m| m.modified()).ok();
+    let changed = fs::metadata(config.path()).and_then(|m| m.modified()).ok();
     facts.modified = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |time| time.as_secs());
-    let Ok(checkpoint) = Checkpoint::open(folder) else { return facts };
+    let Ok(tensors) = source.tensors() else { return facts };
+    let checkpoint = tensors.checkpoint();
     facts.bytes = checkpoint.file_sizes().iter().map(|(_, bytes)| bytes).sum();
     facts.digest = Facts::digest_of(&format!("{} {:?}", facts.modified, checkpoint.file_sizes()));
-    if let Ok(anatomy) = Anatomy::read(config, &checkpoint) {
+    if let Ok(anatomy) = Anatomy::read(&tensors) {
         facts.parameters = anatomy.parameters();
         facts.stored = match (anatomy.quantization, anatomy.dtypes.iter().max_by_key(|(_, bytes)| **bytes)) {
             (Some((bits, _)), _) => format!("{bits}-bit"),

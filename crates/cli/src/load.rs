@@ -1,13 +1,14 @@
 //! From a folder to what can answer: the weights on this thread, the text side (tokenizer, template, defaults) on another.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
 use sluice_backend::{Activations, Cpu, Isa};
 use sluice_engine::text::{ChatTemplate, ModelText, Tokenizer};
-use sluice_engine::{Checkpoint, Config, Engine, Loading, Options, Placement, refused_by_device};
+use sluice_engine::{Engine, Loading, ModelSource, ModelTensors, Options, Placement, refused_by_device, source};
 
 use crate::device::{Device, DeviceArg};
 use crate::engine_args::EngineArgs;
@@ -28,19 +29,20 @@ pub struct Loaded {
 /// What is wrong with a file of the folder; the message names it.
 pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loaded> {
     let begun = Instant::now();
-    let text_folder = folder.to_owned();
+    let source = source::open(folder).map_err(|e| naming(folder, e))?;
+    let of_text = Arc::clone(&source);
     let text = thread::Builder::new()
         .name("text".into())
-        .spawn(move || text(&text_folder).map(|text| (text, begun.elapsed())))?;
+        .spawn(move || text(&*of_text).map(|text| (text, begun.elapsed())))?;
     let join = || text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     // Under a limit, what is left for weights is known once the tokenizer has what it needs.
     let limited = options.memory_budget.is_some() || machine::cgroup().is_some();
     let (engine, text, weights_time) = if limited {
         let text = join();
         let begun = Instant::now();
-        (engine(folder, args, options), text, begun.elapsed())
+        (engine_of(&source, args, options), text, begun.elapsed())
     } else {
-        let engine = engine(folder, args, options);
+        let engine = engine_of(&source, args, options);
         let weights_time = begun.elapsed();
         (engine, join(), weights_time)
     };
@@ -53,6 +55,11 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
 
 /// Loads the weights only: they may still be on their way when this returns.
 pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engine> {
+    engine_of(&source::open(folder).map_err(|e| naming(folder, e))?, args, options)
+}
+
+fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options) -> Result<Engine> {
+    let folder = source.path();
     let (chosen_experts, wanted_context) = (options.experts_per_token, options.max_context);
     let (asked, chosen) = (args.device(), args.device().chosen());
     if asked.is_host() && options.device_memory.is_some() {
@@ -60,7 +67,7 @@ pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engi
     }
     let open = |device: &Device, mut options: Options| {
         options.load.ahead = !device.is_host();
-        Engine::open_on(folder, options, &|options| device.backend(options))
+        Engine::open_source(source, options, &|options| device.backend(options))
     };
     let mut device = chosen;
     let opened = loop {
@@ -127,8 +134,8 @@ pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     Tokenizer::load(folder, folders::tokenizer_cache().as_deref()).map_err(|e| naming(folder, e))
 }
 
-fn text(folder: &Path) -> Result<ModelText> {
-    let text = ModelText::load(folder, folders::tokenizer_cache().as_deref()).map_err(|e| naming(folder, e))?;
+fn text(source: &dyn ModelSource) -> Result<ModelText> {
+    let text = ModelText::load(source, folders::tokenizer_cache().as_deref()).map_err(|e| naming(source.path(), e))?;
     if let Some(note) = text.template.as_ref().and_then(ChatTemplate::note) {
         terminal::note(note);
     }
@@ -137,14 +144,15 @@ fn text(folder: &Path) -> Result<ModelText> {
 }
 
 /// Refuses what [`model`] would refuse, with the same words, but reads no weight. A folder may lack a tokenizer: without one there is still `eval logits`.
-pub fn check(folder: &Path, config: &Config, checkpoint: &Checkpoint) -> Result<()> {
+pub fn check(source: &dyn ModelSource, tensors: &ModelTensors) -> Result<()> {
+    let folder = source.path();
     let check = || -> Result<()> {
         let mut backend = Cpu::new(Isa::from_env()?, 1, Activations::Int8)?;
-        sluice_model::check(checkpoint, config, &mut backend)?;
+        sluice_model::check(tensors, &mut backend)?;
         Ok(())
     };
     check().map_err(|e| naming(folder, e))?;
-    if folder.join("tokenizer.json").exists() { text(folder).map(|_| ()) } else { Ok(()) }
+    if source.has("tokenizer.json") { text(source).map(|_| ()) } else { Ok(()) }
 }
 
 /// The error with the model's folder in front, unless it names it already.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use sluice_engine::text::ChatTemplate;
-use sluice_engine::{Config, Options};
+use sluice_engine::{ModelSource, Options, source};
 use sluice_server::{Bound, Offer, Server, Settings};
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -117,21 +117,22 @@ impl ServeArgs {
     }
 
     /// Tokens of the context that a model has where memory allows it.
-    fn context(&self, folder: &Path, wanted: Option<usize>) -> Result<usize> {
-        let config = Config::open(folder)?;
+    fn context(&self, source: &dyn ModelSource, wanted: Option<usize>) -> Result<usize> {
+        let config = source.config();
         // What is wrong with a config is said when the model is asked for.
-        let described = sluice_model::describe(&config, &sluice_model::Options::default());
+        let described = sluice_model::describe(config, &sluice_model::Options::default());
         let made_for = || described.map_or_else(|_| config.max_positions(), |model| Ok(model.max_context));
         wanted.map_or_else(made_for, Ok)
     }
 
-    fn offer(&self, folder: &Path, options: &Options) -> Result<Offer> {
+    fn offer(&self, source: &dyn ModelSource, options: &Options) -> Result<Offer> {
+        let folder = source.path();
         let (own, args, options) = (folder.to_owned(), self.engine.clone(), options.clone());
         Ok(Offer {
             name: self.model_name.clone().unwrap_or_else(|| name_of(folder)),
-            context: self.context(folder, options.max_context)?,
-            style: ChatTemplate::style_of(folder)?,
-            facts: facts::of(folder, &Config::open(folder)?),
+            context: self.context(source, options.max_context)?,
+            style: ChatTemplate::style_of(source)?,
+            facts: facts::of(source),
             load: Box::new(move || {
                 let loaded = load::model(&own, &args, options.clone())?;
                 load::say_notes(&loaded.engine);
@@ -151,7 +152,8 @@ pub fn run(args: ServeArgs) -> Result<()> {
     );
     let limits = args.connections.limits(args.parallel.into());
     let engine = args.engine.options()?;
-    let contexts = folders.iter().map(|folder| args.context(folder, engine.max_context));
+    let sources = folders.iter().map(|folder| source::open(folder)).collect::<Result<Vec<_>>>()?;
+    let contexts = sources.iter().map(|source| args.context(&**source, engine.max_context));
     let context = contexts.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
     let options = Options {
         max_sequences: args.parallel.into(),
@@ -161,7 +163,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         beside: sluice_server::memory(args.parallel.into(), &limits, context),
         ..engine
     };
-    let offers = folders.iter().map(|folder| args.offer(folder, &options)).collect::<Result<Vec<_>>>()?;
+    let offers = sources.iter().map(|source| args.offer(&**source, &options)).collect::<Result<Vec<_>>>()?;
     let names: Vec<String> = offers.iter().map(|offer| offer.name.clone()).collect();
     let twice = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name));
     if let Some((at, name)) = twice {

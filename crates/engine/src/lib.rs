@@ -33,6 +33,6 @@ pub use sluice_backend::{
     NUMERICS_VERSION, Numa, Phase, PhaseRow, Processors, Profile, Routed, Streamed,
 };
 pub use sluice_experts::{Policy, ReadFaults};
-pub use sluice_model::{Config, Description};
+pub use sluice_model::{Config, Description, ModelSource, ModelTensors, source};
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};
 pub use spill::Spilled;

@@ -1,10 +1,7 @@
 //! Where the experts of a mixture live: mapped with everything else, or on disk until tokens want them. Decided before a byte of a weight is read.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use anyhow::{Result, ensure};
-use sluice_model::Description;
+use sluice_model::{Description, ModelSource};
 use sluice_store::load::{Speeds, disk_speeds};
 
 use crate::options::{Options, Placement};
@@ -22,11 +19,11 @@ const SPARE: f64 = 0.1;
 /// Part of the speed of reads through the page cache below which reads past it are too slow for slots, which save more reads than it does.
 const SLOW: f64 = 0.5;
 
-/// Decides where the experts of the model in `folder` live; `device`: what is mapped only goes through the host's memory, to a device's own.
+/// Decides where the experts of the model live; `device`: what is mapped only goes through the host's memory, to a device's own.
 ///
 /// # Errors
 /// When streaming was asked for and the model has no experts.
-pub fn decide(folder: &Path, model: &Description, options: &Options, device: bool) -> Result<Placed> {
+pub fn decide(source: &dyn ModelSource, model: &Description, options: &Options, device: bool) -> Result<Placed> {
     let has_experts = model.experts().is_some();
     let placed = |placement, reason: String| Ok(Placed { placement, reason });
     match options.experts {
@@ -49,10 +46,10 @@ pub fn decide(folder: &Path, model: &Description, options: &Options, device: boo
     let Some(room) = options.memory_budget.into_iter().chain(options.load.room).min() else {
         return placed(Placement::Mapped, "how much memory there is, is not known".into());
     };
-    let weights: u64 = weight_files(folder).iter().map(|(_, size)| size).sum();
+    let weights: u64 = source.weight_files().iter().map(|(_, size)| size).sum();
     let gb = |n: u64| n as f64 / 1e9;
     if weights as f64 > room as f64 * (1.0 - SPARE) {
-        let (placement, why) = streamed(folder, options);
+        let (placement, why) = streamed(source, options);
         let reason = format!(
             "{:.2} GB of weights do not fit {:.2} GB of memory with room to spare; {why}",
             gb(weights),
@@ -64,19 +61,19 @@ pub fn decide(folder: &Path, model: &Description, options: &Options, device: boo
 }
 
 /// Where the experts live of a model that was to be mapped and turned out not to fit.
-pub fn instead_of_mapped(folder: &Path, options: &Options, device: bool) -> Placed {
+pub fn instead_of_mapped(source: &dyn ModelSource, options: &Options, device: bool) -> Placed {
     if device {
         // Whatever the disk does, each is read once as long as memory has room for it.
         let reason = "the device's memory is too little for all experts".to_owned();
         return Placed { placement: Placement::Slots, reason };
     }
-    let (placement, why) = streamed(folder, options);
+    let (placement, why) = streamed(source, options);
     Placed { placement, reason: format!("with all experts mapped the memory is too little; {why}") }
 }
 
 /// Slots or the page cache, by what the disk of the largest file does, and why.
-fn streamed(folder: &Path, options: &Options) -> (Placement, String) {
-    let largest = weight_files(folder).into_iter().max_by_key(|(_, size)| *size);
+fn streamed(source: &dyn ModelSource, options: &Options) -> (Placement, String) {
+    let largest = source.weight_files().into_iter().max_by_key(|(_, size)| *size);
     let speeds = largest.and_then(|(file, _)| disk_speeds(&file, &options.load));
     let per_second = |speed: f64| format!("{:.2} GB/s", speed / 1e9);
     match speeds {
@@ -93,12 +90,4 @@ fn streamed(folder: &Path, options: &Options) -> (Placement, String) {
         }
         None => (Placement::Slots, "the disk is not measured".into()),
     }
-}
-
-/// The files of weights in a folder with their sizes; what cannot be looked at is left out, and is told by whoever opens it.
-fn weight_files(folder: &Path) -> Vec<(PathBuf, u64)> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let weights = |e: &fs::DirEntry| e.path().extension().is_some_and(|x| x == "safetensors");
-    let sized = |e: fs::DirEntry| (e.path(), fs::metadata(e.path()).map_or(0, |m| m.len()));
-    entries.flatten().filter(weights).map(sized).collect()
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use sluice_engine::{Activations, Checkpoint, Config, Engine, KvType, Options};
+use sluice_engine::{Activations, Checkpoint, Config, Engine, KvType, ModelTensors, Options};
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
@@ -60,7 +60,8 @@ impl Case {
     fn engine(&self, options: Options) -> Engine {
         let path = self.folder.join(&self.config);
         let config = Config::parse(path.clone(), &std::fs::read(path).unwrap()).unwrap();
-        Engine::load(&Checkpoint::open(&self.folder).unwrap(), &config, options).unwrap()
+        let checkpoint = Checkpoint::open(&self.folder).unwrap();
+        Engine::load(&ModelTensors::of_safetensors(checkpoint, config), options).unwrap()
     }
 
     /// Logits of all positions: the prompt at once, then single steps.

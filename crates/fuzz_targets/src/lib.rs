@@ -11,7 +11,7 @@ use sluice_cache::disk::{self, FileKey, Label, MOST_TOKENS};
 use sluice_engine::text::{
     AnswerParser, Calls, ChatTemplate, Detokenizer, ModelText, Opened, Piece, Style, Tokenizer, Tools, parse_messages,
 };
-use sluice_engine::{Checkpoint, Config, Constraint, Demand, Engine, GrammarFormat, HotExperts, Options};
+use sluice_engine::{Checkpoint, Config, Constraint, Demand, Engine, GrammarFormat, HotExperts, ModelTensors, Options};
 use sluice_experts::Recording;
 use sluice_store::bundle::{Manifest, PAGE};
 use sluice_store::safetensors::Header;
@@ -62,15 +62,18 @@ fn index(bytes: &[u8]) {
 
 /// `config.json` and quantisation, beside the weights of tiny models. A model that is accepted computes, or says why not.
 fn config(bytes: &[u8]) {
-    static MODELS: OnceLock<Vec<Checkpoint>> = OnceLock::new();
+    static MODELS: OnceLock<Vec<Arc<Checkpoint>>> = OnceLock::new();
     let names = ["qwen3", "qwen3_rope", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "mlx_qwen3_widths"];
     let models = MODELS.get_or_init(|| {
-        names.iter().map(|n| Checkpoint::open(&root().join("tests/golden").join(n)).expect("a golden model")).collect()
+        let open = |name: &&str| Checkpoint::open(&root().join("tests/golden").join(name)).expect("a golden model");
+        names.iter().map(|name| Arc::new(open(name))).collect()
     });
     let Ok(config) = Config::parse("config.json".into(), bytes) else { return };
+    let config = Arc::new(config);
     for checkpoint in models {
+        let tensors = ModelTensors::of_safetensors(Arc::clone(checkpoint), Arc::clone(&config));
         let mut backend = Cpu::new(Isa::GENERIC, 1, Activations::F32).expect("a backend");
-        let Ok(spec) = sluice_model::check(checkpoint, &config, &mut backend) else { continue };
+        let Ok(spec) = sluice_model::check(&tensors, &mut backend) else { continue };
         let context = spec.max_context.min(64);
         let options = Options {
             threads: 1,
@@ -80,7 +83,7 @@ fn config(bytes: &[u8]) {
             activations: Activations::F32,
             ..Options::for_this_machine().expect("options")
         };
-        let Ok(mut engine) = Engine::load(checkpoint, &config, options) else { continue };
+        let Ok(mut engine) = Engine::load(&tensors, options) else { continue };
         let tokens: Vec<u32> = [1, 2, 3].into_iter().filter(|t| *t < spec.vocabulary as u32).take(context).collect();
         let _ = engine.score(&tokens, true, |_, logits| {
             assert!(logits.iter().all(|x| x.is_finite()));

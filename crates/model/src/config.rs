@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sluice_store::{MAX_SETTINGS, read_small};
 
 /// The part of a `config.json` that describes the text model, with accessors that say which key is wrong.
+#[derive(Debug)]
 pub struct Config {
     path: PathBuf,
     root: Value,
@@ -40,8 +41,14 @@ impl Config {
         Ok(Config { path, root, nested, misplaced: Mutex::default() })
     }
 
+    /// Where it was read, for messages.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// All of it, as it was read.
+    pub fn root(&self) -> &Map<String, Value> {
+        self.root.as_object().expect("checked when it was parsed")
     }
 
     /// The file's `model_type` (of the whole checkpoint, not of its text part).
@@ -209,6 +216,7 @@ fn affine(q: &Value) -> Result<(u8, u16)> {
 }
 
 /// Bits and group size of each quantised module.
+#[derive(Debug)]
 pub struct Quantization {
     default: Option<(u8, u16)>,
     layers: Value,

@@ -24,7 +24,7 @@ pub struct Description {
     pub eps: f64,
     /// Norm weights are stored minus one.
     pub centred_norms: bool,
-    /// The output head is the embedding. What only the config says of it may be wrong: see [`crate::describe_checkpoint`].
+    /// The output head is the embedding. What only the config says of it may be wrong: see [`crate::describe_stored`].
     pub tied: bool,
     /// Of all attention layers.
     pub rotary: RotaryFrequencies,

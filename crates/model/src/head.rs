@@ -4,18 +4,19 @@ use anyhow::{Context, Result, ensure};
 use sluice_store::{Checkpoint, Tensor};
 
 use crate::description::Description;
-use crate::names::Names;
+use crate::source::ModelTensors;
 
 /// Bytes of both matrices that are compared at a time.
 const PIECE: usize = 1 << 20;
 
-/// Corrects what `description` says of the head by what `checkpoint` stores, and notes it for the user.
+/// Corrects what `description` says of the head by what `tensors` store, and notes it for the user.
 ///
 /// # Errors
 /// A checkpoint without an embedding, and a matrix that cannot be read.
-pub(crate) fn settle(description: &mut Description, checkpoint: &Checkpoint) -> Result<()> {
-    let names = Names::of(checkpoint)?;
-    if names.shares_head() {
+pub(crate) fn settle(description: &mut Description, tensors: &ModelTensors) -> Result<()> {
+    tensors.check_embedding()?;
+    let (checkpoint, layout) = (tensors.checkpoint(), tensors.layout());
+    if layout.shares_head() {
         ensure!(
             description.tied,
             "{}: no tensor `model.embed_tokens.weight`, and `tie_word_embeddings` is not true in config.json",
@@ -23,7 +24,7 @@ pub(crate) fn settle(description: &mut Description, checkpoint: &Checkpoint) -> 
         );
         return Ok(());
     }
-    let [embedding, head] = ["embed_tokens", "lm_head"].map(|part| names.full(part));
+    let [embedding, head] = ["embed_tokens", "lm_head"].map(|part| layout.full(part));
     let is_stored = checkpoint.tensor(&format!("{head}.weight")).is_some();
     if description.tied && is_stored && !is_same(checkpoint, &embedding, &head)? {
         description.tied = false;

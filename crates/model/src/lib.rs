@@ -10,7 +10,6 @@ mod head;
 mod layers;
 mod llama;
 mod mlx;
-mod names;
 mod parts;
 mod qwen3;
 mod qwen3_5;
@@ -18,18 +17,18 @@ mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 mod rope;
+pub mod source;
 mod weights;
 
 use anyhow::{Result, anyhow, ensure};
 use sluice_backend::{Backend, Float};
-use sluice_store::Checkpoint;
 
 pub use config::{Config, Quantization};
 pub use decoder::Decoder;
 pub use description::*;
 pub use mlx::Mlx;
-pub use names::{Belongs, Names, expert_tensors};
 pub use parts::{Leaf, Meaning, WeightClass, WeightDescription, WeightKind};
+pub use source::{Belongs, ModelSource, ModelTensors};
 pub use weights::Used;
 use weights::Weights;
 
@@ -89,12 +88,12 @@ pub fn describe(config: &Config, options: &Options) -> Result<Description> {
     describer(config)?(config, options)
 }
 
-/// What the model of `checkpoint` is: what the config says, but for the output head, of which the files know better. Reads the head and the embedding where
+/// What the model of `tensors` is: what its config says, except for the output head, of which the files know better. Reads head and embedding where
 /// one may be the other once more. Errors name the key of `config.json` or the tensor.
-pub fn describe_checkpoint(checkpoint: &Checkpoint, config: &Config, options: &Options) -> Result<Description> {
-    let mut description = describe(config, options)?;
-    description.notes.extend_from_slice(checkpoint.notes());
-    head::settle(&mut description, checkpoint)?;
+pub fn describe_stored(tensors: &ModelTensors, options: &Options) -> Result<Description> {
+    let mut description = describe(tensors.config(), options)?;
+    description.notes.extend_from_slice(tensors.checkpoint().notes());
+    head::settle(&mut description, tensors)?;
     Ok(description)
 }
 
@@ -110,22 +109,22 @@ pub struct Loaded {
     pub order: Vec<Used>,
 }
 
-/// What would keep [`load`] from loading the model of `checkpoint`, with the same error. Reads no weight but those of [`describe_checkpoint`].
-pub fn check(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend) -> Result<Description> {
-    let description = describe_checkpoint(checkpoint, config, &Options::default())?;
-    let mut weights = Weights::new(checkpoint, config.quantization()?, &description, backend, 1)?.without_values();
-    weights.working_type()?;
+/// What would keep [`load`] from loading the model of `tensors`, with the same error. Reads no weight but those of [`describe_stored`].
+pub fn check(tensors: &ModelTensors, backend: &mut dyn Backend) -> Result<Description> {
+    let description = describe_stored(tensors, &Options::default())?;
+    let mut weights = Weights::new(tensors, &description, backend, 1)?.without_values();
+    tensors.working_type()?;
     Decoder::load(&mut weights, &description, 1)?;
     Ok(description)
 }
 
-/// Loads the model of `checkpoint`. Errors name the key of `config.json` or the tensor.
-pub fn load(checkpoint: &Checkpoint, config: &Config, backend: &mut dyn Backend, options: &Options) -> Result<Loaded> {
-    let description = describe_checkpoint(checkpoint, config, options)?;
+/// Loads the model of `tensors`. Errors name the key of `config.json` or the tensor.
+pub fn load(tensors: &ModelTensors, backend: &mut dyn Backend, options: &Options) -> Result<Loaded> {
+    let description = describe_stored(tensors, options)?;
     ensure!(options.max_tokens > 0, "a step must take at least one token");
     let positions = options.context.unwrap_or(description.max_context);
-    let mut weights = Weights::new(checkpoint, config.quantization()?, &description, backend, options.max_tokens)?;
-    let (skipped, working_type) = (weights.left_out(), weights.working_type()?);
+    let mut weights = Weights::new(tensors, &description, backend, options.max_tokens)?;
+    let (skipped, working_type) = (tensors.left_out(&description), tensors.working_type()?);
     let decoder = Decoder::load(&mut weights, &description, positions)?;
     let order = weights.into_order();
     Ok(Loaded { description, decoder, working_type, skipped, order })

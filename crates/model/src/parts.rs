@@ -250,7 +250,7 @@ impl Description {
         }
     }
 
-    /// What the tensor is that the text model calls `short` (see [`crate::Names`]), however the checkpoint lays experts out. `None`: nothing that this
+    /// What the tensor is that the text model calls `short`, however the checkpoint lays experts out. `None`: nothing that this
     /// model has.
     pub fn meaning(&self, short: &str) -> Option<Meaning> {
         let (layer, rest) = match short.strip_prefix("layers.") {

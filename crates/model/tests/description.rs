@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use sluice_backend::{Activations, Cpu, Isa};
 use sluice_model::{
-    Belongs, Config, Description, Leaf, Names, Options, WeightClass, WeightKind, describe, describe_checkpoint,
+    Belongs, Config, Description, Leaf, ModelTensors, Options, WeightClass, WeightKind, describe, describe_stored,
+    source,
 };
 use sluice_store::{Checkpoint, Dtype, TensorPlan, Writer};
 
@@ -13,10 +14,9 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
 }
 
-fn open(name: &str) -> (Description, Checkpoint) {
-    let folder = golden().join(name);
-    let description = describe(&Config::open(&folder).unwrap(), &Options::default()).unwrap();
-    (description, Checkpoint::open(&folder).unwrap())
+fn open(name: &str) -> (Description, ModelTensors) {
+    let source = source::open(&golden().join(name)).unwrap();
+    (describe(source.config(), &Options::default()).unwrap(), source.tensors().unwrap())
 }
 
 /// Every weight is there under the name that the description has for it, with its elements, and every tensor that is no weight is left out.
@@ -26,14 +26,14 @@ fn names_and_shapes_are_those_of_every_checkpoint() {
     let mut seen = 0;
     for folder in folders.filter(|f| f.join("config.json").exists()) {
         let name = folder.file_name().unwrap().to_str().unwrap();
-        let (description, checkpoint) = open(name);
-        let names = Names::of(&checkpoint).unwrap();
+        let (description, tensors) = open(name);
+        let checkpoint = tensors.checkpoint();
         let mut found = BTreeSet::new();
         for t in checkpoint.tensors() {
-            let m = match names.belongs(&description, &t.name) {
+            let m = match tensors.belongs(&description, &t.name) {
                 Belongs::Text(meaning) => meaning,
                 Belongs::LeftOut(part) => {
-                    assert!(["visual", "vision_tower", "mtp"].contains(&part), "{name}: {}", t.name);
+                    assert!(["visual", "vision_tower", "mtp"].contains(&&*part), "{name}: {}", t.name);
                     continue;
                 }
                 Belongs::Computed => panic!("{name}: {}", t.name),
@@ -89,11 +89,10 @@ fn experts_mean_the_same_in_each_of_their_spellings() {
 
 #[test]
 fn what_no_layer_has_is_left_out_and_named_once() {
-    let (d, checkpoint) = open("qwen3_5_vl");
-    let names = Names::of(&checkpoint).unwrap();
+    let (d, tensors) = open("qwen3_5_vl");
     let text = |short: &str| format!("model.language_model.{short}");
-    let left_out = |name: String| match names.belongs(&d, &name) {
-        Belongs::LeftOut(part) => part.to_owned(),
+    let left_out = |name: String| match tensors.belongs(&d, &name) {
+        Belongs::LeftOut(part) => part,
         other => panic!("{name}: {other:?}"),
     };
     assert_eq!(left_out(text("layers.1.indexer.weight")), "indexer.weight");
@@ -101,7 +100,7 @@ fn what_no_layer_has_is_left_out_and_named_once() {
     assert_eq!(left_out(text("layers.x.mlp")), "layers.x");
     assert_eq!(left_out("model.visual.blocks.0.attn.qkv.weight".into()), "visual");
     assert_eq!(left_out("mtp.layers.0.mlp.experts.0.up_proj.weight".into()), "mtp");
-    assert_eq!(names.belongs(&d, &text("layers.1.self_attn.rotary_emb.inv_freq")), Belongs::Computed);
+    assert_eq!(tensors.belongs(&d, &text("layers.1.self_attn.rotary_emb.inv_freq")), Belongs::Computed);
 }
 
 /// A copy of a golden checkpoint of one file, its tensors and its config changed.
@@ -138,30 +137,27 @@ impl Edited {
         self.tensors.push((plan, bytes));
     }
 
-    fn open(&self) -> (Config, Checkpoint) {
+    fn open(&self) -> ModelTensors {
         let plan: Vec<TensorPlan> = self.tensors.iter().map(|(t, _)| t.clone()).collect();
         let path = self.dir.path().join("model.safetensors");
         let mut writer = Writer::create(&path, &plan, &BTreeMap::new()).unwrap();
         self.tensors.iter().for_each(|(t, bytes)| writer.append(&t.name, bytes).unwrap());
         writer.finish().unwrap();
         let config = Config::parse("config.json".into(), self.config.to_string().as_bytes()).unwrap();
-        (config, Checkpoint::open(self.dir.path()).unwrap())
+        ModelTensors::of_safetensors(Checkpoint::open(self.dir.path()).unwrap(), config)
     }
 
     fn describe(&self) -> anyhow::Result<Description> {
-        let (config, checkpoint) = self.open();
-        describe_checkpoint(&checkpoint, &config, &Options::default())
+        describe_stored(&self.open(), &Options::default())
     }
 
     fn left_out(&self) -> Vec<String> {
-        let (config, checkpoint) = self.open();
-        let description = describe_checkpoint(&checkpoint, &config, &Options::default()).unwrap();
-        Names::of(&checkpoint).unwrap().left_out(&description, &checkpoint)
+        let tensors = self.open();
+        tensors.left_out(&describe_stored(&tensors, &Options::default()).unwrap())
     }
 
     fn check(&self) -> anyhow::Result<Description> {
-        let (config, checkpoint) = self.open();
-        sluice_model::check(&checkpoint, &config, &mut Cpu::new(Isa::GENERIC, 1, Activations::F32).unwrap())
+        sluice_model::check(&self.open(), &mut Cpu::new(Isa::GENERIC, 1, Activations::F32).unwrap())
     }
 }
 

@@ -6,8 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use sluice_kernels::Isa;
-use sluice_model::{Config, Options};
-use sluice_store::Checkpoint;
+use sluice_model::{Options, source};
 
 use crate::conversion::ConversionUnit;
 use crate::input::{Input, matrix};
@@ -35,11 +34,11 @@ struct Side {
 
 impl Side {
     fn open(folder: &Path) -> Result<Side> {
-        let (checkpoint, config) = (Checkpoint::open(folder)?, Config::open(folder)?);
+        let tensors = source::open(folder)?.tensors()?;
         let mut rules = Rules::new(4, 64, vec!["*=none".parse().expect("a rule")]);
-        let description = sluice_model::describe_checkpoint(&checkpoint, &config, &Options::default())?;
-        let units = convert(&checkpoint, &config, &description, &mut rules)?.units;
-        Ok(Side { units, input: Input::open(&checkpoint)? })
+        let description = sluice_model::describe_stored(&tensors, &Options::default())?;
+        let units = convert(&tensors, &description, &mut rules)?.units;
+        Ok(Side { units, input: Input::open(tensors.checkpoint())? })
     }
 }
 

@@ -1,25 +1,19 @@
 //! `config.json` of the packed folder: the input's, with `quantization` as `mlx_lm.convert` writes it and the few keys that
 //! `mlx_lm` insists on where newer checkpoints say the same in another way.
 
-use std::path::Path;
-
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use serde_json::{Map, Value, json};
-use sluice_model::Description;
-use sluice_store::{MAX_SETTINGS, read_small};
+use sluice_model::{Config, Description};
 
 use crate::conversion::Conversion;
 use crate::rules::{Rules, Width};
 
-/// The text of the new config. `folder` is the input's.
+/// The text of the new config.
 ///
 /// # Errors
-/// A `config.json` that cannot be read or is no JSON object.
-pub fn packed(folder: &Path, description: &Description, conversion: &Conversion, rules: &Rules) -> Result<String> {
-    let path = folder.join("config.json");
-    let text = read_small(&path, MAX_SETTINGS)?;
-    let root: Value = serde_json::from_slice(&text).map_err(|e| anyhow!("{}: not JSON: {e}", path.display()))?;
-    let Value::Object(mut root) = root else { return Err(anyhow!("{}: not a JSON object", path.display())) };
+/// Never in practice: what was read as JSON can be written.
+pub fn packed(input: &Config, description: &Description, conversion: &Conversion, rules: &Rules) -> Result<String> {
+    let mut root = input.root().clone();
     root.shift_remove("_name_or_path");
     // Its tensors stay behind.
     root.shift_remove("vision_config");

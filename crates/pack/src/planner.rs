@@ -6,31 +6,26 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use anyhow::{Result, bail, ensure};
 use sluice_kernels::format::{Float, WeightFormat};
 use sluice_model::{
-    Belongs, Config, Description, Leaf, Names, Quantization, WeightClass, WeightDescription, WeightKind,
+    Belongs, Description, Leaf, ModelTensors, Quantization, WeightClass, WeightDescription, WeightKind,
 };
 use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 
 use crate::conversion::{Conversion, ConversionUnit, Rows, Source, Stack, Treatment};
 use crate::rules::{Choice, Module, Rules, Width};
 
-/// Reads `checkpoint`'s headers.
+/// Reads headers only.
 ///
 /// # Errors
 /// Tensors that cannot be packed, experts that are not all there, a rule that no module matches.
-pub fn convert(
-    checkpoint: &Checkpoint,
-    config: &Config,
-    description: &Description,
-    rules: &mut Rules,
-) -> Result<Conversion> {
-    let names = Names::of(checkpoint)?;
+pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Rules) -> Result<Conversion> {
+    let checkpoint = tensors.checkpoint();
     let files = checkpoint.file_sizes().iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
     let mut planner = Planner {
+        tensors,
         checkpoint,
         files,
         description,
-        as_trained: !names.converted_by_mlx(description, checkpoint),
-        quantization: config.quantization()?,
+        quantization: tensors.config().quantization()?,
         rules,
         units: Vec::new(),
         found: Conversion {
@@ -50,11 +45,11 @@ pub fn convert(
     // Experts that have tensors of their own, by layer and projection; in a bundle these may be quantised.
     let mut single = BTreeMap::<(Option<usize>, &str), (WeightDescription, BTreeMap<usize, (usize, &Tensor)>)>::new();
     for (i, t) in checkpoint.tensors().iter().enumerate() {
-        let meaning = match names.belongs(description, &t.name) {
+        let meaning = match tensors.belongs(description, &t.name) {
             Belongs::Text(meaning) => meaning,
             Belongs::Computed => continue,
             Belongs::LeftOut(part) => {
-                planner.found.left_out.insert(part.to_owned());
+                planner.found.left_out.insert(part);
                 continue;
             }
         };
@@ -88,12 +83,11 @@ pub fn convert(
 type Order = (usize, usize, usize);
 
 struct Planner<'a> {
+    tensors: &'a ModelTensors,
     checkpoint: &'a Checkpoint,
     files: HashMap<&'a str, usize>,
     description: &'a Description,
-    /// Centred norms are still less one.
-    as_trained: bool,
-    /// Of the input. Where it has a default for modules that `config.json` does not name, ours are all named.
+    /// The input's. Where it has a default for modules that `config.json` does not name, ours are all named.
     quantization: Quantization,
     rules: &'a mut Rules,
     /// With their order in the output.
@@ -159,7 +153,10 @@ impl Planner<'_> {
             // The axis of length one moves to the end; the bytes stay.
             shape.swap(1, 2);
         }
-        if self.as_trained && shape.len() == 1 && weight.kind == (WeightKind::Norm { centred: true }) {
+        if self.tensors.layout().has_centred_norms()
+            && shape.len() == 1
+            && weight.kind == (WeightKind::Norm { centred: true })
+        {
             (dtype, treatment) = (Dtype::F32, Treatment::AddOne(float(t.dtype).expect("checked above")));
         }
         let name = match leaf {
@@ -199,8 +196,9 @@ impl Planner<'_> {
     fn packed(&mut self, i: usize, weight: &WeightDescription, all: &[&Tensor], shape: &[usize]) -> Result<()> {
         let t = all[0];
         ensure!(t.dtype == Dtype::U32, "tensor {:?} has scales, but is {}", t.name, t.dtype);
-        let name = t.name.trim_end_matches(".weight");
-        let (bits, group) = self.quantization.of(name)?;
+        let WeightFormat::Affine { bits, group, .. } = self.tensors.layout().format(self.checkpoint, t)? else {
+            bail!("tensor {:?}: packed weights of a kind that cannot be packed again", t.name)
+        };
         let (&packed, leading) = shape.split_last().expect("a matrix has columns");
         ensure!(
             (packed * 32).is_multiple_of(bits as usize),
@@ -217,8 +215,10 @@ impl Planner<'_> {
         for leaf in ["scales", "biases"] {
             let mut segments = Vec::with_capacity(all.len());
             for t in all {
-                let name = format!("{}.{leaf}", t.name.trim_end_matches(".weight"));
-                let Some(s) = self.checkpoint.tensor(&name) else { bail!("no tensor {name:?}") };
+                let Some(s) = self.tensors.layout().plane(self.checkpoint, &t.name, leaf) else {
+                    bail!("no tensor \"{}.{leaf}\"", t.name.trim_end_matches(".weight"))
+                };
+                let name = &s.name;
                 let float = float(s.dtype).filter(|f| scale.is_none_or(|s| s == *f));
                 let Some(float) = float else { bail!("tensor {name:?}: {} unlike the other scales", s.dtype) };
                 let len = rows * (cols / group as usize) * float.size();

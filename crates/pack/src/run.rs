@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use sluice_kernels::Isa;
 use sluice_kernels::quantize::Rounding;
-use sluice_model::{Config, Options};
+use sluice_model::{Options, source};
 use sluice_store::safetensors::{Entry, Header};
 use sluice_store::{Checkpoint, TensorPlan, bundle, free_space, open_regular, read_small, write_index, xxh3_of};
 use xxhash_rust::xxh3::Xxh3;
@@ -109,18 +109,19 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
     lock.unlocked.iter().for_each(|line| watch.note(line));
     let unfinished = if options.force { None } else { Journal::read(output)? };
     folder::check(input, output, options.force, unfinished.is_some())?;
-    let checkpoint = Checkpoint::open(input)?;
-    let model = Config::open(input)?;
-    let description = sluice_model::describe_checkpoint(&checkpoint, &model, &Options::default())?;
+    let source = source::open(input)?;
+    let tensors = source.tensors()?;
+    let checkpoint = tensors.checkpoint();
+    let description = sluice_model::describe_stored(&tensors, &Options::default())?;
     description.notes.iter().for_each(|line| watch.note(line));
     let mut rules = options.rules.clone();
-    let conversion = convert(&checkpoint, &model, &description, &mut rules)?;
+    let conversion = convert(&tensors, &description, &mut rules)?;
     let files = layout::files(options.layout, &conversion.units, options.shard_bytes)?;
-    let config = config::packed(input, &description, &conversion, &rules)?;
+    let config = config::packed(tensors.config(), &description, &conversion, &rules)?;
     let others = folder::other_files(input)?;
     watch.event(Event::Planned(&conversion));
     let isa = Isa::from_env()?;
-    let fingerprint = fingerprint(options, &checkpoint, &conversion, &files)?;
+    let fingerprint = fingerprint(options, checkpoint, &conversion, &files)?;
     let mut journal = match unfinished {
         Some(journal) => {
             let same = journal.fingerprint == fingerprint;
@@ -155,11 +156,11 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
 
     // 3. weights
     let threads = options.threads;
-    let rows = Input::open(&checkpoint)?;
+    let rows = Input::open(checkpoint)?;
     let mut calibrator = match &options.calibration {
         Some(calibration) if !due.is_empty() => {
             let settings = calibrate::Settings { calibration, threads, isa, watch };
-            Some(Calibrator::open(&checkpoint, &model, settings)?)
+            Some(Calibrator::open(&*source, &tensors, settings)?)
         }
         _ => None,
     };

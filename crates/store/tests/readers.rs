@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use proptest::prelude::*;
 
-use sluice_store::load::{self, Chunk, Filled, Piece, ReadAhead, Staging};
+use sluice_store::load::{self, Chunk, Filled, OpenCheckpoint, Piece, ReadAhead, Staging};
 use sluice_store::{
-    Bytes, Checkpoint, Dtype, LoadMode, LoadOptions, Loading, TensorPlan, Writer, drop_cached, host_memory,
+    Bytes, Checkpoint, Dtype, Error, LoadMode, LoadOptions, Loading, TensorPlan, Writer, drop_cached, host_memory,
     resident_bytes, shard_name,
 };
 use tempfile::TempDir;
@@ -20,6 +20,12 @@ const MODES: [LoadMode; 4] = [LoadMode::Auto, LoadMode::Mmap, LoadMode::Pread, L
 
 fn options(mode: LoadMode) -> LoadOptions {
     LoadOptions { mode, ..LoadOptions::default() }
+}
+
+/// Opens the checkpoint in a folder, later.
+fn opening(folder: &Path) -> impl FnOnce() -> Result<OpenCheckpoint, Error> + Send + 'static {
+    let folder = folder.to_owned();
+    move || OpenCheckpoint::safetensors(&folder)
 }
 
 /// Bytes that differ from place to place.
@@ -303,7 +309,7 @@ fn files_are_read_ahead_where_they_will_be_mapped_and_there_is_room() {
     ];
     for (case, options, expected) in cases {
         make_cold(folder.path());
-        ReadAhead::begin(folder.path(), &options).wait();
+        ReadAhead::begin(opening(folder.path()), &options).wait();
         let cached = |path: &PathBuf| {
             let file = File::open(path).unwrap();
             resident_bytes(&file, 0, file.metadata().unwrap().len()).unwrap()
@@ -317,9 +323,9 @@ fn files_are_read_ahead_where_they_will_be_mapped_and_there_is_room() {
     }
     // Who does not wait ends it.
     make_cold(folder.path());
-    drop(ReadAhead::begin(folder.path(), &options(LoadMode::Mmap)));
+    drop(ReadAhead::begin(opening(folder.path()), &options(LoadMode::Mmap)));
     // A folder without a model is told by who loads it.
-    ReadAhead::begin(Path::new("nowhere"), &options(LoadMode::Mmap)).wait();
+    ReadAhead::begin(opening(Path::new("nowhere")), &options(LoadMode::Mmap)).wait();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
-use sluice_engine::{Checkpoint, Engine, LoadMode, Loading};
+use sluice_engine::{Engine, LoadMode, Loading, source};
 use sluice_store::load::measure_disk;
 
 use super::case::{self, figure};
@@ -77,10 +77,12 @@ pub fn run(args: &LoadArgs, start: Instant) -> Result<()> {
         ensure!(request.is_power_of_two() && request >= 4096, "--request must be a power of two from 4096 on");
     }
     let folder = model_or_demo(args.model.as_deref())?;
-    let checkpoint = Checkpoint::open(&folder).map_err(|e| load::naming(&folder, e.into()))?;
-    let files: Vec<PathBuf> = checkpoint.file_sizes().iter().map(|(name, _)| folder.join(name)).collect();
-    let bytes: u64 = checkpoint.file_sizes().iter().map(|(_, size)| size).sum();
-    drop(checkpoint);
+    let source = source::open(&folder).map_err(|e| load::naming(&folder, e))?;
+    let tensors = source.tensors().map_err(|e| load::naming(&folder, e.into()))?;
+    let sizes = tensors.checkpoint().file_sizes();
+    let files: Vec<PathBuf> = sizes.iter().map(|(name, _)| folder.join(name)).collect();
+    let bytes: u64 = sizes.iter().map(|(_, size)| size).sum();
+    drop(tensors);
     let mut rows: Vec<Row> = Vec::new();
     for &state in &args.states {
         rows.extend(args.modes.iter().map(|&mode| Row::new(state, mode)));

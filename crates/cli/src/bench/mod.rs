@@ -20,8 +20,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
 use sluice_engine::{Engine, Options};
-use sluice_model::Config;
-use sluice_store::{Checkpoint, Dtype};
+use sluice_store::Dtype;
 
 use sluice_kernels::format::{ActivationFormat, Float, WeightFormat};
 use sluice_kernels::roofline::Arithmetic;
@@ -119,8 +118,9 @@ impl Subject {
 
 /// The arithmetic of the form that most of a checkpoint's bytes have.
 fn arithmetic(folder: &std::path::Path, options: &Options) -> Result<Arithmetic> {
-    let checkpoint = Checkpoint::open(folder).map_err(|e| crate::load::naming(folder, e.into()))?;
-    let quantization = Config::open(folder)?.quantization()?;
+    let source = sluice_model::source::open(folder).map_err(|e| crate::load::naming(folder, e))?;
+    let tensors = source.tensors().map_err(|e| crate::load::naming(folder, e.into()))?;
+    let (checkpoint, quantization) = (tensors.checkpoint(), source.config().quantization()?);
     let bytes =
         |dtype: Dtype| checkpoint.tensors().iter().filter(|t| t.dtype == dtype).map(|t| t.bytes.len()).sum::<usize>();
     let largest = [Dtype::U32, Dtype::BF16, Dtype::F16, Dtype::F32].into_iter().max_by_key(|d| bytes(*d));

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use sluice_model::{Belongs, Config, Description, Names, Options, WeightClass, check_supported};
-use sluice_store::{Checkpoint, Dtype};
+use sluice_model::{Belongs, Description, ModelTensors, Options, WeightClass, check_supported};
+use sluice_store::Dtype;
 
 /// What a tensor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,13 +48,14 @@ pub struct Anatomy {
 impl Anatomy {
     /// # Errors
     /// A key of `config.json` that is missing or wrong, or weights without an embedding.
-    pub fn read(config: &Config, checkpoint: &Checkpoint) -> Result<Anatomy> {
+    pub fn read(tensors: &ModelTensors) -> Result<Anatomy> {
+        let (config, checkpoint) = (tensors.config(), tensors.checkpoint());
         let (quantization, refused) = match config.quantization() {
             Ok(q) => (Some(q), None),
             Err(e) => (None, Some(format!("{e:#}"))),
         };
         let (model, unknown) = match check_supported(config) {
-            Ok(()) => (Some(sluice_model::describe_checkpoint(checkpoint, config, &Options::default())?), None),
+            Ok(()) => (Some(sluice_model::describe_stored(tensors, &Options::default())?), None),
             Err(e) => (None, Some(format!("{e:#}"))),
         };
         let default = quantization.as_ref().and_then(|q| q.default());
@@ -69,9 +70,8 @@ impl Anatomy {
             parts: BTreeMap::new(),
             expert_bytes: BTreeMap::new(),
         };
-        let names = model.as_ref().map(|_| Names::of(checkpoint)).transpose()?;
         for t in checkpoint.tensors() {
-            let (part, layer) = match model.as_ref().zip(names).map(|(model, names)| names.belongs(model, &t.name)) {
+            let (part, layer) = match model.as_ref().map(|model| tensors.belongs(model, &t.name)) {
                 Some(Belongs::Text(m)) => match m.weight.class {
                     WeightClass::Embedding => (Component::Embedding, None),
                     WeightClass::Expert => (Component::Experts, m.weight.layer),
@@ -79,8 +79,8 @@ impl Anatomy {
                 },
                 Some(Belongs::Computed) | None => (Component::Rest, None),
                 Some(Belongs::LeftOut(part)) => {
-                    if !a.left_out.iter().any(|p| p == part) {
-                        a.left_out.push(part.to_owned());
+                    if !a.left_out.contains(&part) {
+                        a.left_out.push(part);
                     }
                     (Component::LeftOut, None)
                 }

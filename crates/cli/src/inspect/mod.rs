@@ -8,10 +8,10 @@ mod quality;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
-use sluice_model::{Config, Description};
+use sluice_model::{Description, source};
 use sluice_store::Checkpoint;
 
 use crate::engine_args::model_or_demo;
@@ -45,13 +45,12 @@ pub struct InspectArgs {
 
 pub fn run(args: InspectArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
-    ensure!(folder.exists(), "{}: no such folder", folder.display());
-    ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
-    let config = Config::open(&folder).map_err(|e| load::naming(&folder, e))?;
+    let source = source::open(&folder).map_err(|e| load::naming(&folder, e))?;
     if let Some(original) = &args.quality {
         return quality::run(&folder, &hub::followed(original.clone())?, args.json);
     }
-    let checkpoint = Checkpoint::open(&folder)?;
+    let tensors = source.tensors()?;
+    let checkpoint = tensors.checkpoint();
     let bundle = checkpoint.manifest();
     if args.verify {
         let Some(manifest) = bundle else {
@@ -66,23 +65,23 @@ pub fn run(args: InspectArgs) -> Result<()> {
         })?;
         progress.finish();
     }
-    let anatomy = Anatomy::read(&config, &checkpoint).map_err(|e| load::naming(&folder, e))?;
+    let anatomy = Anatomy::read(&tensors).map_err(|e| load::naming(&folder, e))?;
     if anatomy.unsupported.is_none() {
-        load::check(&folder, &config, &checkpoint)?;
+        load::check(&*source, &tensors)?;
     }
     anatomy.model.iter().flat_map(|m| &m.notes).for_each(|line| note(line));
     let fit = Fit::of_this_machine(&anatomy);
     let out = &mut io::stdout().lock();
     if args.json {
-        let mut object = to_json(&folder.display().to_string(), &checkpoint, &anatomy, fit.as_ref());
+        let mut object = to_json(&folder.display().to_string(), checkpoint, &anatomy, fit.as_ref());
         if args.tensors {
-            object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(&checkpoint, t)).collect();
+            object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(checkpoint, t)).collect();
         }
         writeln!(out, "{}", shown_json(&format!("{object:#}")))?;
     } else {
-        write!(out, "{}", to_text(&folder.display().to_string(), &checkpoint, &anatomy, fit.as_ref()))?;
+        write!(out, "{}", to_text(&folder.display().to_string(), checkpoint, &anatomy, fit.as_ref()))?;
         if args.tensors {
-            list(out, &checkpoint)?;
+            list(out, checkpoint)?;
         }
     }
     if let (true, false, Some(manifest)) = (args.verify, args.json, bundle) {

@@ -181,7 +181,7 @@ mod tests {
     }
 
     fn shape(name: &str) -> Shape {
-        Shape::read(&presets::config(Path::new(name)).unwrap()).unwrap()
+        Shape::read(presets::find(Path::new(name)).unwrap().config()).unwrap()
     }
 
     /// Published for Qwen3.5-397B-A17B at 2-bit experts and K = 4.

@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_gpu_holds_what_every_token_reads_before_experts() {
-        let shape = Shape::read(&presets::config(Path::new("qwen3-30b-a3b")).unwrap()).unwrap();
+        let shape = Shape::read(presets::find(Path::new("qwen3-30b-a3b")).unwrap().config()).unwrap();
         let form = Form { bits: 4, group: 64 };
         let weights = Weights::new(&shape, form, form, 8);
         let layer = 128 * weights.per_expert;

@@ -10,7 +10,7 @@ mod residency;
 mod shape;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,7 +21,7 @@ use sluice_pack::{parse_bits, parse_group};
 use sluice_store::{Checkpoint, Dtype};
 
 use crate::disk::{self, Case, Order, PAGE};
-use crate::{hub, machine, presets, terminal, units};
+use crate::{machine, presets, terminal, units};
 use estimate::{Disk, Form, Products, Split, Token, Weights, hit_rate};
 use gpu::Gpu;
 use memory::Measured;
@@ -119,21 +119,21 @@ fn bytes(text: &str) -> Result<u64, String> {
 
 pub fn run(args: PlanArgs) -> Result<()> {
     // 1. the model
-    let config = presets::config(&args.model)?;
-    let folder = args.model.is_dir().then(|| hub::followed(args.model.clone())).transpose()?;
+    let named = presets::find(&args.model)?;
+    let config = named.config();
     // A folder may hold no more than a config.
-    let checkpoint = folder.as_deref().map(Checkpoint::open);
-    let (options, there) = (Options::default(), checkpoint.as_ref().and_then(|opened| opened.as_ref().ok()));
+    let opened = named.source().map(|source| source.tensors());
+    let (options, there) = (Options::default(), opened.as_ref().and_then(|opened| opened.as_ref().ok()));
     let described = match there {
-        Some(there) => sluice_model::describe_checkpoint(there, &config, &options)?,
-        None => sluice_model::describe(&config, &options)?,
+        Some(tensors) => sluice_model::describe_stored(tensors, &options)?,
+        None => sluice_model::describe(config, &options)?,
     };
     described.notes.iter().for_each(|line| terminal::note(line));
     let shape = Shape::of(&described);
     let stored = config.quantization().ok();
     let (all, of_experts) = (stored.as_ref().and_then(Quantization::default), stored.and_then(|q| q.of_experts()));
     let bits_of = |width: Option<(u8, u16)>| width.map(|(bits, _)| u64::from(bits));
-    let plain = there.and_then(float_bits);
+    let plain = there.and_then(|tensors| float_bits(tensors.checkpoint()));
     let bits = args.bits.or(bits_of(all)).or(plain).unwrap_or(4);
     let experts_bits = args.experts_bits.or(args.bits).or(bits_of(of_experts)).unwrap_or(bits);
     let group = u64::from(args.group_size.or(all.map(|(_, group)| group)).unwrap_or(64));
@@ -153,14 +153,15 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let latency = args.disk_latency.map_or(LATENCY, |us| us / 1e6);
     ensure!(latency.is_finite() && latency >= 0.0, "--disk-latency must be 0 or more");
     let this_disk = match args.disk_bandwidth.as_str() {
-        "auto" => match (folder, checkpoint.transpose()?) {
-            (Some(folder), Some(checkpoint)) => {
-                let found = measure_disk(&folder, checkpoint.file_sizes(), weights.per_expert).with_context(|| {
-                    format!("{}: its disk cannot be measured (give --disk-bandwidth)", folder.display())
+        "auto" => match opened.transpose()? {
+            Some(tensors) => {
+                let found = measure_disk(tensors.checkpoint(), weights.per_expert).with_context(|| {
+                    let folder = tensors.checkpoint().folder().display();
+                    format!("{folder}: its disk cannot be measured (give --disk-bandwidth)")
                 })?;
                 Some(if args.disk_latency.is_some() { Disk { latency, ..found } } else { found })
             }
-            _ => None,
+            None => None,
         },
         given => match bytes(given) {
             Ok(bytes) => Some(Disk { bandwidth: bytes as f64, latency }),
@@ -311,10 +312,11 @@ fn float_bits(checkpoint: &Checkpoint) -> Option<u64> {
 }
 
 /// What reads of an expert's size take at places all over a model's files: alone, and many at once.
-fn measure_disk(folder: &Path, files: &[(String, u64)], per_expert: u64) -> Result<Disk> {
+fn measure_disk(checkpoint: &Checkpoint, per_expert: u64) -> Result<Disk> {
     let request = per_expert.next_multiple_of(PAGE).clamp(256 << 10, 16 << 20);
+    let files = checkpoint.file_sizes().iter();
     let files: Vec<_> =
-        files.iter().map(|(name, len)| (folder.join(name), *len)).filter(|(_, len)| *len >= request).collect();
+        files.map(|(name, len)| (checkpoint.folder().join(name), *len)).filter(|(_, len)| *len >= request).collect();
     let speed = |depth, milliseconds, round| {
         let case = Case { request, depth, order: Order::Random, align: PAGE };
         disk::measure(&files, case, Duration::from_millis(milliseconds), round)

@@ -1,9 +1,10 @@
 //! Configs of large models that people ask about, so that `plan` and `synth` need no checkpoint: the text model's part of each `config.json`, as published.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use sluice_model::Config;
+use sluice_model::{Config, ModelSource, source};
 use sluice_store::{MAX_SETTINGS, read_small};
 
 use crate::hub;
@@ -26,18 +27,48 @@ pub fn text(name: &str) -> Option<&'static str> {
     PRESETS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, text)| *text)
 }
 
-/// The config that `named` means: a folder with a `config.json`, such a file, or a known model.
-pub fn config(named: &Path) -> Result<Config> {
+/// A model that somebody named.
+pub enum Named {
+    /// It is on disk, as far as it is there: a folder may hold no more than a config.
+    Stored(Arc<dyn ModelSource>),
+    /// Only its config is known.
+    Described(Box<Config>),
+}
+
+impl Named {
+    /// The model's config.
+    pub fn config(&self) -> &Config {
+        match self {
+            Named::Stored(source) => source.config(),
+            Named::Described(config) => config,
+        }
+    }
+
+    /// The model itself, where it is on disk.
+    pub fn source(&self) -> Option<&dyn ModelSource> {
+        match self {
+            Named::Stored(source) => Some(&**source),
+            Named::Described(_) => None,
+        }
+    }
+}
+
+/// The model that `named` means: a folder with a `config.json`, such a file, or a known model.
+///
+/// # Errors
+/// A name that means none of these; the message lists the known models.
+pub fn find(named: &Path) -> Result<Named> {
+    let described = |config| Ok(Named::Described(Box::new(config)));
     if named.is_dir() {
-        return Config::open(&hub::followed(named.to_owned())?);
+        return Ok(Named::Stored(source::open(&hub::followed(named.to_owned())?)?));
     }
     if named.is_file() {
         let text = read_small(named, MAX_SETTINGS)?;
-        return Config::parse(named.to_owned(), &text);
+        return described(Config::parse(named.to_owned(), &text)?);
     }
     let name = named.display().to_string();
     let Some(text) = text(&name) else {
         bail!("{name}: no such folder or file, and no model that is known (known are {})", names())
     };
-    Config::parse(PathBuf::from(format!("{name}/config.json")), text.as_bytes())
+    described(Config::parse(PathBuf::from(format!("{name}/config.json")), text.as_bytes())?)
 }

@@ -1,8 +1,8 @@
 //! Setting an engine up: what is in memory and what stays on disk, within which budget.
 
-use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -12,9 +12,9 @@ use sluice_backend::{
 };
 use sluice_cache::{Group, KvCache, Prefixes};
 use sluice_experts::{Error, Keep};
-use sluice_model::{CacheKind, Config, Decoder};
+use sluice_model::{CacheKind, Decoder, ModelSource, ModelTensors};
 use sluice_store::load::ReadAhead;
-use sluice_store::{Bytes, Checkpoint, LoadOptions, Loading};
+use sluice_store::{Bytes, LoadOptions, Loading};
 
 use super::Engine;
 use super::device::DeviceShare;
@@ -54,33 +54,38 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`Engine::open`] and of `make`.
-    pub fn open_on(folder: &Path, mut options: Options, make: MakeBackend) -> Result<Engine> {
-        // The config first: a folder that holds something else altogether is best told by it.
-        ensure!(folder.exists(), "{}: no such folder", folder.display());
-        ensure!(folder.is_dir(), "{}: not a folder (a model is a folder with config.json)", folder.display());
-        let config = Config::open(folder)?;
-        let model = sluice_model::describe(&config, &options.model(1))?;
+    pub fn open_on(folder: &Path, options: Options, make: MakeBackend) -> Result<Engine> {
+        Engine::open_source(&sluice_model::source::open(folder)?, options, make)
+    }
+
+    /// [`Engine::open_on`] for a model that is found already.
+    ///
+    /// # Errors
+    /// Those of [`Engine::open_on`].
+    pub fn open_source(source: &Arc<dyn ModelSource>, mut options: Options, make: MakeBackend) -> Result<Engine> {
+        let model = sluice_model::describe(source.config(), &options.model(1))?;
         // Before anything takes memory, or starts a thread that does.
         let numa = options.processors.place_memory(options.numa);
         let state = (model.state_len() * size_of::<f32>()) as u64;
         options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::memory(state));
         options.beside += options.kv_spill;
-        let mut ahead = options.load.ahead.then(|| ReadAhead::begin(folder, &options.load));
+        let mut ahead = options.load.ahead.then(|| {
+            let source = Arc::clone(source);
+            ReadAhead::begin(move || source.open_checkpoint(), &options.load)
+        });
         let mut first = Some(make(&options)?);
         let device = first.as_ref().is_some_and(|backend| backend.device_memory().is_some());
-        let placed = placement::decide(folder, &model, &options, device)?;
+        let placed = placement::decide(&**source, &model, &options, device)?;
         let mut load = options.load.clone();
         if device {
             // Nothing of it stays in the host's memory, and who reads from the page cache copies as well.
             load = LoadOptions { room: None, threads: load.threads.max(options.threads.min(READERS)), ..load };
         }
         let mut open = |placed: Placed| {
-            let (checkpoint, loading) = sluice_store::load::open_but(folder, &load, |checkpoint| {
-                let streams = placed.placement != Placement::Mapped;
-                if streams { sluice_model::expert_tensors(&model, checkpoint) } else { HashSet::new() }
-            })?;
+            let streamed = (placed.placement != Placement::Mapped).then_some(&model);
+            let (tensors, loading) = source.load(&load, streamed)?;
             let backend = first.take().map_or_else(|| make(&options), Ok)?;
-            Engine::build(&checkpoint, Some((loading, folder)), &config, options.clone(), placed, backend)
+            Engine::build(&tensors, Some((loading, &**source)), options.clone(), placed, backend)
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
@@ -91,7 +96,7 @@ impl Engine {
                 let by_device = refused_by_device(&refused);
                 // What stays on disk goes past the page cache.
                 drop(ahead.take());
-                let streamed = open(placement::instead_of_mapped(folder, &options, by_device));
+                let streamed = open(placement::instead_of_mapped(&**source, &options, by_device));
                 streamed.map_err(|e| if smallest(&e) < smallest(&refused) { e } else { refused })
             }
             opened => opened,
@@ -102,22 +107,24 @@ impl Engine {
         })
     }
 
-    /// An engine for an opened checkpoint, whose weights are used as they are.
-    pub fn load(checkpoint: &Checkpoint, config: &Config, options: Options) -> Result<Engine> {
+    /// An engine for opened tensors, which are used where they are mapped.
+    ///
+    /// # Errors
+    /// As for [`Engine::open`].
+    pub fn load(tensors: &ModelTensors, options: Options) -> Result<Engine> {
         let placed = Placed { placement: Placement::Mapped, reason: "opened elsewhere".into() };
         let backend = cpu(&options)?;
-        Engine::build(checkpoint, None, config, options, placed, backend)
+        Engine::build(tensors, None, options, placed, backend)
     }
 
     fn build(
-        checkpoint: &Checkpoint,
-        from: Option<(Loading, &Path)>,
-        config: &Config,
+        tensors: &ModelTensors,
+        from: Option<(Loading, &dyn ModelSource)>,
         options: Options,
         placed: Placed,
         mut backend: Box<dyn Backend>,
     ) -> Result<Engine> {
-        let (loading, folder) = from.map_or((None, None), |(loading, folder)| (Some(loading), Some(folder)));
+        let (loading, source) = from.map_or((None, None), |(loading, source)| (Some(loading), Some(source)));
         let streamed = placed.placement != Placement::Mapped;
         let chunks = budget::chunks(options.chunk, streamed || backend.device_memory().is_some());
         let longest = chunks[0];
@@ -128,7 +135,7 @@ impl Engine {
         if options.profile {
             backend.profile(true);
         }
-        let loaded = sluice_model::load(checkpoint, config, &mut *backend, &options.model(longest))?;
+        let loaded = sluice_model::load(tensors, &mut *backend, &options.model(longest))?;
         let (model, decoder) = (loaded.description, loaded.decoder);
         let max_context = options.max_context.unwrap_or(model.max_context);
         let max_context_asked = max_context;
@@ -265,8 +272,8 @@ impl Engine {
         };
         let cached: Vec<Group> = groups.iter().map(|g| group(g.kind)).collect();
         let mut disk_notes = Vec::new();
-        let disk = match (&options.prompt_cache, folder.zip(loading.as_ref())) {
-            (Some(asked), Some((folder, loading))) if options.prefix_cache => {
+        let disk = match (&options.prompt_cache, source.zip(loading.as_ref())) {
+            (Some(asked), Some((source, loading))) if options.prefix_cache => {
                 let choices = Choices {
                     activations: options.activations,
                     kv_type,
@@ -276,8 +283,8 @@ impl Engine {
                     block_tokens,
                 };
                 let shape = Shape::new(&cached, &layouts, model.state_len());
-                let opened = Identity::read(folder, &choices, loading.opened(), asked.sums.as_deref())
-                    .and_then(|model| PromptCache::open(asked, model, folder, loading.progress(), shape));
+                let opened = Identity::read(source, &choices, loading.opened(), asked.sums.as_deref())
+                    .and_then(|model| PromptCache::open(asked, model, source.path(), loading.progress(), shape));
                 match opened {
                     Ok(opened) => Some(opened),
                     Err(e) => match prompt_cache::to_blame(&e) {

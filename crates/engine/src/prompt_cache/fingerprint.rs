@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use sluice_backend::{Activations, AttentionMode, KvType, NUMERICS_VERSION};
-use sluice_store::bundle::MANIFEST;
-use sluice_store::{Error, Stamp, read_small, sum_file};
+use sluice_model::ModelSource;
+use sluice_store::{Error, Stamp, sum_file};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::sums;
@@ -24,19 +24,6 @@ pub(crate) struct Choices {
     pub context: usize,
     pub block_tokens: usize,
 }
-
-/// Files that decide what tokens mean, which files have the weights, and what is computed of them; all but the first need not be there.
-const SMALL: [&str; 7] = [
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "model.safetensors.index.json",
-    MANIFEST,
-];
-/// Bytes that one of them may have.
-const MOST_SMALL: u64 = 256 << 20;
 
 /// A file that was changed a moment ago is looked at this often, and this long, until another change of it would show.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -58,12 +45,12 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Of a model in `folder`, whose weights lie in the files `opened`, in order of name. Of these nothing is read: what is remembered of them in `memory` is known.
+    /// Of a model whose weights are in the files `opened`, in order of name. Of these nothing is read: what is remembered of them in `memory` is known.
     ///
     /// # Errors
     /// A small file that cannot be read.
     pub fn read<'a>(
-        folder: &Path,
+        source: &dyn ModelSource,
         choices: &Choices,
         opened: impl Iterator<Item = (&'a Path, Stamp)>,
         memory: Option<&Path>,
@@ -71,15 +58,11 @@ impl Identity {
         let mut hash = Xxh3::new();
         let mut rotary = false;
         // 1. Small files as they are
-        for name in SMALL {
-            let path = folder.join(name);
-            if path.exists() {
-                let bytes = read_small(&path, MOST_SMALL).with_context(|| path.display().to_string())?;
-                hash.update(name.as_bytes());
-                hash.update(&(bytes.len() as u64).to_le_bytes());
-                hash.update(&bytes);
-                rotary |= name == SMALL[0] && String::from_utf8_lossy(&bytes).contains("rope_");
-            }
+        for (name, bytes) in source.fingerprint_inputs()? {
+            hash.update(name.as_bytes());
+            hash.update(&(bytes.len() as u64).to_le_bytes());
+            hash.update(&bytes);
+            rotary |= name == "config.json" && String::from_utf8_lossy(&bytes).contains("rope_");
         }
         // 2. Choices
         let Choices { activations, kv_type, attention, experts_per_token, context, block_tokens } = choices;
@@ -181,7 +164,8 @@ mod tests {
             .map(|path| (path.clone(), Stamp::of(&fs::metadata(path).unwrap())))
             .collect();
         files.sort_by(|a, b| a.0.cmp(&b.0));
-        Identity::read(dir, choices, files.iter().map(|(path, stamp)| (&**path, *stamp)), memory).unwrap()
+        let source = sluice_model::source::open(dir).unwrap();
+        Identity::read(&*source, choices, files.iter().map(|(path, stamp)| (&**path, *stamp)), memory).unwrap()
     }
 
     fn fingerprint(dir: &Path, choices: &Choices) -> u64 {
@@ -191,6 +175,17 @@ mod tests {
         assert_eq!(identity.unsummed(), 0);
         identity.fingerprint().unwrap()
     }
+
+    /// Small files of a folder that count.
+    const SMALL: [&str; 7] = [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "model.safetensors.index.json",
+        "bundle.json",
+    ];
 
     #[test]
     fn what_changes_bits_changes_the_fingerprint() {

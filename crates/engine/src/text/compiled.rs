@@ -8,7 +8,8 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Value, json};
-use sluice_store::{open_small, read_small};
+use sluice_model::source::TextFiles;
+use sluice_store::read_small;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::DirBuilder;
@@ -43,8 +44,8 @@ pub(super) enum Compiled {
 ///
 /// # Errors
 /// A file that cannot be read, is no JSON, or whose model contradicts itself. Trouble with the cache is not an error.
-pub(super) fn open(path: &Path, cache: Option<&Path>) -> Result<Compiled> {
-    let mut file = open_small(path, MAX_TOKENIZER)?;
+pub(super) fn open(files: &dyn TextFiles, name: &str, cache: Option<&Path>) -> Result<Compiled> {
+    let mut file = files.open(name, MAX_TOKENIZER)?;
     // 1. an image of this very file
     if let Some(cache) = cache {
         let source = hash((&mut file).take(MAX_TOKENIZER))?;
@@ -233,8 +234,12 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json")
     }
 
+    fn open_file(path: &Path, cache: Option<&Path>) -> Result<Compiled> {
+        open(&path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap(), cache)
+    }
+
     fn origin(path: &Path, cache: Option<&Path>) -> Origin {
-        match open(path, cache).unwrap() {
+        match open_file(path, cache).unwrap() {
             Compiled::Image(_, origin) => origin,
             Compiled::Json(_) => Origin::Library,
         }
@@ -294,7 +299,7 @@ mod tests {
             r###""continuing_subword_prefix": "##", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]"###,
             r#""unk_token": "a", "vocab": {"aaa": 0, "a": 1}, "merges": [["aaa", "aaa"]]"#,
         ] {
-            assert!(open(model(fields).path(), None).is_err(), "{fields}");
+            assert!(open_file(model(fields).path(), None).is_err(), "{fields}");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::path::{Component, Path};
 
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
+use sluice_model::source::TextFiles;
 
 use super::files::read_json;
 use crate::pooling::Pooling;
@@ -21,10 +22,11 @@ impl Embedding {
     ///
     /// # Errors
     /// A file that is broken, or asks for what is not done here; the message names it.
-    pub fn load(folder: &Path) -> Result<Embedding> {
+    pub fn load(files: impl TextFiles) -> Result<Embedding> {
+        let files: &dyn TextFiles = &files;
         let mut pooling_folder = "1_Pooling".to_owned();
         let mut normalised = true;
-        if let Some(modules) = read_json(folder, "modules.json")? {
+        if let Some(modules) = read_json(files, "modules.json")? {
             let modules = modules.as_array().map_or(&[][..], Vec::as_slice);
             normalised = false;
             for module in modules {
@@ -35,17 +37,20 @@ impl Embedding {
                     "Pooling" => {
                         let path = module["path"].as_str().unwrap_or("1_Pooling");
                         let is_within = Path::new(path).components().all(|c| matches!(c, Component::Normal(_)));
-                        let name = folder.join("modules.json");
+                        let name = files.locate("modules.json");
                         ensure!(is_within, "{}: {path:?} is no folder beside the model", name.display());
                         pooling_folder = path.to_owned();
                     }
-                    _ => bail!("{}: modules of type {kind:?} are not supported", folder.join("modules.json").display()),
+                    _ => {
+                        bail!("{}: modules of type {kind:?} are not supported", files.locate("modules.json").display())
+                    }
                 }
             }
         }
-        let config = read_json(&folder.join(&pooling_folder), "config.json")?;
+        let name = format!("{pooling_folder}/config.json");
+        let config = read_json(files, &name)?;
         let pooling = config.map_or(Ok(Pooling::Last), |config| {
-            let path = folder.join(&pooling_folder).join("config.json");
+            let path = files.locate(&name);
             pooling_of(&config).map_err(|what| anyhow::anyhow!("{}: {what}", path.display()))
         })?;
         Ok(Embedding { pooling, normalised })

@@ -2,19 +2,20 @@
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use sluice_store::{Error, MAX_SETTINGS, read_small};
-use std::io::ErrorKind;
-use std::path::Path;
+use sluice_model::source::{TextFiles, is_missing};
+use sluice_store::MAX_SETTINGS;
 
-/// The JSON in `folder/name`; `None` where there is no such file.
+/// The JSON in file `name`; `None` where there is no such file.
 ///
 /// # Errors
 /// A file that cannot be read, or is no JSON: the message names the file, line and column.
-pub(super) fn read_json(folder: &Path, name: &str) -> Result<Option<Value>> {
-    let path = folder.join(name);
-    match read_small(&path, MAX_SETTINGS) {
-        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?)),
-        Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::NotFound => Ok(None),
+pub(super) fn read_json(files: &dyn TextFiles, name: &str) -> Result<Option<Value>> {
+    match files.read(name, MAX_SETTINGS) {
+        Ok(bytes) => {
+            let json = serde_json::from_slice(&bytes).with_context(|| files.locate(name).display().to_string())?;
+            Ok(Some(json))
+        }
+        Err(e) if is_missing(&e) => Ok(None),
         Err(e) => Err(e.into()),
     }
 }

@@ -6,7 +6,7 @@ use super::tokenizer::Tokenizer;
 use crate::sampler::SamplingParams;
 use anyhow::{Result, bail};
 use serde_json::Value;
-use std::path::Path;
+use sluice_model::source::TextFiles;
 
 /// The sampling values of `generation_config.json`; what the file leaves out is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,12 +23,13 @@ pub struct GenerationDefaults {
 }
 
 impl GenerationDefaults {
-    /// Reads `folder/generation_config.json`. A folder without one states nothing, and neither does a file that cannot be read, nor a field without a
+    /// Reads `generation_config.json`. A model without one states nothing, and neither does a file that cannot be read, nor a field without a
     /// meaning: these are only defaults, and no reason to refuse a model. They are noted.
-    pub fn load(folder: &Path) -> Self {
+    pub fn load(files: impl TextFiles) -> Self {
+        let files: &dyn TextFiles = &files;
         let name = "generation_config.json";
-        let path = folder.join(name).display().to_string();
-        let config = match read_json(folder, name) {
+        let path = files.locate(name).display().to_string();
+        let config = match read_json(files, name) {
             Ok(None) => return Self::default(),
             Ok(Some(config)) if config.is_object() => config,
             Ok(Some(_)) => {
@@ -101,21 +102,21 @@ impl GenerationDefaults {
 
 /// The tokens that end an answer, ascending: `eos_token_id` of `generation_config.json`, that of `config.json` (or of its `text_config`),
 /// and the tokenizer's own `eos_token`, together.
-pub fn stop_ids(folder: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
-    let mut ids = GenerationDefaults::load(folder).eos_token_ids;
-    if let Some(config) = read_json(folder, "config.json")? {
+pub fn stop_ids(files: &dyn TextFiles, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
+    let mut ids = GenerationDefaults::load(files).eos_token_ids;
+    if let Some(config) = read_json(files, "config.json")? {
         for value in [&config["eos_token_id"], &config["text_config"]["eos_token_id"]] {
             let Some(more) = token_ids(value) else {
                 bail!(
                     "{}: eos_token_id must be a token id or a list of them, found {value}",
-                    folder.join("config.json").display()
+                    files.locate("config.json").display()
                 );
             };
             ids.extend(more);
         }
     }
     if let Some(tokenizer) = tokenizer {
-        ids.extend(SpecialTokens::load(folder)?.named("eos_token").and_then(|token| tokenizer.id(token)));
+        ids.extend(SpecialTokens::load(files)?.named("eos_token").and_then(|token| tokenizer.id(token)));
     }
     ids.sort_unstable();
     ids.dedup();
@@ -159,7 +160,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("generation_config.json"), r#"{"eos_token_id": 7}"#).unwrap();
         fs::write(dir.path().join("config.json"), r#"{"text_config": {"eos_token_id": [3, 7]}}"#).unwrap();
-        assert_eq!(stop_ids(dir.path(), None).unwrap(), [3, 7]);
+        assert_eq!(stop_ids(&dir.path(), None).unwrap(), [3, 7]);
     }
 
     #[test]

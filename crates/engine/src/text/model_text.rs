@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use anyhow::{Result, anyhow};
+use sluice_model::source::TextFiles;
 
 use super::embedding::Embedding;
 use super::generation::{GenerationDefaults, stop_ids};
@@ -25,23 +26,24 @@ pub struct ModelText {
 }
 
 impl ModelText {
-    /// Reads a checkpoint's files. `cache`: a folder for tokenizers in the form in which they load fastest.
+    /// Reads a model's files. `cache`: a folder for tokenizers in the form in which they load fastest.
     ///
     /// # Errors
     /// A file that is broken; the message names it.
-    pub fn load(folder: &Path, cache: Option<&Path>) -> Result<ModelText> {
+    pub fn load(files: impl TextFiles, cache: Option<&Path>) -> Result<ModelText> {
+        let files: &dyn TextFiles = &files;
         // The template's process starts while the tokenizer is read.
         let (tokenizer, template) = thread::scope(|scope| {
-            let template = scope.spawn(|| ChatTemplate::load(folder));
-            let tokenizer = Tokenizer::load(folder, cache);
+            let template = scope.spawn(|| ChatTemplate::load(files));
+            let tokenizer = Tokenizer::load(files, cache);
             (tokenizer, template.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         let tokenizer = tokenizer?;
         Ok(ModelText {
             template: template?,
-            defaults: GenerationDefaults::load(folder),
-            stop_ids: stop_ids(folder, Some(&tokenizer))?,
-            embedding: Embedding::load(folder).map_err(|e| format!("{e:#}")),
+            defaults: GenerationDefaults::load(files),
+            stop_ids: stop_ids(files, Some(&tokenizer))?,
+            embedding: Embedding::load(files).map_err(|e| format!("{e:#}")),
             tokenizer: Arc::new(tokenizer),
             grammars: OnceLock::new(),
         })

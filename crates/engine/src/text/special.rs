@@ -7,8 +7,8 @@ use super::files::read_json;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use sluice_model::source::TextFiles;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::Path;
 use tokenizers::AddedToken;
 
 const CONFIG: &str = "tokenizer_config.json";
@@ -48,29 +48,29 @@ impl SpecialTokens {
     ///
     /// # Errors
     /// A file that cannot be read, and tokens that are none; the message names the file and the key.
-    pub fn load(folder: &Path) -> Result<Self> {
-        let object = |name: &str| match read_json(folder, name)? {
+    pub fn load(files: &dyn TextFiles) -> Result<Self> {
+        let object = |name: &str| match read_json(files, name)? {
             None => Ok(Map::new()),
             Some(Value::Object(fields)) => Ok(fields),
-            Some(_) => bail!("{}: not a JSON object", folder.join(name).display()),
+            Some(_) => bail!("{}: not a JSON object", files.locate(name).display()),
         };
         let config = object(CONFIG)?;
         let (map, added) = match config.get(DECODER) {
             None | Some(Value::Null) => (object(MAP)?, object(ADDED)?),
             Some(_) => (Map::new(), Map::new()),
         };
-        Self::gather(folder, config, map, &added)
+        Self::gather(files, config, map, &added)
     }
 
     fn gather(
-        folder: &Path,
+        files: &dyn TextFiles,
         mut config: Map<String, Value>,
         map: Map<String, Value>,
         added: &Map<String, Value>,
     ) -> Result<Self> {
         let in_map: HashSet<String> = map.keys().cloned().collect();
         let place = |name: &str| {
-            let file = folder.join(if in_map.contains(name) { MAP } else { CONFIG });
+            let file = files.locate(if in_map.contains(name) { MAP } else { CONFIG });
             format!("{}: {name}", file.display())
         };
 
@@ -166,7 +166,7 @@ impl SpecialTokens {
                 || (name == EXTRA && tokens.extra.iter().any(|token| token.content == content))
         };
         for (content, id) in added {
-            let wrong = || format!("{}: {content:?} has no whole number as its id", folder.join(ADDED).display());
+            let wrong = || format!("{}: {content:?} has no whole number as its id", files.locate(ADDED).display());
             let token = AddedToken::from(content.as_str(), is_special(content));
             tokens.older.push((id.as_i64().with_context(wrong)?, token));
         }

@@ -11,35 +11,37 @@ use super::special::SpecialTokens;
 use anyhow::{Context, Result, anyhow, bail};
 use jiff::civil::DateTime;
 use serde_json::{Map, Value as Json, json};
-use sluice_store::read_small;
-use std::fs;
-use std::path::{Path, PathBuf};
+use sluice_model::source::{TextFiles, is_missing};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 /// Bytes that a file with a template may have: the longest that are known have a tenth of a megabyte.
 const MAX_TEMPLATE: u64 = 4 << 20;
+
+/// The file of a model's template, and the folder of further ones.
+const JINJA: &str = "chat_template.jinja";
+const MORE: &str = "additional_chat_templates";
 
 /// Where templates were read, and their names with their texts.
 type Sources = (PathBuf, Vec<(String, String)>);
 
 /// Finds the template of a checkpoint: `chat_template.jinja` (with more of them in `additional_chat_templates/`), or `chat_template` in
 /// `tokenizer_config.json`, a string or a list of named ones, or `chat_template.json`. `None` where there is none.
-fn sources(folder: &Path) -> Result<Option<Sources>> {
-    let jinja = folder.join("chat_template.jinja");
-    if jinja.exists() {
-        let mut templates = vec![("default".to_owned(), read_text(&jinja)?)];
-        for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten() {
-            let path = entry?.path();
-            if path.extension().is_some_and(|e| e == "jinja") {
-                let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-                templates.push((name, read_text(&path)?));
+fn sources(files: &dyn TextFiles) -> Result<Option<Sources>> {
+    if let Some(default) = read_text(files, JINJA)? {
+        let mut templates = vec![("default".to_owned(), default)];
+        for file in files.list(MORE)? {
+            if let Some(name) = file.strip_suffix(".jinja").filter(|name| !name.is_empty())
+                && let Some(text) = read_text(files, &format!("{MORE}/{file}"))?
+            {
+                templates.push((name.to_owned(), text));
             }
         }
-        return Ok(Some((jinja, templates)));
+        return Ok(Some((files.locate(JINJA), templates)));
     }
     for name in ["tokenizer_config.json", "chat_template.json"] {
-        let file = folder.join(name);
-        let json = read_json(folder, name)?.unwrap_or(Json::Null);
+        let file = files.locate(name);
+        let json = read_json(files, name)?.unwrap_or(Json::Null);
         if let Some(templates) = named_templates(&json["chat_template"]).with_context(|| file.display().to_string())? {
             return Ok(Some((file, templates)));
         }
@@ -74,17 +76,17 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// A file that cannot be read, or a template that is no Jinja; the message names file and line.
-    pub fn load(folder: &Path) -> Result<Option<Self>> {
-        let Some((file, templates)) = sources(folder)? else { return Ok(None) };
-        Self::compile(file, templates, SpecialTokens::load(folder)?.names()).map(Some)
+    pub fn load(files: impl TextFiles) -> Result<Option<Self>> {
+        let Some((file, templates)) = sources(&files)? else { return Ok(None) };
+        Self::compile(file, templates, SpecialTokens::load(&files)?.names()).map(Some)
     }
 
     /// The style of a checkpoint's template, which is not compiled.
     ///
     /// # Errors
     /// A file that cannot be read.
-    pub fn style_of(folder: &Path) -> Result<Option<Style>> {
-        let found = sources(folder)?;
+    pub fn style_of(files: impl TextFiles) -> Result<Option<Style>> {
+        let found = sources(&files)?;
         Ok(found.map(|(_, templates)| Style::of(templates.iter().map(|(_, source)| source.as_str()))))
     }
 
@@ -121,7 +123,7 @@ impl ChatTemplate {
     /// # Errors
     /// As [`ChatTemplate::load`].
     pub fn parse(source: &str) -> Result<Self> {
-        Self::compile("chat_template.jinja".into(), vec![("default".into(), source.into())], Map::new())
+        Self::compile(JINJA.into(), vec![("default".into(), source.into())], Map::new())
     }
 
     /// How the model writes thoughts and calls, by what the template itself writes.
@@ -203,9 +205,15 @@ impl ChatTemplate {
     }
 }
 
-fn read_text(path: &Path) -> Result<String> {
-    let name = || path.display().to_string();
-    String::from_utf8(read_small(path, MAX_TEMPLATE)?).map_err(|e| e.utf8_error()).with_context(name)
+/// The text of a file, if it is there.
+fn read_text(files: &dyn TextFiles, name: &str) -> Result<Option<String>> {
+    let bytes = match files.read(name, MAX_TEMPLATE) {
+        Ok(bytes) => bytes,
+        Err(e) if is_missing(&e) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    let text = String::from_utf8(bytes).map_err(|e| e.utf8_error());
+    text.map(Some).with_context(|| files.locate(name).display().to_string())
 }
 
 /// A template, or a list of `{"name": .., "template": ..}`.
@@ -249,6 +257,8 @@ fn plain_messages(messages: &Json) -> Result<Json> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn template(source: &str) -> ChatTemplate {

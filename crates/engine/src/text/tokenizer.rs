@@ -13,6 +13,7 @@ use super::special::{Listed, SpecialTokens};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::Deserialize;
 use serde_json::Value;
+use sluice_model::source::TextFiles;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use tokenizers::models::bpe::BpeTrainer;
@@ -39,6 +40,9 @@ pub struct Tokenizer {
 /// What rules of a `tokenizer.json` may make of a text, one after the other: so many bytes of each. Rules that are in use make 3.
 const MAX_GROWTH: u64 = 4096;
 
+/// The file with a tokenizer, as the library writes it.
+const FILE: &str = "tokenizer.json";
+
 const LIBRARY: &str = "the tokenizers library";
 
 /// Normalised text, cut at its added tokens, as the library's own pipeline goes on with it.
@@ -51,15 +55,15 @@ fn encode_pieces(library: &Library, mut pieces: PreTokenizedString) -> tokenizer
 }
 
 impl Tokenizer {
-    /// Reads `folder/tokenizer.json`, and what the files beside it say of added tokens. `cache` is a folder for compiled images, made if need be (0700); without one nothing is
+    /// Reads `tokenizer.json`, and what the files beside it say of added tokens. `cache` is a folder for compiled images, made if need be (0700); without one nothing is
     /// written. An image that is damaged, or of another version, is compiled again.
     ///
     /// # Errors
     /// A missing or broken file; the message names it, and the place in it.
-    pub fn load(folder: &Path, cache: Option<&Path>) -> Result<Self> {
-        let path = folder.join("tokenizer.json");
-        let special = SpecialTokens::load(folder)?;
-        guarded(LIBRARY, || Self::open(&path, compiled::open(&path, cache)?, &special))
+    pub fn load(files: impl TextFiles, cache: Option<&Path>) -> Result<Self> {
+        let path = files.locate(FILE);
+        let special = SpecialTokens::load(&files)?;
+        guarded(LIBRARY, || Self::open(&path, compiled::open(&files, FILE, cache)?, &special))
             .with_context(|| path.display().to_string())
     }
 
@@ -69,7 +73,7 @@ impl Tokenizer {
     /// As [`Tokenizer::load`], without a name.
     pub fn parse(json: &[u8]) -> Result<Self> {
         let nothing = SpecialTokens::default();
-        guarded(LIBRARY, || Self::open(Path::new("tokenizer.json"), compiled::parse(json)?, &nothing))
+        guarded(LIBRARY, || Self::open(Path::new(FILE), compiled::parse(json)?, &nothing))
     }
 
     fn open(path: &Path, found: Compiled, special: &SpecialTokens) -> Result<Self> {

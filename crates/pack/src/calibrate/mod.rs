@@ -24,8 +24,8 @@ use sluice_backend::{
 };
 use sluice_engine::text::Tokenizer;
 use sluice_kernels::Isa;
-use sluice_model::{Config, Decoder, Description};
-use sluice_store::{Checkpoint, read_small};
+use sluice_model::{Decoder, Description, ModelSource, ModelTensors};
+use sluice_store::read_small;
 
 use crate::conversion::ConversionUnit;
 use crate::input::Input;
@@ -80,13 +80,13 @@ pub struct Calibrator<'a> {
 impl<'a> Calibrator<'a> {
     /// # Errors
     /// A text that cannot be read or has less than a window's tokens; a model that cannot be loaded.
-    pub fn open(checkpoint: &Checkpoint, config: &Config, settings: Settings<'a>) -> Result<Calibrator<'a>> {
+    pub fn open(source: &dyn ModelSource, tensors: &ModelTensors, settings: Settings<'a>) -> Result<Calibrator<'a>> {
         // 1. the text
         let Calibration { text, tokens: wanted, tokenizer_cache } = settings.calibration;
         let name = || text.display().to_string();
         let bytes = read_small(text, MAX_TEXT)?;
         let text = std::str::from_utf8(&bytes).with_context(name)?;
-        let tokens = Tokenizer::load(checkpoint.folder(), tokenizer_cache.as_deref())?.encode(text, false)?;
+        let tokens = Tokenizer::load(source, tokenizer_cache.as_deref())?.encode(text, false)?;
         let windows: Vec<Vec<u32>> =
             tokens.chunks_exact(WINDOW).take(wanted.div_ceil(WINDOW)).map(<[u32]>::to_vec).collect();
         ensure!(
@@ -100,7 +100,7 @@ impl<'a> Calibrator<'a> {
         // For mixers and shared experts; what routed experts are fitted to is computed in f32. Far quicker, and no worse (docs/experiments.md).
         let mut backend = Cpu::new(settings.isa, settings.threads, Activations::Int8)?;
         let options = sluice_model::Options { max_tokens: WINDOW, context: Some(WINDOW), experts_per_token: None };
-        let loaded = sluice_model::load(checkpoint, config, &mut backend, &options)?;
+        let loaded = sluice_model::load(tensors, &mut backend, &options)?;
         let model = loaded.description;
         ensure!(model.experts().is_some(), "--calibration is for routed experts, and this model has none");
         for group in model.groups() {

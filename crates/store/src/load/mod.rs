@@ -8,6 +8,7 @@
 mod bring;
 mod choose;
 mod delivery;
+mod opened;
 mod options;
 mod pending;
 mod probe;
@@ -33,6 +34,7 @@ use crate::error::Error;
 use crate::memory::Memory;
 use crate::stamp::Stamp;
 pub use delivery::Piece;
+pub use opened::OpenCheckpoint;
 pub use options::{FileReport, LoadError, LoadMode, LoadOptions};
 pub use probe::Speeds;
 #[doc(hidden)]
@@ -100,7 +102,19 @@ pub fn open_but(
     options: &LoadOptions,
     left: impl FnOnce(&Checkpoint) -> HashSet<String>,
 ) -> Result<(Checkpoint, Loading), Error> {
-    let (mut checkpoint, files) = Checkpoint::open_keeping_files(folder)?;
+    begin(OpenCheckpoint::safetensors(folder)?, options, left)
+}
+
+/// As [`open_but`], for a checkpoint of any kind.
+///
+/// # Errors
+/// When there is no address space for a file's image.
+pub fn begin(
+    opened: OpenCheckpoint,
+    options: &LoadOptions,
+    left: impl FnOnce(&Checkpoint) -> HashSet<String>,
+) -> Result<(Checkpoint, Loading), Error> {
+    let OpenCheckpoint { mut checkpoint, files } = opened;
     let left = left(&checkpoint);
     let tensors = checkpoint.tensors_by_file();
     let mut sources = Vec::with_capacity(files.len());

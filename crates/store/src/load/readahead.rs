@@ -1,15 +1,15 @@
 //! Reading before anybody knows what for: while a device starts, the disk has nothing to do.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use super::bring::bring;
 use super::choose;
+use super::opened::OpenCheckpoint;
 use super::options::{LoadMode, LoadOptions};
 use super::read::ReadFile;
-use crate::checkpoint::Checkpoint;
+use crate::error::Error;
 use crate::map::Map;
 
 /// Brings a checkpoint's files into the page cache, in order, until all of them are there or this is dropped. What goes wrong is for whoever loads
@@ -21,13 +21,16 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// For a load with these options: files that it will map, if there is memory for all of them.
-    pub fn begin(folder: &Path, options: &LoadOptions) -> ReadAhead {
+    /// For a load with these options: files that it will map, if there is memory for all of them. `open` opens the checkpoint, on the thread that reads.
+    pub fn begin(
+        open: impl FnOnce() -> Result<OpenCheckpoint, Error> + Send + 'static,
+        options: &LoadOptions,
+    ) -> ReadAhead {
         let stopped = Arc::new(AtomicBool::new(false));
-        let (folder, options, stop) = (folder.to_owned(), options.clone(), Arc::clone(&stopped));
+        let (options, stop) = (options.clone(), Arc::clone(&stopped));
         let thread = thread::Builder::new().name("sluice-ahead".into());
         // Without a thread it is read later.
-        let thread = thread.spawn(move || read_all(&folder, &options, &stop)).ok();
+        let thread = thread.spawn(move || read_all(open, &options, &stop)).ok();
         ReadAhead { stopped, thread }
     }
 
@@ -44,11 +47,11 @@ impl Drop for ReadAhead {
     }
 }
 
-fn read_all(folder: &Path, options: &LoadOptions, stopped: &AtomicBool) {
+fn read_all(open: impl FnOnce() -> Result<OpenCheckpoint, Error>, options: &LoadOptions, stopped: &AtomicBool) {
     if !matches!(options.mode, LoadMode::Auto | LoadMode::Mmap) {
         return;
     }
-    let Ok((_, files)) = Checkpoint::open_keeping_files(folder) else { return };
+    let Ok(OpenCheckpoint { files, .. }) = open() else { return };
     let total: u64 = files.iter().map(|file| file.len).sum();
     if options.room.is_some_and(|room| room < total) {
         return;

@@ -1,0 +1,95 @@
+//! Which tensors of a checkpoint hold which weight of a model.
+
+use std::fmt::Debug;
+
+use anyhow::{Result, bail};
+use sluice_backend::{Float, WeightFormat};
+use sluice_store::{Checkpoint, Dtype, Tensor};
+
+use super::hugging_face::HuggingFaceLayout;
+use super::mlx::MlxLayout;
+use super::prefixes::Prefixes;
+use crate::config::Config;
+use crate::parts::WeightDescription;
+
+/// How the routed experts of a layer are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExpertStorage {
+    /// Two tensors, each with all experts one after the other: one has the rows of gate and then of up for each expert, the other those of down.
+    FusedGateUp { gate_up: String, down: String },
+    /// A tensor for each projection, with all experts one after the other: names of the modules of gate, up and down.
+    Stacked,
+    /// A tensor for each projection of each expert.
+    Single,
+}
+
+/// How the tensors of a checkpoint hold the weights of a model. The model's own names are those of a Hugging Face text model, such as
+/// `layers.0.mlp.gate.weight`; the checkpoint's may differ.
+///
+/// A format whose blocks interleave values and scales has a single plane, `weight`: its [`WeightFormat`] says what is in it.
+pub trait TensorLayout: Debug + Send + Sync {
+    /// What people call this layout.
+    fn name(&self) -> &'static str;
+
+    /// The checkpoint's name for the model's tensor or module `short`.
+    fn full(&self, short: &str) -> String;
+
+    /// The model's name for a tensor of the checkpoint; `None` for a tensor that is not the text model's.
+    fn short(&self, name: &str) -> Option<String>;
+
+    /// Whether embedding and output head are one matrix that has the head's name.
+    fn shares_head(&self) -> bool;
+
+    /// The format of the matrix whose values `tensor` holds.
+    ///
+    /// # Errors
+    /// A type that is not supported, or planes that contradict each other.
+    fn format(&self, checkpoint: &Checkpoint, tensor: &Tensor) -> Result<WeightFormat>;
+
+    /// The tensor that holds the plane `plane` (as the format calls it) of the matrix whose values are in the tensor `name`.
+    fn plane(&self, checkpoint: &Checkpoint, name: &str, plane: &str) -> Option<Tensor>;
+
+    /// How the routed experts of the layer of `gate`, their gate projection, are stored.
+    fn experts(&self, checkpoint: &Checkpoint, gate: &WeightDescription) -> ExpertStorage;
+
+    /// The module of a stack of experts: `layers.0.mlp.experts.gate_proj` as the checkpoint has it.
+    fn stacked_experts(&self, w: &WeightDescription) -> String;
+
+    /// Whether norms that an architecture centres at zero are stored less one.
+    fn has_centred_norms(&self) -> bool;
+
+    /// The shape of a depthwise convolution's tensor. Elements are in the order `[channels, taps]` in any case.
+    fn convolution_shape(&self, channels: usize, taps: usize) -> [usize; 3];
+}
+
+/// The layout of a checkpoint of safetensors. Only the tensors themselves tell MLX's from Hugging Face's: their names, and the shape of convolutions.
+pub(super) fn layout_of(checkpoint: &Checkpoint, config: &Config) -> Box<dyn TensorLayout> {
+    let plain = HuggingFaceLayout { prefixes: Prefixes::of(checkpoint) };
+    let of_mlx = |t: &Tensor| t.name.ends_with(".scales") || t.name.contains(".switch_mlp.");
+    let converted = checkpoint.tensors().iter().find(|t| t.name.ends_with(".conv1d.weight")).is_some_and(is_converted);
+    if converted
+        || config.quantization().is_ok_and(|q| q.default().is_some())
+        || checkpoint.tensors().iter().any(of_mlx)
+    {
+        return Box::new(MlxLayout::new(plain, config, converted));
+    }
+    Box::new(plain)
+}
+
+/// Whether a convolution has been through MLX's conversion, which moves the axis of length one to the end.
+fn is_converted(t: &Tensor) -> bool {
+    t.shape.len() == 3 && t.shape[2] == 1 && t.shape[1] != 1
+}
+
+/// The floating-point type of a tensor's elements.
+///
+/// # Errors
+/// Elements of another type.
+pub(crate) fn float_type(name: &str, dtype: Dtype) -> Result<Float> {
+    match dtype {
+        Dtype::F32 => Ok(Float::F32),
+        Dtype::F16 => Ok(Float::F16),
+        Dtype::BF16 => Ok(Float::Bf16),
+        other => bail!("tensor {name}: {other:?} weights are not supported (F32, F16, BF16 and MLX's U32 are)"),
+    }
+}

@@ -1,0 +1,93 @@
+//! MLX's layout: matrices quantised to groups with a scale and a bias each, which are tensors beside the packed weights, and experts in a stack per
+//! projection. What `pack` writes is this too, also where a bundle gives experts tensors of their own.
+
+use anyhow::{Result, anyhow, ensure};
+use sluice_backend::WeightFormat;
+use sluice_store::{Checkpoint, Dtype, Tensor};
+
+use super::hugging_face::HuggingFaceLayout;
+use super::layout::{ExpertStorage, TensorLayout, float_type};
+use crate::config::{Config, Quantization};
+use crate::parts::WeightDescription;
+
+/// The layout of models that MLX has converted.
+#[derive(Debug)]
+pub struct MlxLayout {
+    /// Everything that MLX leaves as it was.
+    plain: HuggingFaceLayout,
+    /// Which modules have how many bits, or why that is not known.
+    quantization: Result<Quantization, String>,
+    /// Centred norms have 1 added, and convolutions are `[channels, taps, 1]`: MLX does either only with the other.
+    converted: bool,
+}
+
+impl MlxLayout {
+    pub fn new(plain: HuggingFaceLayout, config: &Config, converted: bool) -> MlxLayout {
+        MlxLayout { plain, quantization: config.quantization().map_err(|e| format!("{e:#}")), converted }
+    }
+}
+
+/// The module whose values the tensor `name` holds.
+fn module(name: &str) -> &str {
+    name.strip_suffix(".weight").unwrap_or(name)
+}
+
+impl TensorLayout for MlxLayout {
+    fn name(&self) -> &'static str {
+        "MLX"
+    }
+
+    fn full(&self, short: &str) -> String {
+        self.plain.full(short)
+    }
+
+    fn short(&self, name: &str) -> Option<String> {
+        self.plain.short(name)
+    }
+
+    fn shares_head(&self) -> bool {
+        self.plain.shares_head()
+    }
+
+    fn format(&self, checkpoint: &Checkpoint, tensor: &Tensor) -> Result<WeightFormat> {
+        let (name, module) = (&tensor.name, module(&tensor.name));
+        let Some(scales) = checkpoint.tensor(&format!("{module}.scales")) else {
+            return self.plain.format(checkpoint, tensor);
+        };
+        let quantization = self.quantization.as_ref().map_err(|why| anyhow!("{why}"))?;
+        let (bits, group) = quantization.of(module)?;
+        ensure!(tensor.dtype == Dtype::U32, "tensor {name:?} has scales, but is {:?} instead of U32", tensor.dtype);
+        let biases = checkpoint.tensor(&format!("{module}.biases"));
+        let biases = biases.ok_or_else(|| anyhow!("tensor {module:?}: scales without biases are not supported"))?;
+        ensure!(biases.dtype == scales.dtype, "{module:?}: scales and biases differ in type");
+        Ok(WeightFormat::Affine { bits, group, scale: float_type(&scales.name, scales.dtype)? })
+    }
+
+    fn plane(&self, checkpoint: &Checkpoint, name: &str, plane: &str) -> Option<Tensor> {
+        match plane {
+            "weight" => checkpoint.tensor(name),
+            other => checkpoint.tensor(&format!("{}.{other}", module(name))),
+        }
+    }
+
+    fn experts(&self, checkpoint: &Checkpoint, gate: &WeightDescription) -> ExpertStorage {
+        match self.plain.experts(checkpoint, gate) {
+            ExpertStorage::Single if checkpoint.tensor(&format!("{}.weight", self.stacked_experts(gate))).is_some() => {
+                ExpertStorage::Stacked
+            }
+            plain => plain,
+        }
+    }
+
+    fn stacked_experts(&self, w: &WeightDescription) -> String {
+        self.full(&w.mlx_name())
+    }
+
+    fn has_centred_norms(&self) -> bool {
+        !self.converted
+    }
+
+    fn convolution_shape(&self, channels: usize, taps: usize) -> [usize; 3] {
+        if self.converted { [channels, taps, 1] } else { [channels, 1, taps] }
+    }
+}

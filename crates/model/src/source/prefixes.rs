@@ -1,0 +1,60 @@
+//! What stands in front of the text model's names in a checkpoint of safetensors.
+
+use sluice_store::Checkpoint;
+
+/// In front of `embed_tokens`, `layers` and `norm`, and in front of `lm_head`, in the order in which they are tried.
+const PREFIXES: [(&str, &str); 4] =
+    [("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""), ("", "")];
+
+/// Where there is neither an embedding nor a head.
+const USUAL: (&str, &str) = PREFIXES[2];
+
+/// The prefixes of a checkpoint's names.
+#[derive(Clone, Copy, Debug)]
+pub struct Prefixes {
+    text: &'static str,
+    head: &'static str,
+    /// The one matrix that is embedding and head is stored under the head's name only.
+    pub shares_head: bool,
+}
+
+impl Prefixes {
+    /// The first prefixes with an embedding, else the first with a head that may be the embedding, else the usual ones.
+    pub fn of(checkpoint: &Checkpoint) -> Prefixes {
+        let has = |name: String| checkpoint.tensor(&name).is_some();
+        let embeds = |(text, _): &(&str, &str)| has(format!("{text}embed_tokens.weight"));
+        if let Some((text, head)) = PREFIXES.into_iter().find(embeds) {
+            return Prefixes { text, head, shares_head: false };
+        }
+        let only_head =
+            |(text, head): &(&str, &str)| has(format!("{text}norm.weight")) && has(format!("{head}lm_head.weight"));
+        match PREFIXES.into_iter().find(only_head) {
+            Some((text, head)) => Prefixes { text, head, shares_head: true },
+            None => Prefixes { text: USUAL.0, head: USUAL.1, shares_head: false },
+        }
+    }
+
+    /// The checkpoint's name for what the text model calls `short`, such as `layers.0.mlp.gate.weight`.
+    pub fn full(&self, short: &str) -> String {
+        if self.shares_head
+            && let Some(leaf) = short.strip_prefix("embed_tokens")
+        {
+            return format!("{}lm_head{leaf}", self.head);
+        }
+        let prefix = if short.starts_with("lm_head") { self.head } else { self.text };
+        format!("{prefix}{short}")
+    }
+
+    /// The text model's name for a tensor; `None` for one of another part.
+    pub fn short<'a>(&self, name: &'a str) -> Option<&'a str> {
+        if self.shares_head
+            && let Some(leaf) = name.strip_prefix(self.head).and_then(|n| n.strip_prefix("lm_head."))
+        {
+            let of_embedding = ["embed_tokens.weight", "embed_tokens.scales", "embed_tokens.biases"];
+            return of_embedding.into_iter().find(|name| name.strip_prefix("embed_tokens.") == Some(leaf));
+        }
+        let body = name.strip_prefix(self.text);
+        let body = body.filter(|n| ["embed_tokens.", "layers.", "norm."].iter().any(|part| n.starts_with(part)));
+        body.or_else(|| name.strip_prefix(self.head).filter(|n| n.starts_with("lm_head.")))
+    }
+}

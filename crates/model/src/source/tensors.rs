@@ -1,0 +1,184 @@
+//! The tensors of a model, and what each of them is to it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use sluice_backend::{Float, MatrixSource, WeightFormat};
+use sluice_store::{Checkpoint, Tensor};
+
+use super::layout::{TensorLayout, float_type, layout_of};
+use crate::config::Config;
+use crate::description::Description;
+use crate::parts::{Leaf, Meaning, WeightClass};
+
+/// Parts of multimodal and draft models, which stay behind.
+const OTHER_PARTS: [&str; 4] = ["visual", "vision_tower", "mtp", "audio_tower"];
+
+/// What a tensor of a checkpoint belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Belongs {
+    /// To the text model.
+    Text(Meaning),
+    /// To something that is left out, under the name by which people know it.
+    LeftOut(String),
+    /// To nobody: a table that can be computed, which older checkpoints store.
+    Computed,
+}
+
+/// A model's tensors as views of files, its config, and how the one holds what the other describes.
+#[derive(Debug)]
+pub struct ModelTensors {
+    checkpoint: Arc<Checkpoint>,
+    config: Arc<Config>,
+    layout: Box<dyn TensorLayout>,
+}
+
+impl ModelTensors {
+    /// The tensors of `checkpoint`, laid out as `layout` says.
+    pub fn new(checkpoint: Checkpoint, config: Arc<Config>, layout: Box<dyn TensorLayout>) -> ModelTensors {
+        ModelTensors { checkpoint: Arc::new(checkpoint), config, layout }
+    }
+
+    /// The tensors of a checkpoint of safetensors with a config of its own, wherever that was read.
+    pub fn of_safetensors(checkpoint: impl Into<Arc<Checkpoint>>, config: impl Into<Arc<Config>>) -> ModelTensors {
+        let (checkpoint, config) = (checkpoint.into(), config.into());
+        let layout = layout_of(&checkpoint, &config);
+        ModelTensors { checkpoint, config, layout }
+    }
+
+    /// The model's config.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The tensors by the names that they have in their files.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// Which tensor holds which weight.
+    pub fn layout(&self) -> &dyn TensorLayout {
+        &*self.layout
+    }
+
+    /// The tensor that the text model calls `short`, such as `norm.weight`.
+    pub fn tensor(&self, short: &str) -> Option<Tensor> {
+        self.checkpoint.tensor(&self.layout.full(short))
+    }
+
+    /// Refuses a checkpoint without an embedding, or a head that may be one.
+    ///
+    /// # Errors
+    /// The message names the folder.
+    pub(crate) fn check_embedding(&self) -> Result<()> {
+        let found = has_embedding(&self.checkpoint, &*self.layout);
+        ensure!(found, "{}: no tensor `model.embed_tokens.weight`", self.checkpoint.folder().display());
+        Ok(())
+    }
+
+    /// The floating-point type that the checkpoint works in: that of the embedding, or of its scales where it is quantised.
+    ///
+    /// # Errors
+    /// An embedding that is missing or of another type.
+    pub fn working_type(&self) -> Result<Float> {
+        let t = self.tensor("embed_tokens.scales").or_else(|| self.tensor("embed_tokens.weight"));
+        let t = t.ok_or_else(|| anyhow!("no tensor {:?}", self.layout.full("embed_tokens.weight")))?;
+        float_type(&t.name, t.dtype)
+    }
+
+    /// The matrix whose values are in the tensor `name`: `[leading.., rows, cols]`, with the experts of a stack in front.
+    ///
+    /// # Errors
+    /// A tensor that is missing, has another shape, or is of a format that is not supported.
+    pub fn matrix(&self, name: &str, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixSource> {
+        let checkpoint = &self.checkpoint;
+        let t = checkpoint.tensor(name);
+        let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", checkpoint.folder().display()))?;
+        let form = self.layout.format(checkpoint, &t)?;
+        if let WeightFormat::Affine { group, .. } = form {
+            let whole = cols.is_multiple_of(group as usize);
+            ensure!(whole, "tensor {name:?}: {cols} inputs are not whole groups of {group}");
+        }
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let mut parts = Vec::new();
+        for plane in form.planes(cols).with_context(|| format!("tensor {module}"))?.iter() {
+            let t = self.layout.plane(checkpoint, name, plane.name);
+            let t = t.ok_or_else(|| anyhow!("no tensor {module:?}.{}", plane.name))?;
+            let wanted = [leading, &[rows, plane.row_bytes / plane.element.size()]].concat();
+            ensure!(t.shape == wanted, "tensor {:?} has shape {:?}, config.json asks for {wanted:?}", t.name, t.shape);
+            parts.push(t.bytes.clone());
+        }
+        Ok(MatrixSource { form, rows: leading.iter().product::<usize>() * rows, cols, parts })
+    }
+
+    /// What the tensor `name` is to the model that `description` describes.
+    pub fn belongs(&self, description: &Description, name: &str) -> Belongs {
+        belongs(description, &*self.layout, name)
+    }
+
+    /// The parts of the checkpoint that are not the text model's ("visual", "mtp"), for one line to the user.
+    pub fn left_out(&self, description: &Description) -> Vec<String> {
+        let mut parts: Vec<String> = Vec::new();
+        for tensor in self.checkpoint.tensors() {
+            match self.belongs(description, &tensor.name) {
+                Belongs::LeftOut(part) if !parts.contains(&part) => parts.push(part),
+                _ => {}
+            }
+        }
+        parts
+    }
+}
+
+fn has_embedding(checkpoint: &Checkpoint, layout: &dyn TensorLayout) -> bool {
+    checkpoint.tensor(&layout.full("embed_tokens.weight")).is_some()
+}
+
+/// The names of the tensors that hold routed experts. None for a checkpoint of something else: loading it says what is missing.
+pub(super) fn expert_names(
+    description: &Description,
+    checkpoint: &Checkpoint,
+    layout: &dyn TensorLayout,
+) -> HashSet<String> {
+    if !has_embedding(checkpoint, layout) {
+        return HashSet::new();
+    }
+    let is_of_expert = |name: &str| match belongs(description, layout, name) {
+        Belongs::Text(meaning) => meaning.weight.class == WeightClass::Expert,
+        Belongs::LeftOut(_) | Belongs::Computed => false,
+    };
+    checkpoint.names().filter(|name| is_of_expert(name)).map(str::to_owned).collect()
+}
+
+fn belongs(description: &Description, layout: &dyn TensorLayout, name: &str) -> Belongs {
+    let short = layout.short(name);
+    let Some(short) = short.as_deref() else {
+        let part = name.split('.').find(|part| OTHER_PARTS.contains(part)).unwrap_or(name);
+        return Belongs::LeftOut(part.to_owned());
+    };
+    let left_out = |part: &str| Belongs::LeftOut(part.to_owned());
+    match description.meaning(short) {
+        // The reference leaves it out, too, and warns.
+        Some(Meaning { weight, expert, leaf: Leaf::Bias, .. }) if !weight.biased => {
+            if expert.is_some() {
+                return left_out("biases of experts");
+            }
+        }
+        Some(Meaning { weight, .. }) if weight.class == WeightClass::Head && description.tied => {
+            return left_out("lm_head (the embedding once more)");
+        }
+        Some(meaning) => return Belongs::Text(meaning),
+        None => {}
+    }
+    if short.ends_with(".rotary_emb.inv_freq") {
+        return Belongs::Computed;
+    }
+    // A layer beyond the last, or a part that no layer has: named once for all layers that have it.
+    let inside = short.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
+    let is_layer = |number: &str| number.parse().is_ok_and(|n: usize| n < description.layers.len());
+    match inside {
+        Some((number, part)) if is_layer(number) => left_out(part),
+        Some((number, _)) => left_out(&short[..short.len().min("layers.".len() + number.len())]),
+        None => left_out(short),
+    }
+}
