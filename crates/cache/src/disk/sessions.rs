@@ -94,19 +94,20 @@ mod tests {
     use super::*;
     use crate::prefix::block_hash;
 
-    /// Stores a chain of so many blocks, and says their hashes.
+    /// Stores a chain of so many blocks in one batch, and returns their hashes.
     fn store(cache: &mut DiskCache, salt: u8, blocks: u32) -> Vec<BlockHash> {
-        let (secret, mut before) = (cache.secret(), [salt; 16]);
-        let next = (0..blocks).map(|i| {
-            let tokens: Vec<u32> = (8 * i..8 * i + 8).collect();
-            let hash = block_hash(&secret, &before, &tokens);
-            let part = vec![salt; 60_000];
-            let new = New { hash, before, position: 8 * i, tokens: &tokens, parts: &[(0, &part)] };
-            cache.store(5, &[new]).unwrap();
-            before = hash;
-            hash
-        });
-        next.collect()
+        let secret = cache.secret();
+        let tokens: Vec<Vec<u32>> = (0..blocks).map(|i| (8 * i..8 * i + 8).collect()).collect();
+        let mut path = vec![[salt; 16]];
+        for tokens in &tokens {
+            path.push(block_hash(&secret, &path[path.len() - 1], tokens));
+        }
+        let part = vec![salt; 60_000];
+        let parts: &[(u32, &[u8])] = &[(0, &part)];
+        let new =
+            |i: usize| New { hash: path[i + 1], before: path[i], position: 8 * i as u32, tokens: &tokens[i], parts };
+        cache.store(5, &(0..blocks as usize).map(new).collect::<Vec<_>>()).unwrap();
+        path.split_off(1)
     }
 
     #[test]

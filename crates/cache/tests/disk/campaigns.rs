@@ -48,7 +48,11 @@ impl Prefix {
     /// Every third block has a state.
     fn parts(&self, block: u32) -> Vec<(u32, Vec<u8>)> {
         let mut random = Rng::with_seed(self.number << 20 | u64::from(block));
-        let mut bytes = |n: usize| (0..n).map(|_| random.u8(..)).collect::<Vec<u8>>();
+        let mut bytes = |n: usize| {
+            let mut bytes = vec![0; n];
+            random.fill(&mut bytes);
+            bytes
+        };
         let mut parts = vec![(0, bytes(self.bytes))];
         if block % 3 == 2 {
             parts.push((STATE, bytes(2 * self.bytes)));

@@ -45,7 +45,11 @@ impl Chain {
 
     fn parts(&self, i: u32) -> Vec<(u32, Vec<u8>)> {
         let mut random = Rng::with_seed(self.seed << 32 | u64::from(i));
-        let mut bytes = |n: usize| (0..n).map(|_| random.u8(..)).collect::<Vec<u8>>();
+        let mut bytes = |n: usize| {
+            let mut bytes = vec![0; n];
+            random.fill(&mut bytes);
+            bytes
+        };
         let mut parts = vec![(0, bytes(self.bytes))];
         if i % 4 == 3 {
             parts.push((STATE, bytes(3 * self.bytes + 5)));
@@ -53,14 +57,21 @@ impl Chain {
         parts
     }
 
+    /// Stores `blocks` blocks in batches, as an engine does: each is made durable by itself, which is what takes long.
     fn store(&self, cache: &mut DiskCache, blocks: u32) -> Result<Stored, Error> {
         let mut all = Stored::default();
-        for i in 0..blocks {
-            let (tokens, parts) = (self.tokens(i), self.parts(i));
-            let parts: Vec<(u32, &[u8])> = parts.iter().map(|(n, bytes)| (*n, bytes.as_slice())).collect();
+        let tokens: Vec<Vec<u32>> = (0..blocks).map(|i| self.tokens(i)).collect();
+        let parts: Vec<Vec<(u32, Vec<u8>)>> = (0..blocks).map(|i| self.parts(i)).collect();
+        let borrowed: Vec<Vec<(u32, &[u8])>> =
+            parts.iter().map(|parts| parts.iter().map(|(n, bytes)| (*n, bytes.as_slice())).collect()).collect();
+        let new = |i: u32| {
             let before = i.checked_sub(1).map_or([0xff; 16], |b| self.hash(b));
-            let new = New { hash: self.hash(i), before, position: 16 * i, tokens: &tokens, parts: &parts };
-            let stored = cache.store(MODEL, &[new])?;
+            let (tokens, parts) = (&tokens[i as usize], &borrowed[i as usize]);
+            New { hash: self.hash(i), before, position: 16 * i, tokens, parts }
+        };
+        let batches: Vec<New> = (0..blocks).map(new).collect();
+        for batch in batches.chunks(8) {
+            let stored = cache.store(MODEL, batch)?;
             all.there += stored.there;
             all.new += stored.new;
             all.bytes += stored.bytes;
