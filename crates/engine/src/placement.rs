@@ -46,7 +46,7 @@ pub fn decide(folder: &Path, model: &Description, options: &Options, device: boo
     if device {
         return placed(Placement::Mapped, "the device's memory holds all weights".into());
     }
-    let Some(room) = options.memory_budget.into_iter().chain(options.load.room).min() else {
+    let Some(room) = options.memory_budget.into_iter().chain(options.load.copy_budget).min() else {
         return placed(Placement::Mapped, "how much memory there is, is not known".into());
     };
     let weights: u64 = weight_files(folder).iter().map(|(_, size)| size).sum();

@@ -21,7 +21,7 @@ pub use error::Error;
 pub use layout::LayerLayout;
 pub use options::{ExpertOptions, ExpertStats, Keep};
 pub use policy::Policy;
-pub use pool::{Borrowed, ExpertPool, FetchId, Move, Next, SlotClass, no_faster};
+pub use pool::{ExpertPool, FetchId, Next, PinnedExpert, SlotClass, TierMove, no_faster};
 pub use residency::{Promotion, Residency};
 pub use routing::{MAX_RECORDING, Recording, simulate};
 pub use sluice_store::requests::{ReadFaults, SPIN};

@@ -36,7 +36,7 @@ pub use index::check_index;
 pub use index::{shard_name, write_index};
 pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loading};
 pub use map::Buffer;
-pub use memory::{KeptMemory, Memory, Turn, host_memory, return_freed};
+pub use memory::{Memory, ReusedMemory, Turn, host_memory, return_freed};
 pub use page_cache::{drop_cached, resident_bytes};
 pub use small::{MAX_SETTINGS, open_regular, open_small, read_small};
 pub use stamp::Stamp;

@@ -539,7 +539,7 @@ impl Backend for Cpu {
     }
 
     fn fill_experts(&mut self) -> bool {
-        self.mixture.streaming_mut().is_some_and(|streaming| streaming.store.fill())
+        self.mixture.streaming_mut().is_some_and(|streaming| streaming.store.warm_up())
     }
 
     fn take_streamed(&mut self) -> Option<Streamed> {

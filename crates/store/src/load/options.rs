@@ -39,9 +39,9 @@ impl LoadMode {
 pub struct LoadOptions {
     pub mode: LoadMode,
     /// Bytes of memory that copies of files may take; `None`: not known. What does not fit is mapped by [`LoadMode::Auto`].
-    pub room: Option<u64>,
+    pub copy_budget: Option<u64>,
     /// Where the speeds of disks are remembered; `None`: measured anew where they are needed.
-    pub memory_of_disks: Option<PathBuf>,
+    pub disk_speeds_file: Option<PathBuf>,
     /// Bytes that one request reads: rounded up to a power of two, at least a page, at most 1 GiB. `None`: what measured best for the way of reading.
     pub request: Option<usize>,
     /// Requests that io_uring keeps in flight.
@@ -69,8 +69,8 @@ impl Default for LoadOptions {
     fn default() -> LoadOptions {
         LoadOptions {
             mode: LoadMode::Auto,
-            room: None,
-            memory_of_disks: None,
+            copy_budget: None,
+            disk_speeds_file: None,
             request: None,
             large_pages: true,
             depth: 8,

@@ -121,7 +121,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Begins with no chunk once this is true.
-    pub fn unless(self, cancelled: &'a AtomicBool) -> Staging<'a> {
+    pub fn cancelled_by(self, cancelled: &'a AtomicBool) -> Staging<'a> {
         Staging { cancelled: Some(cancelled), ..self }
     }
 
