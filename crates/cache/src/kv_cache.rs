@@ -64,7 +64,9 @@ pub struct KvCache {
 /// How much was evicted from the index so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evicted {
+    /// Blocks of keys and values.
     pub blocks: u64,
+    /// Recurrent states.
     pub snapshots: u64,
 }
 
@@ -92,14 +94,21 @@ impl SequenceBlocks {
 pub enum BlockOp {
     /// Copies block `from` of a cache group to block `to`.
     CopyBlock {
+        /// Number of the cache group.
         group: usize,
+        /// What is copied.
         from: u32,
+        /// Where it is copied to.
         to: u32,
     },
+    /// Copies the state in row `from` to row `to`.
     CopyState {
+        /// What is copied.
         from: u32,
+        /// Where it is copied to.
         to: u32,
     },
+    /// Fills the state in this row with zeros.
     ZeroState(u32),
     /// The evicted node with this number is about to be overwritten: its bytes can be copied out now.
     CopyOut(usize),

@@ -4,6 +4,7 @@
 //! A sequence has a block table for each cache group, and a row of recurrent states. A block is reference-counted: it
 //! may belong to several sequences, and goes back to the pool with the last of them.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod disk;
 mod kv_cache;

@@ -22,6 +22,7 @@ pub struct MemoryMatch {
 pub struct OffloadPath {
     /// Its nodes, from the beginning to its end or to the newest state.
     pub path: Vec<BlockHash>,
+    /// Tokens of the path.
     pub tokens: usize,
     /// The node with the state before the newest, if it is not on the path.
     pub earlier_state: Option<BlockHash>,
@@ -40,7 +41,11 @@ pub struct RestoreSpan {
 /// its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestoreTarget {
+    /// A block of keys and values.
+    #[allow(missing_docs)]
     Block { node: usize, group: usize, block: u32 },
+    /// A recurrent state.
+    #[allow(missing_docs)]
     State { node: usize, row: u32 },
 }
 

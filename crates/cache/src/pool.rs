@@ -16,12 +16,14 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
+    /// A pool of so many free blocks.
     pub fn new(blocks: usize) -> BlockPool {
         // The lowest numbers are handed out first, so that memory is touched from the start.
         let free = (0..blocks as u32).rev().collect();
         BlockPool { free, holders: vec![0; blocks], indexed: vec![false; blocks], idle: 0, touched: 0 }
     }
 
+    /// Blocks that are free.
     pub fn free(&self) -> usize {
         self.free.len()
     }
@@ -31,10 +33,12 @@ impl BlockPool {
         self.idle
     }
 
+    /// Whether only the index refers to a block.
     pub fn is_idle(&self, block: u32) -> bool {
         self.indexed[block as usize] && self.holders[block as usize] == 1
     }
 
+    /// All blocks.
     pub fn total(&self) -> usize {
         self.holders.len()
     }

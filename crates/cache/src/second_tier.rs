@@ -7,6 +7,7 @@ use crate::prefix::BlockHash;
 /// A node to be written to disk, with its blocks and state by number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvictedNode {
+    /// Hash of all tokens up to its end.
     pub hash: BlockHash,
     /// Hash of the node before it.
     pub before: BlockHash,

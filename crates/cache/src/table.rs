@@ -20,6 +20,7 @@ impl AsRef<[u32]> for BlockTable {
 }
 
 impl BlockTable {
+    /// Numbers of the blocks, by position.
     pub fn blocks(&self) -> &[u32] {
         &self.blocks
     }

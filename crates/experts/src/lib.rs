@@ -8,6 +8,7 @@
 //! | `routing` | recorded routing, and the simulator that drives the same residency with it |
 //!
 //! Nothing here computes, and nothing here knows a device: whoever has a faster tier says how many slots it has, and copies.
+#![warn(missing_docs)]
 
 mod error;
 mod layout;

@@ -13,9 +13,12 @@ use crate::map::Map;
 /// `start..start + len` stays valid for reads and writes, by any thread and by the kernel, and where it is, until this is dropped; nobody but who has been
 /// given this touches it.
 pub unsafe trait Memory: Send + Sync {
+    /// The first byte.
     fn start(&self) -> *mut u8;
+    /// Bytes of memory.
     fn len(&self) -> usize;
 
+    /// Whether there is no memory.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -14,9 +14,11 @@ use super::{DiskCache, Error};
 pub struct ModelStat {
     /// Name and path are empty if they were never noted.
     pub model: Model,
+    /// Entries.
     pub entries: u64,
     /// Those with a recurrent state.
     pub states: u64,
+    /// Tokens of these entries.
     pub tokens: u64,
     /// Bytes of its slots.
     pub bytes: u64,
@@ -25,11 +27,15 @@ pub struct ModelStat {
 /// What a cache has.
 #[derive(Clone, Debug, Default)]
 pub struct Stat {
+    /// Bytes that all files may take together.
     pub quota: u64,
     /// Bytes of all files, and of them of slabs.
     pub bytes: u64,
+    /// Bytes of slabs.
     pub slab_bytes: u64,
+    /// Slab files.
     pub slabs: u64,
+    /// Whether slots are encrypted.
     pub encrypted: bool,
     /// Bytes written today (UTC).
     pub written_today: u64,
@@ -40,10 +46,13 @@ pub struct Stat {
 /// The outcome of [`DiskCache::verify`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
+    /// Entries.
     pub entries: u64,
+    /// Bytes that were read.
     pub bytes: u64,
     /// Entries that were damaged; they are removed.
     pub wrong: u64,
+    /// Entries whose predecessors are missing; they are removed.
     pub unreachable: u64,
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 /// An error of the prompt cache. Nothing that was computed depends on it.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what each is.
 pub enum Error {
     #[error("{doing} the prompt cache")]
     Io {

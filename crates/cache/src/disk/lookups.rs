@@ -53,6 +53,7 @@ impl SharedState {
 pub struct Chain {
     /// The hash that the first entry follows.
     pub root: BlockHash,
+    /// Tokens of all entries.
     pub tokens: Vec<u32>,
 }
 

@@ -49,14 +49,17 @@ pub use write::{NewEntry, Stored};
 /// What a cache did since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
+    /// Entries that were stored.
     pub stored: u64,
     /// Bytes of slabs that were written for new entries.
     pub written: u64,
     /// Bytes that were moved so that a slab could be given back.
     pub moved: u64,
-    /// Parts that were read and are right, and the bytes that were read for them.
+    /// Parts that were read and are right.
     pub read: u64,
+    /// Bytes that were read for them.
     pub read_bytes: u64,
+    /// Entries that were evicted.
     pub evicted: u64,
     /// Entries that were not stored: no slot was left, or the day's limit was reached.
     pub refused: u64,
@@ -163,6 +166,7 @@ impl DiskCache {
         self.secret
     }
 
+    /// What the cache did since it was opened.
     pub fn counts(&self) -> Counts {
         let returned = reads::lock(&self.returned);
         let mut counts = self.counts;
@@ -200,6 +204,7 @@ impl DiskCache {
         self.entries
     }
 
+    /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.entries == 0
     }
@@ -248,6 +253,7 @@ impl DiskCache {
         *self.common().pins.entry(*key).or_default() += 1;
     }
 
+    /// Ends a pin.
     pub fn unpin(&mut self, key: &Key) {
         self.common().unpin(key);
     }

@@ -49,6 +49,7 @@ pub enum Miss {
 /// since these also take longest to put in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
+    /// In the order in which they were asked for.
     AsRequested,
     /// As they are read: a part that is read early does not wait for others.
     AsRead,
@@ -127,6 +128,7 @@ impl Reads {
         self.wants.len()
     }
 
+    /// Whether no part was asked for.
     pub fn is_empty(&self) -> bool {
         self.wants.is_empty()
     }

@@ -23,13 +23,19 @@ const SUM: std::ops::Range<usize> = 72..80;
 /// Identifies the contents of a slot. All of it is compared when the slot is read.
 #[derive(Clone, Copy, Debug)]
 pub struct Label<'a> {
+    /// Number of the cache group, or [`STATE`].
     pub part: u32,
+    /// Bytes of the part.
     pub bytes: u64,
+    /// Fingerprint of the model.
     pub model: u64,
+    /// Hash of all tokens up to the end of the entry.
     pub hash: BlockHash,
+    /// Hash of the entry before it.
     pub before: BlockHash,
     /// Position of the first of `tokens`.
     pub position: u32,
+    /// Tokens of the entry.
     pub tokens: &'a [u32],
 }
 

@@ -13,10 +13,13 @@ use crate::prefix::BlockHash;
 /// An entry to be stored.
 #[derive(Clone, Copy, Debug)]
 pub struct NewEntry<'a> {
+    /// Hash of all tokens up to its end.
     pub hash: BlockHash,
+    /// Hash of the entry before it.
     pub before: BlockHash,
     /// Position of the first of `tokens`.
     pub position: u32,
+    /// Its tokens.
     pub tokens: &'a [u32],
     /// (Number of the part, its bytes)
     pub parts: &'a [(u32, &'a [u8])],

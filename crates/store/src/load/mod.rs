@@ -204,6 +204,7 @@ impl Loading {
         self.queue.check()
     }
 
+    /// How far the load has come: also for other threads, and when it is over.
     pub fn progress(&self) -> LoadProgress {
         LoadProgress(Arc::clone(&self.queue))
     }

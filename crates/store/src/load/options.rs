@@ -24,6 +24,7 @@ pub enum LoadMode {
 }
 
 impl LoadMode {
+    /// The name that the command line gives it.
     pub fn name(self) -> &'static str {
         match self {
             LoadMode::Auto => "auto",
@@ -37,6 +38,7 @@ impl LoadMode {
 /// How to load.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
+    /// How files are read.
     pub mode: LoadMode,
     /// Bytes of memory that copies of files may take; `None`: not known. What does not fit is mapped by [`LoadMode::Auto`].
     pub copy_budget: Option<u64>,
@@ -84,6 +86,7 @@ impl Default for LoadOptions {
 /// How one file is read, and why.
 #[derive(Clone, Debug)]
 pub struct FileReport {
+    /// The name that the command line gives it.
     pub name: String,
     /// Of the whole file.
     pub bytes: u64,

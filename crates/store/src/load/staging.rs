@@ -63,6 +63,7 @@ unsafe impl Send for Filled {}
 unsafe impl Sync for Filled {}
 
 impl Filled {
+    /// The chunk that was read.
     pub fn chunk(&self) -> &Chunk {
         &self.chunk
     }

@@ -11,16 +11,20 @@ pub type Key = (u64, BlockHash);
 /// A slot of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
+    /// Number of the slab.
     pub slab: u32,
+    /// Number of the slot in it.
     pub slot: u32,
 }
 
 /// An entry: where its parts are, and how it was used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
+    /// Hash of the entry before it.
     pub before: BlockHash,
     /// Position of its first token, and how many it has.
     pub position: u32,
+    /// How many tokens it has.
     pub tokens: u32,
     /// When it was used last, by a clock of uses that goes on over restarts.
     pub used: u64,
@@ -31,6 +35,7 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Whether a recurrent state is among its parts.
     pub fn has_state(&self) -> bool {
         self.parts.iter().any(|(part, ..)| *part == STATE)
     }
@@ -53,7 +58,9 @@ impl Slab {
 /// A model, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model {
+    /// Its name.
     pub name: String,
+    /// Its folder.
     pub path: String,
     /// How many requests found an entry of it.
     pub hits: u64,
