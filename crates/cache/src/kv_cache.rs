@@ -1,5 +1,5 @@
-//! The caches of a model: a pool of blocks for each cache group, one of recurrent states, and what of them each sequence holds. All sequences draw
-//! from the same pools, by need; what they share is in `sharing.rs`.
+//! The caches of a model: a pool of blocks for each cache group, a pool of recurrent states, and what each sequence
+//! holds of them. All sequences draw from the same pools. `sharing` has what sequences share.
 
 use crate::pool::BlockPool;
 use crate::prefix::{NodeId, PrefixIndex};
@@ -11,9 +11,9 @@ use crate::table::BlockTable;
 pub struct Group {
     /// Tokens per block.
     pub block_tokens: usize,
-    /// Only the last so many positions are seen.
+    /// A query sees only so many of the last positions; `None`: all.
     pub window: Option<usize>,
-    /// Blocks of the pool.
+    /// Blocks in the pool.
     pub blocks: usize,
 }
 
@@ -24,46 +24,60 @@ impl Group {
     }
 }
 
-/// Whether and how prefixes stay in memory for others.
+/// How prefixes stay in memory for other sequences.
 #[derive(Clone, Copy, Debug)]
-pub struct Prefixes {
-    /// Of the hashes: nobody who does not know it can make two prompts that share one.
+pub struct PrefixOptions {
+    /// The key of the hashes. Without it nobody can make two prompts with the same hash.
     pub key: [u8; 32],
-    /// Recurrent states that are kept at most, of those that there are.
+    /// Recurrent states that are kept as snapshots, at most.
     pub snapshots: usize,
 }
 
-/// Which blocks and states are whose.
+/// Which sequence has which blocks and states.
+///
+/// ```
+/// use sluice_cache::{Group, KvCache};
+///
+/// let group = Group { block_tokens: 16, window: None, blocks: 4 };
+/// let mut cache = KvCache::new(&[group], 0, None);
+/// let mut sequence = cache.new_sequence();
+/// cache.grow(&mut sequence, 20).unwrap();
+/// assert_eq!(sequence.tables[0].blocks().len(), 2);
+/// cache.release(&mut sequence);
+/// assert_eq!(cache.free().next(), Some(4));
+/// ```
 #[derive(Debug)]
 pub struct KvCache {
     pub(crate) groups: Vec<(Group, BlockPool)>,
-    /// Where the model has recurrent layers.
+    /// `None` for a model without recurrent layers.
     pub(crate) states: Option<BlockPool>,
     pub(crate) index: Option<PrefixIndex>,
     pub(crate) most_snapshots: usize,
     pub(crate) snapshots: usize,
-    /// Blocks and states that the index gave up.
+    /// Blocks and states that were evicted from the index.
     pub(crate) evicted: Evicted,
-    pub(crate) chores: Vec<BlockOp>,
-    /// What goes and is to be kept elsewhere: see [`KvCache::keep_elsewhere`].
-    pub(crate) elsewhere: Option<SecondTier>,
+    pub(crate) pending_ops: Vec<BlockOp>,
+    /// The disk, if prefixes are offloaded to it: see [`KvCache::enable_offload`].
+    pub(crate) second_tier: Option<SecondTier>,
 }
 
-/// How many the index gave up, so far.
+/// How much was evicted from the index so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evicted {
+    /// Blocks of keys and values.
     pub blocks: u64,
+    /// Recurrent states.
     pub snapshots: u64,
 }
 
-/// What one sequence holds.
+/// The blocks and the state of one sequence.
 #[derive(Debug, Default)]
 pub struct SequenceBlocks {
     /// One for each cache group.
     pub tables: Vec<BlockTable>,
     /// Row of the pool of states.
     pub state: Option<u32>,
-    /// The last node of the index that its tokens go through, and how many of them lead there.
+    /// The last node of the index on the path of its tokens.
     pub(crate) node: Option<NodeId>,
     pub(crate) indexed: usize,
 }
@@ -75,47 +89,55 @@ impl SequenceBlocks {
     }
 }
 
-/// What a backend has to do before the next step, in order: blocks and states by number.
+/// An operation that the backend has to do before the next step, in order. Blocks and states are given by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockOp {
-    /// Block `to` of a cache group becomes what `from` is.
+    /// Copies block `from` of a cache group to block `to`.
     CopyBlock {
+        /// Number of the cache group.
         group: usize,
+        /// What is copied.
         from: u32,
+        /// Where it is copied to.
         to: u32,
     },
+    /// Copies the state in row `from` to row `to`.
     CopyState {
+        /// What is copied.
         from: u32,
+        /// Where it is copied to.
         to: u32,
     },
+    /// Fills the state in this row with zeros.
     ZeroState(u32),
-    /// What has this number among what is leaving is about to be overwritten: its bytes can be copied out now.
+    /// The evicted node with this number is about to be overwritten: its bytes can be copied out now.
     CopyOut(usize),
 }
 
-/// What of a prompt was there.
+/// How much of a prompt was found in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReusedPrefix {
     /// Tokens that need not be computed.
     pub tokens: usize,
-    /// Tokens whose keys and values are there: more, where a recurrent state is not known so far on. A snapshot at this place would help the next.
+    /// Tokens whose keys and values are there. This is more than `tokens` where no recurrent state is known so far on:
+    /// a snapshot here would help the next prompt.
     pub known: usize,
 }
 
-/// Blocks or states are not free.
+/// There are not enough free blocks or states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoRoom;
+pub struct OutOfBlocks;
 
 impl KvCache {
-    /// `states`: rows of the pool of states; 0 for a model without.
+    /// A cache with these groups. `states`: rows in the pool of states; 0 for a model without recurrent layers.
     ///
     /// # Panics
     /// When prefixes are kept and groups have blocks of different lengths.
-    pub fn new(groups: &[Group], states: usize, prefixes: Option<Prefixes>) -> KvCache {
+    pub fn new(groups: &[Group], states: usize, prefixes: Option<PrefixOptions>) -> KvCache {
         let block_tokens = groups.first().map_or(32, |g| g.block_tokens);
         let index = prefixes.map(|p| {
             assert!(groups.iter().all(|g| g.block_tokens == block_tokens), "a node is a block of every group");
-            // As many as there are blocks, and roots.
+            // As many nodes as there are blocks, and a root.
             let nodes = groups.iter().map(|g| g.blocks).max().unwrap_or(0) + 1;
             PrefixIndex::new(block_tokens, groups.len(), nodes, p.key)
         });
@@ -126,56 +148,59 @@ impl KvCache {
             most_snapshots: prefixes.map_or(0, |p| p.snapshots.min(states)),
             snapshots: 0,
             evicted: Evicted::default(),
-            chores: Vec::new(),
-            elsewhere: None,
+            pending_ops: Vec::new(),
+            second_tier: None,
         }
     }
 
-    /// What the backend has to do before the next step, in order, and what [`Chore::CopyOut`] speaks of by number.
-    pub fn carry_out(&mut self, mut each: impl FnMut(BlockOp, &[EvictedNode])) {
-        let leaving: &mut Vec<EvictedNode> = match &mut self.elsewhere {
-            Some(elsewhere) => &mut elsewhere.leaving,
+    /// Hands out the operations that the backend has to do before the next step, in order, each with the list that
+    /// [`BlockOp::CopyOut`] refers to.
+    pub fn drain_ops(&mut self, mut each: impl FnMut(BlockOp, &[EvictedNode])) {
+        let leaving: &mut Vec<EvictedNode> = match &mut self.second_tier {
+            Some(elsewhere) => &mut elsewhere.evicted,
             None => &mut Vec::new(),
         };
-        self.chores.drain(..).for_each(|chore| each(chore, leaving));
+        self.pending_ops.drain(..).for_each(|chore| each(chore, leaving));
         leaving.clear();
     }
 
-    /// For a sequence that has nothing yet.
-    pub fn hold(&self) -> SequenceBlocks {
+    /// The empty tables of a new sequence.
+    pub fn new_sequence(&self) -> SequenceBlocks {
         let tables = self.groups.iter().map(|_| BlockTable::default()).collect();
         SequenceBlocks { tables, ..SequenceBlocks::default() }
     }
 
-    /// A sequence will have so many tokens at most: growing to them allocates nothing.
-    pub fn expect(&self, held: &mut SequenceBlocks, tokens: usize) {
+    /// Reserves memory for the tables of a sequence of at most `tokens` tokens, so that growing to them allocates
+    /// nothing.
+    pub fn reserve_tables(&self, held: &mut SequenceBlocks, tokens: usize) {
         for (table, (g, _)) in held.tables.iter_mut().zip(&self.groups) {
             table.reserve(tokens.div_ceil(g.block_tokens));
         }
     }
 
-    /// Whether a sequence of so many tokens would have room if it had the cache for itself, taking at most `step` tokens at once.
-    pub fn could_hold(&self, tokens: usize, step: usize) -> bool {
+    /// Whether a sequence of `tokens` tokens fits if it has the cache for itself, with at most `step` tokens in each
+    /// step.
+    pub fn fits_alone(&self, tokens: usize, step: usize) -> bool {
         self.groups.iter().all(|(g, _)| {
             let seen = g.window.map_or(tokens, |w| tokens.min(w + step + g.block_tokens));
             seen.div_ceil(g.block_tokens) <= g.blocks
         })
     }
 
-    /// Whether [`KvCache::grow`] would find room.
-    pub fn has_room(&self, held: &SequenceBlocks, tokens: usize) -> bool {
+    /// Whether [`KvCache::grow`] would succeed.
+    pub fn can_grow(&self, held: &SequenceBlocks, tokens: usize) -> bool {
         let state = held.state.is_some() || self.states.as_ref().is_none_or(|s| s.free() + s.idle() > 0);
         let mut groups = held.tables.iter().zip(&self.groups);
         state && groups.all(|(table, (g, pool))| table.missing(tokens, g.block_tokens) <= pool.free() + pool.idle())
     }
 
-    /// Makes room for `tokens` positions and a zeroed state.
+    /// Gives a sequence blocks for `tokens` positions, and a zeroed state.
     ///
     /// # Errors
     /// When there is no room; then nothing has changed.
-    pub fn grow(&mut self, held: &mut SequenceBlocks, tokens: usize) -> Result<(), NoRoom> {
-        if !self.has_room(held, tokens) {
-            return Err(NoRoom);
+    pub fn grow(&mut self, held: &mut SequenceBlocks, tokens: usize) -> Result<(), OutOfBlocks> {
+        if !self.can_grow(held, tokens) {
+            return Err(OutOfBlocks);
         }
         for group in 0..self.groups.len() {
             let missing = held.tables[group].missing(tokens, self.groups[group].0.block_tokens);
@@ -186,13 +211,13 @@ impl KvCache {
         }
         if self.states.is_some() && held.state.is_none() {
             let row = self.allocate_state(None).expect("room was found");
-            self.chores.push(BlockOp::ZeroState(row));
+            self.pending_ops.push(BlockOp::ZeroState(row));
             held.state = Some(row);
         }
         Ok(())
     }
 
-    /// Gives back what lies beyond `tokens` positions. The state stays.
+    /// Gives back the blocks beyond `tokens` positions. The state stays.
     ///
     /// # Panics
     /// When others may know of what is given back: see [`KvCache::publish`].
@@ -207,11 +232,11 @@ impl KvCache {
         }
     }
 
-    /// Gives everything back.
+    /// Gives back all blocks and the state.
     pub fn release(&mut self, held: &mut SequenceBlocks) {
         self.cut(held, 0);
         if let (Some(index), Some(node)) = (&mut self.index, held.node.take()) {
-            index.let_go(node);
+            index.unpin(node);
             self.tidy(node);
         }
         held.indexed = 0;
@@ -220,8 +245,8 @@ impl KvCache {
         }
     }
 
-    /// Gives back what no query at position `next` or after it sees.
-    pub fn drop_unseen(&mut self, held: &mut SequenceBlocks, next: usize) {
+    /// Gives back blocks that no query at position `next` or after it sees.
+    pub fn drop_before_window(&mut self, held: &mut SequenceBlocks, next: usize) {
         for (table, (g, pool)) in held.tables.iter_mut().zip(&mut self.groups) {
             if let Some(window) = g.window {
                 table.drop_before(pool, (next + 1).saturating_sub(window), g.block_tokens);
@@ -229,40 +254,40 @@ impl KvCache {
         }
     }
 
-    /// Whether all that a query at position `next` sees is there: not, where windows have moved beyond.
-    pub fn can_go_on_at(&self, held: &SequenceBlocks, next: usize) -> bool {
+    /// Whether all that a query at position `next` sees is there. It is not where a window has moved beyond.
+    pub fn can_resume_at(&self, held: &SequenceBlocks, next: usize) -> bool {
         held.tables.iter().zip(&self.groups).all(|(table, (g, _))| {
             let first = g.window.map_or(0, |w| (next + 1).saturating_sub(w));
-            table.has_from(first, g.block_tokens)
+            table.holds_from(first, g.block_tokens)
         })
     }
 
-    /// Of each group, one above the highest block that was ever handed out.
-    pub fn touched(&self) -> impl Iterator<Item = usize> {
-        self.groups.iter().map(|(_, pool)| pool.touched())
+    /// By group: one above the highest block that was ever handed out.
+    pub fn high_water(&self) -> impl Iterator<Item = usize> {
+        self.groups.iter().map(|(_, pool)| pool.high_water())
     }
 
-    /// Of each group, blocks that sequences hold.
+    /// By group: blocks that sequences hold.
     pub fn in_use(&self) -> impl Iterator<Item = usize> {
         self.groups.iter().map(|(_, pool)| pool.total() - pool.free() - pool.idle())
     }
 
-    /// Of each group, all blocks.
+    /// By group: all blocks.
     pub fn blocks(&self) -> impl Iterator<Item = usize> {
         self.groups.iter().map(|(_, pool)| pool.total())
     }
 
-    /// Of each group, blocks that are kept for prompts to come and that nobody holds.
+    /// By group: blocks of prefixes that no sequence holds.
     pub fn idle(&self) -> impl Iterator<Item = usize> {
         self.groups.iter().map(|(_, pool)| pool.idle())
     }
 
-    /// Of each group, blocks that hold nothing.
+    /// By group: blocks that hold nothing.
     pub fn free(&self) -> impl Iterator<Item = usize> {
         self.groups.iter().map(|(_, pool)| pool.free())
     }
 
-    /// Rows for states that hold nothing.
+    /// States that hold nothing.
     pub fn free_states(&self) -> usize {
         self.states.as_ref().map_or(0, BlockPool::free)
     }
@@ -272,17 +297,17 @@ impl KvCache {
         self.states.as_ref().map_or(0, |s| s.total() - s.free()) - self.snapshots
     }
 
-    /// States that are kept for prompts to come.
+    /// Snapshots: states that are kept for prompts to come.
     pub fn snapshots(&self) -> usize {
         self.snapshots
     }
 
-    /// States that are kept for prompts to come at most.
+    /// Snapshots that are kept at most.
     pub fn most_snapshots(&self) -> usize {
         self.most_snapshots
     }
 
-    /// What the index gave up so far.
+    /// How much was evicted from the index so far.
     pub fn evicted(&self) -> Evicted {
         self.evicted
     }
@@ -297,18 +322,18 @@ mod tests {
         let full = Group { block_tokens: 16, window: None, blocks: 4 };
         let windowed = Group { block_tokens: 16, window: Some(20), blocks: 3 };
         let mut cache = KvCache::new(&[full, windowed], 1, None);
-        let (mut a, mut b) = (cache.hold(), cache.hold());
+        let (mut a, mut b) = (cache.new_sequence(), cache.new_sequence());
         assert_eq!(cache.grow(&mut a, 40), Ok(()));
         assert_eq!(cache.grow(&mut a, 41), Ok(()));
-        assert_eq!(cache.chores, [BlockOp::ZeroState(0)]);
-        assert_eq!(cache.grow(&mut b, 1), Err(NoRoom), "no state");
+        assert_eq!(cache.pending_ops, [BlockOp::ZeroState(0)]);
+        assert_eq!(cache.grow(&mut b, 1), Err(OutOfBlocks), "no state");
         assert!(b.is_empty());
-        // The window's group is spent, until what it does not see is given back.
-        assert_eq!(cache.grow(&mut a, 64), Err(NoRoom));
+        // The window's group has no free block until the unseen ones are given back.
+        assert_eq!(cache.grow(&mut a, 64), Err(OutOfBlocks));
         assert_eq!(a.tables[0].held(), 3);
-        cache.drop_unseen(&mut a, 48);
+        cache.drop_before_window(&mut a, 48);
         assert_eq!(cache.grow(&mut a, 64), Ok(()));
-        assert!(cache.can_go_on_at(&a, 48) && !cache.can_go_on_at(&a, 30));
+        assert!(cache.can_resume_at(&a, 48) && !cache.can_resume_at(&a, 30));
         cache.release(&mut a);
         assert!(a.is_empty());
         assert_eq!((Vec::from_iter(cache.in_use()), cache.states_in_use()), (vec![0, 0], 0));
@@ -319,8 +344,8 @@ mod tests {
     fn a_window_needs_no_more_blocks_than_it_sees() {
         let windowed = Group { block_tokens: 16, window: Some(20), blocks: 4 };
         let cache = KvCache::new(&[windowed], 0, None);
-        assert!(cache.could_hold(10_000, 8) && !cache.could_hold(10_000, 64));
+        assert!(cache.fits_alone(10_000, 8) && !cache.fits_alone(10_000, 64));
         let full = KvCache::new(&[Group { window: None, ..windowed }], 0, None);
-        assert!(full.could_hold(64, 64) && !full.could_hold(65, 1));
+        assert!(full.fits_alone(64, 64) && !full.fits_alone(65, 1));
     }
 }

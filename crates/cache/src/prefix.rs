@@ -1,12 +1,14 @@
-//! Which prefixes are in memory: a tree of blocks, each known by the hash of all tokens up to its end, and compared token by token before it is believed.
+//! Which prefixes are in memory: a tree of blocks. Each block is known by the hash of all tokens up to its end, and
+//! compared token by token before it is believed.
 //!
-//! A node is one block of tokens with the blocks of keys and values that hold them, one for each cache group, and perhaps a recurrent state as it was
-//! at the node's end. Nodes with fewer tokens than a block are the ends of sequences, and the places in between where a state was kept; nothing follows them. The index
-//! knows blocks and states by number, and holds each once; who else does is known to the pools.
+//! A node is one block of tokens, with the blocks of keys and values that hold them, one for each cache group, and
+//! perhaps a recurrent state as it was at the node's end. Nodes with fewer tokens than a block are the ends of
+//! sequences, and places where a state was kept; nothing follows them. The index knows blocks and states by number and
+//! holds each once; the pools know who else does.
 
 use std::collections::HashMap;
 
-/// In the place of a node, or of a block that is not kept.
+/// In the place of a node, or of a block that the node does not have.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Nodes that tokens are compared with before they are hashed.
@@ -15,12 +17,12 @@ const MOST_COMPARED: usize = 4;
 /// The hash of all tokens up to the end of a block, keyed.
 pub type BlockHash = [u8; 16];
 
-/// What the first block of all prefixes with this salt follows.
+/// The hash that the first block of all prefixes with this salt follows.
 pub fn root(key: &[u8; 32], salt: &[u8]) -> BlockHash {
     truncated(blake3::keyed_hash(key, salt))
 }
 
-/// Of a block of tokens that follow what `before` is the hash of.
+/// The hash of a block of tokens that follow the prefix with the hash `before`.
 pub fn block_hash(key: &[u8; 32], before: &BlockHash, tokens: &[u32]) -> BlockHash {
     let mut hasher = blake3::Hasher::new_keyed(key);
     hasher.update(before);
@@ -59,28 +61,29 @@ pub(crate) struct Node {
     users: u32,
     /// Position of its first token.
     pub position: u32,
-    /// It was taken up by somebody after it was computed.
-    pub used: bool,
-    /// Its blocks, and its state, are kept elsewhere too, or on their way there.
-    pub stored: bool,
-    pub state_stored: bool,
-    /// What follows it is kept elsewhere, which is of no use without it.
-    pub leads: bool,
-    /// A conversation that is kept elsewhere ends with it, within a block.
-    pub ends: bool,
+    /// A sequence reused it after it was computed.
+    pub reused: bool,
+    /// Its blocks are on disk too, or on their way there.
+    pub offloaded: bool,
+    pub state_offloaded: bool,
+    /// A node that follows it is on disk, and is useless without this one.
+    pub leads_to_offloaded: bool,
+    /// A conversation that is on disk ends with it, within a block.
+    pub ends_conversation: bool,
     /// Neighbours by time of use.
     newer: u32,
     older: u32,
 }
 
-/// How far tokens are known.
+/// How far tokens match the tree.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Match {
-    /// Before the first block; `None` where nothing is known.
+    /// The root; `None` if nothing matches.
     pub root: Option<NodeId>,
-    /// Whole blocks, from the first on.
+    /// Whole blocks that match, from the first on.
     pub nodes: Vec<NodeId>,
-    /// A node that goes on from the last of `nodes`, and how many of its first tokens are the same: not all of a whole block's.
+    /// A node that follows the last of `nodes`, and how many of its first tokens match: not all tokens of a whole
+    /// block.
     pub partial: Option<(NodeId, usize)>,
 }
 
@@ -103,8 +106,8 @@ pub(crate) struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// Of blocks of `block_tokens` tokens in so many groups; up to `nodes` of them allocate nothing more. Hashes are keyed, so that nobody can make two prompts
-    /// that share one.
+    /// An index of blocks of `block_tokens` tokens in `groups` groups. Up to `nodes` nodes allocate nothing more.
+    /// Hashes are keyed, so that nobody can make two prompts with the same hash.
     pub fn new(block_tokens: usize, groups: usize, nodes: usize, key: [u8; 32]) -> PrefixIndex {
         PrefixIndex {
             key,
@@ -120,7 +123,7 @@ impl PrefixIndex {
         }
     }
 
-    /// What all hashes of prefixes with this salt begin from: prefixes with different salts are different.
+    /// The hash that all prefixes with this salt begin from: prefixes with different salts never match.
     pub fn root(&self, salt: &[u8]) -> BlockHash {
         root(&self.key, salt)
     }
@@ -133,7 +136,7 @@ impl PrefixIndex {
         self.block_tokens
     }
 
-    /// Blocks that are known, or parts of them.
+    /// Nodes in the tree.
     pub fn len(&self) -> usize {
         self.nodes.iter().filter(|n| n.len > 0).count()
     }
@@ -177,7 +180,7 @@ impl PrefixIndex {
             return Some(id);
         }
         let id = NodeId(*self.by_hash.get(&self.hash(&self.node(parent).hash, tokens))?);
-        // A hash proves nothing.
+        // An equal hash proves nothing.
         (self.node(id).parent == parent && self.tokens(id) == tokens).then_some(id)
     }
 
@@ -258,7 +261,7 @@ impl PrefixIndex {
         Some((id, true))
     }
 
-    /// Where all prefixes with the salt of this hash begin.
+    /// The node of a root, which is made if it is missing.
     pub(crate) fn root_node(&mut self, root: BlockHash) -> NodeId {
         match self.by_hash.get(&root) {
             Some(id) => NodeId(*id),
@@ -281,11 +284,11 @@ impl PrefixIndex {
             before: NONE,
             users: 0,
             position,
-            used: false,
-            stored: false,
-            state_stored: false,
-            leads: false,
-            ends: false,
+            reused: false,
+            offloaded: false,
+            state_offloaded: false,
+            leads_to_offloaded: false,
+            ends_conversation: false,
             newer: NONE,
             older: NONE,
         };
@@ -308,12 +311,12 @@ impl PrefixIndex {
         NodeId(id)
     }
 
-    /// A sequence goes on from a node, or no longer does.
-    pub(crate) fn hold(&mut self, id: NodeId) {
+    /// A sequence goes on from a node, which is not evicted until [`PrefixIndex::unpin`].
+    pub(crate) fn pin(&mut self, id: NodeId) {
         self.node_mut(id).users += 1;
     }
 
-    pub(crate) fn let_go(&mut self, id: NodeId) {
+    pub(crate) fn unpin(&mut self, id: NodeId) {
         self.node_mut(id).users -= 1;
         self.prune_root(id);
     }
@@ -332,8 +335,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Makes the end of a path, from what its last `most` nodes do not share with others on, what was not used for longest.
-    pub(crate) fn age_end(&mut self, mut id: NodeId, most: usize) {
+    /// Makes the end of a path the least recently used: its last `most` nodes, as far as no other path shares them.
+    pub(crate) fn make_end_oldest(&mut self, mut id: NodeId, most: usize) {
         let mut end = Vec::new();
         while end.len() < most
             && let Some(parent) = self.parent(id)
@@ -342,7 +345,7 @@ impl PrefixIndex {
             end.push(id);
             id = parent;
         }
-        // What is deepest is the oldest of them.
+        // The deepest is the oldest of them.
         for id in end.into_iter().rev() {
             self.unlink(id.0);
             let after = std::mem::replace(&mut self.oldest, id.0);
@@ -376,29 +379,29 @@ impl PrefixIndex {
     }
 
     /// Nodes by time of use, the one that was not used for longest first.
-    pub(crate) fn by_age(&self) -> impl Iterator<Item = NodeId> + '_ {
+    pub(crate) fn oldest_first(&self) -> impl Iterator<Item = NodeId> + '_ {
         let next = |id: &u32| Some(self.nodes[*id as usize].newer).filter(|id| *id != NONE);
         std::iter::successors(Some(self.oldest).filter(|id| *id != NONE), next).map(NodeId)
     }
 
     /// The same, the one that was used last first.
-    pub(crate) fn by_youth(&self) -> impl Iterator<Item = NodeId> + '_ {
+    pub(crate) fn newest_first(&self) -> impl Iterator<Item = NodeId> + '_ {
         let next = |id: &u32| Some(self.nodes[*id as usize].older).filter(|id| *id != NONE);
         std::iter::successors(Some(self.newest).filter(|id| *id != NONE), next).map(NodeId)
     }
 
-    /// Whether nothing follows a node, and nobody goes on from it.
-    pub(crate) fn may_go(&self, id: NodeId) -> bool {
+    /// Whether a node may be evicted: nothing follows it, and no sequence goes on from it.
+    pub(crate) fn may_evict(&self, id: NodeId) -> bool {
         let node = self.node(id);
         node.child == NONE && node.users == 0
     }
 
-    /// Takes a node out, whose blocks and state the caller has taken.
+    /// Removes a node, whose blocks and state the caller has taken.
     ///
     /// # Panics
     /// When it may not go, or is a root.
     pub(crate) fn remove(&mut self, id: NodeId) {
-        assert!(self.may_go(id), "somebody needs this node");
+        assert!(self.may_evict(id), "somebody needs this node");
         let parent = self.parent(id).expect("roots hold nothing");
         self.unlink(id.0);
         let Node { next, before, .. } = *self.node(id);
@@ -413,9 +416,9 @@ impl PrefixIndex {
         self.prune_root(parent);
     }
 
-    /// Forgets a root from which nothing begins any more: anybody may name salts.
+    /// Removes a root that no prefix begins with any more: clients choose salts, so there is no bound to them.
     fn prune_root(&mut self, id: NodeId) {
-        if self.parent(id).is_none() && self.may_go(id) {
+        if self.parent(id).is_none() && self.may_evict(id) {
             self.forget(id);
         }
     }

@@ -4,15 +4,16 @@ use std::collections::VecDeque;
 
 use crate::prefix::BlockHash;
 
-/// A node that is to be kept elsewhere, with its blocks and state by number.
+/// A node to be written to disk, with its blocks and state by number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvictedNode {
+    /// Hash of all tokens up to its end.
     pub hash: BlockHash,
-    /// Of the node before it.
+    /// Hash of the node before it.
     pub before: BlockHash,
     /// Position of its first token.
     pub position: u32,
-    /// Those of a block, or of the part of one at whose end there is a state or a conversation ends.
+    /// The tokens of a block, or of the part of a block at whose end there is a state or a conversation ends.
     pub tokens: Vec<u32>,
     /// `[groups]`: none where a window has moved beyond.
     pub blocks: Vec<Option<u32>>,
@@ -20,12 +21,12 @@ pub struct EvictedNode {
     pub state: Option<u32>,
 }
 
-/// What is kept elsewhere, and what is to be.
+/// What is to be written to disk.
 #[derive(Debug)]
 pub(crate) struct SecondTier {
-    /// Prefixes with fewer tokens are not worth it.
-    pub fewest: usize,
-    pub leaving: Vec<EvictedNode>,
-    /// Nodes that somebody took up, so that they are likely to be wanted again.
-    pub used: VecDeque<BlockHash>,
+    /// Prefixes with fewer tokens are not written.
+    pub min_tokens: usize,
+    pub evicted: Vec<EvictedNode>,
+    /// Nodes that a sequence reused, so that they are likely to be wanted again.
+    pub reused: VecDeque<BlockHash>,
 }

@@ -1,10 +1,10 @@
-//! What sequences share of the pools: a prompt takes up what is there of it, what was computed becomes known to others, copies of states are kept, and
-//! the least recently used of all that goes when somebody needs the room.
+//! What sequences share: a prompt reuses the prefix that is in memory, computed blocks are published, snapshots of
+//! states are kept, and the least recently used prefix is evicted when blocks are needed.
 
 use crate::kv_cache::{BlockOp, Group, KvCache, ReusedPrefix, SequenceBlocks};
 use crate::pool::BlockPool;
 use crate::prefix::{BlockHash, Match, NodeId};
-use crate::table::GONE;
+use crate::table::DROPPED;
 
 impl KvCache {
     /// Where prefixes with this salt begin: with another salt nothing is shared.
@@ -17,13 +17,14 @@ impl KvCache {
         Some(self.index.as_ref()?.hash(before, tokens))
     }
 
-    /// Whether a sequence that holds nothing would have room for `total` tokens, of which `most` are taken up if they are there.
+    /// Whether a sequence that holds nothing could grow to `total` tokens, of which `most` are reused if they are in
+    /// memory.
     pub fn would_fit(&self, root: BlockHash, tokens: &[u32], most: usize, total: usize) -> bool {
         if self.states.as_ref().is_some_and(|s| s.free() + s.idle() == 0) {
             return false;
         }
         let known = match &self.index {
-            // A hybrid takes up no more than there is a state for.
+            // A hybrid model reuses only as many tokens as there is a state for.
             Some(index) if self.states.is_none() => index.matched(&root, &tokens[..most.min(tokens.len())]).nodes.len(),
             _ => 0,
         };
@@ -47,7 +48,7 @@ impl KvCache {
             self.groups.iter().enumerate().all(|(g, (group, _))| {
                 let first = group.first_seen(to) / block_tokens;
                 let nodes = found.nodes[..whole].iter().chain(part.as_ref().map(|(id, _)| id));
-                nodes.skip(first).all(|id| index.blocks(*id)[g] != GONE)
+                nodes.skip(first).all(|id| index.blocks(*id)[g] != DROPPED)
             })
         };
         let best = if self.states.is_some() {
@@ -62,7 +63,7 @@ impl KvCache {
         best.filter(|best| *best != (0, None))
     }
 
-    /// So many of a prompt's first tokens [`KvCache::adopt`] would take up.
+    /// How many of a prompt's first tokens [`KvCache::reuse_prefix`] would reuse.
     pub fn would_reuse(&self, root: BlockHash, tokens: &[u32], most: usize) -> usize {
         let Some(index) = &self.index else { return 0 };
         let tokens = &tokens[..most.min(tokens.len())];
@@ -70,8 +71,9 @@ impl KvCache {
         best.map_or(0, |(whole, part)| whole * index.block_tokens() + part.map_or(0, |(_, n)| n))
     }
 
-    /// A sequence that holds nothing takes what is there of its first tokens: whole blocks together with others, the part of one as a copy of its own, and a
-    /// copy of the state at that place. `most`: at most so many tokens, fewer than there are where logits are wanted.
+    /// Gives a sequence that holds nothing the prefix of its tokens that is in memory: shares whole blocks, copies the
+    /// part of a block, and copies the state at that place. `most`: tokens that are reused at most; fewer than there
+    /// are where logits are wanted.
     pub fn reuse_prefix(
         &mut self,
         held: &mut SequenceBlocks,
@@ -95,8 +97,8 @@ impl KvCache {
         for (g, (group, pool)) in self.groups.iter_mut().enumerate() {
             let first = group.first_seen(to) / block_tokens;
             for (i, id) in found.nodes[..whole].iter().enumerate() {
-                let block = if i < first { GONE } else { index.blocks(*id)[g] };
-                if block != GONE {
+                let block = if i < first { DROPPED } else { index.blocks(*id)[g] };
+                if block != DROPPED {
                     pool.share(block);
                 }
                 held.tables[g].push(block);
@@ -104,8 +106,8 @@ impl KvCache {
         }
         let index = self.index.as_mut().expect("looked at before");
         index.touch_path(part.map_or(last, |(id, _)| id));
-        index.hold(last);
-        self.note_use(part.map_or(last, |(id, _)| id));
+        index.pin(last);
+        self.note_reuse(part.map_or(last, |(id, _)| id));
         (held.node, held.indexed) = (Some(last), whole * block_tokens);
         // 3. Copies
         if let Some((id, _)) = part {
@@ -114,7 +116,7 @@ impl KvCache {
             self.groups.iter_mut().zip(&sources).for_each(|((_, pool), from)| pool.share(*from));
             for (group, from) in sources.iter().copied().enumerate() {
                 let to = self.allocate(group).expect("room was found");
-                self.chores.push(BlockOp::CopyBlock { group, from, to });
+                self.pending_ops.push(BlockOp::CopyBlock { group, from, to });
                 held.tables[group].push(to);
             }
             self.groups.iter_mut().zip(&sources).for_each(|((_, pool), from)| pool.release(*from));
@@ -126,27 +128,28 @@ impl KvCache {
         ReusedPrefix { tokens: to, known }
     }
 
-    /// A row with the state of a node; where none is left, that of the node itself.
+    /// A row with a copy of a node's state. If no row is left, the node's own.
     fn copy_of_state(&mut self, id: NodeId) -> Option<u32> {
         let row = self.allocate_state(Some(id));
         let node = self.index.as_mut()?.node_mut(id);
         match row {
             Some(to) => {
-                self.chores.push(BlockOp::CopyState { from: node.state?, to });
+                self.pending_ops.push(BlockOp::CopyState { from: node.state?, to });
                 Some(to)
             }
             None => {
                 let row = node.state.take()?;
                 let states = self.states.as_mut()?;
                 states.share(row);
-                states.let_go(row);
+                states.drop_from_index(row);
                 self.snapshots -= 1;
                 Some(row)
             }
         }
     }
 
-    /// Makes whole blocks of what a sequence has computed known to others. A block that somebody else had computed too is from now on shared with them, and ours is free.
+    /// Publishes the whole blocks that a sequence has computed, so that others find them. Where another sequence has
+    /// published the same block, this one shares it from now on and its own is freed.
     pub fn publish(&mut self, held: &mut SequenceBlocks, root: BlockHash, tokens: &[u32], computed: usize) {
         let Some(index) = &mut self.index else { return };
         let block_tokens = index.block_tokens();
@@ -163,9 +166,9 @@ impl KvCache {
             for (g, (table, (_, pool))) in held.tables.iter_mut().zip(&mut self.groups).enumerate() {
                 let (own, theirs) = (table.blocks()[at / block_tokens], blocks[g]);
                 match (own, theirs) {
-                    (GONE, _) => {}
-                    (own, GONE) => {
-                        pool.keep(own);
+                    (DROPPED, _) => {}
+                    (own, DROPPED) => {
+                        pool.hold_for_index(own);
                         blocks[g] = own;
                     }
                     (own, theirs) if own != theirs => {
@@ -176,8 +179,8 @@ impl KvCache {
                     _ => {}
                 }
             }
-            index.hold(id);
-            held.node.replace(id).inspect(|old| index.let_go(*old));
+            index.pin(id);
+            held.node.replace(id).inspect(|old| index.unpin(*old));
             held.indexed += block_tokens;
         }
         if held.indexed != before
@@ -187,18 +190,21 @@ impl KvCache {
         }
     }
 
-    /// Keeps a copy of a sequence's state, and of the block that it is in, for prompts that begin with these `computed` tokens. Whether there was room.
+    /// Keeps a copy of a sequence's state, and of the block that it ends in, for prompts that begin with these
+    /// `computed` tokens. Returns whether there was room.
     pub fn snapshot(&mut self, held: &mut SequenceBlocks, root: BlockHash, tokens: &[u32], computed: usize) -> bool {
         self.keep_end(held, root, tokens, computed, true)
     }
 
-    /// As [`KvCache::release`]; what was computed stays known to others as long as there is room, with the part of a block at its end and the state there.
+    /// As [`KvCache::release`], but what was computed stays in memory for others as long as there is room, with the
+    /// part of a block at its end and the state there.
     pub fn retire(&mut self, held: &mut SequenceBlocks, root: BlockHash, tokens: &[u32], computed: usize) {
         self.keep_end(held, root, tokens, computed, false);
         self.release(held);
     }
 
-    /// Keeps the last tokens, fewer than a block, and the state after them: copies where the sequence goes on, else what it has itself.
+    /// Keeps the last tokens, fewer than a block, and the state after them: copies if the sequence goes on, else what
+    /// the sequence has itself.
     fn keep_end(
         &mut self,
         held: &mut SequenceBlocks,
@@ -223,7 +229,7 @@ impl KvCache {
             let Some(found) = index.insert(parent, rest) else { return false };
             found
         };
-        index.hold(place);
+        index.pin(place);
         index.touch_path(place);
         // 2. Its part of a block
         let at = held.indexed / index.block_tokens();
@@ -237,11 +243,11 @@ impl KvCache {
                     break;
                 };
                 let pool = &mut self.groups[group].1;
-                pool.keep(block);
+                pool.hold_for_index(block);
                 if copies {
                     // Held by the index alone from here on.
                     pool.release(block);
-                    self.chores.push(BlockOp::CopyBlock { group, from: own, to: block });
+                    self.pending_ops.push(BlockOp::CopyBlock { group, from: own, to: block });
                 }
                 self.index.as_mut().expect("looked at before").blocks_mut(place)[group] = block;
             }
@@ -259,27 +265,27 @@ impl KvCache {
                 false => held.state.take(),
                 true => {
                     let row = self.allocate_state(None);
-                    row.inspect(|to| self.chores.push(BlockOp::CopyState { from: own, to: *to }))
+                    row.inspect(|to| self.pending_ops.push(BlockOp::CopyState { from: own, to: *to }))
                 }
             };
             kept = row.is_some();
             if let (Some(row), Some(states)) = (row, &mut self.states) {
-                states.keep(row);
+                states.hold_for_index(row);
                 states.release(row);
                 self.index.as_mut().expect("looked at before").node_mut(place).state = Some(row);
                 self.snapshots += 1;
             }
         }
         let index = self.index.as_mut().expect("looked at before");
-        index.let_go(place);
+        index.unpin(place);
         // A part of a block is of use only with what makes it whole.
-        if !kept && new && index.may_go(place) {
+        if !kept && new && index.may_evict(place) {
             self.remove(place);
         }
         kept
     }
 
-    /// A block of a group; where none is free, the least recently used prefix is evicted for it.
+    /// Allocates a block of a group. If none is free, the least recently used prefix is evicted.
     pub(crate) fn allocate(&mut self, group: usize) -> Option<u32> {
         loop {
             if let Some(block) = self.groups[group].1.allocate() {
@@ -291,7 +297,7 @@ impl KvCache {
         }
     }
 
-    /// A row for a state; where none is free, a snapshot other than `but`'s is evicted for it.
+    /// Allocates a row for a state. If none is free, a snapshot other than that of `but` is evicted.
     pub(crate) fn allocate_state(&mut self, but: Option<NodeId>) -> Option<u32> {
         loop {
             if let Some(row) = self.states.as_mut()?.allocate() {
@@ -303,7 +309,7 @@ impl KvCache {
         }
     }
 
-    /// Evicts a block of a group that no sequence holds. Whether there was one.
+    /// Evicts a block of a group that no sequence holds, and returns whether there was one.
     fn evict(&mut self, group: usize) -> bool {
         let Some(index) = &mut self.index else { return false };
         let (of, pool) = &mut self.groups[group];
@@ -311,20 +317,20 @@ impl KvCache {
         if of.window.is_some() {
             let idle = |id: &NodeId| {
                 let block = index.blocks(*id)[group];
-                block != GONE && pool.is_idle(block)
+                block != DROPPED && pool.is_idle(block)
             };
-            let Some(id) = index.by_age().find(idle) else { return false };
+            let Some(id) = index.oldest_first().find(idle) else { return false };
             self.copy_out(id);
             let (Some(index), (_, pool)) = (&mut self.index, &mut self.groups[group]) else { return false };
-            pool.let_go(std::mem::replace(&mut index.blocks_mut(id)[group], GONE));
+            pool.drop_from_index(std::mem::replace(&mut index.blocks_mut(id)[group], DROPPED));
             self.evicted.blocks += 1;
             self.tidy(id);
             return true;
         }
         // 2. Leaves first: the least recently used node is one, since using a node makes all before it younger.
         for _ in 0..index.len() {
-            let Some(oldest) = index.by_age().next() else { return false };
-            if index.may_go(oldest) {
+            let Some(oldest) = index.oldest_first().next() else { return false };
+            if index.may_evict(oldest) {
                 self.remove(oldest);
                 return true;
             }
@@ -334,29 +340,29 @@ impl KvCache {
         false
     }
 
-    /// Evicts the least recently used snapshot that is not `but`'s. Whether there was one.
+    /// Evicts the least recently used snapshot that is not that of `but`, and returns whether there was one.
     pub(crate) fn evict_snapshot(&mut self, but: Option<NodeId>) -> bool {
         let Some(index) = &mut self.index else { return false };
-        let oldest = index.by_age().find(|id| index.node(*id).state.is_some() && Some(*id) != but);
+        let oldest = index.oldest_first().find(|id| index.node(*id).state.is_some() && Some(*id) != but);
         let Some(id) = oldest else { return false };
-        // Many are kept in case that somebody comes back to them: of those, the ones to which somebody did are worth the disk.
-        if index.node(id).used {
+        // Many snapshots are never used again: those that were reused are worth writing to disk.
+        if index.node(id).reused {
             self.copy_out(id);
         }
         let Some(index) = &mut self.index else { return false };
         let row = index.node_mut(id).state.take().expect("just looked");
-        self.states.as_mut().expect("a state was kept").let_go(row);
+        self.states.as_mut().expect("a state was kept").drop_from_index(row);
         self.snapshots -= 1;
         self.evicted.snapshots += 1;
         true
     }
 
-    /// Takes out a node that holds no block and leads nowhere, and those before it that then do.
+    /// Removes a node that has no block and no successor, and then those before it that have none either.
     pub(crate) fn tidy(&mut self, id: NodeId) {
         let mut at = Some(id);
         while let (Some(id), Some(index)) = (at, &self.index) {
             at = index.parent(id);
-            let empty = at.is_some() && index.may_go(id) && index.blocks(id).iter().all(|b| *b == GONE);
+            let empty = at.is_some() && index.may_evict(id) && index.blocks(id).iter().all(|b| *b == DROPPED);
             if !empty {
                 return;
             }
@@ -367,23 +373,24 @@ impl KvCache {
     fn remove(&mut self, id: NodeId) {
         self.copy_out(id);
         let index = self.index.as_mut().expect("a node is in it");
-        for ((_, pool), block) in self.groups.iter_mut().zip(index.blocks_mut(id)).filter(|(_, block)| **block != GONE)
+        for ((_, pool), block) in
+            self.groups.iter_mut().zip(index.blocks_mut(id)).filter(|(_, block)| **block != DROPPED)
         {
-            pool.let_go(std::mem::replace(block, GONE));
+            pool.drop_from_index(std::mem::replace(block, DROPPED));
             self.evicted.blocks += 1;
         }
         if let (Some(states), Some(row)) = (&mut self.states, index.node_mut(id).state.take()) {
-            states.let_go(row);
+            states.drop_from_index(row);
             self.snapshots -= 1;
             self.evicted.snapshots += 1;
         }
         index.remove(id);
     }
 
-    /// Forgets all prefixes that nobody goes on from. How many blocks that frees.
+    /// Evicts all prefixes that no sequence goes on from, and returns how many blocks that frees.
     pub fn forget_prefixes(&mut self) -> u64 {
         let before = self.evicted.blocks;
-        let leaf = |cache: &KvCache| cache.index.as_ref().and_then(|i| i.by_age().find(|id| i.may_go(*id)));
+        let leaf = |cache: &KvCache| cache.index.as_ref().and_then(|i| i.oldest_first().find(|id| i.may_evict(*id)));
         while let Some(id) = leaf(self) {
             self.remove(id);
         }

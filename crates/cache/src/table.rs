@@ -2,14 +2,14 @@
 
 use crate::pool::BlockPool;
 
-/// In the place of a block that no query sees any more.
-pub(crate) const GONE: u32 = u32::MAX;
+/// In the place of a block that was given back, since no query sees it any more.
+pub(crate) const DROPPED: u32 = u32::MAX;
 
 /// The blocks of one sequence in one cache group, in ascending position.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     blocks: Vec<u32>,
-    /// So many of the first are gone.
+    /// How many of the first blocks were given back.
     gone: usize,
 }
 
@@ -20,26 +20,27 @@ impl AsRef<[u32]> for BlockTable {
 }
 
 impl BlockTable {
+    /// Numbers of the blocks, by position.
     pub fn blocks(&self) -> &[u32] {
         &self.blocks
     }
 
-    /// Room for so many blocks, so that growing to them allocates nothing.
+    /// Reserves memory for so many blocks, so that growing to them allocates nothing.
     pub fn reserve(&mut self, blocks: usize) {
         self.blocks.reserve(blocks.saturating_sub(self.blocks.len()));
     }
 
-    /// Blocks that are there.
+    /// How many blocks are there.
     pub fn held(&self) -> usize {
         self.blocks.len() - self.gone
     }
 
-    /// Blocks that room for `tokens` positions takes more.
+    /// How many more blocks `tokens` positions take.
     pub fn missing(&self, tokens: usize, block_tokens: usize) -> usize {
         tokens.div_ceil(block_tokens).saturating_sub(self.blocks.len())
     }
 
-    /// Makes room for `tokens` positions in blocks of `block_tokens`.
+    /// Allocates blocks for `tokens` positions, of `block_tokens` tokens each.
     ///
     /// # Panics
     /// When the pool has fewer free blocks than are missing.
@@ -49,9 +50,9 @@ impl BlockTable {
         }
     }
 
-    /// Takes one more block, which the caller holds for it; [`GONE`] for one that is not needed.
+    /// Appends a block, whose reference the caller has taken; [`DROPPED`] for one that is not needed.
     pub(crate) fn push(&mut self, block: u32) {
-        if block == GONE {
+        if block == DROPPED {
             debug_assert_eq!(self.gone, self.blocks.len(), "what is gone comes first");
             self.gone += 1;
         }
@@ -66,7 +67,7 @@ impl BlockTable {
     /// Gives back the blocks beyond `tokens` positions.
     pub fn shrink(&mut self, pool: &mut BlockPool, tokens: usize, block_tokens: usize) {
         let keep = tokens.div_ceil(block_tokens).min(self.blocks.len());
-        self.blocks.drain(keep..).filter(|b| *b != GONE).for_each(|b| pool.release(b));
+        self.blocks.drain(keep..).filter(|b| *b != DROPPED).for_each(|b| pool.release(b));
         self.gone = self.gone.min(keep);
     }
 
@@ -74,13 +75,13 @@ impl BlockTable {
     pub fn drop_before(&mut self, pool: &mut BlockPool, position: usize, block_tokens: usize) {
         let whole = (position / block_tokens).min(self.blocks.len());
         for block in &mut self.blocks[self.gone.min(whole)..whole] {
-            pool.release(std::mem::replace(block, GONE));
+            pool.release(std::mem::replace(block, DROPPED));
         }
         self.gone = self.gone.max(whole);
     }
 
-    /// Whether all positions from `position` on are there, as far as there are any.
-    pub fn has_from(&self, position: usize, block_tokens: usize) -> bool {
+    /// Whether all positions from `position` on are there.
+    pub fn holds_from(&self, position: usize, block_tokens: usize) -> bool {
         self.gone * block_tokens <= position
     }
 }
@@ -100,7 +101,7 @@ mod tests {
         b.shrink(&mut pool, 16, 16);
         a.grow(&mut pool, 33, 16);
         assert_eq!(a.blocks(), [0, 1, 3]);
-        assert_eq!((pool.touched(), pool.free()), (4, 0));
+        assert_eq!((pool.high_water(), pool.free()), (4, 0));
     }
 
     #[test]
@@ -113,12 +114,12 @@ mod tests {
         a.drop_before(&mut pool, 40, 16);
         a.drop_before(&mut pool, 10, 16);
         assert_eq!((a.held(), pool.free()), (3, 5));
-        assert!(a.has_from(32, 16) && !a.has_from(31, 16));
+        assert!(a.holds_from(32, 16) && !a.holds_from(31, 16));
         // Shorter than what is gone, and from the start again.
         a.shrink(&mut pool, 16, 16);
         assert_eq!((a.held(), pool.free()), (0, 8));
         a.shrink(&mut pool, 0, 16);
         a.grow(&mut pool, 20, 16);
-        assert_eq!((a.held(), pool.free(), a.has_from(0, 16)), (2, 6, true));
+        assert_eq!((a.held(), pool.free(), a.holds_from(0, 16)), (2, 6, true));
     }
 }

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 
 use fastrand::Rng;
 use sluice_cache::{
-    BlockHash, BlockOp, EvictedNode, Group, KvCache, Prefixes, RestoreTarget, SequenceBlocks, Wanted, block_hash,
+    BlockHash, BlockOp, EvictedNode, Group, KvCache, PrefixOptions, RestoreSpan, RestoreTarget, SequenceBlocks,
+    block_hash,
 };
 
 const BLOCK: usize = 4;
@@ -39,7 +40,7 @@ impl Memory {
     }
 
     fn carry_out(&mut self, cache: &mut KvCache) {
-        cache.carry_out(|chore, leaving| match chore {
+        cache.drain_ops(|chore, leaving| match chore {
             BlockOp::CopyBlock { group, from, to } => {
                 let copy = self.blocks.get(&(group, from)).cloned().unwrap_or_default();
                 self.blocks.insert((group, to), copy);
@@ -79,10 +80,10 @@ impl World {
         let blocks = 12 + random.usize(..20);
         let groups: Vec<Group> = windows.iter().map(|w| Group { block_tokens: BLOCK, window: *w, blocks }).collect();
         let states = if random.bool() { 2 + random.usize(..5) } else { 0 };
-        let prefixes = Some(Prefixes { key: [7; 32], snapshots: random.usize(..4) });
+        let prefixes = Some(PrefixOptions { key: [7; 32], snapshots: random.usize(..4) });
         let mut cache = KvCache::new(&groups, states, prefixes);
         if random.bool() {
-            cache.keep_elsewhere(random.usize(..12));
+            cache.enable_offload(random.usize(..12));
         }
         let (memory, has_states) = (Memory::default(), states > 0);
         World { random, groups, cache, has_states, memory, sequences: Vec::new(), adopted: 0, restored: 0 }
@@ -104,7 +105,7 @@ impl World {
         };
         let more = 1 + self.random.usize(..14);
         tokens.extend((0..more).map(|_| self.random.u32(..2)));
-        self.sequences.push(Sequence { tokens, salt, computed: 0, held: self.cache.hold() });
+        self.sequences.push(Sequence { tokens, salt, computed: 0, held: self.cache.new_sequence() });
     }
 
     /// What is at the end of these tokens, computed by itself.
@@ -133,7 +134,7 @@ impl World {
             s.tokens.push(self.random.u32(..2));
         }
         let to = s.computed + 1 + self.random.usize(..(s.tokens.len() - s.computed));
-        let room = self.cache.has_room(&s.held, to);
+        let room = self.cache.can_grow(&s.held, to);
         assert_eq!(self.cache.grow(&mut s.held, to).is_ok(), room);
         self.memory.carry_out(&mut self.cache);
         self.check_all();
@@ -160,7 +161,7 @@ impl World {
         if self.random.u32(..4) == 0 {
             self.cache.snapshot(&mut s.held, root, &s.tokens, to);
         }
-        self.cache.drop_unseen(&mut s.held, to);
+        self.cache.drop_before_window(&mut s.held, to);
         self.memory.carry_out(&mut self.cache);
         self.check_all();
     }
@@ -195,7 +196,7 @@ impl World {
                     usize::MAX => node(n).is_some_and(|d| d.state.is_some()),
                     g => node(n).is_some_and(|d| d.blocks[g].is_some()),
                 };
-                let wanted = Wanted { whole, tail };
+                let wanted = RestoreSpan { whole, tail };
                 let to = whole * BLOCK + tail;
                 if to == 0 {
                     continue;
@@ -249,15 +250,15 @@ impl World {
     /// Now and then all that is worth it is copied out.
     fn save(&mut self) {
         self.memory.carry_out(&mut self.cache);
-        while let Some(leaving) = self.cache.next_used() {
+        while let Some(leaving) = self.cache.next_reused() {
             self.memory.copy_out(&leaving);
         }
         let ends = self.random.bool();
-        for hash in self.cache.unsaved(ends) {
-            let leaving = self.cache.leave_by_hash(&hash).expect("it was to be kept");
+        for hash in self.cache.not_offloaded(ends) {
+            let leaving = self.cache.offload_by_hash(&hash).expect("it was to be kept");
             self.memory.copy_out(&leaving);
         }
-        assert_eq!(self.cache.unsaved(ends), Vec::<BlockHash>::new());
+        assert_eq!(self.cache.not_offloaded(ends), Vec::<BlockHash>::new());
     }
 
     /// Every sequence sees what it would have computed.
@@ -336,7 +337,7 @@ struct Lives {
 
 impl Lives {
     fn new(blocks: usize, states: usize) -> Lives {
-        let prefixes = Some(Prefixes { key: [1; 32], snapshots: states });
+        let prefixes = Some(PrefixOptions { key: [1; 32], snapshots: states });
         let group = Group { block_tokens: BLOCK, window: None, blocks };
         Lives { cache: KvCache::new(&[group], states, prefixes) }
     }
@@ -344,7 +345,7 @@ impl Lives {
     /// Computes these tokens, with a snapshot at each of `marks`, and ends.
     fn live(&mut self, salt: &[u8], tokens: &[u32], marks: &[usize]) -> (usize, usize) {
         let root = self.cache.root(salt);
-        let mut held = self.cache.hold();
+        let mut held = self.cache.new_sequence();
         let found = self.cache.reuse_prefix(&mut held, root, tokens, tokens.len() - 1);
         for to in marks.iter().copied().filter(|m| *m > found.tokens).chain([tokens.len()]) {
             self.cache.grow(&mut held, to).unwrap();
@@ -403,7 +404,7 @@ fn leaves_that_were_not_used_for_longest_go_first() {
     assert_eq!(lives.cache.evicted().blocks, 1);
     let root = lives.cache.root(b"");
     let mut known = |tokens: &[u32]| {
-        let mut held = lives.cache.hold();
+        let mut held = lives.cache.new_sequence();
         let found = lives.cache.reuse_prefix(&mut held, root, tokens, tokens.len());
         lives.cache.release(&mut held);
         found.known
@@ -414,9 +415,9 @@ fn leaves_that_were_not_used_for_longest_go_first() {
 #[test]
 fn sequences_that_compute_the_same_come_to_share_it() {
     let group = Group { block_tokens: BLOCK, window: None, blocks: 16 };
-    let mut cache = KvCache::new(&[group], 0, Some(Prefixes { key: [1; 32], snapshots: 0 }));
+    let mut cache = KvCache::new(&[group], 0, Some(PrefixOptions { key: [1; 32], snapshots: 0 }));
     let (root, tokens) = (cache.root(b""), tokens(8));
-    let mut both = [cache.hold(), cache.hold()];
+    let mut both = [cache.new_sequence(), cache.new_sequence()];
     for held in &mut both {
         cache.grow(held, 8).unwrap();
     }

@@ -202,7 +202,7 @@ fn verify(args: &OpenArgs) -> Result<()> {
     let verified = cache.verify(|done, all| progress.set(done as usize, all as usize))?;
     progress.finish();
     say_notes(&mut cache);
-    let faults = cache.disagreements()?;
+    let faults = cache.inconsistencies()?;
     if args.folder.json {
         print_json(&json!({
             "entries": verified.entries, "bytes": verified.bytes, "wrong": verified.wrong,

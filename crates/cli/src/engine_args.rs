@@ -303,8 +303,8 @@ impl EngineArgs {
                 LoadArg::Pread => LoadMode::Pread,
                 LoadArg::Direct => LoadMode::Direct,
             },
-            room: machine::room().into_iter().chain(self.memory_budget).min(),
-            memory_of_disks: folders::disk_speeds(),
+            copy_budget: machine::room().into_iter().chain(self.memory_budget).min(),
+            disk_speeds_file: folders::disk_speeds(),
             ..LoadOptions::default()
         }
     }

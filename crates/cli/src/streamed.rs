@@ -29,9 +29,9 @@ pub fn to_json(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
             "uploaded_bytes": t.uploaded_bytes,
             "uploaded_bytes_per_token": per_token(t.uploaded_bytes),
             "uploaded_ahead": t.uploaded_ahead,
-            "computed_on_host": t.aside,
-            "rises": t.rises,
-            "falls": t.falls,
+            "computed_on_host": t.computed_on_host,
+            "rises": t.promotions,
+            "falls": t.demotions,
         })),
         "experts": s.slots.1,
         "file_bytes": s.file_bytes,
@@ -54,9 +54,9 @@ pub fn to_json(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
             "predicted": t.predicted,
             "right": t.predicted_right,
             "used": t.read_ahead,
-            "read_in_vain": t.read_in_vain,
+            "read_in_vain": t.read_unused,
         },
-        "filled": t.filled,
+        "filled": t.warmed_up,
     })
 }
 
@@ -112,8 +112,8 @@ pub fn to_text(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
             percent(rate(t.fast_hits, t.wanted)),
             units::bytes(t.uploaded_bytes),
             units::bytes(t.uploaded_bytes / tokens.max(1) as u64),
-            t.rises,
-            t.aside
+            t.promotions,
+            t.computed_on_host
         ));
     }
     if t.predicted > 0 {
@@ -121,11 +121,11 @@ pub fn to_text(engine: &Engine, streamed: Option<&Streamed>, all: Duration, toke
             "look-ahead {} right, {} used, {} read in vain",
             percent(rate(t.predicted_right, t.predicted)),
             t.read_ahead,
-            t.read_in_vain
+            t.read_unused
         ));
     }
-    if t.filled > 0 {
-        parts.push(format!("{} read into free memory", t.filled));
+    if t.warmed_up > 0 {
+        parts.push(format!("{} read into free memory", t.warmed_up));
     }
     parts.extend(s.notes.iter().cloned());
     parts.join("; ")

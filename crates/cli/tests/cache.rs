@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use sluice_cache::disk::{DiskCache, FileKey, New, Settings};
+use sluice_cache::disk::{DiskCache, FileKey, NewEntry, Settings};
 use support::*;
 use tempfile::TempDir;
 
@@ -21,7 +21,7 @@ fn fill(folder: &Path, key: Option<FileKey>) {
             let (hash, before) = ([i + 1; 16], [i; 16]);
             let part = vec![i; 50_000];
             let parts: &[(u32, &[u8])] = &[(0, &part)];
-            let new = New { hash, before, position: 32 * u32::from(i), tokens: &[7; 32], parts };
+            let new = NewEntry { hash, before, position: 32 * u32::from(i), tokens: &[7; 32], parts };
             assert_eq!(cache.store(model, &[new]).unwrap().new, 1);
         }
     }

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use sluice_backend::{Activations, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
-use sluice_experts::simulate::RISES;
-use sluice_experts::{Borrowed, ExpertPool, ExpertStats, FetchId, Next, SlotClass};
+use sluice_experts::simulate::MAX_PROMOTIONS;
+use sluice_experts::{ExpertPool, ExpertStats, FetchId, Next, PinnedExpert, SlotClass};
 use sluice_store::{Bytes, Memory as _};
 
 use self::buffers::{Class, Demoting, Transient};
@@ -72,7 +72,7 @@ struct Present {
     nearly_all: bool,
     /// Positions that are not released, and what was borrowed to be copied ahead.
     held: Vec<usize>,
-    borrowed: Vec<Borrowed>,
+    borrowed: Vec<PinnedExpert>,
     passing: Vec<Transient>,
     /// What the host computes: positions, experts with their tokens, rows of x and the pairs that they are of.
     aside: Aside,
@@ -119,7 +119,7 @@ pub struct Streaming {
     uploaded: Point,
     present: Option<Present>,
     /// Copied before their layer has asked.
-    ahead: Vec<(Transient, Borrowed)>,
+    ahead: Vec<(Transient, PinnedExpert)>,
     falling: Vec<Demoting>,
     /// Experts that have fallen, or passed, with their layers, and are still where the device may look for them.
     parting: Vec<(usize, Transient)>,
@@ -319,7 +319,7 @@ impl Streaming {
                 Next::Expert(i) => {
                     held.push(i);
                     let expert = wanted[i];
-                    if self.store.fast(fetch, i).is_none() && passing.iter().all(|p| p.expert != expert) {
+                    if self.store.fast_slot(fetch, i).is_none() && passing.iter().all(|p| p.expert != expert) {
                         match waits {
                             true => passing.push(self.copy(weights, layer, fetch, (i, expert))?),
                             false => missing.push(i),
@@ -364,14 +364,14 @@ impl Streaming {
         layer: usize,
         wanted: &[u32],
         passing: &mut Vec<Transient>,
-    ) -> Result<Vec<(Transient, Borrowed)>> {
+    ) -> Result<Vec<(Transient, PinnedExpert)>> {
         let is_absent =
-            |e: &u32| !self.store.is_there_fast(layer, *e as usize) && passing.iter().all(|p| p.expert != *e);
+            |e: &u32| !self.store.is_in_fast_tier(layer, *e as usize) && passing.iter().all(|p| p.expert != *e);
         let absent: Vec<u32> = wanted.iter().copied().filter(is_absent).collect();
-        let mut here: Vec<Borrowed> = absent.iter().filter_map(|e| self.store.pin(layer, *e as usize)).collect();
+        let mut here: Vec<PinnedExpert> = absent.iter().filter_map(|e| self.store.pin(layer, *e as usize)).collect();
         // Where something is read that takes longest, and the host has nothing to win.
         if here.len() == absent.len() && !here.is_empty() {
-            let worth = |of: &Borrowed| self.store.worth(layer, of.expert);
+            let worth = |of: &PinnedExpert| self.store.long_term_score(layer, of.expert);
             here.sort_by(|a, b| worth(b).total_cmp(&worth(a)).then(a.expert.cmp(&b.expert)));
             let bytes = self.lie(layer, here[0].expert).bytes();
             let share = self.sharing.as_ref().map_or(0, |s| s.share(here.len(), bytes));
@@ -383,7 +383,7 @@ impl Streaming {
         for of in here {
             let (buffer, lie) = (self.take_buffer(layer)?, self.lie(layer, of.expert));
             for (from, to) in &lie.runs {
-                let bytes = self.store.borrowed(&of, from.clone());
+                let bytes = self.store.pinned_bytes(&of, from.clone());
                 // SAFETY: a buffer that nobody else has; what is borrowed is given back once the copies are waited for.
                 unsafe { self.up.write(self.buffer(layer, buffer) + *to as u64, bytes)? };
             }
@@ -406,7 +406,7 @@ impl Streaming {
         let buffer = self.take_buffer(layer)?;
         let lie = self.lie(layer, expert as usize);
         for (from, to) in &lie.runs {
-            let bytes = self.store.bytes_of(fetch, i, from.clone());
+            let bytes = self.store.slot_bytes_at(fetch, i, from.clone());
             // SAFETY: a buffer that nobody else has; the slot is released once the copies are waited for.
             unsafe { self.up.write(self.buffer(layer, buffer) + *to as u64, bytes)? };
         }
@@ -423,7 +423,7 @@ impl Streaming {
         }
         let experts = &self.layers[present.layer].experts;
         let (array, bytes) = present.arrays_aside(&self.store);
-        self.stats.aside += wanted.len() as u64;
+        self.stats.computed_on_host += wanted.len() as u64;
         let out = sharing.compute_rows(gpu, experts, (wanted, rows), bytes, array)?;
         let row = size_of::<f32>() * experts.hidden();
         for (from, pair) in out.chunks_exact(row).zip(pairs) {
@@ -444,12 +444,12 @@ impl Streaming {
         if *complete || !self.ahead.is_empty() || !is_likely.contains(&true) {
             return Ok(());
         }
-        let (count, class) = (self.layers[next].experts.count, self.store.class(next));
+        let (count, class) = (self.layers[next].experts.count, self.store.class_of_layer(next));
         // The others' slots are for what is read.
         let most = self.classes[class].room().min(self.store.slots().0 / 4);
         let mut absent = Vec::new();
         for expert in (0..count).filter(|e| is_likely[*e]) {
-            if !self.store.is_there(next, expert) {
+            if !self.store.is_resident(next, expert) {
                 absent.push(expert as u32);
             }
             if self.ahead.len() >= most {
@@ -458,7 +458,7 @@ impl Streaming {
             let Some(of) = self.store.pin(next, expert) else { continue };
             let (buffer, lie) = (self.take_buffer(next)?, self.lie(next, expert));
             for (from, to) in &lie.runs {
-                let bytes = self.store.borrowed(&of, from.clone());
+                let bytes = self.store.pinned_bytes(&of, from.clone());
                 // SAFETY: a buffer that nobody else has; what is borrowed is given back once the copies are waited for.
                 unsafe { self.up.write(self.buffer(next, buffer) + *to as u64, bytes)? };
             }
@@ -489,35 +489,35 @@ impl Streaming {
         };
         held.into_iter().for_each(|i| self.store.release(fetch, i));
         borrowed.into_iter().for_each(|of| self.store.unpin(of));
-        let class = self.store.class(layer);
+        let class = self.store.class_of_layer(layer);
         let has_room = !goes_on || self.classes[class].room() > 0;
         // What the host has computed is in no buffer: one of it may rise, which is copied while the device goes on. Else what is wanted most might never come there.
         let Aside { held: mut by_host, wanted, .. } = aside;
         if goes_on && has_room {
-            let worth = |i: &usize| self.store.worth(layer, wanted[*i].expert);
+            let worth = |i: &usize| self.store.long_term_score(layer, wanted[*i].expert);
             let best = (0..by_host.len()).max_by(|a, b| worth(a).total_cmp(&worth(b)));
             best.into_iter().for_each(|i| self.store.release(fetch, by_host.swap_remove(i)));
         }
         let mut falls = 0;
         // What falls keeps its buffer while the device goes on.
-        while let Some(moved) = self.store.rise(layer, falls < RISES && has_room) {
+        while let Some(moved) = self.store.promote(layer, falls < MAX_PROMOTIONS && has_room) {
             let found = passing.iter().position(|p| p.expert as usize == moved.expert);
             let buffer = match found.map(|i| passing.swap_remove(i).buffer) {
                 Some(buffer) => buffer,
                 None => self.copy_up(weights, &moved)?,
             };
             let old = self.stay(&moved, buffer);
-            match moved.falls {
+            match moved.demoted {
                 None => {
                     self.give_back(layer, old);
-                    self.store.landed(moved);
+                    self.store.finish_promotion(moved);
                 }
                 Some((of, expert)) => {
                     falls += 1;
                     self.tables.stay(of, expert, false);
                     let (lie, at) = (self.lie(of, expert), self.buffer(layer, old));
                     for (to, from) in &lie.runs {
-                        let bytes = self.store.falling(&moved, to.clone());
+                        let bytes = self.store.demoted_bytes_mut(&moved, to.clone());
                         // SAFETY: the expert is in its buffer, which nobody is given before the copy is done; nor is the slot.
                         unsafe { self.down.read(at + *from as u64, bytes)? };
                     }
@@ -530,7 +530,7 @@ impl Streaming {
         self.parting.extend(passing.into_iter().map(|p| (layer, p)));
         by_host.into_iter().for_each(|i| self.store.release(fetch, i));
         let complete = &mut self.layers[layer].complete;
-        *complete = *complete || self.tables.is_told(layer) && self.store.is_all_fast(layer);
+        *complete = *complete || self.tables.is_told(layer) && self.store.is_layer_in_fast_tier(layer);
         Ok(())
     }
 
@@ -551,15 +551,15 @@ impl Streaming {
     /// Reads some experts that there is room for, or, once memory here has no more, moves some from there to the device, as far as that has room. The device is idle.
     /// Whether there may be more to do.
     pub fn fill(&mut self, weights: &Weights) -> Result<bool> {
-        if self.store.fill() {
+        if self.store.warm_up() {
             return Ok(true);
         }
         for n in 0..RISES_TO_ROOM {
-            let Some(moved) = self.store.rise_to_room() else { return Ok(n > 0) };
+            let Some(moved) = self.store.promote_into_free_slot() else { return Ok(n > 0) };
             let buffer = self.copy_up(weights, &moved)?;
             let old = self.stay(&moved, buffer);
             self.give_back(moved.layer, old);
-            self.store.landed(moved);
+            self.store.finish_promotion(moved);
         }
         Ok(true)
     }

@@ -233,7 +233,7 @@ impl Engine {
     pub fn add_sequence_salted(&mut self, salt: &[u8]) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        let (root, held) = (self.cache.root(salt), self.cache.hold());
+        let (root, held) = (self.cache.root(salt), self.cache.new_sequence());
         self.sequences.push(Sequence { last_used: self.steps, ..Sequence::new(id, root, held) });
         id
     }
@@ -287,7 +287,7 @@ impl Engine {
         s.tokens.extend_from_slice(prompt);
         let room = generation.max_tokens.min(self.max_context.saturating_sub(s.tokens.len())) + 1;
         s.tokens.reserve(room);
-        self.cache.expect(&mut s.held, s.tokens.len() + room);
+        self.cache.reserve_tables(&mut s.held, s.tokens.len() + room);
         let history = generation.sampling.has_penalty().then(|| {
             let most = (s.tokens.len() + room).min(self.model.vocabulary);
             let mut history = History::with_capacity(most);
@@ -332,7 +332,7 @@ impl Engine {
             "{total} tokens do not fit the context of {} (see --max-context)",
             self.max_context
         );
-        let fits = self.cache.could_hold(total, self.chunk());
+        let fits = self.cache.fits_alone(total, self.chunk());
         ensure!(fits, "{total} tokens do not fit the memory for keys and values");
         Ok(())
     }
@@ -380,7 +380,7 @@ impl Engine {
     /// Nobody generates for a sequence any more: what it computed is everybody's.
     fn rest(&mut self, at: usize) {
         let s = &mut self.sequences[at];
-        self.disk.iter().for_each(|disk| disk.touch(self.cache.kept_of(&s.held)));
+        self.disk.iter().for_each(|disk| disk.touch(self.cache.offloaded_path(&s.held)));
         if s.shares {
             retire(s, &mut self.cache);
         }
@@ -411,7 +411,7 @@ impl Engine {
     /// Forgets what was computed of a sequence from position `keep` on, or all of it.
     fn roll_back(&mut self, at: usize, keep: usize) {
         let s = &mut self.sequences[at];
-        if s.held.state.is_some() || keep == 0 || !self.cache.can_go_on_at(&s.held, keep) {
+        if s.held.state.is_some() || keep == 0 || !self.cache.can_resume_at(&s.held, keep) {
             self.cache.release(&mut s.held);
             s.computed = 0;
             // What is on disk of it may be looked for again.
@@ -653,7 +653,7 @@ impl Engine {
                     if s.marks.binary_search(&s.computed).is_ok() {
                         self.cache.snapshot(&mut s.held, s.root, &s.tokens, s.computed);
                     }
-                    self.cache.drop_unseen(&mut s.held, s.computed);
+                    self.cache.drop_before_window(&mut s.held, s.computed);
                 }
             }
         }

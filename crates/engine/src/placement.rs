@@ -43,7 +43,7 @@ pub fn decide(source: &dyn ModelSource, model: &Description, options: &Options, 
     if device {
         return placed(Placement::Mapped, "the device's memory holds all weights".into());
     }
-    let Some(room) = options.memory_budget.into_iter().chain(options.load.room).min() else {
+    let Some(room) = options.memory_budget.into_iter().chain(options.load.copy_budget).min() else {
         return placed(Placement::Mapped, "how much memory there is, is not known".into());
     };
     let weights: u64 = source.weight_files().iter().map(|(_, size)| size).sum();

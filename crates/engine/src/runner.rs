@@ -81,7 +81,7 @@ impl Runner {
     /// # Errors
     /// When there is no memory for blocks that are free by number.
     pub fn settle(&mut self, cache: &mut KvCache, disk: Option<&mut PromptCache>) -> Result<()> {
-        for (pool, touched) in self.kv.iter().zip(cache.touched()) {
+        for (pool, touched) in self.kv.iter().zip(cache.high_water()) {
             self.backend.commit_kv(pool, touched)?;
         }
         self.carry_out(cache, disk)
@@ -94,7 +94,7 @@ impl Runner {
     pub fn carry_out(&mut self, cache: &mut KvCache, mut disk: Option<&mut PromptCache>) -> Result<()> {
         let (backend, kv, spill) = (&mut *self.backend, &self.kv, &mut self.spill);
         let mut done = Ok(());
-        cache.carry_out(|chore, leaving| match chore {
+        cache.drain_ops(|chore, leaving| match chore {
             BlockOp::CopyBlock { group, from, to } => match backend.commit_kv(&kv[group], to as usize + 1) {
                 Ok(()) => backend.copy_blocks(&kv[group], &[(from, to)]),
                 Err(e) => done = Err(e),

@@ -164,9 +164,9 @@ fn take(
     tokens: usize,
 ) -> bool {
     let total = sequences[i].computed + tokens;
-    while !cache.has_room(&sequences[i].held, total) && evict_idle(sequences, cache, i) {}
+    while !cache.can_grow(&sequences[i].held, total) && evict_idle(sequences, cache, i) {}
     let mut victims = after.iter().rev();
-    while !cache.has_room(&sequences[i].held, total) {
+    while !cache.can_grow(&sequences[i].held, total) {
         let holds = |v: &&usize| !sequences[**v].held.is_empty() && !plan.takers.iter().any(|t| t.sequence == **v);
         let Some(&victim) = victims.find(holds) else { return false };
         retire(&mut sequences[victim], cache);
@@ -231,7 +231,7 @@ mod tests {
         let generation = Generation { sampling: SamplingParams::default(), max_tokens: 1000, ..Generation::default() };
         let running =
             Some(Running { generation, generated: 0, prompt_from: 0, history: None, guide: None, pooled: None, turn });
-        let (id, held) = (SequenceId(turn), cache.hold());
+        let (id, held) = (SequenceId(turn), cache.new_sequence());
         let root = cache.root(b"");
         Sequence {
             id,

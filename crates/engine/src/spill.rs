@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use sluice_backend::{Backend, KvPool};
-use sluice_cache::{BlockHash, EvictedNode, KvCache, RestoreTarget, Wanted};
+use sluice_cache::{BlockHash, EvictedNode, KvCache, RestoreSpan, RestoreTarget};
 use sluice_store::Memory;
 
 use crate::prompt_cache::{PromptCache, Restore, Shape, settled};
@@ -200,11 +200,11 @@ impl Spill {
     }
 
     /// The longest prefix that the caches and this have between them, behind more than `usable` tokens; its nodes from the first on.
-    fn find(&self, s: &Sequence, cache: &KvCache, most: usize, usable: usize) -> Option<(Wanted, Vec<BlockHash>)> {
+    fn find(&self, s: &Sequence, cache: &KvCache, most: usize, usable: usize) -> Option<(RestoreSpan, Vec<BlockHash>)> {
         let (n, tokens) = (self.shape.block_tokens, &s.tokens[..most]);
         let groups = self.shape.block_bytes.len();
         let has_states = self.shape.state_bytes > 0;
-        let present = cache.present(s.root, tokens, most).groups;
+        let present = cache.memory_match(s.root, tokens, most).groups;
         // 1. As far as the layers go that see everything
         let mut path = vec![s.root];
         let has = |i: usize, path: &[BlockHash], g: usize| {
@@ -255,7 +255,7 @@ impl Spill {
                     path.truncate(whole + 1);
                     path.extend(end);
                     path.remove(0);
-                    return Some((Wanted { whole, tail }, path));
+                    return Some((RestoreSpan { whole, tail }, path));
                 }
             }
         }
@@ -330,7 +330,7 @@ pub(crate) fn poll_restores(
         runner.spill = Some(spill);
         filled?;
         settled(s, cache, returning.to, has_states);
-        returning.nodes.iter().for_each(|hash| cache.not_kept(hash));
+        returning.nodes.iter().for_each(|hash| cache.forget_offloaded(hash));
     }
     Ok(())
 }

@@ -87,7 +87,7 @@ fn copies_change_no_bit_and_count() {
 fn without_room_for_copies_weights_are_spread() {
     let Some(processors) = two_nodes() else { return };
     let mut plain = open("mlx_qwen3", options(&processors, Numa::Off));
-    let load = LoadOptions { room: Some(1 << 20), ..LoadOptions::default() };
+    let load = LoadOptions { copy_budget: Some(1 << 20), ..LoadOptions::default() };
     let mut spread = open("mlx_qwen3", Options { load, ..options(&processors, Numa::Replicate) });
     assert!(said(&spread).contains("not copied for each node: with 2 copies everything takes"), "{}", said(&spread));
     let tokens = tokens(&plain, 30, 6);

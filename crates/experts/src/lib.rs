@@ -8,6 +8,7 @@
 //! | `routing` | recorded routing, and the simulator that drives the same residency with it |
 //!
 //! Nothing here computes, and nothing here knows a device: whoever has a faster tier says how many slots it has, and copies.
+#![warn(missing_docs)]
 
 mod error;
 mod layout;
@@ -21,7 +22,7 @@ pub use error::Error;
 pub use layout::LayerLayout;
 pub use options::{ExpertOptions, ExpertStats, Keep};
 pub use policy::Policy;
-pub use pool::{Borrowed, ExpertPool, FetchId, Move, Next, SlotClass, no_faster};
+pub use pool::{ExpertPool, FetchId, Next, PinnedExpert, SlotClass, TierMove, no_faster};
 pub use residency::{Promotion, Residency};
 pub use routing::{MAX_RECORDING, Recording, simulate};
 pub use sluice_store::requests::{ReadFaults, SPIN};

@@ -78,11 +78,11 @@ pub struct ExpertStats {
     /// Of `uploads`: copied before their layer had asked.
     pub uploaded_ahead: u64,
     /// Experts that the host computed where they are, instead of copying them to the device.
-    pub aside: u64,
+    pub computed_on_host: u64,
     /// Experts that were promoted to a faster tier.
-    pub rises: u64,
+    pub promotions: u64,
     /// Of `rises`: those for which another expert was demoted and copied back.
-    pub falls: u64,
+    pub demotions: u64,
     /// Of `wanted`: those that look-ahead had begun to read or had read.
     pub read_ahead: u64,
     /// Bytes of the arrays that were asked for.
@@ -96,9 +96,9 @@ pub struct ExpertStats {
     /// Of `predicted`: those that were then asked for.
     pub predicted_right: u64,
     /// Experts that look-ahead read and that were not asked for.
-    pub read_in_vain: u64,
+    pub read_unused: u64,
     /// Experts that were read into free memory while nobody asked for any.
-    pub filled: u64,
+    pub warmed_up: u64,
     /// Time with at least one request in flight.
     pub reading: Duration,
     /// Time in which nothing was left to do but to wait for a read.
@@ -114,17 +114,17 @@ impl ExpertStats {
         self.uploads += later.uploads;
         self.uploaded_bytes += later.uploaded_bytes;
         self.uploaded_ahead += later.uploaded_ahead;
-        self.aside += later.aside;
-        self.rises += later.rises;
-        self.falls += later.falls;
+        self.computed_on_host += later.computed_on_host;
+        self.promotions += later.promotions;
+        self.demotions += later.demotions;
         self.read_ahead += later.read_ahead;
         self.wanted_bytes += later.wanted_bytes;
         self.read_bytes += later.read_bytes;
         self.reads += later.reads;
         self.predicted += later.predicted;
         self.predicted_right += later.predicted_right;
-        self.read_in_vain += later.read_in_vain;
-        self.filled += later.filled;
+        self.read_unused += later.read_unused;
+        self.warmed_up += later.warmed_up;
         self.reading += later.reading;
         self.waiting += later.waiting;
     }

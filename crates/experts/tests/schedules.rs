@@ -8,7 +8,8 @@ use std::path::Path;
 use fastrand::Rng;
 
 use sluice_experts::{
-    Error, ExpertOptions, ExpertPool, ExpertStats, FetchId, Keep, LayerLayout, Move, Next, Policy, SlotClass, no_faster,
+    Error, ExpertOptions, ExpertPool, ExpertStats, FetchId, Keep, LayerLayout, Next, Policy, SlotClass, TierMove,
+    no_faster,
 };
 use sluice_store::host_memory;
 use sluice_store::load::ALIGNMENT;
@@ -147,7 +148,7 @@ struct Schedule {
     /// What the faster tier holds, by class and slot: an expert's arrays.
     fast: Vec<Vec<Arrays>>,
     /// Moves whose copies are not done.
-    moving: Vec<(Move, Arrays)>,
+    moving: Vec<(TierMove, Arrays)>,
     failing: bool,
     wrong: Option<String>,
 }
@@ -205,8 +206,8 @@ impl Schedule {
     fn check(&mut self, when: &str) {
         for &(fetch, layer, position, expert) in &self.held {
             for (array, place) in self.places[layer][expert].iter().enumerate() {
-                let there = match self.pool.fast(fetch, position) {
-                    Some(slot) => &self.fast[self.pool.class(layer)][slot][array],
+                let there = match self.pool.fast_slot(fetch, position) {
+                    Some(slot) => &self.fast[self.pool.class_of_layer(layer)][slot][array],
                     None => self.pool.array(fetch, position, array),
                 };
                 if !is_right(place.start, there) {
@@ -221,14 +222,14 @@ impl Schedule {
         let falls = chance(&mut self.random, 80);
         for _ in 0..self.random.usize(..4) {
             let to_room = chance(&mut self.random, 20);
-            let moved = if to_room { self.pool.rise_to_room() } else { self.pool.rise(layer, falls) };
+            let moved = if to_room { self.pool.promote_into_free_slot() } else { self.pool.promote(layer, falls) };
             let Some(moved) = moved else { break };
-            assert!(moved.falls.is_none() || !to_room);
-            assert!(falls || moved.falls.is_none());
-            let parts =
-                (0..self.places[moved.layer][moved.expert].len()).map(|a| self.pool.part(moved.layer, moved.expert, a));
-            let risen = parts.map(|part| self.pool.rising(&moved, part).to_vec()).collect();
-            let fallen = std::mem::replace(&mut self.fast[self.pool.class(moved.layer)][moved.to], risen);
+            assert!(moved.demoted.is_none() || !to_room);
+            assert!(falls || moved.demoted.is_none());
+            let parts = (0..self.places[moved.layer][moved.expert].len())
+                .map(|a| self.pool.array_range(moved.layer, moved.expert, a));
+            let risen = parts.map(|part| self.pool.promoted_bytes(&moved, part).to_vec()).collect();
+            let fallen = std::mem::replace(&mut self.fast[self.pool.class_of_layer(moved.layer)][moved.to], risen);
             self.moving.push((moved, fallen));
         }
         if chance(&mut self.random, 50) {
@@ -238,13 +239,13 @@ impl Schedule {
 
     fn land(&mut self) {
         for (moved, fallen) in self.moving.drain(..) {
-            if let Some((layer, expert)) = moved.falls {
+            if let Some((layer, expert)) = moved.demoted {
                 for (array, bytes) in fallen.iter().enumerate() {
-                    let part = self.pool.part(layer, expert, array);
-                    self.pool.falling(&moved, part).copy_from_slice(bytes);
+                    let part = self.pool.array_range(layer, expert, array);
+                    self.pool.demoted_bytes_mut(&moved, part).copy_from_slice(bytes);
                 }
             }
-            self.pool.landed(moved);
+            self.pool.finish_promotion(moved);
         }
     }
 
@@ -254,8 +255,8 @@ impl Schedule {
         let Some(borrowed) = self.pool.pin(layer, expert) else { return };
         self.predict(layer);
         for (array, place) in self.places[layer][expert].iter().enumerate() {
-            let part = self.pool.part(layer, expert, array);
-            if !is_right(place.start, self.pool.borrowed(&borrowed, part)) {
+            let part = self.pool.array_range(layer, expert, array);
+            if !is_right(place.start, self.pool.pinned_bytes(&borrowed, part)) {
                 self.wrong = Some(format!("borrowed: layer {layer} expert {expert} array {array}"));
             }
         }
@@ -321,7 +322,7 @@ impl Schedule {
             self.predict(next);
         }
         if chance(&mut self.random, 5) {
-            self.pool.fill();
+            self.pool.warm_up();
         }
         self.check("computing");
         for (fetch, _, position, _) in std::mem::take(&mut self.held) {
@@ -423,11 +424,11 @@ fn memory_that_is_free_is_filled() {
     let mut pool = store_of(40, 3 * page, &ExpertOptions::default()).unwrap();
     let fetch = pool.fetch(0, &[5], &[1], false);
     assert_eq!(pool.next(fetch, true), Next::Expert(0));
-    assert!(pool.fill(), "there is more");
+    assert!(pool.warm_up(), "there is more");
     pool.release(fetch, 0);
-    while pool.fill() {}
+    while pool.warm_up() {}
     // One slot stays free for what a token wants.
-    let ExpertStats { filled, read_bytes, .. } = pool.take_stats();
+    let ExpertStats { warmed_up: filled, read_bytes, .. } = pool.take_stats();
     assert_eq!((filled, read_bytes, pool.is_reading()), (38, 39 * 3 * page, false));
     let wanted = [0, 5, 30];
     let fetch = pool.fetch(0, &wanted, &[1; 3], false);

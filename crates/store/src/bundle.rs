@@ -52,21 +52,25 @@ pub struct Manifest {
     pub experts: BTreeMap<usize, ExpertLayer>,
 }
 
+/// A file of a bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileEntry {
+    /// Bytes of the file.
     pub bytes: u64,
     /// XXH3 (64 bits) of the whole file, in hexadecimal.
     pub xxh3: String,
 }
 
-/// Where the experts of a layer lie: expert e has bytes `base + e * stride ..` of `file`.
+/// Where the experts of a layer are: expert e has bytes `base + e * stride ..` of `file`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExpertLayer {
+    /// Name of the file.
     pub file: String,
     /// From the file's beginning; a multiple of [`PAGE`].
     pub base: u64,
     /// Bytes from one expert to the next; a multiple of [`PAGE`].
     pub stride: u64,
+    /// How many experts there are.
     pub count: usize,
     /// In order of offset, without gaps; what is left of the stride is padding.
     pub parts: Vec<BundlePart>,
@@ -79,9 +83,11 @@ pub struct BundlePart {
     pub name: String,
     /// As in a safetensors header.
     pub dtype: String,
+    /// Dimensions, the outermost first.
     pub shape: Vec<usize>,
     /// From the expert's first byte.
     pub offset: u64,
+    /// Bytes of the array.
     pub bytes: u64,
 }
 

@@ -63,6 +63,7 @@ impl Bytes {
         self.range.len()
     }
 
+    /// Whether the view has no bytes.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }

@@ -26,7 +26,9 @@ const LISTED: usize = 3;
 /// One tensor of a checkpoint. Cheap to clone, and keeps its file mapped.
 #[derive(Clone, Debug)]
 pub struct Tensor {
+    /// Name of the tensor.
     pub name: Arc<str>,
+    /// Element type.
     pub dtype: Dtype,
     /// Row-major; the last dimension is contiguous. Empty for a scalar.
     pub shape: Vec<usize>,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Element type of a tensor, as safetensors names it. Always whole bytes, little-endian.
-#[allow(non_camel_case_types)]
+#[allow(non_camel_case_types, missing_docs)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     F64,
@@ -24,6 +24,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// All types.
     pub const ALL: [Dtype; 15] = [
         Dtype::F64,
         Dtype::F32,

@@ -9,6 +9,7 @@ use crate::quote::quoted;
 /// An error of this crate. Its `Display` is complete: causes are part of the line, not a chain.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // Of fields: the messages say what they are.
 pub enum Error {
     /// Nothing is at the path that was given.
     #[error("{}: no such folder", .path.display())]

@@ -11,6 +11,7 @@ pub const MAX_DIMS: usize = 64;
 /// Why a header was refused. Ranges and offsets in messages count from the start of the data section, as in the header.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // Of fields: the messages say what they are.
 pub enum HeaderError {
     /// Not even the length of the header is there.
     #[error("truncated: {len} bytes, too short for a safetensors file")]

@@ -1,6 +1,7 @@
 //! Files to bytes. A checkpoint is opened, its headers are checked once, and its tensors are handed out as views of the
 //! mapped files, or of memory that one of the readers in `load` fills; new files are written under temporary names and renamed. Knows nothing of what the bytes mean: no model,
 //! no quantisation, no arithmetic.
+#![warn(missing_docs)]
 
 mod atomic;
 pub mod bundle;
@@ -36,7 +37,7 @@ pub use index::check_index;
 pub use index::{shard_name, write_index};
 pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loading};
 pub use map::Buffer;
-pub use memory::{KeptMemory, Memory, Turn, host_memory, return_freed};
+pub use memory::{Memory, ReusedMemory, Turn, host_memory, return_freed};
 pub use page_cache::{drop_cached, resident_bytes};
 pub use small::{MAX_SETTINGS, open_regular, open_small, read_small};
 pub use stamp::Stamp;

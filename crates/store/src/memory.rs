@@ -13,9 +13,12 @@ use crate::map::Map;
 /// `start..start + len` stays valid for reads and writes, by any thread and by the kernel, and where it is, until this is dropped; nobody but who has been
 /// given this touches it.
 pub unsafe trait Memory: Send + Sync {
+    /// The first byte.
     fn start(&self) -> *mut u8;
+    /// Bytes of memory.
     fn len(&self) -> usize;
 
+    /// Whether there is no memory.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -64,7 +67,7 @@ pub fn return_freed() {
 
 /// Memory that is lent again and again, to one at a time, so that its pages are found and cleared once. Clones lend the same.
 #[derive(Clone, Default)]
-pub struct KeptMemory(Arc<Kept>);
+pub struct ReusedMemory(Arc<Kept>);
 
 #[derive(Default)]
 struct Kept {
@@ -75,7 +78,7 @@ struct Kept {
 }
 
 /// The turn of [`KeptMemory::turn`], until this is dropped; it may go to another thread.
-pub struct Turn(KeptMemory);
+pub struct Turn(ReusedMemory);
 
 impl Drop for Turn {
     fn drop(&mut self) {
@@ -84,7 +87,7 @@ impl Drop for Turn {
     }
 }
 
-impl KeptMemory {
+impl ReusedMemory {
     fn lock(&self) -> MutexGuard<'_, Option<Box<dyn Memory>>> {
         self.0.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,7 +121,7 @@ impl KeptMemory {
 struct LentMemory {
     /// `None` when it is given back.
     memory: Option<Box<dyn Memory>>,
-    home: KeptMemory,
+    home: ReusedMemory,
 }
 
 // SAFETY: the memory is this value's alone until it is dropped, and does not move with it.
@@ -144,7 +147,7 @@ mod tests {
 
     #[test]
     fn kept_memory_is_lent_to_one_at_a_time_and_again() {
-        let kept = KeptMemory::default();
+        let kept = ReusedMemory::default();
         let first = kept.lend(10_000).unwrap();
         let second = kept.lend(10_000).unwrap();
         assert_ne!(first.start(), second.start());

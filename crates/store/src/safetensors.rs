@@ -31,8 +31,11 @@ pub struct Header {
 /// One tensor of a header.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
+    /// Name of the tensor.
     pub name: String,
+    /// Element type.
     pub dtype: Dtype,
+    /// Dimensions, the outermost first.
     pub shape: Vec<usize>,
     /// Bytes in the file, counted from its beginning.
     pub range: Range<u64>,

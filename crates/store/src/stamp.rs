@@ -19,6 +19,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
+    /// The stamp of a file, from its metadata.
     pub fn of(found: &Metadata) -> Stamp {
         Stamp {
             device: found.dev(),
@@ -34,6 +35,7 @@ impl Stamp {
         self.len
     }
 
+    /// Whether the file has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

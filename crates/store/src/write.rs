@@ -12,8 +12,11 @@ use crate::safetensors::{Header, HeaderError, MAX_HEADER};
 /// What a tensor of a file to be written will be.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorPlan {
+    /// Name of the tensor.
     pub name: String,
+    /// Element type.
     pub dtype: Dtype,
+    /// Dimensions, the outermost first.
     pub shape: Vec<usize>,
 }
 

@@ -294,13 +294,13 @@ fn files_are_read_ahead_where_they_will_be_mapped_and_there_is_room() {
         let speeds = format!(r#"{{"direct": {}, "mapped": 1e9}}"#, times * 1e9);
         let key = format!("{}:{}", libc::major(device), libc::minor(device));
         fs::write(&path, format!(r#"{{"{key}": {speeds}}}"#)).unwrap();
-        LoadOptions { memory_of_disks: Some(path), ..options(LoadMode::Auto) }
+        LoadOptions { disk_speeds_file: Some(path), ..options(LoadMode::Auto) }
     };
     let mapped = options(LoadMode::Mmap);
     let cases = [
         ("asked for", mapped.clone(), true),
-        ("room", LoadOptions { room: Some(total), ..mapped.clone() }, true),
-        ("no room", LoadOptions { room: Some(total - 1), ..mapped }, false),
+        ("room", LoadOptions { copy_budget: Some(total), ..mapped.clone() }, true),
+        ("no room", LoadOptions { copy_budget: Some(total - 1), ..mapped }, false),
         ("copied", options(LoadMode::Pread), false),
         ("past the page cache", options(LoadMode::Direct), false),
         ("an unknown disk", options(LoadMode::Auto), false),

@@ -312,7 +312,7 @@ impl Resources for Cpu {
     }
 
     fn fill_experts(&mut self) -> bool {
-        self.mixture.streaming_mut().is_some_and(|streaming| streaming.store.fill())
+        self.mixture.streaming_mut().is_some_and(|streaming| streaming.store.warm_up())
     }
 }
 

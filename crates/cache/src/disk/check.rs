@@ -1,4 +1,4 @@
-//! What a cache holds, told to people, and whether all of it is right.
+//! Statistics for people, and whether everything in a cache is right.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -9,27 +9,33 @@ use super::index::{Key, Model, Place};
 use super::slot::{self, Label};
 use super::{DiskCache, Error};
 
-/// What is kept of one model.
+/// What a cache has of one model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelStat {
-    /// Name and path are empty where nobody has said them.
+    /// Name and path are empty if they were never noted.
     pub model: Model,
+    /// Entries.
     pub entries: u64,
     /// Those with a recurrent state.
     pub states: u64,
+    /// Tokens of these entries.
     pub tokens: u64,
     /// Bytes of its slots.
     pub bytes: u64,
 }
 
-/// What there is in a cache.
+/// What a cache has.
 #[derive(Clone, Debug, Default)]
 pub struct Stat {
+    /// Bytes that all files may take together.
     pub quota: u64,
     /// Bytes of all files, and of them of slabs.
     pub bytes: u64,
+    /// Bytes of slabs.
     pub slab_bytes: u64,
+    /// Slab files.
     pub slabs: u64,
+    /// Whether slots are encrypted.
     pub encrypted: bool,
     /// Bytes written today (UTC).
     pub written_today: u64,
@@ -37,24 +43,27 @@ pub struct Stat {
     pub models: BTreeMap<u64, ModelStat>,
 }
 
-/// What came of reading everything.
+/// The outcome of [`DiskCache::verify`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
+    /// Entries.
     pub entries: u64,
+    /// Bytes that were read.
     pub bytes: u64,
-    /// Entries that were not right, or that nothing leads to; they are removed.
+    /// Entries that were damaged; they are removed.
     pub wrong: u64,
+    /// Entries whose predecessors are missing; they are removed.
     pub unreachable: u64,
 }
 
 impl DiskCache {
-    /// What there is.
+    /// Statistics of the cache.
     ///
     /// # Errors
     /// Those of the files: then nothing more should be asked of this cache.
     pub fn stat(&mut self) -> Result<Stat, Error> {
         self.attempt(|c| {
-            c.settle()?;
+            c.remove_doomed()?;
             c.write_uses()?;
             let mut models: BTreeMap<u64, ModelStat> = BTreeMap::new();
             for (model, known) in c.index.models()? {
@@ -80,13 +89,14 @@ impl DiskCache {
         })
     }
 
-    /// Reads every slot and compares it with the index, and tells how many of all entries are done. What is wrong is removed.
+    /// Reads every slot and compares it with the index; damaged entries are removed. `done` is told how many of all
+    /// entries are done.
     ///
     /// # Errors
     /// Those of the index: then nothing more should be asked of this cache.
     pub fn verify(&mut self, mut done: impl FnMut(u64, u64)) -> Result<Verified, Error> {
         self.attempt(|c| {
-            c.settle()?;
+            c.remove_doomed()?;
             let all = c.index.entries()?;
             let mut verified = Verified { entries: all.len() as u64, ..Verified::default() };
             let mut wrong = Vec::new();
@@ -113,7 +123,7 @@ impl DiskCache {
             verified.wrong = wrong.len() as u64;
             c.counts.wrong += verified.wrong;
             c.common().doomed.extend(wrong);
-            c.settle()?;
+            c.remove_doomed()?;
             verified.unreachable = c.remove_unreachable()?;
             Ok(verified)
         })
@@ -130,13 +140,13 @@ impl DiskCache {
         {
             return Ok(false);
         }
-        // The tokens are known to the slot alone.
+        // Only the slot knows the tokens.
         let Some((_, its)) = slot::label_of(&slot) else { return Ok(false) };
         let label = Label { tokens: &its, ..*label };
         Ok(its.len() == tokens as usize && slot::holds(&label, self.cipher.is_none(), &slot))
     }
 
-    /// Removes entries that go on from one that is not there. How many.
+    /// Removes entries whose predecessors are missing, and returns how many.
     fn remove_unreachable(&mut self) -> Result<u64, Error> {
         let all = self.index.entries()?;
         let mut there: BTreeSet<Key> = all.iter().map(|(key, _)| *key).collect();
@@ -154,29 +164,29 @@ impl DiskCache {
         }
         let count = gone.len() as u64;
         self.common().doomed.extend(gone);
-        self.settle()?;
+        self.remove_doomed()?;
         Ok(count)
     }
 
-    /// Removes what nothing leads to, and gives slabs back that are not needed. How many entries and bytes.
+    /// Removes unreachable entries and unneeded slabs, and returns how many entries and bytes that were.
     ///
     /// # Errors
     /// Those of the files: then nothing more should be asked of this cache.
     pub fn collect_garbage(&mut self) -> Result<(u64, u64), Error> {
         let before = self.bytes();
         let removed = self.attempt(|c| {
-            c.settle()?;
+            c.remove_doomed()?;
             c.remove_unreachable()
         })?;
         while self.shrink()? {}
         Ok((removed, before - self.bytes()))
     }
 
-    /// Whether bits, entries and files agree; what does not, in words. Reads nothing of the slabs.
+    /// Where bitmaps, entries and files contradict each other, in words. Reads nothing of the slabs.
     ///
     /// # Errors
     /// Those of the files.
-    pub fn disagreements(&self) -> Result<Vec<String>, Error> {
+    pub fn inconsistencies(&self) -> Result<Vec<String>, Error> {
         let mut wrong = Vec::new();
         let mut named: HashMap<Place, Key> = HashMap::new();
         for (key, entry) in self.index.entries()? {

@@ -1,10 +1,11 @@
-//! Why nothing more can be kept or found.
+//! What can go wrong with the prompt cache.
 
 use std::io;
 use std::path::PathBuf;
 
-/// What was computed does not depend on it.
+/// An error of the prompt cache. Nothing that was computed depends on it.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what each is.
 pub enum Error {
     #[error("{doing} the prompt cache")]
     Io {
@@ -19,7 +20,7 @@ pub enum Error {
         #[source]
         cause: io::Error,
     },
-    /// Its owner goes on; this process runs without.
+    /// Another process owns the folder; this one runs without a cache.
     #[error("{}: the prompt cache is in use by another process", path.display())]
     InUse { path: PathBuf },
     #[error("{}: neither empty nor a prompt cache; name a folder of its own", path.display())]
@@ -47,7 +48,7 @@ pub enum Error {
     #[error("the prompt cache is not encrypted: clear it, or name another folder, to begin an encrypted one")]
     NotEncrypted,
     #[error("the prompt cache is off since an earlier error")]
-    Over,
+    Disabled,
 }
 
 impl From<Box<redb::Error>> for Error {

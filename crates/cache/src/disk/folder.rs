@@ -26,14 +26,14 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Makes the folder where it is missing, and takes hold of it.
+    /// Makes the folder if it is missing, and locks it.
     ///
     /// # Errors
     /// Another process has it; a folder with something else in it; the system's.
     pub fn open(path: &Path) -> Result<Folder, Error> {
         let failed = |doing: &'static str| move |cause| Error::Folder { doing, path: path.to_owned(), cause };
         DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed("make"))?;
-        // What lies in a folder may be removed: so it must be one of ours.
+        // Files in this folder may be removed, so it must be a cache folder.
         let empty = path.read_dir().map_err(failed("look through"))?.next().is_none();
         if !empty && !path.join(LOCK).is_file() {
             return Err(Error::NotACache { path: path.to_owned() });
@@ -51,7 +51,7 @@ impl Folder {
 }
 
 fn open(path: &Path, create: bool, flags: OFlags) -> io::Result<File> {
-    // Somebody may have put a pipe or a terminal in a file's place, which must neither be waited for nor become this process's own.
+    // A pipe or a terminal may have taken a file's place: it must neither be waited for nor become this process's own.
     let flags = (flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
     let mut how = OpenOptions::new();
     let file = how.read(true).write(true).create(create).truncate(false).mode(0o600).custom_flags(flags).open(path)?;
@@ -114,7 +114,7 @@ impl StoredFile for File {
     }
 
     fn will_need(&self, bytes: u64) {
-        // Who reads says what is wrong.
+        // A read will report the error.
         let _ = fadvise(self, 0, NonZeroU64::new(bytes), Advice::WillNeed);
     }
 
@@ -136,7 +136,7 @@ struct SlabFile {
 }
 
 impl SlabFile {
-    /// The file to be used for these bytes at this place.
+    /// The file for a direct read or write of these bytes at this offset, if it can be direct.
     fn direct(&self, offset: u64, bytes: &[u8]) -> Option<&File> {
         let pages = [offset as usize, bytes.len(), bytes.as_ptr() as usize].iter().all(|n| n.is_multiple_of(PAGE));
         self.direct.as_ref().filter(|_| pages && !self.refused.load(Ordering::Relaxed))
@@ -155,7 +155,7 @@ impl StoredFile for SlabFile {
         self.buffered.size()
     }
 
-    /// A longer file has its room on the disk at once, so that no write into a slab finds the disk full.
+    /// A longer file is allocated at once, so that no write into a slab finds the disk full.
     fn set_len(&self, len: u64) -> io::Result<()> {
         let now = self.size()?;
         if len <= now {

@@ -1,22 +1,22 @@
-//! Looking for entries and having them read, while another thread writes: over what both sides share, whose lock nobody holds while the disk is at work. The
-//! index lets anybody read the state that was made durable last.
+//! Finding and reading entries while another thread writes. Both sides share a state, whose lock is never held while
+//! the disk is at work. The index lets anybody read its last durable state.
 
 use std::collections::{HashMap, HashSet, hash_map};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sluice_store::{Buffer, KeptMemory};
+use sluice_store::{Buffer, ReusedMemory};
 
 use super::Error;
 use super::cipher::Cipher;
 use super::error::io;
 use super::index::{Entry, Index, Key, Place, Session};
-use super::reads::{self, Desk, READING, Reads, Source, Want};
+use super::reads::{self, READING, Reads, ReturnBox, SlotSource, WantedPart};
 use super::slot::{self, Label, PAGE};
 use super::storage::StoredFile;
 use crate::prefix::{BlockHash, block_hash, root};
 
-/// A file of slots, as readers know it.
+/// A slab as readers know it.
 #[derive(Debug)]
 pub(super) struct SlotFile {
     pub file: Arc<dyn StoredFile>,
@@ -25,32 +25,35 @@ pub(super) struct SlotFile {
     pub slots: usize,
 }
 
-/// What is being read, what is to go, and where slots lie.
+/// What readers and the writer share: entries that are being read, entries that are to be removed, and the files of
+/// slots.
 #[derive(Debug, Default)]
-pub(super) struct Common {
-    /// Entries that somebody reads: they are not evicted.
-    pub holds: HashMap<Key, usize>,
-    /// Entries that are to be removed once nobody reads them, or that are being evicted; they are not found any more.
+pub(super) struct SharedState {
+    /// Entries that are being read, and how often: they are not evicted.
+    pub pins: HashMap<Key, usize>,
+    /// Entries that are to be removed once they are not being read, or that are being evicted: nobody finds them any
+    /// more.
     pub doomed: HashSet<Key>,
     pub files: HashMap<u32, SlotFile>,
 }
 
-impl Common {
-    pub fn let_go(&mut self, key: &Key) {
-        if let Some(n) = self.holds.get_mut(key) {
+impl SharedState {
+    pub fn unpin(&mut self, key: &Key) {
+        if let Some(n) = self.pins.get_mut(key) {
             *n -= 1;
             if *n == 0 {
-                self.holds.remove(key);
+                self.pins.remove(key);
             }
         }
     }
 }
 
-/// A path of entries from the beginning of a prompt on, with its tokens.
+/// A path of entries from the beginning of a prompt, with its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// What the first entry follows.
+    /// The hash that the first entry follows.
     pub root: BlockHash,
+    /// Tokens of all entries.
     pub tokens: Vec<u32>,
 }
 
@@ -58,27 +61,27 @@ pub struct Chain {
 #[derive(Clone)]
 pub struct Lookups {
     pub(super) index: Arc<Index>,
-    pub(super) common: Arc<Mutex<Common>>,
-    pub(super) desk: Desk,
+    pub(super) shared: Arc<Mutex<SharedState>>,
+    pub(super) desk: ReturnBox,
     pub(super) cipher: Option<Arc<Cipher>>,
-    pub(super) memory: KeptMemory,
+    pub(super) memory: ReusedMemory,
     pub(super) secret: [u8; 32],
 }
 
 impl Lookups {
-    pub(super) fn common(&self) -> MutexGuard<'_, Common> {
-        self.common.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn shared(&self) -> MutexGuard<'_, SharedState> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds the memory that reads share, which takes milliseconds, before somebody waits for the first of them.
+    /// Allocates the memory that reads share, which takes milliseconds, before the first read has to wait for it.
     pub fn prepare(&self) {
         let _turn = self.memory.turn();
-        // Who reads says what is wrong.
+        // A read will report the error.
         let _ = self.memory.lend(READING);
     }
 
-    /// After an error of the index the next start looks through it.
-    fn noting<T>(&self, what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    /// Runs `what`. After an error of the index, the next start checks all of it.
+    fn abandon_on_error<T>(&self, what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let done = what();
         if done.is_err() {
             self.index.abandon();
@@ -86,17 +89,17 @@ impl Lookups {
         done
     }
 
-    /// Whether an entry is about to go: also one that turned out wrong since the writer looked last.
+    /// Whether an entry is about to be removed, or was found damaged since the writer last looked.
     fn is_doomed(&self, key: &Key) -> bool {
-        self.common().doomed.contains(key) || reads::lock(&self.desk).wrong.contains(key)
+        self.shared().doomed.contains(key) || reads::lock(&self.desk).wrong.contains(key)
     }
 
-    /// Where an entry lies.
+    /// Finds an entry.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn find(&self, key: &Key) -> Result<Option<Entry>, Error> {
-        self.noting(|| if self.is_doomed(key) { Ok(None) } else { Ok(self.index.entry(key)?) })
+        self.abandon_on_error(|| if self.is_doomed(key) { Ok(None) } else { Ok(self.index.entry(key)?) })
     }
 
     /// Entries that follow the one with the hash `before`: how many tokens each has, the most first, and its hash.
@@ -104,33 +107,33 @@ impl Lookups {
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn following(&self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
-        self.noting(|| {
+        self.abandon_on_error(|| {
             let mut found = self.index.following(model, before)?;
             found.retain(|(_, hash)| !self.is_doomed(&(model, *hash)));
             Ok(found)
         })
     }
 
-    /// What the first entry of a prompt with this salt follows.
+    /// The hash that the first entry of a prompt with this salt follows.
     pub fn root(&self, salt: &[u8]) -> BlockHash {
         root(&self.secret, salt)
     }
 
-    /// Chains of a model with this root that have a name, by name.
+    /// Named chains of a model with this root, by name.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn sessions(&self, model: u64, root: BlockHash) -> Result<Vec<(String, Session)>, Error> {
-        let all = self.noting(|| Ok(self.index.sessions()?))?.into_iter();
+        let all = self.abandon_on_error(|| Ok(self.index.sessions()?))?.into_iter();
         Ok(all.filter(|n| (n.model, n.root) == (model, root)).map(|n| (n.name, n.session)).collect())
     }
 
-    /// Where a part lies, if the slab has such a place.
-    pub(super) fn source(&self, part_bytes: u64, place: Place) -> Option<Source> {
-        let common = self.common();
+    /// The slot of a part, if the slab has such a slot.
+    pub(super) fn source(&self, part_bytes: u64, place: Place) -> Option<SlotSource> {
+        let common = self.shared();
         let SlotFile { file, path, slot_bytes, slots } = common.files.get(&place.slab)?;
         let fits = (place.slot as usize) < *slots && *slot_bytes == slot::slot_bytes(part_bytes);
-        fits.then(|| Source {
+        fits.then(|| SlotSource {
             file: Arc::clone(file),
             path: path.clone(),
             offset: u64::from(place.slot) * slot_bytes,
@@ -138,20 +141,21 @@ impl Lookups {
         })
     }
 
-    /// Parts that are to be read, elsewhere and while this cache is used on. Until that is over their entries are not evicted.
+    /// Prepares to read parts, on another thread while this cache is used on. Their entries are not evicted until that
+    /// is over.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn reads(&self, wanted: &[(Label, Place)]) -> Result<Reads, Error> {
         let mut held = HashSet::new();
         let mut wants = Vec::with_capacity(wanted.len());
-        // Parts of one entry stand together.
+        // Parts of one entry are next to each other.
         let mut last: Option<(Key, Option<Entry>)> = None;
         for (label, place) in wanted {
             let key = (label.model, label.hash);
             if last.as_ref().is_none_or(|(k, _)| *k != key) {
                 let holds = self.hold(&key, &mut held);
-                let entry = self.noting(|| if holds { Ok(self.index.entry(&key)?) } else { Ok(None) })?;
+                let entry = self.abandon_on_error(|| if holds { Ok(self.index.entry(&key)?) } else { Ok(None) })?;
                 last = Some((key, entry));
             }
             let entry = last.as_ref().and_then(|(_, entry)| entry.as_ref());
@@ -159,30 +163,31 @@ impl Lookups {
             let from = self.source(label.bytes, *place).filter(|_| there);
             let Label { part, bytes, model, hash, before, position, tokens } = *label;
             let label = Label { part, bytes, model, hash, before, position, tokens: &[] };
-            wants.push(Want { label, tokens: tokens.to_vec(), from });
+            wants.push(WantedPart { label, tokens: tokens.to_vec(), from });
         }
         Ok(Reads::new(wants, self.cipher.clone(), held, Arc::clone(&self.desk), self.memory.clone()))
     }
 
-    /// Holds an entry before it is looked for, so that what the index says of it then stays true. Not one that is about to go.
+    /// Pins an entry before it is looked up, so that what the index says stays true. Not an entry that is about to be
+    /// removed.
     fn hold(&self, key: &Key, held: &mut HashSet<Key>) -> bool {
-        let mut common = self.common();
+        let mut common = self.shared();
         if common.doomed.contains(key) {
             return false;
         }
         if held.insert(*key) {
-            *common.holds.entry(*key).or_default() += 1;
+            *common.pins.entry(*key).or_default() += 1;
         }
         true
     }
 
-    /// The entries of a model with which its chains end, the one that was used last first; among the `most` entries that were used last when the index was
-    /// written.
+    /// The entries of a model that end chains, the most recently used first, among the `most` entries that were used
+    /// last when the index was written.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn recent(&self, model: u64, most: usize) -> Result<Vec<Key>, Error> {
-        let newest = self.noting(|| Ok(self.index.newest(model, most)?))?;
+        let newest = self.abandon_on_error(|| Ok(self.index.newest(model, most)?))?;
         let mut befores = HashSet::with_capacity(newest.len());
         for hash in &newest {
             befores.extend(self.find(&(model, *hash))?.map(|entry| entry.before));
@@ -190,8 +195,9 @@ impl Lookups {
         Ok(newest.into_iter().filter(|hash| !befores.contains(hash)).map(|hash| (model, hash)).collect())
     }
 
-    /// The chain that ends with an entry, as the slots have its tokens; `None` where something of it is missing or not what its hash says. What slots said
-    /// is remembered in `known`, for chains that begin alike. `goes_on` is asked before each look at the disk.
+    /// The chain that ends with an entry, with its tokens as the slots have them. `None` if an entry is missing or
+    /// does not match its hash. `known` remembers tokens, for chains that begin alike. `goes_on` is asked before each
+    /// look at the disk.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
@@ -207,7 +213,7 @@ impl Lookups {
         let root = loop {
             let key = (model, hash);
             let Some(entry) = self.find(&key)? else { return Ok(None) };
-            // Positions fall: an index that somebody changed has no circles that way.
+            // Positions must fall, so that a circle in an index that was tampered with comes to an end.
             let end = entry.position.checked_add(entry.tokens);
             if entry.tokens == 0 || follows.is_some_and(|next| end != Some(next)) || !goes_on() {
                 return Ok(None);
@@ -227,13 +233,13 @@ impl Lookups {
         Ok(Some(Chain { root, tokens }))
     }
 
-    /// Whether more than a page is to be read for the tokens of an entry.
+    /// Whether the cache is encrypted: then a whole slot is read for the tokens of an entry, and not just a page.
     pub fn is_encrypted(&self) -> bool {
         self.cipher.is_some()
     }
 
-    /// The tokens of an entry; `None` where they are not what its hash says, which is keyed and chained: the rest of the slot need not be read for them, unless it
-    /// is encrypted.
+    /// The tokens of an entry; `None` if they do not match its hash, which is keyed and chained. Only the last page of
+    /// the slot is read for them, unless it is encrypted.
     ///
     /// # Errors
     /// When there is no memory to read to.
@@ -259,7 +265,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::disk::{DiskCache, FileKey, Folder, New, Order, Settings, Storage};
+    use crate::disk::{DiskCache, FileKey, Folder, NewEntry, Order, Settings, Storage};
 
     const MODEL: u64 = 5;
 
@@ -276,7 +282,7 @@ mod tests {
         for (i, block) in (0..).zip(tokens.chunks(8)) {
             let hash = block_hash(&secret, &before, block);
             let part = vec![salt; 10_000];
-            let new = New { hash, before, position: 8 * i, tokens: block, parts: &[(0, &part)] };
+            let new = NewEntry { hash, before, position: 8 * i, tokens: block, parts: &[(0, &part)] };
             assert_eq!(cache.store(MODEL, &[new]).unwrap().new, 1);
             before = hash;
         }
@@ -431,7 +437,8 @@ mod tests {
             });
             let reads = lookups.reads(&wanted.collect::<Vec<_>>()).unwrap();
             let mut right = 0;
-            reads.each(Order::AsWanted, |_, part| right += usize::from(part.is_ok_and(|p| p[..] == [1; 10_000])));
+            reads
+                .for_each(Order::AsRequested, |_, part| right += usize::from(part.is_ok_and(|p| p[..] == [1; 10_000])));
             assert_eq!(right, 4);
             looked += 1;
             // One sync goes through.
@@ -445,8 +452,8 @@ mod tests {
         assert!(looked > 0);
         let mut cache = writer.join().unwrap();
         assert_eq!(chains(&lookups, 100).len(), 2);
-        cache.take_back();
-        assert!(cache.common().holds.is_empty());
-        assert_eq!(cache.disagreements().unwrap(), Vec::<String>::new());
+        cache.collect_returned();
+        assert!(cache.common().pins.is_empty());
+        assert_eq!(cache.inconsistencies().unwrap(), Vec::<String>::new());
     }
 }

@@ -1,5 +1,6 @@
-//! The prompt cache on disk: entries of the prefix tree in slots of slab files, found through an index that a crash leaves whole. `docs/cache-format.md` has the
-//! format, the order of writes, and the argument why no crash makes it wrong.
+//! The prompt cache on disk: nodes of the prefix tree ("entries") in slots of slab files, found through an index that
+//! survives crashes. `docs/cache-format.md` has the format, the order of writes, and the argument why no crash makes
+//! it wrong.
 
 mod check;
 mod cipher;
@@ -22,7 +23,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sluice_store::{Buffer, KeptMemory};
+use sluice_store::{Buffer, ReusedMemory};
 
 use crate::prefix::BlockHash;
 pub use check::{ModelStat, Stat, Verified};
@@ -33,9 +34,9 @@ pub use folder::Folder;
 use index::Index;
 pub use index::{Entry, Key, Model, Place, Session};
 pub use lookups::{Chain, Lookups};
-use lookups::{Common, SlotFile};
+use lookups::{SharedState, SlotFile};
 pub use open::{LEAST_INDEX, Settings};
-use reads::Desk;
+use reads::ReturnBox;
 pub use reads::{Miss, Order, READING, ReadPart, Reads};
 pub use sessions::{MOST_NAME, MOST_SESSIONS};
 use slab::OpenSlab;
@@ -43,23 +44,26 @@ pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
 #[doc(hidden)]
 pub use slot::{fill, holds, label_of, slot_bytes};
 pub use storage::{Storage, StoredFile};
-pub use write::{New, Stored};
+pub use write::{NewEntry, Stored};
 
-/// Counts since the start.
+/// What a cache did since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
+    /// Entries that were stored.
     pub stored: u64,
     /// Bytes of slabs that were written for new entries.
     pub written: u64,
     /// Bytes that were moved so that a slab could be given back.
     pub moved: u64,
-    /// Parts that were read and right, and their bytes with all that was read for them.
+    /// Parts that were read and are right.
     pub read: u64,
+    /// Bytes that were read for them.
     pub read_bytes: u64,
+    /// Entries that were evicted.
     pub evicted: u64,
-    /// Entries that had no room, or came after the day's limit.
+    /// Entries that were not stored: no slot was left, or the day's limit was reached.
     pub refused: u64,
-    /// Parts that were not what they should have been, or could not be read.
+    /// Parts that were damaged, or could not be read.
     pub wrong: u64,
 }
 
@@ -73,14 +77,36 @@ fn today() -> u64 {
     now() / 86400
 }
 
-/// A use that is not written down yet.
+/// A use of an entry that is not in the index yet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
     used: u64,
     hits: u32,
 }
 
-/// A folder of entries, by the one process that owns it.
+/// A cache folder, opened by the one process that owns it.
+///
+/// ```
+/// use sluice_cache::block_hash;
+/// use sluice_cache::disk::{DiskCache, Label, NewEntry, Order, Settings};
+///
+/// let folder = tempfile::tempdir()?;
+/// let settings = Settings { quota: Some(64 << 20), ..Settings::default() };
+/// let mut cache = DiskCache::open_folder(folder.path(), settings)?;
+/// // Stores the first block of a prompt.
+/// let (model, before) = (7, cache.lookups().root(b"salt"));
+/// let tokens = [1, 2, 3];
+/// let hash = block_hash(&cache.secret(), &before, &tokens);
+/// let entry = NewEntry { hash, before, position: 0, tokens: &tokens, parts: &[(0, b"keys and values")] };
+/// assert_eq!(cache.store(model, &[entry])?.new, 1);
+/// // Finds and reads it.
+/// let (part, bytes, place) = cache.find(&(model, hash))?.expect("it was stored").parts[0];
+/// let label = Label { part, bytes, model, hash, before, position: 0, tokens: &tokens };
+/// cache.reads(&[(label, place)])?.for_each(Order::AsRequested, |_, part| {
+///     assert_eq!(part.unwrap()[..], *b"keys and values");
+/// });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct DiskCache {
     index: Arc<Index>,
     storage: Arc<dyn Storage>,
@@ -94,54 +120,55 @@ pub struct DiskCache {
     entries: u64,
     clock: u64,
     uses: HashMap<Key, Use>,
-    /// By model: how often something of it was found since that was written down.
+    /// By model: how often an entry of it was found since the index was written.
     model_hits: HashMap<u64, u64>,
-    /// What looks and reads, and what it shares with this.
+    /// Finds and reads entries, also for other threads.
     lookups: Lookups,
-    desk: Desk,
-    /// Entries of chains that have a name, where that is known.
+    returned: ReturnBox,
+    /// Entries of named chains; `None`: to be computed again.
     named: Option<Arc<HashSet<Key>>>,
     counts: Counts,
     notes: Vec<String>,
-    /// Kinds of lines that were noted: each is said once, and what happens again is counted.
+    /// Kinds of notes so far: each is reported once.
     noted: HashSet<String>,
     secret: [u8; 32],
     cipher: Option<Arc<Cipher>>,
-    /// A slot as it is written.
+    /// A slot while it is written.
     buffer: Buffer,
-    /// What slots are read into: at most a few tens of megabytes, until there is nothing else to do.
-    memory: KeptMemory,
+    /// Memory that slots are read into: a few tens of megabytes, released when there is nothing else to do.
+    memory: ReusedMemory,
     /// Bytes that may be written in a day; (day, bytes written in it).
     daily_limit: Option<u64>,
     today: (u64, u64),
-    /// What was there could not be opened, and is gone.
+    /// Why the cache was cleared when it was opened, if it was.
     cleared: Option<String>,
-    /// There was an error: nothing is changed any more.
+    /// There was an error: nothing may be changed any more.
     failed: bool,
 }
 
 impl Drop for DiskCache {
-    /// Uses are written down. A cache whose owner was killed forgets the last of them, and no more.
+    /// Writes uses to the index. If the owner was killed instead, only the last uses are lost.
     fn drop(&mut self) {
-        if self.failed || self.settle().and_then(|()| self.write_uses()).is_err() {
+        if self.failed || self.remove_doomed().and_then(|()| self.write_uses()).is_err() {
             self.index.abandon();
         }
     }
 }
 
 impl DiskCache {
-    /// What was there could not be opened: why it was cleared.
+    /// Why the cache was cleared when it was opened: its index or secret was damaged or gone.
     pub fn cleared(&self) -> Option<&str> {
         self.cleared.as_deref()
     }
 
-    /// Of this installation: what hashes of prompts are keyed with.
+    /// The secret of this installation, which hashes of prompts are keyed with.
     pub fn secret(&self) -> [u8; 32] {
         self.secret
     }
 
+    /// What the cache did since it was opened.
     pub fn counts(&self) -> Counts {
-        let returned = reads::lock(&self.desk);
+        let returned = reads::lock(&self.returned);
         let mut counts = self.counts;
         counts.read += returned.parts;
         counts.read_bytes += returned.bytes;
@@ -149,9 +176,9 @@ impl DiskCache {
         counts
     }
 
-    /// Lines that are to be said to people, one of each kind: a disk that fails has very many.
+    /// Takes messages for people, one of each kind: a disk that fails would give very many.
     pub fn notes(&mut self) -> Vec<String> {
-        self.take_back();
+        self.collect_returned();
         std::mem::take(&mut self.notes)
     }
 
@@ -162,7 +189,7 @@ impl DiskCache {
         }
     }
 
-    /// Bytes that all files may have together.
+    /// Bytes that all files may take together.
     pub fn quota(&self) -> u64 {
         self.quota
     }
@@ -172,16 +199,17 @@ impl DiskCache {
         self.slabs.values().map(OpenSlab::bytes).sum()
     }
 
-    /// Entries that are kept.
+    /// How many entries there are.
     pub fn len(&self) -> u64 {
         self.entries
     }
 
+    /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.entries == 0
     }
 
-    /// All that is kept.
+    /// All entries.
     ///
     /// # Errors
     /// The index's.
@@ -189,13 +217,13 @@ impl DiskCache {
         Ok(self.index.entries()?)
     }
 
-    /// What finds and reads for other threads, while this one writes.
+    /// A handle that finds and reads entries for other threads, while this one writes.
     pub fn lookups(&self) -> Lookups {
         self.lookups.clone()
     }
 
-    fn common(&self) -> MutexGuard<'_, Common> {
-        self.lookups.common()
+    fn common(&self) -> MutexGuard<'_, SharedState> {
+        self.lookups.shared()
     }
 
     /// [`Lookups::find`]
@@ -204,7 +232,7 @@ impl DiskCache {
     /// The index's: then nothing more should be asked of this cache.
     pub fn find(&mut self, key: &Key) -> Result<Option<Entry>, Error> {
         self.attempt(|c| {
-            c.take_back();
+            c.collect_returned();
             c.lookups.find(key)
         })
     }
@@ -215,41 +243,42 @@ impl DiskCache {
     /// The index's: then nothing more should be asked of this cache.
     pub fn following(&mut self, model: u64, before: BlockHash) -> Result<Vec<(u32, BlockHash)>, Error> {
         self.attempt(|c| {
-            c.take_back();
+            c.collect_returned();
             c.lookups.following(model, before)
         })
     }
 
-    /// Somebody is about to read an entry, and does no longer: meanwhile it is not evicted.
-    pub fn hold(&mut self, key: &Key) {
-        *self.common().holds.entry(*key).or_default() += 1;
+    /// Pins an entry that is about to be read: it is not evicted until [`DiskCache::unpin`].
+    pub fn pin(&mut self, key: &Key) {
+        *self.common().pins.entry(*key).or_default() += 1;
     }
 
-    pub fn let_go(&mut self, key: &Key) {
-        self.common().let_go(key);
+    /// Ends a pin.
+    pub fn unpin(&mut self, key: &Key) {
+        self.common().unpin(key);
     }
 
     /// Entries that are being read, or are about to be: these are not evicted.
     pub fn entries_in_use(&mut self) -> usize {
-        self.take_back();
-        self.common().holds.len()
+        self.collect_returned();
+        self.common().pins.len()
     }
 
-    /// After an error nothing is changed any more: what the disk holds by then is as after a crash.
+    /// Runs `what`. After an error nothing is changed any more: the disk is then as after a crash.
     fn attempt<T>(&mut self, what: impl FnOnce(&mut DiskCache) -> Result<T, Error>) -> Result<T, Error> {
         if self.failed {
-            return Err(Error::Over);
+            return Err(Error::Disabled);
         }
         let done = what(self);
         self.failed = done.is_err();
         done
     }
 
-    /// Takes back what reads have returned, without waiting for the disk.
-    fn take_back(&mut self) {
-        let returned = std::mem::take(&mut *reads::lock(&self.desk));
+    /// Collects what reads have returned: pins, counts and damaged entries. Does not wait for the disk.
+    fn collect_returned(&mut self) {
+        let returned = std::mem::take(&mut *reads::lock(&self.returned));
         let mut common = self.common();
-        returned.holds.iter().for_each(|key| common.let_go(key));
+        returned.pins.iter().for_each(|key| common.unpin(key));
         common.doomed.extend(&returned.wrong);
         drop(common);
         self.counts.read += returned.parts;
@@ -258,23 +287,23 @@ impl DiskCache {
         returned.notes.into_iter().for_each(|line| self.note(line));
     }
 
-    /// Takes back what reads have returned, and removes what turned out wrong and nobody reads.
-    fn settle(&mut self) -> Result<(), Error> {
-        self.take_back();
+    /// Collects what reads have returned, and removes damaged entries that nobody reads.
+    fn remove_doomed(&mut self) -> Result<(), Error> {
+        self.collect_returned();
         let over: Vec<Key> = {
             let common = self.common();
-            common.doomed.iter().filter(|key| !common.holds.contains_key(key)).copied().collect()
+            common.doomed.iter().filter(|key| !common.pins.contains_key(key)).copied().collect()
         };
-        self.take_out(&over)?;
+        self.remove_entries(&over)?;
         let mut common = self.common();
         over.iter().for_each(|key| _ = common.doomed.remove(key));
         Ok(())
     }
 
-    /// Slots of a slab are looked for in this file from now on.
-    fn show(&self, id: u32, slab: &OpenSlab) {
+    /// Lets readers find slots of a slab in its file.
+    fn publish_slab(&self, id: u32, slab: &OpenSlab) {
         let (slot_bytes, slots) = (slab.slab.slot_bytes, slab.slab.taken.len());
-        let path = self.storage.path(&slab::name_of(id));
+        let path = self.storage.path(&slab::file_name(id));
         self.common().files.insert(id, SlotFile { file: Arc::clone(&slab.file), path, slot_bytes, slots });
     }
 
@@ -284,12 +313,12 @@ impl DiskCache {
     /// The index's: then nothing more should be asked of this cache.
     pub fn reads(&mut self, wanted: &[(Label, Place)]) -> Result<Reads, Error> {
         self.attempt(|c| {
-            c.take_back();
+            c.collect_returned();
             c.lookups.reads(wanted)
         })
     }
 
-    /// Says what a fingerprint stands for, for people.
+    /// Notes the name and the path of the model with this fingerprint, for people.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.

@@ -1,10 +1,10 @@
-//! Opening a cache: whose it is, what of it can be believed, and what a smaller quota leaves.
+//! Opening a cache: who owns it, which of its files can be trusted, and what is evicted for a smaller quota.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use sluice_store::{Buffer, KeptMemory, free_space};
+use sluice_store::{Buffer, ReusedMemory, free_space};
 
 use super::cipher::{Cipher, FileKey};
 use super::error::io;
@@ -12,9 +12,9 @@ use super::folder::Folder;
 use super::index::{self, Index, Key};
 use super::lookups::Lookups;
 use super::pages::{CLEAN, mark_bytes};
-use super::reads::Desk;
+use super::reads::ReturnBox;
 use super::secret::{self, Found, SECRET};
-use super::slab::{OpenSlab, name_of};
+use super::slab::{OpenSlab, file_name};
 use super::slot::PAGE;
 use super::storage::Storage;
 use super::{Counts, DiskCache, Error};
@@ -28,12 +28,12 @@ const INDEX_ENTRY: u64 = 1 << 10;
 /// Bytes of a slab, if a slot is not larger, and at most so many parts of the quota.
 const SLAB: u64 = 64 << 20;
 const SLAB_PART: u64 = 16;
-/// Of the free disk, what a cache may take if nobody says.
+/// A cache without a quota may take this part of the free disk.
 const DISK_PART: u64 = 20;
 /// For the small files.
 const SMALL: u64 = 64 << 10;
 
-/// How a cache is to be.
+/// How to open a cache.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Bytes that all files together never exceed; `None`: a twentieth of what is free on the disk and in the cache.
@@ -45,7 +45,7 @@ pub struct Settings {
 }
 
 impl DiskCache {
-    /// Opens the cache in a folder, or makes one.
+    /// Opens the cache in a folder; it is made if it is missing.
     ///
     /// # Errors
     /// [`Error::InUse`] where another process has it; a folder of something else; another key than it was made with; a quota too small for
@@ -63,7 +63,7 @@ impl DiskCache {
         }
     }
 
-    /// [`DiskCache::open`] with the quota that a cache has if nobody says: by so many bytes that are free on its disk.
+    /// [`DiskCache::open`] with the default quota, on a disk with so many bytes free.
     fn open_on_a_disk_with(storage: Arc<dyn Storage>, free: u64, settings: Settings) -> Result<DiskCache, Error> {
         let own: u64 = storage.list().map_err(io("looking through"))?.iter().map(|(_, len)| len).sum();
         let quota = Some(free.saturating_add(own) / DISK_PART);
@@ -73,7 +73,7 @@ impl DiskCache {
         })
     }
 
-    /// Opens the cache in a folder as it is, to look at it or to tidy up: with the quota that it had.
+    /// Opens an existing cache, to look at it or to tidy up, with the quota that it had.
     ///
     /// # Errors
     /// [`Error::NoCache`] where there is none; those of [`DiskCache::open_folder`].
@@ -88,13 +88,13 @@ impl DiskCache {
         Ok(cache)
     }
 
-    /// Opens what `storage` has, or begins anew. A quota must be said.
+    /// Opens the cache in `storage`, or begins a new one. `settings` must have a quota.
     ///
     /// # Errors
     /// Those of [`DiskCache::open_folder`].
     pub fn open(storage: Arc<dyn Storage>, settings: Settings) -> Result<DiskCache, Error> {
         match DiskCache::open_once(&storage, &settings) {
-            // Without its index nothing that lies there means anything.
+            // Without its index the other files mean nothing.
             Err(Error::Index(e)) if index::is_broken(&e) => {
                 clear_entries(&*storage)?;
                 let mut cache = DiskCache::open_once(&storage, &settings)?;
@@ -109,7 +109,7 @@ impl DiskCache {
         let quota = settings.quota.unwrap_or(0);
         let files = storage.list().map_err(io("looking through"))?;
         let size_of = |name: &str| files.iter().find(|(n, _)| n == name).map_or(0, |(_, len)| *len);
-        // 1. What it has for which files. An index that was larger once does not shrink.
+        // 1. Divide the quota. An index that was larger once does not shrink.
         let mut index_bytes = (quota / INDEX_PART).max(LEAST_INDEX).max(size_of(index::NAME));
         let least_slabs = 2 * PAGE as u64 * SLAB_PART;
         let around = |index: u64| SMALL + mark_bytes(index);
@@ -143,11 +143,11 @@ impl DiskCache {
         let cipher = settings.key.as_ref().map(|key| Arc::new(Cipher::new(key, &secret, session)));
         // 3. The index
         let index = Arc::new(Index::open(Arc::clone(storage), index_bytes)?);
-        let desk = Desk::default();
-        let memory = KeptMemory::default();
+        let desk = ReturnBox::default();
+        let memory = ReusedMemory::default();
         let lookups = Lookups {
             index: Arc::clone(&index),
-            common: Arc::default(),
+            shared: Arc::default(),
             desk: Arc::clone(&desk),
             cipher: cipher.clone(),
             memory: memory.clone(),
@@ -168,7 +168,7 @@ impl DiskCache {
             uses: HashMap::new(),
             model_hits: HashMap::new(),
             lookups,
-            desk,
+            returned: desk,
             named: None,
             counts: Counts::default(),
             notes: Vec::new(),
@@ -183,24 +183,24 @@ impl DiskCache {
             failed: false,
         };
         cache.attempt(|c| {
-            c.find_slabs()?;
-            c.fit()
+            c.open_slabs()?;
+            c.shrink_to_quota()
         })?;
         Ok(cache)
     }
 
-    /// A smaller quota than before.
-    fn fit(&mut self) -> Result<(), Error> {
+    /// Evicts and compacts until slabs fit a quota that is smaller than before.
+    fn shrink_to_quota(&mut self) -> Result<(), Error> {
         while self.bytes() > self.slab_quota {
-            if !self.drop_empty()? && !self.empty_one(None, 1)? && self.evict(&HashSet::new())? == 0 {
+            if !self.free_empty_slab()? && !self.compact_one_slab(None, 1)? && self.evict(&HashSet::new())? == 0 {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Slabs that the index names are opened; files that it does not name are what a crash has left.
-    fn find_slabs(&mut self) -> Result<(), Error> {
+    /// Opens the slabs that the index names. Files that it does not name were left by a crash and are removed.
+    fn open_slabs(&mut self) -> Result<(), Error> {
         let known = self.index.slabs()?;
         let files = self.storage.list().map_err(io("looking through"))?;
         let mut orphans = false;
@@ -208,7 +208,7 @@ impl DiskCache {
             let number = name.strip_suffix(".slab").and_then(|n| n.parse::<u32>().ok());
             if let Some(number) = number {
                 self.next_slab = self.next_slab.max(number.saturating_add(1));
-                if !known.iter().any(|(id, _)| *id == number) || *name != name_of(number) {
+                if !known.iter().any(|(id, _)| *id == number) || *name != file_name(number) {
                     self.storage.remove(name).map_err(io("clearing"))?;
                     orphans = true;
                 }
@@ -222,38 +222,41 @@ impl DiskCache {
         self.today = (self.index.meta("day")?.unwrap_or(0), self.index.meta("bytes of the day")?.unwrap_or(0));
         let mut lost = Vec::new();
         for (id, slab) in known {
-            let whole = files.iter().any(|(name, found)| *name == name_of(id) && *found == slab.bytes());
-            let file = self.storage.open(&name_of(id), false);
+            let whole = files.iter().any(|(name, found)| *name == file_name(id) && *found == slab.bytes());
+            let file = self.storage.open(&file_name(id), false);
             match file {
                 Ok(file) if whole => {
                     let slab = OpenSlab { file, slab, reserved: HashSet::new() };
-                    self.show(id, &slab);
+                    self.publish_slab(id, &slab);
                     self.slabs.insert(id, slab);
                 }
-                // Somebody has cut or taken it: its entries go with it.
+                // The file was cut or removed: its entries go with it.
                 _ => lost.push(id),
             }
         }
-        lost.into_iter().try_for_each(|id| self.forget_slab(id))?;
+        lost.into_iter().try_for_each(|id| self.drop_lost_slab(id))?;
         self.entries = self.index.len()?;
         Ok(())
     }
 
-    fn forget_slab(&mut self, id: u32) -> Result<(), Error> {
+    fn drop_lost_slab(&mut self, id: u32) -> Result<(), Error> {
         let lost: Vec<Key> = (self.index.entries()?.into_iter())
             .filter(|(_, e)| e.parts.iter().any(|(.., place)| place.slab == id))
             .map(|(key, _)| key)
             .collect();
-        let line =
-            format!("the prompt cache has lost a file: {} is gone or cut, {} entries with it", name_of(id), lost.len());
+        let line = format!(
+            "the prompt cache has lost a file: {} is gone or cut, {} entries with it",
+            file_name(id),
+            lost.len()
+        );
         self.note(line);
-        self.take_out(&lost)?;
+        self.remove_entries(&lost)?;
         self.index.change(|c| c.remove_slab(id))?;
-        let _ = self.storage.remove(&name_of(id));
+        let _ = self.storage.remove(&file_name(id));
         self.storage.sync_names().map_err(io("clearing"))
     }
 
-    /// Removes all that is kept in a folder that nobody uses, its secret too; no key is needed.
+    /// Removes all entries of a folder that no process uses, and its secret; needs no key.
     ///
     /// # Errors
     /// [`Error::NoCache`] where there is none; [`Error::InUse`] where a process has it; the system's.
@@ -269,7 +272,7 @@ fn is_entries(name: &str) -> bool {
     name == index::NAME || name == CLEAN || name.ends_with(".slab")
 }
 
-/// The index goes first: what it named is nobody's then.
+/// The index goes first: without it, no slab is referred to.
 fn clear_entries(storage: &dyn Storage) -> Result<(), Error> {
     let mut names: Vec<String> = storage.list().map_err(io("looking through"))?.into_iter().map(|f| f.0).collect();
     names.retain(|name| is_entries(name));

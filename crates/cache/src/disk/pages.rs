@@ -1,5 +1,6 @@
-//! The file of the index, page by page: each page that is read is compared with the sum of what was written, also by an earlier run that came to its end. So
-//! the database never follows a page that somebody changed, and after a clean end nothing has to be looked through.
+//! The file of the index, page by page. Each page that is read is compared with the checksum of what was written, also
+//! by an earlier run that ended cleanly. So the database never follows a page that was changed behind its back, and
+//! after a clean end nothing has to be checked.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,14 +11,14 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::slot::PAGE;
 use super::storage::{Storage, StoredFile};
 
-/// The sums, as a run that came to its end has left them. There is no such file while the index is being changed.
+/// The checksums, as left by a run that ended cleanly. There is no such file while the index is being changed.
 pub(super) const CLEAN: &str = "clean";
 const MAGIC: [u8; 8] = *b"SLUICECL";
 
-/// Bytes of an index that are brought into memory when it is opened.
+/// Bytes of an index that are read ahead when it is opened.
 const AHEAD: u64 = 16 << 20;
 
-/// Bytes of that file, for an index of so many.
+/// Bytes of that file, for an index of `index` bytes.
 pub(super) fn mark_bytes(index: u64) -> u64 {
     24 + 8 * index.div_ceil(PAGE as u64)
 }
@@ -26,16 +27,16 @@ pub(super) fn mark_bytes(index: u64) -> u64 {
 pub(super) struct Pages {
     storage: Arc<dyn Storage>,
     file: Arc<dyn StoredFile>,
-    /// Bytes that the file may have.
+    /// Bytes that the file may have, at most.
     most: u64,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By page; `None` where it is not known.
+    /// By page: its checksum, if it is known.
     sums: Vec<Option<u64>>,
-    /// The file with the sums lies there.
+    /// The file with the checksums exists.
     marked: bool,
     failed: bool,
 }
@@ -51,10 +52,10 @@ impl Pages {
     pub fn open(storage: Arc<dyn Storage>, name: &str, most: u64) -> io::Result<Pages> {
         let file = storage.open(name, true)?;
         let len = file.size()?;
-        // Page by page, the first look-up would wait for the disk as often as it comes to another.
+        // Otherwise the first look-up would wait for the disk at every page.
         file.will_need(len.min(AHEAD));
         let (sums, marked) = match storage.open(CLEAN, false) {
-            // A mark that cannot be read is none; it goes before anything changes.
+            // A mark that cannot be read counts as none. It is removed before anything changes.
             Ok(mark) => (read_mark(&*mark, len).ok().flatten(), true),
             Err(e) if e.kind() == io::ErrorKind::NotFound => (None, false),
             Err(e) => return Err(e),
@@ -69,13 +70,13 @@ impl Pages {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether all pages are known from a run that came to its end.
+    /// Whether the checksums of all pages are known from a run that ended cleanly.
     pub fn is_clean(&self) -> bool {
         let state = self.state();
         state.marked && !state.sums.is_empty() && state.sums.iter().all(Option::is_some)
     }
 
-    /// The next run looks through the index.
+    /// Makes the next run check the whole index.
     pub fn abandon(&self) -> io::Result<()> {
         self.state().failed = true;
         self.unmarked().map(drop)
@@ -93,7 +94,7 @@ impl Pages {
         Ok(state)
     }
 
-    /// Writes the sums down, once nothing changes any more and if nothing has failed.
+    /// Writes the file of checksums, at the end and if nothing has failed.
     pub fn mark(&self) -> io::Result<()> {
         let mut state = self.state();
         if state.failed || state.marked {
@@ -135,7 +136,7 @@ impl Pages {
         done
     }
 
-    /// Reads whole pages into `out`, and compares them.
+    /// Reads whole pages into `out` and compares their checksums.
     fn read_pages(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.file.read_at(offset, out)?;
         let state = self.state();
@@ -148,7 +149,7 @@ impl Pages {
     }
 }
 
-/// The sums, if they are those of a file of `len` bytes.
+/// The checksums, if they are those of a file of `len` bytes.
 fn read_mark(mark: &dyn StoredFile, len: u64) -> io::Result<Option<Vec<u64>>> {
     if mark.size()? != mark_bytes(len) {
         return Ok(None);
@@ -161,7 +162,7 @@ fn read_mark(mark: &dyn StoredFile, len: u64) -> io::Result<Option<Vec<u64>>> {
     Ok(right.then(|| sums.collect()))
 }
 
-/// The pages, as the database wants them.
+/// The pages as the database's backend.
 #[derive(Debug)]
 pub(super) struct Backend(pub Arc<Pages>);
 
@@ -193,7 +194,7 @@ impl StorageBackend for Backend {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the index may grow no more"));
         }
         let set = self.0.unmarked().and_then(|mut state| {
-            // The last page may be cut, or get more behind it.
+            // The last page may be cut, or extended.
             state.sums.truncate((len as usize) / PAGE);
             let known = (self.0.file.size()? as usize) / PAGE;
             state.sums.truncate(known);

@@ -1,4 +1,5 @@
-//! Reading what the cache holds, while others use it: a batch of parts, many in flight at once, each checked before it is handed out.
+//! Reading slots while others use the cache: a batch of parts, many in flight at once, each checked before it is
+//! handed out.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
@@ -11,19 +12,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
 use sluice_store::load::{Chunk, Filled, Staging};
-use sluice_store::{Buffer, KeptMemory, LoadOptions, Turn};
+use sluice_store::{Buffer, LoadOptions, ReusedMemory, Turn};
 
 use super::cipher::Cipher;
 use super::index::Key;
 use super::slot::{self, Label};
 use super::storage::StoredFile;
 
-/// Bytes that are in flight, being checked, or not taken yet, if a slot is not larger; and how many slots.
+/// Bytes that are in flight, being checked, or not taken yet, unless a single slot is larger.
 pub const READING: usize = 48 << 20;
 const MOST_REQUESTS: usize = 64;
-/// Of these, bytes that the disk is asked for at once, if they are no less than two slots: more than a fast disk has under way, and soon checked.
+/// Of these, bytes that the disk is asked for at once, but at least two slots: more than a fast disk works on, and
+/// soon checked.
 const IN_FLIGHT: usize = 8 << 20;
-/// A slot from here on is read to the memory that is there for it, also when it is the only one.
+/// A slot of so many bytes is read into the shared memory even if it is the only one.
 const LARGE: usize = 1 << 20;
 
 /// Threads that check what was read.
@@ -32,10 +34,10 @@ const CHECKERS: usize = 2;
 /// Why a part is not there.
 #[derive(Debug, thiserror::Error)]
 pub enum Miss {
-    /// Evicted, or never there.
+    /// It was evicted, or never stored.
     #[error("not in the prompt cache")]
     Gone,
-    /// Other bytes than were written, or somebody else's. The entry is removed.
+    /// Its bytes are not those that were written. The entry is removed.
     #[error("a slot of the prompt cache is not what was written")]
     Wrong,
     /// The entry is removed.
@@ -43,35 +45,37 @@ pub enum Miss {
     Io(#[source] io::Error),
 }
 
-/// In which order parts are handed out. They are read in the order in which they are wanted, or large ones first: to put them in their place takes long, too.
+/// In which order parts are handed out. They are read in the order in which they were asked for, or large ones first,
+/// since these also take longest to put in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    AsWanted,
-    /// A part that came early does not wait for others.
-    AsTheyCome,
+    /// In the order in which they were asked for.
+    AsRequested,
+    /// As they are read: a part that is read early does not wait for others.
+    AsRead,
 }
 
-/// What reads give back to their cache.
+/// What reads return to their cache.
 #[derive(Debug, Default)]
 pub(super) struct Returned {
-    pub holds: Vec<Key>,
+    pub pins: Vec<Key>,
     pub wrong: Vec<Key>,
-    /// Lines for people.
+    /// Messages for people.
     pub notes: Vec<String>,
     pub parts: u64,
     pub bytes: u64,
 }
 
-/// The place where reads leave what they give back.
-pub(super) type Desk = Arc<Mutex<Returned>>;
+/// Where reads leave what they return.
+pub(super) type ReturnBox = Arc<Mutex<Returned>>;
 
-pub(super) fn lock(desk: &Desk) -> MutexGuard<'_, Returned> {
+pub(super) fn lock(desk: &ReturnBox) -> MutexGuard<'_, Returned> {
     desk.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where a part lies.
+/// The slot of a part.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct SlotSource {
     pub file: Arc<dyn StoredFile>,
     pub path: Option<PathBuf>,
     pub offset: u64,
@@ -79,21 +83,21 @@ pub(super) struct Source {
 }
 
 #[derive(Debug)]
-pub(super) struct Want {
+pub(super) struct WantedPart {
     pub label: Label<'static>,
     pub tokens: Vec<u32>,
-    /// `None` where it is not there any more.
-    pub from: Option<Source>,
+    /// `None` if it is not there any more.
+    pub from: Option<SlotSource>,
 }
 
-/// Parts that are to be read: their entries are not evicted before this is dropped.
+/// Parts to be read. Their entries are not evicted until this is dropped.
 pub struct Reads {
-    wants: Vec<Want>,
+    wants: Vec<WantedPart>,
     cipher: Option<Arc<Cipher>>,
     held: HashSet<Key>,
-    desk: Desk,
-    memory: KeptMemory,
-    given_up: Arc<AtomicBool>,
+    desk: ReturnBox,
+    memory: ReusedMemory,
+    cancelled: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for Reads {
@@ -104,62 +108,64 @@ impl std::fmt::Debug for Reads {
 
 impl Drop for Reads {
     fn drop(&mut self) {
-        lock(&self.desk).holds.extend(self.held.drain());
+        lock(&self.desk).pins.extend(self.held.drain());
     }
 }
 
 impl Reads {
     pub(super) fn new(
-        wants: Vec<Want>,
+        wants: Vec<WantedPart>,
         cipher: Option<Arc<Cipher>>,
         held: HashSet<Key>,
-        desk: Desk,
-        memory: KeptMemory,
+        desk: ReturnBox,
+        memory: ReusedMemory,
     ) -> Reads {
-        Reads { wants, cipher, held, desk, memory, given_up: Arc::default() }
+        Reads { wants, cipher, held, desk, memory, cancelled: Arc::default() }
     }
 
-    /// How many parts were wanted.
+    /// How many parts were asked for.
     pub fn len(&self) -> usize {
         self.wants.len()
     }
 
+    /// Whether no part was asked for.
     pub fn is_empty(&self) -> bool {
         self.wants.is_empty()
     }
 
-    /// Who sets this wants no more: what is being read then may be handed out yet, and nothing else is read.
-    pub fn given_up(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.given_up)
+    /// A flag to cancel: once it is set nothing more is read. What is in flight may still be handed out.
+    pub fn cancel_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.cancelled)
     }
 
-    fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Relaxed)
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Reads all parts, and hands each to `take` once, by its number among those that were wanted: the bytes of the part, right to the last bit, or why not. From
-    /// whichever thread, one at a time. What is not right is removed by the cache later, logged and counted.
-    /// One of a cache's reads is made at a time: they share one disk, and the memory of one. So it is over for others only when all of its parts are dropped, too.
-    pub fn each(self, order: Order, take: impl FnMut(usize, Result<ReadPart, Miss>) + Send) {
+    /// Reads all parts and hands each to `take` once, with its number: its bytes, right to the last bit, or why not.
+    /// `take` is called from any thread, one call at a time. The cache later removes, logs and counts what is not
+    /// right. Only one of a cache's reads runs at a time, since they share one disk and one memory: the next begins
+    /// when all parts of this one are dropped.
+    pub fn for_each(self, order: Order, take: impl FnMut(usize, Result<ReadPart, Miss>) + Send) {
         let turn = Arc::new(self.memory.turn());
-        let counter = Mutex::new(Counter { order, next: 0, waiting: BTreeMap::new(), take, turn });
+        let counter = Mutex::new(Delivery { order, next: 0, waiting: BTreeMap::new(), take, turn });
         for batch in self.batches(order) {
             let mut left = batch;
             let mut refused = None;
             let bytes = |i: &usize| self.wants[*i].from.as_ref().map_or(0, |f| f.len);
             if (left.len() > 1 || left.iter().any(|i| bytes(i) >= LARGE))
-                && !self.is_given_up()
-                && let Err(e) = self.together(&mut left, &counter)
+                && !self.is_cancelled()
+                && let Err(e) = self.read_batch(&mut left, &counter)
             {
                 refused = Some(e);
-                // Each has memory of its own from here on.
+                // From here on each part has memory of its own.
                 self.memory.release();
             }
-            for i in left.into_iter().take_while(|_| !self.is_given_up()) {
-                let came = self.alone(i);
-                // Then it was this part that could not be read.
+            for i in left.into_iter().take_while(|_| !self.is_cancelled()) {
+                let came = self.read_one(i);
+                // Then this part was the cause.
                 refused = refused.filter(|_| !matches!(came, Err(Miss::Io(_))));
-                hand(&counter, i, came);
+                deliver(&counter, i, came);
             }
             if let Some(e) = refused {
                 lock(&self.desk).notes.push(format!("the prompt cache reads one by one: {e}"));
@@ -167,19 +173,19 @@ impl Reads {
         }
     }
 
-    /// Numbers of wants that are read together. In order, nothing that others in a batch wait for lies outside of it and behind it.
+    /// Groups parts that are read together. With [`Order::AsRequested`], no part waits for one of a later batch.
     fn batches(&self, order: Order) -> Vec<Vec<usize>> {
         let mut all: Vec<usize> = (0..self.wants.len()).collect();
-        // Slots of other sizes are read apart: as many would be in flight as there is memory for the largest.
+        // Slots of different sizes are read apart, since memory is divided by the largest.
         let class = |i: usize| self.wants[i].from.as_ref().filter(|f| f.path.is_some()).map(|f| f.len.ilog2());
-        if order == Order::AsTheyCome {
+        if order == Order::AsRead {
             all.sort_by_key(|&i| Reverse(class(i)));
         }
         let mut batches: Vec<Vec<usize>> = Vec::new();
         let mut seen = HashSet::new();
         for i in all {
             let place = self.wants[i].from.as_ref().map(|f| (&f.path, f.offset));
-            // The same slot once more is another batch's: what comes is told apart by its place.
+            // The same slot again goes to another batch: parts are told apart by their slots.
             let goes_on = batches.last().is_some_and(|b| class(b[0]).is_some() && class(b[0]) == class(i))
                 && !seen.contains(&place);
             if !goes_on {
@@ -192,8 +198,8 @@ impl Reads {
         batches
     }
 
-    /// Reads a batch through the readers of weights. What is in `left` afterwards was not handed out.
-    fn together<T>(&self, left: &mut Vec<usize>, counter: &Mutex<Counter<T>>) -> Result<(), String>
+    /// Reads a batch with the readers of weights. Parts that are in `left` afterwards were not handed out.
+    fn read_batch<T>(&self, left: &mut Vec<usize>, counter: &Mutex<Delivery<T>>) -> Result<(), String>
     where
         T: FnMut(usize, Result<ReadPart, Miss>) + Send,
     {
@@ -217,23 +223,24 @@ impl Reads {
         let handed = Mutex::new(HashSet::new());
         let check = |i: usize, filled: Filled| {
             let checked = self.checked(i, Slot::Staged(filled));
-            hand(counter, i, checked);
+            deliver(counter, i, checked);
         };
-        // Some disks say that reads are done only when all are that they were given: the others are asked for while those are checked, and the last ones are few.
+        // Some disks complete reads only when all that they were given are done. So half of the buffers are asked for
+        // while the others are checked.
         let options =
             LoadOptions { depth: (IN_FLIGHT / size).max(2).min(buffers.div_ceil(2)), ..LoadOptions::default() };
         let (sender, receiver) = mpsc::channel::<(usize, Filled)>();
         let (mut sender, receiver) = (Some(sender), Mutex::new(receiver));
         let panicked = Mutex::new(None);
         let read = thread::scope(|scope| {
-            // Gone with this scope, however that ends: then the checkers end.
+            // Dropped at the end of this scope, however that comes: then the checkers end.
             let sender = sender.take().expect("there is one");
-            // Summing and decrypting keep pace with a fast disk only beside the thread that reads.
+            // Checksums and decryption keep pace with a fast disk only on threads of their own.
             let work = || {
                 // The lock is not held while a slot is checked.
                 let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 while let Ok((i, filled)) = next() {
-                    // Who reads waits for buffers: they come back whatever `take` does.
+                    // The reader waits for buffers: they must come back even if `take` panics.
                     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(i, filled))) {
                         panicked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
                     }
@@ -252,7 +259,9 @@ impl Reads {
             };
             let staging = Staging::new(chunks, buffers, size, &mut |bytes| self.memory.lend(bytes), came);
             let read = staging.map_err(|e| e.to_string());
-            read.and_then(|staging| staging.unless(&self.given_up).read(&paths, &options).map_err(|e| e.to_string()))
+            read.and_then(|staging| {
+                staging.cancelled_by(&self.cancelled).read(&paths, &options).map_err(|e| e.to_string())
+            })
         });
         if let Some(panic) = panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(panic);
@@ -262,7 +271,7 @@ impl Reads {
         read.map(drop)
     }
 
-    fn alone(&self, i: usize) -> Came {
+    fn read_one(&self, i: usize) -> PartResult {
         let from = self.wants[i].from.as_ref().ok_or(Miss::Gone)?;
         let mut slot = Buffer::zeroed(from.len).map_err(Miss::Io)?;
         match from.file.read_at(from.offset, &mut slot) {
@@ -274,8 +283,8 @@ impl Reads {
         }
     }
 
-    /// A slot whose part may be believed: decrypted, and what its label says to the last bit.
-    fn checked(&self, i: usize, mut slot: Slot) -> Came {
+    /// Checks a slot: decrypts it, and compares it with its label.
+    fn checked(&self, i: usize, mut slot: Slot) -> PartResult {
         let want = &self.wants[i];
         let label = Label { tokens: &want.tokens, ..want.label };
         if !is_right(self.cipher.as_deref(), &label, slot.bytes()) {
@@ -289,7 +298,7 @@ impl Reads {
     }
 
     fn is_wrong(&self, i: usize, why: &str) {
-        let Want { label, from, .. } = &self.wants[i];
+        let WantedPart { label, from, .. } = &self.wants[i];
         let place = from.as_ref().map_or(String::new(), |f| match &f.path {
             Some(path) => format!("{} at byte {}", path.display(), f.offset),
             None => format!("byte {}", f.offset),
@@ -301,7 +310,7 @@ impl Reads {
     }
 }
 
-/// Whether a slot, which is decrypted in place, holds what its label says.
+/// Decrypts a slot in place, and returns whether it holds what its label says.
 pub(super) fn is_right(cipher: Option<&Cipher>, label: &Label, slot: &mut [u8]) -> bool {
     match cipher {
         Some(cipher) => cipher.open(slot) && slot::holds(label, false, slot),
@@ -324,11 +333,11 @@ impl Slot {
     }
 }
 
-/// A part as it was written. What was read next to it waits for its memory to be given back, by dropping this.
+/// A part as it was written. Other reads wait for its memory until this is dropped.
 pub struct ReadPart {
     slot: Slot,
     len: usize,
-    /// Given back after the slot.
+    /// Dropped after the slot.
     _turn: Arc<Turn>,
 }
 
@@ -344,24 +353,25 @@ impl Deref for ReadPart {
 }
 
 /// A slot and the length of its part, or why there is none.
-type Came = Result<(Slot, usize), Miss>;
+type PartResult = Result<(Slot, usize), Miss>;
 
-/// Hands parts out, in order if wanted so.
-struct Counter<T> {
+/// Hands parts out, in order if asked to.
+struct Delivery<T> {
     order: Order,
     next: usize,
-    waiting: BTreeMap<usize, Came>,
+    waiting: BTreeMap<usize, PartResult>,
     take: T,
     turn: Arc<Turn>,
 }
 
-fn hand<T: FnMut(usize, Result<ReadPart, Miss>)>(counter: &Mutex<Counter<T>>, i: usize, came: Came) {
+fn deliver<T: FnMut(usize, Result<ReadPart, Miss>)>(counter: &Mutex<Delivery<T>>, i: usize, came: PartResult) {
     let mut counter = counter.lock().unwrap_or_else(PoisonError::into_inner);
     let counter = &mut *counter;
     let turn = &counter.turn;
-    let mut give =
-        |i, came: Came| (counter.take)(i, came.map(|(slot, len)| ReadPart { slot, len, _turn: Arc::clone(turn) }));
-    if counter.order == Order::AsTheyCome {
+    let mut give = |i, came: PartResult| {
+        (counter.take)(i, came.map(|(slot, len)| ReadPart { slot, len, _turn: Arc::clone(turn) }))
+    };
+    if counter.order == Order::AsRead {
         return give(i, came);
     }
     counter.waiting.insert(i, came);

@@ -1,4 +1,4 @@
-//! Names for chains of entries: what has one is evicted after all that has none.
+//! Names for chains of entries. Named entries are evicted after all others.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,13 +7,14 @@ use super::index::{Key, Named, Session};
 use super::{DiskCache, Error};
 use crate::prefix::BlockHash;
 
-/// Names of one model at most: their rows are part of what the index may grow to.
+/// Names of one model, at most: the index must have room for their rows.
 pub const MOST_SESSIONS: usize = 1024;
-/// Bytes of a name at most.
+/// Bytes of a name, at most.
 pub const MOST_NAME: usize = 64;
 
 impl DiskCache {
-    /// Gives the chain that ends with `end` a name, which another chain with the same root may have had. `None` where not all of it is there, or there are as many names as may be.
+    /// Names the chain that ends with `end`; a chain with the same root that had this name loses it. `None` if a part
+    /// of the chain is missing, or there are too many names.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
@@ -23,13 +24,13 @@ impl DiskCache {
     pub fn name_session(&mut self, model: u64, name: &str, end: BlockHash) -> Result<Option<Session>, Error> {
         assert!(name.len() <= MOST_NAME);
         self.attempt(|c| {
-            c.settle()?;
-            // 1. Whether it is there, from its end to its beginning
+            c.remove_doomed()?;
+            // 1. Check that it is complete, from its end to its beginning
             let (mut tokens, mut follows) = (None, None);
             let mut hash = end;
             let root = loop {
                 let Some(entry) = c.lookups.find(&(model, hash))? else { return Ok(None) };
-                // Positions fall, so that an index in which somebody has made a circle comes to an end, too.
+                // Positions must fall, so that a circle in an index that was tampered with comes to an end.
                 let behind = entry.position.checked_add(entry.tokens);
                 if entry.tokens == 0 || behind.is_none() || follows.is_some_and(|next| behind != Some(next)) {
                     return Ok(None);
@@ -46,7 +47,7 @@ impl DiskCache {
             if known.len() >= MOST_SESSIONS && !known.iter().any(|n| n.root == root && n.name == name) {
                 return Ok(None);
             }
-            // 2. Its name, durably
+            // 2. Write its name
             let session = Session { end, tokens: tokens.unwrap_or(0), created: super::now() };
             c.index.change(|change| change.put_session(model, root, name, &session))?;
             c.named = None;
@@ -54,7 +55,8 @@ impl DiskCache {
         })
     }
 
-    /// Takes the name of a chain with this root away; its entries stay as long as others do. Whether there was one.
+    /// Removes the name of a chain with this root, and returns whether there was one. Its entries are then evicted
+    /// like others.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
@@ -65,7 +67,7 @@ impl DiskCache {
         })
     }
 
-    /// All entries of chains that have a name.
+    /// All entries of named chains.
     pub(super) fn named(&mut self) -> Result<Arc<HashSet<Key>>, Error> {
         if let Some(named) = &self.named {
             return Ok(Arc::clone(named));
@@ -90,23 +92,29 @@ impl DiskCache {
 mod tests {
     use std::collections::HashMap;
 
-    use super::super::{New, Settings};
+    use super::super::{NewEntry, Settings};
     use super::*;
     use crate::prefix::block_hash;
 
-    /// Stores a chain of so many blocks, and says their hashes.
+    /// Stores a chain of so many blocks in one batch, and returns their hashes.
     fn store(cache: &mut DiskCache, salt: u8, blocks: u32) -> Vec<BlockHash> {
-        let (secret, mut before) = (cache.secret(), [salt; 16]);
-        let next = (0..blocks).map(|i| {
-            let tokens: Vec<u32> = (8 * i..8 * i + 8).collect();
-            let hash = block_hash(&secret, &before, &tokens);
-            let part = vec![salt; 60_000];
-            let new = New { hash, before, position: 8 * i, tokens: &tokens, parts: &[(0, &part)] };
-            cache.store(5, &[new]).unwrap();
-            before = hash;
-            hash
-        });
-        next.collect()
+        let secret = cache.secret();
+        let tokens: Vec<Vec<u32>> = (0..blocks).map(|i| (8 * i..8 * i + 8).collect()).collect();
+        let mut path = vec![[salt; 16]];
+        for tokens in &tokens {
+            path.push(block_hash(&secret, &path[path.len() - 1], tokens));
+        }
+        let part = vec![salt; 60_000];
+        let parts: &[(u32, &[u8])] = &[(0, &part)];
+        let new = |i: usize| NewEntry {
+            hash: path[i + 1],
+            before: path[i],
+            position: 8 * i as u32,
+            tokens: &tokens[i],
+            parts,
+        };
+        cache.store(5, &(0..blocks as usize).map(new).collect::<Vec<_>>()).unwrap();
+        path.split_off(1)
     }
 
     #[test]
@@ -165,6 +173,6 @@ mod tests {
             let path = store(&mut cache, salt, 20);
             assert!(cache.name_session(5, &salt.to_string(), path[19]).unwrap().is_some());
         }
-        assert_eq!(cache.disagreements().unwrap(), Vec::<String>::new());
+        assert_eq!(cache.inconsistencies().unwrap(), Vec::<String>::new());
     }
 }

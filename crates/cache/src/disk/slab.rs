@@ -30,6 +30,6 @@ impl OpenSlab {
 }
 
 /// The name of a slab's file.
-pub(super) fn name_of(slab: u32) -> String {
+pub(super) fn file_name(slab: u32) -> String {
     format!("{slab:08}.slab")
 }

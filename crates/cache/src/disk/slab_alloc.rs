@@ -1,4 +1,4 @@
-//! Slots and slabs: where there is room for an entry, what is evicted for it, and how slabs are given back.
+//! Allocation of slots: where an entry goes, what is evicted for it, and how slabs are given back.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -7,17 +7,17 @@ use sluice_store::Buffer;
 
 use super::error::io;
 use super::index::{Entry, Key, Place, Slab};
-use super::slab::{OpenSlab, name_of};
+use super::slab::{OpenSlab, file_name};
 use super::{DiskCache, Error};
 
-/// Of so many entries, one is evicted at once.
+/// One of so many entries is evicted in one transaction.
 const EVICTED_AT_ONCE: usize = 256;
-/// Under pressure a slab is emptied by moving what is in it, if no more than one of so many of its slots is taken.
+/// Under pressure a slab is compacted if no more than one of so many of its slots is taken.
 const NEARLY_EMPTY: usize = 4;
 
 impl DiskCache {
-    /// A free slot of each of these sizes, taken in memory only. `None` where there is none to be had, then none is taken.
-    pub(super) fn find_room(
+    /// Allocates a slot of each of these sizes, in memory only. `None`, and none is allocated, if one cannot be had.
+    pub(super) fn allocate_slots(
         &mut self,
         sizes: &[u64],
         held: &HashSet<Key>,
@@ -36,8 +36,8 @@ impl DiskCache {
                     break Some(place);
                 }
                 if self.new_slab(size)?
-                    || self.drop_empty()?
-                    || self.empty_one(Some(size), NEARLY_EMPTY)?
+                    || self.free_empty_slab()?
+                    || self.compact_one_slab(Some(size), NEARLY_EMPTY)?
                     || self.evict(held)? > 0
                 {
                     continue;
@@ -62,10 +62,10 @@ impl DiskCache {
 
     /// Low numbers first, so that the last slabs become empty.
     fn free_slot(&self, size: u64) -> Option<Place> {
-        self.free_slot_but(size, None)
+        self.free_slot_outside(size, None)
     }
 
-    fn free_slot_but(&self, size: u64, but: Option<u32>) -> Option<Place> {
+    fn free_slot_outside(&self, size: u64, but: Option<u32>) -> Option<Place> {
         let fits = self.slabs.iter().filter(|(id, s)| s.slab.slot_bytes == size && Some(**id) != but);
         fits.into_iter().find_map(|(id, s)| {
             let mut slots = (0..).zip(&s.slab.taken);
@@ -82,7 +82,7 @@ impl DiskCache {
         }
     }
 
-    /// One more slab, if the quota has room for it.
+    /// Makes one more slab, if the quota allows it.
     fn new_slab(&mut self, slot_bytes: u64) -> Result<bool, Error> {
         let slots = (self.slab_bytes / slot_bytes).clamp(1, 4096);
         if self.bytes() + slots * slot_bytes > self.slab_quota {
@@ -91,7 +91,7 @@ impl DiskCache {
         let id = self.next_slab;
         self.next_slab += 1;
         let made = || {
-            let file = self.storage.open(&name_of(id), true)?;
+            let file = self.storage.open(&file_name(id), true)?;
             file.set_len(slots * slot_bytes)?;
             file.sync()?;
             self.storage.sync_names()?;
@@ -99,11 +99,11 @@ impl DiskCache {
         };
         let file = match made() {
             Ok(file) => file,
-            // The disk is full before the quota is: what there is must do.
+            // The disk is full before the quota is reached: the cache stays as large as it is.
             Err(e) if [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&e.kind()) => {
                 self.slab_quota = self.bytes();
                 self.note(format!("the disk is full: the prompt cache stays at {} bytes", self.slab_quota));
-                match self.storage.remove(&name_of(id)) {
+                match self.storage.remove(&file_name(id)) {
                     Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io("growing")(e)),
                     _ => self.storage.sync_names().map_err(io("growing"))?,
                 }
@@ -117,13 +117,13 @@ impl DiskCache {
             c.set_meta("next slab", u64::from(id) + 1)
         })?;
         let slab = OpenSlab { file, slab, reserved: HashSet::new() };
-        self.show(id, &slab);
+        self.publish_slab(id, &slab);
         self.slabs.insert(id, slab);
         Ok(true)
     }
 
-    /// Gives a slab back in which nothing lies. Whether there was one.
-    pub(super) fn drop_empty(&mut self) -> Result<bool, Error> {
+    /// Removes an empty slab, and returns whether there was one.
+    pub(super) fn free_empty_slab(&mut self) -> Result<bool, Error> {
         let Some((&id, _)) = self.slabs.iter().find(|(_, s)| !s.slab.taken.contains(&true) && s.reserved.is_empty())
         else {
             return Ok(false);
@@ -133,15 +133,15 @@ impl DiskCache {
         Ok(true)
     }
 
-    /// Evicts some entries, the longest unused first, but `held` ones and those that are being read. How many.
+    /// Evicts the least recently used entries that are neither in `held` nor being read, and returns how many.
     pub(super) fn evict(&mut self, held: &HashSet<Key>) -> Result<usize, Error> {
-        // A transaction takes milliseconds: of many entries, a few at once.
+        // A transaction takes milliseconds: a large cache evicts several entries in one.
         let most = (self.entries as usize / EVICTED_AT_ONCE).max(1);
         self.write_uses()?;
         let mut victims = Vec::new();
-        let holds: HashSet<Key> = self.common().holds.keys().copied().collect();
+        let holds: HashSet<Key> = self.common().pins.keys().copied().collect();
         let named = self.named()?;
-        // What has a name goes when there is nothing else.
+        // Named entries are evicted only if there are no others.
         for spare in [Some(&*named), None] {
             self.index.change(|c| {
                 c.oldest(|key| {
@@ -156,14 +156,14 @@ impl DiskCache {
                 break;
             }
         }
-        // From here on nobody begins to read them; who has begun meanwhile keeps what he reads.
+        // From here on no read of them begins. Entries whose read has begun meanwhile are not evicted.
         {
             let mut common = self.common();
-            victims.retain(|key| !common.holds.contains_key(key));
+            victims.retain(|key| !common.pins.contains_key(key));
             common.doomed.extend(&victims);
         }
         self.counts.evicted += victims.len() as u64;
-        self.take_out(&victims)?;
+        self.remove_entries(&victims)?;
         if victims.iter().any(|key| named.contains(key)) {
             self.named = None;
         }
@@ -172,8 +172,8 @@ impl DiskCache {
         Ok(victims.len())
     }
 
-    /// Takes entries out; their slots are free once that is durable.
-    pub(super) fn take_out(&mut self, keys: &[Key]) -> Result<(), Error> {
+    /// Removes entries from the index. Their slots are free once that is durable.
+    pub(super) fn remove_entries(&mut self, keys: &[Key]) -> Result<(), Error> {
         if keys.is_empty() {
             return Ok(());
         }
@@ -186,7 +186,7 @@ impl DiskCache {
                 for (.., place) in entry.parts {
                     let Some(slab) = slabs.get(&place.slab) else { continue };
                     let slab = changed.entry(place.slab).or_insert_with(|| slab.slab.clone());
-                    // An index that somebody changed may say anything.
+                    // An index that was tampered with may say anything.
                     if let Some(taken) = slab.taken.get_mut(place.slot as usize) {
                         *taken = false;
                         gone.push(place);
@@ -201,22 +201,22 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Gives a slab back, if there is one whose entries have room elsewhere. Whether there was: to be called again then. For when there is nothing else to do:
-    /// memory that reads have kept goes too.
+    /// Gives one slab back, if its entries fit in others, and returns whether it did: call it again then. To be called
+    /// when there is nothing else to do: it also releases memory that reads have kept.
     ///
     /// # Errors
     /// Those of the files: then nothing more should be asked of this cache.
     pub fn shrink(&mut self) -> Result<bool, Error> {
         self.memory.release();
         self.attempt(|c| {
-            c.settle()?;
-            Ok(c.drop_empty()? || c.empty_one(None, 1)?)
+            c.remove_doomed()?;
+            Ok(c.free_empty_slab()? || c.compact_one_slab(None, 1)?)
         })
     }
 
-    /// Moves what is left in a slab to others of its size, and gives it back. Not one of slots of `but` bytes, nor one of whose slots more than one
-    /// of `part` is taken. Whether there was one.
-    pub(super) fn empty_one(&mut self, but: Option<u64>, part: usize) -> Result<bool, Error> {
+    /// Moves the entries of a slab to others of its size, and removes it. Not a slab of slots of `but` bytes, nor one
+    /// with more than one of `part` slots taken. Returns whether there was one.
+    pub(super) fn compact_one_slab(&mut self, but: Option<u64>, part: usize) -> Result<bool, Error> {
         // 1. The emptiest of each size, if the others have room
         let mut free: HashMap<u64, usize> = HashMap::new();
         let mut emptiest: HashMap<u64, (usize, u32)> = HashMap::new();
@@ -231,7 +231,7 @@ impl DiskCache {
             let mut held = HashSet::new();
             let keys: Vec<Key> = {
                 let common = self.common();
-                common.holds.keys().chain(&common.doomed).copied().collect()
+                common.pins.keys().chain(&common.doomed).copied().collect()
             };
             for key in &keys {
                 held.extend(self.index.entry(key)?.into_iter().flat_map(|e| e.parts).map(|(.., place)| place.slab));
@@ -250,7 +250,7 @@ impl DiskCache {
                 && !held.contains(id)
         });
         let Some((size, (_, from))) = found else { return Ok(false) };
-        // 2. Slots are copied as they are: what they say does not depend on where they lie
+        // 2. Slots are copied as they are: their contents do not depend on their place
         let mut moved: Vec<(Key, Entry)> = Vec::new();
         let mut targets: HashSet<Place> = HashSet::new();
         let mut lost = Vec::new();
@@ -266,7 +266,7 @@ impl DiskCache {
                     lost.push(key);
                     continue 'entries;
                 }
-                let Some(to) = self.free_slot_but(size, Some(from)) else {
+                let Some(to) = self.free_slot_outside(size, Some(from)) else {
                     lost.push(key);
                     continue 'entries;
                 };
@@ -286,9 +286,10 @@ impl DiskCache {
         for place in &targets {
             self.slabs.get_mut(&place.slab).expect("it was found").reserved.remove(&place.slot);
         }
-        // 3. Entries that cannot be read go; the others lie elsewhere once that is durable, and the slab is nobody's
+        // 3. Entries that cannot be read are removed. The others have moved once that is durable, and the slab is
+        // unused
         self.counts.wrong += lost.len() as u64;
-        self.take_out(&lost)?;
+        self.remove_entries(&lost)?;
         let mut changed: BTreeMap<u32, Slab> = BTreeMap::new();
         let places = moved.iter().flat_map(|(_, entry)| &entry.parts).map(|(.., place)| *place);
         for place in places.filter(|place| targets.contains(place)) {
@@ -307,10 +308,10 @@ impl DiskCache {
         Ok(true)
     }
 
-    /// Removes a slab that the index does not name any more.
+    /// Removes the file of a slab that the index does not name any more.
     fn unlink(&mut self, id: u32) -> Result<(), Error> {
-        self.storage.remove(&name_of(id)).map_err(io("shrinking"))?;
-        // Until it is gone for good it counts.
+        self.storage.remove(&file_name(id)).map_err(io("shrinking"))?;
+        // It counts against the quota until its removal is durable.
         self.storage.sync_names().map_err(io("shrinking"))?;
         self.slabs.remove(&id);
         self.common().files.remove(&id);

@@ -1,4 +1,5 @@
-//! What lies in a slot: the bytes of a part, and behind them a page that says whose they are. `docs/cache-format.md` has the table.
+//! The contents of a slot: the bytes of a part, and behind them a page that identifies them. `docs/cache-format.md`
+//! has the table.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -6,39 +7,46 @@ use crate::prefix::BlockHash;
 
 /// Slots begin and end at multiples of this, so that they can be read past the page cache.
 pub const PAGE: usize = 4096;
-/// What a folder of another version holds is not looked at.
+/// The version of the format. Folders of other versions are cleared.
 pub const VERSION: u32 = 2;
-/// The part that is a recurrent state; others are numbers of cache groups.
+/// The number of the part that is a recurrent state. Other parts have the numbers of cache groups.
 pub const STATE: u32 = 255;
-/// The end of each page, for what an encrypted slot needs in the clear.
+/// Bytes at the end of each page for what an encrypted slot needs in the clear.
 pub const TAIL: usize = 64;
-/// Tokens of an entry at most: those that fit on the page.
+/// Tokens of an entry, at most: those that fit on the page.
 pub const MOST_TOKENS: usize = (PAGE - HEAD - TAIL) / 4;
 
 const MAGIC: [u8; 8] = *b"SLUICEKV";
 const HEAD: usize = 80;
 const SUM: std::ops::Range<usize> = 72..80;
 
-/// What a slot is to hold: all of it is compared when it is read.
+/// Identifies the contents of a slot. All of it is compared when the slot is read.
 #[derive(Clone, Copy, Debug)]
 pub struct Label<'a> {
+    /// Number of the cache group, or [`STATE`].
     pub part: u32,
+    /// Bytes of the part.
     pub bytes: u64,
+    /// Fingerprint of the model.
     pub model: u64,
+    /// Hash of all tokens up to the end of the entry.
     pub hash: BlockHash,
+    /// Hash of the entry before it.
     pub before: BlockHash,
     /// Position of the first of `tokens`.
     pub position: u32,
+    /// Tokens of the entry.
     pub tokens: &'a [u32],
 }
 
-/// Bytes of a slot for a part of so many.
+/// Bytes of a slot for a part of `part` bytes.
 pub fn slot_bytes(part: u64) -> u64 {
-    // An index that somebody changed may say anything.
+    // An index that was tampered with may say anything.
     part.checked_next_multiple_of(PAGE as u64).map_or(u64::MAX, |n| n.saturating_add(PAGE as u64))
 }
 
-/// Fills a slot with a part and the page behind it. With `summed` the page has a sum over both; else somebody else sees to it that no bit changes.
+/// Fills a slot with a part and the page behind it. With `summed` the page has a checksum of both; an encrypted slot
+/// needs none.
 ///
 /// # Panics
 /// When there are more tokens than fit, or the slot is not as long as the part wants it.
@@ -67,7 +75,7 @@ fn page(label: &Label, part: &[u8], summed: bool) -> [u8; PAGE] {
     put(&label.before);
     put(&label.position.to_le_bytes());
     put(&(label.tokens.len() as u32).to_le_bytes());
-    // The sum comes last.
+    // The checksum is filled in last.
     put(&[0; 8]);
     label.tokens.iter().for_each(|t| put(&t.to_le_bytes()));
     if summed {
@@ -77,14 +85,15 @@ fn page(label: &Label, part: &[u8], summed: bool) -> [u8; PAGE] {
     page
 }
 
-/// Whether a slot holds what `label` says, to the last bit.
+/// Whether a slot holds exactly what `label` says.
 pub fn holds(label: &Label, summed: bool, slot: &[u8]) -> bool {
     // Lengths come from an index that anybody may have changed.
     let Some(body) = slot.len().checked_sub(PAGE).filter(|body| label.bytes <= *body as u64) else { return false };
     label.tokens.len() <= MOST_TOKENS && slot[body..] == page(label, &slot[..label.bytes as usize], summed)
 }
 
-/// What a slot says of itself, and its tokens; `None` for what is no slot. Whether it is true is for [`holds`] to say.
+/// The label and the tokens that a slot claims to have; `None` for what is no slot. [`holds`] says whether that is
+/// true.
 pub fn label_of(slot: &[u8]) -> Option<(Label<'static>, Vec<u32>)> {
     let (body, page) = slot.split_at_checked(slot.len().checked_sub(PAGE)?)?;
     let u32_at = |at: usize| Some(u32::from_le_bytes(page.get(at..at + 4)?.try_into().ok()?));
@@ -105,7 +114,7 @@ pub fn label_of(slot: &[u8]) -> Option<(Label<'static>, Vec<u32>)> {
     Some((label, (0..tokens).map(|i| u32_at(HEAD + 4 * i)).collect::<Option<_>>()?))
 }
 
-/// The tokens that a page names; `None` for what is no such page. Whether they are right is for their hash to say.
+/// The tokens that a page claims to have; `None` for what is no such page. Their hash says whether they are right.
 pub fn tokens_of(page: &[u8]) -> Option<Vec<u32>> {
     let u32_at = |at: usize| Some(u32::from_le_bytes(page.get(at..at + 4)?.try_into().ok()?));
     let tokens = u32_at(68)? as usize;
@@ -113,7 +122,7 @@ pub fn tokens_of(page: &[u8]) -> Option<Vec<u32>> {
     if is_one { (0..tokens).map(|i| u32_at(HEAD + 4 * i)).collect() } else { None }
 }
 
-/// Of a part and its page, whose field for the sum is zero.
+/// The checksum of a part and its page, whose field for the checksum is zero.
 fn sum(part: &[u8], page: &[u8; PAGE]) -> u64 {
     let mut hasher = Xxh3::new();
     hasher.update(part);

@@ -1,4 +1,5 @@
-//! The files of a cache folder, as slabs and the index see them: one thin layer, so that tests can take a disk away at any instant below both.
+//! The files of a cache folder, as slabs and the index see them. One thin layer, so that tests can take the disk away
+//! at any instant.
 
 use std::fmt::Debug;
 use std::io;
@@ -20,18 +21,18 @@ pub trait Storage: Debug + Send + Sync {
     /// # Errors
     /// The system's.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Returns once names that were made or removed will stay so.
+    /// Makes created and removed names durable.
     ///
     /// # Errors
     /// The system's.
     fn sync_names(&self) -> io::Result<()>;
-    /// Where a file lies, if it lies in a folder of this machine: for whoever reads many at once.
+    /// The path of a file, if it is in a folder of this machine: it is then read with the readers of weights.
     fn path(&self, _name: &str) -> Option<PathBuf> {
         None
     }
 }
 
-/// A file at whose places is read and written.
+/// A file that is read and written at any offset.
 pub trait StoredFile: Debug + Send + Sync {
     /// # Errors
     /// The system's.
@@ -44,14 +45,14 @@ pub trait StoredFile: Debug + Send + Sync {
     /// # Errors
     /// The system's; a file that ends before.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
-    /// So many bytes from the beginning on will be read soon.
+    /// Hints that so many bytes from the beginning will be read soon.
     fn will_need(&self, _bytes: u64) {}
     /// Writes all of `bytes`.
     ///
     /// # Errors
     /// The system's.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Returns once all that was written, and the length, will stay so.
+    /// Makes all that was written, and the length, durable.
     ///
     /// # Errors
     /// The system's.

@@ -10,49 +10,53 @@ use super::slot::{self, Label};
 use super::{DiskCache, Error, now, today};
 use crate::prefix::BlockHash;
 
-/// An entry that is to be kept.
+/// An entry to be stored.
 #[derive(Clone, Copy, Debug)]
-pub struct New<'a> {
+pub struct NewEntry<'a> {
+    /// Hash of all tokens up to its end.
     pub hash: BlockHash,
+    /// Hash of the entry before it.
     pub before: BlockHash,
     /// Position of the first of `tokens`.
     pub position: u32,
+    /// Its tokens.
     pub tokens: &'a [u32],
-    /// By number of the part: its bytes.
+    /// (Number of the part, its bytes)
     pub parts: &'a [(u32, &'a [u8])],
 }
 
-/// What came of a batch that was to be kept.
+/// The outcome of storing a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// So many entries from its beginning on are there now.
-    pub there: usize,
-    /// So many of them were not there before.
+    /// How many of the batch's first entries are in the cache now.
+    pub present: usize,
+    /// How many of these were not there before.
     pub new: usize,
     /// Bytes written to slots.
     pub bytes: u64,
 }
 
-/// Uses that are remembered before they are written down.
+/// Uses that are collected before they are written to the index.
 const MOST_USES: usize = 4096;
-/// The kind of the line that says that the day's limit is reached.
+/// The kind of the note that the day's limit is reached.
 const TODAY: &str = "the prompt cache has written what it may in a day";
 
 impl DiskCache {
-    /// Keeps entries, in the order in which they follow each other: those that have no room, and those after them, are not kept.
+    /// Stores entries, in the order in which they follow each other. If an entry finds no slot, it and those after it
+    /// are not stored.
     ///
     /// # Errors
     /// The files': then nothing more should be asked of this cache.
-    pub fn store(&mut self, model: u64, batch: &[New]) -> Result<Stored, Error> {
+    pub fn store(&mut self, model: u64, batch: &[NewEntry]) -> Result<Stored, Error> {
         self.attempt(|c| c.store_batch(model, batch))
     }
 
-    fn store_batch(&mut self, model: u64, batch: &[New]) -> Result<Stored, Error> {
-        self.settle()?;
+    fn store_batch(&mut self, model: u64, batch: &[NewEntry]) -> Result<Stored, Error> {
+        self.remove_doomed()?;
         let Some(first) = batch.first() else { return Ok(Stored::default()) };
-        // 1. What it goes on from is used now, too: nobody is there without those before it
+        // 1. The entries that the batch goes on from are used now, too: no entry stays without those before it
         self.clock += 1;
-        let mut held = self.use_path(model, first.before)?;
+        let mut held = self.mark_path_used(model, first.before)?;
         if first.position > 0 && held.is_empty() {
             return Ok(Stored::default());
         }
@@ -66,7 +70,7 @@ impl DiskCache {
             }
             if named.iter().any(|(k, _)| *k == key) || self.index.entry(&key)?.is_some() {
                 self.uses.entry(key).or_default().used = self.clock;
-                stored.there += 1;
+                stored.present += 1;
                 continue;
             }
             // 2. Slots, evicting what is older
@@ -75,7 +79,7 @@ impl DiskCache {
                 self.counts.refused += 1;
                 break;
             }
-            let Some(places) = self.find_room(&sizes, &held, named.len() as u64)? else {
+            let Some(places) = self.allocate_slots(&sizes, &held, named.len() as u64)? else {
                 self.counts.refused += 1;
                 break;
             };
@@ -102,10 +106,10 @@ impl DiskCache {
                 parts: parts.collect(),
             };
             named.push((key, entry));
-            stored.there += 1;
+            stored.present += 1;
         }
         stored.new = named.len();
-        // 4. They are named once their bytes are there for good
+        // 4. The index names them once their bytes are durable
         let mut changed: BTreeMap<u32, Slab> = BTreeMap::new();
         for place in named.iter().flat_map(|(_, entry)| entry.parts.iter().map(|(.., place)| *place)) {
             let slab = changed.entry(place.slab).or_insert_with(|| self.slabs[&place.slab].slab.clone());
@@ -154,7 +158,7 @@ impl DiskCache {
         Ok(len)
     }
 
-    /// Whether the day's limit has room for so many bytes.
+    /// Whether the day's limit allows so many more bytes.
     fn may_write(&mut self, bytes: u64) -> bool {
         let day = today();
         if self.today.0 != day {
@@ -169,16 +173,18 @@ impl DiskCache {
         may
     }
 
-    /// Takes entries out; their slots are free once that is durable, and those that are being read go when that is over.
+    /// Removes entries. Their slots are free once that is durable. Entries that are being read are removed when that
+    /// is over.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
     pub fn remove(&mut self, keys: &[Key]) -> Result<(), Error> {
         self.common().doomed.extend(keys);
-        self.attempt(DiskCache::settle)
+        self.attempt(DiskCache::remove_doomed)
     }
 
-    /// A path of entries was found: they, and none before, are the last to go. Remembered, and written down with what is stored next.
+    /// Notes that a path of entries was found: these are now the most recently used. It is remembered, and written
+    /// with what is stored next.
     ///
     /// # Errors
     /// The index's: then nothing more should be asked of this cache.
@@ -196,7 +202,7 @@ impl DiskCache {
     }
 
     /// An entry and all before it are used now. Which those are.
-    fn use_path(&mut self, model: u64, last: BlockHash) -> Result<HashSet<Key>, Error> {
+    fn mark_path_used(&mut self, model: u64, last: BlockHash) -> Result<HashSet<Key>, Error> {
         let mut path = HashSet::new();
         let mut key = (model, last);
         while !self.common().doomed.contains(&key)
@@ -210,7 +216,7 @@ impl DiskCache {
         Ok(path)
     }
 
-    /// Writes down which entries were used.
+    /// Writes uses of entries to the index.
     pub(super) fn write_uses(&mut self) -> Result<(), Error> {
         if self.uses.is_empty() && self.model_hits.is_empty() {
             return Ok(());

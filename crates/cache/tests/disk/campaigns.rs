@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use sluice_cache::BlockHash;
 use sluice_cache::disk::{
-    DiskCache, Error, FileKey, Key, LEAST_INDEX, Label, New, Order, PAGE, Place, STATE, Settings, Storage, Stored,
+    DiskCache, Error, FileKey, Key, LEAST_INDEX, Label, NewEntry, Order, PAGE, Place, STATE, Settings, Storage, Stored,
     slot_bytes,
 };
 use tempfile::TempDir;
@@ -48,7 +48,11 @@ impl Prefix {
     /// Every third block has a state.
     fn parts(&self, block: u32) -> Vec<(u32, Vec<u8>)> {
         let mut random = Rng::with_seed(self.number << 20 | u64::from(block));
-        let mut bytes = |n: usize| (0..n).map(|_| random.u8(..)).collect::<Vec<u8>>();
+        let mut bytes = |n: usize| {
+            let mut bytes = vec![0; n];
+            random.fill(&mut bytes);
+            bytes
+        };
         let mut parts = vec![(0, bytes(self.bytes))];
         if block % 3 == 2 {
             parts.push((STATE, bytes(2 * self.bytes)));
@@ -66,10 +70,10 @@ impl Prefix {
         let parts: Vec<Vec<(u32, Vec<u8>)>> = (0..self.blocks).map(|b| self.parts(b)).collect();
         let borrowed: Vec<Vec<(u32, &[u8])>> =
             parts.iter().map(|all| all.iter().map(|(n, bytes)| (*n, bytes.as_slice())).collect()).collect();
-        let new: Vec<New> = (0..self.blocks)
+        let new: Vec<NewEntry> = (0..self.blocks)
             .map(|b| {
                 let Label { hash, before, position, tokens, .. } = self.label(b, 0, 0, &tokens[b as usize]);
-                New { hash, before, position, tokens, parts: &borrowed[b as usize] }
+                NewEntry { hash, before, position, tokens, parts: &borrowed[b as usize] }
             })
             .collect();
         cache.store(MODEL, &new)
@@ -90,7 +94,7 @@ impl Prefix {
         }
         let mut right = there;
         let parts: Vec<Vec<(u32, Vec<u8>)>> = (0..there).map(|b| self.parts(b)).collect();
-        cache.reads(&wanted)?.each(Order::AsTheyCome, |i, came| {
+        cache.reads(&wanted)?.for_each(Order::AsRead, |i, came| {
             let (block, part) = expected[i];
             match came {
                 Ok(bytes) => {
@@ -122,7 +126,7 @@ fn stores_and_reads_until_it_is_killed() {
         match random.u8(..20) {
             0..=9 => {
                 let stored = prefix.store(&mut cache).unwrap();
-                println!("stored {} {}", prefix.number, stored.there);
+                println!("stored {} {}", prefix.number, stored.present);
             }
             10..=15 => {
                 let (there, right) = prefix.read(&mut cache).unwrap();
@@ -184,7 +188,7 @@ fn a_process_that_is_killed_at_any_instant_leaves_a_cache_that_opens_and_is_righ
         let quota = Some(KILLED_QUOTA);
         let mut cache = DiskCache::open_folder(&folder, Settings { quota, ..Settings::default() }).unwrap();
         assert!(cache.cleared().is_none() || found == 0, "kill {kill}: {:?}", cache.cleared());
-        assert_eq!(cache.disagreements().unwrap(), [] as [String; 0], "kill {kill}");
+        assert_eq!(cache.inconsistencies().unwrap(), [] as [String; 0], "kill {kill}");
         let entries = cache.len();
         for number in 0..40 {
             let (there, right) = killed_prefix(number).read(&mut cache).unwrap();
@@ -305,7 +309,7 @@ fn no_random_corruption_gives_wrong_bytes_or_ends_the_process() {
         // 4. In the end it works again
         let mut cache = open(&disk).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
         let stored = prefix(20).store(&mut cache).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
-        assert_eq!((stored.there, prefix(20).read(&mut cache).unwrap()), (3, (3, 3)), "seed {seed}");
+        assert_eq!((stored.present, prefix(20).read(&mut cache).unwrap()), (3, (3, 3)), "seed {seed}");
     }
     println!("{corruptions} corruptions: {missed} with misses, {cleared} cleared, {refused} ended in use, none wrong");
     assert!(missed > corruptions / 4, "{missed}");
@@ -369,7 +373,7 @@ fn with_a_quota_for_twenty_of_fifty_prefixes_hits_are_those_of_the_least_recentl
         cache.counts().moved
     );
     assert!(hits * 10 >= best * 9, "{hits} of {best}");
-    assert_eq!(cache.disagreements().unwrap(), [] as [String; 0]);
+    assert_eq!(cache.inconsistencies().unwrap(), [] as [String; 0]);
 }
 
 /// What reading gives from the disk of the folder that TMPDIR names, plain and encrypted, one after the other.
@@ -386,7 +390,7 @@ fn how_fast_slots_are_read() {
         let hash = |i: u32| blake3::hash(&i.to_le_bytes()).as_bytes()[..16].try_into().unwrap();
         for i in 0..512 {
             let parts: &[(u32, &[u8])] = &[(0, &part)];
-            let new = New { hash: hash(i), before: [0; 16], position: 0, tokens: &[1], parts };
+            let new = NewEntry { hash: hash(i), before: [0; 16], position: 0, tokens: &[1], parts };
             assert_eq!(cache.store(MODEL, &[new]).unwrap().new, 1);
         }
         let wanted: Vec<(Label, Place)> = (0..512)
@@ -400,7 +404,7 @@ fn how_fast_slots_are_read() {
         for _ in 0..2 {
             let begun = Instant::now();
             let reads = cache.reads(&wanted).unwrap();
-            reads.each(Order::AsWanted, |_, bytes| into.copy_from_slice(&bytes.unwrap()));
+            reads.for_each(Order::AsRequested, |_, bytes| into.copy_from_slice(&bytes.unwrap()));
             let bytes = 512.0 * part.len() as f64;
             println!("{kind}: {:.2} GB/s", bytes / begun.elapsed().as_secs_f64() / 1e9);
         }

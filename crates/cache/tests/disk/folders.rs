@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use fastrand::Rng;
 use sluice_cache::BlockHash;
 use sluice_cache::disk::{
-    DiskCache, Entry, Error, FileKey, Label, Miss, New, Order, Place, STATE, Settings, Stored, slot_bytes,
+    DiskCache, Entry, Error, FileKey, Label, Miss, NewEntry, Order, Place, STATE, Settings, Stored, slot_bytes,
 };
 use tempfile::TempDir;
 
@@ -45,7 +45,11 @@ impl Chain {
 
     fn parts(&self, i: u32) -> Vec<(u32, Vec<u8>)> {
         let mut random = Rng::with_seed(self.seed << 32 | u64::from(i));
-        let mut bytes = |n: usize| (0..n).map(|_| random.u8(..)).collect::<Vec<u8>>();
+        let mut bytes = |n: usize| {
+            let mut bytes = vec![0; n];
+            random.fill(&mut bytes);
+            bytes
+        };
         let mut parts = vec![(0, bytes(self.bytes))];
         if i % 4 == 3 {
             parts.push((STATE, bytes(3 * self.bytes + 5)));
@@ -53,15 +57,22 @@ impl Chain {
         parts
     }
 
+    /// Stores `blocks` blocks in batches, as an engine does: each is made durable by itself, which is what takes long.
     fn store(&self, cache: &mut DiskCache, blocks: u32) -> Result<Stored, Error> {
         let mut all = Stored::default();
-        for i in 0..blocks {
-            let (tokens, parts) = (self.tokens(i), self.parts(i));
-            let parts: Vec<(u32, &[u8])> = parts.iter().map(|(n, bytes)| (*n, bytes.as_slice())).collect();
+        let tokens: Vec<Vec<u32>> = (0..blocks).map(|i| self.tokens(i)).collect();
+        let parts: Vec<Vec<(u32, Vec<u8>)>> = (0..blocks).map(|i| self.parts(i)).collect();
+        let borrowed: Vec<Vec<(u32, &[u8])>> =
+            parts.iter().map(|parts| parts.iter().map(|(n, bytes)| (*n, bytes.as_slice())).collect()).collect();
+        let new = |i: u32| {
             let before = i.checked_sub(1).map_or([0xff; 16], |b| self.hash(b));
-            let new = New { hash: self.hash(i), before, position: 16 * i, tokens: &tokens, parts: &parts };
-            let stored = cache.store(MODEL, &[new])?;
-            all.there += stored.there;
+            let (tokens, parts) = (&tokens[i as usize], &borrowed[i as usize]);
+            NewEntry { hash: self.hash(i), before, position: 16 * i, tokens, parts }
+        };
+        let batches: Vec<NewEntry> = (0..blocks).map(new).collect();
+        for batch in batches.chunks(8) {
+            let stored = cache.store(MODEL, batch)?;
+            all.present += stored.present;
             all.new += stored.new;
             all.bytes += stored.bytes;
         }
@@ -91,7 +102,7 @@ impl Chain {
         // From another thread, as an engine does it.
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                reads.each(order, |i, part| {
+                reads.for_each(order, |i, part| {
                     sequence.lock().unwrap().push(i);
                     let right =
                         part.map(|bytes| assert!(bytes[..] == expected[i].1[..], "wrong bytes under the right label"));
@@ -102,7 +113,7 @@ impl Chain {
         });
         let came = came.into_inner().unwrap();
         assert!(came.iter().all(Option::is_some));
-        if order == Order::AsWanted {
+        if order == Order::AsRequested {
             assert!(sequence.into_inner().unwrap().is_sorted());
         }
         let wrong = expected.iter().zip(&came).find(|(_, right)| **right == Some(false));
@@ -133,8 +144,8 @@ fn what_was_stored_comes_back_from_real_files_in_any_order_and_after_a_restart()
             assert_eq!((cache.cleared(), *secret.get_or_insert(cache.secret())), (None, cache.secret()));
             for chain in &chains {
                 let stored = chain.store(&mut cache, 40).unwrap();
-                assert_eq!((stored.there, stored.new, stored.bytes > 0), (40, 40 * (1 - start), start == 0));
-                for order in [Order::AsWanted, Order::AsTheyCome] {
+                assert_eq!((stored.present, stored.new, stored.bytes > 0), (40, 40 * (1 - start), start == 0));
+                for order in [Order::AsRequested, Order::AsRead] {
                     assert_eq!(chain.read(&mut cache, 45, order), 40);
                 }
             }
@@ -179,14 +190,14 @@ fn a_damaged_secret_clears_the_cache_and_a_wrong_key_clears_nothing() {
     drop(cache);
     assert!(matches!(with(key(2)), Err(Error::WrongKey)));
     assert!(matches!(with(None), Err(Error::KeyWanted)));
-    assert_eq!(chain.read(&mut with(key(1)).unwrap(), 8, Order::AsWanted), 8);
+    assert_eq!(chain.read(&mut with(key(1)).unwrap(), 8, Order::AsRequested), 8);
     let path = dir.path().join("secret");
     let whole = fs::read(&path).unwrap();
     for damaged in [&whole[..50], &[]] {
         fs::write(&path, damaged).unwrap();
         let mut cache = with(key(1)).unwrap();
         assert!(cache.cleared().unwrap().contains("secret is damaged") && cache.secret() != secret);
-        assert_eq!((cache.len(), chain.read(&mut cache, 8, Order::AsWanted)), (0, 0));
+        assert_eq!((cache.len(), chain.read(&mut cache, 8, Order::AsRequested)), (0, 0));
         chain.store(&mut cache, 8).unwrap();
     }
     fs::remove_file(&path).unwrap();
@@ -236,8 +247,8 @@ fn stores_until_no_file_may_grow() {
     assert!(matches!(error, Some(Error::Io { .. } | Error::Index(_))), "{error:?}");
     for seed in 0..3 {
         let chain = Chain { seed, bytes: 100_000 };
-        assert!(matches!(chain.store(&mut cache, 8), Err(Error::Over)));
-        assert!(matches!(cache.find(&(MODEL, chain.hash(0))), Err(Error::Over)));
+        assert!(matches!(chain.store(&mut cache, 8), Err(Error::Disabled)));
+        assert!(matches!(cache.find(&(MODEL, chain.hash(0))), Err(Error::Disabled)));
     }
 }
 
@@ -250,9 +261,9 @@ fn a_file_that_may_not_grow_is_an_error_once_and_what_was_stored_is_right_afterw
     in_a_process("stores_until_no_file_may_grow", dir.path(), "trap '' XFSZ; ulimit -f 20000");
     let mut cache = DiskCache::open_folder(dir.path(), settings(1 << 30)).unwrap();
     assert_eq!(cache.cleared(), None);
-    assert_eq!(cache.disagreements().unwrap(), [] as [String; 0]);
+    assert_eq!(cache.inconsistencies().unwrap(), [] as [String; 0]);
     assert_eq!(cache.verify(|_, _| {}).unwrap().wrong, 0);
-    assert_eq!(chain.read(&mut cache, 8, Order::AsWanted), 8);
+    assert_eq!(chain.read(&mut cache, 8, Order::AsRequested), 8);
 }
 
 #[test]
@@ -264,10 +275,10 @@ fn a_folder_that_vanishes_ends_the_writing_and_nothing_wrong_is_read() {
     chain.store(&mut cache, 8).unwrap();
     fs::remove_dir_all(&folder).unwrap();
     // The files are open: they are there until this process lets go.
-    assert_eq!(chain.read(&mut cache, 8, Order::AsWanted), 8);
+    assert_eq!(chain.read(&mut cache, 8, Order::AsRequested), 8);
     let error = (2..1000).find_map(|seed| Chain { seed, bytes: 10_000 * seed as usize }.store(&mut cache, 8).err());
     assert!(matches!(error, Some(Error::Io { doing: "growing", .. })), "{error:?}");
-    assert!(matches!(chain.store(&mut cache, 9), Err(Error::Over)));
+    assert!(matches!(chain.store(&mut cache, 9), Err(Error::Disabled)));
     drop(cache);
     assert!(!folder.exists());
     assert!(DiskCache::open_folder(&folder, settings(QUOTA)).unwrap().is_empty());
@@ -295,20 +306,20 @@ fn a_slab_that_is_cut_or_changed_is_a_miss_that_is_said_counted_and_removed() {
     let mut bytes = fs::read(&slab).unwrap();
     bytes[place.slot as usize * slot_bytes(10_000) as usize + 77] ^= 1;
     fs::write(&slab, &bytes).unwrap();
-    assert_eq!(chain.read(&mut cache, 8, Order::AsWanted), 2);
+    assert_eq!(chain.read(&mut cache, 8, Order::AsRequested), 2);
     assert_eq!(cache.counts().wrong, 1);
     let notes = cache.notes();
     assert!(notes.len() == 1 && notes[0].contains("has lost an entry"), "{notes:?}");
     assert_eq!(cache.find(&(MODEL, chain.hash(2))).unwrap(), None);
     // It is stored anew, and what followed it is found again.
     assert_eq!(chain.store(&mut cache, 8).unwrap().new, 1);
-    assert_eq!(chain.read(&mut cache, 8, Order::AsTheyCome), 8);
+    assert_eq!(chain.read(&mut cache, 8, Order::AsRead), 8);
     drop(cache);
     fs::write(&slab, &bytes[..bytes.len() - 1]).unwrap();
     let mut cache = DiskCache::open_folder(dir.path(), settings(QUOTA)).unwrap();
     assert!(cache.notes()[0].contains("is gone or cut"));
-    assert_eq!(chain.read(&mut cache, 8, Order::AsWanted), 0);
-    assert_eq!(cache.disagreements().unwrap(), [] as [String; 0]);
+    assert_eq!(chain.read(&mut cache, 8, Order::AsRequested), 0);
+    assert_eq!(cache.inconsistencies().unwrap(), [] as [String; 0]);
 }
 
 #[test]
@@ -323,7 +334,7 @@ fn a_smaller_need_gives_files_back_and_a_smaller_quota_keeps_what_was_used_last(
     // Every chain but one in five goes: what is left lies scattered.
     for (i, chain) in chains.iter().enumerate().filter(|(i, _)| i % 5 != 0) {
         cache.remove(&(0..16).map(|b| (MODEL, chain.hash(b))).collect::<Vec<_>>()).unwrap();
-        assert_eq!(chain.read(&mut cache, 16, Order::AsWanted), 0, "{i}");
+        assert_eq!(chain.read(&mut cache, 16, Order::AsRequested), 0, "{i}");
     }
     let before = cache.bytes();
     while cache.shrink().unwrap() {}
@@ -332,9 +343,9 @@ fn a_smaller_need_gives_files_back_and_a_smaller_quota_keeps_what_was_used_last(
     let on_disk: u64 = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
     assert!(on_disk < cache.bytes() + (5 << 20));
     for chain in chains.iter().step_by(5) {
-        assert_eq!(chain.read(&mut cache, 16, Order::AsTheyCome), 16);
+        assert_eq!(chain.read(&mut cache, 16, Order::AsRead), 16);
     }
-    assert_eq!(cache.disagreements().unwrap(), [] as [String; 0]);
+    assert_eq!(cache.inconsistencies().unwrap(), [] as [String; 0]);
     let last = &chains[5];
     cache.touch(&(0..16).map(|b| (MODEL, last.hash(b))).collect::<Vec<_>>()).unwrap();
     drop(cache);
@@ -342,8 +353,8 @@ fn a_smaller_need_gives_files_back_and_a_smaller_quota_keeps_what_was_used_last(
     let mut cache = DiskCache::open_folder(dir.path(), settings(small)).unwrap();
     let on_disk: u64 = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
     assert!(on_disk <= small, "{on_disk}");
-    assert_eq!(last.read(&mut cache, 16, Order::AsWanted), 16);
-    assert_eq!(cache.disagreements().unwrap(), [] as [String; 0]);
+    assert_eq!(last.read(&mut cache, 16, Order::AsRequested), 16);
+    assert_eq!(cache.inconsistencies().unwrap(), [] as [String; 0]);
 }
 
 #[test]
@@ -386,7 +397,7 @@ fn what_is_about_to_be_read_is_not_evicted_and_goes_when_that_is_over() {
     others(&mut cache, 10..40);
     assert!(cache.counts().evicted > 50);
     let mut came = 0;
-    reads.each(Order::AsWanted, |i, part| {
+    reads.for_each(Order::AsRequested, |i, part| {
         assert!(part.unwrap()[..] == chain.parts(i as u32)[0].1[..]);
         came += 1;
     });
@@ -394,7 +405,7 @@ fn what_is_about_to_be_read_is_not_evicted_and_goes_when_that_is_over() {
     others(&mut cache, 40..60);
     assert_eq!(cache.find(&(MODEL, chain.hash(7))).unwrap(), None);
     // Places of what was evicted since: nothing is read, and nothing is wrong with that.
-    cache.reads(&wanted).unwrap().each(Order::AsTheyCome, |_, part| assert!(matches!(part, Err(Miss::Gone))));
+    cache.reads(&wanted).unwrap().for_each(Order::AsRead, |_, part| assert!(matches!(part, Err(Miss::Gone))));
     assert_eq!(cache.counts().wrong, 0);
 }
 
@@ -417,12 +428,12 @@ fn who_wants_no_more_parts_is_handed_none() {
     chain.store(&mut cache, 8).unwrap();
     let tokens: Vec<Vec<u32>> = (0..8).map(|i| chain.tokens(i)).collect();
     let wanted = first_parts(&mut cache, &chain, &tokens);
-    for order in [Order::AsTheyCome, Order::AsWanted] {
+    for order in [Order::AsRead, Order::AsRequested] {
         let reads = cache.reads(&wanted).unwrap();
-        reads.given_up().store(true, Ordering::Relaxed);
-        reads.each(order, |_, _| panic!("nobody wants this"));
+        reads.cancel_flag().store(true, Ordering::Relaxed);
+        reads.for_each(order, |_, _| panic!("nobody wants this"));
     }
-    assert_eq!(chain.read(&mut cache, 8, Order::AsWanted), 8);
+    assert_eq!(chain.read(&mut cache, 8, Order::AsRequested), 8);
     assert_eq!(cache.entries_in_use(), 0);
 }
 
@@ -434,12 +445,12 @@ fn who_takes_parts_may_panic_and_the_cache_goes_on() {
     chain.store(&mut cache, 40).unwrap();
     let tokens: Vec<Vec<u32>> = (0..40).map(|i| chain.tokens(i)).collect();
     let wanted = first_parts(&mut cache, &chain, &tokens);
-    for order in [Order::AsTheyCome, Order::AsWanted] {
+    for order in [Order::AsRead, Order::AsRequested] {
         let reads = cache.reads(&wanted).unwrap();
-        let each = std::panic::AssertUnwindSafe(|| reads.each(order, |_, _| panic!("the engine's")));
+        let each = std::panic::AssertUnwindSafe(|| reads.for_each(order, |_, _| panic!("the engine's")));
         let panic = std::panic::catch_unwind(each).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"the engine's"));
     }
-    assert_eq!(chain.read(&mut cache, 40, Order::AsWanted), 40);
+    assert_eq!(chain.read(&mut cache, 40, Order::AsRequested), 40);
     assert_eq!(cache.entries_in_use(), 0);
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use sluice_experts::simulate::{self, RISES, Served};
+use sluice_experts::simulate::{self, MAX_PROMOTIONS, Served};
 use sluice_experts::{MAX_RECORDING, Policy, Recording};
 use sluice_store::read_small;
 
@@ -39,7 +39,8 @@ impl Residency {
         }
         let sizes: Vec<usize> = tiers.iter().map(|t| t.1).collect();
         let tokens = recording.tokens();
-        let serve = |tokens| simulate::serve(&recording.trace_of(tokens), &sizes, RISES, Policy::default(), &[]);
+        let serve =
+            |tokens| simulate::serve(&recording.trace_of(tokens), &sizes, MAX_PROMOTIONS, Policy::default(), &[]);
         let whole = serve(tokens);
         let settled = whole.since(&serve(tokens / 2));
         let settled_tokens = tokens - tokens / 2;
@@ -73,7 +74,7 @@ impl Residency {
         parts.push(format!("disk {}", percent(shares[self.tiers.len()])));
         let mut text = format!("{}: {} read a token", parts.join(", "), units::bytes(self.bytes_per_token() as u64));
         if self.tiers.len() > 1 {
-            text += &format!(", {:.1} experts copied up", self.settled.rises as f64 / self.settled_tokens as f64);
+            text += &format!(", {:.1} experts copied up", self.settled.promotions as f64 / self.settled_tokens as f64);
         }
         text
     }
@@ -95,7 +96,7 @@ impl Residency {
             let per_token = |n: u64| n as f64 / tokens as f64;
             json!({
                 "tokens": tokens, "tiers": tiers, "disk": shares[self.tiers.len()], "misses_per_token": per_token(served.misses),
-                "bytes_from_disk_per_token": per_token(served.misses) * self.per_expert as f64, "rises_per_token": per_token(served.rises),
+                "bytes_from_disk_per_token": per_token(served.misses) * self.per_expert as f64, "rises_per_token": per_token(served.promotions),
             })
         };
         let policy = Policy::default().name();

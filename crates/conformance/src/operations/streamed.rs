@@ -80,7 +80,7 @@ fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDis
     writer.finish().expect("a whole file");
     // 2. Its views
     let all = |checkpoint: &Checkpoint| checkpoint.tensors().iter().map(|t| t.name.to_string()).collect();
-    let (checkpoint, loading) = load::open_but(folder.path(), &LoadOptions::default(), all).expect("a sound file");
+    let (checkpoint, loading) = load::open_except(folder.path(), &LoadOptions::default(), all).expect("a sound file");
     let mut matrices = vec![Vec::new(); drawn.len()];
     for (&(layer, number), (blob, ranges)) in &places {
         let Parts { form, rows, cols, .. } = drawn[layer].matrices[number];

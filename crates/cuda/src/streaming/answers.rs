@@ -53,9 +53,9 @@ impl Streaming {
         let Choice { experts, goes_on } = self.questions.wait(gpu, k)?;
         // There is something where the layer before did not ask.
         self.settle_layer(gpu, weights, true)?;
-        let lingering = &self.classes[self.store.class(layer)].lingering;
+        let lingering = &self.classes[self.store.class_of_layer(layer)].lingering;
         let is_there = |e: &u32| {
-            self.store.is_there_fast(layer, *e as usize)
+            self.store.is_in_fast_tier(layer, *e as usize)
                 || lingering.iter().any(|(of, p)| (*of, p.expert) == (layer, *e))
         };
         let has_all = self.tables.is_told(layer) && experts.iter().all(is_there);
@@ -110,7 +110,7 @@ impl Streaming {
         }
         let experts = &self.layers[present.layer].experts;
         let (array, bytes) = present.arrays_aside(&self.store);
-        self.stats.aside += wanted.len() as u64;
+        self.stats.computed_on_host += wanted.len() as u64;
         sharing.compute(experts, (wanted, rows), bytes, array, self.questions.for_host(experts.hidden(), wanted.len()));
         present.aside.held.iter().fold(0, |bits, place| bits | 1 << place)
     }

@@ -1,7 +1,7 @@
 //! Where experts are on the device: buffers of one size for each class of layers, which of them are free, stay, pass or linger, and what a layer's table says of them.
 
 use anyhow::Result;
-use sluice_experts::{ExpertPool, Move};
+use sluice_experts::{ExpertPool, TierMove};
 
 use super::{Streaming, Wanted};
 use crate::driver::Address;
@@ -36,7 +36,7 @@ impl Class {
 
     /// Takes one: that of what lingers and is worth least, if none is free.
     fn take(&mut self, store: &ExpertPool) -> Option<u32> {
-        let worth = |(layer, p): &(usize, Transient)| store.worth(*layer, p.expert as usize);
+        let worth = |(layer, p): &(usize, Transient)| store.long_term_score(*layer, p.expert as usize);
         let least = |class: &Class| {
             let all = 0..class.lingering.len();
             all.min_by(|a, b| worth(&class.lingering[*a]).total_cmp(&worth(&class.lingering[*b])))
@@ -54,7 +54,7 @@ pub(super) struct Transient {
 
 /// An expert that falls, until it is copied back from its buffer.
 pub(super) struct Demoting {
-    pub moved: Move,
+    pub moved: TierMove,
     pub buffer: u32,
     pub done: Point,
 }
@@ -63,16 +63,16 @@ impl Streaming {
     /// Those of a layer's experts that fell or passed and are still where they were: they are no longer among those.
     pub(super) fn found(&mut self, layer: usize, wanted: &[u32]) -> Vec<Transient> {
         let is_wanted = |(of, p): &mut (usize, Transient)| *of == layer && wanted.binary_search(&p.expert).is_ok();
-        let lingering = &mut self.classes[self.store.class(layer)].lingering;
+        let lingering = &mut self.classes[self.store.class_of_layer(layer)].lingering;
         let found = self.parting.extract_if(.., is_wanted).chain(lingering.extract_if(.., is_wanted));
         found.map(|(_, passing)| passing).collect()
     }
 
     /// Copies an expert that rises and is in no buffer.
-    pub(super) fn copy_up(&mut self, weights: &Weights, moved: &Move) -> Result<u32> {
+    pub(super) fn copy_up(&mut self, weights: &Weights, moved: &TierMove) -> Result<u32> {
         let (buffer, lie) = (self.take_buffer(moved.layer)?, self.lie(moved.layer, moved.expert));
         for (from, to) in &lie.runs {
-            let bytes = self.store.rising(moved, from.clone());
+            let bytes = self.store.promoted_bytes(moved, from.clone());
             // SAFETY: a buffer that nobody else has; waited for below.
             unsafe { self.up.write(self.buffer(moved.layer, buffer) + *to as u64, bytes)? };
         }
@@ -85,9 +85,9 @@ impl Streaming {
     pub(super) fn land(&mut self) {
         let landed: Vec<Demoting> = self.falling.extract_if(.., |f| f.done.is_past()).collect();
         for Demoting { moved, buffer, done } in landed {
-            let (layer, expert) = moved.falls.expect("an expert that falls");
+            let (layer, expert) = moved.demoted.expect("an expert that falls");
             self.parting.push((layer, Transient { expert: expert as u32, buffer }));
-            self.store.landed(moved);
+            self.store.finish_promotion(moved);
             self.points.push(done);
         }
     }
@@ -95,7 +95,7 @@ impl Streaming {
     /// The same, once all that is wanted of a layer is copied back.
     pub(super) fn land_wanted(&mut self, layer: usize, Wanted { experts, .. }: &Wanted) -> Result<()> {
         let is_wanted =
-            |m: &Move| m.falls.is_some_and(|(l, e)| l == layer && experts.binary_search(&(e as u32)).is_ok());
+            |m: &TierMove| m.demoted.is_some_and(|(l, e)| l == layer && experts.binary_search(&(e as u32)).is_ok());
         self.falling.iter().filter(|f| is_wanted(&f.moved)).try_for_each(|f| f.done.wait())?;
         self.land();
         Ok(())
@@ -104,13 +104,13 @@ impl Streaming {
     /// The device looks for nothing where it fell, or passed: it is idle, or waits and is told before it goes on.
     pub(super) fn part(&mut self) {
         for (layer, passing) in self.parting.drain(..) {
-            self.classes[self.store.class(layer)].lingering.push((layer, passing));
+            self.classes[self.store.class_of_layer(layer)].lingering.push((layer, passing));
         }
     }
 
     /// A buffer for an expert of a layer. Where there is no room, the device must not go on. There are enough for all that a layer can want, if nothing else has them.
     pub(super) fn take_buffer(&mut self, layer: usize) -> Result<u32> {
-        let class = self.store.class(layer);
+        let class = self.store.class_of_layer(layer);
         if self.classes[class].room() == 0 {
             self.down.wait()?;
             self.land();
@@ -120,16 +120,16 @@ impl Streaming {
     }
 
     pub(super) fn give_back(&mut self, layer: usize, buffer: u32) {
-        self.classes[self.store.class(layer)].rooms.give_back(buffer);
+        self.classes[self.store.class_of_layer(layer)].rooms.give_back(buffer);
     }
 
     pub(super) fn buffer(&self, layer: usize, buffer: u32) -> Address {
-        self.classes[self.store.class(layer)].at(buffer)
+        self.classes[self.store.class_of_layer(layer)].at(buffer)
     }
 
     /// How an expert lies in a buffer.
     pub(super) fn lie(&self, layer: usize, expert: usize) -> ExpertLayout {
-        let parts: [_; EXPERT_ARRAYS] = std::array::from_fn(|array| self.store.part(layer, expert, array));
+        let parts: [_; EXPERT_ARRAYS] = std::array::from_fn(|array| self.store.array_range(layer, expert, array));
         ExpertLayout::of(&parts)
     }
 
@@ -138,7 +138,7 @@ impl Streaming {
         self.stats.uploads += 1;
         self.stats.uploaded_bytes += lie.bytes() as u64;
         // Nowhere else.
-        let Class { rooms, lingering, .. } = &mut self.classes[self.store.class(layer)];
+        let Class { rooms, lingering, .. } = &mut self.classes[self.store.class_of_layer(layer)];
         let is_known = |(of, p): &mut (usize, Transient)| *of == layer && p.expert as usize == expert;
         lingering.extract_if(.., is_known).for_each(|(_, p)| rooms.give_back(p.buffer));
         let at = self.buffer(layer, buffer);
@@ -159,8 +159,8 @@ impl Streaming {
     }
 
     /// An expert that has risen is in this buffer from now on; the one that was kept for its slot.
-    pub(super) fn stay(&mut self, moved: &Move, buffer: u32) -> u32 {
-        let class = self.store.class(moved.layer);
+    pub(super) fn stay(&mut self, moved: &TierMove, buffer: u32) -> u32 {
+        let class = self.store.class_of_layer(moved.layer);
         self.tables.stay(moved.layer, moved.expert, true);
         self.classes[class].rooms.stay(moved.to, buffer)
     }

@@ -10,7 +10,7 @@ use sluice_backend::{
     Activations, AttentionMode, Backend, Capacity, Cpu, Device, ExpertOptions, Float, KvLayout, KvPool, KvType,
     Lookahead, MemoryClass, SequenceInput, StepInputs, StepScratch, Wanted,
 };
-use sluice_cache::{Group, KvCache, Prefixes};
+use sluice_cache::{Group, KvCache, PrefixOptions};
 use sluice_experts::{Error, Keep};
 use sluice_model::{CacheKind, Decoder, ModelSource, ModelTensors};
 use sluice_store::load::ReadAhead;
@@ -79,7 +79,7 @@ impl Engine {
         let mut load = options.load.clone();
         if device {
             // Nothing of it stays in the host's memory, and who reads from the page cache copies as well.
-            load = LoadOptions { room: None, threads: load.threads.max(options.threads.min(READERS)), ..load };
+            load = LoadOptions { copy_budget: None, threads: load.threads.max(options.threads.min(READERS)), ..load };
         }
         let mut open = |placed: Placed| {
             let streamed = (placed.placement != Placement::Mapped).then_some(&model);
@@ -303,13 +303,13 @@ impl Engine {
             _ => None,
         };
         let key = disk.as_ref().map_or_else(secret, |(_, secret)| *secret);
-        let prefixes = options.prefix_cache.then_some(Prefixes { key, snapshots: states });
+        let prefixes = options.prefix_cache.then_some(PrefixOptions { key, snapshots: states });
         let max_sequences = options.max_sequences;
         let mut cache = KvCache::new(&cached, states, prefixes);
         let disk = disk.map(|(disk, _)| disk);
         let spills = options.prefix_cache && options.kv_spill > 0;
         if let Some(fewest) = disk.as_ref().map(PromptCache::min_tokens).or(spills.then_some(block_tokens)) {
-            cache.keep_elsewhere(fewest);
+            cache.enable_offload(fewest);
         }
         let capacity =
             Capacity { tokens: chunk, sequences: options.max_sequences, blocks: per_sequence * options.max_sequences };
@@ -363,7 +363,7 @@ fn secret() -> [u8; 32] {
 fn snapshots(options: &Options, device: Option<u64>, len: usize) -> usize {
     let least = match device {
         Some(free) => options.device_memory.map_or(free, |asked| asked.min(free)),
-        None => hard_limits(options).iter().map(|l| l.bytes).chain(options.load.room).min().unwrap_or(u64::MAX),
+        None => hard_limits(options).iter().map(|l| l.bytes).chain(options.load.copy_budget).min().unwrap_or(u64::MAX),
     };
     options.snapshots.min((least / SNAPSHOTS / (4 * len as u64)) as usize)
 }
@@ -433,7 +433,7 @@ fn hard_limits(options: &Options) -> Vec<Limit> {
 
 /// What the machine has left, where that is less than the limits that must hold leave.
 fn machine_limit(options: &Options, hard: &[Limit]) -> Option<Limit> {
-    let room = options.load.room.filter(|room| hard.iter().all(|l| l.bytes.saturating_sub(l.taken) > *room))?;
+    let room = options.load.copy_budget.filter(|room| hard.iter().all(|l| l.bytes.saturating_sub(l.taken) > *room))?;
     Some(Limit { of: LimitOf::Machine, bytes: room - room / 16, taken: 0 })
 }
 

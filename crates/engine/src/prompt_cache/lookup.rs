@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sluice_cache::disk::{self, Entry, Error, Label, Lookups, Order, Place, STATE};
-use sluice_cache::{BlockHash, Wanted, block_hash};
+use sluice_cache::{BlockHash, RestoreSpan, block_hash};
 
 use super::Shape;
 use super::writer::{Command, Shared};
@@ -44,7 +44,7 @@ pub(crate) struct RestorePart {
 
 /// A prefix that is longer with what lies here.
 pub(crate) struct Found {
-    pub wanted: Wanted,
+    pub wanted: RestoreSpan,
     /// Those of the entries: behind `to` the last of them may have others than the prompt.
     pub tokens: Arc<[u32]>,
     pub to: usize,
@@ -221,7 +221,7 @@ impl Lookup {
                     Some(own) => q.tokens[..whole * n].iter().copied().chain(own).collect(),
                     None => Arc::clone(&q.tokens),
                 };
-                return Ok(Some(Found { wanted: Wanted { whole, tail }, tokens, to, usable: q.usable, parts }));
+                return Ok(Some(Found { wanted: RestoreSpan { whole, tail }, tokens, to, usable: q.usable, parts }));
             }
             if whole * n < q.usable + q.fewest {
                 break;
@@ -274,10 +274,10 @@ impl Lookup {
             (label, part.place)
         });
         let reads = self.lookups.reads(&wanted.collect::<Vec<_>>())?;
-        let (shared, own, given_up) = (Arc::clone(&self.shared), self.keeper.clone(), reads.given_up());
+        let (shared, own, given_up) = (Arc::clone(&self.shared), self.keeper.clone(), reads.cancel_flag());
         let work = move || {
             let (begun, mut waited, mut bytes) = (Instant::now(), Duration::ZERO, 0);
-            reads.each(Order::AsTheyCome, |i, came| {
+            reads.for_each(Order::AsRead, |i, came| {
                 let came = match came {
                     Ok(part) => {
                         bytes += part.len() as u64;

@@ -142,7 +142,7 @@ pub(crate) fn to_blame(e: &anyhow::Error) -> Option<&'static str> {
         | Error::Folder { .. }
         | Error::InUse { .. }
         | Error::Index(_)
-        | Error::Over => None,
+        | Error::Disabled => None,
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use sluice_cache::disk::{Chain, Lookups, STATE};
-use sluice_cache::{KvCache, Wanted};
+use sluice_cache::{KvCache, RestoreSpan};
 
 use super::lookup::{Found, Query};
 use super::restore::begin_by;
@@ -227,7 +227,7 @@ impl PromptCache {
         };
         // 3. As much of it as there is room for; with recurrent layers only the whole of it is of use
         let Chain { root, mut tokens } = chain;
-        let present = cache.present(root, &tokens, tokens.len());
+        let present = cache.memory_match(root, &tokens, tokens.len());
         if self.shape.state_bytes == 0 {
             let room = self.room(cache).into_iter().min().unwrap_or(0);
             tokens.truncate((present.groups.len() + room) * self.shape.block_tokens);
@@ -235,7 +235,7 @@ impl PromptCache {
         if tokens.len() < self.min_tokens() {
             return;
         }
-        let mut s = Sequence::new(SequenceId(u64::MAX), root, cache.hold());
+        let mut s = Sequence::new(SequenceId(u64::MAX), root, cache.new_sequence());
         (s.tokens, s.shares) = (tokens, true);
         let query =
             Query { root, tokens: s.tokens[..].into(), present: present.groups, usable: present.usable, fewest: 1 };
@@ -273,7 +273,7 @@ impl PromptCache {
         self.prefetch.tokens += s.restored as u64;
         let n = self.shape.block_tokens;
         let (computed, present) = (s.computed, s.computed - s.restored);
-        let wanted = Wanted { whole: computed / n, tail: computed % n };
+        let wanted = RestoreSpan { whole: computed / n, tail: computed % n };
         retire(&mut s, cache);
         // Its end, where a state is, is known only now.
         cache.note_kept(s.root, &s.tokens, wanted);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use sluice_cache::disk::STATE;
-use sluice_cache::{KvCache, RestoreTarget, Wanted};
+use sluice_cache::{KvCache, RestoreSpan, RestoreTarget};
 
 use super::lookup::{Ask, Found, Query, Read, RestorePart};
 use super::{PromptCache, WAITING};
@@ -49,7 +49,7 @@ impl Restore {
 }
 
 pub(crate) struct Reading {
-    wanted: Wanted,
+    wanted: RestoreSpan,
     tokens: Arc<[u32]>,
     parts: Vec<RestorePart>,
     /// Parts that are being read now.
@@ -177,7 +177,7 @@ impl PromptCache {
     fn look(&mut self, s: &mut Sequence, cache: &KvCache) {
         s.restore = Restore::Over;
         let most = s.tokens.len() - 1;
-        let present = cache.present(s.root, &s.tokens, most);
+        let present = cache.memory_match(s.root, &s.tokens, most);
         // What is not looked for is nothing that would be kept.
         if most.saturating_sub(present.usable) < self.min_tokens().max(1) {
             return;
@@ -280,7 +280,7 @@ impl PromptCache {
             None => reading.to,
             // What lies before it is good where nothing else is needed.
             Some((RestoreTarget::Block { node, .. }, _)) if simple && *node > 0 => {
-                wanted = Wanted { whole: *node, tail: 0 };
+                wanted = RestoreSpan { whole: *node, tail: 0 };
                 node * self.shape.block_tokens
             }
             Some(_) => return cache.release(&mut s.held),
@@ -301,5 +301,5 @@ pub(crate) fn settled(s: &mut Sequence, cache: &mut KvCache, to: usize, has_stat
     if has_states && s.running.is_some() {
         cache.snapshot(&mut s.held, s.root, &s.tokens, to);
     }
-    cache.drop_unseen(&mut s.held, to);
+    cache.drop_before_window(&mut s.held, to);
 }

@@ -88,10 +88,10 @@ impl PromptCache {
         self.saving.new = true;
         self.saving.credit = (self.saving.credit + took / PART).min(MOST);
         while !self.saving.credit.is_zero() && self.has_room() {
-            let Some(leaving) = cache.next_used() else { return };
+            let Some(leaving) = cache.next_reused() else { return };
             let begun = Instant::now();
             if !self.copy_out(&leaving, backend, kv) {
-                return cache.not_kept(&leaving.hash);
+                return cache.forget_offloaded(&leaving.hash);
             }
             self.saving.credit = self.saving.credit.saturating_sub(begun.elapsed());
         }
@@ -104,7 +104,7 @@ impl PromptCache {
             return false;
         }
         if std::mem::take(&mut self.saving.new) {
-            self.saving.unsaved = cache.unsaved(self.saving.last).into();
+            self.saving.unsaved = cache.not_offloaded(self.saving.last).into();
             // What is more than that would push out what was just written.
             self.saving.room = self.quota / 2;
         }
@@ -115,10 +115,10 @@ impl PromptCache {
                 return true;
             }
             let Some(hash) = self.saving.unsaved.pop_front() else { return false };
-            let Some(leaving) = cache.leave_by_hash(&hash) else { continue };
+            let Some(leaving) = cache.offload_by_hash(&hash) else { continue };
             let bytes = self.bytes_of(&leaving);
             if bytes > self.saving.room || !self.copy_out(&leaving, backend, kv) {
-                cache.not_kept(&leaving.hash);
+                cache.forget_offloaded(&leaving.hash);
                 self.saving.unsaved.clear();
                 return false;
             }

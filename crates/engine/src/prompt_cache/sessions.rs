@@ -128,7 +128,7 @@ impl PromptCache {
     /// Has what is in memory of a conversation written, and named.
     pub fn save_session(&mut self, name: String, cache: &mut KvCache, salt: &[u8], tokens: &[u32], told: Saved) {
         let root = cache.root(salt);
-        let kept = cache.lead_to(root, tokens);
+        let kept = cache.mark_for_offload(root, tokens);
         let checked = check_name(&name).and_then(|()| {
             if let Some(why) = self.shared.why_not_ready() {
                 bail!(why);
@@ -143,7 +143,7 @@ impl PromptCache {
         });
         match checked {
             Ok(end) => {
-                let left = kept.path.into_iter().chain(kept.beside).collect();
+                let left = kept.path.into_iter().chain(kept.earlier_state).collect();
                 self.namings.push_back(Naming { name, end, left, told });
             }
             Err(e) => told(Err(e)),
@@ -165,10 +165,10 @@ impl PromptCache {
                     return true;
                 }
                 naming.left.pop_front();
-                if let Some(leaving) = cache.leave_by_hash(&hash)
+                if let Some(leaving) = cache.offload_by_hash(&hash)
                     && !self.copy_out(&leaving, backend, kv)
                 {
-                    cache.not_kept(&leaving.hash);
+                    cache.forget_offloaded(&leaving.hash);
                 }
             }
             let told: Told = Box::new({

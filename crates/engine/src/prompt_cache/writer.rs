@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use sluice_cache::BlockHash;
-use sluice_cache::disk::{DiskCache, Error, FileKey, Key, Lookups, New, STATE, Session, Settings};
+use sluice_cache::disk::{DiskCache, Error, FileKey, Key, Lookups, NewEntry, STATE, Session, Settings};
 
 use super::PromptCacheOptions;
 
@@ -285,7 +285,7 @@ impl Writer {
         // 2. All of them
         let parts: Vec<Vec<(u32, &[u8])>> =
             batch.iter().map(|new| new.parts.iter().map(|(part, bytes)| (*part, &bytes[..])).collect()).collect();
-        let news = batch.iter().zip(&parts).map(|(new, parts)| New {
+        let news = batch.iter().zip(&parts).map(|(new, parts)| NewEntry {
             hash: new.hash,
             before: new.before,
             position: new.position,

@@ -29,7 +29,7 @@ impl ExpertPool {
             }
             match wanted.binary_search(expert) {
                 Ok(_) => self.stats.read_ahead += 1,
-                Err(_) => self.stats.read_in_vain += 1,
+                Err(_) => self.stats.read_unused += 1,
             }
         }
         self.prediction.forget();

@@ -28,7 +28,7 @@ use prediction::Prediction;
 use reads::Reads;
 use slots::{Slot, SlotGuard, SlotState, Ticket};
 pub use slots::{SlotClass, no_faster};
-pub use tiers::{Borrowed, Move};
+pub use tiers::{PinnedExpert, TierMove};
 use warmup_order::WarmupOrder;
 
 /// Slots of one size, of the faster tier and of the memory here.
@@ -136,7 +136,7 @@ impl ExpertPool {
         debug_assert!(matches!(state.state, SlotState::Ready(_)) && state.users == 0);
         state.read_ahead = false;
         self.prediction.slots.retain(|s| *s != slot);
-        let class = self.class_of(slot);
+        let class = self.class_of_slot(slot);
         class.residency.discard(slot - class.first);
     }
 
@@ -146,15 +146,15 @@ impl ExpertPool {
             return;
         }
         // The page cache keeps it. With a faster tier above, a few stay in slots for as long as they may be promoted.
-        if self.keep == Keep::PageCache && self.class_of(slot).fast == 0 {
+        if self.keep == Keep::PageCache && self.class_of_slot(slot).fast == 0 {
             return self.discard(slot);
         }
-        let class = self.class_of(slot);
+        let class = self.class_of_slot(slot);
         class.residency.unpin(slot - class.first);
     }
 
     /// The class that a slot belongs to.
-    fn class_of(&mut self, slot: u32) -> &mut ClassPool {
+    fn class_of_slot(&mut self, slot: u32) -> &mut ClassPool {
         let number = self.classes.partition_point(|c| c.first <= slot) - 1;
         &mut self.classes[number]
     }

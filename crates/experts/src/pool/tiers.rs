@@ -13,7 +13,7 @@ use crate::residency::Promotion;
 
 /// A promotion to the faster tier, until its copies are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Move {
+pub struct TierMove {
     /// Layer of the expert that is promoted.
     pub layer: usize,
     /// Its number within the layer.
@@ -21,14 +21,14 @@ pub struct Move {
     /// Its slot of the faster tier from now on, counted within the class.
     pub to: usize,
     /// The (layer, expert) that was there: [`ExpertPool::falling`] is where its bytes have to go.
-    pub falls: Option<(usize, usize)>,
+    pub demoted: Option<(usize, usize)>,
     promotion: Promotion,
     class: usize,
 }
 
 /// An expert whose slot stays as it is until [`ExpertPool::unpin`].
 #[derive(Debug, PartialEq, Eq)]
-pub struct Borrowed {
+pub struct PinnedExpert {
     /// The expert's layer.
     pub layer: usize,
     /// Its number within the layer.
@@ -55,29 +55,29 @@ impl ExpertPool {
     }
 
     /// Whether an expert is in the faster tier.
-    pub fn is_there_fast(&self, layer: usize, expert: usize) -> bool {
+    pub fn is_in_fast_tier(&self, layer: usize, expert: usize) -> bool {
         self.slot(layer, expert).is_some_and(|slot| self.is_fast(slot))
     }
 
     /// Whether an expert is in either tier, or is being read.
-    pub fn is_there(&self, layer: usize, expert: usize) -> bool {
+    pub fn is_resident(&self, layer: usize, expert: usize) -> bool {
         self.slot(layer, expert).is_some()
     }
 
     /// The class of slots that a layer's experts take.
-    pub fn class(&self, layer: usize) -> usize {
+    pub fn class_of_layer(&self, layer: usize) -> usize {
         self.layers[layer].class
     }
 
     /// Whether all experts of a layer are in the faster tier for good: its class has a slot there for every expert.
-    pub fn is_all_fast(&self, layer: usize) -> bool {
+    pub fn is_layer_in_fast_tier(&self, layer: usize) -> bool {
         let class = &self.classes[self.layers[layer].class];
         let there = |e: usize| class.residency.slot(layer, e).is_some_and(|slot| slot < class.fast);
         class.fast == class.experts && (0..self.layers[layer].len()).all(there)
     }
 
     /// The slot of the faster tier, counted within the class, of the expert at this position, which was handed over; `None` if its slot is here.
-    pub fn fast(&self, fetch: FetchId, position: usize) -> Option<usize> {
+    pub fn fast_slot(&self, fetch: FetchId, position: usize) -> Option<usize> {
         let fetch = self.live(fetch);
         let class = &self.classes[self.layers[fetch.layer].class];
         let slot = fetch.handed_over(position) - class.first;
@@ -85,12 +85,12 @@ impl ExpertPool {
     }
 
     /// The bytes of an expert's array in its slot.
-    pub fn part(&self, layer: usize, expert: usize, array: usize) -> Range<usize> {
+    pub fn array_range(&self, layer: usize, expert: usize, array: usize) -> Range<usize> {
         self.layers[layer].part(expert, array)
     }
 
     /// Bytes of the slot of the expert at this position, which was handed over and whose slot is here.
-    pub fn bytes_of(&self, fetch: FetchId, position: usize, range: Range<usize>) -> &[u8] {
+    pub fn slot_bytes_at(&self, fetch: FetchId, position: usize, range: Range<usize>) -> &[u8] {
         self.slot_bytes(self.live(fetch).handed_over(position), range)
     }
 
@@ -99,73 +99,73 @@ impl ExpertPool {
     }
 
     /// Pins an expert's slot, so that it can be copied before its layer asks for it; `None` unless the slot is here and nobody writes to it.
-    pub fn pin(&mut self, layer: usize, expert: usize) -> Option<Borrowed> {
+    pub fn pin(&mut self, layer: usize, expert: usize) -> Option<PinnedExpert> {
         let slot = self.slot(layer, expert)?;
         if !matches!(self.slots[slot as usize].state, SlotState::Ready(_)) {
             return None;
         }
-        let class = self.class_of(slot);
+        let class = self.class_of_slot(slot);
         class.residency.pin(slot - class.first);
         self.slots[slot as usize].users += 1;
-        Some(Borrowed { layer, expert, slot })
+        Some(PinnedExpert { layer, expert, slot })
     }
 
     /// Bytes of a pinned slot.
-    pub fn borrowed(&self, borrowed: &Borrowed, range: Range<usize>) -> &[u8] {
+    pub fn pinned_bytes(&self, borrowed: &PinnedExpert, range: Range<usize>) -> &[u8] {
         self.slot_bytes(borrowed.slot, range)
     }
 
     /// Ends a pin.
-    pub fn unpin(&mut self, borrowed: Borrowed) {
+    pub fn unpin(&mut self, borrowed: PinnedExpert) {
         self.slots[borrowed.slot as usize].users -= 1;
         self.unpin_if_unused(borrowed.slot);
     }
 
     /// What the faster tier gains by keeping an expert for good: to be compared with scores of other experts of the layer's class.
-    pub fn worth(&self, layer: usize, expert: usize) -> f64 {
+    pub fn long_term_score(&self, layer: usize, expert: usize) -> f64 {
         self.classes[self.layers[layer].class].residency.long_term_score(layer, expert)
     }
 
     /// Promotes one of the experts that the layer asked for last, and has released, to the faster tier, if its score earns it. The expert in whose slot it comes
     /// is demoted, unless `falls` forbids it. Until [`ExpertPool::landed`] nobody may ask for that one.
-    pub fn rise(&mut self, layer: usize, falls: bool) -> Option<Move> {
+    pub fn promote(&mut self, layer: usize, falls: bool) -> Option<TierMove> {
         let number = self.layers[layer].class;
         let class = &mut self.classes[number];
         if class.fast == 0 || !falls && !class.residency.has_free_slot(0) {
             return None;
         }
         let promotion = class.residency.promote()?;
-        self.stats.rises += 1;
-        self.stats.falls += u64::from(promotion.demoted.is_some());
+        self.stats.promotions += 1;
+        self.stats.demotions += u64::from(promotion.demoted.is_some());
         Some(self.begin_move(promotion, number))
     }
 
     /// Promotes an expert to a free slot of the faster tier, whether or not anybody wants it, if both tiers together have slots for all experts: as
     /// [`ExpertPool::rise`]. If they have not, only experts that are wanted are promoted: each of the others might have to be demoted again.
-    pub fn rise_to_room(&mut self) -> Option<Move> {
+    pub fn promote_into_free_slot(&mut self) -> Option<TierMove> {
         let holds_all = |class: &ClassPool| class.residency.len() >= class.experts as usize;
         let promote =
             |(number, class): (usize, &mut ClassPool)| Some((class.residency.promote_into_free_slot()?, number));
         let mut classes = self.classes.iter_mut().enumerate().filter(|(_, class)| holds_all(class));
         let (promotion, number) = classes.find_map(promote)?;
-        self.stats.rises += 1;
+        self.stats.promotions += 1;
         Some(self.begin_move(promotion, number))
     }
 
-    fn begin_move(&mut self, promotion: Promotion, class: usize) -> Move {
+    fn begin_move(&mut self, promotion: Promotion, class: usize) -> TierMove {
         let from = self.classes[class].first + promotion.from;
         self.slots[from as usize].begin_move();
         let Promotion { layer, expert, to, demoted, .. } = promotion;
-        Move { layer, expert, to: to as usize, falls: demoted, promotion, class }
+        TierMove { layer, expert, to: to as usize, demoted, promotion, class }
     }
 
     /// The slot here that a promotion copies from.
-    fn from_slot(&self, moved: &Move) -> u32 {
+    fn from_slot(&self, moved: &TierMove) -> u32 {
         self.classes[moved.class].first + moved.promotion.from
     }
 
     /// Bytes of the slot that the promoted expert leaves, until the demoted one is copied there.
-    pub fn rising(&self, moved: &Move, range: Range<usize>) -> &[u8] {
+    pub fn promoted_bytes(&self, moved: &TierMove, range: Range<usize>) -> &[u8] {
         self.slot_bytes(self.from_slot(moved), range)
     }
 
@@ -173,15 +173,15 @@ impl ExpertPool {
     ///
     /// # Panics
     /// When none is demoted, or the promotion is done.
-    pub fn falling(&mut self, moved: &Move, range: Range<usize>) -> &mut [u8] {
-        assert!(moved.falls.is_some(), "nothing is demoted");
+    pub fn demoted_bytes_mut(&mut self, moved: &TierMove, range: Range<usize>) -> &mut [u8] {
+        assert!(moved.demoted.is_some(), "nothing is demoted");
         let from = self.from_slot(moved) as usize;
         let SlotState::Moving(guard) = &mut self.slots[from].state else { panic!("the promotion is done") };
         guard.bytes_mut(range)
     }
 
     /// The copies of a promotion are done.
-    pub fn landed(&mut self, moved: Move) {
+    pub fn finish_promotion(&mut self, moved: TierMove) {
         let from = self.from_slot(&moved);
         self.classes[moved.class].residency.finish_promotion(&moved.promotion);
         self.slots[from as usize].end_move();

@@ -9,7 +9,7 @@ const AT_ONCE: usize = 16;
 impl ExpertPool {
     /// Reads some experts that are not in memory into free slots, and waits for them. Returns whether there may be more to read. An expert that cannot be read is left
     /// to whoever wants it.
-    pub fn fill(&mut self) -> bool {
+    pub fn warm_up(&mut self) -> bool {
         let begun = (0..AT_ONCE).filter(|_| self.begin_next()).count();
         self.submit();
         while self.reads.in_flight() > 0 {
@@ -25,7 +25,7 @@ impl ExpertPool {
         }
         let next = (0..self.classes.len()).find_map(|class| self.next_to_read(class));
         let Some(slot) = next.and_then(|(layer, expert)| self.begin_read(layer, expert)) else { return false };
-        self.stats.filled += 1;
+        self.stats.warmed_up += 1;
         // The read keeps the slot until it is over; for an expert without bytes there is none.
         self.unpin_if_unused(slot);
         true
@@ -37,7 +37,10 @@ impl ExpertPool {
             return None;
         }
         while let Some((layer, expert)) = self.warmup_order.next(class) {
-            if self.layers[layer].class == class && expert < self.layers[layer].len() && !self.is_there(layer, expert) {
+            if self.layers[layer].class == class
+                && expert < self.layers[layer].len()
+                && !self.is_resident(layer, expert)
+            {
                 return Some((layer, expert));
             }
         }

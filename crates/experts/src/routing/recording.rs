@@ -33,6 +33,7 @@ pub struct Recording {
 }
 
 impl Recording {
+    /// How many tokens the text has.
     pub fn tokens(&self) -> usize {
         self.layers.first().map_or(0, |l| l.len() / self.k)
     }

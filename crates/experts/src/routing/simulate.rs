@@ -81,7 +81,7 @@ pub struct Served {
     /// Experts that had to be read.
     pub misses: u64,
     /// Experts that came to a faster tier.
-    pub rises: u64,
+    pub promotions: u64,
 }
 
 impl Served {
@@ -99,12 +99,12 @@ impl Served {
     /// What was served after `before`, which came of the beginning of the same trace.
     pub fn since(&self, before: &Served) -> Served {
         let hits = self.hits.iter().zip(&before.hits).map(|(all, before)| all - before).collect();
-        Served { hits, misses: self.misses - before.misses, rises: self.rises - before.rises }
+        Served { hits, misses: self.misses - before.misses, promotions: self.promotions - before.promotions }
     }
 }
 
 /// Experts that are promoted after each visit of a layer, at most: each is a copy, and what is demoted is another.
-pub const RISES: usize = 1;
+pub const MAX_PROMOTIONS: usize = 1;
 
 /// Serves the trace from tiers of so many slots, the fastest first, that are empty at first. All experts of a visit are in slots together, and at most
 /// `rises` of them then come to a faster tier.
@@ -138,7 +138,7 @@ pub fn serve(trace: &Trace, tiers: &[usize], rises: usize, policy: Policy, pinne
         for _ in 0..rises {
             let Some(promotion) = residency.promote() else { break };
             residency.finish_promotion(&promotion);
-            served.rises += 1;
+            served.promotions += 1;
         }
     }
     served

@@ -58,7 +58,7 @@ impl<'a> Chooser<'a> {
             return (LoadMode::Mmap, "all of it is in the page cache".into());
         }
         // 2. No room for a copy
-        if let Some(room) = self.options.room.filter(|room| *room < self.total) {
+        if let Some(room) = self.options.copy_budget.filter(|room| *room < self.total) {
             let (total, room) = (gigabytes(self.total), gigabytes(room));
             return (
                 LoadMode::Mmap,
@@ -103,7 +103,7 @@ impl<'a> Chooser<'a> {
 /// Whether a file is brought into the page cache before it is known what of it is wanted: where it will be mapped for what is known without measuring.
 pub(crate) fn is_read_ahead(file: &ReadFile, options: &LoadOptions) -> bool {
     let is_slower = |speeds: Speeds| speeds.direct.is_some_and(|direct| direct > TIE_AHEAD * speeds.mapped);
-    let speeds = || options.memory_of_disks.as_deref().and_then(|memory| probe::recall(file, memory));
+    let speeds = || options.disk_speeds_file.as_deref().and_then(|memory| probe::recall(file, memory));
     file.len >= SMALL
         && remote(file).is_none()
         && resident_bytes(&file.buffered, 0, file.len).is_ok_and(|cached| cached < file.len)

@@ -15,6 +15,7 @@ pub struct Piece<'a> {
     pub view: usize,
     /// Of the piece in the view.
     pub offset: usize,
+    /// The bytes of the piece.
     pub bytes: &'a [u8],
 }
 

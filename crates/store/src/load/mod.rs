@@ -41,7 +41,7 @@ pub use probe::Speeds;
 pub use probe::remembered_speeds;
 use queue::ChunkQueue;
 pub use read::ALIGNMENT;
-pub(crate) use read::{ReadFile, go_on_at, refuses_direct};
+pub(crate) use read::{ReadFile, refuses_direct, resume_at};
 pub use readahead::ReadAhead;
 pub use sink::Chunk;
 pub(crate) use source::Source;
@@ -58,6 +58,25 @@ pub fn disk_speeds(file: &Path, options: &LoadOptions) -> Option<Speeds> {
 }
 
 /// A load in progress. Reading stops when this is dropped; the weights may be used as long as it lives.
+///
+/// ```
+/// use sluice_store::{Dtype, LoadOptions, TensorPlan, Writer, load};
+///
+/// let folder = tempfile::tempdir()?;
+/// let plan = [TensorPlan { name: "w".into(), dtype: Dtype::U8, shape: vec![4] }];
+/// let mut writer = Writer::create(&folder.path().join("model.safetensors"), &plan, &Default::default())?;
+/// writer.write_at(&[1, 2, 3, 4], 0)?;
+/// writer.finish()?;
+///
+/// let (checkpoint, loading) = load::open(folder.path(), &LoadOptions::default())?;
+/// let bytes = checkpoint.tensor("w").unwrap().bytes.clone();
+/// loading.start([&bytes]);
+/// // Waits for this tensor alone.
+/// assert_eq!(bytes[..], [1, 2, 3, 4]);
+/// // What was computed counts only if this succeeds.
+/// loading.check()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Loading {
     queue: Arc<ChunkQueue>,
@@ -90,14 +109,14 @@ impl LoadProgress {
 /// # Errors
 /// As for [`Checkpoint::open`], and when there is no address space for a file's image.
 pub fn open(folder: &Path, options: &LoadOptions) -> Result<(Checkpoint, Loading), Error> {
-    open_but(folder, options, |_| HashSet::new())
+    open_except(folder, options, |_| HashSet::new())
 }
 
 /// As [`open`], where the tensors that `left` names, of a checkpoint of which only headers are read, stay on disk: others read them, a part at a time.
 ///
 /// # Errors
 /// Those of [`open`].
-pub fn open_but(
+pub fn open_except(
     folder: &Path,
     options: &LoadOptions,
     left: impl FnOnce(&Checkpoint) -> HashSet<String>,
@@ -199,6 +218,7 @@ impl Loading {
         self.queue.check()
     }
 
+    /// How far the load has come: also for other threads, and when it is over.
     pub fn progress(&self) -> LoadProgress {
         LoadProgress(Arc::clone(&self.queue))
     }

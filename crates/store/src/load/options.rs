@@ -24,6 +24,7 @@ pub enum LoadMode {
 }
 
 impl LoadMode {
+    /// The name that the command line gives it.
     pub fn name(self) -> &'static str {
         match self {
             LoadMode::Auto => "auto",
@@ -37,11 +38,12 @@ impl LoadMode {
 /// How to load.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
+    /// How files are read.
     pub mode: LoadMode,
     /// Bytes of memory that copies of files may take; `None`: not known. What does not fit is mapped by [`LoadMode::Auto`].
-    pub room: Option<u64>,
+    pub copy_budget: Option<u64>,
     /// Where the speeds of disks are remembered; `None`: measured anew where they are needed.
-    pub memory_of_disks: Option<PathBuf>,
+    pub disk_speeds_file: Option<PathBuf>,
     /// Bytes that one request reads: rounded up to a power of two, at least a page, at most 1 GiB. `None`: what measured best for the way of reading.
     pub request: Option<usize>,
     /// Requests that io_uring keeps in flight.
@@ -69,8 +71,8 @@ impl Default for LoadOptions {
     fn default() -> LoadOptions {
         LoadOptions {
             mode: LoadMode::Auto,
-            room: None,
-            memory_of_disks: None,
+            copy_budget: None,
+            disk_speeds_file: None,
             request: None,
             large_pages: true,
             depth: 8,
@@ -84,6 +86,7 @@ impl Default for LoadOptions {
 /// How one file is read, and why.
 #[derive(Clone, Debug)]
 pub struct FileReport {
+    /// The name that the command line gives it.
     pub name: String,
     /// Of the whole file.
     pub bytes: u64,

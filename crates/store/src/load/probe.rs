@@ -76,7 +76,7 @@ fn remember(file: &ReadFile, memory: &Path, speeds: Speeds) {
 /// The speeds of the disk that `file` is on, and whether they were measured now. `None` where they cannot be measured: nearly all of
 /// the file is in the page cache, or it cannot be read.
 pub(crate) fn speeds(file: &ReadFile, options: &LoadOptions) -> Option<(Speeds, bool)> {
-    let memory = options.memory_of_disks.as_deref();
+    let memory = options.disk_speeds_file.as_deref();
     if let Some(known) = memory.and_then(|m| recall(file, m)) {
         return Some((known, false));
     }

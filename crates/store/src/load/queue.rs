@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::memory::Memory;
 
 /// The chunk is read to where its source has it.
-const HERE: usize = usize::MAX;
+const IN_PLACE: usize = usize::MAX;
 
 #[derive(Debug)]
 pub(crate) struct ChunkQueue {
@@ -146,7 +146,7 @@ impl ChunkQueue {
         self.ensure_readers(&mut queue);
         drop(queue);
         if there == wanted {
-            self.conclude();
+            self.finish_load();
         }
     }
 
@@ -210,7 +210,7 @@ impl ChunkQueue {
         let files = self.files();
         loop {
             match self.next(reader, true) {
-                Next::Read(lent) if self.sources[lent.chunk.file].is_mapped() && lent.buffer == HERE => {
+                Next::Read(lent) if self.sources[lent.chunk.file].is_mapped() && lent.buffer == IN_PLACE => {
                     self.populate(lent);
                 }
                 Next::Read(lent) if self.sources[lent.chunk.file].is_mapped() => self.read_cached(lent),
@@ -314,7 +314,7 @@ impl ChunkQueue {
         let source = &self.sources[number];
         let chunk = source.chunks(&(offset..offset + 1)).start;
         let mut queue = self.lock();
-        let away = lent.buffer != HERE;
+        let away = lent.buffer != IN_PLACE;
         // What is elsewhere could be read here, too.
         source.settle(chunk, if away && state == READY { PENDING } else { state });
         queue.lent -= 1;
@@ -336,18 +336,18 @@ impl ChunkQueue {
         }
         drop(queue);
         if over {
-            self.conclude();
+            self.finish_load();
         }
     }
 
     /// Everything that was asked for is there.
-    fn conclude(&self) {
+    fn finish_load(&self) {
         let begun = self.begun.get().expect("begun before anything was asked for");
         if let Some(error) = self.sources.iter().find_map(|s| s.file.check_unchanged().err()) {
             self.set_failure(error);
         }
         let _ = self.took.set(begun.elapsed());
-        self.sources.iter().for_each(|s| s.sweep());
+        self.sources.iter().for_each(|s| s.drop_trace());
         let buffers = {
             let mut queue = self.lock();
             self.settled.notify_all();
@@ -422,7 +422,7 @@ unsafe impl ChunkSink for ChunkQueue {
                 continue;
             }
             let lent = if away { queue.buffers.lend() } else { None };
-            let (memory, buffer) = lent.unwrap_or((here, HERE));
+            let (memory, buffer) = lent.unwrap_or((here, IN_PLACE));
             queue.lent += 1;
             let lane = &mut queue.lanes[reader as usize];
             // What goes elsewhere is as good as pending afterwards, and must not come again.
@@ -438,7 +438,7 @@ unsafe impl ChunkSink for ChunkQueue {
     }
 
     fn filled(&self, lent: Lent) {
-        if lent.buffer != HERE {
+        if lent.buffer != IN_PLACE {
             let (number, offset) = (lent.chunk.file, lent.chunk.offset as usize);
             let source = &self.sources[number];
             let chunk = source.chunks(&(offset..offset + 1)).start;

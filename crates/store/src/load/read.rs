@@ -259,7 +259,7 @@ pub(crate) fn refuses_direct(error: &io::Error) -> bool {
 }
 
 /// Where a read that stopped short goes on: at the byte it came to, or, of a direct read, at the boundary before.
-pub(crate) fn go_on_at(done: usize, direct: bool) -> usize {
+pub(crate) fn resume_at(done: usize, direct: bool) -> usize {
     if direct { done / ALIGNMENT * ALIGNMENT } else { done }
 }
 
@@ -297,7 +297,7 @@ unsafe fn read_to(
             return Err((offset + done as u64, None));
         }
         done = reached;
-        from = go_on_at(done, direct);
+        from = resume_at(done, direct);
     }
     Ok(())
 }

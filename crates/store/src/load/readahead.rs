@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
-use super::bring::bring;
+use super::bring::populate_cache;
 use super::choose;
 use super::opened::OpenCheckpoint;
 use super::options::{LoadMode, LoadOptions};
@@ -53,7 +53,7 @@ fn read_all(open: impl FnOnce() -> Result<OpenCheckpoint, Error>, options: &Load
     }
     let Ok(OpenCheckpoint { files, .. }) = open() else { return };
     let total: u64 = files.iter().map(|file| file.len).sum();
-    if options.room.is_some_and(|room| room < total) {
+    if options.copy_budget.is_some_and(|room| room < total) {
         return;
     }
     for file in files.iter().filter(|file| choose::is_read_ahead(file, options)) {
@@ -68,7 +68,7 @@ fn read(file: &ReadFile, options: &LoadOptions, stopped: &AtomicBool) {
         while !stopped.load(Ordering::Relaxed) {
             let from = next.fetch_add(size, Ordering::Relaxed);
             let chunk = from as usize..(from + size).min(file.len) as usize;
-            if from >= file.len || bring(file, &map, chunk).is_err() {
+            if from >= file.len || populate_cache(file, &map, chunk).is_err() {
                 break;
             }
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
-use super::read::{ALIGNMENT, ReadFile, go_on_at, refuses_direct};
+use super::read::{ALIGNMENT, ReadFile, refuses_direct, resume_at};
 use super::sink::{ChunkSink, Lent, Next, Reader};
 
 /// A chunk in flight.
@@ -146,7 +146,7 @@ impl Requests<'_> {
             flight.trace = file.trace(chunk.offset, chunk.len as u64);
         }
         flight.direct = direct.is_some();
-        flight.from = go_on_at(flight.done, flight.direct);
+        flight.from = resume_at(flight.done, flight.direct);
         let room = if flight.direct { chunk.len.next_multiple_of(ALIGNMENT) } else { chunk.len };
         let fd = types::Fd(direct.unwrap_or(&file.buffered).as_raw_fd());
         // SAFETY: inside the memory that was lent, of which `from` bytes are there.

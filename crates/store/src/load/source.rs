@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use super::bring::bring;
+use super::bring::populate_cache;
 use super::choose::SMALL;
 use super::options::{LoadError, LoadMode, LoadOptions};
 use super::queue::ChunkQueue;
@@ -32,11 +32,11 @@ pub(crate) struct Source {
     pub mode: LoadMode,
     memory: Map,
     /// It is mapped, wanted whole, and was not all in the page cache: parts of it are brought there before they are read.
-    brought: bool,
+    read_ahead: bool,
     chunk: usize,
     states: Box<[AtomicU8]>,
     /// Chunks that are not there yet; 0 answers most queries at once.
-    left: AtomicUsize,
+    missing: AtomicUsize,
     /// Bytes and name of each tensor, by offset; for messages.
     tensors: Vec<(Range<u64>, Arc<str>)>,
     /// What was not in the page cache, of a file that is read through it.
@@ -88,10 +88,10 @@ impl Source {
             file,
             mode,
             memory,
-            brought: mapped && !resident && !some_left,
+            read_ahead: mapped && !resident && !some_left,
             chunk,
             states,
-            left,
+            missing: left,
             tensors,
             trace,
             delivered: AtomicBool::new(false),
@@ -141,12 +141,12 @@ impl Source {
     pub fn settle(&self, chunk: usize, state: u8) {
         self.states[chunk].store(state, Ordering::Release);
         if state == READY {
-            self.left.fetch_sub(1, Ordering::AcqRel);
+            self.missing.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
     pub fn is_ready(&self, range: &Range<usize>) -> bool {
-        self.left.load(Ordering::Acquire) == 0 || self.chunks(range).all(|c| self.state(c) == READY)
+        self.missing.load(Ordering::Acquire) == 0 || self.chunks(range).all(|c| self.state(c) == READY)
     }
 
     /// Waits until a part of the file is there, or can never be.
@@ -161,8 +161,8 @@ impl Source {
 
     /// Brings a part of a mapped file into the page cache, for a read that follows and tells what is wrong.
     pub fn bring(&self, range: Range<usize>) {
-        if self.brought {
-            let _ = bring(&self.file, &self.memory, range);
+        if self.read_ahead {
+            let _ = populate_cache(&self.file, &self.memory, range);
         }
     }
 
@@ -202,7 +202,7 @@ impl Source {
     }
 
     /// Drops what reading left in the page cache after all.
-    pub fn sweep(&self) {
+    pub fn drop_trace(&self) {
         self.file.wipe(&self.trace);
     }
 

@@ -63,6 +63,7 @@ unsafe impl Send for Filled {}
 unsafe impl Sync for Filled {}
 
 impl Filled {
+    /// The chunk that was read.
     pub fn chunk(&self) -> &Chunk {
         &self.chunk
     }
@@ -121,7 +122,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Begins with no chunk once this is true.
-    pub fn unless(self, cancelled: &'a AtomicBool) -> Staging<'a> {
+    pub fn cancelled_by(self, cancelled: &'a AtomicBool) -> Staging<'a> {
         Staging { cancelled: Some(cancelled), ..self }
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use super::request::{Completion, ReadFaults, ReadRequest};
-use crate::load::{ALIGNMENT, Source, go_on_at, refuses_direct};
+use crate::load::{ALIGNMENT, Source, refuses_direct, resume_at};
 
 /// A read that the disk fails is tried again so many times.
 const RETRIES: u8 = 2;
@@ -98,7 +98,7 @@ impl Flight {
                     return failed(self.done, None);
                 }
                 self.done = reached;
-                self.from = go_on_at(reached, self.direct);
+                self.from = resume_at(reached, self.direct);
                 (reached >= len).then_some(Completion { tag, error: None })
             }
             Err(e) if [libc::EINTR, libc::EAGAIN, libc::ECANCELED].contains(&e.raw_os_error().unwrap_or(0)) => None,

@@ -1,4 +1,4 @@
-//! What goes wrong with the database, whose file anybody may have changed.
+//! Errors of the database, whose file anybody may have changed.
 
 use std::io;
 
@@ -22,7 +22,8 @@ pub fn own(e: impl Into<redb::Error>) -> Error {
     Box::new(e.into())
 }
 
-/// A database whose bytes were changed by somebody else panics here and there; to us that is a file that is no index.
+/// Runs `what`. The database may panic if its bytes were changed behind its back: that counts as a file that is no
+/// index.
 pub fn guarded<T>(what: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     catch_panic(what)
         .unwrap_or_else(|_| Err(own(redb::StorageError::Corrupted("its pages contradict each other".into()))))

@@ -1,4 +1,4 @@
-//! Which entry lies in which slots: the database, in transactions that are whole or not at all.
+//! The index: which entry has which slots. A database whose transactions happen as a whole or not at all.
 
 mod changes;
 mod error;
@@ -37,7 +37,7 @@ pub struct Index {
 
 impl Drop for Index {
     fn drop(&mut self) {
-        // It writes once more. What goes wrong with that, or with the mark, has the next run look through the index.
+        // The database writes once more. If that fails, or the mark does, the next run checks the whole index.
         if catch_panic(|| drop(self.database.take())).is_ok() {
             let _ = self.pages.mark();
         }
@@ -45,7 +45,7 @@ impl Drop for Index {
 }
 
 impl Index {
-    /// What a table says as it was made durable last; one that was never written to says nothing.
+    /// Reads the last durable state of a table; the default if the table was never written.
     fn read<K: redb::Key + 'static, V: redb::Value + 'static, T: Default>(
         &self,
         table: TableDefinition<K, V>,
@@ -79,7 +79,8 @@ impl Index {
         let backend = Backend(Arc::clone(&pages));
         let mut database = redb::Builder::new().set_cache_size(1 << 20).create_with_backend(backend).map_err(own)?;
         if !clean {
-            // All sums of its pages, of which there are a few megabytes: whoever follows wrong ones may never come back.
+            // Checks the checksums of all pages, a few megabytes: the database may never come back from following a
+            // damaged one.
             database.check_integrity().map_err(own)?;
         }
         let index = Index { database: Some(database), pages };
@@ -97,7 +98,7 @@ impl Index {
         self.database.as_ref().expect("open until it is dropped")
     }
 
-    /// Something went wrong: the next run looks through the index.
+    /// After an error: makes the next run check the whole index.
     pub fn abandon(&self) {
         let _ = self.pages.abandon();
     }

@@ -1,4 +1,4 @@
-//! What the index is made of: its tables, what their rows say, and how that is written in bytes.
+//! The tables of the index, the types of their rows, and how rows are encoded.
 
 use redb::TableDefinition;
 
@@ -8,29 +8,34 @@ use crate::prefix::BlockHash;
 /// An entry's name: fingerprint of its model, and hash of all tokens up to its end.
 pub type Key = (u64, BlockHash);
 
-/// One of the slots of a slab.
+/// A slot of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
+    /// Number of the slab.
     pub slab: u32,
+    /// Number of the slot in it.
     pub slot: u32,
 }
 
-/// What is known of an entry, and where its parts lie.
+/// An entry: where its parts are, and how it was used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
+    /// Hash of the entry before it.
     pub before: BlockHash,
     /// Position of its first token, and how many it has.
     pub position: u32,
+    /// How many tokens it has.
     pub tokens: u32,
-    /// When it was used last: by a count that goes on over restarts.
+    /// When it was used last, by a clock of uses that goes on over restarts.
     pub used: u64,
     /// How often it was found.
     pub hits: u32,
-    /// (Number of the part, its bytes, its place)
+    /// (Number of the part, its bytes, its slot)
     pub parts: Vec<(u32, u64, Place)>,
 }
 
 impl Entry {
+    /// Whether a recurrent state is among its parts.
     pub fn has_state(&self) -> bool {
         self.parts.iter().any(|(part, ..)| *part == STATE)
     }
@@ -50,18 +55,20 @@ impl Slab {
     }
 }
 
-/// What is known of a model, for people.
+/// A model, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model {
+    /// Its name.
     pub name: String,
+    /// Its folder.
     pub path: String,
-    /// How many requests found something of it.
+    /// How many requests found an entry of it.
     pub hits: u64,
     /// When the last of them did: seconds since 1970.
     pub used: u64,
 }
 
-/// A chain that has a name.
+/// A named chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
     /// Its last entry.
@@ -72,7 +79,7 @@ pub struct Session {
     pub created: u64,
 }
 
-/// Which one it is.
+/// A named chain with its name.
 pub struct Named {
     pub model: u64,
     /// What its first entry follows.

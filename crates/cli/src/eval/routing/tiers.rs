@@ -1,7 +1,7 @@
 //! What tiers of memory would serve of a text's routing: the store's own bookkeeping, driven by what was recorded.
 
 use serde_json::{Value, json};
-use sluice_experts::simulate::{self, RISES, Served};
+use sluice_experts::simulate::{self, MAX_PROMOTIONS, Served};
 use sluice_experts::{Policy, Recording};
 
 /// Slots of a faster tier and of the one below, such as a GPU's memory and the host's, as parts of all experts.
@@ -36,7 +36,7 @@ impl Tiers {
             Tiers {
                 fast,
                 slow,
-                served: simulate::serve(&trace, &[fast, slow], RISES, Policy::Scan, &[]),
+                served: simulate::serve(&trace, &[fast, slow], MAX_PROMOTIONS, Policy::Scan, &[]),
                 tokens: recording.tokens(),
                 hottest: uses[..fast].iter().sum::<u64>() as f64 / total as f64,
             }
@@ -50,7 +50,7 @@ impl Tiers {
     }
 
     fn rises(&self) -> f64 {
-        self.served.rises as f64 / self.tokens as f64
+        self.served.promotions as f64 / self.tokens as f64
     }
 
     /// Headings of [`Tiers::row`].
