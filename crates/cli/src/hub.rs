@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use sluice_store::read_small;
 
-/// Bytes that a reference may have: a commit is forty.
+/// The most bytes of a reference; a commit has forty.
 const MAX_REFERENCE: u64 = 1024;
 
-/// Whether the folder is one of a cached model, and no model itself.
+/// Whether this is the cache folder of a model, and not a model itself.
 pub fn is_cached(folder: &Path) -> bool {
     !folder.join("config.json").exists() && folder.join("snapshots").is_dir()
 }
 
-/// The folder that holds the model: of a cached one the snapshot that `refs/main` names (or, without a reference, the only one); any other is returned as it is.
+/// The folder with the model. For a cache folder that is the snapshot that `refs/main` names, or the only one; any other folder is returned unchanged.
 ///
 /// # Errors
 /// A cached model without that snapshot; the message says what to give instead.
@@ -75,7 +75,7 @@ mod tests {
         let found = followed(folder.clone()).unwrap();
         assert_eq!(found, folder.join("snapshots/bbb"));
         assert_eq!(name_of(&found).as_deref(), Some("org/some--model"));
-        // A folder with a model in it is that model.
+        // A folder with a config is a model itself.
         fs::write(folder.join("config.json"), "{}").unwrap();
         assert_eq!(followed(folder.clone()).unwrap(), folder);
         assert_eq!(name_of(&folder), None);

@@ -15,7 +15,7 @@ pub struct Config {
     root: Value,
     /// The text model's part is `text_config`; otherwise it is the root.
     nested: bool,
-    /// Keys that were asked for where only the root has them: see [`Config::misplaced`].
+    /// Keys that only the root has and that were looked up: see [`Config::misplaced`].
     misplaced: Mutex<BTreeSet<String>>,
 }
 
@@ -51,7 +51,10 @@ impl Config {
         self.root.as_object().expect("checked when it was parsed")
     }
 
-    /// The file's `model_type` (of the whole checkpoint, not of its text part).
+    /// The `model_type` of the whole checkpoint, not of its text part.
+    ///
+    /// # Errors
+    /// A config without one.
     pub fn model_type(&self) -> Result<&str> {
         let kind = self.root.get("model_type").and_then(Value::as_str);
         kind.ok_or_else(|| anyhow!("{}: `model_type` is missing", self.path.display()))
@@ -62,7 +65,7 @@ impl Config {
         self.nested
     }
 
-    /// A value of the text model. As in the reference, where there is a `text_config` nothing of the text model is read from outside of it.
+    /// A value of the text model. As in the reference, a config with a `text_config` is read from there only.
     pub fn get<'a>(&'a self, key: &str) -> Option<&'a Value> {
         let value = |part: &'a Value| part.get(key).filter(|v| !v.is_null());
         let found = value(if self.nested { &self.root["text_config"] } else { &self.root });
@@ -72,8 +75,7 @@ impl Config {
         found
     }
 
-    /// Keys of the text model that stand beside `text_config` instead of in it, of those that were asked for so far: the user should hear that they
-    /// are not read.
+    /// Keys of the text model that are beside `text_config` instead of in it, of those looked up so far. They are not read, and the user is told so.
     pub(crate) fn misplaced(&self) -> Vec<String> {
         self.misplaced.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
@@ -87,17 +89,27 @@ impl Config {
         }
     }
 
-    /// A whole number of at least 1 and at most 2^24: dimensions and counts.
+    /// A dimension or count: a whole number from 1 to 2^24.
+    ///
+    /// # Errors
+    /// A missing key, or another value.
     pub fn size(&self, key: &str) -> Result<usize> {
         let n = self.get(key).and_then(Value::as_u64).filter(|n| (1..=1 << 24).contains(n));
         n.map(|n| n as usize).ok_or_else(|| self.wrong(key, "a whole number from 1 to 2^24"))
     }
 
+    /// The same, with a default where the key is missing.
+    ///
+    /// # Errors
+    /// Another value.
     pub fn size_or(&self, key: &str, default: usize) -> Result<usize> {
         if self.get(key).is_some() { self.size(key) } else { Ok(default) }
     }
 
-    /// A number for which `fits` holds; `wanted` says so in words.
+    /// A number that satisfies `fits`. `wanted` is the same condition in words, for the error.
+    ///
+    /// # Errors
+    /// Another value.
     pub fn float_or(&self, key: &str, default: f64, fits: impl Fn(f64) -> bool, wanted: &str) -> Result<f64> {
         match self.get(key) {
             None => Ok(default),
@@ -105,18 +117,27 @@ impl Config {
         }
     }
 
-    /// What is added to a norm's mean square. Below 0 its root would not be a number.
+    /// The epsilon of RMS norms. A negative one could make a root of a negative number.
+    ///
+    /// # Errors
+    /// A value outside of 0 to 1.
     pub fn norm_eps(&self) -> Result<f64> {
         self.float_or("rms_norm_eps", 1e-6, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
     }
 
-    /// `max_position_embeddings`, or what the reference has where it is missing.
+    /// `max_position_embeddings`, or the reference's default.
+    ///
+    /// # Errors
+    /// A value that is no size.
     pub fn max_positions(&self) -> Result<usize> {
         let is_llama = self.model_type().is_ok_and(|kind| kind == "llama");
         self.size_or("max_position_embeddings", if is_llama { 2048 } else { 32768 })
     }
 
-    /// How many layers there are.
+    /// The number of layers.
+    ///
+    /// # Errors
+    /// A missing key, or a value outside of 1 to 2^16.
     pub fn layers(&self) -> Result<usize> {
         let layers = self.size("num_hidden_layers")?;
         if layers <= 1 << 16 {
@@ -126,13 +147,20 @@ impl Config {
         }
     }
 
-    /// The product of sizes, which is a size itself: at most 2^24. `keys` are those whose values they are, for the message.
+    /// The product of sizes. `keys` names their keys, for the error.
+    ///
+    /// # Errors
+    /// A product outside of 1 to 2^24.
     pub fn product(&self, keys: &str, sizes: &[usize]) -> Result<usize> {
         let product =
             sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).filter(|n| (1..=1 << 24).contains(n));
         product.ok_or_else(|| anyhow!("{}: the product of {keys} is not a number from 1 to 2^24", self.path.display()))
     }
 
+    /// True or false, with a default where the key is missing.
+    ///
+    /// # Errors
+    /// Another value.
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
         match self.get(key) {
             None => Ok(default),
@@ -140,8 +168,8 @@ impl Config {
         }
     }
 
-    /// Whether the output head is the embedding, as long as the checkpoint stores no other. A multimodal config says it at the top and in `text_config`;
-    /// the reference goes by one or by the other, depending on the class that loads it. Where either says so, there is no head to load.
+    /// Whether the output head is the embedding, unless the checkpoint stores another one. A multimodal config has this key at the top and in `text_config`;
+    /// which of them the reference follows depends on the class that loads it. Here either suffices.
     ///
     /// # Errors
     /// A value that is neither true nor false.
@@ -154,11 +182,14 @@ impl Config {
         Ok(of(&self.root)? || self.nested && of(&self.root["text_config"])?)
     }
 
-    /// A whole number, 0 among them.
+    /// A whole number from 0 to 2^24, with a default where the key is missing.
+    ///
+    /// # Errors
+    /// Another value.
     pub fn count_or(&self, key: &str, default: usize) -> Result<usize> {
         match self.get(key) {
             None => Ok(default),
-            // As the reference: 28.0 is a whole number too.
+            // As in the reference, 28.0 is a whole number too.
             Some(v) => {
                 let whole = v.as_f64().filter(|x| x.fract() == 0.0 && (0.0..=16_777_216.0).contains(x));
                 whole.map(|x| x as usize).ok_or_else(|| self.wrong(key, "a whole number from 0 to 2^24"))
@@ -166,21 +197,30 @@ impl Config {
         }
     }
 
-    /// A list of layer numbers, empty where it is missing.
+    /// A list of layer numbers, empty where the key is missing.
+    ///
+    /// # Errors
+    /// Another value.
     pub fn indices(&self, key: &str) -> Result<Vec<usize>> {
         let Some(v) = self.get(key) else { return Ok(vec![]) };
         let list = v.as_array().and_then(|l| l.iter().map(|n| n.as_u64().map(|n| n as usize)).collect());
         list.ok_or_else(|| self.wrong(key, "a list of whole numbers"))
     }
 
-    /// A list of strings, if it is there.
+    /// A list of strings, if the key is there.
+    ///
+    /// # Errors
+    /// Another value.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&str>>> {
         let Some(v) = self.get(key) else { return Ok(None) };
         let list = v.as_array().and_then(|l| l.iter().map(Value::as_str).collect());
         list.map(Some).ok_or_else(|| self.wrong(key, "a list of strings"))
     }
 
-    /// Refuses a value that these models do not have, before anything is loaded.
+    /// Refuses any value but `wanted`; a missing key is accepted.
+    ///
+    /// # Errors
+    /// Another value.
     pub fn require(&self, key: &str, wanted: &str) -> Result<()> {
         match self.get(key) {
             Some(v) if v.as_str() != Some(wanted) => Err(self.wrong(key, wanted)),
@@ -189,6 +229,9 @@ impl Config {
     }
 
     /// How weights are quantised: MLX's `quantization` (or its copy under `quantization_config`).
+    ///
+    /// # Errors
+    /// A method, width or group size that is not supported.
     pub fn quantization(&self) -> Result<Quantization> {
         let path = self.path.display();
         let Some(q) = self.root.get("quantization").or_else(|| self.root.get("quantization_config")) else {
@@ -223,9 +266,12 @@ pub struct Quantization {
 }
 
 impl Quantization {
-    /// (bits, group size) of `module`, which the checkpoint stores with scales. A module may override the default.
+    /// (bits, group size) of `module`, which has scales. A module may override the default.
+    ///
+    /// # Errors
+    /// A width or group size that is not supported, and a config without `quantization`.
     pub fn of(&self, module: &str) -> Result<(u8, u16)> {
-        // An expert with tensors of its own (a bundle's) has what is said of its layer's stack.
+        // A bundle gives each expert its own tensors; the config still names the layer's stack.
         let stack = module.split_once(".experts.").and_then(|(mlp, rest)| {
             let (expert, part) = rest.split_once('.')?;
             expert.bytes().all(|b| b.is_ascii_digit()).then(|| format!("{mlp}.switch_mlp.{part}"))
@@ -237,7 +283,7 @@ impl Quantization {
         }
     }
 
-    /// (bits, group size) of routed experts: what is said of the first of their modules that anything is said of, else the default.
+    /// (bits, group size) of routed experts: those of their first module that has its own, else the default.
     pub fn of_experts(&self) -> Option<(u8, u16)> {
         let modules = self.layers.as_object().into_iter().flatten();
         let of_expert = |(name, v): (&String, &Value)| name.contains(".switch_mlp.").then(|| affine(v).ok()).flatten();

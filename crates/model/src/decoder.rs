@@ -1,5 +1,5 @@
-//! A decoder-only transformer: embedding, layers of a token mixer and a feed-forward part, head. Every model is one of these, made of its description and
-//! of the weights that bear the names of its parts.
+//! A decoder-only transformer: embedding, layers of a token mixer and a feed-forward part, head. Every model is one of these, made from its description and
+//! its weights.
 
 use std::ops::Range;
 
@@ -43,10 +43,11 @@ pub struct Decoder {
 impl Decoder {
     /// Loads what `d` describes, for positions below `positions`.
     pub(crate) fn load(w: &mut Weights, d: &Description, positions: usize) -> Result<Decoder> {
+        d.check_operations()?;
         let x = w.scratch(d.hidden)?;
         let rotary = w.backend().rotary(&d.rotary, positions)?;
-        let attention = d.attention_layers().max_by_key(|a| a.q_cols());
-        let attention = attention.map(|a| AttentionScratch::alloc(w, a)).transpose()?;
+        let has_attention = d.attention_layers().next().is_some();
+        let attention = has_attention.then(|| AttentionScratch::alloc(w, d)).transpose()?;
         let delta = d.recurrent_layers().next().map(|delta| DeltaScratch::alloc(w, delta)).transpose()?;
         let mut of_group = vec![0; d.groups().len()];
         let mut recurrent = 0;
@@ -75,8 +76,8 @@ impl Decoder {
         Ok(Decoder { x, embedding, layers, norm, head })
     }
 
-    /// Enqueues a step: the new tokens of `inputs`, which the backend has begun with, go through all layers, their keys, values and states into its caches;
-    /// logits of the rows that are wanted are left.
+    /// Enqueues a step with the tokens of `inputs`, which the backend has begun with. Their keys, values and states go to the backend's caches; it
+    /// keeps the logits of the wanted rows.
     pub fn step(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
         let x = self.x.first_rows(inputs.tokens().len());
         backend.embed(self.embedding, x);
@@ -90,15 +91,15 @@ impl Decoder {
     }
 }
 
-/// What a step has left.
+/// Results of a step.
 impl Decoder {
-    /// The final hidden states of these rows of the last step, as the head is given them: `[rows, hidden]`, to the host.
+    /// Copies the final hidden states of these rows of the last step, which are the head's input, to the host: `[rows, hidden]`.
     pub fn hidden(&self, backend: &mut dyn Backend, rows: Range<usize>, out: &mut [f32]) {
         backend.hidden(self.x.rows(rows), self.norm, out);
     }
 }
 
-/// A step in pieces, for whoever looks at what flows between them (calibration).
+/// A step in pieces: calibration looks at the activations between them.
 impl Decoder {
     /// The residual stream: `[max_tokens, hidden]`.
     pub fn residual(&self) -> Tensor {
@@ -110,17 +111,17 @@ impl Decoder {
         backend.embed(self.embedding, self.x.first_rows(inputs.tokens().len()));
     }
 
-    /// Adds what the token mixer of layer `layer` makes of the residual stream's first `tokens` rows.
+    /// Adds the output of layer `layer`'s token mixer to the residual stream's first `tokens` rows.
     pub fn mix(&self, layer: usize, backend: &mut dyn Operations, tokens: usize) {
         self.layers[layer].mixer.forward(backend, self.x.first_rows(tokens));
     }
 
-    /// Adds what the second half of layer `layer` makes of them.
+    /// Adds the output of layer `layer`'s feed-forward part to them.
     pub fn feed_forward(&self, layer: usize, backend: &mut dyn Operations, tokens: usize) {
         self.layers[layer].feed_forward.forward(backend, self.x.first_rows(tokens));
     }
 
-    /// As [`Decoder::feed_forward`], without what routed experts add: see [`FeedForward::forward_but_experts`].
+    /// The same without the routed experts: see [`FeedForward::forward_but_experts`].
     pub fn feed_forward_but_experts(
         &self,
         layer: usize,

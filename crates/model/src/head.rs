@@ -1,4 +1,4 @@
-//! Which matrix the output head is. The config says whether it is the embedding; where the files say otherwise, they are right, as in the reference.
+//! Which matrix is the output head. The config says whether it is the embedding; as in the reference, a stored head overrides it.
 
 use anyhow::{Context, Result, ensure};
 use sluice_store::{Checkpoint, Tensor};
@@ -6,10 +6,10 @@ use sluice_store::{Checkpoint, Tensor};
 use crate::description::Description;
 use crate::source::ModelTensors;
 
-/// Bytes of both matrices that are compared at a time.
+/// Bytes of each matrix that are compared at a time.
 const PIECE: usize = 1 << 20;
 
-/// Corrects what `description` says of the head by what `tensors` store, and notes it for the user.
+/// Corrects the description where `tensors` store a head that is not the embedding, and adds a note for the user.
 ///
 /// # Errors
 /// A checkpoint without an embedding, and a matrix that cannot be read.
@@ -51,7 +51,7 @@ fn is_same(checkpoint: &Checkpoint, one: &str, other: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// Compares without waiting for a load that may not have begun.
+/// Reads by itself: a load may not have begun.
 fn has_same_bytes(a: &Tensor, b: &Tensor) -> Result<bool> {
     if a.dtype != b.dtype || a.shape != b.shape {
         return Ok(false);

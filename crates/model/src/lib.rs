@@ -1,33 +1,30 @@
-//! Models: one file per architecture, from `config.json` to a [`Description`], of which a [`Decoder`] is made that the engine steps.
+//! Models: a [`ModelSource`] says how one lies on disk, an architecture turns its config into a [`Description`], and a [`Decoder`] made of both is what
+//! the engine steps.
 //!
-//! A model speaks to its backend only. A new architecture is one file here and one line in [`ARCHITECTURES`].
+//! A model speaks to its backend only. A new architecture is one file in `architectures/` and one line in its list; a new file format is one file in
+//! `source/` and one line in [`source::open`].
 #![forbid(unsafe_code)]
 
+mod architectures;
 mod config;
 mod decoder;
 mod description;
 mod head;
 mod layers;
-mod llama;
-mod mlx;
-mod parts;
-mod qwen3;
-mod qwen3_5;
-mod qwen3_5_moe;
-mod qwen3_moe;
-mod qwen3_next;
+mod mlx_lm;
 mod rope;
 pub mod source;
 mod weights;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use sluice_backend::{Backend, Float};
 
+pub use architectures::{Architecture, Describe, check_supported, describe, register, supported};
 pub use config::{Config, Quantization};
 pub use decoder::Decoder;
 pub use description::*;
-pub use mlx::Mlx;
-pub use parts::{Leaf, Meaning, WeightClass, WeightDescription, WeightKind};
+pub use mlx_lm::MlxLm;
+pub use rope::{Rotary, rotary};
 pub use source::{Belongs, ModelSource, ModelTensors};
 pub use weights::Used;
 use weights::Weights;
@@ -37,59 +34,21 @@ use weights::Weights;
 pub struct Options {
     /// The most tokens that one step takes.
     pub max_tokens: usize,
-    /// Positions that will be used at most; the model's own maximum if nothing is said. Some rotary scalings choose by it.
+    /// The most positions that will be used; `None`: the model's own maximum. Some rotary scalings depend on it.
     pub context: Option<usize>,
     /// Experts per token instead of the router's own number. Changes the model's output.
     pub experts_per_token: Option<usize>,
 }
 
 impl Default for Options {
-    /// The model as it was made, token by token: for who only looks at it.
+    /// The model's own values and one token per step: enough to inspect it.
     fn default() -> Options {
         Options { max_tokens: 1, context: None, experts_per_token: None }
     }
 }
 
-type Describe = fn(&Config, &Options) -> Result<Description>;
-
-/// `model_type` and the function that describes such a model.
-const ARCHITECTURES: &[(&str, Describe)] = &[
-    ("llama", llama::describe),
-    ("qwen3", qwen3::describe),
-    ("qwen3_moe", qwen3_moe::describe),
-    ("qwen3_next", qwen3_next::describe),
-    ("qwen3_5", qwen3_5::describe),
-    ("qwen3_5_text", qwen3_5::describe),
-    ("qwen3_5_moe", qwen3_5_moe::describe),
-    ("qwen3_5_moe_text", qwen3_5_moe::describe),
-];
-
-/// The `model_type`s that can be loaded.
-pub fn supported() -> Vec<&'static str> {
-    ARCHITECTURES.iter().map(|(name, _)| *name).collect()
-}
-
-fn describer(config: &Config) -> Result<Describe> {
-    let kind = config.model_type()?;
-    let found = ARCHITECTURES.iter().find(|(name, _)| *name == kind);
-    found.map(|(_, describe)| *describe).ok_or_else(|| {
-        let (path, all) = (config.path().display(), supported().join(", "));
-        anyhow!("{path}: architecture {kind:?} is not supported (supported are {all})")
-    })
-}
-
-/// Refuses an architecture that is not supported, naming those that are.
-pub fn check_supported(config: &Config) -> Result<()> {
-    describer(config).map(|_| ())
-}
-
-/// What the config says the model is. Errors name the key of `config.json`.
-pub fn describe(config: &Config, options: &Options) -> Result<Description> {
-    describer(config)?(config, options)
-}
-
-/// What the model of `tensors` is: what its config says, except for the output head, of which the files know better. Reads head and embedding where
-/// one may be the other once more. Errors name the key of `config.json` or the tensor.
+/// What the model of `tensors` is. The config says everything but whether the output head is the embedding: files decide that. Reads both matrices where they
+/// may be the same. Errors name the key of `config.json` or the tensor.
 pub fn describe_stored(tensors: &ModelTensors, options: &Options) -> Result<Description> {
     let mut description = describe(tensors.config(), options)?;
     description.notes.extend_from_slice(tensors.checkpoint().notes());
@@ -99,17 +58,19 @@ pub fn describe_stored(tensors: &ModelTensors, options: &Options) -> Result<Desc
 
 /// A loaded model and what the user should be told about the loading.
 pub struct Loaded {
+    /// What it is.
     pub description: Description,
+    /// What runs its steps.
     pub decoder: Decoder,
-    /// The type that the checkpoint works in.
+    /// The floating-point type of its embedding, or of the scales of a quantised one.
     pub working_type: Float,
     /// Parts of the checkpoint that are not the text model's.
     pub skipped: Vec<String>,
-    /// The weights that are used where they lie, in the order in which a step uses them: the order to read them in.
+    /// The weights that are used in place, in the order of their use: the order to read them in.
     pub order: Vec<Used>,
 }
 
-/// What would keep [`load`] from loading the model of `tensors`, with the same error. Reads no weight but those of [`describe_stored`].
+/// Whether [`load`] would succeed; fails with the same error. Reads no weight except those that [`describe_stored`] reads.
 pub fn check(tensors: &ModelTensors, backend: &mut dyn Backend) -> Result<Description> {
     let description = describe_stored(tensors, &Options::default())?;
     let mut weights = Weights::new(tensors, &description, backend, 1)?.without_values();

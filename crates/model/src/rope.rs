@@ -9,22 +9,23 @@ use sluice_backend::RotaryFrequencies;
 
 use crate::config::Config;
 
-/// `rope_theta` where the config does not say, in every architecture that is supported.
+/// The default of `rope_theta` in every supported architecture.
 const THETA: f64 = 10000.0;
 
-/// What a config says of positions.
+/// Rotary embedding as a config describes it.
 pub struct Rotary {
+    /// An angle per position and pair of elements.
     pub frequencies: RotaryFrequencies,
-    /// Positions up to which YaRN extends the model, where the config asks for it.
+    /// The context length that YaRN extends the model to, if the config uses it.
     pub extended: Option<usize>,
-    /// What of the config is not followed.
+    /// Parts of the config that are not followed, a line each.
     pub notes: Vec<String>,
 }
 
 /// The rope parameters: `rope_parameters` of newer configs, `rope_scaling` of older ones.
 ///
-/// Where both are there, the reference takes `rope_scaling` alone, and theta and the rotated part from beside it or by default. Who adds a `rope_scaling`
-/// to a newer config, as model cards say, does not mean to lose those: such a config is refused.
+/// If a config has both, the reference reads `rope_scaling` only, with theta and the rotated part from beside it or by default. Model cards ask users to add a
+/// `rope_scaling` to newer configs; a config that would lose its theta that way is refused.
 fn parameters<'a>(
     config: &'a Config,
     default_partial: Option<f64>,
@@ -61,10 +62,12 @@ fn parameters<'a>(
     Ok(Some(older))
 }
 
-/// Frequencies for heads of `head_dim`; `default_partial`: the part of a head that is rotated where the config does not say, or nothing for
-/// architectures that always rotate whole heads.
-/// `context` is how many positions will be used at most: LongRoPE and dynamic NTK choose by it, once, so that positions that are
-/// cached stay valid. Multimodal (interleaved) sections come to the same for text, whose three position numbers are equal.
+/// Frequencies for heads of `head_dim` elements. `default_partial` is the part of a head that is rotated by default; `None` for architectures that always rotate
+/// whole heads. `context` is the most positions that will be used: LongRoPE and dynamic NTK choose by it, once, so that cached positions stay valid.
+/// Multimodal sections change nothing for text, whose three position numbers are equal.
+///
+/// # Errors
+/// Parameters that are missing, wrong, or not supported: the message names the key.
 pub fn rotary(config: &Config, head_dim: usize, default_partial: Option<f64>, context: usize) -> Result<Rotary> {
     let mut notes = Vec::new();
     let parameters = parameters(config, default_partial, &mut notes)?;
@@ -74,7 +77,7 @@ pub fn rotary(config: &Config, head_dim: usize, default_partial: Option<f64>, co
         let x = v.as_f64().filter(|x| x.is_finite());
         x.map(Some).ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is {v}, expected a number"))
     };
-    // Most are factors and lengths, which divide: 0 would make infinities of frequencies, and less than 0 turn them round.
+    // Most are divisors: 0 would give infinite frequencies, and negative ones would reverse the rotation.
     let positive = |key: &str| -> Result<Option<f64>> {
         let x = number(key)?;
         ensure!(
@@ -117,7 +120,7 @@ pub fn rotary(config: &Config, head_dim: usize, default_partial: Option<f64>, co
     let dim = (head_dim as f64 * partial) as usize;
     ensure!(dim >= 2 && dim.is_multiple_of(2), "{path}: {dim} of {head_dim} head dimensions are rotated; must be even");
     let max_positions = config.max_positions()? as f64;
-    // As in the reference, what stands beside the rope parameters goes before what stands in them.
+    // As in the reference, a key beside the rope parameters goes before one in them.
     let original = match positive("original_max_position_embeddings")? {
         _ if config.get("original_max_position_embeddings").is_some() => {
             config.size("original_max_position_embeddings")? as f64
@@ -252,7 +255,7 @@ mod tests {
         rotary(&Config::parse("config.json".into(), config.as_bytes()).unwrap(), 64, partial, 4096)
     }
 
-    /// `rope_scaling` would take the place of `rope_parameters` with its theta, which nobody means who adds it.
+    /// `rope_scaling` would replace `rope_parameters` and lose its theta, which no user wants.
     #[test]
     fn scaling_beside_parameters_counts_where_nothing_is_lost_and_is_refused_where_theta_is() {
         let both = |theta: &str, scaling: &str| {
@@ -275,7 +278,7 @@ mod tests {
             assert!(error.starts_with("config.json: `rope_scaling` beside `rope_parameters`"), "{error}");
             assert!(error.contains("`rope_theta`") && error.contains("1000000"), "{error}");
         }
-        // Empty and null are as if they were not there.
+        // Empty and null count as missing.
         for scaling in ["{}", "null"] {
             assert_eq!(rotary_of(&both("", scaling), None).unwrap().notes, [""; 0]);
         }
@@ -290,7 +293,7 @@ mod tests {
         let scaled = r#""rope_scaling": {"type": "yarn", "factor": 4"#;
         for (config, extended) in [
             (yarn(&format!(r#"{scaled}, "original_max_position_embeddings": 2048}}"#)), Some(8192)),
-            // Of what is not said: what the model was trained for is what it is made for.
+            // Without an original length, the trained length counts.
             (yarn(&format!("{scaled}}}")), Some(16384)),
             // As in the reference, the key beside goes before the one inside.
             (

@@ -1,4 +1,4 @@
-//! Weights as loading asks for them: by their place in the model, checked against its description and handed to the backend.
+//! Loading: weights are looked up by their place in the model, checked against its description, and registered with the backend.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
@@ -6,28 +6,28 @@ use sluice_backend::{
 };
 use sluice_store::Bytes;
 
-use crate::description::Description;
-use crate::parts::{WeightDescription, WeightKind};
+use crate::description::{Description, WeightDescription, WeightKind};
 use crate::source::{ExpertStorage, ModelTensors, float_type};
 
 /// Looks weights up in a model's tensors, checks their shapes and hands them to the backend.
 pub struct Weights<'a> {
     tensors: &'a ModelTensors,
     backend: &'a mut dyn Backend,
-    /// Matrices in the order in which they were asked for, which is that in which a step uses them: layer by layer, then embedding and head.
+    /// Matrices in the order of their use in a step: layer by layer, then embedding and head.
     order: Vec<Used>,
     description: &'a Description,
     /// Rows of activations.
     max_tokens: usize,
-    /// Values of vectors are read; without them only names, types and shapes are looked at.
+    /// Whether values of vectors are read; otherwise only names, types and shapes are checked.
     reads: bool,
 }
 
 /// The bytes of one plane of a matrix.
 #[derive(Clone, Debug)]
 pub struct Used {
+    /// The plane, as a view of its file.
     pub bytes: Bytes,
-    /// Of a mixture: not every token uses it.
+    /// Routed experts use it, so not every token does.
     pub by_experts: bool,
 }
 
@@ -45,12 +45,12 @@ impl<'a> Weights<'a> {
         Ok(Weights { tensors, backend, order: Vec::new(), description, max_tokens, reads: true })
     }
 
-    /// Takes zeros for the values of vectors, so that no byte of a weight is read.
+    /// Uses zeros for the values of vectors, so that no weight is read.
     pub fn without_values(self) -> Self {
         Weights { reads: false, ..self }
     }
 
-    /// What was asked for, in the order in which a step uses it.
+    /// The matrices that were registered, in the order of their use.
     pub fn into_order(self) -> Vec<Used> {
         self.order
     }
@@ -60,12 +60,12 @@ impl<'a> Weights<'a> {
         self.backend.alloc(MemoryClass::Scratch, self.max_tokens, cols)
     }
 
-    /// The backend, for what is not a weight.
+    /// The backend, for everything that is not a weight.
     pub fn backend(&mut self) -> &mut dyn Backend {
         self.backend
     }
 
-    /// The weight that is called `part` in a layer, or outside of layers.
+    /// The weight named `part` in a layer, or outside of layers.
     fn described(&self, layer: impl Into<Option<usize>>, part: &str) -> WeightDescription {
         let found = self.description.weight(layer.into(), part);
         found.unwrap_or_else(|| panic!("the description of {} lacks {part}", self.description.architecture))
@@ -73,7 +73,7 @@ impl<'a> Weights<'a> {
 
     /// The checkpoint's name of a weight's module.
     fn module(&self, w: &WeightDescription) -> String {
-        self.tensors.layout().full(&w.name())
+        self.tensors.layout().full(&self.description.stored_name(w))
     }
 
     /// Registers the matrix in the tensor `name`, of `leading` matrices of `[rows, cols]`.
@@ -82,13 +82,13 @@ impl<'a> Weights<'a> {
         self.order.extend(source.parts.iter().map(|bytes| Used { bytes: bytes.clone(), by_experts: false }));
         self.backend.matrix(source).with_context(|| format!("tensor {}", name.strip_suffix(".weight").unwrap_or(name)))
     }
-    /// The matrix that is called `part`.
+    /// The matrix `part`.
     pub fn matrix(&mut self, layer: impl Into<Option<usize>>, part: &str) -> Result<MatrixId> {
         let w = self.described(layer, part);
         self.load(&format!("{}.weight", self.module(&w)), &[], w.rows, w.cols)
     }
 
-    /// The matrix that is called `part`, with its bias if it has one.
+    /// The matrix `part` with its bias, if it has one.
     pub fn linear(&mut self, layer: usize, part: &str) -> Result<Linear> {
         let w = self.described(layer, part);
         let matrix = self.matrix(layer, part)?;
@@ -100,12 +100,12 @@ impl<'a> Weights<'a> {
         Ok(Linear { matrix, rows: 0..w.rows, bias })
     }
 
-    /// The values of tensor `name` as f32, as many as the shape `wanted` has, and its shape.
+    /// The values of tensor `name` as f32, and its shape, which must have as many elements as `wanted`.
     fn values(&self, name: &str, wanted: &[usize]) -> Result<(Vec<f32>, Vec<usize>)> {
         let t = self.tensors.checkpoint().tensor(name);
         let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", self.tensors.checkpoint().folder().display()))?;
         let float = float_type(name, t.dtype)?;
-        // Before any of it is widened: a tensor of another size may be of any size.
+        // Checked before widening: a wrong tensor may be huge.
         let fits = t.shape.iter().product::<usize>() == wanted.iter().product::<usize>();
         ensure!(fits, "tensor {name} has shape {:?}, expected {wanted:?}", t.shape);
         let values = if self.reads {
@@ -122,14 +122,20 @@ impl<'a> Weights<'a> {
         Ok(t)
     }
 
-    /// The vector that is called `part`: `[1, len]`.
+    /// The vector `part`: `[1, len]`.
     pub fn vector(&mut self, layer: usize, part: &str) -> Result<Tensor> {
         let w = self.described(layer, part);
         let (values, _) = self.values(&self.module(&w), &[w.cols])?;
         self.upload(&values, 1, w.cols)
     }
 
-    /// The RMS norm that is called `part`.
+    /// The values of the vector `part`: `[len]`.
+    pub fn host_vector(&mut self, layer: usize, part: &str) -> Result<Vec<f32>> {
+        let w = self.described(layer, part);
+        self.values(&self.module(&w), &[w.cols]).map(|(values, _)| values)
+    }
+
+    /// The RMS norm `part`.
     pub fn norm(&mut self, layer: impl Into<Option<usize>>, part: &str) -> Result<Norm> {
         let w = self.described(layer, part);
         let (mut values, _) = self.values(&format!("{}.weight", self.module(&w)), &[w.cols])?;
@@ -139,7 +145,7 @@ impl<'a> Weights<'a> {
         Ok(Norm { weight: self.upload(&values, 1, w.cols)?, eps: self.description.eps as f32 })
     }
 
-    /// The depthwise convolution that is called `part`, as `[taps, channels]`.
+    /// The depthwise convolution `part`, transposed to `[taps, channels]`.
     pub fn convolution(&mut self, layer: usize, part: &str) -> Result<Tensor> {
         let w = self.described(layer, part);
         let (name, channels, taps) = (format!("{}.weight", self.module(&w)), w.rows, w.cols);
@@ -150,10 +156,10 @@ impl<'a> Weights<'a> {
         self.upload(&by_tap, taps, channels)
     }
 
-    /// The gated feed-forward module that is called `part`.
+    /// The gated feed-forward module `part`.
     ///
     /// # Errors
-    /// A bias too: backends multiply gate and up without one, and leaving it out would be another model.
+    /// A stored bias, too: no operation adds one, and without it this would be another model.
     pub fn mlp(&mut self, layer: usize, part: &str) -> Result<Mlp> {
         let mut projection = |name: &str| -> Result<Linear> {
             let part = format!("{part}.{name}");
@@ -174,7 +180,7 @@ impl<'a> Weights<'a> {
         let count = gate.count;
         let from = self.order.len();
         let layout = self.tensors.layout();
-        let matrices = match layout.experts(self.tensors.checkpoint(), &gate) {
+        let matrices = match layout.experts(self.tensors.checkpoint(), &self.description.stored_name(&gate)) {
             ExpertStorage::FusedGateUp { gate_up, down: name } => {
                 let stride = gate.rows + up.rows;
                 let both = self.load(&gate_up, &[count], stride, gate.cols)?;
@@ -187,7 +193,7 @@ impl<'a> Weights<'a> {
             }
             ExpertStorage::Stacked => {
                 let mut stacked = |w: WeightDescription| -> Result<ExpertMatrix> {
-                    let name = format!("{}.weight", layout.stacked_experts(&w));
+                    let name = format!("{}.weight", layout.stacked_experts(&self.description.stored_name(&w)));
                     let matrix = self.load(&name, &[count], w.rows, w.cols)?;
                     Ok(ExpertMatrix::Stacked { matrix, stride: w.rows, offset: 0 })
                 };

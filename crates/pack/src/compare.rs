@@ -1,4 +1,4 @@
-//! Two checkpoints of one model, weight by weight, however either of them is named, laid out and quantised.
+//! Compares two checkpoints of one model, weight by weight. They may differ in names, layout and quantisation.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::planner::convert;
 use crate::quantize::{SquaredError, squares, values};
 use crate::rules::Rules;
 
-/// Bytes of one side that a thread takes at a time.
+/// Bytes of one side that a thread compares at a time.
 const BLOCK: usize = 1 << 20;
 
 /// A matrix that both models have.
@@ -42,10 +42,10 @@ impl Side {
     }
 }
 
-/// The error of every matrix of `packed` that is quantised, beside `original`'s. `progress` is told how many bytes of how many are compared.
+/// The quantisation error of each quantised matrix of `packed` against `original`. `progress` gets the bytes compared so far, and all.
 ///
 /// # Errors
-/// Checkpoints that are not of one model.
+/// Checkpoints of different models, or with nothing quantised.
 pub fn compare(
     packed: &Path,
     original: &Path,

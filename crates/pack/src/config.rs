@@ -1,5 +1,5 @@
-//! `config.json` of the packed folder: the input's, with `quantization` as `mlx_lm.convert` writes it and the few keys that
-//! `mlx_lm` insists on where newer checkpoints say the same in another way.
+//! `config.json` of the packed folder: the input's, with `quantization` as `mlx_lm.convert` writes it, and keys that `mlx_lm` requires and newer checkpoints
+//! spell another way.
 
 use anyhow::Result;
 use serde_json::{Map, Value, json};
@@ -15,14 +15,14 @@ use crate::rules::{Rules, Width};
 pub fn packed(input: &Config, description: &Description, conversion: &Conversion, rules: &Rules) -> Result<String> {
     let mut root = input.root().clone();
     root.shift_remove("_name_or_path");
-    // Its tensors stay behind.
+    // Its tensors are not packed.
     root.shift_remove("vision_config");
     for_mlx(&mut root, description);
     quantization(&mut root, conversion, rules);
     Ok(serde_json::to_string_pretty(&root)? + "\n")
 }
 
-/// Says how modules are quantised: a default for all that have scales, and those that differ by name.
+/// Writes how modules are quantised: a default, and exceptions by name.
 fn quantization(root: &mut Map<String, Value>, conversion: &Conversion, rules: &Rules) {
     let given = root.shift_remove("quantization").or_else(|| root.shift_remove("quantization_config"));
     root.shift_remove("quantization_config");
@@ -49,15 +49,15 @@ fn quantization(root: &mut Map<String, Value>, conversion: &Conversion, rules: &
     root.insert("quantization_config".into(), Value::Object(all));
 }
 
-/// Adds what `mlx_lm` reads under another key, or at another level.
+/// Adds keys that `mlx_lm` expects under another name or at another level.
 fn for_mlx(root: &mut Map<String, Value>, description: &Description) {
-    // What holds of the files, at both places: readers go by one or by the other.
+    // Both places say what the files say: readers follow one or the other.
     let tied = json!(description.tied);
     if let Some(at_root) = root.get_mut("tie_word_embeddings") {
         *at_root = tied.clone();
     }
     let flat = !root.get("text_config").is_some_and(Value::is_object);
-    // A text model of its own is, for `mlx_lm`, the whole without `text_config`.
+    // For `mlx_lm`, a config without `text_config` is a text model's.
     if let Some(kind) = root.get_mut("model_type").filter(|_| flat) {
         *kind = json!(description.architecture);
     }

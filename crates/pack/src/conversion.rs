@@ -1,4 +1,4 @@
-//! The plan of a conversion, made before any weight is read: each tensor of the text model with where it comes from and how it is written.
+//! The plan of a conversion, made before any weight is read: for each tensor of the text model its source and its treatment.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use sluice_store::TensorPlan;
 
 use crate::rules::Width;
 
-/// The bytes of a tensor by rows, wherever they lie.
+/// The bytes of a tensor's rows, in segments of files.
 #[derive(Clone, Debug)]
 pub struct Rows {
     pub row_bytes: usize,
@@ -16,16 +16,16 @@ pub struct Rows {
     pub segments: Vec<(usize, u64)>,
 }
 
-/// A module's or a tensor's rows in the input: one run of bytes each, or three (q, scales, biases) where it is quantised.
+/// The rows of a module or tensor in the input: one run of bytes each, or three (q, scales, biases) if it is quantised.
 #[derive(Clone, Debug)]
 pub struct Source {
     pub parts: Vec<Rows>,
-    /// Of each segment.
+    /// Rows of each segment.
     pub rows: usize,
-    /// How a row is stored, where its values are wanted.
+    /// How rows are stored, if they are numbers of a known format.
     pub form: Option<WeightFormat>,
     pub cols: usize,
-    /// The tensor (of several: the first), for messages.
+    /// The first of its tensors, for messages.
     pub name: String,
 }
 
@@ -34,7 +34,7 @@ impl Source {
         self.rows * self.parts[0].segments.len()
     }
 
-    /// Of all parts of a row.
+    /// Bytes of a row, all parts together.
     pub fn row_bytes(&self) -> usize {
         self.parts.iter().map(|p| p.row_bytes).sum()
     }
@@ -44,27 +44,27 @@ impl Source {
     }
 }
 
-/// What becomes of a source.
+/// How a source is written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Treatment {
     Copy,
-    /// Plus one, as f32: bf16 has too few bits to hold 1 + w as well as it holds w.
+    /// Add one and store f32: bf16 would lose bits of 1 + w.
     AddOne(Float),
     Quantize {
         bits: u8,
         group: u16,
-        /// Of scales and biases.
+        /// The type of scales and biases.
         float: Float,
     },
 }
 
-/// Which projection of which layer's experts.
+/// One projection of a layer's experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stack {
     pub layer: usize,
     /// Which of an expert's projections: gate, up and down are 0, 1 and 2.
     pub projection: usize,
-    /// In front of the expert's number: `model.layers.0.mlp.experts`.
+    /// The name up to the expert's number: `model.layers.0.mlp.experts`.
     pub prefix: String,
     /// `gate_proj`, `up_proj` or `down_proj`.
     pub part: String,
@@ -76,9 +76,9 @@ pub struct Stack {
 pub struct ConversionUnit {
     pub source: Source,
     pub treatment: Treatment,
-    /// `weight`, `scales`, `biases`. A stack's have the experts in front.
+    /// `weight`, `scales`, `biases`. In a stack the experts are the first dimension.
     pub tensors: Vec<TensorPlan>,
-    /// What it is, in the model.
+    /// The weight of the model.
     pub weight: WeightDescription,
     pub stack: Option<Stack>,
 }
@@ -89,17 +89,17 @@ impl ConversionUnit {
     }
 }
 
-/// What becomes of a checkpoint.
+/// The whole plan.
 #[derive(Debug)]
 pub struct Conversion {
     pub(crate) units: Vec<ConversionUnit>,
-    /// What `config.json` is to say of a module: its width, or that it has none.
+    /// Modules whose width `config.json` has to name.
     pub(crate) overrides: BTreeMap<String, Width>,
     /// Some module is quantised.
     pub quantizes: bool,
     /// Matrices whose rows do not divide into groups.
     pub undivided: Vec<String>,
-    /// Modules that were quantised already and stay as they are, and how many of them were to have more bits than they have.
+    /// Modules that were quantised already and are copied, and how many of them have fewer bits than the rules ask for.
     pub copied: usize,
     pub too_few: usize,
     /// Modules that were quantised already and are quantised again.
@@ -108,6 +108,6 @@ pub struct Conversion {
     pub parameters: u64,
     /// `mlx_lm` cannot run the layers of this model in their order.
     pub refused_by_mlx: bool,
-    /// Parts of the checkpoint that stay behind.
+    /// Parts of the checkpoint that are not packed.
     pub left_out: BTreeSet<String>,
 }

@@ -1,16 +1,18 @@
-//! The folder that is written: locked against a second packing, refused when it holds something that is not ours, removed again when a packing ends
-//! before its first file is whole. It holds a `config.json` only when everything else is in its place, so that an interrupted packing never looks like a model.
+//! The output folder. It is locked against a second packing, refused if it holds anything else, and removed if a packing ends before its first file is complete.
+//! `config.json` is written last, so an interrupted packing never looks like a model.
 
 use std::fs::{self, File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use sluice_store::{AtomicFile, bundle, read_small};
+use sluice_model::ModelSource;
+use sluice_model::source::TextFiles;
+use sluice_store::{AtomicFile, bundle};
 
 use crate::journal;
 
-/// Files of a model that hold no weights, by their names' beginnings and ends; the input's are copied.
+/// Files without weights that are copied from the input: beginnings and ends of their names.
 const COPIED: [(&str, &str); 12] = [
     ("tokenizer", ".json"),
     ("tokenizer", ".model"),
@@ -26,13 +28,13 @@ const COPIED: [(&str, &str); 12] = [
     ("NOTICE", ""),
 ];
 
-/// Bytes that a copied file may have: what a tokenizer may have.
+/// The most bytes of a copied file: as many as a tokenizer may have.
 const MAX_COPIED: u64 = 256 << 20;
 
-/// The folder for this process alone. The lock is the kernel's and on the folder itself: it goes with the process however that ends, and leaves no
-/// file behind. Dropped, it takes back the folders that it made, where they are still empty.
+/// An exclusive lock on the folder. The kernel holds it, so it ends with the process and leaves no file. Dropping it removes the folders that it made, if they
+/// are still empty.
 pub struct Lock {
-    /// Why it is not locked after all: the file system knows no locks.
+    /// Why there is no lock: the file system does not support them.
     pub unlocked: Option<String>,
     // In this order: made folders are removed while the lock is still held.
     _made: Made,
@@ -43,10 +45,10 @@ pub struct Lock {
 struct Made(Vec<PathBuf>);
 
 impl Lock {
-    /// Makes the folder where it is not there, and locks it.
+    /// Makes the folder if necessary, and locks it.
     ///
     /// # Errors
-    /// Another packing has it, it is no folder, or it cannot be made.
+    /// Another packing holds the lock, it is no folder, or it cannot be made.
     pub fn take(folder: &Path) -> Result<Lock> {
         if let Ok(found) = fs::metadata(folder) {
             ensure!(found.is_dir(), "{}: not a folder", folder.display());
@@ -61,12 +63,12 @@ impl Lock {
                 Err(TryLockError::WouldBlock) => {
                     bail!("{}: another pack is writing to this folder; wait for its end, or end it", folder.display())
                 }
-                // Some network and user-space file systems know no locks.
+                // Some network and user-space file systems have no locks.
                 Err(TryLockError::Error(e)) => {
                     Some(format!("{}: cannot be locked ({e}); do not pack to it twice at a time", folder.display()))
                 }
             };
-            // A packing that ended between the two lines above may have taken the folder with it.
+            // A packing that ended meanwhile may have removed the folder.
             let number = |m: fs::Metadata| (m.dev(), m.ino());
             let (locked, there) = (open.metadata().ok().map(number), fs::metadata(folder).ok().map(number));
             if locked.is_some() && locked == there {
@@ -79,8 +81,7 @@ impl Lock {
 }
 
 impl Lock {
-    /// Removes what packings that were killed left under temporary names. The holder of the lock knows that no process writes to them any more; without a lock they
-    /// stay.
+    /// Removes temporary files of killed packings. The lock proves that nobody writes to them any more; without a lock they stay.
     fn clean(&self, folder: &Path) -> Result<()> {
         if self.unlocked.is_some() {
             return Ok(());
@@ -98,21 +99,21 @@ impl Lock {
 impl Drop for Made {
     fn drop(&mut self) {
         for folder in &self.0 {
-            // Only an empty folder goes.
+            // Fails unless it is empty, as it should.
             let _ = fs::remove_dir(folder);
         }
     }
 }
 
-/// A folder being filled. Dropped before [`complete`](Output::complete), it takes back what was written, unless files of weights are whole: then
-/// these stay for the next try.
+/// A folder being filled. Dropped before [`complete`](Output::complete), it removes what was written, unless a file of weights is complete: then everything
+/// stays for the next try.
 pub struct Output {
     folder: PathBuf,
     written: Vec<PathBuf>,
     kept: bool,
 }
 
-/// Refuses a folder that must not be written to: it holds something else than an unfinished packing (unless `force`), or is the input.
+/// Refuses a folder that is the input, or that holds anything but an unfinished packing (unless `force`).
 pub fn check(input: &Path, output: &Path, force: bool, unfinished: bool) -> Result<()> {
     let same = fs::canonicalize(output).ok().zip(fs::canonicalize(input).ok()).is_some_and(|(a, b)| a == b);
     ensure!(!same, "{}: input and output are the same folder", output.display());
@@ -129,7 +130,7 @@ fn old_weights(output: &Path) -> Vec<PathBuf> {
     entries.filter(|e| e.file_name().to_str().is_some_and(is_of_weights)).map(|e| e.path()).collect()
 }
 
-/// Whether a packing writes weights, or what says where they are, to a file of this name.
+/// Whether a packing writes weights or an index of them to a file of this name.
 fn is_of_weights(name: &str) -> bool {
     let begins = ["model", "resident", "experts-"].iter().any(|b| name.starts_with(b));
     begins && (name.ends_with(".safetensors") || name.ends_with(".index.json")) || name == bundle::MANIFEST
@@ -140,7 +141,7 @@ fn is_copied(name: &str) -> bool {
     COPIED.iter().any(|(begin, end)| name.starts_with(begin) && name.ends_with(end))
 }
 
-/// Whether this is the temporary name (`AtomicFile`'s) of a file that a packing writes.
+/// Whether this is `AtomicFile`'s temporary name of a file that a packing writes.
 fn is_temporary(name: &str) -> bool {
     let parts = name.strip_prefix('.').and_then(|rest| rest.rsplit_once(".tmp-"));
     parts.is_some_and(|(name, random)| {
@@ -155,17 +156,10 @@ pub fn freed(output: &Path) -> u64 {
     old_weights(output).iter().filter_map(|path| fs::metadata(path).ok()).map(|m| m.len()).sum()
 }
 
-/// The input's files that are copied, with their sizes, in order of name.
-pub fn other_files(input: &Path) -> Result<Vec<(PathBuf, u64)>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(input).with_context(|| input.display().to_string())? {
-        let path = entry.with_context(|| input.display().to_string())?.path();
-        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-        let Ok(found) = fs::metadata(&path) else { continue };
-        if found.is_file() && is_copied(name) {
-            files.push((path, found.len()));
-        }
-    }
+/// Names and sizes of the input's files that are copied, in order of name.
+pub fn other_files(input: &dyn ModelSource) -> Result<Vec<(String, u64)>> {
+    let mut files = input.list("").with_context(|| input.path().display().to_string())?;
+    files.retain(|(name, _)| is_copied(name));
     files.sort();
     Ok(files)
 }
@@ -187,12 +181,12 @@ impl Output {
         self.kept = true;
     }
 
-    /// Whether something of an unfinished packing stays.
+    /// Whether written files stay if this is dropped.
     pub fn is_kept(&self) -> bool {
         self.kept
     }
 
-    /// Registers a file that will be written: it is removed, too, if nothing is kept.
+    /// Registers a file that will be written, so that it is removed if nothing is kept.
     pub fn written(&mut self, name: &str) {
         self.written.push(self.folder.join(name));
     }
@@ -203,9 +197,8 @@ impl Output {
     }
 
     /// Copies a small file.
-    pub fn copy(&mut self, from: &Path) -> Result<()> {
-        let name = from.file_name().and_then(|n| n.to_str()).context("a file without a name")?;
-        let bytes = read_small(from, MAX_COPIED)?;
+    pub fn copy(&mut self, from: &dyn TextFiles, name: &str) -> Result<()> {
+        let bytes = from.read(name, MAX_COPIED)?;
         self.write(name, &bytes)
     }
 
@@ -271,9 +264,9 @@ mod tests {
     fn what_is_in_the_place_of_a_small_file_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let mut output = Output::create(dir.path(), false).unwrap();
-        for (from, why) in [("/dev/zero", "zero"), ("/dev/null", "null")] {
-            let error = output.copy(Path::new(from)).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
+        for name in ["zero", "null"] {
+            let error = output.copy(&Path::new("/dev"), name).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
         }
         fs::create_dir(journal::path(dir.path())).unwrap();
         assert!(journal::Journal::read(dir.path()).unwrap_err().to_string().contains(journal::NAME));

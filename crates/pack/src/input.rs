@@ -1,4 +1,4 @@
-//! Rows of a checkpoint's tensors, read from wherever they lie.
+//! Reads rows of a checkpoint's tensors.
 
 use std::fs::File;
 use std::ops::Range;
@@ -11,10 +11,12 @@ use sluice_store::{Checkpoint, open_regular};
 
 use crate::conversion::Source;
 
-/// The open files of a checkpoint, to be read at any place by any thread.
+/// The open files of a checkpoint. Any thread may read at any offset.
 pub struct Input(Vec<(PathBuf, File)>);
 
 impl Input {
+    /// # Errors
+    /// A file that cannot be opened.
     pub fn open(checkpoint: &Checkpoint) -> Result<Input> {
         let open = |(name, _): &(String, u64)| {
             let path = checkpoint.folder().join(name);
@@ -24,7 +26,7 @@ impl Input {
         Ok(Input(checkpoint.file_sizes().iter().map(open).collect::<Result<_>>()?))
     }
 
-    /// Rows of each part of a source, wherever their segments lie.
+    /// Rows of each part of a source, across its segments.
     pub fn read(&self, source: &Source, rows: Range<usize>) -> Result<Vec<Vec<u8>>> {
         let part = |part: usize| {
             let p = &source.parts[part];
@@ -46,7 +48,7 @@ impl Input {
     }
 }
 
-/// The matrix that rows of a source are; `parts` from [`Input::read`].
+/// Rows of a source as a matrix; `parts` are those of [`Input::read`].
 pub fn matrix<'a>(source: &Source, parts: &'a [Vec<u8>]) -> Result<Matrix<'a>> {
     let Some(form) = source.form else { bail!("tensor {:?} is no matrix of numbers", source.name) };
     let rows = parts[0].len() / source.parts[0].row_bytes;

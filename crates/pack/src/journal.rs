@@ -1,5 +1,5 @@
-//! What an unfinished packing remembers: which files of the output are whole, and for which command. It is written after each file, so that whatever ends a
-//! packing (Ctrl-C, `kill -9`, a full disk) costs the unfinished files and no more.
+//! The journal of an unfinished packing: which output files are complete, and for which command. It is written after each file, so that an interruption (Ctrl-C,
+//! `kill -9`, a full disk) costs unfinished files only.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,25 +14,25 @@ use sluice_store::{AtomicFile, Error, read_small};
 use crate::quantize::SquaredError;
 
 pub const NAME: &str = ".sluice-pack.json";
-/// Bytes that it may have: a few thousand for each file of weights.
+/// The most bytes of a journal: a few thousand for each file of weights.
 const MAX_JOURNAL: u64 = 64 << 20;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Journal {
-    /// Of everything that decides what the files hold: only the same packing goes on.
+    /// A hash of everything that decides the files' bytes: only the same packing may go on.
     pub fingerprint: String,
     pub done: BTreeMap<String, Finished>,
 }
 
-/// A file that is whole.
+/// A complete file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Finished {
     pub entry: FileEntry,
-    /// The layer and its experts' place in the file.
+    /// The layer, and where in the file its experts are.
     pub experts: Option<(usize, ExpertLayer)>,
-    /// By class of module.
+    /// Errors by class of module.
     pub errors: BTreeMap<String, SquaredError>,
-    /// What the calibration had to say of it.
+    /// Messages of the calibration.
     pub notes: Vec<String>,
 }
 
@@ -41,10 +41,10 @@ pub fn path(folder: &Path) -> PathBuf {
 }
 
 impl Journal {
-    /// The journal of `folder`, if there is one that can be parsed. Files that are not as it says are left out of it.
+    /// The journal in `folder`, if it can be parsed, without the files that have changed since.
     ///
     /// # Errors
-    /// Something else than a file in its place, one that is too large, or that cannot be read.
+    /// It is no regular file, too large, or cannot be read.
     pub fn read(folder: &Path) -> Result<Option<Journal>> {
         let path = path(folder);
         let missing = |cause: &std::io::Error| matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
@@ -52,7 +52,7 @@ impl Journal {
             Err(Error::Io { cause, .. }) if missing(&cause) => return Ok(None),
             text => text?,
         };
-        // It was renamed to its place whole; another program's file of that name is ignored.
+        // Ours was renamed into place, so it is complete; a file that cannot be parsed is another program's.
         let Ok(mut journal) = serde_json::from_slice::<Journal>(&text) else { return Ok(None) };
         journal.done.retain(|name, f| fs::metadata(folder.join(name)).is_ok_and(|m| m.len() == f.entry.bytes));
         Ok(Some(journal))

@@ -1,7 +1,7 @@
-//! Which files there will be, and where in them each byte goes.
+//! The output files, and the place of each tensor in them.
 //!
-//! *mlx*: `model.safetensors` or shards of it, experts stacked, as `mlx_lm` reads them. *bundle*: everything but the routed experts in one file,
-//! and a file for each layer's experts, in which an expert is one aligned run (see `sluice_store::bundle`). The bytes of a module are the same in both.
+//! *mlx*: `model.safetensors` or shards, with stacked experts, as `mlx_lm` reads them. *bundle*: one file with everything but routed experts, and one file for each
+//! layer's experts, in which an expert is one aligned run (see `sluice_store::bundle`). A module's bytes are the same in both.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub enum Layout {
     Bundle,
 }
 
-/// Where in a file a tensor's bytes go: those of expert e (of a lone tensor: e = 0) to `base + e * stride` of the data section.
+/// Where a tensor's bytes go: those of expert e to `base + e * stride` of the data section (e is 0 for other tensors).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Extents {
     pub base: u64,
@@ -40,14 +40,14 @@ pub struct UnitExtents {
 #[derive(Clone, Debug)]
 pub struct OutFile {
     pub name: String,
-    /// In the order of their bytes.
+    /// In the order of their offsets.
     pub tensors: Vec<TensorPlan>,
-    /// Of the data section.
+    /// Bytes of the data section.
     pub align: usize,
     pub units: Vec<UnitExtents>,
-    /// Padding behind each expert: offset of the first, bytes of each, stride and count.
+    /// Padding after each expert: offset of the first, bytes of each, stride and count.
     pub padding: Option<(Extents, u64, usize)>,
-    /// For the manifest, `base` without the header.
+    /// For the manifest; `base` counts from the data section.
     pub experts: Option<(usize, ExpertLayer)>,
 }
 
@@ -57,7 +57,7 @@ impl OutFile {
     }
 }
 
-/// What every file of weights says of itself.
+/// Metadata of every file of weights.
 pub fn metadata() -> BTreeMap<String, String> {
     BTreeMap::from([("format".to_owned(), "mlx".to_owned())])
 }

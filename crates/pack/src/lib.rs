@@ -1,8 +1,8 @@
-//! Packing: a checkpoint to quantised safetensors, in bounded memory, as MLX's layout or as a bundle that experts stream from.
+//! Packing turns a checkpoint into quantised safetensors, in bounded memory: in MLX's layout, or as a bundle that experts stream from.
 //!
-//! [`pack`] does it. `planner` says from the headers alone what becomes of each tensor, `layout` into which files and where, `write` carries it out, `calibrate`
-//! looks at what experts see where that is wanted, `journal` remembers what is whole, and `folder` sees to it that what looks like a model is one. [`compare`]
-//! looks at what came of it.
+//! [`pack`] does it. `planner` decides from headers alone what becomes of each tensor, `layout` where it goes, and `write` writes it. `calibrate` fits experts to
+//! their inputs. `journal` remembers which files are complete, and `folder` makes sure that only a complete model looks like one. [`compare`] measures the
+//! error afterwards.
 #![forbid(unsafe_code)]
 
 mod calibrate;

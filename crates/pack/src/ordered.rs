@@ -1,5 +1,4 @@
-//! A parallel map that keeps the order: jobs are done on all cores, results are taken in the order of the jobs, and no more than a few are
-//! in progress, however many there are.
+//! A parallel map that keeps the order: jobs run on all cores, results are taken in the order of the jobs, and only a few jobs are in progress at a time.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -8,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use anyhow::{Result, anyhow};
 
 /// Does `work` on each job with `threads` threads and hands the results to `take`, on the calling thread, in the order of the jobs.
-/// At most `4 * threads` jobs are begun and not yet taken. The first error ends it all.
+/// At most `4 * threads` jobs are begun and not yet taken. The first error stops everything.
 pub fn ordered<J: Send, R: Send>(
     threads: usize,
     jobs: impl Iterator<Item = J>,
@@ -24,12 +23,12 @@ pub fn ordered<J: Send, R: Send>(
             scope.spawn(|| {
                 while let Some((job, reply)) = next() {
                     let result = work(&job);
-                    // Nobody waits any more after an error.
+                    // After an error nobody receives.
                     let _ = reply.send((job, result));
                 }
             });
         }
-        // Moved in, so that returning early closes the channel, which ends the workers.
+        // Moved in: returning early closes the channel, which ends the workers.
         let hand_out = hand_out;
         let mut waiting: VecDeque<Receiver<(J, Result<R>)>> = VecDeque::with_capacity(window);
         let mut take_first = |waiting: &mut VecDeque<Receiver<(J, Result<R>)>>| {

@@ -1,5 +1,5 @@
-//! From a checkpoint's headers and the model's description to its [`Conversion`]: stacked experts are taken apart, single ones gathered, and every matrix has the
-//! width that the rules give it.
+//! Plans a [`Conversion`] from a checkpoint's headers and the model's description: fused experts are split, single ones gathered, and every matrix gets the width
+//! that the rules say.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,7 +13,7 @@ use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 use crate::conversion::{Conversion, ConversionUnit, Rows, Source, Stack, Treatment};
 use crate::rules::{Choice, Module, Rules, Width};
 
-/// Reads headers only.
+/// Plans the conversion of `tensors`. Reads headers only.
 ///
 /// # Errors
 /// Tensors that cannot be packed, experts that are not all there, a rule that no module matches.
@@ -42,7 +42,7 @@ pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Ru
         },
     };
 
-    // Experts that have tensors of their own, by layer and projection; in a bundle these may be quantised.
+    // Experts with tensors of their own, by layer and projection; a bundle's may be quantised.
     let mut single = BTreeMap::<(Option<usize>, &str), (WeightDescription, BTreeMap<usize, (usize, &Tensor)>)>::new();
     for (i, t) in checkpoint.tensors().iter().enumerate() {
         let meaning = match tensors.belongs(description, &t.name) {
@@ -63,7 +63,7 @@ pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Ru
                 let (_, all) = single.entry((weight.layer, weight.part)).or_insert((weight, BTreeMap::new()));
                 all.insert(expert, (i, t));
             }
-            // Scales and biases come with their weights; padding is for the file, not for the model.
+            // Scales and biases come with their weights; padding is no part of the model.
             Leaf::Scales | Leaf::Biases | Leaf::Padding => {}
             _ => bail!("tensor {:?}: not a part of an expert that is known", t.name),
         }
@@ -79,7 +79,7 @@ pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Ru
     Ok(found)
 }
 
-/// Part or layer; experts after the rest of their layer, by projection; as in the input.
+/// Part or layer; then experts, by projection, after the rest; then the order of the input.
 type Order = (usize, usize, usize);
 
 struct Planner<'a> {
@@ -87,16 +87,16 @@ struct Planner<'a> {
     checkpoint: &'a Checkpoint,
     files: HashMap<&'a str, usize>,
     description: &'a Description,
-    /// The input's. Where it has a default for modules that `config.json` does not name, ours are all named.
+    /// The input's. If it has a default, `config.json` has to name every module that differs from it.
     quantization: Quantization,
     rules: &'a mut Rules,
-    /// With their order in the output.
+    /// Each with its order in the output.
     units: Vec<(Order, ConversionUnit)>,
     found: Conversion,
 }
 
 impl Planner<'_> {
-    /// Plans what becomes of one tensor, number `i` of the checkpoint; `with`: the weight whose rows follow in each expert.
+    /// Plans one tensor, number `i` of the checkpoint; `with`: the second weight of a tensor that holds two.
     fn tensor(
         &mut self,
         i: usize,
@@ -105,7 +105,7 @@ impl Planner<'_> {
         with: Option<WeightDescription>,
         leaf: Leaf,
     ) -> Result<()> {
-        // 1. experts stacked by Hugging Face: the first half of the rows is the gate
+        // 1. fused experts: the first half of the rows is the gate
         if weight.class == WeightClass::Expert && matches!(leaf, Leaf::Bare | Leaf::Other) {
             let (&[experts, rows, cols], true) = (&t.shape[..], is_float(t) && !t.bytes.is_empty()) else {
                 bail!("tensor {:?}: {} {:?} are no experts that can be packed", t.name, t.dtype, t.shape)
@@ -168,7 +168,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Experts that have a tensor each become one stack.
+    /// Gathers experts with a tensor each into one stack.
     fn gathered(&mut self, weight: WeightDescription, tensors: BTreeMap<usize, (usize, &Tensor)>) -> Result<()> {
         let (i, first) = *tensors.values().next().expect("an entry has a tensor");
         let [rows, cols] = first.shape[..] else { bail!("tensor {:?}: {:?} is no matrix", first.name, first.shape) };
@@ -191,8 +191,8 @@ impl Planner<'_> {
         self.matrix(i, &weight, source, &shape, first.dtype)
     }
 
-    /// A module that is quantised already, in one tensor or in one per expert; `shape` is that of its packed weights, all together. It stays as
-    /// it is unless a rule that means it asks for fewer bits (or another group size at as many).
+    /// Plans a module that is quantised already, in one tensor or in one per expert; `shape` is that of all its packed weights together. It is copied unless a rule
+    /// for it asks for fewer bits, or for as many in another group size.
     fn packed(&mut self, i: usize, weight: &WeightDescription, all: &[&Tensor], shape: &[usize]) -> Result<()> {
         let t = all[0];
         ensure!(t.dtype == Dtype::U32, "tensor {:?} has scales, but is {}", t.name, t.dtype);
@@ -208,7 +208,7 @@ impl Planner<'_> {
         let cols = packed * 32 / bits as usize;
         ensure!(cols.is_multiple_of(group as usize), "tensor {:?}: {cols} inputs are not groups of {group}", t.name);
 
-        // 1. where its parts lie
+        // 1. where its parts are
         let rows = leading.iter().product::<usize>() / all.len();
         let mut parts = vec![Rows { row_bytes: packed * 4, segments: all.iter().map(|t| self.place(t)).collect() }];
         let mut scale = None;
@@ -234,7 +234,7 @@ impl Planner<'_> {
         let source = Source { parts, rows, form, cols, name: t.name.to_string() };
         self.found.parameters += rows as u64 * all.len() as u64 * cols as u64;
 
-        // 2. what it is to be
+        // 2. its new width
         let (in_layers, mlx) = (weight.name(), weight.mlx_name());
         let out = self.description.mlx.full(&mlx);
         let wanted = self.rules.asked_for(Module { names: &[&in_layers, &mlx, &out], class: weight.class });
@@ -276,7 +276,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A matrix `[.., rows, cols]` that may be quantised.
+    /// Plans a matrix `[.., rows, cols]` that may be quantised.
     fn matrix(
         &mut self,
         i: usize,
@@ -346,7 +346,7 @@ impl Planner<'_> {
         self.units.push(((part, projection, i), unit));
     }
 
-    /// What a routed expert's projection is of.
+    /// Where a routed expert's projection belongs; `None` for other weights.
     fn stack(&self, weight: &WeightDescription, tensors: &[TensorPlan]) -> Option<Stack> {
         let layer = weight.layer.filter(|_| weight.class == WeightClass::Expert)?;
         let of_layer = self.description.layer_weights(layer).into_iter().filter(|w| w.class == WeightClass::Expert);
@@ -361,7 +361,7 @@ impl Planner<'_> {
         (self.files[file], offset)
     }
 
-    /// A whole tensor, cut along its last dimension.
+    /// A whole tensor; rows are along its last dimension.
     fn whole(&self, t: &Tensor) -> Source {
         let cols = t.shape.last().map_or(1, |&n| n);
         let row_bytes = cols * t.dtype.size();

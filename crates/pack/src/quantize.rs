@@ -1,4 +1,4 @@
-//! Rows of a float matrix to the bytes of MLX's affine groups, with the error that this makes.
+//! Quantises rows of a float matrix to MLX's affine groups, and measures the error.
 
 use std::array::from_fn;
 
@@ -33,9 +33,9 @@ pub struct Packed {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct SquaredError {
     pub count: u64,
-    /// Of w^2.
+    /// Sum of w^2.
     pub weight: f64,
-    /// Of (w - what is stored)^2.
+    /// Sum of (w - stored w)^2.
     pub error: f64,
 }
 
@@ -51,7 +51,7 @@ impl SquaredError {
         (self.error / self.count.max(1) as f64).sqrt()
     }
 
-    /// The same in parts of the weights' own root mean square.
+    /// The same relative to the weights' root mean square.
     pub fn relative(&self) -> f64 {
         if self.weight > 0.0 { (self.error / self.weight).sqrt() } else { 0.0 }
     }

@@ -32,7 +32,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// How to pack.
 #[derive(Clone, Debug)]
 pub struct PackOptions {
-    /// Which module gets which width.
+    /// The width of each module.
     pub rules: Rules,
     pub layout: Layout,
     /// The first and the last layer whose experts are packed now, where a bundle is packed in several runs.
@@ -49,12 +49,12 @@ pub struct PackOptions {
     pub shard_bytes: u64,
 }
 
-/// What a packing came to.
+/// The result of a packing.
 #[derive(Debug)]
 pub enum Outcome {
     /// A model.
     Whole(Report),
-    /// Other layers are still to be packed: so many of so many files.
+    /// Other layers are still to be packed: `missing` of `files` files.
     Partly { missing: usize, files: usize },
 }
 
@@ -79,7 +79,7 @@ pub struct ClassReport {
     pub bytes: u64,
 }
 
-/// Why there is no packed model. `kept`: files of weights that are whole stay in the folder, and the same packing goes on from there.
+/// Why there is no packed model. `kept`: complete files of weights stay in the folder, and the same packing can continue from there.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// [`Watch::is_stopped`] said so.
@@ -89,7 +89,7 @@ pub enum Error {
     Failed { kept: bool, cause: anyhow::Error },
 }
 
-/// Packs the checkpoint in `input` into the folder `output`, which is locked meanwhile and looks like a model only when it is one.
+/// Packs the model `input` into the folder `output`, which is locked meanwhile and looks like a model only when it is complete.
 ///
 /// # Errors
 /// [`Error::Interrupted`] where `watch` ended it. All else is [`Error::Failed`]: another packing holds the folder, or something is in it (and no
@@ -104,7 +104,7 @@ pub fn pack(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watc
 }
 
 fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, kept: &mut bool) -> Result<Outcome> {
-    // 1. what is there, and what is to be
+    // 1. the input, and the plan
     let lock = Lock::take(output)?;
     lock.unlocked.iter().for_each(|line| watch.note(line));
     let unfinished = if options.force { None } else { Journal::read(output)? };
@@ -118,7 +118,7 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
     let conversion = convert(&tensors, &description, &mut rules)?;
     let files = layout::files(options.layout, &conversion.units, options.shard_bytes)?;
     let config = config::packed(tensors.config(), &description, &conversion, &rules)?;
-    let others = folder::other_files(input)?;
+    let others = folder::other_files(&*source)?;
     watch.event(Event::Planned(&conversion));
     let isa = Isa::from_env()?;
     let fingerprint = fingerprint(options, checkpoint, &conversion, &files)?;
@@ -167,7 +167,7 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
     let mut out = Output::create(output, going_on)?;
     *kept = out.is_kept();
     if files.len() > 1 && !going_on {
-        // From here on the folder is known to be ours, whatever ends the packing.
+        // From here on the folder is recognisably ours, whatever ends the packing.
         out.written(journal::NAME);
         journal.write(output)?;
     }
@@ -180,7 +180,7 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
     let calibrates = calibrator.is_some();
     for file in files.iter().filter(|f| is_due(f) || calibrates) {
         if !due.iter().any(|d| d.name == file.name) {
-            // A calibration goes through all layers, packed here or before.
+            // A calibration goes through all layers, also those packed before.
             let Some(calibrator) = &mut calibrator else { continue };
             if journal.done.contains_key(&file.name) {
                 writer.pass(file, calibrator)?;
@@ -195,7 +195,7 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
         let finished = writer.file(file, calibrator.as_mut())?;
         finished.notes.iter().for_each(|line| watch.note(line));
         journal.done.insert(file.name.clone(), finished);
-        // A model of one file has nothing to go on from.
+        // A model of one file has nothing to continue from.
         if files.len() > 1 {
             journal.write(output)?;
             out.keep();
@@ -208,7 +208,7 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
         return Ok(Outcome::Partly { missing, files: files.len() });
     }
 
-    // 4. whether it is what was written
+    // 4. verification
     if options.verify {
         verify(output, &files, &journal)?;
     }
@@ -226,14 +226,14 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
         }
         Layout::Mlx => {}
     }
-    for (path, _) in &others {
-        out.copy(path)?;
+    for (name, _) in &others {
+        out.copy(&*source, name)?;
     }
     ensure!(!watch.is_stopped(), Stopped);
     out.complete(&config)?;
     *kept = false;
 
-    // 6. what came of it
+    // 6. the report
     let input_bytes = checkpoint.file_sizes().iter().map(|(_, len)| len).sum();
     let mut report = Report {
         parameters: conversion.parameters,
@@ -251,7 +251,7 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
     Ok(Outcome::Whole(report))
 }
 
-/// Names everything that decides what the files hold.
+/// A hash of everything that decides the files' bytes.
 fn fingerprint(
     options: &PackOptions,
     checkpoint: &Checkpoint,
@@ -265,7 +265,7 @@ fn fingerprint(
         let path = checkpoint.folder().join(name);
         let found = std::fs::metadata(&path).with_context(|| path.display().to_string())?;
         let times = [(found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec())];
-        // Whoever changes a byte changes the second time, which cannot be set back.
+        // Any change updates ctime, which cannot be set back.
         hash.update(format!("{name} {len} {times:?}").as_bytes());
     }
     if let Some(calibration) = &options.calibration {
@@ -292,7 +292,7 @@ fn verify(folder: &Path, files: &[OutFile], journal: &Journal) -> Result<()> {
         let len = std::fs::metadata(&path)?.len();
         let header = Header::read(&open_regular(&path)?, len, &path)?;
         let same = |(t, e): (&TensorPlan, &Entry)| t.name == e.name && t.dtype == e.dtype && t.shape == e.shape;
-        // Empty tensors may change places among themselves.
+        // Only the order of empty tensors may differ.
         let all = header.tensors.len() == file.tensors.len() && file.tensors.iter().zip(&header.tensors).all(same);
         ensure!(all, "{}: its tensors are not those that were planned", path.display());
     }

@@ -1,33 +1,33 @@
-//! What an output takes of the disk, before it is written.
+//! How much disk space an output needs, before it is written.
 
 use anyhow::Result;
 use sluice_store::Writer;
 
 use crate::layout::{self, OutFile};
 
-/// What file systems give room by.
+/// The block size of file systems.
 const BLOCK: u64 = 4096;
 
-/// Bytes that an output takes.
+/// Bytes that an output needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Space {
     pub weights: u64,
-    /// Headers, and what else the files themselves need.
+    /// Headers, indexes and partly filled blocks.
     pub headers: u64,
     pub others: u64,
-    /// Of the weights, what an unfinished packing has left behind for this one.
+    /// Weights that an unfinished packing has already written.
     pub done: u64,
 }
 
 impl Space {
-    /// What has to be free.
+    /// Bytes that have to be free.
     pub fn needed(&self) -> u64 {
         self.weights.saturating_sub(self.done) + self.others + self.headers
     }
 }
 
-/// Bytes of disk that are taken beside tensors and copied files: headers of files that are due, and for all files what says where tensors are (the
-/// manifest, or the index), the journal meanwhile, and what a file system wastes on the last block of each file.
+/// Bytes besides tensors and copied files: headers of the files that are due, the manifest or index of all files, the journal, and what a file system wastes on
+/// the last block of each file.
 pub fn headers(files: &[OutFile], due: &[&OutFile]) -> Result<u64> {
     let mut bytes = 0;
     for file in due {
@@ -40,7 +40,7 @@ pub fn headers(files: &[OutFile], due: &[&OutFile]) -> Result<u64> {
             continue;
         }
         bytes += match &file.experts {
-            // The manifest, and two journals, since one takes the place of the other: the same of each layer, indented further, and errors and notes.
+            // The manifest and two journals, since a new one replaces the old: each has the same for a layer, indented further, and errors and notes.
             Some((_, experts)) => 3 * (2048 + 2 * serde_json::to_vec_pretty(experts)?.len() as u64),
             // A line of the index for each tensor.
             None => 2048 + file.tensors.iter().map(|t| (t.name.len() + file.name.len() + 16) as u64).sum::<u64>(),

@@ -7,22 +7,22 @@ use crate::space::Space;
 pub trait Watch: Sync {
     fn event(&self, event: Event);
 
-    /// Whether the packing is to end as soon as it can. Asked every few megabytes, by several threads.
+    /// Whether the packing should stop. Several threads ask, every few megabytes.
     fn is_stopped(&self) -> bool;
 }
 
-/// What a packing tells.
+/// What a packing reports.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// What it will do; nothing is written yet.
+    /// The plan; nothing is written yet.
     Planned(&'a Conversion),
-    /// It goes on with an earlier packing, of which so many of so many files are whole.
+    /// It continues an earlier packing, which completed `whole` of `files` files.
     GoesOn { whole: usize, files: usize },
-    /// What it will take of the disk, and what is free there in bytes; too little ends it.
+    /// The disk space that it needs, and the bytes that are free; too few end it.
     Space { needed: &'a Space, free: u64 },
-    /// Bytes of the input that are packed, of so many.
+    /// Bytes of the input packed so far, and all.
     Progress { done: u64, all: u64 },
-    /// One line that people should know.
+    /// A message for the user, one line.
     Note(&'a str),
 }
 

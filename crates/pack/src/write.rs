@@ -1,4 +1,4 @@
-//! Writing a file of the output: rows are read, quantised on all cores, and written to their places, a few megabytes at a time.
+//! Writes a file of the output: rows are read, quantised on all cores, and written to their places, a few megabytes at a time.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::ordered::ordered;
 use crate::quantize::{Quantizer, SquaredError, values};
 use crate::watch::{Event, Stopped, Watch};
 
-/// Bytes of input that one thread takes at a time.
+/// Bytes of input that a thread quantises at a time.
 const BLOCK: usize = 1 << 20;
 
 /// Writes files of weights.
@@ -31,42 +31,42 @@ pub struct FileWriter<'a> {
     pub quantizer: Quantizer,
     pub threads: usize,
     pub watch: &'a dyn Watch,
-    /// That all units have: what the progress is measured by.
+    /// Bytes of all units, for the progress.
     pub input_bytes: u64,
-    /// Of the input, read so far.
+    /// Bytes of the input read so far.
     pub read: u64,
 }
 
-/// Rows of one expert of a unit, or of a unit that has none.
+/// Rows of one expert of a unit, or of a unit without experts.
 struct Block<'a> {
     placed: &'a UnitExtents,
     expert: usize,
-    /// Within the expert.
+    /// Rows within the expert.
     rows: Range<usize>,
 }
 
-/// Experts of a unit (one of what has none), and the rows of each.
+/// Experts of a unit (1 if it has none), and the rows of each.
 fn experts_and_rows(unit: &ConversionUnit) -> (usize, usize) {
     let experts = unit.stack.as_ref().map_or(1, |s| s.count);
     (experts, unit.source.all_rows() / experts)
 }
 
 impl FileWriter<'_> {
-    /// Writes one file of weights. Where there is a calibration, it quantises the experts.
+    /// Writes one file of weights. With a calibration, that quantises the experts.
     pub fn file(&mut self, out: &OutFile, mut calibrator: Option<&mut Calibrator>) -> Result<Finished> {
         let path = self.folder.join(&out.name);
         let mut writer = Writer::aligned(&path, &out.tensors, &layout::metadata(), out.align)?;
         let mut errors = BTreeMap::new();
         let mut notes = Vec::new();
 
-        // 1. what is quantised by itself, and what is copied
+        // 1. units that are quantised without calibration, or copied
         let (layers, alone) = match calibrator {
             Some(_) => self.calibrated(out),
             None => (BTreeMap::new(), out.units.iter().collect()),
         };
         self.units(&alone, &mut writer, &mut errors)?;
 
-        // 2. experts with what they see
+        // 2. calibrated experts
         for (layer, placed) in &layers {
             let calibrator = calibrator.as_deref_mut().expect("there are such layers only then");
             let stacks: Vec<&ConversionUnit> = placed.iter().map(|p| &self.units[p.unit]).collect();
@@ -101,7 +101,7 @@ impl FileWriter<'_> {
         let data_start = writer.data_start();
         writer.finish()?;
 
-        // 4. its sum, from what is stored
+        // 4. its checksum, read back from disk
         let bytes = std::fs::metadata(&path).with_context(|| path.display().to_string())?.len();
         let entry = FileEntry { bytes, xxh3: xxh3_of(&path, &mut |_| {})? };
         let mut experts = out.experts.clone();
@@ -111,7 +111,7 @@ impl FileWriter<'_> {
         Ok(Finished { entry, experts, errors, notes })
     }
 
-    /// Takes a calibration through a file that is whole already, `data_start` bytes of it header.
+    /// Takes a calibration through a file that is complete already; its header has `data_start` bytes.
     pub fn pass(&self, out: &OutFile, calibrator: &mut Calibrator) -> Result<()> {
         let path = self.folder.join(&out.name);
         let file = open_regular(&path)?;
@@ -145,7 +145,7 @@ impl FileWriter<'_> {
         Ok(())
     }
 
-    /// The units of a file that a calibration quantises, by layer, and the others.
+    /// The units that a calibration quantises, by layer, and the others.
     fn calibrated<'b>(&self, out: &'b OutFile) -> (BTreeMap<usize, Vec<&'b UnitExtents>>, Vec<&'b UnitExtents>) {
         let (mut layers, mut alone) = (BTreeMap::<usize, Vec<&UnitExtents>>::new(), Vec::new());
         for placed in &out.units {
@@ -154,7 +154,7 @@ impl FileWriter<'_> {
                 None => alone.push(placed),
             }
         }
-        // Where a projection stays as it is, so do its layer's others.
+        // A layer is calibrated only if all three projections are quantised.
         let quantized = |p: &&UnitExtents| matches!(self.units[p.unit].treatment, Treatment::Quantize { .. });
         layers.retain(|_, placed| {
             let all = placed.iter().all(quantized);
@@ -166,7 +166,7 @@ impl FileWriter<'_> {
         (layers, alone)
     }
 
-    /// Streams units to where they go.
+    /// Streams units to their places.
     fn units(
         &mut self,
         placed: &[&UnitExtents],
@@ -216,7 +216,7 @@ impl FileWriter<'_> {
     }
 }
 
-/// The parts of a whole expert to where they go.
+/// Writes the parts of a whole expert to their places.
 fn put(writer: &mut Writer, extents: &[Extents], expert: usize, parts: Vec<Vec<u8>>) -> Result<()> {
     ensure!(extents.len() == parts.len(), "{} parts for {} extents", parts.len(), extents.len());
     for (extents, part) in extents.iter().zip(parts) {
@@ -225,7 +225,7 @@ fn put(writer: &mut Writer, extents: &[Extents], expert: usize, parts: Vec<Vec<u
     Ok(())
 }
 
-/// f32 values, each one more.
+/// f32 values with 1 added to each.
 fn plus_one(bytes: &[u8], float: Float) -> Vec<u8> {
     (0..bytes.len() / float.size()).flat_map(|i| (float.read(bytes, i) + 1.0).to_le_bytes()).collect()
 }

@@ -1,4 +1,4 @@
-//! `sluice eval logits`: the model's output itself, every bit of it.
+//! `sluice eval logits`: the model's logits, exactly.
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub struct LogitsArgs {
     engine: EngineArgs,
 }
 
-/// Rows for people have so many tokens.
+/// Tokens in a row of the table.
 const BEST: usize = 5;
 
 pub fn run(args: LogitsArgs) -> Result<()> {
@@ -38,7 +38,7 @@ pub fn run(args: LogitsArgs) -> Result<()> {
     let mut engine = load::engine(&folder, &args.engine, args.engine.options()?)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let mut rows = 0;
-    // Row by row: all of them together may be large.
+    // Row by row, to bound memory.
     engine.score(&args.tokens, args.all, |position, logits| {
         if args.json {
             write!(out, "{}", if rows == 0 { "{\"logits\": [" } else { ", " })?;

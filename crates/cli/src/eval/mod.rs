@@ -1,4 +1,4 @@
-//! `sluice eval`: figures that anybody can compare with any reference.
+//! `sluice eval`: figures to compare with other implementations.
 
 mod logits;
 mod ppl;

@@ -1,4 +1,4 @@
-//! `sluice eval ppl`: how surprised a model is by a text.
+//! `sluice eval ppl`: a model's perplexity on a text.
 //!
 //! The text is one list of tokens, cut into windows that do not overlap; in each, every token but the first is predicted from those
 //! before it in the window, beginning with an empty context. The last window may be shorter.
@@ -45,7 +45,7 @@ pub fn run(args: PplArgs) -> Result<()> {
     let windows: Vec<&[u32]> = tokens.chunks(window).filter(|w| w.len() >= 2).take(limit).collect();
     ensure!(!windows.is_empty(), "{}: too short, {} tokens", args.text.name(), tokens.len());
 
-    // 2. how surprising each of them is
+    // 2. the negative log-likelihood of each
     let begun = Instant::now();
     let load = engine.loading().map(Loading::progress);
     let mut progress = Progress::after_loading(load, "measuring", "windows", windows.len());

@@ -32,7 +32,7 @@ impl TextArgs {
         self.text.display().to_string()
     }
 
-    /// What the model in `folder` makes of it.
+    /// Its tokens.
     pub fn tokens(&self, folder: &Path) -> Result<Vec<u32>> {
         let tokenizer = load::tokenizer(folder)?;
         let name = || self.name();

@@ -1,5 +1,5 @@
-//! A checkpoint taken apart by its config and its headers: which bytes are read for every token, which only now and then, and what a
-//! conversation adds. What the engine will really do with them is tested against this.
+//! Divides a checkpoint's bytes by use, from config and headers alone: read for every token, read for some, or added by a conversation. Tests compare this with
+//! what the engine does.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub enum Component {
     Embedding,
     /// Routed experts: some of them are read for a token.
     Experts,
-    /// All else that every token reads.
+    /// Everything else that every token reads.
     Rest,
     /// Not the text model's (vision, multi-token prediction).
     LeftOut,
@@ -27,16 +27,17 @@ pub struct Size {
     pub parameters: u64,
 }
 
+/// A checkpoint's bytes and parameters by use.
 pub struct Anatomy {
     pub model_type: String,
     /// Why this program cannot run it.
     pub unsupported: Option<String>,
-    /// What the config says; `None` for an architecture that is not known. Then all tensors are [`Part::Rest`].
+    /// `None` for an unknown architecture. Then all tensors are [`Component::Rest`].
     pub model: Option<Description>,
     pub left_out: Vec<String>,
     /// Bytes by element type as stored.
     pub dtypes: BTreeMap<&'static str, u64>,
-    /// (bits, group size).
+    /// (bits, group size), if the checkpoint is quantised.
     pub quantization: Option<(u8, u16)>,
     /// Modules with other bits or groups than that, or unquantised ones of a matrix's shape.
     pub exceptions: usize,
@@ -119,7 +120,7 @@ impl Anatomy {
         self.parts.get(&part).copied().unwrap_or_default()
     }
 
-    /// Of the text model.
+    /// Parameters of the text model.
     pub fn parameters(&self) -> u64 {
         [Component::Embedding, Component::Experts, Component::Rest].iter().map(|p| self.part(*p).parameters).sum()
     }
@@ -139,8 +140,8 @@ impl Anatomy {
         self.expert_bytes.len()
     }
 
-    /// Weight bytes that one token of an answer reads: all resident ones but the embedding, of which it is one row (and all rows again where
-    /// it is the head too), and its experts. `None`: not known.
+    /// Weight bytes read for one token of an answer: its experts, one row of the embedding (all rows if it is the head too), and all other resident weights.
+    /// `None`: not known.
     pub fn read_per_token(&self) -> Option<u64> {
         let model = self.model.as_ref()?;
         let embedding = self.part(Component::Embedding).bytes;

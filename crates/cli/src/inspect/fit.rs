@@ -31,12 +31,12 @@ impl Verdict {
 pub struct Fit {
     pub available: Option<u64>,
     pub cgroup: Option<Limit>,
-    /// What may be taken: the lesser of the two.
+    /// Bytes that may be used: the lesser of the two.
     pub room: Option<u64>,
     /// Needed for everything, with keys and values of the whole context.
     pub full_context: u64,
     pub verdict: Verdict,
-    /// Tokens that the room has place for beside all weights.
+    /// Tokens of context that fit beside all weights.
     pub context: u64,
 }
 
@@ -97,7 +97,7 @@ impl Need {
         weights.saturating_add(self.per_token.saturating_mul(self.max_context))
     }
 
-    /// What fits into `room`, and tokens of context beside all weights.
+    /// How much fits into `room`, and how many tokens of context beside all weights.
     fn within(&self, room: u64) -> (Verdict, u64) {
         let resident = self.resident.saturating_add(self.state);
         let left = room.saturating_sub(resident.saturating_add(self.experts));

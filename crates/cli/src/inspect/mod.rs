@@ -1,5 +1,4 @@
-//! `sluice inspect MODEL`: what a checkpoint is, what it weighs, whether it fits. From config and headers alone, so that a checkpoint of any
-//! size is answered for at once; no weight is read.
+//! `sluice inspect MODEL`: what a checkpoint is, how large it is, and whether it fits this machine. Reads config and headers only, so any size takes a moment.
 
 pub mod breakdown;
 mod fit;
@@ -205,7 +204,7 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
         lines.push(("state", format!("{} per conversation", units::bytes(state))));
     }
     lines.extend(fit.map(|fit| ("memory", fit.to_text())));
-    // Names and types come from the checkpoint.
+    // Names and types come from the checkpoint: control characters are escaped.
     lines.iter().map(|(name, value)| format!("{name:<12}{}\n", shown(value))).collect()
 }
 

@@ -1,4 +1,4 @@
-//! `sluice inspect PACKED --quality ORIGINAL`: what packing did to the weights, by layers and projection. What it does to answers only `eval ppl` says.
+//! `sluice inspect PACKED --quality ORIGINAL`: the error that packing adds to weights, by layers and projection. Its effect on answers is what `eval ppl` measures.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use sluice_pack::{SquaredError, compare};
 use crate::progress::Progress;
 use crate::terminal::{shown, shown_json};
 
-/// Ranges of layers that the table has.
+/// Ranges of layers in the table.
 const RANGES: usize = 4;
 
 pub fn run(packed: &Path, original: &Path, as_json: bool) -> Result<()> {

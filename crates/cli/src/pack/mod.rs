@@ -97,7 +97,7 @@ enum LayoutArg {
     Bundle,
 }
 
-/// Packs. Ctrl-C leaves with 130, and what is whole for another try.
+/// Packs. Ctrl-C exits with 130; complete files stay for another try.
 pub fn run(args: PackArgs) -> Result<()> {
     let begin = Instant::now();
     let options = args.options()?;
@@ -128,7 +128,7 @@ pub fn run(args: PackArgs) -> Result<()> {
     Ok(())
 }
 
-/// What shows how it goes.
+/// The progress line.
 #[derive(Default)]
 struct Screen {
     progress: Mutex<Option<Progress>>,
@@ -182,7 +182,7 @@ impl PackArgs {
             layers: self.layers,
             rounding: match self {
                 PackArgs { min_max: true, .. } => Rounding::Range,
-                // A calibration starts from what the search finds.
+                // A calibration starts from the search's result.
                 PackArgs { search: true, .. } | PackArgs { calibration: Some(_), .. } => Rounding::Search,
                 _ => Rounding::Mlx,
             },

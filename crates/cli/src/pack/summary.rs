@@ -1,4 +1,4 @@
-//! What the user is told: remarks before, arithmetic of the space, and the figures at the end.
+//! Messages of `pack`: remarks before, disk space, and figures at the end.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use sluice_pack::{ClassReport, Conversion, Report, Space};
 
 use crate::units::bytes;
 
-/// Lines about what the user might not expect.
+/// Remarks about surprising parts of the plan, a line each.
 pub fn remarks(c: &Conversion) -> Vec<String> {
     let mut lines = Vec::new();
     if !c.left_out.is_empty() {
@@ -42,7 +42,7 @@ pub fn remarks(c: &Conversion) -> Vec<String> {
     lines
 }
 
-/// What the output takes of the disk.
+/// The disk space that the output needs.
 pub fn space(s: &Space, free: u64) -> String {
     let done = if s.done > 0 { format!(" (of which {} are there)", bytes(s.done)) } else { String::new() };
     format!(

@@ -1,4 +1,4 @@
-//! The arithmetic of `plan`: bytes, times, and what bounds them. Nothing here looks at a machine.
+//! The arithmetic of `plan`: bytes, times, and the bottleneck. Nothing here measures.
 
 use super::shape::Shape;
 
@@ -10,7 +10,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// Bytes of so many weights.
+    /// Bytes of this many weights.
     pub fn bytes(self, weights: u64) -> u64 {
         let groups = if self.is_float() { 0 } else { weights / self.group };
         weights * self.bits / 8 + groups * 4
@@ -26,7 +26,7 @@ impl Form {
 pub struct Weights {
     /// Everything but the routed experts.
     pub resident: u64,
-    /// Of `resident`, what a token reads: all but the embedding, of which it is a row.
+    /// Resident bytes that a token reads: all but the embedding, of which it reads a row.
     pub resident_read: u64,
     pub per_expert: u64,
     pub experts: u64,
@@ -59,7 +59,7 @@ impl Weights {
         }
     }
 
-    /// Expert bytes that a token takes.
+    /// Bytes of the experts that a token takes.
     pub fn expert_bytes(&self) -> u64 {
         self.taken * self.per_expert
     }
@@ -71,9 +71,9 @@ pub struct Split {
     pub resident: u64,
     /// Keys, values and states of one conversation.
     pub cache: u64,
-    /// What is left for experts.
+    /// Left for experts.
     pub for_experts: u64,
-    /// What is missing where not even the rest fits.
+    /// Missing, if not even everything else fits.
     pub missing: u64,
 }
 
@@ -87,7 +87,7 @@ impl Split {
     }
 }
 
-/// What bounds the speed.
+/// What limits the speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     Disk,
@@ -103,16 +103,16 @@ impl Bound {
     }
 }
 
-/// What reads take: a time for each that nothing else hides, and bytes over bandwidth.
+/// The cost of reads: a latency each, and bytes over bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Disk {
     /// Bytes per second of large reads, many at once.
     pub bandwidth: f64,
-    /// Seconds of a read alone beyond its bytes over that bandwidth.
+    /// Seconds of a single read beyond its bytes over that bandwidth.
     pub latency: f64,
 }
 
-/// Bytes of weights per second that products with one token's activations pass through memory, by how the weights are stored.
+/// Bytes of weights per second in products with one token's activations, by the weights' format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Products {
     pub resident: f64,
@@ -124,11 +124,10 @@ pub struct Products {
 pub struct Token {
     /// Bytes read from disk.
     pub from_disk: f64,
-    /// Seconds: reads from disk, weights passed through memory.
+    /// Seconds: reads from disk, and weights read from memory.
     pub disk: f64,
     pub memory: f64,
-    /// Seconds of a token if nothing overlaps but a layer's reads with its experts' arithmetic: what is passed through memory before a layer's
-    /// router cannot hide its reads.
+    /// Seconds of a token. Only a layer's reads and its experts' arithmetic overlap: reads cannot begin before the layer's router has run.
     pub seconds: f64,
     pub bound: Bound,
 }
@@ -137,7 +136,7 @@ impl Token {
     /// At a hit rate.
     pub fn new(w: &Weights, hit_rate: f64, disk: Disk, products: Products) -> Token {
         let from_disk = w.expert_bytes() as f64 * (1.0 - hit_rate);
-        // A layer's reads run side by side: each layer that reads at all waits once.
+        // A layer's reads run in parallel: each layer with any read waits once.
         let layers = w.expert_layers as f64;
         let hits_all = hit_rate.powf(w.taken as f64 / layers.max(1.0));
         let read = from_disk / disk.bandwidth + layers * (1.0 - hits_all) * disk.latency;
@@ -149,12 +148,12 @@ impl Token {
     }
 }
 
-/// Hit rate by the part of a layer's experts that memory holds, least recently used goes first: (part, rate), as published for Qwen3.5-397B-A17B
-/// (16, 32, 64 and 128 of 512). Another model, another text: other rates.
+/// LRU hit rates by the part of a layer's experts in memory: (part, rate), as published for Qwen3.5-397B-A17B (16, 32, 64 and 128 of 512). Other models and texts
+/// have other rates.
 const LRU: [(f64, f64); 6] =
     [(0.0, 0.0), (16.0 / 512.0, 0.49), (32.0 / 512.0, 0.59), (64.0 / 512.0, 0.68), (128.0 / 512.0, 0.71), (1.0, 1.0)];
 
-/// The hit rate to expect where `part` (0 to 1) of the experts are in memory: straight lines between published points.
+/// The expected hit rate with `part` (0 to 1) of the experts in memory: linear between published points.
 pub fn hit_rate(part: f64) -> f64 {
     let part = part.clamp(0.0, 1.0);
     let after = LRU.iter().position(|(p, _)| *p >= part).unwrap_or(LRU.len() - 1).max(1);

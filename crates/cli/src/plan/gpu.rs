@@ -1,4 +1,4 @@
-//! A GPU that computes: what of a model its memory holds, and what the link to it lets a token take at most.
+//! Plans for a GPU that computes: which part of a model its memory holds, and the speed that the link to it allows.
 
 use serde_json::{Value, json};
 
@@ -6,16 +6,16 @@ use super::estimate::{Split, Weights, hit_rate};
 use super::shape::Shape;
 use crate::units;
 
-/// Links that GPUs have, in bytes per second as large copies from locked memory reach them; the last was measured.
+/// Usual links, in bytes per second of large copies from locked memory; the last was measured.
 const LINKS: [(&str, f64); 3] = [("PCIe 3", 12e9), ("PCIe 4", 25e9), ("PCIe 5", 53e9)];
 
-/// How the memory of a GPU, or of several that share the layers, is divided.
+/// The division of the memory of a GPU, or of several that share the layers.
 pub struct Gpu {
-    /// Of each, and how many there are.
+    /// Bytes of each GPU, and how many there are.
     memory: u64,
     count: u64,
     split: Split,
-    /// Bytes that the experts of a layer pass through, on each, where not all stay.
+    /// Bytes of staging for a layer's experts, on each GPU, if not all experts stay.
     passing: u64,
     /// Bytes of experts that stay.
     pub stays: u64,
@@ -31,12 +31,12 @@ impl Gpu {
         Gpu { memory, count, stays: split.for_experts.saturating_sub(passing), split, passing }
     }
 
-    /// The part of experts' uses that its memory serves, where no recorded text says it.
+    /// The expected share of expert uses that its memory serves, without a recorded text.
     fn hit_rate(&self, weights: &Weights) -> f64 {
         if weights.experts == 0 { 1.0 } else { hit_rate(self.stays as f64 / weights.experts as f64) }
     }
 
-    /// Bytes of experts that a token has copied, or computed where they lie, with this share served by the GPU's memory.
+    /// Bytes of experts that a token has copied to the GPU or computed on the host, if the GPU's memory serves this share.
     fn copied(&self, weights: &Weights, served: Option<f64>) -> f64 {
         weights.expert_bytes() as f64 * (1.0 - served.unwrap_or_else(|| self.hit_rate(weights)))
     }

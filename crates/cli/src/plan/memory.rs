@@ -1,4 +1,4 @@
-//! What this machine's memory gives: to a loop that only reads, and to products of weights with one token's activations, on all cores. A fraction of a second.
+//! Measures this machine's memory bandwidth on all cores: of plain reads, and of products with one token's activations. Takes a fraction of a second.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -16,32 +16,32 @@ use sluice_store::Buffer;
 
 use super::estimate::{Form, Products};
 
-/// More than caches hold.
+/// Larger than any cache.
 const BYTES: usize = 256 << 20;
 /// Columns of the matrix: a usual hidden size.
 const COLS: usize = 2048;
 /// Rows that a thread takes at a time.
 const ROWS: usize = 128;
-/// Measurements, of which the fastest counts: whatever else runs makes them slower.
+/// Repetitions; the fastest counts, since other programs only slow them down.
 const ROUNDS: usize = 5;
 
 /// In bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// Read and nothing else.
+    /// Plain reads.
     pub read: f64,
     pub products: Products,
 }
 
 impl Measured {
-    /// What products would reach where memory is read at `read` bytes per second.
+    /// The bandwidth of products on a memory with `read` bytes per second.
     pub fn products_at(&self, read: f64) -> Products {
         let of = |speed: f64| speed * (read / self.read);
         Products { resident: of(self.products.resident), experts: of(self.products.experts) }
     }
 }
 
-/// Measures with weights stored in these two forms.
+/// Measures products with weights in these two formats.
 ///
 /// # Errors
 /// When there is no memory for it, or `SLUICE_ISA` asks for what this machine lacks.
@@ -53,7 +53,7 @@ pub fn measure(resident: Form, experts: Form) -> Result<Measured> {
     buffer.fill(0x3c);
     let mut found = Measured { read: 0.0, products: Products { resident: 0.0, experts: 0.0 } };
     let Measured { read, products } = &mut found;
-    // In turns, so that whatever else runs slows all of them.
+    // Interleaved, so that other programs slow all of them alike.
     for _ in 0..ROUNDS {
         let part = BYTES / threads;
         let reading = speed(part * threads, threads, |t| {
@@ -61,7 +61,7 @@ pub fn measure(resident: Form, experts: Form) -> Result<Measured> {
         });
         products.resident = products.resident.max(product(isa, &buffer, resident, threads)?);
         products.experts = products.experts.max(product(isa, &buffer, experts, threads)?);
-        // Products read as well: no more is reached than there is.
+        // Products cannot be faster than plain reads.
         *read = read.max(reading).max(products.resident).max(products.experts);
     }
     if experts == resident {

@@ -1,7 +1,7 @@
-//! `sluice plan`: what of a model fits where, what a token costs, and what bounds it; from a config alone, before anything is downloaded.
+//! `sluice plan`: estimates placement and speed of a model from its config alone, before anything is downloaded.
 //!
-//! [`shape`] counts parameters, [`estimate`] is the arithmetic, [`memory`] measures what products reach, [`residency`] simulates which experts are in memory when tokens
-//! of a recorded text want them; a disk of which nothing is said is measured. What is printed is an expectation, and says from what.
+//! [`shape`] counts parameters, [`estimate`] is the arithmetic, [`memory`] measures the bandwidth of products, and [`residency`] simulates which experts of a recorded
+//! text are in memory. A disk without given figures is measured. The output is an estimate, and says what it is based on.
 
 mod estimate;
 mod gpu;
@@ -28,7 +28,7 @@ use memory::Measured;
 use residency::Residency;
 use shape::Shape;
 
-/// Disks that people have, for the table: bytes per second of large reads.
+/// Usual disks, for the table: bytes per second of large reads.
 const DISKS: [(&str, f64); 6] = [
     ("SATA SSD", 0.55e9),
     ("NVMe, PCIe 3", 3.5e9),
@@ -38,7 +38,7 @@ const DISKS: [(&str, f64); 6] = [
     ("two PCIe 5", 28.0e9),
 ];
 
-/// Seconds that a read of a solid-state disk takes beyond its bytes over the bandwidth, where nothing is measured.
+/// The assumed latency of a solid-state disk, in seconds.
 const LATENCY: f64 = 100e-6;
 
 #[derive(Args, Debug)]
@@ -147,7 +147,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let room = machine::available().into_iter().chain(machine::cgroup().map(|l| l.left)).min();
     let memory = args.memory.or(room).context("this machine's memory is not known: give --memory")?;
     let measured = memory::measure(form(bits), form(experts_bits))?;
-    // Of another machine's bandwidth products are taken to reach the part that they reach of this one's.
+    // On another machine, products are assumed to reach the same fraction of its bandwidth as here.
     let memory_bandwidth = args.memory_bandwidth.map_or(measured.read, |b| b as f64);
     let products = measured.products_at(memory_bandwidth);
     let latency = args.disk_latency.map_or(LATENCY, |us| us / 1e6);
@@ -173,7 +173,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let gpu = args.gpu_memory.map(|bytes| Gpu::new(&shape, &weights, (args.gpus, bytes), args.context));
     let split = match &gpu {
         None => Split::new(&shape, &weights, memory, args.context, 2),
-        // What a GPU computes with every token lies there.
+        // Resident weights and the cache are in the GPU's memory.
         Some(_) => Split { resident: 0, cache: 0, for_experts: memory.min(weights.experts), missing: 0 },
     };
     let held = split.for_experts.saturating_add(gpu.as_ref().map_or(0, |gpu| gpu.stays)).min(weights.experts);
@@ -185,7 +185,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
         recording.and_then(|r| Residency::simulate(&r, &weights, &split, gpu.as_ref().map(|gpu| gpu.stays)));
     let served = residency.as_ref().filter(|_| gpu.is_some()).and_then(Residency::served_by_gpu);
     let simulated = || match &residency {
-        // Where the experts of a single layer do not fit, what is recorded says nothing.
+        // If everything fits, nothing is missed.
         _ if part >= 1.0 => None,
         Some(residency) => Some(residency.hit_rate()),
         None => args.trace.is_some().then_some(0.0),
@@ -311,7 +311,7 @@ fn float_bits(checkpoint: &Checkpoint) -> Option<u64> {
     (bytes(largest) > 0).then_some(8 * largest.size() as u64)
 }
 
-/// What reads of an expert's size take at places all over a model's files: alone, and many at once.
+/// Measures random reads of an expert's size in a model's files: one at a time, and many at once.
 fn measure_disk(checkpoint: &Checkpoint, per_expert: u64) -> Result<Disk> {
     let request = per_expert.next_multiple_of(PAGE).clamp(256 << 10, 16 << 20);
     let files = checkpoint.file_sizes().iter();

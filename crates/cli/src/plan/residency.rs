@@ -1,4 +1,4 @@
-//! What the tokens of a recorded text would find in the memory that a plan has for experts: the store's own bookkeeping, driven by the recording, as in `eval routing`.
+//! Simulates how many experts of a recorded text would be in a plan's memory. Uses the store's own bookkeeping, as `eval routing` does.
 
 use std::path::Path;
 
@@ -12,13 +12,13 @@ use super::estimate::{Split, Weights};
 use super::shape::Shape;
 use crate::units;
 
-/// What came of it.
+/// The result of a simulation.
 pub struct Residency {
     /// Name and slots, the fastest first.
     tiers: Vec<(&'static str, usize)>,
     /// The whole recording, beginning with empty slots.
     whole: Served,
-    /// Its second half: what to expect of a program that has run for a while.
+    /// Its second half: the steady state.
     settled: Served,
     /// Tokens of the whole, and of the second half.
     tokens: usize,
@@ -27,8 +27,8 @@ pub struct Residency {
 }
 
 impl Residency {
-    /// Serves `recording` from a GPU's memory of `gpu` bytes, if there is any, and from what `split` leaves to experts. `None` where that does not hold the
-    /// experts that a token takes of one layer.
+    /// Replays `recording` with `gpu` bytes of a GPU's memory, if any, and the memory that `split` leaves for experts. `None` if that does not hold the experts of one
+    /// token and layer.
     pub fn simulate(recording: &Recording, weights: &Weights, split: &Split, gpu: Option<u64>) -> Option<Residency> {
         let slots = |bytes: u64| (bytes / weights.per_expert.max(1)).min(weights.expert_count) as usize;
         let memory = slots(split.for_experts);
@@ -47,12 +47,12 @@ impl Residency {
         Some(Residency { tiers, whole, settled, tokens, settled_tokens, per_expert: weights.per_expert })
     }
 
-    /// Share of what tokens want that need not be read.
+    /// Share of expert uses that need no read.
     pub fn hit_rate(&self) -> f64 {
         1.0 - self.settled.misses as f64 / self.settled.uses() as f64
     }
 
-    /// Share of what tokens want that a GPU's memory serves, where there is one.
+    /// Share of expert uses that a GPU's memory serves, if there is a GPU.
     pub fn served_by_gpu(&self) -> Option<f64> {
         (self.tiers.len() > 1).then(|| self.settled.shares()[0])
     }
@@ -104,7 +104,7 @@ impl Residency {
     }
 }
 
-/// The recording in a file of `eval routing --trace-out`, which has to be that of such a model with `k` experts per token.
+/// Reads a file of `eval routing --trace-out`, which must be of a model of this shape with `k` experts per token.
 ///
 /// # Errors
 /// No such file or another kind of file, a recording of another model, or a model without experts.

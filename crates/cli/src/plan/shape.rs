@@ -1,4 +1,4 @@
-//! What a config says a model weighs: parameters by part, and the bytes of keys, values and states.
+//! A model's parameters by part, and the elements of its keys, values and states, from its config.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ pub struct Shape {
     pub embedding: u64,
     /// The output head; 0 where it is the embedding.
     pub head: u64,
-    /// Matrices that every token goes through, but for embedding and head: attention, recurrent layers, shared experts, dense layers.
+    /// Matrices that every token uses, without embedding and head: attention, recurrent layers, shared experts, dense layers.
     pub dense: u64,
     /// Routers and gates of shared experts, which stay at 8 bits.
     pub routers: u64,
     /// Norms, convolutions and other vectors, which stay as they are.
     pub vectors: u64,
-    /// Of keys and values together, for each position.
+    /// Elements of keys and values per position.
     pub kv_elements: u64,
     /// f32 elements of a conversation's recurrent states.
     pub state_elements: u64,
@@ -32,7 +32,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// What the config alone says.
+    /// Of the model that a config describes.
     ///
     /// # Errors
     /// A key that is missing or wrong.
@@ -72,7 +72,7 @@ impl Shape {
         self.embedding + self.head + self.dense + self.routers + self.vectors + experts
     }
 
-    /// Parameters that a token goes through, `k` experts in each layer.
+    /// Parameters that a token uses, with `k` experts in each layer.
     pub fn active(&self, k: usize) -> u64 {
         let experts = self.expert_layers as u64 * k as u64 * self.per_expert;
         self.head.max(self.embedding) + self.dense + self.routers + self.vectors + experts

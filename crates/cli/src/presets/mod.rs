@@ -1,4 +1,4 @@
-//! Configs of large models that people ask about, so that `plan` and `synth` need no checkpoint: the text model's part of each `config.json`, as published.
+//! Published configs of large models (the text model's part), so that `plan` and `synth` need no checkpoint.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use sluice_store::{MAX_SETTINGS, read_small};
 
 use crate::hub;
 
-/// Names and configs.
+/// Names and texts of configs.
 pub const PRESETS: [(&str, &str); 4] = [
     ("qwen3-30b-a3b", include_str!("qwen3-30b-a3b.json")),
     ("qwen3-235b-a22b", include_str!("qwen3-235b-a22b.json")),
@@ -27,9 +27,9 @@ pub fn text(name: &str) -> Option<&'static str> {
     PRESETS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, text)| *text)
 }
 
-/// A model that somebody named.
+/// The model that an argument names.
 pub enum Named {
-    /// It is on disk, as far as it is there: a folder may hold no more than a config.
+    /// A folder, which may hold a config and nothing else.
     Stored(Arc<dyn ModelSource>),
     /// Only its config is known.
     Described(Box<Config>),

@@ -30,7 +30,7 @@ type Sources = (PathBuf, Vec<(String, String)>);
 fn sources(files: &dyn TextFiles) -> Result<Option<Sources>> {
     if let Some(default) = read_text(files, JINJA)? {
         let mut templates = vec![("default".to_owned(), default)];
-        for file in files.list(MORE)? {
+        for (file, _) in files.list(MORE)? {
             if let Some(name) = file.strip_suffix(".jinja").filter(|name| !name.is_empty())
                 && let Some(text) = read_text(files, &format!("{MORE}/{file}"))?
             {

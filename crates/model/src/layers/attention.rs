@@ -1,29 +1,43 @@
-//! Softmax attention with grouped queries, and what Qwen adds where it is described: norms on q and k, partial rotation, a gate on the output.
+//! Softmax attention with grouped queries, and the variants that a description may add: norms on q and k, a gate, a window, a soft cap, sinks.
 
 use anyhow::Result;
 use sluice_backend::{AttentionLayer, Linear, Norm, Operations, Projection, RotaryId, Tensor};
 
-use crate::description::AttentionDescription;
+use crate::description::{AttentionDescription, Description};
 use crate::weights::Weights;
 
-/// Activations that the attention layers of a model take turns with: `[max_tokens, ..]` each.
+/// Activations shared by all attention layers of a model: `[max_tokens, ..]` each.
 #[derive(Clone, Copy)]
 pub struct AttentionScratch {
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    /// Before the output projection: `[max_tokens, heads * head_dim]`.
+    /// Before the output projection: `[max_tokens, heads * v_dim]`.
     mixed: Tensor,
 }
 
 impl AttentionScratch {
-    pub fn alloc(w: &mut Weights, d: &AttentionDescription) -> Result<AttentionScratch> {
+    /// As wide as the widest attention layer of the model.
+    pub fn alloc(w: &mut Weights, d: &Description) -> Result<AttentionScratch> {
+        let mut widest = |cols: fn(&AttentionDescription) -> usize| {
+            w.scratch(d.attention_layers().map(cols).max().unwrap_or_default())
+        };
         Ok(AttentionScratch {
-            q: w.scratch(d.q_cols())?,
-            k: w.scratch(d.kv_cols())?,
-            v: w.scratch(d.kv_cols())?,
-            mixed: w.scratch(d.heads * d.head_dim)?,
+            q: widest(AttentionDescription::q_cols)?,
+            k: widest(AttentionDescription::k_cols)?,
+            v: widest(AttentionDescription::v_cols)?,
+            mixed: widest(AttentionDescription::out_cols)?,
         })
+    }
+
+    /// As wide as this layer.
+    fn of(&self, d: &AttentionDescription) -> AttentionScratch {
+        AttentionScratch {
+            q: self.q.columns(0..d.q_cols()),
+            k: self.k.columns(0..d.k_cols()),
+            v: self.v.columns(0..d.v_cols()),
+            mixed: self.mixed.columns(0..d.out_cols()),
+        }
     }
 }
 
@@ -45,6 +59,7 @@ impl Attention {
         at: usize,
         (group, layer): (usize, usize),
     ) -> Result<Attention> {
+        let s = s.of(d);
         let mut projection =
             |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
         let qkv = vec![
@@ -54,6 +69,8 @@ impl Attention {
         ];
         let norm = w.norm(at, "input_layernorm")?;
         let mut head_norm = |part: &str| if d.normed { w.norm(at, part).map(Some) } else { Ok(None) };
+        let [q_norm, k_norm] = [head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?];
+        let sinks = if d.sinks { Some(w.vector(at, "self_attn.sinks")?) } else { None };
         let inner = AttentionLayer {
             q: s.q,
             k: s.k,
@@ -61,15 +78,15 @@ impl Attention {
             out: s.mixed,
             heads: d.heads,
             gated: d.gated,
-            q_norm: head_norm("self_attn.q_norm")?,
-            k_norm: head_norm("self_attn.k_norm")?,
+            q_norm,
+            k_norm,
             rotary,
             group,
             layer,
-            scale: (1.0 / (d.head_dim as f64).sqrt()) as f32,
+            scale: d.score_scale(),
             window: d.window,
-            softcap: None,
-            sinks: None,
+            softcap: d.softcap,
+            sinks,
         };
         let out = w.linear(at, "self_attn.o_proj")?;
         Ok(Attention { norm, qkv, inner, out })

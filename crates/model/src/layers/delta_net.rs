@@ -6,7 +6,7 @@ use sluice_backend::{DeltaLayer, Linear, Norm, Operations, Projection, Tensor};
 use crate::description::{DeltaDescription, ProjectionLayout};
 use crate::weights::Weights;
 
-/// Activations that the recurrent layers of a model take turns with: `[max_tokens, ..]` each.
+/// Activations shared by all recurrent layers of a model: `[max_tokens, ..]` each.
 #[derive(Clone, Copy)]
 pub struct DeltaScratch {
     qkv: Tensor,
@@ -54,7 +54,7 @@ impl DeltaNet {
             ProjectionLayout::ByKeyHead => {
                 let qkvz = w.linear(at, "linear_attn.in_proj_qkvz")?;
                 let ba = w.linear(at, "linear_attn.in_proj_ba")?;
-                // Each run of rows goes where the separate layout has it, so that nothing need be reordered later.
+                // Each run of rows writes to its place in the separate layout, so that nothing is reordered later.
                 let ratio = shape.value_heads / shape.key_heads;
                 let mut all = Vec::new();
                 let mut run = |linear: &Linear, from: &mut usize, len: usize, out: Tensor, column: usize| {

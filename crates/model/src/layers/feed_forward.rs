@@ -1,9 +1,9 @@
 //! Feed-forward layers: a dense gated one, or a mixture of experts.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use sluice_backend::{Mlp, Moe, MoeId, Norm, Operations, Routing, SharedExpert, Tensor};
 
-use crate::description::FeedForwardDescription;
+use crate::description::{CORRECTION_BIAS, FeedForwardDescription};
 use crate::weights::Weights;
 
 /// The second half of a layer.
@@ -22,13 +22,18 @@ impl FeedForward {
                 let router = w.linear(at, "mlp.gate")?;
                 let experts = w.experts(at)?;
                 let shared = match d.shared {
-                    Some(_) => Some(SharedExpert {
+                    Some(shared) => Some(SharedExpert {
                         mlp: w.mlp(at, "mlp.shared_expert")?,
-                        gate: Some(w.linear(at, "mlp.shared_expert_gate")?),
+                        gate: shared.gated.then(|| w.linear(at, "mlp.shared_expert_gate")).transpose()?,
                     }),
                     None => None,
                 };
-                let moe = Moe { norm, router, scoring: d.scoring.clone(), experts, shared };
+                let correction = match d.router.correction_bias {
+                    true => w.host_vector(at, CORRECTION_BIAS)?,
+                    false => Vec::new(),
+                };
+                let scoring = d.router.scoring(correction).map_err(|what| anyhow!("{what}"))?;
+                let moe = Moe { norm, router, scoring, experts, shared };
                 Ok(FeedForward::Moe(w.backend().moe(moe, before)?))
             }
         }
@@ -49,8 +54,7 @@ impl FeedForward {
         }
     }
 
-    /// As [`FeedForward::forward`], without what routed experts add. In a mixture `normed` is what they would have been given, and it is returned to whom it
-    /// would have gone.
+    /// The same without the routed experts. In a mixture their input goes to `normed`, and the experts that each token would have taken are returned.
     pub fn forward_but_experts(&self, backend: &mut dyn Operations, x: Tensor, normed: Tensor) -> Option<Routing> {
         match self {
             FeedForward::Dense { .. } => {

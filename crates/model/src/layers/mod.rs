@@ -1,4 +1,4 @@
-//! The layers that models are put together from: each is made of its description and the weights of its module, and owns its scratch.
+//! The layers of models. Each is made from its description and the weights of its module.
 
 mod attention;
 mod delta_net;

@@ -92,7 +92,7 @@ impl TextFiles for SafetensorsFolder {
         TextFiles::open(&self.path, name, limit)
     }
 
-    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+    fn list(&self, folder: &str) -> io::Result<Vec<(String, u64)>> {
         self.path.list(folder)
     }
 

@@ -6,7 +6,6 @@ use sluice_store::{Checkpoint, Tensor};
 
 use super::layout::{ExpertStorage, TensorLayout, float_type};
 use super::prefixes::Prefixes;
-use crate::parts::WeightDescription;
 
 /// The layout of models as they are published.
 #[derive(Debug)]
@@ -39,8 +38,7 @@ impl TensorLayout for HuggingFaceLayout {
         if plane == "weight" { checkpoint.tensor(name) } else { None }
     }
 
-    fn experts(&self, checkpoint: &Checkpoint, gate: &WeightDescription) -> ExpertStorage {
-        let short = gate.name();
+    fn experts(&self, checkpoint: &Checkpoint, short: &str) -> ExpertStorage {
         let gate_up = self.full(&short.replace("gate_proj", "gate_up_proj"));
         match checkpoint.tensor(&gate_up) {
             Some(_) => {
@@ -50,8 +48,8 @@ impl TensorLayout for HuggingFaceLayout {
         }
     }
 
-    fn stacked_experts(&self, w: &WeightDescription) -> String {
-        self.full(&w.name())
+    fn stacked_experts(&self, short: &str) -> String {
+        self.full(short)
     }
 
     fn has_centred_norms(&self) -> bool {

@@ -10,7 +10,6 @@ use super::hugging_face::HuggingFaceLayout;
 use super::mlx::MlxLayout;
 use super::prefixes::Prefixes;
 use crate::config::Config;
-use crate::parts::WeightDescription;
 
 /// How the routed experts of a layer are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,11 +48,11 @@ pub trait TensorLayout: Debug + Send + Sync {
     /// The tensor that holds the plane `plane` (as the format calls it) of the matrix whose values are in the tensor `name`.
     fn plane(&self, checkpoint: &Checkpoint, name: &str, plane: &str) -> Option<Tensor>;
 
-    /// How the routed experts of the layer of `gate`, their gate projection, are stored.
-    fn experts(&self, checkpoint: &Checkpoint, gate: &WeightDescription) -> ExpertStorage;
+    /// How the routed experts of a layer are stored; `gate` is the model's name of their gate projection, `layers.0.mlp.experts.gate_proj`.
+    fn experts(&self, checkpoint: &Checkpoint, gate: &str) -> ExpertStorage;
 
-    /// The module of a stack of experts: `layers.0.mlp.experts.gate_proj` as the checkpoint has it.
-    fn stacked_experts(&self, w: &WeightDescription) -> String;
+    /// The checkpoint's name for the module of a stack of experts that the model calls `short`.
+    fn stacked_experts(&self, short: &str) -> String;
 
     /// Whether norms that an architecture centres at zero are stored less one.
     fn has_centred_norms(&self) -> bool;

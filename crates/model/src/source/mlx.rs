@@ -8,7 +8,6 @@ use sluice_store::{Checkpoint, Dtype, Tensor};
 use super::hugging_face::HuggingFaceLayout;
 use super::layout::{ExpertStorage, TensorLayout, float_type};
 use crate::config::{Config, Quantization};
-use crate::parts::WeightDescription;
 
 /// The layout of models that MLX has converted.
 #[derive(Debug)]
@@ -70,7 +69,7 @@ impl TensorLayout for MlxLayout {
         }
     }
 
-    fn experts(&self, checkpoint: &Checkpoint, gate: &WeightDescription) -> ExpertStorage {
+    fn experts(&self, checkpoint: &Checkpoint, gate: &str) -> ExpertStorage {
         match self.plain.experts(checkpoint, gate) {
             ExpertStorage::Single if checkpoint.tensor(&format!("{}.weight", self.stacked_experts(gate))).is_some() => {
                 ExpertStorage::Stacked
@@ -79,8 +78,8 @@ impl TensorLayout for MlxLayout {
         }
     }
 
-    fn stacked_experts(&self, w: &WeightDescription) -> String {
-        self.full(&w.mlx_name())
+    fn stacked_experts(&self, short: &str) -> String {
+        self.full(&short.replace(".experts.", ".switch_mlp."))
     }
 
     fn has_centred_norms(&self) -> bool {

@@ -9,8 +9,7 @@ use sluice_store::{Checkpoint, Tensor};
 
 use super::layout::{TensorLayout, float_type, layout_of};
 use crate::config::Config;
-use crate::description::Description;
-use crate::parts::{Leaf, Meaning, WeightClass};
+use crate::description::{Description, Leaf, Meaning, WeightClass};
 
 /// Parts of multimodal and draft models, which stay behind.
 const OTHER_PARTS: [&str; 4] = ["visual", "vision_tower", "mtp", "audio_tower"];

@@ -28,11 +28,12 @@ pub trait TextFiles: Send + Sync {
         Ok(Box::new(Cursor::new(self.read(name, limit)?)))
     }
 
-    /// Names of the files in the subfolder `folder`, in any order; none where there is no such subfolder.
+    /// Names and sizes in bytes of the regular files in the subfolder `folder` (empty: beside the weights), in any order; none where there is no such
+    /// subfolder.
     ///
     /// # Errors
     /// What the system says while it lists them.
-    fn list(&self, folder: &str) -> io::Result<Vec<String>>;
+    fn list(&self, folder: &str) -> io::Result<Vec<(String, u64)>>;
 
     /// What messages call file `name`.
     fn locate(&self, name: &str) -> PathBuf;
@@ -53,9 +54,16 @@ impl TextFiles for Path {
         Ok(Box::new(open_small(&self.join(name), limit)?))
     }
 
-    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+    fn list(&self, folder: &str) -> io::Result<Vec<(String, u64)>> {
         let Ok(entries) = fs::read_dir(self.join(folder)) else { return Ok(Vec::new()) };
-        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        let mut files = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            if let Some(found) = fs::metadata(entry.path()).ok().filter(fs::Metadata::is_file) {
+                files.push((entry.file_name().to_string_lossy().into_owned(), found.len()));
+            }
+        }
+        Ok(files)
     }
 
     fn locate(&self, name: &str) -> PathBuf {
@@ -72,7 +80,7 @@ impl TextFiles for PathBuf {
         TextFiles::open(self.as_path(), name, limit)
     }
 
-    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+    fn list(&self, folder: &str) -> io::Result<Vec<(String, u64)>> {
         self.as_path().list(folder)
     }
 
@@ -90,7 +98,7 @@ impl<T: TextFiles + ?Sized> TextFiles for &T {
         (**self).open(name, limit)
     }
 
-    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+    fn list(&self, folder: &str) -> io::Result<Vec<(String, u64)>> {
         (**self).list(folder)
     }
 

@@ -1,18 +1,18 @@
-//! Line charts as SVG files, drawn by `plotters`. Letters stay text, so that whoever shows a chart has the fonts.
+//! Line charts as SVG files, drawn by `plotters`. Letters stay text, so the viewer's fonts are used.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// Pixels of one chart, of which the legend takes the right.
+/// Pixels of one chart; the legend is on the right.
 const SIZE: (u32, u32) = (760, 420);
 const LEGEND: u32 = 190;
 
 const INK: RGBColor = RGBColor(40, 40, 40);
 const GRID: RGBColor = RGBColor(225, 225, 225);
 const FONT: &str = "sans-serif";
-/// Colours that the colour-blind tell apart (Okabe and Ito, 2008), in the order of the series.
+/// Colours for the colour-blind (Okabe and Ito, 2008), in the order of the series.
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -23,13 +23,13 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 0, 0),
 ];
 
-/// Where the reader has asked for dark, light and dark change places and colours keep their hue.
+/// In dark mode, light and dark are swapped and colours keep their hue.
 const DARK: &str =
     "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.92) hue-rotate(180deg); } }</style>\n";
 
 /// Lines over a common axis. Both axes begin at zero.
 pub struct Chart {
-    /// What a file of its own is called, without `.svg`.
+    /// The file's name without `.svg`.
     pub name: &'static str,
     pub title: String,
     pub x: String,
@@ -45,7 +45,7 @@ pub struct Series {
 /// One image of all charts, two beside each other where there are several.
 ///
 /// # Errors
-/// None that an image of this size could have.
+/// Never in practice, for an image of this size.
 pub fn svg(charts: &[Chart]) -> Result<String> {
     let columns = charts.len().clamp(1, 2);
     let rows = charts.len().div_ceil(columns).max(1);
@@ -59,7 +59,7 @@ pub fn svg(charts: &[Chart]) -> Result<String> {
         });
         drawn.map_err(|e| anyhow!("a chart cannot be drawn: {e}"))?;
     }
-    // Behind the opening tag, which is the first that ends its line.
+    // After the opening tag, which is the first that ends its line.
     let inside = file.find(">\n").map_or(file.len(), |at| at + 2);
     file.insert_str(inside, DARK);
     Ok(file)
@@ -71,11 +71,11 @@ impl Chart {
     fn draw<'a>(&self, area: &DrawingArea<SVGBackend<'a>, Shift>) -> Drawn<'a> {
         let (plot, legend) = area.split_horizontally(SIZE.0 - LEGEND);
         let points = || self.series.iter().flat_map(|s| &s.points).filter(|p| p.0.is_finite() && p.1.is_finite());
-        // A little beyond the last point; something where there is none.
+        // A little beyond the last point, and never empty.
         let end = |most: f64| if most > 0.0 { most * 1.02 } else { 1.0 };
         let (x_end, y_end) =
             (end(points().map(|p| p.0).fold(0.0, f64::max)), end(points().map(|p| p.1).fold(0.0, f64::max)));
-        // 1. what it is, the grid and its numbers
+        // 1. the title, the grid and its numbers
         let mut chart = ChartBuilder::on(&plot)
             .caption(&self.title, (FONT, 20).into_font().style(FontStyle::Bold).color(&INK))
             .margin(10)
@@ -113,7 +113,7 @@ impl Chart {
     }
 }
 
-/// With no more digits than a number of an axis has.
+/// A number of an axis, with as few digits as it needs.
 fn number(value: f64) -> String {
     format!("{}", (value * 1e6).round() / 1e6)
 }

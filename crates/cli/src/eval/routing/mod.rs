@@ -1,7 +1,7 @@
-//! `sluice eval routing`: which experts the tokens of a text want, and what a cache of them could do.
+//! `sluice eval routing`: which experts the tokens of a text use, and how well caches would serve them.
 //!
-//! The text goes through the model in chunks, since routing does not depend on them, and is then looked at as decoding would have come to
-//! it: token by token, layer by layer. It is cut into contexts of at most [`CONTEXT`] tokens.
+//! The text goes through the model in chunks, which does not change routing, and is then replayed as decoding would see it: token by token, layer by layer. It is
+//! cut into contexts of at most [`CONTEXT`] tokens.
 
 mod chart;
 mod report;
@@ -51,10 +51,10 @@ pub struct RoutingArgs {
     engine: EngineArgs,
 }
 
-/// Tokens after which the model begins with an empty context.
+/// Tokens of one context.
 const CONTEXT: usize = 4096;
 
-/// Fewer tokens have no statistics.
+/// The fewest tokens that have statistics.
 const FEWEST: usize = 32;
 
 pub fn run(args: RoutingArgs) -> Result<()> {
@@ -66,7 +66,7 @@ pub fn run(args: RoutingArgs) -> Result<()> {
     tokens.truncate(args.tokens.map_or(usize::MAX, NonZeroUsize::get));
     ensure!(tokens.len() >= FEWEST, "{}: too short, {} tokens; {FEWEST} are needed", args.text.name(), tokens.len());
 
-    // 2. what they want, and what follows from it
+    // 2. their experts, and the statistics
     let (recording, lookahead) = record(&mut engine, &tokens)?;
     load::say_notes(&engine);
     let report = Report::new(&recording, lookahead, engine.options().threads);
@@ -97,8 +97,8 @@ pub fn run(args: RoutingArgs) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Takes the tokens through the model. Also by layer, what share of a token's experts its router names when it is applied to what comes to the layer
-/// before; NaN for the first, which has none.
+/// Runs the tokens through the model. Also returns by layer the share of a token's experts that its router finds in the input of the layer before; NaN for the
+/// first layer.
 fn record(engine: &mut Engine, tokens: &[u32]) -> Result<(Recording, Vec<f64>)> {
     let (experts, k) = engine.model().experts().context("a model without experts")?;
     let mut recording = Recording { experts, k, layers: Vec::new() };

@@ -22,7 +22,7 @@ const HOTTEST: [f64; 3] = [0.125, 0.25, 0.5];
 /// Slots of the pool, as parts of all experts.
 const SIZES: [f64; 10] = [0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.9375];
 
-/// Everything that is printed.
+/// All figures.
 pub struct Report {
     tokens: usize,
     experts: usize,
@@ -36,8 +36,7 @@ pub struct Report {
     lru_hits: Vec<(usize, Vec<f64>)>,
     /// By layer.
     guesses: Vec<Guesses>,
-    /// By layer: share of a token's experts that the layer's router names when it is applied to the input of the layer before. Counted where the
-    /// hidden states are, by the engine; NaN for the first layer.
+    /// By layer: share of a token's experts that the layer's router finds in the input of the layer before. The engine counts it; NaN for the first layer.
     lookahead: Vec<f64>,
     /// By layer: uses of each expert.
     uses: Vec<Vec<u64>>,
@@ -45,7 +44,7 @@ pub struct Report {
     tiers: Vec<Tiers>,
 }
 
-/// Misses of a pool of slots, the whole text through.
+/// Misses of a pool of slots over the whole text.
 struct Pool {
     slots: usize,
     /// As [`Policy::ALL`].
@@ -58,7 +57,7 @@ impl Pool {
         Policy::ALL.iter().zip(self.misses).find(|(p, _)| **p == policy).map_or(0, |(_, m)| m)
     }
 
-    /// The part of the misses by which LRU is worse than the optimum that `policy` avoids; `None` where LRU is no worse.
+    /// How much of the gap between LRU and the optimum `policy` closes; `None` if there is no gap.
     fn gap_closed(&self, policy: Policy) -> Option<f64> {
         let (lru, own) = (self.of(Policy::Lru) as f64, self.of(policy) as f64);
         let gap = lru - self.belady as f64;
@@ -67,7 +66,7 @@ impl Pool {
 }
 
 impl Report {
-    /// Counts, with so many threads. `lookahead`: as in [`Report`].
+    /// Computes all figures on `threads` threads. `lookahead`: as in [`Report`].
     pub fn new(recording: &Recording, lookahead: Vec<f64>, threads: usize) -> Report {
         let layers = recording.layers.len();
         let by_layer = |of: &(dyn Fn(usize) -> f64 + Sync)| parallel(layers, threads, of);
@@ -340,7 +339,7 @@ fn pools(recording: &Recording, threads: usize) -> Vec<Pool> {
     rows.map(|(slots, row)| Pool { slots: *slots, misses: misses(row), belady: row[kinds - 1] }).collect()
 }
 
-/// `each(0), each(1), ..`, worked out by several threads.
+/// `each(0), each(1), ..`, computed by several threads.
 fn parallel<T: Send>(n: usize, threads: usize, each: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::with_capacity(n));
@@ -363,7 +362,7 @@ fn parallel<T: Send>(n: usize, threads: usize, each: impl Fn(usize) -> T + Sync)
     done.into_iter().map(|d| d.1).collect()
 }
 
-/// Of those that are numbers.
+/// Ignoring NaN.
 fn mean(values: &[f64]) -> f64 {
     let numbers = || values.iter().filter(|v| !v.is_nan());
     numbers().sum::<f64>() / numbers().count() as f64

@@ -1,15 +1,15 @@
-//! What recorded routing is like: how many experts it needs, how soon it repeats itself, what predicts it.
+//! Statistics of recorded routing: how many experts it uses, how soon it repeats, what predicts it.
 
 use sluice_experts::simulate::{self, Trace};
 use sluice_experts::{Policy, Recording};
 
-/// How many of the experts that a token wants were guessed, out of k guesses.
+/// Shares of a token's k experts that k guesses contain.
 pub struct Guesses {
-    /// By what the token wants in the layer before.
+    /// Guessed from the token's experts in the layer before.
     pub layer_before: f64,
-    /// By what the token before wants in this layer.
+    /// Guessed from the previous token's experts in this layer.
     pub token_before: f64,
-    /// The same guess for all tokens: the hottest ones.
+    /// Always the hottest experts.
     pub hottest: f64,
 }
 
@@ -26,7 +26,7 @@ pub fn diversity(recording: &Recording, layer: usize, window: usize) -> Option<f
     (windows > 0).then(|| used as f64 / (windows as f64 * recording.experts as f64))
 }
 
-/// Share of a token's experts that the token before it wanted too.
+/// Share of a token's experts that the previous token used too.
 pub fn overlap(recording: &Recording, layer: usize) -> f64 {
     let pairs = recording.by_token(layer).zip(recording.by_token(layer).skip(1));
     let common: usize = pairs.map(|(a, b)| b.iter().filter(|e| a.contains(e)).count()).sum();
@@ -49,7 +49,7 @@ pub fn guesses(recording: &Recording, layer: usize) -> Guesses {
     let half = recording.tokens() / 2;
     let mut uses = vec![0u32; recording.experts];
     recording.layers[layer][..half * recording.k].iter().for_each(|e| uses[*e as usize] += 1);
-    // Half a use more than was seen, so that nothing is impossible.
+    // Half a use is added to each count, so that nothing is impossible.
     let share = |n: u32, of: u32| (f64::from(n) + 0.5) / (f64::from(of) + 1.0);
     let prior: Vec<f64> = uses.iter().map(|n| share(*n, half as u32).ln()).collect();
     let right = |guess: &mut dyn FnMut(usize) -> Vec<f64>| {

@@ -1,4 +1,4 @@
-//! What tiers of memory would serve of a text's routing: the store's own bookkeeping, driven by what was recorded.
+//! Simulates tiers of memory on recorded routing, with the store's own bookkeeping.
 
 use serde_json::{Value, json};
 use sluice_experts::simulate::{self, MAX_PROMOTIONS, Served};
@@ -7,18 +7,18 @@ use sluice_experts::{Policy, Recording};
 /// Slots of a faster tier and of the one below, such as a GPU's memory and the host's, as parts of all experts.
 const SIZES: [(f64, f64); 5] = [(0.0625, 0.1875), (0.125, 0.375), (0.25, 0.25), (0.25, 0.75), (0.5, 0.25)];
 
-/// Two tiers, the whole text through.
+/// Two tiers over the whole text.
 pub struct Tiers {
     fast: usize,
     slow: usize,
     served: Served,
     tokens: usize,
-    /// Share of all uses that the `fast` experts that are used most would serve if they lay there from the beginning.
+    /// Share of all uses that the `fast` hottest experts would serve if they were in the faster tier from the start.
     hottest: f64,
 }
 
 impl Tiers {
-    /// All sizes that hold a visit's experts; `each(n, f)` works out `f(0) .. f(n)`.
+    /// All sizes that hold one visit's experts; `each(n, f)` computes `f(0) .. f(n)`.
     pub fn of(
         recording: &Recording,
         each: impl Fn(usize, &(dyn Fn(usize) -> Tiers + Sync)) -> Vec<Tiers>,

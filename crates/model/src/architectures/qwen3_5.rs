@@ -2,14 +2,15 @@
 
 use anyhow::Result;
 
+use super::qwen3_next;
 use crate::description::{Description, FeedForwardDescription, ProjectionLayout};
-use crate::mlx::Mlx;
-use crate::{Config, Options, qwen3_next};
+use crate::mlx_lm::MlxLm;
+use crate::{Config, Options};
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let intermediate = config.size("intermediate_size")?;
     let dense = |_| Ok(FeedForwardDescription::Dense { intermediate });
-    // Also where the checkpoint has no other part.
-    let mlx = Mlx { prefix: "language_model.", ..Mlx::default() };
+    // `mlx_lm` expects the prefix of text-only checkpoints, too.
+    let mlx = MlxLm { prefix: "language_model.", ..MlxLm::default() };
     qwen3_next::describe_hybrid(config, options, "qwen3_5", ProjectionLayout::Separate, dense, mlx)
 }

@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::description::{
     AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, Outline,
 };
-use crate::mlx::{Mlx, rotary_keys};
+use crate::mlx_lm::{MlxLm, rotary_keys};
 use crate::{Config, Options, rope};
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
@@ -18,5 +18,5 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
         feed_forward: FeedForwardDescription::Dense { intermediate: config.size("intermediate_size")? },
     };
     let layers = vec![layer; outline.count];
-    outline.with(config, "llama", false, rotary, layers, Mlx::new(config, "", rotary_keys(config).into()))
+    outline.with(config, "llama", false, rotary, layers, MlxLm::new(config, "", rotary_keys(config).into()))
 }

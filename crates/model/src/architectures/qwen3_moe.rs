@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
+use super::qwen3;
 use crate::description::{Description, FeedForwardDescription, MoeDescription};
-use crate::mlx::{Mlx, mixture_keys};
-use crate::{Config, Options, qwen3};
+use crate::mlx_lm::{MlxLm, mixture_keys};
+use crate::{Config, Options};
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let renormalise = config.flag_or("norm_topk_prob", false)?;
     let moe = MoeDescription::read(config, options.experts_per_token, renormalise)?;
     let feed_forward = sparse_layers(config, moe)?;
     // Unlike Qwen3, this reference does not look at `max_window_layers`: a window holds for all layers.
-    let mlx = Mlx::new(config, "", mixture_keys(config, None, false));
+    let mlx = MlxLm::new(config, "", mixture_keys(config, None, false));
     qwen3::describe_with(config, options, "qwen3_moe", 0, feed_forward, mlx)
 }
 

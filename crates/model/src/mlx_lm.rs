@@ -1,37 +1,36 @@
-//! How `mlx_lm` wants a model: what stands in front of its tensors' names, and what its config must say. An architecture's own file says so, since `mlx_lm` has
-//! its own conventions for each.
+//! What `mlx_lm` expects of a packed model: a prefix of tensor names, and keys of the config. It differs by architecture, so each architecture's file says it.
 
 use serde_json::{Value, json};
 
 use crate::config::Config;
 
-/// How `mlx_lm` wants a model of an architecture.
+/// What `mlx_lm` expects of an architecture's models.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Mlx {
-    /// In front of all names of tensors (see [`Mlx::full`]): `language_model.` where it takes the text model for a part of a multimodal one.
+pub struct MlxLm {
+    /// The prefix of all tensor names (see [`MlxLm::full`]): `language_model.` where it expects the text part of a multimodal model.
     pub prefix: &'static str,
-    /// Keys of the text model's config that it needs, for configs that say the same in another way.
+    /// Keys that it needs in the text model's config and that this config spells another way.
     pub keys: Vec<(&'static str, Value)>,
-    /// It cannot run the model's layers in their order.
+    /// It cannot run this model's order of layers.
     pub refuses_order: bool,
 }
 
-impl Mlx {
+impl MlxLm {
     /// Its name for what the text model calls `short`.
     pub fn full(&self, short: &str) -> String {
         let body = if short.split('.').next() == Some("lm_head") { "" } else { "model." };
         format!("{}{body}{short}", self.prefix)
     }
 
-    /// A convention with those keys that the config lacks.
-    pub(crate) fn new(config: &Config, prefix: &'static str, keys: Vec<(&'static str, Option<Value>)>) -> Mlx {
+    /// With those of `keys` that the config lacks.
+    pub(crate) fn new(config: &Config, prefix: &'static str, keys: Vec<(&'static str, Option<Value>)>) -> MlxLm {
         let missing = |(key, value): (&'static str, Option<Value>)| Some((key, value?));
         let keys = keys.into_iter().filter_map(missing).filter(|(key, _)| config.get(key).is_none()).collect();
-        Mlx { prefix, keys, refuses_order: false }
+        MlxLm { prefix, keys, refuses_order: false }
     }
 
-    /// What it is told of the order of attention and recurrent layers, by layer whether it is attention: that every n-th is, which is all that it knows.
-    pub(crate) fn ordered(mut self, config: &Config, is_attention: &[bool]) -> Mlx {
+    /// Adds the order of attention and recurrent layers. `mlx_lm` can only run models whose every n-th layer is attention.
+    pub(crate) fn ordered(mut self, config: &Config, is_attention: &[bool]) -> MlxLm {
         let Some(_) = config.get("layer_types") else { return self };
         let interval = is_attention.iter().position(|&a| a).map(|first| first + 1);
         let regular = |n: &usize| is_attention.iter().enumerate().all(|(i, &a)| a == (i + 1).is_multiple_of(*n));
@@ -46,7 +45,7 @@ impl Mlx {
     }
 }
 
-/// `rope_theta` and `rope_scaling` of a config that holds both in `rope_parameters`, for models that `mlx_lm` reads in the older style only.
+/// `rope_theta` and `rope_scaling` from `rope_parameters`, for architectures whose newer style `mlx_lm` does not read.
 pub(crate) fn rotary_keys(config: &Config) -> [(&'static str, Option<Value>); 2] {
     let rope = config.get("rope_parameters");
     let theta = rope.and_then(|r| r.get("rope_theta")).cloned().unwrap_or(json!(10000.0));
@@ -54,8 +53,8 @@ pub(crate) fn rotary_keys(config: &Config) -> [(&'static str, Option<Value>); 2]
     [("rope_theta", Some(theta)), ("rope_scaling", scaled.cloned())]
 }
 
-/// What `mlx_lm` insists on for Qwen's mixtures and newer checkpoints say otherwise or leave to a default; `partial`: of a head that is rotated, where that is a
-/// key of the architecture.
+/// Keys that `mlx_lm` requires for Qwen's mixtures and that newer checkpoints spell another way or leave out. `partial`: the rotated part of a head, if the
+/// architecture has such a key.
 pub(crate) fn mixture_keys(
     config: &Config,
     partial: Option<f64>,

@@ -3,33 +3,33 @@
 
 use anyhow::{Result, bail, ensure};
 
+use super::qwen3_moe::sparse_layers;
 use crate::description::{
     AttentionDescription, DeltaDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription,
-    MoeDescription, Outline, ProjectionLayout,
+    MoeDescription, Outline, ProjectionLayout, SharedExpertDescription,
 };
-use crate::mlx::{Mlx, mixture_keys};
-use crate::qwen3_moe::sparse_layers;
+use crate::mlx_lm::{MlxLm, mixture_keys};
 use crate::{Config, Options, rope};
 
-/// The part of a head that is rotated, where the config does not say.
+/// The default part of a head that is rotated.
 const PARTIAL: f64 = 0.25;
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let renormalise = config.flag_or("norm_topk_prob", true)?;
-    let shared = Some(config.size("shared_expert_intermediate_size")?);
+    let shared = Some(SharedExpertDescription::read(config)?);
     let moe = MoeDescription { shared, ..MoeDescription::read(config, options.experts_per_token, renormalise)? };
-    let mlx = Mlx::new(config, "", mixture_keys(config, Some(PARTIAL), true));
+    let mlx = MlxLm::new(config, "", mixture_keys(config, Some(PARTIAL), true));
     describe_hybrid(config, options, "qwen3_next", ProjectionLayout::ByKeyHead, sparse_layers(config, moe)?, mlx)
 }
 
-/// The hybrid stack that Qwen3-Next and Qwen3.5 share: `layer_types` (or every `full_attention_interval`-th layer) says where attention is.
+/// The hybrid stack of Qwen3-Next and Qwen3.5. Attention layers are those of `layer_types`, or every `full_attention_interval`-th.
 pub(crate) fn describe_hybrid(
     config: &Config,
     options: &Options,
     architecture: &'static str,
     layout: ProjectionLayout,
     feed_forward: impl Fn(usize) -> Result<FeedForwardDescription>,
-    mlx: Mlx,
+    mlx: MlxLm,
 ) -> Result<Description> {
     let outline = Outline::read(config)?;
     let attention = AttentionDescription::read(config, true)?;

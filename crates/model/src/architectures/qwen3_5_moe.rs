@@ -5,16 +5,19 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use crate::description::{Description, FeedForwardDescription, MoeDescription, ProjectionLayout};
-use crate::mlx::Mlx;
-use crate::{Config, Options, qwen3_next};
+use super::qwen3_next;
+use crate::description::{
+    Description, FeedForwardDescription, MoeDescription, ProjectionLayout, SharedExpertDescription,
+};
+use crate::mlx_lm::MlxLm;
+use crate::{Config, Options};
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
-    let shared = Some(config.size("shared_expert_intermediate_size")?);
+    let shared = Some(SharedExpertDescription::read(config)?);
     // This architecture always divides by the sum; its config has no `norm_topk_prob`.
     let moe = Arc::new(MoeDescription { shared, ..MoeDescription::read(config, options.experts_per_token, true)? });
     let mixture = |_| Ok(FeedForwardDescription::Moe(Arc::clone(&moe)));
-    // Also where the checkpoint has no other part.
-    let mlx = Mlx { prefix: "language_model.", ..Mlx::default() };
+    // `mlx_lm` expects the prefix of text-only checkpoints, too.
+    let mlx = MlxLm { prefix: "language_model.", ..MlxLm::default() };
     qwen3_next::describe_hybrid(config, options, "qwen3_5_moe", ProjectionLayout::Separate, mixture, mlx)
 }

@@ -1,16 +1,20 @@
-//! The weights of a model as its [`Description`] has them: what a checkpoint calls each, its shape, and what it is for. Loading takes shapes from here; planning,
-//! inspecting and packing ask here what a tensor is. The names are those of Hugging Face's checkpoints; MLX's differ for routed experts.
+//! The weights of a model: name, shape and use of each, as its [`Description`] implies them. Loading takes shapes from here; planning, inspecting and packing
+//! ask what a tensor is. Names are Hugging Face's; MLX's differ for routed experts.
 
 use sluice_backend::DeltaShape;
 
-use crate::description::{
-    AttentionDescription, DeltaDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription,
-    ProjectionLayout,
+use super::{
+    AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, Description, FeedForwardDescription,
+    LatentDescription, LayerDescription, MixerDescription, ProjectionLayout,
 };
+
+/// What is added to router scores where experts are chosen.
+pub(crate) const CORRECTION_BIAS: &str = "mlp.gate.e_score_correction_bias";
 
 /// What a weight is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightClass {
+    /// The input embedding.
     Embedding,
     /// The output head, where it is not the embedding.
     Head,
@@ -22,16 +26,16 @@ pub enum WeightClass {
     Mlp,
     /// Experts that every token takes.
     SharedExpert,
-    /// Routers and the gates of shared experts, which decide.
+    /// Routers and the gates of shared experts.
     Router,
     /// Norms, convolutions and the like.
     Vector,
-    /// Routed experts: some of them are used for a token.
+    /// Routed experts: a token uses some of them.
     Expert,
 }
 
 impl WeightClass {
-    /// What people call the part of the model.
+    /// Its name in tables and messages.
     pub fn name(self) -> &'static str {
         match self {
             WeightClass::Embedding => "embedding",
@@ -46,7 +50,7 @@ impl WeightClass {
         }
     }
 
-    /// Whether these are matrices of layers that every token goes through.
+    /// Whether these are matrices of layers that every token uses.
     pub fn is_dense(self) -> bool {
         use WeightClass::{Attention, Mlp, Recurrent, SharedExpert};
         matches!(self, Attention | Recurrent | Mlp | SharedExpert)
@@ -58,28 +62,32 @@ impl WeightClass {
 pub enum WeightKind {
     /// `[rows, cols]`, which may be quantised; a bias of `rows` may come with it.
     Matrix,
-    /// An RMS norm's weight; `centred`: less one, except in what has been through MLX's conversion.
+    /// An RMS norm's weight; `centred`: stored less one, except after MLX's conversion.
     Norm { centred: bool },
-    /// `[rows, 1, cols]`: channels and taps; `[rows, cols, 1]` at MLX.
+    /// Channels and taps: `[rows, 1, cols]`; MLX has `[rows, cols, 1]`.
     Convolution,
     /// A vector whose tensor's name has no `.weight`.
     Vector,
 }
 
-/// One weight of a model; of routed experts, one projection of all of a layer's.
+/// One weight of a model; for routed experts, one projection of all experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightDescription {
+    /// Its layer, unless it is outside of layers.
     pub layer: Option<usize>,
-    /// Its module, within the layer where it is in one: `self_attn.q_proj`, `mlp.experts.gate_proj`, `embed_tokens`.
+    /// Its module, within its layer if it has one: `self_attn.q_proj`, `mlp.experts.gate_proj`, `embed_tokens`.
     pub part: &'static str,
+    /// What it is for.
     pub class: WeightClass,
+    /// How it is stored.
     pub kind: WeightKind,
-    /// Experts that have one each, or 1.
+    /// The number of experts that have one each; 1 for everything else.
     pub count: usize,
-    /// Of one expert. A vector is one row.
+    /// Rows, of one expert. A vector has one.
     pub rows: usize,
+    /// Columns, or the length of a vector.
     pub cols: usize,
-    /// A bias that is stored with it is the model's, too.
+    /// A stored bias belongs to the model.
     pub biased: bool,
 }
 
@@ -89,7 +97,7 @@ impl WeightDescription {
         self.layer.map_or_else(|| self.part.to_owned(), |layer| format!("layers.{layer}.{}", self.part))
     }
 
-    /// The same as MLX has it: `layers.0.mlp.switch_mlp.gate_proj`.
+    /// The same in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
     pub fn mlx_name(&self) -> String {
         match self.class {
             WeightClass::Expert => self.name().replace(".experts.", ".switch_mlp."),
@@ -97,16 +105,17 @@ impl WeightDescription {
         }
     }
 
-    /// For tables by layer: its part, less what says that it is a feed-forward one.
+    /// Its part without `mlp.`, for tables.
     pub fn label(&self) -> &'static str {
         self.part.strip_prefix("mlp.").unwrap_or(self.part)
     }
 
-    /// The projection's name among an expert's, such as `gate_proj`.
+    /// The last part of its name, such as `gate_proj`.
     pub fn projection(&self) -> &'static str {
         self.part.rsplit('.').next().unwrap_or(self.part)
     }
 
+    /// Elements, of all experts together.
     pub fn elements(&self) -> u64 {
         self.count as u64 * self.rows as u64 * self.cols as u64
     }
@@ -122,18 +131,49 @@ fn vector(part: &'static str, kind: WeightKind, cols: usize) -> WeightDescriptio
 
 impl AttentionDescription {
     fn weights(&self, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
-        let biased = self.biased;
+        let (inputs, output) = match self.biases {
+            AttentionBiases::None => (false, false),
+            AttentionBiases::Inputs => (true, false),
+            AttentionBiases::All => (true, true),
+        };
         let projection =
-            |part, rows, cols| WeightDescription { biased, ..matrix(part, WeightClass::Attention, rows, cols) };
-        let mut all = vec![
-            projection("self_attn.q_proj", self.q_cols(), hidden),
-            projection("self_attn.k_proj", self.kv_cols(), hidden),
-            projection("self_attn.v_proj", self.kv_cols(), hidden),
-            projection("self_attn.o_proj", hidden, self.heads * self.head_dim),
-        ];
+            |part, rows, cols, biased| WeightDescription { biased, ..matrix(part, WeightClass::Attention, rows, cols) };
+        let mut all = match self.variant {
+            AttentionVariant::Grouped => vec![
+                projection("self_attn.q_proj", self.q_cols(), hidden, inputs),
+                projection("self_attn.k_proj", self.k_cols(), hidden, inputs),
+                projection("self_attn.v_proj", self.v_cols(), hidden, inputs),
+            ],
+            AttentionVariant::Latent(latent) => self.latent_weights(&latent, hidden, norm),
+        };
+        all.push(projection("self_attn.o_proj", hidden, self.out_cols(), output));
         if self.normed {
             all.extend(["self_attn.q_norm", "self_attn.k_norm"].map(|part| vector(part, norm, self.head_dim)));
         }
+        if self.sinks {
+            all.push(vector("self_attn.sinks", WeightKind::Vector, self.heads));
+        }
+        all
+    }
+
+    /// The input projections of latent attention: down to small vectors, and up again.
+    fn latent_weights(&self, latent: &LatentDescription, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
+        let projection = |part, rows, cols| matrix(part, WeightClass::Attention, rows, cols);
+        let LatentDescription { q_rank, kv_rank, rotary_dim } = *latent;
+        let mut all = match q_rank {
+            None => vec![projection("self_attn.q_proj", self.q_cols(), hidden)],
+            Some(rank) => vec![
+                projection("self_attn.q_a_proj", rank, hidden),
+                vector("self_attn.q_a_layernorm", norm, rank),
+                projection("self_attn.q_b_proj", self.q_cols(), rank),
+            ],
+        };
+        let unrotated = self.head_dim.saturating_sub(rotary_dim);
+        all.extend([
+            projection("self_attn.kv_a_proj_with_mqa", kv_rank + rotary_dim, hidden),
+            vector("self_attn.kv_a_layernorm", norm, kv_rank),
+            projection("self_attn.kv_b_proj", self.heads * (unrotated + self.v_dim), kv_rank),
+        ]);
         all
     }
 }
@@ -159,7 +199,7 @@ impl DeltaDescription {
             WeightDescription { rows: channels, ..vector("linear_attn.conv1d", WeightKind::Convolution, taps) },
             vector("linear_attn.A_log", WeightKind::Vector, value_heads),
             vector("linear_attn.dt_bias", WeightKind::Vector, value_heads),
-            // Stored as it is in every model.
+            // No model centres this one.
             vector("linear_attn.norm", WeightKind::Norm { centred: false }, value_dim),
             projection("linear_attn.out_proj", hidden, values),
         ]);
@@ -169,7 +209,7 @@ impl DeltaDescription {
 
 impl FeedForwardDescription {
     fn weights(&self, hidden: usize) -> Vec<WeightDescription> {
-        // A bias of one of these is the model's, and refused when it is loaded.
+        // A stored bias belongs to the model, and loading refuses it.
         let gated = |part, class, rows, cols| WeightDescription { biased: true, ..matrix(part, class, rows, cols) };
         let moe = match self {
             FeedForwardDescription::Dense { intermediate } => {
@@ -181,17 +221,25 @@ impl FeedForwardDescription {
             }
             FeedForwardDescription::Moe(moe) => moe,
         };
-        let mut all = vec![matrix("mlp.gate", WeightClass::Router, moe.count, hidden)];
-        if let Some(width) = moe.shared {
+        let router = matrix("mlp.gate", WeightClass::Router, moe.count, hidden);
+        let mut all = vec![WeightDescription { biased: moe.router.biased, ..router }];
+        if moe.router.correction_bias {
+            all.push(vector(CORRECTION_BIAS, WeightKind::Vector, moe.count));
+        }
+        if let Some(shared) = moe.shared {
+            let width = shared.intermediate;
             all.extend([
                 gated("mlp.shared_expert.gate_proj", WeightClass::SharedExpert, width, hidden),
                 gated("mlp.shared_expert.up_proj", WeightClass::SharedExpert, width, hidden),
                 gated("mlp.shared_expert.down_proj", WeightClass::SharedExpert, hidden, width),
-                matrix("mlp.shared_expert_gate", WeightClass::Router, 1, hidden),
             ]);
+            if shared.gated {
+                all.push(matrix("mlp.shared_expert_gate", WeightClass::Router, 1, hidden));
+            }
         }
+        let (count, biased) = (moe.count, moe.biased);
         let expert =
-            |part, rows, cols| WeightDescription { count: moe.count, ..matrix(part, WeightClass::Expert, rows, cols) };
+            |part, rows, cols| WeightDescription { count, biased, ..matrix(part, WeightClass::Expert, rows, cols) };
         all.extend([
             expert("mlp.experts.gate_proj", moe.intermediate, hidden),
             expert("mlp.experts.up_proj", moe.intermediate, hidden),
@@ -223,13 +271,13 @@ impl Description {
         std::iter::once(embedding).chain(layers).chain([norm]).chain((!self.tied).then_some(head))
     }
 
-    /// Those of one layer; none where there is no such layer.
+    /// The weights of one layer; none if there is no such layer.
     pub fn layer_weights(&self, layer: usize) -> Vec<WeightDescription> {
         let weights = self.layers.get(layer).map(|l| l.weights(self.hidden, self.norm_kind())).unwrap_or_default();
         weights.into_iter().map(|w| WeightDescription { layer: Some(layer), ..w }).collect()
     }
 
-    /// Embedding, last norm, head: the head is here also where it is the embedding, since a checkpoint may store it all the same.
+    /// Embedding, last norm, head. The head is listed even if it is the embedding, since a checkpoint may store it anyway.
     fn outer(&self) -> [WeightDescription; 3] {
         [
             matrix("embed_tokens", WeightClass::Embedding, self.vocabulary, self.hidden),
@@ -242,7 +290,7 @@ impl Description {
         WeightKind::Norm { centred: self.centred_norms }
     }
 
-    /// The weight that is called `part` in `layer`, or outside of layers.
+    /// The weight `part` in `layer`, or outside of layers.
     pub(crate) fn weight(&self, layer: Option<usize>, part: &str) -> Option<WeightDescription> {
         match layer {
             Some(layer) => self.layer_weights(layer).into_iter().find(|w| w.part == part),
@@ -250,8 +298,13 @@ impl Description {
         }
     }
 
-    /// What the tensor is that the text model calls `short`, however the checkpoint lays experts out. `None`: nothing that this
-    /// model has.
+    /// The name of a weight's module in checkpoints of this architecture, without the text model's prefix.
+    pub(crate) fn stored_name(&self, w: &WeightDescription) -> String {
+        let part = self.spelled(w.part);
+        w.layer.map_or_else(|| part.to_string(), |layer| format!("layers.{layer}.{part}"))
+    }
+
+    /// What the tensor `short` is, for any way of storing experts. `None`: this model has no such tensor.
     pub fn meaning(&self, short: &str) -> Option<Meaning> {
         let (layer, rest) = match short.strip_prefix("layers.") {
             Some(inside) => {
@@ -260,6 +313,8 @@ impl Description {
             }
             None => (None, short),
         };
+        let canonical = self.canonical(rest);
+        let rest = &*canonical;
         // 1. routed experts, in one of three spellings
         let stacked = rest.split_once(".switch_mlp.").map(|(module, rest)| (module, None, rest));
         let by_expert = || {
@@ -277,7 +332,7 @@ impl Description {
             if expert.is_some() && rest == "padding" {
                 return Some(Meaning { weight, with: None, expert, leaf: Leaf::Padding });
             }
-            // The rows of gate and up, one after the other for each expert.
+            // For each expert the rows of gate, then those of up.
             if expert.is_none() && rest == "gate_up_proj" {
                 return Some(Meaning { weight, with: all.get(1).copied(), expert, leaf: Leaf::Bare });
             }
@@ -287,7 +342,7 @@ impl Description {
                 None => Meaning { weight, with: None, expert, leaf: Leaf::Other },
             });
         }
-        // 2. all else: the module of the longest name, and what of it
+        // 2. everything else: the module with the longest matching name
         let all = if layer.is_some() { self.layer_weights(layer?) } else { self.outer().to_vec() };
         let found = all.into_iter().filter_map(|w| Some((w, Leaf::of(rest.strip_prefix(w.part)?)?)));
         let (weight, leaf) = found.max_by_key(|(w, _)| w.part.len())?;
@@ -295,26 +350,27 @@ impl Description {
     }
 }
 
-/// What of a weight a tensor holds.
+/// Which part of a weight a tensor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaf {
     /// Its name is the module's: a vector, or experts stacked by Hugging Face.
     Bare,
     /// `.weight`: the values, or the packed integers where there are scales.
     Weight,
-    /// `.bias`, which is added to what comes out.
+    /// `.bias`, which is added to the output.
     Bias,
-    /// `.scales` and `.biases` of quantised groups.
+    /// `.scales` of quantised groups.
     Scales,
+    /// `.biases` of quantised groups.
     Biases,
-    /// `.padding` behind an expert of a bundle: for the file, not for the model.
+    /// `.padding` after an expert of a bundle: part of the file, not of the model.
     Padding,
-    /// Something else of a module that is known.
+    /// Another tensor of a known module.
     Other,
 }
 
 impl Leaf {
-    /// From what stands behind a module's name; `None`: it is the name of another one.
+    /// From the text after a module's name; `None` if it continues the name.
     fn of(rest: &str) -> Option<Leaf> {
         Some(match rest {
             "" => Leaf::Bare,
@@ -331,10 +387,12 @@ impl Leaf {
 /// What a tensor of a checkpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meaning {
+    /// The weight that it is a part of.
     pub weight: WeightDescription,
-    /// The weight whose rows follow in each expert, where two are stored as one.
+    /// The second weight, whose rows follow for each expert, in a tensor that holds two.
     pub with: Option<WeightDescription>,
-    /// The expert that it is of, where each has tensors of its own.
+    /// Its expert, if each has tensors of its own.
     pub expert: Option<usize>,
+    /// Which part of the weight.
     pub leaf: Leaf,
 }

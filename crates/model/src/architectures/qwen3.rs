@@ -5,25 +5,25 @@ use anyhow::{Result, bail, ensure};
 use crate::description::{
     AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, Outline,
 };
-use crate::mlx::Mlx;
+use crate::mlx_lm::MlxLm;
 use crate::{Config, Options, rope};
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let intermediate = config.size("intermediate_size")?;
-    // Layers before this one see everything, where there is a window.
+    // If there is a window, layers before this one do without.
     let first = config.count_or("max_window_layers", 28)?;
     let dense = |_| Ok(FeedForwardDescription::Dense { intermediate });
-    describe_with(config, options, "qwen3", first, dense, Mlx::default())
+    describe_with(config, options, "qwen3", first, dense, MlxLm::default())
 }
 
-/// Qwen3's attention with any feed-forward part; `first_windowed`: the first layer with a window, where the config does not say it layer by layer.
+/// Qwen3's attention with any feed-forward part. `first_windowed`: the first layer with a window, for configs without `layer_types`.
 pub(crate) fn describe_with(
     config: &Config,
     options: &Options,
     architecture: &'static str,
     first_windowed: usize,
     feed_forward: impl Fn(usize) -> Result<FeedForwardDescription>,
-    mlx: Mlx,
+    mlx: MlxLm,
 ) -> Result<Description> {
     let outline = Outline::read(config)?;
     let attention = AttentionDescription::read(config, false)?;

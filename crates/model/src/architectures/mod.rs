@@ -1,0 +1,83 @@
+//! The architectures: one file each, from `config.json` to a [`Description`], and a line in [`BUILT_IN`].
+
+mod llama;
+mod qwen3;
+mod qwen3_5;
+mod qwen3_5_moe;
+mod qwen3_moe;
+mod qwen3_next;
+
+use std::sync::{PoisonError, RwLock};
+
+use anyhow::{Result, anyhow};
+
+use crate::Options;
+use crate::config::Config;
+use crate::description::Description;
+
+/// Turns a config into a description. Errors name the key of `config.json`.
+pub type Describe = fn(&Config, &Options) -> Result<Description>;
+
+/// An architecture.
+#[derive(Clone, Copy, Debug)]
+pub struct Architecture {
+    /// The `model_type` of its configs.
+    pub model_type: &'static str,
+    /// Reads such a config.
+    pub describe: Describe,
+}
+
+/// The list: a line for each `model_type`.
+const BUILT_IN: &[Architecture] = &[
+    Architecture { model_type: "llama", describe: llama::describe },
+    Architecture { model_type: "qwen3", describe: qwen3::describe },
+    Architecture { model_type: "qwen3_moe", describe: qwen3_moe::describe },
+    Architecture { model_type: "qwen3_next", describe: qwen3_next::describe },
+    Architecture { model_type: "qwen3_5", describe: qwen3_5::describe },
+    Architecture { model_type: "qwen3_5_text", describe: qwen3_5::describe },
+    Architecture { model_type: "qwen3_5_moe", describe: qwen3_5_moe::describe },
+    Architecture { model_type: "qwen3_5_moe_text", describe: qwen3_5_moe::describe },
+];
+
+/// Architectures that a program has added.
+static REGISTERED: RwLock<Vec<Architecture>> = RwLock::new(Vec::new());
+
+/// Adds architectures, for models that are opened from now on. Built-in ones take precedence.
+pub fn register(architectures: &[Architecture]) {
+    REGISTERED.write().unwrap_or_else(PoisonError::into_inner).extend_from_slice(architectures);
+}
+
+fn all() -> Vec<Architecture> {
+    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+    BUILT_IN.iter().chain(&*registered).copied().collect()
+}
+
+/// The `model_type`s that can be loaded.
+pub fn supported() -> Vec<&'static str> {
+    all().iter().map(|architecture| architecture.model_type).collect()
+}
+
+fn describer(config: &Config) -> Result<Describe> {
+    let kind = config.model_type()?;
+    let found = all().into_iter().find(|architecture| architecture.model_type == kind);
+    found.map(|architecture| architecture.describe).ok_or_else(|| {
+        let (path, all) = (config.path().display(), supported().join(", "));
+        anyhow!("{path}: architecture {kind:?} is not supported (supported are {all})")
+    })
+}
+
+/// Refuses an architecture that is not supported, naming those that are.
+///
+/// # Errors
+/// A `model_type` that is missing or not among them.
+pub fn check_supported(config: &Config) -> Result<()> {
+    describer(config).map(|_| ())
+}
+
+/// What the config says the model is.
+///
+/// # Errors
+/// An architecture that is not supported, and a key that is missing or wrong: the message names it.
+pub fn describe(config: &Config, options: &Options) -> Result<Description> {
+    describer(config)?(config, options)
+}

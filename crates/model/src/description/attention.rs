@@ -1,0 +1,176 @@
+//! Attention layers: their shapes and variants, and which of them share a cache.
+
+use anyhow::{Result, ensure};
+use sluice_backend::{AttentionMode, KvLayout, KvType};
+
+use crate::config::Config;
+
+/// How keys and values are made of a layer's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionVariant {
+    /// Each key and value head is a projection of the input, and query heads share them (Ainslie et al. 2023).
+    Grouped,
+    /// Keys and values are projections of a small vector, which is all that is cached (DeepSeek-V2).
+    Latent(LatentDescription),
+}
+
+/// The sizes of latent attention. Of a head's `head_dim` elements the last `rotary_dim` are rotated; their keys are one for all heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentDescription {
+    /// Elements of the vector that queries are projections of; `None`: of the input itself.
+    pub q_rank: Option<usize>,
+    /// Elements of the vector that keys and values are projections of.
+    pub kv_rank: usize,
+    /// Rotated elements of each query head, and of the one rotated key.
+    pub rotary_dim: usize,
+}
+
+/// Which projections of an attention layer may have a bias. A stored bias of another one is not the model's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionBiases {
+    /// No projection.
+    None,
+    /// Query, key and value.
+    Inputs,
+    /// All four.
+    All,
+}
+
+/// A softmax attention layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionDescription {
+    /// How keys and values come about.
+    pub variant: AttentionVariant,
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values; they divide the query heads.
+    pub kv_heads: usize,
+    /// Elements of a query head and of a key head.
+    pub head_dim: usize,
+    /// Elements of a value head.
+    pub v_dim: usize,
+    /// Each query head comes with a gate of its size.
+    pub gated: bool,
+    /// Each head of q and k is normed.
+    pub normed: bool,
+    /// Which projections may have biases.
+    pub biases: AttentionBiases,
+    /// Only so many positions are visible, the token's own and those before it.
+    pub window: Option<usize>,
+    /// Scores `s` become `cap * tanh(s / cap)` (Gemma 2).
+    pub softcap: Option<f32>,
+    /// Each query head has a learned logit that takes part in the softmax and has no value (gpt-oss).
+    pub sinks: bool,
+    /// Scores are multiplied by this; `None`: by one over the root of `head_dim`.
+    pub scale: Option<f32>,
+}
+
+impl AttentionDescription {
+    /// Grouped attention over all positions, with norms on q and k.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong.
+    pub fn read(config: &Config, gated: bool) -> Result<AttentionDescription> {
+        let heads = config.size("num_attention_heads")?;
+        let kv_heads = config.size_or("num_key_value_heads", heads)?;
+        let hidden = config.size("hidden_size")?;
+        let path = config.path().display();
+        ensure!(
+            config.get("head_dim").is_some() || hidden >= heads,
+            "{path}: `num_attention_heads` is {heads}, more than `hidden_size`, and there is no `head_dim`"
+        );
+        let head_dim = config.size_or("head_dim", hidden / heads)?;
+        config.product("`num_attention_heads` and `head_dim`", &[heads, head_dim])?;
+        ensure!(heads.is_multiple_of(kv_heads), "{path}: {heads} query heads cannot share {kv_heads} key/value heads");
+        let biases = match config.flag_or("attention_bias", false)? {
+            true => AttentionBiases::All,
+            false => AttentionBiases::None,
+        };
+        Ok(AttentionDescription {
+            variant: AttentionVariant::Grouped,
+            heads,
+            kv_heads,
+            head_dim,
+            v_dim: head_dim,
+            gated,
+            normed: true,
+            biases,
+            window: None,
+            softcap: None,
+            sinks: false,
+            scale: None,
+        })
+    }
+
+    /// Columns of the query projection.
+    pub fn q_cols(&self) -> usize {
+        self.heads * self.head_dim * if self.gated { 2 } else { 1 }
+    }
+
+    /// Columns of the key projection.
+    pub fn k_cols(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Columns of the value projection.
+    pub fn v_cols(&self) -> usize {
+        self.kv_heads * self.v_dim
+    }
+
+    /// Columns of what the heads put out.
+    pub fn out_cols(&self) -> usize {
+        self.heads * self.v_dim
+    }
+
+    /// What scores are multiplied by.
+    pub fn score_scale(&self) -> f32 {
+        self.scale.unwrap_or((1.0 / (self.head_dim as f64).sqrt()) as f32)
+    }
+
+    /// The cache group of a model with only this layer.
+    pub(super) fn cache_group(&self) -> CacheGroup {
+        let (kv_heads, k_dim, v_dim) = match self.variant {
+            AttentionVariant::Grouped => (self.kv_heads, self.head_dim, self.v_dim),
+            AttentionVariant::Latent(latent) => (1, latent.kv_rank + latent.rotary_dim, 0),
+        };
+        let kind = self.window.map_or(CacheKind::Full, CacheKind::Window);
+        CacheGroup { kind, layers: 1, kv_heads, k_dim, v_dim }
+    }
+}
+
+/// Which positions a cache group keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheKind {
+    /// Every position.
+    Full,
+    /// The last so many.
+    Window(usize),
+}
+
+/// Layers whose keys and values are cached alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheGroup {
+    /// Which positions it keeps.
+    pub kind: CacheKind,
+    /// How many layers it has.
+    pub layers: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Elements of a key.
+    pub k_dim: usize,
+    /// Elements of a value.
+    pub v_dim: usize,
+}
+
+impl CacheGroup {
+    /// Whether layers of both can share a cache.
+    pub(super) fn is_like(&self, other: &CacheGroup) -> bool {
+        CacheGroup { layers: other.layers, ..*self } == *other
+    }
+
+    /// How blocks of so many tokens hold the keys and values of its layers.
+    pub fn layout(&self, kv_type: KvType, mode: AttentionMode, block_tokens: usize) -> KvLayout {
+        let CacheGroup { layers, kv_heads, k_dim, v_dim, .. } = *self;
+        KvLayout { layers, kv_heads, k_dim, v_dim, kv_type, mode, block_tokens }
+    }
+}

@@ -1,0 +1,53 @@
+//! GatedDeltaNet layers.
+
+use anyhow::{Result, ensure};
+use sluice_backend::DeltaShape;
+
+use crate::config::Config;
+
+/// How a checkpoint stores the input projections of GatedDeltaNet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProjectionLayout {
+    /// `in_proj_qkvz` and `in_proj_ba`, interleaved by key head: q, k, then its value heads' v and z; b and a alike (Qwen3-Next).
+    ByKeyHead,
+    /// `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a` (Qwen3.5).
+    Separate,
+}
+
+/// A GatedDeltaNet layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaDescription {
+    /// Heads and their sizes.
+    pub shape: DeltaShape,
+    /// Which of the projections are stored as one.
+    pub layout: ProjectionLayout,
+}
+
+impl DeltaDescription {
+    /// The layer that Qwen's configs describe.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong.
+    pub fn read(config: &Config, layout: ProjectionLayout) -> Result<DeltaDescription> {
+        let shape = DeltaShape {
+            key_heads: config.size("linear_num_key_heads")?,
+            value_heads: config.size("linear_num_value_heads")?,
+            key_dim: config.size("linear_key_head_dim")?,
+            value_dim: config.size("linear_value_head_dim")?,
+            taps: config.size_or("linear_conv_kernel_dim", 4)?,
+        };
+        config.product("`linear_num_key_heads` and `linear_key_head_dim`", &[shape.key_heads, shape.key_dim])?;
+        config.product(
+            "`linear_num_value_heads`, `linear_key_head_dim` and `linear_value_head_dim`",
+            &[shape.value_heads, shape.key_dim, shape.value_dim],
+        )?;
+        let (path, keys, values) = (config.path().display(), shape.key_heads, shape.value_heads);
+        ensure!(values.is_multiple_of(keys), "{path}: {values} linear value heads cannot share {keys} key heads");
+        Ok(DeltaDescription { shape, layout })
+    }
+
+    /// Columns of its output.
+    pub fn values(&self) -> usize {
+        self.shape.value_heads * self.shape.value_dim
+    }
+}

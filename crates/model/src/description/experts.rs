@@ -1,0 +1,156 @@
+//! Mixtures of experts: how tokens are routed, and what an expert computes.
+
+use anyhow::{Result, ensure};
+use sluice_backend::Scoring;
+
+use crate::config::Config;
+
+/// How router logits become scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScoring {
+    /// A softmax over all experts; the best are chosen (Qwen3-MoE).
+    Softmax,
+    /// The best are chosen, and a softmax over them weighs them (Mixtral, gpt-oss).
+    SoftmaxOfChosen,
+    /// A sigmoid of each logit (DeepSeek-V3).
+    Sigmoid,
+}
+
+/// Experts are divided into groups of consecutive ones, and only the best groups take part: those with the greatest sum of their two best scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// How many groups there are.
+    pub count: usize,
+    /// How many of them take part.
+    pub top: usize,
+}
+
+/// How a mixture chooses and weighs experts for a token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterDescription {
+    /// Experts per token.
+    pub k: usize,
+    /// From logits to scores.
+    pub scoring: RouterScoring,
+    /// The router's projection has a bias, which is part of its logits.
+    pub biased: bool,
+    /// A stored bias is added to the scores where experts are chosen, and not where they are weighed.
+    pub correction_bias: bool,
+    /// Groups of experts, where there are any.
+    pub groups: Option<ExpertGroups>,
+    /// The weights of the chosen are divided by their sum.
+    pub normalise: bool,
+    /// Weights are multiplied by this.
+    pub scale: f32,
+}
+
+/// What an expert computes between its projections.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertActivation {
+    /// `down(silu(gate(x)) * up(x))`
+    SwiGlu,
+    /// `down(gelu(gate(x)) * up(x))`
+    GeGlu,
+    /// SwiGLU with `alpha` within its sigmoid, 1 added to `up(x)`, and both clamped to `limit` (gpt-oss).
+    ClampedSwiGlu { alpha: f32, limit: f32 },
+}
+
+/// An expert that every token takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedExpertDescription {
+    /// Its width.
+    pub intermediate: usize,
+    /// Its output is multiplied by the sigmoid of a projection of the token.
+    pub gated: bool,
+}
+
+/// A mixture of experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoeDescription {
+    /// Routed experts.
+    pub count: usize,
+    /// The width of each.
+    pub intermediate: usize,
+    /// How tokens choose among them.
+    pub router: RouterDescription,
+    /// What each of them computes.
+    pub activation: ExpertActivation,
+    /// Their projections have biases.
+    pub biased: bool,
+    /// The expert that every token takes besides.
+    pub shared: Option<SharedExpertDescription>,
+}
+
+impl RouterDescription {
+    /// The softmax of all logits, as Qwen's mixtures have it.
+    pub fn softmax(k: usize, normalise: bool) -> RouterDescription {
+        RouterDescription {
+            k,
+            scoring: RouterScoring::Softmax,
+            biased: false,
+            correction_bias: false,
+            groups: None,
+            normalise,
+            scale: 1.0,
+        }
+    }
+
+    /// How a backend is to choose; `correction`: the values of the correction bias, `[experts]`, empty without one.
+    ///
+    /// # Errors
+    /// A combination that no operation has; the message names it.
+    pub fn scoring(&self, correction: Vec<f32>) -> Result<Scoring, String> {
+        let RouterDescription { k, normalise: renormalise, scale, .. } = *self;
+        let plain = match self.scoring {
+            RouterScoring::Sigmoid => {
+                let ExpertGroups { count: groups, top: top_groups } =
+                    self.groups.unwrap_or(ExpertGroups { count: 1, top: 1 });
+                return Ok(Scoring::Sigmoid { k, bias: correction, groups, top_groups, renormalise, scale });
+            }
+            RouterScoring::Softmax => Scoring::SoftmaxTopK { k, renormalise },
+            RouterScoring::SoftmaxOfChosen => Scoring::TopKSoftmax { k },
+        };
+        let more = [
+            (self.correction_bias, "a correction bias"),
+            (self.groups.is_some(), "groups of experts"),
+            (scale != 1.0, "a scale"),
+        ];
+        match more.into_iter().find(|(is_there, _)| *is_there) {
+            Some((_, what)) => Err(format!("a softmax router with {what}")),
+            None => Ok(plain),
+        }
+    }
+}
+
+impl MoeDescription {
+    /// The mixture of Qwen's configs. `experts_per_token`: instead of the config's. `normalise`: the weights of the chosen are divided by their sum.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong, and more experts per token than there are.
+    pub fn read(config: &Config, experts_per_token: Option<usize>, normalise: bool) -> Result<MoeDescription> {
+        // Newer versions of the reference write the second name for some architectures.
+        let key = if config.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
+        let count = config.size(key)?;
+        let k = experts_per_token.map_or_else(|| config.size("num_experts_per_tok"), Ok)?;
+        ensure!(k <= count, "{k} experts per token, but only {count} experts");
+        let intermediate = config.size("moe_intermediate_size")?;
+        Ok(MoeDescription {
+            count,
+            intermediate,
+            router: RouterDescription::softmax(k, normalise),
+            activation: ExpertActivation::SwiGlu,
+            biased: false,
+            shared: None,
+        })
+    }
+}
+
+impl SharedExpertDescription {
+    /// Qwen's shared expert, which is gated.
+    ///
+    /// # Errors
+    /// A width that is missing or wrong.
+    pub fn read(config: &Config) -> Result<SharedExpertDescription> {
+        Ok(SharedExpertDescription { intermediate: config.size("shared_expert_intermediate_size")?, gated: true })
+    }
+}

@@ -1,0 +1,223 @@
+//! What a model is, as its config says: parts, sizes and variants, before any weight is read. Loading, planning, inspecting, packing and the placement of experts
+//! use nothing else, so a new architecture is one file that makes a [`Description`].
+
+mod attention;
+mod delta_net;
+mod experts;
+mod support;
+mod weights;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use anyhow::Result;
+use sluice_backend::RotaryFrequencies;
+
+use crate::config::Config;
+use crate::mlx_lm::MlxLm;
+use crate::rope::Rotary;
+pub use attention::{
+    AttentionBiases, AttentionDescription, AttentionVariant, CacheGroup, CacheKind, LatentDescription,
+};
+pub use delta_net::{DeltaDescription, ProjectionLayout};
+pub use experts::{
+    ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
+};
+pub(crate) use weights::CORRECTION_BIAS;
+pub use weights::{Leaf, Meaning, WeightClass, WeightDescription, WeightKind};
+
+/// A decoder-only transformer: embedding, layers of a token mixer and a feed-forward part, head.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// Its `model_type`.
+    pub architecture: &'static str,
+    /// Rows of embedding and head.
+    pub vocabulary: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// The longest context that the model was made for.
+    pub max_context: usize,
+    /// Added to the mean square in every norm.
+    pub eps: f64,
+    /// Norm weights are stored minus one.
+    pub centred_norms: bool,
+    /// The output head is the embedding. The config alone may be wrong about it: see [`crate::describe_stored`].
+    pub tied: bool,
+    /// Positions in all attention layers.
+    pub rotary: RotaryFrequencies,
+    /// First to last.
+    pub layers: Vec<LayerDescription>,
+    /// Parts of layers that checkpoints of this architecture name differently: our name and theirs, such as (`mlp.shared_expert`, `mlp.shared_experts`). Modules
+    /// within a part are renamed with it.
+    pub spelling: &'static [(&'static str, &'static str)],
+    /// What `mlx_lm` expects of such a model; packing writes it.
+    pub mlx: MlxLm,
+    /// Messages for the user, a line each: where config and files disagree, and what of the config is not followed.
+    pub notes: Vec<String>,
+}
+
+/// What every architecture's config has.
+pub struct Outline {
+    /// Layers.
+    pub count: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// The longest context that the model was made for.
+    pub max_context: usize,
+}
+
+/// A layer: a token mixer, then a feed-forward part.
+#[derive(Clone, Debug)]
+pub struct LayerDescription {
+    /// Its first half.
+    pub mixer: MixerDescription,
+    /// Its second half.
+    pub feed_forward: FeedForwardDescription,
+}
+
+/// What mixes tokens in a layer.
+#[derive(Clone, Debug)]
+pub enum MixerDescription {
+    /// Softmax attention.
+    Attention(AttentionDescription),
+    /// A recurrent layer.
+    DeltaNet(DeltaDescription),
+}
+
+/// The second half of a layer.
+#[derive(Clone, Debug)]
+pub enum FeedForwardDescription {
+    /// `down(silu(gate(x)) * up(x))`
+    Dense { intermediate: usize },
+    /// A mixture of experts.
+    Moe(Arc<MoeDescription>),
+}
+
+impl Outline {
+    /// # Errors
+    /// A key that is missing or wrong, and another activation than SiLU.
+    pub fn read(config: &Config) -> Result<Outline> {
+        config.require("hidden_act", "silu")?;
+        Ok(Outline {
+            count: config.layers()?,
+            hidden: config.size("hidden_size")?,
+            max_context: config.max_positions()?,
+        })
+    }
+
+    /// The description of a model with these layers.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong.
+    pub fn with(
+        self,
+        config: &Config,
+        architecture: &'static str,
+        centred_norms: bool,
+        rotary: Rotary,
+        layers: Vec<LayerDescription>,
+        mlx: MlxLm,
+    ) -> Result<Description> {
+        let (vocabulary, eps, tied) = (config.size("vocab_size")?, config.norm_eps()?, config.tied_embeddings()?);
+        let mut notes = rotary.notes;
+        let misplaced = config.misplaced();
+        if !misplaced.is_empty() {
+            let keys = misplaced.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+            notes.push(format!("config.json: not read, since it is not in `text_config`: {keys}"));
+        }
+        Ok(Description {
+            architecture,
+            vocabulary,
+            hidden: self.hidden,
+            max_context: self.max_context.max(rotary.extended.unwrap_or(0)),
+            eps,
+            centred_norms,
+            tied,
+            rotary: rotary.frequencies,
+            layers,
+            spelling: &[],
+            mlx,
+            notes,
+        })
+    }
+}
+
+impl Description {
+    /// The cache groups, in the order of their first layers.
+    pub fn groups(&self) -> Vec<CacheGroup> {
+        let mut groups: Vec<CacheGroup> = Vec::new();
+        for attention in self.attention_layers() {
+            let own = attention.cache_group();
+            match groups.iter_mut().find(|group| group.is_like(&own)) {
+                Some(group) => group.layers += 1,
+                None => groups.push(own),
+            }
+        }
+        groups
+    }
+
+    /// The cache group of an attention layer.
+    pub(crate) fn group_of(&self, attention: &AttentionDescription) -> usize {
+        let group = self.groups().iter().position(|group| group.is_like(&attention.cache_group()));
+        group.expect("one of this model's layers")
+    }
+
+    /// What this architecture's checkpoints call the part or module `part` of a layer.
+    pub(crate) fn spelled<'a>(&self, part: &'a str) -> Cow<'a, str> {
+        renamed(part, self.spelling.iter().map(|(ours, theirs)| (*ours, *theirs)))
+    }
+
+    /// Our name for what this architecture's checkpoints call `part`.
+    fn canonical<'a>(&self, part: &'a str) -> Cow<'a, str> {
+        renamed(part, self.spelling.iter().map(|(ours, theirs)| (*theirs, *ours)))
+    }
+
+    /// The attention layers, in order.
+    pub fn attention_layers(&self) -> impl Iterator<Item = &AttentionDescription> {
+        self.layers.iter().filter_map(|l| match &l.mixer {
+            MixerDescription::Attention(a) => Some(a),
+            MixerDescription::DeltaNet(_) => None,
+        })
+    }
+
+    /// The recurrent layers, in order.
+    pub fn recurrent_layers(&self) -> impl Iterator<Item = &DeltaDescription> {
+        self.layers.iter().filter_map(|l| match &l.mixer {
+            MixerDescription::DeltaNet(d) => Some(d),
+            MixerDescription::Attention(_) => None,
+        })
+    }
+
+    /// The mixtures of experts, in order.
+    pub fn moe_layers(&self) -> impl Iterator<Item = &MoeDescription> {
+        self.layers.iter().filter_map(|l| match &l.feed_forward {
+            FeedForwardDescription::Moe(moe) => Some(&**moe),
+            FeedForwardDescription::Dense { .. } => None,
+        })
+    }
+
+    /// f32 elements of a sequence's recurrent state, all layers together; 0 without recurrent layers.
+    pub fn state_len(&self) -> usize {
+        self.recurrent_layers().map(|d| d.shape.state_len()).sum()
+    }
+
+    /// Experts per layer and per token, for a mixture.
+    pub fn experts(&self) -> Option<(usize, usize)> {
+        self.moe_layers().map(|moe| (moe.count, moe.router.k)).max()
+    }
+
+    /// Elements of keys and values together, for each position.
+    pub fn kv_elements(&self) -> usize {
+        self.groups().iter().map(|g| g.layers * g.kv_heads * (g.k_dim + g.v_dim)).sum()
+    }
+}
+
+/// `name` with the first of these names in front of it replaced by the other.
+fn renamed<'a>(name: &'a str, names: impl Iterator<Item = (&'static str, &'static str)>) -> Cow<'a, str> {
+    for (from, to) in names {
+        if let Some(rest) = name.strip_prefix(from).filter(|rest| rest.is_empty() || rest.starts_with('.')) {
+            return Cow::Owned(format!("{to}{rest}"));
+        }
+    }
+    Cow::Borrowed(name)
+}
