@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastrand::Rng;
 use sluice_conformance::{Checker, Spoilt};
-use sluice_engine::sampler::SamplingParams;
+use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{
     Activations, Cpu, Engine, Event, ExpertOptions, Finish, Generation, KvType, Options, Placement, ReadFaults,
     SequenceId,
@@ -134,8 +134,13 @@ fn requests(kind: Kind, random: &mut Rng) -> Vec<Request> {
                 ..SamplingParams::default()
             };
             let stop_ids = if random.bool() { vec![] } else { (0..vocabulary / 30).collect() };
-            let generation =
-                Generation { sampling, max_tokens: random.usize(1..=30), stop_ids, marks, ..Generation::default() };
+            let generation = Generation {
+                sampling,
+                max_tokens: random.usize(1..=30),
+                stop_ids,
+                snapshot_points: marks,
+                ..Generation::default()
+            };
             engine.start(id, &prompt, generation.clone()).unwrap();
             while !engine.is_idle() {
                 engine.step().unwrap();

@@ -24,10 +24,10 @@ fn cached(cache: &Path) -> Options {
             folder: cache.join("cache"),
             quota: Some(256 << 20),
             daily_limit: None,
-            fewest: 16,
+            min_tokens: 16,
             key_file: None,
-            sums: Some(cache.join("sums.json")),
-            at_once: PromptCacheOptions::AT_ONCE,
+            sums_file: Some(cache.join("sums.json")),
+            sum_at_start: PromptCacheOptions::SUM_AT_START,
         }),
         ..Options::for_this_machine().unwrap()
     }
@@ -209,7 +209,7 @@ fn others_go_on_while_a_prefix_is_read() {
             }
         }
     }
-    assert_eq!((answer, engine.restored(long).unwrap()), (first.tokens, 1499));
+    assert_eq!((answer, engine.restored_tokens(long).unwrap()), (first.tokens, 1499));
 }
 
 /// Until there is nothing to do.
@@ -273,14 +273,14 @@ fn what_is_read_ahead_leaves_half_of_what_is_free() {
             ask(&mut engine, &prompt, generation(1));
             // What is written together counts as used together.
             engine.save().unwrap();
-            block = engine.kv_kept() / 8 / (i as usize + 1);
+            block = engine.kv_cached() / 8 / (i as usize + 1);
         }
         drop(engine);
         // 21 blocks, of which each prompt takes eight.
         let options = Options { kv_tokens: Some(21 * 32), ..cached(home.path()) };
         let mut engine = Engine::open(&folder(model), options).unwrap();
         idle(&mut engine);
-        let (kept, snapshots) = (engine.kv_kept() / block, engine.snapshots());
+        let (kept, snapshots) = (engine.kv_cached() / block, engine.snapshots());
         assert!((8..=10).contains(&kept), "{model}: {kept} blocks");
         assert!(snapshots <= 9, "{model}: {snapshots} states");
         assert_eq!(engine.evicted().blocks, 0);
@@ -341,7 +341,7 @@ fn a_session_is_there_whatever_happens_after_it_was_said_to_be_saved() {
             ask(engine, prompt, generation(1));
             let (tell, told) = std::sync::mpsc::channel();
             engine.save_session(name.into(), b"", prompt, Box::new(move |saved| tell.send(saved).unwrap()));
-            while engine.tend_sessions().unwrap() {
+            while engine.flush_sessions().unwrap() {
                 std::thread::yield_now();
             }
             told.recv().unwrap()
@@ -418,7 +418,7 @@ fn another_salt_or_another_choice_finds_nothing() {
     while !salted.is_idle() {
         salted.step().unwrap();
     }
-    assert_eq!((salted.adopted(id).unwrap(), salted.restored(id).unwrap()), (0, 0));
+    assert_eq!((salted.reused_tokens(id).unwrap(), salted.restored_tokens(id).unwrap()), (0, 0));
     drop(salted);
     for options in [
         Options { kv_type: Some(KvType::Int8), ..cached(home.path()) },
@@ -457,7 +457,7 @@ fn change(model: &Path, name: &str) {
 /// Options with which weights are summed in the background; or not.
 fn summing(home: &Path, at_once: u64) -> Options {
     let mut options = cached(home);
-    options.prompt_cache.as_mut().unwrap().at_once = at_once;
+    options.prompt_cache.as_mut().unwrap().sum_at_start = at_once;
     options
 }
 
@@ -470,7 +470,7 @@ fn summed(engine: &Engine) {
 
 #[test]
 fn weights_that_were_changed_in_place_find_nothing_of_what_was() {
-    for at_once in [PromptCacheOptions::AT_ONCE, 0] {
+    for at_once in [PromptCacheOptions::SUM_AT_START, 0] {
         let home = tempfile::tempdir().unwrap();
         let model = copy_of_demo(home.path());
         let open = || {

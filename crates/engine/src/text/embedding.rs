@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
 use super::files::read_json;
-use crate::pooling::Pooling;
+use crate::step::pooling::Pooling;
 
 /// What is made of a prompt's hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::files::read_json;
 use super::special::SpecialTokens;
 use super::tokenizer::Tokenizer;
-use crate::sampler::SamplingParams;
+use crate::sampling::SamplingParams;
 use anyhow::{Result, bail};
 use serde_json::Value;
 use std::path::Path;
