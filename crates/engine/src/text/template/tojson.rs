@@ -1,6 +1,6 @@
 //! `tojson` as transformers gives it to templates: Python's `json.dumps`, with its arguments.
 
-use super::python::float;
+use super::repr::float;
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write;
@@ -45,7 +45,7 @@ pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
 }
 
 /// What `json.dumps(value, ensure_ascii=False)` gives.
-pub(super) fn dumps(value: &serde_json::Value) -> String {
+pub(in crate::text) fn dumps(value: &serde_json::Value) -> String {
     let mut json = Json {
         out: String::new(),
         ensure_ascii: false,

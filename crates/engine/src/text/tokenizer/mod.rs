@@ -1,18 +1,24 @@
 //! The checkpoint's tokenizer: `tokenizer.json`, as the Hugging Face library reads it.
 //!
-//! Normaliser, pre-tokeniser, added tokens, post-processor and decoder are always the library's own; truncation and padding that the
-//! file asks for are left out, as the Python stack leaves them out for chats. The vocabulary of a plain byte-pair model, which is nearly all of
-//! the file, is compiled into an image (`image.rs`) that a cache folder keeps; other models are the library's too.
+//! Normaliser, pre-tokeniser, added tokens, post-processor and decoder are the library's. Truncation and padding are left out, as the Python stack does for
+//! chats. The vocabulary of a plain byte-pair model, which is nearly all of the file, is compiled into an image ([`image`]) that a cache folder keeps. Other
+//! models are the library's.
 
-use super::bpe::Bpe;
-use super::compiled::{self, Compiled, Origin};
-use super::detokenizer::append_bytes;
+mod bpe;
+mod compiled;
+mod image;
+pub(in crate::text) mod special;
+
+use super::byte_level::append_bytes;
 use super::guard::guarded;
 use super::prompt::Prompt;
-use super::special::{Listed, SpecialTokens};
 use anyhow::{Context, Result, anyhow, ensure};
+use bpe::Bpe;
+use compiled::Compiled;
+pub use compiled::Origin;
 use serde::Deserialize;
 use serde_json::Value;
+use special::{Listed, SpecialTokens};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use tokenizers::models::bpe::BpeTrainer;
@@ -25,23 +31,37 @@ use tokenizers::{
 type Library = TokenizerImpl<AnyModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 /// Text to token ids and back.
+///
+/// ```
+/// use sluice_engine::text::Tokenizer;
+/// # let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo"));
+///
+/// let tokenizer = Tokenizer::load(folder, None)?;
+/// let ids = tokenizer.encode("<|im_start|>user\nHello<|im_end|>", false)?;
+/// assert_eq!(tokenizer.decode(&ids, true)?, "user\nHello");
+/// // Without control tokens, whatever the text spells:
+/// let plain = tokenizer.encode_plain("<|im_end|>")?;
+/// assert!(plain.iter().all(|id| !tokenizer.is_special(*id)));
+/// # anyhow::Ok(())
+/// ```
 pub struct Tokenizer {
     library: Library,
     vocab_size: usize,
-    /// The decoder is the byte-level one, so that a token is a run of bytes whatever its neighbours are.
+    /// Whether the decoder is the byte-level one: then a token is a run of bytes, whatever its neighbours are.
     byte_level: bool,
+    /// Names of control tokens, sorted.
     control: Vec<String>,
     origin: Origin,
-    /// For messages.
+    /// Its path, for messages.
     file: PathBuf,
 }
 
-/// What rules of a `tokenizer.json` may make of a text, one after the other: so many bytes of each. Rules that are in use make 3.
+/// Into how many bytes the rules of a `tokenizer.json` may turn one byte of text, one rule after the other. Rules in use reach 3.
 const MAX_GROWTH: u64 = 4096;
 
 const LIBRARY: &str = "the tokenizers library";
 
-/// Normalised text, cut at its added tokens, as the library's own pipeline goes on with it.
+/// The rest of the library's pipeline, for normalised text that is split at its added tokens.
 fn encode_pieces(library: &Library, mut pieces: PreTokenizedString) -> tokenizers::Result<Encoding> {
     if let Some(pre_tokenizer) = library.get_pre_tokenizer() {
         pre_tokenizer.pre_tokenize(&mut pieces)?;
@@ -51,11 +71,11 @@ fn encode_pieces(library: &Library, mut pieces: PreTokenizedString) -> tokenizer
 }
 
 impl Tokenizer {
-    /// Reads `folder/tokenizer.json`, and what the files beside it say of added tokens. `cache` is a folder for compiled images, made if need be (0700); without one nothing is
-    /// written. An image that is damaged, or of another version, is compiled again.
+    /// Reads `folder/tokenizer.json`, and what the files beside it say about added tokens. `cache`: a folder for compiled images, which is created if it does not
+    /// exist (0700); without one nothing is written. An image that is damaged, or of another version, is compiled again.
     ///
     /// # Errors
-    /// A missing or broken file; the message names it, and the place in it.
+    /// A missing or broken file. The message names it, and the place in it.
     pub fn load(folder: &Path, cache: Option<&Path>) -> Result<Self> {
         let path = folder.join("tokenizer.json");
         let special = SpecialTokens::load(folder)?;
@@ -63,10 +83,10 @@ impl Tokenizer {
             .with_context(|| path.display().to_string())
     }
 
-    /// The tokenizer in the text of a `tokenizer.json`.
+    /// Reads the text of a `tokenizer.json`.
     ///
     /// # Errors
-    /// As [`Tokenizer::load`], without a name.
+    /// Those of [`Tokenizer::load`], without a path.
     pub fn parse(json: &[u8]) -> Result<Self> {
         let nothing = SpecialTokens::default();
         guarded(LIBRARY, || Self::open(Path::new("tokenizer.json"), compiled::parse(json)?, &nothing))
@@ -121,19 +141,25 @@ impl Tokenizer {
         self.origin
     }
 
-    /// The ids of `text`. Special and added tokens that stand in it become their ids, as in the Python stack: templates rely on it.
-    /// `add_special` lets the post-processor add its own (a beginning-of-sequence token, say); a rendered template has them already.
+    /// The ids of `text`. Special and added tokens in it become their ids, as in the Python stack: templates rely on it. `add_special` lets the post-processor
+    /// add its own, for example a beginning-of-sequence token. A rendered template has them already.
+    ///
+    /// # Errors
+    /// What the library cannot encode.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        self.ask(|library| Ok(library.encode_fast(text, add_special)?.get_ids().to_vec()))
+        self.with_library(|library| Ok(library.encode_fast(text, add_special)?.get_ids().to_vec()))
     }
 
-    /// The ids of a prompt. Control tokens that are only spelled in it stay text; all else is as in [`encode`](Self::encode).
+    /// The ids of a prompt. Control tokens that messages spell stay text. Everything else is as in [`encode`](Self::encode).
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
     pub fn encode_prompt(&self, prompt: &Prompt, add_special: bool) -> Result<Vec<u32>> {
         if prompt.is_plain() {
             return self.encode(prompt.text(), add_special);
         }
         let (text, stand_ins) = prompt.disguised(&self.control)?;
-        self.ask(|library| {
+        self.with_library(|library| {
             let vocabulary = library.get_added_vocabulary();
             let mut pieces = vocabulary.extract_and_normalize(library.get_normalizer(), &text);
             pieces.normalize(|piece| {
@@ -145,14 +171,17 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens that steer a model rather than say something: `<|im_end|>` and its like.
+    /// Names of control tokens, which steer the model and are no text: `<|im_end|>` and the like.
     pub fn control_tokens(&self) -> &[String] {
         &self.control
     }
 
-    /// The ids of `text` with no special or added token in it: `<|im_end|>` typed by a user stays plain text.
+    /// The ids of `text` without special or added tokens: a `<|im_end|>` that a user types stays plain text.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
-        self.ask(|library| {
+        self.with_library(|library| {
             let mut pieces = PreTokenizedString::from(text);
             if let Some(normalizer) = library.get_normalizer() {
                 pieces.normalize(|piece| normalizer.normalize(piece))?;
@@ -161,15 +190,18 @@ impl Tokenizer {
         })
     }
 
-    /// What the library answers. An error, or a panic of it, names the file.
-    fn ask<T>(&self, question: impl FnOnce(&Library) -> tokenizers::Result<T>) -> Result<T> {
-        guarded(LIBRARY, || question(&self.library).map_err(|e| anyhow!(e)))
+    /// Calls the library. Its errors and panics become errors that name the file.
+    fn with_library<T>(&self, call: impl FnOnce(&Library) -> tokenizers::Result<T>) -> Result<T> {
+        guarded(LIBRARY, || call(&self.library).map_err(|e| anyhow!(e)))
             .with_context(|| self.file.display().to_string())
     }
 
-    /// The text of `ids`, with or without special tokens. Unknown ids are left out; bytes that are no UTF-8 become U+FFFD.
+    /// The text of `ids`, with or without special tokens. Unknown ids are left out, and invalid UTF-8 becomes U+FFFD.
+    ///
+    /// # Errors
+    /// When the decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        self.ask(|library| library.decode(ids, skip_special))
+        self.with_library(|library| library.decode(ids, skip_special))
     }
 
     /// The token `id` as the vocabulary writes it (byte-level characters, not text).
@@ -192,27 +224,27 @@ impl Tokenizer {
         self.token(id).is_some_and(|token| self.library.get_added_vocabulary().is_special_token(&token))
     }
 
-    /// Whether `id` steers the model rather than says something.
+    /// Whether `id` is a control token.
     pub(crate) fn is_control(&self, id: u32) -> bool {
         self.token(id).is_some_and(|token| {
             self.control.contains(&token) || self.library.get_added_vocabulary().is_special_token(&token)
         })
     }
 
-    /// The bytes of a byte-level token; a special token's are those of its name.
+    /// The bytes of a byte-level token, or of a special token's name.
     pub(crate) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         append_bytes(&mut bytes, &self.token(id)?);
         Some(bytes)
     }
 
-    /// The bytes that a token adds to a text, where it is a part of a character too; a special token's are those of its name.
+    /// The bytes that a token adds to a text, even if they are part of a character. A special token adds its name.
     pub fn raw_bytes(&self, id: u32) -> Vec<u8> {
         if self.byte_level {
             return self.bytes(id).unwrap_or_default();
         }
         let text = self.decode(&[id], false).unwrap_or_default();
-        // Tokens that stand for one byte each are written `<0xE2>`; a decoder that knows nothing of them gives their names.
+        // Tokens of a single byte are written `<0xE2>`. Decoders without byte fallback return the name instead.
         let byte = self.token(id).filter(|token| *token != text).and_then(|token| {
             let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
             u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
@@ -220,13 +252,13 @@ impl Tokenizer {
         byte.map_or_else(|| text.into_bytes(), |byte| vec![byte])
     }
 
-    /// Whether a token is a run of bytes whatever its neighbours are.
+    /// Whether a token is always the same run of bytes, whatever its neighbours are.
     pub fn is_byte_level(&self) -> bool {
         self.byte_level
     }
 }
 
-/// `tokenizer.json` without its model, and without what we leave out.
+/// `tokenizer.json` without its model, and without the parts that are not used.
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
@@ -258,14 +290,13 @@ impl Parts {
     }
 }
 
-/// How many bytes a normaliser or decoder, and those in it, may make of each byte of a text, but for what Unicode's own forms add. Replacements, one after the other,
-/// multiply.
+/// Into how many bytes a normaliser or decoder, with those inside it, may turn one byte, not counting Unicode's own forms. Replacements in a row multiply.
 fn growth(rule: &Value) -> u64 {
     match rule {
         Value::Array(list) => list.iter().fold(1, |n, inner| n.saturating_mul(growth(inner))),
         Value::Object(fields) if fields.get("type").and_then(Value::as_str) == Some("Replace") => {
             let length = |text: &Value| text.as_str().map_or(0, str::len) as u64;
-            // An expression may find as little as one byte, or nothing before each.
+            // An expression may match a single byte, or the empty text before each.
             let found = length(&rule["pattern"]["String"]).max(1);
             (length(&rule["content"]) + 1).div_ceil(found).max(1)
         }
@@ -274,7 +305,7 @@ fn growth(rule: &Value) -> u64 {
     }
 }
 
-/// The model in the library's pipeline: a compiled one, or one of its own.
+/// The model of the library's pipeline: a compiled one, or the library's.
 enum AnyModel {
     Image(Bpe),
     Library(ModelWrapper),
@@ -311,7 +342,7 @@ impl Model for AnyModel {
         }
     }
 
-    // The rest of the trait is for training, which we never do.
+    // The rest of the trait is for training.
 
     fn get_vocab(&self) -> HashMap<String, u32> {
         HashMap::new()

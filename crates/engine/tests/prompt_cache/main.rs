@@ -2,16 +2,17 @@
 //! that computes all of it.
 
 #[allow(dead_code)] // of which this file uses a part
+#[path = "../support/mod.rs"]
 mod support;
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+mod prefetch;
+mod weights;
+
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Duration;
 
 use proptest::prelude::*;
-use sluice_engine::{Activations, AttentionMode, Checkpoint, Engine, Event, KvType, Options, PromptCacheOptions};
+use sluice_engine::{Activations, AttentionMode, Engine, Event, KvType, Options, PromptCacheOptions};
 use support::{Answer, KINDS, ask, folder, generation, tokens};
 
 fn cached(cache: &Path) -> Options {
@@ -31,6 +32,11 @@ fn cached(cache: &Path) -> Options {
         }),
         ..Options::for_this_machine().unwrap()
     }
+}
+
+/// Until there is nothing to do.
+fn idle(engine: &mut Engine) {
+    while engine.flush_idle().unwrap() || engine.prefetch().unwrap() {}
 }
 
 fn cold() -> Options {
@@ -212,125 +218,6 @@ fn others_go_on_while_a_prefix_is_read() {
     assert_eq!((answer, engine.restored_tokens(long).unwrap()), (first.tokens, 1499));
 }
 
-/// Until there is nothing to do.
-fn idle(engine: &mut Engine) {
-    while engine.flush_idle().unwrap() || engine.prefetch().unwrap() {}
-}
-
-#[test]
-fn what_was_used_last_is_in_memory_after_an_idle_moment() {
-    for model in ["qwen3", "qwen3_window", "qwen3_5"] {
-        let home = tempfile::tempdir().unwrap();
-        let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
-        let prompts: Vec<Vec<u32>> = (0..3).map(|i| tokens(&engine, 200, 20 + i)).collect();
-        let mut first = Vec::new();
-        for prompt in &prompts {
-            // A state is kept of where it ends.
-            ask(&mut engine, &prompt[..180], generation(1));
-            engine.save().unwrap();
-            first.push(ask(&mut engine, prompt, generation(4)).0);
-        }
-        engine.save().unwrap();
-        drop(engine);
-        // 1. Without an idle moment all comes from disk
-        let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
-        let mut there = Vec::new();
-        for (prompt, first) in prompts.iter().zip(&first) {
-            let (again, adopted, restored) = ask(&mut engine, prompt, generation(4));
-            assert_eq!((&again, restored), (first, adopted), "{model}");
-            assert!(adopted > 150, "{model}: {adopted}");
-            there.push(adopted);
-        }
-        drop(engine);
-        // 2. After one all is in memory, and the answers are the same
-        let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
-        idle(&mut engine);
-        let read = engine.prompt_cache().unwrap();
-        assert!(read.prefetched as usize >= there.iter().sum(), "{model}: {read:?}");
-        assert_eq!((engine.evicted().blocks, engine.evicted().snapshots), (0, 0), "{model}");
-        for ((prompt, first), there) in prompts.iter().zip(&first).zip(there) {
-            let (again, adopted, restored) = ask(&mut engine, prompt, generation(4));
-            assert_eq!((&again, restored), (first, 0), "{model}");
-            assert!(adopted >= there, "{model}: {adopted} of {there}");
-        }
-        let status = engine.prompt_cache().unwrap();
-        assert_eq!((status.read_bytes, status.wrong), (read.read_bytes, 0), "{model}");
-        // 3. What was read is not written again
-        engine.save().unwrap();
-        let stored = engine.prompt_cache().unwrap().stored;
-        assert!(stored <= 3 * 4, "{model}: {stored}");
-    }
-}
-
-#[test]
-fn what_is_read_ahead_leaves_half_of_what_is_free() {
-    for model in ["qwen3", "qwen3_5"] {
-        let home = tempfile::tempdir().unwrap();
-        let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
-        let mut block = 0;
-        for i in 0..5 {
-            let prompt = tokens(&engine, 256, 30 + i);
-            ask(&mut engine, &prompt, generation(1));
-            // What is written together counts as used together.
-            engine.save().unwrap();
-            block = engine.kv_cached() / 8 / (i as usize + 1);
-        }
-        drop(engine);
-        // 21 blocks, of which each prompt takes eight.
-        let options = Options { kv_tokens: Some(21 * 32), ..cached(home.path()) };
-        let mut engine = Engine::open(&folder(model), options).unwrap();
-        idle(&mut engine);
-        let (kept, snapshots) = (engine.kv_cached() / block, engine.snapshots());
-        assert!((8..=10).contains(&kept), "{model}: {kept} blocks");
-        assert!(snapshots <= 9, "{model}: {snapshots} states");
-        assert_eq!(engine.evicted().blocks, 0);
-        // It is the prompt that was used last.
-        let prompt = tokens(&engine, 256, 34);
-        let (_, adopted, restored) = ask(&mut engine, &prompt, generation(1));
-        assert!(adopted > 200 && restored == 0 || model == "qwen3_5", "{model}: {adopted}, {restored}");
-    }
-}
-
-#[test]
-fn a_request_comes_before_what_is_read_ahead() {
-    for model in ["qwen3", "qwen3_window", "qwen3_5"] {
-        let home = tempfile::tempdir().unwrap();
-        let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
-        let (prompt, other) = (tokens(&engine, 600, 1), tokens(&engine, 10, 2));
-        ask(&mut engine, &prompt[..590], generation(1));
-        engine.save().unwrap();
-        let (first, ..) = ask(&mut engine, &prompt, generation(4));
-        let (second, ..) = ask(&mut engine, &other, generation(4));
-        engine.save().unwrap();
-        drop(engine);
-        // However far reading ahead has come.
-        for portions in 0..12 {
-            let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
-            (0..portions).for_each(|_| _ = engine.prefetch().unwrap());
-            let id = engine.add_sequence();
-            engine.start(id, &other, generation(4)).unwrap();
-            let events = engine.step().unwrap().to_vec();
-            assert!(events.iter().any(|e| matches!(e, Event::Token { .. })), "{model}, {portions}: {events:?}");
-            while !engine.is_idle() {
-                assert!(!engine.prefetch().unwrap(), "somebody generates");
-                engine.step().unwrap();
-            }
-            assert_eq!(engine.tokens(id).unwrap()[other.len()..], second.tokens);
-            engine.remove_sequence(id);
-            // Who asks for just what is being read has all of it, too, from wherever it comes.
-            (0..portions).for_each(|_| _ = engine.prefetch().unwrap());
-            let (again, adopted, _) = ask(&mut engine, &prompt, generation(4));
-            assert_eq!(again, first, "{model}, {portions}");
-            assert!(adopted >= 576, "{model}, {portions}: {adopted}");
-            // The rest is read when there is nothing else to do.
-            idle(&mut engine);
-            let (again, _, restored) = ask(&mut engine, &prompt, generation(4));
-            assert_eq!((&again, restored), (&first, 0), "{model}, {portions}");
-            assert_eq!(engine.prompt_cache().unwrap().wrong, 0);
-        }
-    }
-}
-
 #[test]
 fn a_session_is_there_whatever_happens_after_it_was_said_to_be_saved() {
     for model in ["qwen3", "qwen3_5"] {
@@ -431,100 +318,4 @@ fn another_salt_or_another_choice_finds_nothing() {
     // What changes no bit changes nothing here.
     let mut engine = Engine::open(&folder("qwen3"), Options { threads: 1, ..cached(home.path()) }).unwrap();
     assert_eq!(ask(&mut engine, &prompt, generation(1)).2, 299);
-}
-
-/// A copy of the demo model: one file of 30 MB.
-fn copy_of_demo(home: &Path) -> PathBuf {
-    let copy = home.join("model");
-    fs::create_dir(&copy).unwrap();
-    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
-        fs::copy(folder("../../models/demo").join(name), copy.join(name)).unwrap();
-    }
-    copy
-}
-
-/// Gives a tensor of a model other bytes, in place.
-fn change(model: &Path, name: &str) {
-    let checkpoint = Checkpoint::open(model).unwrap();
-    let (file, offset) = checkpoint.place(name).unwrap();
-    let mut bytes = checkpoint.tensor(name).unwrap().bytes.to_vec();
-    // Of brain floats, little-endian, the sign and the mantissa; of packed weights half of the bits.
-    bytes.iter_mut().step_by(2).for_each(|b| *b ^= 0x0f);
-    let file = File::options().write(true).open(model.join(file)).unwrap();
-    file.write_all_at(&bytes, offset).unwrap();
-}
-
-/// Options with which weights are summed in the background; or not.
-fn summing(home: &Path, at_once: u64) -> Options {
-    let mut options = cached(home);
-    options.prompt_cache.as_mut().unwrap().sum_at_start = at_once;
-    options
-}
-
-/// Until all is summed.
-fn summed(engine: &Engine) {
-    while engine.prompt_cache().unwrap().summing.is_some() {
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
-#[test]
-fn weights_that_were_changed_in_place_find_nothing_of_what_was() {
-    for at_once in [PromptCacheOptions::SUM_AT_START, 0] {
-        let home = tempfile::tempdir().unwrap();
-        let model = copy_of_demo(home.path());
-        let open = || {
-            let engine = Engine::open(&model, summing(home.path(), at_once)).unwrap();
-            summed(&engine);
-            engine
-        };
-        let mut engine = open();
-        let prompt = tokens(&engine, 300, 1);
-        ask(&mut engine, &prompt[..200], generation(1));
-        engine.save().unwrap();
-        let (first, ..) = ask(&mut engine, &prompt, generation(8));
-        engine.save().unwrap();
-        drop(engine);
-        // 1. What is not the model's changes nothing
-        fs::write(model.join("other.safetensors"), "of no use").unwrap();
-        let (again, _, restored) = ask(&mut open(), &prompt, generation(8));
-        assert_eq!((again, restored), (first, 200));
-        // 2. What is does, however small it is
-        let mut before = ask(&mut Engine::open(&model, cold()).unwrap(), &prompt, generation(8)).0;
-        for tensor in ["v_proj.weight", "k_proj.scales", "q_norm.weight"] {
-            change(&model, &format!("language_model.model.layers.3.self_attn.{tensor}"));
-            let mut engine = open();
-            let (answer, adopted, restored) = ask(&mut engine, &prompt, generation(8));
-            assert_eq!((adopted, restored), (0, 0), "{tensor}");
-            drop(engine);
-            let cold = ask(&mut Engine::open(&model, cold()).unwrap(), &prompt, generation(8)).0;
-            assert!(answer == cold && cold != before, "{tensor}");
-            before = cold;
-        }
-    }
-}
-
-#[test]
-fn an_engine_serves_while_its_weights_are_summed_and_keeps_what_it_computed_then() {
-    let home = tempfile::tempdir().unwrap();
-    let model = copy_of_demo(home.path());
-    let mut engine = Engine::open(&model, summing(home.path(), 0)).unwrap();
-    let notes = engine.take_prompt_cache_notes();
-    assert!(notes.len() == 1 && notes[0].contains("30.0 MB of the model are summed in the background"), "{notes:?}");
-    // 1. Whether it has ended or not by now, nothing waits for it
-    let prompt = tokens(&engine, 300, 1);
-    ask(&mut engine, &prompt[..200], generation(1));
-    summed(&engine);
-    engine.save().unwrap();
-    let (first, ..) = ask(&mut engine, &prompt, generation(8));
-    engine.save().unwrap();
-    let status = engine.prompt_cache().unwrap();
-    assert!(status.stored > 5 && status.broken.is_none(), "{status:?}");
-    drop(engine);
-    // 2. It is not done twice
-    let mut engine = Engine::open(&model, summing(home.path(), 0)).unwrap();
-    assert_eq!(engine.take_prompt_cache_notes(), Vec::<String>::new());
-    assert_eq!(engine.prompt_cache().unwrap().summing, None);
-    let (again, _, restored) = ask(&mut engine, &prompt, generation(8));
-    assert_eq!((again, restored), (first, 200));
 }

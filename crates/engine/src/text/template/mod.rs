@@ -1,29 +1,40 @@
 //! The checkpoint's chat template, rendered as `transformers` renders it.
 //!
-//! A template is a program from whoever published the checkpoint. It sees the conversation and nothing else, and it runs where it can do no harm: see
-//! `apart.rs`. Here is what it is given, and which of a checkpoint's files it is.
+//! A template is a program by whoever published the checkpoint. It sees nothing but the conversation, and runs in a process of its own where it can do no harm
+//! ([`sandbox`]). This file finds a checkpoint's templates and gives them their input.
+
+mod errors;
+mod filters;
+mod jinja;
+mod percent;
+mod python;
+mod repr;
+mod sandbox;
+mod strings;
+pub(in crate::text) mod tojson;
 
 use super::answers::Style;
 use super::files::read_json;
-use super::jinja::{Rendering, Templates};
-use super::sandbox::{self, Apart, Patience};
-use super::special::SpecialTokens;
+use super::tokenizer::special::SpecialTokens;
 use anyhow::{Context, Result, anyhow, bail};
 use jiff::civil::DateTime;
+use jinja::{Rendering, Templates};
+use sandbox::Apart;
+pub use sandbox::{Patience, serve_templates};
 use serde_json::{Map, Value as Json, json};
 use sluice_store::read_small;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes that a file with a template may have: the longest that are known have a tenth of a megabyte.
+/// Bytes of a template file, at most. The longest known ones have a tenth of a megabyte.
 const MAX_TEMPLATE: u64 = 4 << 20;
 
-/// Where templates were read, and their names with their texts.
+/// The file of templates, and their (name, text).
 type Sources = (PathBuf, Vec<(String, String)>);
 
-/// Finds the template of a checkpoint: `chat_template.jinja` (with more of them in `additional_chat_templates/`), or `chat_template` in
-/// `tokenizer_config.json`, a string or a list of named ones, or `chat_template.json`. `None` where there is none.
+/// Finds the templates of a checkpoint; `None` if it has none. They are in `chat_template.jinja`, with more of them in `additional_chat_templates/`; or in
+/// `chat_template` of `tokenizer_config.json`, which is a string or a list of named ones; or in `chat_template.json`.
 fn sources(folder: &Path) -> Result<Option<Sources>> {
     let jinja = folder.join("chat_template.jinja");
     if jinja.exists() {
@@ -47,13 +58,24 @@ fn sources(folder: &Path) -> Result<Option<Sources>> {
     Ok(None)
 }
 
-/// A compiled chat template, or several under names.
+/// A compiled chat template, or several with names.
+///
+/// ```
+/// use serde_json::{Map, json};
+/// use sluice_engine::text::ChatTemplate;
+///
+/// let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+/// let template = ChatTemplate::parse(source)?;
+/// let messages = json!([{"role": "user", "content": "Hello"}]);
+/// assert_eq!(template.render(&messages, None, true, &Map::new())?, "user: Hello\nassistant:");
+/// # anyhow::Ok(())
+/// ```
 pub struct ChatTemplate {
-    /// Where it was read, for messages.
+    /// Its file, for messages.
     file: PathBuf,
     names: Vec<String>,
     special_tokens: Map<String, Json>,
-    /// The local time at which the template's clock stands, if it does.
+    /// A fixed local time for templates; `None`: the current time.
     clock: Mutex<Option<DateTime>>,
     patience: Mutex<Patience>,
     renderer: Renderer,
@@ -85,12 +107,12 @@ impl ChatTemplate {
     /// A file that cannot be read.
     pub fn style_of(folder: &Path) -> Result<Option<Style>> {
         let found = sources(folder)?;
-        Ok(found.map(|(_, templates)| Style::of(templates.iter().map(|(_, source)| source.as_str()))))
+        Ok(found.map(|(_, templates)| Style::from_templates(templates.iter().map(|(_, source)| source.as_str()))))
     }
 
     fn compile(file: PathBuf, templates: Vec<(String, String)>, special_tokens: Map<String, Json>) -> Result<Self> {
         let names = templates.iter().map(|(name, _)| name.clone()).collect();
-        let style = Style::of(templates.iter().map(|(_, source)| source.as_str()));
+        let style = Style::from_templates(templates.iter().map(|(_, source)| source.as_str()));
         let wrong = |e: String| anyhow!("{}: chat template: {e}", file.display());
         let mut note = None;
         let apart = if sandbox::is_possible() { Some(Apart::start(&templates)) } else { None };

@@ -2,11 +2,12 @@
 //!
 //! A template runs out of fuel instead of running for ever, writes so much and no more, and runs on a stack of its own, so that values nested without end
 //! cannot overflow the caller's. What the engine has no hook for is the memory and the time of one expression: `s ~ s` again and again, a list of two
-//! equal lists again and again and then compared. Those are bounded by the process around it (`apart.rs`).
+//! equal lists again and again and then compared. Those are bounded by the process around it ([`super::sandbox`]).
 
-use super::guard::guarded;
+use super::errors::shortened;
 use super::tojson::tojson;
 use super::{percent, python};
+use crate::text::guard::guarded;
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -22,8 +23,6 @@ const FUEL: u64 = 2_000_000;
 const FUEL_PER_VALUE: u64 = 2_000;
 /// More text than this is not a prompt.
 pub(super) const MAX_OUTPUT: usize = 64 << 20;
-/// Bytes of an error's text: a template may raise any.
-const MAX_ERROR: usize = 4 << 10;
 /// Reserved, not used: only a template that nests values without end comes near it.
 pub(super) const STACK: usize = 256 << 20;
 
@@ -86,10 +85,10 @@ impl Templates {
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        rendered.map_err(|e| format!(": {}", brief(e.to_string())))?.map_err(|e| {
+        rendered.map_err(|e| format!(": {}", shortened(e.to_string())))?.map_err(|e| {
             let at = e.line().map(|line| format!(" (line {line})")).unwrap_or_default();
             match e.detail() {
-                Some(detail) => format!("{at}: {}", brief(detail.to_owned())),
+                Some(detail) => format!("{at}: {}", shortened(detail.to_owned())),
                 None => format!("{at}: {}", e.kind()),
             }
         })
@@ -108,15 +107,6 @@ impl Templates {
         done?;
         String::from_utf8(prompt.text).map_err(|_| failed("the prompt is no UTF-8"))
     }
-}
-
-/// An error's text, cut where it is too long.
-pub(super) fn brief(mut text: String) -> String {
-    if text.len() > MAX_ERROR {
-        text.truncate(text.floor_char_boundary(MAX_ERROR));
-        text.push_str(" ..");
-    }
-    text
 }
 
 /// The text being written, up to its limit.

@@ -3,7 +3,7 @@
 //! `tokenizer_config.json` names special tokens and may list added ones (`added_tokens_decoder`). Where it has no such list, `special_tokens_map.json` and
 //! `added_tokens.json`, which older checkpoints have, are read too, and the map's names win.
 
-use super::files::read_json;
+use crate::text::files::read_json;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -23,7 +23,7 @@ const DECODER: &str = "added_tokens_decoder";
 
 /// An added token as `tokenizer.json` lists it.
 #[derive(Clone, Deserialize)]
-pub(super) struct Listed {
+pub(in crate::text) struct Listed {
     #[serde(default)]
     pub id: i64,
     #[serde(flatten)]
@@ -32,7 +32,7 @@ pub(super) struct Listed {
 
 /// What the files beside `tokenizer.json` say.
 #[derive(Default)]
-pub(super) struct SpecialTokens {
+pub(in crate::text) struct SpecialTokens {
     /// Tokens by name, in the order in which they are added.
     named: Vec<(String, AddedToken)>,
     /// Special tokens without a name.

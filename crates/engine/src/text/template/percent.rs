@@ -3,7 +3,7 @@
 //! The template engine's own operator knows numbers alone and cannot be taught more. So behind a text that is written in the template it is made a filter before
 //! the template is compiled: `'%05d'|percent_format(x)`. A format that is computed has `|format`.
 
-use super::python::{repr_of, to_str};
+use super::repr::{repr, to_str};
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::collections::BTreeMap;
@@ -291,7 +291,7 @@ fn one(out: &mut String, spec: &Spec, kind: char, value: &Value) -> Result<(), E
     };
     let (negative, prefix, body) = match kind {
         's' | 'r' | 'a' => {
-            let text = if kind == 's' { to_str(value) } else { repr_of(value) };
+            let text = if kind == 's' { to_str(value) } else { repr(value) };
             let text: String = text.chars().take(spec.precision.unwrap_or(usize::MAX)).collect();
             pad(out, spec, "", &text, false);
             return Ok(());
