@@ -265,7 +265,7 @@ impl EngineArgs {
             memory_budget: self.memory_budget,
             device_memory: self.gpu_memory,
             kv_spill: self.kv_spill.unwrap_or(0),
-            held: Some(machine::held),
+            admitted: Some(machine::held),
             experts: match self.experts {
                 ExpertsArg::Auto => Placement::Auto,
                 ExpertsArg::Mapped => Placement::Mapped,

@@ -87,7 +87,7 @@ pub fn answer(
         for event in &events {
             let flow = match *event {
                 Event::Prefill { done, total, .. } => {
-                    (cached, restored) = (engine.adopted(id)?, engine.restored(id)?);
+                    (cached, restored) = (engine.reused_tokens(id)?, engine.restored_tokens(id)?);
                     computed = whole - cached;
                     each(Piece::Reading { done, total })?
                 }

@@ -50,10 +50,10 @@ impl PromptCacheArgs {
             folder,
             quota: self.prompt_cache_bytes,
             daily_limit: self.prompt_cache_daily_bytes,
-            fewest: self.prompt_cache_min_tokens as usize,
+            min_tokens: self.prompt_cache_min_tokens as usize,
             key_file: self.prompt_cache_key_file.clone(),
-            sums: folders::sums(),
-            at_once: PromptCacheOptions::AT_ONCE,
+            sums_file: folders::sums(),
+            sum_at_start: PromptCacheOptions::SUM_AT_START,
         }))
     }
 }

@@ -91,8 +91,8 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     let mut generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
     // Where the same prompt, and others like it, go on from another time.
     if engine.prompt_cache().is_some() && engine.model().state_len() > 0 {
-        generation.marks = rendering.partings(&tokens);
-        generation.marks.push(tokens.len() - 1);
+        generation.snapshot_points = rendering.partings(&tokens);
+        generation.snapshot_points.push(tokens.len() - 1);
     }
     let seed = generation.sampling.seed;
     let sequence = engine.add_sequence();

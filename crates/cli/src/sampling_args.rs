@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use anyhow::Result;
 use clap::Args;
 use sluice_engine::Generation;
-use sluice_engine::sampler::SamplingParams;
+use sluice_engine::sampling::SamplingParams;
 use sluice_engine::text::GenerationDefaults;
 
 #[derive(Args, Clone, Debug)]

@@ -160,7 +160,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         snapshots: args.snapshots,
         prefix_cache: !args.no_prefix_cache,
         prompt_cache: args.prompt_cache.options()?,
-        beside: sluice_server::memory(args.parallel.into(), &limits, context),
+        caller_memory: sluice_server::memory(args.parallel.into(), &limits, context),
         ..engine
     };
     let offers = sources.iter().map(|source| args.offer(&**source, &options)).collect::<Result<Vec<_>>>()?;

@@ -63,7 +63,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
         "memory": memory,
         "device": device,
         "prefix_cache": {
-            "kv_bytes": engine.kv_kept(),
+            "kv_bytes": engine.kv_cached(),
             "snapshots": engine.snapshots(),
             "blocks_evicted": engine.evicted().blocks,
             "snapshots_evicted": engine.evicted().snapshots,
@@ -101,7 +101,7 @@ fn device_text(engine: &mut Engine) -> String {
 }
 
 fn spilled_json(engine: &Engine) -> Option<Value> {
-    let s = engine.spilled()?;
+    let s = engine.host_tier()?;
     Some(json!({
         "budget_bytes": s.budget,
         "bytes": s.bytes,
@@ -112,7 +112,7 @@ fn spilled_json(engine: &Engine) -> Option<Value> {
 }
 
 fn spilled_text(engine: &Engine) -> String {
-    let Some(s) = engine.spilled() else { return String::new() };
+    let Some(s) = engine.host_tier() else { return String::new() };
     let (bytes, budget) = (units::bytes(s.bytes), units::bytes(s.budget));
     format!("{bytes} of {budget}; {} blocks came, {} lost, {} tokens went back", s.blocks, s.lost, s.returned_tokens)
 }
@@ -301,5 +301,5 @@ pub fn profile_json(profile: &Profile) -> Value {
 
 /// Bytes of KV that hold tokens: those of the answer are kept for the next turn.
 fn held(engine: &Engine) -> usize {
-    engine.kv_in_use() + engine.kv_kept()
+    engine.kv_in_use() + engine.kv_cached()
 }

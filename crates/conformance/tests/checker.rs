@@ -41,7 +41,7 @@ fn steps_of_models_replay_on_another_backend_to_the_same_bits() {
             log.lock().unwrap().record = steps % 3 == 0;
         });
         assert_eq!(got, wanted, "{name}");
-        assert_eq!(engine.scratch_set_aside(), plain.scratch_set_aside(), "{name}: the same is set aside");
+        assert_eq!(engine.reserved_scratch(), plain.reserved_scratch(), "{name}: the same is set aside");
         // Small tensors of a file that is not in the page cache are copied.
         let weights = |e: &mut Engine| e.memory(Class::WeightsMapped) + e.memory(Class::WeightsCopied);
         assert_eq!(weights(&mut engine), weights(&mut plain), "{name}: weights");

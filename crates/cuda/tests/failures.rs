@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use sluice_backend::Activations;
 use sluice_cuda::{Cuda, Host, Pipeline};
-use sluice_engine::sampler::SamplingParams;
+use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{Engine, Event, Finish, Generation, Options, Placement};
 
 /// Its mixtures are those that ask.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use sluice_backend::{Activations, KvType};
 use sluice_cuda::{Cuda, Host, Pipeline};
-use sluice_engine::sampler::{Logprobs, SamplingParams};
+use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
 const MODELS: [&str; 23] = [
@@ -361,7 +361,7 @@ fn say(engine: &mut Engine, prompt: &[u32]) -> (Vec<u32>, usize) {
         });
         said.extend(tokens);
     }
-    let adopted = engine.adopted(id).unwrap();
+    let adopted = engine.reused_tokens(id).unwrap();
     engine.remove_sequence(id);
     (said, adopted)
 }
@@ -387,7 +387,7 @@ fn what_the_device_has_no_room_for_comes_back() {
                 assert_eq!(said, say(&mut cpu, &further).0, "{name}, {devices:?}");
                 assert!(adopted >= 288, "{name}, {devices:?}: {adopted}");
             }
-            let status = gpu.spilled().unwrap();
+            let status = gpu.host_tier().unwrap();
             assert!(status.returned_tokens >= 2 * 288, "{name}, {devices:?}: {status:?}");
         }
     }

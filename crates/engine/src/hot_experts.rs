@@ -1,9 +1,9 @@
-//! The hottest experts as a file: what `--pin` keeps in memory.
+//! The most used experts as a file, which `--pin` reads to keep them in memory.
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-/// Experts by heat.
+/// The most used experts of a model.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 pub struct HotExperts {
     /// Layers that have experts.
@@ -12,12 +12,12 @@ pub struct HotExperts {
     pub experts: usize,
     /// Tokens that were counted.
     pub tokens: usize,
-    /// (layer, expert, share of the tokens that want it), the hottest first. Layers are counted among those that have experts, from 0.
+    /// (layer, expert, share of the tokens that use it), the most used first. Only layers with experts are counted, from 0.
     pub hottest: Vec<(usize, usize, f64)>,
 }
 
 impl HotExperts {
-    /// `uses[layer][expert]` of `tokens` tokens; experts that none wanted are left out.
+    /// From `uses[layer][expert]` of `tokens` tokens. Unused experts are left out.
     pub fn new(uses: &[Vec<u64>], tokens: usize) -> HotExperts {
         let all = uses.iter().enumerate().flat_map(|(l, uses)| uses.iter().enumerate().map(move |(e, n)| (*n, l, e)));
         let mut order: Vec<(u64, usize, usize)> = all.filter(|u| u.0 > 0).collect();
@@ -31,17 +31,17 @@ impl HotExperts {
         }
     }
 
-    /// Reads what [`Pins::to_text`] wrote.
+    /// Reads what [`HotExperts::to_text`] wrote.
     ///
     /// # Errors
-    /// No JSON, a field that is missing or of the wrong type, an expert beyond the numbers of layers and experts that the file states itself.
+    /// Invalid JSON, a field that is missing or of the wrong type, or an expert beyond the file's own numbers of layers and experts.
     pub fn parse(json: &[u8]) -> Result<HotExperts> {
-        let pins: HotExperts = serde_json::from_slice(json)?;
-        let (layers, experts) = (pins.layers, pins.experts);
-        if let Some((l, e, _)) = pins.hottest.iter().find(|(l, e, _)| *l >= layers || *e >= experts) {
+        let hot: HotExperts = serde_json::from_slice(json)?;
+        let (layers, experts) = (hot.layers, hot.experts);
+        if let Some((l, e, _)) = hot.hottest.iter().find(|(l, e, _)| *l >= layers || *e >= experts) {
             bail!("hottest: expert {e} of layer {l}, but there are {layers} layers of {experts} experts");
         }
-        Ok(pins)
+        Ok(hot)
     }
 
     /// JSON, an expert per line.
@@ -58,10 +58,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hottest_come_first_and_unused_ones_not_at_all() {
-        let pins = HotExperts::new(&[vec![1, 0, 3], vec![3, 4, 0]], 4);
-        assert_eq!(pins.hottest, [(1, 1, 1.0), (0, 2, 0.75), (1, 0, 0.75), (0, 0, 0.25)]);
-        assert_eq!(HotExperts::parse(pins.to_text().as_bytes()).unwrap(), pins);
+    fn the_most_used_come_first_and_unused_ones_are_left_out() {
+        let hot = HotExperts::new(&[vec![1, 0, 3], vec![3, 4, 0]], 4);
+        assert_eq!(hot.hottest, [(1, 1, 1.0), (0, 2, 0.75), (1, 0, 0.75), (0, 0, 0.25)]);
+        assert_eq!(HotExperts::parse(hot.to_text().as_bytes()).unwrap(), hot);
         let none = HotExperts::new(&[vec![0]], 1);
         assert_eq!(serde_json::from_str::<HotExperts>(&none.to_text()).unwrap(), none);
     }

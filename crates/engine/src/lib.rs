@@ -1,33 +1,30 @@
-//! Text in, text out: tokenizer and chat template, sequences and their caches, the step that takes all of them forward, the sampler.
+//! Text in, text out: tokenizer and chat template, sequences and their caches, steps of the model, sampling.
+//!
+//! - [`Engine`] opens a model and generates; [`Options`] say how.
+//! - [`text`] turns messages into prompts and tokens into text.
+//! - [`sampling`] chooses tokens; a [`Constraint`] restricts them.
 #![forbid(unsafe_code)]
 
-mod budget;
-mod chunk_budget;
 mod constraint;
-mod draw;
 mod engine;
 mod hot_experts;
 mod options;
-mod placement;
-mod pooling;
-mod prompt_cache;
-mod runner;
-pub mod sampler;
-mod sampling;
-mod scheduler;
-mod sequence;
-mod spill;
+pub mod sampling;
+mod schedule;
+mod setup;
+mod step;
 pub mod text;
+mod tiers;
 
-pub use budget::{AdmittedMemory, refused_by_device};
 pub use constraint::{Called, Constraint, Demand, GrammarFormat, unknown_formats};
-pub use engine::{DeviceUse, Engine, MakeBackend, cpu};
+pub use engine::Engine;
+pub use engine::open::{MakeBackend, cpu};
 pub use hot_experts::HotExperts;
 pub use options::{Options, Placement};
-pub use placement::Placed;
-pub use pooling::Pooling;
-pub use prompt_cache::{LoadedSession, PromptCacheOptions, PromptCacheStatus, ReadAhead, Saved, Session, Sessions};
-pub use sequence::{Event, Finish, Generation, SequenceId};
+pub use schedule::sequence::{Event, Finish, Generation, SequenceId};
+pub use setup::budget::{AdmittedMemory, refused_by_device};
+pub use setup::device_share::DeviceUse;
+pub use setup::placement::Placed;
 pub use sluice_backend::{
     Activations, AttentionMode, Backend, Cpu, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
     NUMERICS_VERSION, Numa, Phase, PhaseRow, Processors, Profile, Routed, Streamed,
@@ -35,4 +32,7 @@ pub use sluice_backend::{
 pub use sluice_experts::{Policy, ReadFaults};
 pub use sluice_model::{Config, Description, ModelSource, ModelTensors, source};
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};
-pub use spill::Spilled;
+pub use step::pooling::Pooling;
+pub use tiers::disk::options::{PromptCacheOptions, PromptCacheStatus};
+pub use tiers::disk::sessions::{LoadedSession, ReadAhead, Saved, Session, Sessions};
+pub use tiers::host::tier::HostTierStatus;

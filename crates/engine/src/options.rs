@@ -1,4 +1,4 @@
-//! What an engine is asked for.
+//! Options of an engine.
 
 use anyhow::Result;
 use sluice_backend::{
@@ -6,71 +6,91 @@ use sluice_backend::{
 };
 use sluice_store::LoadOptions;
 
-use crate::budget::AdmittedMemory;
-use crate::prompt_cache::PromptCacheOptions;
+use crate::setup::budget::AdmittedMemory;
+use crate::tiers::disk::options::PromptCacheOptions;
 
-/// How an engine is set up.
+/// How an engine is set up. No option changes the output unless it says so.
+///
+/// ```
+/// use sluice_engine::Options;
+///
+/// let options = Options {
+///     max_context: Some(4096),
+///     max_sequences: 8,
+///     memory_budget: Some(2 << 30),
+///     ..Options::for_this_machine()?
+/// };
+/// # assert!(options.threads > 0 && options.prefix_cache);
+/// # anyhow::Ok(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The instruction set of the CPU's kernels.
     pub isa: Isa,
+    /// Threads that compute.
     pub threads: usize,
-    /// On machines of several nodes of memory: where threads run, where the thread that opens the engine, and those that it starts, take memory from, and
-    /// whether each node has a copy of the weights.
+    /// On machines with several NUMA nodes: where threads run, where the thread that opens the engine, and those that it starts, take memory from, and whether
+    /// each node has a copy of the weights.
     pub numa: Numa,
-    /// Those that there are for that.
+    /// The processors to choose from.
     pub processors: Processors,
+    /// How activations are rounded before products. Changes the output.
     pub activations: Activations,
-    /// Element type of cached keys and values; `None`: f32 with f32 activations, else the type that the checkpoint works in.
+    /// Element type of cached keys and values. Changes the output. `None`: f32 with f32 activations, else the type that the checkpoint works in.
     pub kv_type: Option<KvType>,
-    /// How attention works on them; on integers they are of eight bits, and no other type may be asked for. Changes the model's output.
+    /// How attention computes. On integers, keys and values have eight bits, and no other type may be asked for. Changes the output.
     pub attention: AttentionMode,
     /// Positions that a sequence may have; `None`: the model's own maximum.
     pub max_context: Option<usize>,
-    /// Sequences that take part in a step at most. There may be more: they wait for their turn.
+    /// Sequences of a step, at most. If there are more, they take turns.
     pub max_sequences: usize,
-    /// Positions of all sequences together whose keys and values there is room for; `None`: of as many full contexts as there are sequences in a step.
+    /// Positions of all sequences together that keys and values have room for; `None`: a full context for each sequence of a step.
     pub kv_tokens: Option<usize>,
-    /// Tokens that one step takes at most: the length of a prefill chunk. `None`: 512, or 2,048 where each expert of a chunk is read from disk or a device computes; fewer
-    /// where memory is short.
+    /// Tokens of a step, at most: the length of a prefill chunk. `None`: 512, or 2,048 if experts are read from disk or a device computes; fewer if memory is
+    /// short.
     pub chunk: Option<usize>,
-    /// Whether what sequences compute stays in memory for those that begin alike. Changes no result.
+    /// Whether what sequences compute stays in memory for others with the same beginning.
     pub prefix_cache: bool,
-    /// Recurrent states that are kept for that, beside those of the sequences of a step, where a memory limit leaves room for them.
+    /// Recurrent states that the prefix cache keeps, if the memory limit has room for them.
     pub snapshots: usize,
-    /// Whether and where it is kept on disk too, for later starts. Changes no result.
+    /// Keeps the prefix cache on disk too, for later starts.
     pub prompt_cache: Option<PromptCacheOptions>,
-    /// Bytes of this machine's memory for what is kept for those that begin alike and the caches have no room for any more: of use where a device computes in memory of its own.
-    /// Changes no result.
+    /// Bytes of host memory for blocks that the prefix cache has no room for. Of use if a device computes in memory of its own.
     pub kv_spill: u64,
     /// Tokens in a block of the cache.
     pub block_tokens: usize,
-    /// Changes the model's output: see `sluice_model::Options`.
+    /// Experts that each token uses; `None`: as many as the model says. Changes the output: see `sluice_model::Options`.
     pub experts_per_token: Option<usize>,
+    /// Measures time and work by phase from the start: see [`crate::Engine::profile`].
     pub profile: bool,
-    /// How the weights come into memory; changes no result.
+    /// How the weights come into memory.
     pub load: LoadOptions,
-    /// Tokens whose keys and values are resident from the start, of each sequence; `Some(usize::MAX)`: of the whole context. Beyond them
-    /// memory is committed in steps, as it is without any. Changes no result.
+    /// Tokens of each sequence whose keys and values are resident from the start; `Some(usize::MAX)`: the whole context. Beyond them, memory is committed as it
+    /// is needed.
     pub kv_reserve: Option<usize>,
     /// Bytes that the program, weights, keys and values, states, experts and scratch may take together.
     pub memory_budget: Option<u64>,
-    /// Bytes of its own memory that a device may take, where one computes. `None`: what is free there, less a reserve.
+    /// Bytes of its own memory that a device may take. `None`: what is free there, less a reserve.
     pub device_memory: Option<u64>,
-    /// Asked once the model is known, for what the process holds by then and what its control group allows. `None`: nothing, and all.
-    pub held: Option<fn() -> AdmittedMemory>,
-    /// Bytes that the caller comes to hold beside, for connections and the like: part of the budget.
-    pub beside: u64,
-    /// Where the experts of a mixture live; changes no result.
+    /// Called once the model is known: returns what the process holds by then, and what its control group allows. `None`: it holds nothing, and has no limit.
+    pub admitted: Option<fn() -> AdmittedMemory>,
+    /// Bytes that the caller needs itself, for connections and the like. They are part of the budget.
+    pub caller_memory: u64,
+    /// Where the experts of a mixture are stored.
     pub experts: Placement,
-    /// Bytes of memory for experts that are read when tokens want them. `None`: what the memory budget, or else the machine, leaves.
+    /// Bytes of memory for experts that are read when tokens use them. `None`: what the memory budget, or else the machine, leaves.
     pub expert_budget: Option<u64>,
-    /// How such experts are read and kept; where and within how many bytes is decided by the two above.
+    /// How such experts are read and kept. [`Options::experts`] and [`Options::expert_budget`] take precedence.
     pub expert_options: ExpertOptions,
+    /// Which experts are read before tokens use them.
     pub lookahead: Lookahead,
 }
 
 impl Options {
-    /// The defaults of this machine: all cores that this process may use, its fastest instruction set.
+    /// The defaults for this machine: all cores that this process may use, and its fastest instruction set.
+    ///
+    /// # Errors
+    /// When `SLUICE_ISA` names an instruction set that this machine lacks.
     pub fn for_this_machine() -> Result<Options> {
         Ok(Options {
             isa: Isa::from_env()?,
@@ -95,8 +115,8 @@ impl Options {
             kv_reserve: None,
             memory_budget: None,
             device_memory: None,
-            held: None,
-            beside: 0,
+            admitted: None,
+            caller_memory: 0,
             experts: Placement::Auto,
             expert_budget: None,
             expert_options: ExpertOptions::default(),
@@ -104,28 +124,29 @@ impl Options {
         })
     }
 
-    /// What of these the model is made by, for steps of at most `max_tokens` tokens.
+    /// The model's options, for steps of at most `max_tokens` tokens.
     pub(crate) fn model(&self, max_tokens: usize) -> sluice_model::Options {
         let Options { max_context: context, experts_per_token, .. } = *self;
         sluice_model::Options { max_tokens, context, experts_per_token }
     }
 }
 
-/// Where experts live.
+/// Where the experts of a mixture are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// Mapped where all weights fit in memory, else in slots, or in the page cache where the disk does not read past it well.
+    /// Mapped if all weights fit in memory. Else in slots, or in the page cache if the disk's direct reads are slow.
     #[default]
     Auto,
-    /// Mapped like all other weights; the kernel drops and rereads pages that do not fit.
+    /// Mapped like all other weights. The kernel drops pages that do not fit and reads them again.
     Mapped,
-    /// Read when tokens want them, through the page cache, which is the only cache.
+    /// Read when tokens use them, through the page cache, which is the only cache.
     PageCache,
-    /// Read past the page cache into slots of ours.
+    /// Read directly, not through the page cache, into slots of the engine.
     Slots,
 }
 
 impl Placement {
+    /// Its name as flags have it: `auto`, `mapped`, ...
     pub fn name(self) -> &'static str {
         match self {
             Placement::Auto => "auto",

@@ -6,7 +6,7 @@ mod counting;
 use std::path::Path;
 
 use counting::allocations;
-use sluice_engine::{Activations, Engine, Generation, Options, Placement, sampler::SamplingParams};
+use sluice_engine::{Activations, Engine, Generation, Options, Placement, sampling::SamplingParams};
 
 #[test]
 fn a_step_allocates_nothing() {

@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 
 use sluice_engine::{
-    Activations, Engine, Generation, KvType, MemoryClass, Options, Placement, sampler::SamplingParams,
+    Activations, Engine, Generation, KvType, MemoryClass, Options, Placement, sampling::SamplingParams,
 };
 use support::*;
 
@@ -35,7 +35,7 @@ fn set_aside_and_taken(folder: &Path, options: Options) -> (u64, u64) {
     }
     let positions = (prompt.len() + 4).next_multiple_of(256).min(2048);
     let angles = positions * 8 * engine.model().rotary.inv_freq.len();
-    (engine.scratch_set_aside(), (engine.memory(MemoryClass::Scratch) - angles) as u64)
+    (engine.reserved_scratch(), (engine.memory(MemoryClass::Scratch) - angles) as u64)
 }
 
 #[test]

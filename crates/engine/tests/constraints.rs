@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Value, json};
-use sluice_engine::sampler::SamplingParams;
+use sluice_engine::sampling::SamplingParams;
 use sluice_engine::text::{ModelText, Opened, Piece, Reading};
 use sluice_engine::{
     Called, Constraint, Demand, Engine, Event, Finish, Generation, GrammarFormat, Options, SequenceId, unknown_formats,

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use sluice_engine::sampler::SamplingParams;
+use sluice_engine::sampling::SamplingParams;
 use sluice_engine::text::{ChatTemplate, Dialogue, Tokenizer};
 use sluice_engine::{Engine, Event, Generation, Options, PromptCacheOptions};
 
@@ -82,7 +82,7 @@ impl Client<'_> {
         let words = self.engine.model().vocabulary as u32;
         let prompt: Vec<u32> = tokens.iter().map(|t| t % words).collect();
         let sampling = SamplingParams { temperature: 0.8, seed: self.requests as u64, ..SamplingParams::default() };
-        let generation = Generation { sampling, max_tokens: 6, marks, ..Generation::default() };
+        let generation = Generation { sampling, max_tokens: 6, snapshot_points: marks, ..Generation::default() };
         let (answer, adopted) = answer(&mut self.engine, &prompt, generation.clone());
         if let Some(restart) = self.restart {
             self.engine.save().unwrap();
@@ -137,7 +137,7 @@ fn answer(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Vec<u
             .filter_map(|e| if let Event::Token { token, .. } = e { Some(*token) } else { None });
         tokens.extend(new);
     }
-    let adopted = engine.adopted(id).unwrap();
+    let adopted = engine.reused_tokens(id).unwrap();
     engine.remove_sequence(id);
     (tokens, adopted)
 }
@@ -160,10 +160,10 @@ fn converse(model: &Path, drop_thoughts: bool, restarts: bool) {
         folder: home.path().join("cache"),
         quota: Some(1 << 30),
         daily_limit: None,
-        fewest: 8,
+        min_tokens: 8,
         key_file: None,
-        sums: Some(home.path().join("sums.json")),
-        at_once: PromptCacheOptions::AT_ONCE,
+        sums_file: Some(home.path().join("sums.json")),
+        sum_at_start: PromptCacheOptions::SUM_AT_START,
     });
     let keeps = Options { prefix_cache: true, snapshots: 16, prompt_cache, ..forgetful(8192) };
     let open = || Engine::open(model, keeps.clone()).unwrap();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use sluice_engine::text::Tokenizer;
-use sluice_engine::{Activations, Engine, Event, Generation, KvType, Options, sampler::SamplingParams};
+use sluice_engine::{Activations, Engine, Event, Generation, KvType, Options, sampling::SamplingParams};
 
 fn checkpoint() -> Option<PathBuf> {
     let folder = std::env::var_os("SLUICE_DEMO_CHECKPOINT").map(PathBuf::from);

@@ -155,7 +155,7 @@ fn the_last_state_shares_a_prompt_and_the_mean_shares_nothing() {
         while !engine.is_idle() {
             engine.step().unwrap();
         }
-        let adopted = engine.adopted(id).unwrap();
+        let adopted = engine.reused_tokens(id).unwrap();
         engine.remove_sequence(id);
         adopted
     };

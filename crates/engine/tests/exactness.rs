@@ -3,7 +3,7 @@
 mod support;
 
 use proptest::prelude::*;
-use sluice_engine::{Activations, Engine, Event, Generation, Isa, Options, sampler::SamplingParams};
+use sluice_engine::{Activations, Engine, Event, Generation, Isa, Options, sampling::SamplingParams};
 use support::*;
 
 const ACTIVATIONS: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
@@ -141,7 +141,7 @@ fn the_text_from_shared_blocks_is_that_from_private_ones() {
                     .collect();
                 let sampling = SamplingParams { temperature: 1.0, seed: 5, ..SamplingParams::default() };
                 let mut generation =
-                    Generation { sampling, max_tokens: 1, marks: vec![COMMON], ..Generation::default() };
+                    Generation { sampling, max_tokens: 1, snapshot_points: vec![COMMON], ..Generation::default() };
                 let mut answers = vec![Vec::new(); prompts.len()];
                 let mut adopted = 0;
                 // The first of each sort goes ahead, so that there is something to share.
@@ -170,7 +170,7 @@ fn the_text_from_shared_blocks_is_that_from_private_ones() {
                         }
                     }
                     for (id, _) in ids {
-                        adopted += engine.adopted(id).unwrap();
+                        adopted += engine.reused_tokens(id).unwrap();
                         engine.remove_sequence(id);
                     }
                 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fastrand::Rng;
-use sluice_engine::sampler::SamplingParams;
+use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{
     Checkpoint, Engine, Event, ExpertOptions, Finish, Generation, Lookahead, Options, Placement, Policy, ReadFaults,
     SequenceId,

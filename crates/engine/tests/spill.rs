@@ -35,7 +35,7 @@ fn a_conversation_that_had_to_go_comes_back() {
         let prompts: Vec<Vec<u32>> = (0..4).map(|seed| tokens(&engine, 300, seed)).collect();
         let first: Vec<_> = prompts.iter().map(|prompt| ask(&mut engine, prompt, generation(4))).collect();
         assert!(first.iter().all(|(_, adopted, _)| *adopted == 0));
-        let before = engine.spilled().unwrap();
+        let before = engine.host_tier().unwrap();
         assert!(before.blocks > 0 && before.returned_tokens == 0, "{model}: {before:?}");
         for (prompt, (answer, ..)) in prompts.iter().zip(&first) {
             let further = [&prompt[..], &answer.tokens, &[1, 2, 3]].concat();
@@ -44,7 +44,7 @@ fn a_conversation_that_had_to_go_comes_back() {
             assert_eq!(found, wanted, "{model}");
             assert!(adopted >= 288, "{model}: {adopted}");
         }
-        let after = engine.spilled().unwrap();
+        let after = engine.host_tier().unwrap();
         assert!(after.returned_tokens >= 3 * 288, "{model}: {after:?}");
         assert!(after.bytes <= after.budget && after.lost == 0, "{model}: {after:?}");
     }
@@ -53,7 +53,7 @@ fn a_conversation_that_had_to_go_comes_back() {
 #[test]
 fn what_does_not_fit_is_computed_again() {
     let mut engine = Engine::open(&folder("qwen3"), small(0)).unwrap();
-    assert_eq!(engine.spilled(), None);
+    assert_eq!(engine.host_tier(), None);
     let prompts: Vec<Vec<u32>> = (0..5).map(|seed| tokens(&engine, 300, seed)).collect();
     let wanted: Vec<_> = prompts.iter().map(|prompt| ask(&mut engine, prompt, generation(4)).0).collect();
     // Room for some blocks, or for none at all.
@@ -64,7 +64,7 @@ fn what_does_not_fit_is_computed_again() {
                 assert_eq!(&ask(&mut engine, prompt, generation(4)).0, answer);
             }
         }
-        let status = engine.spilled().unwrap();
+        let status = engine.host_tier().unwrap();
         assert!(status.lost > 0 && status.bytes <= budget, "{status:?}");
     }
 }
@@ -77,10 +77,10 @@ fn disk_and_memory_beside_the_caches_go_together() {
             folder: home.path().join("cache"),
             quota: Some(256 << 20),
             daily_limit: None,
-            fewest: 16,
+            min_tokens: 16,
             key_file: None,
-            sums: None,
-            at_once: PromptCacheOptions::AT_ONCE,
+            sums_file: None,
+            sum_at_start: PromptCacheOptions::SUM_AT_START,
         }),
         ..small(kv_spill)
     };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use sluice_engine::Finish;
-use sluice_engine::sampler::Logprobs;
+use sluice_engine::sampling::Logprobs;
 use sluice_engine::text::{AnswerParser, Detokenizer, Piece, Reading, StopStrings, Tokenizer};
 
 use crate::runtime::Update;

@@ -188,7 +188,7 @@ impl LoadedModel {
         let memory = memory_of(&mut engine);
         let (context, vocabulary, hidden) = (engine.max_context(), engine.model().vocabulary, engine.model().hidden);
         let has_states = engine.model().state_len() > 0;
-        let (sessions, keeps_prefixes) = (engine.sessions(), engine.keeps_prefixes());
+        let (sessions, keeps_prefixes) = (engine.sessions(), engine.has_prefix_cache());
         let runtime = Runtime::start(engine, held, settings.limits, Arc::clone(metrics))?;
         let (created, request_timeout) = (now(), settings.request_timeout);
         Ok(LoadedModel {

@@ -249,7 +249,7 @@ impl Metrics {
         self.kv_usage.set(engine.kv_usage());
         self.states.set(engine.states_in_use() as i64);
         self.snapshots.set(engine.snapshots() as i64);
-        self.prefix_bytes.set(engine.kv_kept() as i64);
+        self.prefix_bytes.set(engine.kv_cached() as i64);
         // The engine counts these itself.
         let evicted = engine.evicted();
         self.evicted_blocks.inner().store(evicted.blocks, Ordering::Relaxed);
@@ -271,7 +271,7 @@ impl Metrics {
             ];
             self.disk.iter().zip(values).for_each(|((.., gauge), value)| _ = gauge.set(value as i64));
         }
-        if let Some(s) = engine.spilled() {
+        if let Some(s) = engine.host_tier() {
             let values = [s.bytes, s.blocks, s.lost, s.returned_tokens];
             self.spilled.iter().zip(values).for_each(|((.., gauge), value)| _ = gauge.set(value as i64));
         }

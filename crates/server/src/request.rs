@@ -104,7 +104,7 @@ impl ChatRequest {
         // 2. Its answer
         let mut generation = self.common.generation(&ready.text, tokens.len(), ready.context)?;
         generation.logprobs = self.logprobs;
-        generation.marks = marks;
+        generation.snapshot_points = marks;
         generation.constraint = constraint.map(Arc::new);
         let mut pending = ready.submit(tokens, generation, &self.common)?;
         pending.answer.read_as(&reading, &ready.text.tokenizer);

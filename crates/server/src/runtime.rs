@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sluice_engine::sampler::Logprobs;
+use sluice_engine::sampling::Logprobs;
 use sluice_engine::{Engine, Event, Finish, Generation, ReadAhead, Saved, SequenceId};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -343,7 +343,7 @@ impl Worker {
             }
             if self.engine.is_idle() && stopping {
                 // Who saves a session is told before all ends.
-                while let Ok(true) = self.engine.tend_sessions() {
+                while let Ok(true) = self.engine.flush_sessions() {
                     thread::sleep(MOMENT);
                 }
                 let _ = self.engine.save();
@@ -365,7 +365,7 @@ impl Worker {
 
     /// What there is to do between steps and, where nobody generates, beside them: a portion. Whether there is more.
     fn tend(&mut self) -> anyhow::Result<bool> {
-        if self.engine.tend_sessions()? {
+        if self.engine.flush_sessions()? {
             if self.engine.is_idle() {
                 // It may wait for what is being written.
                 thread::sleep(MOMENT);
@@ -416,8 +416,8 @@ impl Worker {
         if request.runs.is_none() {
             request.waits = None;
             request.runs = Some(Counted::new(&self.shared.running).0);
-            let cached = self.engine.adopted(sequence).unwrap_or(0);
-            let restored = self.engine.restored(sequence).unwrap_or(0);
+            let cached = self.engine.reused_tokens(sequence).unwrap_or(0);
+            let restored = self.engine.restored_tokens(sequence).unwrap_or(0);
             self.metrics.begun(request.submission.prompt.len(), cached, restored, request.submission.arrived.elapsed());
             gone |= request.submission.updates.send(Update::Begun { cached }).is_err();
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use serde_json::json;
 use sluice_backend::NUMERICS_VERSION;
-use sluice_engine::sampler::SamplingParams;
+use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{Engine, Event, Finish, Generation, Phase, Profile, SequenceId};
 
 use super::decode::{DecodeArgs, print_subject};
@@ -178,11 +178,12 @@ fn measure(
 
 /// A sequence that generates `tokens` tokens behind `prompt`.
 fn start(engine: &mut Engine, prompt: &[u32], tokens: usize, args: &DecodeArgs, seed: u64) -> Result<SequenceId> {
-    let mut generation = Generation { max_tokens: tokens, marks: vec![prompt.len() - 1], ..Generation::default() };
+    let mut generation =
+        Generation { max_tokens: tokens, snapshot_points: vec![prompt.len() - 1], ..Generation::default() };
     generation.sampling = SamplingParams { top_k: args.top_k, top_p: args.top_p, seed, ..SamplingParams::default() };
     generation.sampling.validate()?;
     if args.shared > 0 {
-        generation.marks.push(args.shared);
+        generation.snapshot_points.push(args.shared);
     }
     let id = engine.add_sequence();
     engine.start(id, prompt, generation)?;

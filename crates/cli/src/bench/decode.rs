@@ -167,7 +167,7 @@ fn measure(subject: &mut Subject, args: &DecodeArgs, context: usize, memory: &mu
         profile = engine.take_profile();
     }
     let weights: u64 = Phase::ALL.iter().map(|p| profile.row(*p).weight_bytes).sum();
-    let cache_bytes = (engine.kv_in_use() + engine.kv_kept() + engine.memory(MemoryClass::State)) as f64;
+    let cache_bytes = (engine.kv_in_use() + engine.kv_cached() + engine.memory(MemoryClass::State)) as f64;
     engine.remove_sequence(id);
     let weight_bytes = weights as f64 / args.tokens as f64;
     Ok(Measured {

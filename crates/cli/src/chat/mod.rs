@@ -269,7 +269,7 @@ impl Chat<'_> {
             }
             Ok(if interrupt::pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         };
-        let (generation, stops) = (Generation { marks, ..self.generation.clone() }, self.stop_strings);
+        let (generation, stops) = (Generation { snapshot_points: marks, ..self.generation.clone() }, self.stop_strings);
         let (engine, tokenizer) = (&mut self.engine, &self.text.tokenizer);
         let answer = generate::answer(engine, self.sequence, &next.new, generation, stops, tokenizer, &mut each)?;
         progress.finish();

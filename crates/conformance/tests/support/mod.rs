@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
 use sluice_conformance::{Checker, Log};
-use sluice_engine::sampler::SamplingParams;
+use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{Cpu, Engine, Event, Generation, Options};
 
 pub fn folder(name: &str) -> PathBuf {

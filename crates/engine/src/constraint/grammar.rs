@@ -14,9 +14,9 @@ use llguidance::{Matcher, ParserFactory, TokenParser};
 use serde_json::{Value, json};
 use toktrie::{InferenceCapabilities, TokEnv};
 
-use super::schema::reworded;
+use super::schema::rewrite;
 use super::vocabulary::Vocabulary;
-use crate::text::{Calls, ModelText, Tokenizer};
+use crate::text::{Calls, Tokenizer};
 
 /// Bytes of a schema, a regular expression or a grammar at most, all tools of a request together.
 const MAX_SOURCE: usize = 256 << 10;
@@ -85,10 +85,12 @@ struct Race {
 }
 
 impl Grammars {
+    /// For a tokenizer, and the tokens that end an answer.
+    ///
     /// # Errors
     /// A tokenizer that grammars cannot be compiled for.
-    pub fn new(text: &ModelText) -> Result<Grammars> {
-        let vocabulary: TokEnv = Arc::new(Vocabulary::new(&text.tokenizer, &text.stop_ids)?);
+    pub fn new(tokenizer: &Arc<Tokenizer>, stop_ids: &[u32]) -> Result<Grammars> {
+        let vocabulary: TokEnv = Arc::new(Vocabulary::new(tokenizer, stop_ids)?);
         let can = InferenceCapabilities { ff_tokens: true, ..InferenceCapabilities::default() };
         let slices = llguidance::earley::SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&vocabulary, can, &slices)?;
@@ -97,7 +99,7 @@ impl Grammars {
         limits.max_lexer_states = MAX_STATES;
         limits.max_grammar_size = MAX_GRAMMAR;
         limits.verbose_errors = false;
-        Ok(Grammars { factory: Arc::new(factory), tokenizer: Arc::clone(&text.tokenizer), late: Arc::default() })
+        Ok(Grammars { factory: Arc::new(factory), tokenizer: Arc::clone(tokenizer), late: Arc::default() })
     }
 
     /// What follows an answer of this form, or of these calls, from its beginning. By a thread of its own: it may nest deeply.
@@ -337,7 +339,7 @@ fn as_object(mut schema: Value) -> Value {
 /// # Errors
 /// A schema that is too large.
 fn spaced(schema: &Value) -> Result<Value> {
-    let mut schema = reworded(schema)?;
+    let mut schema = rewrite(schema)?;
     if let Some(schema) = schema.as_object_mut()
         && !schema.contains_key("x-guidance")
     {
@@ -375,8 +377,9 @@ mod tests {
 
     #[test]
     fn what_takes_too_long_is_given_up_and_nothing_else_begins_until_it_ends() {
-        let text = ModelText::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo"), None).unwrap();
-        let grammars = Grammars::new(&text).unwrap();
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let tokenizer = Arc::new(Tokenizer::load(&demo, None).unwrap());
+        let grammars = Grammars::new(&tokenizer, &[2]).unwrap();
         let failed = |time, make: Make| grammars.within(time, make).err().expect("it fails").to_string();
         // 1. Two that do not end
         let slow = || -> (Sender<()>, String) {

@@ -103,7 +103,7 @@ impl Guide {
     /// # Errors
     /// A grammar that has become too large; a token that it does not allow.
     pub fn push(&mut self, token: u32, masks: &mut Masks, forces: bool) -> Result<Next> {
-        self.land()?;
+        self.finish_mask()?;
         self.mask = None;
         let mut next = Next::default();
         self.follow(token, &mut next)?;
@@ -180,8 +180,11 @@ impl Guide {
         }
     }
 
-    /// Waits for the mask that is being made.
-    fn land(&mut self) -> Result<()> {
+    /// Waits for the mask of the next token.
+    ///
+    /// # Errors
+    /// A grammar that has become too large.
+    pub fn finish_mask(&mut self) -> Result<()> {
         let flight = self.flight.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(flight) = flight else { return Ok(()) };
         let Made { matcher, mask } = flight.recv().context("the thread that makes masks has ended")?;
@@ -194,14 +197,6 @@ impl Guide {
         }
         self.mask = Some(mask);
         Ok(())
-    }
-
-    /// Has the mask of the next token ready.
-    ///
-    /// # Errors
-    /// A grammar that has become too large.
-    pub fn ready(&mut self) -> Result<()> {
-        self.land()
     }
 
     /// The tokens that may come next; `None`: all.

@@ -1,32 +1,51 @@
-//! Setting an engine up: what is in memory and what stays on disk, within which budget.
+//! Opens an engine: decides what is in memory and what stays on disk, and divides the memory among them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
     Activations, AttentionMode, Backend, Capacity, Cpu, Device, ExpertOptions, Float, KvLayout, KvPool, KvType,
-    Lookahead, MemoryClass, SequenceInput, StepInputs, StepScratch, Wanted,
+    MemoryClass,
 };
 use sluice_cache::{Group, KvCache, PrefixOptions};
-use sluice_experts::{Error, Keep};
-use sluice_model::{CacheKind, Decoder, ModelSource, ModelTensors};
+use sluice_experts::Keep;
+use sluice_model::{CacheKind, ModelSource, ModelTensors};
 use sluice_store::load::ReadAhead;
-use sluice_store::{Bytes, LoadOptions, Loading};
+use sluice_store::{LoadOptions, Loading};
 
-use super::Engine;
-use super::device::DeviceShare;
-use crate::budget::{self, AdmittedMemory, Division, Limit, LimitOf, Need, Refusal, StreamedNeed, refused_by_device};
+use super::sequence_table::SequenceTable;
+use super::{Engine, EventQueue, Setup, StepSampling};
 use crate::constraint::Masks;
 use crate::options::{Options, Placement};
-use crate::placement::{self, Placed};
-use crate::prompt_cache::{self, Choices, Identity, PromptCache, Shape};
-use crate::runner::Runner;
-use crate::sampling::Sampling;
-use crate::scheduler::{Plan, Scheduler};
-use crate::spill::Spill;
+use crate::sampling::batch::BatchSampler;
+use crate::schedule::plan::Plan;
+use crate::schedule::scheduler::Scheduler;
+use crate::setup::budget::{self, Need, Refusal, refused_by_device};
+use crate::setup::device_share::DeviceShare;
+use crate::setup::limits::{divide_with_retries, hard_limits, machine_limit};
+use crate::setup::needs::{held, held_on, snapshots, step_scratch, streamed_need, weights_in_memory};
+use crate::setup::placement::{self, Placed};
+use crate::step::runner::Runner;
+use crate::tiers::Tiers;
+use crate::tiers::disk::fingerprint::{BitOptions, ModelIdentity};
+use crate::tiers::disk::tier::DiskTier;
+use crate::tiers::disk::{limits, options as prompt_cache};
+use crate::tiers::host::tier::HostTier;
+use crate::tiers::shape::CacheShape;
+
+/// Prompt tokens in a step beside sequences that generate, at least. After 4,000 tokens, each of them takes a fifth of a step of seven, so that sixteen make it
+/// four times as long. But keys and values are read once for all of them, and with four a prompt takes more than twice its time.
+const MIN_CHUNK: usize = 8;
+/// The same if each expert is read from disk: fewer tokens would read nearly as much.
+const MIN_CHUNK_STREAMED: usize = 256;
+/// Bytes of what sampling keeps, for each thread and token of the vocabulary.
+const SAMPLING_BYTES: usize = 16;
+/// Threads that read weights for a device, at most.
+const MAX_READERS: usize = 16;
+/// Bytes that a sequence keeps for each of its tokens beside keys and values.
+const TOKEN_BYTES: usize = 32;
 
 /// Makes the backend of an engine with these options.
 pub type MakeBackend<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Backend>>;
@@ -42,15 +61,15 @@ pub fn cpu(options: &Options) -> Result<Box<dyn Backend>> {
 }
 
 impl Engine {
-    /// Loads the checkpoint in `folder`. Returns before the weights are read: a step waits for those it comes to.
+    /// Opens the checkpoint in `folder` on the CPU. Returns before the weights are read: a step waits for those that it needs.
     ///
     /// # Errors
-    /// A file that is missing, broken or not supported; the message names it. What goes wrong later is an error of a step.
+    /// A file that is missing, broken or not supported; the message names it. Errors of reading weights are errors of a step.
     pub fn open(folder: &Path, options: Options) -> Result<Engine> {
         Engine::open_on(folder, options, &cpu)
     }
 
-    /// [`Engine::open`] on the backend that `make` makes; what does not fit may be opened twice.
+    /// [`Engine::open`] on the backend that `make` makes. It may be called twice, if the model does not fit at first.
     ///
     /// # Errors
     /// Those of [`Engine::open`] and of `make`.
@@ -58,7 +77,7 @@ impl Engine {
         Engine::open_source(&sluice_model::source::open(folder)?, options, make)
     }
 
-    /// [`Engine::open_on`] for a model that is found already.
+    /// [`Engine::open_on`] for a model source that is open already.
     ///
     /// # Errors
     /// Those of [`Engine::open_on`].
@@ -67,8 +86,8 @@ impl Engine {
         // Before anything takes memory, or starts a thread that does.
         let numa = options.processors.place_memory(options.numa);
         let state = (model.state_len() * size_of::<f32>()) as u64;
-        options.beside += options.prompt_cache.as_ref().map_or(0, |_| prompt_cache::memory(state));
-        options.beside += options.kv_spill;
+        options.caller_memory += options.prompt_cache.as_ref().map_or(0, |_| limits::max_memory(state));
+        options.caller_memory += options.kv_spill;
         let mut ahead = options.load.ahead.then(|| {
             let source = Arc::clone(source);
             ReadAhead::begin(move || source.open_checkpoint(), &options.load)
@@ -78,8 +97,9 @@ impl Engine {
         let placed = placement::decide(&**source, &model, &options, device)?;
         let mut load = options.load.clone();
         if device {
-            // Nothing of it stays in the host's memory, and who reads from the page cache copies as well.
-            load = LoadOptions { copy_budget: None, threads: load.threads.max(options.threads.min(READERS)), ..load };
+            // Nothing of it stays in the host's memory. Reads from the page cache copy, too, so more threads are faster.
+            load =
+                LoadOptions { copy_budget: None, threads: load.threads.max(options.threads.min(MAX_READERS)), ..load };
         }
         let mut open = |placed: Placed| {
             let streamed = (placed.placement != Placement::Mapped).then_some(&model);
@@ -91,26 +111,26 @@ impl Engine {
         let mapped = placed.placement == Placement::Mapped;
         ahead = ahead.filter(|_| mapped);
         let opened = match open(placed) {
-            // Weights alone would fit, but not with all that a step needs.
+            // The weights alone would fit, but not with everything that a step needs.
             Err(refused) if may_stream && mapped && refused.is::<Refusal>() => {
                 let by_device = refused_by_device(&refused);
-                // What stays on disk goes past the page cache.
+                // Experts that stay on disk are not read through the page cache.
                 drop(ahead.take());
                 let streamed = open(placement::instead_of_mapped(&**source, &options, by_device));
-                streamed.map_err(|e| if smallest(&e) < smallest(&refused) { e } else { refused })
+                streamed.map_err(|e| if smallest_limit(&e) < smallest_limit(&refused) { e } else { refused })
             }
             opened => opened,
         };
         opened.map(|mut engine| {
-            engine.numa.splice(0..0, numa);
+            engine.setup.numa.splice(0..0, numa);
             engine
         })
     }
 
-    /// An engine for opened tensors, which are used where they are mapped.
+    /// An engine on the CPU for tensors that the caller has opened. They are used where they are mapped.
     ///
     /// # Errors
-    /// As for [`Engine::open`].
+    /// A model that is not supported, or does not fit the limits.
     pub fn load(tensors: &ModelTensors, options: Options) -> Result<Engine> {
         let placed = Placed { placement: Placement::Mapped, reason: "opened elsewhere".into() };
         let backend = cpu(&options)?;
@@ -162,15 +182,15 @@ impl Engine {
         if states > 0 {
             backend.alloc_states(states, model.state_len())?;
         }
-        // 1. What there is to divide, and among what: the host's memory, and a device's that computes in its own
+        // 1. What the model needs: of the host's memory, and of a device's own
         let computes_in = own.map_or(Device::Host, |own| own.device);
         let tensors = held_on(&mut *backend, MemoryClass::Scratch, computes_in);
         let (mut scratch, mut per_block) = (Vec::with_capacity(chunks.len()), 0);
         let mut device_scratch = Vec::new();
         for &chunk in &chunks {
             let need = step_scratch(&*backend, &decoder, &layouts, chunk, options.max_sequences, streamed);
-            let sampling = options.threads * model.vocabulary * SAMPLING;
-            // What a device has allocated it keeps, however short steps are.
+            let sampling = options.threads * model.vocabulary * SAMPLING_BYTES;
+            // A device keeps its tensors at full length, however short steps are.
             if own.is_some() {
                 device_scratch.push((chunk, (tensors + need.fixed) as u64));
             }
@@ -182,20 +202,20 @@ impl Engine {
         let on_disk = if streamed { Some(streamed_need(&mut *backend, by_experts, &options)?) } else { None };
         let wanted = || loaded.order.iter().filter(|used| !(streamed && used.by_experts)).map(|used| &used.bytes);
         let [mapped, copied] = match (&loading, own) {
-            // On their way to a device they pass through a few buffers.
+            // On their way to a device weights pass through a few buffers.
             (Some(loading), Some(_)) => [0, loading.bytes_to_deliver()],
             _ => weights_in_memory(&mut *backend, loaded.order.iter().map(|u| &u.bytes), wanted(), loading.as_ref()),
         };
         let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
         let in_cache = block + per_block;
-        // A backend of several devices has dealt the layers by what a step showed it.
+        // By now a backend of several devices has split the layers among them, by what the step above needs.
         let own = backend.device_memory();
         let mut need = Need {
             mapped,
             copied,
             state: held(&mut *backend, MemoryClass::State) as u64,
             scratch,
-            block: (if own.is_some() { 0 } else { in_cache } + block_tokens * TOKEN) as u64,
+            block: (if own.is_some() { 0 } else { in_cache } + block_tokens * TOKEN_BYTES) as u64,
             sequences: options.max_sequences,
             block_tokens,
             reserved: options.kv_reserve.map_or(0, |tokens| tokens.min(max_context)),
@@ -205,10 +225,10 @@ impl Engine {
             has_experts: model.experts().is_some(),
         };
         // 2. How much each class of memory gets
-        let (hard, division) = settled(|| {
+        let (hard, division) = divide_with_retries(|| {
             let hard = hard_limits(&options);
             let mut limits = hard.clone();
-            // What others may take as well is no reason to refuse what was asked for.
+            // Other processes may take it as well, so it is no reason to refuse what was asked for.
             if streamed && options.expert_budget.is_none() {
                 limits.extend(machine_limit(&options, &hard));
             }
@@ -244,7 +264,7 @@ impl Engine {
             backend.stream_experts(&expert_options, options.lookahead)?;
         }
         let experts = held(&mut *backend, MemoryClass::Experts) as u64;
-        // All sequences share what there is, as each needs it.
+        // All sequences share one pool of positions.
         let mut pool = max_context.saturating_mul(options.max_sequences);
         for limit in &hard {
             pool = pool.min(need.positions_within(limit, division.scratch, experts)?);
@@ -271,10 +291,11 @@ impl Engine {
             CacheKind::Window(n) => Group { block_tokens, window: Some(n), blocks },
         };
         let cached: Vec<Group> = groups.iter().map(|g| group(g.kind)).collect();
-        let mut disk_notes = Vec::new();
+        let shape = CacheShape::new(&cached, &layouts, model.state_len());
+        let mut notes = Vec::new();
         let disk = match (&options.prompt_cache, source.zip(loading.as_ref())) {
             (Some(asked), Some((source, loading))) if options.prefix_cache => {
-                let choices = Choices {
+                let bit_options = BitOptions {
                     activations: options.activations,
                     kv_type,
                     attention: options.attention,
@@ -282,76 +303,74 @@ impl Engine {
                     context: max_context_asked,
                     block_tokens,
                 };
-                let shape = Shape::new(&cached, &layouts, model.state_len());
-                let opened = Identity::read(source, &choices, loading.opened(), asked.sums.as_deref())
-                    .and_then(|model| PromptCache::open(asked, model, source.path(), loading.progress(), shape));
+                let opened = ModelIdentity::read(source, &bit_options, loading.opened(), asked.sums_file.as_deref())
+                    .and_then(|model| DiskTier::open(asked, model, source.path(), loading.progress(), shape.clone()));
                 match opened {
                     Ok(opened) => Some(opened),
-                    Err(e) => match prompt_cache::to_blame(&e) {
+                    Err(e) => match prompt_cache::flag_at_fault(&e) {
                         Some(flag) => return Err(e.context(flag)),
                         None => {
-                            disk_notes.push(format!("without the prompt cache: {e:#}"));
+                            notes.push(format!("without the prompt cache: {e:#}"));
                             None
                         }
                     },
                 }
             }
             (Some(_), Some(_)) => {
-                disk_notes.push("without the prompt cache: nothing is shared between requests".into());
+                notes.push("without the prompt cache: nothing is shared between requests".into());
                 None
             }
             _ => None,
         };
-        let key = disk.as_ref().map_or_else(secret, |(_, secret)| *secret);
+        let key = disk.as_ref().map_or_else(random_key, |(_, secret)| *secret);
         let prefixes = options.prefix_cache.then_some(PrefixOptions { key, snapshots: states });
         let max_sequences = options.max_sequences;
         let mut cache = KvCache::new(&cached, states, prefixes);
         let disk = disk.map(|(disk, _)| disk);
         let spills = options.prefix_cache && options.kv_spill > 0;
-        if let Some(fewest) = disk.as_ref().map(PromptCache::min_tokens).or(spills.then_some(block_tokens)) {
-            cache.enable_offload(fewest);
+        if let Some(min_tokens) = disk.as_ref().map(DiskTier::min_tokens).or(spills.then_some(block_tokens)) {
+            cache.enable_offload(min_tokens);
         }
         let capacity =
             Capacity { tokens: chunk, sequences: options.max_sequences, blocks: per_sequence * options.max_sequences };
-        let spill = spills.then(|| Spill::new(Shape::new(&cached, &layouts, model.state_len()), options.kv_spill));
-        let sampling = Sampling::new(options.isa, backend.threads(), model.vocabulary, options.max_sequences);
+        let host = spills.then(|| HostTier::new(shape, options.kv_spill));
+        let sampler = BatchSampler::new(options.isa, backend.threads(), model.vocabulary, max_sequences);
         Ok(Engine {
-            runner: Runner::new(backend, decoder, kv, capacity, spill),
+            runner: Runner::new(backend, decoder, kv, capacity),
             loading,
             model,
+            options,
+            setup: Setup {
+                placed,
+                max_context,
+                scratch: division.scratch,
+                squeezed,
+                numa,
+                device: own.map(|own| own.used()),
+                skipped: loaded.skipped,
+            },
             cache,
             layouts,
-            scheduler: Scheduler::new(chunk, max_sequences, if streamed { STREAMED_PROMPT } else { PROMPT }),
-            sampling,
-            masks: Masks::default(),
-            disk,
-            disk_notes,
-            sequences: Vec::new(),
-            next_id: 0,
-            next_turn: 0,
-            steps: 0,
-            options,
-            placed,
-            scratch: division.scratch,
-            squeezed,
-            numa,
-            device: own.map(|own| own.used()),
-            max_context,
-            skipped: loaded.skipped,
-            failures: Vec::new(),
-            routed: Vec::new(),
+            tiers: Tiers::new(host, disk, notes),
+            scheduler: Scheduler::new(chunk, max_sequences, if streamed { MIN_CHUNK_STREAMED } else { MIN_CHUNK }),
             plan: Plan::default(),
-            draws: Vec::new(),
-            resting: Vec::with_capacity(max_sequences),
-            pending: Vec::new(),
-            events: Vec::new(),
+            sampling: StepSampling {
+                sampler,
+                masks: Masks::default(),
+                draws: Vec::new(),
+                ended: Vec::with_capacity(max_sequences),
+            },
+            sequences: SequenceTable::default(),
+            events: EventQueue::default(),
+            steps: 0,
+            routed: Vec::new(),
         })
     }
 }
 
-/// A number that nobody else knows.
-fn secret() -> [u8; 32] {
-    // Hashers of std are keyed by the system's random numbers.
+/// A random key for block hashes.
+fn random_key() -> [u8; 32] {
+    // The hashers of std get their keys from the system's random numbers.
     let mut key = [0; 32];
     for part in key.chunks_exact_mut(8) {
         part.copy_from_slice(&RandomState::new().hash_one(()).to_le_bytes());
@@ -359,139 +378,7 @@ fn secret() -> [u8; 32] {
     key
 }
 
-/// States of `len` f32 that are kept beside those of a step's sequences: as many as was asked for, where they take no more than a part of what there is.
-fn snapshots(options: &Options, device: Option<u64>, len: usize) -> usize {
-    let least = match device {
-        Some(free) => options.device_memory.map_or(free, |asked| asked.min(free)),
-        None => hard_limits(options).iter().map(|l| l.bytes).chain(options.load.copy_budget).min().unwrap_or(u64::MAX),
-    };
-    options.snapshots.min((least / SNAPSHOTS / (4 * len as u64)) as usize)
-}
-
-/// Bytes of a class in the host's memory.
-fn held(backend: &mut dyn Backend, class: MemoryClass) -> usize {
-    held_on(backend, class, Device::Host)
-}
-
-/// Bytes of a class on a device.
-pub(super) fn held_on(backend: &mut dyn Backend, class: MemoryClass, device: Device) -> usize {
-    backend.memory().iter().filter(|m| m.class == class && m.device == device).map(|m| m.bytes).sum()
-}
-
-/// Tokens of prompts beside sequences that generate, in a step at least. Behind 4,000 tokens each of them takes a fifth of a step of seven, so that sixteen make it four times as long;
-/// but keys and values are read for a few as for many, and with four a prompt takes more than twice its time. Where each expert is read from disk, fewer would read nearly as much.
-const PROMPT: usize = 8;
-const STREAMED_PROMPT: usize = 256;
-/// The part of a memory limit, or of what is free, that states may take which are kept for prompts to come.
-const SNAPSHOTS: u64 = 16;
-/// Bytes of what sampling keeps, for each thread and token of the vocabulary.
-const SAMPLING: usize = 16;
-/// Threads that read what a device computes with, at most.
-const READERS: usize = 16;
-/// Bytes that a sequence keeps of each of its tokens beside keys and values.
-const TOKEN: usize = 32;
-
-/// The smallest limit that would do, as a refusal has it.
-fn smallest(error: &anyhow::Error) -> u64 {
+/// The smallest limit that would do, according to a refusal.
+fn smallest_limit(error: &anyhow::Error) -> u64 {
     error.downcast_ref::<Refusal>().map_or(0, |refusal| refusal.smallest)
-}
-
-/// How long the counters of a control group may be behind what is true, and how often they are looked at meanwhile: the kernel gathers them from
-/// processors every two seconds or so, and until then counts pages of files, which it could take back, as memory that it could not.
-const BEHIND: Duration = Duration::from_millis(4400);
-const LOOKS: u32 = 4;
-
-/// What `divide` makes of limits; where a control group's is too small, what it makes of it once the group's counters are true.
-fn settled(divide: impl Fn() -> (Vec<Limit>, Result<Division, Refusal>)) -> Result<(Vec<Limit>, Division), Refusal> {
-    let mut smallest: Option<Refusal> = None;
-    for look in 0..=LOOKS {
-        let (hard, division) = divide();
-        match division {
-            Ok(division) => return Ok((hard, division)),
-            Err(refusal) if hard.iter().any(|l| l.of == LimitOf::ControlGroup) && look < LOOKS => {
-                smallest = Some(smallest.filter(|s| s.smallest <= refusal.smallest).unwrap_or(refusal));
-                std::thread::sleep(BEHIND / LOOKS);
-            }
-            Err(refusal) => return Err(smallest.filter(|s| s.smallest <= refusal.smallest).unwrap_or(refusal)),
-        }
-    }
-    unreachable!("the last look returns")
-}
-
-/// The limits that must hold whatever others do.
-fn hard_limits(options: &Options) -> Vec<Limit> {
-    let held = options.held.map_or(AdmittedMemory { program: 0, group: None }, |held| held());
-    let budget = options.memory_budget.map(|bytes| Limit {
-        of: LimitOf::MemoryBudget,
-        bytes,
-        taken: held.program + options.beside,
-    });
-    let group =
-        held.group.map(|(bytes, taken)| Limit { of: LimitOf::ControlGroup, bytes, taken: taken + options.beside });
-    budget.into_iter().chain(group).collect()
-}
-
-/// What the machine has left, where that is less than the limits that must hold leave.
-fn machine_limit(options: &Options, hard: &[Limit]) -> Option<Limit> {
-    let room = options.load.copy_budget.filter(|room| hard.iter().all(|l| l.bytes.saturating_sub(l.taken) > *room))?;
-    Some(Limit { of: LimitOf::Machine, bytes: room - room / 16, taken: 0 })
-}
-
-/// Bytes that weights take, mapped and copied: matrices as they are read, of `all` those that are `wanted`, and vectors.
-fn weights_in_memory<'a>(
-    backend: &mut dyn Backend,
-    all: impl Iterator<Item = &'a Bytes>,
-    wanted: impl Iterator<Item = &'a Bytes>,
-    loading: Option<&Loading>,
-) -> [u64; 2] {
-    let mut bytes = [MemoryClass::WeightsMapped, MemoryClass::WeightsCopied].map(|class| held(backend, class) as u64);
-    let Some(loading) = loading else { return bytes };
-    for view in all {
-        let class = &mut bytes[usize::from(!view.is_mapped())];
-        *class = class.saturating_sub(view.len() as u64);
-    }
-    let [mapped, copied] = loading.bytes_in_memory(wanted);
-    [bytes[0] + mapped, bytes[1] + copied]
-}
-
-/// What a step of `chunk` tokens needs beside its tensors, whichever sequences they are of.
-fn step_scratch(
-    backend: &dyn Backend,
-    decoder: &Decoder,
-    layouts: &[KvLayout],
-    chunk: usize,
-    max_sequences: usize,
-    streamed: bool,
-) -> StepScratch {
-    // As many sequences as take part, of which the first has all tokens that are left.
-    let sequences = max_sequences.min(chunk);
-    let capacity = Capacity { tokens: chunk, sequences, blocks: 0 };
-    let mut inputs = StepInputs::new(&[], capacity);
-    for i in 0..sequences {
-        let tokens = vec![0; if i == 0 { chunk + 1 - sequences } else { 1 }];
-        let tables: &[Vec<u32>] = &[];
-        inputs.push(&SequenceInput { tokens: &tokens, position: 0, state: 0, tables, wanted: Wanted::Last });
-    }
-    backend.step_scratch(layouts, &inputs, streamed, &mut |sizing| decoder.step(sizing, &inputs))
-}
-
-/// What experts need that stay on disk.
-fn streamed_need(backend: &mut dyn Backend, by_experts: usize, options: &Options) -> Result<StreamedNeed> {
-    // Nothing is too little for any: what the least is, the store says.
-    let none = ExpertOptions { budget: 0, ..ExpertOptions::default() };
-    let least = match backend.stream_experts(&none, Lookahead::Off) {
-        Ok(()) => 0,
-        Err(e) => match e.downcast_ref::<Error>() {
-            Some(&Error::ExpertBudget { needed, experts, .. }) => {
-                if let Some(budget) = options.expert_budget.filter(|asked| *asked < needed) {
-                    let refused = anyhow::Error::new(Error::ExpertBudget { budget, needed, experts });
-                    return Err(refused.context(budget::expert_budget_refusal(budget, needed)));
-                }
-                needed
-            }
-            _ => return Err(e),
-        },
-    };
-    let asked = options.expert_budget.map_or(0, |asked| asked.min(by_experts as u64));
-    Ok(StreamedNeed { least, asked })
 }

@@ -1,26 +1,26 @@
-//! Token ids to text, one at a time, as a reader sees them: never half a character, and all pieces together are exactly the text
-//! that decoding everything at once gives.
+//! Turns token ids into text, one at a time. It never shows half a character, and all pieces together are exactly the text of decoding all tokens at once.
 //!
-//! With a byte-level decoder a token is a run of bytes, so only the bytes of an unfinished character are kept back. Any other decoder
-//! may look at a token's neighbours (a word's first piece brings a space, byte tokens make characters together): there the last tokens are
-//! decoded twice, with and without the new one, and the difference is the new text, as vLLM and TGI do it.
+//! With a byte-level decoder a token is a run of bytes, so only the bytes of an unfinished character are held back. Other decoders may look at a token's
+//! neighbours: the first piece of a word brings a space, and byte tokens make characters together. There the last tokens are decoded twice, with and without the
+//! new one, and the difference is the new text, as in vLLM and TGI.
 
+use super::byte_level::append_bytes;
 use super::tokenizer::Tokenizer;
 use anyhow::Result;
 use std::sync::Arc;
 
-/// A decoder that gives up on a character (it ends in U+FFFD for good) would otherwise hold text back for ever.
+/// Tokens that are held back at most. Text that ends in U+FFFD for good would otherwise be held back for ever.
 const MAX_PENDING: usize = 16;
 
 /// Turns a stream of token ids into a stream of text.
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
-    /// Special tokens that are not left out.
+    /// Special tokens that stay in the text.
     kept: Vec<u32>,
-    /// Byte-level: bytes of a character whose rest has not come yet (at most 3 between calls).
+    /// Byte-level decoders: bytes of an unfinished character (at most 3 between calls).
     bytes: Vec<u8>,
-    /// Other decoders: `ids[..shown]` is context whose text was given out, `ids[shown..]` waits for a whole character.
+    /// Other decoders: the text of `ids[..shown]` was returned, and `ids[shown..]` waits for a whole character.
     ids: Vec<u32>,
     shown: usize,
 }
@@ -31,16 +31,16 @@ impl Detokenizer {
         Self { tokenizer, skip_special, kept: Vec::new(), bytes: Vec::new(), ids: Vec::new(), shown: 0 }
     }
 
-    /// A stream that leaves out special tokens but for these, by their names: what takes an answer apart looks for them.
+    /// A stream that leaves out special tokens, except for those with these names, which answer parsers look for.
     pub fn keeping(tokenizer: Arc<Tokenizer>, names: &[&str]) -> Self {
         let kept = names.iter().filter_map(|name| tokenizer.id(name)).filter(|id| tokenizer.is_special(*id)).collect();
         Self { kept, ..Self::new(tokenizer, true) }
     }
 
-    /// The text that the next token completes; empty where a character is still unfinished.
+    /// The text that the next token completes; empty if a character is still unfinished.
     ///
     /// # Errors
-    /// Only where a decoder of an unusual kind fails.
+    /// When a decoder other than the byte-level one fails.
     pub fn push(&mut self, id: u32) -> Result<String> {
         if self.tokenizer.is_byte_level() {
             if !(self.skip_special && !self.kept.contains(&id) && self.tokenizer.is_special(id))
@@ -61,13 +61,16 @@ impl Detokenizer {
         if text.is_empty() || (text.ends_with(char::REPLACEMENT_CHARACTER) && waiting < MAX_PENDING) {
             return Ok(String::new());
         }
-        // What was shown just now is the context of what follows.
+        // The tokens shown just now are the context of the next ones.
         self.ids.drain(..self.shown);
         self.shown = self.ids.len();
         Ok(text)
     }
 
-    /// The end of the text: what is still unfinished, as U+FFFD. The stream may be used again afterwards, for another text.
+    /// The end of the text, with U+FFFD for an unfinished character. Afterwards the stream can be used for another text.
+    ///
+    /// # Errors
+    /// Those of [`Detokenizer::push`].
     pub fn flush(&mut self) -> Result<String> {
         let text = if self.tokenizer.is_byte_level() {
             String::from_utf8_lossy(&self.bytes).into_owned()
@@ -84,7 +87,7 @@ impl Detokenizer {
     fn new_text(&self) -> Result<String> {
         let before = self.tokenizer.decode(&self.ids[..self.shown], self.skip_special)?;
         let mut with = self.tokenizer.decode(&self.ids, self.skip_special)?;
-        // A decoder that changes earlier text in the light of later tokens cannot be streamed exactly: the longer text's end is all there is.
+        // A decoder whose later tokens change earlier text cannot be streamed exactly: return the end of the longer text.
         let mut cut = before.len().min(with.len());
         while !with.is_char_boundary(cut) {
             cut -= 1;
@@ -93,33 +96,7 @@ impl Detokenizer {
     }
 }
 
-/// The bytes of a byte-level token. One with a character outside that alphabet (an added token) stands for its own UTF-8.
-pub(super) fn append_bytes(bytes: &mut Vec<u8>, token: &str) {
-    let start = bytes.len();
-    for c in token.chars() {
-        match byte_of(c) {
-            Some(byte) => bytes.push(byte),
-            None => {
-                bytes.truncate(start);
-                bytes.extend_from_slice(token.as_bytes());
-                return;
-            }
-        }
-    }
-}
-
-/// GPT-2's alphabet: printable Latin-1 stands for itself, the 68 other bytes, ascending, for U+0100 and up.
-fn byte_of(c: char) -> Option<u8> {
-    Some(match u32::from(c) {
-        c @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => c as u8,
-        c @ 0x100..=0x120 => (c - 0x100) as u8,        // 0x00..=0x20
-        c @ 0x121..=0x142 => (c - 0x121 + 0x7F) as u8, // 0x7F..=0xA0
-        0x143 => 0xAD,
-        _ => return None,
-    })
-}
-
-/// Takes all that is decided from the front of `bytes`: whole characters, and U+FFFD for what cannot become one.
+/// Removes whole characters from the front of `bytes`, with U+FFFD for bytes that cannot become one.
 fn take_whole_characters(bytes: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut done = 0;
@@ -164,13 +141,6 @@ mod tests {
     }
 
     #[test]
-    fn alphabet_covers_every_byte_once() {
-        let mut seen: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
-        seen.sort_unstable();
-        assert_eq!(seen, (0..=255).collect::<Vec<u8>>());
-    }
-
-    #[test]
     fn half_a_character_is_never_shown() {
         let tokenizer = demo();
         let text = "naïve 日本 👩‍🚀 ok";
@@ -187,7 +157,7 @@ mod tests {
         assert_eq!(detokenizer.flush().unwrap(), "");
     }
 
-    /// A tokenizer in SentencePiece's manner: a word's first piece brings its space, bytes make up missing characters.
+    /// A tokenizer like SentencePiece's: the first piece of a word brings a space, and missing characters are made of bytes.
     fn sentence_pieces() -> Arc<Tokenizer> {
         let folder = tempfile::tempdir().unwrap();
         let vocab = ["▁the", "▁cat", "s", "<0xC3>", "<0xA9>", "</s>", "▁", "é!"];

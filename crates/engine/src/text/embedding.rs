@@ -7,7 +7,7 @@ use serde_json::Value;
 use sluice_model::source::TextFiles;
 
 use super::files::read_json;
-use crate::pooling::Pooling;
+use crate::step::pooling::Pooling;
 
 /// What is made of a prompt's hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

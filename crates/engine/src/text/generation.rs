@@ -1,9 +1,9 @@
 //! What a checkpoint says about generating from it: `generation_config.json`, and which tokens end an answer.
 
 use super::files::read_json;
-use super::special::SpecialTokens;
 use super::tokenizer::Tokenizer;
-use crate::sampler::SamplingParams;
+use super::tokenizer::special::SpecialTokens;
+use crate::sampling::SamplingParams;
 use anyhow::{Result, bail};
 use serde_json::Value;
 use sluice_model::source::TextFiles;

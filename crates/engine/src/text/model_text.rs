@@ -1,4 +1,4 @@
-//! All that a model's folder says about text.
+//! Everything that a model's folder says about text.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -13,15 +13,19 @@ use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 use crate::constraint::Grammars;
 
-/// Everything between people's text and token ids.
+/// Everything between text and token ids for one model.
 pub struct ModelText {
+    /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template, if it has one.
     pub template: Option<ChatTemplate>,
+    /// What the checkpoint suggests for sampling.
     pub defaults: GenerationDefaults,
+    /// Tokens that end an answer.
     pub stop_ids: Vec<u32>,
     /// How embeddings are made, or why they cannot be.
     pub embedding: Result<Embedding, String>,
-    /// Made when an answer is first asked for that has a form.
+    /// Made when the first constraint is compiled.
     grammars: OnceLock<Result<Grammars, String>>,
 }
 
@@ -49,12 +53,13 @@ impl ModelText {
         })
     }
 
-    /// What compiles grammars for this model. The first call takes a while.
+    /// The compiler of grammars for this model. The first call takes a while.
     ///
     /// # Errors
     /// A tokenizer that they cannot be compiled for.
     pub(crate) fn grammars(&self) -> Result<&Grammars> {
-        let made = self.grammars.get_or_init(|| Grammars::new(self).map_err(|e| format!("{e:#}")));
+        let made =
+            self.grammars.get_or_init(|| Grammars::new(&self.tokenizer, &self.stop_ids).map_err(|e| format!("{e:#}")));
         made.as_ref().map_err(|e| anyhow!("{e}"))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use sluice_engine::sampler::SamplingParams;
+use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{AttentionMode, Engine, Event, Generation, KvType};
 
 /// Types of keys and values, and how attention works on them.
@@ -76,7 +76,7 @@ pub fn ask(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Answ
             }
         }
     }
-    let (adopted, restored) = (engine.adopted(id).unwrap(), engine.restored(id).unwrap());
+    let (adopted, restored) = (engine.reused_tokens(id).unwrap(), engine.restored_tokens(id).unwrap());
     engine.remove_sequence(id);
     (answer, adopted, restored)
 }

@@ -60,7 +60,7 @@ pub async fn generate(State(app): State<Arc<App>>, Body(request): Body<Generate>
         Prompted::Text(text, common) => {
             let prompt = text_prompt(&ready, text).await?;
             let mut generation = common.generation(&ready.text, prompt.len(), ready.context)?;
-            generation.marks = vec![prompt.len().saturating_sub(1)];
+            generation.snapshot_points = vec![prompt.len().saturating_sub(1)];
             ready.submit(prompt, generation, &common)?
         }
     };

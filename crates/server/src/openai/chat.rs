@@ -7,7 +7,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sluice_engine::Finish;
-use sluice_engine::sampler::Logprobs;
+use sluice_engine::sampling::Logprobs;
 use sluice_engine::text::{Piece, Tokenizer};
 use utoipa::ToSchema;
 

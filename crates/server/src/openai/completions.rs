@@ -176,7 +176,7 @@ pub async fn completions(
         }
         let mut generation = common.generation(&ready.text, tokens.len(), ready.context)?;
         generation.logprobs = logprobs;
-        generation.marks = vec![tokens.len().saturating_sub(1)];
+        generation.snapshot_points = vec![tokens.len().saturating_sub(1)];
         encoded.push((tokens, generation));
     }
     // 2. One request of them
@@ -236,7 +236,7 @@ pub async fn text_prompt(ready: &Arc<LoadedModel>, text: String) -> Result<Vec<u
 #[derive(Default)]
 struct Gathered {
     text: String,
-    logprobs: Vec<(u32, sluice_engine::sampler::Logprobs)>,
+    logprobs: Vec<(u32, sluice_engine::sampling::Logprobs)>,
     finish: Option<&'static str>,
 }
 
@@ -267,7 +267,7 @@ impl Completions {
 
     fn logprobs<'a>(
         &self,
-        tokens: impl Iterator<Item = (u32, &'a sluice_engine::sampler::Logprobs)>,
+        tokens: impl Iterator<Item = (u32, &'a sluice_engine::sampling::Logprobs)>,
         mut offset: usize,
     ) -> Value {
         if !self.with_logprobs {

@@ -193,7 +193,7 @@ pub async fn save(State(app): State<Arc<App>>, Body(request): Body<SessionReques
         ..SamplingFields::default()
     };
     let generation = common.generation(&ready.text, tokens.len(), ready.context)?;
-    let mut pending = ready.submit(tokens.clone(), Generation { marks, ..generation }, &common)?;
+    let mut pending = ready.submit(tokens.clone(), Generation { snapshot_points: marks, ..generation }, &common)?;
     while pending.next().await?.is_some() {}
     drop(pending);
     // 3. And written

@@ -7,8 +7,10 @@
 use anyhow::{Result, ensure};
 use serde_json::{Map, Value, json};
 
-use super::{CALL, CALLED, Calls, Style, json as text};
-use crate::text::tojson::dumps;
+use super::json as text;
+use super::marks::{CALL, CALLED};
+use super::style::{Calls, Style};
+use crate::text::template::tojson::dumps;
 
 /// Around the number of arguments that are to be filled in.
 const STAND_IN: [char; 2] = ['\u{F0000}', '\u{F0001}'];

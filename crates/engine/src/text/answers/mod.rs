@@ -1,12 +1,14 @@
-//! What a model's answer means: which parts of its text are thoughts, and which call tools.
+//! The meaning of an answer: which parts of its text are thoughts, and which call tools.
 //!
-//! Each family of models writes them in its own way, and reads its own way when a conversation goes on. [`Style`] says which way that is, by what the chat template
-//! itself writes; [`AnswerParser`] takes the text apart as it comes; `echo.rs` hands what clients send back to the template such that it writes the very text that was
-//! generated, so that what was computed of it is found again.
+//! Each model family writes and reads them in its own way. [`Style`] tells which, by the text of the chat template. [`AnswerParser`] parses answers while they
+//! stream. [`history`] passes earlier answers back to the template so that it writes the text that was generated, whose blocks are then in the prefix cache.
 
+mod call_syntax;
 mod history;
 mod json;
+mod marks;
 mod parser;
+mod piece_list;
 mod reading;
 mod style;
 mod tools;
@@ -16,9 +18,3 @@ pub use parser::AnswerParser;
 pub use reading::Reading;
 pub use style::{Calls, Opened, Style};
 pub use tools::Tools;
-
-/// What families write around thoughts and calls.
-pub(crate) const THINK: &str = "<think>";
-pub(crate) const THOUGHT: &str = "</think>";
-pub(crate) const CALL: &str = "<tool_call>";
-pub(crate) const CALLED: &str = "</tool_call>";

@@ -15,16 +15,16 @@ fn tools() -> Option<Arc<Tools>> {
 }
 
 fn join(all: Vec<Piece>) -> Vec<Piece> {
-    let mut out = Pieces::default();
+    let mut out = PieceList::default();
     for piece in all {
         match piece {
             Piece::Text(text) => out.text(&text),
             Piece::Thought(text) => out.thought(&text),
             Piece::Arguments { index, json } => out.arguments(index, &json),
-            Piece::Call { .. } => out.0.push(piece),
+            Piece::Call { .. } => out.push(piece),
         }
     }
-    out.0
+    out.into_vec()
 }
 
 fn parse(style: Style, opened: Opened, parts: &[&str]) -> Vec<Piece> {

@@ -1,13 +1,16 @@
-//! How the answers to one prompt are read.
+//! How the answers to one prompt are parsed.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{AnswerParser, CALL, CALLED, Opened, Style, THINK, THOUGHT, Tools};
+use super::marks::{CALL, CALLED, THINK, THOUGHT};
+use super::parser::AnswerParser;
+use super::style::{Opened, Style};
+use super::tools::Tools;
 use crate::text::{Detokenizer, ModelText, Tokenizer};
 
-/// What is known of the answers to a prompt before they come.
+/// What a prompt says about its answers. Makes the parser and detokenizer for each of them.
 #[derive(Clone, Debug)]
 pub struct Reading {
     style: Style,
@@ -16,7 +19,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Of answers to this prompt. `tools`: those that may be called, as templates take them; without any, calls are text.
+    /// For answers to this prompt. `tools`: those that may be called, as templates take them; without any, calls are text.
     pub fn new(text: &ModelText, tools: Option<&Value>, prompt: &[u32]) -> Reading {
         let none = Style { thoughts: false, calls: None, native: true, preserves: false };
         let style = text.template.as_ref().map_or(none, |template| template.style());
@@ -27,17 +30,17 @@ impl Reading {
         }
     }
 
-    /// Whether the prompt has begun a thought.
+    /// Whether the prompt ends inside a thought.
     pub fn opened(&self) -> Opened {
         self.opened
     }
 
-    /// For one answer.
+    /// A parser for one answer.
     pub fn parser(&self) -> AnswerParser {
         AnswerParser::new(self.style, self.tools.clone(), self.opened)
     }
 
-    /// For one answer: special tokens that mean something are left in.
+    /// A detokenizer for one answer. It keeps the special tokens that the parser looks for.
     pub fn detokenizer(&self, tokenizer: &Arc<Tokenizer>) -> Detokenizer {
         let thoughts = if self.style.thoughts { &[THINK, THOUGHT][..] } else { &[] };
         let calls = if self.tools.is_some() { &[CALL, CALLED][..] } else { &[] };

@@ -1,7 +1,7 @@
-//! Which family's way of writing thoughts and calls a model has.
+//! How a model family writes thoughts and calls.
 
-use super::super::tokenizer::Tokenizer;
-use super::{CALL, THINK, THOUGHT};
+use super::marks::{CALL, THINK, THOUGHT};
+use crate::text::tokenizer::Tokenizer;
 
 /// How calls are written, between `<tool_call>` and `</tool_call>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub enum Calls {
 }
 
 impl Calls {
-    /// Line ends that the family writes between text and a call behind it.
+    /// Line ends that the family writes between text and a call.
     pub(super) fn newlines(self) -> usize {
         match self {
             Calls::Json => 1,
@@ -22,37 +22,39 @@ impl Calls {
     }
 }
 
-/// How a model writes what is not plain text.
+/// How a model writes thoughts and calls, and what its template does with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// It may begin with thoughts, between `<think>` and `</think>`.
+    /// Answers may begin with thoughts, between `<think>` and `</think>`.
     pub thoughts: bool,
-    /// `None`: in a way that is not known here. Its calls come as text.
+    /// How it writes calls; `None`: in an unknown way, so that calls are text.
     pub calls: Option<Calls>,
-    /// The template writes tools and calls itself. Where it knows nothing of them, they are written into the messages.
+    /// Whether the template writes tools and calls. If not, they are written into the messages.
     pub native: bool,
-    /// The template keeps the thoughts of earlier answers where `preserve_thinking` says so.
+    /// Whether the template keeps the thoughts of earlier answers if `preserve_thinking` is set.
     pub preserves: bool,
 }
 
-/// Whether the prompt has begun the thought that the answer goes on with.
+/// Whether the prompt ends inside a thought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opened {
+    /// It does not mention thoughts.
     No,
-    /// And whether a line end is behind its mark.
+    /// It has begun a thought, which the answer continues.
     Yes {
+        /// Whether a line end follows the mark.
         line: bool,
     },
-    /// It was begun and ended: there is none.
+    /// It has begun and ended a thought, so the answer has none.
     Closed,
 }
 
-/// Tokens at a prompt's end in which it is looked for: `<think>` and white space are few, also where `<think>` is spelled.
+/// Tokens at a prompt's end that are searched: enough for `<think>` and white space, even if it is spelled out.
 const TAIL: usize = 16;
 
 impl Style {
-    /// By the text of a model's templates: they hold the instructions that the model was trained with.
-    pub fn of<'a>(templates: impl Iterator<Item = &'a str> + Clone) -> Style {
+    /// The style of a model with these templates, which contain the instructions that it was trained with.
+    pub fn from_templates<'a>(templates: impl Iterator<Item = &'a str> + Clone) -> Style {
         let has = |part: &str| templates.clone().any(|t| t.contains(part));
         let calls = if has("<arg_key>") {
             None
@@ -66,7 +68,7 @@ impl Style {
         Style { thoughts: has(THINK) || has(THOUGHT), calls, native: has("tools"), preserves: has("preserve_thinking") }
     }
 
-    /// Whether a prompt of these tokens leaves the answer in a thought.
+    /// Whether a prompt of these tokens ends inside a thought.
     pub fn opened(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Opened {
         if !self.thoughts {
             return Opened::No;

@@ -1,0 +1,11 @@
+//! From logits to tokens: sampling parameters, the sampler of one sequence, and the sampling of all sequences of a step.
+
+pub(crate) mod batch;
+mod candidates;
+mod filters;
+mod params;
+mod random;
+mod sampler;
+
+pub use params::{History, ParamError, SamplingParams};
+pub use sampler::{Logprobs, Mask, SampleError, Sampler};

@@ -1,0 +1,99 @@
+//! How much memory the parts of an engine need, in bytes.
+
+use anyhow::Result;
+use sluice_backend::{
+    Backend, Capacity, Device, ExpertOptions, KvLayout, Lookahead, MemoryClass, SequenceInput, StepInputs, StepScratch,
+    Wanted,
+};
+use sluice_experts::Error;
+use sluice_model::Decoder;
+use sluice_store::{Bytes, Loading};
+
+use super::budget::{self, StreamedNeed};
+use super::limits::hard_limits;
+use crate::options::Options;
+
+/// Snapshots may take one part in this many of a memory limit, or of what is free.
+const SNAPSHOT_PART: u64 = 16;
+
+/// How many snapshots of recurrent states are kept, of `len` f32 each: as many as the options ask for, if they take no more than a part of the memory.
+/// `device`: bytes that are free on a device that holds them.
+pub(crate) fn snapshots(options: &Options, device: Option<u64>, len: usize) -> usize {
+    let memory = match device {
+        Some(free) => options.device_memory.map_or(free, |asked| asked.min(free)),
+        None => hard_limits(options).iter().map(|l| l.bytes).chain(options.load.copy_budget).min().unwrap_or(u64::MAX),
+    };
+    options.snapshots.min((memory / SNAPSHOT_PART / (4 * len as u64)) as usize)
+}
+
+/// Memory of a class that a backend holds on the host.
+pub(crate) fn held(backend: &mut dyn Backend, class: MemoryClass) -> usize {
+    held_on(backend, class, Device::Host)
+}
+
+/// Memory of a class that a backend holds on a device.
+pub(crate) fn held_on(backend: &mut dyn Backend, class: MemoryClass, device: Device) -> usize {
+    backend.memory().iter().filter(|m| m.class == class && m.device == device).map(|m| m.bytes).sum()
+}
+
+/// Memory of weights, mapped and copied: vectors, and of `all` matrices those that are `wanted`.
+pub(crate) fn weights_in_memory<'a>(
+    backend: &mut dyn Backend,
+    all: impl Iterator<Item = &'a Bytes>,
+    wanted: impl Iterator<Item = &'a Bytes>,
+    loading: Option<&Loading>,
+) -> [u64; 2] {
+    let mut bytes = [MemoryClass::WeightsMapped, MemoryClass::WeightsCopied].map(|class| held(backend, class) as u64);
+    let Some(loading) = loading else { return bytes };
+    for view in all {
+        let class = &mut bytes[usize::from(!view.is_mapped())];
+        *class = class.saturating_sub(view.len() as u64);
+    }
+    let [mapped, copied] = loading.bytes_in_memory(wanted);
+    [bytes[0] + mapped, bytes[1] + copied]
+}
+
+/// Scratch memory of a step of `chunk` tokens beside its tensors, for any sequences.
+pub(crate) fn step_scratch(
+    backend: &dyn Backend,
+    decoder: &Decoder,
+    layouts: &[KvLayout],
+    chunk: usize,
+    max_sequences: usize,
+    streamed: bool,
+) -> StepScratch {
+    // All sequences take part. The first has all remaining tokens.
+    let sequences = max_sequences.min(chunk);
+    let capacity = Capacity { tokens: chunk, sequences, blocks: 0 };
+    let mut inputs = StepInputs::new(&[], capacity);
+    for i in 0..sequences {
+        let tokens = vec![0; if i == 0 { chunk + 1 - sequences } else { 1 }];
+        let tables: &[Vec<u32>] = &[];
+        inputs.push(&SequenceInput { tokens: &tokens, position: 0, state: 0, tables, wanted: Wanted::Last });
+    }
+    backend.step_scratch(layouts, &inputs, streamed, &mut |sizing| decoder.step(sizing, &inputs))
+}
+
+/// Memory of experts that stay on disk.
+///
+/// # Errors
+/// When the options ask for less than the least.
+pub(crate) fn streamed_need(backend: &mut dyn Backend, by_experts: usize, options: &Options) -> Result<StreamedNeed> {
+    // A budget of nothing is refused, and the refusal states the least.
+    let none = ExpertOptions { budget: 0, ..ExpertOptions::default() };
+    let least = match backend.stream_experts(&none, Lookahead::Off) {
+        Ok(()) => 0,
+        Err(e) => match e.downcast_ref::<Error>() {
+            Some(&Error::ExpertBudget { needed, experts, .. }) => {
+                if let Some(budget) = options.expert_budget.filter(|asked| *asked < needed) {
+                    let refused = anyhow::Error::new(Error::ExpertBudget { budget, needed, experts });
+                    return Err(refused.context(budget::expert_budget_refusal(budget, needed)));
+                }
+                needed
+            }
+            _ => return Err(e),
+        },
+    };
+    let asked = options.expert_budget.map_or(0, |asked| asked.min(by_experts as u64));
+    Ok(StreamedNeed { least, asked })
+}

@@ -1,0 +1,76 @@
+//! Runs a step: inputs from what sequences hold, and the model on a backend.
+
+use sluice_backend::{Backend, Capacity, KvPool, Outcome, SequenceInput, StepInputs, Wanted};
+use sluice_model::Decoder;
+
+use super::block_memory::BlockMemory;
+use crate::schedule::plan::Plan;
+use crate::schedule::sequence::Sequence;
+
+/// Hidden states that are copied to the host at a time.
+const STATES: usize = 64;
+
+/// A model on a backend.
+pub(crate) struct Runner {
+    pub backend: Box<dyn Backend>,
+    decoder: Decoder,
+    /// Blocks of keys and values: `[groups]`.
+    pools: Vec<KvPool>,
+    inputs: StepInputs,
+    /// Hidden states on the host: `[STATES, hidden]` at most.
+    states: Vec<f32>,
+}
+
+impl Runner {
+    pub fn new(backend: Box<dyn Backend>, decoder: Decoder, pools: Vec<KvPool>, capacity: Capacity) -> Runner {
+        let block_tokens: Vec<usize> = pools.iter().map(|pool| pool.layout.block_tokens).collect();
+        Runner { backend, decoder, pools, inputs: StepInputs::new(&block_tokens, capacity), states: Vec::new() }
+    }
+
+    /// The blocks that steps work on.
+    pub fn blocks(&mut self) -> BlockMemory<'_> {
+        BlockMemory::new(&mut *self.backend, &self.pools)
+    }
+
+    /// Takes the next tokens of the scheduled sequences through the model. All queued block operations are applied. `wanted`: logits of all positions,
+    /// or of the last token of sequences that reach the end of their tokens.
+    pub fn step(&mut self, plan: &Plan, sequences: &[Sequence], wanted: Wanted) -> Outcome {
+        // 1. Inputs
+        self.inputs.clear();
+        for scheduled in &plan.scheduled {
+            let s = &sequences[scheduled.sequence];
+            let to = s.computed + scheduled.tokens;
+            let has_logits = wanted == Wanted::All || (to == s.tokens.len() && !s.embeds());
+            let wanted = if has_logits { wanted } else { Wanted::None };
+            self.inputs.push(&SequenceInput {
+                tokens: &s.tokens[s.computed..to],
+                position: s.computed,
+                state: s.held.state.unwrap_or(0),
+                tables: &s.held.tables,
+                wanted,
+            });
+        }
+        // 2. The model
+        self.backend.begin(&self.inputs);
+        self.decoder.step(&mut *self.backend, &self.inputs);
+        self.backend.end()
+    }
+
+    /// Calls `each` with the final hidden states of a sequence of the last step, from its token `from` of that step on. `scheduled`: its index in the plan.
+    pub fn hidden(&mut self, scheduled: usize, from: usize, mut each: impl FnMut(&[f32])) {
+        let rows = self.inputs.rows(scheduled);
+        let (mut at, cols) = (rows.start + from, self.decoder.residual().cols);
+        while at < rows.end {
+            let to = rows.end.min(at + STATES);
+            self.states.resize((to - at) * cols, 0.0);
+            self.decoder.hidden(&mut *self.backend, at..to, &mut self.states);
+            self.states.chunks_exact(cols).for_each(&mut each);
+            at = to;
+        }
+    }
+
+    /// Whether a row of the last step belongs to the sequence with this index in the plan.
+    pub fn owns_row(&self, row: u32, scheduled: usize) -> bool {
+        self.inputs.rows(scheduled).contains(&(row as usize))
+    }
+}

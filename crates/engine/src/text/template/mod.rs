@@ -1,0 +1,357 @@
+//! The checkpoint's chat template, rendered as `transformers` renders it.
+//!
+//! A template is a program by whoever published the checkpoint. It sees nothing but the conversation, and runs in a process of its own where it can do no harm
+//! ([`sandbox`]). This file finds a checkpoint's templates and gives them their input.
+
+mod errors;
+mod filters;
+mod jinja;
+mod percent;
+mod python;
+mod repr;
+mod sandbox;
+mod strings;
+pub(in crate::text) mod tojson;
+
+use super::answers::Style;
+use super::files::read_json;
+use super::tokenizer::special::SpecialTokens;
+use anyhow::{Context, Result, anyhow, bail};
+use jiff::civil::DateTime;
+use jinja::{Rendering, Templates};
+use sandbox::Apart;
+pub use sandbox::{Patience, serve_templates};
+use serde_json::{Map, Value as Json, json};
+use sluice_model::source::{TextFiles, is_missing};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes of a template file, at most. The longest known ones have a tenth of a megabyte.
+const MAX_TEMPLATE: u64 = 4 << 20;
+
+/// The file of a model's template, and the folder of further ones.
+const JINJA: &str = "chat_template.jinja";
+const MORE: &str = "additional_chat_templates";
+
+/// The file of templates, and their (name, text).
+type Sources = (PathBuf, Vec<(String, String)>);
+
+/// Finds the templates of a checkpoint; `None` if it has none. They are in `chat_template.jinja`, with more of them in `additional_chat_templates/`; or in
+/// `chat_template` of `tokenizer_config.json`, which is a string or a list of named ones; or in `chat_template.json`.
+fn sources(files: &dyn TextFiles) -> Result<Option<Sources>> {
+    if let Some(default) = read_text(files, JINJA)? {
+        let mut templates = vec![("default".to_owned(), default)];
+        for (file, _) in files.list(MORE)? {
+            if let Some(name) = file.strip_suffix(".jinja").filter(|name| !name.is_empty())
+                && let Some(text) = read_text(files, &format!("{MORE}/{file}"))?
+            {
+                templates.push((name.to_owned(), text));
+            }
+        }
+        return Ok(Some((files.locate(JINJA), templates)));
+    }
+    for name in ["tokenizer_config.json", "chat_template.json"] {
+        let file = files.locate(name);
+        let json = read_json(files, name)?.unwrap_or(Json::Null);
+        if let Some(templates) = named_templates(&json["chat_template"]).with_context(|| file.display().to_string())? {
+            return Ok(Some((file, templates)));
+        }
+    }
+    Ok(None)
+}
+
+/// A compiled chat template, or several with names.
+///
+/// ```
+/// use serde_json::{Map, json};
+/// use sluice_engine::text::ChatTemplate;
+///
+/// let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+/// let template = ChatTemplate::parse(source)?;
+/// let messages = json!([{"role": "user", "content": "Hello"}]);
+/// assert_eq!(template.render(&messages, None, true, &Map::new())?, "user: Hello\nassistant:");
+/// # anyhow::Ok(())
+/// ```
+pub struct ChatTemplate {
+    /// Its file, for messages.
+    file: PathBuf,
+    names: Vec<String>,
+    special_tokens: Map<String, Json>,
+    /// A fixed local time for templates; `None`: the current time.
+    clock: Mutex<Option<DateTime>>,
+    patience: Mutex<Patience>,
+    renderer: Renderer,
+    style: Style,
+    note: Option<String>,
+}
+
+/// What renders the template.
+enum Renderer {
+    /// In a process of its own, which has so much memory and time and no more.
+    Apart(Apart),
+    /// In this one: it runs out of fuel and stack and cannot write without end, but an expression may take any memory.
+    Here(Box<Templates>),
+}
+
+impl ChatTemplate {
+    /// Compiles the template of a checkpoint, if it has one.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a template that is no Jinja; the message names file and line.
+    pub fn load(files: impl TextFiles) -> Result<Option<Self>> {
+        let Some((file, templates)) = sources(&files)? else { return Ok(None) };
+        Self::compile(file, templates, SpecialTokens::load(&files)?.names()).map(Some)
+    }
+
+    /// The style of a checkpoint's template, which is not compiled.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn style_of(files: impl TextFiles) -> Result<Option<Style>> {
+        let found = sources(&files)?;
+        Ok(found.map(|(_, templates)| Style::from_templates(templates.iter().map(|(_, source)| source.as_str()))))
+    }
+
+    fn compile(file: PathBuf, templates: Vec<(String, String)>, special_tokens: Map<String, Json>) -> Result<Self> {
+        let names = templates.iter().map(|(name, _)| name.clone()).collect();
+        let style = Style::from_templates(templates.iter().map(|(_, source)| source.as_str()));
+        let wrong = |e: String| anyhow!("{}: chat template: {e}", file.display());
+        let mut note = None;
+        let apart = if sandbox::is_possible() { Some(Apart::start(&templates)) } else { None };
+        let renderer = match apart {
+            Some(Ok(started)) => Renderer::Apart(started.map_err(wrong)?),
+            Some(Err(e)) => {
+                note = Some(format!(
+                    "the chat template runs in this process, its memory unbounded: no other could be started ({e})"
+                ));
+                Renderer::Here(Box::new(Templates::compile(&templates).map_err(wrong)?))
+            }
+            None => Renderer::Here(Box::new(Templates::compile(&templates).map_err(wrong)?)),
+        };
+        Ok(Self {
+            file,
+            names,
+            special_tokens,
+            clock: Mutex::default(),
+            patience: Mutex::default(),
+            renderer,
+            style,
+            note,
+        })
+    }
+
+    /// The template whose text this is.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::load`].
+    pub fn parse(source: &str) -> Result<Self> {
+        Self::compile(JINJA.into(), vec![("default".into(), source.into())], Map::new())
+    }
+
+    /// How the model writes thoughts and calls, by what the template itself writes.
+    pub fn style(&self) -> Style {
+        self.style
+    }
+
+    /// What could not be done as it should be, in a clause for the user.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+
+    /// What went wrong in it, for those who are not to know where it lies.
+    pub fn told(&self, error: &anyhow::Error) -> String {
+        let (said, file) = (format!("{error:#}"), format!("{}: ", self.file.display()));
+        said.strip_prefix(&file).map_or(said.clone(), str::to_owned)
+    }
+
+    /// Stops the template's clock at a local time, written `2026-01-31T12:00:00`: a date in the system prompt then stays the same,
+    /// and with it the prompt's cached state.
+    pub fn set_time(&self, local_time: &str) -> Result<()> {
+        let time = local_time.parse().with_context(|| format!("no date and time: {local_time:?}"))?;
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Some(time);
+        Ok(())
+    }
+
+    /// How long a rendering may take, where templates run in a process of their own.
+    pub fn set_patience(&self, patience: Patience) {
+        *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = patience;
+    }
+
+    /// The prompt for a conversation. `messages` is a list of objects with `role` and `content`; `tools` a list of JSON schemas; `extra` are more names that
+    /// the template may look at (`enable_thinking`, `documents`); they win over the ones we give.
+    ///
+    /// # Errors
+    /// What the template itself raises, any mistake in it, and a template that takes too long or writes too much.
+    pub fn render(
+        &self,
+        messages: &Json,
+        tools: Option<&Json>,
+        add_generation_prompt: bool,
+        extra: &Map<String, Json>,
+    ) -> Result<String> {
+        // 1. which of the named templates
+        let name = match &self.names[..] {
+            [only] => only,
+            names => {
+                let wanted = |want: &str| names.iter().find(|name| *name == want);
+                let tool_use = if tools.is_some() { wanted("tool_use") } else { None };
+                tool_use.or_else(|| wanted("default")).with_context(|| {
+                    format!(
+                        "{}: several chat templates ({}), none of them named default",
+                        self.file.display(),
+                        names.join(", ")
+                    )
+                })?
+            }
+        };
+
+        // 2. the names that it sees
+        let mut context = self.special_tokens.clone();
+        context.insert("messages".into(), plain_messages(messages)?);
+        context.insert("tools".into(), tools.cloned().unwrap_or(Json::Null));
+        context.insert("documents".into(), Json::Null);
+        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
+        context.extend(extra.clone());
+
+        // 3. run it
+        let time = *self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let rendering = Rendering { name: name.clone(), time, context: Json::Object(context) };
+        let rendered = match &self.renderer {
+            Renderer::Apart(apart) => {
+                let patience = *self.patience.lock().unwrap_or_else(PoisonError::into_inner);
+                apart.run(&rendering, patience)
+            }
+            Renderer::Here(templates) => templates.run(&rendering),
+        };
+        rendered.map_err(|e| anyhow!("{}: chat template{e}", self.file.display()))
+    }
+}
+
+/// The text of a file, if it is there.
+fn read_text(files: &dyn TextFiles, name: &str) -> Result<Option<String>> {
+    let bytes = match files.read(name, MAX_TEMPLATE) {
+        Ok(bytes) => bytes,
+        Err(e) if is_missing(&e) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    let text = String::from_utf8(bytes).map_err(|e| e.utf8_error());
+    text.map(Some).with_context(|| files.locate(name).display().to_string())
+}
+
+/// A template, or a list of `{"name": .., "template": ..}`.
+fn named_templates(value: &Json) -> Result<Option<Vec<(String, String)>>> {
+    match value {
+        Json::Null => Ok(None),
+        Json::String(source) => Ok(Some(vec![("default".into(), source.clone())])),
+        Json::Array(list) if !list.is_empty() => {
+            let one = |entry: &Json| {
+                let text = |field: &str| entry[field].as_str().map(str::to_owned);
+                text("name").zip(text("template")).context("chat_template: an entry without name or template")
+            };
+            list.iter().map(one).collect::<Result<_>>().map(Some)
+        }
+        _ => bail!("chat_template is neither a string nor a list of named templates"),
+    }
+}
+
+/// The messages as transformers hands them on: fields that are null left out, and a message's reasoning under all its names.
+fn plain_messages(messages: &Json) -> Result<Json> {
+    let Some(list) = messages.as_array().filter(|list| !list.is_empty()) else {
+        bail!("a chat template needs a list with at least one message");
+    };
+    let mut plain = Vec::with_capacity(list.len());
+    for message in list {
+        let Some(fields) = message.as_object() else { bail!("a message is not an object: {message}") };
+        let mut fields: Map<String, Json> =
+            fields.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
+        let reasoning =
+            ["reasoning_content", "thinking", "reasoning"].iter().find_map(|name| fields.get(*name)).cloned();
+        if let Some(reasoning) = reasoning {
+            if !fields.contains_key("thinking") {
+                fields.shift_insert(0, "thinking".into(), reasoning.clone());
+            }
+            fields.insert("reasoning_content".into(), reasoning);
+        }
+        plain.push(Json::Object(fields));
+    }
+    Ok(json!(plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn template(source: &str) -> ChatTemplate {
+        ChatTemplate::compile("test.jinja".into(), vec![("default".into(), source.into())], Map::new()).unwrap()
+    }
+
+    fn render(source: &str) -> Result<String> {
+        let messages = json!([{"role": "user", "content": "Hi"}]);
+        template(source).render(&messages, None, true, &Map::new())
+    }
+
+    #[test]
+    fn raised_exceptions_are_one_line_with_the_place() {
+        let error = render("\n{{ raise_exception('roles must alternate') }}").unwrap_err();
+        assert_eq!(format!("{error:#}"), "test.jinja: chat template (line 2): roles must alternate");
+    }
+
+    #[test]
+    fn hostile_templates_end() {
+        for source in [
+            "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
+            "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+            "{% for a in range(90000) %}{{ 'x' * 1000000 }}{% endfor %}",
+            "{{ 'x' * 100000000000 }}",
+            "{{ range(1000000000) | list | length }}",
+        ] {
+            assert!(render(source).is_err(), "{source}");
+        }
+        // Nested as deep as fuel allows: dropping it must not overflow the stack.
+        let nested = "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}";
+        assert_eq!(render(nested).unwrap(), "");
+        assert!(render(&format!("{nested}{{{{ ns.x | tojson }}}}")).is_err());
+    }
+
+    #[test]
+    fn a_broken_template_names_file_and_line() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(ChatTemplate::load(dir.path()).unwrap().is_none());
+        fs::write(dir.path().join("chat_template.jinja"), "a\n{% if %}").unwrap();
+        let error = format!("{:#}", ChatTemplate::load(dir.path()).err().unwrap());
+        assert!(error.contains("chat_template.jinja") && error.contains(":2)"), "{error}");
+    }
+
+    #[test]
+    fn tool_use_template_is_taken_when_there_are_tools() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = json!({"chat_template": [
+            {"name": "default", "template": "plain {{ bos_token }}"},
+            {"name": "tool_use", "template": "tools {{ tools | tojson }}"},
+        ], "bos_token": {"content": "<s>"}});
+        fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let template = ChatTemplate::load(dir.path()).unwrap().unwrap();
+        let messages = json!([{"role": "user", "content": "Hi"}]);
+        assert_eq!(template.render(&messages, None, true, &Map::new()).unwrap(), "plain <s>");
+        assert_eq!(
+            template.render(&messages, Some(&json!([{"a": 1.0}])), true, &Map::new()).unwrap(),
+            "tools [{\"a\": 1.0}]"
+        );
+    }
+
+    #[test]
+    fn unfinished_tags_are_errors() {
+        for source in ["{%}", "{%-%}", "{% %}", "{%", "{%generation%}", "a {%}%} b"] {
+            assert!(ChatTemplate::parse(source).is_err(), "{source}");
+        }
+    }
+
+    #[test]
+    fn generation_tags_print_their_body() {
+        let source =
+            "a\n{%- generation -%}\n b {{- messages[0].content }}\n{%+ endgeneration %}\nc {% set generation = 1 %}";
+        assert_eq!(render(source).unwrap(), "ab Hi\nc ".replace("ab Hi", "abHi"));
+    }
+}
