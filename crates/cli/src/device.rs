@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use sluice_backend::Backend;
-use sluice_cuda::{Cuda, Host, Pipeline};
+use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::Options;
 
 use crate::terminal;
@@ -78,18 +78,18 @@ impl DeviceArg {
     /// # Errors
     /// Where there is no such device, or it cannot be used.
     pub fn backend(&self, options: &Options) -> Result<Box<dyn Backend>> {
-        let host = Host { isa: options.isa, threads: options.threads, always: false };
+        let host = HostOffload { isa: options.isa, threads: options.threads, always: false };
         match self {
             DeviceArg::Auto | DeviceArg::Cpu => sluice_engine::cpu(options),
             DeviceArg::Cuda(numbers) if numbers.len() > 1 => {
                 let several = Pipeline::new(numbers, options.activations, options.threads)
                     .with_context(|| format!("--device {self}"))?;
-                Ok(Box::new(several.beside(host)))
+                Ok(Box::new(several.with_host_experts(host)))
             }
             DeviceArg::Cuda(numbers) => {
                 let number = numbers.first().copied().unwrap_or(0);
                 let cuda = Cuda::new(number, options.activations).with_context(|| format!("--device {self}"))?;
-                Ok(Box::new(cuda.beside(host)))
+                Ok(Box::new(cuda.with_host_experts(host)))
             }
         }
     }

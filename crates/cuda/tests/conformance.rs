@@ -6,7 +6,7 @@ use std::process::Command;
 
 use sluice_backend::Isa;
 use sluice_conformance::{Candidate, Setup};
-use sluice_cuda::{Cuda, Host, Pipeline};
+use sluice_cuda::{Cuda, HostOffload, Pipeline};
 
 /// The device that tests are about.
 fn device() -> Option<u32> {
@@ -27,8 +27,8 @@ fn candidates() -> Vec<Candidate> {
     let make = move |setup: &Setup| -> anyhow::Result<Box<dyn sluice_backend::Backend>> {
         let cuda = Cuda::new(device, setup.activations)?;
         // In half of the cases the host computes some of the experts.
-        let host = Host { isa: Isa::from_env()?, threads: 2, always: true };
-        Ok(Box::new(if setup.seed.is_multiple_of(2) { cuda } else { cuda.beside(host) }))
+        let host = HostOffload { isa: Isa::from_env()?, threads: 2, always: true };
+        Ok(Box::new(if setup.seed.is_multiple_of(2) { cuda } else { cuda.with_host_experts(host) }))
     };
     vec![taking_turns(device, Candidate::new(format!("cuda:{device}"), make))]
 }

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use sluice_backend::Activations;
-use sluice_cuda::{Cuda, Host, Pipeline};
+use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::{Engine, Event, Finish, Generation, Options, Placement};
 
@@ -166,12 +166,14 @@ impl Way {
             let experts = if self.more.is_some() { Placement::Slots } else { Placement::Auto };
             let options = Options { experts, device_memory: bytes, ..options(self.chunk) };
             let held = if self.few { FEW_HELD } else { usize::MAX };
-            let host = Host { isa: options.isa, threads: 2, always: self.by_host };
+            let host = HostOffload { isa: options.isa, threads: 2, always: self.by_host };
             Engine::open_on(&folder(), options, &|o| match self.devices[..] {
-                [one] => Ok(Box::new(Cuda::new(one, o.activations)?.beside(host).holding(held))),
+                [one] => {
+                    Ok(Box::new(Cuda::new(one, o.activations)?.with_host_experts(host).with_max_held_launches(held)))
+                }
                 _ => {
                     let several = Pipeline::new(&self.devices, o.activations, o.threads)?;
-                    Ok(Box::new(several.beside(host).holding(held)))
+                    Ok(Box::new(several.with_host_experts(host).with_max_held_launches(held)))
                 }
             })
         };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use sluice_backend::{Activations, KvType};
-use sluice_cuda::{Cuda, Host, Pipeline};
+use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampler::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
@@ -271,8 +271,10 @@ fn a_budget_of_the_devices_memory_is_held_and_changes_no_logit() {
         let wanted = logits(&mut cpu, &tokens);
         let open = |bytes: u64| {
             let options = Options { device_memory: Some(bytes), ..options(Activations::Int8, None, 37) };
-            let host = Host { isa: options.isa, threads: 2, always: true };
-            Engine::open_on(&folder, options, &|o| Ok(Box::new(Cuda::new(device, o.activations)?.beside(host))))
+            let host = HostOffload { isa: options.isa, threads: 2, always: true };
+            Engine::open_on(&folder, options, &|o| {
+                Ok(Box::new(Cuda::new(device, o.activations)?.with_host_experts(host)))
+            })
         };
         // 1. What is too little is refused, with what each part takes and what would do
         let refused = format!("{:#}", open(1 << 20).err().expect("a megabyte is too little"));
@@ -313,9 +315,9 @@ fn experts_in_tiers_of_several_devices_change_no_logit() {
                 let open = |bytes: u64| {
                     let (experts, device_memory) = (Placement::Slots, Some(bytes));
                     let options = Options { experts, device_memory, ..options(Activations::Int8, None, chunk) };
-                    let host = Host { isa: options.isa, threads: 2, always: bytes.is_multiple_of(2) };
+                    let host = HostOffload { isa: options.isa, threads: 2, always: bytes.is_multiple_of(2) };
                     let make = |o: &Options| Pipeline::new(&devices, o.activations, o.threads);
-                    Engine::open_on(&folder, options, &|o| Ok(Box::new(make(o)?.beside(host))))
+                    Engine::open_on(&folder, options, &|o| Ok(Box::new(make(o)?.with_host_experts(host))))
                 };
                 let refused = format!("{:#}", open(1 << 20).err().expect("a megabyte is too little"));
                 assert!(refused.contains("experts"), "{refused}");

@@ -1,0 +1,5 @@
+//! Several GPUs as one: which has what, and who computes what.
+
+pub mod coherence;
+pub mod partition;
+pub mod pipeline;
