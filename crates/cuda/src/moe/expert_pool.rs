@@ -77,6 +77,7 @@ struct BufferClass {
     slots: Vec<u32>,
     /// Buffers by state, the latest last.
     free: Vec<u32>,
+    transient: Vec<u32>,
     retiring: Vec<u32>,
     cached: Vec<u32>,
 }
@@ -89,6 +90,7 @@ impl BufferClass {
             buffers: (0..all).map(|buffer| (state(buffer), (u32::MAX, u32::MAX))).collect(),
             slots: (0..slots).collect(),
             free: (slots..all).rev().collect(),
+            transient: Vec::new(),
             retiring: Vec::new(),
             cached: Vec::new(),
         }
@@ -97,6 +99,7 @@ impl BufferClass {
     fn list(&mut self, state: BufferState) -> Option<&mut Vec<u32>> {
         match state {
             BufferState::Free => Some(&mut self.free),
+            BufferState::Transient => Some(&mut self.transient),
             BufferState::Retiring => Some(&mut self.retiring),
             BufferState::Cached => Some(&mut self.cached),
             _ => None,
@@ -160,10 +163,10 @@ impl BufferPool {
         self.find(layer, expert).filter(|(_, found)| *found == state).map(|(buffer, _)| buffer)
     }
 
-    /// A layer's experts in buffers that are used for this, ascending.
-    pub fn experts_in(&self, layer: usize, state: BufferState) -> Vec<u32> {
-        let all = 0..self.layers[layer].of_expert.len() as u32;
-        all.filter(|expert| self.find_in(layer, *expert, state).is_some()).collect()
+    /// The buffers of a layer's transient experts, the latest last.
+    pub fn transient(&self, layer: usize) -> Vec<u32> {
+        let class = &self.classes[self.layers[layer].class];
+        class.transient.iter().copied().filter(|b| class.buffers[*b as usize].1.0 == layer as u32).collect()
     }
 
     /// How many buffers can be taken for experts of a layer.
@@ -322,7 +325,8 @@ mod tests {
         pool.cache_retiring();
         assert!(pool.reuse(0, 5) && !pool.reuse(0, 5));
         pool.take((1, 0), BufferState::Transient, score).unwrap();
-        assert_eq!((pool.find(0, 3), pool.experts_in(0, BufferState::Cached)), (None, vec![4]));
+        assert_eq!(pool.find(0, 3), None);
+        assert!(pool.find_in(0, 4, BufferState::Cached).is_some());
     }
 
     #[test]
@@ -335,7 +339,8 @@ mod tests {
         pool.cache_retiring();
         assert_eq!((pool.classes[0].state(old), pool.available(0)), (BufferState::Free, 2));
         pool.use_prefetched(0, 6, new);
-        assert_eq!(pool.experts_in(0, BufferState::Transient), [6]);
+        assert_eq!((pool.find_in(0, 6, BufferState::Transient), pool.transient(0)), (Some(new), vec![new]));
+        assert!(pool.transient(1).is_empty());
     }
 
     #[test]
@@ -365,10 +370,11 @@ mod tests {
                 _ => {}
             }
             let class = &pool.classes[0];
-            for state in [BufferState::Free, BufferState::Retiring, BufferState::Cached] {
+            for state in [BufferState::Free, BufferState::Transient, BufferState::Retiring, BufferState::Cached] {
                 let own = (0..5).filter(|b| class.state(*b) == state).count();
                 let list = match state {
                     BufferState::Free => &class.free,
+                    BufferState::Transient => &class.transient,
                     BufferState::Retiring => &class.retiring,
                     _ => &class.cached,
                 };

@@ -27,6 +27,7 @@ const BALANCED_MAX_SETS: usize = 5;
 const BALANCED_TOKENS: usize = 16;
 const BALANCED_MAX_TOKENS: usize = 64;
 const BALANCED_MAX_TURNS: usize = 2;
+
 /// Tokens of a tile, for products of `rows` rows in all.
 fn tile_tokens(gpu: &Gpu, rows: usize, tokens: usize) -> usize {
     let blocks = rows.div_ceil(128) * tokens.div_ceil(weights::TILE);

@@ -104,7 +104,7 @@ impl ExpertStreaming {
         held.retain(|i| !host.positions.contains(i));
         // 5. What the device has to wait for
         let is_changed = self.tables.publish(&self.up)?;
-        let copies = is_changed || !self.pool.experts_in(layer, BufferState::Transient).is_empty();
+        let copies = is_changed || !self.pool.transient(layer).is_empty();
         let StreamedLayer { experts, history, .. } = &mut self.layers[layer];
         let needs_most = 4 * needed.len() > 3 * experts.count;
         let step_tokens = (chosen.len() >= MIN_PREDICTING_PAIRS * experts.count).then_some(chosen.len() / k);

@@ -68,9 +68,8 @@ impl ExpertStreaming {
                 }
             }
         }
-        for expert in self.pool.experts_in(layer, BufferState::Transient) {
-            let buffer = self.pool.find_in(layer, expert, BufferState::Transient);
-            buffer.into_iter().for_each(|buffer| self.pool.retire(layer, buffer));
+        for buffer in self.pool.transient(layer).into_iter().rev() {
+            self.pool.retire(layer, buffer);
         }
         by_host.into_iter().for_each(|i| self.store.release(fetch, i));
         let is_complete = &mut self.layers[layer].is_complete;
